@@ -1,0 +1,49 @@
+# The usual tasks. Every target works from a clean clone: what is missing is installed first.
+# Variables: PRESET (a configure preset of CMakePresets.json), JOBS, ARGS (passed to ctest).
+
+PRESET ?= release
+export JOBS ?= $(shell nproc)
+ARGS ?=
+
+build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart build test gpu-test bench format lint clean
+
+help:  ## Show this text
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo "  Add PRESET=debug, asan, ubsan, sanitize, tsan or cuda to build and test another preset."
+
+quickstart:  ## Train a small model on this machine, from nothing, in minutes
+	@bash scripts/install_dependencies.sh build quickstart
+	@bash scripts/quickstart.sh
+
+build:  ## Build the program: build/troupe
+	@bash scripts/install_dependencies.sh build
+	@bash scripts/build.sh $(PRESET) troupe
+
+test:  ## Build everything, then run every test that needs no GPU
+	@bash scripts/install_dependencies.sh build
+	@bash scripts/build.sh $(PRESET) all
+	@ctest --preset $(PRESET) $(ARGS)
+
+gpu-test:  ## Build with CUDA, then run the tests that need a GPU
+	@bash scripts/install_dependencies.sh build
+	@bash scripts/build.sh cuda all
+	@ctest --preset gpu $(ARGS)
+
+bench:  ## Build and run the benchmarks
+	@bash scripts/install_dependencies.sh build
+	@bash scripts/build.sh $(PRESET) troupe_bench -DTROUPE_BENCH=ON
+	@for benchmark in $(build_dir)/bench/*_bench; do "$$benchmark" || exit 1; done
+
+format:  ## Format the sources in place
+	@bash scripts/install_dependencies.sh lint
+	@bash scripts/format.sh
+
+lint:  ## Check format, structure and clang-tidy (ARGS=--changed: only files changed since the last commit)
+	@bash scripts/install_dependencies.sh build lint
+	@bash scripts/lint.sh $(ARGS)
+
+clean:  ## Remove every build folder
+	@rm -rf build build-*

@@ -1,0 +1,60 @@
+# Libraries from the distribution's packages. What is missing is reported all at once, with the
+# Debian packages to install.
+include_guard()
+
+add_library(troupe_dependencies INTERFACE)
+set(TROUPE_MISSING_PACKAGES "")
+
+# A header, searched in the usual places.
+function(troupe_need_header header package)
+  string(MAKE_C_IDENTIFIER "TROUPE_HEADER_${header}" variable)
+  find_path(${variable} ${header} PATH_SUFFIXES ${ARGN})
+  mark_as_advanced(${variable})
+  if(NOT ${variable})
+    list(APPEND TROUPE_MISSING_PACKAGES ${package})
+    set(TROUPE_MISSING_PACKAGES "${TROUPE_MISSING_PACKAGES}" PARENT_SCOPE)
+  else()
+    target_include_directories(troupe_dependencies SYSTEM INTERFACE "${${variable}}")
+  endif()
+endfunction()
+
+# A package with a CMake configuration file (or CMake's own find module), linked as `target`.
+macro(troupe_need_package name target package)
+  find_package(${name} QUIET)
+  if(NOT TARGET ${target})
+    list(APPEND TROUPE_MISSING_PACKAGES ${package})
+  endif()
+endmacro()
+
+troupe_need_header(CLI/CLI.hpp libcli11-dev)
+troupe_need_header(nlohmann/json.hpp nlohmann-json3-dev)
+troupe_need_header(xxhash.h libxxhash-dev)
+troupe_need_header(cblas.h libopenblas-dev openblas openblas-pthread)
+
+find_library(TROUPE_CBLAS NAMES openblas cblas blas)
+mark_as_advanced(TROUPE_CBLAS)
+if(TROUPE_CBLAS)
+  target_link_libraries(troupe_dependencies INTERFACE "${TROUPE_CBLAS}")
+else()
+  list(APPEND TROUPE_MISSING_PACKAGES libopenblas-dev)
+endif()
+
+troupe_need_package(fmt fmt::fmt libfmt-dev)
+if(TROUPE_TESTS)
+  troupe_need_package(GTest GTest::gtest_main libgtest-dev)
+endif()
+if(TROUPE_BENCH)
+  troupe_need_package(benchmark benchmark::benchmark libbenchmark-dev)
+endif()
+
+if(TROUPE_MISSING_PACKAGES)
+  list(REMOVE_DUPLICATES TROUPE_MISSING_PACKAGES)
+  list(JOIN TROUPE_MISSING_PACKAGES " " packages)
+  message(FATAL_ERROR "Troupe needs libraries that are not installed. On Debian or Ubuntu:\n"
+                      "  apt-get install ${packages}\n"
+                      "or run scripts/install_dependencies.sh, then configure again.")
+endif()
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+target_link_libraries(troupe_dependencies INTERFACE fmt::fmt Threads::Threads)

@@ -1,0 +1,43 @@
+# troupe_add_room(<room>)             the static library troupe_<room> from src/<room>/**
+# troupe_add_program(<name> <room>)   the executable <name> from src/<room>/**, linking every room
+#
+# Files under a folder named `cuda` and .cu files belong to CUDA builds only.
+include_guard()
+
+set(TROUPE_LIBRARIES "")
+
+function(troupe_glob_sources room result)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${room}/*.cc")
+  if(TROUPE_CUDA)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${room}/*.cu")
+    list(APPEND sources ${cuda_sources})
+  else()
+    list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?cuda/")
+  endif()
+  set(${result} "${sources}" PARENT_SCOPE)
+endfunction()
+
+function(troupe_add_room room)
+  troupe_glob_sources(${room} sources)
+  if(NOT sources)
+    return()
+  endif()
+  add_library(troupe_${room} STATIC ${sources})
+  target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_options
+                                              troupe_dependencies)
+  set(TROUPE_LIBRARIES troupe_${room} ${TROUPE_LIBRARIES} PARENT_SCOPE)
+endfunction()
+
+# The executable lies in bin/; <build folder>/troupe is a link to it, so that `make build` can point
+# build/troupe at the preset that was built last without confusing the build tool.
+function(troupe_add_program name room)
+  troupe_glob_sources(${room} sources)
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(${name} ${sources})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+  target_link_libraries(${name} PRIVATE ${TROUPE_LIBRARIES})
+  add_custom_command(TARGET ${name} POST_BUILD VERBATIM
+    COMMAND ${CMAKE_COMMAND} -E create_symlink bin/${name} "${PROJECT_BINARY_DIR}/${name}")
+endfunction()

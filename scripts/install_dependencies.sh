@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages that are missing, and only those. Says in one line what it
+# installs; says nothing when nothing is missing. On other systems it does nothing: the build names
+# what it lacks.
+# Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, quickstart
+set -euo pipefail
+
+# PACKAGE, or PACKAGE:COMMAND when a command found in PATH serves as well, however it came there.
+build_packages=(
+  g++:g++ cmake:cmake ninja-build:ninja make:make ccache:ccache python3:python3
+  libopenblas-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev
+  libgtest-dev libbenchmark-dev
+)
+lint_packages=(clang-format:clang-format clang-tidy:clang-tidy)
+quickstart_packages=(bible-kjv:bible)
+
+command -v dpkg-query >/dev/null || exit 0
+
+if (($# == 0)); then set -- build; fi
+wanted=()
+for group in "$@"; do
+  case $group in
+    build) wanted+=("${build_packages[@]}") ;;
+    lint) wanted+=("${lint_packages[@]}") ;;
+    quickstart) wanted+=("${quickstart_packages[@]}") ;;
+    *)
+      echo "error: unknown group '$group'; the groups are build, lint and quickstart." >&2
+      exit 2
+      ;;
+  esac
+done
+
+missing=()
+for entry in "${wanted[@]}"; do
+  package=${entry%%:*}
+  if [[ $entry == *:* ]] && command -v "${entry#*:}" >/dev/null; then continue; fi
+  status=$(dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null || true)
+  if ! grep -qx installed <<<"$status"; then missing+=("$package"); fi
+done
+if ((${#missing[@]} == 0)); then exit 0; fi
+
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "error: packages are missing and neither root nor sudo is available. Run as root:" >&2
+    echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+
+echo "Installing Debian packages: ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q "$@"; }
+# One unreachable source must not keep the others from serving, so a failed update is no error yet.
+if ! {
+  apt update || true
+  apt install -y --no-install-recommends "${missing[@]}"
+} >"$log" 2>&1; then
+  tail -n 40 "$log" >&2
+  echo "error: apt-get could not install: ${missing[*]}" >&2
+  exit 1
+fi
