@@ -1,0 +1,15 @@
+// What this machine offers to this process. Linux; any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace troupe {
+
+// Cores that the process may run on (its affinity mask), at least 1.
+int usable_cores();
+
+// Bytes that can be allocated without swapping, as the kernel estimates (MemAvailable); 0 when the
+// kernel does not say.
+uint64_t available_memory_bytes();
+
+}  // namespace troupe
