@@ -1,0 +1,84 @@
+// What a CPU kernel is given: views of its operands, its attributes, its private memory, and a
+// thread pool. Everything is bound before the first run; a kernel allocates nothing, keeps nothing,
+// and never fails (its operands were checked when the operation was emitted).
+//
+// Determinism: a kernel splits its work by the problem's sizes alone, so its result is the same
+// bits for any number of threads and any placement of its (64-byte aligned) operands.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/shape.h"
+#include "base/thread_pool.h"
+#include "program/op.h"
+
+namespace troupe {
+
+struct TensorView {
+  void* data = nullptr;  // nullptr: an optional operand that is absent
+  DType dtype = DType::f32;
+  Shape shape;
+  const int32_t* live_rows =
+      nullptr;  // where the live count of dimension 0 is; nullptr: not ragged
+
+  // Live extent of dimension 0. For ragged tensors this reads the device counter.
+  int64_t rows() const { return live_rows != nullptr ? *live_rows : shape[0]; }
+
+  template <class T>
+  T* as() const {
+    TROUPE_CHECK(data == nullptr || dtype == dtype_of<T>, "tensor read as another dtype");
+    return static_cast<T*>(data);
+  }
+};
+
+struct KernelArguments {
+  const Attributes* attributes = nullptr;
+  std::span<const TensorView> inputs;
+  std::span<const TensorView> outputs;
+  std::byte* workspace = nullptr;       // OpSpec::workspace_bytes, shared by all threads
+  std::byte* scratch = nullptr;         // OpSpec::scratch_bytes for each thread, see below
+  size_t scratch_bytes_per_thread = 0;  // a multiple of 64
+  ThreadPool* pool = nullptr;
+
+  template <class T>
+  const T* in(int i) const {
+    return inputs[static_cast<size_t>(i)].as<T>();
+  }
+  template <class T>
+  T* out(int i) const {
+    return outputs[static_cast<size_t>(i)].as<T>();
+  }
+  const TensorView& input(int i) const { return inputs[static_cast<size_t>(i)]; }
+  const TensorView& output(int i) const { return outputs[static_cast<size_t>(i)]; }
+
+  // The private, uninitialised scratch memory of one worker of the pool.
+  template <class T>
+  T* thread_scratch(int worker) const {
+    return reinterpret_cast<T*>(scratch + static_cast<size_t>(worker) * scratch_bytes_per_thread);
+  }
+};
+
+using CpuKernel = void (*)(const KernelArguments&);
+
+// Kernel<T>::run for T = double, float or bf16 according to `dtype`; used by OpSpec::cpu_kernel.
+template <template <class> class Kernel>
+CpuKernel select_float_kernel(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return &Kernel<double>::run;
+    case DType::f32:
+      return &Kernel<float>::run;
+    case DType::bf16:
+      return &Kernel<bf16>::run;
+    default:
+      break;
+  }
+  TROUPE_CHECK(false, "no kernel for this dtype");
+  return nullptr;
+}
+
+}  // namespace troupe

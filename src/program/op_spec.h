@@ -1,0 +1,105 @@
+// OpSpec: everything the system knows about one kind of operation. One constant of this type per
+// kind, in the kind's own folder under ops/. Nothing outside that folder knows the kind by name.
+//
+// How to add an operation: see CONTRIBUTING.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/kernel.h"
+#include "program/program.h"
+
+namespace troupe {
+
+class DerivativeContext;
+class SampleBuilder;
+
+// Arithmetic and memory traffic of one run of an operation: each input read once, each output
+// written once, a multiply-add counted as two flops. Ragged tensors count at their bound.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+// The shape rule's view of an operation that is being emitted. Rules TROUPE_CHECK their inputs and
+// declare every output, in order.
+class InferContext {
+ public:
+  InferContext(Program& program, std::span<const ValueId> inputs, const Attributes& attributes,
+               const std::string& name)
+      : program_(program), inputs_(inputs), attributes_(attributes), name_(name) {}
+
+  int input_count() const { return static_cast<int>(inputs_.size()); }
+  bool has_input(int i) const { return inputs_[static_cast<size_t>(i)].valid(); }
+  ValueId input_id(int i) const { return inputs_[static_cast<size_t>(i)]; }
+  const Value& input(int i) const { return program_.value(input_id(i)); }
+  template <class T>
+  const T& attributes() const {
+    return attributes_.as<T>();
+  }
+
+  // A new value named after the operation's result, plus ".suffix" unless the suffix is empty.
+  void output(const std::string& suffix, DType dtype, const Shape& shape, RowCount rows = {},
+              Role role = Role::activation);
+  // An output that is input `i`, changed in place. Legal for mutable roles only.
+  void mutates(int i);
+
+  const std::vector<ValueId>& outputs() const { return outputs_; }
+
+ private:
+  Program& program_;
+  std::span<const ValueId> inputs_;
+  const Attributes& attributes_;
+  const std::string& name_;
+  std::vector<ValueId> outputs_;
+};
+
+// One small, complete use of an operation, from which the generic tests are made (derivative by
+// finite differences, poisoned padding, dtypes against f64, threads, CPU against CUDA, planned
+// against oracle). See op_sample.h.
+struct OpSample {
+  std::string name;
+  std::function<void(SampleBuilder&)> build;
+};
+
+struct OpSpec {
+  const char* name = nullptr;
+
+  // Checks inputs and attributes, declares outputs.
+  void (*infer)(InferContext&) = nullptr;
+
+  // Emits the operations that compute the gradients of the inputs from those of the outputs.
+  // nullptr: no derivative exists (integer results, optimizer); gradients do not flow through it.
+  void (*differentiate)(DerivativeContext&) = nullptr;
+
+  Cost (*cost)(const OpView&) = nullptr;
+
+  // The CPU kernel for the operation's dtypes.
+  CpuKernel (*cpu_kernel)(const OpView&) = nullptr;
+
+  // Private memory of the operation while it runs; nullptr means none. `workspace_bytes` is shared
+  // by all threads, `scratch_bytes` is wanted for each thread.
+  uint64_t (*workspace_bytes)(const OpView&) = nullptr;
+  uint64_t (*scratch_bytes)(const OpView&) = nullptr;
+
+  // Output `output` may be stored over input `input` when that input is not used afterwards: every
+  // element is read before, and only for, the element that replaces it.
+  struct InPlace {
+    int8_t output = -1;
+    int8_t input = -1;
+  };
+  InPlace in_place{};
+
+  // "top_k=2 pre_softmax=0"; nullptr when there are no attributes.
+  std::string (*print_attributes)(const Attributes&) = nullptr;
+
+  // Samples of this kind. A kind that occurs only in another kind's derivative is exercised by that
+  // kind's samples and leaves this nullptr.
+  std::vector<OpSample> (*samples)() = nullptr;
+};
+
+}  // namespace troupe

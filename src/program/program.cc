@@ -1,0 +1,83 @@
+#include "program/program.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace troupe {
+
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::forward:
+      return "forward";
+    case Phase::data_gradient:
+      return "dgrad";
+    case Phase::weight_gradient:
+      return "wgrad";
+    case Phase::recompute:
+      return "recompute";
+    case Phase::optimizer:
+      return "optimizer";
+  }
+  return "?";
+}
+
+std::string_view name_of(Queue queue) {
+  switch (queue) {
+    case Queue::compute:
+      return "compute";
+    case Queue::copy:
+      return "copy";
+    case Queue::communication:
+      return "comm";
+  }
+  return "?";
+}
+
+ValueId Program::add_value(Value value) {
+  TROUPE_CHECK(is_state(value.role) == value.state.valid(),
+               "state and only state carries a StateId: " + value.name);
+  values_.push_back(std::move(value));
+  return ValueId{value_count() - 1};
+}
+
+ValueId Program::state_value(StateId id) {
+  if (value_of_state_.size() < static_cast<size_t>(state_->size())) {
+    value_of_state_.resize(static_cast<size_t>(state_->size()));
+  }
+  ValueId& value = value_of_state_[static_cast<size_t>(id.index)];
+  if (!value.valid()) {
+    const StateTensor& tensor = (*state_)[id];
+    value = add_value(Value{.name = tensor.name,
+                            .dtype = tensor.dtype,
+                            .shape = tensor.shape,
+                            .role = tensor.role,
+                            .rows = {},
+                            .state = id});
+  }
+  return value;
+}
+
+ValueId Program::find_state_value(StateId id) const {
+  const auto index = static_cast<size_t>(id.index);
+  return index < value_of_state_.size() ? value_of_state_[index] : ValueId{};
+}
+
+void Program::add_op(Op op, std::span<const ValueId> inputs, std::span<const ValueId> outputs) {
+  op.first_operand = static_cast<uint32_t>(operands_.size());
+  op.input_count = static_cast<uint16_t>(inputs.size());
+  op.output_count = static_cast<uint16_t>(outputs.size());
+  TROUPE_CHECK(op.input_count == inputs.size() && op.output_count == outputs.size(),
+               "an operation has at most 65535 operands");
+  operands_.insert(operands_.end(), inputs.begin(), inputs.end());
+  operands_.insert(operands_.end(), outputs.begin(), outputs.end());
+  ops_.push_back(std::move(op));
+}
+
+void Program::select_ops(std::span<const int32_t> order) {
+  std::vector<Op> selected;
+  selected.reserve(order.size());
+  for (const int32_t index : order) selected.push_back(ops_[static_cast<size_t>(index)]);
+  ops_ = std::move(selected);
+}
+
+}  // namespace troupe

@@ -1,0 +1,94 @@
+// A program: the flat, ordered list of operations of one rank's training step (or evaluation, or
+// generation step), over numbered values. Data only; interpreters run it, passes rewrite it.
+//
+// A Program owns its values and operations and shares the StateTable. It is not thread-safe while
+// being built; a finished program may be read from any thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/op.h"
+#include "program/value.h"
+
+namespace troupe {
+
+class Program {
+ public:
+  explicit Program(std::shared_ptr<const StateTable> state) : state_(std::move(state)) {}
+
+  const StateTable& state() const { return *state_; }
+
+  int32_t value_count() const { return static_cast<int32_t>(values_.size()); }
+  const Value& value(ValueId id) const { return values_[static_cast<size_t>(id.index)]; }
+
+  int32_t op_count() const { return static_cast<int32_t>(ops_.size()); }
+  const Op& op(int32_t index) const { return ops_[static_cast<size_t>(index)]; }
+
+  // Operands in the order of the operation's signature. An optional input that is absent is an
+  // invalid ValueId. An output that is also an input is changed in place.
+  std::span<const ValueId> inputs(const Op& op) const {
+    return {operands_.data() + op.first_operand, op.input_count};
+  }
+  std::span<const ValueId> outputs(const Op& op) const {
+    return {operands_.data() + op.first_operand + op.input_count, op.output_count};
+  }
+
+  // Adds a value. State must be added through state_value().
+  ValueId add_value(Value value);
+  // The value that stands for a state tensor in this program; created on first use.
+  ValueId state_value(StateId id);
+  // As above, but does not create: invalid when the program does not touch this tensor.
+  ValueId find_state_value(StateId id) const;
+
+  // Appends an operation; `op.first_operand` and the counts are set from the spans.
+  void add_op(Op op, std::span<const ValueId> inputs, std::span<const ValueId> outputs);
+
+  // Books private memory for the operation at `index`.
+  void set_workspace(int32_t index, ValueId workspace) {
+    ops_[static_cast<size_t>(index)].workspace = workspace;
+  }
+
+  // Values (besides metrics) that the host reads after a run: they stay alive to the end.
+  void add_result(ValueId id) { results_.push_back(id); }
+  std::span<const ValueId> results() const { return results_; }
+
+  // Says which phase the operation at `index` belongs to (the autodiff pass learns it afterwards).
+  void set_phase(int32_t index, Phase phase) {
+    ops_[static_cast<size_t>(index)].place.phase = phase;
+  }
+
+  // Replaces the list of operations by a selection of its elements in a new order (for passes that
+  // reorder or remove). Values are untouched.
+  void select_ops(std::span<const int32_t> order);
+
+ private:
+  std::shared_ptr<const StateTable> state_;
+  std::vector<Value> values_;
+  std::vector<Op> ops_;
+  std::vector<ValueId> operands_;
+  std::vector<ValueId> value_of_state_;
+  std::vector<ValueId> results_;
+};
+
+// An operation together with its program: what the functions of an OpSpec read.
+struct OpView {
+  const Program& program;
+  const Op& op;
+
+  template <class T>
+  const T& attributes() const {
+    return op.attributes.as<T>();
+  }
+  bool has_input(int i) const { return program.inputs(op)[static_cast<size_t>(i)].valid(); }
+  const Value& input(int i) const {
+    return program.value(program.inputs(op)[static_cast<size_t>(i)]);
+  }
+  const Value& output(int i) const {
+    return program.value(program.outputs(op)[static_cast<size_t>(i)]);
+  }
+};
+
+}  // namespace troupe
