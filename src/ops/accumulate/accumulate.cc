@@ -1,0 +1,80 @@
+#include "ops/accumulate/accumulate.h"
+
+#include <fmt/format.h>
+
+#include "program/op_sample.h"
+
+namespace troupe {
+
+CpuKernel accumulate_cpu_kernel(const OpView& op);
+
+namespace {
+
+void infer_accumulate(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "accumulate: takes target and source");
+  const Value& target = context.input(0);
+  const Value& source = context.input(1);
+  TROUPE_CHECK(target.dtype == DType::f64, "accumulate: target is not f64: " + target.name);
+  TROUPE_CHECK(
+      source.dtype == DType::f64 || source.dtype == DType::f32 || source.dtype == DType::i32,
+      "accumulate: source is not f64, f32 or i32: " + source.name);
+  TROUPE_CHECK(!target.rows.valid() && !source.rows.valid() &&
+                   target.shape.elements() == source.shape.elements(),
+               "accumulate: " + target.name + " " + target.shape.to_string() + " and " +
+                   source.name + " " + source.shape.to_string());
+  context.mutates(0);
+}
+
+Cost cost_accumulate(const OpView& op) {
+  const double passes = op.attributes<AccumulateAttributes>().overwrite ? 1 : 2;
+  return {.flops = 2 * static_cast<double>(op.input(1).shape.elements()),
+          .bytes = passes * static_cast<double>(op.input(0).bytes()) +
+                   static_cast<double>(op.input(1).bytes())};
+}
+
+std::string print_accumulate(const Attributes& attributes) {
+  const auto& values = attributes.as<AccumulateAttributes>();
+  return fmt::format("weight={} overwrite={}", values.weight, values.overwrite ? 1 : 0);
+}
+
+std::vector<OpSample> samples_accumulate() {
+  const auto sums = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("total", DType::f64, {7});
+    const ValueId first = sample.tensor("first", {7}, {.accumulation = true});
+    const ValueId second = sample.integers("second", {1, 7}, {3, -1, 4, 1, -5, 9, 2});
+    accumulate(sample.builder(), target, first, 0.5, /*overwrite=*/true);
+    accumulate(sample.builder(), target, second, -2.0, /*overwrite=*/false);
+    accumulate(sample.builder(), target, first, 1.0, /*overwrite=*/false);
+    sample.result_without_gradient(target);
+  };
+  const auto scalar = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("total", DType::f64, {1});
+    const ValueId source = sample.tensor("source", {}, {.accumulation = true});
+    accumulate(sample.builder(), target, source, 3.0, /*overwrite=*/true);
+    sample.result_without_gradient(target);
+  };
+  const auto several_chunks = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("total", DType::f64, {40003});
+    const ValueId source = sample.tensor("source", {40003}, {.accumulation = true});
+    accumulate(sample.builder(), target, source, 0.25, /*overwrite=*/true);
+    sample.result_without_gradient(target);
+  };
+  return {{"overwrite, then add", sums}, {"scalar", scalar}, {"several chunks", several_chunks}};
+}
+
+}  // namespace
+
+void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite) {
+  const AccumulateAttributes attributes{.weight = weight, .overwrite = overwrite};
+  const std::string name = builder.value(target).name;
+  builder.emit(kAccumulate, Attributes(attributes), {target, source}, name);
+}
+
+const OpSpec kAccumulate{.name = "accumulate",
+                         .infer = infer_accumulate,
+                         .cost = cost_accumulate,
+                         .cpu_kernel = accumulate_cpu_kernel,
+                         .print_attributes = print_accumulate,
+                         .samples = samples_accumulate};
+
+}  // namespace troupe

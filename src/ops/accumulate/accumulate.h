@@ -1,0 +1,30 @@
+// Adds a small tensor to a metric or a piece of state, in place:
+//
+//   target[i] = weight * source[i]            (overwrite)
+//   target[i] += weight * source[i]           (otherwise)
+//
+// Kinds
+//   accumulate (target, source) -> target
+// `target` is f64 and a metric or state; `source` is f64, f32 or i32, not ragged, of any shape with
+// the same number of elements. Arithmetic is in f64. When overwriting, the old contents of the
+// target are not read. There is no derivative: what is counted here does not influence the loss.
+#pragma once
+
+#include <string>
+
+#include "program/builder.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+struct AccumulateAttributes {
+  double weight = 1;
+  bool overwrite = false;
+};
+
+// Emits target = or += weight * source.
+void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite);
+
+extern const OpSpec kAccumulate;
+
+}  // namespace troupe

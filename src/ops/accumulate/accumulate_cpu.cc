@@ -1,0 +1,44 @@
+#include "ops/accumulate/accumulate.h"
+#include "ops/cpu/vector.h"
+#include "program/kernel.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kAccumulateGrain = 32768;
+
+template <class Source>
+void run_accumulate(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<AccumulateAttributes>();
+  const double weight = attributes.weight;
+  const bool overwrite = attributes.overwrite;
+  const Source* source = args.in<Source>(1);
+  double* target = args.out<double>(0);
+  args.pool->parallel_ranges(args.input(1).shape.elements(), kAccumulateGrain,
+                             [=](int64_t begin, int64_t end, int) {
+                               if (overwrite) {
+                                 TROUPE_INDEPENDENT
+                                 for (int64_t i = begin; i < end; ++i)
+                                   target[i] = weight * static_cast<double>(source[i]);
+                               } else {
+                                 TROUPE_INDEPENDENT
+                                 for (int64_t i = begin; i < end; ++i)
+                                   target[i] += weight * static_cast<double>(source[i]);
+                               }
+                             });
+}
+
+}  // namespace
+
+CpuKernel accumulate_cpu_kernel(const OpView& op) {
+  switch (op.input(1).dtype) {
+    case DType::f64:
+      return &run_accumulate<double>;
+    case DType::f32:
+      return &run_accumulate<float>;
+    default:
+      return &run_accumulate<int32_t>;
+  }
+}
+
+}  // namespace troupe

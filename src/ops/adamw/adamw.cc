@@ -1,0 +1,80 @@
+#include "ops/adamw/adamw.h"
+
+#include <fmt/format.h>
+
+namespace troupe {
+
+CpuKernel adamw_cpu_kernel(DType dtype);
+
+namespace {
+
+void check_adamw_scalar(const InferContext& context, int i, DType dtype) {
+  const Value& value = context.input(i);
+  TROUPE_CHECK(value.dtype == dtype && value.shape == Shape({1}),
+               "adamw: not a scalar of the right type: " + value.name);
+}
+
+void infer_adamw(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 10,
+               "adamw takes parameter, gradient, moments, master and five scalars");
+  const Value& parameter = context.input(0);
+  TROUPE_CHECK(is_float(parameter.dtype) && !parameter.rows.valid(),
+               "adamw needs a float parameter: " + parameter.name);
+  TROUPE_CHECK(context.has_input(4) == (parameter.dtype == DType::bf16),
+               "adamw: a bf16 parameter, and no other, has a master: " + parameter.name);
+  for (int i = 1; i <= 4; ++i) {
+    if (!context.has_input(i)) continue;
+    const Value& value = context.input(i);
+    TROUPE_CHECK(value.dtype == accumulation_dtype(parameter.dtype) &&
+                     value.shape == parameter.shape && !value.rows.valid(),
+                 "adamw: unlike its parameter: " + value.name);
+  }
+  check_adamw_scalar(context, 5, DType::f64);
+  check_adamw_scalar(context, 6, DType::f64);
+  check_adamw_scalar(context, 7, DType::i64);
+  check_adamw_scalar(context, 8, DType::f64);
+  check_adamw_scalar(context, 9, DType::i32);
+  context.mutates(0);
+  context.mutates(2);
+  context.mutates(3);
+  if (context.has_input(4)) context.mutates(4);
+}
+
+// State is read and written, the gradient read; a bf16 parameter is only written.
+Cost cost_adamw(const OpView& view) {
+  const bool has_master = view.has_input(4);
+  const uint64_t bytes = (has_master ? 1U : 2U) * view.input(0).bytes() + view.input(1).bytes() +
+                         2 * view.input(2).bytes() + 2 * view.input(3).bytes() +
+                         (has_master ? 2 * view.input(4).bytes() : 0);
+  return {.flops = 15 * static_cast<double>(view.input(0).shape.elements()),
+          .bytes = static_cast<double>(bytes)};
+}
+
+CpuKernel adamw_kernel(const OpView& view) {
+  return adamw_cpu_kernel(view.input(0).dtype);
+}
+
+std::string print_adamw(const Attributes& attributes) {
+  const auto& a = attributes.as<AdamWAttributes>();
+  return fmt::format("beta1={} beta2={} epsilon={} decay={:d}", a.beta1, a.beta2, a.epsilon,
+                     a.decay);
+}
+
+}  // namespace
+
+void adamw(Builder& builder, const AdamWTensors& tensors, const AdamWScalars& scalars,
+           const AdamWAttributes& attributes, const std::string& name) {
+  builder.emit(kAdamW, Attributes(attributes),
+               {tensors.parameter, tensors.gradient, tensors.exp_avg, tensors.exp_avg_sq,
+                tensors.master, scalars.learning_rate, scalars.weight_decay, scalars.step,
+                scalars.coefficient, scalars.skip},
+               name);
+}
+
+const OpSpec kAdamW{.name = "adamw",
+                    .infer = infer_adamw,
+                    .cost = cost_adamw,
+                    .cpu_kernel = adamw_kernel,
+                    .print_attributes = print_adamw};
+
+}  // namespace troupe

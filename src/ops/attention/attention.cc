@@ -1,0 +1,195 @@
+#include "ops/attention/attention.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "ops/attention/attention_cpu.h"
+#include "ops/linear/linear.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+namespace {
+
+Shape qkv_shape(const AttentionAttributes& a) {
+  return {int64_t{a.batch} * a.sequence, int64_t{a.heads + 2 * a.groups} * a.head_dim};
+}
+
+Shape out_shape(const AttentionAttributes& a) {
+  return {int64_t{a.batch} * a.sequence, int64_t{a.heads} * a.head_dim};
+}
+
+Shape lse_shape(const AttentionAttributes& a) {
+  return {int64_t{a.batch} * a.sequence, int64_t{a.heads}};
+}
+
+void check_qkv(const AttentionAttributes& a, const Value& qkv) {
+  TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
+                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0,
+               "attention: attributes");
+  TROUPE_CHECK(
+      is_float(qkv.dtype) && qkv.shape == qkv_shape(a) && !qkv.rows.valid(),
+      "attention: qkv " + qkv.shape.to_string() + ", expected " + qkv_shape(a).to_string());
+}
+
+void infer_attention(InferContext& context) {
+  const auto& attributes = context.attributes<AttentionAttributes>();
+  const DType dtype = context.input(0).dtype;
+  check_qkv(attributes, context.input(0));
+  context.output("", dtype, out_shape(attributes));
+  context.output("lse", accumulation_dtype(dtype), lse_shape(attributes));
+}
+
+void infer_attention_gradient(InferContext& context) {
+  const auto& attributes = context.attributes<AttentionAttributes>();
+  const Value& d_out = context.input(0);
+  const Value& qkv = context.input(1);
+  const Value& out = context.input(2);
+  const Value& lse = context.input(3);
+  const DType dtype = qkv.dtype;
+  check_qkv(attributes, qkv);
+  TROUPE_CHECK(
+      d_out.dtype == dtype && d_out.shape == out_shape(attributes) && out.dtype == dtype &&
+          out.shape == out_shape(attributes),
+      "attention_gradient: d_out " + d_out.shape.to_string() + " and out " + out.shape.to_string());
+  TROUPE_CHECK(lse.dtype == accumulation_dtype(dtype) && lse.shape == lse_shape(attributes),
+               "attention_gradient: lse " + lse.shape.to_string());
+  context.output("", dtype, qkv.shape);
+}
+
+void differentiate_attention(DerivativeContext& context) {
+  TROUPE_CHECK(!context.output_gradient(1).valid(), "attention: no gradient flows through lse");
+  if (!context.wants(0)) return;
+  context.add_gradient(
+      0, context.builder().emit(
+             kAttentionGradient, Attributes(context.attributes<AttentionAttributes>()),
+             {context.output_gradient(0), context.input(0), context.output(0), context.output(1)},
+             "d_" + context.input_name(0))[0]);
+}
+
+// Pairs of query and visible key, over all sequences and query heads.
+double visible_pairs(const AttentionAttributes& a) {
+  const double s = a.sequence;
+  const double w = a.window == 0 ? s : std::min<double>(a.window, s);
+  return static_cast<double>(a.batch) * a.heads * (w * s - w * (w - 1) / 2);
+}
+
+double bytes_of(const Value& value) {
+  return static_cast<double>(value.bytes());
+}
+
+// Two products over the visible pairs; the softmax is not counted.
+Cost cost_attention(const OpView& op) {
+  const auto& attributes = op.attributes<AttentionAttributes>();
+  return {.flops = 4 * visible_pairs(attributes) * attributes.head_dim,
+          .bytes = bytes_of(op.input(0)) + bytes_of(op.output(0)) + bytes_of(op.output(1))};
+}
+
+// Five products over the visible pairs.
+Cost cost_attention_gradient(const OpView& op) {
+  const auto& attributes = op.attributes<AttentionAttributes>();
+  return {.flops = 10 * visible_pairs(attributes) * attributes.head_dim,
+          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bytes_of(op.input(2)) +
+                   bytes_of(op.input(3)) + bytes_of(op.output(0))};
+}
+
+uint64_t scratch_attention(const OpView& op) {
+  return attention_scratch_bytes(op.attributes<AttentionAttributes>(), op.input(0).dtype);
+}
+
+uint64_t scratch_attention_gradient(const OpView& op) {
+  return attention_gradient_scratch_bytes(op.attributes<AttentionAttributes>(), op.input(1).dtype);
+}
+
+uint64_t workspace_attention_gradient(const OpView& op) {
+  return attention_gradient_workspace_bytes(op.attributes<AttentionAttributes>(),
+                                            op.input(1).dtype);
+}
+
+std::string print_attention(const Attributes& attributes) {
+  const auto& a = attributes.as<AttentionAttributes>();
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "batch=%d sequence=%d heads=%d groups=%d head_dim=%d scale=%.6g window=%d", a.batch,
+                a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
+  return text;
+}
+
+std::vector<OpSample> samples_attention() {
+  const auto attend = [](SampleBuilder& sample, ValueId qkv,
+                         const AttentionAttributes& attributes) {
+    const auto outputs = sample.builder().emit(kAttention, Attributes(attributes), {qkv}, "out");
+    sample.result(outputs[0]);
+    sample.result_without_gradient(outputs[1]);
+  };
+  const auto with = [=](const AttentionAttributes& attributes) {
+    return [=](SampleBuilder& sample) {
+      attend(sample, sample.tensor("qkv", qkv_shape(attributes)), attributes);
+    };
+  };
+  // For larger sizes: a projection of constants, so that there are few elements to differentiate.
+  const auto with_projection = [=](const AttentionAttributes& attributes) {
+    return [=](SampleBuilder& sample) {
+      const Shape shape = qkv_shape(attributes);
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      const ValueId x = sample.tensor("x", {shape[0], 2}, constant);
+      const ValueId weight = sample.tensor("weight", {shape[1], 2});
+      attend(sample, linear(sample.builder(), x, weight, LinearOptions(), "qkv"), attributes);
+    };
+  };
+  // Sequences longer than 128 have several blocks; 257 leaves a last block of one query.
+  return {
+      {"one_token", with({.head_dim = 4, .scale = 0.5})},
+      {"multi_head", with({.sequence = 9, .heads = 3, .groups = 3, .head_dim = 4, .scale = 0.5})},
+      {"grouped",
+       with({.batch = 2, .sequence = 7, .heads = 4, .groups = 2, .head_dim = 5, .scale = 0.45})},
+      {"one_group", with({.sequence = 13, .heads = 4, .groups = 1, .head_dim = 3, .scale = 0.6})},
+      {"window", with({.batch = 2,
+                       .sequence = 11,
+                       .heads = 2,
+                       .groups = 1,
+                       .head_dim = 4,
+                       .scale = 0.5,
+                       .window = 4})},
+      {"window_of_one", with({.sequence = 5, .head_dim = 3, .window = 1})},
+      {"window_beyond_sequence", with({.sequence = 6, .head_dim = 3, .window = 50})},
+      {"several_blocks", with({.sequence = 257, .head_dim = 1, .scale = 1.5})},
+      {"several_blocks_window", with({.sequence = 271, .head_dim = 1, .scale = 1.5, .window = 70})},
+      {"several_blocks_grouped",
+       with_projection(
+           {.batch = 2, .sequence = 261, .heads = 4, .groups = 2, .head_dim = 6, .scale = 0.4})},
+      {"several_blocks_grouped_window", with_projection({.batch = 2,
+                                                         .sequence = 300,
+                                                         .heads = 4,
+                                                         .groups = 2,
+                                                         .head_dim = 6,
+                                                         .scale = 0.4,
+                                                         .window = 150})}};
+}
+
+}  // namespace
+
+ValueId attention(Builder& builder, ValueId qkv, const AttentionAttributes& attributes,
+                  const std::string& name) {
+  return builder.emit(kAttention, Attributes(attributes), {qkv}, name)[0];
+}
+
+const OpSpec kAttention{.name = "attention",
+                        .infer = infer_attention,
+                        .differentiate = differentiate_attention,
+                        .cost = cost_attention,
+                        .cpu_kernel = attention_cpu_kernel,
+                        .scratch_bytes = scratch_attention,
+                        .print_attributes = print_attention,
+                        .samples = samples_attention};
+
+const OpSpec kAttentionGradient{.name = "attention_gradient",
+                                .infer = infer_attention_gradient,
+                                .cost = cost_attention_gradient,
+                                .cpu_kernel = attention_gradient_cpu_kernel,
+                                .workspace_bytes = workspace_attention_gradient,
+                                .scratch_bytes = scratch_attention_gradient,
+                                .print_attributes = print_attention};
+
+}  // namespace troupe

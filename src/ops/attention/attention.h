@@ -1,0 +1,54 @@
+// Causal softmax attention with grouped queries, over a fused projection.
+//
+// Each row of qkv belongs to one token (rows are batch-major: row = b S + s) and holds H query
+// heads, then G key heads, then G value heads, of d elements each. Query head h attends with group
+// g = h / (H / G). For query i and key j of the same sequence, j is visible from i when j <= i, and
+// with a sliding window w > 0 also j > i - w:
+//
+//   score[i, j] = scale q_i . k_j                    (j visible from i)
+//   lse_i = log sum over j of exp(score[i, j]),  p[i, j] = exp(score[i, j] - lse_i)
+//   out_i = sum over j of p[i, j] v_j
+//
+// and for the gradient, with D_i = dout_i . out_i and ds[i, j] = p[i, j] (dout_i . v_j - D_i):
+//
+//   dv_j = sum over i of p[i, j] dout_i
+//   dq_i = scale sum over j of ds[i, j] k_j,   dk_j = scale sum over i of ds[i, j] q_i
+//
+// (dk and dv also sum over the query heads of the group). Scores are computed block by block, the
+// softmax online (Milakov and Gimelshein 2018; Dao et al., "FlashAttention", 2022), so that no
+// memory grows with the square of S. Everything between the operands is in the accumulation type.
+//
+// qkv [B S, (H + 2 G) d] and out [B S, H d] have the compute dtype; lse [B S, H] has the
+// accumulation dtype. Nothing is ragged; no gradient flows through lse.
+//
+// Kinds
+//   attention          (qkv)                  -> out, lse
+//   attention_gradient (d_out, qkv, out, lse) -> d_qkv
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "program/builder.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+struct AttentionAttributes {
+  int32_t batch = 1;     // B
+  int32_t sequence = 1;  // S
+  int32_t heads = 1;     // H, a multiple of groups
+  int32_t groups = 1;    // G
+  int32_t head_dim = 1;  // d
+  double scale = 1;      // usually 1 / sqrt(d)
+  int32_t window = 0;    // 0: none
+};
+
+// Emits the attention of `qkv` and returns out [B S, H d]; lse is the operation's second output.
+ValueId attention(Builder& builder, ValueId qkv, const AttentionAttributes& attributes,
+                  const std::string& name);
+
+extern const OpSpec kAttention;
+extern const OpSpec kAttentionGradient;
+
+}  // namespace troupe

@@ -1,0 +1,136 @@
+#include "ops/gradient_norm/gradient_norm.h"
+
+#include <fmt/format.h>
+#include <vector>
+
+#include "ops/gradient_norm/gradient_norm_cpu.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+
+void squared_norms_cpu(const KernelArguments& args);
+void clip_coefficient_cpu(const KernelArguments& args);
+
+namespace {
+
+void infer_squared_norms(InferContext& context) {
+  TROUPE_CHECK(context.input_count() >= 1, "squared_norms needs at least one gradient");
+  for (int i = 0; i < context.input_count(); ++i) {
+    const Value& gradient = context.input(i);
+    TROUPE_CHECK(
+        (gradient.dtype == DType::f32 || gradient.dtype == DType::f64) && !gradient.rows.valid(),
+        "squared_norms needs dense f32 or f64 gradients: " + gradient.name);
+  }
+  context.output("", DType::f64, {context.input_count()});
+}
+
+Cost cost_squared_norms(const OpView& view) {
+  Cost cost;
+  for (int i = 0; i < view.op.input_count; ++i) {
+    cost.flops += 2 * static_cast<double>(view.input(i).shape.elements());
+    cost.bytes += static_cast<double>(view.input(i).bytes());
+  }
+  return cost;
+}
+
+CpuKernel squared_norms_kernel(const OpView&) {
+  return &squared_norms_cpu;
+}
+
+// The first chunk of each gradient (and the end), and the partial sum of each chunk.
+uint64_t squared_norms_workspace_bytes(const OpView& view) {
+  uint64_t chunks = 0;
+  for (int i = 0; i < view.op.input_count; ++i) {
+    chunks += static_cast<uint64_t>(norm_chunks(view.input(i).shape.elements()));
+  }
+  return (view.op.input_count + 1U) * sizeof(int64_t) + chunks * sizeof(double);
+}
+
+void infer_clip_coefficient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "clip_coefficient takes the squared norms");
+  const Value& squares = context.input(0);
+  TROUPE_CHECK(squares.dtype == DType::f64 && squares.shape.rank() == 1,
+               "clip_coefficient needs f64 squared norms [n]: " + squares.name);
+  context.output("", DType::f64, {1}, {}, Role::metric);
+  context.output("coefficient", DType::f64, {1});
+  context.output("skip", DType::i32, {1}, {}, Role::metric);
+}
+
+Cost cost_clip_coefficient(const OpView& view) {
+  return {.flops = static_cast<double>(view.input(0).shape.elements()),
+          .bytes = static_cast<double>(view.input(0).bytes())};
+}
+
+CpuKernel clip_coefficient_kernel(const OpView&) {
+  return &clip_coefficient_cpu;
+}
+
+std::string print_clip_coefficient(const Attributes& attributes) {
+  return fmt::format("max_norm={}", attributes.as<ClipAttributes>().max_norm);
+}
+
+OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>& shapes,
+                              double max_norm) {
+  return {name, [=](SampleBuilder& sample) {
+            SampleBuilder::Options options;
+            options.accumulation = true;
+            options.differentiable = false;
+            std::vector<ValueId> gradients;
+            for (const Shape& shape : shapes) {
+              gradients.push_back(
+                  sample.tensor("gradient" + std::to_string(gradients.size()), shape, options));
+            }
+            const ValueId squares = squared_norms(sample.builder(), gradients, "squared_norms");
+            const ClipResult clip =
+                clip_coefficient(sample.builder(), squares, {.max_norm = max_norm}, "grad_norm");
+            for (const ValueId id : {squares, clip.norm, clip.coefficient, clip.skip}) {
+              sample.result_without_gradient(id);
+            }
+          }};
+}
+
+std::vector<OpSample> samples_squared_norms() {
+  return {
+      sample_gradient_norm("one tensor of one element", {{1}}, 100),
+      sample_gradient_norm("several shapes", {{5, 7}, {17}, {2, 3, 4}}, 1),
+      sample_gradient_norm("many chunks", {{3}, {2 * kNormChunkElements + 5}, {100, 700}}, 10),
+  };
+}
+
+std::vector<OpSample> samples_clip_coefficient() {
+  return {
+      sample_gradient_norm("clipped", {{5, 7}}, 0.5),
+      sample_gradient_norm("below the limit", {{5, 7}}, 1000),
+      sample_gradient_norm("no limit", {{5, 7}}, 0),
+  };
+}
+
+}  // namespace
+
+ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
+                      const std::string& name) {
+  return builder.emit(kSquaredNorms, Attributes(NoAttributes{}), gradients, name)[0];
+}
+
+ClipResult clip_coefficient(Builder& builder, ValueId squared_norms,
+                            const ClipAttributes& attributes, const std::string& name) {
+  const auto outputs =
+      builder.emit(kClipCoefficient, Attributes(attributes), {squared_norms}, name);
+  return {.norm = outputs[0], .coefficient = outputs[1], .skip = outputs[2]};
+}
+
+const OpSpec kSquaredNorms{.name = "squared_norms",
+                           .infer = infer_squared_norms,
+                           .cost = cost_squared_norms,
+                           .cpu_kernel = squared_norms_kernel,
+                           .workspace_bytes = squared_norms_workspace_bytes,
+                           .samples = samples_squared_norms};
+
+const OpSpec kClipCoefficient{.name = "clip_coefficient",
+                              .infer = infer_clip_coefficient,
+                              .cost = cost_clip_coefficient,
+                              .cpu_kernel = clip_coefficient_kernel,
+                              .print_attributes = print_clip_coefficient,
+                              .samples = samples_clip_coefficient};
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+#include "ops/gradient_norm/gradient_norm_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cpu/vector.h"
+#include "ops/gradient_norm/gradient_norm.h"
+
+namespace troupe {
+namespace {
+
+template <class T>
+double sum_of_squares_in_double(const T* x, int64_t n) {
+  return lane_sum<double>(n, [=](int64_t i) {
+    const auto value = static_cast<double>(x[i]);
+    return value * value;
+  });
+}
+
+}  // namespace
+
+// One loop over the chunks of all gradients, so that many small ones cost no more than a large one.
+void squared_norms_cpu(const KernelArguments& args) {
+  const auto count = static_cast<int64_t>(args.inputs.size());
+  auto* first_chunk = reinterpret_cast<int64_t*>(args.workspace);
+  auto* partial = reinterpret_cast<double*>(first_chunk + count + 1);
+  first_chunk[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    first_chunk[i + 1] =
+        first_chunk[i] + norm_chunks(args.input(static_cast<int>(i)).shape.elements());
+  }
+  args.pool->parallel_for(first_chunk[count], [&](int64_t chunk, int) {
+    const auto i = static_cast<int>(std::upper_bound(first_chunk, first_chunk + count + 1, chunk) -
+                                    first_chunk - 1);
+    const int64_t begin = (chunk - first_chunk[i]) * kNormChunkElements;
+    const int64_t size = std::min(kNormChunkElements, args.input(i).shape.elements() - begin);
+    partial[chunk] = args.input(i).dtype == DType::f64
+                         ? sum_of_squares_in_double(args.in<double>(i) + begin, size)
+                         : sum_of_squares_in_double(args.in<float>(i) + begin, size);
+  });
+  auto* squares = args.out<double>(0);
+  for (int64_t i = 0; i < count; ++i) {
+    squares[i] = 0;
+    for (int64_t c = first_chunk[i]; c < first_chunk[i + 1]; ++c) squares[i] += partial[c];
+  }
+}
+
+void clip_coefficient_cpu(const KernelArguments& args) {
+  const double max_norm = args.attributes->as<ClipAttributes>().max_norm;
+  const auto* squares = args.in<double>(0);
+  double total = 0;
+  for (int64_t i = 0; i < args.input(0).shape[0]; ++i) total += squares[i];
+  const double norm = std::sqrt(total);
+  const bool finite = std::isfinite(norm);
+  args.out<double>(0)[0] = norm;
+  args.out<double>(1)[0] = finite && max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  args.out<int32_t>(2)[0] = finite ? 0 : 1;
+}
+
+}  // namespace troupe

@@ -1,0 +1,231 @@
+#include "ops/linear/linear.h"
+
+#include "ops/linear/linear_cpu.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+namespace {
+
+bool is_dense_matrix(const Value& value) {
+  return is_float(value.dtype) && value.shape.rank() == 2 && !value.rows.valid();
+}
+
+// A gradient of the output has the dtype of the output: the compute dtype or its accumulation type.
+bool is_output_dtype(DType dtype, DType compute) {
+  return dtype == compute || dtype == accumulation_dtype(compute);
+}
+
+void infer_linear(InferContext& context) {
+  const Value& x = context.input(0);
+  const Value& weight = context.input(1);
+  TROUPE_CHECK(is_dense_matrix(x) && is_dense_matrix(weight) && x.dtype == weight.dtype &&
+                   x.shape[1] == weight.shape[1],
+               "linear: x " + x.shape.to_string() + " and weight " + weight.shape.to_string());
+  if (context.has_input(2)) {
+    const Value& bias = context.input(2);
+    TROUPE_CHECK(bias.dtype == x.dtype && bias.shape == Shape({weight.shape[0]}),
+                 "linear: bias " + bias.shape.to_string());
+  }
+  const bool wide = context.attributes<LinearAttributes>().accumulation_output;
+  context.output("", wide ? accumulation_dtype(x.dtype) : x.dtype, {x.shape[0], weight.shape[0]});
+}
+
+void infer_linear_data_gradient(InferContext& context) {
+  const Value& dy = context.input(0);
+  const Value& weight = context.input(1);
+  TROUPE_CHECK(is_dense_matrix(dy) && is_dense_matrix(weight) &&
+                   is_output_dtype(dy.dtype, weight.dtype) && dy.shape[1] == weight.shape[0],
+               "linear_data_gradient: dy " + dy.shape.to_string() + " and weight " +
+                   weight.shape.to_string());
+  context.output("", weight.dtype, {dy.shape[0], weight.shape[1]});
+}
+
+void infer_linear_weight_gradient(InferContext& context) {
+  const Value& dy = context.input(0);
+  const Value& x = context.input(1);
+  TROUPE_CHECK(
+      is_dense_matrix(dy) && is_dense_matrix(x) && is_output_dtype(dy.dtype, x.dtype) &&
+          dy.shape[0] == x.shape[0],
+      "linear_weight_gradient: dy " + dy.shape.to_string() + " and x " + x.shape.to_string());
+  declare_weight_gradient(context, 2, "", x.dtype, {dy.shape[1], x.shape[1]});
+}
+
+void infer_linear_bias_gradient(InferContext& context) {
+  const Value& dy = context.input(0);
+  TROUPE_CHECK(is_dense_matrix(dy), "linear_bias_gradient: dy " + dy.shape.to_string());
+  declare_weight_gradient(context, 1, "", dy.dtype, {dy.shape[1]});
+}
+
+void differentiate_linear(DerivativeContext& context) {
+  Builder& builder = context.builder();
+  const ValueId dy = context.output_gradient(0);
+  if (context.wants(0)) {
+    context.add_gradient(0, builder.emit(kLinearDataGradient, Attributes(NoAttributes()),
+                                         {dy, context.input(1)}, "d_" + context.input_name(0))[0]);
+  }
+  if (context.wants(1)) {
+    const auto target = context.weight_target(1);
+    const Attributes attributes(LinearWeightGradientAttributes{.accumulate = target.accumulate});
+    context.add_weight_gradient(
+        1, builder.emit(kLinearWeightGradient, attributes, {dy, context.input(0), target.target},
+                        "d_" + context.input_name(1))[0]);
+  }
+  if (context.wants(2)) {
+    const auto target = context.weight_target(2);
+    const Attributes attributes(LinearBiasGradientAttributes{.accumulate = target.accumulate});
+    context.add_weight_gradient(2,
+                                builder.emit(kLinearBiasGradient, attributes, {dy, target.target},
+                                             "d_" + context.input_name(2))[0]);
+  }
+}
+
+double bytes_of(const Value& value) {
+  return static_cast<double>(value.bytes());
+}
+
+Cost cost_linear(const OpView& op) {
+  const double rows = static_cast<double>(op.input(0).shape[0]);
+  const double bias = op.has_input(2) ? bytes_of(op.input(2)) : 0;
+  return {.flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
+          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bias + bytes_of(op.output(0))};
+}
+
+Cost cost_linear_data_gradient(const OpView& op) {
+  const double rows = static_cast<double>(op.input(0).shape[0]);
+  return {.flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
+          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bytes_of(op.output(0))};
+}
+
+Cost cost_linear_weight_gradient(const OpView& op) {
+  const bool accumulate = op.attributes<LinearWeightGradientAttributes>().accumulate;
+  const double rows = static_cast<double>(op.input(0).shape[0]);
+  return {.flops = 2 * rows * static_cast<double>(op.output(0).shape.elements()),
+          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) +
+                   (accumulate ? 2 : 1) * bytes_of(op.output(0))};
+}
+
+Cost cost_linear_bias_gradient(const OpView& op) {
+  const bool accumulate = op.attributes<LinearBiasGradientAttributes>().accumulate;
+  return {.flops = static_cast<double>(op.input(0).shape.elements()),
+          .bytes = bytes_of(op.input(0)) + (accumulate ? 2 : 1) * bytes_of(op.output(0))};
+}
+
+uint64_t scratch_linear(const OpView& op) {
+  return gemm_scratch_bytes(linear_tiles(op.input(0).shape, op.input(1).shape), op.input(0).dtype,
+                            op.input(1).dtype, op.output(0).dtype);
+}
+
+uint64_t scratch_linear_data_gradient(const OpView& op) {
+  return gemm_scratch_bytes(linear_data_gradient_tiles(op.input(0).shape, op.input(1).shape),
+                            op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
+}
+
+uint64_t scratch_linear_weight_gradient(const OpView& op) {
+  return gemm_scratch_bytes(linear_weight_gradient_tiles(op.input(0).shape, op.input(1).shape),
+                            op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
+}
+
+uint64_t workspace_linear_weight_gradient(const OpView& op) {
+  const Shape& dy = op.input(0).shape;
+  const Shape& x = op.input(1).shape;
+  return gemm_workspace_bytes(linear_weight_gradient_tiles(dy, x), dy[1], x[1], op.output(0).dtype);
+}
+
+uint64_t workspace_linear_bias_gradient(const OpView& op) {
+  const Shape& dy = op.input(0).shape;
+  return static_cast<uint64_t>(linear_bias_gradient_pieces(dy) * dy[1]) *
+         size_of(op.output(0).dtype);
+}
+
+std::string print_linear(const Attributes& attributes) {
+  return attributes.as<LinearAttributes>().accumulation_output ? "accumulation_output=1" : "";
+}
+
+std::string print_linear_weight_gradient(const Attributes& attributes) {
+  return attributes.as<LinearWeightGradientAttributes>().accumulate ? "accumulate=1" : "";
+}
+
+std::string print_linear_bias_gradient(const Attributes& attributes) {
+  return attributes.as<LinearBiasGradientAttributes>().accumulate ? "accumulate=1" : "";
+}
+
+std::vector<OpSample> samples_linear() {
+  const auto plain = [](int64_t rows, int64_t inputs, int64_t outputs, bool bias, bool wide) {
+    return [=](SampleBuilder& sample) {
+      const ValueId x = sample.tensor("x", {rows, inputs});
+      const ValueId weight = sample.tensor("weight", {outputs, inputs});
+      const ValueId b = bias ? sample.tensor("bias", {outputs}) : ValueId{};
+      const LinearOptions options{.bias = b, .accumulation_output = wide};
+      sample.result(linear(sample.builder(), x, weight, options, "y"));
+    };
+  };
+  // One weight in two products, so that its gradients from both must be summed.
+  const auto shared = [](SampleBuilder& sample) {
+    const ValueId x = sample.tensor("x", {7, 5});
+    const ValueId weight = sample.tensor("weight", {5, 5});
+    const ValueId bias = sample.tensor("bias", {5});
+    const LinearOptions options{.bias = bias, .accumulation_output = false};
+    const ValueId hidden = linear(sample.builder(), x, weight, options, "hidden");
+    sample.result(linear(sample.builder(), hidden, weight, options, "y"));
+  };
+  // Long enough that the gradients of weight and bias are summed in several pieces. x is a
+  // constant: finite differences of so many elements would take too long.
+  const auto many_rows = [](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    const ValueId x = sample.tensor("x", {8200, 16}, constant);
+    const ValueId weight = sample.tensor("weight", {16, 16});
+    const ValueId bias = sample.tensor("bias", {16});
+    const LinearOptions options{.bias = bias, .accumulation_output = true};
+    sample.result(linear(sample.builder(), x, weight, options, "y"));
+  };
+  return {{"no_bias", plain(9, 17, 5, false, false)},
+          {"bias", plain(6, 8, 19, true, false)},
+          {"one_by_one", plain(1, 1, 1, true, false)},
+          {"one_row", plain(1, 33, 4, true, false)},
+          {"accumulation_output", plain(10, 13, 6, false, true)},
+          {"accumulation_output_bias", plain(5, 7, 3, true, true)},
+          {"shared_weight", shared},
+          {"many_rows", many_rows}};
+}
+
+}  // namespace
+
+ValueId linear(Builder& builder, ValueId x, ValueId weight, const LinearOptions& options,
+               const std::string& name) {
+  const LinearAttributes attributes{.accumulation_output = options.accumulation_output};
+  return builder.emit(kLinear, Attributes(attributes), {x, weight, options.bias}, name)[0];
+}
+
+const OpSpec kLinear{.name = "linear",
+                     .infer = infer_linear,
+                     .differentiate = differentiate_linear,
+                     .cost = cost_linear,
+                     .cpu_kernel = linear_cpu_kernel,
+                     .scratch_bytes = scratch_linear,
+                     .print_attributes = print_linear,
+                     .samples = samples_linear};
+
+const OpSpec kLinearDataGradient{.name = "linear_data_gradient",
+                                 .infer = infer_linear_data_gradient,
+                                 .cost = cost_linear_data_gradient,
+                                 .cpu_kernel = linear_data_gradient_cpu_kernel,
+                                 .scratch_bytes = scratch_linear_data_gradient};
+
+const OpSpec kLinearWeightGradient{.name = "linear_weight_gradient",
+                                   .infer = infer_linear_weight_gradient,
+                                   .cost = cost_linear_weight_gradient,
+                                   .cpu_kernel = linear_weight_gradient_cpu_kernel,
+                                   .workspace_bytes = workspace_linear_weight_gradient,
+                                   .scratch_bytes = scratch_linear_weight_gradient,
+                                   .print_attributes = print_linear_weight_gradient};
+
+const OpSpec kLinearBiasGradient{.name = "linear_bias_gradient",
+                                 .infer = infer_linear_bias_gradient,
+                                 .cost = cost_linear_bias_gradient,
+                                 .cpu_kernel = linear_bias_gradient_cpu_kernel,
+                                 .workspace_bytes = workspace_linear_bias_gradient,
+                                 .print_attributes = print_linear_bias_gradient};
+
+}  // namespace troupe

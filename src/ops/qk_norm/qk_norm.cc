@@ -1,0 +1,213 @@
+#include "ops/qk_norm/qk_norm.h"
+
+#include <fmt/format.h>
+
+#include "ops/rms_norm/rms_row.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+
+CpuKernel qk_norm_cpu_kernel(const OpView& op);
+CpuKernel qk_norm_gradient_cpu_kernel(const OpView& op);
+CpuKernel qk_norm_weight_gradient_cpu_kernel(const OpView& op);
+
+namespace {
+
+template <class Heads>
+bool is_fused_projection(const Value& value, const Heads& attributes) {
+  return attributes.heads >= 1 && attributes.groups >= 1 && attributes.head_dim >= 1 &&
+         is_float(value.dtype) && value.shape.rank() == 2 &&
+         value.shape[1] == int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim;
+}
+
+bool is_head_gain(const Value& gamma, const Value& qkv, int32_t head_dim) {
+  return gamma.dtype == qkv.dtype && gamma.shape == Shape({head_dim});
+}
+
+template <class Heads>
+bool is_head_statistic(const Value& rstd, const Value& qkv, const Heads& attributes) {
+  return rstd.dtype == accumulation_dtype(qkv.dtype) &&
+         rstd.shape == Shape({qkv.shape[0], attributes.heads + attributes.groups});
+}
+
+bool is_gradient_of(const Value& dy, const Value& qkv) {
+  return dy.dtype == qkv.dtype && dy.shape == qkv.shape && dy.rows == qkv.rows;
+}
+
+void infer_qk_norm(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 3, "qk_norm: takes qkv, gamma_q and gamma_k");
+  const auto& attributes = context.attributes<QkNormAttributes>();
+  const Value qkv = context.input(0);
+  TROUPE_CHECK(is_fused_projection(qkv, attributes),
+               "qk_norm: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
+  TROUPE_CHECK(
+      is_head_gain(context.input(1), qkv, attributes.head_dim) &&
+          is_head_gain(context.input(2), qkv, attributes.head_dim),
+      "qk_norm: a gain is not [d]: " + context.input(1).name + ", " + context.input(2).name);
+  context.output("", qkv.dtype, qkv.shape, qkv.rows);
+  context.output("rstd", accumulation_dtype(qkv.dtype),
+                 {qkv.shape[0], attributes.heads + attributes.groups}, qkv.rows);
+}
+
+void infer_qk_norm_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 5,
+               "qk_norm_gradient: takes dy, qkv, gamma_q, gamma_k and rstd");
+  const auto& attributes = context.attributes<QkNormAttributes>();
+  const Value qkv = context.input(1);
+  TROUPE_CHECK(is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
+                   is_head_gain(context.input(2), qkv, attributes.head_dim) &&
+                   is_head_gain(context.input(3), qkv, attributes.head_dim) &&
+                   is_head_statistic(context.input(4), qkv, attributes),
+               "qk_norm_gradient: operands do not belong to " + qkv.name);
+  context.output("", qkv.dtype, qkv.shape, qkv.rows);
+}
+
+void infer_qk_norm_weight_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 4,
+               "qk_norm_weight_gradient: takes dy, qkv, rstd and target");
+  const auto& attributes = context.attributes<QkNormWeightGradientAttributes>();
+  const Value qkv = context.input(1);
+  TROUPE_CHECK(
+      is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
+          is_head_statistic(context.input(2), qkv, attributes) && attributes.first_head >= 0 &&
+          attributes.head_count >= 1 &&
+          attributes.first_head + attributes.head_count <= attributes.heads + attributes.groups,
+      "qk_norm_weight_gradient: operands do not belong to " + qkv.name);
+  declare_weight_gradient(context, 3, "", qkv.dtype, {attributes.head_dim});
+}
+
+void differentiate_qk_norm(DerivativeContext& context) {
+  Builder& builder = context.builder();
+  const auto attributes = context.attributes<QkNormAttributes>();
+  const ValueId dy = context.output_gradient(0);
+  const ValueId rstd = context.output(1);
+  if (!dy.valid()) return;
+  if (context.wants(0)) {
+    context.add_gradient(
+        0, builder.emit(kQkNormGradient, Attributes(attributes),
+                        {dy, context.input(0), context.input(1), context.input(2), rstd},
+                        "d_" + context.input_name(0))[0]);
+  }
+  for (const int gain : {1, 2}) {
+    if (!context.wants(gain)) continue;
+    const auto target = context.weight_target(gain);
+    const QkNormWeightGradientAttributes weight_attributes{
+        .heads = attributes.heads,
+        .groups = attributes.groups,
+        .head_dim = attributes.head_dim,
+        .first_head = gain == 1 ? 0 : attributes.heads,
+        .head_count = gain == 1 ? attributes.heads : attributes.groups,
+        .accumulate = target.accumulate};
+    context.add_weight_gradient(gain,
+                                builder.emit(kQkNormWeightGradient, Attributes(weight_attributes),
+                                             {dy, context.input(0), rstd, target.target},
+                                             "d_" + context.input_name(gain))[0]);
+  }
+}
+
+double qk_norm_normalized_elements(const OpView& op) {
+  const auto& attributes = op.attributes<QkNormAttributes>();
+  return static_cast<double>(op.input(0).shape[0]) * (attributes.heads + attributes.groups) *
+         attributes.head_dim;
+}
+
+Cost cost_qk_norm(const OpView& op) {
+  return {.flops = 4 * qk_norm_normalized_elements(op),
+          .bytes = static_cast<double>(2 * op.input(0).bytes() + 2 * op.input(1).bytes() +
+                                       op.output(1).bytes())};
+}
+
+Cost cost_qk_norm_gradient(const OpView& op) {
+  return {.flops = 8 * qk_norm_normalized_elements(op),
+          .bytes = static_cast<double>(3 * op.input(0).bytes() + 2 * op.input(2).bytes() +
+                                       op.input(4).bytes())};
+}
+
+Cost cost_qk_norm_weight_gradient(const OpView& op) {
+  const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
+  const double heads = static_cast<double>(op.input(0).shape[0]) * attributes.head_count;
+  const double elements = heads * attributes.head_dim;
+  return {.flops = 3 * elements,
+          .bytes = 2 * elements * static_cast<double>(size_of(op.input(0).dtype)) +
+                   heads * static_cast<double>(size_of(op.input(2).dtype)) +
+                   (attributes.accumulate ? 2 : 1) * static_cast<double>(op.output(0).bytes())};
+}
+
+uint64_t workspace_qk_norm_weight_gradient(const OpView& op) {
+  const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
+  const RmsPieces pieces =
+      rms_pieces(op.input(0).shape[0], int64_t{attributes.head_count} * attributes.head_dim);
+  return static_cast<uint64_t>(pieces.count) * op.output(0).bytes();
+}
+
+std::string print_qk_norm(const Attributes& attributes) {
+  const auto& values = attributes.as<QkNormAttributes>();
+  return fmt::format("heads={} groups={} head_dim={} epsilon={}", values.heads, values.groups,
+                     values.head_dim, values.epsilon);
+}
+
+std::string print_qk_norm_weight_gradient(const Attributes& attributes) {
+  const auto& values = attributes.as<QkNormWeightGradientAttributes>();
+  return fmt::format("heads={} groups={} head_dim={} first_head={} head_count={} accumulate={}",
+                     values.heads, values.groups, values.head_dim, values.first_head,
+                     values.head_count, values.accumulate ? 1 : 0);
+}
+
+std::vector<OpSample> samples_qk_norm() {
+  const auto dense = [](int64_t rows, int32_t heads, int32_t groups, int32_t head_dim,
+                        bool differentiable) {
+    return [=](SampleBuilder& sample) {
+      const QkNormAttributes attributes{
+          .heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = 0.01};
+      const ValueId qkv = sample.tensor("qkv", {rows, int64_t{heads + 2 * groups} * head_dim},
+                                        {.differentiable = differentiable});
+      const ValueId gamma_q = sample.tensor("gamma_q", {head_dim});
+      const ValueId gamma_k = sample.tensor("gamma_k", {head_dim});
+      sample.result(qk_norm(sample.builder(), qkv, gamma_q, gamma_k, attributes, "y"));
+    };
+  };
+  const auto ragged = [](SampleBuilder& sample) {
+    const QkNormAttributes attributes{.heads = 2, .groups = 1, .head_dim = 4, .epsilon = 1e-6};
+    const ValueId rows = sample.integers("rows", {1}, {3});
+    const ValueId qkv = sample.tensor("qkv", {5, 16}, {.rows = rows});
+    const ValueId gamma_q = sample.tensor("gamma_q", {4});
+    const ValueId gamma_k = sample.tensor("gamma_k", {4});
+    sample.result(qk_norm(sample.builder(), qkv, gamma_q, gamma_k, attributes, "y"));
+  };
+  return {{"grouped", dense(3, 4, 2, 10, true)},
+          {"one head each", dense(2, 1, 1, 17, true)},
+          {"smallest", dense(1, 1, 1, 2, true)},
+          {"ragged", ragged},
+          {"many rows", dense(2500, 2, 1, 8, false)}};
+}
+
+}  // namespace
+
+ValueId qk_norm(Builder& builder, ValueId qkv, ValueId gamma_q, ValueId gamma_k,
+                const QkNormAttributes& attributes, const std::string& name) {
+  return builder.emit(kQkNorm, Attributes(attributes), {qkv, gamma_q, gamma_k}, name)[0];
+}
+
+const OpSpec kQkNorm{.name = "qk_norm",
+                     .infer = infer_qk_norm,
+                     .differentiate = differentiate_qk_norm,
+                     .cost = cost_qk_norm,
+                     .cpu_kernel = qk_norm_cpu_kernel,
+                     .print_attributes = print_qk_norm,
+                     .samples = samples_qk_norm};
+
+const OpSpec kQkNormGradient{.name = "qk_norm_gradient",
+                             .infer = infer_qk_norm_gradient,
+                             .cost = cost_qk_norm_gradient,
+                             .cpu_kernel = qk_norm_gradient_cpu_kernel,
+                             .print_attributes = print_qk_norm};
+
+const OpSpec kQkNormWeightGradient{.name = "qk_norm_weight_gradient",
+                                   .infer = infer_qk_norm_weight_gradient,
+                                   .cost = cost_qk_norm_weight_gradient,
+                                   .cpu_kernel = qk_norm_weight_gradient_cpu_kernel,
+                                   .workspace_bytes = workspace_qk_norm_weight_gradient,
+                                   .print_attributes = print_qk_norm_weight_gradient};
+
+}  // namespace troupe

@@ -1,0 +1,139 @@
+#include "ops/router_z_loss/router_z_loss.h"
+
+#include <fmt/format.h>
+#include <vector>
+
+#include "ops/router_z_loss/router_z_loss_cpu.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+
+CpuKernel router_z_loss_cpu_kernel(DType dtype);
+CpuKernel router_z_loss_gradient_cpu_kernel(DType dtype);
+
+namespace {
+
+void check_router_z_logits(const Value& logits) {
+  TROUPE_CHECK((logits.dtype == DType::f32 || logits.dtype == DType::f64) &&
+                   logits.shape.rank() == 2 && !logits.rows.valid(),
+               "router_z_loss needs f32 or f64 logits [T, E]: " + logits.name);
+}
+
+void infer_router_z_loss(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "router_z_loss takes the logits");
+  check_router_z_logits(context.input(0));
+  const DType dtype = context.input(0).dtype;
+  context.output("", dtype, {1});
+}
+
+void infer_router_z_loss_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "router_z_loss_gradient takes logits, d_loss");
+  check_router_z_logits(context.input(0));
+  const DType dtype = context.input(0).dtype;
+  const Shape shape = context.input(0).shape;
+  TROUPE_CHECK(
+      context.input(1).dtype == dtype && context.input(1).shape == Shape({1}),
+      "router_z_loss_gradient: d_loss is [1] of the logits' dtype: " + context.input(1).name);
+  context.output("", dtype, shape);
+}
+
+void differentiate_router_z_loss(DerivativeContext& context) {
+  if (!context.wants(0)) return;
+  const auto attributes = context.attributes<RouterZLossAttributes>();
+  const ValueId gradient = context.builder().emit(kRouterZLossGradient, Attributes(attributes),
+                                                  {context.input(0), context.output_gradient(0)},
+                                                  "d_" + context.input_name(0))[0];
+  context.add_gradient(0, gradient);
+}
+
+// A maximum, a difference, an exponential and its sum for each logit.
+Cost cost_router_z_loss(const OpView& view) {
+  return {.flops = 4 * static_cast<double>(view.input(0).shape.elements()),
+          .bytes = static_cast<double>(view.input(0).bytes())};
+}
+
+Cost cost_router_z_loss_gradient(const OpView& view) {
+  return {.flops = 5 * static_cast<double>(view.input(0).shape.elements()),
+          .bytes = static_cast<double>(2 * view.input(0).bytes())};
+}
+
+CpuKernel router_z_loss_kernel(const OpView& view) {
+  return router_z_loss_cpu_kernel(view.input(0).dtype);
+}
+
+CpuKernel router_z_loss_gradient_kernel(const OpView& view) {
+  return router_z_loss_gradient_cpu_kernel(view.input(0).dtype);
+}
+
+uint64_t router_z_loss_workspace_bytes(const OpView& view) {
+  const Shape& shape = view.input(0).shape;
+  return static_cast<uint64_t>(router_z_chunks(shape[0], shape[1])) * sizeof(double);
+}
+
+// The exponentials of one token.
+uint64_t router_z_loss_scratch_bytes(const OpView& view) {
+  const Value& logits = view.input(0);
+  return static_cast<uint64_t>(logits.shape[1]) * size_of(logits.dtype);
+}
+
+std::string print_router_z_loss(const Attributes& attributes) {
+  return fmt::format("coefficient={}", attributes.as<RouterZLossAttributes>().coefficient);
+}
+
+OpSample sample_router_z_loss(const std::string& name, const Shape& shape, double coefficient) {
+  return {name, [=](SampleBuilder& sample) {
+            SampleBuilder::Options options;
+            options.accumulation = true;
+            options.deviation = 2;
+            const ValueId logits = sample.tensor("logits", shape, options);
+            sample.result(
+                router_z_loss(sample.builder(), logits, {.coefficient = coefficient}, "loss"));
+          }};
+}
+
+std::vector<OpSample> samples_router_z_loss() {
+  return {
+      sample_router_z_loss("a few tokens", {6, 5}, 1),
+      sample_router_z_loss("more experts than lanes", {4, 35}, 0.25),
+      sample_router_z_loss("one token, one expert", {1, 1}, 0.5),
+      {"many chunks",
+       [](SampleBuilder& sample) {
+         // Most logits are constants: only a few rows are worth a finite difference.
+         SampleBuilder::Options options;
+         options.accumulation = true;
+         options.differentiable = false;
+         const ValueId many = sample.tensor("many_logits", {10000, 5}, options);
+         options.differentiable = true;
+         const ValueId few = sample.tensor("logits", {3, 5}, options);
+         for (const ValueId logits : {many, few}) {
+           sample.result(router_z_loss(sample.builder(), logits, {.coefficient = 1}, "loss"));
+         }
+       }},
+  };
+}
+
+}  // namespace
+
+ValueId router_z_loss(Builder& builder, ValueId logits, const RouterZLossAttributes& attributes,
+                      const std::string& name) {
+  return builder.emit(kRouterZLoss, Attributes(attributes), {logits}, name)[0];
+}
+
+const OpSpec kRouterZLoss{.name = "router_z_loss",
+                          .infer = infer_router_z_loss,
+                          .differentiate = differentiate_router_z_loss,
+                          .cost = cost_router_z_loss,
+                          .cpu_kernel = router_z_loss_kernel,
+                          .workspace_bytes = router_z_loss_workspace_bytes,
+                          .scratch_bytes = router_z_loss_scratch_bytes,
+                          .print_attributes = print_router_z_loss,
+                          .samples = samples_router_z_loss};
+
+const OpSpec kRouterZLossGradient{.name = "router_z_loss_gradient",
+                                  .infer = infer_router_z_loss_gradient,
+                                  .cost = cost_router_z_loss_gradient,
+                                  .cpu_kernel = router_z_loss_gradient_kernel,
+                                  .print_attributes = print_router_z_loss};
+
+}  // namespace troupe

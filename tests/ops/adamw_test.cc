@@ -1,0 +1,239 @@
+// AdamW against a naive computation in double over several steps, and its rules for skipping, decay
+// and bf16 parameters. (The generic tests cannot run it: it changes state.)
+#include "ops/adamw/adamw.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gtest/gtest.h>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "program/verify.h"
+#include "runtime/cpu/cpu_interpreter.h"
+
+namespace troupe::testing {
+namespace {
+
+constexpr double kLearningRate = 0.01;
+constexpr double kWeightDecay = 0.1;
+constexpr int64_t kRows = 5;
+constexpr int64_t kColumns = 8001;  // several chunks and a tail
+constexpr int64_t kElements = kRows * kColumns;
+
+std::vector<double> normals(uint32_t stream) {
+  std::vector<double> values;
+  for (uint64_t i = 0; i < kElements; ++i) {
+    values.push_back(static_cast<float>(random_normal(8, RandomStream::test, stream, i)));
+  }
+  return values;
+}
+
+void write(const TensorView& view, const std::vector<double>& values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (view.dtype == DType::f64) view.as<double>()[i] = values[i];
+    if (view.dtype == DType::f32) view.as<float>()[i] = static_cast<float>(values[i]);
+    if (view.dtype == DType::bf16) view.as<bf16>()[i] = bf16(values[i]);
+  }
+}
+
+std::vector<double> read(const TensorView& view) {
+  std::vector<double> values(static_cast<size_t>(view.shape.elements()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (view.dtype == DType::f64) values[i] = view.as<double>()[i];
+    if (view.dtype == DType::f32) values[i] = static_cast<double>(view.as<float>()[i]);
+    if (view.dtype == DType::bf16) values[i] = static_cast<double>(view.as<bf16>()[i]);
+  }
+  return values;
+}
+
+// A program that is one AdamW update, with its state.
+class Update {
+ public:
+  Update(DType dtype, const AdamWAttributes& attributes, int threads = 2) : pool_(threads) {
+    const DType sums = accumulation_dtype(dtype);
+    const Shape shape{kRows, kColumns};
+    auto table = std::make_shared<StateTable>();
+    const StateId gradient =
+        table->add({.name = "d_w", .dtype = sums, .shape = shape, .role = Role::gradient});
+    parameter_ = table->add({.name = "w",
+                             .dtype = dtype,
+                             .shape = shape,
+                             .role = Role::parameter,
+                             .gradient = gradient});
+    gradient_ = gradient;
+    const auto moment = [&](const std::string& name) {
+      return table->add({.name = name, .dtype = sums, .shape = shape, .role = Role::optimizer});
+    };
+    exp_avg_ = moment("w.exp_avg");
+    exp_avg_sq_ = moment("w.exp_avg_sq");
+    if (dtype == DType::bf16) master_ = moment("w.master");
+
+    program_ = std::make_unique<Program>(table);
+    Builder builder(*program_);
+    const AdamWTensors tensors{.parameter = builder.state(parameter_),
+                               .gradient = builder.state(gradient_),
+                               .exp_avg = builder.state(exp_avg_),
+                               .exp_avg_sq = builder.state(exp_avg_sq_),
+                               .master = master_.valid() ? builder.state(master_) : ValueId{}};
+    scalars_ = {.learning_rate = builder.input("learning_rate", DType::f64, {1}),
+                .weight_decay = builder.input("weight_decay", DType::f64, {1}),
+                .step = builder.input("step", DType::i64, {1}),
+                .coefficient = builder.input("coefficient", DType::f64, {1}),
+                .skip = builder.input("skip", DType::i32, {1})};
+    adamw(builder, tensors, scalars_, attributes, "w");
+    verify_program(*program_);
+    storage_ = std::make_unique<StateStorage>(table);
+    interpreter_ = std::make_unique<CpuInterpreter>(*program_, plan_memory(*program_, threads),
+                                                    *storage_, pool_);
+  }
+
+  // Starts from this parameter and zero moments.
+  void set_parameter(const std::vector<double>& values) {
+    write(storage_->view(parameter_), values);
+    if (master_.valid()) write(storage_->view(master_), values);
+  }
+
+  void run(int64_t step, const std::vector<double>& gradient, double coefficient = 1,
+           int32_t skip = 0) {
+    write(storage_->view(gradient_), gradient);
+    *interpreter_->view(scalars_.learning_rate).as<double>() = kLearningRate;
+    *interpreter_->view(scalars_.weight_decay).as<double>() = kWeightDecay;
+    *interpreter_->view(scalars_.step).as<int64_t>() = step;
+    *interpreter_->view(scalars_.coefficient).as<double>() = coefficient;
+    *interpreter_->view(scalars_.skip).as<int32_t>() = skip;
+    interpreter_->run();
+  }
+
+  std::vector<double> parameter() const { return read(storage_->view(parameter_)); }
+  std::vector<double> gradient() const { return read(storage_->view(gradient_)); }
+  std::vector<double> exp_avg() const { return read(storage_->view(exp_avg_)); }
+  std::vector<double> exp_avg_sq() const { return read(storage_->view(exp_avg_sq_)); }
+  std::vector<double> master() const { return read(storage_->view(master_)); }
+
+ private:
+  ThreadPool pool_;
+  StateId parameter_, gradient_, exp_avg_, exp_avg_sq_, master_;
+  std::unique_ptr<Program> program_;
+  AdamWScalars scalars_;
+  std::unique_ptr<StateStorage> storage_;
+  std::unique_ptr<CpuInterpreter> interpreter_;
+};
+
+struct NaiveAdamW {
+  AdamWAttributes attributes;
+  std::vector<double> parameter;
+  std::vector<double> exp_avg = std::vector<double>(kElements, 0.0);
+  std::vector<double> exp_avg_sq = std::vector<double>(kElements, 0.0);
+
+  void run(int64_t step, const std::vector<double>& gradient, double coefficient) {
+    const double beta1 = attributes.beta1;
+    const double beta2 = attributes.beta2;
+    for (size_t i = 0; i < parameter.size(); ++i) {
+      const double g = coefficient * gradient[i];
+      if (attributes.decay) parameter[i] -= kLearningRate * kWeightDecay * parameter[i];
+      exp_avg[i] = beta1 * exp_avg[i] + (1 - beta1) * g;
+      exp_avg_sq[i] = beta2 * exp_avg_sq[i] + (1 - beta2) * g * g;
+      const double m_hat = exp_avg[i] / (1 - std::pow(beta1, step));
+      const double v_hat = exp_avg_sq[i] / (1 - std::pow(beta2, step));
+      parameter[i] -= kLearningRate * m_hat / (std::sqrt(v_hat) + attributes.epsilon);
+    }
+  }
+};
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+void expect_trajectory(DType dtype, bool decay, double tolerance) {
+  const AdamWAttributes attributes{.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = decay};
+  Update update(dtype, attributes);
+  NaiveAdamW naive{.attributes = attributes, .parameter = normals(0)};
+  update.set_parameter(naive.parameter);
+  for (uint32_t step = 1; step <= 4; ++step) {
+    const auto gradient = normals(step);
+    const double coefficient = step == 3 ? 0.25 : 1.0;
+    update.run(step, gradient, coefficient);
+    naive.run(step, gradient, coefficient);
+    EXPECT_EQ(update.gradient(), gradient) << "the gradient is only read";
+  }
+  EXPECT_LE(largest_difference(dtype == DType::bf16 ? update.master() : update.parameter(),
+                               naive.parameter),
+            tolerance);
+  EXPECT_LE(largest_difference(update.exp_avg(), naive.exp_avg), tolerance);
+  EXPECT_LE(largest_difference(update.exp_avg_sq(), naive.exp_avg_sq), tolerance);
+}
+
+// Values up to about 5, a few roundings in each of four steps: 5 * 4 * 3 times the unit roundoff
+// (1.1e-16 in double, 6e-8 in single precision).
+constexpr double kDoubleTolerance = 1e-14;
+constexpr double kSingleTolerance = 4e-6;
+
+TEST(AdamW, AgreesWithANaiveComputation) {
+  for (const bool decay : {true, false}) {
+    SCOPED_TRACE(decay ? "with decay" : "without decay");
+    expect_trajectory(DType::f64, decay, kDoubleTolerance);
+    expect_trajectory(DType::f32, decay, kSingleTolerance);
+    expect_trajectory(DType::bf16, decay, kSingleTolerance);
+  }
+}
+
+TEST(AdamW, FirstStepMovesByTheLearningRate) {
+  // With zero moments m_hat / sqrt(v_hat) is the sign of the gradient.
+  Update update(DType::f64, {.decay = true});
+  update.set_parameter(std::vector<double>(kElements, 2.0));
+  std::vector<double> gradient(kElements, 3.0);
+  gradient[1] = -0.5;
+  update.run(1, gradient);
+  const double decayed = 2.0 * (1 - kLearningRate * kWeightDecay);
+  // Epsilon shortens the step by 1e-8 / |g|.
+  EXPECT_NEAR(update.parameter()[0], decayed - kLearningRate, 1e-9);
+  EXPECT_NEAR(update.parameter()[1], decayed + kLearningRate, 1e-9);
+}
+
+TEST(AdamW, ABrainFloatParameterIsTheRoundedMaster) {
+  Update update(DType::bf16, {});
+  const auto start = normals(0);
+  update.set_parameter(start);
+  update.run(1, normals(1));
+  const auto parameter = update.parameter();
+  const auto master = update.master();
+  for (size_t i = 0; i < parameter.size(); ++i) {
+    ASSERT_EQ(parameter[i], static_cast<double>(bf16(master[i]))) << i;
+  }
+  EXPECT_GT(largest_difference(master, start), kLearningRate / 2) << "nothing was updated";
+}
+
+TEST(AdamW, NothingChangesWhenTheStepIsSkipped) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Update update(dtype, {});
+    update.set_parameter(normals(0));
+    update.run(1, normals(1));
+    const auto parameter = update.parameter();
+    const auto exp_avg = update.exp_avg();
+    const auto exp_avg_sq = update.exp_avg_sq();
+    const std::vector<double> bad(kElements, std::numeric_limits<double>::quiet_NaN());
+    update.run(2, bad, /*coefficient=*/1, /*skip=*/1);
+    EXPECT_EQ(update.parameter(), parameter);
+    EXPECT_EQ(update.exp_avg(), exp_avg);
+    EXPECT_EQ(update.exp_avg_sq(), exp_avg_sq);
+  }
+}
+
+TEST(AdamW, ThreadsChangeNoBit) {
+  std::vector<std::vector<double>> results;
+  for (const int threads : {1, 3}) {
+    Update update(DType::f32, {}, threads);
+    update.set_parameter(normals(0));
+    for (uint32_t step = 1; step <= 2; ++step) update.run(step, normals(step));
+    results.push_back(update.parameter());
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+}  // namespace
+}  // namespace troupe::testing

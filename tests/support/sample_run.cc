@@ -1,0 +1,209 @@
+#include "support/sample_run.h"
+
+#include <cmath>
+#include <limits>
+
+#include "base/random.h"
+#include "passes/autodiff.h"
+#include "program/verify.h"
+
+namespace troupe::testing {
+namespace {
+
+template <class T>
+void store(void* data, int64_t i, double value) {
+  static_cast<T*>(data)[i] = static_cast<T>(value);
+}
+
+double load_element(const TensorView& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::f64:
+      return static_cast<const double*>(view.data)[i];
+    case DType::f32:
+      return static_cast<const float*>(view.data)[i];
+    case DType::bf16:
+      return static_cast<const bf16*>(view.data)[i];
+    case DType::i64:
+      return static_cast<double>(static_cast<const int64_t*>(view.data)[i]);
+    case DType::i32:
+      return static_cast<const int32_t*>(view.data)[i];
+    case DType::u8:
+      return static_cast<const uint8_t*>(view.data)[i];
+  }
+  return 0;
+}
+
+void store_element(const TensorView& view, int64_t i, double value) {
+  switch (view.dtype) {
+    case DType::f64:
+      return store<double>(view.data, i, value);
+    case DType::f32:
+      return store<float>(view.data, i, value);
+    case DType::bf16:
+      return store<bf16>(view.data, i, value);
+    case DType::i64:
+      return store<int64_t>(view.data, i, value);
+    case DType::i32:
+      return store<int32_t>(view.data, i, value);
+    case DType::u8:
+      return store<uint8_t>(view.data, i, value);
+  }
+}
+
+}  // namespace
+
+SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
+    : options_(options),
+      table_(std::make_shared<const StateTable>()),
+      program_(std::make_unique<Program>(table_)),
+      builder_(*program_),
+      sample_(builder_, options.dtype) {
+  sample.build(sample_);
+  const int32_t forward_ops = program_->op_count();
+
+  std::vector<GradientSeed> seeds;
+  const auto& results = sample_.results();
+  cotangents_.resize(results.size());
+  cotangent_ids_.resize(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Value value = program_->value(results[i].id);
+    if (!results[i].gradient || !is_float(value.dtype)) continue;
+    for (int64_t j = 0; j < value.shape.elements(); ++j) {
+      cotangents_[i].push_back(
+          random_normal(2, RandomStream::test, static_cast<uint32_t>(i), static_cast<uint64_t>(j)));
+    }
+    cotangent_ids_[i] = program_->add_value(Value{.name = "d_" + value.name,
+                                                  .dtype = value.dtype,
+                                                  .shape = value.shape,
+                                                  .role = Role::input,
+                                                  .rows = value.rows});
+    seeds.push_back({results[i].id, cotangent_ids_[i]});
+  }
+  std::vector<ValueId> differentiable;
+  for (const auto& input : sample_.inputs()) {
+    if (input.differentiable) differentiable.push_back(input.id);
+  }
+  gradient_ids_.resize(sample_.inputs().size());
+  if (options.backward && !seeds.empty() && !differentiable.empty()) {
+    MainGradients main_gradients(*table_);
+    const auto gradient =
+        append_backward(builder_, 0, forward_ops, seeds, differentiable, main_gradients);
+    for (size_t i = 0; i < gradient_ids_.size(); ++i) {
+      if (sample_.inputs()[i].differentiable) {
+        gradient_ids_[i] = gradient[static_cast<size_t>(sample_.inputs()[i].id.index)];
+      }
+    }
+  }
+  verify_program(*program_);
+
+  watched_.resize(static_cast<size_t>(program_->value_count()), false);
+  captured_.resize(watched_.size());
+  for (const auto& result : results) watched_[static_cast<size_t>(result.id.index)] = true;
+  for (const ValueId id : gradient_ids_) {
+    if (id.valid()) watched_[static_cast<size_t>(id.index)] = true;
+  }
+
+  MemoryPlan plan = options.oracle ? plan_oracle(*program_, options.threads)
+                                   : plan_memory(*program_, options.threads);
+  verify_memory_plan(*program_, plan);
+  state_ = std::make_unique<StateStorage>(table_);
+  pool_ = std::make_unique<ThreadPool>(options.threads);
+  interpreter_ = std::make_unique<CpuInterpreter>(*program_, std::move(plan), *state_, *pool_);
+}
+
+void SampleRun::write(ValueId id, const std::vector<double>& data) {
+  const TensorView view = interpreter_->view(id);
+  const int64_t live = live_elements(id);
+  const double padding = options_.poison_padding ? std::numeric_limits<double>::quiet_NaN() : 0.0;
+  for (int64_t i = 0; i < view.shape.elements(); ++i) {
+    double value = i < live ? data[static_cast<size_t>(i)] : padding;
+    if (options_.round_to_bf16 && is_float(view.dtype)) value = bf16(value);
+    store_element(view, i, value);
+  }
+}
+
+int64_t SampleRun::live_elements(ValueId id) const {
+  const TensorView view = interpreter_->view(id);
+  return view.shape.rank() == 0 ? 1 : view.rows() * view.shape.row_elements();
+}
+
+void SampleRun::capture(int32_t op) {
+  for (const ValueId output : program_->outputs(program_->op(op))) {
+    if (!watched_[static_cast<size_t>(output.index)]) continue;
+    const TensorView view = interpreter_->view(output);
+    auto& data = captured_[static_cast<size_t>(output.index)];
+    data.resize(static_cast<size_t>(live_elements(output)));
+    for (size_t i = 0; i < data.size(); ++i) {
+      data[i] = load_element(view, static_cast<int64_t>(i));
+    }
+    for (size_t i = 0; i < cotangent_ids_.size(); ++i) {
+      if (sample_.results()[i].id != output || !cotangent_ids_[i].valid()) continue;
+      const TensorView cotangent = interpreter_->view(cotangent_ids_[i]);
+      for (int64_t j = live_elements(output); j < cotangent.shape.elements(); ++j) {
+        store_element(cotangent, j,
+                      options_.poison_padding ? std::numeric_limits<double>::quiet_NaN() : 0.0);
+      }
+    }
+  }
+}
+
+void SampleRun::run(size_t input, int64_t element, double shift) {
+  // Counters first: the live extents of the other inputs depend on them.
+  for (const bool integers : {true, false}) {
+    for (size_t i = 0; i < sample_.inputs().size(); ++i) {
+      const auto& source = sample_.inputs()[i];
+      if (is_float(program_->value(source.id).dtype) == integers) continue;
+      if (i != input || shift == 0) {
+        write(source.id, source.data);
+        continue;
+      }
+      std::vector<double> shifted = source.data;
+      shifted[static_cast<size_t>(element)] += shift;
+      write(source.id, shifted);
+    }
+  }
+  // The live extent of a cotangent may depend on a counter that the program computes: capture()
+  // poisons its padding when the result it belongs to has been computed.
+  for (size_t i = 0; i < cotangent_ids_.size(); ++i) {
+    if (!cotangent_ids_[i].valid()) continue;
+    const TensorView view = interpreter_->view(cotangent_ids_[i]);
+    for (int64_t j = 0; j < view.shape.elements(); ++j) {
+      double value = cotangents_[i][static_cast<size_t>(j)];
+      if (options_.round_to_bf16) value = bf16(value);
+      store_element(view, j, value);
+    }
+  }
+  interpreter_->run_observed([&](int32_t op) { capture(op); });
+}
+
+std::vector<std::vector<double>> SampleRun::results() const {
+  std::vector<std::vector<double>> all;
+  for (const auto& result : sample_.results()) {
+    all.push_back(captured_[static_cast<size_t>(result.id.index)]);
+  }
+  return all;
+}
+
+std::vector<std::vector<double>> SampleRun::gradients() const {
+  std::vector<std::vector<double>> all;
+  for (const ValueId id : gradient_ids_) {
+    all.push_back(id.valid() ? captured_[static_cast<size_t>(id.index)] : std::vector<double>());
+    if (!id.valid() || program_->value(id).role != Role::input) continue;
+    // The rule handed a cotangent through: no operation defines it.
+    const TensorView view = interpreter_->view(id);
+    for (int64_t i = 0; i < live_elements(id); ++i) all.back().push_back(load_element(view, i));
+  }
+  return all;
+}
+
+double SampleRun::objective() const {
+  double sum = 0;
+  for (size_t i = 0; i < cotangents_.size(); ++i) {
+    if (cotangents_[i].empty()) continue;
+    const auto& result = captured_[static_cast<size_t>(sample_.results()[i].id.index)];
+    for (size_t j = 0; j < result.size(); ++j) sum += cotangents_[i][j] * result[j];
+  }
+  return sum;
+}
+
+}  // namespace troupe::testing

@@ -1,0 +1,66 @@
+// Runs an operation's sample, forward and backward, and returns everything it computed as doubles.
+// Shared by the generic operation tests. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "passes/memory_plan.h"
+#include "program/op_sample.h"
+#include "program/op_spec.h"
+#include "runtime/cpu/cpu_interpreter.h"
+
+namespace troupe::testing {
+
+struct SampleRunOptions {
+  DType dtype = DType::f64;
+  int threads = 1;
+  bool oracle = false;
+  bool backward = true;
+  bool poison_padding = true;  // rows beyond the live count hold NaN, otherwise zero
+  bool round_to_bf16 = false;  // inputs are rounded to bf16 first, whatever the dtype
+};
+
+class SampleRun {
+ public:
+  SampleRun(const OpSample& sample, const SampleRunOptions& options);
+
+  // Writes the inputs (element `element` of input `input` shifted by `shift`) and runs.
+  void run(size_t input = 0, int64_t element = 0, double shift = 0);
+
+  const std::vector<SampleBuilder::InputData>& inputs() const { return sample_.inputs(); }
+  // Live elements of input `i`: only these are perturbed and only their gradients compared.
+  int64_t live_elements(ValueId id) const;
+
+  // After run(): live elements of each result; of the gradient of each differentiable input (empty
+  // for other inputs); and sum over results of <random cotangent, result>.
+  std::vector<std::vector<double>> results() const;
+  std::vector<std::vector<double>> gradients() const;
+  double objective() const;
+
+  const Program& program() const { return *program_; }
+
+ private:
+  // Reads the live elements of a watched value as the operation that defines it leaves them; later
+  // its memory may serve another value.
+  void capture(int32_t op);
+  void write(ValueId id, const std::vector<double>& data);
+
+  SampleRunOptions options_;
+  std::shared_ptr<const StateTable> table_;
+  std::unique_ptr<Program> program_;
+  Builder builder_;
+  SampleBuilder sample_;
+  std::vector<std::vector<double>> cotangents_;  // by result; empty where no gradient enters
+  std::vector<ValueId> cotangent_ids_;
+  std::vector<ValueId> gradient_ids_;          // by input
+  std::vector<bool> watched_;                  // by value
+  std::vector<std::vector<double>> captured_;  // by value
+  std::unique_ptr<StateStorage> state_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<CpuInterpreter> interpreter_;
+};
+
+}  // namespace troupe::testing
