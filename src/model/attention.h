@@ -1,0 +1,12 @@
+// Builds grouped-query attention with rotary positions, up to and including its output projection.
+#pragma once
+
+#include "model/decoder.h"
+
+namespace troupe {
+
+// `input` is the normed residual stream [tokens, hidden]; returns the branch to be added to it.
+ValueId build_attention(Builder& builder, const ModelConfig& config, const ModelState& state,
+                        int32_t layer, ValueId rope_table, const BatchValues& batch, ValueId input);
+
+}  // namespace troupe

@@ -1,0 +1,62 @@
+// The state of a model: which parameters it has, their main gradients and optimizer states, and how
+// each parameter starts.
+//
+// Parameters are told apart by (kind, layer). `number` is the parameter's place in the whole model;
+// with the element's index it keys the random initial weights, so they do not depend on how the
+// model is spread over ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/model_config.h"
+#include "program/value.h"
+
+namespace troupe {
+
+enum class ParameterKind : uint8_t {
+  embedding,            // [vocab, hidden]
+  input_norm,           // [hidden]
+  w_qkv,                // [(heads + 2 groups) d, hidden]: query heads, key heads, value heads
+  q_norm,               // [d]
+  k_norm,               // [d]
+  w_attention_out,      // [hidden, heads d]
+  post_attention_norm,  // [hidden]
+  w_router,             // [experts, hidden]
+  w_gate_up,   // dense: [2 ffn, hidden]; experts: [experts, 2 ffn, hidden]; gate rows first
+  w_down,      // dense: [hidden, ffn];   experts: [experts, hidden, ffn]
+  final_norm,  // [hidden]
+  head,        // [vocab, hidden]
+};
+
+struct Parameter {
+  ParameterKind kind;
+  int32_t layer = -1;
+  uint32_t number = 0;
+  StateId value;
+  StateId gradient;  // invalid when the model is not trained
+  StateId exp_avg;   // AdamW moments, likewise
+  StateId exp_avg_sq;
+  StateId master;       // fp32 master weights; only when `value` is bf16
+  double init_std = 0;  // normal initial weights; 0: ones (norms)
+  bool decay = true;    // weight decay applies (not to norms and biases)
+};
+
+struct ModelState {
+  std::shared_ptr<const StateTable> table;
+  std::vector<Parameter> parameters;  // by number
+
+  // Invalid when the model has no such parameter.
+  StateId find(ParameterKind kind, int32_t layer = -1) const;
+};
+
+// Declares the state of the whole model. `dtype` is that of the weights; gradients, moments and
+// master weights have its accumulation type. `trained` adds gradients and optimizer state.
+ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained);
+
+// The initial value of one element: a pure function of its arguments.
+double initial_value(const Parameter& parameter, uint64_t seed, int64_t element);
+
+}  // namespace troupe
