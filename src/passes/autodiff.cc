@@ -1,0 +1,94 @@
+#include "passes/autodiff.h"
+
+#include <utility>
+
+#include "ops/add/add.h"
+#include "program/derivative.h"
+
+namespace troupe {
+namespace {
+
+// Marks every value of the stretch that depends on something whose gradient is wanted.
+std::vector<bool> find_wanted(const Program& program, int32_t first, int32_t last,
+                              std::span<const ValueId> differentiable_inputs) {
+  std::vector<bool> wanted(static_cast<size_t>(program.value_count()), false);
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    const Value& value = program.value(ValueId{i});
+    wanted[static_cast<size_t>(i)] =
+        value.role == Role::parameter && program.state()[value.state].gradient.valid();
+  }
+  for (const ValueId id : differentiable_inputs) wanted[static_cast<size_t>(id.index)] = true;
+  for (int32_t index = first; index < last; ++index) {
+    const Op& op = program.op(index);
+    if (op.spec->differentiate == nullptr) continue;
+    bool any = false;
+    for (const ValueId input : program.inputs(op)) {
+      any = any || (input.valid() && wanted[static_cast<size_t>(input.index)]);
+    }
+    if (!any) continue;
+    for (const ValueId output : program.outputs(op)) {
+      if (is_float(program.value(output).dtype)) wanted[static_cast<size_t>(output.index)] = true;
+    }
+  }
+  return wanted;
+}
+
+bool writes_main_gradient(const Program& program, const Op& op) {
+  for (const ValueId output : program.outputs(op)) {
+    if (program.value(output).role == Role::gradient) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
+                                     std::span<const GradientSeed> seeds,
+                                     std::span<const ValueId> differentiable_inputs,
+                                     MainGradients& main_gradients) {
+  Program& program = builder.program();
+  GradientTable table;
+  table.wanted = find_wanted(program, first, last, differentiable_inputs);
+  table.gradient.resize(static_cast<size_t>(program.value_count()));
+  table.gradient_written = std::move(main_gradients.written);
+  for (const GradientSeed& seed : seeds) {
+    TROUPE_CHECK(builder.value(seed.gradient).shape == builder.value(seed.value).shape,
+                 "a seed has the shape of its value: " + builder.value(seed.value).name);
+    table.gradient[static_cast<size_t>(seed.value.index)] = seed.gradient;
+  }
+
+  const Place caller_place = builder.place;
+  for (int32_t index = last - 1; index >= first; --index) {
+    const Op op = program.op(index);
+    if (op.spec->differentiate == nullptr) continue;
+    bool arrived = false;
+    bool wanted = false;
+    for (const ValueId output : program.outputs(op)) {
+      arrived = arrived || table.gradient[static_cast<size_t>(output.index)].valid();
+    }
+    for (const ValueId input : program.inputs(op)) {
+      wanted = wanted || (input.valid() && table.wanted[static_cast<size_t>(input.index)]);
+    }
+    if (!arrived || !wanted) continue;
+
+    builder.place = op.place;
+    builder.place.phase = Phase::data_gradient;
+    const int32_t before = program.op_count();
+    DerivativeContext context(builder, table, index);
+    op.spec->differentiate(context);
+    for (int32_t emitted = before; emitted < program.op_count(); ++emitted) {
+      if (writes_main_gradient(program, program.op(emitted))) {
+        program.set_phase(emitted, Phase::weight_gradient);
+      }
+    }
+    for (const auto& [value, gradient] : std::exchange(table.arrived, {})) {
+      ValueId& sum = table.gradient[static_cast<size_t>(value.index)];
+      sum = sum.valid() ? add(builder, sum, gradient, "d_" + program.value(value).name) : gradient;
+    }
+  }
+  builder.place = caller_place;
+  main_gradients.written = std::move(table.gradient_written);
+  return std::move(table.gradient);
+}
+
+}  // namespace troupe

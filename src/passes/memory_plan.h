@@ -1,0 +1,73 @@
+// The memory plan: an address for every value of a program, before anything runs.
+//
+// The plan is the allocation: interpreters allocate exactly these arenas, once, and `troupe plan`
+// prints the same numbers. All sizes are multiples of kAlignment.
+//
+//   state       parameters, gradients, optimizer and router state, by StateId; shared by programs
+//   persistent  inputs and metrics of this program
+//   transient   activations, workspace and communication buffers; addresses are reused as soon as
+//               the last operation that needs a value has run
+//   scratch     private memory of each thread, as large as the most demanding operation wants
+//
+// Micro-batches look alike, so the transient part is planned for each distinct run of operations of
+// one micro-batch and repeated; the plan does not depend on the number of micro-batches. Values
+// that live from one micro-batch into another get addresses of their own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "program/program.h"
+
+namespace troupe {
+
+// Where each state tensor lies in the state arena. Depends on the table alone.
+struct StateLayout {
+  explicit StateLayout(const StateTable& state);
+  std::vector<uint64_t> offset;  // by StateId
+  uint64_t bytes = 0;
+  std::array<uint64_t, kRoleCount> bytes_by_role{};
+};
+
+struct MemoryPlan {
+  static constexpr uint64_t kAlignment = 64;
+
+  std::vector<uint64_t> offset;  // by ValueId, in the persistent or the transient arena
+  uint64_t state_bytes = 0;
+  uint64_t persistent_bytes = 0;
+  uint64_t transient_bytes = 0;
+  uint64_t scratch_bytes_per_thread = 0;
+  int threads = 1;
+
+  // Bytes by role: state and persistent roles in full; activations, workspace and communication as
+  // they stand at the operation where most transient bytes are live (plus scratch, as workspace,
+  // and what fragmentation costs, as activations), so that the roles add up to total_bytes().
+  std::array<uint64_t, kRoleCount> bytes_by_role{};
+
+  std::vector<uint64_t> live_bytes;  // by operation: transient bytes live while it runs
+  uint64_t largest_live_bytes = 0;   // their maximum: no plan can do with less than this
+
+  // Oracle plans only: the values whose last use is this operation, to be poisoned after it.
+  std::vector<std::vector<ValueId>> dead_after;
+
+  uint64_t scratch_bytes() const {
+    return scratch_bytes_per_thread * static_cast<uint64_t>(threads);
+  }
+  uint64_t total_bytes() const {
+    return state_bytes + persistent_bytes + transient_bytes + scratch_bytes();
+  }
+};
+
+// Plans the program for a pool of `threads` threads.
+MemoryPlan plan_memory(const Program& program, int threads);
+
+// The plan in which every value has its own memory, nothing is reused and nothing is done in place.
+// With it an interpreter is the oracle that planned runs are compared with.
+MemoryPlan plan_oracle(const Program& program, int threads);
+
+// Aborts unless no two values that are live at the same time overlap (a result stored over an
+// operand on purpose excepted), and everything lies inside its arena.
+void verify_memory_plan(const Program& program, const MemoryPlan& plan);
+
+}  // namespace troupe

@@ -1,0 +1,67 @@
+// Builds the complete programs of one rank: the training step (every micro-batch forward and
+// backward, gradient norm and clipping, optimizer), evaluation, and plain inference.
+//
+// All programs built on one ModelState share its storage. The returned structures name the values
+// that the host writes before a run (inputs) and reads after it (metrics, results).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/decoder.h"
+#include "model/parameters.h"
+#include "program/program.h"
+
+namespace troupe {
+
+struct TrainingStepOptions {
+  int32_t micro_batch_size = 1;
+  int32_t micro_batches = 1;
+  int32_t sequence = 0;
+  double clip_grad = 1.0;  // largest global gradient norm; 0: no clipping
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_epsilon = 1e-8;
+};
+
+// Metrics of one MoE layer, averaged (losses, divided by their coefficients) or summed (counts)
+// over the micro-batches of the step.
+struct LayerMetrics {
+  int32_t layer = 0;
+  ValueId counts;               // f64 [experts]
+  ValueId load_balancing_loss;  // f64 [1]; invalid when the loss is not used
+  ValueId z_loss;               // f64 [1]; likewise
+};
+
+struct TrainingStep {
+  std::unique_ptr<Program> program;
+  std::vector<BatchValues> micro_batches;
+  ValueId learning_rate;  // f64 [1], input
+  ValueId weight_decay;   // f64 [1], input
+  ValueId update_number;  // i64 [1], input: counts updates from 1, for Adam's bias correction
+  ValueId loss;           // f64 [1], metric: mean over micro-batches, nats per token
+  ValueId grad_norm;      // f64 [1], metric: before clipping
+  ValueId skipped;        // i32 [1], metric: 1 when the norm was not finite and nothing was updated
+  std::vector<LayerMetrics> layers;
+};
+
+TrainingStep build_training_step(const ModelConfig& config, const ModelState& state,
+                                 const TrainingStepOptions& options);
+
+struct InferenceStep {
+  std::unique_ptr<Program> program;
+  BatchValues batch;
+  ValueId logits;  // result: [batch * sequence, vocab]; invalid in evaluation programs
+  ValueId loss;    // f64 [1], metric; invalid without labels
+  std::vector<LayerMetrics> layers;
+};
+
+// Forward pass with loss, without auxiliary losses and without keeping the logits.
+InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
+                                    int32_t batch, int32_t sequence);
+
+// Forward pass to the logits; with_loss adds labels and the loss.
+InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
+                                int32_t sequence, bool with_loss);
+
+}  // namespace troupe
