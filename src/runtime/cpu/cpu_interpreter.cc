@@ -1,0 +1,91 @@
+#include "runtime/cpu/cpu_interpreter.h"
+
+#include <cstring>
+
+#include "program/op_spec.h"
+
+namespace troupe {
+
+CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                               ThreadPool& pool)
+    : program_(program),
+      plan_(std::move(plan)),
+      state_(state),
+      pool_(pool),
+      arena_(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
+             "activations and workspace") {
+  TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
+  TROUPE_CHECK(plan_.threads == pool.threads(), "planned for another number of threads");
+  bind();
+}
+
+TensorView CpuInterpreter::view(ValueId id) const {
+  const Value& value = program_.value(id);
+  if (is_state(value.role)) return state_.view(value.state);
+  const uint64_t base = is_persistent(value.role) ? 0 : plan_.persistent_bytes;
+  TensorView view{arena_.data() + base + plan_.offset[static_cast<size_t>(id.index)], value.dtype,
+                  value.shape, nullptr};
+  if (value.rows.valid()) {
+    view.live_rows = this->view(value.rows.counter).as<int32_t>() + value.rows.element;
+  }
+  return view;
+}
+
+void CpuInterpreter::bind() {
+  size_t operand_count = 0;
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    const Op& op = program_.op(index);
+    operand_count += op.input_count + op.output_count;
+  }
+  operands_.reserve(operand_count);  // spans into it must stay valid
+  ops_.reserve(static_cast<size_t>(program_.op_count()));
+  std::byte* const scratch = arena_.data() + plan_.persistent_bytes + plan_.transient_bytes;
+
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    const Op& op = program_.op(index);
+    BoundOp bound;
+    bound.kernel = op.spec->cpu_kernel(OpView{program_, op});
+    TROUPE_CHECK(bound.kernel != nullptr, std::string("no CPU kernel for ") + op.spec->name);
+    const TensorView* first = operands_.data() + operands_.size();
+    for (const ValueId id : program_.inputs(op)) {
+      operands_.push_back(id.valid() ? view(id) : TensorView{});
+    }
+    for (const ValueId id : program_.outputs(op)) operands_.push_back(view(id));
+    bound.arguments.attributes = &op.attributes;
+    bound.arguments.inputs = {first, op.input_count};
+    bound.arguments.outputs = {first + op.input_count, op.output_count};
+    if (op.workspace.valid())
+      bound.arguments.workspace = static_cast<std::byte*>(view(op.workspace).data);
+    bound.arguments.scratch = scratch;
+    bound.arguments.scratch_bytes_per_thread = plan_.scratch_bytes_per_thread;
+    bound.arguments.pool = &pool_;
+    ops_.push_back(bound);
+  }
+  if (!plan_.dead_after.empty()) {
+    std::memset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes);
+  }
+}
+
+void CpuInterpreter::run() {
+  if (!plan_.dead_after.empty()) {
+    run_observed([](int32_t) {});
+    return;
+  }
+  for (const BoundOp& op : ops_) op.kernel(op.arguments);
+}
+
+void CpuInterpreter::run_observed(const std::function<void(int32_t)>& after) {
+  for (size_t index = 0; index < ops_.size(); ++index) {
+    ops_[index].kernel(ops_[index].arguments);
+    after(static_cast<int32_t>(index));
+    if (plan_.dead_after.empty()) continue;
+    for (const ValueId id : plan_.dead_after[index]) poison(id);
+  }
+}
+
+void CpuInterpreter::poison(ValueId id) {
+  // All bits set is NaN in every float type and -1 in the integers.
+  std::memset(view(id).data, 0xff, program_.value(id).bytes());
+}
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+// The CPU interpreter: runs a program, one operation after the other, each on all threads of a
+// pool.
+//
+// Everything is decided before the first run: one arena as the memory plan says, for each operation
+// a function pointer and a block of arguments. A run allocates nothing and reads no data. With an
+// oracle plan (plan_oracle) it is the oracle: every value has memory of its own, and the memory of
+// dead values is filled with NaN.
+//
+// Owns its arena; borrows the program, the state and the pool, which must outlive it. One thread at
+// a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "passes/memory_plan.h"
+#include "program/program.h"
+#include "runtime/arena.h"
+#include "runtime/state_storage.h"
+
+namespace troupe {
+
+class CpuInterpreter {
+ public:
+  CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                 ThreadPool& pool);
+
+  // The memory of a value. The host writes inputs before a run and reads metrics after it; other
+  // values hold what the plan left there.
+  TensorView view(ValueId id) const;
+
+  void run();
+
+  // Runs like run(), and calls after(operation) when each operation has finished.
+  void run_observed(const std::function<void(int32_t)>& after);
+
+  const MemoryPlan& plan() const { return plan_; }
+  // What this interpreter holds, without the state. Equals persistent + transient + scratch bytes
+  // of the plan.
+  uint64_t allocated_bytes() const { return arena_.bytes(); }
+
+ private:
+  struct BoundOp {
+    CpuKernel kernel = nullptr;
+    KernelArguments arguments;
+  };
+  void bind();
+  void poison(ValueId id);
+
+  const Program& program_;
+  MemoryPlan plan_;
+  const StateStorage& state_;
+  ThreadPool& pool_;
+  Arena arena_;
+  std::vector<TensorView> operands_;
+  std::vector<BoundOp> ops_;
+};
+
+}  // namespace troupe
