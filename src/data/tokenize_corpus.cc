@@ -1,0 +1,216 @@
+#include "data/tokenize_corpus.h"
+
+#include <cerrno>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+
+#include "base/error.h"
+#include "data/indexed_dataset.h"
+
+namespace troupe {
+namespace {
+
+constexpr size_t kChunkSize = size_t{1} << 20;
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
+}
+
+bool is_json_lines(const std::string& path, CorpusFormat format) {
+  if (format != CorpusFormat::by_extension) return format == CorpusFormat::jsonl;
+  return path.ends_with(".jsonl") || path.ends_with(".json");
+}
+
+// One run over all inputs. Its functions that read return false when asked to stop.
+class Run {
+ public:
+  Run(const Tokenizer& tokenizer, const TokenizeOptions& options)
+      : tokenizer_(tokenizer),
+        options_(options),
+        writer_(options.output_prefix, token_type_for_vocabulary(tokenizer.vocab_size()),
+                options.overwrite) {}
+
+  TokenizeResult run() {
+    for (const std::string& path : options_.inputs) {
+      if (!file(path)) return result_;
+    }
+    if (result_.progress.documents == 0) {
+      throw_bad_request(
+          fmt::format("no text in the {} input file(s), the first of which is {}: nothing to write",
+                      options_.inputs.size(), options_.inputs.front()));
+    }
+    writer_.finish();
+    result_.completed = true;
+    return result_;
+  }
+
+  void add_input_size(uint64_t bytes) { result_.progress.bytes_total += bytes; }
+
+ private:
+  bool file(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) {
+      throw_failed(fmt::format("cannot open {}: {}", path, std::generic_category().message(errno)));
+    }
+    bool go_on = false;
+    if (is_json_lines(path, options_.format)) {
+      go_on = json_lines(path, in);
+    } else if (options_.split_blank_lines > 0) {
+      go_on = split_text(in);
+    } else {
+      go_on = whole_text(in);
+    }
+    if (in.bad()) throw_failed(fmt::format("cannot read {}: the disk reports an error", path));
+    return go_on;
+  }
+
+  bool whole_text(std::ifstream& in) {
+    std::string text;
+    while (in) {
+      const size_t size = text.size();
+      text.resize(size + kChunkSize);
+      in.read(text.data() + size, static_cast<std::streamsize>(kChunkSize));
+      text.resize(size + static_cast<size_t>(in.gcount()));
+      if (stopped()) return false;
+    }
+    if (in.bad()) return true;
+    result_.progress.bytes_done += text.size();
+    return document(text);
+  }
+
+  bool split_text(std::ifstream& in) {
+    std::string text;
+    std::string line;
+    int64_t blank_lines = 0;  // since the last line that was not blank
+    while (next_line(in, line)) {
+      if (is_blank(line)) {
+        ++blank_lines;
+        continue;
+      }
+      if (blank_lines >= options_.split_blank_lines && !text.empty()) {
+        if (!document(text)) return false;
+        text.clear();
+      }
+      // Blank lines inside a document are kept as empty lines.
+      if (!text.empty()) text.append(static_cast<size_t>(blank_lines) + 1, '\n');
+      text += line;
+      blank_lines = 0;
+    }
+    return text.empty() || document(text);
+  }
+
+  bool json_lines(const std::string& path, std::ifstream& in) {
+    std::string line;
+    int64_t number = 0;
+    while (next_line(in, line)) {
+      ++number;
+      if (is_blank(line)) continue;
+      if (!document(text_of(path, number, line))) return false;
+    }
+    return true;
+  }
+
+  std::string text_of(const std::string& path, int64_t number, const std::string& line) const {
+    nlohmann::json object;
+    try {
+      object = nlohmann::json::parse(line);
+    } catch (const nlohmann::json::exception& error) {
+      throw_bad_request(fmt::format("{}, line {}: not valid JSON: {}", path, number, error.what()));
+    }
+    if (!object.is_object()) {
+      throw_bad_request(
+          fmt::format("{}, line {}: a JSON {}, where an object like {{\"{}\": "
+                      "\"...\"}} belongs",
+                      path, number, object.type_name(), options_.json_key));
+    }
+    const auto field = object.find(options_.json_key);
+    if (field == object.end()) {
+      throw_bad_request(
+          fmt::format("{}, line {}: the object has no field \"{}\"; name the field "
+                      "that holds the text",
+                      path, number, options_.json_key));
+    }
+    if (!field->is_string()) {
+      throw_bad_request(fmt::format("{}, line {}: field \"{}\" is a JSON {}, not a string", path,
+                                    number, options_.json_key, field->type_name()));
+    }
+    return std::move(field->get_ref<std::string&>());
+  }
+
+  bool next_line(std::ifstream& in, std::string& line) {
+    if (!std::getline(in, line)) return false;
+    result_.progress.bytes_done += line.size() + (in.eof() ? 0 : 1);
+    return true;
+  }
+
+  bool document(std::string_view text) {
+    if (stopped()) return false;
+    if (text.empty()) {
+      ++result_.empty_documents;
+      return true;
+    }
+    ids_.clear();
+    tokenizer_.encode(text, ids_);
+    ids_.push_back(tokenizer_.eod());
+    writer_.append(ids_);
+    writer_.end_sequence();
+    writer_.end_document();
+    ++result_.progress.documents;
+    result_.progress.tokens = writer_.num_tokens();
+    if (options_.on_progress) options_.on_progress(result_.progress);
+    return true;
+  }
+
+  bool stopped() const { return options_.stop_requested && options_.stop_requested(); }
+
+  const Tokenizer& tokenizer_;
+  const TokenizeOptions& options_;
+  IndexedDatasetWriter writer_;
+  TokenizeResult result_;
+  std::vector<int32_t> ids_;
+};
+
+}  // namespace
+
+TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+  if (options.inputs.empty()) throw_bad_request("no input file to tokenize; name at least one");
+  if (options.split_blank_lines < 0) {
+    throw_bad_request(fmt::format(
+        "documents cannot be split at runs of {} blank lines; give 0 (one document per file) or "
+        "more",
+        options.split_blank_lines));
+  }
+  // All inputs are looked at before the first is read: a misspelt name at the end of a long list
+  // must not cost the whole run.
+  uint64_t bytes = 0;
+  for (const std::string& path : options.inputs) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(status)) {
+      throw_bad_request(fmt::format("input file {} does not exist", path));
+    }
+    if (std::filesystem::is_directory(status)) {
+      throw_bad_request(
+          fmt::format("input {} is a folder; name the files inside it instead", path));
+    }
+    if (std::filesystem::is_regular_file(status)) {
+      const uintmax_t size = std::filesystem::file_size(path, error);
+      if (!error) bytes += size;
+    }
+    if (options.split_blank_lines > 0 && is_json_lines(path, options.format)) {
+      throw_bad_request(fmt::format(
+          "input {} is read as JSON lines, where each line is a document: splitting at blank lines "
+          "has no meaning there; leave one of the two out",
+          path));
+    }
+  }
+  Run run(tokenizer, options);
+  run.add_input_size(bytes);
+  return run.run();
+}
+
+}  // namespace troupe

@@ -1,0 +1,346 @@
+#include "data/indexed_dataset.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <gtest/gtest.h>
+
+#include "data/data_test_support.h"
+
+namespace troupe {
+namespace {
+
+// The bytes of an index, built from the format's description alone.
+struct IndexFile {
+  std::string magic = std::string("MMIDIDX\0\0", 9);
+  uint64_t version = 1;
+  uint8_t code = 8;
+  uint64_t num_sequences = 3;
+  uint64_t num_boundaries = 3;
+  std::vector<int32_t> lengths = {2, 0, 3};
+  std::vector<int64_t> starts = {0, 4, 4};
+  std::vector<int64_t> boundaries = {0, 2, 3};
+  std::string tail;
+
+  std::string bytes() const {
+    std::string out = magic;
+    put(out, version);
+    put(out, code);
+    put(out, num_sequences);
+    put(out, num_boundaries);
+    for (const auto value : lengths) put(out, value);
+    for (const auto value : starts) put(out, value);
+    for (const auto value : boundaries) put(out, value);
+    return out + tail;
+  }
+
+  template <class T>
+  static void put(std::string& out, T value) {
+    for (size_t byte = 0; byte < sizeof(T); ++byte) {
+      out.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * byte)));
+    }
+  }
+};
+
+// Five u16 tokens: 1, 256, 65535, 7, 0.
+const std::string kBin("\x01\x00\x00\x01\xff\xff\x07\x00\x00\x00", 10);
+
+std::vector<int32_t> sequence_of(const IndexedDataset& dataset, int64_t sequence) {
+  std::vector<int32_t> tokens(static_cast<size_t>(dataset.sequence_length(sequence)));
+  dataset.read(sequence, 0, dataset.sequence_length(sequence), tokens.data());
+  return tokens;
+}
+
+TEST(IndexedDataset, ReadsAFileBuiltByHand) {
+  const TempDir dir;
+  write_file(dir / "set.idx", IndexFile().bytes());
+  write_file(dir / "set.bin", kBin);
+  const IndexedDataset dataset(dir / "set");
+  EXPECT_EQ(dataset.token_type(), TokenType::u16);
+  EXPECT_EQ(dataset.num_sequences(), 3);
+  EXPECT_EQ(dataset.num_documents(), 2);
+  EXPECT_EQ(dataset.num_tokens(), 5);
+  EXPECT_EQ(dataset.first_sequence(0), 0);
+  EXPECT_EQ(dataset.first_sequence(1), 2);
+  EXPECT_EQ(dataset.first_sequence(2), 3);
+  EXPECT_EQ(sequence_of(dataset, 0), (std::vector<int32_t>{1, 256}));
+  EXPECT_EQ(sequence_of(dataset, 1), (std::vector<int32_t>{}));
+  EXPECT_EQ(sequence_of(dataset, 2), (std::vector<int32_t>{65535, 7, 0}));
+  int32_t token = -1;
+  dataset.read(2, 1, 1, &token);
+  EXPECT_EQ(token, 7);
+  EXPECT_EQ(dataset.token_range().lowest, 0);
+  EXPECT_EQ(dataset.token_range().highest, 65535);
+}
+
+TEST(IndexedDataset, WriterWritesTheFileBuiltByHand) {
+  const TempDir dir;
+  IndexedDatasetWriter writer(dir / "new_folder/set", TokenType::u16, false);
+  writer.append(std::vector<int32_t>{1});
+  writer.append(std::vector<int32_t>{256});
+  writer.end_sequence();
+  writer.end_sequence();
+  writer.end_document();
+  writer.append(std::vector<int32_t>{65535, 7, 0});
+  writer.end_sequence();
+  writer.end_document();
+  writer.finish();
+  EXPECT_EQ(read_file(dir / "new_folder/set.idx"), IndexFile().bytes());
+  EXPECT_EQ(read_file(dir / "new_folder/set.bin"), kBin);
+}
+
+TEST(IndexedDataset, ModesAfterTheIndexAreAccepted) {
+  const TempDir dir;
+  IndexFile file;
+  file.tail = std::string(3, '\0');
+  write_file(dir / "set.idx", file.bytes());
+  write_file(dir / "set.bin", kBin);
+  EXPECT_EQ(IndexedDataset(dir / "set").num_tokens(), 5);
+}
+
+TEST(IndexedDataset, EveryTokenTypeRoundTrips) {
+  struct Case {
+    TokenType type;
+    int64_t size;
+    std::vector<int32_t> tokens;
+  };
+  const std::vector<Case> cases = {
+      {TokenType::u8, 1, {0, 127, 255}},
+      {TokenType::i8, 1, {0, -128, 127}},
+      {TokenType::i16, 2, {0, -32768, 32767}},
+      {TokenType::u16, 2, {0, 1, 65535}},
+      {TokenType::i32, 4, {0, INT32_MIN, INT32_MAX}},
+      {TokenType::i64, 8, {0, INT32_MIN, INT32_MAX}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(name_of(c.type));
+    const TempDir dir;
+    IndexedDatasetWriter writer(dir / "set", c.type, false);
+    writer.append(c.tokens);
+    writer.end_sequence();
+    writer.end_document();
+    writer.finish();
+    EXPECT_EQ(std::filesystem::file_size(dir / "set.bin"),
+              static_cast<uintmax_t>(c.size) * c.tokens.size());
+    const IndexedDataset dataset(dir / "set");
+    EXPECT_EQ(dataset.token_type(), c.type);
+    EXPECT_EQ(sequence_of(dataset, 0), c.tokens);
+    const auto [lowest, highest] = std::minmax_element(c.tokens.begin(), c.tokens.end());
+    EXPECT_EQ(dataset.token_range().lowest, *lowest);
+    EXPECT_EQ(dataset.token_range().highest, *highest);
+  }
+}
+
+TEST(IndexedDataset, MoreTokensThanOneBuffer) {
+  const TempDir dir;
+  std::vector<int32_t> tokens(700'001);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i % 60'013);
+  write_dataset(dir / "set", {tokens, {5}, tokens});
+  const IndexedDataset dataset(dir / "set");
+  EXPECT_EQ(dataset.num_tokens(), 1'400'003);
+  EXPECT_EQ(sequence_of(dataset, 0), tokens);
+  EXPECT_EQ(sequence_of(dataset, 1), std::vector<int32_t>{5});
+  EXPECT_EQ(sequence_of(dataset, 2), tokens);
+}
+
+TEST(IndexedDataset, NoSequences) {
+  const TempDir dir;
+  write_dataset(dir / "set", {});
+  const IndexedDataset dataset(dir / "set");
+  EXPECT_EQ(dataset.num_sequences(), 0);
+  EXPECT_EQ(dataset.num_documents(), 0);
+  EXPECT_GT(dataset.token_range().lowest, dataset.token_range().highest);
+}
+
+TEST(IndexedDataset, TokenTypeFollowsMegatron) {
+  EXPECT_EQ(token_type_for_vocabulary(257), TokenType::u16);
+  EXPECT_EQ(token_type_for_vocabulary(65499), TokenType::u16);
+  EXPECT_EQ(token_type_for_vocabulary(65500), TokenType::i32);
+}
+
+TEST(IndexedDataset, HostileIndexesAreRefusedWithTheirPath) {
+  struct Case {
+    const char* name;
+    std::function<void(IndexFile&)> spoil;
+    const char* message;
+  };
+  constexpr uint64_t kHuge = uint64_t{1} << 62;
+  const std::vector<Case> cases = {
+      {"magic", [](IndexFile& f) { f.magic[0] = 'X'; }, "not a Megatron index"},
+      {"version", [](IndexFile& f) { f.version = 2; }, "version 2"},
+      {"code 0", [](IndexFile& f) { f.code = 0; }, "type code 0"},
+      {"code 9", [](IndexFile& f) { f.code = 9; }, "type code 9"},
+      {"float code", [](IndexFile& f) { f.code = 7; }, "floating point"},
+      {"more sequences", [](IndexFile& f) { f.num_sequences = 9; }, "9 sequences do not fit"},
+      {"wrapping sequences", [=](IndexFile& f) { f.num_sequences = kHuge; }, "do not fit"},
+      {"all ones", [](IndexFile& f) { f.num_sequences = UINT64_MAX; }, "do not fit"},
+      {"more boundaries", [](IndexFile& f) { f.num_boundaries = 4; }, "4 document boundaries"},
+      {"wrapping boundaries", [=](IndexFile& f) { f.num_boundaries = kHuge; }, "do not fit"},
+      {"fewer boundaries", [](IndexFile& f) { f.num_boundaries = 2; }, "8 bytes follow"},
+      {"tail", [](IndexFile& f) { f.tail = "x"; }, "1 bytes follow"},
+      {"cut tail", [](IndexFile& f) { f.boundaries.pop_back(); }, "do not fit"},
+      {"no boundaries",
+       [](IndexFile& f) {
+         f.num_boundaries = 0;
+         f.boundaries.clear();
+       },
+       "no document boundaries"},
+      {"negative length", [](IndexFile& f) { f.lengths[1] = -1; }, "sequence 1 has the length -1"},
+      {"length beyond .bin", [](IndexFile& f) { f.lengths[2] = 4; }, "sequence 2"},
+      {"longest length", [](IndexFile& f) { f.lengths[0] = INT32_MAX; }, "sequence 0"},
+      {"start beyond .bin", [](IndexFile& f) { f.starts[1] = 11; }, "sequence 1"},
+      {"largest start", [](IndexFile& f) { f.starts[1] = INT64_MAX; }, "sequence 1"},
+      {"negative start", [](IndexFile& f) { f.starts[0] = -2; }, "sequence 0"},
+      {"first boundary", [](IndexFile& f) { f.boundaries[0] = 1; }, "first document"},
+      {"falling boundaries", [](IndexFile& f) { f.boundaries[1] = 4; }, "document 1 ends"},
+      {"negative boundary", [](IndexFile& f) { f.boundaries[1] = -1; }, "document 0 ends"},
+      {"last boundary", [](IndexFile& f) { f.boundaries[2] = 2; }, "last document"},
+      {"boundary beyond", [](IndexFile& f) { f.boundaries[2] = 1000; }, "last document"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    const TempDir dir;
+    IndexFile file;
+    c.spoil(file);
+    write_file(dir / "set.idx", file.bytes());
+    write_file(dir / "set.bin", kBin);
+    const std::string message =
+        message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
+    EXPECT_TRUE(contains(message, c.message)) << message;
+    EXPECT_TRUE(contains(message, dir / "set.idx")) << message;
+  }
+}
+
+TEST(IndexedDataset, EveryTruncationIsRefused) {
+  const TempDir dir;
+  const std::string idx = IndexFile().bytes();
+  write_file(dir / "set.bin", kBin);
+  for (size_t size = 0; size < idx.size(); ++size) {
+    SCOPED_TRACE(size);
+    write_file(dir / "set.idx", idx.substr(0, size));
+    const std::string message =
+        message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
+    EXPECT_TRUE(contains(message, dir / "set.idx")) << message;
+  }
+  write_file(dir / "set.idx", idx);
+  for (size_t size = 0; size < kBin.size(); ++size) {
+    SCOPED_TRACE(size);
+    write_file(dir / "set.bin", kBin.substr(0, size));
+    const std::string message =
+        message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
+    EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
+  }
+}
+
+TEST(IndexedDataset, WideIdsAreRefusedWhenRead) {
+  const TempDir dir;
+  IndexFile file;
+  file.code = 5;
+  file.num_sequences = 1;
+  file.num_boundaries = 2;
+  file.lengths = {2};
+  file.starts = {0};
+  file.boundaries = {0, 1};
+  std::string bin;
+  IndexFile::put(bin, int64_t{12});
+  IndexFile::put(bin, int64_t{1} << 31);
+  write_file(dir / "set.idx", file.bytes());
+  write_file(dir / "set.bin", bin);
+  const IndexedDataset dataset(dir / "set");
+  int32_t tokens[2] = {};
+  dataset.read(0, 0, 1, tokens);
+  EXPECT_EQ(tokens[0], 12);
+  const std::string message =
+      message_of(ExitStatus::failed, [&] { dataset.read(0, 0, 2, tokens); });
+  EXPECT_TRUE(contains(message, "token 1 of sequence 0 is 2147483648")) << message;
+}
+
+TEST(IndexedDataset, MissingFilesAreBadRequests) {
+  const TempDir dir;
+  std::string message =
+      message_of(ExitStatus::bad_request, [&] { const IndexedDataset dataset(dir / "set"); });
+  EXPECT_TRUE(contains(message, dir / "set.idx")) << message;
+  write_file(dir / "set.idx", IndexFile().bytes());
+  message = message_of(ExitStatus::bad_request, [&] { const IndexedDataset dataset(dir / "set"); });
+  EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
+  message =
+      message_of(ExitStatus::bad_request, [&] { const IndexedDataset dataset(dir / "set.idx"); });
+  EXPECT_TRUE(contains(message, "without .bin or .idx")) << message;
+}
+
+TEST(IndexedDataset, ForeignVocabularyIsReported) {
+  const TempDir dir;
+  write_dataset(dir / "set", {{0, 100}, {256, 3}});
+  const IndexedDataset dataset(dir / "set");
+  require_vocabulary(dataset, 257, "byte");
+  const std::string message =
+      message_of(ExitStatus::bad_request, [&] { require_vocabulary(dataset, 256, "byte"); });
+  EXPECT_TRUE(contains(message, "from 0 to 256")) << message;
+  EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
+}
+
+TEST(IndexedDatasetWriter, UnfinishedOutputDisappears) {
+  const TempDir dir;
+  {
+    IndexedDatasetWriter writer(dir / "set", TokenType::u16, false);
+    writer.append(std::vector<int32_t>(1'000'000, 3));
+    writer.end_sequence();
+    EXPECT_FALSE(std::filesystem::exists(dir / "set.bin"));
+    EXPECT_FALSE(std::filesystem::exists(dir / "set.idx"));
+  }
+  EXPECT_TRUE(dir.files().empty());
+}
+
+TEST(IndexedDatasetWriter, LeftoversOfAKilledRunAreReplaced) {
+  const TempDir dir;
+  write_file(dir / "set.bin.partial", std::string(100, 'x'));
+  write_file(dir / "set.idx.partial", std::string(500, 'x'));
+  write_dataset(dir / "set", {{1, 2}});
+  EXPECT_EQ(dir.files().size(), 2U);
+  EXPECT_EQ(sequence_of(IndexedDataset(dir / "set"), 0), (std::vector<int32_t>{1, 2}));
+}
+
+TEST(IndexedDatasetWriter, ReplacesOnlyWhenAsked) {
+  const TempDir dir;
+  write_dataset(dir / "set", {{1, 2}});
+  const std::string message = message_of(ExitStatus::bad_request, [&] {
+    const IndexedDatasetWriter writer(dir / "set", TokenType::u16, false);
+  });
+  EXPECT_TRUE(contains(message, "exists already")) << message;
+
+  IndexedDatasetWriter writer(dir / "set", TokenType::u8, true);
+  writer.append(std::vector<int32_t>{9});
+  writer.end_sequence();
+  writer.end_document();
+  EXPECT_EQ(IndexedDataset(dir / "set").num_tokens(), 2);
+  writer.finish();
+  EXPECT_EQ(sequence_of(IndexedDataset(dir / "set"), 0), std::vector<int32_t>{9});
+  EXPECT_EQ(dir.files().size(), 2U);
+}
+
+TEST(IndexedDatasetWriter, SecondWriterIsRefused) {
+  const TempDir dir;
+  IndexedDatasetWriter first(dir / "set", TokenType::u16, false);
+  const std::string message = message_of(ExitStatus::failed, [&] {
+    const IndexedDatasetWriter second(dir / "set", TokenType::u16, false);
+  });
+  EXPECT_TRUE(contains(message, "another process")) << message;
+  first.append(std::vector<int32_t>{4});
+  first.end_sequence();
+  first.end_document();
+  first.finish();
+  EXPECT_EQ(IndexedDataset(dir / "set").num_tokens(), 1);
+}
+
+TEST(IndexedDatasetWriter, PrefixWithoutAName) {
+  const TempDir dir;
+  for (const std::string& prefix : {std::string(), dir / "", dir / "."}) {
+    const std::string message = message_of(ExitStatus::bad_request, [&] {
+      const IndexedDatasetWriter writer(prefix, TokenType::u16, false);
+    });
+    EXPECT_TRUE(contains(message, "no file name")) << message;
+  }
+}
+
+}  // namespace
+}  // namespace troupe

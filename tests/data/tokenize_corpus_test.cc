@@ -1,0 +1,234 @@
+#include "data/tokenize_corpus.h"
+
+#include <gtest/gtest.h>
+
+#include "data/data_test_support.h"
+
+namespace troupe {
+namespace {
+
+// The documents of a data set as text, each checked to end with the end of a document.
+std::vector<std::string> documents_of(const std::string& prefix) {
+  const auto tokenizer = make_tokenizer("byte", "");
+  const IndexedDataset dataset(prefix);
+  EXPECT_EQ(dataset.num_documents(), dataset.num_sequences());
+  std::vector<std::string> texts;
+  for (int64_t i = 0; i < dataset.num_sequences(); ++i) {
+    std::vector<int32_t> ids(static_cast<size_t>(dataset.sequence_length(i)));
+    dataset.read(i, 0, dataset.sequence_length(i), ids.data());
+    EXPECT_EQ(ids.back(), tokenizer->eod());
+    texts.push_back(tokenizer->decode(ids));
+    EXPECT_EQ(texts.back().size() + 1, ids.size());
+  }
+  return texts;
+}
+
+TokenizeResult run(const TokenizeOptions& options) {
+  return tokenize_corpus(*make_tokenizer("byte", ""), options);
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(TokenizeCorpus, OneDocumentPerFile) {
+  const TempDir dir;
+  write_file(dir / "b.txt", "second\n\n\n");
+  write_file(dir / "empty.txt", "");
+  write_file(dir / "a.txt", std::string("fir\0st\xff", 7));
+  TokenizeOptions options;
+  options.inputs = {dir / "b.txt", dir / "empty.txt", dir / "a.txt"};
+  options.output_prefix = dir / "set";
+  const TokenizeResult result = run(options);
+  EXPECT_TRUE(result.completed);
+  EXPECT_EQ(result.empty_documents, 1);
+  EXPECT_EQ(result.progress.documents, 2);
+  EXPECT_EQ(result.progress.tokens, 10 + 8);
+  EXPECT_EQ(result.progress.bytes_done, 16U);
+  EXPECT_EQ(result.progress.bytes_total, 16U);
+  EXPECT_EQ(documents_of(dir / "set"), (Texts{"second\n\n\n", std::string("fir\0st\xff", 7)}));
+}
+
+TEST(TokenizeCorpus, LargeFileIsReadWhole) {
+  const TempDir dir;
+  std::string text(2'500'000, 'a');
+  for (size_t i = 0; i < text.size(); i += 7) text[i] = static_cast<char>(i % 251);
+  write_file(dir / "a.txt", text);
+  TokenizeOptions options;
+  options.inputs = {dir / "a.txt"};
+  options.output_prefix = dir / "set";
+  run(options);
+  EXPECT_TRUE(documents_of(dir / "set") == Texts{text});
+}
+
+TEST(TokenizeCorpus, SplitsAtBlankLines) {
+  struct Case {
+    const char* text;
+    int lines;
+    Texts documents;
+  };
+  const std::vector<Case> cases = {
+      {"one\ntwo\n\nthree\n", 1, {"one\ntwo", "three"}},
+      {"\n\none\n \t\r\n\f\nthree", 1, {"one", "three"}},
+      {"one\n\ntwo\n\n\nthree\n\n\n", 2, {"one\n\ntwo", "three"}},
+      {"one\n\ntwo\n\n\n\nthree", 3, {"one\n\ntwo", "three"}},
+      {"  one \r\n\r\ntwo\r\n", 1, {"  one \r", "two\r"}},
+      {"one", 1, {"one"}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.text);
+    const TempDir dir;
+    write_file(dir / "a.txt", c.text);
+    TokenizeOptions options;
+    options.inputs = {dir / "a.txt"};
+    options.output_prefix = dir / "set";
+    options.split_blank_lines = c.lines;
+    const TokenizeResult result = run(options);
+    EXPECT_EQ(result.progress.bytes_done, std::string(c.text).size());
+    EXPECT_EQ(documents_of(dir / "set"), c.documents);
+  }
+}
+
+TEST(TokenizeCorpus, FilesEndDocuments) {
+  const TempDir dir;
+  write_file(dir / "a.txt", "one\n\ntwo");
+  write_file(dir / "b.txt", "three");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.txt", dir / "b.txt"};
+  options.output_prefix = dir / "set";
+  options.split_blank_lines = 1;
+  run(options);
+  EXPECT_EQ(documents_of(dir / "set"), (Texts{"one", "two", "three"}));
+}
+
+TEST(TokenizeCorpus, JsonLines) {
+  const TempDir dir;
+  write_file(dir / "a.jsonl",
+             "{\"text\": \"one\\n\\u00e9\", \"id\": 1}\n"
+             "\n"
+             "{\"id\": 2, \"text\": \"\"}\r\n"
+             "{\"text\": \"last\"}");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.jsonl"};
+  options.output_prefix = dir / "set";
+  const TokenizeResult result = run(options);
+  EXPECT_EQ(result.empty_documents, 1);
+  EXPECT_EQ(result.progress.bytes_done, result.progress.bytes_total);
+  EXPECT_EQ(documents_of(dir / "set"), (Texts{"one\n\xc3\xa9", "last"}));
+}
+
+TEST(TokenizeCorpus, FormatAndKeyCanBeChosen) {
+  const TempDir dir;
+  write_file(dir / "a.data", "{\"body\": \"one\"}\n");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.data"};
+  options.output_prefix = dir / "set";
+  options.format = CorpusFormat::jsonl;
+  options.json_key = "body";
+  run(options);
+  EXPECT_EQ(documents_of(dir / "set"), Texts{"one"});
+
+  options.format = CorpusFormat::by_extension;
+  options.overwrite = true;
+  run(options);
+  EXPECT_EQ(documents_of(dir / "set"), Texts{"{\"body\": \"one\"}\n"});
+}
+
+TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {
+  struct Case {
+    const char* line;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {"{\"text\": \"cut", "not valid JSON"},
+      {"{\"text\": \"\xff\"}", "not valid JSON"},
+      {"{\"text\": \"one\"} {}", "not valid JSON"},
+      {"[\"text\"]", "a JSON array"},
+      {"{\"body\": \"one\"}", "no field \"text\""},
+      {"{\"text\": 3}", "is a JSON number, not a string"},
+      {"{\"text\": null}", "is a JSON null"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.line);
+    const TempDir dir;
+    write_file(dir / "a.jsonl", std::string("{\"text\": \"fine\"}\n\n") + c.line + "\n");
+    TokenizeOptions options;
+    options.inputs = {dir / "a.jsonl"};
+    options.output_prefix = dir / "set";
+    const std::string message = message_of(ExitStatus::bad_request, [&] { run(options); });
+    EXPECT_TRUE(contains(message, (dir / "a.jsonl") + ", line 3: ")) << message;
+    EXPECT_TRUE(contains(message, c.message)) << message;
+    EXPECT_EQ(dir.files(), Texts{"a.jsonl"});
+  }
+}
+
+TEST(TokenizeCorpus, ProgressRisesToTheTotal) {
+  const TempDir dir;
+  write_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.txt"};
+  options.output_prefix = dir / "set";
+  options.split_blank_lines = 1;
+  std::vector<TokenizeProgress> seen;
+  options.on_progress = [&](const TokenizeProgress& progress) { seen.push_back(progress); };
+  run(options);
+  ASSERT_EQ(seen.size(), 3U);
+  for (size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_EQ(seen[i].documents, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(seen[i].bytes_total, 16U);
+    EXPECT_LE(seen[i].bytes_done, 16U);
+  }
+  EXPECT_LT(seen[0].bytes_done, seen[1].bytes_done);
+  EXPECT_LT(seen[0].tokens, seen[1].tokens);
+  EXPECT_EQ(seen[2].bytes_done, 16U);
+}
+
+TEST(TokenizeCorpus, StoppingLeavesTheOldOutputAndNoOther) {
+  const TempDir dir;
+  write_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.txt"};
+  options.output_prefix = dir / "set";
+  run(options);
+
+  options.overwrite = true;
+  options.split_blank_lines = 1;
+  int64_t documents = 0;
+  options.on_progress = [&](const TokenizeProgress& progress) { documents = progress.documents; };
+  options.stop_requested = [&] { return documents == 2; };
+  const TokenizeResult result = run(options);
+  EXPECT_FALSE(result.completed);
+  EXPECT_EQ(result.progress.documents, 2);
+  EXPECT_EQ(documents_of(dir / "set"), Texts{"one\n\ntwo\n\nthree\n"});
+  EXPECT_EQ(dir.files().size(), 3U);
+}
+
+TEST(TokenizeCorpus, WrongRequests) {
+  const TempDir dir;
+  write_file(dir / "blank.txt", "\n \n");
+  write_file(dir / "a.jsonl", "{\"text\": \"one\"}\n");
+  struct Case {
+    Texts inputs;
+    int lines;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {{}, 0, "no input file"},
+      {{dir / "missing.txt"}, 0, "missing.txt does not exist"},
+      {{dir / ""}, 0, "is a folder"},
+      {{dir / "blank.txt"}, 1, "no text in the 1 input file(s)"},
+      {{dir / "blank.txt"}, -1, "-1 blank lines"},
+      {{dir / "a.jsonl"}, 1, "leave one of the two out"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.message);
+    TokenizeOptions options;
+    options.inputs = c.inputs;
+    options.output_prefix = dir / "set";
+    options.split_blank_lines = c.lines;
+    const std::string message = message_of(ExitStatus::bad_request, [&] { run(options); });
+    EXPECT_TRUE(contains(message, c.message)) << message;
+    EXPECT_EQ(dir.files().size(), 2U);
+  }
+}
+
+}  // namespace
+}  // namespace troupe
