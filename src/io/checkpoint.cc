@@ -1,0 +1,513 @@
+#include "io/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <unistd.h>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "io/hash.h"
+#include "io/json.h"
+#include "io/safetensors.h"
+
+namespace troupe {
+namespace {
+
+constexpr const char* kIndexFile = "index.json";
+constexpr const char* kCommitFile = "COMMIT";
+constexpr std::string_view kStepPrefix = "step_";
+constexpr std::string_view kReplacedPrefix = ".old_";
+constexpr std::string_view kTemporaryPrefix = ".tmp_";
+constexpr uint64_t kMaxIndexBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxCommitBytes = 64;
+// A header's entry takes a few hundred bytes; this many stay far below the largest header.
+constexpr size_t kMaxSlicesPerShard = 100'000;
+
+std::string checkpoints_folder(const std::string& dir) {
+  return join_path(dir, "checkpoints");
+}
+
+std::string step_name(int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step_%08lld", static_cast<long long>(step));
+  return name;
+}
+
+// The step of a folder name that step_name produces.
+std::optional<int64_t> parse_step_name(std::string_view name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  const std::string_view digits = name.substr(kStepPrefix.size());
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || step < 0 || step_name(step) != name) return std::nullopt;
+  return step;
+}
+
+std::string temporary_name(std::string_view name) {
+  return std::string(kTemporaryPrefix) + std::string(name) + "_" + std::to_string(::getpid());
+}
+
+// Sorted names of the folder's entries; none when there is no such folder.
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  if (error == std::errc::no_such_file_or_directory) return names;
+  while (!error && entry != std::filesystem::directory_iterator()) {
+    names.push_back(entry->path().filename().string());
+    entry.increment(error);
+  }
+  if (error) throw_failed(folder + ": cannot list this directory: " + error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Reads the index of a checkpoint, provided that it was committed, and checks the shards' sizes.
+CheckpointIndex read_committed_index(const std::string& path) {
+  const std::string commit_path = join_path(path, kCommitFile);
+  const std::string index_path = join_path(path, kIndexFile);
+  if (!path_exists(commit_path)) {
+    throw_failed(path + ": is not a complete checkpoint: it has no file " + kCommitFile);
+  }
+  const std::string commit = read_file(commit_path, kMaxCommitBytes);
+  const std::string text = read_file(index_path, kMaxIndexBytes);
+  if (commit != hash_to_hex(hash_bytes(text.data(), text.size())) + "\n") {
+    throw_failed(index_path + ": is damaged: its hash is not the one in " + kCommitFile);
+  }
+  CheckpointIndex index = parse_checkpoint_index(text, index_path);
+  for (const StoredShard& shard : index.shards) {
+    const std::string shard_path = join_path(path, shard.file);
+    const uint64_t bytes = file_size(shard_path);
+    if (bytes != shard.bytes) {
+      throw_failed(shard_path + ": is damaged: it is " + std::to_string(bytes) +
+                   " bytes long, but " + std::to_string(shard.bytes) + " were saved");
+    }
+  }
+  return index;
+}
+
+// Why the folder does not count as the checkpoint of this step; empty when it does.
+std::string incompleteness(const std::string& path, int64_t step) {
+  try {
+    const CheckpointIndex index = read_committed_index(path);
+    if (index.step == step) return "";
+    return path + ": its index is that of step " + std::to_string(index.step);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+}
+
+// Deletes a folder below `folder` under a name that is never taken for a checkpoint.
+void discard(const Disk& disk, const std::string& folder, const std::string& name) {
+  const std::string doomed =
+      join_path(folder, temporary_name("discard_" + name.substr(name[0] == '.' ? 1 : 0)));
+  disk.rename(join_path(folder, name), doomed);
+  disk.sync_directory(folder);
+  disk.remove_tree(doomed);
+}
+
+// Puts the folder in order after a process has died in the middle of a save or a deletion.
+void recover(const Disk& disk, const std::string& folder) {
+  for (const std::string& name : names_in(folder)) {
+    if (name.starts_with(kTemporaryPrefix)) {
+      disk.remove_tree(join_path(folder, name));
+      continue;
+    }
+    if (!name.starts_with(kReplacedPrefix)) continue;
+    const std::string original = name.substr(kReplacedPrefix.size());
+    const std::optional<int64_t> step = parse_step_name(original);
+    if (!step) continue;
+    const std::string original_path = join_path(folder, original);
+    if (path_exists(original_path) && incompleteness(original_path, *step).empty()) {
+      discard(disk, folder, name);
+    } else if (incompleteness(join_path(folder, name), *step).empty()) {
+      if (path_exists(original_path)) discard(disk, folder, original);
+      disk.rename(join_path(folder, name), original_path);
+      disk.sync_directory(folder);
+    }
+  }
+}
+
+// Groups slices into logical tensors, in the order in which they first occur, and checks the
+// caller's part of the contract.
+std::vector<StoredTensor> logical_tensors(const std::vector<SliceToSave>& slices) {
+  std::vector<StoredTensor> tensors;
+  std::vector<std::vector<Box>> boxes;
+  std::unordered_map<std::string, size_t> index;
+  for (const SliceToSave& slice : slices) {
+    const auto [found, inserted] = index.emplace(slice.name, tensors.size());
+    if (inserted) {
+      TROUPE_CHECK(slice.name.find('@') == std::string::npos,
+                   "tensor " + slice.name + ": names must not contain '@'");
+      tensors.push_back({slice.name, slice.role, slice.dtype, slice.global_shape, {}});
+      boxes.emplace_back();
+    }
+    const StoredTensor& tensor = tensors[found->second];
+    TROUPE_CHECK(tensor.role == slice.role && tensor.dtype == slice.dtype &&
+                     tensor.shape == slice.global_shape,
+                 "slices of tensor " + slice.name + " disagree about what it is");
+    if (slice.box.shape.elements() > 0) boxes[found->second].push_back(slice.box);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string fault = tiling_fault(tensors[i].shape, boxes[i]);
+    TROUPE_CHECK(fault.empty(), "tensor " + tensors[i].name + " " + fault);
+  }
+  return tensors;
+}
+
+size_t bytes_of(const SliceToSave& slice) {
+  return static_cast<size_t>(slice.box.shape.elements()) * size_of(slice.dtype);
+}
+
+// A slice's tensor in the shard: the tensor's own name, and where the slice begins unless it is the
+// whole tensor ("w@128,0").
+TensorSpec spec_in_shard(const SliceToSave& slice) {
+  TensorSpec spec{slice.name, to_file_dtype(slice.dtype), {}};
+  const bool whole = slice.box.shape == slice.global_shape;
+  for (int i = 0; i < slice.box.shape.rank(); ++i) {
+    spec.shape.push_back(slice.box.shape[i]);
+    if (whole) continue;
+    spec.name += i == 0 ? '@' : ',';
+    spec.name += std::to_string(slice.box.offset[static_cast<size_t>(i)]);
+  }
+  return spec;
+}
+
+// Writes the shards and the index into `path` and makes them durable; the commit record comes last.
+void write_checkpoint(const Disk& disk, const std::string& path, const CheckpointContent& content,
+                      std::vector<StoredTensor> tensors, uint64_t max_shard_bytes) {
+  std::unordered_map<std::string, size_t> tensor_of_name;
+  for (size_t i = 0; i < tensors.size(); ++i) tensor_of_name.emplace(tensors[i].name, i);
+  std::vector<const SliceToSave*> slices;
+  std::vector<uint64_t> sizes;
+  for (const SliceToSave& slice : content.slices) {
+    if (bytes_of(slice) == 0) continue;
+    slices.push_back(&slice);
+    sizes.push_back(bytes_of(slice));
+  }
+  CheckpointIndex index{content.step, content.troupe_version, content.training, {}, {}};
+  const std::vector<size_t> first = split_into_shards(sizes, max_shard_bytes, kMaxSlicesPerShard);
+  for (size_t shard = 0; shard + 1 < first.size(); ++shard) {
+    char file[40];
+    std::snprintf(file, sizeof file, "shard_%05zu.safetensors", shard);
+    const std::span in_shard(slices.data() + first[shard], first[shard + 1] - first[shard]);
+    std::vector<TensorSpec> specs;
+    for (const SliceToSave* slice : in_shard) specs.push_back(spec_in_shard(*slice));
+    SafetensorsWriter writer(disk, join_path(path, file), specs);
+    for (size_t i = 0; i < in_shard.size(); ++i) {
+      writer.append(i, {static_cast<const std::byte*>(in_shard[i]->data), bytes_of(*in_shard[i])});
+    }
+    writer.finish();
+    index.shards.push_back({file, writer.file_bytes(), writer.header_hash()});
+    for (size_t i = 0; i < in_shard.size(); ++i) {
+      tensors[tensor_of_name.at(in_shard[i]->name)].slices.push_back(
+          {file, specs[i].name, in_shard[i]->box, writer.tensor_hashes()[i]});
+    }
+  }
+  index.tensors = std::move(tensors);
+  const std::string text = to_json(index);
+  disk.write_file(join_path(path, kIndexFile), text);
+  disk.write_file(join_path(path, kCommitFile),
+                  hash_to_hex(hash_bytes(text.data(), text.size())) + "\n");
+  disk.sync_directory(path);
+}
+
+// Best effort after a failure, without the hook: what cannot be undone now is undone by recover().
+void undo(const std::string& temporary, const std::string& replaced, const std::string& final) {
+  std::error_code error;
+  if (path_exists(replaced) && !path_exists(final)) std::filesystem::rename(replaced, final, error);
+  std::filesystem::remove_all(temporary, error);
+}
+
+// Copies the box `common`, which lies within both others, from a buffer that holds `from` to one
+// that holds `to`. Returns the number of bytes copied.
+size_t copy_box(const Box& common, const Box& from, const std::byte* source, const Box& to,
+                std::byte* target, size_t element_bytes) {
+  const int rank = common.shape.rank();
+  // Trailing dimensions that both buffers hold in full and that are wanted in full are one run.
+  int inner = rank;
+  size_t run = element_bytes;
+  while (inner > 0) {
+    --inner;
+    run *= static_cast<size_t>(common.shape[inner]);
+    if (common.shape[inner] != from.shape[inner] || common.shape[inner] != to.shape[inner]) break;
+  }
+  // The runs are counted by the dimensions before `inner`; position of an index in a buffer:
+  const auto position = [&](const Box& box, const std::array<int64_t, Shape::kMaxRank>& index) {
+    int64_t linear = 0;
+    for (int i = 0; i < rank; ++i) {
+      const auto d = static_cast<size_t>(i);
+      linear = linear * box.shape[i] + (index[d] - box.offset[d]);
+    }
+    return static_cast<size_t>(linear) * element_bytes;
+  };
+  std::array<int64_t, Shape::kMaxRank> index = common.offset;
+  size_t copied = 0;
+  while (true) {
+    std::memcpy(target + position(to, index), source + position(from, index), run);
+    copied += run;
+    int i = inner - 1;
+    for (; i >= 0; --i) {
+      const auto d = static_cast<size_t>(i);
+      if (++index[d] < common.offset[d] + common.shape[i]) break;
+      index[d] = common.offset[d];
+    }
+    if (i < 0) return copied;
+  }
+}
+
+// Collects names for a message and prints the first few.
+class NameList {
+ public:
+  void add(const std::string& text) {
+    if (count_++ < kPrinted) text_ += (text_.empty() ? "" : ", ") + text;
+  }
+  std::string sentence(const std::string& introduction) const {
+    if (count_ == 0) return "";
+    const std::string more =
+        count_ > kPrinted ? " and " + std::to_string(count_ - kPrinted) + " more" : "";
+    return "\n  " + introduction + ": " + text_ + more;
+  }
+  bool empty() const { return count_ == 0; }
+
+ private:
+  static constexpr size_t kPrinted = 8;
+  size_t count_ = 0;
+  std::string text_;
+};
+
+std::string description(CheckpointRole role, DType dtype, const Shape& shape) {
+  return std::string(name_of(role)) + " " + std::string(name_of(dtype)) + shape.to_string();
+}
+
+using RequestsOfTensor = std::unordered_map<std::string, std::vector<const SliceToLoad*>>;
+
+// Refuses to load when the request and the checkpoint do not fit each other, naming all tensors
+// that are at fault.
+void check_request(const std::string& path, const std::vector<StoredTensor>& stored,
+                   const RequestsOfTensor& requests, std::span<const SliceToLoad> slices,
+                   std::span<const CheckpointRole> roles, std::span<const std::string> elsewhere) {
+  NameList missing;
+  NameList unexpected;
+  NameList different;
+  std::unordered_map<std::string_view, const StoredTensor*> tensor_of_name;
+  for (const StoredTensor& tensor : stored) tensor_of_name.emplace(tensor.name, &tensor);
+  std::unordered_set<std::string_view> reported;
+  for (const SliceToLoad& slice : slices) {
+    TROUPE_CHECK(std::find(roles.begin(), roles.end(), slice.role) != roles.end(),
+                 "tensor " + slice.name + " has a role that is not to be loaded");
+    const auto found = tensor_of_name.find(slice.name);
+    if (found == tensor_of_name.end()) {
+      if (reported.insert(slice.name).second) missing.add(quote_name(slice.name));
+      continue;
+    }
+    const StoredTensor& tensor = *found->second;
+    if (tensor.role != slice.role || tensor.dtype != slice.dtype ||
+        !(tensor.shape == slice.global_shape)) {
+      if (reported.insert(slice.name).second) {
+        different.add(quote_name(slice.name) + " (" +
+                      description(tensor.role, tensor.dtype, tensor.shape) + " saved, " +
+                      description(slice.role, slice.dtype, slice.global_shape) + " wanted)");
+      }
+      continue;
+    }
+    bool inside = slice.box.shape.rank() == tensor.shape.rank();
+    for (int i = 0; inside && i < tensor.shape.rank(); ++i) {
+      const int64_t offset = slice.box.offset[static_cast<size_t>(i)];
+      inside = offset >= 0 && offset <= tensor.shape[i] - slice.box.shape[i];
+    }
+    TROUPE_CHECK(inside, "a requested slice reaches out of tensor " + slice.name);
+  }
+  const std::unordered_set<std::string_view> ignorable(elsewhere.begin(), elsewhere.end());
+  for (const StoredTensor& tensor : stored) {
+    if (std::find(roles.begin(), roles.end(), tensor.role) != roles.end() &&
+        !requests.contains(tensor.name) && !ignorable.contains(tensor.name)) {
+      unexpected.add(quote_name(tensor.name));
+    }
+  }
+  if (missing.empty() && unexpected.empty() && different.empty()) return;
+  throw_bad_request(path +
+                    ": this checkpoint does not fit what is to be loaded; use the model and "
+                    "optimizer options that it was saved with" +
+                    missing.sentence("missing from the checkpoint") +
+                    unexpected.sentence("in the checkpoint but not wanted") +
+                    different.sentence("different"));
+}
+
+}  // namespace
+
+CheckpointInfo save_checkpoint(const std::string& dir, const CheckpointContent& content,
+                               const CheckpointOptions& options) {
+  TROUPE_CHECK(content.step >= 0, "a checkpoint needs a step");
+  std::vector<StoredTensor> tensors = logical_tensors(content.slices);
+  const Disk disk(options.hook);
+  const std::string folder = checkpoints_folder(dir);
+  const std::string name = step_name(content.step);
+  const std::string final = join_path(folder, name);
+  const std::string temporary = join_path(folder, temporary_name(name));
+  const std::string replaced_name = std::string(kReplacedPrefix) + name;
+  const std::string replaced = join_path(folder, replaced_name);
+  try {
+    disk.make_directories(folder);
+    recover(disk, folder);
+    disk.make_directories(temporary);
+    write_checkpoint(disk, temporary, content, std::move(tensors), options.max_shard_bytes);
+    if (path_exists(final)) {
+      // Left by recover() only when neither it nor `final` is complete.
+      if (path_exists(replaced)) discard(disk, folder, replaced_name);
+      disk.rename(final, replaced);
+      disk.sync_directory(folder);
+    }
+    disk.rename(temporary, final);
+    disk.sync_directory(folder);
+  } catch (const UserError& error) {
+    undo(temporary, replaced, final);
+    throw UserError(error.status(),
+                    "saving step " + std::to_string(content.step) +
+                        " failed (earlier checkpoints are intact): " + error.what());
+  } catch (...) {
+    undo(temporary, replaced, final);
+    throw;
+  }
+  if (path_exists(replaced)) discard(disk, folder, replaced_name);
+  return {content.step, final};
+}
+
+std::vector<CheckpointInfo> list_checkpoints(const std::string& dir,
+                                             std::vector<std::string>* incomplete) {
+  const std::string folder = checkpoints_folder(dir);
+  // A replaced checkpoint (".old_step_...") stands in for its step while the new one is not in
+  // place.
+  std::map<int64_t, std::string> complete;
+  std::map<int64_t, std::string> replaced;
+  for (const std::string& name : names_in(folder)) {
+    const std::string path = join_path(folder, name);
+    const bool is_replaced = name.starts_with(kReplacedPrefix);
+    const std::optional<int64_t> step =
+        parse_step_name(is_replaced ? name.substr(kReplacedPrefix.size()) : name);
+    if (step) {
+      const std::string fault = incompleteness(path, *step);
+      if (fault.empty()) {
+        (is_replaced ? replaced : complete).emplace(*step, path);
+      } else if (incomplete != nullptr) {
+        incomplete->push_back(fault);
+      }
+    } else if (name.starts_with(kTemporaryPrefix) && incomplete != nullptr) {
+      incomplete->push_back(path + ": left by a save or a deletion that did not finish");
+    }
+  }
+  complete.merge(replaced);
+  std::vector<CheckpointInfo> result;
+  for (auto& [step, path] : complete) result.push_back({step, std::move(path)});
+  return result;
+}
+
+std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
+                                                std::vector<std::string>* incomplete) {
+  const std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir, incomplete);
+  if (checkpoints.empty()) return std::nullopt;
+  return checkpoints.back();
+}
+
+std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, int64_t keep,
+                                              const DiskHook& hook) {
+  TROUPE_CHECK(keep >= 1, "pruning must keep at least one checkpoint");
+  const Disk disk(hook);
+  const std::string folder = checkpoints_folder(dir);
+  recover(disk, folder);
+  std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir);
+  const auto kept = std::min(static_cast<size_t>(keep), checkpoints.size());
+  checkpoints.resize(checkpoints.size() - kept);
+  for (const CheckpointInfo& checkpoint : checkpoints) {
+    discard(disk, folder, step_name(checkpoint.step));
+  }
+  return checkpoints;
+}
+
+struct Checkpoint::Shards {
+  std::unordered_map<std::string, SafetensorsFile> by_name;
+};
+
+Checkpoint::Checkpoint() : shards_(std::make_unique<Shards>()) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+Checkpoint Checkpoint::open(const std::string& path) {
+  Checkpoint result;
+  result.path_ = path;
+  result.index_ = read_committed_index(path);
+  size_t tensors_in_shards = 0;
+  for (const StoredShard& shard : result.index_.shards) {
+    SafetensorsFile file = SafetensorsFile::open(join_path(path, shard.file));
+    if (hash_bytes(file.header().data(), file.header().size()) != shard.header_hash) {
+      throw_failed(file.path() + ": is damaged: its header does not have the hash that was saved");
+    }
+    tensors_in_shards += file.entries().size();
+    result.shards_->by_name.emplace(shard.file, std::move(file));
+  }
+  size_t slices = 0;
+  std::unordered_set<const TensorEntry*> used;
+  for (const StoredTensor& tensor : result.index_.tensors) {
+    for (const StoredSlice& slice : tensor.slices) {
+      const SafetensorsFile& file = result.shards_->by_name.at(slice.file);
+      const std::string where = file.path() + ": tensor " + quote_name(slice.tensor);
+      const TensorEntry* entry = file.find(slice.tensor);
+      if (entry == nullptr) throw_failed(where + " is missing, but the index refers to it");
+      std::vector<int64_t> extents;
+      for (int i = 0; i < slice.box.shape.rank(); ++i) extents.push_back(slice.box.shape[i]);
+      if (entry->dtype != to_file_dtype(tensor.dtype) || entry->shape != extents) {
+        throw_failed(where + " has another dtype or shape than the index says");
+      }
+      if (!used.insert(entry).second) throw_failed(where + " is used twice by the index");
+      ++slices;
+    }
+  }
+  if (slices != tensors_in_shards) {
+    throw_failed(path + ": its shards hold " + std::to_string(tensors_in_shards) +
+                 " tensors, but its index refers to " + std::to_string(slices));
+  }
+  return result;
+}
+
+void Checkpoint::load(std::span<const SliceToLoad> slices, std::span<const CheckpointRole> roles,
+                      std::span<const std::string> elsewhere) const {
+  RequestsOfTensor requests;
+  for (const SliceToLoad& slice : slices) requests[slice.name].push_back(&slice);
+  check_request(path_, index_.tensors, requests, slices, roles, elsewhere);
+  for (const StoredTensor& tensor : index_.tensors) {
+    const auto found = requests.find(tensor.name);
+    if (found == requests.end()) continue;
+    const std::vector<const SliceToLoad*>& wanted = found->second;
+    std::vector<size_t> filled(wanted.size(), 0);
+    for (const StoredSlice& slice : tensor.slices) {
+      const SafetensorsFile& file = shards_->by_name.at(slice.file);
+      const std::span<const std::byte> bytes = file.bytes(*file.find(slice.tensor));
+      bool verified = false;
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        const Box common = intersection(slice.box, wanted[i]->box);
+        if (common.shape.elements() == 0) continue;
+        if (!verified && hash_bytes(bytes.data(), bytes.size()) != slice.hash) {
+          throw_failed(file.path() + ": is damaged: tensor " + quote_name(slice.tensor) +
+                       " does not have the hash that was saved; load an earlier checkpoint");
+        }
+        verified = true;
+        filled[i] += copy_box(common, slice.box, bytes.data(), wanted[i]->box,
+                              static_cast<std::byte*>(wanted[i]->data), size_of(tensor.dtype));
+      }
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      TROUPE_CHECK(
+          filled[i] == static_cast<size_t>(wanted[i]->box.shape.elements()) * size_of(tensor.dtype),
+          "tensor " + tensor.name + " was not filled exactly once");
+    }
+  }
+}
+
+}  // namespace troupe

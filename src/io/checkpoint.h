@@ -1,0 +1,127 @@
+// Checkpoints: DIR/checkpoints/step_XXXXXXXX/, as docs/checkpoint_format.md defines them.
+//
+// A checkpoint holds logical tensors, each cut into slices (boxes). How they are cut is the saver's
+// affair; a loader asks for any boxes it likes and gets them put together from whatever is stored.
+//
+// Promises:
+// - A checkpoint is complete or it does not count. Saving writes into a temporary folder, makes
+//   everything durable and renames; a crash at any moment leaves every earlier checkpoint in place,
+//   also when a step is saved again.
+// - Loading is total: every requested byte is written exactly once, with bytes whose hash has been
+//   verified, and every stored tensor of the wanted roles is asked for; otherwise it is refused.
+//
+// Errors are UserErrors: exit status 1 for broken files and failing disks, 2 for a checkpoint that
+// does not fit what is to be loaded. At most one process at a time may save into or prune one DIR;
+// any number may read complete checkpoints of it, except those being pruned or saved again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/shape.h"
+#include "io/checkpoint_index.h"
+#include "io/file.h"
+
+namespace troupe {
+
+// One box of a logical tensor in the caller's memory: contiguous and row-major.
+struct SliceToSave {
+  std::string name;  // of the logical tensor; must not contain '@'
+  CheckpointRole role = CheckpointRole::parameter;
+  DType dtype = DType::f32;
+  Shape global_shape;
+  Box box;
+  const void* data = nullptr;
+};
+
+struct SliceToLoad {
+  std::string name;
+  CheckpointRole role = CheckpointRole::parameter;
+  DType dtype = DType::f32;
+  Shape global_shape;
+  Box box;
+  void* data = nullptr;
+};
+
+struct CheckpointContent {
+  int64_t step = 0;            // >= 0
+  std::string troupe_version;  // of the program that saves
+  std::string training;        // text of a JSON object; handed back by Checkpoint::training()
+  // The slices of one tensor must agree in role, dtype and global shape and cover it exactly.
+  std::vector<SliceToSave> slices;
+};
+
+struct CheckpointOptions {
+  // A shard file is closed where the next slice would make its data larger than this.
+  uint64_t max_shard_bytes = uint64_t{4} << 30;
+  DiskHook hook;
+};
+
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string path;
+};
+
+// Saves a checkpoint below `dir`, replacing one of the same step. Before that it removes what
+// interrupted saves have left behind. When it throws, nothing that was saved before is lost and the
+// temporary folder is gone.
+CheckpointInfo save_checkpoint(const std::string& dir, const CheckpointContent& content,
+                               const CheckpointOptions& options = {});
+
+// The complete checkpoints below `dir`, ascending by step; none when the folder does not exist.
+// Complete means: committed, with a valid index and all shards at their full size; the contents of
+// the shards are verified when they are loaded. Each folder that looks like a checkpoint but does
+// not count adds one line to `incomplete` that names it and says why. Changes nothing on disk.
+std::vector<CheckpointInfo> list_checkpoints(const std::string& dir,
+                                             std::vector<std::string>* incomplete = nullptr);
+
+// The last of list_checkpoints, if any.
+std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
+                                                std::vector<std::string>* incomplete = nullptr);
+
+// Deletes all complete checkpoints but the `keep` (>= 1) newest and returns the deleted ones. Call
+// it after a save has succeeded. A half-deleted checkpoint is never taken for a complete one.
+std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, int64_t keep,
+                                              const DiskHook& hook = {});
+
+// An open checkpoint. It may be used from several threads at once.
+class Checkpoint {
+ public:
+  // Opens the folder of one checkpoint (CheckpointInfo::path) and verifies the commit record, the
+  // index, and the size and header of every shard.
+  static Checkpoint open(const std::string& path);
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  const std::string& path() const { return path_; }
+  int64_t step() const { return index_.step; }
+  const std::string& troupe_version() const { return index_.troupe_version; }
+  // The saved JSON object; its meaning is kept, its spacing and order of names are not.
+  const std::string& training() const { return index_.training; }
+  const std::vector<StoredTensor>& tensors() const { return index_.tensors; }
+
+  // Fills `slices`. They may overlap one another (replicas) but not share memory; their dtype, role
+  // and global shape must be those stored. Each stored tensor whose role is among `roles` must be
+  // asked for by at least one slice or be named in `elsewhere`: tensors that other processes load,
+  // or that the caller knowingly leaves out. Every slice's role must be among `roles`.
+  //
+  // What does not fit is found before anything is written. When a hash does not match (exit status
+  // 1), the memory of the slices holds unspecified values.
+  void load(std::span<const SliceToLoad> slices, std::span<const CheckpointRole> roles,
+            std::span<const std::string> elsewhere = {}) const;
+
+ private:
+  struct Shards;
+  Checkpoint();
+  std::string path_;
+  CheckpointIndex index_;
+  std::unique_ptr<Shards> shards_;
+};
+
+}  // namespace troupe

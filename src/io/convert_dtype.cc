@@ -1,0 +1,121 @@
+#include "io/convert_dtype.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+struct Half {
+  uint16_t bits;
+};
+
+template <class From, class To>
+To convert_one(From value) {
+  if constexpr (std::is_same_v<From, Half>) {
+    return To(half_to_float(value.bits));
+  } else if constexpr (std::is_same_v<From, double> && std::is_same_v<To, bf16>) {
+    return double_to_bf16(value);
+  } else if constexpr (std::is_same_v<From, bf16>) {
+    return To(static_cast<float>(value));
+  } else {
+    return To(value);
+  }
+}
+
+// memcpy is the portable unaligned load and store; compilers turn it into one instruction.
+template <class From, class To>
+void convert_all(const void* source, void* target, int64_t count) {
+  const auto* from = static_cast<const unsigned char*>(source);
+  auto* to = static_cast<unsigned char*>(target);
+  for (int64_t i = 0; i < count; ++i) {
+    From value;
+    std::memcpy(&value, from + static_cast<size_t>(i) * sizeof(From), sizeof(From));
+    const To result = convert_one<From, To>(value);
+    std::memcpy(to + static_cast<size_t>(i) * sizeof(To), &result, sizeof(To));
+  }
+}
+
+template <class From>
+void convert_from(const void* source, DType to, void* target, int64_t count) {
+  switch (to) {
+    case DType::f64:
+      return convert_all<From, double>(source, target, count);
+    case DType::f32:
+      return convert_all<From, float>(source, target, count);
+    case DType::bf16:
+      return convert_all<From, bf16>(source, target, count);
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+  TROUPE_CHECK(false, "not a floating-point type");
+}
+
+bool is_float(FileDType dtype) {
+  return dtype == FileDType::f16 || is_float(*to_dtype(dtype));
+}
+
+}  // namespace
+
+bool can_convert(FileDType from, DType to) {
+  return from == to_file_dtype(to) || (is_float(from) && is_float(to));
+}
+
+float half_to_float(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fU;
+  const uint32_t mantissa = bits & 0x3ffU;
+  if (exponent == 0) {
+    // Zero and subnormal numbers: mantissa * 2^-24, a normal float.
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+  }
+  const uint32_t wide_exponent = exponent == 31 ? 255 : exponent + 112;
+  return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
+}
+
+// The double is first rounded "to odd" into a float: towards zero, with the last bit set when
+// anything was lost. A float has 16 more bits than a bf16, so the second rounding then sees on
+// which side of a tie the double lies and its result is that of one rounding (Boldo and Melquiond,
+// 2005).
+bf16 double_to_bf16(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (std::isnan(value) || static_cast<double>(nearest) == value) return bf16(nearest);
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
+  return bf16(std::bit_cast<float>(bits | 1U));
+}
+
+void convert_elements(FileDType from, const void* source, DType to, void* target, int64_t count) {
+  TROUPE_CHECK(
+      count >= 0 && can_convert(from, to),
+      "no conversion from " + std::string(name_of(from)) + " to " + std::string(name_of(to)));
+  if (count == 0) return;
+  if (from == to_file_dtype(to)) {
+    std::memcpy(target, source, static_cast<size_t>(count) * size_of(to));
+    return;
+  }
+  switch (from) {
+    case FileDType::f64:
+      return convert_from<double>(source, to, target, count);
+    case FileDType::f32:
+      return convert_from<float>(source, to, target, count);
+    case FileDType::bf16:
+      return convert_from<bf16>(source, to, target, count);
+    case FileDType::f16:
+      return convert_from<Half>(source, to, target, count);
+    case FileDType::i64:
+    case FileDType::i32:
+    case FileDType::u8:
+      break;
+  }
+  TROUPE_CHECK(false, "not a floating-point type");
+}
+
+}  // namespace troupe

@@ -1,0 +1,274 @@
+#include "io/hf_config.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/file.h"
+#include "io/json.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxConfigDepth = 16;
+constexpr uint64_t kMaxConfigBytes = 1 << 20;
+
+// One configuration file, read field by field. Absent and null fields are the same.
+class Fields {
+ public:
+  Fields(const json& object, const std::string& where) : object_(object), where_(where) {}
+
+  [[noreturn]] void refuse(const std::string& problem) const {
+    throw_bad_request(fmt::format("{}: {}", where_, problem));
+  }
+
+  const json* find(const char* name) const {
+    const auto found = object_.find(name);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+  // The first of several names of the same thing that is present.
+  const json* find(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (const json* value = find(name)) return value;
+    }
+    return nullptr;
+  }
+
+  int32_t integer(std::initializer_list<const char*> names, int32_t otherwise) const {
+    const json* value = find(names);
+    return value == nullptr ? otherwise : to_integer(*value, *names.begin());
+  }
+  int32_t required_integer(std::initializer_list<const char*> names) const {
+    const json* value = find(names);
+    if (value == nullptr) refuse(fmt::format("the field \"{}\" is missing.", *names.begin()));
+    return to_integer(*value, *names.begin());
+  }
+  double number(const char* name, double otherwise) const {
+    const json* value = find(name);
+    if (value == nullptr) return otherwise;
+    if (!value->is_number()) refuse(fmt::format("the field \"{}\" must be a number.", name));
+    return value->get<double>();
+  }
+  bool boolean(const char* name, bool otherwise) const {
+    const json* value = find(name);
+    if (value == nullptr) return otherwise;
+    if (!value->is_boolean()) refuse(fmt::format("the field \"{}\" must be true or false.", name));
+    return value->get<bool>();
+  }
+  std::string text(const char* name, const std::string& otherwise) const {
+    const json* value = find(name);
+    if (value == nullptr) return otherwise;
+    if (!value->is_string()) refuse(fmt::format("the field \"{}\" must be a string.", name));
+    return value->get<std::string>();
+  }
+  // Refuses a field that is present with another value than the one Troupe computes.
+  void expect_false(const char* name) const {
+    if (boolean(name, false)) refuse(fmt::format("\"{}\": true is not supported.", name));
+  }
+
+  int32_t to_integer(const json& value, const char* name) const {
+    if (!value.is_number_integer() || value.get<double>() > 2147483647.0 ||
+        value.get<double>() < -2147483648.0) {
+      refuse(fmt::format("the field \"{}\" must be an integer of at most 2147483647.", name));
+    }
+    return value.get<int32_t>();
+  }
+
+ private:
+  const json& object_;
+  const std::string& where_;
+};
+
+void read_rope(const Fields& fields, const std::string& where, ModelConfig& config) {
+  config.rotary_base = fields.number("rope_theta", 10000.0);
+  const json* rope = fields.find({"rope_parameters", "rope_scaling"});
+  if (rope == nullptr) return;
+  if (!rope->is_object()) fields.refuse("\"rope_parameters\" must be an object.");
+  const Fields inner(*rope, where);
+  const std::string type = inner.text("rope_type", inner.text("type", "default"));
+  if (type != "default") {
+    fields.refuse(fmt::format("RoPE of type \"{}\" is not supported, only \"default\".", type));
+  }
+  config.rotary_base = inner.number("rope_theta", config.rotary_base);
+  if (inner.number("partial_rotary_factor", 1.0) != 1.0) {
+    fields.refuse("\"partial_rotary_factor\" other than 1 is not supported.");
+  }
+}
+
+void read_common(const Fields& fields, const std::string& where, ModelConfig& config) {
+  config.vocab_size = fields.required_integer({"vocab_size"});
+  config.hidden_size = fields.required_integer({"hidden_size"});
+  config.num_layers = fields.required_integer({"num_hidden_layers"});
+  config.num_attention_heads = fields.required_integer({"num_attention_heads"});
+  config.num_query_groups = fields.integer({"num_key_value_heads"}, config.num_attention_heads);
+  config.max_position_embeddings = fields.required_integer({"max_position_embeddings"});
+  config.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
+  config.tie_embeddings = fields.boolean("tie_word_embeddings", false);
+  config.init_method_std = fields.number("initializer_range", 0.02);
+  if (config.num_attention_heads <= 0) fields.refuse("\"num_attention_heads\" must be positive.");
+  if (fields.find("head_dim") == nullptr && config.hidden_size % config.num_attention_heads != 0) {
+    fields.refuse(fmt::format(
+        "\"hidden_size\" ({}) is not a multiple of \"num_attention_heads\" ({}), and there is no "
+        "\"head_dim\".",
+        config.hidden_size, config.num_attention_heads));
+  }
+  config.kv_channels =
+      fields.integer({"head_dim"}, config.hidden_size / config.num_attention_heads);
+  read_rope(fields, where, config);
+
+  const std::string activation = fields.text("hidden_act", "silu");
+  if (activation != "silu") {
+    fields.refuse(
+        fmt::format("\"hidden_act\": \"{}\" is not supported, only \"silu\".", activation));
+  }
+  fields.expect_false("attention_bias");
+  fields.expect_false("mlp_bias");
+  if (fields.number("attention_dropout", 0.0) != 0.0) {
+    fields.refuse("\"attention_dropout\" other than 0 is not supported.");
+  }
+}
+
+void read_experts(const Fields& fields, ModelConfig& config) {
+  config.num_experts = fields.required_integer({"num_local_experts", "num_experts"});
+  config.moe_router_topk = fields.required_integer({"num_experts_per_tok"});
+  config.moe_aux_loss_coeff = fields.number("router_aux_loss_coef", 0.0);
+  if (config.num_experts < 1) fields.refuse("\"num_local_experts\" must be positive.");
+  if (config.num_layers < 1 || config.num_layers > 10000) {
+    fields.refuse(fmt::format("\"num_hidden_layers\" is {}, it must be between 1 and 10000.",
+                              config.num_layers));
+  }
+  config.moe_layers.assign(static_cast<size_t>(config.num_layers), true);
+}
+
+void read_mixtral(const Fields& fields, ModelConfig& config) {
+  read_experts(fields, config);
+  config.moe_ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  config.sliding_window = fields.integer({"sliding_window"}, 0);
+  if (fields.number("router_jitter_noise", 0.0) != 0.0) {
+    fields.refuse("\"router_jitter_noise\" other than 0 is not supported.");
+  }
+}
+
+void read_qwen3_moe(const Fields& fields, ModelConfig& config) {
+  read_experts(fields, config);
+  config.qk_layernorm = true;
+  config.moe_ffn_hidden_size = fields.required_integer({"moe_intermediate_size"});
+  config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", false);
+  const int32_t step = fields.integer({"decoder_sparse_step"}, 1);
+  if (step < 1) fields.refuse("\"decoder_sparse_step\" must be positive.");
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    config.moe_layers[static_cast<size_t>(layer)] = (layer + 1) % step == 0;
+  }
+  if (const json* dense = fields.find("mlp_only_layers")) {
+    if (!dense->is_array()) fields.refuse("\"mlp_only_layers\" must be a list of layer numbers.");
+    for (const json& entry : *dense) {
+      const int32_t layer = fields.to_integer(entry, "mlp_only_layers");
+      if (layer < 0 || layer >= config.num_layers) {
+        fields.refuse(
+            fmt::format("\"mlp_only_layers\" names layer {}, which does not exist.", layer));
+      }
+      config.moe_layers[static_cast<size_t>(layer)] = false;
+    }
+  }
+  if (config.moe_layer_count() < config.num_layers) {
+    config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  }
+  if (fields.boolean("use_sliding_window", false)) {
+    config.sliding_window = fields.integer({"sliding_window"}, 0);
+  }
+}
+
+void read_dense(const Fields& fields, ModelConfig& config) {
+  config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
+}
+
+}  // namespace
+
+ModelConfig parse_hf_config(std::string_view json_text, const std::string& where) {
+  const json document = parse_json(json_text, where, kMaxConfigDepth);
+  if (!document.is_object()) throw_bad_request(where + ": a model configuration is a JSON object.");
+  const Fields fields(document, where);
+
+  ModelConfig config;
+  const json* architectures = fields.find("architectures");
+  if (architectures == nullptr || !architectures->is_array() || architectures->size() != 1 ||
+      !(*architectures)[0].is_string()) {
+    fields.refuse("\"architectures\" must be a list with the name of one architecture.");
+  }
+  config.hf_architecture = (*architectures)[0].get<std::string>();
+  read_common(fields, where, config);
+  if (config.hf_architecture == "MixtralForCausalLM") {
+    read_mixtral(fields, config);
+  } else if (config.hf_architecture == "Qwen3MoeForCausalLM") {
+    read_qwen3_moe(fields, config);
+  } else if (config.hf_architecture == "LlamaForCausalLM") {
+    read_dense(fields, config);
+  } else if (config.hf_architecture == "Qwen3ForCausalLM") {
+    config.qk_layernorm = true;
+    read_dense(fields, config);
+    fields.expect_false("use_sliding_window");
+  } else {
+    fields.refuse(
+        fmt::format("the architecture {} is not supported. Supported: MixtralForCausalLM, "
+                    "Qwen3MoeForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM.",
+                    quote_name(config.hf_architecture)));
+  }
+  config.validate();
+  return config;
+}
+
+ModelConfig read_hf_config(const std::string& path) {
+  return parse_hf_config(read_file(path, kMaxConfigBytes), path);
+}
+
+std::string write_hf_config(const ModelConfig& config) {
+  json document = {
+      {"architectures", {config.hf_architecture}},
+      {"attention_dropout", 0.0},
+      {"head_dim", config.kv_channels},
+      {"hidden_act", "silu"},
+      {"hidden_size", config.hidden_size},
+      {"initializer_range", config.init_method_std},
+      {"max_position_embeddings", config.max_position_embeddings},
+      {"num_attention_heads", config.num_attention_heads},
+      {"num_hidden_layers", config.num_layers},
+      {"num_key_value_heads", config.num_query_groups},
+      {"rms_norm_eps", config.norm_epsilon},
+      {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", config.rotary_base}}},
+      {"tie_word_embeddings", config.tie_embeddings},
+      {"vocab_size", config.vocab_size},
+  };
+  if (config.num_experts > 0) {
+    document["num_local_experts"] = config.num_experts;
+    document["num_experts_per_tok"] = config.moe_router_topk;
+    document["router_aux_loss_coef"] = config.moe_aux_loss_coeff;
+  }
+  if (config.hf_architecture == "MixtralForCausalLM") {
+    document["model_type"] = "mixtral";
+    document["intermediate_size"] = config.moe_ffn_hidden_size;
+    document["sliding_window"] = config.sliding_window > 0 ? json(config.sliding_window) : json();
+  } else if (config.hf_architecture == "Qwen3MoeForCausalLM") {
+    document["model_type"] = "qwen3_moe";
+    document["moe_intermediate_size"] = config.moe_ffn_hidden_size;
+    document["norm_topk_prob"] = !config.moe_router_pre_softmax;
+    document["decoder_sparse_step"] = 1;
+    document["mlp_only_layers"] = json::array();
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+      if (!config.is_moe_layer(layer)) document["mlp_only_layers"].push_back(layer);
+    }
+    document["intermediate_size"] =
+        config.ffn_hidden_size > 0 ? config.ffn_hidden_size : config.moe_ffn_hidden_size;
+    document["use_sliding_window"] = config.sliding_window > 0;
+    document["sliding_window"] = config.sliding_window > 0 ? json(config.sliding_window) : json();
+  } else {
+    document["model_type"] = config.qk_layernorm ? "qwen3" : "llama";
+    document["intermediate_size"] = config.ffn_hidden_size;
+  }
+  return document.dump(2) + "\n";
+}
+
+}  // namespace troupe

@@ -1,0 +1,27 @@
+// Hugging Face model configurations (config.json), in and out.
+//
+// Both dialects are read: that of transformers 5 (rope_parameters, num_local_experts, dtype) and
+// the older one of most files on the hub (rope_theta, rope_scaling, num_experts, torch_dtype).
+// Architectures: MixtralForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM.
+//
+// A file that is not such a configuration, or that asks for something Troupe does not compute, is
+// refused (UserError, bad request) with the name of the field; nothing is ignored silently that
+// would change the numbers. Any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "model/model_config.h"
+
+namespace troupe {
+
+// `where` names the source in messages.
+ModelConfig parse_hf_config(std::string_view json_text, const std::string& where);
+ModelConfig read_hf_config(const std::string& path);
+
+// The configuration as config.json text in the transformers 5 dialect. parse_hf_config gives the
+// same ModelConfig back.
+std::string write_hf_config(const ModelConfig& config);
+
+}  // namespace troupe

@@ -1,0 +1,215 @@
+#include "io/hf_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "io/convert_dtype.h"
+#include "io/file.h"
+#include "io/hf_config.h"
+#include "io/safetensors.h"
+
+namespace troupe {
+namespace {
+
+constexpr uint64_t kMaxShardBytes = 5'000'000'000;  // as the hub's own tools split
+
+// Lists the tensors of a model in the naming of its architecture.
+class TensorList {
+ public:
+  TensorList(const ModelConfig& config, const ModelState& state) : config_(config), state_(state) {}
+
+  std::vector<HfTensor> build() {
+    for (size_t i = 0; i < state_.parameters.size(); ++i) add_parameter(i);
+    std::sort(tensors_.begin(), tensors_.end(),
+              [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
+    return std::move(tensors_);
+  }
+
+ private:
+  void add_parameter(size_t index) {
+    const Parameter& parameter = state_.parameters[index];
+    const Shape& shape = (*state_.table)[parameter.value].shape;
+    index_ = index;
+    offset_ = 0;
+    const std::string layer = fmt::format("model.layers.{}.", parameter.layer);
+    const std::string attention = layer + "self_attn.";
+    const bool moe = parameter.layer >= 0 && config_.is_moe_layer(parameter.layer);
+    const int64_t hidden = config_.hidden_size;
+    const int64_t head_dim = config_.kv_channels;
+    switch (parameter.kind) {
+      case ParameterKind::embedding:
+        return add("model.embed_tokens.weight", shape);
+      case ParameterKind::input_norm:
+        return add(layer + "input_layernorm.weight", shape);
+      case ParameterKind::w_qkv:
+        add(attention + "q_proj.weight", {config_.num_attention_heads * head_dim, hidden});
+        add(attention + "k_proj.weight", {config_.num_query_groups * head_dim, hidden});
+        add(attention + "v_proj.weight", {config_.num_query_groups * head_dim, hidden});
+        return;
+      case ParameterKind::q_norm:
+        return add(attention + "q_norm.weight", shape);
+      case ParameterKind::k_norm:
+        return add(attention + "k_norm.weight", shape);
+      case ParameterKind::w_attention_out:
+        return add(attention + "o_proj.weight", shape);
+      case ParameterKind::post_attention_norm:
+        return add(layer + "post_attention_layernorm.weight", shape);
+      case ParameterKind::w_router:
+        return add(moe_prefix(layer) + "gate.weight", shape);
+      case ParameterKind::w_gate_up:
+        if (moe) return add_experts(layer, /*down=*/false);
+        add(layer + "mlp.gate_proj.weight", {config_.ffn_hidden_size, hidden});
+        add(layer + "mlp.up_proj.weight", {config_.ffn_hidden_size, hidden});
+        return;
+      case ParameterKind::w_down:
+        if (moe) return add_experts(layer, /*down=*/true);
+        return add(layer + "mlp.down_proj.weight", shape);
+      case ParameterKind::final_norm:
+        return add("model.norm.weight", shape);
+      case ParameterKind::head:
+        return add("lm_head.weight", shape);
+    }
+  }
+
+  bool mixtral_names() const { return config_.hf_architecture == "MixtralForCausalLM"; }
+  std::string moe_prefix(const std::string& layer) const {
+    return layer + (mixtral_names() ? "block_sparse_moe." : "mlp.");
+  }
+
+  void add_experts(const std::string& layer, bool down) {
+    const int64_t hidden = config_.hidden_size;
+    const int64_t ffn = config_.moe_ffn_hidden_size;
+    for (int32_t expert = 0; expert < config_.num_experts; ++expert) {
+      const std::string prefix = fmt::format("{}experts.{}.", moe_prefix(layer), expert);
+      if (down) {
+        add(prefix + (mixtral_names() ? "w2.weight" : "down_proj.weight"), {hidden, ffn});
+      } else {
+        add(prefix + (mixtral_names() ? "w1.weight" : "gate_proj.weight"), {ffn, hidden});
+        add(prefix + (mixtral_names() ? "w3.weight" : "up_proj.weight"), {ffn, hidden});
+      }
+    }
+  }
+
+  // The next piece of the current parameter.
+  void add(const std::string& name, const Shape& shape) {
+    tensors_.push_back({name, shape, index_, offset_});
+    offset_ += shape.elements();
+  }
+
+  const ModelConfig& config_;
+  const ModelState& state_;
+  std::vector<HfTensor> tensors_;
+  size_t index_ = 0;
+  int64_t offset_ = 0;
+};
+
+std::vector<int64_t> extents_of(const Shape& shape) {
+  std::vector<int64_t> extents;
+  for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
+  return extents;
+}
+
+// Names in a folder that hold no weight of the model.
+bool is_redundant(const std::string& name, const ModelConfig& config) {
+  return config.tie_embeddings && name == "lm_head.weight";
+}
+
+void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>& tensors,
+                   const ModelConfig& config) {
+  for (const SafetensorsFile& file : folder.files()) {
+    for (const TensorEntry& entry : file.entries()) {
+      const auto found = std::lower_bound(
+          tensors.begin(), tensors.end(), entry.name,
+          [](const HfTensor& tensor, const std::string& name) { return tensor.name < name; });
+      if (found != tensors.end() && found->name == entry.name) continue;
+      if (is_redundant(entry.name, config)) continue;
+      throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
+                                    file.path(), entry.name, config.hf_architecture));
+    }
+  }
+}
+
+// Opens a folder, checks it against the model, and hands over every tensor's raw bytes.
+void visit_folder(
+    const std::string& path, const ModelConfig& config, const ModelState& state,
+    const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit) {
+  const SafetensorsFolder folder = SafetensorsFolder::open(path);
+  const std::vector<HfTensor> tensors = hf_tensors(config, state);
+  refuse_unused(folder, tensors, config);
+  for (const HfTensor& tensor : tensors) {
+    const auto located = folder.find(tensor.name);
+    if (located.entry == nullptr) {
+      throw_bad_request(fmt::format("{}: the tensor {} is missing.", path, tensor.name));
+    }
+    const std::string where = fmt::format("{}: the tensor {}", located.file->path(), tensor.name);
+    if (located.entry->shape != extents_of(tensor.shape)) {
+      throw_bad_request(fmt::format("{} has the shape [{}], the configuration wants {}.", where,
+                                    fmt::join(located.entry->shape, ", "),
+                                    tensor.shape.to_string()));
+    }
+    if (!can_convert(located.entry->dtype, DType::f32)) {
+      throw_bad_request(fmt::format("{} has the dtype {}; weights are floating-point.", where,
+                                    name_of(located.entry->dtype)));
+    }
+    visit(tensor, located.entry->dtype, located.bytes());
+  }
+}
+
+}  // namespace
+
+std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& state) {
+  return TensorList(config, state).build();
+}
+
+void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                     const StateStorage& storage) {
+  visit_folder(folder, config, state,
+               [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
+                 const Parameter& parameter = state.parameters[tensor.parameter];
+                 for (const StateId id : {parameter.value, parameter.master}) {
+                   if (!id.valid()) continue;
+                   const TensorView view = storage.view(id);
+                   std::byte* target = static_cast<std::byte*>(view.data) +
+                                       static_cast<size_t>(tensor.offset) * size_of(view.dtype);
+                   convert_elements(dtype, bytes.data(), view.dtype, target,
+                                    tensor.shape.elements());
+                 }
+               });
+}
+
+void read_hf_tensors(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                     const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
+  std::vector<double> data;
+  visit_folder(folder, config, state,
+               [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
+                 data.resize(static_cast<size_t>(tensor.shape.elements()));
+                 convert_elements(dtype, bytes.data(), DType::f64, data.data(),
+                                  tensor.shape.elements());
+                 take(tensor, data);
+               });
+}
+
+void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                   const StateStorage& storage) {
+  const std::vector<HfTensor> tensors = hf_tensors(config, state);
+  std::vector<TensorSpec> specs;
+  for (const HfTensor& tensor : tensors) {
+    const TensorView view = storage.view(state.parameters[tensor.parameter].value);
+    specs.push_back({tensor.name, to_file_dtype(view.dtype), extents_of(tensor.shape)});
+  }
+  const Disk disk;
+  SafetensorsFolderWriter writer(disk, folder, specs, kMaxShardBytes);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorView view = storage.view(state.parameters[tensors[i].parameter].value);
+    const auto* data = static_cast<const std::byte*>(view.data) +
+                       static_cast<size_t>(tensors[i].offset) * size_of(view.dtype);
+    writer.append(i,
+                  {data, static_cast<size_t>(tensors[i].shape.elements()) * size_of(view.dtype)});
+  }
+  disk.write_file(join_path(folder, "config.json"), write_hf_config(config));
+  writer.finish();
+}
+
+}  // namespace troupe

@@ -1,0 +1,45 @@
+// Weights in Hugging Face's names and shapes: which tensor of a model folder is which part of which
+// parameter, and the copying in both directions.
+//
+// Loading is total: every element of every parameter is written exactly once, and every tensor of
+// the folder is used (a copy of a tied head excepted), or the load is refused with the names.
+// Values are converted with one correct rounding; writing back what was read in the same dtype is
+// bit-exact. Errors are UserErrors. One thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/shape.h"
+#include "model/parameters.h"
+#include "runtime/state_storage.h"
+
+namespace troupe {
+
+// One Hugging Face tensor: `shape` elements of a parameter, beginning at element `offset`.
+struct HfTensor {
+  std::string name;
+  Shape shape;
+  size_t parameter = 0;  // index in ModelState::parameters
+  int64_t offset = 0;
+};
+
+// All tensors of the model, sorted by name. They tile all parameters.
+std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& state);
+
+// Reads a folder into the parameters (and fp32 master weights, where there are any).
+void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                     const StateStorage& storage);
+
+// As above, but the tensors are handed to `take(tensor, data)`, converted to double: for comparing
+// a folder of gradients.
+void read_hf_tensors(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                     const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
+
+// Writes config.json and the parameters, in their own dtype.
+void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
+                   const StateStorage& storage);
+
+}  // namespace troupe

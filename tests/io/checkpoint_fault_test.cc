@@ -1,0 +1,293 @@
+// What is left on the disk when a save, a replacement or a deletion is cut short at any of its
+// steps.
+#include <functional>
+#include <map>
+#include <set>
+#include <signal.h>
+#include <string>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "io/checkpoint_test_support.h"
+
+namespace troupe {
+namespace {
+
+using io_test::all_below;
+using io_test::expect_phrase;
+using io_test::load_and_compare;
+using io_test::message_of;
+using io_test::save;
+using io_test::small_model;
+using io_test::TempFolder;
+
+constexpr int kDiedAtTheStep = 77;
+
+// Runs `body` in a child process with a hook that ends it at the `step`-th change of the disk
+// (counting from 0), the way a loss of power would: files whose contents had not been made durable
+// lose their second half. Returns false when `body` finished before reaching that step.
+bool dies_at_step(int step, const std::function<void(const DiskHook&)>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int count = 0;
+    std::set<std::string> volatile_files;
+    std::string being_synced;
+    const DiskHook hook = [&](std::string_view operation, const std::string& path) {
+      if (!being_synced.empty()) volatile_files.erase(std::exchange(being_synced, ""));
+      if (count++ == step) {
+        for (const std::string& file : volatile_files) {
+          std::error_code error;
+          const auto size = std::filesystem::file_size(file, error);
+          if (!error) std::filesystem::resize_file(file, size / 2, error);
+        }
+        ::_exit(kDiedAtTheStep);
+      }
+      if (operation == "create") volatile_files.insert(path);
+      if (operation == "sync") being_synced = path;
+    };
+    try {
+      body(hook);
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_TRUE(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == kDiedAtTheStep)
+      << "the child failed at step " << step;
+  return WEXITSTATUS(status) == kDiedAtTheStep;
+}
+
+CheckpointOptions options_with(const DiskHook& hook) {
+  CheckpointOptions options;
+  options.max_shard_bytes = 50;  // four shards
+  options.hook = hook;
+  return options;
+}
+
+// The steps of the complete checkpoints below `dir`, each of which must load in full as the variant
+// that `variant_of_step` has for it, or one of the two for step 2.
+std::vector<int64_t> loadable_steps(const std::string& dir, uint64_t* variant_of_step_2) {
+  std::vector<int64_t> steps;
+  for (const CheckpointInfo& info : list_checkpoints(dir)) {
+    steps.push_back(info.step);
+    if (info.step != 2) {
+      load_and_compare(info.path, small_model(), static_cast<uint64_t>(info.step) * 10);
+      continue;
+    }
+    const Checkpoint checkpoint = Checkpoint::open(info.path);
+    *variant_of_step_2 = checkpoint.troupe_version() == "1.2.3" ? 20 : 21;
+    load_and_compare(info.path, small_model(), *variant_of_step_2);
+  }
+  return steps;
+}
+
+void save_step_2_again(const std::string& dir, const CheckpointOptions& options) {
+  save_checkpoint(dir, {2, "2.0.0", "{}", io_test::slices_of(small_model(), 21, true).to_save},
+                  options);
+}
+
+TEST(CheckpointFault, DyingAtAnyStepOfASaveKeepsTheOldOnesAndMayAddTheNewOne) {
+  int step = 0;
+  bool seen_without = false;
+  bool seen_with = false;
+  for (;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    save(dir.path(), 1, small_model(), 10);
+    const bool died = dies_at_step(step, [&](const DiskHook& hook) {
+      save(dir.path(), 2, small_model(), 20, options_with(hook));
+    });
+    uint64_t variant = 20;
+    const std::vector<int64_t> steps = loadable_steps(dir.path(), &variant);
+    if (steps == std::vector<int64_t>{1}) {
+      seen_without = true;
+      EXPECT_FALSE(seen_with && died) << "a checkpoint vanished between two steps";
+    } else {
+      EXPECT_EQ(steps, (std::vector<int64_t>{1, 2}));
+      seen_with = true;
+    }
+    // The next save puts everything in order.
+    save(dir.path(), 3, small_model(), 30);
+    EXPECT_EQ(loadable_steps(dir.path(), &variant).size(), steps.size() + 1);
+    for (const std::string& name : all_below(dir / "checkpoints")) {
+      EXPECT_EQ(name.rfind("step_", 0), 0U) << name << " was left behind";
+    }
+    if (!died) break;
+  }
+  EXPECT_TRUE(seen_without && seen_with);
+  // Four shards, each created, synchronised and written once for its header; ten slices; the index,
+  // the commit record.
+  EXPECT_GT(step, 4 * 3 + 10 + 2 * 3);
+}
+
+TEST(CheckpointFault, DyingAtAnyStepOfTheFirstSaveLeavesNothingOrAll) {
+  for (int step = 0;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    const bool died = dies_at_step(step, [&](const DiskHook& hook) {
+      save(dir / "deep/run", 1, small_model(), 10, options_with(hook));
+    });
+    uint64_t variant = 0;
+    EXPECT_LE(loadable_steps(dir / "deep/run", &variant).size(), 1U);
+    save(dir / "deep/run", 1, small_model(), 10);
+    EXPECT_EQ(loadable_steps(dir / "deep/run", &variant).size(), 1U);
+    if (!died) break;
+  }
+}
+
+TEST(CheckpointFault, DyingAtAnyStepOfAReplacementKeepsTheOldOrTheNew) {
+  bool seen_old = false;
+  bool seen_new = false;
+  bool seen_aside = false;
+  for (int step = 0;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    save(dir.path(), 1, small_model(), 10);
+    save(dir.path(), 2, small_model(), 20);
+    const bool died = dies_at_step(
+        step, [&](const DiskHook& hook) { save_step_2_again(dir.path(), options_with(hook)); });
+    uint64_t variant = 0;
+    EXPECT_EQ(loadable_steps(dir.path(), &variant), (std::vector<int64_t>{1, 2}));
+    (variant == 20 ? seen_old : seen_new) = true;
+    EXPECT_FALSE(variant == 20 && seen_new) << "the new one vanished again";
+    seen_aside |= !path_exists(dir / "checkpoints/step_00000002");
+
+    // What comes next (here another save, or pruning) restores the usual name and keeps the
+    // content.
+    if (step % 2 == 0) {
+      save(dir.path(), 3, small_model(), 30);
+    } else {
+      prune_checkpoints(dir.path(), 9);
+    }
+    uint64_t variant_after = 0;
+    EXPECT_EQ(loadable_steps(dir.path(), &variant_after).size(), step % 2 == 0 ? 3U : 2U);
+    EXPECT_EQ(variant_after, variant);
+    for (const std::string& name : all_below(dir / "checkpoints")) {
+      EXPECT_EQ(name.rfind("step_", 0), 0U) << name << " was left behind";
+    }
+    if (!died) break;
+  }
+  EXPECT_TRUE(seen_old && seen_new && seen_aside);
+}
+
+TEST(CheckpointFault, DyingDuringTheRecoveryItselfLosesNothing) {
+  // First a death between the two renames of a replacement, then one at every step of the next
+  // save.
+  for (int step = 0;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    save(dir.path(), 2, small_model(), 20);
+    int first_death = 0;
+    while (path_exists(dir / "checkpoints/step_00000002")) {
+      ASSERT_TRUE(dies_at_step(first_death++, [&](const DiskHook& hook) {
+        save_step_2_again(dir.path(), options_with(hook));
+      }));
+    }
+    const bool died = dies_at_step(
+        step, [&](const DiskHook& hook) { save_step_2_again(dir.path(), options_with(hook)); });
+    uint64_t variant = 0;
+    EXPECT_EQ(loadable_steps(dir.path(), &variant), (std::vector<int64_t>{2}));
+    if (!died) {
+      EXPECT_EQ(variant, 21U);
+      EXPECT_EQ(all_below(dir / "checkpoints")[0], "step_00000002");
+      break;
+    }
+  }
+}
+
+TEST(CheckpointFault, DyingAtAnyStepOfPruningNeverShowsHalfACheckpoint) {
+  for (int step = 0;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    for (int64_t s : {1, 3, 4}) save(dir.path(), s, small_model(), static_cast<uint64_t>(s) * 10);
+    const bool died =
+        dies_at_step(step, [&](const DiskHook& hook) { prune_checkpoints(dir.path(), 1, hook); });
+    uint64_t variant = 0;
+    const std::vector<int64_t> steps = loadable_steps(dir.path(), &variant);
+    ASSERT_FALSE(steps.empty());
+    EXPECT_EQ(steps.back(), 4);
+    prune_checkpoints(dir.path(), 1);
+    EXPECT_EQ(loadable_steps(dir.path(), &variant), (std::vector<int64_t>{4}));
+    EXPECT_EQ(all_below(dir / "checkpoints")[0], "step_00000004");
+    if (!died) break;
+  }
+}
+
+TEST(CheckpointFault, AnErrorAtAnyStepOfAReplacementIsReportedAndLeavesTheOldOrTheNew) {
+  for (int step = 0;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    save(dir.path(), 1, small_model(), 10);
+    save(dir.path(), 2, small_model(), 20);
+    int count = 0;
+    bool failed = false;
+    const DiskHook hook = [&](std::string_view, const std::string& path) {
+      if (count++ == step) throw_failed(path + ": cannot write: No space left on device");
+    };
+    try {
+      save_step_2_again(dir.path(), options_with(hook));
+    } catch (const UserError& error) {
+      failed = true;
+      EXPECT_EQ(error.status(), ExitStatus::failed);
+      expect_phrase(error.what(), "No space left on device");
+    }
+    uint64_t variant = 0;
+    EXPECT_EQ(loadable_steps(dir.path(), &variant), (std::vector<int64_t>{1, 2}));
+    for (const std::string& name : all_below(dir / "checkpoints")) {
+      EXPECT_NE(name.rfind(".tmp_step", 0), 0U) << name << " was left behind";
+    }
+    EXPECT_TRUE(path_exists(dir / "checkpoints/step_00000002"));
+    if (!failed) {
+      EXPECT_EQ(variant, 21U);
+      break;
+    }
+  }
+}
+
+TEST(CheckpointFault, AFileThatMayNotGrowFailsTheSaveOnly) {
+  // The limit on file sizes makes write(2) itself fail, half-way through a shard.
+  const TempFolder dir;
+  save(dir.path(), 1, small_model(), 10);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{600, 600};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    int result = 1;
+    try {
+      save(dir.path(), 2, small_model(), 20);
+    } catch (const UserError& error) {
+      const std::string message = error.what();
+      if (message.find("saving step 2 failed (earlier checkpoints are intact)") == 0 &&
+          message.find("shard_00000.safetensors: cannot write") != std::string::npos &&
+          message.find("File too large") != std::string::npos) {
+        result = 0;
+      }
+    }
+    ::_exit(result);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "no clear message, or no failure";
+  std::vector<std::string> incomplete;
+  const std::vector<CheckpointInfo> left = list_checkpoints(dir.path(), &incomplete);
+  ASSERT_EQ(left.size(), 1U);
+  load_and_compare(left[0].path, small_model(), 10);
+  EXPECT_TRUE(incomplete.empty()) << incomplete[0];
+}
+
+TEST(CheckpointFault, AFolderThatCannotBeMadeIsNamed) {
+  const TempFolder dir;
+  io_test::put_file(dir / "run", "a file is in the way");
+  expect_phrase(message_of(ExitStatus::failed, [&] { save(dir / "run", 1, small_model(), 1); }),
+                dir / "run");
+}
+
+}  // namespace
+}  // namespace troupe
