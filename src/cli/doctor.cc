@@ -1,0 +1,161 @@
+// troupe doctor: what this machine offers, and whether the numbers it computes are right.
+#include <cmath>
+#include <cstdio>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "base/machine.h"
+#include "base/units.h"
+#include "cli/command.h"
+#include "ops/cpu/gemm.h"
+
+namespace troupe {
+namespace {
+
+// One line of the result. `problem` says what to do; empty when all is well.
+struct Finding {
+  std::string name;
+  std::string text;
+  nlohmann::ordered_json value;
+  std::string problem;
+};
+
+Finding find_version() {
+  return {"version", std::string(kVersion), std::string(kVersion), {}};
+}
+
+Finding find_cuda() {
+#ifdef TROUPE_WITH_CUDA
+  return {"cuda", "in this build", true, {}};
+#else
+  return {"cuda", "not in this build", false, {}};
+#endif
+}
+
+Finding find_cores() {
+  const int cores = usable_cores();
+  const long installed = sysconf(_SC_NPROCESSORS_ONLN);
+  return {"cores", fmt::format("{} of {} usable", cores, installed), cores, {}};
+}
+
+// The kernels' own path to BLAS: a product whose exact result is known, in both types.
+template <class T>
+bool product_is_right() {
+  // Small whole numbers: every sum is exact, so no tolerance is needed.
+  constexpr int64_t kM = 37;
+  constexpr int64_t kN = 29;
+  constexpr int64_t kK = 53;
+  std::vector<T> a(kM * kK);
+  std::vector<T> b(kK * kN);
+  std::vector<T> c(kM * kN, T{-1});
+  for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<T>(static_cast<int>(i * 7 % 11) - 5);
+  for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<T>(static_cast<int>(i * 5 % 13) - 6);
+  gemm_tile<T>(false, false, kM, kN, kK, T{1}, a.data(), kK, b.data(), kN, T{0}, c.data(), kN);
+  for (int64_t i = 0; i < kM; ++i) {
+    for (int64_t j = 0; j < kN; ++j) {
+      T sum = 0;
+      for (int64_t k = 0; k < kK; ++k) sum += a[i * kK + k] * b[k * kN + j];
+      if (c[i * kN + j] != sum) return false;
+    }
+  }
+  return true;
+}
+
+// What OpenBLAS says of itself; other libraries say nothing.
+std::string ask_openblas(const char* function) {
+  void* address = dlsym(RTLD_DEFAULT, function);
+  if (address == nullptr) return {};
+  const char* answer = reinterpret_cast<char* (*)()>(address)();
+  return answer != nullptr ? answer : std::string();
+}
+
+Finding find_blas() {
+  const std::string config = ask_openblas("openblas_get_config");
+  const std::string core = ask_openblas("openblas_get_corename");
+  const std::string library = config.empty() ? "unnamed" : config.substr(0, config.find("  "));
+  Finding finding{"blas", library, nlohmann::ordered_json::object(), {}};
+  finding.value["library"] = library;
+  finding.value["core"] = nullptr;
+  if (!core.empty()) {
+    finding.value["core"] = core;
+    finding.text += fmt::format("; kernels for {}", core);
+  }
+  if (!product_is_right<float>() || !product_is_right<double>()) {
+    finding.problem =
+        "a matrix product comes out wrong: BLAS is broken on this processor. Install another "
+        "version of it";
+  }
+  return finding;
+}
+
+Finding find_memory() {
+  const uint64_t bytes = available_memory_bytes();
+  Finding finding{"available_memory_bytes", format_bytes(bytes), bytes, {}};
+  if (bytes == 0) {
+    finding.text = "unknown";
+    finding.problem =
+        "/proc/meminfo does not say how much memory is available, so runs that do "
+        "not fit cannot be refused";
+  }
+  return finding;
+}
+
+Finding find_page_size() {
+  const long bytes = sysconf(_SC_PAGESIZE);
+  return {"page_size_bytes", format_bytes(static_cast<uint64_t>(bytes)), bytes, {}};
+}
+
+// The kernel's choice is the word in brackets: "always [madvise] never".
+Finding find_huge_pages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string word;
+  while (file >> word) {
+    if (word.size() > 2 && word.front() == '[' && word.back() == ']') {
+      const std::string mode = word.substr(1, word.size() - 2);
+      return {"transparent_huge_pages", mode, mode, {}};
+    }
+  }
+  return {"transparent_huge_pages", "unknown", nullptr, {}};
+}
+
+void print_json(const std::vector<Finding>& findings, bool healthy) {
+  nlohmann::ordered_json json;
+  json["healthy"] = healthy;
+  json["problems"] = nlohmann::ordered_json::array();
+  for (const Finding& finding : findings) {
+    json[finding.name] = finding.value;
+    if (!finding.problem.empty()) json["problems"].push_back(finding.name + ": " + finding.problem);
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+void print_text(const std::vector<Finding>& findings, bool healthy) {
+  for (const Finding& finding : findings) {
+    fmt::print("{:<24} {}\n", finding.name, finding.text);
+    if (!finding.problem.empty()) fmt::print("  PROBLEM: {}.\n", finding.problem);
+  }
+  fmt::print("{}\n", healthy ? "All is well." : "Troupe will not work well here.");
+}
+
+}  // namespace
+
+ExitStatus run_doctor(const Options& options) {
+  const std::vector<Finding> findings = {find_version(), find_cuda(),      find_cores(),
+                                         find_memory(),  find_page_size(), find_huge_pages(),
+                                         find_blas()};
+  bool healthy = true;
+  for (const Finding& finding : findings) healthy = healthy && finding.problem.empty();
+  if (options.json) {
+    print_json(findings, healthy);
+  } else {
+    print_text(findings, healthy);
+  }
+  return healthy ? ExitStatus::done : ExitStatus::failed;
+}
+
+}  // namespace troupe

@@ -1,0 +1,45 @@
+// `troupe eval`: validation loss of a model on a data set.
+#include <cstdio>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "data/tokenizer.h"
+#include "train/evaluation.h"
+#include "train/loaded_model.h"
+#include "train/model_options.h"
+
+namespace troupe {
+
+ExitStatus run_eval(const Options& options) {
+  ThreadPool pool(thread_count(options));
+  const LoadedModel model = load_model(options.load, compute_dtype_of(options));
+  const auto tokenizer =
+      make_tokenizer(model.from_checkpoint ? model.identity.tokenizer : options.tokenizer_type, "");
+  const auto dataset = std::make_shared<const IndexedDataset>(options.data_path);
+  require_vocabulary(*dataset, model.config.vocab_size, "model");
+  const auto ranges = split_sequences(options.split, dataset->num_sequences());
+  const int32_t sequence = options.seq_length.value_or(
+      model.from_checkpoint ? model.identity.sequence : model.config.max_position_embeddings);
+  const SampleSource source(dataset, {.split = Split::validation,
+                                      .sequences = ranges[static_cast<size_t>(Split::validation)],
+                                      .sequence_length = sequence,
+                                      .seed = static_cast<uint64_t>(options.seed),
+                                      .vocab_size = model.config.vocab_size,
+                                      .eod = tokenizer->eod(),
+                                      .eod_mask_loss = options.eod_mask_loss});
+  Evaluation evaluation(model.config, model.state, *model.storage, pool, source,
+                        options.micro_batch_size, options.eval_iters * options.micro_batch_size);
+  const EvaluationResult result = evaluation.run();
+  if (options.json) {
+    const nlohmann::ordered_json document = {
+        {"step", model.position.step}, {"val_loss", result.loss}, {"tokens", result.tokens}};
+    fmt::print("{}\n", document.dump(2));
+  } else {
+    fmt::print("validation loss {:.4f} nats per token over {} tokens (step {})\n", result.loss,
+               result.tokens, model.position.step);
+  }
+  return ExitStatus::done;
+}
+
+}  // namespace troupe

@@ -1,0 +1,189 @@
+// `troupe inspect`: the program of a step, as text or as JSON.
+#include <cstdio>
+#include <fmt/format.h>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/command.h"
+#include "passes/memory_plan.h"
+#include "passes/step_programs.h"
+#include "program/op_spec.h"
+#include "program/print.h"
+#include "program/verify.h"
+#include "train/model_options.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kChartWidth = 84;
+
+struct Inspected {
+  std::unique_ptr<Program> program;
+  MemoryPlan plan;
+};
+
+Inspected build(const Options& options, const ModelConfig& config) {
+  const bool training = options.program == "train";
+  const ModelState state = declare_model_state(config, compute_dtype_of(options), training);
+  const TrainingStepOptions step = training_step_options(options, config);
+  Inspected inspected;
+  inspected.program =
+      training ? build_training_step(config, state, step).program
+               : build_evaluation_step(config, state, step.micro_batch_size, step.sequence).program;
+  verify_program(*inspected.program);
+  const int threads = thread_count(options);
+  inspected.plan = options.oracle ? plan_oracle(*inspected.program, threads)
+                                  : plan_memory(*inspected.program, threads);
+  verify_memory_plan(*inspected.program, inspected.plan);
+  return inspected;
+}
+
+std::optional<Phase> phase_of(const std::string& name) {
+  if (name == "forward") return Phase::forward;
+  if (name == "data_gradient") return Phase::data_gradient;
+  if (name == "weight_gradient") return Phase::weight_gradient;
+  if (name == "recompute") return Phase::recompute;
+  if (name == "optimizer") return Phase::optimizer;
+  TROUPE_CHECK(name.empty(), "a phase among the choices");
+  return std::nullopt;
+}
+
+// A filter that can match nothing is a mistake.
+PrintOptions filters_of(const Options& options, const ModelConfig& config) {
+  if (options.layer && *options.layer >= config.num_layers) {
+    throw_bad_request(fmt::format("--layer {}: the model has layers 0 to {}.", *options.layer,
+                                  config.num_layers - 1));
+  }
+  if (options.micro_batch) {
+    if (options.program != "train") {
+      throw_bad_request("--micro-batch: only the program of a training step has micro-batches.");
+    }
+    const int32_t micro_batches = training_step_options(options, config).micro_batches;
+    if (*options.micro_batch >= micro_batches) {
+      throw_bad_request(
+          fmt::format("--micro-batch {}: the step has micro-batches 0 to {} (--global-batch-size).",
+                      *options.micro_batch, micro_batches - 1));
+    }
+  }
+  PrintOptions filters;
+  filters.layer = options.layer;
+  filters.micro_batch = options.micro_batch;
+  filters.phase = phase_of(options.phase);
+  return filters;
+}
+
+ordered_json index_or_null(int32_t index) {
+  return index >= 0 ? ordered_json(index) : ordered_json();
+}
+
+ordered_json shape_json(const Shape& shape) {
+  ordered_json extents = ordered_json::array();
+  for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
+  return extents;
+}
+
+ordered_json value_json(const Program& program, ValueId id) {
+  const Value& value = program.value(id);
+  ordered_json json = {{"id", id.index},
+                       {"name", value.name},
+                       {"role", name_of(value.role)},
+                       {"dtype", name_of(value.dtype)},
+                       {"shape", shape_json(value.shape)},
+                       {"bytes", value.bytes()}};
+  if (value.rows.valid()) {
+    json["rows"] = {{"counter", value.rows.counter.index}, {"element", value.rows.element}};
+  }
+  return json;
+}
+
+ordered_json op_json(const Inspected& inspected, int32_t index) {
+  const Program& program = *inspected.program;
+  const Op& op = program.op(index);
+  ordered_json inputs = ordered_json::array();
+  for (const ValueId id : program.inputs(op)) inputs.push_back(index_or_null(id.index));
+  ordered_json outputs = ordered_json::array();
+  ordered_json shapes = ordered_json::array();
+  uint64_t bytes = 0;
+  for (const ValueId id : program.outputs(op)) {
+    outputs.push_back(id.index);
+    shapes.push_back(shape_json(program.value(id).shape));
+    bytes += program.value(id).bytes();
+  }
+  ordered_json json = {{"index", index},
+                       {"kind", op.spec->name},
+                       {"phase", name_of(op.place.phase)},
+                       {"queue", name_of(op.place.queue)},
+                       {"layer", index_or_null(op.place.layer)},
+                       {"micro_batch", index_or_null(op.place.micro_batch)},
+                       {"inputs", std::move(inputs)},
+                       {"outputs", std::move(outputs)},
+                       {"shapes", std::move(shapes)},
+                       {"bytes", bytes},
+                       {"live_bytes", inspected.plan.live_bytes[static_cast<size_t>(index)]}};
+  json["workspace_bytes"] = op.workspace.valid() ? program.value(op.workspace).bytes() : 0;
+  if (op.spec->print_attributes != nullptr) {
+    json["attributes"] = op.spec->print_attributes(op.attributes);
+  }
+  if (op.spec->cost != nullptr) {
+    const Cost cost = op.spec->cost(OpView{program, op});
+    json["flops"] = cost.flops;
+    json["traffic_bytes"] = cost.bytes;
+  }
+  return json;
+}
+
+void print_json(const Options& options, const Inspected& inspected, const PrintOptions& filters) {
+  const Program& program = *inspected.program;
+  ordered_json operations = ordered_json::array();
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    if (is_shown(program.op(index).place, filters)) operations.push_back(op_json(inspected, index));
+  }
+  ordered_json values = ordered_json::array();
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    values.push_back(value_json(program, ValueId{i}));
+  }
+  const MemoryPlan& plan = inspected.plan;
+  ordered_json bytes;
+  for (int role = 0; role < kRoleCount; ++role) {
+    bytes[std::string(name_of(static_cast<Role>(role)))] =
+        plan.bytes_by_role[static_cast<size_t>(role)];
+  }
+  bytes["total"] = plan.total_bytes();
+  const ordered_json document = {{"program", options.program},
+                                 {"operations", std::move(operations)},
+                                 {"values", std::move(values)},
+                                 {"plan",
+                                  {{"bytes", std::move(bytes)},
+                                   {"state_bytes", plan.state_bytes},
+                                   {"persistent_bytes", plan.persistent_bytes},
+                                   {"transient_bytes", plan.transient_bytes},
+                                   {"scratch_bytes", plan.scratch_bytes()},
+                                   {"largest_live_bytes", plan.largest_live_bytes},
+                                   {"threads", plan.threads}}}};
+  fmt::print("{}\n", document.dump());
+}
+
+}  // namespace
+
+ExitStatus run_inspect(const Options& options) {
+  const ModelConfig config = load_model_config(options);
+  PrintOptions filters = filters_of(options, config);
+  const Inspected inspected = build(options, config);
+  if (options.json) {
+    print_json(options, inspected, filters);
+    return ExitStatus::done;
+  }
+  filters.live_bytes = inspected.plan.live_bytes;
+  filters.bytes_by_role = inspected.plan.bytes_by_role;
+  std::string text = print_program(*inspected.program, filters);
+  if (!filters.layer && !filters.micro_batch && !filters.phase) {
+    text += "\n" + draw_live_bytes(*inspected.program, inspected.plan.live_bytes, kChartWidth);
+  }
+  std::fputs(text.c_str(), stdout);
+  return ExitStatus::done;
+}
+
+}  // namespace troupe

@@ -1,0 +1,147 @@
+// `troupe plan`: whether a training run fits this machine, before it starts.
+//
+// It builds, verifies and plans the program that `train` would run and allocates nothing. How long
+// a step will take is not predicted: that needs a cost model of the machine.
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/machine.h"
+#include "base/units.h"
+#include "cli/command.h"
+#include "passes/memory_plan.h"
+#include "passes/step_programs.h"
+#include "program/op_spec.h"
+#include "program/verify.h"
+#include "train/model_options.h"
+
+namespace troupe {
+namespace {
+
+struct Planned {
+  ModelConfig config;
+  TrainingStepOptions step;
+  MemoryPlan memory;
+  std::string peak_operation;    // where most transient bytes are live
+  double operation_flops = 0;    // of all operations of the step
+  double model_flops = 0;        // of the model's products alone
+  uint64_t available_bytes = 0;  // 0: not known
+  bool fits() const { return available_bytes == 0 || memory.total_bytes() <= available_bytes; }
+};
+
+double count_flops(const Program& program) {
+  double flops = 0;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    if (op.spec->cost != nullptr) flops += op.spec->cost(OpView{program, op}).flops;
+  }
+  return flops;
+}
+
+std::string describe_op(const Program& program, int64_t index) {
+  const Op& op = program.op(static_cast<int32_t>(index));
+  std::string text = fmt::format("operation {} ({}", index, op.spec->name);
+  if (op.place.layer >= 0) text += fmt::format(", layer {}", op.place.layer);
+  if (op.place.micro_batch >= 0) text += fmt::format(", micro-batch {}", op.place.micro_batch);
+  return text + ")";
+}
+
+Planned make_plan(const Options& options) {
+  Planned planned;
+  planned.config = load_model_config(options);
+  planned.step = training_step_options(options, planned.config);
+  const ModelState state =
+      declare_model_state(planned.config, compute_dtype_of(options), /*trained=*/true);
+  const TrainingStep step = build_training_step(planned.config, state, planned.step);
+  verify_program(*step.program);
+  planned.memory = plan_memory(*step.program, thread_count(options));
+  verify_memory_plan(*step.program, planned.memory);
+
+  const auto& live = planned.memory.live_bytes;
+  planned.peak_operation =
+      describe_op(*step.program, std::max_element(live.begin(), live.end()) - live.begin());
+  planned.operation_flops = count_flops(*step.program);
+  planned.model_flops = planned.config.training_flops_per_sequence(planned.step.sequence) *
+                        planned.step.micro_batch_size * planned.step.micro_batches;
+  planned.available_bytes = available_memory_bytes();
+  return planned;
+}
+
+int64_t tokens_per_step(const TrainingStepOptions& step) {
+  return int64_t{step.sequence} * step.micro_batch_size * step.micro_batches;
+}
+
+std::string make_json(const Planned& planned) {
+  nlohmann::ordered_json bytes;
+  for (int role = 0; role < kRoleCount; ++role) {
+    bytes[std::string(name_of(static_cast<Role>(role)))] =
+        planned.memory.bytes_by_role[static_cast<size_t>(role)];
+  }
+  bytes["total"] = planned.memory.total_bytes();
+  nlohmann::ordered_json document = {{"fits", planned.fits()},
+                                     {"bytes", std::move(bytes)},
+                                     {"available_bytes", planned.available_bytes},
+                                     {"peak_operation", planned.peak_operation},
+                                     {"parameters", planned.config.parameter_count()},
+                                     {"active_parameters", planned.config.active_parameter_count()},
+                                     {"micro_batches", planned.step.micro_batches},
+                                     {"tokens_per_step", tokens_per_step(planned.step)},
+                                     {"model_flops_per_step", planned.model_flops},
+                                     {"operation_flops_per_step", planned.operation_flops}};
+  if (planned.available_bytes == 0) document["available_bytes"] = nullptr;
+  return document.dump(2) + "\n";
+}
+
+std::string make_text(const Options& options, const Planned& planned) {
+  const ModelConfig& config = planned.config;
+  std::string text = fmt::format("model   {}: {} layers, hidden {}, {} parameters", options.model,
+                                 config.num_layers, config.hidden_size,
+                                 format_count(static_cast<double>(config.parameter_count())));
+  if (config.num_experts > 0) {
+    text += fmt::format(" ({} active), {} experts, top {}",
+                        format_count(static_cast<double>(config.active_parameter_count())),
+                        config.num_experts, config.moe_router_topk);
+  }
+  text += fmt::format(", {}\n", options.compute_dtype);
+  text += fmt::format(
+      "step    {} of {} x {} tokens: {} tokens\n",
+      planned.step.micro_batches == 1 ? "1 micro-batch"
+                                      : fmt::format("{} micro-batches", planned.step.micro_batches),
+      planned.step.micro_batch_size, planned.step.sequence, tokens_per_step(planned.step));
+  text += fmt::format("flops   {} of the model, {} in all operations\n\n",
+                      format_count(planned.model_flops), format_count(planned.operation_flops));
+
+  for (int role = 0; role < kRoleCount; ++role) {
+    const uint64_t bytes = planned.memory.bytes_by_role[static_cast<size_t>(role)];
+    if (bytes == 0) continue;
+    text += fmt::format("  {:<14}{:>12}\n", name_of(static_cast<Role>(role)), format_bytes(bytes));
+  }
+  const uint64_t total = planned.memory.total_bytes();
+  text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total", format_bytes(total),
+                      planned.peak_operation);
+  if (planned.available_bytes == 0) {
+    return text + "\nThis machine does not say how much memory is available.\n";
+  }
+  text += fmt::format("  {:<14}{:>12}\n\n", "available", format_bytes(planned.available_bytes));
+  if (planned.fits()) return text + "It fits.\n";
+  text += fmt::format("It does not fit: {} are missing. ",
+                      format_bytes(total - planned.available_bytes));
+  if (planned.memory.state_bytes > planned.available_bytes) {
+    return text +
+           "Parameters, gradients and optimizer state alone are too large for this machine.\n";
+  }
+  return text +
+         "A smaller --micro-batch-size (with the same --global-batch-size), a smaller --seq-length "
+         "or --compute-dtype bf16 need fewer bytes for activations.\n";
+}
+
+}  // namespace
+
+ExitStatus run_plan(const Options& options) {
+  const Planned planned = make_plan(options);
+  fmt::print("{}", options.json ? make_json(planned) : make_text(options, planned));
+  return planned.fits() ? ExitStatus::done : ExitStatus::does_not_fit;
+}
+
+}  // namespace troupe

@@ -1,0 +1,52 @@
+// `troupe verify HF_DIR`: does this build compute what the reference computed?
+#include <cstdio>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "train/model_options.h"
+#include "train/verify_reference.h"
+
+namespace troupe {
+
+ExitStatus run_verify(const Options& options) {
+  ThreadPool pool(thread_count(options));
+  const DType dtype = compute_dtype_of(options);
+  const ReferenceComparison result = verify_reference(options.hf_dir, dtype, options.oracle, pool);
+  if (options.json) {
+    nlohmann::ordered_json document = {
+        {"loss", result.loss},
+        {"loss_ref", result.loss_ref},
+        {"logits_max_abs", result.logits_max_abs},
+        {"grad_worst_rel", result.grad_worst_rel},
+        {"grad_worst_name", result.grad_worst_name},
+        {"grad_norm", result.grad_norm},
+        {"grad_norm_ref", result.grad_norm_ref},
+        {"trajectory_max_abs", result.trajectory_max_abs},
+        {"pass", result.pass},
+    };
+    if (result.oracle_checked) document["oracle_identical"] = result.oracle_identical;
+    fmt::print("{}\n", document.dump(2));
+  } else {
+    const ReferenceTolerance tolerance = reference_tolerance(dtype);
+    const bool relative = dtype == DType::bf16;
+    fmt::print("loss          {:.8f}  reference {:.8f}  (tolerance {:.0e})\n", result.loss,
+               result.loss_ref, tolerance.loss);
+    fmt::print("logits        largest difference {:.2e}  (tolerance {:.0e}{})\n",
+               result.logits_max_abs, tolerance.logits,
+               relative ? fmt::format(" of the largest logit {:.2f}", result.logits_largest) : "");
+    fmt::print("gradients     worst {:.2e} relative, {}  (tolerance {:.0e})\n",
+               result.grad_worst_rel, result.grad_worst_name, tolerance.gradient);
+    fmt::print("gradient norm {:.8f}  reference {:.8f}\n", result.grad_norm, result.grad_norm_ref);
+    fmt::print("trajectory    largest difference {:.2e}  (tolerance {:.0e})\n",
+               result.trajectory_max_abs, tolerance.trajectory);
+    if (result.oracle_checked) {
+      fmt::print("oracle        {}\n",
+                 result.oracle_identical ? "identical, every bit" : "DIFFERS");
+    }
+    fmt::print("{}\n", result.pass ? "pass" : "FAIL");
+  }
+  return result.pass ? ExitStatus::done : ExitStatus::failed;
+}
+
+}  // namespace troupe

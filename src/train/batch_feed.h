@@ -1,0 +1,26 @@
+// Writes training or evaluation samples into the inputs of a program.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/sampler.h"
+#include "model/decoder.h"
+#include "runtime/cpu/cpu_interpreter.h"
+
+namespace troupe {
+
+class BatchFeed {
+ public:
+  explicit BatchFeed(const SampleSource& source);
+
+  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and mask. Returns
+  // how many of its tokens count in the loss.
+  int64_t write(const CpuInterpreter& interpreter, const BatchValues& batch, int64_t first);
+
+ private:
+  const SampleSource& source_;
+  std::vector<float> mask_;
+};
+
+}  // namespace troupe

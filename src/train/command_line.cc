@@ -1,0 +1,440 @@
+#include "train/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fmt/format.h>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "train/suggest.h"
+
+namespace troupe {
+namespace {
+
+constexpr size_t kTextWidth = 100;  // columns of the help
+constexpr size_t kHelpColumn = 36;  // where the explanations start
+
+struct ExitStatusText {
+  ExitStatus status;
+  std::string_view text;
+};
+
+constexpr ExitStatusText kExitStatuses[] = {
+    {ExitStatus::done, "done"},
+    {ExitStatus::failed, "failed while running"},
+    {ExitStatus::bad_request, "the request is wrong: a flag, a file, a combination"},
+    {ExitStatus::does_not_fit, "it does not fit, or the plan is refused"},
+    {ExitStatus::interrupted, "interrupted, after saving"},
+};
+
+std::string_view name_without_value(std::string_view argument) {
+  return argument.substr(0, argument.find('='));
+}
+
+// ---- Parsing ----
+
+std::vector<std::string_view> command_names() {
+  std::vector<std::string_view> names;
+  for (const CommandInfo& info : command_table()) names.push_back(info.name);
+  return names;
+}
+
+Command find_command(std::string_view name) {
+  for (const CommandInfo& info : command_table()) {
+    if (info.name == name) return info.command;
+  }
+  const std::vector<std::string_view> names = command_names();
+  const std::string_view guess = closest(name, names);
+  if (!guess.empty()) {
+    throw_bad_request(fmt::format("Unknown command {}. Did you mean {}?", name, guess));
+  }
+  throw_bad_request(
+      fmt::format("Unknown command {}. The commands are {}.", name, fmt::join(names, ", ")));
+}
+
+[[noreturn]] void refuse_unknown(std::string_view argument, Command command) {
+  const std::string_view command_name = info_of(command).name;
+  if (argument.size() < 2 || argument[0] != '-') {
+    throw_bad_request(
+        fmt::format("Unexpected argument '{0}'. `troupe {1} --help` shows what {1} "
+                    "takes.",
+                    argument, command_name));
+  }
+  const std::string_view flag = name_without_value(argument);
+  const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  std::vector<std::string_view> others;
+  std::vector<std::string_view> candidates = {"help"};
+  for (const OptionSpec& spec : option_table()) {
+    if (spec.positional) continue;
+    if (takes(command, spec)) candidates.push_back(spec.name);
+    if (spec.name != name) continue;
+    for (const CommandInfo& info : command_table()) {
+      if (takes(info.command, spec)) others.push_back(info.name);
+    }
+  }
+  const std::string_view guess = closest(name, candidates);
+  if (!others.empty() && flag.starts_with("--")) {
+    throw_bad_request(fmt::format("troupe {} does not take {}; it is a flag of {}.{}", command_name,
+                                  flag, fmt::join(others, ", "),
+                                  guess.empty() ? "" : fmt::format(" Did you mean --{}?", guess)));
+  }
+  if (!guess.empty()) {
+    throw_bad_request(fmt::format("Unknown flag {}. Did you mean --{}?", flag, guess));
+  }
+  throw_bad_request(
+      fmt::format("Unknown flag {}. `troupe {} --help` lists the flags.", flag, command_name));
+}
+
+[[noreturn]] void refuse_missing_value(const OptionSpec& spec, std::string_view found) {
+  std::string message = fmt::format("{} needs a value", flag_of(spec));
+  if (!found.empty()) {
+    message +=
+        fmt::format(", but {} follows (to mean that text: {}={})", found, flag_of(spec), found);
+  }
+  throw_bad_request(message + ".");
+}
+
+// One option of the table as CLI11 knows it.
+struct BoundOption {
+  const OptionSpec* spec;
+  CLI::Option* option;
+};
+
+// CLI11 cuts the arguments into flags and values; what they mean is decided by set_option, so that
+// files and the command line follow the same rules and messages.
+std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
+  std::vector<BoundOption> bound;
+  const auto accept = [](const CLI::results_t&) { return true; };
+  for (const OptionSpec& spec : option_table()) {
+    if (!takes(command, spec)) continue;
+    CLI::Option* option = nullptr;
+    if (needs_value(spec)) {
+      option = app.add_option(flag_of(spec), CLI::callback_t(accept));
+    } else {
+      option = app.add_flag_callback(flag_of(spec), [] {});
+    }
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    bound.push_back({&spec, option});
+  }
+  return bound;
+}
+
+// Where the same member is set twice, also through a shorthand.
+void refuse_twice(const std::vector<BoundOption>& bound) {
+  for (const BoundOption& first : bound) {
+    if (first.option->count() == 0) continue;
+    const bool is_list =
+        std::holds_alternative<std::vector<std::string> Options::*>(first.spec->member);
+    if (first.option->count() > 1 && !is_list) {
+      throw_bad_request(fmt::format("{} is given twice.", flag_of(*first.spec)));
+    }
+    for (const BoundOption& second : bound) {
+      if (&second == &first) break;
+      if (second.option->count() > 0 && second.spec->member == first.spec->member) {
+        throw_bad_request(fmt::format("{} and {} set the same option; give one of them.",
+                                      flag_of(*second.spec), flag_of(*first.spec)));
+      }
+    }
+  }
+}
+
+Options parse_options(Command command, const std::vector<std::string>& arguments,
+                      bool& wants_help) {
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  const CLI::Option* help = app.add_flag("-h,--help");
+  const std::vector<BoundOption> bound = bind_options(app, command);
+
+  // CLI11 would take the next argument as the value of "--name=", and has words of its own for a
+  // wrong value of a flag that needs none.
+  for (const std::string& argument : arguments) {
+    const std::string_view flag = name_without_value(argument);
+    if (flag.size() == argument.size()) continue;
+    const std::string_view value = std::string_view(argument).substr(flag.size() + 1);
+    for (const auto& [spec, option] : bound) {
+      if (flag_of(*spec) != flag) continue;
+      if (value.empty()) refuse_missing_value(*spec, {});
+      Options scratch;
+      if (!needs_value(*spec)) set_option(scratch, *spec, value);
+    }
+  }
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::ArgumentMismatch&) {
+    // Only the last argument can lack its value: CLI11 takes whatever follows.
+    for (const BoundOption& entry : bound) {
+      if (flag_of(*entry.spec) == arguments.back()) refuse_missing_value(*entry.spec, {});
+    }
+    throw_bad_request(fmt::format("{} needs a value.", arguments.back()));
+  } catch (const CLI::ParseError& error) {
+    throw_bad_request(error.what());
+  }
+
+  Options options;
+  options.command = command;
+  wants_help = help->count() > 0;
+  if (wants_help) return options;
+
+  // First, because a missing value swallows the flag after it and leaves that one's value over.
+  for (const auto& [spec, option] : bound) {
+    if (!needs_value(*spec)) continue;
+    for (const std::string& value : option->results()) {
+      const bool stands_alone =
+          std::find(arguments.begin(), arguments.end(), value) != arguments.end();
+      if (value.size() > 2 && value.starts_with("--") && stands_alone) {
+        refuse_missing_value(*spec, value);
+      }
+    }
+  }
+  for (const std::string& unknown : app.remaining()) {
+    if (unknown != "--") refuse_unknown(unknown, command);
+  }
+  refuse_twice(bound);
+
+  for (const auto& [spec, option] : bound) {
+    for (const std::string& value : option->results()) set_option(options, *spec, value);
+  }
+  for (const auto& [spec, option] : bound) {
+    if (option->count() == 0 && requires_option(command, *spec)) {
+      throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
+                                    spec->positional ? "" : fmt::format(" {}", spec->metavar)));
+    }
+  }
+  check_options(options);
+  return options;
+}
+
+// The position of the command: the first argument that is no global flag and no value of one.
+size_t find_command_position(std::span<const std::string> arguments) {
+  size_t i = 0;
+  while (i < arguments.size() && arguments[i].starts_with("-")) {
+    bool takes_next = false;
+    for (const OptionSpec& spec : option_table()) {
+      if (flag_of(spec) == arguments[i]) takes_next = needs_value(spec);
+    }
+    i += takes_next ? 2 : 1;
+  }
+  return i;
+}
+
+// ---- Help ----
+
+// Appends `text` in lines of kTextWidth columns, each after `indent` blanks but for the first,
+// which begins in column `column`.
+void append_wrapped(std::string& out, std::string_view text, size_t indent, size_t column) {
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    if (column > indent && column + end > kTextWidth) {
+      while (out.ends_with(' ')) out.pop_back();
+      out += '\n' + std::string(indent, ' ');
+      column = indent;
+    }
+    out += text.substr(0, end);
+    column += end;
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (!text.empty()) {
+      out += ' ';
+      ++column;
+    }
+  }
+  out += '\n';
+}
+
+// The flag and what stands for its value: "--lr X".
+std::string usage_of(const OptionSpec& spec) {
+  if (spec.positional) return std::string(spec.name);
+  if (std::holds_alternative<std::optional<bool> Options::*>(spec.member)) {
+    return flag_of(spec) + "[=true|false]";
+  }
+  return needs_value(spec) ? fmt::format("{} {}", flag_of(spec), spec.metavar) : flag_of(spec);
+}
+
+// What holds without the flag. Empty for flags without a value.
+std::string default_text(const OptionSpec& spec) {
+  const std::string value = needs_value(spec) ? value_text(Options{}, spec) : std::string();
+  return value.empty() ? std::string(spec.unset) : value;
+}
+
+bool is_global(const OptionSpec& spec) {
+  return spec.group == option_table().front().group;
+}
+
+void append_option(std::string& out, const OptionSpec& spec, Command command) {
+  const std::string usage = usage_of(spec);
+  out += "  " + usage;
+  size_t column = 2 + usage.size();
+  if (column + 2 > kHelpColumn) {
+    out += '\n';
+    column = 0;
+  }
+  out.append(kHelpColumn - column, ' ');
+
+  std::vector<std::string> facts;
+  if (requires_option(command, spec)) {
+    facts.emplace_back("required");
+  } else if (const std::string text = default_text(spec); !text.empty()) {
+    facts.push_back("default: " + text);
+  }
+  if (const std::string range = range_text(spec); !range.empty() && spec.choices.size() != 1) {
+    facts.push_back(range);
+  }
+  std::string text(spec.help);
+  if (!facts.empty()) text += fmt::format(" [{}]", fmt::join(facts, "; "));
+  append_wrapped(out, text, kHelpColumn, kHelpColumn);
+}
+
+void append_options(std::string& out, Command command, bool global) {
+  std::string_view group;
+  for (const OptionSpec& spec : option_table()) {
+    if (!takes(command, spec) || is_global(spec) != global) continue;
+    if (spec.group != group) {
+      group = spec.group;
+      out += fmt::format("\n{}:\n", group);
+    }
+    append_option(out, spec, command);
+  }
+}
+
+// "troupe verify HF_DIR [FLAGS]": what must be given, by name.
+std::string usage_line(Command command) {
+  std::string line = fmt::format("troupe {}", info_of(command).name);
+  for (const OptionSpec& spec : option_table()) {
+    if (!takes(command, spec)) continue;
+    if (requires_option(command, spec)) {
+      line += " " + usage_of(spec);
+    } else if (spec.positional) {
+      line += fmt::format(" [{}]", spec.name);
+    }
+  }
+  return line + " [FLAGS]";
+}
+
+// Text inside a table cell.
+std::string cell(std::string_view text) {
+  std::string escaped;
+  for (char c : text) {
+    if (c == '|') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+std::string commands_cell(const OptionSpec& spec) {
+  std::vector<std::string> names;
+  size_t count = 0;
+  for (const CommandInfo& info : command_table()) {
+    if (!takes(info.command, spec)) continue;
+    ++count;
+    names.push_back(
+        fmt::format("{}{}", info.name, requires_option(info.command, spec) ? " (required)" : ""));
+  }
+  // Only `help` does without the global flags.
+  return count + 1 >= command_table().size() ? "all" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+CommandLine parse_command_line(std::span<const std::string> arguments) {
+  const size_t position = find_command_position(arguments);
+  if (position >= arguments.size()) {
+    for (const std::string& argument : arguments) {
+      if (argument == "-h" || argument == "--help") return {.options = {}, .text = overview_help()};
+      if (argument == "--version")
+        return {.options = {}, .text = fmt::format("troupe {}\n", kVersion)};
+    }
+    throw_bad_request(fmt::format("Name a command: {}. `troupe --help` explains them.",
+                                  fmt::join(command_names(), ", ")));
+  }
+  const Command command = find_command(arguments[position]);
+  std::vector<std::string> rest(arguments.begin(), arguments.begin() + position);
+  rest.insert(rest.end(), arguments.begin() + position + 1, arguments.end());
+
+  CommandLine result;
+  bool wants_help = false;
+  result.options = parse_options(command, rest, wants_help);
+  if (wants_help) {
+    result.text = command_help(command);
+  } else if (command == Command::help) {
+    const std::string& topic = result.options.topic;
+    result.text = result.options.markdown ? options_markdown()
+                  : topic.empty()         ? overview_help()
+                                          : command_help(find_command(topic));
+  }
+  return result;
+}
+
+std::string overview_help() {
+  std::string out =
+      "Troupe trains Mixture-of-Experts language models.\n"
+      "\n"
+      "Usage: troupe COMMAND [FLAGS]\n"
+      "       troupe COMMAND --help     every flag of a command\n"
+      "       troupe --version\n"
+      "\n"
+      "Commands:\n";
+  for (const CommandInfo& info : command_table()) {
+    out += fmt::format("  {:<10}  {}\n", info.name, info.summary);
+  }
+  out += "\nFlags of every command:\n";
+  for (const OptionSpec& spec : option_table()) {
+    if (is_global(spec)) append_option(out, spec, Command::train);
+  }
+  out += "\nExit status:\n";
+  for (const ExitStatusText& entry : kExitStatuses) {
+    out += fmt::format("  {:<10}  {}\n", static_cast<int>(entry.status), entry.text);
+  }
+  return out;
+}
+
+std::string command_help(Command command) {
+  const CommandInfo& info = info_of(command);
+  std::string out =
+      fmt::format("{}.\n\nUsage: {}\n\nExample:\n  ", info.summary, usage_line(command));
+  append_wrapped(out, info.example, 6, 2);
+  append_options(out, command, false);
+  append_options(out, command, true);
+  return out;
+}
+
+std::string options_markdown() {
+  std::string out =
+      "# Commands and options\n"
+      "\n"
+      "Written by `troupe help --markdown`; a test keeps the two the same.\n"
+      "\n"
+      "Flags are written `--name VALUE` or `--name=VALUE` and have Megatron's names where Megatron "
+      "has them.\n"
+      "Files that hold options use the same names without the dashes.\n"
+      "\n"
+      "## Commands\n"
+      "\n"
+      "| Command | What it does |\n"
+      "|---|---|\n";
+  for (const CommandInfo& info : command_table()) {
+    out += fmt::format("| `{}` | {} |\n", cell(usage_line(info.command)), cell(info.summary));
+  }
+  out +=
+      "\n"
+      "| Exit status | Meaning |\n"
+      "|---|---|\n";
+  for (const ExitStatusText& entry : kExitStatuses) {
+    out += fmt::format("| {} | {} |\n", static_cast<int>(entry.status), entry.text);
+  }
+  std::string_view group;
+  for (const OptionSpec& spec : option_table()) {
+    if (spec.group != group) {
+      group = spec.group;
+      out += fmt::format(
+          "\n## {}\n\n| Option | Default | Values | Commands | Meaning |\n|---|---|---|---|---|\n",
+          group);
+    }
+    out += fmt::format("| `{}` | {} | {} | {} | {} |\n", cell(usage_of(spec)),
+                       cell(default_text(spec)), cell(range_text(spec)), commands_cell(spec),
+                       cell(spec.help));
+  }
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,34 @@
+// The command line: `troupe COMMAND [FLAGS]` to Options, and the help texts.
+//
+// All of it follows from the tables of train/options.h. Pure functions, callable from any thread;
+// every mistake of the user is a bad request that names the flag and, where it can, the remedy.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "train/options.h"
+
+namespace troupe {
+
+struct CommandLine {
+  Options options;
+  // Not empty: what the user asked for is this text (help or the version) and nothing else.
+  std::string text;
+};
+
+// `arguments` are those after the program's name. Global flags may also stand before the command.
+// Flags are --name VALUE, --name=VALUE, or --name for those without a value; each at most once but
+// for lists. The options of the result have passed check_options().
+CommandLine parse_command_line(std::span<const std::string> arguments);
+
+// `troupe --help`: the commands, the global flags, the exit statuses.
+std::string overview_help();
+
+// `troupe COMMAND --help`: every option that the command takes.
+std::string command_help(Command command);
+
+// All commands and options as a Markdown page (docs/options.md).
+std::string options_markdown();
+
+}  // namespace troupe

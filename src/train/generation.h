@@ -1,0 +1,39 @@
+// Text generation: samples tokens one after the other from a model's distribution.
+//
+// Every new token runs the whole context through the model again. That is exact and needs nothing
+// beyond the training operations; it is meant for looking at what a model has learned.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "passes/step_programs.h"
+#include "runtime/cpu/cpu_interpreter.h"
+
+namespace troupe {
+
+struct GenerationOptions {
+  int32_t context = 0;  // tokens that the model sees; older ones are forgotten
+  int64_t new_tokens = 0;
+  double temperature = 1.0;  // 0: always the most likely token
+  int32_t top_k = 0;         // only the k most likely tokens; 0: all
+  double top_p = 0.0;  // only the most likely tokens that together have this probability; 0: all
+  uint64_t seed = 0;
+  int32_t vocabulary = 0;  // ids of the tokenizer: the model's padding ids are never drawn
+  int32_t eod = -1;        // ends the text early; -1: never
+};
+
+// Continues `prompt` (not empty) and returns the new tokens. `emit` is called with each as it comes
+// and may return false to stop.
+std::vector<int32_t> generate(const ModelConfig& config, const ModelState& state,
+                              const StateStorage& storage, ThreadPool& pool,
+                              const std::vector<int32_t>& prompt, const GenerationOptions& options,
+                              const std::function<bool(int32_t)>& emit);
+
+// Draws one token id from logits by the rules above; `draw` is uniform in [0, 1). Exposed for
+// tests.
+int32_t sample_token(const std::vector<double>& logits, const GenerationOptions& options,
+                     double draw);
+
+}  // namespace troupe

@@ -1,0 +1,18 @@
+// A polite end on Ctrl-C (SIGINT) and SIGTERM: the first signal asks, the second one ends the
+// process at once with status 130.
+//
+// Commands that can stop cleanly look at interrupt_requested() between their steps, save, and
+// return ExitStatus::interrupted. Both functions may be called from any thread.
+#pragma once
+
+#include <atomic>
+
+namespace troupe {
+
+// True once a signal has come.
+std::atomic<bool>& interrupt_requested();
+
+// Until this is called, a signal ends the process as usual. Calling it again changes nothing.
+void install_interrupt_handlers();
+
+}  // namespace troupe

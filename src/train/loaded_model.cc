@@ -1,0 +1,50 @@
+#include "train/loaded_model.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/hf_weights.h"
+
+namespace troupe {
+namespace {
+
+void declare(LoadedModel& model) {
+  model.state = declare_model_state(model.config, model.compute_dtype, /*trained=*/false);
+  model.storage = std::make_unique<StateStorage>(model.state.table);
+}
+
+LoadedModel load_checkpoint(const std::string& path) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  const StoredRun stored = read_stored_run(checkpoint);
+  LoadedModel model;
+  model.from_checkpoint = true;
+  model.identity = stored.identity;
+  model.position = stored.position;
+  model.config = stored.identity.model;
+  model.compute_dtype = stored.identity.compute_dtype;
+  declare(model);
+  load_training_state(checkpoint, model.state, *model.storage);
+  return model;
+}
+
+}  // namespace
+
+LoadedModel load_model(const std::string& path, DType hf_dtype) {
+  if (path_exists(join_path(path, "config.json"))) {
+    LoadedModel model;
+    model.config = read_hf_config(join_path(path, "config.json"));
+    model.compute_dtype = hf_dtype;
+    declare(model);
+    load_hf_weights(path, model.config, model.state, *model.storage);
+    return model;
+  }
+  if (path_exists(join_path(path, "index.json"))) return load_checkpoint(path);
+  if (const auto newest = newest_checkpoint(path)) return load_checkpoint(newest->path);
+  throw_bad_request(fmt::format(
+      "{}: no model found. Looked for config.json (a Hugging Face model), index.json (a "
+      "checkpoint) and checkpoints/ with a complete checkpoint (a training run).",
+      path));
+}
+
+}  // namespace troupe

@@ -1,0 +1,29 @@
+// A model read from disk for use without training: from a Troupe run (the newest checkpoint below a
+// --save folder, or one checkpoint) or from a Hugging Face folder.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "model/parameters.h"
+#include "runtime/state_storage.h"
+#include "train/training_checkpoint.h"
+
+namespace troupe {
+
+struct LoadedModel {
+  ModelConfig config;
+  DType compute_dtype = DType::f32;
+  ModelState state;  // without gradients and optimizer state
+  std::unique_ptr<StateStorage> storage;
+  // From Troupe checkpoints; a Hugging Face folder leaves the defaults.
+  bool from_checkpoint = false;
+  RunIdentity identity;
+  TrainingPosition position;
+};
+
+// `hf_dtype` is the compute dtype for Hugging Face folders; checkpoints keep their own. A path that
+// is neither is a bad request that says what was looked for.
+LoadedModel load_model(const std::string& path, DType hf_dtype);
+
+}  // namespace troupe

@@ -1,0 +1,64 @@
+// metrics.jsonl: what a run measured, one JSON object per line, in the order of the steps.
+//
+// Lines are appended whole and given to the operating system at once, so a killed run loses none
+// that was written. A run that goes on from a checkpoint first drops the lines of steps that it
+// will do again. Owns the open file; one thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+// Load of the experts of one layer, as numbers of routed rows.
+struct ExpertLoads {
+  int32_t layer = 0;
+  std::vector<int64_t> rows;       // by expert
+  double load_balancing_loss = 0;  // divided by its coefficient; 0 when not used
+  double z_loss = 0;
+
+  // Largest load over mean load: 1 is perfect balance.
+  double imbalance() const;
+  // Experts that received nothing.
+  int32_t dead() const;
+};
+
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0;  // nats per token
+  double lr = 0;
+  double grad_norm = 0;
+  bool skipped = false;
+  int64_t tokens = 0;  // so far
+  double tokens_per_s = 0;
+  double tflops_per_gpu = 0;
+  double step_time_s = 0;
+  uint64_t peak_bytes = 0;
+  bool has_load_balancing_loss = false;
+  bool has_z_loss = false;
+  std::vector<ExpertLoads> layers;  // MoE layers
+
+  double load_imbalance() const;       // of the worst layer; 1 without experts
+  double load_balancing_loss() const;  // mean over layers
+  double z_loss() const;
+};
+
+class MetricsLog {
+ public:
+  // Opens PATH for appending, after dropping every line whose step is above `last_step`.
+  MetricsLog(const std::string& path, int64_t last_step);
+  ~MetricsLog();
+  MetricsLog(const MetricsLog&) = delete;
+  MetricsLog& operator=(const MetricsLog&) = delete;
+
+  void training(const StepMetrics& metrics);
+  void evaluation(int64_t step, double val_loss, int64_t tokens);
+
+ private:
+  void append(const std::string& line);
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+}  // namespace troupe

@@ -1,0 +1,201 @@
+#include "train/model_options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <functional>
+#include <limits>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/json.h"
+#include "train/suggest.h"
+
+namespace troupe {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Where shipped configurations may lie. The build says where its source tree is; a program that is
+// installed finds them beside itself.
+std::vector<fs::path> config_folders() {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const fs::path above = executable.parent_path().parent_path();
+    folders.push_back(above / "share/troupe/configs");
+    folders.push_back(above / "configs");
+  }
+#ifdef TROUPE_CONFIG_DIR
+  folders.emplace_back(TROUPE_CONFIG_DIR);
+#endif
+  return folders;
+}
+
+// The shipped configurations; empty when no folder of them exists.
+std::vector<fs::path> find_configs() {
+  std::vector<fs::path> configs;
+  std::error_code error;
+  for (const fs::path& folder : config_folders()) {
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      if (entry.path().extension() == ".json") configs.push_back(entry.path());
+    }
+    if (!configs.empty()) break;
+  }
+  std::sort(configs.begin(), configs.end());
+  return configs;
+}
+
+ModelConfig read_named_config(const std::string& name) {
+  const std::vector<fs::path> configs = find_configs();
+  std::vector<std::string> names;
+  for (const fs::path& path : configs) {
+    if (path.stem() == name) return read_hf_config(path.string());
+    names.push_back(path.stem().string());
+  }
+  const std::string available = names.empty()
+                                    ? "No configurations are installed beside this program"
+                                    : fmt::format("Names: {}", fmt::join(names, ", "));
+  if (name.empty()) {
+    throw_bad_request(fmt::format(
+        "--model is missing: a name, a config.json, or a folder that holds one. {}.", available));
+  }
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  const std::string guess(closest(name, views));
+  throw_bad_request(fmt::format(
+      "--model {}: there is no such file or folder, and no configuration of that name.{} {}.",
+      quote_name(name), guess.empty() ? "" : fmt::format(" Did you mean {}?", guess), available));
+}
+
+ModelConfig read_config(const std::string& model) {
+  std::error_code error;
+  const fs::path path(model);
+  if (!model.empty() && fs::is_directory(path, error)) {
+    const fs::path file = path / "config.json";
+    if (!fs::exists(file, error)) {
+      throw_bad_request(fmt::format("--model {}: the folder holds no config.json.", model));
+    }
+    return read_hf_config(file.string());
+  }
+  if (!model.empty() && fs::exists(path, error)) return read_hf_config(model);
+  return read_named_config(model);
+}
+
+template <class T>
+void override_with(const std::optional<T>& flag, T& field) {
+  if (flag) field = *flag;
+}
+
+void override_depth(int32_t num_layers, ModelConfig& config) {
+  std::vector<bool>& kinds = config.moe_layers;
+  const auto layers = static_cast<size_t>(num_layers);
+  const bool uniform =
+      std::adjacent_find(kinds.begin(), kinds.end(), std::not_equal_to<>()) == kinds.end();
+  if (layers > kinds.size() && config.num_experts > 0 && !uniform) {
+    throw_bad_request(
+        fmt::format("--num-layers {}: this model has dense and MoE layers, {} in all, and which "
+                    "kind the further ones have is not said. Write a config.json instead.",
+                    num_layers, config.num_layers));
+  }
+  config.num_layers = num_layers;
+  if (config.num_experts > 0) kinds.resize(layers, kinds.empty() || kinds.back());
+}
+
+// The architecture under whose name a model of this shape is exported.
+std::string fitting_architecture(const ModelConfig& config) {
+  if (config.num_experts > 0) {
+    return config.qk_layernorm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM";
+  }
+  return config.qk_layernorm ? "Qwen3ForCausalLM" : "LlamaForCausalLM";
+}
+
+}  // namespace
+
+ModelConfig load_model_config(const Options& options) {
+  ModelConfig config = read_config(options.model);
+  const std::string architecture_before = fitting_architecture(config);
+
+  if (options.num_layers) override_depth(*options.num_layers, config);
+  if (options.num_experts) {
+    const bool was_moe = config.num_experts > 0;
+    config.num_experts = *options.num_experts;
+    if (config.num_experts == 0) config.moe_layers.clear();
+    if (config.num_experts > 0 && !was_moe) {
+      config.moe_layers.assign(static_cast<size_t>(config.num_layers), true);
+    }
+  }
+  override_with(options.hidden_size, config.hidden_size);
+  override_with(options.ffn_hidden_size, config.ffn_hidden_size);
+  override_with(options.num_attention_heads, config.num_attention_heads);
+  override_with(options.num_query_groups, config.num_query_groups);
+  override_with(options.kv_channels, config.kv_channels);
+  override_with(options.vocab_size, config.vocab_size);
+  override_with(options.max_position_embeddings, config.max_position_embeddings);
+  override_with(options.moe_ffn_hidden_size, config.moe_ffn_hidden_size);
+  override_with(options.moe_router_topk, config.moe_router_topk);
+  override_with(options.moe_router_pre_softmax, config.moe_router_pre_softmax);
+  override_with(options.rotary_base, config.rotary_base);
+  override_with(options.norm_epsilon, config.norm_epsilon);
+  override_with(options.init_method_std, config.init_method_std);
+  override_with(options.qk_layernorm, config.qk_layernorm);
+  override_with(options.moe_aux_loss_coeff, config.moe_aux_loss_coeff);
+  override_with(options.moe_z_loss_coeff, config.moe_z_loss_coeff);
+  if (options.untie_embeddings_and_output_weights) {
+    config.tie_embeddings = !*options.untie_embeddings_and_output_weights;
+  }
+  if (const std::string fitting = fitting_architecture(config); fitting != architecture_before) {
+    config.hf_architecture = fitting;
+  }
+  config.validate();
+  return config;
+}
+
+DType compute_dtype_of(const Options& options) {
+  if (options.compute_dtype == "fp64") return DType::f64;
+  if (options.compute_dtype == "bf16") return DType::bf16;
+  TROUPE_CHECK(options.compute_dtype == "fp32", "a compute dtype among the choices");
+  return DType::f32;
+}
+
+int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
+  const int32_t sequence = options.seq_length.value_or(config.max_position_embeddings);
+  if (sequence > config.max_position_embeddings) {
+    throw_bad_request(
+        fmt::format("--seq-length {} is longer than the model's {} positions "
+                    "(--max-position-embeddings).",
+                    sequence, config.max_position_embeddings));
+  }
+  return sequence;
+}
+
+TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
+  const int32_t global = options.global_batch_size.value_or(options.micro_batch_size);
+  if (global % options.micro_batch_size != 0) {
+    throw_bad_request(
+        fmt::format("--global-batch-size {} is not a multiple of --micro-batch-size {}.", global,
+                    options.micro_batch_size));
+  }
+  const int32_t sequence = sequence_length_of(options, config);
+  // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts.
+  const int64_t copies = std::max(1, config.moe_router_topk);
+  if (int64_t{options.micro_batch_size} * sequence * copies > std::numeric_limits<int32_t>::max()) {
+    throw_bad_request(
+        fmt::format("--micro-batch-size {} with sequences of {} tokens is too much for one "
+                    "micro-batch. Use a smaller one; --global-batch-size may stay as it is.",
+                    options.micro_batch_size, sequence));
+  }
+  return {.micro_batch_size = options.micro_batch_size,
+          .micro_batches = global / options.micro_batch_size,
+          .sequence = sequence,
+          .clip_grad = options.clip_grad,
+          .adam_beta1 = options.adam_beta1,
+          .adam_beta2 = options.adam_beta2,
+          .adam_epsilon = options.adam_eps};
+}
+
+}  // namespace troupe

@@ -1,0 +1,35 @@
+// From options to what the builders want: the model's shape, the compute dtype, the size of a step.
+// Every command resolves them here, so that `plan` and `inspect` speak of what `train` will run.
+//
+// Reads configuration files; otherwise pure functions. Any thread. Errors are UserErrors (bad
+// request) that name the flag or the file.
+#pragma once
+
+#include "base/dtype.h"
+#include "model/model_config.h"
+#include "passes/step_programs.h"
+#include "train/options.h"
+
+namespace troupe {
+
+// The shape that --model names, changed by the flags that were given, and validated.
+//
+// --model is, in this order: a config.json, a folder that holds one, or the name of a file in the
+// folder of shipped configurations without ".json". That folder is the first that exists of
+// ../share/troupe/configs and ../configs beside the executable's folder, and the source tree's.
+//
+// Changing --num-layers keeps which layers have experts as long as that is clear; --num-experts
+// makes a dense model one of MoE layers, or the reverse.
+ModelConfig load_model_config(const Options& options);
+
+// --compute-dtype: fp32, fp64 or bf16.
+DType compute_dtype_of(const Options& options);
+
+// Tokens per sequence: --seq-length, or all positions of the model. Refuses more than those.
+int32_t sequence_length_of(const Options& options, const ModelConfig& config);
+
+// One training step: micro-batches (--global-batch-size over --micro-batch-size, which must divide
+// it), sequence, clipping and Adam's constants.
+TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config);
+
+}  // namespace troupe

@@ -1,0 +1,244 @@
+// Options: every option of every command in one struct, and the one table that describes them.
+//
+// The command line, --help, docs/options.md, the list printed when a run starts and the JSON saved
+// in checkpoints all come from option_table(). To add an option: a member here, a line there.
+// Flags have Megatron's names where Megatron has them.
+//
+// Options is a plain value; the tables are constant. Everything here may be called from any thread.
+// Errors are UserErrors that name the flag.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace troupe {
+
+// Of this program, as it stands in checkpoints and in `troupe --version`.
+inline constexpr std::string_view kVersion = "0.1.0";
+
+enum class Command : uint32_t {
+  train,
+  eval,
+  generate,
+  tokenize,
+  convert,
+  verify,
+  inspect,
+  plan,
+  bench,
+  doctor,
+  help,
+};
+
+// A set of commands.
+using CommandMask = uint32_t;
+constexpr CommandMask mask_of(Command command) {
+  return CommandMask{1} << static_cast<uint32_t>(command);
+}
+
+struct CommandInfo {
+  Command command = Command::help;
+  std::string_view name;
+  std::string_view summary;  // one line
+  std::string_view example;  // a complete command line
+};
+
+// In the order in which people meet them.
+std::span<const CommandInfo> command_table();
+const CommandInfo& info_of(Command command);
+
+// A member that is `optional` is unset unless the flag was given (or the saved JSON had it); what
+// unset means is the spec's `unset` text. An empty string is unset, too.
+struct Options {
+  Command command = Command::help;
+
+  // Global.
+  std::string device = "cpu";
+  int32_t ranks = 1;
+  int32_t threads = 0;  // 0: see thread_count()
+  bool json = false;
+  bool quiet = false;
+
+  // Model: a shape, and changes to it.
+  std::string model;
+  std::optional<int32_t> num_layers;
+  std::optional<int32_t> hidden_size;
+  std::optional<int32_t> ffn_hidden_size;
+  std::optional<int32_t> num_attention_heads;
+  std::optional<int32_t> num_query_groups;
+  std::optional<int32_t> kv_channels;
+  std::optional<int32_t> vocab_size;
+  std::optional<int32_t> max_position_embeddings;
+  std::optional<int32_t> num_experts;
+  std::optional<int32_t> moe_ffn_hidden_size;
+  std::optional<int32_t> moe_router_topk;
+  std::optional<bool> moe_router_pre_softmax;
+  std::optional<double> rotary_base;
+  std::optional<double> norm_epsilon;
+  std::optional<double> init_method_std;
+  std::optional<bool> qk_layernorm;
+  std::optional<bool> untie_embeddings_and_output_weights;
+  std::optional<double> moe_aux_loss_coeff;
+  std::optional<double> moe_z_loss_coeff;
+  std::string compute_dtype = "fp32";
+
+  // Data.
+  std::string data_path;  // without .bin or .idx
+  std::string split = "969,30,1";
+  std::optional<int32_t> seq_length;
+  std::string tokenizer_type = "byte";
+  bool eod_mask_loss = false;
+
+  // Training.
+  int32_t micro_batch_size = 1;
+  std::optional<int32_t> global_batch_size;
+  std::optional<int64_t> train_iters;  // set in `train`
+  std::optional<double> lr;            // set in `train`
+  double min_lr = 0.0;
+  std::string lr_decay_style = "cosine";
+  std::optional<int64_t> lr_decay_iters;
+  int64_t lr_warmup_iters = 0;
+  double weight_decay = 0.01;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_eps = 1e-8;
+  double clip_grad = 1.0;  // 0: no clipping
+  int64_t seed = 1234;
+
+  // Checkpoints and evaluation.
+  std::string save;
+  std::string load;
+  std::optional<int64_t> save_interval;
+  int32_t keep_checkpoints = 0;  // 0: all
+  std::optional<int64_t> eval_interval;
+  int64_t eval_iters = 100;
+  std::optional<int64_t> exit_after_step;
+  int64_t log_interval = 1;
+  bool finetune = false;
+  std::string pretrained_checkpoint;
+  std::string to;  // convert
+
+  // Generation.
+  std::string prompt;
+  int32_t max_new_tokens = 200;
+  double temperature = 0.8;
+  int32_t top_k = 0;
+  double top_p = 0.0;
+
+  // Tokenizing.
+  std::vector<std::string> input;
+  std::string output_prefix;
+  std::string input_format = "by-extension";
+  std::string json_keys = "text";
+  int32_t split_documents = 0;
+  bool append_eod = false;
+  bool overwrite = false;
+
+  // Looking inside.
+  std::string hf_dir;  // positional of `verify`
+  bool oracle = false;
+  std::optional<int32_t> layer;
+  std::optional<int32_t> micro_batch;
+  std::string phase;
+  std::string program = "train";
+  std::string op;
+
+  // Help.
+  std::string topic;  // positional of `help`
+  bool markdown = false;
+};
+
+// Options per member type. A vector collects a flag given several times.
+using OptionMember =
+    std::variant<bool Options::*, int32_t Options::*, int64_t Options::*, double Options::*,
+                 std::string Options::*, std::vector<std::string> Options::*,
+                 std::optional<bool> Options::*, std::optional<int32_t> Options::*,
+                 std::optional<int64_t> Options::*, std::optional<double> Options::*>;
+
+// The numbers an option takes. Both ends belong to it, unless `above_min` or `below_max`.
+struct OptionRange {
+  double min = std::numeric_limits<double>::lowest();
+  double max = std::numeric_limits<double>::max();
+  bool above_min = false;
+  bool below_max = false;
+};
+
+struct OptionSpec {
+  std::string_view name = {};  // of the flag, without dashes
+  OptionMember member = {};
+  std::string_view group = {};
+  std::string_view metavar =
+      {};  // what stands for the value in the help: "N", "DIR"; empty: no value
+  std::string_view help = {};
+  std::string_view unset = {};  // optional members and strings: what happens when unset
+  OptionRange range = {};
+  std::span<const std::string_view> choices = {};  // strings only
+  CommandMask commands = 0;
+  CommandMask required = 0;         // the commands that do not run without it
+  std::string_view shorthand = {};  // not empty: takes no value and sets the member to this string
+  bool positional = false;          // given without the flag's name
+};
+
+// Grouped: the options of a group stand together.
+std::span<const OptionSpec> option_table();
+
+inline bool takes(Command command, const OptionSpec& spec) {
+  return (spec.commands & mask_of(command)) != 0;
+}
+inline bool requires_option(Command command, const OptionSpec& spec) {
+  return (spec.required & mask_of(command)) != 0;
+}
+
+// A flag without a value sets its member (or the shorthand's) all by itself.
+bool needs_value(const OptionSpec& spec);
+
+// "--hidden-size"; "HF_DIR" for a positional.
+std::string flag_of(const OptionSpec& spec);
+
+// Reads `text` into the option's member: adds to a vector, replaces anything else. A text of the
+// wrong type, out of range or not among the choices is a bad request. `text` of an option that
+// needs no value is "true" or "false".
+void set_option(Options& options, const OptionSpec& spec, std::string_view text);
+
+// The value as a person would type it. Empty when unset.
+std::string value_text(const Options& options, const OptionSpec& spec);
+
+// "1 to 64", "at least 0", "cpu or cuda"; empty when anything goes.
+std::string range_text(const OptionSpec& spec);
+
+// Refuses options that contradict each other or that this build cannot honour (bad request).
+void check_options(const Options& options);
+
+// The options of options.command with their values, as one JSON object with the flags' names; unset
+// ones are null. "command" holds the command's name.
+std::string to_json(const Options& options);
+
+// Sets what `text`, written by to_json, holds, the command included; members it does not name keep
+// their values. Text that to_json cannot have written (not JSON, unknown names, values out of
+// range) is `failed`; the message names `path`.
+void from_json(Options& options, std::string_view text, const std::string& path);
+
+// An option whose values differ.
+struct OptionDifference {
+  const OptionSpec* spec = nullptr;
+  std::string before;  // value_text()
+  std::string after;
+};
+
+// The options of `after.command` in which the two differ.
+std::vector<OptionDifference> differences(const Options& before, const Options& after);
+
+// All options of options.command, for the start of a run: grouped, aligned, one line each, with a
+// star at those that differ from their default. Ends with a newline.
+std::string describe(const Options& options);
+
+// Threads to compute with: options.threads, or all cores this process may use when it is 0.
+int thread_count(const Options& options);
+
+}  // namespace troupe

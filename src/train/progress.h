@@ -1,0 +1,37 @@
+// What a person sees while a run goes on: one line per logged step, rewritten in place on a
+// terminal. Writes to standard error only. One thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "train/metrics_log.h"
+
+namespace troupe {
+
+class Progress {
+ public:
+  // `matmul_limit` in flops per second; `quiet` prints nothing.
+  Progress(int64_t first_step, int64_t last_step, double matmul_limit, bool quiet);
+
+  void step(const StepMetrics& metrics);
+  void evaluation(int64_t step, double val_loss);
+  // A line of its own, for saving and other events.
+  void note(const std::string& text);
+
+ private:
+  void print_line(const std::string& text, bool stays);
+
+  int64_t first_step_;
+  int64_t last_step_;
+  double matmul_limit_;
+  bool quiet_;
+  bool terminal_;
+  bool line_open_ = false;
+  double seconds_per_step_ = 0;  // smoothed
+};
+
+// The experts' loads of each layer as a bar chart for the terminal, `width` columns wide.
+std::string expert_load_chart(const StepMetrics& metrics, int width);
+
+}  // namespace troupe

@@ -1,0 +1,328 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fmt/format.h>
+
+#include "base/machine.h"
+#include "base/units.h"
+#include "data/tokenizer.h"
+#include "io/hf_weights.h"
+#include "program/verify.h"
+#include "train/initialize.h"
+#include "train/interrupt.h"
+#include "train/matmul_limit.h"
+#include "train/model_options.h"
+
+namespace troupe {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void say(const Options& options, const std::string& text) {
+  if (!options.quiet) std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+int64_t count_micro_batches(const Options& options) {
+  const int64_t global = options.global_batch_size.value_or(options.micro_batch_size);
+  if (global % options.micro_batch_size != 0) {
+    throw_bad_request(
+        fmt::format("--global-batch-size {} is not a multiple of --micro-batch-size {}.", global,
+                    options.micro_batch_size));
+  }
+  return global / options.micro_batch_size;
+}
+
+LearningRateSchedule make_schedule(const Options& options, int64_t samples_per_step) {
+  const int64_t decay_iters = options.lr_decay_iters.value_or(*options.train_iters);
+  if (options.lr_decay_style == "cosine" && options.lr_warmup_iters >= decay_iters) {
+    throw_bad_request(fmt::format("--lr-warmup-iters {} must be less than --lr-decay-iters {}.",
+                                  options.lr_warmup_iters, decay_iters));
+  }
+  if (options.min_lr > *options.lr) {
+    throw_bad_request(fmt::format("--min-lr {} is above --lr {}.", options.min_lr, *options.lr));
+  }
+  return {
+      .style = options.lr_decay_style == "constant" ? LrDecayStyle::constant : LrDecayStyle::cosine,
+      .max_lr = *options.lr,
+      .min_lr = options.min_lr,
+      .warmup_samples = options.lr_warmup_iters * samples_per_step,
+      .decay_samples = decay_iters * samples_per_step};
+}
+
+}  // namespace
+
+std::string describe_memory(const MemoryPlan& plan) {
+  std::string text;
+  for (int i = 0; i < kRoleCount; ++i) {
+    const uint64_t bytes = plan.bytes_by_role[static_cast<size_t>(i)];
+    if (bytes == 0) continue;
+    text += fmt::format("  {:<14} {:>12}\n", name_of(static_cast<Role>(i)), format_bytes(bytes));
+  }
+  return text + fmt::format("  {:<14} {:>12}\n", "total", format_bytes(plan.total_bytes()));
+}
+
+Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count(options)) {
+  identity_.model = load_model_config(options);
+  identity_.compute_dtype = compute_dtype_of(options);
+  identity_.seed = static_cast<uint64_t>(options.seed);
+  identity_.sequence = options.seq_length.value_or(identity_.model.max_position_embeddings);
+  identity_.split = options.split;
+  identity_.tokenizer = options.tokenizer_type;
+  identity_.options_json = to_json(options);
+  if (identity_.sequence > identity_.model.max_position_embeddings) {
+    throw_bad_request(
+        fmt::format("--seq-length {} is longer than the model's {} positions "
+                    "(--max-position-embeddings).",
+                    identity_.sequence, identity_.model.max_position_embeddings));
+  }
+  micro_batches_ = count_micro_batches(options);
+  schedule_ = make_schedule(options, micro_batches_ * options.micro_batch_size);
+  last_step_ = *options.train_iters;
+  open_data();
+
+  state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
+  step_ = build_training_step(identity_.model, state_,
+                              {.micro_batch_size = options.micro_batch_size,
+                               .micro_batches = static_cast<int32_t>(micro_batches_),
+                               .sequence = identity_.sequence,
+                               .clip_grad = options.clip_grad,
+                               .adam_beta1 = options.adam_beta1,
+                               .adam_beta2 = options.adam_beta2,
+                               .adam_epsilon = options.adam_eps});
+  verify_program(*step_.program);
+  plan_ = options.oracle ? plan_oracle(*step_.program, pool_.threads())
+                         : plan_memory(*step_.program, pool_.threads());
+  verify_memory_plan(*step_.program, plan_);
+  check_memory();
+  storage_ = std::make_unique<StateStorage>(state_.table);
+  interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
+  feed_ = std::make_unique<BatchFeed>(*training_data_);
+  if (validation_data_ != nullptr) {
+    evaluation_ = std::make_unique<Evaluation>(
+        identity_.model, state_, *storage_, pool_, *validation_data_, options.micro_batch_size,
+        options.eval_iters * micro_batches_ * options.micro_batch_size);
+  }
+  load_weights();
+}
+
+void Trainer::open_data() {
+  const auto tokenizer = make_tokenizer(options_.tokenizer_type, "");
+  if (tokenizer->vocab_size() > identity_.model.vocab_size) {
+    throw_bad_request(
+        fmt::format("The {} tokenizer has {} ids, more than the model's vocabulary of {} "
+                    "(--vocab-size).",
+                    tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
+  }
+  dataset_ = std::make_shared<const IndexedDataset>(options_.data_path);
+  require_vocabulary(*dataset_, tokenizer->vocab_size(), tokenizer->name());
+  const auto ranges = split_sequences(options_.split, dataset_->num_sequences());
+  const auto source = [&](Split split) {
+    return std::make_unique<SampleSource>(
+        dataset_, SampleOptions{.split = split,
+                                .sequences = ranges[static_cast<size_t>(split)],
+                                .sequence_length = identity_.sequence,
+                                .seed = identity_.seed,
+                                .vocab_size = identity_.model.vocab_size,
+                                .eod = tokenizer->eod(),
+                                .eod_mask_loss = options_.eod_mask_loss});
+  };
+  training_data_ = source(Split::train);
+  if (options_.eval_interval && options_.eval_iters > 0)
+    validation_data_ = source(Split::validation);
+}
+
+void Trainer::check_memory() const {
+  const uint64_t available = available_memory_bytes();
+  if (available == 0 || plan_.total_bytes() <= available) return;
+  throw UserError(ExitStatus::does_not_fit,
+                  fmt::format("The run needs {}, this machine has {} available:\n{}Use a smaller "
+                              "--micro-batch-size, --seq-length or model.",
+                              format_bytes(plan_.total_bytes()), format_bytes(available),
+                              describe_memory(plan_)));
+}
+
+void Trainer::load_weights() {
+  if (!options_.load.empty()) {
+    std::vector<std::string> incomplete;
+    const auto newest = newest_checkpoint(options_.load, &incomplete);
+    for (const std::string& line : incomplete) say(options_, line);
+    if (newest) {
+      const Checkpoint checkpoint = Checkpoint::open(newest->path);
+      const StoredRun stored = read_stored_run(checkpoint);
+      if (!options_.finetune) {
+        require_same_run(stored, identity_, newest->path);
+        position_ = stored.position;
+        last_saved_step_ = options_.load == options_.save ? position_.step : -1;
+      }
+      load_training_state(checkpoint, state_, *storage_);
+      if (options_.finetune) {
+        for (const Parameter& parameter : state_.parameters) {
+          for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
+            const TensorView view = storage_->view(id);
+            std::memset(view.data, 0,
+                        static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
+          }
+        }
+      }
+      say(options_, fmt::format("Loaded {} (step {}).", newest->path, stored.position.step));
+      return;
+    }
+    if (options_.load != options_.save) {
+      throw_bad_request(
+          fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
+    }
+    say(options_,
+        fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
+  }
+  if (!options_.pretrained_checkpoint.empty()) {
+    load_hf_weights(options_.pretrained_checkpoint, identity_.model, state_, *storage_);
+    say(options_, "Weights from " + options_.pretrained_checkpoint + ".");
+    return;
+  }
+  initialize_parameters(state_, *storage_, identity_.seed, pool_);
+}
+
+void Trainer::print_start() const {
+  if (options_.quiet) return;
+  const ModelConfig& model = identity_.model;
+  std::string text = describe(options_);
+  text += fmt::format("Model: {} parameters, {} active per token, {} layers",
+                      format_count(static_cast<double>(model.parameter_count())),
+                      format_count(static_cast<double>(model.active_parameter_count())),
+                      model.num_layers);
+  if (model.num_experts > 0) {
+    text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);
+  }
+  text += fmt::format(
+      "\nData: {} tokens in {} documents; {} training samples of {} tokens per epoch\n",
+      format_count(static_cast<double>(dataset_->num_tokens())), dataset_->num_documents(),
+      training_data_->samples_per_epoch(), identity_.sequence);
+  text += fmt::format("Step: {} operations, {} sequences in {} micro-batches\n",
+                      step_.program->op_count(), micro_batches_ * options_.micro_batch_size,
+                      micro_batches_);
+  text += "Memory, planned and allocated:\n" + describe_memory(plan_);
+  std::fputs(text.c_str(), stderr);
+}
+
+bool Trainer::due(const std::optional<int64_t>& interval) const {
+  return interval && *interval > 0 && position_.step % *interval == 0;
+}
+
+ExitStatus Trainer::run() {
+  print_start();
+  const double limit = measure_matmul_limit(identity_.compute_dtype, pool_);
+  say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
+                            pool_.threads()));
+  if (!options_.save.empty()) {
+    const Disk disk;
+    disk.make_directories(options_.save);
+    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), position_.step);
+  }
+  progress_ = std::make_unique<Progress>(position_.step, last_step_, limit, options_.quiet);
+
+  StepMetrics metrics;
+  if (position_.step == 0) evaluate();
+  while (position_.step < last_step_ && !interrupt_requested()) {
+    metrics = do_step();
+    if (position_.step % options_.log_interval == 0 || position_.step == last_step_) {
+      if (log_) log_->training(metrics);
+      progress_->step(metrics);
+    }
+    const bool last = position_.step == last_step_ ||
+                      (options_.exit_after_step && position_.step >= *options_.exit_after_step);
+    if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
+    if (due(options_.save_interval)) save();
+    if (last) break;
+  }
+  save();
+  if (!options_.quiet && !metrics.layers.empty()) {
+    progress_->note("Expert load of the last step:");
+    std::fputs(expert_load_chart(metrics, 40).c_str(), stderr);
+  }
+  if (interrupt_requested()) {
+    progress_->note(options_.save.empty()
+                        ? "Interrupted. Nothing was saved: there is no --save."
+                        : fmt::format("Interrupted after step {}, saved. --load {} goes on.",
+                                      position_.step, options_.save));
+    return ExitStatus::interrupted;
+  }
+  return ExitStatus::done;
+}
+
+StepMetrics Trainer::do_step() {
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t samples = micro_batches_ * options_.micro_batch_size;
+  for (int64_t i = 0; i < micro_batches_; ++i) {
+    feed_->write(*interpreter_, step_.micro_batches[static_cast<size_t>(i)],
+                 position_.consumed_samples + i * options_.micro_batch_size);
+  }
+  StepMetrics metrics;
+  metrics.lr = schedule_.at(position_.scheduled_samples + samples);
+  *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
+  *interpreter_->view(step_.weight_decay).as<double>() = options_.weight_decay;
+  *interpreter_->view(step_.update_number).as<int64_t>() = position_.updates + 1;
+  interpreter_->run();
+
+  metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
+  position_.step += 1;
+  position_.consumed_samples += samples;
+  if (!metrics.skipped) {
+    position_.updates += 1;
+    position_.scheduled_samples += samples;
+  }
+
+  metrics.step = position_.step;
+  metrics.loss = *interpreter_->view(step_.loss).as<double>();
+  metrics.grad_norm = *interpreter_->view(step_.grad_norm).as<double>();
+  metrics.tokens = position_.consumed_samples * identity_.sequence;
+  read_layer_metrics(metrics);
+  metrics.step_time_s = seconds_since(start);
+  metrics.tokens_per_s = static_cast<double>(samples * identity_.sequence) / metrics.step_time_s;
+  metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
+                           static_cast<double>(samples) / metrics.step_time_s / 1e12;
+  metrics.peak_bytes = Arena::peak_allocated_bytes();
+  return metrics;
+}
+
+void Trainer::read_layer_metrics(StepMetrics& metrics) const {
+  for (const LayerMetrics& layer : step_.layers) {
+    ExpertLoads loads;
+    loads.layer = layer.layer;
+    const TensorView counts = interpreter_->view(layer.counts);
+    for (int64_t i = 0; i < counts.shape.elements(); ++i) {
+      loads.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
+    }
+    if (layer.load_balancing_loss.valid()) {
+      metrics.has_load_balancing_loss = true;
+      loads.load_balancing_loss = *interpreter_->view(layer.load_balancing_loss).as<double>();
+    }
+    if (layer.z_loss.valid()) {
+      metrics.has_z_loss = true;
+      loads.z_loss = *interpreter_->view(layer.z_loss).as<double>();
+    }
+    metrics.layers.push_back(std::move(loads));
+  }
+}
+
+void Trainer::evaluate() {
+  if (evaluation_ == nullptr) return;
+  const EvaluationResult result = evaluation_->run();
+  if (log_) log_->evaluation(position_.step, result.loss, result.tokens);
+  progress_->evaluation(position_.step, result.loss);
+}
+
+void Trainer::save() {
+  if (options_.save.empty() || last_saved_step_ == position_.step) return;
+  const auto start = std::chrono::steady_clock::now();
+  const CheckpointInfo info =
+      save_training_checkpoint(options_.save, identity_, position_, state_, *storage_);
+  last_saved_step_ = position_.step;
+  if (options_.keep_checkpoints > 0) prune_checkpoints(options_.save, options_.keep_checkpoints);
+  progress_->note(fmt::format("saved {} in {}", info.path, format_duration(seconds_since(start))));
+}
+
+}  // namespace troupe

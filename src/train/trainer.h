@@ -1,0 +1,74 @@
+// The training run: from options to a trained model, with metrics, evaluation and checkpoints.
+//
+// Construction does everything that can refuse: reads the model and the data, builds, verifies and
+// plans the step, compares its memory with the machine's, allocates, and loads or initialises the
+// weights. run() then trains until the last step, --exit-after-step, or an interruption. One
+// thread; computes on its own pool. Errors are UserErrors; what was saved before stays.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "data/sampler.h"
+#include "passes/step_programs.h"
+#include "runtime/cpu/cpu_interpreter.h"
+#include "train/batch_feed.h"
+#include "train/evaluation.h"
+#include "train/learning_rate.h"
+#include "train/metrics_log.h"
+#include "train/options.h"
+#include "train/progress.h"
+#include "train/training_checkpoint.h"
+
+namespace troupe {
+
+class Trainer {
+ public:
+  explicit Trainer(const Options& options);
+
+  // Trains. Returns `done` or `interrupted` (after saving).
+  ExitStatus run();
+
+ private:
+  void open_data();
+  void load_weights();
+  // Bytes by role, and a refusal (exit status 3) when the machine has not enough memory.
+  void check_memory() const;
+  void print_start() const;
+
+  StepMetrics do_step();
+  void read_layer_metrics(StepMetrics& metrics) const;
+  void evaluate();
+  void save();
+  bool due(const std::optional<int64_t>& interval) const;
+
+  Options options_;
+  ThreadPool pool_;
+  RunIdentity identity_;
+  TrainingPosition position_;
+  int64_t last_step_ = 0;
+  int64_t micro_batches_ = 1;
+  LearningRateSchedule schedule_;
+
+  ModelState state_;
+  TrainingStep step_;
+  MemoryPlan plan_;
+  std::unique_ptr<StateStorage> storage_;
+  std::unique_ptr<CpuInterpreter> interpreter_;
+
+  std::shared_ptr<const IndexedDataset> dataset_;
+  std::unique_ptr<SampleSource> training_data_;
+  std::unique_ptr<SampleSource> validation_data_;
+  std::unique_ptr<BatchFeed> feed_;
+  std::unique_ptr<Evaluation> evaluation_;
+
+  std::unique_ptr<MetricsLog> log_;
+  std::unique_ptr<Progress> progress_;
+  int64_t last_saved_step_ = -1;
+};
+
+// The number of tokens of one line of the plan: "parameters 12.0 MiB" and so on, one role a line.
+std::string describe_memory(const MemoryPlan& plan);
+
+}  // namespace troupe

@@ -1,0 +1,155 @@
+#include "train/training_checkpoint.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/json.h"
+#include "train/options.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxTrainingDepth = 32;
+
+bool is_saved(Role role) {
+  return role == Role::parameter || role == Role::optimizer || role == Role::router_state;
+}
+
+CheckpointRole to_checkpoint_role(Role role) {
+  switch (role) {
+    case Role::parameter:
+      return CheckpointRole::parameter;
+    case Role::optimizer:
+      return CheckpointRole::optimizer;
+    default:
+      return CheckpointRole::state;
+  }
+}
+
+// One slice per saved state tensor: this rank holds all of each.
+template <class Slice>
+std::vector<Slice> whole_slices(const StateStorage& storage) {
+  std::vector<Slice> slices;
+  const StateTable& table = storage.table();
+  for (int32_t i = 0; i < table.size(); ++i) {
+    const StateTensor& tensor = table[StateId{i}];
+    if (!is_saved(tensor.role)) continue;
+    Slice slice;
+    slice.name = tensor.name;
+    slice.role = to_checkpoint_role(tensor.role);
+    slice.dtype = tensor.dtype;
+    slice.global_shape = tensor.shape;
+    slice.box.shape = tensor.shape;
+    slice.data = storage.view(StateId{i}).data;
+    slices.push_back(std::move(slice));
+  }
+  return slices;
+}
+
+}  // namespace
+
+CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
+                                        const TrainingPosition& position, const ModelState& state,
+                                        const StateStorage& storage) {
+  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
+  const json training = {
+      {"position",
+       {{"step", position.step},
+        {"updates", position.updates},
+        {"consumed_samples", position.consumed_samples},
+        {"scheduled_samples", position.scheduled_samples}}},
+      {"model", json::parse(write_hf_config(identity.model))},
+      {"compute_dtype", name_of(identity.compute_dtype)},
+      {"seed", identity.seed},
+      {"seq_length", identity.sequence},
+      {"split", identity.split},
+      {"tokenizer_type", identity.tokenizer},
+      {"options", json::parse(identity.options_json)},
+  };
+  CheckpointContent content;
+  content.step = position.step;
+  content.troupe_version = std::string(kVersion);
+  content.training = training.dump();
+  content.slices = whole_slices<SliceToSave>(storage);
+  return save_checkpoint(dir, content);
+}
+
+StoredRun read_stored_run(const Checkpoint& checkpoint) {
+  const std::string where = join_path(checkpoint.path(), "index.json");
+  const json training = parse_json(checkpoint.training(), where, kMaxTrainingDepth);
+  StoredRun run;
+  try {
+    const json& position = training.at("position");
+    run.position.step = position.at("step").get<int64_t>();
+    run.position.updates = position.at("updates").get<int64_t>();
+    run.position.consumed_samples = position.at("consumed_samples").get<int64_t>();
+    run.position.scheduled_samples = position.at("scheduled_samples").get<int64_t>();
+    run.identity.model = parse_hf_config(training.at("model").dump(), where);
+    const auto dtype = training.at("compute_dtype").get<std::string>();
+    bool known = false;
+    for (const DType candidate : {DType::f64, DType::f32, DType::bf16}) {
+      if (dtype == name_of(candidate)) {
+        run.identity.compute_dtype = candidate;
+        known = true;
+      }
+    }
+    if (!known) throw_failed(fmt::format("{}: unknown compute dtype {}.", where, dtype));
+    run.identity.seed = training.at("seed").get<uint64_t>();
+    run.identity.sequence = training.at("seq_length").get<int32_t>();
+    run.identity.split = training.at("split").get<std::string>();
+    run.identity.tokenizer = training.at("tokenizer_type").get<std::string>();
+    run.identity.options_json = training.at("options").dump();
+  } catch (const json::exception& error) {
+    throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
+                             error.what()));
+  }
+  if (run.position.step < 0 || run.position.updates < 0 || run.position.consumed_samples < 0 ||
+      run.position.scheduled_samples < 0) {
+    throw_failed(where + ": the position of the training run is negative.");
+  }
+  return run;
+}
+
+void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path) {
+  const auto refuse = [&](const std::string& what, const std::string& was, const std::string& is) {
+    throw_bad_request(fmt::format(
+        "{} was saved with {} {}, this run has {}. Give the same value to go on with that run, or "
+        "--finetune to start a new one from its weights.",
+        path, what, was, is));
+  };
+  if (write_hf_config(stored.identity.model) != write_hf_config(wanted.model)) {
+    throw_bad_request(
+        fmt::format("{} holds another model than --model describes. The saved one:\n{}", path,
+                    write_hf_config(stored.identity.model)));
+  }
+  if (stored.identity.compute_dtype != wanted.compute_dtype) {
+    refuse("--compute-dtype", std::string(name_of(stored.identity.compute_dtype)),
+           std::string(name_of(wanted.compute_dtype)));
+  }
+  if (stored.identity.seed != wanted.seed) {
+    refuse("--seed", std::to_string(stored.identity.seed), std::to_string(wanted.seed));
+  }
+  if (stored.identity.sequence != wanted.sequence) {
+    refuse("--seq-length", std::to_string(stored.identity.sequence),
+           std::to_string(wanted.sequence));
+  }
+  if (stored.identity.split != wanted.split) {
+    refuse("--split", stored.identity.split, wanted.split);
+  }
+}
+
+void load_training_state(const Checkpoint& checkpoint, const ModelState& state,
+                         const StateStorage& storage) {
+  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
+  const std::vector<SliceToLoad> slices = whole_slices<SliceToLoad>(storage);
+  const bool trained = state.parameters.front().exp_avg.valid();
+  std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
+  if (trained) roles.push_back(CheckpointRole::optimizer);
+  checkpoint.load(slices, roles);
+}
+
+}  // namespace troupe

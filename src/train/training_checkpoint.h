@@ -1,0 +1,56 @@
+// What a training checkpoint means: which tensors of a run's state it holds, and the facts beside
+// them from which the run goes on bit for bit. The files are io/checkpoint.h's matter.
+//
+// Everything random in a run is a pure function of its seed and its position, so seed and position
+// are the whole state of the random numbers and of the data. Errors are UserErrors. One thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "io/checkpoint.h"
+#include "model/parameters.h"
+#include "runtime/state_storage.h"
+
+namespace troupe {
+
+// How far a run has come.
+struct TrainingPosition {
+  int64_t step = 0;              // steps done
+  int64_t updates = 0;           // steps that changed the weights (not skipped)
+  int64_t consumed_samples = 0;  // where the data goes on
+  int64_t scheduled_samples =
+      0;  // where the learning-rate schedule goes on: skipped steps do not count
+};
+
+// What must stay the same for a run to go on.
+struct RunIdentity {
+  ModelConfig model;
+  DType compute_dtype = DType::f32;
+  uint64_t seed = 0;
+  int32_t sequence = 0;
+  std::string split;
+  std::string tokenizer;
+  std::string options_json;  // all options, for the reader of the file; not compared
+};
+
+// Saves parameters and optimizer state (main gradients are rebuilt by each step) below `dir`.
+CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
+                                        const TrainingPosition& position, const ModelState& state,
+                                        const StateStorage& storage);
+
+// The facts of a checkpoint, without its tensors.
+struct StoredRun {
+  RunIdentity identity;
+  TrainingPosition position;
+};
+StoredRun read_stored_run(const Checkpoint& checkpoint);
+
+// Refuses (bad request) to go on with a run under another identity; names what differs.
+void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path);
+
+// Fills the storage from a checkpoint: parameters, and optimizer state when the state has any.
+void load_training_state(const Checkpoint& checkpoint, const ModelState& state,
+                         const StateStorage& storage);
+
+}  // namespace troupe

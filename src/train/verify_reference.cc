@@ -1,0 +1,297 @@
+#include "train/verify_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "io/convert_dtype.h"
+#include "io/hf_config.h"
+#include "io/hf_weights.h"
+#include "io/json.h"
+#include "io/safetensors.h"
+#include "passes/step_programs.h"
+#include "program/verify.h"
+#include "runtime/cpu/cpu_interpreter.h"
+
+namespace troupe {
+namespace {
+
+constexpr uint64_t kMaxReferenceBytes = 1 << 20;
+constexpr int kMaxReferenceDepth = 16;
+
+struct Reference {
+  int32_t batch = 0;
+  int32_t sequence = 0;
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> labels;  // negative: not counted
+  std::vector<double> logits;
+  double loss = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double epsilon = 0;
+  double weight_decay = 0;
+  double clip = 0;
+  std::vector<double> trajectory;
+};
+
+template <class T>
+std::vector<T> read_tensor(const SafetensorsFile& file, const char* name,
+                           const std::vector<int64_t>& shape) {
+  const TensorEntry* entry = file.find(name);
+  if (entry == nullptr)
+    throw_failed(fmt::format("{}: the tensor {} is missing.", file.path(), name));
+  if (entry->shape != shape) {
+    throw_failed(fmt::format("{}: the tensor {} has the shape [{}], expected [{}].", file.path(),
+                             name, fmt::join(entry->shape, ", "), fmt::join(shape, ", ")));
+  }
+  if (!can_convert(entry->dtype, dtype_of<T>)) {
+    throw_failed(fmt::format("{}: the tensor {} has an unexpected dtype.", file.path(), name));
+  }
+  std::vector<T> data(static_cast<size_t>(elements_of(*entry)));
+  convert_elements(entry->dtype, file.bytes(*entry).data(), dtype_of<T>, data.data(),
+                   elements_of(*entry));
+  return data;
+}
+
+void read_reference_json(const std::string& path, Reference& reference) {
+  const nlohmann::json document =
+      parse_json(read_file(path, kMaxReferenceBytes), path, kMaxReferenceDepth);
+  try {
+    reference.loss = document.at("loss").get<double>();
+    reference.grad_norm = document.at("grad_norm").get<double>();
+    const nlohmann::json& adamw = document.at("adamw");
+    reference.learning_rate = adamw.at("lr").get<double>();
+    reference.beta1 = adamw.at("betas").at(0).get<double>();
+    reference.beta2 = adamw.at("betas").at(1).get<double>();
+    reference.epsilon = adamw.at("eps").get<double>();
+    reference.weight_decay = adamw.at("weight_decay").get<double>();
+    reference.clip = adamw.at("clip").get<double>();
+    reference.trajectory = adamw.at("losses").get<std::vector<double>>();
+  } catch (const nlohmann::json::exception& error) {
+    throw_failed(fmt::format("{}: {}.", path, error.what()));
+  }
+}
+
+Reference read_reference(const std::string& folder, const ModelConfig& config) {
+  Reference reference;
+  const SafetensorsFile file = SafetensorsFile::open(join_path(folder, "reference.safetensors"));
+  const TensorEntry* tokens = file.find("input_ids");
+  constexpr int64_t kLargest = 1 << 20;
+  if (tokens == nullptr || tokens->shape.size() != 2 || tokens->shape[0] < 1 ||
+      tokens->shape[1] < 1 || tokens->shape[0] > kLargest || tokens->shape[1] > kLargest) {
+    throw_failed(file.path() + ": input_ids of shape [batch, sequence] is missing.");
+  }
+  reference.batch = static_cast<int32_t>(tokens->shape[0]);
+  reference.sequence = static_cast<int32_t>(tokens->shape[1]);
+  const int64_t batch = reference.batch;
+  const int64_t sequence = reference.sequence;
+  reference.tokens = read_tensor<int64_t>(file, "input_ids", {batch, sequence});
+  reference.labels = read_tensor<int64_t>(file, "labels", {batch, sequence});
+  reference.logits = read_tensor<double>(file, "logits", {batch, sequence, config.vocab_size});
+  for (size_t i = 0; i < reference.tokens.size(); ++i) {
+    if (reference.tokens[i] < 0 || reference.tokens[i] >= config.vocab_size ||
+        reference.labels[i] >= config.vocab_size) {
+      throw_failed(file.path() + ": a token id lies outside the vocabulary.");
+    }
+  }
+  read_reference_json(join_path(folder, "reference.json"), reference);
+  return reference;
+}
+
+void write_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
+                 const Reference& reference) {
+  for (size_t i = 0; i < reference.tokens.size(); ++i) {
+    interpreter.view(batch.tokens).as<int32_t>()[i] = static_cast<int32_t>(reference.tokens[i]);
+    if (!batch.labels.valid()) continue;
+    const bool counted = reference.labels[i] >= 0;
+    interpreter.view(batch.labels).as<int32_t>()[i] =
+        counted ? static_cast<int32_t>(reference.labels[i]) : 0;
+    const TensorView mask = interpreter.view(batch.mask);
+    if (mask.dtype == DType::f64) {
+      mask.as<double>()[i] = counted ? 1.0 : 0.0;
+    } else {
+      mask.as<float>()[i] = counted ? 1.0F : 0.0F;
+    }
+  }
+}
+
+std::vector<double> read_doubles(const TensorView& view) {
+  std::vector<double> data(static_cast<size_t>(view.shape.elements()));
+  convert_elements(to_file_dtype(view.dtype), view.data, DType::f64, data.data(),
+                   view.shape.elements());
+  return data;
+}
+
+// One complete run of the reference's batch: logits, then as many updates as the trajectory has.
+class ReferenceRun {
+ public:
+  ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
+               DType dtype, bool oracle, ThreadPool& pool)
+      : reference_(reference),
+        state_(declare_model_state(config, dtype, /*trained=*/true)),
+        storage_(state_.table),
+        logits_step_(build_logits_step(config, state_, reference.batch, reference.sequence, false)),
+        training_step_(build_training_step(config, state_,
+                                           {.micro_batch_size = reference.batch,
+                                            .micro_batches = 1,
+                                            .sequence = reference.sequence,
+                                            .clip_grad = reference.clip,
+                                            .adam_beta1 = reference.beta1,
+                                            .adam_beta2 = reference.beta2,
+                                            .adam_epsilon = reference.epsilon})),
+        logits_(*logits_step_.program, plan(*logits_step_.program, oracle, pool), storage_, pool),
+        training_(*training_step_.program, plan(*training_step_.program, oracle, pool), storage_,
+                  pool) {
+    load_hf_weights(folder, config, state_, storage_);
+    write_batch(logits_, logits_step_.batch, reference);
+    write_batch(training_, training_step_.micro_batches.front(), reference);
+    *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
+    *training_.view(training_step_.weight_decay).as<double>() = reference.weight_decay;
+  }
+
+  std::vector<double> compute_logits() {
+    logits_.run();
+    return read_doubles(logits_.view(logits_step_.logits));
+  }
+
+  // Runs update `number` (from 1) and returns the loss before it.
+  double update(int64_t number) {
+    *training_.view(training_step_.update_number).as<int64_t>() = number;
+    training_.run();
+    return *training_.view(training_step_.loss).as<double>();
+  }
+
+  double grad_norm() const { return *training_.view(training_step_.grad_norm).as<double>(); }
+  std::vector<double> gradient(size_t parameter) const {
+    return read_doubles(storage_.view(state_.parameters[parameter].gradient));
+  }
+  const ModelState& state() const { return state_; }
+
+  bool same_state(const ReferenceRun& other) const {
+    for (int32_t i = 0; i < state_.table->size(); ++i) {
+      const TensorView mine = storage_.view(StateId{i});
+      const TensorView theirs = other.storage_.view(StateId{i});
+      const auto bytes = static_cast<size_t>(mine.shape.elements()) * size_of(mine.dtype);
+      if (std::memcmp(mine.data, theirs.data, bytes) != 0) return false;
+    }
+    return true;
+  }
+
+ private:
+  static MemoryPlan plan(const Program& program, bool oracle, ThreadPool& pool) {
+    verify_program(program);
+    MemoryPlan plan =
+        oracle ? plan_oracle(program, pool.threads()) : plan_memory(program, pool.threads());
+    verify_memory_plan(program, plan);
+    return plan;
+  }
+
+  const Reference& reference_;
+  ModelState state_;
+  StateStorage storage_;
+  InferenceStep logits_step_;
+  TrainingStep training_step_;
+  CpuInterpreter logits_;
+  CpuInterpreter training_;
+};
+
+double l2_norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+void compare_gradients(const std::string& folder, const ModelConfig& config,
+                       const ReferenceRun& run, ReferenceComparison& result) {
+  std::vector<std::vector<double>> gradients;
+  for (size_t i = 0; i < run.state().parameters.size(); ++i) gradients.push_back(run.gradient(i));
+  read_hf_tensors(
+      join_path(folder, "grads"), config, run.state(),
+      [&](const HfTensor& tensor, const std::vector<double>& expected) {
+        std::vector<double> difference(expected.size());
+        for (size_t i = 0; i < expected.size(); ++i) {
+          difference[i] =
+              gradients[tensor.parameter][static_cast<size_t>(tensor.offset) + i] - expected[i];
+        }
+        const double norm = l2_norm(expected);
+        const double error =
+            norm < 1e-6 * result.grad_norm_ref ? l2_norm(difference) : l2_norm(difference) / norm;
+        if (!(error <= result.grad_worst_rel)) {  // NaN is the worst
+          result.grad_worst_rel = error;
+          result.grad_worst_name = tensor.name;
+        }
+      });
+}
+
+}  // namespace
+
+ReferenceTolerance reference_tolerance(DType compute_dtype) {
+  if (compute_dtype == DType::bf16) {
+    return {.logits = 5e-2, .loss = 1e-2, .gradient = 5e-2, .trajectory = 3e-2};
+  }
+  return {.logits = 1e-4, .loss = 1e-5, .gradient = 2e-4, .trajectory = 2e-4};
+}
+
+ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
+                                     bool with_oracle, ThreadPool& pool) {
+  ModelConfig config = read_hf_config(join_path(folder, "config.json"));
+  // The reference loss is the cross-entropy alone.
+  config.moe_aux_loss_coeff = 0;
+  config.moe_z_loss_coeff = 0;
+  const Reference reference = read_reference(folder, config);
+  ReferenceRun run(folder, config, reference, compute_dtype, /*oracle=*/false, pool);
+  std::unique_ptr<ReferenceRun> oracle;
+  if (with_oracle) {
+    oracle = std::make_unique<ReferenceRun>(folder, config, reference, compute_dtype,
+                                            /*oracle=*/true, pool);
+  }
+
+  ReferenceComparison result;
+  result.loss_ref = reference.loss;
+  result.grad_norm_ref = reference.grad_norm;
+  result.oracle_checked = with_oracle;
+  result.oracle_identical = with_oracle;
+
+  const std::vector<double> logits = run.compute_logits();
+  if (oracle) result.oracle_identical = logits == oracle->compute_logits();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double difference = std::abs(logits[i] - reference.logits[i]);
+    if (!(difference <= result.logits_max_abs)) result.logits_max_abs = difference;
+    result.logits_largest = std::max(result.logits_largest, std::abs(reference.logits[i]));
+  }
+
+  for (size_t i = 0; i < reference.trajectory.size(); ++i) {
+    const double loss = run.update(static_cast<int64_t>(i) + 1);
+    if (oracle) {
+      const bool same_loss = loss == oracle->update(static_cast<int64_t>(i) + 1);
+      result.oracle_identical = result.oracle_identical && same_loss && run.same_state(*oracle);
+    }
+    if (i == 0) {
+      result.loss = loss;
+      result.grad_norm = run.grad_norm();
+      compare_gradients(folder, config, run, result);
+    }
+    const double difference = std::abs(loss - reference.trajectory[i]);
+    if (!(difference <= result.trajectory_max_abs)) result.trajectory_max_abs = difference;
+  }
+
+  const ReferenceTolerance tolerance = reference_tolerance(compute_dtype);
+  const double logits_limit =
+      compute_dtype == DType::bf16 ? tolerance.logits * result.logits_largest : tolerance.logits;
+  result.pass = result.logits_max_abs <= logits_limit &&
+                std::abs(result.loss - result.loss_ref) <= tolerance.loss &&
+                result.grad_worst_rel <= tolerance.gradient &&
+                std::abs(result.grad_norm - result.grad_norm_ref) <=
+                    tolerance.gradient * result.grad_norm_ref &&
+                result.trajectory_max_abs <= tolerance.trajectory &&
+                (!with_oracle || result.oracle_identical);
+  return result;
+}
+
+}  // namespace troupe

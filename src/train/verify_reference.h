@@ -1,0 +1,46 @@
+// Comparison of a model with a reference computed elsewhere (Hugging Face transformers): logits,
+// loss, every gradient, the gradient norm, and a short AdamW trajectory.
+//
+// A reference folder is a Hugging Face model folder with three files more: reference.safetensors
+// (input_ids, labels, logits), reference.json (loss, grad_norm, adamw settings and losses) and
+// grads/model.safetensors. Errors are UserErrors. One thread; computes on the given pool.
+#pragma once
+
+#include <string>
+
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+
+namespace troupe {
+
+struct ReferenceComparison {
+  double loss = 0;
+  double loss_ref = 0;
+  double logits_max_abs = 0;  // largest absolute difference
+  double logits_largest = 0;  // largest absolute reference logit
+  // Largest over tensors of |difference| / |reference| (L2 norms); tensors whose reference norm is
+  // below 1e-6 of the global norm count with |difference|.
+  double grad_worst_rel = 0;
+  std::string grad_worst_name;
+  double grad_norm = 0;
+  double grad_norm_ref = 0;
+  double trajectory_max_abs = 0;  // of the losses before each update
+  bool oracle_checked = false;
+  bool oracle_identical = false;  // every bit of logits, losses and state, after every update
+  bool pass = false;
+};
+
+// The differences that are accepted for a compute dtype.
+struct ReferenceTolerance {
+  double logits = 0;  // absolute; bf16: relative to the largest logit
+  double loss = 0;
+  double gradient = 0;
+  double trajectory = 0;
+};
+ReferenceTolerance reference_tolerance(DType compute_dtype);
+
+// `with_oracle` runs everything a second time in the oracle and compares bit by bit.
+ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
+                                     bool with_oracle, ThreadPool& pool);
+
+}  // namespace troupe

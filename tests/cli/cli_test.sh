@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Runs the program and looks at exit statuses, and at what comes out where.
+# Usage: cli_test.sh TROUPE SOURCE_FOLDER
+set -u
+troupe=$1
+source_folder=$2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+fail() {
+  echo "FAILED: $*"
+  sed 's/^/  stdout: /' "$scratch/out"
+  sed 's/^/  stderr: /' "$scratch/err"
+  failures=$((failures + 1))
+}
+
+# expect STATUS ARGUMENTS...: runs troupe; its output lies in $scratch/out and $scratch/err.
+expect() {
+  local wanted=$1
+  shift
+  what="troupe $*"
+  "$troupe" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
+  local status=$?
+  [ "$status" -eq "$wanted" ] || fail "$what: exit status $status instead of $wanted"
+}
+
+out_has() { grep -qF -- "$1" "$scratch/out" || fail "$what: standard output lacks: $1"; }
+silent_out() { [ ! -s "$scratch/out" ] || fail "$what: standard output is not empty"; }
+silent_err() { [ ! -s "$scratch/err" ] || fail "$what: standard error is not empty"; }
+
+# One line on standard error, nothing on standard output.
+refused() {
+  expect 2 "${@:2}"
+  silent_out
+  [ "$(wc -l <"$scratch/err")" -eq 1 ] || fail "$what: not one line on standard error"
+  grep -qF -- "troupe: $1" "$scratch/err" || fail "$what: standard error lacks: troupe: $1"
+}
+
+json_has() {
+  python3 - "$scratch/out" "$1" <<'PYTHON' || fail "$what: not one JSON document with $1"
+import json, sys
+with open(sys.argv[1]) as file:
+    document = json.load(file)
+sys.exit(sys.argv[2] not in document)
+PYTHON
+}
+
+refused 'Unknown flag --hiden-size. Did you mean --hidden-size?' train --hiden-size 64
+refused 'Unknown command trian. Did you mean train?' trian
+refused 'Name a command: '
+refused '--lr needs a value.' train --lr
+refused '--ranks 2: ' doctor --ranks 2
+refused '--device cuda: ' doctor --device cuda
+refused '--threads takes a whole number, 0 to 4096, not' doctor --threads many
+
+expect 2 tokenize --input "$scratch/missing.txt" --output-prefix "$scratch/corpus"
+silent_out
+grep -qF missing.txt "$scratch/err" || fail "$what: the missing file is not named"
+
+expect 0 --help
+silent_err
+commands=$(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' "$scratch/out")
+[ "$(echo "$commands" | wc -l)" -ge 11 ] || fail "$what: commands are missing"
+for command in $commands; do
+  expect 0 "$command" --help
+  silent_err
+  out_has "Usage: troupe $command"
+done
+
+expect 0 --version
+version=$(sed -n 's/^project(Troupe VERSION \([0-9.]*\).*/\1/p' "$source_folder/CMakeLists.txt")
+[ "$(cat "$scratch/out")" = "troupe $version" ] || fail "$what: CMakeLists.txt says $version"
+
+expect 0 doctor
+silent_err
+out_has "All is well."
+expect 0 doctor --json
+silent_err
+json_has cores
+expect 0 --json doctor
+json_has healthy
+
+"$troupe" help >/dev/full 2>"$scratch/err"
+[ $? -eq 1 ] || fail "troupe help with a full disk: exit status is not 1"
+
+if [ "$failures" -gt 0 ]; then
+  echo "$failures failures"
+  exit 1
+fi
+echo "all passed"

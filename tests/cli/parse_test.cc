@@ -1,0 +1,203 @@
+// Command lines and what becomes of them; help texts.
+#include <fstream>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "cli/cli_test_support.h"
+#include "train/command_line.h"
+#include "train/suggest.h"
+
+namespace troupe {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+Options parse(const Arguments& arguments) {
+  const CommandLine command_line = parse_command_line(arguments);
+  EXPECT_EQ(command_line.text, "") << "options were expected, not help";
+  return command_line.options;
+}
+
+std::string refusal(const Arguments& arguments) {
+  return message_of(ExitStatus::bad_request, [&] { parse_command_line(arguments); });
+}
+
+const Arguments kTrain = {"train", "--data-path", "data/x", "--train-iters", "10", "--lr", "1e-3"};
+
+Arguments train_with(const Arguments& more) {
+  Arguments arguments = kTrain;
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(Parse, ReadsEveryKindOfValue) {
+  const Options options =
+      parse(train_with({"--num-layers=4", "--qk-layernorm", "--bf16", "--json", "--seed", "7",
+                        "--save", "runs/a b", "--min-lr=1e-5", "--moe-router-pre-softmax=false"}));
+  EXPECT_EQ(options.command, Command::train);
+  EXPECT_EQ(options.data_path, "data/x");
+  EXPECT_EQ(options.train_iters, 10);
+  EXPECT_EQ(options.lr, 1e-3);
+  EXPECT_EQ(options.num_layers, 4);
+  EXPECT_EQ(options.qk_layernorm, true);
+  EXPECT_EQ(options.moe_router_pre_softmax, false);
+  EXPECT_EQ(options.untie_embeddings_and_output_weights, std::nullopt);
+  EXPECT_EQ(options.compute_dtype, "bf16");
+  EXPECT_TRUE(options.json);
+  EXPECT_FALSE(options.quiet);
+  EXPECT_EQ(options.seed, 7);
+  EXPECT_EQ(options.save, "runs/a b");
+  EXPECT_EQ(options.min_lr, 1e-5);
+}
+
+TEST(Parse, ListsCollectAndPositionalsStandAnywhere) {
+  EXPECT_EQ(parse({"tokenize", "--input", "a", "--output-prefix", "p", "--input=b"}).input,
+            (Arguments{"a", "b"}));
+  EXPECT_EQ(parse({"verify", "model", "--oracle"}).hf_dir, "model");
+  EXPECT_EQ(parse({"verify", "--oracle", "model"}).hf_dir, "model");
+  EXPECT_EQ(parse({"verify", "--oracle", "--", "model"}).hf_dir, "model");
+}
+
+TEST(Parse, GlobalFlagsMayStandBeforeTheCommand) {
+  const Options options = parse({"--json", "--threads", "3", "verify", "model"});
+  EXPECT_EQ(options.command, Command::verify);
+  EXPECT_EQ(options.threads, 3);
+  EXPECT_TRUE(options.json);
+}
+
+TEST(Parse, TextMayLookLikeAnything) {
+  const Arguments generate = {"generate", "--load", "run"};
+  const auto prompt = [&](const Arguments& more) {
+    Arguments arguments = generate;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return parse(arguments).prompt;
+  };
+  EXPECT_EQ(prompt({"--prompt", "-1 = x, [a, b] 'q' \"r\""}), "-1 = x, [a, b] 'q' \"r\"");
+  EXPECT_EQ(prompt({"--prompt=--json"}), "--json");
+  EXPECT_EQ(prompt({"--prompt", ""}), "");
+  EXPECT_EQ(prompt({"--prompt", "[]"}), "[]");
+  EXPECT_EQ(prompt({"--prompt", "two\nlines"}), "two\nlines");
+}
+
+TEST(Parse, UnknownFlags) {
+  EXPECT_EQ(refusal({"train", "--hiden-size", "64"}),
+            "Unknown flag --hiden-size. Did you mean --hidden-size?");
+  EXPECT_EQ(refusal({"train", "--hidden_size=64"}),
+            "Unknown flag --hidden_size. Did you mean --hidden-size?");
+  EXPECT_EQ(refusal({"train", "--lr-warmup", "3"}),
+            "Unknown flag --lr-warmup. Did you mean --lr-warmup-iters?");
+  EXPECT_EQ(refusal({"doctor", "--xyzzy"}),
+            "Unknown flag --xyzzy. `troupe doctor --help` lists the flags.");
+  EXPECT_EQ(refusal({"doctor", "-x"}), "Unknown flag -x. `troupe doctor --help` lists the flags.");
+  EXPECT_EQ(refusal({"eval", "--min-lr", "3"}),
+            "troupe eval does not take --min-lr; it is a flag of train, inspect, plan.");
+  EXPECT_EQ(refusal({"doctor", "now"}),
+            "Unexpected argument 'now'. `troupe doctor --help` shows what doctor takes.");
+}
+
+TEST(Parse, Commands) {
+  EXPECT_EQ(refusal({"trian"}), "Unknown command trian. Did you mean train?");
+  EXPECT_TRUE(refusal({"fly"}).starts_with("Unknown command fly. The commands are train, eval"));
+  EXPECT_TRUE(refusal({}).starts_with("Name a command: train, eval"));
+  EXPECT_TRUE(refusal({"--json"}).starts_with("Name a command: train, eval"));
+  EXPECT_EQ(refusal({"help", "trian"}), "Unknown command trian. Did you mean train?");
+}
+
+TEST(Parse, MissingValues) {
+  EXPECT_EQ(refusal({"train", "--lr"}), "--lr needs a value.");
+  EXPECT_EQ(refusal({"train", "--lr=", "3"}), "--lr needs a value.");
+  EXPECT_EQ(refusal({"train", "--save", "--lr", "3"}),
+            "--save needs a value, but --lr follows (to mean that text: --save=--lr).");
+  EXPECT_EQ(refusal({"doctor", "--json=maybe"}),
+            "--json takes no value, or =true or =false, not 'maybe'.");
+  EXPECT_EQ(refusal({"verify"}), "troupe verify needs HF_DIR.");
+  EXPECT_EQ(refusal({"train", "--data-path", "x", "--lr", "1"}),
+            "troupe train needs --train-iters N.");
+}
+
+TEST(Parse, WrongValuesAreNamedBeforeMissingOnes) {
+  EXPECT_EQ(refusal({"train", "--lr", "fast"}), "--lr takes a number, at least 0, not 'fast'.");
+  EXPECT_EQ(refusal({"train", "--lr", "-1"}), "--lr takes a number, at least 0, not '-1'.");
+  EXPECT_EQ(refusal({"train", "--threads", "1.5"}),
+            "--threads takes a whole number, 0 to 4096, not '1.5'.");
+  EXPECT_EQ(refusal({"train", "--device", "gpu"}), "--device takes cpu or cuda, not 'gpu'.");
+}
+
+TEST(Parse, GivenTwice) {
+  EXPECT_EQ(refusal(train_with({"--seed", "1", "--seed", "1"})), "--seed is given twice.");
+  EXPECT_EQ(refusal(train_with({"--json", "--json"})), "--json is given twice.");
+  EXPECT_EQ(refusal(train_with({"--bf16", "--compute-dtype", "fp32"})),
+            "--compute-dtype and --bf16 set the same option; give one of them.");
+}
+
+TEST(Parse, ContradictionsAreRefused) {
+  EXPECT_EQ(refusal({"doctor", "--device", "cuda"}),
+            "--device cuda: this build has no CUDA. Use --device cpu.");
+  EXPECT_TRUE(refusal({"doctor", "--ranks", "2"}).starts_with("--ranks 2: layouts of several"));
+  EXPECT_TRUE(refusal(train_with({"--finetune"})).starts_with("--finetune takes its weights"));
+}
+
+TEST(Help, IsShownWhereverItIsAskedFor) {
+  const auto text = [](const Arguments& arguments) { return parse_command_line(arguments).text; };
+  EXPECT_EQ(text({"--help"}), overview_help());
+  EXPECT_EQ(text({"-h"}), overview_help());
+  EXPECT_EQ(text({"help"}), overview_help());
+  EXPECT_EQ(text({"train", "--help"}), command_help(Command::train));
+  EXPECT_EQ(text({"train", "-h", "--seed", "1"}), command_help(Command::train));
+  EXPECT_EQ(text({"--help", "train"}), command_help(Command::train));
+  EXPECT_EQ(text({"help", "train"}), command_help(Command::train));
+  EXPECT_EQ(text({"help", "--markdown"}), options_markdown());
+  EXPECT_EQ(text({"--version"}), "troupe " + std::string(kVersion) + "\n");
+}
+
+TEST(Help, IsCompleteAndFitsTheScreen) {
+  for (const CommandInfo& info : command_table()) {
+    EXPECT_NE(overview_help().find(info.summary), std::string::npos) << info.name;
+    const std::string help = command_help(info.command);
+    for (const OptionSpec& spec : option_table()) {
+      if (!takes(info.command, spec)) continue;
+      bool listed = false;
+      for (const char* end : {" ", "\n", "["}) {
+        listed = listed || help.find("\n  " + flag_of(spec) + end) != std::string::npos;
+      }
+      EXPECT_TRUE(listed) << info.name << ": " << spec.name;
+    }
+    size_t start = 0;
+    while (start < help.size()) {
+      const size_t end = help.find('\n', start);
+      EXPECT_LE(end - start, 100U) << help.substr(start, end - start);
+      EXPECT_NE(help[end - 1], ' ') << "blank at the end of: " << help.substr(start, end - start);
+      start = end + 1;
+    }
+  }
+}
+
+TEST(Help, CommittedPageIsCurrent) {
+  const std::string path = TROUPE_SOURCE_DIR "/docs/options.md";
+  std::ifstream file(path);
+  ASSERT_TRUE(file) << path;
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_EQ(page, options_markdown())
+      << "Write it again: build/troupe help --markdown > docs/options.md";
+}
+
+TEST(Suggest, FindsWhatWasMeant) {
+  const std::vector<std::string_view> names = {
+      "hidden-size", "ffn-hidden-size", "lr", "min-lr", "lr-warmup-iters", "seed", "save"};
+  EXPECT_EQ(closest("hidden-size", names), "hidden-size");
+  EXPECT_EQ(closest("hidden_size", names), "hidden-size");
+  EXPECT_EQ(closest("hdiden-size", names), "hidden-size");
+  EXPECT_EQ(closest("hiddensize", names), "hidden-size");
+  EXPECT_EQ(closest("lr-warm", names), "lr-warmup-iters");
+  EXPECT_EQ(closest("sead", names), "seed");
+  EXPECT_EQ(closest("s", names), "") << "begins two names";
+  EXPECT_EQ(closest("zebra-crossing", names), "");
+  EXPECT_EQ(closest("xy", names), "") << "shares no letter with lr";
+  EXPECT_EQ(closest("", names), "");
+  EXPECT_EQ(closest("seed", {}), "");
+}
+
+}  // namespace
+}  // namespace troupe
