@@ -1,0 +1,174 @@
+// From options to the model's shape and the step: where --model is looked for, what the flags
+// change, and what is refused.
+#include "train/model_options.h"
+
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <string>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "program/test_models.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+
+class ModelOptions : public ::testing::Test {
+ protected:
+  ModelOptions() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "troupe_model_options_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "cannot create " << name;
+    folder = name;
+    ModelConfig config = mixtral_like_model(2);
+    config.moe_z_loss_coeff = 0;
+    config.hf_architecture = "MixtralForCausalLM";
+    std::ofstream(folder / "config.json") << write_hf_config(config);
+    options.command = Command::train;
+    options.model = folder.string();
+  }
+  ~ModelOptions() override { std::filesystem::remove_all(folder); }
+
+  // The message of the bad request that `body` must end in.
+  template <class Body>
+  static std::string refusal(const Body& body) {
+    try {
+      body();
+    } catch (const UserError& error) {
+      EXPECT_EQ(error.status(), ExitStatus::bad_request);
+      return error.what();
+    }
+    ADD_FAILURE() << "nothing was refused";
+    return "";
+  }
+  std::string refused_model() {
+    return refusal([this] { load_model_config(options); });
+  }
+  static void expect_part(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
+  }
+
+  std::filesystem::path folder;
+  Options options;
+};
+
+TEST_F(ModelOptions, ReadsAFolderOrAFile) {
+  EXPECT_EQ(load_model_config(options).hidden_size, 128);
+  options.model = (folder / "config.json").string();
+  EXPECT_EQ(load_model_config(options).num_experts, 8);
+}
+
+TEST_F(ModelOptions, RefusesWhatDoesNotExist) {
+  options.model = "no_such_model";
+  expect_part(refused_model(), "\"no_such_model\": there is no such file or folder");
+  options.model = "";
+  expect_part(refused_model(), "--model is missing");
+  std::filesystem::remove(folder / "config.json");
+  options.model = folder.string();
+  expect_part(refused_model(), "holds no config.json");
+}
+
+TEST_F(ModelOptions, FlagsChangeSingleFields) {
+  options.hidden_size = 256;
+  options.num_query_groups = 4;
+  options.rotary_base = 5e5;
+  options.moe_router_topk = 3;
+  options.untie_embeddings_and_output_weights = false;
+  const ModelConfig config = load_model_config(options);
+  EXPECT_EQ(config.hidden_size, 256);
+  EXPECT_EQ(config.num_query_groups, 4);
+  EXPECT_EQ(config.rotary_base, 5e5);
+  EXPECT_EQ(config.moe_router_topk, 3);
+  EXPECT_TRUE(config.tie_embeddings);
+  EXPECT_EQ(config.kv_channels, 16) << "not touched";
+}
+
+TEST_F(ModelOptions, ChangedShapesAreValidated) {
+  options.moe_router_topk = 9;
+  expect_part(refused_model(), "moe_router_topk (9) is larger than num_experts (8)");
+}
+
+TEST_F(ModelOptions, MoreLayersAreOfTheSameKind) {
+  options.num_layers = 5;
+  const ModelConfig config = load_model_config(options);
+  EXPECT_EQ(config.num_layers, 5);
+  EXPECT_EQ(config.moe_layer_count(), 5);
+}
+
+TEST_F(ModelOptions, MoreLayersOfAMixedModelAreNotGuessed) {
+  ModelConfig config = moe_model(3);
+  config.qk_layernorm = true;
+  config.ffn_hidden_size = 40;
+  config.moe_layers = {false, true, true};
+  config.hf_architecture = "Qwen3MoeForCausalLM";
+  std::ofstream(folder / "config.json") << write_hf_config(config);
+  options.num_layers = 4;
+  expect_part(refused_model(), "has dense and MoE layers, 3 in all");
+  options.num_layers = 2;
+  EXPECT_EQ(load_model_config(options).moe_layers, (std::vector<bool>{false, true}));
+}
+
+TEST_F(ModelOptions, ADenseModelAndBack) {
+  options.num_experts = 0;
+  expect_part(refused_model(), "ffn_hidden_size");
+  options.ffn_hidden_size = 64;
+  const ModelConfig dense = load_model_config(options);
+  EXPECT_EQ(dense.moe_layer_count(), 0);
+  EXPECT_EQ(dense.hf_architecture, "LlamaForCausalLM");
+
+  std::ofstream(folder / "config.json") << write_hf_config(dense);
+  options.num_experts = 4;
+  options.moe_router_topk = 2;
+  options.moe_ffn_hidden_size = 32;
+  options.qk_layernorm = true;
+  const ModelConfig moe = load_model_config(options);
+  EXPECT_EQ(moe.moe_layer_count(), 2);
+  EXPECT_EQ(moe.hf_architecture, "Qwen3MoeForCausalLM");
+}
+
+TEST_F(ModelOptions, ComputeDtypes) {
+  options.compute_dtype = "fp32";
+  EXPECT_EQ(compute_dtype_of(options), DType::f32);
+  options.compute_dtype = "fp64";
+  EXPECT_EQ(compute_dtype_of(options), DType::f64);
+  options.compute_dtype = "bf16";
+  EXPECT_EQ(compute_dtype_of(options), DType::bf16);
+}
+
+TEST_F(ModelOptions, Step) {
+  const ModelConfig config = load_model_config(options);
+  EXPECT_EQ(training_step_options(options, config).sequence, config.max_position_embeddings);
+  EXPECT_EQ(training_step_options(options, config).micro_batches, 1);
+  options.micro_batch_size = 4;
+  options.global_batch_size = 12;
+  options.seq_length = 64;
+  options.clip_grad = 0.5;
+  const TrainingStepOptions step = training_step_options(options, config);
+  EXPECT_EQ(step.micro_batch_size, 4);
+  EXPECT_EQ(step.micro_batches, 3);
+  EXPECT_EQ(step.sequence, 64);
+  EXPECT_EQ(step.clip_grad, 0.5);
+}
+
+TEST_F(ModelOptions, ImpossibleStepsAreRefused) {
+  const ModelConfig config = load_model_config(options);
+  const auto refused_step = [&] {
+    return refusal([&] { training_step_options(options, config); });
+  };
+  options.seq_length = 1025;
+  expect_part(refused_step(), "--seq-length 1025 is longer than the model's 1024 positions");
+  options.seq_length = 1024;
+  options.micro_batch_size = 5;
+  options.global_batch_size = 12;
+  expect_part(refused_step(), "--global-batch-size 12 is not a multiple of --micro-batch-size 5");
+  options.global_batch_size.reset();
+  options.micro_batch_size = 1 << 20;  // times 1024 tokens times top 2: 2^31 rows
+  expect_part(refused_step(), "too much for one micro-batch");
+}
+
+}  // namespace
+}  // namespace troupe
