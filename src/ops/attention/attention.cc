@@ -11,33 +11,33 @@
 namespace troupe {
 namespace {
 
-Shape qkv_shape(const AttentionAttributes& a) {
+Shape attention_qkv_shape(const AttentionAttributes& a) {
   return {int64_t{a.batch} * a.sequence, int64_t{a.heads + 2 * a.groups} * a.head_dim};
 }
 
-Shape out_shape(const AttentionAttributes& a) {
+Shape attention_out_shape(const AttentionAttributes& a) {
   return {int64_t{a.batch} * a.sequence, int64_t{a.heads} * a.head_dim};
 }
 
-Shape lse_shape(const AttentionAttributes& a) {
+Shape attention_lse_shape(const AttentionAttributes& a) {
   return {int64_t{a.batch} * a.sequence, int64_t{a.heads}};
 }
 
-void check_qkv(const AttentionAttributes& a, const Value& qkv) {
+void check_attention_qkv(const AttentionAttributes& a, const Value& qkv) {
   TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
                    a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0,
                "attention: attributes");
-  TROUPE_CHECK(
-      is_float(qkv.dtype) && qkv.shape == qkv_shape(a) && !qkv.rows.valid(),
-      "attention: qkv " + qkv.shape.to_string() + ", expected " + qkv_shape(a).to_string());
+  TROUPE_CHECK(is_float(qkv.dtype) && qkv.shape == attention_qkv_shape(a) && !qkv.rows.valid(),
+               "attention: qkv " + qkv.shape.to_string() + ", expected " +
+                   attention_qkv_shape(a).to_string());
 }
 
 void infer_attention(InferContext& context) {
   const auto& attributes = context.attributes<AttentionAttributes>();
   const DType dtype = context.input(0).dtype;
-  check_qkv(attributes, context.input(0));
-  context.output("", dtype, out_shape(attributes));
-  context.output("lse", accumulation_dtype(dtype), lse_shape(attributes));
+  check_attention_qkv(attributes, context.input(0));
+  context.output("", dtype, attention_out_shape(attributes));
+  context.output("lse", accumulation_dtype(dtype), attention_lse_shape(attributes));
 }
 
 void infer_attention_gradient(InferContext& context) {
@@ -47,13 +47,14 @@ void infer_attention_gradient(InferContext& context) {
   const Value& out = context.input(2);
   const Value& lse = context.input(3);
   const DType dtype = qkv.dtype;
-  check_qkv(attributes, qkv);
+  check_attention_qkv(attributes, qkv);
   TROUPE_CHECK(
-      d_out.dtype == dtype && d_out.shape == out_shape(attributes) && out.dtype == dtype &&
-          out.shape == out_shape(attributes),
+      d_out.dtype == dtype && d_out.shape == attention_out_shape(attributes) &&
+          out.dtype == dtype && out.shape == attention_out_shape(attributes),
       "attention_gradient: d_out " + d_out.shape.to_string() + " and out " + out.shape.to_string());
-  TROUPE_CHECK(lse.dtype == accumulation_dtype(dtype) && lse.shape == lse_shape(attributes),
-               "attention_gradient: lse " + lse.shape.to_string());
+  TROUPE_CHECK(
+      lse.dtype == accumulation_dtype(dtype) && lse.shape == attention_lse_shape(attributes),
+      "attention_gradient: lse " + lse.shape.to_string());
   context.output("", dtype, qkv.shape);
 }
 
@@ -74,7 +75,7 @@ double visible_pairs(const AttentionAttributes& a) {
   return static_cast<double>(a.batch) * a.heads * (w * s - w * (w - 1) / 2);
 }
 
-double bytes_of(const Value& value) {
+double attention_bytes(const Value& value) {
   return static_cast<double>(value.bytes());
 }
 
@@ -82,15 +83,17 @@ double bytes_of(const Value& value) {
 Cost cost_attention(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
   return {.flops = 4 * visible_pairs(attributes) * attributes.head_dim,
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.output(0)) + bytes_of(op.output(1))};
+          .bytes = attention_bytes(op.input(0)) + attention_bytes(op.output(0)) +
+                   attention_bytes(op.output(1))};
 }
 
 // Five products over the visible pairs.
 Cost cost_attention_gradient(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
   return {.flops = 10 * visible_pairs(attributes) * attributes.head_dim,
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bytes_of(op.input(2)) +
-                   bytes_of(op.input(3)) + bytes_of(op.output(0))};
+          .bytes = attention_bytes(op.input(0)) + attention_bytes(op.input(1)) +
+                   attention_bytes(op.input(2)) + attention_bytes(op.input(3)) +
+                   attention_bytes(op.output(0))};
 }
 
 uint64_t scratch_attention(const OpView& op) {
@@ -124,13 +127,13 @@ std::vector<OpSample> samples_attention() {
   };
   const auto with = [=](const AttentionAttributes& attributes) {
     return [=](SampleBuilder& sample) {
-      attend(sample, sample.tensor("qkv", qkv_shape(attributes)), attributes);
+      attend(sample, sample.tensor("qkv", attention_qkv_shape(attributes)), attributes);
     };
   };
   // For larger sizes: a projection of constants, so that there are few elements to differentiate.
   const auto with_projection = [=](const AttentionAttributes& attributes) {
     return [=](SampleBuilder& sample) {
-      const Shape shape = qkv_shape(attributes);
+      const Shape shape = attention_qkv_shape(attributes);
       SampleBuilder::Options constant;
       constant.differentiable = false;
       const ValueId x = sample.tensor("x", {shape[0], 2}, constant);

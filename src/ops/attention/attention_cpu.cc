@@ -13,18 +13,18 @@ namespace {
 
 // Queries and keys of a block of scores. Larger blocks make better products, smaller ones waste
 // less work above the diagonal; a block of scores with its operands fits in the second-level cache.
-constexpr int64_t kBlock = 128;
+constexpr int64_t kAttentionBlock = 128;
 
 // The sizes and strides of one call, in elements.
-struct Sizes {
-  explicit Sizes(const AttentionAttributes& a)
+struct AttentionSizes {
+  explicit AttentionSizes(const AttentionAttributes& a)
       : batch(a.batch),
         sequence(a.sequence),
         heads(a.heads),
         groups(a.groups),
         head_dim(a.head_dim),
         window(a.window),
-        block(std::min<int64_t>(kBlock, a.sequence)),
+        block(std::min<int64_t>(kAttentionBlock, a.sequence)),
         blocks((a.sequence + block - 1) / block),
         qkv_stride((heads + 2 * groups) * head_dim),
         out_stride(heads * head_dim) {}
@@ -49,15 +49,16 @@ struct Sizes {
   }
 };
 
-// Rows of a head: the operand itself, or its copy in the type of the sums.
+// AttentionRows of a head: the operand itself, or its copy in the type of the sums.
 template <class A>
-struct Rows {
+struct AttentionRows {
   const A* data = nullptr;
   int64_t stride = 0;
 };
 
 template <class T, class A>
-Rows<A> rows_in(const T* source, int64_t stride, int64_t rows, int64_t columns, A*& scratch) {
+AttentionRows<A> attention_rows(const T* source, int64_t stride, int64_t rows, int64_t columns,
+                                A*& scratch) {
   if constexpr (std::is_same_v<T, A>) {
     return {source, stride};
   } else {
@@ -71,8 +72,8 @@ Rows<A> rows_in(const T* source, int64_t stride, int64_t rows, int64_t columns, 
 // One block of queries of one head: walks the visible blocks of keys with a running maximum and
 // sum of each row, rescaling what was summed when the maximum grows.
 template <class T>
-void attend(const KernelArguments& args, const Sizes& sizes, double scale, int64_t b, int64_t head,
-            int64_t query_block, accumulation_t<T>* scratch) {
+void attend(const KernelArguments& args, const AttentionSizes& sizes, double scale, int64_t b,
+            int64_t head, int64_t query_block, accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   constexpr A kNone = -std::numeric_limits<A>::infinity();
   const int64_t d = sizes.head_dim;
@@ -86,8 +87,8 @@ void attend(const KernelArguments& args, const Sizes& sizes, double scale, int64
   A* largest = sums + sizes.block * d;
   A* total = largest + sizes.block;
   A* copies = total + sizes.block;
-  const Rows<A> q = rows_in(qkv + q0 * sizes.qkv_stride + sizes.query(head), sizes.qkv_stride,
-                            queries, d, copies);
+  const AttentionRows<A> q = attention_rows(qkv + q0 * sizes.qkv_stride + sizes.query(head),
+                                            sizes.qkv_stride, queries, d, copies);
   std::fill(largest, largest + queries, kNone);
   std::fill(total, total + queries, A(0));
 
@@ -97,8 +98,10 @@ void attend(const KernelArguments& args, const Sizes& sizes, double scale, int64
     const int64_t keys = std::min(sizes.block, sizes.sequence - k0);
     A* block_copies = copies;
     const T* row = qkv + k0 * sizes.qkv_stride;
-    const Rows<A> k = rows_in(row + sizes.key(group), sizes.qkv_stride, keys, d, block_copies);
-    const Rows<A> v = rows_in(row + sizes.value(group), sizes.qkv_stride, keys, d, block_copies);
+    const AttentionRows<A> k =
+        attention_rows(row + sizes.key(group), sizes.qkv_stride, keys, d, block_copies);
+    const AttentionRows<A> v =
+        attention_rows(row + sizes.value(group), sizes.qkv_stride, keys, d, block_copies);
     gemm_tile<A>(false, true, queries, keys, d, static_cast<A>(scale), q.data, q.stride, k.data,
                  k.stride, A(0), scores, keys);
     for (int64_t i = 0; i < queries; ++i) {
@@ -140,7 +143,7 @@ template <class T>
 struct AttentionKernel {
   static void run(const KernelArguments& args) {
     const auto& attributes = args.attributes->as<AttentionAttributes>();
-    const Sizes sizes(attributes);
+    const AttentionSizes sizes(attributes);
     const int64_t sequences = sizes.batch * sizes.heads;
     args.pool->parallel_for(sequences * sizes.blocks, [&](int64_t piece, int worker) {
       // The last blocks see the most keys: they start first, so that the pool ends evenly.
@@ -155,8 +158,8 @@ struct AttentionKernel {
 // Where the gradient kernel keeps its sums: for each sequence and query head, dq, dk and dv as
 // [S, d]; and D, [B S, H].
 template <class A>
-struct GradientSums {
-  GradientSums(std::byte* workspace, const Sizes& sizes)
+struct AttentionSums {
+  AttentionSums(std::byte* workspace, const AttentionSizes& sizes)
       : part(sizes.batch * sizes.heads * sizes.sequence * sizes.head_dim),
         dq(reinterpret_cast<A*>(workspace)),
         dk(dq + part),
@@ -172,8 +175,8 @@ struct GradientSums {
 
 // One head of one sequence: for each block of keys, all blocks of queries that see it.
 template <class T>
-void attend_backward(const KernelArguments& args, const Sizes& sizes, double scale, int64_t b,
-                     int64_t head, const GradientSums<accumulation_t<T>>& all,
+void attend_backward(const KernelArguments& args, const AttentionSizes& sizes, double scale,
+                     int64_t b, int64_t head, const AttentionSums<accumulation_t<T>>& all,
                      accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
@@ -196,17 +199,19 @@ void attend_backward(const KernelArguments& args, const Sizes& sizes, double sca
     const int64_t keys = std::min(sizes.block, sizes.sequence - k0);
     A* key_copies = copies;
     const T* key_row = qkv + k0 * sizes.qkv_stride;
-    const Rows<A> k = rows_in(key_row + sizes.key(group), sizes.qkv_stride, keys, d, key_copies);
-    const Rows<A> v = rows_in(key_row + sizes.value(group), sizes.qkv_stride, keys, d, key_copies);
+    const AttentionRows<A> k =
+        attention_rows(key_row + sizes.key(group), sizes.qkv_stride, keys, d, key_copies);
+    const AttentionRows<A> v =
+        attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys, d, key_copies);
     const int64_t end_query = sizes.end_query(k0 + keys - 1);
     for (int64_t query_block = key_block; query_block * sizes.block < end_query; ++query_block) {
       const int64_t q0 = query_block * sizes.block;
       const int64_t queries = std::min(sizes.block, sizes.sequence - q0);
       A* query_copies = key_copies;
-      const Rows<A> q = rows_in(qkv + q0 * sizes.qkv_stride + sizes.query(head), sizes.qkv_stride,
-                                queries, d, query_copies);
-      const Rows<A> go =
-          rows_in(d_out + q0 * sizes.out_stride, sizes.out_stride, queries, d, query_copies);
+      const AttentionRows<A> q = attention_rows(qkv + q0 * sizes.qkv_stride + sizes.query(head),
+                                                sizes.qkv_stride, queries, d, query_copies);
+      const AttentionRows<A> go =
+          attention_rows(d_out + q0 * sizes.out_stride, sizes.out_stride, queries, d, query_copies);
       gemm_tile<A>(false, true, queries, keys, d, static_cast<A>(scale), q.data, q.stride, k.data,
                    k.stride, A(0), p, keys);
       gemm_tile<A>(false, true, queries, keys, d, A(1), go.data, go.stride, v.data, v.stride, A(0),
@@ -240,8 +245,8 @@ void attend_backward(const KernelArguments& args, const Sizes& sizes, double sca
   }
 }
 
-// Rows of qkv that one piece of the memory-bound loops handles, at about 16k elements.
-int64_t rows_per_piece(int64_t row_elements) {
+// AttentionRows of qkv that one piece of the memory-bound loops handles, at about 16k elements.
+int64_t attention_rows_per_piece(int64_t row_elements) {
   return std::max<int64_t>(1, 16384 / row_elements);
 }
 
@@ -250,14 +255,14 @@ struct AttentionGradientKernel {
   static void run(const KernelArguments& args) {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<AttentionAttributes>();
-    const Sizes sizes(attributes);
-    const GradientSums<A> sums(args.workspace, sizes);
+    const AttentionSizes sizes(attributes);
+    const AttentionSums<A> sums(args.workspace, sizes);
     const int64_t d = sizes.head_dim;
     const int64_t tokens = sizes.batch * sizes.sequence;
 
     const T* d_out = args.in<T>(0);
     const T* out = args.in<T>(2);
-    args.pool->parallel_ranges(tokens, rows_per_piece(sizes.out_stride),
+    args.pool->parallel_ranges(tokens, attention_rows_per_piece(sizes.out_stride),
                                [&](int64_t begin, int64_t end, int) {
                                  for (int64_t i = begin * sizes.heads; i < end * sizes.heads; ++i) {
                                    sums.out_dot[i] = dot(d_out + i * d, out + i * d, d);
@@ -274,7 +279,7 @@ struct AttentionGradientKernel {
     T* d_qkv = args.out<T>(0);
     const int64_t heads_per_group = sizes.heads / sizes.groups;
     args.pool->parallel_ranges(
-        tokens, rows_per_piece(sizes.qkv_stride), [&](int64_t begin, int64_t end, int) {
+        tokens, attention_rows_per_piece(sizes.qkv_stride), [&](int64_t begin, int64_t end, int) {
           for (int64_t token = begin; token < end; ++token) {
             const int64_t b = token / sizes.sequence;
             const int64_t s = token % sizes.sequence;
@@ -300,7 +305,7 @@ struct AttentionGradientKernel {
   }
 };
 
-uint64_t bytes_of(int64_t elements, DType dtype) {
+uint64_t sum_bytes(int64_t elements, DType dtype) {
   return static_cast<uint64_t>(elements) * size_of(accumulation_dtype(dtype));
 }
 
@@ -315,20 +320,20 @@ CpuKernel attention_gradient_cpu_kernel(const OpView& op) {
 }
 
 uint64_t attention_scratch_bytes(const AttentionAttributes& attributes, DType dtype) {
-  const Sizes sizes(attributes);
+  const AttentionSizes sizes(attributes);
   const int64_t copies = dtype == accumulation_dtype(dtype) ? 0 : 3;  // of q, k, v
-  return bytes_of(sizes.block * (sizes.block + (1 + copies) * sizes.head_dim + 2), dtype);
+  return sum_bytes(sizes.block * (sizes.block + (1 + copies) * sizes.head_dim + 2), dtype);
 }
 
 uint64_t attention_gradient_scratch_bytes(const AttentionAttributes& attributes, DType dtype) {
-  const Sizes sizes(attributes);
+  const AttentionSizes sizes(attributes);
   const int64_t copies = dtype == accumulation_dtype(dtype) ? 0 : 4;  // of q, k, v, d_out
-  return bytes_of(sizes.block * (2 * sizes.block + copies * sizes.head_dim), dtype);
+  return sum_bytes(sizes.block * (2 * sizes.block + copies * sizes.head_dim), dtype);
 }
 
 uint64_t attention_gradient_workspace_bytes(const AttentionAttributes& attributes, DType dtype) {
-  const Sizes sizes(attributes);
-  return bytes_of(sizes.batch * sizes.heads * sizes.sequence * (3 * sizes.head_dim + 1), dtype);
+  const AttentionSizes sizes(attributes);
+  return sum_bytes(sizes.batch * sizes.heads * sizes.sequence * (3 * sizes.head_dim + 1), dtype);
 }
 
 }  // namespace troupe

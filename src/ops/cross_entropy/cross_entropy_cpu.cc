@@ -9,15 +9,15 @@ namespace troupe {
 namespace {
 
 // Elements of the logits that a piece of work reads, about.
-constexpr int64_t kPieceElements = 32768;
+constexpr int64_t kCrossEntropyPiece = 32768;
 
-int64_t rows_per_piece(int64_t vocabulary) {
-  return std::max<int64_t>(1, kPieceElements / vocabulary);
+int64_t cross_entropy_rows_per_piece(int64_t vocabulary) {
+  return std::max<int64_t>(1, kCrossEntropyPiece / vocabulary);
 }
 
 // What every token's loss is divided by.
 template <class A>
-double divisor(const A* mask, int64_t tokens) {
+double token_divisor(const A* mask, int64_t tokens) {
   const double total =
       lane_sum<double>(tokens, [=](int64_t t) { return static_cast<double>(mask[t]); });
   return std::max(total, 1.0);
@@ -36,7 +36,7 @@ struct CrossEntropyKernel {
     A* lse = args.out<A>(1);
     double* losses = reinterpret_cast<double*>(args.workspace);
     args.pool->parallel_ranges(
-        tokens, rows_per_piece(vocabulary), [&](int64_t begin, int64_t end, int) {
+        tokens, cross_entropy_rows_per_piece(vocabulary), [&](int64_t begin, int64_t end, int) {
           for (int64_t t = begin; t < end; ++t) {
             const T* row = logits + t * vocabulary;
             const A largest = max(row, vocabulary);
@@ -50,7 +50,7 @@ struct CrossEntropyKernel {
             }
           }
         });
-    args.out<A>(0)[0] = static_cast<A>(sum(losses, tokens) / divisor(mask, tokens));
+    args.out<A>(0)[0] = static_cast<A>(sum(losses, tokens) / token_divisor(mask, tokens));
   }
 };
 
@@ -64,10 +64,10 @@ struct CrossEntropyGradientKernel {
     const int32_t* labels = args.in<int32_t>(1);
     const A* mask = args.in<A>(2);
     const A* lse = args.in<A>(3);
-    const double scale = static_cast<double>(args.in<A>(4)[0]) / divisor(mask, tokens);
+    const double scale = static_cast<double>(args.in<A>(4)[0]) / token_divisor(mask, tokens);
     T* d_logits = args.out<T>(0);
     args.pool->parallel_ranges(
-        tokens, rows_per_piece(vocabulary), [&](int64_t begin, int64_t end, int) {
+        tokens, cross_entropy_rows_per_piece(vocabulary), [&](int64_t begin, int64_t end, int) {
           for (int64_t t = begin; t < end; ++t) {
             const T* row = logits + t * vocabulary;
             T* out = d_logits + t * vocabulary;

@@ -7,7 +7,7 @@
 namespace troupe {
 namespace {
 
-bool is_offsets(const Value& offsets, int64_t experts) {
+bool is_group_offsets(const Value& offsets, int64_t experts) {
   return offsets.dtype == DType::i32 && offsets.shape == Shape({experts + 1});
 }
 
@@ -18,7 +18,7 @@ void infer_grouped_linear(InferContext& context) {
       is_float(x.dtype) && x.dtype == weight.dtype && x.shape.rank() == 2 &&
           weight.shape.rank() == 3 && x.shape[1] == weight.shape[2],
       "grouped_linear: x " + x.shape.to_string() + " and weight " + weight.shape.to_string());
-  TROUPE_CHECK(is_offsets(context.input(2), weight.shape[0]),
+  TROUPE_CHECK(is_group_offsets(context.input(2), weight.shape[0]),
                "grouped_linear: offsets " + context.input(2).shape.to_string());
   context.output("", x.dtype, {x.shape[0], weight.shape[1]}, x.rows);
 }
@@ -30,7 +30,7 @@ void infer_grouped_linear_data_gradient(InferContext& context) {
                    weight.shape.rank() == 3 && dy.shape[1] == weight.shape[1],
                "grouped_linear_data_gradient: dy " + dy.shape.to_string() + " and weight " +
                    weight.shape.to_string());
-  TROUPE_CHECK(is_offsets(context.input(2), weight.shape[0]),
+  TROUPE_CHECK(is_group_offsets(context.input(2), weight.shape[0]),
                "grouped_linear_data_gradient: offsets " + context.input(2).shape.to_string());
   context.output("", dy.dtype, {dy.shape[0], weight.shape[2]}, dy.rows);
 }
@@ -44,7 +44,7 @@ void infer_grouped_linear_weight_gradient(InferContext& context) {
                "grouped_linear_weight_gradient: dy " + dy.shape.to_string() + " and x " +
                    x.shape.to_string());
   const int64_t experts = offsets.shape[0] - 1;
-  TROUPE_CHECK(experts >= 1 && is_offsets(offsets, experts),
+  TROUPE_CHECK(experts >= 1 && is_group_offsets(offsets, experts),
                "grouped_linear_weight_gradient: offsets " + offsets.shape.to_string());
   declare_weight_gradient(context, 3, "", x.dtype, {experts, dy.shape[1], x.shape[1]});
 }
@@ -68,7 +68,7 @@ void differentiate_grouped_linear(DerivativeContext& context) {
   }
 }
 
-double bytes_of(const Value& value) {
+double grouped_bytes(const Value& value) {
   return static_cast<double>(value.bytes());
 }
 
@@ -77,16 +77,16 @@ Cost cost_grouped_linear(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
   const Shape& weight = op.input(1).shape;
   return {.flops = 2 * rows * static_cast<double>(weight.row_elements()),
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bytes_of(op.input(2)) +
-                   bytes_of(op.output(0))};
+          .bytes = grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) +
+                   grouped_bytes(op.input(2)) + grouped_bytes(op.output(0))};
 }
 
 Cost cost_grouped_linear_weight_gradient(const OpView& op) {
   const bool accumulate = op.attributes<GroupedLinearWeightGradientAttributes>().accumulate;
   const double rows = static_cast<double>(op.input(0).shape[0]);
   return {.flops = 2 * rows * static_cast<double>(op.output(0).shape.row_elements()),
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bytes_of(op.input(2)) +
-                   (accumulate ? 2 : 1) * bytes_of(op.output(0))};
+          .bytes = grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) +
+                   grouped_bytes(op.input(2)) + (accumulate ? 2 : 1) * grouped_bytes(op.output(0))};
 }
 
 // The running number of row tiles of the experts.

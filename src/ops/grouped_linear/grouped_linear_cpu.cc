@@ -9,7 +9,7 @@ namespace {
 
 // Rows of a tile: enough to amortise the packing of the expert's weight, few enough that a handful
 // of experts with uneven loads still make several tiles.
-constexpr int64_t kTileRows = 256;
+constexpr int64_t kGroupTileRows = 256;
 
 // Rows of x times the experts' weights: out[r, j] = sum over i of x[r, i] * op(W_e)[i, j]. The
 // workspace receives the running number of row tiles, [E + 1].
@@ -90,8 +90,8 @@ struct GroupedLinearWeightGradientKernel {
 }  // namespace
 
 GemmTiles grouped_linear_tiles(int64_t rows, int64_t outputs, int64_t reduction) {
-  return gemm_tiles(std::min(rows, kTileRows), outputs, reduction,
-                    (rows + kTileRows - 1) / kTileRows);
+  return gemm_tiles(std::min(rows, kGroupTileRows), outputs, reduction,
+                    (rows + kGroupTileRows - 1) / kGroupTileRows);
 }
 
 GemmTiles grouped_linear_weight_gradient_tiles(const Shape& dy, const Shape& x, int64_t experts) {

@@ -7,19 +7,19 @@
 namespace troupe {
 namespace {
 
-bool is_dense_matrix(const Value& value) {
+bool is_linear_matrix(const Value& value) {
   return is_float(value.dtype) && value.shape.rank() == 2 && !value.rows.valid();
 }
 
 // A gradient of the output has the dtype of the output: the compute dtype or its accumulation type.
-bool is_output_dtype(DType dtype, DType compute) {
+bool is_linear_output_dtype(DType dtype, DType compute) {
   return dtype == compute || dtype == accumulation_dtype(compute);
 }
 
 void infer_linear(InferContext& context) {
   const Value& x = context.input(0);
   const Value& weight = context.input(1);
-  TROUPE_CHECK(is_dense_matrix(x) && is_dense_matrix(weight) && x.dtype == weight.dtype &&
+  TROUPE_CHECK(is_linear_matrix(x) && is_linear_matrix(weight) && x.dtype == weight.dtype &&
                    x.shape[1] == weight.shape[1],
                "linear: x " + x.shape.to_string() + " and weight " + weight.shape.to_string());
   if (context.has_input(2)) {
@@ -34,8 +34,8 @@ void infer_linear(InferContext& context) {
 void infer_linear_data_gradient(InferContext& context) {
   const Value& dy = context.input(0);
   const Value& weight = context.input(1);
-  TROUPE_CHECK(is_dense_matrix(dy) && is_dense_matrix(weight) &&
-                   is_output_dtype(dy.dtype, weight.dtype) && dy.shape[1] == weight.shape[0],
+  TROUPE_CHECK(is_linear_matrix(dy) && is_linear_matrix(weight) &&
+                   is_linear_output_dtype(dy.dtype, weight.dtype) && dy.shape[1] == weight.shape[0],
                "linear_data_gradient: dy " + dy.shape.to_string() + " and weight " +
                    weight.shape.to_string());
   context.output("", weight.dtype, {dy.shape[0], weight.shape[1]});
@@ -45,7 +45,7 @@ void infer_linear_weight_gradient(InferContext& context) {
   const Value& dy = context.input(0);
   const Value& x = context.input(1);
   TROUPE_CHECK(
-      is_dense_matrix(dy) && is_dense_matrix(x) && is_output_dtype(dy.dtype, x.dtype) &&
+      is_linear_matrix(dy) && is_linear_matrix(x) && is_linear_output_dtype(dy.dtype, x.dtype) &&
           dy.shape[0] == x.shape[0],
       "linear_weight_gradient: dy " + dy.shape.to_string() + " and x " + x.shape.to_string());
   declare_weight_gradient(context, 2, "", x.dtype, {dy.shape[1], x.shape[1]});
@@ -53,7 +53,7 @@ void infer_linear_weight_gradient(InferContext& context) {
 
 void infer_linear_bias_gradient(InferContext& context) {
   const Value& dy = context.input(0);
-  TROUPE_CHECK(is_dense_matrix(dy), "linear_bias_gradient: dy " + dy.shape.to_string());
+  TROUPE_CHECK(is_linear_matrix(dy), "linear_bias_gradient: dy " + dy.shape.to_string());
   declare_weight_gradient(context, 1, "", dy.dtype, {dy.shape[1]});
 }
 
@@ -80,35 +80,37 @@ void differentiate_linear(DerivativeContext& context) {
   }
 }
 
-double bytes_of(const Value& value) {
+double linear_bytes(const Value& value) {
   return static_cast<double>(value.bytes());
 }
 
 Cost cost_linear(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
-  const double bias = op.has_input(2) ? bytes_of(op.input(2)) : 0;
+  const double bias = op.has_input(2) ? linear_bytes(op.input(2)) : 0;
   return {.flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bias + bytes_of(op.output(0))};
+          .bytes = linear_bytes(op.input(0)) + linear_bytes(op.input(1)) + bias +
+                   linear_bytes(op.output(0))};
 }
 
 Cost cost_linear_data_gradient(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
-  return {.flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) + bytes_of(op.output(0))};
+  return {
+      .flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
+      .bytes = linear_bytes(op.input(0)) + linear_bytes(op.input(1)) + linear_bytes(op.output(0))};
 }
 
 Cost cost_linear_weight_gradient(const OpView& op) {
   const bool accumulate = op.attributes<LinearWeightGradientAttributes>().accumulate;
   const double rows = static_cast<double>(op.input(0).shape[0]);
   return {.flops = 2 * rows * static_cast<double>(op.output(0).shape.elements()),
-          .bytes = bytes_of(op.input(0)) + bytes_of(op.input(1)) +
-                   (accumulate ? 2 : 1) * bytes_of(op.output(0))};
+          .bytes = linear_bytes(op.input(0)) + linear_bytes(op.input(1)) +
+                   (accumulate ? 2 : 1) * linear_bytes(op.output(0))};
 }
 
 Cost cost_linear_bias_gradient(const OpView& op) {
   const bool accumulate = op.attributes<LinearBiasGradientAttributes>().accumulate;
   return {.flops = static_cast<double>(op.input(0).shape.elements()),
-          .bytes = bytes_of(op.input(0)) + (accumulate ? 2 : 1) * bytes_of(op.output(0))};
+          .bytes = linear_bytes(op.input(0)) + (accumulate ? 2 : 1) * linear_bytes(op.output(0))};
 }
 
 uint64_t scratch_linear(const OpView& op) {
