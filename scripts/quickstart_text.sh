@@ -4,7 +4,7 @@
 # Usage: scripts/quickstart_text.sh OUTDIR        writes OUTDIR/kjv.txt and prints its path
 #
 # A document is a chapter, a line is a verse without its number, and one blank line separates two
-# documents: tokenize it with `--split-blank-lines 1`. Chapters are written in a fixed scattered
+# documents: tokenize it with `--split-documents 1`. Chapters are written in a fixed scattered
 # order, so that the last few percent, which become the validation set, are chapters spread evenly
 # over all books. The output is the same bytes on every machine.
 set -euo pipefail

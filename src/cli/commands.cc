@@ -15,7 +15,7 @@ constexpr Entry kEntries[] = {
     {Command::generate, run_generate}, {Command::tokenize, run_tokenize},
     {Command::convert, run_convert},   {Command::verify, run_verify},
     {Command::inspect, run_inspect},   {Command::plan, run_plan},
-    {Command::doctor, run_doctor},
+    {Command::bench, run_bench},       {Command::doctor, run_doctor},
 };
 
 }  // namespace

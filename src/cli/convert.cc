@@ -1,24 +1,27 @@
-// `troupe convert`: weights from a Troupe run to a Hugging Face folder, and from one Hugging Face
-// folder to another in Troupe's own writing.
-#include <cstdio>
+// `troupe convert`: a trained model as a Hugging Face folder. A Hugging Face folder as the source is
+// written again in the same dtype, bit for bit.
 #include <fmt/format.h>
+
+#include <cstdio>
 
 #include "base/units.h"
 #include "cli/command.h"
+#include "io/file.h"
 #include "io/hf_weights.h"
 #include "train/loaded_model.h"
-#include "train/model_options.h"
 
 namespace troupe {
 
 ExitStatus run_convert(const Options& options) {
-  const LoadedModel model = load_model(options.load, compute_dtype_of(options));
+  const bool from_hf = path_exists(join_path(options.load, "config.json"));
+  const LoadedModel model =
+      load_model(options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32);
   save_hf_model(options.save, model.config, model.state, *model.storage);
   if (!options.quiet) {
-    fmt::print(stderr, "{}: {} with {} parameters, {}\n", options.save,
+    fmt::print(stderr, "{}: {} with {} parameters in {}, {}\n", options.save,
                model.config.hf_architecture,
                format_count(static_cast<double>(model.config.parameter_count())),
-               format_bytes(model.storage->bytes()));
+               name_of(model.compute_dtype), format_bytes(model.storage->bytes()));
   }
   return ExitStatus::done;
 }

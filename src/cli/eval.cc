@@ -28,8 +28,10 @@ ExitStatus run_eval(const Options& options) {
                                       .vocab_size = model.config.vocab_size,
                                       .eod = tokenizer->eod(),
                                       .eod_mask_loss = options.eod_mask_loss});
-  Evaluation evaluation(model.config, model.state, *model.storage, pool, source,
-                        options.micro_batch_size, options.eval_iters * options.micro_batch_size);
+  Evaluation evaluation(
+      plan_evaluation(model.config, model.state, source, options.micro_batch_size,
+                      options.eval_iters * options.micro_batch_size, pool.threads()),
+      *model.storage, pool, source);
   const EvaluationResult result = evaluation.run();
   if (options.json) {
     const nlohmann::ordered_json document = {

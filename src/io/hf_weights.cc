@@ -163,6 +163,18 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& st
   return TensorList(config, state).build();
 }
 
+DType hf_folder_dtype(const std::string& folder) {
+  const SafetensorsFolder open = SafetensorsFolder::open(folder);
+  DType widest = DType::bf16;
+  for (const SafetensorsFile& file : open.files()) {
+    for (const TensorEntry& entry : file.entries()) {
+      if (entry.dtype == FileDType::f64) return DType::f64;
+      if (entry.dtype == FileDType::f32 || entry.dtype == FileDType::f16) widest = DType::f32;
+    }
+  }
+  return widest;
+}
+
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage) {
   visit_folder(folder, config, state,

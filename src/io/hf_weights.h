@@ -29,6 +29,9 @@ struct HfTensor {
 // All tensors of the model, sorted by name. They tile all parameters.
 std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& state);
 
+// The widest floating-point type among the folder's tensors: weights read in it lose nothing.
+DType hf_folder_dtype(const std::string& folder);
+
 // Reads a folder into the parameters (and fp32 master weights, where there are any).
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage);

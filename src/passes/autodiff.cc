@@ -54,7 +54,9 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
   for (const GradientSeed& seed : seeds) {
     TROUPE_CHECK(builder.value(seed.gradient).shape == builder.value(seed.value).shape,
                  "a seed has the shape of its value: " + builder.value(seed.value).name);
-    table.gradient[static_cast<size_t>(seed.value.index)] = seed.gradient;
+    ValueId& gradient = table.gradient[static_cast<size_t>(seed.value.index)];
+    TROUPE_CHECK(!gradient.valid(), "seeded twice: " + builder.value(seed.value).name);
+    gradient = seed.gradient;
   }
 
   const Place caller_place = builder.place;

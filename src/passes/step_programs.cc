@@ -39,7 +39,9 @@ void accumulate_metrics(Builder& builder, const ForwardResult& forward, ValueId 
   const bool first = micro_batch == 0;
   const double share = 1.0 / micro_batches;
   accumulate(builder, loss, forward.loss, share, first);
+  const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {
+    builder.place.layer = static_cast<int16_t>(metrics.layer);
     for (const auto& load : forward.expert_loads) {
       if (load.layer == metrics.layer) accumulate(builder, metrics.counts, load.counts, 1.0, first);
     }
@@ -51,6 +53,7 @@ void accumulate_metrics(Builder& builder, const ForwardResult& forward, ValueId 
       accumulate(builder, target, auxiliary.value, share / auxiliary.coefficient, first);
     }
   }
+  builder.place = caller_place;
 }
 
 void build_update(Builder& builder, const ModelState& state, const TrainingStepOptions& options,

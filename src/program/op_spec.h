@@ -36,6 +36,7 @@ class InferContext {
   int input_count() const { return static_cast<int>(inputs_.size()); }
   bool has_input(int i) const { return inputs_[static_cast<size_t>(i)].valid(); }
   ValueId input_id(int i) const { return inputs_[static_cast<size_t>(i)]; }
+  // The reference is good until the next output(): copy what is needed after it.
   const Value& input(int i) const { return program_.value(input_id(i)); }
   template <class T>
   const T& attributes() const {

@@ -15,22 +15,33 @@ struct EvaluationResult {
   int64_t tokens = 0;  // counted
 };
 
-// Owns its program and memory; shares the weights. Borrows all arguments. One thread.
+// What an evaluation will run, before anything is allocated for it.
+struct EvaluationPlan {
+  InferenceStep step;
+  MemoryPlan memory;
+  int64_t batches = 0;
+
+  // Without the weights, which are the training run's.
+  uint64_t own_bytes() const { return memory.total_bytes() - memory.state_bytes; }
+};
+
+// `samples` sequences are evaluated, in batches of at most `batch`; at most one pass over the split.
+EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
+                               const SampleSource& source, int32_t batch, int64_t samples,
+                               int threads);
+
+// Owns its program and memory; shares the weights. Borrows all other arguments. One thread.
 class Evaluation {
  public:
-  // `samples` sequences are evaluated, in batches of `batch`; at most one pass over the split.
-  Evaluation(const ModelConfig& config, const ModelState& state, const StateStorage& storage,
-             ThreadPool& pool, const SampleSource& source, int32_t batch, int64_t samples);
+  Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
+             const SampleSource& source);
 
   EvaluationResult run();
 
-  const CpuInterpreter& interpreter() const { return interpreter_; }
-
  private:
   const SampleSource& source_;
-  InferenceStep step_;
+  EvaluationPlan plan_;
   CpuInterpreter interpreter_;
-  int64_t batches_;
 };
 
 }  // namespace troupe

@@ -19,7 +19,7 @@ constexpr CommandMask kHelp = mask_of(Command::help);
 constexpr CommandMask kAllButHelp = kTrain | kEval | kGenerate | kTokenize | kConvert | kVerify |
                                     kInspect | kPlan | kBench | kDoctor;
 // Commands that build a step program from a model's shape, and those that run a model at all.
-constexpr CommandMask kShape = kTrain | kInspect | kPlan;
+constexpr CommandMask kShape = kTrain | kInspect | kPlan | kBench;
 constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
 
 constexpr std::string_view kGlobal = "Global";
@@ -36,7 +36,6 @@ constexpr std::string_view kDevices[] = {"cpu", "cuda"};
 constexpr std::string_view kComputeDtypes[] = {"fp32", "fp64", "bf16"};
 constexpr std::string_view kTokenizerTypes[] = {"byte"};
 constexpr std::string_view kDecayStyles[] = {"constant", "cosine"};
-constexpr std::string_view kFormats[] = {"hf", "troupe"};
 constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
                                         "optimizer"};
@@ -67,16 +66,16 @@ constexpr CommandInfo kCommands[] = {
      "troupe generate --load runs/first --prompt 'Once upon a time'"},
     {Command::tokenize, "tokenize", "Turn text into a data set to train on",
      "troupe tokenize --input corpus.txt --output-prefix data/corpus"},
-    {Command::convert, "convert", "Convert weights from or to Hugging Face's format",
-     "troupe convert --load runs/first --save exported --to hf"},
+    {Command::convert, "convert", "Write a trained model as a Hugging Face folder",
+     "troupe convert --load runs/first --save exported"},
     {Command::verify, "verify", "Compare a Hugging Face model's numbers with its reference",
      "troupe verify HF_DIR --compute-dtype fp64"},
     {Command::inspect, "inspect", "Print the program of a training step",
      "troupe inspect --model MODEL --seq-length 256 --layer 3"},
-    {Command::plan, "plan", "Say whether a run fits and how fast it will be, without running it",
+    {Command::plan, "plan", "Say how much memory a run needs and whether it fits, without running it",
      "troupe plan --model MODEL --seq-length 256 --micro-batch-size 4"},
-    {Command::bench, "bench", "Measure the speed of the operations on this machine",
-     "troupe bench --op linear"},
+    {Command::bench, "bench", "Measure the operations of a training step on this machine",
+     "troupe bench --model MODEL --seq-length 256 --micro-batch-size 4"},
     {Command::doctor, "doctor", "Check this machine and this build", "troupe doctor"},
     {Command::help, "help", "Explain a command, or print all options as a page of documentation",
      "troupe help train"},
@@ -508,14 +507,6 @@ constexpr OptionSpec kOptions[] = {
              "checkpoint.",
      .unset = "random weights",
      .commands = kTrain},
-    {.name = "to",
-     .member = &Options::to,
-     .group = kCheckpoints,
-     .metavar = "FORMAT",
-     .help = "Format to write: Hugging Face's or Troupe's checkpoint.",
-     .choices = kFormats,
-     .commands = kConvert,
-     .required = kConvert},
 
     // Generation.
     {.name = "prompt",

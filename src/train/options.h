@@ -122,7 +122,6 @@ struct Options {
   int64_t log_interval = 1;
   bool finetune = false;
   std::string pretrained_checkpoint;
-  std::string to;  // convert
 
   // Generation.
   std::string prompt;

@@ -26,85 +26,67 @@ void say(const Options& options, const std::string& text) {
   if (!options.quiet) std::fprintf(stderr, "%s\n", text.c_str());
 }
 
-int64_t count_micro_batches(const Options& options) {
-  const int64_t global = options.global_batch_size.value_or(options.micro_batch_size);
-  if (global % options.micro_batch_size != 0) {
-    throw_bad_request(
-        fmt::format("--global-batch-size {} is not a multiple of --micro-batch-size {}.", global,
-                    options.micro_batch_size));
-  }
-  return global / options.micro_batch_size;
-}
-
 LearningRateSchedule make_schedule(const Options& options, int64_t samples_per_step) {
   const int64_t decay_iters = options.lr_decay_iters.value_or(*options.train_iters);
-  if (options.lr_decay_style == "cosine" && options.lr_warmup_iters >= decay_iters) {
-    throw_bad_request(fmt::format("--lr-warmup-iters {} must be less than --lr-decay-iters {}.",
-                                  options.lr_warmup_iters, decay_iters));
-  }
-  if (options.min_lr > *options.lr) {
-    throw_bad_request(fmt::format("--min-lr {} is above --lr {}.", options.min_lr, *options.lr));
-  }
-  return {
-      .style = options.lr_decay_style == "constant" ? LrDecayStyle::constant : LrDecayStyle::cosine,
-      .max_lr = *options.lr,
-      .min_lr = options.min_lr,
-      .warmup_samples = options.lr_warmup_iters * samples_per_step,
-      .decay_samples = decay_iters * samples_per_step};
+  return {.style = options.lr_decay_style == "constant" ? LrDecayStyle::constant
+                                                        : LrDecayStyle::cosine,
+          .max_lr = *options.lr,
+          .min_lr = options.min_lr,
+          .warmup_samples = options.lr_warmup_iters * samples_per_step,
+          .decay_samples = decay_iters * samples_per_step};
 }
 
 }  // namespace
 
-std::string describe_memory(const MemoryPlan& plan) {
+std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
   std::string text;
   for (int i = 0; i < kRoleCount; ++i) {
     const uint64_t bytes = plan.bytes_by_role[static_cast<size_t>(i)];
     if (bytes == 0) continue;
     text += fmt::format("  {:<14} {:>12}\n", name_of(static_cast<Role>(i)), format_bytes(bytes));
   }
-  return text + fmt::format("  {:<14} {:>12}\n", "total", format_bytes(plan.total_bytes()));
+  if (evaluation_bytes > 0) {
+    text += fmt::format("  {:<14} {:>12}\n", "evaluation", format_bytes(evaluation_bytes));
+  }
+  return text + fmt::format("  {:<14} {:>12}\n", "total",
+                            format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
 Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count(options)) {
   identity_.model = load_model_config(options);
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
-  identity_.sequence = options.seq_length.value_or(identity_.model.max_position_embeddings);
   identity_.split = options.split;
   identity_.tokenizer = options.tokenizer_type;
   identity_.options_json = to_json(options);
-  if (identity_.sequence > identity_.model.max_position_embeddings) {
-    throw_bad_request(
-        fmt::format("--seq-length {} is longer than the model's {} positions "
-                    "(--max-position-embeddings).",
-                    identity_.sequence, identity_.model.max_position_embeddings));
-  }
-  micro_batches_ = count_micro_batches(options);
+  const TrainingStepOptions step_options = training_step_options(options, identity_.model);
+  identity_.sequence = step_options.sequence;
+  micro_batches_ = step_options.micro_batches;
   schedule_ = make_schedule(options, micro_batches_ * options.micro_batch_size);
   last_step_ = *options.train_iters;
   open_data();
 
   state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
-  step_ = build_training_step(identity_.model, state_,
-                              {.micro_batch_size = options.micro_batch_size,
-                               .micro_batches = static_cast<int32_t>(micro_batches_),
-                               .sequence = identity_.sequence,
-                               .clip_grad = options.clip_grad,
-                               .adam_beta1 = options.adam_beta1,
-                               .adam_beta2 = options.adam_beta2,
-                               .adam_epsilon = options.adam_eps});
+  step_ = build_training_step(identity_.model, state_, step_options);
   verify_program(*step_.program);
   plan_ = options.oracle ? plan_oracle(*step_.program, pool_.threads())
                          : plan_memory(*step_.program, pool_.threads());
   verify_memory_plan(*step_.program, plan_);
+  EvaluationPlan evaluation;
+  if (validation_data_ != nullptr) {
+    evaluation = plan_evaluation(identity_.model, state_, *validation_data_,
+                                 options.micro_batch_size,
+                                 options.eval_iters * micro_batches_ * options.micro_batch_size,
+                                 pool_.threads());
+    evaluation_bytes_ = evaluation.own_bytes();
+  }
   check_memory();
   storage_ = std::make_unique<StateStorage>(state_.table);
   interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (validation_data_ != nullptr) {
-    evaluation_ = std::make_unique<Evaluation>(
-        identity_.model, state_, *storage_, pool_, *validation_data_, options.micro_batch_size,
-        options.eval_iters * micro_batches_ * options.micro_batch_size);
+    evaluation_ =
+        std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, *validation_data_);
   }
   load_weights();
 }
@@ -137,12 +119,13 @@ void Trainer::open_data() {
 
 void Trainer::check_memory() const {
   const uint64_t available = available_memory_bytes();
-  if (available == 0 || plan_.total_bytes() <= available) return;
+  const uint64_t wanted = plan_.total_bytes() + evaluation_bytes_;
+  if (available == 0 || wanted <= available) return;
   throw UserError(ExitStatus::does_not_fit,
                   fmt::format("The run needs {}, this machine has {} available:\n{}Use a smaller "
                               "--micro-batch-size, --seq-length or model.",
-                              format_bytes(plan_.total_bytes()), format_bytes(available),
-                              describe_memory(plan_)));
+                              format_bytes(wanted), format_bytes(available),
+                              describe_memory(plan_, evaluation_bytes_)));
 }
 
 void Trainer::load_weights() {
@@ -204,7 +187,7 @@ void Trainer::print_start() const {
   text += fmt::format("Step: {} operations, {} sequences in {} micro-batches\n",
                       step_.program->op_count(), micro_batches_ * options_.micro_batch_size,
                       micro_batches_);
-  text += "Memory, planned and allocated:\n" + describe_memory(plan_);
+  text += "Memory, planned and allocated:\n" + describe_memory(plan_, evaluation_bytes_);
   std::fputs(text.c_str(), stderr);
 }
 

@@ -62,13 +62,15 @@ class Trainer {
   std::unique_ptr<SampleSource> validation_data_;
   std::unique_ptr<BatchFeed> feed_;
   std::unique_ptr<Evaluation> evaluation_;
+  uint64_t evaluation_bytes_ = 0;
 
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<Progress> progress_;
   int64_t last_saved_step_ = -1;
 };
 
-// The number of tokens of one line of the plan: "parameters 12.0 MiB" and so on, one role a line.
-std::string describe_memory(const MemoryPlan& plan);
+// The plan's bytes, one role a line ("  parameters   12.00 MiB"), then what evaluation needs beside
+// it, and the total.
+std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
 }  // namespace troupe

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Runs that are killed, interrupted, or stopped by a full disk go on as if nothing had happened.
+
+Every run here must end in the same checkpoint as one run that nobody disturbed: the same bytes, the
+same position, and each step's metrics exactly once, with the same values.
+
+Usage: kill_resume_test.py TROUPE SOURCE_FOLDER
+"""
+
+import json
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+STEPS = 60
+KILLS = 10
+WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.01,
+}
+# What must not depend on how often a run was stopped, and on nothing but the run.
+STABLE_METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "load_balancing_loss", "z_loss",
+                  "experts", "val_loss", "val_tokens")
+
+TROUPE = ""
+FOLDER = pathlib.Path()
+CYCLE_S = 0.0  # time of one step and its save
+
+
+def command(save, *flags, threads=2):
+    return [TROUPE, "train", "--quiet", "--model", str(FOLDER / "config.json"),
+            "--data-path", str(FOLDER / "corpus"), "--train-iters", str(STEPS), "--lr", "1e-3",
+            "--lr-warmup-iters", "5", "--micro-batch-size", "2", "--global-batch-size", "4",
+            "--moe-z-loss-coeff", "0.001", "--eval-interval", "20", "--eval-iters", "2",
+            "--split", "90,10,0", "--threads", str(threads), "--save", str(save), *flags]
+
+
+def run(arguments, **options):
+    return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False, **options)
+
+
+def metrics(save):
+    """Lines of metrics.jsonl; a line that is just being written is left out."""
+    try:
+        text = (save / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def stable_metrics(save):
+    return [{key: line[key] for key in STABLE_METRICS if key in line} for line in metrics(save)]
+
+
+def steps_done(save):
+    return max((line["step"] for line in metrics(save) if "loss" in line), default=0)
+
+
+def checkpoints(save):
+    return sorted(path.name for path in (save / "checkpoints").glob("step_*"))
+
+
+def leftovers(save):
+    return sorted(path.name for path in (save / "checkpoints").glob(".*"))
+
+
+def content(save, step=STEPS):
+    """Everything that a checkpoint says about the run: position, seed, and every tensor's hash."""
+    folder = save / "checkpoints" / f"step_{step:08d}"
+    index = json.loads((folder / "index.json").read_text())
+    training = {key: value for key, value in index["training"].items() if key != "options"}
+    return index["step"], training, {tensor["name"]: tensor for tensor in index["tensors"]}
+
+
+def shards(save, step=STEPS):
+    folder = save / "checkpoints" / f"step_{step:08d}"
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def setUpModule():
+    global CYCLE_S
+    generator = random.Random(7)
+    documents = (" ".join(generator.choice(WORDS) for _ in range(50)) for _ in range(150))
+    (FOLDER / "text.txt").write_text("\n\n".join(documents))
+    (FOLDER / "config.json").write_text(json.dumps(CONFIG))
+    done = run([TROUPE, "tokenize", "--quiet", "--input", str(FOLDER / "text.txt"),
+                "--output-prefix", str(FOLDER / "corpus"), "--split-documents", "1"])
+    assert done.returncode == 0, done.stderr
+    begin = time.monotonic()
+    done = run(command(FOLDER / "undisturbed", "--save-interval", "1", "--keep-checkpoints", "2"))
+    CYCLE_S = (time.monotonic() - begin) / STEPS
+    assert done.returncode == 0, done.stderr
+
+
+class KillResume(unittest.TestCase):
+    maxDiff = 4000
+
+    def setUp(self):
+        self.save = FOLDER / self.id().rsplit(".", 1)[-1]
+        self.running = []
+
+    def tearDown(self):
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        shutil.rmtree(self.save, ignore_errors=True)
+
+    def start(self, *flags):
+        process = subprocess.Popen(command(self.save, *flags), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.running.append(process)
+        return process
+
+    def finish(self, *flags):
+        done = run(command(self.save, "--load", str(self.save), *flags))
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def wait_until(self, process, reached):
+        while not reached():
+            if process.poll() is not None:
+                self.fail(f"the run ended with {process.returncode}: {process.communicate()[1]}")
+            time.sleep(0.001)
+
+    def expect_as_undisturbed(self):
+        undisturbed = FOLDER / "undisturbed"
+        self.assertEqual(content(self.save), content(undisturbed))
+        self.assertEqual(shards(self.save), shards(undisturbed), "the hashes are equal")
+        self.assertEqual(stable_metrics(self.save), stable_metrics(undisturbed))
+
+    def test_undisturbed_run_is_complete(self):
+        lines = metrics(FOLDER / "undisturbed")
+        self.assertEqual([line["step"] for line in lines if "loss" in line],
+                         list(range(1, STEPS + 1)))
+        self.assertEqual([line["step"] for line in lines if "val_loss" in line],
+                         list(range(0, STEPS + 1, 20)))
+        self.assertEqual(checkpoints(FOLDER / "undisturbed"),
+                         [f"step_{STEPS - 1:08d}", f"step_{STEPS:08d}"])
+        step, training, tensors = content(FOLDER / "undisturbed")
+        self.assertEqual(step, STEPS)
+        self.assertEqual(training["position"],
+                         {"step": STEPS, "updates": STEPS, "consumed_samples": 4 * STEPS,
+                          "scheduled_samples": 4 * STEPS})
+        self.assertEqual({tensor["role"] for tensor in tensors.values()},
+                         {"parameter", "optimizer"})
+
+    def test_killed_at_random_moments(self):
+        generator = random.Random(20)
+        targets = sorted(generator.sample(range(1, STEPS - 4), KILLS))
+        saving = 0
+        for target in targets:
+            process = self.start("--load", str(self.save), "--save-interval", "1",
+                                 "--keep-checkpoints", "2")
+            self.wait_until(process, lambda step=target: steps_done(self.save) >= step)
+            # A step's line appears between its computation and its save.
+            time.sleep(generator.random() * CYCLE_S)
+            process.kill()
+            process.communicate()
+            self.assertEqual(process.returncode, -signal.SIGKILL)
+            saving += bool(leftovers(self.save))
+        print(f"killed at steps {targets}, {saving} times within a save", file=sys.stderr)
+        self.finish("--save-interval", "1", "--keep-checkpoints", "2")
+        self.assertEqual(leftovers(self.save), [])
+        self.expect_as_undisturbed()
+
+    def test_killed_before_the_first_checkpoint(self):
+        process = self.start("--load", str(self.save))
+        self.wait_until(process, lambda: steps_done(self.save) >= 3)
+        process.kill()
+        process.communicate()
+        self.assertEqual(checkpoints(self.save), [])
+        self.finish()
+        self.expect_as_undisturbed()
+
+    def test_interrupted(self):
+        for signal_number, target in ((signal.SIGINT, 15), (signal.SIGTERM, 35)):
+            process = self.start("--load", str(self.save))
+            self.wait_until(process, lambda step=target: steps_done(self.save) >= step)
+            process.send_signal(signal_number)
+            errors = process.communicate()[1]
+            self.assertEqual(process.returncode, 130, errors)
+            self.assertEqual(checkpoints(self.save)[-1], f"step_{steps_done(self.save):08d}")
+        self.assertLess(steps_done(self.save), STEPS, "nothing was left to be done")
+        self.finish()
+        self.expect_as_undisturbed()
+
+    def expect_one_message(self, done, reason):
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("troupe: "), done.stderr)
+        self.assertIn("checkpoints", done.stderr)
+        self.assertIn(reason, done.stderr)
+
+    def test_files_cannot_grow(self):
+        self.finish("--exit-after-step", "5")
+        earlier = content(self.save, 5)
+
+        def limit():
+            # Above the size of metrics.jsonl and below that of a shard. Without a handler the
+            # signal ends the process; a full disk sends none.
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+        done = run(command(self.save, "--load", str(self.save), "--save-interval", "3"),
+                   preexec_fn=limit)
+        self.expect_one_message(done, "File too large")
+        self.assertEqual(checkpoints(self.save), ["step_00000005"])
+        self.assertEqual(leftovers(self.save), [])
+        self.assertEqual(content(self.save, 5), earlier)
+        self.finish()
+        self.expect_as_undisturbed()
+
+    def test_disk_is_full(self):
+        # The small disk exists only inside this namespace and goes with it.
+        disk = FOLDER / "small_disk"
+        disk.mkdir()
+        mount = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c",
+                 f"mount -t tmpfs -o size=1200k tmpfs '{disk}'; $1", "sh"]
+        if shutil.which("unshare") is None or run(mount + ["true"]).returncode != 0:
+            self.skipTest("this system lets nobody mount a small disk")
+        # Room for two checkpoints; the third one fails, and the run ends. What is left is loaded.
+        flags = ["--save-interval", "1"]
+        script = FOLDER / "fill_disk.sh"
+        script.write_text('"$@" && exit 90\n[ $? -eq 1 ] || exit 91\n'
+                          f"'{TROUPE}' eval --quiet --json --load '{disk}' --data-path"
+                          f" '{FOLDER / 'corpus'}' --split 90,10,0 --eval-iters 1 || exit 92\n")
+        mount[6] = mount[6].replace("$1", 'shift; sh "$@"')
+        done = run(mount + ["_", str(script)] + command(disk, *flags))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("troupe: "), done.stderr)
+        self.assertIn("No space left on device", done.stderr)
+        self.assertIn("checkpoints", done.stderr)
+        json.loads(done.stdout)
+
+    def test_threads_do_not_matter(self):
+        done = run(command(self.save, threads=1))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.expect_as_undisturbed()
+
+
+if __name__ == "__main__":
+    TROUPE = sys.argv[1]
+    FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="troupe_kill_resume_"))
+    try:
+        program = unittest.main(argv=sys.argv[:1], exit=False, verbosity=2)
+    finally:
+        shutil.rmtree(FOLDER)
+    sys.exit(not program.result.wasSuccessful())
