@@ -59,6 +59,9 @@ int sync_retrying(int descriptor) {
 // the open; it changes nothing for regular files.
 int open_regular(const std::string& path, uint64_t* size) {
   const int descriptor = open_retrying(path, O_RDONLY | O_NONBLOCK);
+  if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    throw_bad_request(path + ": No such file or directory");
+  }
   if (descriptor < 0) throw_system_failure(path, "open for reading", errno);
   struct stat status {};
   if (::fstat(descriptor, &status) != 0) {

@@ -1,7 +1,8 @@
 // Durable files: reading, mapping, and the operations that change a disk.
 //
-// Every function either does what it says or throws a UserError (exit status 1) whose message names
-// the path and the system's reason ("No space left on device"). "Durable" means that the contents
+// Every function either does what it says or throws a UserError (exit status 1; 2 for reading a file
+// that does not exist) whose message names the path and the system's reason ("No space left on
+// device"). "Durable" means that the contents
 // survive a loss of power once the function has returned: the data has been given to fsync.
 //
 // All changes go through a Disk, which can call a hook before each of them; tests use it to fail or

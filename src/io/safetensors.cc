@@ -506,8 +506,12 @@ SafetensorsFolder SafetensorsFolder::open(const std::string& folder) {
     names_of_file[file_name].push_back(name);
   }
   for (const auto& [file_name, names] : names_of_file) {
-    const SafetensorsFile& file =
-        result.files_.emplace_back(SafetensorsFile::open(join_path(folder, file_name)));
+    const std::string path = join_path(folder, file_name);
+    if (!path_exists(path)) {
+      throw_failed(path + ": No such file, but " + index_path + " places tensor " +
+                   quote_name(names.front()) + " in it");
+    }
+    const SafetensorsFile& file = result.files_.emplace_back(SafetensorsFile::open(path));
     for (const std::string& name : names) {
       if (file.find(name) == nullptr) {
         throw_failed(file.path() + ": tensor " + quote_name(name) + " is missing, but " +

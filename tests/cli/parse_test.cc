@@ -92,7 +92,7 @@ TEST(Parse, UnknownFlags) {
             "Unknown flag --xyzzy. `troupe doctor --help` lists the flags.");
   EXPECT_EQ(refusal({"doctor", "-x"}), "Unknown flag -x. `troupe doctor --help` lists the flags.");
   EXPECT_EQ(refusal({"eval", "--min-lr", "3"}),
-            "troupe eval does not take --min-lr; it is a flag of train, inspect, plan.");
+            "troupe eval does not take --min-lr; it is a flag of train, inspect, plan, bench.");
   EXPECT_EQ(refusal({"doctor", "now"}),
             "Unexpected argument 'now'. `troupe doctor --help` shows what doctor takes.");
 }

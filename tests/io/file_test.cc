@@ -48,13 +48,17 @@ TEST(File, RefusalsNameThePathAndTheReason) {
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   const auto failed = [](const auto& body) { return message_of(ExitStatus::failed, body); };
 
-  const std::string missing = failed([&] { MappedFile::open(folder / "none"); });
+  const auto bad_request = [](const auto& body) {
+    return message_of(ExitStatus::bad_request, body);
+  };
+
+  const std::string missing = bad_request([&] { MappedFile::open(folder / "none"); });
   expect_phrase(missing, folder / "none");
   expect_phrase(missing, "No such file or directory");
   expect_phrase(failed([&] { MappedFile::open(folder.path()); }), "not a regular file");
   expect_phrase(failed([&] { MappedFile::open(folder / "pipe"); }), "not a regular file");
   expect_phrase(failed([&] { read_file(folder / "f", 4); }), "at most 4");
-  expect_phrase(failed([&] { file_size(folder / "none"); }), folder / "none");
+  expect_phrase(bad_request([&] { file_size(folder / "none"); }), folder / "none");
 
   const Disk disk;
   expect_phrase(failed([&] { disk.write_file(folder / "none/f", "x"); }), "cannot create");

@@ -248,8 +248,9 @@ TEST_P(ModelAutodiff, ForwardIsNotChanged) {
   for (int32_t i = 0; i < inference.program->op_count(); ++i) {
     expected += inference.program->op(i).place.layer == 1;
   }
-  // In training, a MoE layer also has its two auxiliary losses.
-  EXPECT_EQ(forward, expected + (config.is_moe_layer(1) ? 2 : 0));
+  // In training, a MoE layer also has its two auxiliary losses, and three metrics: both losses and
+  // the experts' loads.
+  EXPECT_EQ(forward, expected + (config.is_moe_layer(1) ? 5 : 0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelAutodiff, ::testing::Values("dense", "moe"),
