@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 run=runs/quickstart
-steps=450
+steps=360
 troupe=build/troupe
 
 bash scripts/build.sh release troupe

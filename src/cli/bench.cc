@@ -2,12 +2,11 @@
 //
 // Runs the step that `train` would run with the same flags, on random tokens, with a clock around
 // every operation, and prints medians over several runs beside the machine's limits.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fmt/format.h>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -28,7 +27,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRuns = 7;
 
-double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+double seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
@@ -132,9 +133,8 @@ ExitStatus run_bench(const Options& options) {
     sum += time;
   }
   std::vector<std::pair<std::string, KindTime>> rows(kinds.begin(), kinds.end());
-  std::erase_if(rows, [&](const auto& row) {
-    return row.first.find(options.op) == std::string::npos;
-  });
+  std::erase_if(rows,
+                [&](const auto& row) { return row.first.find(options.op) == std::string::npos; });
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
 

@@ -1,8 +1,7 @@
-// `troupe convert`: a trained model as a Hugging Face folder. A Hugging Face folder as the source is
-// written again in the same dtype, bit for bit.
-#include <fmt/format.h>
-
+// `troupe convert`: a trained model as a Hugging Face folder. A Hugging Face folder as the source
+// is written again in the same dtype, bit for bit.
 #include <cstdio>
+#include <fmt/format.h>
 
 #include "base/units.h"
 #include "cli/command.h"

@@ -1,7 +1,7 @@
 // Durable files: reading, mapping, and the operations that change a disk.
 //
-// Every function either does what it says or throws a UserError (exit status 1; 2 for reading a file
-// that does not exist) whose message names the path and the system's reason ("No space left on
+// Every function either does what it says or throws a UserError (exit status 1; 2 for reading a
+// file that does not exist) whose message names the path and the system's reason ("No space left on
 // device"). "Durable" means that the contents
 // survive a loss of power once the function has returned: the data has been given to fsync.
 //

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "io/file.h"
@@ -186,6 +187,44 @@ void read_dense(const Fields& fields, ModelConfig& config) {
   config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
 }
 
+// A message about a ModelConfig in the words of config.json.
+std::string in_hf_terms(std::string message) {
+  // An earlier replacement must not be touched by a later one.
+  constexpr std::pair<std::string_view, std::string_view> kTerms[] = {
+      {"num_experts", "num_local_experts"},
+      {"moe_router_topk", "num_experts_per_tok"},
+      {"num_layers", "num_hidden_layers"},
+      {"num_query_groups", "num_key_value_heads"},
+      {"kv_channels", "head_dim"},
+      {"ffn_hidden_size", "intermediate_size"},
+      {"norm_epsilon", "rms_norm_eps"},
+      {"rotary_base", "rope_theta"},
+      {"init_method_std", "initializer_range"},
+      {"moe_aux_loss_coeff", "router_aux_loss_coef"}};
+  for (const auto& [ours, theirs] : kTerms) {
+    for (size_t at = message.find(ours); at != std::string::npos;
+         at = message.find(ours, at + theirs.size())) {
+      message.replace(at, ours.size(), theirs);
+    }
+  }
+  return message;
+}
+
+// The configuration without what has no effect on the weights or what they compute.
+ModelConfig without_idle_fields(ModelConfig config) {
+  config.moe_z_loss_coeff = 0;
+  if (config.num_experts == 0) {
+    config.moe_router_topk = 0;
+    config.moe_ffn_hidden_size = 0;
+    config.moe_router_pre_softmax = false;
+    config.moe_layers.clear();
+    config.moe_aux_loss_coeff = 0;
+  } else if (config.moe_layer_count() == config.num_layers) {
+    config.ffn_hidden_size = 0;
+  }
+  return config;
+}
+
 }  // namespace
 
 ModelConfig parse_hf_config(std::string_view json_text, const std::string& where) {
@@ -217,7 +256,11 @@ ModelConfig parse_hf_config(std::string_view json_text, const std::string& where
                     "Qwen3MoeForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM.",
                     quote_name(config.hf_architecture)));
   }
-  config.validate();
+  try {
+    config.validate();
+  } catch (const UserError& error) {
+    throw UserError(error.status(), where + ": " + in_hf_terms(error.what()));
+  }
   return config;
 }
 
@@ -268,7 +311,15 @@ std::string write_hf_config(const ModelConfig& config) {
     document["model_type"] = config.qk_layernorm ? "qwen3" : "llama";
     document["intermediate_size"] = config.ffn_hidden_size;
   }
-  return document.dump(2) + "\n";
+  const std::string text = document.dump(2) + "\n";
+  const ModelConfig read_back = parse_hf_config(text, "config.json");
+  if (!(without_idle_fields(read_back) == without_idle_fields(config))) {
+    throw_bad_request(
+        fmt::format("A config.json of {} cannot describe this model: it would be read back as "
+                    "another one. Options that the architecture does not have were changed.",
+                    config.hf_architecture));
+  }
+  return text;
 }
 
 }  // namespace troupe

@@ -20,8 +20,10 @@ namespace troupe {
 ModelConfig parse_hf_config(std::string_view json_text, const std::string& where);
 ModelConfig read_hf_config(const std::string& path);
 
-// The configuration as config.json text in the transformers 5 dialect. parse_hf_config gives the
-// same ModelConfig back.
+// The configuration as config.json text in the transformers 5 dialect. Where parse_hf_config would
+// not give the same model back, because the architecture cannot say what the configuration asks
+// for, it is a bad request. (The z-loss coefficient has no place there and no meaning for the
+// weights.)
 std::string write_hf_config(const ModelConfig& config);
 
 }  // namespace troupe

@@ -111,9 +111,23 @@ std::vector<int64_t> extents_of(const Shape& shape) {
   return extents;
 }
 
-// Names in a folder that hold no weight of the model.
-bool is_redundant(const std::string& name, const ModelConfig& config) {
-  return config.tie_embeddings && name == "lm_head.weight";
+// Is this a copy of the embedding, which a folder may hold where the head is tied to it? Another
+// tensor under the head's name is refused: its values would be lost.
+bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
+                  const TensorEntry& entry, const ModelConfig& config) {
+  if (!config.tie_embeddings || entry.name != "lm_head.weight") return false;
+  const auto embedding = folder.find("model.embed_tokens.weight");
+  const auto bytes = file.bytes(entry);
+  const bool same = embedding.entry != nullptr && embedding.entry->dtype == entry.dtype &&
+                    embedding.entry->shape == entry.shape &&
+                    std::equal(bytes.begin(), bytes.end(), embedding.bytes().begin());
+  if (!same) {
+    throw_bad_request(
+        fmt::format("{}: the tensor {} differs from the embedding, which the "
+                    "configuration ties it to (tie_word_embeddings).",
+                    file.path(), entry.name));
+  }
+  return true;
 }
 
 void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>& tensors,
@@ -124,7 +138,7 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
           tensors.begin(), tensors.end(), entry.name,
           [](const HfTensor& tensor, const std::string& name) { return tensor.name < name; });
       if (found != tensors.end() && found->name == entry.name) continue;
-      if (is_redundant(entry.name, config)) continue;
+      if (is_tied_copy(folder, file, entry, config)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
                                     file.path(), entry.name, config.hf_architecture));
     }

@@ -1,6 +1,7 @@
 #include "model/model_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -83,6 +84,23 @@ void ModelConfig::validate() const {
     throw_bad_request(fmt::format(
         "Model configuration: the head size must be even for RoPE, it is {}.", kv_channels));
   }
+  const int64_t projection =
+      (int64_t{num_attention_heads} + 2 * int64_t{num_query_groups}) * kv_channels;
+  if (projection > kLargestExtent) {
+    throw_bad_request(fmt::format(
+        "Model configuration: num_attention_heads ({}) and num_query_groups ({}) of "
+        "kv_channels ({}) make a projection of {} rows, more than the largest possible {}.",
+        num_attention_heads, num_query_groups, kv_channels, projection, kLargestExtent));
+  }
+  const auto require_not_negative = [](double value, const char* field) {
+    if (!(value >= 0) || !std::isfinite(value)) {
+      throw_bad_request(
+          fmt::format("Model configuration: {} must not be negative, it is {}.", field, value));
+    }
+  };
+  require_not_negative(moe_aux_loss_coeff, "moe_aux_loss_coeff");
+  require_not_negative(moe_z_loss_coeff, "moe_z_loss_coeff");
+  require_not_negative(init_method_std, "init_method_std");
   if (!(norm_epsilon > 0) || !(rotary_base > 1)) {
     throw_bad_request(
         "Model configuration: norm_epsilon must be positive and rotary_base above 1.");

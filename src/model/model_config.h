@@ -45,6 +45,8 @@ struct ModelConfig {
   int32_t qkv_size() const { return (num_attention_heads + 2 * num_query_groups) * kv_channels; }
   int32_t attention_size() const { return num_attention_heads * kv_channels; }
 
+  bool operator==(const ModelConfig&) const = default;
+
   // Refuses an impossible shape (UserError, bad request) and names the field.
   void validate() const;
 

@@ -25,7 +25,8 @@ struct EvaluationPlan {
   uint64_t own_bytes() const { return memory.total_bytes() - memory.state_bytes; }
 };
 
-// `samples` sequences are evaluated, in batches of at most `batch`; at most one pass over the split.
+// `samples` sequences are evaluated, in batches of at most `batch`; at most one pass over the
+// split.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                const SampleSource& source, int32_t batch, int64_t samples,
                                int threads);

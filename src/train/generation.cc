@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "program/verify.h"
 
 namespace troupe {
 namespace {
@@ -73,6 +74,7 @@ std::vector<int32_t> generate(const ModelConfig& config, const ModelState& state
   TROUPE_CHECK(!prompt.empty(), "generation starts from a prompt");
   const InferenceStep step = build_logits_step(config, state, /*batch=*/1, options.context,
                                                /*with_loss=*/false);
+  verify_program(*step.program);
   CpuInterpreter interpreter(*step.program, plan_memory(*step.program, pool.threads()), storage,
                              pool);
   auto* tokens = interpreter.view(step.batch.tokens).as<int32_t>();

@@ -39,8 +39,7 @@ LoadedModel load_model(const std::string& path, DType hf_dtype) {
     load_hf_weights(path, model.config, model.state, *model.storage);
     return model;
   }
-  if (path_exists(join_path(path, "index.json"))) return load_checkpoint(path);
-  if (const auto newest = newest_checkpoint(path)) return load_checkpoint(newest->path);
+  if (const auto checkpoint = find_checkpoint(path)) return load_checkpoint(*checkpoint);
   throw_bad_request(fmt::format(
       "{}: no model found. Looked for config.json (a Hugging Face model), index.json (a "
       "checkpoint) and checkpoints/ with a complete checkpoint (a training run).",

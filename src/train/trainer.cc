@@ -28,12 +28,12 @@ void say(const Options& options, const std::string& text) {
 
 LearningRateSchedule make_schedule(const Options& options, int64_t samples_per_step) {
   const int64_t decay_iters = options.lr_decay_iters.value_or(*options.train_iters);
-  return {.style = options.lr_decay_style == "constant" ? LrDecayStyle::constant
-                                                        : LrDecayStyle::cosine,
-          .max_lr = *options.lr,
-          .min_lr = options.min_lr,
-          .warmup_samples = options.lr_warmup_iters * samples_per_step,
-          .decay_samples = decay_iters * samples_per_step};
+  return {
+      .style = options.lr_decay_style == "constant" ? LrDecayStyle::constant : LrDecayStyle::cosine,
+      .max_lr = *options.lr,
+      .min_lr = options.min_lr,
+      .warmup_samples = options.lr_warmup_iters * samples_per_step,
+      .decay_samples = decay_iters * samples_per_step};
 }
 
 }  // namespace
@@ -74,10 +74,9 @@ Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count
   verify_memory_plan(*step_.program, plan_);
   EvaluationPlan evaluation;
   if (validation_data_ != nullptr) {
-    evaluation = plan_evaluation(identity_.model, state_, *validation_data_,
-                                 options.micro_batch_size,
-                                 options.eval_iters * micro_batches_ * options.micro_batch_size,
-                                 pool_.threads());
+    evaluation = plan_evaluation(
+        identity_.model, state_, *validation_data_, options.micro_batch_size,
+        options.eval_iters * micro_batches_ * options.micro_batch_size, pool_.threads());
     evaluation_bytes_ = evaluation.own_bytes();
   }
   check_memory();
@@ -89,6 +88,7 @@ Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count
         std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, *validation_data_);
   }
   load_weights();
+  refuse_foreign_folder();
 }
 
 void Trainer::open_data() {
@@ -131,29 +131,9 @@ void Trainer::check_memory() const {
 void Trainer::load_weights() {
   if (!options_.load.empty()) {
     std::vector<std::string> incomplete;
-    const auto newest = newest_checkpoint(options_.load, &incomplete);
+    const auto path = find_checkpoint(options_.load, &incomplete);
     for (const std::string& line : incomplete) say(options_, line);
-    if (newest) {
-      const Checkpoint checkpoint = Checkpoint::open(newest->path);
-      const StoredRun stored = read_stored_run(checkpoint);
-      if (!options_.finetune) {
-        require_same_run(stored, identity_, newest->path);
-        position_ = stored.position;
-        last_saved_step_ = options_.load == options_.save ? position_.step : -1;
-      }
-      load_training_state(checkpoint, state_, *storage_);
-      if (options_.finetune) {
-        for (const Parameter& parameter : state_.parameters) {
-          for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
-            const TensorView view = storage_->view(id);
-            std::memset(view.data, 0,
-                        static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
-          }
-        }
-      }
-      say(options_, fmt::format("Loaded {} (step {}).", newest->path, stored.position.step));
-      return;
-    }
+    if (path) return load_checkpoint(*path, /*resume=*/!options_.finetune);
     if (options_.load != options_.save) {
       throw_bad_request(
           fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
@@ -161,12 +141,55 @@ void Trainer::load_weights() {
     say(options_,
         fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
   }
-  if (!options_.pretrained_checkpoint.empty()) {
-    load_hf_weights(options_.pretrained_checkpoint, identity_.model, state_, *storage_);
-    say(options_, "Weights from " + options_.pretrained_checkpoint + ".");
+  if (options_.pretrained_checkpoint.empty()) {
+    initialize_parameters(state_, *storage_, identity_.seed, pool_);
     return;
   }
-  initialize_parameters(state_, *storage_, identity_.seed, pool_);
+  const std::string& pretrained = options_.pretrained_checkpoint;
+  if (path_exists(join_path(pretrained, "config.json"))) {
+    load_hf_weights(pretrained, identity_.model, state_, *storage_);
+    say(options_, "Weights from " + pretrained + ".");
+    return;
+  }
+  const auto path = find_checkpoint(pretrained);
+  if (!path) {
+    throw_bad_request(
+        fmt::format("--pretrained-checkpoint {}: neither a Hugging Face model "
+                    "(config.json) nor a run with a complete checkpoint.",
+                    pretrained));
+  }
+  load_checkpoint(*path, /*resume=*/false);
+}
+
+void Trainer::refuse_foreign_folder() const {
+  if (options_.save.empty() || last_saved_step_ >= 0) return;  // going on with this run
+  const auto newest = newest_checkpoint(options_.save);
+  if (!newest) return;
+  throw_bad_request(fmt::format(
+      "--save {}: the folder holds another run ({}). Give --load {} to go on with it, or "
+      "save into another folder.",
+      options_.save, newest->path, options_.save));
+}
+
+void Trainer::load_checkpoint(const std::string& path, bool resume) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  const StoredRun stored = read_stored_run(checkpoint);
+  if (resume) {
+    require_same_run(stored, identity_, path);
+    position_ = stored.position;
+    last_saved_step_ = options_.load == options_.save ? position_.step : -1;
+  }
+  load_training_state(checkpoint, state_, *storage_);
+  if (!resume) {
+    for (const Parameter& parameter : state_.parameters) {
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
+        const TensorView view = storage_->view(id);
+        std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
+      }
+    }
+  }
+  say(options_, fmt::format("Loaded {} (step {}{}).", path, stored.position.step,
+                            resume ? "" : ", weights only"));
 }
 
 void Trainer::print_start() const {
@@ -203,7 +226,9 @@ ExitStatus Trainer::run() {
   if (!options_.save.empty()) {
     const Disk disk;
     disk.make_directories(options_.save);
-    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), position_.step);
+    // A run from the beginning also evaluates step 0 again.
+    const int64_t last_kept = position_.step > 0 ? position_.step : -1;
+    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), last_kept);
   }
   progress_ = std::make_unique<Progress>(position_.step, last_step_, limit, options_.quiet);
 

@@ -33,6 +33,10 @@ class Trainer {
  private:
   void open_data();
   void load_weights();
+  // A new run must not mix its checkpoints with those of another one.
+  void refuse_foreign_folder() const;
+  // `resume`: go on with the saved run; otherwise take its weights for a new one.
+  void load_checkpoint(const std::string& path, bool resume);
   // Bytes by role, and a refusal (exit status 3) when the machine has not enough memory.
   void check_memory() const;
   void print_start() const;

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "io/hf_config.h"
 #include "io/json.h"
+#include "io/model_config_json.h"
 #include "train/options.h"
 
 namespace troupe {
@@ -62,7 +62,7 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
         {"updates", position.updates},
         {"consumed_samples", position.consumed_samples},
         {"scheduled_samples", position.scheduled_samples}}},
-      {"model", json::parse(write_hf_config(identity.model))},
+      {"model", json::parse(write_model_config(identity.model))},
       {"compute_dtype", name_of(identity.compute_dtype)},
       {"seed", identity.seed},
       {"seq_length", identity.sequence},
@@ -88,7 +88,7 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.position.updates = position.at("updates").get<int64_t>();
     run.position.consumed_samples = position.at("consumed_samples").get<int64_t>();
     run.position.scheduled_samples = position.at("scheduled_samples").get<int64_t>();
-    run.identity.model = parse_hf_config(training.at("model").dump(), where);
+    run.identity.model = parse_model_config(training.at("model").dump(), where);
     const auto dtype = training.at("compute_dtype").get<std::string>();
     bool known = false;
     for (const DType candidate : {DType::f64, DType::f32, DType::bf16}) {
@@ -121,10 +121,10 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
         "--finetune to start a new one from its weights.",
         path, what, was, is));
   };
-  if (write_hf_config(stored.identity.model) != write_hf_config(wanted.model)) {
+  if (!(stored.identity.model == wanted.model)) {
     throw_bad_request(
         fmt::format("{} holds another model than --model describes. The saved one:\n{}", path,
-                    write_hf_config(stored.identity.model)));
+                    write_model_config(stored.identity.model)));
   }
   if (stored.identity.compute_dtype != wanted.compute_dtype) {
     refuse("--compute-dtype", std::string(name_of(stored.identity.compute_dtype)),
@@ -137,9 +137,20 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
     refuse("--seq-length", std::to_string(stored.identity.sequence),
            std::to_string(wanted.sequence));
   }
+  if (stored.identity.tokenizer != wanted.tokenizer) {
+    refuse("--tokenizer-type", stored.identity.tokenizer, wanted.tokenizer);
+  }
   if (stored.identity.split != wanted.split) {
     refuse("--split", stored.identity.split, wanted.split);
   }
+}
+
+std::optional<std::string> find_checkpoint(const std::string& path,
+                                           std::vector<std::string>* incomplete) {
+  if (path_exists(join_path(path, "index.json"))) return path;
+  const auto newest = newest_checkpoint(path, incomplete);
+  if (newest) return newest->path;
+  return std::nullopt;
 }
 
 void load_training_state(const Checkpoint& checkpoint, const ModelState& state,

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "io/checkpoint.h"
 #include "model/parameters.h"
@@ -48,6 +50,11 @@ StoredRun read_stored_run(const Checkpoint& checkpoint);
 
 // Refuses (bad request) to go on with a run under another identity; names what differs.
 void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path);
+
+// The checkpoint that a path means: the path itself, if it is one, or else the newest complete one
+// of the run in that folder. Lines about incomplete ones are added to `incomplete`.
+std::optional<std::string> find_checkpoint(const std::string& path,
+                                           std::vector<std::string>* incomplete = nullptr);
 
 // Fills the storage from a checkpoint: parameters, and optimizer state when the state has any.
 void load_training_state(const Checkpoint& checkpoint, const ModelState& state,

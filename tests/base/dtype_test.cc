@@ -1,0 +1,103 @@
+// Element types, and the rounding of bfloat16.
+#include "base/dtype.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <gtest/gtest.h>
+#include <limits>
+
+namespace troupe {
+namespace {
+
+float from_bits(uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
+uint32_t rounded(uint32_t bits) {
+  return bf16(from_bits(bits)).bits;
+}
+
+TEST(Bf16, EveryValueComesBack) {
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    bf16 value;
+    value.bits = static_cast<uint16_t>(bits);
+    const float wide = value;
+    ASSERT_EQ(std::bit_cast<uint32_t>(wide), bits << 16);
+    if (std::isnan(wide)) {
+      ASSERT_TRUE(std::isnan(static_cast<float>(bf16(wide))));
+    } else {
+      ASSERT_EQ(bf16(wide).bits, bits);
+    }
+  }
+}
+
+TEST(Bf16, RoundsToTheNearest) {
+  EXPECT_EQ(rounded(0x3f800000), 0x3f80U);  // 1
+  EXPECT_EQ(rounded(0x3f800001), 0x3f80U);
+  EXPECT_EQ(rounded(0x3f807fff), 0x3f80U) << "just below half way";
+  EXPECT_EQ(rounded(0x3f808001), 0x3f81U) << "just above half way";
+  EXPECT_EQ(rounded(0x3f80ffff), 0x3f81U);
+  EXPECT_EQ(rounded(0xbf808001), 0xbf81U) << "symmetric";
+}
+
+TEST(Bf16, TiesGoToEven) {
+  EXPECT_EQ(rounded(0x3f808000), 0x3f80U);
+  EXPECT_EQ(rounded(0x3f818000), 0x3f82U);
+  EXPECT_EQ(rounded(0x3f828000), 0x3f82U);
+  EXPECT_EQ(rounded(0xbf818000), 0xbf82U);
+  EXPECT_EQ(rounded(0x3fff8000), 0x4000U) << "the carry reaches the exponent";
+}
+
+TEST(Bf16, Zeros) {
+  EXPECT_EQ(bf16(0.0F).bits, 0);
+  EXPECT_EQ(bf16(-0.0F).bits, 0x8000);
+  EXPECT_TRUE(std::signbit(static_cast<float>(bf16(-0.0F))));
+}
+
+TEST(Bf16, Infinities) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(static_cast<float>(bf16(kInfinity)), kInfinity);
+  EXPECT_EQ(static_cast<float>(bf16(-kInfinity)), -kInfinity);
+  EXPECT_EQ(rounded(0x7f7fffff), 0x7f80U) << "the largest float is above half of the last step";
+  EXPECT_EQ(rounded(0x7f7f7fff), 0x7f7fU) << "the largest that stays finite";
+  EXPECT_EQ(rounded(0x7f7f8000), 0x7f80U);
+}
+
+TEST(Bf16, NanStaysNan) {
+  EXPECT_TRUE(std::isnan(static_cast<float>(bf16(std::numeric_limits<float>::quiet_NaN()))));
+  // Its payload lies in the lower half: cut off, an infinity would be left.
+  EXPECT_EQ(rounded(0x7f800001), 0x7fc0U);
+  EXPECT_EQ(rounded(0xff800001), 0xffc0U);
+  EXPECT_EQ(rounded(0x7fffffff), 0x7fffU);
+}
+
+TEST(Bf16, Denormals) {
+  EXPECT_EQ(rounded(0x00000001), 0x0000U);
+  EXPECT_EQ(rounded(0x00008000), 0x0000U) << "a tie with zero, which is even";
+  EXPECT_EQ(rounded(0x00008001), 0x0001U);
+  EXPECT_EQ(rounded(0x80018000), 0x8002U);
+  EXPECT_EQ(rounded(0x007fffff), 0x0080U) << "rounds up to the smallest normal number";
+}
+
+TEST(Bf16, FromDouble) {
+  EXPECT_EQ(bf16(1.0).bits, 0x3f80);
+  EXPECT_EQ(bf16(-2.5).bits, 0xc020);
+  EXPECT_EQ(static_cast<float>(bf16(1e300)), std::numeric_limits<float>::infinity());
+}
+
+TEST(DType, SizesAndTypes) {
+  EXPECT_EQ(size_of(DType::f64), sizeof(double));
+  EXPECT_EQ(size_of(DType::f32), sizeof(float));
+  EXPECT_EQ(size_of(DType::bf16), sizeof(bf16));
+  EXPECT_EQ(size_of(DType::i64), sizeof(int64_t));
+  EXPECT_EQ(size_of(DType::i32), sizeof(int32_t));
+  EXPECT_EQ(size_of(DType::u8), sizeof(uint8_t));
+  EXPECT_EQ(accumulation_dtype(DType::f64), DType::f64);
+  EXPECT_EQ(accumulation_dtype(DType::f32), DType::f32);
+  EXPECT_EQ(accumulation_dtype(DType::bf16), DType::f32);
+  EXPECT_TRUE(is_float(DType::bf16));
+  EXPECT_FALSE(is_float(DType::i32));
+}
+
+}  // namespace
+}  // namespace troupe

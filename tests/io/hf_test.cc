@@ -1,0 +1,497 @@
+// Hugging Face configurations and weights: both dialects, what is refused and by which name, and
+// bytes that come back as they went in.
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/hf_weights.h"
+#include "io/io_test_support.h"
+#include "io/safetensors.h"
+
+namespace troupe {
+namespace {
+
+using namespace io_test;
+using nlohmann::json;
+
+// A small Qwen3-MoE model as transformers 5 writes it.
+json qwen3_moe() {
+  return json::parse(R"({
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "decoder_sparse_step": 2, "dtype": "float32", "head_dim": 24, "hidden_act": "silu",
+    "hidden_size": 48, "initializer_range": 0.03, "intermediate_size": 72,
+    "max_position_embeddings": 128, "mlp_only_layers": [3], "model_type": "qwen3_moe",
+    "moe_intermediate_size": 24, "norm_topk_prob": false, "num_attention_heads": 4,
+    "num_experts_per_tok": 4, "num_hidden_layers": 6, "num_key_value_heads": 2,
+    "num_local_experts": 12, "rms_norm_eps": 2e-06,
+    "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+    "router_aux_loss_coef": 0.002, "sliding_window": null, "tie_word_embeddings": true,
+    "use_sliding_window": false, "vocab_size": 160})");
+}
+
+json mixtral() {
+  return json::parse(R"({
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "dtype": "float32",
+    "head_dim": null, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,
+    "intermediate_size": 72, "max_position_embeddings": 128, "model_type": "mixtral",
+    "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "num_local_experts": 4, "rms_norm_eps": 1e-05,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "sliding_window": 7,
+    "tie_word_embeddings": false, "vocab_size": 160})");
+}
+
+json dense(const char* architecture) {
+  json config = mixtral();
+  config["architectures"] = {architecture};
+  for (const char* name : {"num_experts_per_tok", "num_local_experts", "router_aux_loss_coef",
+                           "router_jitter_noise", "sliding_window"}) {
+    config.erase(name);
+  }
+  return config;
+}
+
+// The same configuration in the older dialect of most files on the hub.
+json in_older_dialect(json config) {
+  config["rope_theta"] = config["rope_parameters"]["rope_theta"];
+  config["rope_scaling"] = nullptr;
+  config["torch_dtype"] = config["dtype"];
+  config.erase("rope_parameters");
+  config.erase("dtype");
+  if (config["architectures"][0] == "Qwen3MoeForCausalLM") {
+    config["num_experts"] = config["num_local_experts"];
+    config.erase("num_local_experts");
+  }
+  return config;
+}
+
+ModelConfig parse(const json& config) {
+  return parse_hf_config(config.dump(), "folder/config.json");
+}
+
+TEST(HfConfig, Qwen3Moe) {
+  const ModelConfig config = parse(qwen3_moe());
+  EXPECT_EQ(config.hf_architecture, "Qwen3MoeForCausalLM");
+  EXPECT_EQ(config.vocab_size, 160);
+  EXPECT_EQ(config.hidden_size, 48);
+  EXPECT_EQ(config.num_layers, 6);
+  EXPECT_EQ(config.num_attention_heads, 4);
+  EXPECT_EQ(config.num_query_groups, 2);
+  EXPECT_EQ(config.kv_channels, 24);
+  EXPECT_TRUE(config.qk_layernorm);
+  EXPECT_EQ(config.sliding_window, 0);
+  EXPECT_EQ(config.rotary_base, 500000.0);
+  EXPECT_EQ(config.max_position_embeddings, 128);
+  EXPECT_EQ(config.ffn_hidden_size, 72);
+  EXPECT_EQ(config.norm_epsilon, 2e-6);
+  EXPECT_TRUE(config.tie_embeddings);
+  EXPECT_EQ(config.num_experts, 12);
+  EXPECT_EQ(config.moe_router_topk, 4);
+  EXPECT_EQ(config.moe_ffn_hidden_size, 24);
+  EXPECT_TRUE(config.moe_router_pre_softmax);
+  // Every second layer has experts, and layer 3 is dense nonetheless.
+  EXPECT_EQ(config.moe_layers, (std::vector<bool>{false, true, false, false, false, true}));
+  EXPECT_EQ(config.moe_aux_loss_coeff, 0.002);
+  EXPECT_EQ(config.moe_z_loss_coeff, 0);
+  EXPECT_EQ(config.init_method_std, 0.03);
+}
+
+TEST(HfConfig, Mixtral) {
+  const ModelConfig config = parse(mixtral());
+  EXPECT_EQ(config.kv_channels, 12) << "hidden size over heads";
+  EXPECT_FALSE(config.qk_layernorm);
+  EXPECT_FALSE(config.moe_router_pre_softmax);
+  EXPECT_EQ(config.moe_ffn_hidden_size, 72);
+  EXPECT_EQ(config.num_experts, 4);
+  EXPECT_EQ(config.sliding_window, 7);
+  EXPECT_EQ(config.moe_layers, (std::vector<bool>{true, true}));
+}
+
+TEST(HfConfig, DenseModels) {
+  const ModelConfig llama = parse(dense("LlamaForCausalLM"));
+  EXPECT_EQ(llama.num_experts, 0);
+  EXPECT_EQ(llama.ffn_hidden_size, 72);
+  EXPECT_FALSE(llama.qk_layernorm);
+  EXPECT_TRUE(parse(dense("Qwen3ForCausalLM")).qk_layernorm);
+}
+
+TEST(HfConfig, SlidingWindowOfQwen3CountsOnlyWhenUsed) {
+  json config = qwen3_moe();
+  config["sliding_window"] = 32;
+  EXPECT_EQ(parse(config).sliding_window, 0);
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(parse(config).sliding_window, 32);
+}
+
+TEST(HfConfig, DialectsSayTheSame) {
+  for (const json& config :
+       {qwen3_moe(), mixtral(), dense("LlamaForCausalLM"), dense("Qwen3ForCausalLM")}) {
+    EXPECT_EQ(parse(config), parse(in_older_dialect(config))) << config["architectures"];
+  }
+}
+
+TEST(HfConfig, DefaultsOfAbsentFields) {
+  json config = mixtral();
+  for (const char* name : {"num_key_value_heads", "rope_parameters", "sliding_window",
+                           "tie_word_embeddings", "router_aux_loss_coef"}) {
+    config.erase(name);
+  }
+  const ModelConfig parsed = parse(config);
+  EXPECT_EQ(parsed.num_query_groups, 4) << "as many as heads";
+  EXPECT_EQ(parsed.rotary_base, 10000.0);
+  EXPECT_EQ(parsed.sliding_window, 0);
+  EXPECT_FALSE(parsed.tie_embeddings);
+  EXPECT_EQ(parsed.moe_aux_loss_coeff, 0);
+}
+
+TEST(HfConfig, WrittenAndReadBack) {
+  json windowed = qwen3_moe();
+  windowed["use_sliding_window"] = true;
+  windowed["sliding_window"] = 16;
+  windowed["norm_topk_prob"] = true;
+  json all_experts = qwen3_moe();
+  all_experts["decoder_sparse_step"] = 1;
+  all_experts["mlp_only_layers"] = json::array();
+  for (const json& config : {qwen3_moe(), windowed, all_experts, mixtral(),
+                             dense("LlamaForCausalLM"), dense("Qwen3ForCausalLM")}) {
+    const ModelConfig parsed = parse(config);
+    EXPECT_EQ(parse_hf_config(write_hf_config(parsed), "written"), parsed) << config;
+  }
+}
+
+TEST(HfConfig, AModelThatItCannotDescribeIsNotWritten) {
+  ModelConfig config = parse(mixtral());
+  config.qk_layernorm = true;
+  const std::string message = message_of(ExitStatus::bad_request, [&] { write_hf_config(config); });
+  expect_phrase(message, "MixtralForCausalLM");
+}
+
+class HfRefusal : public ::testing::Test {
+ protected:
+  // Refused with a message that names the file and the field.
+  static void expect_refused(const json& config, const std::string& field) {
+    SCOPED_TRACE(field);
+    const std::string message = message_of(ExitStatus::bad_request, [&] { parse(config); });
+    expect_phrase(message, field);
+    expect_phrase(message, "folder/config.json");
+  }
+  static void expect_refused(json config, const char* name, const json& value) {
+    SCOPED_TRACE(value.dump());
+    config[name] = value;
+    expect_refused(config, name);
+  }
+};
+
+TEST_F(HfRefusal, Architectures) {
+  json config = mixtral();
+  config["architectures"] = {"GPT2LMHeadModel"};
+  expect_refused(config, "\"GPT2LMHeadModel\" is not supported");
+  expect_refused(mixtral(), "architectures", json::array());
+  expect_refused(mixtral(), "architectures", {"MixtralForCausalLM", "LlamaForCausalLM"});
+  expect_refused(mixtral(), "architectures", "MixtralForCausalLM");
+  expect_refused(mixtral(), "architectures", {1});
+  expect_refused(mixtral(), "architectures", nullptr);
+}
+
+TEST_F(HfRefusal, MissingFields) {
+  for (const char* name : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                           "max_position_embeddings", "num_local_experts", "num_experts_per_tok",
+                           "moe_intermediate_size", "intermediate_size"}) {
+    json config = qwen3_moe();
+    config.erase(name);
+    expect_refused(config, name);
+    config[name] = nullptr;
+    expect_refused(config, name);
+  }
+}
+
+TEST_F(HfRefusal, WrongTypes) {
+  for (const char* name : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                           "num_key_value_heads", "head_dim", "max_position_embeddings",
+                           "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+                           "intermediate_size", "decoder_sparse_step"}) {
+    for (const json& value : {json("48"), json(48.5), json(true), json::array({48})}) {
+      expect_refused(qwen3_moe(), name, value);
+    }
+  }
+  for (const char* name :
+       {"rms_norm_eps", "initializer_range", "router_aux_loss_coef", "attention_dropout"}) {
+    expect_refused(qwen3_moe(), name, "0.1");
+  }
+  for (const char* name :
+       {"tie_word_embeddings", "norm_topk_prob", "use_sliding_window", "attention_bias"}) {
+    expect_refused(qwen3_moe(), name, 1);
+  }
+  expect_refused(qwen3_moe(), "hidden_act", 1);
+  expect_refused(qwen3_moe(), "mlp_only_layers", 3);
+  expect_refused(qwen3_moe(), "mlp_only_layers", json::array({"3"}));
+  expect_refused(qwen3_moe(), "rope_parameters", "default");
+}
+
+TEST_F(HfRefusal, WhatIsNotComputed) {
+  expect_refused(qwen3_moe(), "hidden_act", "gelu");
+  expect_refused(qwen3_moe(), "attention_bias", true);
+  expect_refused(qwen3_moe(), "attention_dropout", 0.1);
+  expect_refused(mixtral(), "router_jitter_noise", 0.1);
+  expect_refused(dense("LlamaForCausalLM"), "mlp_bias", true);
+  expect_refused(dense("Qwen3ForCausalLM"), "use_sliding_window", true);
+}
+
+TEST_F(HfRefusal, RopeScaling) {
+  json config = qwen3_moe();
+  config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 1e6}};
+  expect_refused(config, "\"yarn\"");
+  config = in_older_dialect(qwen3_moe());
+  config["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  expect_refused(config, "\"linear\"");
+  config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}};
+  expect_refused(config, "\"llama3\"");
+  config["rope_scaling"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
+  expect_refused(config, "partial_rotary_factor");
+}
+
+TEST_F(HfRefusal, AbsurdSizes) {
+  for (const json& value :
+       {json(0), json(-1), json(2'000'000'000), json(int64_t{1} << 40), json(~uint64_t{0})}) {
+    for (const char* name :
+         {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}) {
+      expect_refused(qwen3_moe(), name, value);
+    }
+    json config = qwen3_moe();
+    config["num_local_experts"] = value;
+    expect_refused(config, "num_local_experts");
+  }
+  expect_refused(mixtral(), "num_hidden_layers", 10'001);
+  expect_refused(qwen3_moe(), "decoder_sparse_step", 0);
+  expect_refused(qwen3_moe(), "mlp_only_layers", json::array({6}));
+  expect_refused(qwen3_moe(), "mlp_only_layers", json::array({-1}));
+}
+
+// These are found where the shape is checked as a whole; the names are still those of the file.
+TEST_F(HfRefusal, SizesThatDoNotFitTogether) {
+  expect_refused(mixtral(), "num_key_value_heads", 3);
+  expect_refused(mixtral(), "num_experts_per_tok", 5);
+  expect_refused(qwen3_moe(), "rms_norm_eps", 0);
+  json odd = qwen3_moe();
+  odd["head_dim"] = 7;
+  expect_refused(odd, "head size");
+}
+
+TEST_F(HfRefusal, HeadSizeThatIsNotWhole) {
+  json config = mixtral();
+  config["hidden_size"] = 50;
+  expect_refused(config, "head_dim");
+}
+
+TEST_F(HfRefusal, NotAConfiguration) {
+  expect_refused(json::array(), "JSON object");
+  const auto message = [](const char* text) {
+    return message_of(ExitStatus::failed, [&] { parse_hf_config(text, "folder/config.json"); });
+  };
+  expect_phrase(message("{\"vocab_size\": 1"), "folder/config.json");
+  expect_phrase(message("{\"vocab_size\": 1, \"vocab_size\": 2}"), "vocab_size");
+  expect_phrase(message(""), "folder/config.json");
+}
+
+// A fixture, loaded into fresh storage of some compute type.
+struct Loaded {
+  Loaded(const std::string& path, DType dtype)
+      : config(read_hf_config(path + "/config.json")),
+        state(declare_model_state(config, dtype, /*trained=*/false)),
+        storage(state.table) {
+    load_hf_weights(path, config, state, storage);
+  }
+  ModelConfig config;
+  ModelState state;
+  StateStorage storage;
+};
+
+std::string fixture(const std::string& name) {
+  return TROUPE_FIXTURE_DIR "/hf/" + name;
+}
+
+class HfFolder : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(HfFolder, ComesBackByteForByte) {
+  const TempFolder folder;
+  const Loaded model(fixture(GetParam()), DType::f32);
+  save_hf_model(folder / "copy", model.config, model.state, model.storage);
+  const SafetensorsFolder before = SafetensorsFolder::open(fixture(GetParam()));
+  const SafetensorsFolder after = SafetensorsFolder::open(folder / "copy");
+  size_t tensors = 0;
+  for (const SafetensorsFile& file : before.files()) {
+    for (const TensorEntry& entry : file.entries()) {
+      const auto other = after.find(entry.name);
+      ASSERT_NE(other.entry, nullptr) << entry.name;
+      EXPECT_EQ(static_cast<const TensorSpec&>(*other.entry), entry) << entry.name;
+      const auto bytes = file.bytes(entry);
+      EXPECT_TRUE(
+          std::equal(bytes.begin(), bytes.end(), other.bytes().begin(), other.bytes().end()))
+          << entry.name;
+      ++tensors;
+    }
+  }
+  size_t written = 0;
+  for (const SafetensorsFile& file : after.files()) written += file.entries().size();
+  EXPECT_EQ(written, tensors);
+  EXPECT_EQ(read_hf_config(folder / "copy/config.json"), model.config);
+}
+
+// The tensors of a model tile its parameters: written over everything, they leave no element alone.
+TEST_P(HfFolder, TensorsTileTheParameters) {
+  const ModelConfig config = read_hf_config(fixture(GetParam()) + "/config.json");
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  std::vector<std::vector<int>> written(state.parameters.size());
+  for (const Parameter& parameter : state.parameters) {
+    written[parameter.number].resize(
+        static_cast<size_t>((*state.table)[parameter.value].shape.elements()));
+  }
+  for (const HfTensor& tensor : hf_tensors(config, state)) {
+    for (int64_t i = 0; i < tensor.shape.elements(); ++i) {
+      ++written[tensor.parameter].at(static_cast<size_t>(tensor.offset + i));
+    }
+  }
+  for (const std::vector<int>& counts : written) {
+    EXPECT_EQ(counts, std::vector<int>(counts.size(), 1));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, HfFolder,
+                         ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe",
+                                           "qwen3_moe_mixed_layers", "qwen3_moe_first_dense",
+                                           "llama_dense", "qwen3_dense"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(HfWeights, WiderAndNarrowerTypes) {
+  const Loaded exact(fixture("mixtral"), DType::f32);
+  const Loaded wide(fixture("mixtral"), DType::f64);
+  const Loaded narrow(fixture("mixtral"), DType::bf16);
+  for (const Parameter& parameter : exact.state.parameters) {
+    const TensorView from = exact.storage.view(parameter.value);
+    for (int64_t i = 0; i < from.shape.elements(); ++i) {
+      const float value = from.as<float>()[i];
+      ASSERT_EQ(wide.storage.view(parameter.value).as<double>()[i], value);
+      ASSERT_EQ(narrow.storage.view(parameter.value).as<bf16>()[i].bits, bf16(value).bits);
+    }
+  }
+}
+
+// Master weights of a model that is trained on get the value itself, not the rounded one.
+TEST(HfWeights, MasterWeightsAreNotRounded) {
+  const Loaded exact(fixture("mixtral"), DType::f32);
+  const ModelState state = declare_model_state(exact.config, DType::bf16, /*trained=*/true);
+  const StateStorage storage(state.table);
+  load_hf_weights(fixture("mixtral"), exact.config, state, storage);
+  for (const Parameter& parameter : state.parameters) {
+    const TensorView from = exact.storage.view(exact.state.parameters[parameter.number].value);
+    for (int64_t i = 0; i < from.shape.elements(); ++i) {
+      ASSERT_EQ(storage.view(parameter.master).as<float>()[i], from.as<float>()[i]);
+    }
+  }
+}
+
+// A folder with the tensors of a fixture, changed.
+class ChangedFolder : public ::testing::Test {
+ protected:
+  struct Tensor {
+    TensorSpec spec;
+    std::vector<std::byte> bytes;
+  };
+  explicit ChangedFolder(const char* name = "mixtral") : name(name) {
+    const SafetensorsFolder from = SafetensorsFolder::open(fixture(name));
+    for (const SafetensorsFile& file : from.files()) {
+      for (const TensorEntry& entry : file.entries()) {
+        const auto bytes = file.bytes(entry);
+        tensors.push_back({entry, {bytes.begin(), bytes.end()}});
+      }
+    }
+  }
+  Tensor& find(const std::string& wanted) {
+    for (Tensor& tensor : tensors) {
+      if (tensor.spec.name == wanted) return tensor;
+    }
+    ADD_FAILURE() << "no " << wanted;
+    return tensors.front();
+  }
+  Loaded load() const {
+    std::vector<TensorSpec> specs;
+    for (const Tensor& tensor : tensors) specs.push_back(tensor.spec);
+    const Disk disk;
+    SafetensorsFolderWriter writer(disk, folder.path(), specs, 1 << 30);
+    for (size_t i = 0; i < tensors.size(); ++i) writer.append(i, tensors[i].bytes);
+    writer.finish();
+    put_file(folder / "config.json", get_file(fixture(name) + "/config.json"));
+    return Loaded(folder.path(), DType::f32);
+  }
+  void expect_refused(const std::vector<std::string>& phrases) const {
+    const std::string message = message_of(ExitStatus::bad_request, [&] { load(); });
+    for (const std::string& phrase : phrases) expect_phrase(message, phrase);
+    expect_phrase(message, folder.path());
+  }
+
+  std::string name;
+  TempFolder folder;
+  std::vector<Tensor> tensors;
+};
+
+constexpr const char* kExpert = "model.layers.1.block_sparse_moe.experts.5.w2.weight";
+
+TEST_F(ChangedFolder, UnchangedItLoads) {
+  EXPECT_NO_THROW(load());
+}
+
+TEST_F(ChangedFolder, MissingTensor) {
+  std::erase_if(tensors, [](const Tensor& tensor) { return tensor.spec.name == kExpert; });
+  expect_refused({kExpert, "is missing"});
+}
+
+TEST_F(ChangedFolder, UnexpectedTensor) {
+  tensors.push_back({{"model.layers.2.input_layernorm.weight", FileDType::f32, {48}},
+                     std::vector<std::byte>(48 * 4)});
+  expect_refused({"model.layers.2.input_layernorm.weight", "has no place", "MixtralForCausalLM"});
+}
+
+TEST_F(ChangedFolder, WrongShape) {
+  Tensor& tensor = find(kExpert);
+  tensor.spec.shape = {24, 96};
+  expect_refused({kExpert, "has the shape [24, 96]", "[48, 48]"});
+}
+
+TEST_F(ChangedFolder, WrongType) {
+  find(kExpert).spec.dtype = FileDType::i32;
+  expect_refused({kExpert, "I32"});
+}
+
+TEST_F(ChangedFolder, HeadOfAModelThatIsNotTied) {
+  std::erase_if(tensors, [](const Tensor& tensor) { return tensor.spec.name == "lm_head.weight"; });
+  expect_refused({"lm_head.weight", "is missing"});
+}
+
+class TiedFolder : public ChangedFolder {
+ protected:
+  TiedFolder() : ChangedFolder("mixtral_window_tied") {}
+};
+
+// Some programs write the tied head a second time.
+TEST_F(TiedFolder, CopyOfTheHeadIsLeftOut) {
+  Tensor copy = find("model.embed_tokens.weight");
+  copy.spec.name = "lm_head.weight";
+  tensors.push_back(copy);
+  EXPECT_NO_THROW(load());
+}
+
+// A head with other weights is no copy: the model would compute something else.
+TEST_F(TiedFolder, AnotherHeadIsRefused) {
+  Tensor other = find("model.embed_tokens.weight");
+  other.spec.name = "lm_head.weight";
+  other.bytes[0] ^= std::byte{1};
+  tensors.push_back(other);
+  expect_refused({"lm_head.weight"});
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,219 @@
+// Model shapes: parameter counts of published models, the flops formula on a case worked out by
+// hand, and what is refused.
+#include "model/model_config.h"
+
+#include <gtest/gtest.h>
+#include <string>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "model/parameters.h"
+#include "program/test_models.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+
+// config.json of mistralai/Mixtral-8x7B-v0.1.
+constexpr const char* kMixtral8x7b = R"({
+  "architectures": ["MixtralForCausalLM"],
+  "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+  "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+  "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "num_local_experts": 8, "output_router_logits": false, "rms_norm_eps": 1e-05,
+  "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0",
+  "use_cache": true, "vocab_size": 32000
+})";
+
+// config.json of Qwen/Qwen3-30B-A3B.
+constexpr const char* kQwen3_30bA3b = R"({
+  "architectures": ["Qwen3MoeForCausalLM"],
+  "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+  "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+  "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+  "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+  "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true,
+  "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+  "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0,
+  "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
+  "use_sliding_window": false, "vocab_size": 151936
+})";
+
+int64_t declared_elements(const ModelConfig& config) {
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  int64_t elements = 0;
+  for (const Parameter& parameter : state.parameters) {
+    elements += (*state.table)[parameter.value].shape.elements();
+  }
+  return elements;
+}
+
+TEST(ParameterCount, Mixtral8x7b) {
+  const ModelConfig config = parse_hf_config(kMixtral8x7b, "config.json");
+  EXPECT_EQ(config.parameter_count(), 46'702'792'704);
+  // Six of the eight experts of each layer (three matrices of 4096 x 14336) are left out.
+  EXPECT_EQ(config.active_parameter_count(), 46'702'792'704 - int64_t{32} * 6 * 3 * 4096 * 14336);
+  EXPECT_EQ(declared_elements(config), config.parameter_count());
+}
+
+TEST(ParameterCount, Qwen3_30bA3b) {
+  const ModelConfig config = parse_hf_config(kQwen3_30bA3b, "config.json");
+  EXPECT_EQ(config.parameter_count(), 30'532'122'624);
+  EXPECT_EQ(config.active_parameter_count(), 30'532'122'624 - int64_t{48} * 120 * 3 * 2048 * 768);
+  EXPECT_EQ(declared_elements(config), config.parameter_count());
+}
+
+TEST(ParameterCount, EqualsWhatIsDeclared) {
+  ModelConfig mixed = moe_model(4);
+  mixed.moe_layers = {false, true, false, true};
+  mixed.ffn_hidden_size = 40;
+  mixed.tie_embeddings = true;
+  mixed.qk_layernorm = true;
+  for (const ModelConfig& config : {dense_model(3), moe_model(2), mixtral_like_model(2), mixed}) {
+    EXPECT_EQ(declared_elements(config), config.parameter_count());
+  }
+  EXPECT_EQ(dense_model(3).active_parameter_count(), dense_model(3).parameter_count());
+}
+
+// 3 times (backward costs twice the forward) 2 flops per multiply-add of: the head, 5 x 7; in each
+// layer the projections, 5 x (4 + 4 + 4) to queries, keys and values of 2 heads of 2 in 2 groups
+// and 4 x 5 back; the MLP, three matrices of 5 x 6 in the dense layer and of 5 x 3 in each of the
+// two experts of the other; and attention, where a token of a sequence of n sees n / 2 others on
+// average, with 2 products of 4 for each.
+TEST(TrainingFlops, WorkedOutByHand) {
+  ModelConfig config;
+  config.vocab_size = 7;
+  config.hidden_size = 5;
+  config.num_layers = 2;
+  config.num_attention_heads = 2;
+  config.num_query_groups = 2;
+  config.kv_channels = 2;
+  config.max_position_embeddings = 16;
+  config.ffn_hidden_size = 6;
+  config.num_experts = 4;
+  config.moe_router_topk = 2;
+  config.moe_ffn_hidden_size = 3;
+  config.moe_layers = {false, true};
+  config.validate();
+  const double layers = 2 * (5 * 12 + 4 * 5) + 3 * 5 * 6 + 2 * 3 * 5 * 3;
+  for (const int64_t n : {1, 8, 16}) {
+    const auto tokens = static_cast<double>(n);
+    const double attention = 2 /* layers */ * tokens * (tokens / 2) * 2 * 4;
+    EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(n),
+                     3 * 2 * (tokens * (35 + layers) + attention));
+  }
+  EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 90 + 90 + 8));
+}
+
+// For long models 6 flops per active weight and token is the common estimate. Norms and routers
+// cost nothing here, the embedding is a look-up, and attention comes on top.
+TEST(TrainingFlops, AreAboutSixPerActiveWeight) {
+  const ModelConfig config = parse_hf_config(kMixtral8x7b, "config.json");
+  const double estimate = 6.0 * static_cast<double>(config.active_parameter_count());
+  EXPECT_NEAR(config.training_flops_per_sequence(1) / estimate, 1.0, 0.02);
+  EXPECT_GT(config.training_flops_per_sequence(8192) / 8192, estimate);
+}
+
+class Refusals : public ::testing::Test {
+ protected:
+  // Refuses `config` with a message that names `field`.
+  void expect_refused(const std::string& field) {
+    try {
+      config.validate();
+      ADD_FAILURE() << "nothing was refused: " << field;
+    } catch (const UserError& error) {
+      EXPECT_EQ(error.status(), ExitStatus::bad_request);
+      EXPECT_NE(std::string(error.what()).find(field), std::string::npos) << error.what();
+    }
+    config = moe_model(2);
+  }
+  ModelConfig config = moe_model(2);
+};
+
+TEST_F(Refusals, GoodShapesPass) {
+  EXPECT_NO_THROW(config.validate());
+  EXPECT_NO_THROW(dense_model(1).validate());
+}
+
+TEST_F(Refusals, SizesThatAreNotPositive) {
+  for (const int32_t size : {0, -1}) {
+    config.vocab_size = size;
+    expect_refused("vocab_size");
+    config.hidden_size = size;
+    expect_refused("hidden_size");
+    config.num_layers = size;
+    expect_refused("num_layers");
+    config.num_attention_heads = size;
+    expect_refused("num_attention_heads");
+    config.num_query_groups = size;
+    expect_refused("num_query_groups");
+    config.kv_channels = size;
+    expect_refused("kv_channels");
+    config.max_position_embeddings = size;
+    expect_refused("max_position_embeddings");
+    config.moe_router_topk = size;
+    expect_refused("moe_router_topk");
+    config.moe_ffn_hidden_size = size;
+    expect_refused("moe_ffn_hidden_size");
+  }
+  config = dense_model(1);
+  config.ffn_hidden_size = 0;
+  expect_refused("ffn_hidden_size");
+  config.moe_layers = {true, false};
+  expect_refused("ffn_hidden_size");
+}
+
+TEST_F(Refusals, SizesThatCannotBeMeant) {
+  config.vocab_size = 2'000'000'000;
+  expect_refused("vocab_size");
+  config.hidden_size = 2'000'000'000;
+  expect_refused("hidden_size");
+  config.num_layers = 10'001;
+  expect_refused("num_layers");
+  config.moe_ffn_hidden_size = 1 << 25;
+  expect_refused("moe_ffn_hidden_size");
+}
+
+// Each of the two may be meant; their product has more than 31 bits.
+TEST_F(Refusals, SizesWhoseProductCannotBeMeant) {
+  config.num_attention_heads = 1 << 20;
+  config.num_query_groups = 1 << 20;
+  config.kv_channels = 1 << 20;
+  expect_refused("kv_channels");
+}
+
+TEST_F(Refusals, SizesThatDoNotFitTogether) {
+  config.num_query_groups = 3;
+  expect_refused("num_query_groups (3)");
+  config.kv_channels = 7;
+  expect_refused("head size must be even");
+  config.moe_router_topk = 5;
+  expect_refused("moe_router_topk (5) is larger than num_experts (4)");
+  config.moe_router_topk = 1;
+  expect_refused("moe_router_pre_softmax");
+  config.sliding_window = -1;
+  expect_refused("sliding_window");
+}
+
+TEST_F(Refusals, NumbersThatMakeNoSense) {
+  config.norm_epsilon = 0;
+  expect_refused("norm_epsilon");
+  config.norm_epsilon = -1e-6;
+  expect_refused("norm_epsilon");
+  config.rotary_base = 1;
+  expect_refused("rotary_base");
+  config.moe_aux_loss_coeff = -0.01;
+  expect_refused("moe_aux_loss_coeff");
+  config.moe_z_loss_coeff = -0.01;
+  expect_refused("moe_z_loss_coeff");
+  config.init_method_std = -0.02;
+  expect_refused("init_method_std");
+}
+
+}  // namespace
+}  // namespace troupe

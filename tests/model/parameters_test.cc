@@ -1,0 +1,180 @@
+// The declared state of a model: which tensors there are, of which types, and how they start.
+#include "model/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gtest/gtest.h>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "program/test_models.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+
+Shape shape_of(const ModelState& state, ParameterKind kind, int32_t layer = -1) {
+  const StateId id = state.find(kind, layer);
+  return id.valid() ? (*state.table)[id].shape : Shape{0};
+}
+
+TEST(ModelState, ShapesOfAMixedModel) {
+  ModelConfig config = moe_model(2);
+  config.qk_layernorm = true;
+  config.moe_layers = {false, true};
+  config.ffn_hidden_size = 40;
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/true);
+  using Kind = ParameterKind;
+  EXPECT_EQ(shape_of(state, Kind::embedding), (Shape{96, 32}));
+  EXPECT_EQ(shape_of(state, Kind::head), (Shape{96, 32}));
+  EXPECT_EQ(shape_of(state, Kind::final_norm), (Shape{32}));
+  for (const int32_t layer : {0, 1}) {
+    EXPECT_EQ(shape_of(state, Kind::input_norm, layer), (Shape{32}));
+    EXPECT_EQ(shape_of(state, Kind::w_qkv, layer), (Shape{(4 + 2 * 2) * 8, 32}));
+    EXPECT_EQ(shape_of(state, Kind::q_norm, layer), (Shape{8}));
+    EXPECT_EQ(shape_of(state, Kind::k_norm, layer), (Shape{8}));
+    EXPECT_EQ(shape_of(state, Kind::w_attention_out, layer), (Shape{32, 32}));
+    EXPECT_EQ(shape_of(state, Kind::post_attention_norm, layer), (Shape{32}));
+  }
+  EXPECT_FALSE(state.find(Kind::w_router, 0).valid());
+  EXPECT_EQ(shape_of(state, Kind::w_gate_up, 0), (Shape{80, 32}));
+  EXPECT_EQ(shape_of(state, Kind::w_down, 0), (Shape{32, 40}));
+  EXPECT_EQ(shape_of(state, Kind::w_router, 1), (Shape{4, 32}));
+  EXPECT_EQ(shape_of(state, Kind::w_gate_up, 1), (Shape{4, 48, 32}));
+  EXPECT_EQ(shape_of(state, Kind::w_down, 1), (Shape{4, 32, 24}));
+}
+
+TEST(ModelState, OptionalParameters) {
+  const ModelState tied = declare_model_state(dense_model(1), DType::f32, false);
+  EXPECT_FALSE(tied.find(ParameterKind::head).valid());
+  const ModelState plain = declare_model_state(moe_model(1), DType::f32, false);
+  EXPECT_FALSE(plain.find(ParameterKind::q_norm, 0).valid());
+  EXPECT_TRUE(plain.find(ParameterKind::head).valid());
+}
+
+TEST(ModelState, TypesAndRoles) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    const ModelState state = declare_model_state(moe_model(1), dtype, /*trained=*/true);
+    std::set<int32_t> tensors;
+    std::set<std::string> names;
+    for (size_t i = 0; i < state.parameters.size(); ++i) {
+      const Parameter& parameter = state.parameters[i];
+      EXPECT_EQ(parameter.number, i);
+      const StateTensor& value = (*state.table)[parameter.value];
+      EXPECT_EQ(value.dtype, dtype);
+      EXPECT_EQ(value.role, Role::parameter);
+      EXPECT_EQ(value.gradient, parameter.gradient);
+      EXPECT_EQ(parameter.master.valid(), dtype == DType::bf16);
+      for (const StateId id :
+           {parameter.gradient, parameter.exp_avg, parameter.exp_avg_sq, parameter.master}) {
+        if (!id.valid()) continue;
+        const StateTensor& tensor = (*state.table)[id];
+        EXPECT_EQ(tensor.dtype, accumulation_dtype(dtype)) << tensor.name;
+        EXPECT_EQ(tensor.shape, value.shape) << tensor.name;
+        EXPECT_EQ(tensor.role, id == parameter.gradient ? Role::gradient : Role::optimizer);
+        tensors.insert(id.index);
+        names.insert(tensor.name);
+      }
+      tensors.insert(parameter.value.index);
+      names.insert(value.name);
+    }
+    EXPECT_EQ(tensors.size(), static_cast<size_t>(state.table->size())) << "each is used once";
+    EXPECT_EQ(names.size(), tensors.size()) << "checkpoints tell tensors apart by name";
+  }
+}
+
+TEST(ModelState, WithoutTrainingThereAreOnlyWeights) {
+  const ModelState state = declare_model_state(moe_model(1), DType::bf16, /*trained=*/false);
+  EXPECT_EQ(static_cast<size_t>(state.table->size()), state.parameters.size());
+  for (const Parameter& parameter : state.parameters) {
+    EXPECT_FALSE(parameter.gradient.valid() || parameter.exp_avg.valid() ||
+                 parameter.exp_avg_sq.valid() || parameter.master.valid());
+  }
+}
+
+TEST(ModelState, NormsStartAtOneAndDoNotDecay) {
+  const ModelState state = declare_model_state(dense_model(1), DType::f32, true);
+  int norms = 0;
+  for (const Parameter& parameter : state.parameters) {
+    const bool norm = (*state.table)[parameter.value].shape.rank() == 1;
+    norms += norm;
+    EXPECT_EQ(parameter.decay, !norm);
+    if (norm) {
+      EXPECT_EQ(initial_value(parameter, 1, 0), 1.0);
+    }
+  }
+  EXPECT_EQ(norms, 5) << "two of the layer, queries, keys, final";
+}
+
+std::vector<double> values(const Parameter& parameter, uint64_t seed, int64_t count) {
+  std::vector<double> all;
+  for (int64_t i = 0; i < count; ++i) all.push_back(initial_value(parameter, seed, i));
+  return all;
+}
+
+double deviation(const std::vector<double>& values) {
+  double squares = 0;
+  for (const double value : values) squares += value * value;
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+// The standard deviation of 20000 draws is known to 0.5 % (one in sqrt(2 n)): 2.5 % are five times
+// that.
+TEST(InitialValues, HaveTheirDeviation) {
+  ModelConfig config = moe_model(8);
+  config.init_method_std = 0.05;
+  const ModelState state = declare_model_state(config, DType::f32, false);
+  for (const Parameter& parameter : state.parameters) {
+    if (parameter.layer > 1 || parameter.init_std == 0) continue;
+    // Projections into the residual stream: 1 / sqrt(2 layers) of the others.
+    const bool output =
+        parameter.kind == ParameterKind::w_attention_out || parameter.kind == ParameterKind::w_down;
+    const double expected = output ? 0.05 / 4 : 0.05;
+    EXPECT_NEAR(deviation(values(parameter, 7, 20000)), expected, 0.025 * expected)
+        << (*state.table)[parameter.value].name;
+  }
+}
+
+TEST(InitialValues, DependOnSeedParameterAndElementAlone) {
+  const ModelState state = declare_model_state(moe_model(2), DType::f32, false);
+  const Parameter& a = state.parameters[0];
+  EXPECT_NE(values(a, 1, 8), values(a, 2, 8));
+  std::vector<double> normalised;
+  for (const Parameter& parameter : state.parameters) {
+    if (parameter.init_std == 0) continue;
+    normalised.push_back(initial_value(parameter, 1, 0) / parameter.init_std);
+  }
+  std::sort(normalised.begin(), normalised.end());
+  EXPECT_EQ(std::unique(normalised.begin(), normalised.end()), normalised.end())
+      << "two parameters share their numbers";
+}
+
+// The order in which values are asked for, the other tensors of the table (a trained model has four
+// times as many), and the dtype do not matter.
+TEST(InitialValues, DoNotDependOnTheTable) {
+  const ModelState plain = declare_model_state(moe_model(2), DType::f32, false);
+  const ModelState trained = declare_model_state(moe_model(2), DType::bf16, true);
+  ASSERT_EQ(plain.parameters.size(), trained.parameters.size());
+  std::vector<std::vector<double>> forwards;
+  for (const Parameter& parameter : plain.parameters) forwards.push_back(values(parameter, 3, 5));
+  for (size_t i = trained.parameters.size(); i-- > 0;) {
+    const Parameter& parameter = trained.parameters[i];
+    for (int64_t element = 5; element-- > 0;) {
+      EXPECT_EQ(initial_value(parameter, 3, element), forwards[i][static_cast<size_t>(element)]);
+    }
+  }
+}
+
+// A value that is written down: seeds must mean the same in every version.
+TEST(InitialValues, AreTheSameInEveryVersion) {
+  const ModelState state = declare_model_state(moe_model(2), DType::f32, false);
+  const double first = initial_value(state.parameters[0], 1234, 0);
+  const double later = initial_value(state.parameters[2], 1234, 1000);
+  EXPECT_NEAR(first / 0.02, -1.6725620585825192, 1e-12);
+  EXPECT_NEAR(later / 0.02, 0.6117908091463563, 1e-12);
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,194 @@
+// metrics.jsonl: what stands in a line, what survives when a run goes on, and the numbers derived
+// from expert loads.
+#include "train/metrics_log.h"
+
+#include <cmath>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "train/train_test_support.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+using nlohmann::json;
+
+class MetricsLogFile : public ::testing::Test {
+ protected:
+  std::vector<std::string> lines() const {
+    std::ifstream in(path);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(in, line);) all.push_back(line);
+    return all;
+  }
+  std::vector<int64_t> steps() const {
+    std::vector<int64_t> all;
+    for (const std::string& line : lines()) all.push_back(json::parse(line).at("step"));
+    return all;
+  }
+  void put(const std::string& text) const { std::ofstream(path, std::ios::app) << text; }
+  static StepMetrics step(int64_t number) {
+    StepMetrics metrics;
+    metrics.step = number;
+    metrics.loss = 1.0 / 3.0;
+    return metrics;
+  }
+
+  TempFolder folder;
+  std::string path = folder / "metrics.jsonl";
+};
+
+TEST_F(MetricsLogFile, TrainingLine) {
+  StepMetrics metrics = step(7);
+  metrics.lr = 0.1;
+  metrics.grad_norm = 2.5;
+  metrics.tokens = 1 << 20;
+  metrics.tokens_per_s = 1e5;
+  metrics.tflops_per_gpu = 0.25;
+  metrics.step_time_s = 0.5;
+  metrics.peak_bytes = uint64_t{5} << 32;
+  metrics.has_load_balancing_loss = true;
+  metrics.has_z_loss = true;
+  metrics.layers = {{.layer = 1, .rows = {2, 0, 6, 0}, .load_balancing_loss = 1.5, .z_loss = 3},
+                    {.layer = 3, .rows = {2, 2, 2, 2}, .load_balancing_loss = 1.0, .z_loss = 1}};
+  MetricsLog(path, 0).training(metrics);
+  ASSERT_EQ(lines().size(), 1U);
+  const json expected = json::parse(R"({
+    "step": 7, "loss": 0.3333333333333333, "lr": 0.1, "grad_norm": 2.5, "tokens": 1048576,
+    "tokens_per_s": 1e5, "tflops_per_gpu": 0.25, "step_time_s": 0.5, "peak_bytes": 21474836480,
+    "load_imbalance": 3.0, "load_balancing_loss": 1.25, "z_loss": 2.0,
+    "experts": [{"layer": 1, "imbalance": 3.0, "dead": 2, "rows": [2, 0, 6, 0]},
+                {"layer": 3, "imbalance": 1.0, "dead": 0, "rows": [2, 2, 2, 2]}]})");
+  EXPECT_EQ(json::parse(lines()[0]), expected);
+  EXPECT_EQ(json::parse(lines()[0])["loss"].get<double>(), 1.0 / 3.0) << "to the last bit";
+}
+
+TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
+  StepMetrics metrics = step(1);
+  metrics.skipped = true;
+  MetricsLog(path, 0).training(metrics);
+  const json line = json::parse(lines().at(0));
+  EXPECT_FALSE(line.contains("load_balancing_loss"));
+  EXPECT_FALSE(line.contains("z_loss"));
+  EXPECT_FALSE(line.contains("experts"));
+  EXPECT_EQ(line["load_imbalance"], 1.0);
+  EXPECT_EQ(line["skipped"], true);
+}
+
+// JSON has no word for NaN; the line must stay one that every reader takes.
+TEST_F(MetricsLogFile, NotFiniteIsNull) {
+  StepMetrics metrics = step(1);
+  metrics.loss = std::numeric_limits<double>::quiet_NaN();
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  MetricsLog(path, 0).training(metrics);
+  const json line = json::parse(lines().at(0));
+  EXPECT_TRUE(line["loss"].is_null());
+  EXPECT_TRUE(line["grad_norm"].is_null());
+}
+
+TEST_F(MetricsLogFile, EvaluationLine) {
+  MetricsLog(path, 0).evaluation(20, 3.25, 4096);
+  EXPECT_EQ(json::parse(lines().at(0)),
+            json::parse(R"({"step": 20, "val_loss": 3.25, "val_tokens": 4096})"));
+}
+
+TEST_F(MetricsLogFile, LinesAreThereAtOnce) {
+  MetricsLog log(path, 0);
+  for (int64_t number = 1; number <= 3; ++number) {
+    log.training(step(number));
+    EXPECT_EQ(lines().size(), static_cast<size_t>(number));
+  }
+}
+
+TEST_F(MetricsLogFile, GoingOnDropsLaterLines) {
+  {
+    MetricsLog log(path, 0);
+    for (int64_t number = 1; number <= 6; ++number) {
+      log.training(step(number));
+      if (number % 2 == 0) log.evaluation(number, 1, 1);
+    }
+  }
+  MetricsLog log(path, 4);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 2, 3, 4, 4}));
+  log.training(step(5));
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 2, 3, 4, 4, 5}));
+}
+
+TEST_F(MetricsLogFile, KeptLinesAreUntouched) {
+  MetricsLog(path, 0).training(step(1));
+  const std::string before = lines().at(0);
+  put(R"({"step":2})"
+      "\n");
+  const MetricsLog log(path, 1);
+  EXPECT_EQ(lines(), (std::vector<std::string>{before}));
+}
+
+TEST_F(MetricsLogFile, ATornLastLineIsDropped) {
+  put("{\"step\":1,\"loss\":2.5}\n{\"step\":2,\"lo");
+  {
+    MetricsLog log(path, 5);
+    EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
+    log.training(step(2));
+  }
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
+}
+
+TEST_F(MetricsLogFile, ACompleteLineWithoutItsEndIsTorn) {
+  put("{\"step\":1}\n{\"step\":2}");
+  const MetricsLog log(path, 5);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
+}
+
+TEST_F(MetricsLogFile, LinesThatAreNoMetricsAreDropped) {
+  put("garbage\n\n[1]\n{\"loss\":1}\n{\"step\":\"1\"}\n{\"step\":1}\n\xff\xfe\n");
+  const MetricsLog log(path, 5);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
+}
+
+TEST_F(MetricsLogFile, AFreshRunStartsAnEmptyFile) {
+  put("{\"step\":1}\n{\"step\":2}\n");
+  const MetricsLog log(path, 0);
+  EXPECT_TRUE(lines().empty());
+}
+
+TEST_F(MetricsLogFile, NoTemporaryFileStays) {
+  put("{\"step\":1}\n{\"step\":2}\n");
+  const MetricsLog log(path, 1);
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_EQ(entry.path().filename(), "metrics.jsonl");
+    ++files;
+  }
+  EXPECT_EQ(files, 1);
+}
+
+TEST_F(MetricsLogFile, MissingFolderIsAnError) {
+  path = folder / "missing/metrics.jsonl";
+  try {
+    const MetricsLog log(path, 0);
+    FAIL() << "nothing was refused";
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.status(), ExitStatus::failed);
+    EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
+  }
+}
+
+TEST(ExpertLoads, ImbalanceIsLargestOverMean) {
+  EXPECT_DOUBLE_EQ((ExpertLoads{.layer = 0, .rows = {10, 20, 30, 40}}).imbalance(), 1.6);
+  EXPECT_DOUBLE_EQ((ExpertLoads{.layer = 0, .rows = {0, 0, 0, 5}}).imbalance(), 4.0);
+  EXPECT_EQ((ExpertLoads{.layer = 0, .rows = {0, 0}}).imbalance(), 1.0);
+}
+
+TEST(ExpertLoads, DeadExperts) {
+  EXPECT_EQ((ExpertLoads{.layer = 0, .rows = {0, 1, 0, 2}}).dead(), 2);
+  EXPECT_EQ((ExpertLoads{.layer = 0, .rows = {1, 1}}).dead(), 0);
+}
+
+}  // namespace
+}  // namespace troupe

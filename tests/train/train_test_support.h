@@ -1,0 +1,212 @@
+// What the tests of the train room share: a small MoE model that exercises everything, a training
+// step of it that is ready to run, the bytes and numbers of its state, and folders that clean up
+// after themselves.
+#pragma once
+
+#include <cstring>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <memory>
+#include <stdlib.h>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "passes/step_programs.h"
+#include "program/test_models.h"
+#include "program/verify.h"
+#include "runtime/cpu/cpu_interpreter.h"
+#include "train/initialize.h"
+
+namespace troupe::testing {
+
+// Two layers, four experts, top-2, norms of queries and keys, both auxiliary losses.
+inline ModelConfig trained_model() {
+  ModelConfig config = moe_model(2);
+  config.qk_layernorm = true;
+  return config;
+}
+
+inline double element(const TensorView& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::f64:
+      return view.as<double>()[i];
+    case DType::f32:
+      return view.as<float>()[i];
+    default:
+      return view.as<bf16>()[i];
+  }
+}
+
+inline void set_element(const TensorView& view, int64_t i, double value) {
+  switch (view.dtype) {
+    case DType::f64:
+      view.as<double>()[i] = value;
+      break;
+    case DType::f32:
+      view.as<float>()[i] = static_cast<float>(value);
+      break;
+    default:
+      view.as<bf16>()[i] = bf16(value);
+      break;
+  }
+}
+
+inline std::vector<double> elements(const TensorView& view) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < view.shape.elements(); ++i) values.push_back(element(view, i));
+  return values;
+}
+
+inline std::string bytes_of(const TensorView& view) {
+  const auto size = static_cast<size_t>(view.shape.elements()) * size_of(view.dtype);
+  return {static_cast<const char*>(view.data), size};
+}
+
+// The bytes of every state tensor, or of all but the gradients, by StateId.
+inline std::vector<std::string> state_bytes(const StateStorage& storage,
+                                            bool with_gradients = true) {
+  std::vector<std::string> all;
+  for (int32_t i = 0; i < storage.table().size(); ++i) {
+    if (!with_gradients && storage.table()[StateId{i}].role == Role::gradient) continue;
+    all.push_back(bytes_of(storage.view(StateId{i})));
+  }
+  return all;
+}
+
+// Names the first tensor that differs.
+inline void expect_same_state(const StateStorage& a, const StateStorage& b) {
+  for (int32_t i = 0; i < a.table().size(); ++i) {
+    ASSERT_EQ(bytes_of(a.view(StateId{i})), bytes_of(b.view(StateId{i})))
+        << a.table()[StateId{i}].name;
+  }
+}
+
+struct StepRunOptions {
+  DType dtype = DType::f64;
+  int threads = 1;
+  bool oracle = false;
+  int32_t micro_batch_size = 1;
+  int32_t micro_batches = 1;
+  int32_t sequence = 12;
+  uint64_t seed = 1;
+};
+
+// A model with its training step, planned and initialised. Samples are numbered: the same number
+// is the same tokens, labels and mask, wherever in the step it is put.
+class StepRun {
+ public:
+  StepRun(const ModelConfig& model, const StepRunOptions& run)
+      : config(model),
+        options(run),
+        pool(run.threads),
+        state(declare_model_state(config, run.dtype, /*trained=*/true)),
+        step(build_training_step(config, state,
+                                 {.micro_batch_size = run.micro_batch_size,
+                                  .micro_batches = run.micro_batches,
+                                  .sequence = run.sequence})),
+        storage(state.table),
+        interpreter(*step.program, plan(*step.program, run), storage, pool) {
+    initialize_parameters(state, storage, run.seed, pool);
+    set_learning_rate(1e-3);
+    *interpreter.view(step.weight_decay).as<double>() = 0.1;
+    write_samples(0);
+  }
+
+  // Fills the whole step with samples `first`, `first` + 1, ...
+  void write_samples(int64_t first) {
+    for (const BatchValues& batch : step.micro_batches) {
+      for (int32_t row = 0; row < batch.batch; ++row) write_sample(batch, row, first++);
+    }
+  }
+
+  // Runs update `number` (from 1).
+  void update(int64_t number = 1) {
+    *interpreter.view(step.update_number).as<int64_t>() = number;
+    interpreter.run();
+  }
+
+  void set_learning_rate(double rate) { *interpreter.view(step.learning_rate).as<double>() = rate; }
+  double loss() const { return *interpreter.view(step.loss).as<double>(); }
+  double grad_norm() const { return *interpreter.view(step.grad_norm).as<double>(); }
+  bool skipped() const { return *interpreter.view(step.skipped).as<int32_t>() != 0; }
+
+  // What a step minimises: cross-entropy and auxiliary losses with their coefficients.
+  double objective() const {
+    double sum = loss();
+    for (const LayerMetrics& layer : step.layers) {
+      if (layer.load_balancing_loss.valid()) {
+        sum +=
+            config.moe_aux_loss_coeff * *interpreter.view(layer.load_balancing_loss).as<double>();
+      }
+      if (layer.z_loss.valid()) {
+        sum += config.moe_z_loss_coeff * *interpreter.view(layer.z_loss).as<double>();
+      }
+    }
+    return sum;
+  }
+
+  std::vector<double> expert_counts() const {
+    std::vector<double> counts;
+    for (const LayerMetrics& layer : step.layers) {
+      for (const double count : elements(interpreter.view(layer.counts))) counts.push_back(count);
+    }
+    return counts;
+  }
+
+  const std::string& name(const Parameter& parameter) const {
+    return (*state.table)[parameter.value].name;
+  }
+
+  ModelConfig config;
+  StepRunOptions options;
+  ThreadPool pool;
+  ModelState state;
+  TrainingStep step;
+  StateStorage storage;
+  CpuInterpreter interpreter;
+
+ private:
+  static MemoryPlan plan(const Program& program, const StepRunOptions& run) {
+    verify_program(program);
+    return run.oracle ? plan_oracle(program, run.threads) : plan_memory(program, run.threads);
+  }
+
+  void write_sample(const BatchValues& batch, int32_t row, int64_t sample) {
+    const auto vocabulary = static_cast<uint64_t>(config.vocab_size);
+    const auto draw = [&](uint32_t what, int64_t position) {
+      return random_below(vocabulary, options.seed, RandomStream::test, what,
+                          static_cast<uint64_t>(sample * batch.sequence + position));
+    };
+    for (int32_t i = 0; i < batch.sequence; ++i) {
+      const int64_t at = static_cast<int64_t>(row) * batch.sequence + i;
+      interpreter.view(batch.tokens).as<int32_t>()[at] = static_cast<int32_t>(draw(0, i));
+      interpreter.view(batch.labels).as<int32_t>()[at] = static_cast<int32_t>(draw(1, i));
+      set_element(interpreter.view(batch.mask), at, i % 5 == 3 ? 0.0 : 1.0);
+    }
+  }
+};
+
+// A new empty folder, removed with everything in it at the end.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "troupe_train_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "cannot create " << name;
+    path_ = name;
+  }
+  ~TempFolder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace troupe::testing

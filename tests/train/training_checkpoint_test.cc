@@ -1,0 +1,244 @@
+// Training checkpoints: everything that a run is comes back bit for bit, and a run is not continued
+// as another one.
+#include "train/training_checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/error.h"
+#include "train/train_test_support.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+
+ModelConfig saved_model() {
+  ModelConfig config = trained_model();
+  config.hf_architecture = "Qwen3MoeForCausalLM";
+  return config;
+}
+
+RunIdentity identity_of(const ModelConfig& config, DType dtype) {
+  return {.model = config,
+          .compute_dtype = dtype,
+          .seed = 0xfedcba9876543210U,
+          .sequence = 12,
+          .split = "90,10,0",
+          .tokenizer = "byte",
+          .options_json = R"({"lr":0.001})"};
+}
+
+const TrainingPosition kPosition{
+    .step = 12, .updates = 11, .consumed_samples = 48, .scheduled_samples = 44};
+
+template <class Body>
+std::string refusal(ExitStatus status, const Body& body) {
+  try {
+    body();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.status(), status) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return "";
+}
+
+void expect_part(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
+}
+
+class TrainingCheckpoint : public ::testing::TestWithParam<DType> {
+ protected:
+  TempFolder folder;
+};
+
+TEST_P(TrainingCheckpoint, ComesBackBitForBit) {
+  const StepRunOptions options{.dtype = GetParam()};
+  StepRun run(saved_model(), options);
+  for (int64_t number = 1; number <= 3; ++number) run.update(number);
+  const CheckpointInfo info = save_training_checkpoint(
+      folder.path(), identity_of(run.config, GetParam()), kPosition, run.state, run.storage);
+  EXPECT_EQ(info.step, 12);
+
+  StepRun other(saved_model(), {.dtype = GetParam(), .seed = 2});
+  const Checkpoint checkpoint = Checkpoint::open(info.path);
+  load_training_state(checkpoint, other.state, other.storage);
+  EXPECT_EQ(state_bytes(other.storage, /*with_gradients=*/false),
+            state_bytes(run.storage, /*with_gradients=*/false));
+  // Main gradients are rebuilt by each step, so the next step is the same.
+  for (StepRun* each : {&run, &other}) {
+    each->options.seed = 1;
+    each->write_samples(100);
+    each->update(4);
+  }
+  EXPECT_EQ(run.loss(), other.loss());
+  expect_same_state(run.storage, other.storage);
+}
+
+TEST_P(TrainingCheckpoint, HoldsWhatTheFormatSays) {
+  const StepRun run(saved_model(), {.dtype = GetParam()});
+  const CheckpointInfo info = save_training_checkpoint(
+      folder.path(), identity_of(run.config, GetParam()), kPosition, run.state, run.storage);
+  const Checkpoint checkpoint = Checkpoint::open(info.path);
+  size_t expected = 0;
+  for (const Parameter& parameter : run.state.parameters) {
+    expected += parameter.master.valid() ? 4 : 3;  // weights, two moments, master weights
+  }
+  EXPECT_EQ(checkpoint.tensors().size(), expected);
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    const bool weight = tensor.role == CheckpointRole::parameter;
+    EXPECT_EQ(tensor.dtype, weight ? GetParam() : accumulation_dtype(GetParam())) << tensor.name;
+    EXPECT_EQ(tensor.name.find("grad."), std::string::npos) << tensor.name;
+  }
+}
+
+// Weights alone, as for generation.
+TEST_P(TrainingCheckpoint, LoadsIntoAModelThatIsNotTrained) {
+  const StepRun run(saved_model(), {.dtype = GetParam()});
+  const CheckpointInfo info = save_training_checkpoint(
+      folder.path(), identity_of(run.config, GetParam()), kPosition, run.state, run.storage);
+  const ModelState state = declare_model_state(saved_model(), GetParam(), /*trained=*/false);
+  const StateStorage storage(state.table);
+  load_training_state(Checkpoint::open(info.path), state, storage);
+  for (const Parameter& parameter : state.parameters) {
+    EXPECT_EQ(bytes_of(storage.view(parameter.value)),
+              bytes_of(run.storage.view(run.state.parameters[parameter.number].value)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, TrainingCheckpoint,
+                         ::testing::Values(DType::f64, DType::f32, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+class StoredRunTest : public ::testing::Test {
+ protected:
+  StoredRun round_trip(const RunIdentity& identity) {
+    const StepRun run(identity.model, {.dtype = identity.compute_dtype});
+    path =
+        save_training_checkpoint(folder.path(), identity, kPosition, run.state, run.storage).path;
+    return read_stored_run(Checkpoint::open(path));
+  }
+  // Refuses `wanted` as the continuation of `stored`.
+  std::string refused(const StoredRun& stored, const RunIdentity& wanted) {
+    return refusal(ExitStatus::bad_request, [&] { require_same_run(stored, wanted, path); });
+  }
+
+  TempFolder folder;
+  std::string path;
+};
+
+TEST_F(StoredRunTest, FactsComeBack) {
+  const RunIdentity identity = identity_of(saved_model(), DType::bf16);
+  const StoredRun stored = round_trip(identity);
+  EXPECT_EQ(stored.position.step, kPosition.step);
+  EXPECT_EQ(stored.position.updates, kPosition.updates);
+  EXPECT_EQ(stored.position.consumed_samples, kPosition.consumed_samples);
+  EXPECT_EQ(stored.position.scheduled_samples, kPosition.scheduled_samples);
+  EXPECT_EQ(stored.identity.compute_dtype, DType::bf16);
+  EXPECT_EQ(stored.identity.seed, identity.seed);
+  EXPECT_EQ(stored.identity.sequence, identity.sequence);
+  EXPECT_EQ(stored.identity.split, identity.split);
+  EXPECT_EQ(stored.identity.tokenizer, identity.tokenizer);
+  EXPECT_EQ(nlohmann::json::parse(stored.identity.options_json),
+            nlohmann::json::parse(identity.options_json));
+  EXPECT_EQ(stored.identity.model.num_experts, identity.model.num_experts);
+  EXPECT_EQ(stored.identity.model.moe_aux_loss_coeff, identity.model.moe_aux_loss_coeff);
+}
+
+TEST_F(StoredRunTest, TheSameRunGoesOn) {
+  const RunIdentity identity = identity_of(saved_model(), DType::f32);
+  const StoredRun stored = round_trip(identity);
+  EXPECT_NO_THROW(require_same_run(stored, identity, path));
+  RunIdentity other_options = identity;
+  other_options.options_json = "{}";  // for the reader of the file
+  EXPECT_NO_THROW(require_same_run(stored, other_options, path));
+}
+
+TEST_F(StoredRunTest, AnotherRunIsRefused) {
+  const RunIdentity identity = identity_of(saved_model(), DType::f32);
+  const StoredRun stored = round_trip(identity);
+
+  RunIdentity other = identity;
+  other.model.rotary_base = 5e5;
+  std::string message = refused(stored, other);
+  expect_part(message, path);
+  expect_part(message, "another model than --model describes");
+  expect_part(message, "\"hidden_size\": 32");
+
+  other = identity;
+  other.compute_dtype = DType::bf16;
+  message = refused(stored, other);
+  expect_part(message, path);
+  expect_part(message, "was saved with --compute-dtype f32, this run has bf16");
+  expect_part(message, "--finetune");
+
+  other = identity;
+  other.seed = 1;
+  expect_part(refused(stored, other), "was saved with --seed 18364758544493064720, this run has 1");
+
+  other = identity;
+  other.sequence = 24;
+  expect_part(refused(stored, other), "was saved with --seq-length 12, this run has 24");
+
+  other = identity;
+  other.split = "1,0,0";
+  expect_part(refused(stored, other), "was saved with --split 90,10,0, this run has 1,0,0");
+}
+
+// The z-loss is minimised with the rest, so another coefficient is another run.
+TEST_F(StoredRunTest, AnotherZLossIsRefused) {
+  const RunIdentity identity = identity_of(saved_model(), DType::f32);
+  const StoredRun stored = round_trip(identity);
+  EXPECT_EQ(stored.identity.model.moe_z_loss_coeff, identity.model.moe_z_loss_coeff);
+  RunIdentity other = identity;
+  other.model.moe_z_loss_coeff = 0.5;
+  refused(stored, other);
+}
+
+TEST_F(StoredRunTest, AnotherTokenizerIsRefused) {
+  const RunIdentity identity = identity_of(saved_model(), DType::f32);
+  const StoredRun stored = round_trip(identity);
+  RunIdentity other = identity;
+  other.tokenizer = "another";
+  expect_part(refused(stored, other), "--tokenizer-type");
+}
+
+class BrokenFacts : public StoredRunTest {
+ protected:
+  // A checkpoint whose facts are changed, and the message with which it is refused.
+  template <class Change>
+  std::string broken(const Change& change) {
+    round_trip(identity_of(saved_model(), DType::f32));
+    const Checkpoint good = Checkpoint::open(path);
+    nlohmann::json facts = nlohmann::json::parse(good.training());
+    change(facts);
+    CheckpointContent content;
+    content.step = 13;
+    content.training = facts.dump();
+    const std::string changed = save_checkpoint(folder.path(), content).path;
+    return refusal(ExitStatus::failed, [&] { read_stored_run(Checkpoint::open(changed)); });
+  }
+};
+
+TEST_F(BrokenFacts, AreRefusedByName) {
+  expect_part(broken([](auto& facts) { facts.erase("position"); }), "position");
+  expect_part(broken([](auto& facts) { facts["seed"] = "x"; }), "broken");
+  expect_part(broken([](auto& facts) { facts["compute_dtype"] = "i32"; }),
+              "unknown compute dtype i32");
+  expect_part(broken([](auto& facts) { facts["position"]["updates"] = -1; }), "negative");
+}
+
+TEST_F(StoredRunTest, AnotherShapeOfModelIsRefusedByTensor) {
+  round_trip(identity_of(saved_model(), DType::f32));
+  ModelConfig wider = saved_model();
+  wider.vocab_size += 1;
+  const StepRun run(wider, {.dtype = DType::f32});
+  expect_part(refusal(ExitStatus::bad_request,
+                      [&] { load_training_state(Checkpoint::open(path), run.state, run.storage); }),
+              "embedding");
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,359 @@
+// The training step as a whole: the same bits however it is run, the same gradients however the
+// batch is cut, derivatives of everything that is minimised, memory as planned, and what happens to
+// steps and tokens that must not count.
+#include <algorithm>
+#include <cmath>
+#include <gtest/gtest.h>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "train/train_test_support.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class TrainingStepBits : public ::testing::TestWithParam<DType> {};
+
+// 512 tokens a micro-batch: enough that the kernels cut their loops into pieces.
+TEST_P(TrainingStepBits, DoNotDependOnThreadsOrPlan) {
+  constexpr int64_t kSteps = 5;
+  const auto options = [](int threads, bool oracle) {
+    return StepRunOptions{.dtype = GetParam(),
+                          .threads = threads,
+                          .oracle = oracle,
+                          .micro_batch_size = 4,
+                          .micro_batches = 2,
+                          .sequence = 128};
+  };
+  StepRun first(trained_model(), options(1, false));
+  std::vector<double> losses;
+  for (int64_t number = 1; number <= kSteps; ++number) {
+    first.write_samples(8 * number);
+    first.update(number);
+    ASSERT_FALSE(first.skipped());
+    losses.push_back(first.objective());
+  }
+  EXPECT_TRUE(std::isfinite(losses.back()));
+  EXPECT_NE(losses.front(), losses.back());
+
+  for (const bool oracle : {false, true}) {
+    for (int threads = 1; threads <= 3; ++threads) {
+      if (threads == 1 && !oracle) continue;
+      SCOPED_TRACE(std::to_string(threads) + (oracle ? " threads, oracle" : " threads, planned"));
+      StepRun other(trained_model(), options(threads, oracle));
+      for (int64_t number = 1; number <= kSteps; ++number) {
+        other.write_samples(8 * number);
+        other.update(number);
+        ASSERT_EQ(other.objective(), losses[static_cast<size_t>(number - 1)]) << number;
+      }
+      EXPECT_EQ(other.grad_norm(), first.grad_norm());
+      EXPECT_EQ(other.expert_counts(), first.expert_counts());
+      expect_same_state(first.storage, other.storage);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, TrainingStepBits,
+                         ::testing::Values(DType::f64, DType::f32, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+// Cutting a batch into micro-batches changes only the order of sums: 1e-12 is some thousand times
+// the rounding of f64. Every sample has as many counted tokens as every other, so the mean of the
+// micro-batches' means is the mean over all tokens. The z-loss is such a mean, too. The
+// load-balancing loss is left out: it is a product of two means over the same tokens (average score
+// and load of an expert), and the mean of products over parts is not the product over the whole.
+TEST(TrainingStep, GradientsDoNotDependOnTheMicroBatches) {
+  ModelConfig config = trained_model();
+  config.moe_aux_loss_coeff = 0;
+  StepRun whole(config, {.micro_batch_size = 4, .micro_batches = 1});
+  whole.update();
+  for (const int32_t micro_batches : {2, 4}) {
+    SCOPED_TRACE(std::to_string(micro_batches) + " micro-batches");
+    StepRun cut(config, {.micro_batch_size = 4 / micro_batches, .micro_batches = micro_batches});
+    cut.update();
+    EXPECT_NEAR(cut.loss(), whole.loss(), 1e-12 * whole.loss());
+    EXPECT_NEAR(cut.objective(), whole.objective(), 1e-12 * whole.objective());
+    EXPECT_NEAR(cut.grad_norm(), whole.grad_norm(), 1e-12 * whole.grad_norm());
+    EXPECT_EQ(cut.expert_counts(), whole.expert_counts());
+    for (const Parameter& parameter : whole.state.parameters) {
+      const std::vector<double> a = elements(whole.storage.view(parameter.gradient));
+      const std::vector<double> b = elements(cut.storage.view(parameter.gradient));
+      double largest = 0;
+      for (const double value : a) largest = std::max(largest, std::abs(value));
+      ASSERT_GT(largest, 0) << whole.name(parameter);
+      for (size_t i = 0; i < a.size(); ++i) {
+        ASSERT_NEAR(a[i], b[i], 1e-12 * largest) << whole.name(parameter) << " element " << i;
+      }
+    }
+  }
+}
+
+struct DerivativeCase {
+  const char* name;
+  ModelConfig config;
+};
+
+std::vector<DerivativeCase> derivative_cases() {
+  // Weights large enough that routing is decided clearly and every gradient matters.
+  ModelConfig post_softmax = trained_model();
+  post_softmax.init_method_std = 0.15;
+  // Strong auxiliary losses: their part of a gradient must not hide behind the cross-entropy's.
+  post_softmax.moe_aux_loss_coeff = 0.5;
+  post_softmax.moe_z_loss_coeff = 0.1;
+
+  ModelConfig pre_softmax = post_softmax;
+  pre_softmax.num_layers = 3;
+  pre_softmax.moe_layers = {false, true, true};
+  pre_softmax.ffn_hidden_size = 40;
+  pre_softmax.moe_router_pre_softmax = true;
+  pre_softmax.tie_embeddings = true;
+  pre_softmax.qk_layernorm = false;
+  pre_softmax.sliding_window = 5;
+
+  ModelConfig top_1 = post_softmax;
+  top_1.moe_router_topk = 1;
+  top_1.moe_router_pre_softmax = true;
+  return {
+      {"post_softmax", post_softmax}, {"pre_softmax_mixed_tied", pre_softmax}, {"top_1", top_1}};
+}
+
+class TrainingStepDerivatives : public ::testing::TestWithParam<DerivativeCase> {};
+
+// Central differences with a shift of 1e-5 in f64: the truncation is about 1e-10 of the third
+// derivative, the rounding of the loss (about 5) gives 1e-16 * 5 / 1e-5 = 5e-11. Twenty times these
+// are accepted absolutely, and 1e-6 of the gradient.
+TEST_P(TrainingStepDerivatives, AreThoseOfWhatIsMinimised) {
+  constexpr double kShift = 1e-5;
+  constexpr int kPerParameter = 5;
+  StepRun run(GetParam().config, {.micro_batch_size = 2, .micro_batches = 2});
+  run.set_learning_rate(0);  // weights stay exactly as they are
+  run.update();
+  ASSERT_FALSE(run.skipped());
+  const std::vector<double> counts = run.expert_counts();
+  std::vector<std::vector<double>> gradients;
+  for (const Parameter& parameter : run.state.parameters) {
+    gradients.push_back(elements(run.storage.view(parameter.gradient)));
+  }
+
+  int wanted = 0;
+  int checked = 0;
+  for (const Parameter& parameter : run.state.parameters) {
+    const std::vector<double>& gradient = gradients[parameter.number];
+    const TensorView weights = run.storage.view(parameter.value);
+    // The largest gradient and some at random, which are often zero (tokens that do not occur).
+    const auto largest = std::max_element(gradient.begin(), gradient.end(), [](double a, double b) {
+      return std::abs(a) < std::abs(b);
+    });
+    ASSERT_GT(std::abs(*largest), 1e-6) << run.name(parameter) << " gets no gradient";
+    for (int i = 0; i < kPerParameter; ++i) {
+      const int64_t at =
+          i == 0 ? largest - gradient.begin()
+                 : static_cast<int64_t>(random_below(gradient.size(), 5, RandomStream::test,
+                                                     parameter.number, static_cast<uint64_t>(i)));
+      const double weight = element(weights, at);
+      double objective[2];
+      bool same_routing = true;
+      for (const int side : {0, 1}) {
+        set_element(weights, at, weight + (side == 0 ? -kShift : kShift));
+        run.update();
+        objective[side] = run.objective();
+        same_routing = same_routing && run.expert_counts() == counts;
+      }
+      set_element(weights, at, weight);
+      ++wanted;
+      if (!same_routing) continue;  // the loss jumps where a token changes its experts
+      ++checked;
+      const double analytic = gradient[static_cast<size_t>(at)];
+      const double numeric = (objective[1] - objective[0]) / (2 * kShift);
+      EXPECT_NEAR(numeric, analytic, 2e-9 + 1e-6 * std::abs(analytic))
+          << run.name(parameter) << " element " << at;
+    }
+  }
+  EXPECT_GE(wanted, 5 * static_cast<int>(run.state.parameters.size()));
+  EXPECT_GE(checked * 10, wanted * 9);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TrainingStepDerivatives, ::testing::ValuesIn(derivative_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TrainingStep, HoldsExactlyThePlannedMemory) {
+  for (const bool oracle : {false, true}) {
+    const uint64_t before = Arena::allocated_bytes();
+    {
+      const StepRun run(trained_model(), {.threads = 2, .oracle = oracle, .micro_batches = 2});
+      const MemoryPlan& plan = run.interpreter.plan();
+      EXPECT_EQ(Arena::allocated_bytes() - before, plan.total_bytes());
+      EXPECT_EQ(run.storage.bytes(), plan.state_bytes);
+      EXPECT_EQ(run.interpreter.allocated_bytes(), plan.total_bytes() - plan.state_bytes);
+    }
+    EXPECT_EQ(Arena::allocated_bytes(), before);
+  }
+}
+
+// A step whose gradients are not finite must leave no trace in weights and moments.
+class SkippedStep : public ::testing::TestWithParam<DType> {
+ protected:
+  SkippedStep() {
+    run.update(1);
+    EXPECT_FALSE(run.skipped());
+    before = state_bytes(run.storage, /*with_gradients=*/false);
+  }
+  void expect_skipped() {
+    const std::vector<std::string> poisoned = state_bytes(run.storage, /*with_gradients=*/false);
+    run.update(2);
+    EXPECT_TRUE(run.skipped());
+    EXPECT_FALSE(std::isfinite(run.grad_norm()));
+    EXPECT_EQ(state_bytes(run.storage, /*with_gradients=*/false), poisoned);
+  }
+  // The step after it, with everything in order again, is an ordinary one.
+  void expect_recovery() {
+    EXPECT_EQ(state_bytes(run.storage, /*with_gradients=*/false), before);
+    run.update(2);
+    EXPECT_FALSE(run.skipped());
+    EXPECT_TRUE(std::isfinite(run.grad_norm()));
+    EXPECT_NE(state_bytes(run.storage, /*with_gradients=*/false), before);
+    for (const Parameter& parameter : run.state.parameters) {
+      for (const double value : elements(run.storage.view(parameter.value))) {
+        ASSERT_TRUE(std::isfinite(value)) << run.name(parameter);
+      }
+    }
+  }
+
+  StepRun run{trained_model(), {.dtype = GetParam(), .threads = 2, .micro_batches = 2}};
+  std::vector<std::string> before;
+};
+
+TEST_P(SkippedStep, NanInTheMask) {
+  const TensorView mask = run.interpreter.view(run.step.micro_batches[1].mask);
+  set_element(mask, 4, kNaN);
+  expect_skipped();
+  set_element(mask, 4, 1);
+  expect_recovery();
+}
+
+TEST_P(SkippedStep, NanInAnyWeight) {
+  for (const Parameter& parameter : run.state.parameters) {
+    SCOPED_TRACE(run.name(parameter));
+    const TensorView weights = run.storage.view(parameter.value);
+    // Of the embedding, a row that is looked up; of the experts, all of them have tokens.
+    const int64_t at =
+        parameter.kind == ParameterKind::embedding
+            ? run.interpreter.view(run.step.micro_batches[0].tokens).as<int32_t>()[0] *
+                  weights.shape[1]
+            : 0;
+    const double weight = element(weights, at);
+    set_element(weights, at, kNaN);
+    expect_skipped();
+    set_element(weights, at, weight);
+  }
+  expect_recovery();
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, SkippedStep,
+                         ::testing::Values(DType::f64, DType::f32, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST(TrainingStep, LabelsOfMaskedTokensAreNotLookedAt) {
+  StepRun plain(trained_model(), {.dtype = DType::f32, .micro_batch_size = 2});
+  StepRun other(trained_model(), {.dtype = DType::f32, .micro_batch_size = 2});
+  const BatchValues& batch = other.step.micro_batches[0];
+  const TensorView mask = other.interpreter.view(batch.mask);
+  auto* labels = other.interpreter.view(batch.labels).as<int32_t>();
+  const int32_t garbage[] = {-1, -100, 1 << 30, other.config.vocab_size, 0};
+  int masked = 0;
+  for (int64_t i = 0; i < mask.shape.elements(); ++i) {
+    if (element(mask, i) == 0) labels[i] = garbage[masked++ % 5];
+  }
+  ASSERT_GE(masked, 4);
+  plain.update();
+  other.update();
+  EXPECT_EQ(plain.loss(), other.loss());
+  expect_same_state(plain.storage, other.storage);
+}
+
+TEST(TrainingStep, NoTokenCountsAtAll) {
+  ModelConfig config = trained_model();
+  config.moe_aux_loss_coeff = 0;
+  config.moe_z_loss_coeff = 0;
+  StepRun run(config, {});
+  const TensorView mask = run.interpreter.view(run.step.micro_batches[0].mask);
+  for (int64_t i = 0; i < mask.shape.elements(); ++i) set_element(mask, i, 0);
+  run.update();
+  EXPECT_EQ(run.loss(), 0);
+  EXPECT_EQ(run.grad_norm(), 0);
+  EXPECT_FALSE(run.skipped());
+}
+
+// Masked tokens leave the mean, too: the loss is the mean over the others, token by token.
+TEST(TrainingStep, LossIsTheMeanOverCountedTokens) {
+  StepRun run(trained_model(), {});
+  const TensorView mask = run.interpreter.view(run.step.micro_batches[0].mask);
+  const std::vector<double> counted = elements(mask);
+  run.set_learning_rate(0);
+  run.update();
+  const double loss = run.loss();
+  double sum = 0;
+  double tokens = 0;
+  for (size_t only = 0; only < counted.size(); ++only) {
+    if (counted[only] == 0) continue;
+    for (size_t i = 0; i < counted.size(); ++i) {
+      set_element(mask, static_cast<int64_t>(i), i == only ? 1 : 0);
+    }
+    run.update();
+    sum += run.loss();
+    tokens += 1;
+  }
+  EXPECT_LT(tokens, static_cast<double>(counted.size()));
+  EXPECT_NEAR(loss, sum / tokens, 1e-13 * loss);  // only the order of a few sums differs
+}
+
+TEST(TrainingStep, EvaluationSeesTheSameLoss) {
+  StepRun run(trained_model(), {.micro_batch_size = 2});
+  run.set_learning_rate(0);
+  run.update();
+  const InferenceStep evaluation = build_evaluation_step(run.config, run.state, 2, 12);
+  CpuInterpreter interpreter(*evaluation.program, plan_memory(*evaluation.program, 1), run.storage,
+                             run.pool);
+  const BatchValues& from = run.step.micro_batches[0];
+  const BatchValues& to = evaluation.batch;
+  for (const auto& [source, target] :
+       {std::pair{from.tokens, to.tokens}, std::pair{from.labels, to.labels},
+        std::pair{from.mask, to.mask}}) {
+    const std::string bytes = bytes_of(run.interpreter.view(source));
+    std::memcpy(interpreter.view(target).data, bytes.data(), bytes.size());
+  }
+  interpreter.run();
+  EXPECT_EQ(*interpreter.view(evaluation.loss).as<double>(), run.loss());
+}
+
+// AdamW's first update moves every weight by the learning rate against the sign of its gradient
+// (m / sqrt(v) = 1), after the decay, which norms are spared.
+TEST(TrainingStep, UpdatesEveryWeight) {
+  StepRun run(trained_model(), {});
+  std::vector<std::vector<double>> before;
+  for (const Parameter& parameter : run.state.parameters) {
+    before.push_back(elements(run.storage.view(parameter.value)));
+  }
+  run.update(1);
+  const double clip = std::min(1.0, 1.0 / (run.grad_norm() + 1e-6));
+  for (const Parameter& parameter : run.state.parameters) {
+    const std::vector<double> after = elements(run.storage.view(parameter.value));
+    const std::vector<double> gradient = elements(run.storage.view(parameter.gradient));
+    const double decay = parameter.decay ? 1 - 1e-3 * 0.1 : 1;
+    for (size_t i = 0; i < after.size(); ++i) {
+      const double g = clip * gradient[i];
+      // 1e-14: a few roundings of numbers of at most about 1.
+      ASSERT_NEAR(after[i], before[parameter.number][i] * decay - 1e-3 * g / (std::abs(g) + 1e-8),
+                  1e-14)
+          << run.name(parameter) << " element " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace troupe

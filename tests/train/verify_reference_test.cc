@@ -1,0 +1,74 @@
+// The whole stack against Hugging Face transformers: every reference model of tests/fixtures/hf,
+// in both exact compute types, planned and oracle.
+#include "train/verify_reference.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+namespace troupe {
+namespace {
+
+std::vector<std::string> fixture_names() {
+  std::vector<std::string> names;
+  std::error_code error;  // a missing folder gives no names, and the count below fails
+  for (const auto& entry : std::filesystem::directory_iterator(TROUPE_FIXTURE_DIR "/hf", error)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(ReferenceModels, AreThere) {
+  EXPECT_GE(fixture_names().size(), 6U);
+}
+
+// The accepted differences are those of the `troupe verify` command: logits 1e-4, loss 1e-5,
+// gradients 2e-4 of each tensor's norm, losses of the trajectory 2e-4. The reference was computed
+// in fp32 by other kernels, so about 1e-6 of what is seen is its own rounding, whatever the compute
+// type here; an error in a formula is of the order of 1.
+TEST(ReferenceModels, Tolerances) {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    const ReferenceTolerance tolerance = reference_tolerance(dtype);
+    EXPECT_EQ(tolerance.logits, 1e-4);
+    EXPECT_EQ(tolerance.loss, 1e-5);
+    EXPECT_EQ(tolerance.gradient, 2e-4);
+    EXPECT_EQ(tolerance.trajectory, 2e-4);
+  }
+}
+
+class ReferenceModel : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void expect_pass(DType dtype) {
+    ThreadPool pool(2);
+    const ReferenceComparison result =
+        verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), dtype, /*with_oracle=*/true, pool);
+    EXPECT_TRUE(result.pass);
+    EXPECT_TRUE(result.oracle_checked);
+    EXPECT_TRUE(result.oracle_identical);
+    // Repeated here, so that a failure says which number is wrong.
+    const ReferenceTolerance tolerance = reference_tolerance(dtype);
+    EXPECT_NEAR(result.loss, result.loss_ref, tolerance.loss);
+    EXPECT_LE(result.logits_max_abs, tolerance.logits);
+    EXPECT_GT(result.logits_largest, 0.1) << "nothing was compared";
+    EXPECT_LE(result.grad_worst_rel, tolerance.gradient) << result.grad_worst_name;
+    EXPECT_FALSE(result.grad_worst_name.empty()) << "no gradient was compared";
+    EXPECT_NEAR(result.grad_norm, result.grad_norm_ref, tolerance.gradient * result.grad_norm_ref);
+    EXPECT_LE(result.trajectory_max_abs, tolerance.trajectory);
+  }
+};
+
+TEST_P(ReferenceModel, PassesInFp32) {
+  expect_pass(DType::f32);
+}
+TEST_P(ReferenceModel, PassesInFp64) {
+  expect_pass(DType::f64);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, ReferenceModel, ::testing::ValuesIn(fixture_names()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace troupe
