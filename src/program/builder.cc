@@ -13,12 +13,18 @@ void InferContext::output(const std::string& suffix, DType dtype, const Shape& s
   value.shape = shape;
   value.role = role;
   value.rows = rows;
-  outputs_.push_back(program_.add_value(std::move(value)));
+  outputs_.push_back(ValueId{program_.value_count() + static_cast<int32_t>(new_values_.size())});
+  new_values_.push_back(std::move(value));
 }
 
 void InferContext::mutates(int i) {
   TROUPE_CHECK(is_mutable(input(i).role), "cannot be changed in place: " + input(i).name);
   outputs_.push_back(input_id(i));
+}
+
+void InferContext::finish() {
+  for (Value& value : new_values_) program_.add_value(std::move(value));
+  new_values_.clear();
 }
 
 ValueId Builder::input(const std::string& name, DType dtype, const Shape& shape) {
@@ -39,6 +45,7 @@ std::vector<ValueId> Builder::emit(const OpSpec& spec, const Attributes& attribu
   }
   InferContext context(program_, inputs, attributes, name);
   spec.infer(context);
+  context.finish();
   const std::vector<ValueId>& outputs = context.outputs();
   TROUPE_CHECK(!outputs.empty(), std::string(spec.name) + " declares no output");
 

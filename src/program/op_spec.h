@@ -36,7 +36,7 @@ class InferContext {
   int input_count() const { return static_cast<int>(inputs_.size()); }
   bool has_input(int i) const { return inputs_[static_cast<size_t>(i)].valid(); }
   ValueId input_id(int i) const { return inputs_[static_cast<size_t>(i)]; }
-  // The reference is good until the next output(): copy what is needed after it.
+  // Good until finish(): new values join the program only then.
   const Value& input(int i) const { return program_.value(input_id(i)); }
   template <class T>
   const T& attributes() const {
@@ -49,7 +49,11 @@ class InferContext {
   // An output that is input `i`, changed in place. Legal for mutable roles only.
   void mutates(int i);
 
+  // The outputs declared so far.
   const std::vector<ValueId>& outputs() const { return outputs_; }
+
+  // Adds the new values to the program, when the rule is done.
+  void finish();
 
  private:
   Program& program_;
@@ -57,6 +61,7 @@ class InferContext {
   const Attributes& attributes_;
   const std::string& name_;
   std::vector<ValueId> outputs_;
+  std::vector<Value> new_values_;
 };
 
 // One small, complete use of an operation, from which the generic tests are made (derivative by

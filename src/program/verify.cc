@@ -32,6 +32,7 @@ void check_signature(const Program& program, Program& scratch, int32_t index) {
   const std::string name;
   InferContext context(scratch, program.inputs(op), op.attributes, name);
   op.spec->infer(context);
+  context.finish();
   const auto outputs = program.outputs(op);
   TROUPE_CHECK(context.outputs().size() == outputs.size(),
                describe(program, index) + ": number of outputs");
