@@ -311,7 +311,7 @@ std::string write_hf_config(const ModelConfig& config) {
     document["model_type"] = config.qk_layernorm ? "qwen3" : "llama";
     document["intermediate_size"] = config.ffn_hidden_size;
   }
-  const std::string text = document.dump(2) + "\n";
+  std::string text = document.dump(2) + "\n";
   const ModelConfig read_back = parse_hf_config(text, "config.json");
   if (!(without_idle_fields(read_back) == without_idle_fields(config))) {
     throw_bad_request(

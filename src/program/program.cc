@@ -70,7 +70,7 @@ void Program::add_op(Op op, std::span<const ValueId> inputs, std::span<const Val
                "an operation has at most 65535 operands");
   operands_.insert(operands_.end(), inputs.begin(), inputs.end());
   operands_.insert(operands_.end(), outputs.begin(), outputs.end());
-  ops_.push_back(std::move(op));
+  ops_.push_back(op);
 }
 
 void Program::select_ops(std::span<const int32_t> order) {

@@ -133,8 +133,7 @@ class ReferenceRun {
  public:
   ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
                DType dtype, bool oracle, ThreadPool& pool)
-      : reference_(reference),
-        state_(declare_model_state(config, dtype, /*trained=*/true)),
+      : state_(declare_model_state(config, dtype, /*trained=*/true)),
         storage_(state_.table),
         logits_step_(build_logits_step(config, state_, reference.batch, reference.sequence, false)),
         training_step_(build_training_step(config, state_,
@@ -192,7 +191,6 @@ class ReferenceRun {
     return plan;
   }
 
-  const Reference& reference_;
   ModelState state_;
   StateStorage storage_;
   InferenceStep logits_step_;
