@@ -87,7 +87,7 @@ class Fields {
 
   // Names of shards: plain, so that an index never reaches outside its folder.
   std::string file_name(const char* name) const {
-    const std::string value = text(name);
+    std::string value = text(name);
     if (value.empty() || value[0] == '.' || value.find('/') != std::string::npos ||
         value.find('\0') != std::string::npos) {
       fail("names the file " + quote_name(value) + ", which is not a plain file name");

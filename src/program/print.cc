@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <map>
@@ -48,7 +49,7 @@ class Names {
     const Value& value = program_.value(id);
     const Block here = block_of(place);
     if (is_state(value.role) && here.layer >= 0) {
-      const std::string local = without(value.name, fmt::format("layers.{}.", here.layer));
+      std::string local = without(value.name, fmt::format("layers.{}.", here.layer));
       if (local != value.name && !resolve(local, here)) return local;
     }
     const auto index = static_cast<size_t>(id.index);
@@ -450,7 +451,7 @@ std::string draw_live_bytes(const Program& program, std::span<const uint64_t> li
     const int64_t end = (column + 1) * ops / columns;
     const uint64_t live = *std::max_element(live_bytes.begin() + begin, live_bytes.begin() + end);
     const double share = peak == 0 ? 0 : static_cast<double>(live) / static_cast<double>(peak);
-    eighths.push_back(static_cast<int64_t>(share * kHeight * 8 + 0.5));
+    eighths.push_back(std::llround(share * kHeight * 8));
     const Place& place = program.op(static_cast<int32_t>(begin)).place;
     phases += place.phase == Phase::optimizer ? 'O' : is_backward(place.phase) ? 'B' : 'F';
     if (place.micro_batch != last_batch && place.micro_batch >= 0 &&
