@@ -84,9 +84,42 @@ struct Options {
   std::optional<double> init_method_std;
   std::optional<bool> qk_layernorm;
   std::optional<bool> untie_embeddings_and_output_weights;
-  std::optional<double> moe_aux_loss_coeff;
-  std::optional<double> moe_z_loss_coeff;
+  std::string normalization;
+  std::optional<bool> apply_layernorm_1p;
+  std::optional<bool> add_qkv_bias;
+  std::optional<bool> add_bias_linear;
+  std::optional<bool> disable_bias_linear;
+  std::string activation;
+  std::optional<double> activation_func_clamp_value;
+  std::optional<double> glu_linear_offset;
+  std::optional<double> hidden_dropout;
+  std::optional<double> attention_dropout;
   std::string compute_dtype = "fp32";
+
+  // Mixture of Experts: router, balancing, capacity, shared expert.
+  std::string moe_layer_freq;
+  std::optional<int32_t> moe_shared_expert_intermediate_size;
+  std::optional<bool> moe_shared_expert_gate;
+  std::string moe_router_score_function;
+  std::optional<int32_t> moe_router_num_groups;
+  std::optional<int32_t> moe_router_group_topk;
+  std::optional<double> moe_router_topk_scaling_factor;
+  std::string moe_router_dtype;
+  std::vector<std::string> moe_router_load_balancing_type;
+  std::vector<std::string> moe_aux_loss_coeff;
+  std::optional<double> moe_z_loss_coeff;
+  std::optional<bool> moe_router_enable_expert_bias;
+  std::optional<double> moe_router_bias_update_rate;
+  std::optional<double> moe_input_jitter_eps;
+  bool moe_router_force_load_balancing = false;
+  std::optional<double> moe_expert_capacity_factor;
+  std::string moe_token_drop_policy;
+  bool moe_pad_expert_input_to_capacity = false;
+  bool moe_router_padding_for_quantization = false;
+  std::optional<int32_t> moe_expert_row_multiple;
+  double warn_load_imbalance = 0;
+  double warn_dead_experts = 0;
+  double warn_router_entropy = 0;
 
   // Data.
   std::string data_path;  // without .bin or .idx

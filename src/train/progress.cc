@@ -56,7 +56,7 @@ void Progress::note(const std::string& text) {
 
 std::string expert_load_chart(const StepMetrics& metrics, int width) {
   std::string text;
-  for (const ExpertLoads& layer : metrics.layers) {
+  for (const RouterMetrics& layer : metrics.layers) {
     int64_t total = 0;
     int64_t largest = 1;
     for (const int64_t rows : layer.rows) {

@@ -273,6 +273,9 @@ StepMetrics Trainer::do_step() {
   *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
   *interpreter_->view(step_.weight_decay).as<double>() = options_.weight_decay;
   *interpreter_->view(step_.update_number).as<int64_t>() = position_.updates + 1;
+  if (step_.step_number.valid()) {
+    *interpreter_->view(step_.step_number).as<int64_t>() = position_.step;
+  }
   interpreter_->run();
 
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
@@ -297,22 +300,21 @@ StepMetrics Trainer::do_step() {
 }
 
 void Trainer::read_layer_metrics(StepMetrics& metrics) const {
+  const auto read = [&](ValueId id) { return *interpreter_->view(id).as<double>(); };
   for (const LayerMetrics& layer : step_.layers) {
-    ExpertLoads loads;
-    loads.layer = layer.layer;
+    RouterMetrics router;
+    router.layer = layer.layer;
     const TensorView counts = interpreter_->view(layer.counts);
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
-      loads.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
+      router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
     }
-    if (layer.load_balancing_loss.valid()) {
-      metrics.has_load_balancing_loss = true;
-      loads.load_balancing_loss = *interpreter_->view(layer.load_balancing_loss).as<double>();
+    router.slots = micro_batches_ * options_.micro_batch_size * identity_.sequence *
+                   identity_.model.moe_router_topk;
+    router.entropy = read(layer.entropy);
+    for (const LayerMetrics::Loss& loss : layer.losses) {
+      router.losses.push_back({name_of(loss.kind), read(loss.value)});
     }
-    if (layer.z_loss.valid()) {
-      metrics.has_z_loss = true;
-      loads.z_loss = *interpreter_->view(layer.z_loss).as<double>();
-    }
-    metrics.layers.push_back(std::move(loads));
+    metrics.layers.push_back(std::move(router));
   }
 }
 
