@@ -27,7 +27,7 @@ ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState&
 
   const ValueId logits = linear(builder, input, parameter(ParameterKind::w_router),
                                 {.bias = {}, .accumulation_output = true}, "router_logits");
-  const RouterTopkResult chosen = router_topk(builder, logits,
+  const RouterTopkResult chosen = router_topk(builder, {.logits = logits},
                                               {.top_k = config.moe_router_topk,
                                                .score_function = ScoreFunction::softmax,
                                                .pre_softmax = config.moe_router_pre_softmax,
