@@ -38,6 +38,11 @@ std::array<uint32_t, 4> random_words(uint64_t seed, RandomStream stream, uint32_
   return counter;
 }
 
+uint64_t random_step_seed(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t step) {
+  const auto words = random_words(seed, stream, substream, step);
+  return (static_cast<uint64_t>(words[0]) << 32) | words[1];
+}
+
 double random_uniform(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index) {
   const auto words = random_words(seed, stream, substream, index);
   return to_unit_interval(words[0], words[1]);

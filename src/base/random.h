@@ -15,14 +15,19 @@ enum class RandomStream : uint32_t {
   parameter = 1,     // initial weights; `substream` is the parameter's global number
   data_shuffle = 2,  // order of training samples; `substream` is the epoch
   sampling = 3,      // text generation
-  router_noise = 4,  // input jitter, forced balance
+  router_noise = 4,  // input jitter
   dropout = 5,
   test = 6,
+  random_logits = 7,  // forced balance of the router
 };
 
 // Four independent 32-bit words at position `index` of (seed, stream, substream).
 std::array<uint32_t, 4> random_words(uint64_t seed, RandomStream stream, uint32_t substream,
                                      uint64_t index);
+
+// The seed of one step of `stream` and `substream`: what is drawn from it differs from step to step
+// and leaves the whole index to the elements of a tensor.
+uint64_t random_step_seed(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t step);
 
 // Uniform in [0, 1), 53 bits.
 double random_uniform(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index);

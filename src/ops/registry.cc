@@ -12,15 +12,18 @@
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/jitter/jitter.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
 #include "ops/qk_norm/qk_norm.h"
+#include "ops/random_logits/random_logits.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
+#include "ops/sinkhorn/sinkhorn.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace troupe {
@@ -43,6 +46,7 @@ constexpr std::array kOperations = {
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
+    &kJitter,
     &kLinear,
     &kLinearDataGradient,
     &kLinearWeightGradient,
@@ -53,6 +57,7 @@ constexpr std::array kOperations = {
     &kQkNorm,
     &kQkNormGradient,
     &kQkNormWeightGradient,
+    &kRandomLogits,
     &kRmsNorm,
     &kRmsNormGradient,
     &kRmsNormWeightGradient,
@@ -63,6 +68,7 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kSinkhornTopk,
     &kSwiglu,
     &kSwigluGradient,
 };

@@ -20,7 +20,7 @@ ValueId SampleBuilder::values(const std::string& name, const Shape& shape,
                "sample data of wrong size");
   Value value;
   value.name = name;
-  value.dtype = options.accumulation ? accumulation_dtype(dtype_) : dtype_;
+  value.dtype = options.dtype.value_or(options.accumulation ? accumulation_dtype(dtype_) : dtype_);
   value.shape = shape;
   value.role = Role::input;
   if (options.rows.valid()) value.rows = RowCount{options.rows, options.rows_element};

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,13 +28,14 @@ class SampleBuilder {
     bool accumulation = false;   // the tensor has the accumulation type of dtype()
     ValueId rows = {};           // i32 counter tensor: dimension 0 is ragged
     int32_t rows_element = 0;
+    std::optional<DType> dtype = {};  // the tensor has this type in every build
   };
   // A tensor of random normal numbers. Rows beyond the live count are poisoned by the harness.
   ValueId tensor(const std::string& name, const Shape& shape, const Options& options);
   ValueId tensor(const std::string& name, const Shape& shape) {
     return tensor(name, shape, Options());
   }
-  // A tensor of the given numbers, in the compute type (or accumulation type, see Options).
+  // A tensor of the given numbers, of the compute type unless the options say otherwise.
   ValueId values(const std::string& name, const Shape& shape, const std::vector<double>& values,
                  const Options& options);
   // An i32 tensor of the given numbers (counters, indices, token ids).

@@ -34,6 +34,7 @@ TEST(RandomWords, StreamsKeepTheirNumbers) {
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::router_noise), 4U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::dropout), 5U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::test), 6U);
+  EXPECT_EQ(static_cast<uint32_t>(RandomStream::random_logits), 7U);
 }
 
 TEST(RandomWords, EveryArgumentMatters) {
@@ -48,6 +49,20 @@ TEST(RandomWords, EveryArgumentMatters) {
     }
   }
   EXPECT_EQ(seen.size(), 3U * 2 * 3 * 3);
+}
+
+TEST(RandomStepSeed, EveryArgumentMatters) {
+  std::set<uint64_t> seen;
+  for (const uint64_t seed : {uint64_t{1}, uint64_t{2}}) {
+    for (const RandomStream stream : {RandomStream::router_noise, RandomStream::random_logits}) {
+      for (const uint32_t substream : {0U, 1U}) {
+        for (uint64_t step = 0; step < 100; ++step) {
+          seen.insert(random_step_seed(seed, stream, substream, step));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), 2U * 2 * 2 * 100);
 }
 
 constexpr int kDraws = 100000;

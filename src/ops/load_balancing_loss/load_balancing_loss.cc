@@ -22,6 +22,9 @@ void check_load_balancing_inputs(const InferContext& context) {
                "load_balancing_loss needs f32 or f64 logits [T, E]: " + logits.name);
   TROUPE_CHECK(counts.dtype == DType::i32 && counts.shape == Shape({logits.shape[1]}),
                "load_balancing_loss needs i32 counts [E]: " + counts.name);
+  TROUPE_CHECK(
+      context.attributes<LoadBalancingLossAttributes>().score_function == ScoreFunction::softmax,
+      "load_balancing_loss knows softmax scores only");
   const auto top_k = context.attributes<LoadBalancingLossAttributes>().top_k;
   TROUPE_CHECK(top_k >= 1 && top_k <= logits.shape[1],
                "load_balancing_loss: top_k is between 1 and E");
