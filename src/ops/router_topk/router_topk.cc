@@ -183,6 +183,10 @@ std::string_view name_of(ScoreFunction function) {
   switch (function) {
     case ScoreFunction::softmax:
       return "softmax";
+    case ScoreFunction::sigmoid:
+      return "sigmoid";
+    case ScoreFunction::sqrtsoftplus:
+      return "sqrtsoftplus";
   }
   return "?";
 }

@@ -22,7 +22,7 @@
 namespace troupe {
 
 // How logits become scores.
-enum class ScoreFunction : uint8_t { softmax };
+enum class ScoreFunction : uint8_t { softmax, sigmoid, sqrtsoftplus };
 std::string_view name_of(ScoreFunction function);
 
 struct RouterTopkAttributes {
