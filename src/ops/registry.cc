@@ -7,8 +7,11 @@
 #include "ops/add/add.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
+#include "ops/expert_bias_update/expert_bias_update.h"
+#include "ops/expert_capacity/expert_capacity.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -21,6 +24,7 @@
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
+#include "ops/router_entropy/router_entropy.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
 #include "ops/sinkhorn/sinkhorn.h"
@@ -36,10 +40,13 @@ constexpr std::array kOperations = {
     &kAttention,
     &kAttentionGradient,
     &kCombine,
+    &kCountExperts,
     &kCrossEntropy,
     &kCrossEntropyGradient,
     &kEmbedding,
     &kEmbeddingWeightGradient,
+    &kExpertBiasUpdate,
+    &kExpertCapacity,
     &kFill,
     &kSquaredNorms,
     &kClipCoefficient,
@@ -64,6 +71,7 @@ constexpr std::array kOperations = {
     &kRopeTable,
     &kRope,
     &kRoute,
+    &kRouterEntropy,
     &kRouterTopk,
     &kRouterTopkGradient,
     &kRouterZLoss,
