@@ -1,5 +1,6 @@
 #include "model/feed_forward.h"
 
+#include "ops/activation/activation.h"
 #include "ops/combine/combine.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -8,7 +9,6 @@
 #include "ops/route/route.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
-#include "ops/swiglu/swiglu.h"
 
 namespace troupe {
 
@@ -16,7 +16,7 @@ ValueId build_dense_mlp(Builder& builder, const ModelState& state, int32_t layer
   const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
   const ValueId gate_up =
       linear(builder, input, parameter(ParameterKind::w_gate_up), {}, "gate_up");
-  const ValueId activated = swiglu(builder, gate_up, {}, {}, "activated");
+  const ValueId activated = activation(builder, gate_up, {}, {}, {}, "activated");
   return linear(builder, activated, parameter(ParameterKind::w_down), {}, "mlp_out");
 }
 
@@ -56,7 +56,7 @@ ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState&
   const ValueId gate_up = grouped_linear(builder, rows, parameter(ParameterKind::w_gate_up),
                                          routing.offsets, "gate_up");
   const ValueId activated =
-      swiglu(builder, gate_up, chosen.probabilities, routing.row_slot, "activated");
+      activation(builder, gate_up, chosen.probabilities, routing.row_slot, {}, "activated");
   const ValueId expert_out = grouped_linear(builder, activated, parameter(ParameterKind::w_down),
                                             routing.offsets, "expert_out");
   return combine(builder, expert_out, routing, "moe_out");

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/accumulate/accumulate.h"
+#include "ops/activation/activation.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/attention/attention.h"
@@ -11,6 +12,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
+#include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
@@ -21,13 +23,15 @@
 #include "ops/route/route.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/row_gate/row_gate.h"
 
 namespace troupe {
 namespace {
 
 constexpr std::array kOperations = {
     &kAccumulate,
+    &kActivation,
+    &kActivationGradient,
     &kAdamW,
     &kAdd,
     &kAttention,
@@ -40,6 +44,9 @@ constexpr std::array kOperations = {
     &kFill,
     &kSquaredNorms,
     &kClipCoefficient,
+    &kGroupedBias,
+    &kGroupedBiasWeightGradient,
+    &kGroupedBiasProbabilityGradient,
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
@@ -63,8 +70,8 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
-    &kSwiglu,
-    &kSwigluGradient,
+    &kRowGate,
+    &kRowGateGradient,
 };
 
 }  // namespace
