@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/accumulate/accumulate.h"
+#include "ops/activation/activation.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/attention/attention.h"
@@ -14,6 +15,7 @@
 #include "ops/expert_capacity/expert_capacity.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
+#include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/jitter/jitter.h"
 #include "ops/linear/linear.h"
@@ -29,12 +31,15 @@
 #include "ops/router_z_loss/router_z_loss.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/swiglu/swiglu.h"
+#include "ops/row_gate/row_gate.h"
 
 namespace troupe {
 namespace {
 
 constexpr std::array kOperations = {
     &kAccumulate,
+    &kActivation,
+    &kActivationGradient,
     &kAdamW,
     &kAdd,
     &kAttention,
@@ -50,6 +55,9 @@ constexpr std::array kOperations = {
     &kFill,
     &kSquaredNorms,
     &kClipCoefficient,
+    &kGroupedBias,
+    &kGroupedBiasWeightGradient,
+    &kGroupedBiasProbabilityGradient,
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
@@ -79,6 +87,8 @@ constexpr std::array kOperations = {
     &kSinkhornTopk,
     &kSwiglu,
     &kSwigluGradient,
+    &kRowGate,
+    &kRowGateGradient,
 };
 
 }  // namespace

@@ -188,6 +188,8 @@ std::vector<OpSample> samples_linear() {
           {"one_row", plain(1, 33, 4, true, false)},
           {"accumulation_output", plain(10, 13, 6, false, true)},
           {"accumulation_output_bias", plain(5, 7, 3, true, true)},
+          {"one_output", plain(7, 21, 1, false, false)},
+          {"one_output_accumulation_bias", plain(9, 12, 1, true, true)},
           {"shared_weight", shared},
           {"many_rows", many_rows}};
 }
