@@ -16,13 +16,18 @@ enum class RandomStream : uint32_t {
   data_shuffle = 2,  // order of training samples; `substream` is the epoch
   sampling = 3,      // text generation
   router_noise = 4,  // input jitter, forced balance
-  dropout = 5,
+  dropout = 5,       // `substream` is the place in the model; see DropoutMask
   test = 6,
 };
 
 // Four independent 32-bit words at position `index` of (seed, stream, substream).
 std::array<uint32_t, 4> random_words(uint64_t seed, RandomStream stream, uint32_t substream,
                                      uint64_t index);
+
+// The words of `count` positions from `first_index` on, in order: words[4 i + w] is word w of
+// random_words(..., first_index + i). Several times as fast as asking for each.
+void fill_random_words(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t first_index,
+                       int64_t count, uint32_t* words);
 
 // Uniform in [0, 1), 53 bits.
 double random_uniform(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index);

@@ -32,7 +32,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
               .sequence = batch.sequence,
               .inverse = false},
              "qkv_rotated");
-  const ValueId context = attention(builder, qkv,
+  const ValueId context = attention(builder, qkv, {},
                                     {.batch = batch.batch,
                                      .sequence = batch.sequence,
                                      .heads = heads,

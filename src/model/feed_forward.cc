@@ -25,8 +25,9 @@ ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState&
   const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
   using Loss = ForwardResult::AuxiliaryLoss;
 
-  const ValueId logits = linear(builder, input, parameter(ParameterKind::w_router),
-                                {.bias = {}, .accumulation_output = true}, "router_logits");
+  const ValueId logits =
+      linear(builder, input, parameter(ParameterKind::w_router),
+             {.bias = {}, .output = LinearOutput::accumulation}, "router_logits");
   const RouterTopkResult chosen = router_topk(builder, logits,
                                               {.top_k = config.moe_router_topk,
                                                .score_function = ScoreFunction::softmax,

@@ -8,10 +8,12 @@
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
@@ -35,6 +37,7 @@ constexpr std::array kOperations = {
     &kCombine,
     &kCrossEntropy,
     &kCrossEntropyGradient,
+    &kDropout,
     &kEmbedding,
     &kEmbeddingWeightGradient,
     &kFill,
@@ -43,6 +46,10 @@ constexpr std::array kOperations = {
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
+    &kLayerNorm,
+    &kLayerNormGradient,
+    &kLayerNormWeightGradient,
+    &kLayerNormBiasGradient,
     &kLinear,
     &kLinearDataGradient,
     &kLinearWeightGradient,
