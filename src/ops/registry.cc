@@ -10,6 +10,7 @@
 #include "ops/combine/combine.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
@@ -18,6 +19,7 @@
 #include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/jitter/jitter.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
@@ -48,6 +50,7 @@ constexpr std::array kOperations = {
     &kCountExperts,
     &kCrossEntropy,
     &kCrossEntropyGradient,
+    &kDropout,
     &kEmbedding,
     &kEmbeddingWeightGradient,
     &kExpertBiasUpdate,
@@ -62,6 +65,10 @@ constexpr std::array kOperations = {
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
     &kJitter,
+    &kLayerNorm,
+    &kLayerNormGradient,
+    &kLayerNormWeightGradient,
+    &kLayerNormBiasGradient,
     &kLinear,
     &kLinearDataGradient,
     &kLinearWeightGradient,

@@ -38,6 +38,15 @@ ValueId SampleBuilder::integers(const std::string& name, const Shape& shape,
   return id;
 }
 
+ValueId SampleBuilder::integers64(const std::string& name, const Shape& shape,
+                                  const std::vector<int64_t>& values) {
+  TROUPE_CHECK(static_cast<int64_t>(values.size()) == shape.elements(),
+               "sample data of wrong size");
+  const ValueId id = builder_.input(name, DType::i64, shape);
+  inputs_.push_back({id, {values.begin(), values.end()}, false});
+  return id;
+}
+
 void SampleBuilder::result(ValueId id) {
   results_.push_back({id, true});
 }

@@ -40,6 +40,9 @@ class SampleBuilder {
                  const Options& options);
   // An i32 tensor of the given numbers (counters, indices, token ids).
   ValueId integers(const std::string& name, const Shape& shape, const std::vector<int32_t>& values);
+  // An i64 tensor of the given numbers, each under 2^53 (step numbers).
+  ValueId integers64(const std::string& name, const Shape& shape,
+                     const std::vector<int64_t>& values);
 
   // Declares a result of the sample: compared between runs, and for float results the place where a
   // random gradient enters when derivatives are checked.

@@ -65,6 +65,21 @@ TEST(RandomStepSeed, EveryArgumentMatters) {
   EXPECT_EQ(seen.size(), 2U * 2 * 2 * 100);
 }
 
+// Across the lanes, the rest after them, and the carry from the low to the high word of the index.
+TEST(RandomWords, FilledInBulkAreTheSame) {
+  constexpr uint64_t kSeed = 0x123456789abcdefU;
+  for (const int64_t count : {0, 1, 15, 16, 17, 50}) {
+    for (const uint64_t first : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 32) - 5}) {
+      std::vector<uint32_t> words(static_cast<size_t>(4 * count));
+      fill_random_words(kSeed, RandomStream::dropout, 7, first, count, words.data());
+      for (size_t i = 0; i < words.size(); ++i) {
+        ASSERT_EQ(words[i], random_words(kSeed, RandomStream::dropout, 7, first + i / 4)[i % 4])
+            << count << " from " << first << ", word " << i;
+      }
+    }
+  }
+}
+
 constexpr int kDraws = 100000;
 
 // Bounds are five standard errors of the mean over the draws; the numbers are fixed by the seed, so

@@ -20,7 +20,9 @@ TEST(Linear, OneOutputWithBias) {
           const ValueId weight = builder.values("weight", {1, 2}, {2, -1}, {});
           const ValueId bias = builder.values("bias", {1}, {0.25}, {});
           builder.result(linear(builder.builder(), rows, weight,
-                                {.bias = bias, .accumulation_output = wide}, "y"));
+                                {.bias = bias,
+                                 .output = wide ? LinearOutput::accumulation
+                                                : LinearOutput::compute}, "y"));
         }};
     // All of these numbers are exact in bf16.
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
@@ -42,7 +44,7 @@ TEST(Linear, BiasGradientsAddUpInTheMainGradient) {
             for (const char* name : {"first", "second"}) {
               const ValueId x = sample.tensor("x", {rows, 2});
               sample.result(linear(sample.builder(), x, weight,
-                                   {.bias = bias, .accumulation_output = true}, name));
+                                   {.bias = bias, .output = LinearOutput::accumulation}, name));
             }
           });
       for (int64_t n = 0; n < outputs; ++n) {
