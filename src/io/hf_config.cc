@@ -209,7 +209,7 @@ void read_olmoe(const Fields& fields, ModelConfig& config) {
   config.moe_ffn_hidden_size = fields.required_integer({"intermediate_size"});
   config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", false);
   config.qk_layernorm = true;
-  config.qk_norm_span = QkNormSpan::projection;
+  config.qk_norm_scope = QkNormScope::projection;
   if (fields.find("clip_qkv") != nullptr) fields.refuse("\"clip_qkv\" is not supported.");
 }
 

@@ -22,7 +22,7 @@ void for_each_field(Config& config, const Visit& visit) {
   visit("num_query_groups", config.num_query_groups);
   visit("kv_channels", config.kv_channels);
   visit("qk_layernorm", config.qk_layernorm);
-  visit("qk_norm_span", config.qk_norm_span);
+  visit("qk_norm_scope", config.qk_norm_scope);
   visit("add_qkv_bias", config.add_qkv_bias);
   visit("sliding_window", config.sliding_window);
   visit("rotary_base", config.rotary_base);

@@ -29,7 +29,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
                    .groups = groups,
                    .head_dim = head_dim,
                    .epsilon = config.norm_epsilon,
-                   .whole_projection = config.qk_norm_span == QkNormSpan::projection},
+                   .scope = config.qk_norm_scope},
                   "qkv_normed");
   }
   qkv = rope(builder, qkv, rope_table,
@@ -50,9 +50,9 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
        .head_dim = head_dim,
        .scale = 1.0 / std::sqrt(static_cast<double>(head_dim)),
        .window = config.sliding_window,
-       .dropout = dropped,
+       .substream = random_substream(RandomPlace::attention_dropout, layer, options.micro_batch),
        .seed = options.seed,
-       .substream = random_substream(RandomPlace::attention_dropout, layer, options.micro_batch)},
+       .probability = dropped},
       "context");
   return linear(builder, context, parameter(ParameterKind::w_attention_out),
                 {.bias = bias(config.add_bias_linear, ParameterKind::b_attention_out)},

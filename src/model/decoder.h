@@ -73,10 +73,10 @@ struct ForwardOptions {
   // What random numbers of the pass are keyed by, with the place that draws them. `step` is an
   // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
   uint64_t seed = 0;
-  ValueId step;
+  ValueId step = {};
   // Router replay: by layer, i32 [tokens, top-k] the experts to be used instead of choosing. Empty,
   // or invalid where a layer has no router.
-  std::vector<ValueId> selected;
+  std::vector<ValueId> selected = {};
   // By layer: the experts' loads summed over the micro-batches of the step so far, for the global
   // load-balancing loss. Each pass leaves its sums for the next.
   std::vector<ValueId>* running_counts = nullptr;

@@ -48,11 +48,11 @@ class MoeBlock {
   ValueId build() {
     const ValueId logits = build_logits();
     const RouterTopkResult chosen = choose(logits);
-    const ValueId kept = limit_to_capacity(chosen);
+    const ValueId kept = drop_over_capacity(chosen);
     const Routing routing = route(builder_, kept,
                                   {.experts = config_.num_experts,
                                    .row_multiple = config_.moe_expert_row_multiple,
-                                   .padded_capacity = padded_capacity()},
+                                   .padded_capacity = static_cast<int32_t>(padded_capacity())},
                                   "routing");
     result_.routers.push_back({.layer = layer_,
                                .selected = chosen.indices,
@@ -83,11 +83,11 @@ class MoeBlock {
                       .epsilon = config_.moe_input_jitter_eps},
                      "router_in");
     }
-    const DType wide = accumulation_dtype(builder_.value(input_).dtype);
-    const ValueId logits = linear(builder_, input, parameter(ParameterKind::w_router),
-                                  {.bias = bias(ParameterKind::b_router),
-                                   .output_dtype = config_.moe_router_fp64 ? DType::f64 : wide},
-                                  "router_logits");
+    const ValueId logits =
+        linear(builder_, input, parameter(ParameterKind::w_router),
+               {.bias = bias(ParameterKind::b_router),
+                .output = config_.moe_router_fp64 ? LinearOutput::f64 : LinearOutput::accumulation},
+               "router_logits");
     if (!options_.training || !config_.moe_router_force_load_balancing) return logits;
     return random_logits(
         builder_, logits, options_.step,
@@ -100,9 +100,9 @@ class MoeBlock {
         .top_k = config_.moe_router_topk,
         .score_function = config_.moe_router_score_function,
         .pre_softmax = config_.moe_router_pre_softmax,
+        .scaling_factor = config_.moe_router_topk_scaling_factor,
         .num_groups = config_.moe_router_num_groups,
         .group_topk = config_.moe_router_group_topk,
-        .scaling_factor = config_.moe_router_topk_scaling_factor,
         .probability_dtype = accumulation_dtype(builder_.value(input_).dtype)};
     RouterTopkInputs inputs{.logits = logits, .expert_bias = {}, .selected = {}};
     if (config_.moe_router_sinkhorn) {
@@ -135,11 +135,11 @@ class MoeBlock {
     return config_.moe_pad_expert_input_to_capacity ? capacity() : 0;
   }
 
-  ValueId limit_to_capacity(const RouterTopkResult& chosen) {
+  ValueId drop_over_capacity(const RouterTopkResult& chosen) {
     const int64_t rows = capacity();
     // An expert is chosen at most once by each token.
     if (rows == 0 || rows >= tokens()) return chosen.indices;
-    return expert_capacity(
+    return limit_to_capacity(
         builder_, chosen.probabilities, chosen.indices,
         {.experts = config_.num_experts, .capacity = rows, .policy = config_.moe_token_drop_policy},
         "kept");
@@ -185,7 +185,7 @@ class MoeBlock {
         }
         const ValueId counts = count_experts(
             builder_, selection, previous,
-            {.experts = config_.num_experts, .groups = attributes.sequences}, name + "_counts");
+            {.experts = config_.num_experts, .sequences = attributes.sequences}, name + "_counts");
         if (kind == AuxiliaryLossKind::global_load_balancing) {
           (*options_.running_counts)[static_cast<size_t>(layer_)] = counts;
         }
@@ -201,7 +201,7 @@ class MoeBlock {
                                      routing.offsets, "gate_up");
     if (config_.add_bias_linear) {
       gate_up = grouped_bias(builder_, gate_up, parameter(ParameterKind::b_gate_up),
-                             routing.offsets, {}, {}, "gate_up_biased");
+                             routing.offsets, {}, "gate_up_biased");
     }
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
                                          activation_of(config_), "activated");
@@ -210,7 +210,8 @@ class MoeBlock {
     if (config_.add_bias_linear) {
       // Inside the weighted sum: each row's bias carries the row's router weight.
       out = grouped_bias(builder_, out, parameter(ParameterKind::b_down), routing.offsets,
-                         probabilities, routing.row_slot, "expert_out_biased");
+                         {.probabilities = probabilities, .row_slot = routing.row_slot},
+                         "expert_out_biased");
     }
     return combine(builder_, out, routing, "moe_out");
   }

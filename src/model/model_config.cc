@@ -34,7 +34,7 @@ int64_t attention_parameters(const ModelConfig& config) {
   if (config.add_qkv_bias) count += config.qkv_size();
   if (config.add_bias_linear) count += hidden;
   if (config.qk_layernorm) {
-    const bool whole = config.qk_norm_span == QkNormSpan::projection;
+    const bool whole = config.qk_norm_scope == QkNormScope::projection;
     count += config.kv_channels *
              (whole ? int64_t{config.num_attention_heads} + config.num_query_groups : 2);
   }
@@ -172,16 +172,6 @@ std::string_view name_of(Normalization normalization) {
       return "RMSNorm";
     case Normalization::layer_norm:
       return "LayerNorm";
-  }
-  return "?";
-}
-
-std::string_view name_of(QkNormSpan span) {
-  switch (span) {
-    case QkNormSpan::head:
-      return "head";
-    case QkNormSpan::projection:
-      return "projection";
   }
   return "?";
 }

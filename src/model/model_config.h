@@ -10,21 +10,15 @@
 
 #include "ops/activation/activation.h"
 #include "ops/expert_capacity/expert_capacity.h"
+#include "ops/qk_norm/qk_norm.h"
 #include "ops/router_topk/router_topk.h"
 
 namespace troupe {
 
 enum class Normalization : uint8_t { rms_norm, layer_norm };
 
-// Which values one QK norm spans.
-enum class QkNormSpan : uint8_t {
-  head,        // each head by itself, one weight for all of them
-  projection,  // all query heads together, and all key heads (OLMoE)
-};
-
-// "RMSNorm", "head", ...; "?" for what is no enumerator.
+// "RMSNorm", ...; "?" for what is no enumerator.
 std::string_view name_of(Normalization normalization);
-std::string_view name_of(QkNormSpan span);
 
 struct ModelConfig {
   int32_t vocab_size = 0;
@@ -35,7 +29,7 @@ struct ModelConfig {
   int32_t num_query_groups = 0;  // key-value heads
   int32_t kv_channels = 0;       // size of one head
   bool qk_layernorm = false;     // RMS norm of queries and keys, before RoPE
-  QkNormSpan qk_norm_span = QkNormSpan::head;
+  QkNormScope qk_norm_scope = QkNormScope::head;
   bool add_qkv_bias = false;   // of the query, key and value projections
   int32_t sliding_window = 0;  // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000.0;
@@ -83,7 +77,7 @@ struct ModelConfig {
 
   // How many rows an expert gets.
   double moe_expert_capacity_factor = 0.0;  // 0: dropless
-  CapacityPolicy moe_token_drop_policy = CapacityPolicy::probs;
+  DropPolicy moe_token_drop_policy = DropPolicy::probs;
   bool moe_pad_expert_input_to_capacity = false;
   int32_t moe_expert_row_multiple = 1;  // each expert's rows are filled up to a multiple of it
 

@@ -112,7 +112,7 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
     weight(ParameterKind::w_qkv, "w_qkv", {config.qkv_size(), hidden}, std);
     bias(config.add_qkv_bias, ParameterKind::b_qkv, "b_qkv", {config.qkv_size()});
     if (config.qk_layernorm) {
-      const bool whole = config.qk_norm_span == QkNormSpan::projection;
+      const bool whole = config.qk_norm_scope == QkNormScope::projection;
       const int64_t head = config.kv_channels;
       declare.gain(ParameterKind::q_norm, layer, prefix + "q_norm",
                    whole ? config.num_attention_heads * head : head, config);

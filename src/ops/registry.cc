@@ -31,9 +31,8 @@
 #include "ops/router_entropy/router_entropy.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
-#include "ops/sinkhorn/sinkhorn.h"
-#include "ops/swiglu/swiglu.h"
 #include "ops/row_gate/row_gate.h"
+#include "ops/sinkhorn/sinkhorn.h"
 
 namespace troupe {
 namespace {
@@ -92,8 +91,6 @@ constexpr std::array kOperations = {
     &kRouterZLoss,
     &kRouterZLossGradient,
     &kSinkhornTopk,
-    &kSwiglu,
-    &kSwigluGradient,
     &kRowGate,
     &kRowGateGradient,
 };

@@ -120,7 +120,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     if (!expert_bias.valid()) continue;
     builder.place.layer = static_cast<int16_t>(metrics.layer);
     expert_bias_update(builder, builder.state(expert_bias), metrics.counts, clip.skip,
-                       {.rate = config.moe_router_bias_update_rate}, "expert_bias");
+                       {.rate = config.moe_router_bias_update_rate});
   }
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "io/json.h"
 
 namespace troupe {
 namespace {
@@ -207,9 +208,8 @@ void override_moe(const Options& options, ModelConfig& config) {
     config.moe_expert_capacity_factor = std::max(0.0, *options.moe_expert_capacity_factor);
   }
   if (!options.moe_token_drop_policy.empty()) {
-    config.moe_token_drop_policy = options.moe_token_drop_policy == "position"
-                                       ? CapacityPolicy::position
-                                       : CapacityPolicy::probs;
+    config.moe_token_drop_policy =
+        options.moe_token_drop_policy == "position" ? DropPolicy::position : DropPolicy::probs;
   }
   config.moe_pad_expert_input_to_capacity = options.moe_pad_expert_input_to_capacity;
   // 16 rows are what most 8-bit products ask for.

@@ -89,12 +89,14 @@ TEST(ParameterCount, ShippedConfigurations) {
                                  Published{"olmoe-1b-7b", 6.9, 1.3, 0.05, 0.05, 6'919'161'856}}) {
     SCOPED_TRACE(model.name);
     const ModelConfig config =
-        read_hf_config(std::string(TROUPE_CONFIG_DIR) + "/" + model.name + ".json");
+        read_hf_config(std::string(TROUPE_SOURCE_DIR "/configs/") + model.name + ".json");
     const auto billions = static_cast<double>(config.parameter_count()) / 1e9;
     const auto active = static_cast<double>(config.active_parameter_count()) / 1e9;
     EXPECT_NEAR(billions, model.billions, model.rounding);
     EXPECT_NEAR(active, model.active_billions, model.active_rounding);
-    if (model.exact != 0) EXPECT_EQ(config.parameter_count(), model.exact);
+    if (model.exact != 0) {
+      EXPECT_EQ(config.parameter_count(), model.exact);
+    }
     EXPECT_EQ(declared_elements(config), config.parameter_count());
   }
 }
@@ -111,7 +113,7 @@ TEST(ParameterCount, EqualsWhatIsDeclared) {
   biased.add_bias_linear = true;
   biased.gated_linear_unit = false;
   biased.activation = ActivationFunction::squared_relu;
-  biased.qk_norm_span = QkNormSpan::projection;
+  biased.qk_norm_scope = QkNormScope::projection;
   biased.moe_shared_expert_intermediate_size = 12;
   biased.moe_shared_expert_gate = true;
   for (const ModelConfig& config :

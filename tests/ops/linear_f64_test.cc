@@ -1,12 +1,11 @@
 // Linear maps whose output is f64 while the operands are not, as a router's in f64: everything is
 // as exact as double arithmetic on the operands, and rounded once where it leaves for another
 // dtype.
-#include "ops/linear/linear.h"
-
 #include <cmath>
 #include <gtest/gtest.h>
 #include <vector>
 
+#include "ops/linear/linear.h"
 #include "ops/value_test_support.h"
 
 namespace troupe::testing {

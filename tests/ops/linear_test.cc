@@ -19,10 +19,10 @@ TEST(Linear, OneOutputWithBias) {
           const ValueId rows = builder.values("x", {3, 2}, x, {});
           const ValueId weight = builder.values("weight", {1, 2}, {2, -1}, {});
           const ValueId bias = builder.values("bias", {1}, {0.25}, {});
-          builder.result(linear(builder.builder(), rows, weight,
-                                {.bias = bias,
-                                 .output = wide ? LinearOutput::accumulation
-                                                : LinearOutput::compute}, "y"));
+          builder.result(linear(
+              builder.builder(), rows, weight,
+              {.bias = bias, .output = wide ? LinearOutput::accumulation : LinearOutput::compute},
+              "y"));
         }};
     // All of these numbers are exact in bf16.
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {

@@ -154,14 +154,14 @@ std::vector<DerivativeCase> derivative_cases() {
 
   ModelConfig capacity = post_softmax;
   capacity.moe_expert_capacity_factor = 0.75;
-  capacity.qk_norm_span = QkNormSpan::projection;
+  capacity.qk_norm_scope = QkNormScope::projection;
   capacity.activation = ActivationFunction::quick_gelu;
   capacity.activation_clamp = 7;
   capacity.glu_linear_offset = 1;
 
   ModelConfig padded = post_softmax;
   padded.moe_expert_capacity_factor = 1.25;
-  padded.moe_token_drop_policy = CapacityPolicy::position;
+  padded.moe_token_drop_policy = DropPolicy::position;
   padded.moe_pad_expert_input_to_capacity = true;
   padded.add_bias_linear = true;
 

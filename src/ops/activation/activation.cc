@@ -14,24 +14,6 @@ CpuKernel activation_gradient_cpu_kernel(const OpView& op);
 
 namespace {
 
-std::string_view activation_function_name(ActivationFunction function) {
-  switch (function) {
-    case ActivationFunction::silu:
-      return "silu";
-    case ActivationFunction::gelu:
-      return "gelu";
-    case ActivationFunction::gelu_tanh:
-      return "gelu_tanh";
-    case ActivationFunction::quick_gelu:
-      return "quick_gelu";
-    case ActivationFunction::relu:
-      return "relu";
-    case ActivationFunction::squared_relu:
-      return "squared_relu";
-  }
-  return "?";
-}
-
 // Checks the attributes, x (input 0) and the optional weights and slots (inputs `weights_input` and
 // after it). Returns the shape of y.
 Shape check_activation_inputs(const InferContext& context, int weights_input) {
@@ -141,8 +123,8 @@ Cost cost_activation_gradient(const OpView& op) {
 
 std::string print_activation(const Attributes& any) {
   const auto& attributes = any.as<ActivationAttributes>();
-  std::string text = fmt::format("function={} gated={:d}",
-                                 activation_function_name(attributes.function), attributes.gated);
+  std::string text =
+      fmt::format("function={} gated={:d}", name_of(attributes.function), attributes.gated);
   if (attributes.clamp > 0) text += fmt::format(" clamp={}", attributes.clamp);
   if (attributes.linear_offset != 0) {
     text += fmt::format(" linear_offset={}", attributes.linear_offset);
@@ -227,7 +209,7 @@ std::vector<OpSample> samples_activation() {
        {ActivationFunction::silu, ActivationFunction::gelu, ActivationFunction::gelu_tanh,
         ActivationFunction::quick_gelu, ActivationFunction::relu,
         ActivationFunction::squared_relu}) {
-    const std::string name(activation_function_name(function));
+    const std::string name(name_of(function));
     samples.push_back({name + " gated", plain({{.function = function}})});
     samples.push_back({name + " gated, weighted", weighted({{.function = function}}, 18, 6)});
     samples.push_back({name + " plain", plain({{.function = function, .gated = false}})});
@@ -238,6 +220,24 @@ std::vector<OpSample> samples_activation() {
 }
 
 }  // namespace
+
+std::string_view name_of(ActivationFunction function) {
+  switch (function) {
+    case ActivationFunction::silu:
+      return "silu";
+    case ActivationFunction::gelu:
+      return "gelu";
+    case ActivationFunction::gelu_tanh:
+      return "gelu_tanh";
+    case ActivationFunction::quick_gelu:
+      return "quick_gelu";
+    case ActivationFunction::relu:
+      return "relu";
+    case ActivationFunction::squared_relu:
+      return "squared_relu";
+  }
+  return "?";
+}
 
 ValueId activation(Builder& builder, ValueId x, ValueId weights, ValueId row_slot,
                    const ActivationAttributes& attributes, const std::string& name) {

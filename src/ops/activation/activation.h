@@ -37,6 +37,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "program/builder.h"
 #include "program/op_spec.h"
@@ -44,6 +45,7 @@
 namespace troupe {
 
 enum class ActivationFunction : uint8_t { silu, gelu, gelu_tanh, quick_gelu, relu, squared_relu };
+std::string_view name_of(ActivationFunction function);
 
 // Clamp (>= 0) and offset belong to gated activations; plain ones have neither.
 struct ActivationAttributes {

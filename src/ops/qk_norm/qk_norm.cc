@@ -217,6 +217,16 @@ std::vector<OpSample> samples_qk_norm() {
 
 }  // namespace
 
+std::string_view name_of(QkNormScope scope) {
+  switch (scope) {
+    case QkNormScope::head:
+      return "head";
+    case QkNormScope::projection:
+      return "projection";
+  }
+  return "?";
+}
+
 ValueId qk_norm(Builder& builder, ValueId qkv, ValueId gamma_q, ValueId gamma_k,
                 const QkNormAttributes& attributes, const std::string& name) {
   return builder.emit(kQkNorm, Attributes(attributes), {qkv, gamma_q, gamma_k}, name)[0];

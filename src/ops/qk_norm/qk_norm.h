@@ -21,6 +21,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "program/builder.h"
 #include "program/op_spec.h"
@@ -28,6 +29,7 @@
 namespace troupe {
 
 enum class QkNormScope : uint8_t { head, projection };
+std::string_view name_of(QkNormScope scope);
 
 struct QkNormAttributes {
   int32_t heads = 0;   // H
