@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/random.h"
+#include "ops/activation/activation.h"
 #include "ops/combine/combine.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/permute/permute.h"
-#include "ops/swiglu/swiglu.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {
@@ -220,7 +220,8 @@ ExpertsRun run_experts(const std::vector<int32_t>& indices, const RouteAttribute
         const Routing routing = route(b, chosen, attributes, "routing");
         const ValueId rows = permute(b, x, routing, "rows");
         const ValueId gate_up = grouped_linear(b, rows, up, routing.offsets, "gate_up");
-        const ValueId activated = swiglu(b, gate_up, weights, routing.row_slot, "activated");
+        const ValueId activated =
+            activation(b, gate_up, weights, routing.row_slot, {}, "activated");
         const ValueId out = grouped_linear(b, activated, down, routing.offsets, "out");
         builder.result(combine(b, out, routing, "y"));
       }};
@@ -248,7 +249,9 @@ TEST(PaddedExperts, ComputeWhatUnpaddedExpertsCompute) {
   }
   const ExpertsRun plain = run_experts(indices, {.experts = 6}, false);
   for (size_t slot = 0; slot < indices.size(); ++slot) {
-    if (indices[slot] < 0) EXPECT_EQ(plain.gradients[1][slot], 0.0) << "dropped slot " << slot;
+    if (indices[slot] < 0) {
+      EXPECT_EQ(plain.gradients[1][slot], 0.0) << "dropped slot " << slot;
+    }
   }
   for (const RouteAttributes& attributes : {RouteAttributes{.experts = 6, .row_multiple = 16},
                                             RouteAttributes{.experts = 6, .padded_capacity = 45}}) {
@@ -262,7 +265,9 @@ TEST(PaddedExperts, ComputeWhatUnpaddedExpertsCompute) {
         expect_near(padded.gradients[input], plain.gradients[input]);
       }
       for (size_t slot = 0; slot < indices.size(); ++slot) {
-        if (indices[slot] < 0) EXPECT_EQ(padded.gradients[1][slot], 0.0) << "slot " << slot;
+        if (indices[slot] < 0) {
+          EXPECT_EQ(padded.gradients[1][slot], 0.0) << "slot " << slot;
+        }
       }
     }
   }
