@@ -55,7 +55,7 @@ TEST_F(MetricsLogFile, TrainingLine) {
   metrics.peak_bytes = uint64_t{5} << 32;
   metrics.layers = {{.layer = 1,
                      .rows = {2, 0, 6, 0},
-                     .slots = 10,
+                     .slots = 16,
                      .entropy = 1.25,
                      .losses = {{"load_balancing_loss", 1.5}, {"z_loss", 3}}},
                     {.layer = 3,
@@ -70,7 +70,7 @@ TEST_F(MetricsLogFile, TrainingLine) {
     "tokens_per_s": 1e5, "tflops_per_gpu": 0.25, "step_time_s": 0.5, "peak_bytes": 21474836480,
     "load_imbalance": 3.0, "load_balancing_loss": 1.25, "z_loss": 2.0,
     "experts": [{"layer": 1, "imbalance": 3.0, "max_violation": 2.0, "dead": 2,
-                 "dropped": 0.2, "entropy": 1.25, "rows": [2, 0, 6, 0],
+                 "dropped": 0.5, "entropy": 1.25, "rows": [2, 0, 6, 0],
                  "load_balancing_loss": 1.5, "z_loss": 3.0},
                 {"layer": 3, "imbalance": 1.0, "max_violation": 0.0, "dead": 0,
                  "dropped": 0.0, "entropy": 0.5, "rows": [2, 2, 2, 2],

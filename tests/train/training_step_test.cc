@@ -127,6 +127,7 @@ std::vector<DerivativeCase> derivative_cases() {
   sigmoid.moe_router_group_topk = 2;
   sigmoid.moe_router_topk_scaling_factor = 2.5;
   sigmoid.moe_router_enable_expert_bias = true;
+  sigmoid.moe_router_bias_update_rate = 0;  // repeated runs must see the same bias
   sigmoid.moe_shared_expert_intermediate_size = 20;
   sigmoid.moe_aux_loss_coeff = 0;
   sigmoid.moe_seq_aux_loss_coeff = 0.5;
