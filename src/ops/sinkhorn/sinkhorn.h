@@ -8,7 +8,7 @@
 // matrices", 1967). Equal ones: the lower expert first; slots are in descending order.
 //
 // The rounds end after kSinkhornRounds at the latest, so that no logits keep the kernel running:
-// - Random logits of deviation 8 take some tens of rounds, with few tokens and experts or many.
+// - Random logits of deviation 8 take some tens of rounds, with 8 tokens as with 2048.
 // - Let R be the largest difference of two logits of one token. Each round lowers a potential that
 //   starts below R + log E by the Kullback-Leibler divergence between equal shares and the experts'
 //   shares of that round (Altschuler, Weed and Rigollet, "Near-linear time approximation algorithms
