@@ -94,7 +94,8 @@ TEST(RandomLogits, SpreadTokensOverTheExperts) {
   SampleRun run(sample, {.backward = false});
   run.run();
   std::vector<int> load(kExperts, 0);
-  for (const double expert : run.results()[0]) ++load[static_cast<size_t>(expert)];
+  const std::vector<double> indices = run.results()[0];
+  for (const double expert : indices) ++load[static_cast<size_t>(expert)];
   // A token chooses an expert with probability 1/4: 500 of 2000, standard deviation
   // sqrt(2000 * 1/4 * 3/4) = 19.4; five of those.
   for (const int count : load) EXPECT_NEAR(count, 500, 97);

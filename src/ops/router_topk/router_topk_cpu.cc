@@ -116,7 +116,9 @@ void weigh_selected(const T* z, const int32_t* index, int64_t experts,
     total = sum(e, experts);
     for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = e[index[slot]];
   } else {
-    shifted_exponentials(p, top_k, p);
+    T largest = p[0];
+    for (int64_t slot = 1; slot < top_k; ++slot) largest = larger_score(p[slot], largest);
+    for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = exp_fast(p[slot] - largest);
     total = sum(p, top_k);
   }
   for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = p[slot] / total * scale;

@@ -8,16 +8,15 @@
 // matrices", 1967). Equal ones: the lower expert first; slots are in descending order.
 //
 // The rounds end after kSinkhornRounds at the latest, so that no logits keep the kernel running:
-// - Random logits of deviation 8 take some tens of rounds, with few tokens and experts or many.
+// - Random logits of deviation 8 take some tens of rounds, with 8 tokens as with 2048.
 // - Let R be the largest difference of two logits of one token. Each round lowers a potential that
 //   starts below R + log E by the Kullback-Leibler divergence between equal shares and the experts'
 //   shares of that round (Altschuler, Weed and Rigollet, "Near-linear time approximation algorithms
 //   for optimal transport via Sinkhorn iteration", 2017, lemma 2; up to the epsilons). So with
 //   R = 20, E = 64 and 1000 rounds some round was within a divergence of 0.024, which is a total
 //   variation of 0.11 (Pinsker), of perfect balance.
-// - What runs into the bound is an expert that hardly any token wants: its d1 grows towards 1e8 /
-// E,
-//   and the threshold, which is absolute, sees steps of that size.
+// - What runs into the bound is an expert that hardly any token wants: its d1 grows
+//   towards 1e8 / E, and the threshold, which is absolute, sees steps of that size.
 //
 // Everything is computed in f64, whatever the logits are. Logits that are NaN or -infinity stand
 // for C = 0. A token whose largest logit is not finite takes no part in the balance, and is

@@ -14,8 +14,8 @@ constexpr double kSinkhornTolerance = 1e-4;
 
 // exp(z) may overflow, so each token's row of C is divided by exp(m_t), m_t its largest logit. That
 // changes nothing: with C' = C / exp(m_t) and epsilon'_t = epsilon / exp(m_t)
-//   d0'_t = 1 / (T (sum_e C'_te d1_e + epsilon'_t)) = exp(m_t) d0_t,   hence C'_te d0'_t = C_te
-//   d0_t,
+//   d0'_t = 1 / (T (sum_e C'_te d1_e + epsilon'_t)) = exp(m_t) d0_t,
+//   hence C'_te d0'_t = C_te d0_t,
 // and d1 depends on C and d0 only through these products. An epsilon'_t that overflows makes d0'_t
 // zero, where C_te d0_t is under exp(-700).
 template <class T>
