@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/activation/activation.h"
 #include "ops/combine/combine.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/permute/permute.h"
+#include "ops/swiglu/swiglu.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {
@@ -141,28 +141,37 @@ TEST(Route, TreatsNumbersThatAreNoExpertAsDropped) {
               naive_plan({0, -1, -1, 2, -1, 2}, attributes));
 }
 
-TEST(Permute, CopiesEachTokenToItsRows) {
+TEST(Permute, CopiesEachTokenToItsRowsAndFillsTheRestWithZeros) {
   constexpr int64_t kHidden = 3;
   const auto indices = random_indices();
   std::vector<double> x;
   for (int64_t i = 0; i < kTokens * kHidden; ++i) x.push_back(static_cast<double>(i));
-  const OpSample sample{
-      "", [&](SampleBuilder& builder) {
-        const ValueId chosen = builder.integers("indices", {kTokens, kTopK}, indices);
-        const Routing routing = route(builder.builder(), chosen, {.experts = kExperts}, "routing");
-        const ValueId values = builder.values("x", {kTokens, kHidden}, x, SampleBuilder::Options());
-        builder.result(permute(builder.builder(), values, routing, "y"));
-      }};
-  SampleRun run(sample, {.backward = false});
-  run.run();
-  std::vector<double> expected;
-  for (const double slot : naive_plan(indices, {.experts = kExperts}).row_slot) {
-    const int64_t token = static_cast<int64_t>(slot) / kTopK;
-    for (int64_t column = 0; column < kHidden; ++column) {
-      expected.push_back(static_cast<double>(token * kHidden + column));
+  for (const RouteAttributes& attributes :
+       {RouteAttributes{.experts = kExperts},
+        RouteAttributes{.experts = kExperts, .row_multiple = 64},
+        RouteAttributes{.experts = kExperts, .padded_capacity = 1500}}) {
+    const OpSample sample{
+        "", [&](SampleBuilder& builder) {
+          const ValueId chosen = builder.integers("indices", {kTokens, kTopK}, indices);
+          const Routing routing = route(builder.builder(), chosen, attributes, "routing");
+          const ValueId values =
+              builder.values("x", {kTokens, kHidden}, x, SampleBuilder::Options());
+          builder.result(permute(builder.builder(), values, routing, "y"));
+        }};
+    SampleRun run(sample, {.oracle = true, .backward = false});
+    // Twice: the oracle leaves NaN where the second run writes its rows.
+    run.run();
+    run.run();
+    std::vector<double> expected;
+    for (const double slot : naive_plan(indices, attributes).row_slot) {
+      const int64_t token = static_cast<int64_t>(slot) / kTopK;
+      for (int64_t column = 0; column < kHidden; ++column) {
+        expected.push_back(slot < 0 ? 0 : static_cast<double>(token * kHidden + column));
+      }
     }
+    EXPECT_EQ(run.results()[0], expected)
+        << "multiple " << attributes.row_multiple << " capacity " << attributes.padded_capacity;
   }
-  EXPECT_EQ(run.results()[0], expected);
 }
 
 // One token whose slots name the experts 3, 0, 2, 1: expert e has the row `rows[e]`.
@@ -220,12 +229,13 @@ ExpertsRun run_experts(const std::vector<int32_t>& indices, const RouteAttribute
         const Routing routing = route(b, chosen, attributes, "routing");
         const ValueId rows = permute(b, x, routing, "rows");
         const ValueId gate_up = grouped_linear(b, rows, up, routing.offsets, "gate_up");
-        const ValueId activated =
-            activation(b, gate_up, weights, routing.row_slot, {}, "activated");
+        const ValueId activated = swiglu(b, gate_up, weights, routing.row_slot, "activated");
         const ValueId out = grouped_linear(b, activated, down, routing.offsets, "out");
         builder.result(combine(b, out, routing, "y"));
       }};
   SampleRun run(sample, {.threads = 2, .oracle = oracle});
+  // Twice: the oracle leaves NaN where the second run expects its filler rows.
+  run.run();
   run.run();
   return {run.results()[0], run.gradients()};
 }
@@ -249,9 +259,8 @@ TEST(PaddedExperts, ComputeWhatUnpaddedExpertsCompute) {
   }
   const ExpertsRun plain = run_experts(indices, {.experts = 6}, false);
   for (size_t slot = 0; slot < indices.size(); ++slot) {
-    if (indices[slot] < 0) {
-      EXPECT_EQ(plain.gradients[1][slot], 0.0) << "dropped slot " << slot;
-    }
+    if (indices[slot] >= 0) continue;
+    EXPECT_EQ(plain.gradients[1][slot], 0.0) << "dropped slot " << slot;
   }
   for (const RouteAttributes& attributes : {RouteAttributes{.experts = 6, .row_multiple = 16},
                                             RouteAttributes{.experts = 6, .padded_capacity = 45}}) {
@@ -265,9 +274,8 @@ TEST(PaddedExperts, ComputeWhatUnpaddedExpertsCompute) {
         expect_near(padded.gradients[input], plain.gradients[input]);
       }
       for (size_t slot = 0; slot < indices.size(); ++slot) {
-        if (indices[slot] < 0) {
-          EXPECT_EQ(padded.gradients[1][slot], 0.0) << "slot " << slot;
-        }
+        if (indices[slot] >= 0) continue;
+        EXPECT_EQ(padded.gradients[1][slot], 0.0) << "dropped slot " << slot;
       }
     }
   }

@@ -164,7 +164,9 @@ TEST(LoadBalancingLoss, SurvivesExtremeLogits) {
       SampleRun run(sample, {.dtype = dtype});
       run.run();
       EXPECT_TRUE(std::isfinite(run.results()[0][0])) << name_of(function);
-      for (const double gradient : run.gradients()[0]) {
+      const std::vector<double> gradients = run.gradients()[0];
+      ASSERT_EQ(gradients.size(), 6U);
+      for (const double gradient : gradients) {
         EXPECT_TRUE(std::isfinite(gradient)) << name_of(function);
       }
     }

@@ -35,12 +35,12 @@ struct PermuteKernel {
         }
       }
     });
-    args.pool->parallel_ranges(args.input(1).rows(),
-                               std::max(kPermuteSearchRows, kPermuteChunkElements / hidden),
+    const int64_t search_grain = std::max(kPermuteSearchRows, kPermuteChunkElements / hidden);
+    args.pool->parallel_ranges(args.input(1).rows(), search_grain,
                                [=](int64_t begin, int64_t end, int) {
                                  for (int64_t row = begin; row < end; ++row) {
-                                   if (row_slot[row] < 0)
-                                     std::fill_n(y + row * hidden, hidden, T(accumulation_t<T>(0)));
+                                   if (row_slot[row] >= 0) continue;
+                                   std::fill_n(y + row * hidden, hidden, T(accumulation_t<T>(0)));
                                  }
                                });
   }
