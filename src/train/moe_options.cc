@@ -72,7 +72,7 @@ class LayerPattern {
     return all;
   }
   std::vector<bool> product(int depth) {
-    const std::vector<bool> once = list(depth);
+    std::vector<bool> once = list(depth);
     if (!take('*')) return once;
     const auto times = static_cast<size_t>(number());
     if (once.size() * times > kMostLayers) refuse("it describes too many layers");
@@ -83,7 +83,7 @@ class LayerPattern {
   std::vector<bool> list(int depth) {
     if (depth > kDeepest) refuse("the brackets are nested too deeply");
     if (take('(')) {
-      const std::vector<bool> items = sum(depth + 1);
+      std::vector<bool> items = sum(depth + 1);
       if (!take(')')) refuse("a ')' is missing");
       return items;
     }

@@ -99,9 +99,11 @@ TEST(GroupedBias, AgreesWithTheFormulas) {
               {gradient, b, offsets, options.probabilities, options.row_slot},
               "d_probabilities")[0]);
         }};
-    // One product and one sum of numbers up to 1; sums of up to 290 of them.
+    // One product and one sum of numbers up to 1. Sums of up to 290 products: in double most of the
+    // difference is the expectation's, which adds one after the other (290 roundings of partial
+    // sums up to 145, 1.1e-16 each); in float the lanes' partial sums stay below 20.
     for (const auto& [dtype, tolerance, sum_tolerance] :
-         {std::tuple{DType::f64, 1e-15, 1e-13}, std::tuple{DType::f32, 4e-7, 5e-5}}) {
+         {std::tuple{DType::f64, 1e-15, 5e-12}, std::tuple{DType::f32, 4e-7, 5e-5}}) {
       SampleRun run(sample, {.dtype = dtype, .threads = 2, .backward = false});
       run.run();
       const auto results = run.results();

@@ -184,7 +184,7 @@ struct NormalDistribution {
   A cumulative;
 };
 
-// For float, both are within 1e-7 of the exact value, and within (4 + x^2 / 2) 1e-7 of it
+// For float, both are within 2e-7 of the exact value, and within (4 + x^2 / 2) 1e-7 of it
 // relatively while it is above 1e-37; NaN stays NaN.
 //
 // Phi(-x) / density(x), the Mills ratio, is smooth and falls like 1 / x: for x >= 0 it is t q(t)
