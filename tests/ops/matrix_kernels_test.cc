@@ -230,7 +230,8 @@ TEST(Linear, BiasGradientOverwritesOrAccumulates) {
     Builder builder(program);
     const ValueId dy_id = builder.input("dy", DType::bf16, {kRows, kOutputs});
     builder.emit(kLinearBiasGradient,
-                 Attributes(LinearBiasGradientAttributes{.accumulate = accumulate}),
+                 Attributes(LinearBiasGradientAttributes{.bias_dtype = DType::bf16,
+                                                         .accumulate = accumulate}),
                  {dy_id, builder.state(state)}, "db");
     std::vector<float> target(kOutputs, accumulate ? 0.25F : std::nanf(""));
     run_op(program, {dy.data(), target.data()}, 3);

@@ -22,9 +22,9 @@
 // ((b H + h) S + i) 4 ceil(S / 4) + j of ops/cpu/dropout_mask.h. lse is that of the scores before
 // dropout. Nothing is saved; the gradient draws the mask again.
 //
-// Scores are computed block by block, the
-// softmax online (Milakov and Gimelshein 2018; Dao et al., "FlashAttention", 2022), so that no
-// memory grows with the square of S. Everything between the operands is in the accumulation type.
+// Scores are computed block by block, the softmax online (Milakov and Gimelshein 2018; Dao et al.,
+// "FlashAttention", 2022), so that no memory grows with the square of S. Everything between the
+// operands is in the accumulation type.
 //
 // qkv [B S, (H + 2 G) d] and out [B S, H d] have the compute dtype; lse [B S, H] has the
 // accumulation dtype; step is i64 [1], present exactly when r > 0. Nothing is ragged; no gradient
