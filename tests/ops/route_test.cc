@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/random.h"
+#include "ops/activation/activation.h"
 #include "ops/combine/combine.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/permute/permute.h"
-#include "ops/swiglu/swiglu.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {
@@ -229,7 +229,8 @@ ExpertsRun run_experts(const std::vector<int32_t>& indices, const RouteAttribute
         const Routing routing = route(b, chosen, attributes, "routing");
         const ValueId rows = permute(b, x, routing, "rows");
         const ValueId gate_up = grouped_linear(b, rows, up, routing.offsets, "gate_up");
-        const ValueId activated = swiglu(b, gate_up, weights, routing.row_slot, "activated");
+        const ValueId activated =
+            activation(b, gate_up, weights, routing.row_slot, {}, "activated");
         const ValueId out = grouped_linear(b, activated, down, routing.offsets, "out");
         builder.result(combine(b, out, routing, "y"));
       }};
