@@ -13,7 +13,6 @@ namespace troupe {
 // they are never renumbered.
 enum class RandomStream : uint32_t {
   parameter = 1,     // initial weights; `substream` is the parameter's global number
-  data_shuffle = 2,  // order of training samples; `substream` is the epoch
   sampling = 3,      // text generation
   router_noise = 4,  // input jitter
   dropout = 5,       // `substream` is the place in the model; see DropoutMask

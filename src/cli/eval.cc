@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "data/tokenizer.h"
+#include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/loaded_model.h"
 #include "train/model_options.h"
@@ -16,22 +17,22 @@ ExitStatus run_eval(const Options& options) {
   const LoadedModel model = load_model(options.load, compute_dtype_of(options));
   const auto tokenizer =
       make_tokenizer(model.from_checkpoint ? model.identity.tokenizer : options.tokenizer_type, "");
-  const auto dataset = std::make_shared<const IndexedDataset>(options.data_path);
-  require_vocabulary(*dataset, model.config.vocab_size, "model");
-  const auto ranges = split_sequences(options.split, dataset->num_sequences());
+  const DataSets data = open_data_sets(data_path_of(options), model.config.vocab_size, "model");
   const int32_t sequence = options.seq_length.value_or(
       model.from_checkpoint ? model.identity.sequence : model.config.max_position_embeddings);
-  const SampleSource source(dataset, {.split = Split::validation,
-                                      .sequences = ranges[static_cast<size_t>(Split::validation)],
-                                      .sequence_length = sequence,
-                                      .seed = static_cast<uint64_t>(options.seed),
-                                      .vocab_size = model.config.vocab_size,
-                                      .eod = tokenizer->eod(),
-                                      .eod_mask_loss = options.eod_mask_loss});
+  const auto source = make_source(
+      data, options.split,
+      {.split = Split::validation,
+       .sequence_length = sequence,
+       .seed = model.from_checkpoint ? model.identity.seed : static_cast<uint64_t>(options.seed),
+       .vocab_size = model.config.vocab_size,
+       .eod = tokenizer->eod(),
+       .eod_mask_loss = options.eod_mask_loss,
+       .keep_partial = options.keep_partial_validation_sample});
   Evaluation evaluation(
-      plan_evaluation(model.config, model.state, source, options.micro_batch_size,
+      plan_evaluation(model.config, model.state, *source, options.micro_batch_size,
                       options.eval_iters * options.micro_batch_size, pool.threads()),
-      *model.storage, pool, source);
+      *model.storage, pool, *source);
   const EvaluationResult result = evaluation.run();
   if (options.json) {
     const nlohmann::ordered_json document = {

@@ -28,6 +28,21 @@ constexpr ExitStatusText kExitStatuses[] = {
     {ExitStatus::interrupted, "interrupted, after saving"},
 };
 
+// Flags of Megatron's that would not do here what they say.
+struct DeclinedFlag {
+  std::string_view name;
+  std::string_view reason;
+};
+
+constexpr DeclinedFlag kDeclinedFlags[] = {
+    {"reset-position-ids",
+     "the rotary embedding turns by the place in the sample, whatever the position ids are (in "
+     "Megatron, too), so the flag would change nothing. Leave it out."},
+    {"reset-attention-mask",
+     "attention within single documents is not available in this version: tokens see all that "
+     "stand before them in the sample. Leave it out, or train on samples of one document each."},
+};
+
 std::string_view name_without_value(std::string_view argument) {
   return argument.substr(0, argument.find('='));
 }
@@ -63,6 +78,11 @@ Command find_command(std::string_view name) {
   }
   const std::string_view flag = name_without_value(argument);
   const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  for (const DeclinedFlag& declined : kDeclinedFlags) {
+    if (name == declined.name) {
+      throw_bad_request(fmt::format("{}: {}", flag, declined.reason));
+    }
+  }
   std::vector<std::string_view> others;
   std::vector<std::string_view> candidates = {"help"};
   for (const OptionSpec& spec : option_table()) {
@@ -95,6 +115,10 @@ Command find_command(std::string_view name) {
   throw_bad_request(message + ".");
 }
 
+bool is_list(const OptionSpec& spec) {
+  return std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
+}
+
 // One option of the table as CLI11 knows it.
 struct BoundOption {
   const OptionSpec* spec;
@@ -115,6 +139,9 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
       option = app.add_flag_callback(flag_of(spec), [] {});
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    if (is_list(spec)) {
+      option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
+    }
     bound.push_back({&spec, option});
   }
   return bound;
@@ -124,9 +151,7 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
 void refuse_twice(const std::vector<BoundOption>& bound) {
   for (const BoundOption& first : bound) {
     if (first.option->count() == 0) continue;
-    const bool is_list =
-        std::holds_alternative<std::vector<std::string> Options::*>(first.spec->member);
-    if (first.option->count() > 1 && !is_list) {
+    if (first.option->count() > 1 && !is_list(*first.spec)) {
       throw_bad_request(fmt::format("{} is given twice.", flag_of(*first.spec)));
     }
     for (const BoundOption& second : bound) {
@@ -137,6 +162,12 @@ void refuse_twice(const std::vector<BoundOption>& bound) {
       }
     }
   }
+}
+
+bool was_given(const std::vector<BoundOption>& bound, std::string_view name) {
+  return std::any_of(bound.begin(), bound.end(), [&](const BoundOption& entry) {
+    return entry.spec->name == name && entry.option->count() > 0;
+  });
 }
 
 Options parse_options(Command command, const std::vector<std::string>& arguments,
@@ -197,7 +228,12 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     for (const std::string& value : option->results()) set_option(options, *spec, value);
   }
   for (const auto& [spec, option] : bound) {
-    if (option->count() == 0 && requires_option(command, *spec)) {
+    const bool other = was_given(bound, spec->instead);
+    if (other && option->count() > 0) {
+      throw_bad_request(fmt::format("{} and --{} exclude each other; give one of them.",
+                                    flag_of(*spec), spec->instead));
+    }
+    if (option->count() == 0 && !other && requires_option(command, *spec)) {
       throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }

@@ -11,7 +11,7 @@ namespace troupe {
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                const SampleSource& source, int32_t batch, int64_t samples,
                                int threads) {
-  const int64_t available = source.samples_per_epoch();
+  const int64_t available = source.num_samples();
   const auto rows = static_cast<int32_t>(std::min<int64_t>(batch, available));
   EvaluationPlan plan;
   plan.step = build_evaluation_step(config, state, rows,

@@ -25,8 +25,7 @@ struct EvaluationPlan {
   uint64_t own_bytes() const { return memory.total_bytes() - memory.state_bytes; }
 };
 
-// `samples` sequences are evaluated, in batches of at most `batch`; at most one pass over the
-// split.
+// `samples` sequences are evaluated, in batches of at most `batch`; fewer if the source has fewer.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                const SampleSource& source, int32_t batch, int64_t samples,
                                int threads);
@@ -38,6 +37,9 @@ class Evaluation {
              const SampleSource& source);
 
   EvaluationResult run();
+
+  // Of one evaluation.
+  int64_t num_samples() const { return plan_.batches * plan_.step.batch.batch; }
 
  private:
   const SampleSource& source_;

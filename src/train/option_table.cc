@@ -553,9 +553,18 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "PREFIX",
      .help =
          "The data set PREFIX.bin and PREFIX.idx, as written by `troupe tokenize` or Megatron's "
-         "preprocess_data.py.",
+         "preprocess_data.py; or several, mixed: pairs of weight and prefix (0.7 books 0.3 code), "
+         "or prefixes alone, mixed by their sizes and read at most once.",
      .commands = kTrain | kEval,
-     .required = kTrain | kEval},
+     .required = kTrain | kEval,
+     .instead = "data-args-path"},
+    {.name = "data-args-path",
+     .member = &Options::data_args_path,
+     .group = kData,
+     .metavar = "FILE",
+     .help = "Instead of --data-path: a file with the words that it would take.",
+     .unset = "--data-path is given",
+     .commands = kTrain | kEval},
     {.name = "split",
      .member = &Options::split,
      .group = kData,
@@ -582,6 +591,12 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::eod_mask_loss,
      .group = kData,
      .help = "No loss where the input is the end of a document.",
+     .commands = kTrain | kEval},
+    {.name = "keep-partial-validation-sample",
+     .member = &Options::keep_partial_validation_sample,
+     .group = kData,
+     .help = "The tokens left over at the end of the validation data, fewer than a sample takes, "
+             "are one more sample, padded without loss.",
      .commands = kTrain | kEval},
 
     // Training.

@@ -122,11 +122,13 @@ struct Options {
   double warn_router_entropy = 0;
 
   // Data.
-  std::string data_path;  // without .bin or .idx
+  std::vector<std::string> data_path;  // see parse_data_path()
+  std::string data_args_path;          // a file with what data_path would hold
   std::string split = "969,30,1";
   std::optional<int32_t> seq_length;
   std::string tokenizer_type = "byte";
   bool eod_mask_loss = false;
+  bool keep_partial_validation_sample = false;
 
   // Training.
   int32_t micro_batch_size = 1;
@@ -186,7 +188,7 @@ struct Options {
   bool markdown = false;
 };
 
-// Options per member type. A vector collects a flag given several times.
+// Options per member type. A vector collects all values of a flag, given once or several times.
 using OptionMember =
     std::variant<bool Options::*, int32_t Options::*, int64_t Options::*, double Options::*,
                  std::string Options::*, std::vector<std::string> Options::*,
@@ -213,6 +215,7 @@ struct OptionSpec {
   std::span<const std::string_view> choices = {};  // strings only
   CommandMask commands = 0;
   CommandMask required = 0;         // the commands that do not run without it
+  std::string_view instead = {};    // a flag that may be given instead of it
   std::string_view shorthand = {};  // not empty: takes no value and sets the member to this string
   bool positional = false;          // given without the flag's name
 };

@@ -1,9 +1,11 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fmt/format.h>
+#include <limits>
 
 #include "base/machine.h"
 #include "base/units.h"
@@ -64,6 +66,7 @@ Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count
   micro_batches_ = step_options.micro_batches;
   schedule_ = make_schedule(options, micro_batches_ * options.micro_batch_size);
   last_step_ = *options.train_iters;
+  find_start();
   open_data();
 
   state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
@@ -91,6 +94,26 @@ Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count
   refuse_foreign_folder();
 }
 
+void Trainer::find_start() {
+  if (options_.load.empty()) return;
+  std::vector<std::string> incomplete;
+  load_path_ = find_checkpoint(options_.load, &incomplete);
+  for (const std::string& line : incomplete) say(options_, line);
+  if (!load_path_) {
+    if (options_.load != options_.save) {
+      throw_bad_request(
+          fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
+    }
+    say(options_,
+        fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
+    return;
+  }
+  if (options_.finetune) return;
+  resumed_ = read_stored_run(Checkpoint::open(*load_path_));
+  require_same_run(*resumed_, identity_, *load_path_);
+  position_ = resumed_->position;
+}
+
 void Trainer::open_data() {
   const auto tokenizer = make_tokenizer(options_.tokenizer_type, "");
   if (tokenizer->vocab_size() > identity_.model.vocab_size) {
@@ -99,22 +122,64 @@ void Trainer::open_data() {
                     "(--vocab-size).",
                     tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
   }
-  dataset_ = std::make_shared<const IndexedDataset>(options_.data_path);
-  require_vocabulary(*dataset_, tokenizer->vocab_size(), tokenizer->name());
-  const auto ranges = split_sequences(options_.split, dataset_->num_sequences());
-  const auto source = [&](Split split) {
-    return std::make_unique<SampleSource>(
-        dataset_, SampleOptions{.split = split,
-                                .sequences = ranges[static_cast<size_t>(split)],
-                                .sequence_length = identity_.sequence,
-                                .seed = identity_.seed,
-                                .vocab_size = identity_.model.vocab_size,
-                                .eod = tokenizer->eod(),
-                                .eod_mask_loss = options_.eod_mask_loss});
-  };
-  training_data_ = source(Split::train);
-  if (options_.eval_interval && options_.eval_iters > 0)
-    validation_data_ = source(Split::validation);
+  const DataSets data =
+      open_data_sets(data_path_of(options_), tokenizer->vocab_size(), tokenizer->name());
+  identity_.data = fingerprint(data);
+  if (resumed_ && resumed_->identity.data != identity_.data) {
+    fmt::print(stderr,
+               "Warning: the run goes on with other data. Until now: {}. From here on: {}.\n",
+               resumed_->identity.data, identity_.data);
+  }
+  SampleOptions samples{.split = Split::train,
+                        .sequence_length = identity_.sequence,
+                        .seed = identity_.seed,
+                        .vocab_size = identity_.model.vocab_size,
+                        .eod = tokenizer->eod(),
+                        .eod_mask_loss = options_.eod_mask_loss,
+                        .progress = [this](const std::string& line) { say(options_, line); }};
+  training_data_ = order_training_data(data, samples);
+  if (options_.eval_interval && options_.eval_iters > 0) {
+    samples.split = Split::validation;
+    samples.keep_partial = options_.keep_partial_validation_sample;
+    validation_data_ = make_source(data, options_.split, samples);
+  }
+}
+
+int64_t Trainer::needed_samples() const {
+  const int64_t step_samples = micro_batches_ * options_.micro_batch_size;
+  const int64_t steps = std::max<int64_t>(0, last_step_ - position_.step);
+  if (steps > (std::numeric_limits<int64_t>::max() - position_.consumed_samples) / step_samples) {
+    throw_bad_request(fmt::format(
+        "--train-iters {}: the samples of so many steps cannot be counted.", last_step_));
+  }
+  return position_.consumed_samples + steps * step_samples;
+}
+
+std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
+                                                           SampleOptions options) {
+  const int64_t needed = needed_samples();
+  if (resumed_) {
+    const int64_t ordered = resumed_->identity.ordered_samples;
+    options.num_samples = identity_.ordered_samples = ordered;
+    options.num_read = needed;
+    auto source = make_source(data, options_.split, options);
+    if (source->num_samples() >= needed) {
+      if (needed != ordered) {
+        say(options_, fmt::format("The run now ends after {} samples instead of {}. The order of "
+                                  "its data is kept: it holds {}.",
+                                  needed, ordered, source->num_samples()));
+      }
+      return source;
+    }
+    fmt::print(stderr,
+               "Warning: the run now takes {} samples, and the order of its data, made for {}, "
+               "holds {}. It goes on in an order made for {}, from sample {} on: some of what it "
+               "has read comes again, and some is passed over.\n",
+               needed, ordered, source->num_samples(), needed, position_.consumed_samples);
+  }
+  options.num_samples = identity_.ordered_samples = needed;
+  options.num_read = 0;
+  return make_source(data, options_.split, options);
 }
 
 void Trainer::check_memory() const {
@@ -129,18 +194,7 @@ void Trainer::check_memory() const {
 }
 
 void Trainer::load_weights() {
-  if (!options_.load.empty()) {
-    std::vector<std::string> incomplete;
-    const auto path = find_checkpoint(options_.load, &incomplete);
-    for (const std::string& line : incomplete) say(options_, line);
-    if (path) return load_checkpoint(*path, /*resume=*/!options_.finetune);
-    if (options_.load != options_.save) {
-      throw_bad_request(
-          fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
-    }
-    say(options_,
-        fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
-  }
+  if (load_path_) return load_checkpoint(*load_path_, /*resume=*/!options_.finetune);
   if (options_.pretrained_checkpoint.empty()) {
     initialize_parameters(state_, *storage_, identity_.seed, pool_);
     return;
@@ -175,8 +229,6 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   const StoredRun stored = read_stored_run(checkpoint);
   if (resume) {
-    require_same_run(stored, identity_, path);
-    position_ = stored.position;
     last_saved_step_ = options_.load == options_.save ? position_.step : -1;
   }
   load_training_state(checkpoint, state_, *storage_);
@@ -203,10 +255,14 @@ void Trainer::print_start() const {
   if (model.num_experts > 0) {
     text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);
   }
-  text += fmt::format(
-      "\nData: {} tokens in {} documents; {} training samples of {} tokens per epoch\n",
-      format_count(static_cast<double>(dataset_->num_tokens())), dataset_->num_documents(),
-      training_data_->samples_per_epoch(), identity_.sequence);
+  const int64_t samples = needed_samples();
+  text += fmt::format("\nTraining data: {} samples of {} tokens\n", samples, identity_.sequence);
+  text += describe_use(*training_data_, samples);
+  if (validation_data_ != nullptr) {
+    text += fmt::format("Validation data: {} samples for each evaluation\n",
+                        evaluation_->num_samples());
+    text += describe_use(*validation_data_, evaluation_->num_samples());
+  }
   text += fmt::format("Step: {} operations, {} sequences in {} micro-batches\n",
                       step_.program->op_count(), micro_batches_ * options_.micro_batch_size,
                       micro_batches_);

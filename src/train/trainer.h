@@ -7,13 +7,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
-#include "data/sampler.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/batch_feed.h"
+#include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/learning_rate.h"
 #include "train/metrics_log.h"
@@ -31,12 +32,19 @@ class Trainer {
   ExitStatus run();
 
  private:
+  // Where --load points; refuses what is not this run.
+  void find_start();
   void open_data();
+  // The training samples in an order for the whole run, or, in a run that goes on, in the order
+  // that it had, as long as that holds enough of them.
+  std::unique_ptr<SampleSource> order_training_data(const DataSets& data, SampleOptions options);
   void load_weights();
   // A new run must not mix its checkpoints with those of another one.
   void refuse_foreign_folder() const;
   // `resume`: go on with the saved run; otherwise take its weights for a new one.
   void load_checkpoint(const std::string& path, bool resume);
+  // Steps to do from the present position on, in samples, and what was consumed before.
+  int64_t needed_samples() const;
   // Bytes by role, and a refusal (exit status 3) when the machine has not enough memory.
   void check_memory() const;
   void print_start() const;
@@ -53,6 +61,8 @@ class Trainer {
   TrainingPosition position_;
   int64_t last_step_ = 0;
   int64_t micro_batches_ = 1;
+  std::optional<std::string> load_path_;  // the checkpoint that --load means
+  std::optional<StoredRun> resumed_;      // what it says, if the run goes on from it
   LearningRateSchedule schedule_;
 
   ModelState state_;
@@ -61,7 +71,6 @@ class Trainer {
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<CpuInterpreter> interpreter_;
 
-  std::shared_ptr<const IndexedDataset> dataset_;
   std::unique_ptr<SampleSource> training_data_;
   std::unique_ptr<SampleSource> validation_data_;
   std::unique_ptr<BatchFeed> feed_;

@@ -68,6 +68,8 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
       {"seq_length", identity.sequence},
       {"split", identity.split},
       {"tokenizer_type", identity.tokenizer},
+      {"ordered_samples", identity.ordered_samples},
+      {"data", identity.data},
       {"options", json::parse(identity.options_json)},
   };
   CheckpointContent content;
@@ -102,6 +104,8 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.identity.sequence = training.at("seq_length").get<int32_t>();
     run.identity.split = training.at("split").get<std::string>();
     run.identity.tokenizer = training.at("tokenizer_type").get<std::string>();
+    run.identity.ordered_samples = training.at("ordered_samples").get<int64_t>();
+    run.identity.data = training.at("data").get<std::string>();
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
     throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
@@ -110,6 +114,9 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
   if (run.position.step < 0 || run.position.updates < 0 || run.position.consumed_samples < 0 ||
       run.position.scheduled_samples < 0) {
     throw_failed(where + ": the position of the training run is negative.");
+  }
+  if (run.identity.ordered_samples < 1) {
+    throw_failed(where + ": the order of the training data is of no samples.");
   }
   return run;
 }

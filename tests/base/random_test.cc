@@ -29,7 +29,6 @@ TEST(RandomWords, KnownAnswers) {
 // The numbers of a stream are part of what a seed means.
 TEST(RandomWords, StreamsKeepTheirNumbers) {
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::parameter), 1U);
-  EXPECT_EQ(static_cast<uint32_t>(RandomStream::data_shuffle), 2U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::sampling), 3U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::router_noise), 4U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::dropout), 5U);

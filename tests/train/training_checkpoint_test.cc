@@ -27,6 +27,8 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
           .sequence = 12,
           .split = "90,10,0",
           .tokenizer = "byte",
+          .ordered_samples = 96,
+          .data = "0.5 x 10 sequences, 4000 tokens",
           .options_json = R"({"lr":0.001})"};
 }
 
@@ -228,6 +230,7 @@ TEST_F(BrokenFacts, AreRefusedByName) {
   expect_part(broken([](auto& facts) { facts["compute_dtype"] = "i32"; }),
               "unknown compute dtype i32");
   expect_part(broken([](auto& facts) { facts["position"]["updates"] = -1; }), "negative");
+  expect_part(broken([](auto& facts) { facts["ordered_samples"] = 0; }), "order");
 }
 
 TEST_F(StoredRunTest, AnotherShapeOfModelIsRefusedByTensor) {
