@@ -209,7 +209,10 @@ void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int3
                fmt::format("spans of {}, {} and {} for a sequence length of {}", tokens.size(),
                            labels.size(), loss_mask.size(), length));
   const int64_t epoch = sample / samples_per_epoch_;
-  TROUPE_CHECK(std::in_range<uint32_t>(epoch), fmt::format("epoch {}", epoch));
+  if (!std::in_range<uint32_t>(epoch)) {
+    throw_failed(fmt::format("sample {} of {} lies in epoch {}, and 4,294,967,295 is the last",
+                             sample, dataset_->prefix(), epoch));
+  }
   const int64_t drawn = sample % samples_per_epoch_;
 
   int64_t place = drawn;

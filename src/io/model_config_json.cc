@@ -1,7 +1,10 @@
 #include "io/model_config_json.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "base/error.h"
 #include "io/json.h"
@@ -38,6 +41,38 @@ void for_each_field(Config& config, const Visit& visit) {
   visit("hf_architecture", config.hf_architecture);
 }
 
+// Reads a field of exactly the member's type: the library's conversions would take 1e300 for an
+// integer, and true for a number.
+template <class T>
+void read_field(const nlohmann::json& object, const char* name, const std::string& where,
+                T& value) {
+  if constexpr (std::is_same_v<T, int32_t>) {
+    value = static_cast<int32_t>(integer_field(object, name, std::numeric_limits<int32_t>::min(),
+                                               std::numeric_limits<int32_t>::max(), where));
+  } else {
+    const auto found = object.find(name);
+    if (found == object.end()) {
+      throw_failed(fmt::format("{}: the field \"{}\" is missing", where, name));
+    }
+    bool fits = false;
+    if constexpr (std::is_same_v<T, double>) {
+      fits = found->is_number();
+    } else if constexpr (std::is_same_v<T, bool>) {
+      fits = found->is_boolean();
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      fits = found->is_string();
+    } else {
+      static_assert(std::is_same_v<T, std::vector<bool>>);
+      fits = found->is_array() && std::all_of(found->begin(), found->end(),
+                                              [](const auto& item) { return item.is_boolean(); });
+    }
+    if (!fits) {
+      throw_failed(fmt::format("{}: the field \"{}\" has a value of the wrong type", where, name));
+    }
+    found->get_to(value);
+  }
+}
+
 }  // namespace
 
 std::string write_model_config(const ModelConfig& config) {
@@ -48,17 +83,15 @@ std::string write_model_config(const ModelConfig& config) {
 
 ModelConfig parse_model_config(std::string_view text, const std::string& where) {
   const nlohmann::json document = parse_json(text, where, kMaxDepth);
+  if (!document.is_object()) {
+    throw_failed(where + ": the description of the model is not a JSON object.");
+  }
   ModelConfig config;
   size_t known = 0;
-  try {
-    for_each_field(config, [&](const char* name, auto& value) {
-      document.at(name).get_to(value);
-      ++known;
-    });
-  } catch (const nlohmann::json::exception& error) {
-    throw_failed(
-        fmt::format("{}: the description of the model is broken ({}).", where, error.what()));
-  }
+  for_each_field(config, [&](const char* name, auto& value) {
+    read_field(document, name, where, value);
+    ++known;
+  });
   if (known != document.size()) {
     throw_failed(where +
                  ": the description of the model has fields that this version does not know.");
