@@ -1,5 +1,6 @@
 #include "data/tokenize_corpus.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
@@ -23,6 +24,14 @@ bool is_blank(std::string_view line) {
 bool is_json_lines(const std::string& path, CorpusFormat format) {
   if (format != CorpusFormat::by_extension) return format == CorpusFormat::jsonl;
   return path.ends_with(".jsonl") || path.ends_with(".json");
+}
+
+// The library quotes what it read last, which may be the whole line.
+std::string readable(std::string message) {
+  constexpr size_t kLongest = 300;
+  if (message.size() > kLongest) message.replace(kLongest, std::string::npos, "...");
+  std::replace(message.begin(), message.end(), '\x7f', '?');
+  return message;
 }
 
 // One run over all inputs. Its functions that read return false when asked to stop.
@@ -119,7 +128,8 @@ class Run {
     try {
       object = nlohmann::json::parse(line);
     } catch (const nlohmann::json::exception& error) {
-      throw_bad_request(fmt::format("{}, line {}: not valid JSON: {}", path, number, error.what()));
+      throw_bad_request(
+          fmt::format("{}, line {}: not valid JSON: {}", path, number, readable(error.what())));
     }
     if (!object.is_object()) {
       throw_bad_request(

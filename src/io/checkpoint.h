@@ -84,6 +84,10 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& dir,
 std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
                                                 std::vector<std::string>* incomplete = nullptr);
 
+// Is anything below `dir` named as a committed checkpoint, complete or damaged? What interrupted
+// saves leave behind has other names, so a damaged one was whole once and must not be overwritten.
+bool has_checkpoint_folders(const std::string& dir);
+
 // Deletes all complete checkpoints but the `keep` (>= 1) newest and returns the deleted ones. Call
 // it after a save has succeeded. A half-deleted checkpoint is never taken for a complete one.
 std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, int64_t keep,

@@ -98,7 +98,8 @@ void read_rope(const Fields& fields, const std::string& where, ModelConfig& conf
   const Fields inner(*rope, where);
   const std::string type = inner.text("rope_type", inner.text("type", "default"));
   if (type != "default") {
-    fields.refuse(fmt::format("RoPE of type \"{}\" is not supported, only \"default\".", type));
+    fields.refuse(
+        fmt::format("RoPE of type {} is not supported, only \"default\".", quote_name(type)));
   }
   config.rotary_base = inner.number("rope_theta", config.rotary_base);
   if (inner.number("partial_rotary_factor", 1.0) != 1.0) {
@@ -130,7 +131,7 @@ void read_common(const Fields& fields, const std::string& where, ModelConfig& co
   const std::string activation = fields.text("hidden_act", "silu");
   if (activation != "silu") {
     fields.refuse(
-        fmt::format("\"hidden_act\": \"{}\" is not supported, only \"silu\".", activation));
+        fmt::format("\"hidden_act\": {} is not supported, only \"silu\".", quote_name(activation)));
   }
   fields.expect_false("attention_bias");
   fields.expect_false("mlp_bias");

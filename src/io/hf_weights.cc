@@ -197,6 +197,17 @@ void visit_folder(
   }
 }
 
+// One bad weight makes every loss NaN; here it still has a name.
+void require_finite(const std::string& folder, const HfTensor& tensor, DType dtype,
+                    const std::byte* data) {
+  const int64_t at = first_not_finite(dtype, data, tensor.shape.elements());
+  if (at < 0) return;
+  throw_failed(
+      fmt::format("{}: the tensor {} is not finite as {} at element {} of {}: the weights are "
+                  "damaged, or too large for this type. Fetch them again.",
+                  folder, tensor.name, name_of(dtype), at, tensor.shape.elements()));
+}
+
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& state) {
@@ -227,6 +238,7 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
                                        static_cast<size_t>(tensor.offset) * size_of(view.dtype);
                    convert_elements(dtype, bytes.data(), view.dtype, target,
                                     tensor.shape.elements());
+                   require_finite(folder, tensor, view.dtype, target);
                  }
                });
 }

@@ -1,6 +1,8 @@
 #include "io/model_config_json.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
@@ -79,17 +81,47 @@ void write_field(nlohmann::ordered_json& field, const T& value) {
 }
 
 template <class T>
-void read_field(const nlohmann::json& field, T& value) {
-  if constexpr (std::is_enum_v<T>) {
-    const auto name = field.get<std::string>();
-    constexpr uint8_t kMost = 16;
-    for (uint8_t i = 0; i < kMost; ++i) {
-      value = static_cast<T>(i);
-      if (name_of(value) == name) return;
-    }
-    throw_failed("the description of the model has an unknown name: " + quote_name(name) + ".");
+bool read_name(const nlohmann::json& field, T& value) {
+  if (!field.is_string()) return false;
+  constexpr uint8_t kMost = 16;
+  for (uint8_t i = 0; i < kMost; ++i) {
+    value = static_cast<T>(i);
+    if (name_of(value) == field.get_ref<const std::string&>()) return true;
+  }
+  return false;
+}
+
+// Reads a field of exactly the member's type: the library's conversions would take 1e300 for an
+// integer, and true for a number.
+template <class T>
+void read_field(const nlohmann::json& object, const char* name, const std::string& where,
+                T& value) {
+  if constexpr (std::is_same_v<T, int32_t>) {
+    value = static_cast<int32_t>(integer_field(object, name, std::numeric_limits<int32_t>::min(),
+                                               std::numeric_limits<int32_t>::max(), where));
   } else {
-    field.get_to(value);
+    const auto found = object.find(name);
+    if (found == object.end()) {
+      throw_failed(fmt::format("{}: the field \"{}\" is missing", where, name));
+    }
+    bool fits = false;
+    if constexpr (std::is_enum_v<T>) {
+      fits = read_name(*found, value);
+    } else if constexpr (std::is_same_v<T, double>) {
+      fits = found->is_number();
+    } else if constexpr (std::is_same_v<T, bool>) {
+      fits = found->is_boolean();
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      fits = found->is_string();
+    } else {
+      static_assert(std::is_same_v<T, std::vector<bool>>);
+      fits = found->is_array() && std::all_of(found->begin(), found->end(),
+                                              [](const auto& item) { return item.is_boolean(); });
+    }
+    if (!fits) {
+      throw_failed(fmt::format("{}: the field \"{}\" has a value of the wrong type", where, name));
+    }
+    if constexpr (!std::is_enum_v<T>) found->get_to(value);
   }
 }
 
@@ -104,17 +136,15 @@ std::string write_model_config(const ModelConfig& config) {
 
 ModelConfig parse_model_config(std::string_view text, const std::string& where) {
   const nlohmann::json document = parse_json(text, where, kMaxDepth);
+  if (!document.is_object()) {
+    throw_failed(where + ": the description of the model is not a JSON object.");
+  }
   ModelConfig config;
   size_t known = 0;
-  try {
-    for_each_field(config, [&](const char* name, auto& value) {
-      read_field(document.at(name), value);
-      ++known;
-    });
-  } catch (const nlohmann::json::exception& error) {
-    throw_failed(
-        fmt::format("{}: the description of the model is broken ({}).", where, error.what()));
-  }
+  for_each_field(config, [&](const char* name, auto& value) {
+    read_field(document, name, where, value);
+    ++known;
+  });
   if (known != document.size()) {
     throw_failed(where +
                  ": the description of the model has fields that this version does not know.");

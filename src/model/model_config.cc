@@ -219,6 +219,10 @@ void ModelConfig::validate() const {
   if (sliding_window < 0) {
     throw_bad_request("Model configuration: sliding_window must not be negative.");
   }
+  if (num_experts < 0) {
+    throw_bad_request(fmt::format(
+        "Model configuration: num_experts must not be negative, it is {}.", num_experts));
+  }
   if (num_experts > 0) {
     require_sensible(num_experts, "num_experts");
     require_sensible(moe_router_topk, "moe_router_topk");

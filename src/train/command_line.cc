@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/json.h"
 #include "train/suggest.h"
 
 namespace troupe {
@@ -62,10 +63,10 @@ Command find_command(std::string_view name) {
   const std::vector<std::string_view> names = command_names();
   const std::string_view guess = closest(name, names);
   if (!guess.empty()) {
-    throw_bad_request(fmt::format("Unknown command {}. Did you mean {}?", name, guess));
+    throw_bad_request(fmt::format("Unknown command {}. Did you mean {}?", printable(name), guess));
   }
-  throw_bad_request(
-      fmt::format("Unknown command {}. The commands are {}.", name, fmt::join(names, ", ")));
+  throw_bad_request(fmt::format("Unknown command {}. The commands are {}.", printable(name),
+                                fmt::join(names, ", ")));
 }
 
 [[noreturn]] void refuse_unknown(std::string_view argument, Command command) {
@@ -74,10 +75,11 @@ Command find_command(std::string_view name) {
     throw_bad_request(
         fmt::format("Unexpected argument '{0}'. `troupe {1} --help` shows what {1} "
                     "takes.",
-                    argument, command_name));
+                    printable(argument), command_name));
   }
-  const std::string_view flag = name_without_value(argument);
-  const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  const std::string flag = printable(name_without_value(argument));
+  const std::string_view whole = name_without_value(argument);
+  const std::string_view name = whole.substr(std::min(whole.find_first_not_of('-'), whole.size()));
   for (const DeclinedFlag& declined : kDeclinedFlags) {
     if (name == declined.name) {
       throw_bad_request(fmt::format("{}: {}", flag, declined.reason));
@@ -109,8 +111,8 @@ Command find_command(std::string_view name) {
 [[noreturn]] void refuse_missing_value(const OptionSpec& spec, std::string_view found) {
   std::string message = fmt::format("{} needs a value", flag_of(spec));
   if (!found.empty()) {
-    message +=
-        fmt::format(", but {} follows (to mean that text: {}={})", found, flag_of(spec), found);
+    message += fmt::format(", but {1} follows (to mean that text: {0}={1})", flag_of(spec),
+                           printable(found));
   }
   throw_bad_request(message + ".");
 }
@@ -198,7 +200,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     for (const BoundOption& entry : bound) {
       if (flag_of(*entry.spec) == arguments.back()) refuse_missing_value(*entry.spec, {});
     }
-    throw_bad_request(fmt::format("{} needs a value.", arguments.back()));
+    throw_bad_request(fmt::format("{} needs a value.", printable(arguments.back())));
   } catch (const CLI::ParseError& error) {
     throw_bad_request(error.what());
   }

@@ -1,6 +1,7 @@
 #include "train/loaded_model.h"
 
 #include <fmt/format.h>
+#include <vector>
 
 #include "base/error.h"
 #include "io/hf_config.h"
@@ -39,7 +40,14 @@ LoadedModel load_model(const std::string& path, DType hf_dtype) {
     load_hf_weights(path, model.config, model.state, *model.storage);
     return model;
   }
-  if (const auto checkpoint = find_checkpoint(path)) return load_checkpoint(*checkpoint);
+  std::vector<std::string> incomplete;
+  if (const auto checkpoint = find_checkpoint(path, &incomplete)) {
+    return load_checkpoint(*checkpoint);
+  }
+  if (!incomplete.empty()) {
+    throw_failed(fmt::format("{}: none of its checkpoints is complete, the last because of: {}",
+                             path, incomplete.back()));
+  }
   throw_bad_request(fmt::format(
       "{}: no model found. Looked for config.json (a Hugging Face model), index.json (a "
       "checkpoint) and checkpoints/ with a complete checkpoint (a training run).",

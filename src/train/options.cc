@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "base/machine.h"
@@ -12,6 +13,9 @@
 
 namespace troupe {
 namespace {
+
+// Of one run: 2^38 sequences, whose tokens can be counted in 64 bits however long they are.
+constexpr int64_t kMostSamples = int64_t{1} << 38;
 
 template <class T>
 struct Unwrapped {
@@ -37,7 +41,7 @@ bool is_within(const OptionRange& range, T value) {
 }
 
 [[noreturn]] void refuse(const OptionSpec& spec, std::string_view text, std::string_view what) {
-  throw_bad_request(fmt::format("{} takes {}, not '{}'.", flag_of(spec), what, text));
+  throw_bad_request(fmt::format("{} takes {}, not '{}'.", flag_of(spec), what, printable(text)));
 }
 
 template <class T>
@@ -48,7 +52,8 @@ T parse_number(const OptionSpec& spec, std::string_view text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc::result_out_of_range) {
-    throw_bad_request(fmt::format("{} {}: the number is out of range.", flag_of(spec), text));
+    throw_bad_request(
+        fmt::format("{} {}: the number is out of range.", flag_of(spec), printable(text)));
   }
   if (error != std::errc() || end != text.data() + text.size() || !is_within(spec.range, value)) {
     refuse(spec, text, wanted);
@@ -209,6 +214,17 @@ void check_options(const Options& options) {
         fmt::format("--global-batch-size {} is not a multiple of --micro-batch-size {}.",
                     *options.global_batch_size, options.micro_batch_size));
   }
+  const int64_t batch = options.global_batch_size.value_or(options.micro_batch_size);
+  for (const auto& [flag, iters] :
+       {std::pair("--train-iters", options.train_iters),
+        std::pair("--lr-decay-iters", options.lr_decay_iters),
+        std::pair("--lr-warmup-iters", std::optional(options.lr_warmup_iters))}) {
+    if (iters && *iters > kMostSamples / batch) {
+      throw_bad_request(fmt::format(
+          "{} {} with steps of {} sequences is more than the {} sequences that a run may take.",
+          flag, *iters, batch, kMostSamples));
+    }
+  }
   if (options.lr && options.min_lr > *options.lr) {
     throw_bad_request(
         fmt::format("--min-lr {} is larger than --lr {}.", options.min_lr, *options.lr));
@@ -258,7 +274,7 @@ void from_json(Options& options, std::string_view text, const std::string& path)
         for (const CommandInfo& info : command_table()) {
           if (value == info.name) found = &info;
         }
-        if (found == nullptr) throw_bad_request("no such command: " + value.dump());
+        if (found == nullptr) throw_bad_request("no such command: " + printable(value.dump()));
         options.command = found->command;
         continue;
       }

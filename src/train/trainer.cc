@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fmt/format.h>
@@ -19,6 +20,10 @@
 
 namespace troupe {
 namespace {
+
+// Steps without finite gradients change nothing. A few of them are sound; after this many in a row,
+// the next will be no other.
+constexpr int64_t kMostSkippedInARow = 20;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -98,7 +103,14 @@ void Trainer::find_start() {
   if (options_.load.empty()) return;
   std::vector<std::string> incomplete;
   load_path_ = find_checkpoint(options_.load, &incomplete);
-  for (const std::string& line : incomplete) say(options_, line);
+  if (!load_path_ && has_checkpoint_folders(options_.load)) {
+    throw_failed(fmt::format(
+        "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
+        "move the folder away to start from the beginning.",
+        options_.load, incomplete.back()));
+  }
+  // A warning: the run goes on from an earlier step than its owner may think.
+  for (const std::string& line : incomplete) std::fprintf(stderr, "%s\n", line.c_str());
   if (!load_path_) {
     if (options_.load != options_.save) {
       throw_bad_request(
@@ -205,7 +217,14 @@ void Trainer::load_weights() {
     say(options_, "Weights from " + pretrained + ".");
     return;
   }
-  const auto path = find_checkpoint(pretrained);
+  std::vector<std::string> incomplete;
+  const auto path = find_checkpoint(pretrained, &incomplete);
+  if (!path && !incomplete.empty()) {
+    throw_failed(
+        fmt::format("--pretrained-checkpoint {}: none of its checkpoints is complete, the last "
+                    "because of: {}",
+                    pretrained, incomplete.back()));
+  }
   if (!path) {
     throw_bad_request(
         fmt::format("--pretrained-checkpoint {}: neither a Hugging Face model "
@@ -217,12 +236,11 @@ void Trainer::load_weights() {
 
 void Trainer::refuse_foreign_folder() const {
   if (options_.save.empty() || last_saved_step_ >= 0) return;  // going on with this run
-  const auto newest = newest_checkpoint(options_.save);
-  if (!newest) return;
-  throw_bad_request(fmt::format(
-      "--save {}: the folder holds another run ({}). Give --load {} to go on with it, or "
-      "save into another folder.",
-      options_.save, newest->path, options_.save));
+  if (!has_checkpoint_folders(options_.save)) return;
+  throw_bad_request(
+      fmt::format("--save {0}: the folder holds another run. Give --load {0} to go on with it, or "
+                  "save into another folder.",
+                  options_.save));
 }
 
 void Trainer::load_checkpoint(const std::string& path, bool resume) {
@@ -296,6 +314,7 @@ ExitStatus Trainer::run() {
       if (log_) log_->training(metrics);
       progress_->step(metrics);
     }
+    stop_if_hopeless(metrics);
     const bool last = position_.step == last_step_ ||
                       (options_.exit_after_step && position_.step >= *options_.exit_after_step);
     if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
@@ -353,6 +372,26 @@ StepMetrics Trainer::do_step() {
                            static_cast<double>(samples) / metrics.step_time_s / 1e12;
   metrics.peak_bytes = Arena::peak_allocated_bytes();
   return metrics;
+}
+
+void Trainer::stop_if_hopeless(const StepMetrics& metrics) {
+  skipped_in_a_row_ = metrics.skipped ? skipped_in_a_row_ + 1 : 0;
+  const std::string kept =
+      last_saved_step_ < 0 ? "Nothing was saved."
+                           : fmt::format("The checkpoint of step {} is kept.", last_saved_step_);
+  if (position_.updates == 0 && !std::isfinite(metrics.loss)) {
+    throw_failed(
+        fmt::format("The loss of step {} is {}, and no step has changed the weights yet: they are "
+                    "out of range from the start. Check where they come from, or lower "
+                    "--init-method-std. {}",
+                    metrics.step, metrics.loss, kept));
+  }
+  if (skipped_in_a_row_ >= kMostSkippedInARow) {
+    throw_failed(fmt::format(
+        "The gradients of the last {} steps, up to step {}, are not finite: the run has "
+        "diverged. Go on from an earlier checkpoint with a lower --lr. {}",
+        skipped_in_a_row_, metrics.step, kept));
+  }
 }
 
 void Trainer::read_layer_metrics(StepMetrics& metrics) const {

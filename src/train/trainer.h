@@ -50,6 +50,7 @@ class Trainer {
   void print_start() const;
 
   StepMetrics do_step();
+  void stop_if_hopeless(const StepMetrics& metrics);
   void read_layer_metrics(StepMetrics& metrics) const;
   void evaluate();
   void save();
@@ -80,6 +81,7 @@ class Trainer {
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<Progress> progress_;
   int64_t last_saved_step_ = -1;
+  int64_t skipped_in_a_row_ = 0;
 };
 
 // The plan's bytes, one role a line ("  parameters   12.00 MiB"), then what evaluation needs beside

@@ -1,6 +1,7 @@
 #include "train/training_checkpoint.h"
 
 #include <fmt/format.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -14,6 +15,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxTrainingDepth = 32;
+// Of steps and samples: no run gets there, and sums with it cannot overflow.
+constexpr int64_t kLargestCount = int64_t{1} << 38;
 
 bool is_saved(Role role) {
   return role == Role::parameter || role == Role::optimizer || role == Role::router_state;
@@ -86,10 +89,13 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
   StoredRun run;
   try {
     const json& position = training.at("position");
-    run.position.step = position.at("step").get<int64_t>();
-    run.position.updates = position.at("updates").get<int64_t>();
-    run.position.consumed_samples = position.at("consumed_samples").get<int64_t>();
-    run.position.scheduled_samples = position.at("scheduled_samples").get<int64_t>();
+    const auto count = [&](const char* name) {
+      return integer_field(position, name, 0, kLargestCount, where);
+    };
+    run.position.step = count("step");
+    run.position.updates = count("updates");
+    run.position.consumed_samples = count("consumed_samples");
+    run.position.scheduled_samples = count("scheduled_samples");
     run.identity.model = parse_model_config(training.at("model").dump(), where);
     const auto dtype = training.at("compute_dtype").get<std::string>();
     bool known = false;
@@ -99,24 +105,24 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
         known = true;
       }
     }
-    if (!known) throw_failed(fmt::format("{}: unknown compute dtype {}.", where, dtype));
+    if (!known) {
+      throw_failed(fmt::format("{}: unknown compute dtype {}.", where, quote_name(dtype)));
+    }
+    if (!training.at("seed").is_number_unsigned()) {
+      throw_failed(where + ": the field \"seed\" must be a whole number of 64 bits");
+    }
     run.identity.seed = training.at("seed").get<uint64_t>();
-    run.identity.sequence = training.at("seq_length").get<int32_t>();
+    run.identity.sequence = static_cast<int32_t>(
+        integer_field(training, "seq_length", 1, std::numeric_limits<int32_t>::max(), where));
     run.identity.split = training.at("split").get<std::string>();
     run.identity.tokenizer = training.at("tokenizer_type").get<std::string>();
-    run.identity.ordered_samples = training.at("ordered_samples").get<int64_t>();
+    run.identity.ordered_samples =
+        integer_field(training, "ordered_samples", 1, kLargestCount, where);
     run.identity.data = training.at("data").get<std::string>();
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
     throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
                              error.what()));
-  }
-  if (run.position.step < 0 || run.position.updates < 0 || run.position.consumed_samples < 0 ||
-      run.position.scheduled_samples < 0) {
-    throw_failed(where + ": the position of the training run is negative.");
-  }
-  if (run.identity.ordered_samples < 1) {
-    throw_failed(where + ": the order of the training data is of no samples.");
   }
   return run;
 }

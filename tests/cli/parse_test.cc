@@ -101,6 +101,16 @@ TEST(Parse, UnknownFlags) {
             "Unexpected argument 'now'. `troupe doctor --help` shows what doctor takes.");
 }
 
+TEST(Parse, MessagesAreOneLineWhateverWasGiven) {
+  EXPECT_EQ(refusal({"doctor", "a\n\x1b[31m"}),
+            "Unexpected argument 'a??[31m'. `troupe doctor --help` shows what doctor takes.");
+  EXPECT_EQ(refusal({"a\nb"}).find("Unknown command a?b. "), 0U);
+  EXPECT_EQ(refusal({"doctor", "--x\ny"}),
+            "Unknown flag --x?y. `troupe doctor --help` lists the flags.");
+  EXPECT_EQ(refusal({"doctor", "--ranks", "1\n2"}).find("--ranks takes a whole number"), 0U);
+  EXPECT_LT(refusal({"doctor", std::string(100'000, 'x')}).size(), 400U);
+}
+
 TEST(Parse, Commands) {
   EXPECT_EQ(refusal({"trian"}), "Unknown command trian. Did you mean train?");
   EXPECT_TRUE(refusal({"fly"}).starts_with("Unknown command fly. The commands are train, eval"));

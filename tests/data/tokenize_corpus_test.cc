@@ -160,6 +160,19 @@ TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {
   }
 }
 
+// The JSON library's message holds all of the text that it read last.
+TEST(TokenizeCorpus, MalformedJsonGivesAMessageFitToBeShown) {
+  const TempDir dir;
+  write_file(dir / "a.jsonl", "{\"text\": \"" + std::string(100'000, '\x7f') + "\xff\"}");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.jsonl"};
+  options.output_prefix = dir / "set";
+  const std::string message = message_of(ExitStatus::bad_request, [&] { run(options); });
+  EXPECT_TRUE(contains(message, "not valid JSON")) << message.substr(0, 1000);
+  EXPECT_LT(message.size(), 1000U);
+  EXPECT_FALSE(contains(message, "\x7f"));
+}
+
 TEST(TokenizeCorpus, ProgressRisesToTheTotal) {
   const TempDir dir;
   write_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");

@@ -235,6 +235,8 @@ TEST_F(Refusals, SizesThatDoNotFitTogether) {
   expect_refused("num_query_groups (3)");
   config.kv_channels = 7;
   expect_refused("head size must be even");
+  config.num_experts = -1;
+  expect_refused("num_experts must not be negative");
   config.moe_router_topk = 5;
   expect_refused("moe_router_topk (5) is larger than num_experts (4)");
   config.moe_router_topk = 1;

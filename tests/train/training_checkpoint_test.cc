@@ -226,11 +226,33 @@ class BrokenFacts : public StoredRunTest {
 
 TEST_F(BrokenFacts, AreRefusedByName) {
   expect_part(broken([](auto& facts) { facts.erase("position"); }), "position");
-  expect_part(broken([](auto& facts) { facts["seed"] = "x"; }), "broken");
+  expect_part(broken([](auto& facts) { facts["seed"] = "x"; }), "\"seed\" must be a whole number");
   expect_part(broken([](auto& facts) { facts["compute_dtype"] = "i32"; }),
-              "unknown compute dtype i32");
-  expect_part(broken([](auto& facts) { facts["position"]["updates"] = -1; }), "negative");
-  expect_part(broken([](auto& facts) { facts["ordered_samples"] = 0; }), "order");
+              "unknown compute dtype \"i32\"");
+  expect_part(broken([](auto& facts) { facts["position"]["updates"] = -1; }),
+              "\"updates\" must be a whole number from 0");
+  expect_part(broken([](auto& facts) { facts["ordered_samples"] = 0; }),
+              "\"ordered_samples\" must be a whole number from 1");
+  expect_part(broken([](auto& facts) { facts["model"]["activation"] = "swish"; }),
+              "\"activation\" has a value of the wrong type");
+}
+
+// The JSON library's own conversions would cut these down to numbers that look right.
+TEST_F(BrokenFacts, NumbersThatDoNotFitAreRefused) {
+  expect_part(broken([](auto& facts) { facts["seq_length"] = (int64_t{1} << 32) + 16; }),
+              "\"seq_length\" must be a whole number from 1");
+  expect_part(broken([](auto& facts) { facts["position"]["step"] = 1e300; }), "\"step\"");
+  expect_part(broken([](auto& facts) { facts["position"]["step"] = true; }), "\"step\"");
+  expect_part(broken([](auto& facts) { facts["position"]["consumed_samples"] = INT64_MAX; }),
+              "\"consumed_samples\"");
+  expect_part(broken([](auto& facts) { facts["seed"] = -1; }), "\"seed\"");
+  expect_part(broken([](auto& facts) { facts["model"]["hidden_size"] = (int64_t{1} << 32) + 64; }),
+              "\"hidden_size\" must be a whole number");
+  expect_part(broken([](auto& facts) { facts["model"]["num_layers"] = 1e300; }), "\"num_layers\"");
+  expect_part(broken([](auto& facts) { facts["model"]["norm_epsilon"] = true; }),
+              "\"norm_epsilon\" has a value of the wrong type");
+  expect_part(broken([](auto& facts) { facts["model"]["moe_layers"] = {1, 0}; }), "\"moe_layers\"");
+  expect_part(broken([](auto& facts) { facts["model"] = {1, 2}; }), "not a JSON object");
 }
 
 TEST_F(StoredRunTest, AnotherShapeOfModelIsRefusedByTensor) {
