@@ -14,8 +14,7 @@ namespace troupe {
 ExitStatus run_eval(const Options& options) {
   ThreadPool pool(thread_count(options));
   const LoadedModel model = load_model(options.load, compute_dtype_of(options));
-  const auto tokenizer =
-      make_tokenizer(model.from_checkpoint ? model.identity.tokenizer : options.tokenizer_type, "");
+  const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
   const auto dataset = std::make_shared<const IndexedDataset>(options.data_path);
   require_vocabulary(*dataset, model.config.vocab_size, "model");
   const auto ranges = split_sequences(options.split, dataset->num_sequences());
