@@ -15,8 +15,7 @@ namespace troupe {
 ExitStatus run_eval(const Options& options) {
   ThreadPool pool(thread_count(options));
   const LoadedModel model = load_model(options.load, compute_dtype_of(options));
-  const auto tokenizer =
-      make_tokenizer(model.from_checkpoint ? model.identity.tokenizer : options.tokenizer_type, "");
+  const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
   const DataSets data = open_data_sets(data_path_of(options), model.config.vocab_size, "model");
   const int32_t sequence = options.seq_length.value_or(
       model.from_checkpoint ? model.identity.sequence : model.config.max_position_embeddings);

@@ -54,4 +54,19 @@ LoadedModel load_model(const std::string& path, DType hf_dtype) {
       path));
 }
 
+TokenizerModel tokenizer_of(const LoadedModel& model, const Options& options) {
+  if (model.from_checkpoint) {
+    if (!options.tokenizer_model.empty()) {
+      throw_bad_request(
+          fmt::format("--tokenizer-model {}: the checkpoint in {} has its own tokenizer ({}); "
+                      "leave the flag out.",
+                      options.tokenizer_model, options.load, model.identity.tokenizer.type));
+    }
+    return model.identity.tokenizer;
+  }
+  const bool from_folder = options.tokenizer_type != "byte" && options.tokenizer_model.empty();
+  return read_tokenizer_model(options.tokenizer_type,
+                              from_folder ? options.load : options.tokenizer_model);
+}
+
 }  // namespace troupe

@@ -42,7 +42,8 @@ constexpr std::string_view kActivations[] = {"swiglu", "geglu",       "geglu-tan
 constexpr std::string_view kScoreFunctions[] = {"softmax", "sigmoid", "sqrtsoftplus"};
 constexpr std::string_view kRouterDtypes[] = {"fp32", "fp64"};
 constexpr std::string_view kDropPolicies[] = {"probs", "position"};
-constexpr std::string_view kTokenizerTypes[] = {"byte"};
+constexpr std::string_view kTokenizerTypes[] = {"byte", "HuggingFaceTokenizer",
+                                                "SentencePieceTokenizer"};
 constexpr std::string_view kDecayStyles[] = {"constant", "cosine"};
 constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
@@ -584,8 +585,18 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::tokenizer_type,
      .group = kData,
      .metavar = "TYPE",
-     .help = "byte: each byte is a token (ids 0 to 255), and 256 ends a document.",
+     .help =
+         "byte: each byte is a token (ids 0 to 255), and 256 ends a document. "
+         "HuggingFaceTokenizer: a tokenizer.json with byte-level BPE. SentencePieceTokenizer: a "
+         "tokenizer.model. Checkpoints keep their tokenizer, so eval and generate need none.",
      .choices = kTokenizerTypes,
+     .commands = kTrain | kEval | kGenerate | kTokenize},
+    {.name = "tokenizer-model",
+     .member = &Options::tokenizer_model,
+     .group = kData,
+     .metavar = "PATH",
+     .help = "The tokenizer's file, or a folder that holds tokenizer.json or tokenizer.model.",
+     .unset = "none (byte); eval, generate: the checkpoint's, or the Hugging Face folder's",
      .commands = kTrain | kEval | kGenerate | kTokenize},
     {.name = "eod-mask-loss",
      .member = &Options::eod_mask_loss,

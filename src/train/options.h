@@ -127,6 +127,7 @@ struct Options {
   std::string split = "969,30,1";
   std::optional<int32_t> seq_length;
   std::string tokenizer_type = "byte";
+  std::string tokenizer_model;
   bool eod_mask_loss = false;
   bool keep_partial_validation_sample = false;
 

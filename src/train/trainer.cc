@@ -64,7 +64,7 @@ Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
   identity_.split = options.split;
-  identity_.tokenizer = options.tokenizer_type;
+  identity_.tokenizer = read_tokenizer_model(options.tokenizer_type, options.tokenizer_model);
   identity_.options_json = to_json(options);
   const TrainingStepOptions step_options = training_step_options(options, identity_.model);
   identity_.sequence = step_options.sequence;
@@ -127,7 +127,7 @@ void Trainer::find_start() {
 }
 
 void Trainer::open_data() {
-  const auto tokenizer = make_tokenizer(options_.tokenizer_type, "");
+  const auto tokenizer = make_tokenizer(identity_.tokenizer);
   if (tokenizer->vocab_size() > identity_.model.vocab_size) {
     throw_bad_request(
         fmt::format("The {} tokenizer has {} ids, more than the model's vocabulary of {} "

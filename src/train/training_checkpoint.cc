@@ -18,6 +18,10 @@ constexpr int kMaxTrainingDepth = 32;
 // Of steps and samples: no run gets there, and sums with it cannot overflow.
 constexpr int64_t kLargestCount = int64_t{1} << 38;
 
+// The tensor that holds the bytes of the tokenizer's file. It goes with the weights wherever they
+// go, under the same hashes.
+constexpr const char* kTokenizerTensor = "tokenizer";
+
 bool is_saved(Role role) {
   return role == Role::parameter || role == Role::optimizer || role == Role::router_state;
 }
@@ -53,6 +57,38 @@ std::vector<Slice> whole_slices(const StateStorage& storage) {
   return slices;
 }
 
+template <class Slice>
+Slice tokenizer_slice(int64_t bytes) {
+  Slice slice;
+  slice.name = kTokenizerTensor;
+  slice.role = CheckpointRole::state;
+  slice.dtype = DType::u8;
+  slice.global_shape = Shape{bytes};
+  slice.box.shape = slice.global_shape;
+  return slice;
+}
+
+TokenizerModel read_tokenizer(const Checkpoint& checkpoint, const json& training) {
+  TokenizerModel model;
+  model.type = training.at("tokenizer_type").get<std::string>();
+  model.eod = training.value("tokenizer_eod", "");
+  model.path = checkpoint.path();
+  std::vector<std::string> others;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name != kTokenizerTensor) {
+      others.push_back(tensor.name);
+    } else if (tensor.shape.rank() == 1) {
+      model.contents.resize(static_cast<size_t>(tensor.shape.elements()));
+    }
+  }
+  if (!model.contents.empty()) {
+    auto slice = tokenizer_slice<SliceToLoad>(static_cast<int64_t>(model.contents.size()));
+    slice.data = model.contents.data();
+    checkpoint.load({&slice, 1}, std::vector{CheckpointRole::state}, others);
+  }
+  return model;
+}
+
 }  // namespace
 
 CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
@@ -70,7 +106,8 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
       {"seed", identity.seed},
       {"seq_length", identity.sequence},
       {"split", identity.split},
-      {"tokenizer_type", identity.tokenizer},
+      {"tokenizer_type", identity.tokenizer.type},
+      {"tokenizer_eod", identity.tokenizer.eod},
       {"ordered_samples", identity.ordered_samples},
       {"data", identity.data},
       {"options", json::parse(identity.options_json)},
@@ -80,6 +117,11 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   content.troupe_version = std::string(kVersion);
   content.training = training.dump();
   content.slices = whole_slices<SliceToSave>(storage);
+  if (const std::string& file = identity.tokenizer.contents; !file.empty()) {
+    auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));
+    slice.data = file.data();
+    content.slices.push_back(std::move(slice));
+  }
   return save_checkpoint(dir, content);
 }
 
@@ -115,7 +157,7 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.identity.sequence = static_cast<int32_t>(
         integer_field(training, "seq_length", 1, std::numeric_limits<int32_t>::max(), where));
     run.identity.split = training.at("split").get<std::string>();
-    run.identity.tokenizer = training.at("tokenizer_type").get<std::string>();
+    run.identity.tokenizer = read_tokenizer(checkpoint, training);
     run.identity.ordered_samples =
         integer_field(training, "ordered_samples", 1, kLargestCount, where);
     run.identity.data = training.at("data").get<std::string>();
@@ -150,8 +192,12 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
     refuse("--seq-length", std::to_string(stored.identity.sequence),
            std::to_string(wanted.sequence));
   }
-  if (stored.identity.tokenizer != wanted.tokenizer) {
-    refuse("--tokenizer-type", stored.identity.tokenizer, wanted.tokenizer);
+  if (stored.identity.tokenizer.type != wanted.tokenizer.type) {
+    refuse("--tokenizer-type", stored.identity.tokenizer.type, wanted.tokenizer.type);
+  }
+  if (!stored.identity.tokenizer.same_as(wanted.tokenizer)) {
+    refuse("--tokenizer-model", "a file of other contents (or another eos_token)",
+           wanted.tokenizer.path);
   }
   if (stored.identity.split != wanted.split) {
     refuse("--split", stored.identity.split, wanted.split);
@@ -173,7 +219,8 @@ void load_training_state(const Checkpoint& checkpoint, const ModelState& state,
   const bool trained = state.parameters.front().exp_avg.valid();
   std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
   if (trained) roles.push_back(CheckpointRole::optimizer);
-  checkpoint.load(slices, roles);
+  // The tokenizer belongs to the facts.
+  checkpoint.load(slices, roles, std::vector<std::string>{kTokenizerTensor});
 }
 
 }  // namespace troupe

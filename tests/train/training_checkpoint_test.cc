@@ -26,7 +26,7 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
           .seed = 0xfedcba9876543210U,
           .sequence = 12,
           .split = "90,10,0",
-          .tokenizer = "byte",
+          .tokenizer = {},
           .ordered_samples = 96,
           .data = "0.5 x 10 sequences, 4000 tokens",
           .options_json = R"({"lr":0.001})"};
@@ -142,7 +142,7 @@ TEST_F(StoredRunTest, FactsComeBack) {
   EXPECT_EQ(stored.identity.seed, identity.seed);
   EXPECT_EQ(stored.identity.sequence, identity.sequence);
   EXPECT_EQ(stored.identity.split, identity.split);
-  EXPECT_EQ(stored.identity.tokenizer, identity.tokenizer);
+  EXPECT_TRUE(stored.identity.tokenizer.same_as(identity.tokenizer));
   EXPECT_EQ(nlohmann::json::parse(stored.identity.options_json),
             nlohmann::json::parse(identity.options_json));
   EXPECT_EQ(stored.identity.model.num_experts, identity.model.num_experts);
@@ -203,8 +203,32 @@ TEST_F(StoredRunTest, AnotherTokenizerIsRefused) {
   const RunIdentity identity = identity_of(saved_model(), DType::f32);
   const StoredRun stored = round_trip(identity);
   RunIdentity other = identity;
-  other.tokenizer = "another";
-  expect_part(refused(stored, other), "--tokenizer-type");
+  other.tokenizer.type = "SentencePieceTokenizer";
+  expect_part(refused(stored, other), "--tokenizer-type byte, this run has SentencePieceTokenizer");
+}
+
+// The file goes with the weights: what comes back makes the same tokenizer without it.
+TEST_F(StoredRunTest, TheTokenizersFileIsKept) {
+  RunIdentity identity = identity_of(saved_model(), DType::f32);
+  identity.tokenizer = {.type = "HuggingFaceTokenizer",
+                        .path = "somewhere/tokenizer.json",
+                        .contents = std::string("any\0 bytes", 10),
+                        .eod = "<|endoftext|>"};
+  const StoredRun stored = round_trip(identity);
+  EXPECT_TRUE(stored.identity.tokenizer.same_as(identity.tokenizer));
+  EXPECT_NO_THROW(require_same_run(stored, identity, path));
+  RunIdentity other = identity;
+  other.tokenizer.contents += "!";
+  const std::string message = refused(stored, other);
+  expect_part(message, "--tokenizer-model");
+  expect_part(message, "somewhere/tokenizer.json");
+  other = identity;
+  other.tokenizer.eod = "<|im_end|>";
+  expect_part(refused(stored, other), "eos_token");
+
+  // The weights load as ever.
+  const StepRun run(identity.model, {.dtype = identity.compute_dtype});
+  EXPECT_NO_THROW(load_training_state(Checkpoint::open(path), run.state, run.storage));
 }
 
 class BrokenFacts : public StoredRunTest {
