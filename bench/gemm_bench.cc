@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <cblas.h>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "operation_run.h"
@@ -126,6 +128,8 @@ class OpenBlasRun {
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     openblas_set_num_threads(1);
+    // Its idle threads keep their cores busy for some 25 ms before they sleep.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
     return seconds.count();
   }
 
