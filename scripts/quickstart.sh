@@ -21,7 +21,7 @@ fi
 
 "$troupe" train --model quickstart --data-path "$run/data" --split 95,5,0 \
   --seq-length 256 --micro-batch-size 8 --train-iters "$steps" \
-  --lr 3e-3 --min-lr 1e-4 --lr-warmup-iters 30 --weight-decay 0.1 --adam-beta2 0.95 \
+  --lr 3e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 30 --weight-decay 0.1 --adam-beta2 0.95 \
   --eval-interval 100 --eval-iters 16 --log-interval 10 --save-interval 100 --keep-checkpoints 2 \
   --save "$run" --load "$run"
 

@@ -3,10 +3,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fmt/format.h>
+#include <set>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
+#include "train/config_file.h"
+#include "train/foreign_flags.h"
 #include "train/suggest.h"
 
 namespace troupe {
@@ -63,6 +66,9 @@ Command find_command(std::string_view name) {
   }
   const std::string_view flag = name_without_value(argument);
   const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  if (const std::string_view answer = answer_to_foreign_flag(name); !answer.empty()) {
+    throw_bad_request(fmt::format("{}: {}", flag, answer));
+  }
   std::vector<std::string_view> others;
   std::vector<std::string_view> candidates = {"help"};
   for (const OptionSpec& spec : option_table()) {
@@ -115,6 +121,7 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
       option = app.add_flag_callback(flag_of(spec), [] {});
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    if (spec.values > 1) option->expected(1, spec.values);
     bound.push_back({&spec, option});
   }
   return bound;
@@ -125,6 +132,7 @@ void refuse_twice(const std::vector<BoundOption>& bound) {
   for (const BoundOption& first : bound) {
     if (first.option->count() == 0) continue;
     const bool is_list =
+        first.spec->values > 1 ||
         std::holds_alternative<std::vector<std::string> Options::*>(first.spec->member);
     if (first.option->count() > 1 && !is_list) {
       throw_bad_request(fmt::format("{} is given twice.", flag_of(*first.spec)));
@@ -193,11 +201,19 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
   }
   refuse_twice(bound);
 
+  std::set<const OptionSpec*> given;
   for (const auto& [spec, option] : bound) {
+    if (option->count() == 0) continue;
+    given.insert(spec);
+    if (spec->values > 1) {
+      set_option(options, *spec, fmt::format("{}", fmt::join(option->results(), " ")));
+      continue;
+    }
     for (const std::string& value : option->results()) set_option(options, *spec, value);
   }
+  if (!options.config.empty()) read_config_file(options.config, options, given);
   for (const auto& [spec, option] : bound) {
-    if (option->count() == 0 && requires_option(command, *spec)) {
+    if (!given.contains(spec) && requires_option(command, *spec)) {
       throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }
@@ -406,7 +422,8 @@ std::string options_markdown() {
       "\n"
       "Flags are written `--name VALUE` or `--name=VALUE` and have Megatron's names where Megatron "
       "has them.\n"
-      "Files that hold options use the same names without the dashes.\n"
+      "A TOML file of options (`--config FILE`) uses the same names without the dashes, hyphens "
+      "or underscores alike: `train-iters = 1000`.\n"
       "\n"
       "## Commands\n"
       "\n"

@@ -30,7 +30,7 @@ LoadedModel load_checkpoint(const std::string& path) {
 
 }  // namespace
 
-LoadedModel load_model(const std::string& path, DType hf_dtype) {
+LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<int64_t> step) {
   if (path_exists(join_path(path, "config.json"))) {
     LoadedModel model;
     model.config = read_hf_config(join_path(path, "config.json"));
@@ -39,7 +39,7 @@ LoadedModel load_model(const std::string& path, DType hf_dtype) {
     load_hf_weights(path, model.config, model.state, *model.storage);
     return model;
   }
-  if (const auto checkpoint = find_checkpoint(path)) return load_checkpoint(*checkpoint);
+  if (const auto checkpoint = find_checkpoint(path, step)) return load_checkpoint(*checkpoint);
   throw_bad_request(fmt::format(
       "{}: no model found. Looked for config.json (a Hugging Face model), index.json (a "
       "checkpoint) and checkpoints/ with a complete checkpoint (a training run).",

@@ -9,9 +9,8 @@
 
 namespace troupe {
 
-Progress::Progress(int64_t first_step, int64_t last_step, double matmul_limit, bool quiet)
-    : first_step_(first_step),
-      last_step_(last_step),
+Progress::Progress(int64_t last_step, double matmul_limit, bool quiet)
+    : last_step_(last_step),
       matmul_limit_(matmul_limit),
       quiet_(quiet),
       terminal_(isatty(STDERR_FILENO) != 0) {}
@@ -45,9 +44,12 @@ void Progress::step(const StepMetrics& metrics) {
   print_line(text, metrics.step >= last_step_ || metrics.skipped);
 }
 
-void Progress::evaluation(int64_t step, double val_loss) {
-  note(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token", step,
-                   std::to_string(last_step_).size(), last_step_, val_loss));
+void Progress::evaluation(int64_t step, std::span<const EvaluationResult> results) {
+  for (const EvaluationResult& result : results) {
+    note(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token{}", step,
+                     std::to_string(last_step_).size(), last_step_, result.loss,
+                     result.name.empty() ? "" : fmt::format(" on {}", result.name)));
+  }
 }
 
 void Progress::note(const std::string& text) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "train/metrics_log.h"
@@ -12,17 +13,16 @@ namespace troupe {
 class Progress {
  public:
   // `matmul_limit` in flops per second; `quiet` prints nothing.
-  Progress(int64_t first_step, int64_t last_step, double matmul_limit, bool quiet);
+  Progress(int64_t last_step, double matmul_limit, bool quiet);
 
   void step(const StepMetrics& metrics);
-  void evaluation(int64_t step, double val_loss);
+  void evaluation(int64_t step, std::span<const EvaluationResult> results);
   // A line of its own, for saving and other events.
   void note(const std::string& text);
 
  private:
   void print_line(const std::string& text, bool stays);
 
-  int64_t first_step_;
   int64_t last_step_;
   double matmul_limit_;
   bool quiet_;

@@ -1,6 +1,8 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fmt/format.h>
@@ -26,14 +28,25 @@ void say(const Options& options, const std::string& text) {
   if (!options.quiet) std::fprintf(stderr, "%s\n", text.c_str());
 }
 
-LearningRateSchedule make_schedule(const Options& options, int64_t samples_per_step) {
-  const int64_t decay_iters = options.lr_decay_iters.value_or(*options.train_iters);
-  return {
-      .style = options.lr_decay_style == "constant" ? LrDecayStyle::constant : LrDecayStyle::cosine,
-      .max_lr = *options.lr,
-      .min_lr = options.min_lr,
-      .warmup_samples = options.lr_warmup_iters * samples_per_step,
-      .decay_samples = decay_iters * samples_per_step};
+// The parameters whose gradients are not all finite, for a person: the first ones by name.
+std::string non_finite_gradients(const ModelState& state, const StateStorage& storage) {
+  constexpr int kNamed = 3;
+  std::string text;
+  int found = 0;
+  for (const Parameter& parameter : state.parameters) {
+    const TensorView view = storage.view(parameter.gradient);
+    const auto finite = [&](const auto* values) {
+      return std::all_of(values, values + view.shape.elements(),
+                         [](auto value) { return std::isfinite(value); });
+    };
+    const bool is_finite =
+        view.dtype == DType::f64 ? finite(view.as<double>()) : finite(view.as<float>());
+    if (is_finite || ++found > kNamed) continue;
+    text += (text.empty() ? "" : ", ") + (*state.table)[parameter.value].name;
+  }
+  // Each may be finite and the sum of their squares not.
+  if (found == 0) return "the sum of all";
+  return found > kNamed ? fmt::format("{} and {} more", text, found - kNamed) : text;
 }
 
 }  // namespace
@@ -52,43 +65,69 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
                             format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
-Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count(options)) {
+Trainer::Trainer(const Options& options)
+    : options_(options), start_(std::chrono::steady_clock::now()), pool_(thread_count(options)) {
   identity_.model = load_model_config(options);
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
   identity_.split = options.split;
   identity_.tokenizer = options.tokenizer_type;
+  identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
-  const TrainingStepOptions step_options = training_step_options(options, identity_.model);
-  identity_.sequence = step_options.sequence;
-  micro_batches_ = step_options.micro_batches;
-  schedule_ = make_schedule(options, micro_batches_ * options.micro_batch_size);
-  last_step_ = *options.train_iters;
+  step_options_ = training_step_options(options, identity_.model);
+  identity_.sequence = step_options_.sequence;
+  batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
   open_data();
 
   state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
-  step_ = build_training_step(identity_.model, state_, step_options);
-  verify_program(*step_.program);
-  plan_ = options.oracle ? plan_oracle(*step_.program, pool_.threads())
-                         : plan_memory(*step_.program, pool_.threads());
-  verify_memory_plan(*step_.program, plan_);
+  build_step(batch_sizes_.largest());
   EvaluationPlan evaluation;
-  if (validation_data_ != nullptr) {
-    evaluation = plan_evaluation(
-        identity_.model, state_, *validation_data_, options.micro_batch_size,
-        options.eval_iters * micro_batches_ * options.micro_batch_size, pool_.threads());
+  if (!evaluation_sets_.empty()) {
+    evaluation =
+        plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
+                        options.eval_iters * batch_sizes_.largest(), pool_.threads());
     evaluation_bytes_ = evaluation.own_bytes();
   }
   check_memory();
   storage_ = std::make_unique<StateStorage>(state_.table);
-  interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
-  if (validation_data_ != nullptr) {
+  if (!evaluation_sets_.empty()) {
     evaluation_ =
-        std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, *validation_data_);
+        std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, evaluation_sets_);
   }
   load_weights();
   refuse_foreign_folder();
+  last_step_ = options.train_iters.value_or(0);
+  if (options.train_samples) {
+    last_step_ = position_.step +
+                 batch_sizes_.steps_between(position_.consumed_samples, *options.train_samples);
+  }
+  if (last_step_ == 0) {
+    throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
+                                  *options.train_samples, batch_sizes_.at(0)));
+  }
+}
+
+void Trainer::build_step(int32_t batch_size) {
+  step_options_.micro_batches = batch_size / options_.micro_batch_size;
+  step_ = build_training_step(identity_.model, state_, step_options_);
+  step_batch_size_ = batch_size;
+  verify_program(*step_.program);
+  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads())
+                          : plan_memory(*step_.program, pool_.threads());
+  verify_memory_plan(*step_.program, plan_);
+}
+
+void Trainer::prepare_step(int32_t batch_size) {
+  if (interpreter_ != nullptr && step_batch_size_ == batch_size) return;
+  if (interpreter_ != nullptr) {
+    progress_->note(
+        fmt::format("global batch size {} instead of {}", batch_size, step_batch_size_));
+  }
+  // The memory of one step is freed before that of the next is taken.
+  interpreter_.reset();
+  if (step_batch_size_ != batch_size) build_step(batch_size);
+  interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
 }
 
 void Trainer::open_data() {
@@ -102,19 +141,17 @@ void Trainer::open_data() {
   dataset_ = std::make_shared<const IndexedDataset>(options_.data_path);
   require_vocabulary(*dataset_, tokenizer->vocab_size(), tokenizer->name());
   const auto ranges = split_sequences(options_.split, dataset_->num_sequences());
-  const auto source = [&](Split split) {
-    return std::make_unique<SampleSource>(
-        dataset_, SampleOptions{.split = split,
-                                .sequences = ranges[static_cast<size_t>(split)],
-                                .sequence_length = identity_.sequence,
-                                .seed = identity_.seed,
-                                .vocab_size = identity_.model.vocab_size,
-                                .eod = tokenizer->eod(),
-                                .eod_mask_loss = options_.eod_mask_loss});
-  };
-  training_data_ = source(Split::train);
-  if (options_.eval_interval && options_.eval_iters > 0)
-    validation_data_ = source(Split::validation);
+  const SampleOptions sample_options{.split = Split::train,
+                                     .sequences = ranges[static_cast<size_t>(Split::train)],
+                                     .sequence_length = identity_.sequence,
+                                     .seed = identity_.seed,
+                                     .vocab_size = identity_.model.vocab_size,
+                                     .eod = tokenizer->eod(),
+                                     .eod_mask_loss = options_.eod_mask_loss};
+  training_data_ = std::make_unique<SampleSource>(dataset_, sample_options);
+  if (options_.eval_interval) {
+    evaluation_sets_ = open_evaluation_sets(options_, sample_options, dataset_);
+  }
 }
 
 void Trainer::check_memory() const {
@@ -131,10 +168,10 @@ void Trainer::check_memory() const {
 void Trainer::load_weights() {
   if (!options_.load.empty()) {
     std::vector<std::string> incomplete;
-    const auto path = find_checkpoint(options_.load, &incomplete);
+    const auto path = find_checkpoint(options_.load, options_.ckpt_step, &incomplete);
     for (const std::string& line : incomplete) say(options_, line);
     if (path) return load_checkpoint(*path, /*resume=*/!options_.finetune);
-    if (options_.load != options_.save) {
+    if (options_.load != options_.save || options_.exit_on_missing_checkpoint) {
       throw_bad_request(
           fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
     }
@@ -162,9 +199,15 @@ void Trainer::load_weights() {
 }
 
 void Trainer::refuse_foreign_folder() const {
-  if (options_.save.empty() || last_saved_step_ >= 0) return;  // going on with this run
+  if (options_.save.empty()) return;
   const auto newest = newest_checkpoint(options_.save);
-  if (!newest) return;
+  if (!newest || newest->step == last_saved_step_) return;  // or going on with this run
+  if (last_saved_step_ >= 0) {
+    throw_bad_request(
+        fmt::format("--save {}: the folder holds later checkpoints ({}) than --ckpt-step {}. Save "
+                    "into another folder, or remove them.",
+                    options_.save, newest->path, last_saved_step_));
+  }
   throw_bad_request(fmt::format(
       "--save {}: the folder holds another run ({}). Give --load {} to go on with it, or "
       "save into another folder.",
@@ -176,8 +219,18 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   const StoredRun stored = read_stored_run(checkpoint);
   if (resume) {
     require_same_run(stored, identity_, path);
+    if (options_.use_checkpoint_opt_param_scheduler) {
+      identity_.schedules = stored.identity.schedules;
+    } else if (!options_.override_opt_param_scheduler) {
+      require_same_schedules(stored, identity_.schedules, path);
+    }
     position_ = stored.position;
     last_saved_step_ = options_.load == options_.save ? position_.step : -1;
+    // The run may have died between saving its best checkpoint and marking it.
+    if (options_.save_best && last_saved_step_ >= 0 && position_.best_step == position_.step &&
+        position_.step > 0) {
+      mark_best_checkpoint(options_.save, position_.step);
+    }
   }
   load_training_state(checkpoint, state_, *storage_);
   if (!resume) {
@@ -207,9 +260,9 @@ void Trainer::print_start() const {
       "\nData: {} tokens in {} documents; {} training samples of {} tokens per epoch\n",
       format_count(static_cast<double>(dataset_->num_tokens())), dataset_->num_documents(),
       training_data_->samples_per_epoch(), identity_.sequence);
-  text += fmt::format("Step: {} operations, {} sequences in {} micro-batches\n",
-                      step_.program->op_count(), micro_batches_ * options_.micro_batch_size,
-                      micro_batches_);
+  text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
+                      batch_sizes_.stages.size() > 1 ? "Largest step" : "Step",
+                      step_.program->op_count(), step_batch_size_, step_.micro_batches.size());
   text += "Memory, planned and allocated:\n" + describe_memory(plan_, evaluation_bytes_);
   std::fputs(text.c_str(), stderr);
 }
@@ -223,28 +276,20 @@ ExitStatus Trainer::run() {
   const double limit = measure_matmul_limit(identity_.compute_dtype, pool_);
   say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
                             pool_.threads()));
-  if (!options_.save.empty()) {
-    const Disk disk;
-    disk.make_directories(options_.save);
-    // A run from the beginning also evaluates step 0 again.
-    const int64_t last_kept = position_.step > 0 ? position_.step : -1;
-    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), last_kept);
-  }
-  progress_ = std::make_unique<Progress>(position_.step, last_step_, limit, options_.quiet);
+  open_logs();
+  progress_ = std::make_unique<Progress>(last_step_, limit, options_.quiet);
 
   StepMetrics metrics;
   if (position_.step == 0) evaluate();
   while (position_.step < last_step_ && !interrupt_requested()) {
     metrics = do_step();
     if (position_.step % options_.log_interval == 0 || position_.step == last_step_) {
-      if (log_) log_->training(metrics);
-      progress_->step(metrics);
+      log_step(metrics);
     }
-    const bool last = position_.step == last_step_ ||
-                      (options_.exit_after_step && position_.step >= *options_.exit_after_step);
+    if (metrics.skipped) note_skipped_step();
     if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
     if (due(options_.save_interval)) save();
-    if (last) break;
+    if (must_exit()) break;
   }
   save();
   if (!options_.quiet && !metrics.layers.empty()) {
@@ -261,24 +306,55 @@ ExitStatus Trainer::run() {
   return ExitStatus::done;
 }
 
+bool Trainer::must_exit() const {
+  return (options_.exit_after_step && position_.step >= *options_.exit_after_step) ||
+         due(options_.exit_interval) ||
+         (options_.exit_duration_in_mins &&
+          seconds_since(start_) > 60.0 * *options_.exit_duration_in_mins);
+}
+
+void Trainer::open_logs() {
+  // A run from the beginning also evaluates step 0 again.
+  const int64_t last_kept = position_.step > 0 ? position_.step : -1;
+  if (!options_.save.empty()) {
+    const Disk disk;
+    disk.make_directories(options_.save);
+    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), last_kept);
+    const std::string path = join_path(options_.save, "options.toml");
+    const std::string temporary = path + ".tmp";
+    disk.write_file(temporary, to_toml(options_));
+    disk.rename(temporary, path);
+  }
+  if (!options_.tensorboard_dir.empty()) {
+    tensorboard_ = std::make_unique<TensorboardWriter>(options_.tensorboard_dir, last_kept + 1);
+  }
+}
+
 StepMetrics Trainer::do_step() {
+  const int32_t samples = batch_sizes_.at(position_.consumed_samples);
+  prepare_step(samples);
   const auto start = std::chrono::steady_clock::now();
-  const int64_t samples = micro_batches_ * options_.micro_batch_size;
-  for (int64_t i = 0; i < micro_batches_; ++i) {
-    feed_->write(*interpreter_, step_.micro_batches[static_cast<size_t>(i)],
-                 position_.consumed_samples + i * options_.micro_batch_size);
+  int64_t next_sample = position_.consumed_samples;
+  for (const BatchValues& micro_batch : step_.micro_batches) {
+    feed_->write(*interpreter_, micro_batch, next_sample);
+    next_sample += micro_batch.batch;
   }
   StepMetrics metrics;
-  metrics.lr = schedule_.at(position_.scheduled_samples + samples);
+  const Schedules& schedules = identity_.schedules;
+  metrics.lr = schedules.learning_rate.at(position_.scheduled_samples + samples);
+  metrics.weight_decay = schedules.weight_decay.at(position_.scheduled_samples + samples);
   *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
-  *interpreter_->view(step_.weight_decay).as<double>() = options_.weight_decay;
+  *interpreter_->view(step_.weight_decay).as<double>() = metrics.weight_decay;
   *interpreter_->view(step_.update_number).as<int64_t>() = position_.updates + 1;
   interpreter_->run();
 
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
   position_.step += 1;
   position_.consumed_samples += samples;
-  if (!metrics.skipped) {
+  if (metrics.skipped) {
+    position_.skipped_in_row += 1;
+  } else {
+    position_.skipped_in_row = 0;
     position_.updates += 1;
     position_.scheduled_samples += samples;
   }
@@ -287,9 +363,11 @@ StepMetrics Trainer::do_step() {
   metrics.loss = *interpreter_->view(step_.loss).as<double>();
   metrics.grad_norm = *interpreter_->view(step_.grad_norm).as<double>();
   metrics.tokens = position_.consumed_samples * identity_.sequence;
+  metrics.batch_size = samples;
   read_layer_metrics(metrics);
   metrics.step_time_s = seconds_since(start);
-  metrics.tokens_per_s = static_cast<double>(samples * identity_.sequence) / metrics.step_time_s;
+  metrics.tokens_per_s =
+      static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
   metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
                            static_cast<double>(samples) / metrics.step_time_s / 1e12;
   metrics.peak_bytes = Arena::peak_allocated_bytes();
@@ -316,11 +394,67 @@ void Trainer::read_layer_metrics(StepMetrics& metrics) const {
   }
 }
 
+void Trainer::log_step(const StepMetrics& metrics) {
+  if (log_) log_->training(metrics);
+  progress_->step(metrics);
+  if (!tensorboard_) return;
+  // Megatron's names, where it has one.
+  std::vector<TensorboardWriter::Scalar> scalars = {
+      {"lm loss", metrics.loss},
+      {"learning-rate", metrics.lr},
+      {"weight-decay", metrics.weight_decay},
+      {"batch-size", static_cast<double>(metrics.batch_size)},
+      {"grad-norm", metrics.grad_norm},
+      {"tokens", static_cast<double>(metrics.tokens)},
+      {"tokens-per-second", metrics.tokens_per_s},
+      {"throughput", metrics.tflops_per_gpu},
+      {"iteration-time", metrics.step_time_s},
+      {"load_imbalance", metrics.load_imbalance()}};
+  if (metrics.has_load_balancing_loss) {
+    scalars.push_back({"load_balancing_loss", metrics.load_balancing_loss()});
+  }
+  if (metrics.has_z_loss) scalars.push_back({"z_loss", metrics.z_loss()});
+  tensorboard_->write(metrics.step, scalars);
+}
+
+void Trainer::note_skipped_step() {
+  const std::string where = non_finite_gradients(state_, *storage_);
+  progress_->note(
+      fmt::format("step {}: update skipped; not finite: gradients of {}", position_.step, where));
+  if (options_.max_skipped_steps == 0 || position_.skipped_in_row < options_.max_skipped_steps) {
+    return;
+  }
+  const auto newest = options_.save.empty() ? std::nullopt : newest_checkpoint(options_.save);
+  throw_failed(fmt::format(
+      "{} steps in a row were skipped (--max-skipped-steps), because gradients were not finite: at "
+      "step {} those of {}. The weights have not changed since the last update, number {}. {}",
+      position_.skipped_in_row, position_.step, where, position_.updates,
+      newest ? fmt::format("The newest checkpoint is {}.", newest->path)
+             : "There is no checkpoint."));
+}
+
 void Trainer::evaluate() {
   if (evaluation_ == nullptr) return;
-  const EvaluationResult result = evaluation_->run();
-  if (log_) log_->evaluation(position_.step, result.loss, result.tokens);
-  progress_->evaluation(position_.step, result.loss);
+  const std::vector<EvaluationResult> results = evaluation_->run();
+  if (log_) log_->evaluation(position_.step, results);
+  progress_->evaluation(position_.step, results);
+  if (tensorboard_) {
+    std::vector<std::string> tags;
+    for (const EvaluationResult& result : results) {
+      tags.push_back("lm loss validation" + (result.name.empty() ? "" : "/" + result.name));
+    }
+    std::vector<TensorboardWriter::Scalar> scalars;
+    for (size_t i = 0; i < results.size(); ++i) scalars.push_back({tags[i], results[i].loss});
+    tensorboard_->write(position_.step, scalars);
+  }
+  const double loss = results.front().loss;
+  const bool is_first = position_.best_step == 0;
+  if (position_.step == 0 || !std::isfinite(loss) || !(is_first || loss < position_.best_loss)) {
+    return;
+  }
+  position_.best_step = position_.step;
+  position_.best_loss = loss;
+  if (options_.save_best) save();
 }
 
 void Trainer::save() {
@@ -329,7 +463,17 @@ void Trainer::save() {
   const CheckpointInfo info =
       save_training_checkpoint(options_.save, identity_, position_, state_, *storage_);
   last_saved_step_ = position_.step;
-  if (options_.keep_checkpoints > 0) prune_checkpoints(options_.save, options_.keep_checkpoints);
+  if (options_.save_best && position_.best_step == position_.step) {
+    mark_best_checkpoint(options_.save, position_.step);
+  }
+  // While steps are being skipped, a checkpoint may hold the weights that are to blame. It must not
+  // push out those that were saved before.
+  const bool prunes = options_.keep_checkpoints > 0 || options_.save_retain_interval;
+  if (prunes && position_.skipped_in_row == 0) {
+    prune_checkpoints(options_.save,
+                      {.newest = std::max(1, options_.keep_checkpoints),
+                       .retain_interval = options_.save_retain_interval.value_or(0)});
+  }
   progress_->note(fmt::format("saved {} in {}", info.path, format_duration(seconds_since(start))));
 }
 

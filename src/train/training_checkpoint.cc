@@ -56,20 +56,25 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
                                         const TrainingPosition& position, const ModelState& state,
                                         const StateStorage& storage) {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  const json training = {
+  json training = {
       {"position",
        {{"step", position.step},
         {"updates", position.updates},
         {"consumed_samples", position.consumed_samples},
-        {"scheduled_samples", position.scheduled_samples}}},
+        {"scheduled_samples", position.scheduled_samples},
+        {"skipped_in_row", position.skipped_in_row}}},
       {"model", json::parse(write_model_config(identity.model))},
       {"compute_dtype", name_of(identity.compute_dtype)},
       {"seed", identity.seed},
       {"seq_length", identity.sequence},
       {"split", identity.split},
       {"tokenizer_type", identity.tokenizer},
+      {"schedules", json::parse(to_json(identity.schedules))},
       {"options", json::parse(identity.options_json)},
   };
+  if (position.best_step > 0) {
+    training["best"] = {{"step", position.best_step}, {"loss", position.best_loss}};
+  }
   CheckpointContent content;
   content.step = position.step;
   content.troupe_version = std::string(kVersion);
@@ -88,6 +93,11 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.position.updates = position.at("updates").get<int64_t>();
     run.position.consumed_samples = position.at("consumed_samples").get<int64_t>();
     run.position.scheduled_samples = position.at("scheduled_samples").get<int64_t>();
+    run.position.skipped_in_row = position.at("skipped_in_row").get<int64_t>();
+    if (training.contains("best")) {
+      run.position.best_step = training.at("best").at("step").get<int64_t>();
+      run.position.best_loss = training.at("best").at("loss").get<double>();
+    }
     run.identity.model = parse_model_config(training.at("model").dump(), where);
     const auto dtype = training.at("compute_dtype").get<std::string>();
     bool known = false;
@@ -102,13 +112,14 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.identity.sequence = training.at("seq_length").get<int32_t>();
     run.identity.split = training.at("split").get<std::string>();
     run.identity.tokenizer = training.at("tokenizer_type").get<std::string>();
+    run.identity.schedules = parse_schedules(training.at("schedules").dump(), where);
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
     throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
                              error.what()));
   }
   if (run.position.step < 0 || run.position.updates < 0 || run.position.consumed_samples < 0 ||
-      run.position.scheduled_samples < 0) {
+      run.position.scheduled_samples < 0 || run.position.skipped_in_row < 0) {
     throw_failed(where + ": the position of the training run is negative.");
   }
   return run;
@@ -145,12 +156,33 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
   }
 }
 
-std::optional<std::string> find_checkpoint(const std::string& path,
+void require_same_schedules(const StoredRun& stored, const Schedules& wanted,
+                            const std::string& path) {
+  const std::string difference = schedule_difference(stored.identity.schedules, wanted);
+  if (difference.empty()) return;
+  throw_bad_request(fmt::format(
+      "{} was saved under {}. To go on, give the same value, --override-opt_param-scheduler (take "
+      "this run's schedules) or --use-checkpoint-opt_param-scheduler (keep the saved ones).",
+      path, difference));
+}
+
+std::optional<std::string> find_checkpoint(const std::string& path, std::optional<int64_t> step,
                                            std::vector<std::string>* incomplete) {
-  if (path_exists(join_path(path, "index.json"))) return path;
-  const auto newest = newest_checkpoint(path, incomplete);
-  if (newest) return newest->path;
-  return std::nullopt;
+  if (path_exists(join_path(path, "index.json"))) {
+    if (step) {
+      throw_bad_request(fmt::format(
+          "{} is one checkpoint; --ckpt-step chooses among those of a run's folder.", path));
+    }
+    return path;
+  }
+  const std::vector<CheckpointInfo> found = list_checkpoints(path, incomplete);
+  if (!step) return found.empty() ? std::nullopt : std::optional(found.back().path);
+  for (const CheckpointInfo& checkpoint : found) {
+    if (checkpoint.step == *step) return checkpoint.path;
+  }
+  throw_bad_request(
+      fmt::format("--ckpt-step {}: {} holds no complete checkpoint of this step.{}", *step, path,
+                  found.empty() ? "" : fmt::format(" The newest is {}.", found.back().step)));
 }
 
 void load_training_state(const Checkpoint& checkpoint, const ModelState& state,

@@ -27,6 +27,7 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
           .sequence = 12,
           .split = "90,10,0",
           .tokenizer = "byte",
+          .schedules = {},
           .options_json = R"({"lr":0.001})"};
 }
 
