@@ -1,5 +1,6 @@
 # The usual tasks. Every target works from a clean clone: what is missing is installed first.
-# Variables: PRESET (a configure preset of CMakePresets.json), JOBS, ARGS (passed to ctest).
+# Variables: PRESET (a configure preset of CMakePresets.json), JOBS, ARGS (passed to ctest),
+# FUZZ_SECONDS (for each fuzz target).
 
 PRESET ?= release
 export JOBS ?= $(shell nproc)
@@ -8,7 +9,7 @@ ARGS ?=
 build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart build test gpu-test bench format lint clean
+.PHONY: help quickstart build test gpu-test bench fuzz format lint clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -36,6 +37,11 @@ bench:  ## Build and run the benchmarks
 	@bash scripts/install_dependencies.sh build
 	@bash scripts/build.sh $(PRESET) troupe_bench -DTROUPE_BENCH=ON
 	@for benchmark in $(build_dir)/bench/*_bench; do "$$benchmark" || exit 1; done
+
+fuzz:  ## Run every fuzz target for FUZZ_SECONDS (60)
+	@bash scripts/install_dependencies.sh build fuzz
+	@bash scripts/build.sh fuzz troupe_fuzz
+	@bash fuzz/run.sh
 
 format:  ## Format the sources in place
 	@bash scripts/install_dependencies.sh lint

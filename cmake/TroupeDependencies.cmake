@@ -18,6 +18,20 @@ function(troupe_need_header header package)
   endif()
 endfunction()
 
+# A library with one header, searched in the usual places and linked.
+function(troupe_need_library name header package)
+  troupe_need_header(${header} ${package})
+  string(MAKE_C_IDENTIFIER "TROUPE_LIBRARY_${name}" variable)
+  find_library(${variable} ${name})
+  mark_as_advanced(${variable})
+  if(${variable})
+    target_link_libraries(troupe_dependencies INTERFACE "${${variable}}")
+  else()
+    list(APPEND TROUPE_MISSING_PACKAGES ${package})
+  endif()
+  set(TROUPE_MISSING_PACKAGES "${TROUPE_MISSING_PACKAGES}" PARENT_SCOPE)
+endfunction()
+
 # A package with a CMake configuration file (or CMake's own find module), linked as `target`.
 macro(troupe_need_package name target package)
   find_package(${name} QUIET)
@@ -39,6 +53,10 @@ if(TROUPE_CBLAS)
 else()
   list(APPEND TROUPE_MISSING_PACKAGES libopenblas-dev)
 endif()
+
+troupe_need_library(pcre2-8 pcre2.h libpcre2-dev)
+troupe_need_library(utf8proc utf8proc.h libutf8proc-dev)
+troupe_need_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
 
 troupe_need_package(fmt fmt::fmt libfmt-dev)
 if(TROUPE_TESTS)

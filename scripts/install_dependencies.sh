@@ -2,16 +2,22 @@
 # Installs the Debian or Ubuntu packages that are missing, and only those. Says in one line what it
 # installs; says nothing when nothing is missing. On other systems it does nothing: the build names
 # what it lacks.
-# Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, quickstart
+# Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
+#   quickstart
 set -euo pipefail
 
 # PACKAGE, or PACKAGE:COMMAND when a command found in PATH serves as well, however it came there.
 build_packages=(
   g++:g++ cmake:cmake ninja-build:ninja make:make ccache:ccache python3:python3
   libopenblas-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libtomlplusplus-dev
+  libpcre2-dev libutf8proc-dev libsentencepiece-dev
   libgtest-dev libbenchmark-dev
 )
 lint_packages=(clang-format:clang-format clang-tidy:clang-tidy)
+fuzz_packages=(clang:clang++)
+# The runtime libraries of clang's sanitizers and libFuzzer: a package of their own, but not yet in
+# Ubuntu 22.04.
+if ! grep -qs '^VERSION_ID="22.04"' /etc/os-release; then fuzz_packages+=(libclang-rt-dev); fi
 quickstart_packages=(bible-kjv:bible)
 
 command -v dpkg-query >/dev/null || exit 0
@@ -21,10 +27,11 @@ wanted=()
 for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
+    fuzz) wanted+=("${fuzz_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
     quickstart) wanted+=("${quickstart_packages[@]}") ;;
     *)
-      echo "error: unknown group '$group'; the groups are build, lint and quickstart." >&2
+      echo "error: unknown group '$group'; the groups are build, lint, fuzz and quickstart." >&2
       exit 2
       ;;
   esac

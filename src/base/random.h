@@ -13,16 +13,25 @@ namespace troupe {
 // they are never renumbered.
 enum class RandomStream : uint32_t {
   parameter = 1,     // initial weights; `substream` is the parameter's global number
-  data_shuffle = 2,  // order of training samples; `substream` is the epoch
   sampling = 3,      // text generation
-  router_noise = 4,  // input jitter, forced balance
-  dropout = 5,
+  router_noise = 4,  // input jitter
+  dropout = 5,       // `substream` is the place in the model; see DropoutMask
   test = 6,
+  random_logits = 7,  // forced balance of the router
 };
 
 // Four independent 32-bit words at position `index` of (seed, stream, substream).
 std::array<uint32_t, 4> random_words(uint64_t seed, RandomStream stream, uint32_t substream,
                                      uint64_t index);
+
+// The seed of one step of `stream` and `substream`: what is drawn from it differs from step to step
+// and leaves the whole index to the elements of a tensor.
+uint64_t random_step_seed(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t step);
+
+// The words of `count` positions from `first_index` on, in order: words[4 i + w] is word w of
+// random_words(..., first_index + i). Several times as fast as asking for each.
+void fill_random_words(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t first_index,
+                       int64_t count, uint32_t* words);
 
 // Uniform in [0, 1), 53 bits.
 double random_uniform(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index);

@@ -98,6 +98,7 @@ ExitStatus run_bench(const Options& options) {
     write_random_batch(interpreter, batch, config.vocab_size);
   }
   *interpreter.view(step.update_number).as<int64_t>() = 1;
+  if (step.step_number.valid()) *interpreter.view(step.step_number).as<int64_t>() = 0;
 
   const double flop_limit = measure_matmul_limit(dtype, pool);
   const double copy_limit = measure_copy_limit(pool);

@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "data/tokenizer.h"
+#include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/loaded_model.h"
 #include "train/model_options.h"
@@ -14,19 +15,17 @@ namespace troupe {
 ExitStatus run_eval(const Options& options) {
   ThreadPool pool(thread_count(options));
   const LoadedModel model = load_model(options.load, compute_dtype_of(options), options.ckpt_step);
-  const auto tokenizer =
-      make_tokenizer(model.from_checkpoint ? model.identity.tokenizer : options.tokenizer_type, "");
+  const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
   const int32_t sequence = options.seq_length.value_or(
       model.from_checkpoint ? model.identity.sequence : model.config.max_position_embeddings);
-  const std::vector<EvaluationSet> sets =
-      open_evaluation_sets(options,
-                           {.sequences = {},
-                            .sequence_length = sequence,
-                            .seed = static_cast<uint64_t>(options.seed),
-                            .vocab_size = model.config.vocab_size,
-                            .eod = tokenizer->eod(),
-                            .eod_mask_loss = options.eod_mask_loss},
-                           /*dataset=*/nullptr);
+  const std::vector<EvaluationSet> sets = open_evaluation_sets(
+      options,
+      {.sequence_length = sequence,
+       .seed = model.from_checkpoint ? model.identity.seed : static_cast<uint64_t>(options.seed),
+       .vocab_size = model.config.vocab_size,
+       .eod = tokenizer->eod(),
+       .eod_mask_loss = options.eod_mask_loss},
+      /*data=*/nullptr);
   Evaluation evaluation(
       plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
                       options.eval_iters * options.micro_batch_size, pool.threads()),

@@ -17,8 +17,7 @@ ExitStatus run_generate(const Options& options) {
   install_interrupt_handlers();
   ThreadPool pool(thread_count(options));
   const LoadedModel model = load_model(options.load, compute_dtype_of(options), options.ckpt_step);
-  const auto tokenizer =
-      make_tokenizer(model.from_checkpoint ? model.identity.tokenizer : options.tokenizer_type, "");
+  const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
   if (tokenizer->vocab_size() > model.config.vocab_size) {
     throw_bad_request(fmt::format("The {} tokenizer has {} ids, the model only {}.",
                                   tokenizer->name(), tokenizer->vocab_size(),
@@ -43,7 +42,7 @@ ExitStatus run_generate(const Options& options) {
 
   std::string text;
   const auto emit = [&](int32_t token) {
-    const std::string piece = tokenizer->decode({&token, 1});
+    const std::string_view piece = tokenizer->piece(token);
     text += piece;
     if (!options.json) {
       std::fwrite(piece.data(), 1, piece.size(), stdout);

@@ -1,9 +1,12 @@
 // The program: reads the command line, runs the command, and turns errors into one line and an exit
 // status.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
+#include <unistd.h>
 #include <vector>
 
 #include "cli/command.h"
@@ -15,6 +18,26 @@ namespace {
 ExitStatus report(ExitStatus status, const char* message) {
   std::fprintf(stderr, "troupe: %s\n", message);
   return status;
+}
+
+// Mapped files whose end is gone raise SIGBUS where they are read. Nothing can be gone back to.
+void handle_bus_error(int) {
+  static constexpr std::string_view kMessage =
+      "troupe: a data or model file became shorter while it was read, or its disk fails. "
+      "Checkpoints are intact.\n";
+  // There is nobody to tell when standard error is closed.
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  _exit(static_cast<int>(ExitStatus::failed));
+}
+
+void install_file_signal_handlers() {
+  struct sigaction action = {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = handle_bus_error;
+  sigaction(SIGBUS, &action, nullptr);
+  // A file beyond the limit of its size is then an error of the write, as a full disk is.
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGXFSZ, &action, nullptr);
 }
 
 // What is still in the buffer must reach its reader before the program may claim success.
@@ -45,6 +68,7 @@ ExitStatus run(const std::vector<std::string>& arguments) {
 }  // namespace troupe
 
 int main(int argc, char** argv) {
+  troupe::install_file_signal_handlers();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   return static_cast<int>(troupe::run(arguments));
 }

@@ -13,6 +13,8 @@
 namespace troupe {
 namespace {
 
+constexpr double kSecondsBetweenLines = 0.1;
+
 CorpusFormat format_of(const std::string& name) {
   if (name == "text") return CorpusFormat::text;
   if (name == "jsonl") return CorpusFormat::jsonl;
@@ -23,7 +25,9 @@ CorpusFormat format_of(const std::string& name) {
 
 ExitStatus run_tokenize(const Options& options) {
   install_interrupt_handlers();
-  const auto tokenizer = make_tokenizer(options.tokenizer_type, "");
+  const auto tokenizer =
+      make_tokenizer(read_tokenizer_model(options.tokenizer_type, options.tokenizer_model));
+  ThreadPool pool(thread_count(options));
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -38,9 +42,12 @@ ExitStatus run_tokenize(const Options& options) {
   tokenize.json_key = options.json_keys;
   tokenize.overwrite = options.overwrite;
   tokenize.stop_requested = [] { return interrupt_requested().load(); };
+  double shown = 0;  // when the line was last written
   if (live) {
     tokenize.on_progress = [&](const TokenizeProgress& progress) {
       const double elapsed = seconds();
+      if (elapsed - shown < kSecondsBetweenLines) return;
+      shown = elapsed;
       const double done = static_cast<double>(progress.bytes_done) /
                           static_cast<double>(std::max<uint64_t>(1, progress.bytes_total));
       fmt::print(stderr, "\r\x1b[K{:.0f}% of {} | {} documents | {} tokens | {}/s | {} left",
@@ -51,7 +58,7 @@ ExitStatus run_tokenize(const Options& options) {
                  format_duration(done > 0 ? elapsed * (1 - done) / done : 0));
     };
   }
-  const TokenizeResult result = tokenize_corpus(*tokenizer, tokenize);
+  const TokenizeResult result = tokenize_corpus(*tokenizer, tokenize, pool);
   if (live) fmt::print(stderr, "\n");
   if (!result.completed) {
     fmt::print(stderr, "Interrupted. Nothing was written to {}.\n", options.output_prefix);
@@ -64,9 +71,12 @@ ExitStatus run_tokenize(const Options& options) {
         {"bytes", result.progress.bytes_total},      {"seconds", seconds()}};
     fmt::print("{}\n", document.dump(2));
   } else if (!options.quiet) {
-    fmt::print(stderr, "{0}.bin, {0}.idx: {1} documents, {2} tokens from {3} in {4}\n",
+    const double elapsed = seconds();
+    const double rate = static_cast<double>(result.progress.bytes_done) / std::max(1e-9, elapsed);
+    fmt::print(stderr, "{0}.bin, {0}.idx: {1} documents, {2} tokens from {3} in {4} ({5}/s)\n",
                options.output_prefix, result.progress.documents, result.progress.tokens,
-               format_bytes(result.progress.bytes_total), format_duration(seconds()));
+               format_bytes(result.progress.bytes_total), format_duration(elapsed),
+               format_bytes(static_cast<uint64_t>(rate)));
   }
   return ExitStatus::done;
 }

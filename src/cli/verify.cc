@@ -25,6 +25,7 @@ ExitStatus run_verify(const Options& options) {
         {"trajectory_max_abs", result.trajectory_max_abs},
         {"pass", result.pass},
     };
+    if (result.routing_replayed) document["routing"] = "replayed from fp32";
     if (result.oracle_checked) document["oracle_identical"] = result.oracle_identical;
     fmt::print("{}\n", document.dump(2));
   } else {
@@ -40,6 +41,9 @@ ExitStatus run_verify(const Options& options) {
     fmt::print("gradient norm {:.8f}  reference {:.8f}\n", result.grad_norm, result.grad_norm_ref);
     fmt::print("trajectory    largest difference {:.2e}  (tolerance {:.0e})\n",
                result.trajectory_max_abs, tolerance.trajectory);
+    if (result.routing_replayed) {
+      fmt::print("routing       the experts that fp32 chooses\n");
+    }
     if (result.oracle_checked) {
       fmt::print("oracle        {}\n",
                  result.oracle_identical ? "identical, every bit" : "DIFFERS");

@@ -147,7 +147,8 @@ IndexedDataset::Mapping::~Mapping() {
 }
 
 void IndexedDataset::Mapping::open(const std::string& path) {
-  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK keeps a named pipe from blocking; it changes nothing for regular files.
+  const File file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (file.get() < 0) throw_system("open", path, errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw_system("examine", path, errno);

@@ -1,22 +1,16 @@
 #include "data/sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
-#include "base/random.h"
 
 namespace troupe {
-namespace {
-
-constexpr uint32_t kRounds = 8;
-
-}  // namespace
 
 std::string_view name_of(Split split) {
   switch (split) {
@@ -74,159 +68,187 @@ std::array<SequenceRange, 3> split_sequences(std::string_view weights, int64_t n
   return ranges;
 }
 
-Permutation::Permutation(int64_t size, uint64_t seed, uint32_t epoch, ShuffleDomain domain)
-    : size_(size), seed_(seed), epoch_(epoch), domain_(domain) {
-  TROUPE_CHECK(size >= 1, fmt::format("a permutation of {} elements", size));
-  const auto bits = static_cast<uint32_t>(std::bit_width(static_cast<uint64_t>(size - 1)));
-  half_bits_ = std::max(1U, (bits + 1) / 2);
-}
-
-int64_t Permutation::operator()(int64_t i) const {
-  TROUPE_CHECK(i >= 0 && i < size_, fmt::format("entry {} of a permutation of {}", i, size_));
-  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
-  auto value = static_cast<uint64_t>(i);
-  // A value outside the range is sent through the network again. The network permutes its domain,
-  // so the walk along the cycle of i comes back into the range, at i itself at the latest.
-  do {
-    uint64_t left = value >> half_bits_;
-    uint64_t right = value & mask;
-    for (uint32_t round = 0; round < kRounds; ++round) {
-      const uint64_t index =
-          (static_cast<uint64_t>(domain_) << 40) | (static_cast<uint64_t>(round) << 32) | right;
-      const uint64_t word = random_words(seed_, RandomStream::data_shuffle, epoch_, index)[0];
-      left = std::exchange(right, left ^ (word & mask));
-    }
-    value = (left << half_bits_) | right;
-  } while (value >= static_cast<uint64_t>(size_));
-  return static_cast<int64_t>(value);
-}
-
-// The stream of one epoch.
-struct SampleSource::EpochIndex {
-  uint32_t epoch = 0;
-  std::vector<uint32_t> order;  // sequences of the split in stream order; empty: as they are
-  std::vector<uint64_t> start;  // where each begins in the stream, and the stream's length
-};
-
-SampleSource::SampleSource(std::shared_ptr<const IndexedDataset> dataset,
-                           const SampleOptions& options)
-    : dataset_(std::move(dataset)), options_(options) {
-  const SequenceRange range = options_.sequences;
-  TROUPE_CHECK(
-      range.begin >= 0 && range.begin <= range.end && range.end <= dataset_->num_sequences(),
-      fmt::format("sequences [{}, {}) of {}", range.begin, range.end, dataset_->num_sequences()));
+SampleSource::SampleSource(std::vector<SourceMember> members, std::span<const double> weights,
+                           SampleOptions options)
+    : options_(std::move(options)) {
+  TROUPE_CHECK(!members.empty() && (weights.empty() || weights.size() == members.size()),
+               "a weight for each data set, or none");
   if (options_.sequence_length < 1) {
     throw_bad_request(
         fmt::format("a sequence length of {} tokens; it is at least 1", options_.sequence_length));
   }
+  if (options_.seed > std::numeric_limits<uint32_t>::max()) {
+    throw_bad_request(fmt::format(
+        "--seed {}: the order of data takes seeds up to 4,294,967,295, as numpy's generator does",
+        options_.seed));
+  }
+  blended_ = members.size() > 1 || !weights.empty();
+  const std::optional<int64_t> wanted = options_.num_samples;
+  TROUPE_CHECK(!wanted || *wanted >= 1, "at least one sample is asked for");
+  std::vector<double> shares = normalize_weights(weights);
+  std::vector<int64_t> available;
+  for (size_t i = 0; i < members.size(); ++i) {
+    // Several data sets without weights are read once each.
+    std::optional<int64_t> asked = blended_ ? std::nullopt : wanted;
+    if (wanted && !weights.empty()) asked = samples_to_request(*wanted, shares[i]);
+    members_.push_back(make_member(std::move(members[i]), asked));
+    available.push_back(members_.back().order.num_samples());
+  }
+  if (!blended_) return;
+  const int64_t total = std::accumulate(available.begin(), available.end(), int64_t{0});
+  if (weights.empty()) {
+    if (wanted && *wanted > total) {
+      throw_bad_request(fmt::format(
+          "{} {} samples are asked for, and the {} data sets hold {}. Data sets without weights "
+          "are read at most once: give each a weight to read them more often, or ask for fewer "
+          "steps",
+          *wanted, name_of(options_.split), members_.size(), total));
+    }
+    shares = normalize_weights(std::vector<double>(available.begin(), available.end()));
+  }
+  const int64_t size = wanted ? std::max(*wanted, options_.num_read) : total;
+  blend_ = BlendOrder(shares, available, size, weights.empty());
+  TROUPE_CHECK(!wanted || blend_.size() >= *wanted, "the surplus covers every share");
+}
+
+SampleSource::Member SampleSource::make_member(SourceMember source,
+                                               std::optional<int64_t> num_samples) const {
+  Member member{.dataset = std::move(source.dataset), .sequences = source.sequences};
+  const IndexedDataset& dataset = *member.dataset;
+  const SequenceRange range = member.sequences;
+  TROUPE_CHECK(
+      range.begin >= 0 && range.begin <= range.end && range.end <= dataset.num_sequences(),
+      fmt::format("sequences [{}, {}) of {}", range.begin, range.end, dataset.num_sequences()));
   if (range.size() > int64_t{std::numeric_limits<uint32_t>::max()}) {
     throw_bad_request(
         fmt::format("the {} split of {} has {} sequences, and 4,294,967,295 is the "
                     "limit; store longer documents or several data sets",
-                    name_of(options_.split), dataset_->prefix(), range.size()));
+                    name_of(options_.split), dataset.prefix(), range.size()));
   }
-  for (int64_t sequence = range.begin; sequence < range.end; ++sequence) {
-    tokens_per_epoch_ += dataset_->sequence_length(sequence);
+  std::vector<int32_t> lengths(static_cast<size_t>(range.size()));
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    lengths[i] =
+        static_cast<int32_t>(dataset.sequence_length(range.begin + static_cast<int64_t>(i)));
+    member.tokens += lengths[i];
   }
-  if (tokens_per_epoch_ <= options_.sequence_length) {
+  // Epochs are joined, so a data set that is read more than once may be smaller than a sample.
+  int64_t needed = options_.sequence_length + 1;
+  if (options_.keep_partial) needed = 2;
+  if (num_samples) needed = 1;
+  if (member.tokens < needed) {
     throw_bad_request(fmt::format(
-        "the {} split of {} has {} tokens in {} of the data set's {} sequences, and one sample "
-        "takes {} (sequence length + 1); tokenize more text or in more documents (plain text: "
-        "split it at blank lines), change --split, or shorten the sequence length",
-        name_of(options_.split), dataset_->prefix(), tokens_per_epoch_, range.size(),
-        dataset_->num_sequences(), options_.sequence_length + 1));
+        "the {} split of {} has {} tokens in {} of the data set's {} sequences, and {} needed; "
+        "tokenize more text or in more documents (plain text: split it at blank lines), change "
+        "--split, or shorten the sequence length",
+        name_of(options_.split), dataset.prefix(), member.tokens, range.size(),
+        dataset.num_sequences(),
+        num_samples ? std::string("at least one is")
+                    : fmt::format("one sample takes {} (sequence length + 1), which are",
+                                  options_.sequence_length + 1)));
   }
-  samples_per_epoch_ = (tokens_per_epoch_ - 1) / options_.sequence_length;
+  SampleOrderOptions order{.sequence_length = options_.sequence_length,
+                           .num_samples = num_samples,
+                           .seed = static_cast<uint32_t>(options_.seed),
+                           .keep_partial = options_.keep_partial};
+  if (options_.progress) {
+    order.progress = [&](const std::string& what) {
+      options_.progress(fmt::format("{} ({} split): {}", member.dataset->prefix(),
+                                    name_of(options_.split), what));
+    };
+  }
+  member.order = build_sample_order(lengths, order);
+  return member;
 }
 
-SampleSource::~SampleSource() = default;
-
-std::shared_ptr<const SampleSource::EpochIndex> SampleSource::build_epoch_index(
-    uint32_t epoch) const {
-  auto index = std::make_shared<EpochIndex>();
-  index->epoch = epoch;
-  const SequenceRange range = options_.sequences;
-  const auto count = static_cast<size_t>(range.size());
-  if (shuffled()) {
-    const Permutation permutation(range.size(), options_.seed, epoch, ShuffleDomain::sequences);
-    index->order.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      index->order[i] = static_cast<uint32_t>(permutation(static_cast<int64_t>(i)));
-    }
-  }
-  index->start.resize(count + 1);
-  index->start[0] = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const auto sequence = static_cast<int64_t>(shuffled() ? index->order[i] : i);
-    index->start[i + 1] =
-        index->start[i] + static_cast<uint64_t>(dataset_->sequence_length(range.begin + sequence));
-  }
-  return index;
+int64_t SampleSource::num_samples() const {
+  return blended_ ? blend_.size() : members_.front().order.num_samples();
 }
 
-std::shared_ptr<const SampleSource::EpochIndex> SampleSource::epoch_index(uint32_t epoch) const {
-  const std::lock_guard lock(mutex_);
-  if (cache_[0] == nullptr || cache_[0]->epoch != epoch) {
-    std::swap(cache_[0], cache_[1]);
-    if (cache_[0] == nullptr || cache_[0]->epoch != epoch) cache_[0] = build_epoch_index(epoch);
-  }
-  return cache_[0];
+const int32_t* SampleSource::find_foreign(std::span<const int32_t> tokens) const {
+  // Without an exit, so that the usual case is a few vector instructions.
+  const auto bound = static_cast<uint64_t>(options_.vocab_size);
+  bool any = false;
+  for (const int32_t token : tokens) any |= static_cast<uint64_t>(token) >= bound;
+  if (!any) return nullptr;
+  return &*std::find_if(tokens.begin(), tokens.end(),
+                        [&](int32_t token) { return static_cast<uint64_t>(token) >= bound; });
 }
 
-void SampleSource::read_stream(const EpochIndex& index, int64_t position,
-                               std::span<int32_t> out) const {
-  // The last sequence that begins at or before `position`: of several, all but it are empty.
-  const auto after =
-      std::upper_bound(index.start.begin(), index.start.end(), static_cast<uint64_t>(position));
-  auto place = static_cast<size_t>(after - index.start.begin()) - 1;
-  int64_t offset = position - static_cast<int64_t>(index.start[place]);
-  while (!out.empty()) {
-    const auto in_split = static_cast<int64_t>(shuffled() ? index.order[place] : place);
-    const int64_t sequence = options_.sequences.begin + in_split;
-    const int64_t count =
-        std::min(dataset_->sequence_length(sequence) - offset, static_cast<int64_t>(out.size()));
-    dataset_->read(sequence, offset, count, out.data());
-    for (int64_t i = 0; i < count; ++i) {
-      const int32_t token = out[static_cast<size_t>(i)];
-      if (token >= 0 && token < options_.vocab_size) continue;
+int64_t SampleSource::read_stream(const Member& member, Cursor& cursor,
+                                  std::span<int32_t> out) const {
+  const auto places = static_cast<int64_t>(member.order.sequences.size());
+  const IndexedDataset& dataset = *member.dataset;
+  int64_t done = 0;
+  const auto wanted = static_cast<int64_t>(out.size());
+  while (done < wanted && cursor.place < places) {
+    const int64_t sequence =
+        member.sequences.begin + member.order.sequences[static_cast<size_t>(cursor.place)];
+    const int64_t left = dataset.sequence_length(sequence) - cursor.offset;
+    const int64_t count = std::min(left, wanted - done);
+    int32_t* const to = out.data() + done;
+    dataset.read(sequence, cursor.offset, count, to);
+    const int32_t* const foreign = find_foreign({to, static_cast<size_t>(count)});
+    if (foreign != nullptr) {
       throw_bad_request(
           fmt::format("{}.bin: token {} of sequence {} is {}, outside the vocabulary "
                       "of {}: the data was written with another tokenizer; tokenize "
                       "the text again or name that one",
-                      dataset_->prefix(), offset + i, sequence, token, options_.vocab_size));
+                      dataset.prefix(), cursor.offset + (foreign - to), sequence, *foreign,
+                      options_.vocab_size));
     }
-    out = out.subspan(static_cast<size_t>(count));
-    offset = 0;
-    ++place;
+    done += count;
+    cursor.offset += count;
+    if (count == left) cursor = {.place = cursor.place + 1, .offset = 0};
   }
+  return done;
 }
 
 void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> labels,
                        std::span<float> loss_mask) const {
   const auto length = static_cast<size_t>(options_.sequence_length);
-  TROUPE_CHECK(sample >= 0, fmt::format("sample {}", sample));
+  TROUPE_CHECK(sample >= 0 && sample < num_samples(),
+               fmt::format("sample {} of {}", sample, num_samples()));
   TROUPE_CHECK(tokens.size() == length && labels.size() == length && loss_mask.size() == length,
                fmt::format("spans of {}, {} and {} for a sequence length of {}", tokens.size(),
                            labels.size(), loss_mask.size(), length));
-  const int64_t epoch = sample / samples_per_epoch_;
-  TROUPE_CHECK(std::in_range<uint32_t>(epoch), fmt::format("epoch {}", epoch));
-  const int64_t drawn = sample % samples_per_epoch_;
-
-  int64_t place = drawn;
-  uint32_t order = 0;  // all epochs in data order are the same one
-  if (shuffled()) {
-    order = static_cast<uint32_t>(epoch);
-    place = Permutation(samples_per_epoch_, options_.seed, order, ShuffleDomain::samples)(drawn);
-  }
-  const auto index = epoch_index(order);
-  const int64_t position = place * options_.sequence_length;
-  read_stream(*index, position, tokens);
+  const Member& member = members_[blended_ ? blend_.member(sample) : 0];
+  const int64_t number = member.order.shuffle[blended_ ? blend_.sample(sample) : sample];
+  Cursor cursor{.place = member.order.start_place[number],
+                .offset = member.order.start_offset[static_cast<size_t>(number)]};
+  int64_t read = read_stream(member, cursor, tokens);
   std::copy(tokens.begin() + 1, tokens.end(), labels.begin());
-  read_stream(*index, position + options_.sequence_length, labels.last(1));
+  read += read_stream(member, cursor, labels.last(1));
 
-  for (size_t i = 0; i < length; ++i) {
+  // The inputs that have a label.
+  const auto whole = std::min(length, static_cast<size_t>(read - 1));
+  for (size_t i = 0; i < whole; ++i) {
     loss_mask[i] = options_.eod_mask_loss && tokens[i] == options_.eod ? 0.0F : 1.0F;
   }
+  if (whole == length) return;
+  std::fill(tokens.begin() + read, tokens.end(), 0);
+  std::fill(labels.begin() + static_cast<std::ptrdiff_t>(whole), labels.end(), 0);
+  std::fill(loss_mask.begin() + static_cast<std::ptrdiff_t>(whole), loss_mask.end(), 0.0F);
+}
+
+std::vector<MemberUse> SampleSource::use_of(int64_t samples) const {
+  std::vector<int64_t> taken(members_.size());
+  if (blended_) {
+    for (int64_t i = 0; i < samples; ++i) ++taken[blend_.member(i)];
+  } else {
+    taken[0] = samples;
+  }
+  std::vector<MemberUse> uses;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const Member& member = members_[i];
+    uses.push_back(
+        {.prefix = member.dataset->prefix(),
+         .documents = member.sequences.size(),
+         .tokens = member.tokens,
+         .samples = taken[i],
+         .epochs = static_cast<double>(taken[i]) * static_cast<double>(options_.sequence_length) /
+                   static_cast<double>(member.tokens)});
+  }
+  return uses;
 }
 
 }  // namespace troupe

@@ -1,6 +1,8 @@
 #include "data/tokenize_corpus.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
@@ -16,6 +18,10 @@ namespace {
 
 constexpr size_t kChunkSize = size_t{1} << 20;
 
+// Text of one batch, per thread: some tenths of a second of work, so that the threads seldom wait
+// for one another and a request to stop is soon heard.
+constexpr size_t kBatchBytesPerThread = size_t{2} << 20;
+
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
 }
@@ -25,12 +31,62 @@ bool is_json_lines(const std::string& path, CorpusFormat format) {
   return path.ends_with(".jsonl") || path.ends_with(".json");
 }
 
+// The library quotes what it read last, which may be the whole line.
+std::string readable(std::string message) {
+  constexpr size_t kLongest = 300;
+  if (message.size() > kLongest) message.replace(kLongest, std::string::npos, "...");
+  std::replace(message.begin(), message.end(), '\x7f', '?');
+  return message;
+}
+
+// The text of a line of a JSON lines file.
+std::string text_of_line(const std::string& path, int64_t number, const std::string& line,
+                         const std::string& key) {
+  nlohmann::json object;
+  try {
+    object = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& error) {
+    throw_bad_request(
+        fmt::format("{}, line {}: not valid JSON: {}", path, number, readable(error.what())));
+  }
+  if (!object.is_object()) {
+    throw_bad_request(
+        fmt::format("{}, line {}: a JSON {}, where an object like {{\"{}\": "
+                    "\"...\"}} belongs",
+                    path, number, object.type_name(), key));
+  }
+  const auto field = object.find(key);
+  if (field == object.end()) {
+    throw_bad_request(
+        fmt::format("{}, line {}: the object has no field \"{}\"; name the field "
+                    "that holds the text",
+                    path, number, key));
+  }
+  if (!field->is_string()) {
+    throw_bad_request(fmt::format("{}, line {}: field \"{}\" is a JSON {}, not a string", path,
+                                  number, key, field->type_name()));
+  }
+  return std::move(field->get_ref<std::string&>());
+}
+
+// A document on its way from the input to the output.
+struct Document {
+  std::string text;
+  const std::string* path = nullptr;  // JSON lines: text is still the line with this number
+  int64_t line = 0;
+  uint64_t bytes_done = 0;  // of the inputs when it had been read
+
+  std::vector<int32_t> ids = {};  // empty when the text is
+  std::exception_ptr error = {};
+};
+
 // One run over all inputs. Its functions that read return false when asked to stop.
 class Run {
  public:
-  Run(const Tokenizer& tokenizer, const TokenizeOptions& options)
+  Run(const Tokenizer& tokenizer, const TokenizeOptions& options, ThreadPool& pool)
       : tokenizer_(tokenizer),
         options_(options),
+        pool_(pool),
         writer_(options.output_prefix, token_type_for_vocabulary(tokenizer.vocab_size()),
                 options.overwrite) {}
 
@@ -38,6 +94,8 @@ class Run {
     for (const std::string& path : options_.inputs) {
       if (!file(path)) return result_;
     }
+    if (!write_batch()) return result_;
+    result_.progress.bytes_done = bytes_read_;
     if (result_.progress.documents == 0) {
       throw_bad_request(
           fmt::format("no text in the {} input file(s), the first of which is {}: nothing to write",
@@ -78,8 +136,8 @@ class Run {
       if (stopped()) return false;
     }
     if (in.bad()) return true;
-    result_.progress.bytes_done += text.size();
-    return document(text);
+    bytes_read_ += text.size();
+    return document({.text = std::move(text)});
   }
 
   bool split_text(std::ifstream& in) {
@@ -92,7 +150,7 @@ class Run {
         continue;
       }
       if (blank_lines >= options_.split_blank_lines && !text.empty()) {
-        if (!document(text)) return false;
+        if (!document({.text = std::move(text)})) return false;
         text.clear();
       }
       // Blank lines inside a document are kept as empty lines.
@@ -100,7 +158,7 @@ class Run {
       text += line;
       blank_lines = 0;
     }
-    return text.empty() || document(text);
+    return text.empty() || document({.text = std::move(text)});
   }
 
   bool json_lines(const std::string& path, std::ifstream& in) {
@@ -109,74 +167,85 @@ class Run {
     while (next_line(in, line)) {
       ++number;
       if (is_blank(line)) continue;
-      if (!document(text_of(path, number, line))) return false;
+      if (!document({.text = line, .path = &path, .line = number})) return false;
     }
     return true;
-  }
-
-  std::string text_of(const std::string& path, int64_t number, const std::string& line) const {
-    nlohmann::json object;
-    try {
-      object = nlohmann::json::parse(line);
-    } catch (const nlohmann::json::exception& error) {
-      throw_bad_request(fmt::format("{}, line {}: not valid JSON: {}", path, number, error.what()));
-    }
-    if (!object.is_object()) {
-      throw_bad_request(
-          fmt::format("{}, line {}: a JSON {}, where an object like {{\"{}\": "
-                      "\"...\"}} belongs",
-                      path, number, object.type_name(), options_.json_key));
-    }
-    const auto field = object.find(options_.json_key);
-    if (field == object.end()) {
-      throw_bad_request(
-          fmt::format("{}, line {}: the object has no field \"{}\"; name the field "
-                      "that holds the text",
-                      path, number, options_.json_key));
-    }
-    if (!field->is_string()) {
-      throw_bad_request(fmt::format("{}, line {}: field \"{}\" is a JSON {}, not a string", path,
-                                    number, options_.json_key, field->type_name()));
-    }
-    return std::move(field->get_ref<std::string&>());
   }
 
   bool next_line(std::ifstream& in, std::string& line) {
     if (!std::getline(in, line)) return false;
-    result_.progress.bytes_done += line.size() + (in.eof() ? 0 : 1);
+    bytes_read_ += line.size() + (in.eof() ? 0 : 1);
     return true;
   }
 
-  bool document(std::string_view text) {
+  bool document(Document document) {
     if (stopped()) return false;
-    if (text.empty()) {
-      ++result_.empty_documents;
-      return true;
+    document.bytes_done = bytes_read_;
+    batch_bytes_ += document.text.size();
+    batch_.push_back(std::move(document));
+    return batch_bytes_ < kBatchBytesPerThread * static_cast<size_t>(pool_.threads()) ||
+           write_batch();
+  }
+
+  bool write_batch() {
+    pool_.parallel_for(static_cast<int64_t>(batch_.size()),
+                       [&](int64_t i, int /*worker*/) { encode(batch_[static_cast<size_t>(i)]); });
+    for (const Document& document : batch_) {
+      if (stopped()) return false;
+      // Errors come in the order of the documents, whichever thread met one first.
+      if (document.error) std::rethrow_exception(document.error);
+      write(document);
     }
-    ids_.clear();
-    tokenizer_.encode(text, ids_);
-    ids_.push_back(tokenizer_.eod());
-    writer_.append(ids_);
+    batch_.clear();
+    batch_bytes_ = 0;
+    return true;
+  }
+
+  // Called by the pool's threads.
+  void encode(Document& document) const {
+    try {
+      if (document.path != nullptr) {
+        document.text =
+            text_of_line(*document.path, document.line, document.text, options_.json_key);
+      }
+      if (document.text.empty()) return;
+      tokenizer_.encode(document.text, document.ids);
+      document.ids.push_back(tokenizer_.eod());
+    } catch (...) {
+      document.error = std::current_exception();
+    }
+  }
+
+  void write(const Document& document) {
+    if (document.ids.empty()) {
+      ++result_.empty_documents;
+      return;
+    }
+    writer_.append(document.ids);
     writer_.end_sequence();
     writer_.end_document();
     ++result_.progress.documents;
+    result_.progress.bytes_done = document.bytes_done;
     result_.progress.tokens = writer_.num_tokens();
     if (options_.on_progress) options_.on_progress(result_.progress);
-    return true;
   }
 
   bool stopped() const { return options_.stop_requested && options_.stop_requested(); }
 
   const Tokenizer& tokenizer_;
   const TokenizeOptions& options_;
+  ThreadPool& pool_;
   IndexedDatasetWriter writer_;
   TokenizeResult result_;
-  std::vector<int32_t> ids_;
+  uint64_t bytes_read_ = 0;
+  std::vector<Document> batch_;
+  size_t batch_bytes_ = 0;
 };
 
 }  // namespace
 
-TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions& options,
+                               ThreadPool& pool) {
   if (options.inputs.empty()) throw_bad_request("no input file to tokenize; name at least one");
   if (options.split_blank_lines < 0) {
     throw_bad_request(fmt::format(
@@ -208,7 +277,7 @@ TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions
           path));
     }
   }
-  Run run(tokenizer, options);
+  Run run(tokenizer, options, pool);
   run.add_input_size(bytes);
   return run.run();
 }

@@ -3,9 +3,13 @@
 // Each document becomes one sequence: its tokens and one end-of-document id. Documents keep the
 // order of the inputs and of the text inside them. Empty documents are left out and counted.
 //
+// Documents are read in batches, tokenized by the threads of a pool, one document each, and written
+// in order.
+//
 // Promises: the output appears complete or not at all (data/indexed_dataset.h), also when stopped
-// or when an input is malformed. Memory: a few times the longest document. Runs on the calling
-// thread; the callbacks are called from it.
+// or when an input is malformed; it is the same bytes for any number of threads. Memory: per thread
+// some 20 MiB, and a few times the longest document. The callbacks are called from the calling
+// thread.
 // Errors: a missing input, contradictory options, a malformed JSON line (with file and line number)
 // and inputs without any text are bad requests; failures of the disk are `failed`.
 #pragma once
@@ -15,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "data/tokenizer.h"
 
 namespace troupe {
@@ -46,8 +51,9 @@ struct TokenizeOptions {
   std::string json_key = "text";  // JSON lines: the field that holds the text, a string
   bool overwrite = false;         // replace an existing output
 
-  std::function<void(const TokenizeProgress&)> on_progress;  // after each document; may be empty
-  std::function<bool()> stop_requested;  // asked between documents at least; may be empty
+  std::function<void(const TokenizeProgress&)>
+      on_progress;                       // after each document is written; may be empty
+  std::function<bool()> stop_requested;  // asked between documents and batches; may be empty
 };
 
 struct TokenizeResult {
@@ -56,6 +62,7 @@ struct TokenizeResult {
   int64_t empty_documents = 0;
 };
 
-TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions& options);
+TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions& options,
+                               ThreadPool& pool);
 
 }  // namespace troupe

@@ -1,15 +1,27 @@
 #include "data/tokenizer.h"
 
+#include <array>
+#include <cerrno>
+#include <filesystem>
 #include <fmt/format.h>
+#include <fstream>
+#include <system_error>
 
 #include "base/error.h"
+#include "data/hf_tokenizer.h"
+#include "data/sentencepiece_tokenizer.h"
 
 namespace troupe {
 namespace {
 
+constexpr std::string_view kByte = "byte";
+
 class ByteTokenizer final : public Tokenizer {
  public:
-  std::string_view name() const override { return "byte"; }
+  ByteTokenizer() {
+    for (size_t byte = 0; byte < bytes_.size(); ++byte) bytes_[byte] = static_cast<char>(byte);
+  }
+  std::string_view name() const override { return kByte; }
   int32_t vocab_size() const override { return kEod + 1; }
   int32_t eod() const override { return kEod; }
 
@@ -18,33 +30,100 @@ class ByteTokenizer final : public Tokenizer {
     for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
   }
 
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    text.reserve(ids.size());
-    for (const int32_t id : ids) {
-      if (id < 0 || id > kEod) {
-        throw_failed(fmt::format("token id {} is not in the byte tokenizer's vocabulary of {}", id,
-                                 vocab_size()));
-      }
-      if (id != kEod) text.push_back(static_cast<char>(id));
-    }
-    return text;
-  }
-
  private:
   static constexpr int32_t kEod = 256;
+
+  std::string_view known_piece(int32_t id) const override {
+    if (id == kEod) return {};
+    return {&bytes_[static_cast<size_t>(id)], 1};
+  }
+
+  std::array<char, 256> bytes_{};
 };
+
+// No tokenizer comes near this; a file that does is something else.
+constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;
+
+std::string read_whole_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    throw_bad_request(fmt::format("tokenizer file {} does not exist, or is no file", path));
+  }
+  const uintmax_t size = std::filesystem::file_size(path, error);
+  if (!error && size > kMaxFileBytes) {
+    throw_bad_request(fmt::format("{} has {} bytes; a tokenizer file has at most {}: name another",
+                                  path, size, kMaxFileBytes));
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::string contents(static_cast<size_t>(error ? 0 : size), '\0');
+  if (!in || error || !in.read(contents.data(), static_cast<std::streamsize>(contents.size()))) {
+    throw_failed(fmt::format("cannot read {}: {}", path, std::generic_category().message(errno)));
+  }
+  return contents;
+}
+
+std::string file_of(const std::string& path, std::string_view type, std::string_view name) {
+  if (path.empty()) {
+    throw_bad_request(
+        fmt::format("--tokenizer-type {} needs --tokenizer-model: a {} or the folder that holds it",
+                    type, name));
+  }
+  std::error_code error;
+  return std::filesystem::is_directory(path, error) ? (std::filesystem::path(path) / name).string()
+                                                    : path;
+}
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view type, const std::string& path) {
-  if (type != "byte") {
-    throw_bad_request(fmt::format("unknown tokenizer type '{}'; known types: byte", type));
+std::string_view Tokenizer::piece(int32_t id) const {
+  if (id < 0 || id >= vocab_size()) {
+    throw_failed(fmt::format("token id {} is not in the {} tokenizer's vocabulary of {}", id,
+                             name(), vocab_size()));
   }
-  if (!path.empty()) {
-    throw_bad_request(
-        fmt::format("the byte tokenizer takes no file, but '{}' was given; leave it out", path));
+  return known_piece(id);
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::string text;
+  text.reserve(ids.size());
+  for (const int32_t id : ids) text += piece(id);
+  return text;
+}
+
+bool TokenizerModel::same_as(const TokenizerModel& other) const {
+  return type == other.type && contents == other.contents && eod == other.eod;
+}
+
+TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path) {
+  TokenizerModel model;
+  model.type = type;
+  if (type == kByte) {
+    if (!path.empty()) {
+      throw_bad_request(
+          fmt::format("the byte tokenizer takes no file, but '{}' was given; leave it out", path));
+    }
+  } else if (type == kHuggingFaceTokenizer) {
+    model.path = file_of(path, type, "tokenizer.json");
+    model.contents = read_whole_file(model.path);
+    const auto config = std::filesystem::path(model.path).replace_filename("tokenizer_config.json");
+    std::error_code error;
+    if (std::filesystem::exists(config, error)) {
+      model.eod = eos_token_of_config(read_whole_file(config.string()), config.string());
+    }
+  } else if (type == kSentencePieceTokenizer) {
+    model.path = file_of(path, type, "tokenizer.model");
+    model.contents = read_whole_file(model.path);
+  } else {
+    throw_bad_request(fmt::format("unknown tokenizer type '{}'; known types: {}, {}, {}", type,
+                                  kByte, kHuggingFaceTokenizer, kSentencePieceTokenizer));
   }
+  return model;
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerModel& model) {
+  if (model.type == kHuggingFaceTokenizer) return make_hf_tokenizer(model);
+  if (model.type == kSentencePieceTokenizer) return make_sentencepiece_tokenizer(model);
+  TROUPE_CHECK(model.type == kByte, "no tokenizer of type " + model.type);
   return std::make_unique<ByteTokenizer>();
 }
 

@@ -1,7 +1,8 @@
 // Tokenizers: text to token ids and back.
 //
-// Text is bytes; nothing here requires valid UTF-8 of the caller. A tokenizer is immutable after
-// make_tokenizer and may be used from any number of threads at once.
+// Text is bytes. Tokenizers that know characters read bytes that are not valid UTF-8 as Python's
+// decode(errors="replace") would: each maximal ill-formed subsequence counts as U+FFFD. A tokenizer
+// is immutable after make_tokenizer and may be used from any number of threads at once.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +18,58 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // The type's name, as make_tokenizer takes it.
+  // The type's name, as read_tokenizer_model takes it.
   virtual std::string_view name() const = 0;
 
   // Ids are in [0, vocab_size()). Padding of the model's vocabulary to a multiple is the model's
   // matter.
   virtual int32_t vocab_size() const = 0;
 
-  // The id that ends a document. No text encodes to it.
+  // The id that ends a document. Text encodes to it only where a Hugging Face tokenizer finds it
+  // written out ("<|endoftext|>").
   virtual int32_t eod() const = 0;
 
-  // Appends the ids of `text` to `ids`. No end of document is added.
+  // Appends the ids of `text` to `ids`. No beginning or end of document is added. Text that the
+  // tokenizer's library cannot take (2 GiB in one document) is `failed`.
   virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
 
-  // The bytes that the ids stand for; the end of a document stands for none. An id outside the
-  // vocabulary is `failed`. Part of a character may come out when the ids end inside one.
-  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // The bytes that an id adds to a text that goes on: part of a character may be among them, and
+  // the end of a document adds none. An id outside the vocabulary is `failed`. Lives as long as the
+  // tokenizer.
+  std::string_view piece(int32_t id) const;
+
+  // The text of the ids: their pieces joined. (SentencePiece: as its library decodes, without the
+  // space that encoding puts before a text, and with U+FFFD for incomplete characters.)
+  virtual std::string decode(std::span<const int32_t> ids) const;
+
+ private:
+  // Of an id in [0, vocab_size()).
+  virtual std::string_view known_piece(int32_t id) const = 0;
+};
+
+// All that makes a tokenizer: what a checkpoint keeps of it.
+struct TokenizerModel {
+  std::string type = "byte";
+  std::string path;      // of the file, for messages
+  std::string contents;  // of the file; empty for byte
+  std::string eod;       // text of the token that ends a document; empty: the file or its kind says
+
+  // The same tokenizer, wherever it was read from.
+  bool same_as(const TokenizerModel& other) const;
 };
 
 // Types:
-//   byte   ids 0 to 255 are the bytes, 256 is the end of a document; takes no file.
-// An unknown type, or a path that the type has no use for, is a bad request.
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view type, const std::string& path);
+//   byte                    ids 0 to 255 are the bytes, 256 is the end of a document; no file.
+//   HuggingFaceTokenizer    a tokenizer.json: byte-level BPE (data/hf_tokenizer.h). The token that
+//                           ends a document is the eos_token of the tokenizer_config.json beside
+//                           it, if there is one.
+//   SentencePieceTokenizer  a tokenizer.model of SentencePiece.
+// `path` is the file, or a folder that holds it under that name. An unknown type, a missing file,
+// or a path that the type has no use for, is a bad request.
+TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path);
+
+// What is wrong inside the file is `failed`, what is right but not supported a bad request; both
+// name the file and the place.
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerModel& model);
 
 }  // namespace troupe

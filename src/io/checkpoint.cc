@@ -416,6 +416,12 @@ std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
   return checkpoints.back();
 }
 
+bool has_checkpoint_folders(const std::string& dir) {
+  const std::vector<std::string> names = names_in(checkpoints_folder(dir));
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return parse_step_name(name).has_value(); });
+}
+
 std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, const KeepRule& rule,
                                               const DiskHook& hook) {
   TROUPE_CHECK(rule.newest >= 1, "pruning must keep at least one checkpoint");

@@ -85,6 +85,10 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& dir,
 std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
                                                 std::vector<std::string>* incomplete = nullptr);
 
+// Is anything below `dir` named as a committed checkpoint, complete or damaged? What interrupted
+// saves leave behind has other names, so a damaged one was whole once and must not be overwritten.
+bool has_checkpoint_folders(const std::string& dir);
+
 // Which complete checkpoints stay: the newest ones, those of steps that are multiples of
 // `retain_interval` (0: of none), and the one that is marked as the best.
 struct KeepRule {

@@ -1,5 +1,6 @@
 #include "io/convert_dtype.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -57,6 +58,28 @@ void convert_from(const void* source, DType to, void* target, int64_t count) {
   TROUPE_CHECK(false, "not a floating-point type");
 }
 
+// Infinities and NaN are the numbers whose exponent is all ones.
+template <class Bits, Bits kExponent>
+int64_t first_with_exponent(const void* data, int64_t count) {
+  constexpr int64_t kBlock = 4096;  // searched only where something is found
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  const auto is_hit = [&](int64_t i) {
+    Bits bits;
+    std::memcpy(&bits, bytes + static_cast<size_t>(i) * sizeof(Bits), sizeof(Bits));
+    return (bits & kExponent) == kExponent;
+  };
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, count);
+    bool any = false;
+    for (int64_t i = begin; i < end; ++i) any |= is_hit(i);
+    if (!any) continue;
+    for (int64_t i = begin; i < end; ++i) {
+      if (is_hit(i)) return i;
+    }
+  }
+  return -1;
+}
+
 bool is_float(FileDType dtype) {
   return dtype == FileDType::f16 || is_float(*to_dtype(dtype));
 }
@@ -65,6 +88,22 @@ bool is_float(FileDType dtype) {
 
 bool can_convert(FileDType from, DType to) {
   return from == to_file_dtype(to) || (is_float(from) && is_float(to));
+}
+
+int64_t first_not_finite(DType dtype, const void* data, int64_t count) {
+  switch (dtype) {
+    case DType::f64:
+      return first_with_exponent<uint64_t, 0x7ff0'0000'0000'0000U>(data, count);
+    case DType::f32:
+      return first_with_exponent<uint32_t, 0x7f80'0000U>(data, count);
+    case DType::bf16:
+      return first_with_exponent<uint16_t, 0x7f80U>(data, count);
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+  TROUPE_CHECK(false, "not a floating-point type");
 }
 
 float half_to_float(uint16_t bits) {

@@ -22,6 +22,10 @@ bool can_convert(FileDType from, DType to);
 // can_convert(from, to).
 void convert_elements(FileDType from, const void* source, DType to, void* target, int64_t count);
 
+// The first element that is infinite or NaN, or -1. The elements need no alignment; their type is a
+// floating-point one.
+int64_t first_not_finite(DType dtype, const void* data, int64_t count);
+
 // One IEEE half precision number, given by its bits; exact.
 float half_to_float(uint16_t bits);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -16,6 +17,11 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxConfigDepth = 16;
+
+// In the order in which a name is looked for that fits a shape.
+constexpr const char* kArchitectures[] = {"MixtralForCausalLM",  "Qwen3MoeForCausalLM",
+                                          "Qwen2MoeForCausalLM", "OlmoeForCausalLM",
+                                          "LlamaForCausalLM",    "Qwen3ForCausalLM"};
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
 // One configuration file, read field by field. Absent and null fields are the same.
@@ -92,7 +98,8 @@ void read_rope(const Fields& fields, const std::string& where, ModelConfig& conf
   const Fields inner(*rope, where);
   const std::string type = inner.text("rope_type", inner.text("type", "default"));
   if (type != "default") {
-    fields.refuse(fmt::format("RoPE of type \"{}\" is not supported, only \"default\".", type));
+    fields.refuse(
+        fmt::format("RoPE of type {} is not supported, only \"default\".", quote_name(type)));
   }
   config.rotary_base = inner.number("rope_theta", config.rotary_base);
   if (inner.number("partial_rotary_factor", 1.0) != 1.0) {
@@ -124,7 +131,7 @@ void read_common(const Fields& fields, const std::string& where, ModelConfig& co
   const std::string activation = fields.text("hidden_act", "silu");
   if (activation != "silu") {
     fields.refuse(
-        fmt::format("\"hidden_act\": \"{}\" is not supported, only \"silu\".", activation));
+        fmt::format("\"hidden_act\": {} is not supported, only \"silu\".", quote_name(activation)));
   }
   fields.expect_false("attention_bias");
   fields.expect_false("mlp_bias");
@@ -154,9 +161,9 @@ void read_mixtral(const Fields& fields, ModelConfig& config) {
   }
 }
 
-void read_qwen3_moe(const Fields& fields, ModelConfig& config) {
+// Which layers have experts, and what the Qwen architectures have in common.
+void read_qwen_moe(const Fields& fields, ModelConfig& config) {
   read_experts(fields, config);
-  config.qk_layernorm = true;
   config.moe_ffn_hidden_size = fields.required_integer({"moe_intermediate_size"});
   config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", false);
   const int32_t step = fields.integer({"decoder_sparse_step"}, 1);
@@ -178,9 +185,33 @@ void read_qwen3_moe(const Fields& fields, ModelConfig& config) {
   if (config.moe_layer_count() < config.num_layers) {
     config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
   }
+}
+
+void read_qwen2_moe(const Fields& fields, ModelConfig& config) {
+  read_qwen_moe(fields, config);
+  config.add_qkv_bias = fields.boolean("qkv_bias", true);
+  config.moe_shared_expert_intermediate_size =
+      fields.required_integer({"shared_expert_intermediate_size"});
+  config.moe_shared_expert_gate = true;
+  // There the window begins at a layer of its own, which Troupe does not compute.
+  fields.expect_false("use_sliding_window");
+}
+
+void read_qwen3_moe(const Fields& fields, ModelConfig& config) {
+  read_qwen_moe(fields, config);
+  config.qk_layernorm = true;
   if (fields.boolean("use_sliding_window", false)) {
     config.sliding_window = fields.integer({"sliding_window"}, 0);
   }
+}
+
+void read_olmoe(const Fields& fields, ModelConfig& config) {
+  read_experts(fields, config);
+  config.moe_ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", false);
+  config.qk_layernorm = true;
+  config.qk_norm_scope = QkNormScope::projection;
+  if (fields.find("clip_qkv") != nullptr) fields.refuse("\"clip_qkv\" is not supported.");
 }
 
 void read_dense(const Fields& fields, ModelConfig& config) {
@@ -210,9 +241,21 @@ std::string in_hf_terms(std::string message) {
   return message;
 }
 
-// The configuration without what has no effect on the weights or what they compute.
+// The configuration without what has no effect on the weights or on what a trained model computes.
 ModelConfig without_idle_fields(ModelConfig config) {
+  const ModelConfig unset;
+  config.hidden_dropout = 0;
+  config.attention_dropout = 0;
+  config.moe_seq_aux_loss_coeff = 0;
+  config.moe_global_aux_loss_coeff = 0;
   config.moe_z_loss_coeff = 0;
+  config.moe_input_jitter_eps = 0;
+  config.moe_router_force_load_balancing = false;
+  config.moe_router_fp64 = false;
+  config.moe_expert_capacity_factor = 0;
+  config.moe_token_drop_policy = unset.moe_token_drop_policy;
+  config.moe_pad_expert_input_to_capacity = false;
+  config.moe_expert_row_multiple = 1;
   if (config.num_experts == 0) {
     config.moe_router_topk = 0;
     config.moe_ffn_hidden_size = 0;
@@ -223,6 +266,18 @@ ModelConfig without_idle_fields(ModelConfig config) {
     config.ffn_hidden_size = 0;
   }
   return config;
+}
+
+void write_qwen_moe(const ModelConfig& config, json& document) {
+  document["moe_intermediate_size"] = config.moe_ffn_hidden_size;
+  document["norm_topk_prob"] = !config.moe_router_pre_softmax;
+  document["decoder_sparse_step"] = 1;
+  document["mlp_only_layers"] = json::array();
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (!config.is_moe_layer(layer)) document["mlp_only_layers"].push_back(layer);
+  }
+  document["intermediate_size"] =
+      config.ffn_hidden_size > 0 ? config.ffn_hidden_size : config.moe_ffn_hidden_size;
 }
 
 }  // namespace
@@ -242,8 +297,12 @@ ModelConfig parse_hf_config(std::string_view json_text, const std::string& where
   read_common(fields, where, config);
   if (config.hf_architecture == "MixtralForCausalLM") {
     read_mixtral(fields, config);
+  } else if (config.hf_architecture == "Qwen2MoeForCausalLM") {
+    read_qwen2_moe(fields, config);
   } else if (config.hf_architecture == "Qwen3MoeForCausalLM") {
     read_qwen3_moe(fields, config);
+  } else if (config.hf_architecture == "OlmoeForCausalLM") {
+    read_olmoe(fields, config);
   } else if (config.hf_architecture == "LlamaForCausalLM") {
     read_dense(fields, config);
   } else if (config.hf_architecture == "Qwen3ForCausalLM") {
@@ -251,10 +310,8 @@ ModelConfig parse_hf_config(std::string_view json_text, const std::string& where
     read_dense(fields, config);
     fields.expect_false("use_sliding_window");
   } else {
-    fields.refuse(
-        fmt::format("the architecture {} is not supported. Supported: MixtralForCausalLM, "
-                    "Qwen3MoeForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM.",
-                    quote_name(config.hf_architecture)));
+    fields.refuse(fmt::format("the architecture {} is not supported. Supported: {}.",
+                              quote_name(config.hf_architecture), fmt::join(kArchitectures, ", ")));
   }
   try {
     config.validate();
@@ -268,7 +325,10 @@ ModelConfig read_hf_config(const std::string& path) {
   return parse_hf_config(read_file(path, kMaxConfigBytes), path);
 }
 
-std::string write_hf_config(const ModelConfig& config) {
+namespace {
+
+// The text, whether or not it says all of the configuration.
+std::string render(const ModelConfig& config) {
   json document = {
       {"architectures", {config.hf_architecture}},
       {"attention_dropout", 0.0},
@@ -294,32 +354,68 @@ std::string write_hf_config(const ModelConfig& config) {
     document["model_type"] = "mixtral";
     document["intermediate_size"] = config.moe_ffn_hidden_size;
     document["sliding_window"] = config.sliding_window > 0 ? json(config.sliding_window) : json();
+  } else if (config.hf_architecture == "OlmoeForCausalLM") {
+    document["model_type"] = "olmoe";
+    document["intermediate_size"] = config.moe_ffn_hidden_size;
+    document["norm_topk_prob"] = !config.moe_router_pre_softmax;
+    document["clip_qkv"] = json();
+  } else if (config.hf_architecture == "Qwen2MoeForCausalLM") {
+    document["model_type"] = "qwen2_moe";
+    write_qwen_moe(config, document);
+    document["qkv_bias"] = config.add_qkv_bias;
+    document["shared_expert_intermediate_size"] = config.moe_shared_expert_intermediate_size;
+    document["use_sliding_window"] = false;
   } else if (config.hf_architecture == "Qwen3MoeForCausalLM") {
     document["model_type"] = "qwen3_moe";
-    document["moe_intermediate_size"] = config.moe_ffn_hidden_size;
-    document["norm_topk_prob"] = !config.moe_router_pre_softmax;
-    document["decoder_sparse_step"] = 1;
-    document["mlp_only_layers"] = json::array();
-    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-      if (!config.is_moe_layer(layer)) document["mlp_only_layers"].push_back(layer);
-    }
-    document["intermediate_size"] =
-        config.ffn_hidden_size > 0 ? config.ffn_hidden_size : config.moe_ffn_hidden_size;
+    write_qwen_moe(config, document);
     document["use_sliding_window"] = config.sliding_window > 0;
     document["sliding_window"] = config.sliding_window > 0 ? json(config.sliding_window) : json();
   } else {
     document["model_type"] = config.qk_layernorm ? "qwen3" : "llama";
     document["intermediate_size"] = config.ffn_hidden_size;
   }
-  std::string text = document.dump(2) + "\n";
-  const ModelConfig read_back = parse_hf_config(text, "config.json");
-  if (!(without_idle_fields(read_back) == without_idle_fields(config))) {
+  return document.dump(2) + "\n";
+}
+
+bool describes(const std::string& text, const ModelConfig& config) {
+  return without_idle_fields(parse_hf_config(text, "config.json")) == without_idle_fields(config);
+}
+
+}  // namespace
+
+std::string write_hf_config(const ModelConfig& config) {
+  if (config.hf_architecture.empty()) {
+    throw_bad_request(
+        "No Hugging Face architecture that Troupe knows has this combination of layers, router and "
+        "biases, so there is no config.json for it.");
+  }
+  std::string text = render(config);
+  if (!describes(text, config)) {
     throw_bad_request(
         fmt::format("A config.json of {} cannot describe this model: it would be read back as "
                     "another one. Options that the architecture does not have were changed.",
                     config.hf_architecture));
   }
   return text;
+}
+
+std::string fitting_hf_architecture(const ModelConfig& config) {
+  ModelConfig named = config;
+  const auto fits = [&](const std::string& name) {
+    named.hf_architecture = name;
+    try {
+      return describes(render(named), named);
+    } catch (const UserError&) {
+      return false;  // the architecture refuses such values
+    }
+  };
+  if (!config.hf_architecture.empty() && fits(config.hf_architecture)) {
+    return config.hf_architecture;
+  }
+  for (const char* name : kArchitectures) {
+    if (fits(name)) return name;
+  }
+  return "";
 }
 
 }  // namespace troupe

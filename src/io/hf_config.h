@@ -2,7 +2,8 @@
 //
 // Both dialects are read: that of transformers 5 (rope_parameters, num_local_experts, dtype) and
 // the older one of most files on the hub (rope_theta, rope_scaling, num_experts, torch_dtype).
-// Architectures: MixtralForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM.
+// Architectures: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM,
+// LlamaForCausalLM, Qwen3ForCausalLM.
 //
 // A file that is not such a configuration, or that asks for something Troupe does not compute, is
 // refused (UserError, bad request) with the name of the field; nothing is ignored silently that
@@ -22,8 +23,12 @@ ModelConfig read_hf_config(const std::string& path);
 
 // The configuration as config.json text in the transformers 5 dialect. Where parse_hf_config would
 // not give the same model back, because the architecture cannot say what the configuration asks
-// for, it is a bad request. (The z-loss coefficient has no place there and no meaning for the
-// weights.)
+// for, it is a bad request. (What only acts in training, such as dropout, the z-loss or expert
+// capacity, has no place there and no meaning for the weights.)
 std::string write_hf_config(const ModelConfig& config);
+
+// The architecture under whose name a model of this shape can be written: the configuration's own,
+// if it fits, or the first that does; empty when none does.
+std::string fitting_hf_architecture(const ModelConfig& config);
 
 }  // namespace troupe

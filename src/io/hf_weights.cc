@@ -48,6 +48,11 @@ class TensorList {
         add(attention + "k_proj.weight", {config_.num_query_groups * head_dim, hidden});
         add(attention + "v_proj.weight", {config_.num_query_groups * head_dim, hidden});
         return;
+      case ParameterKind::b_qkv:
+        add(attention + "q_proj.bias", {config_.num_attention_heads * head_dim});
+        add(attention + "k_proj.bias", {config_.num_query_groups * head_dim});
+        add(attention + "v_proj.bias", {config_.num_query_groups * head_dim});
+        return;
       case ParameterKind::q_norm:
         return add(attention + "q_norm.weight", shape);
       case ParameterKind::k_norm:
@@ -66,11 +71,32 @@ class TensorList {
       case ParameterKind::w_down:
         if (moe) return add_experts(layer, /*down=*/true);
         return add(layer + "mlp.down_proj.weight", shape);
+      case ParameterKind::w_shared_gate_up: {
+        const int64_t width = config_.moe_shared_expert_intermediate_size;
+        add(layer + "mlp.shared_expert.gate_proj.weight", {width, hidden});
+        add(layer + "mlp.shared_expert.up_proj.weight", {width, hidden});
+        return;
+      }
+      case ParameterKind::w_shared_down:
+        return add(layer + "mlp.shared_expert.down_proj.weight", shape);
+      case ParameterKind::w_shared_gate:
+        return add(layer + "mlp.shared_expert_gate.weight", shape);
       case ParameterKind::final_norm:
         return add("model.norm.weight", shape);
       case ParameterKind::head:
         return add("lm_head.weight", shape);
+      case ParameterKind::input_norm_bias:
+      case ParameterKind::b_attention_out:
+      case ParameterKind::post_attention_norm_bias:
+      case ParameterKind::b_router:
+      case ParameterKind::b_gate_up:
+      case ParameterKind::b_down:
+      case ParameterKind::final_norm_bias:
+        break;
     }
+    throw_bad_request(fmt::format(
+        "The parameter {} has no name in Hugging Face's architectures that Troupe writes.",
+        (*state_.table)[parameter.value].name));
   }
 
   bool mixtral_names() const { return config_.hf_architecture == "MixtralForCausalLM"; }
@@ -171,6 +197,17 @@ void visit_folder(
   }
 }
 
+// One bad weight makes every loss NaN; here it still has a name.
+void require_finite(const std::string& folder, const HfTensor& tensor, DType dtype,
+                    const std::byte* data) {
+  const int64_t at = first_not_finite(dtype, data, tensor.shape.elements());
+  if (at < 0) return;
+  throw_failed(
+      fmt::format("{}: the tensor {} is not finite as {} at element {} of {}: the weights are "
+                  "damaged, or too large for this type. Fetch them again.",
+                  folder, tensor.name, name_of(dtype), at, tensor.shape.elements()));
+}
+
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& state) {
@@ -201,6 +238,7 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
                                        static_cast<size_t>(tensor.offset) * size_of(view.dtype);
                    convert_elements(dtype, bytes.data(), view.dtype, target,
                                     tensor.shape.elements());
+                   require_finite(folder, tensor, view.dtype, target);
                  }
                });
 }

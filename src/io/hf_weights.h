@@ -32,7 +32,8 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& st
 // The widest floating-point type among the folder's tensors: weights read in it lose nothing.
 DType hf_folder_dtype(const std::string& folder);
 
-// Reads a folder into the parameters (and fp32 master weights, where there are any).
+// Reads a folder into the parameters (and fp32 master weights, where there are any). Values that
+// are not finite there are refused (exit status 1) with the tensor's name.
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage);
 

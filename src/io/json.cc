@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -73,14 +74,31 @@ nlohmann::json parse_json(std::string_view text, const std::string& path, int ma
   return nlohmann::json::parse(text.begin(), text.end());
 }
 
-std::string quote_name(std::string_view name) {
-  constexpr size_t kLongest = 160;
-  std::string text = "\"";
-  for (const char c : name.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += byte < 0x20 || byte == 0x7f ? '?' : c;
+int64_t integer_field(const nlohmann::json& object, const char* name, int64_t min, int64_t max,
+                      const std::string& where) {
+  const auto found = object.find(name);
+  if (found == object.end()) throw_failed(where + ": the field \"" + name + "\" is missing");
+  const bool fits = found->is_number_unsigned() ? std::in_range<int64_t>(found->get<uint64_t>())
+                                                : found->is_number_integer();
+  if (!fits || found->get<int64_t>() < min || found->get<int64_t>() > max) {
+    throw_failed(where + ": the field \"" + name + "\" must be a whole number from " +
+                 std::to_string(min) + " to " + std::to_string(max));
   }
-  return text + (name.size() > kLongest ? "...\"" : "\"");
+  return found->get<int64_t>();
+}
+
+std::string printable(std::string_view text) {
+  constexpr size_t kLongest = 160;
+  std::string result;
+  for (const char c : text.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    result += byte < 0x20 || byte == 0x7f ? '?' : c;
+  }
+  return result + (text.size() > kLongest ? "..." : "");
+}
+
+std::string quote_name(std::string_view name) {
+  return '"' + printable(name) + '"';
 }
 
 }  // namespace troupe

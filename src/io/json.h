@@ -4,6 +4,7 @@
 // that looks into it.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -14,7 +15,16 @@ namespace troupe {
 // `max_depth` are refused with a UserError (exit status 1) that names `path`.
 nlohmann::json parse_json(std::string_view text, const std::string& path, int max_depth);
 
-// A name from a file, fit for a message: in quotes, control characters replaced, long names cut.
+// The whole number under `name` in an object. Anything else, also one outside [min, max], is
+// refused with a UserError (exit status 1) that names `where` and the field. (The library's own
+// conversions cut numbers that do not fit.)
+int64_t integer_field(const nlohmann::json& object, const char* name, int64_t min, int64_t max,
+                      const std::string& where);
+
+// A text from outside, fit for a message: control characters replaced, the end of long ones cut.
+std::string printable(std::string_view text);
+
+// The same in quotes: for names from files.
 std::string quote_name(std::string_view name);
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/random_place.h"
 #include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
 #include "ops/qk_norm/qk_norm.h"
@@ -10,19 +11,26 @@
 namespace troupe {
 
 ValueId build_attention(Builder& builder, const ModelConfig& config, const ModelState& state,
-                        int32_t layer, ValueId rope_table, const BatchValues& batch,
-                        ValueId input) {
+                        int32_t layer, ValueId rope_table, const BatchValues& batch, ValueId input,
+                        const ForwardOptions& options) {
   const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
+  const auto bias = [&](bool wanted, ParameterKind kind) {
+    return wanted ? parameter(kind) : ValueId{};
+  };
   const int32_t heads = config.num_attention_heads;
   const int32_t groups = config.num_query_groups;
   const int32_t head_dim = config.kv_channels;
 
-  ValueId qkv = linear(builder, input, parameter(ParameterKind::w_qkv), {}, "qkv");
+  ValueId qkv = linear(builder, input, parameter(ParameterKind::w_qkv),
+                       {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   if (config.qk_layernorm) {
-    qkv = qk_norm(
-        builder, qkv, parameter(ParameterKind::q_norm), parameter(ParameterKind::k_norm),
-        {.heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = config.norm_epsilon},
-        "qkv_normed");
+    qkv = qk_norm(builder, qkv, parameter(ParameterKind::q_norm), parameter(ParameterKind::k_norm),
+                  {.heads = heads,
+                   .groups = groups,
+                   .head_dim = head_dim,
+                   .epsilon = config.norm_epsilon,
+                   .scope = config.qk_norm_scope},
+                  "qkv_normed");
   }
   qkv = rope(builder, qkv, rope_table,
              {.heads = heads,
@@ -32,16 +40,23 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
               .sequence = batch.sequence,
               .inverse = false},
              "qkv_rotated");
-  const ValueId context = attention(builder, qkv,
-                                    {.batch = batch.batch,
-                                     .sequence = batch.sequence,
-                                     .heads = heads,
-                                     .groups = groups,
-                                     .head_dim = head_dim,
-                                     .scale = 1.0 / std::sqrt(static_cast<double>(head_dim)),
-                                     .window = config.sliding_window},
-                                    "context");
-  return linear(builder, context, parameter(ParameterKind::w_attention_out), {}, "attention_out");
+  const double dropped = options.training ? config.attention_dropout : 0;
+  const ValueId context = attention(
+      builder, qkv, dropped > 0 ? options.step : ValueId{},
+      {.batch = batch.batch,
+       .sequence = batch.sequence,
+       .heads = heads,
+       .groups = groups,
+       .head_dim = head_dim,
+       .scale = 1.0 / std::sqrt(static_cast<double>(head_dim)),
+       .window = config.sliding_window,
+       .substream = random_substream(RandomPlace::attention_dropout, layer, options.micro_batch),
+       .seed = options.seed,
+       .probability = dropped},
+      "context");
+  return linear(builder, context, parameter(ParameterKind::w_attention_out),
+                {.bias = bias(config.add_bias_linear, ParameterKind::b_attention_out)},
+                "attention_out");
 }
 
 }  // namespace troupe

@@ -7,6 +7,7 @@ namespace troupe {
 
 // `input` is the normed residual stream [tokens, hidden]; returns the branch to be added to it.
 ValueId build_attention(Builder& builder, const ModelConfig& config, const ModelState& state,
-                        int32_t layer, ValueId rope_table, const BatchValues& batch, ValueId input);
+                        int32_t layer, ValueId rope_table, const BatchValues& batch, ValueId input,
+                        const ForwardOptions& options);
 
 }  // namespace troupe

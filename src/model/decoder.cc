@@ -4,8 +4,11 @@
 
 #include "model/attention.h"
 #include "model/feed_forward.h"
+#include "model/random_place.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
@@ -34,37 +37,102 @@ ValueId build_rope_table(Builder& builder, const ModelConfig& config, int32_t se
       "rope_table");
 }
 
+std::string_view name_of(AuxiliaryLossKind kind) {
+  switch (kind) {
+    case AuxiliaryLossKind::load_balancing:
+      return "load_balancing_loss";
+    case AuxiliaryLossKind::seq_load_balancing:
+      return "seq_load_balancing_loss";
+    case AuxiliaryLossKind::global_load_balancing:
+      return "global_load_balancing_loss";
+    case AuxiliaryLossKind::z:
+      return "z_loss";
+  }
+  return "?";
+}
+
+double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config) {
+  switch (kind) {
+    case AuxiliaryLossKind::load_balancing:
+      return config.moe_aux_loss_coeff;
+    case AuxiliaryLossKind::seq_load_balancing:
+      return config.moe_seq_aux_loss_coeff;
+    case AuxiliaryLossKind::global_load_balancing:
+      return config.moe_global_aux_loss_coeff;
+    case AuxiliaryLossKind::z:
+      return config.moe_z_loss_coeff;
+  }
+  return 0;
+}
+
+bool draws_random_numbers(const ModelConfig& config) {
+  return config.hidden_dropout > 0 || config.attention_dropout > 0 ||
+         config.moe_input_jitter_eps > 0 || config.moe_router_force_load_balancing;
+}
+
 ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
-                            ValueId rope_table, const BatchValues& batch, bool training) {
+                            ValueId rope_table, const BatchValues& batch,
+                            const ForwardOptions& options) {
   const auto parameter = [&](ParameterKind kind, int32_t layer = -1) {
     return builder.state(state.find(kind, layer));
   };
-  const RmsNormAttributes norm{.epsilon = config.norm_epsilon, .zero_centered = false};
   ForwardResult result;
 
+  const auto drop = [&](ValueId value, RandomPlace place, int32_t layer) {
+    if (!options.training || config.hidden_dropout == 0) return value;
+    return dropout(builder, value, options.step,
+                   {.seed = options.seed,
+                    .substream = random_substream(place, layer, options.micro_batch),
+                    .probability = config.hidden_dropout},
+                   builder.value(value).name + "_dropped");
+  };
+
   // `residual` is the stream up to the last norm, `branch` what is still to be added to it.
-  ValueId residual = embedding(builder, batch.tokens, parameter(ParameterKind::embedding), "x");
+  ValueId residual =
+      drop(embedding(builder, batch.tokens, parameter(ParameterKind::embedding), "x"),
+           RandomPlace::embedding_dropout, -1);
   ValueId branch;
-  const auto add_and_norm = [&](ParameterKind kind, int32_t layer, const std::string& name) {
+  const auto add_and_norm = [&](ParameterKind kind, ParameterKind bias, int32_t layer,
+                                const std::string& name) {
     const ValueId gamma = parameter(kind, layer);
-    if (!branch.valid()) return rms_norm(builder, residual, gamma, norm, name).normalized;
-    const RmsNormResult sum = add_rms_norm(builder, residual, branch, gamma, norm, name);
-    residual = sum.sum;
-    return sum.normalized;
+    if (config.normalization == Normalization::layer_norm) {
+      const LayerNormAttributes norm{.epsilon = config.norm_epsilon,
+                                     .zero_centered = config.zero_centered_gamma};
+      const ValueId beta = parameter(bias, layer);
+      const LayerNormResult done =
+          branch.valid() ? add_layer_norm(builder, residual, branch, gamma, beta, norm, name)
+                         : layer_norm(builder, residual, gamma, beta, norm, name);
+      residual = done.sum;
+      return done.normalized;
+    }
+    const RmsNormAttributes norm{.epsilon = config.norm_epsilon,
+                                 .zero_centered = config.zero_centered_gamma};
+    const RmsNormResult done = branch.valid()
+                                   ? add_rms_norm(builder, residual, branch, gamma, norm, name)
+                                   : rms_norm(builder, residual, gamma, norm, name);
+    residual = done.sum;
+    return done.normalized;
   };
 
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     builder.place.layer = static_cast<int16_t>(layer);
-    const ValueId attention_input = add_and_norm(ParameterKind::input_norm, layer, "attention_in");
-    branch = build_attention(builder, config, state, layer, rope_table, batch, attention_input);
-    const ValueId ffn_input = add_and_norm(ParameterKind::post_attention_norm, layer, "ffn_in");
-    branch = config.is_moe_layer(layer)
-                 ? build_moe(builder, config, state, layer, ffn_input, training, result)
-                 : build_dense_mlp(builder, state, layer, ffn_input);
+    const ValueId attention_input = add_and_norm(
+        ParameterKind::input_norm, ParameterKind::input_norm_bias, layer, "attention_in");
+    branch = drop(
+        build_attention(builder, config, state, layer, rope_table, batch, attention_input, options),
+        RandomPlace::attention_branch_dropout, layer);
+    const ValueId ffn_input =
+        add_and_norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias,
+                     layer, "ffn_in");
+    branch = drop(config.is_moe_layer(layer)
+                      ? build_moe(builder, config, state, layer, batch, ffn_input, options, result)
+                      : build_dense_mlp(builder, config, state, layer, ffn_input),
+                  RandomPlace::feed_forward_branch_dropout, layer);
   }
   builder.place.layer = -1;
 
-  const ValueId final_state = add_and_norm(ParameterKind::final_norm, -1, "head_in");
+  const ValueId final_state =
+      add_and_norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "head_in");
   const ValueId head =
       config.tie_embeddings ? parameter(ParameterKind::embedding) : parameter(ParameterKind::head);
   result.logits = linear(builder, final_state, head, {}, "logits");

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/model_config.h"
@@ -27,6 +28,21 @@ struct BatchValues {
 BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_labels,
                           DType accumulation);
 
+// What is minimised beside the cross-entropy, each a mean over micro-batches.
+enum class AuxiliaryLossKind : uint8_t {
+  load_balancing,
+  seq_load_balancing,
+  global_load_balancing,
+  z
+};
+// The name in metrics: "load_balancing_loss", "z_loss", ...
+std::string_view name_of(AuxiliaryLossKind kind);
+// Its coefficient in this model; 0 when it is not used.
+double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config);
+inline constexpr AuxiliaryLossKind kAuxiliaryLossKinds[] = {
+    AuxiliaryLossKind::load_balancing, AuxiliaryLossKind::seq_load_balancing,
+    AuxiliaryLossKind::global_load_balancing, AuxiliaryLossKind::z};
+
 struct ForwardResult {
   ValueId logits;  // [tokens, vocab]
   ValueId
@@ -34,26 +50,48 @@ struct ForwardResult {
 
   // What else is minimised in training, already multiplied by its coefficient; one entry per layer.
   struct AuxiliaryLoss {
-    enum class Kind : uint8_t { load_balancing, z_loss } kind;
+    AuxiliaryLossKind kind;
     int32_t layer;
-    double coefficient;
     ValueId value;  // [1]
   };
   std::vector<AuxiliaryLoss> auxiliary_losses;
 
-  struct ExpertLoad {
+  // What the router of one layer did.
+  struct RouterReport {
     int32_t layer;
-    ValueId counts;  // i32 [experts]: rows that each expert received
+    ValueId selected;  // i32 [tokens, top-k]: the chosen experts, before any were dropped
+    ValueId counts;    // i32 [experts]: rows that each expert received
+    ValueId entropy;   // [1]: mean entropy of softmax(logits), nats
   };
-  std::vector<ExpertLoad> expert_loads;
+  std::vector<RouterReport> routers;
+};
+
+// How a forward pass is to be built.
+struct ForwardOptions {
+  bool training = false;    // adds auxiliary losses, dropout, jitter
+  int32_t micro_batch = 0;  // its number in the step
+  // What random numbers of the pass are keyed by, with the place that draws them. `step` is an
+  // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
+  uint64_t seed = 0;
+  ValueId step = {};
+  // Router replay: by layer, i32 [tokens, top-k] the experts to be used instead of choosing. Empty,
+  // or invalid where a layer has no router.
+  std::vector<ValueId> selected = {};
+  // By layer: the experts' loads summed over the micro-batches of the step so far, for the global
+  // load-balancing loss. Each pass leaves its sums for the next.
+  std::vector<ValueId>* running_counts = nullptr;
 };
 
 // Emits the rotation table that all layers and micro-batches of a program share.
 ValueId build_rope_table(Builder& builder, const ModelConfig& config, int32_t sequence,
                          DType dtype);
 
-// Emits the forward pass. `training` adds the auxiliary losses whose coefficients are not zero.
+// Does training draw random numbers (dropout, jitter, random routing)?
+bool draws_random_numbers(const ModelConfig& config);
+
+// Emits the forward pass.
 ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
-                            ValueId rope_table, const BatchValues& batch, bool training);
+                            ValueId rope_table, const BatchValues& batch,
+                            const ForwardOptions& options);
 
 }  // namespace troupe

@@ -1,65 +1,264 @@
 #include "model/feed_forward.h"
 
+#include "model/random_place.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
 #include "ops/combine/combine.h"
+#include "ops/count_experts/count_experts.h"
+#include "ops/expert_capacity/expert_capacity.h"
+#include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/jitter/jitter.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
+#include "ops/random_logits/random_logits.h"
 #include "ops/route/route.h"
+#include "ops/router_entropy/router_entropy.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/row_gate/row_gate.h"
+#include "ops/sinkhorn/sinkhorn.h"
 
 namespace troupe {
+namespace {
 
-ValueId build_dense_mlp(Builder& builder, const ModelState& state, int32_t layer, ValueId input) {
+ActivationAttributes activation_of(const ModelConfig& config) {
+  return {.function = config.activation,
+          .gated = config.gated_linear_unit,
+          .clamp = config.activation_clamp,
+          .linear_offset = config.glu_linear_offset};
+}
+
+// The MoE block of one layer and one micro-batch.
+class MoeBlock {
+ public:
+  MoeBlock(Builder& builder, const ModelConfig& config, const ModelState& state, int32_t layer,
+           const BatchValues& batch, ValueId input, const ForwardOptions& options,
+           ForwardResult& result)
+      : builder_(builder),
+        config_(config),
+        state_(state),
+        layer_(layer),
+        batch_(batch),
+        input_(input),
+        options_(options),
+        result_(result) {}
+
+  ValueId build() {
+    const ValueId logits = build_logits();
+    const RouterTopkResult chosen = choose(logits);
+    const ValueId kept = drop_over_capacity(chosen);
+    const Routing routing = route(builder_, kept,
+                                  {.experts = config_.num_experts,
+                                   .row_multiple = config_.moe_expert_row_multiple,
+                                   .padded_capacity = static_cast<int32_t>(padded_capacity())},
+                                  "routing");
+    result_.routers.push_back({.layer = layer_,
+                               .selected = chosen.indices,
+                               .counts = routing.counts,
+                               .entropy = router_entropy(builder_, logits, "router_entropy")});
+    if (options_.training) add_losses(logits);
+    const ValueId routed = build_experts(chosen.probabilities, routing);
+    if (!config_.has_shared_expert()) return routed;
+    return add(builder_, routed, build_shared_expert(), "moe_and_shared_out");
+  }
+
+ private:
+  ValueId parameter(ParameterKind kind) const { return builder_.state(state_.find(kind, layer_)); }
+  ValueId bias(ParameterKind kind) const {
+    return config_.add_bias_linear ? parameter(kind) : ValueId{};
+  }
+  uint32_t substream(RandomPlace place) const {
+    return random_substream(place, layer_, options_.micro_batch);
+  }
+  int64_t tokens() const { return int64_t{batch_.batch} * batch_.sequence; }
+
+  ValueId build_logits() {
+    ValueId input = input_;
+    if (options_.training && config_.moe_input_jitter_eps > 0) {
+      input = jitter(builder_, input, options_.step,
+                     {.seed = options_.seed,
+                      .substream = substream(RandomPlace::router_jitter),
+                      .epsilon = config_.moe_input_jitter_eps},
+                     "router_in");
+    }
+    const ValueId logits =
+        linear(builder_, input, parameter(ParameterKind::w_router),
+               {.bias = bias(ParameterKind::b_router),
+                .output = config_.moe_router_fp64 ? LinearOutput::f64 : LinearOutput::accumulation},
+               "router_logits");
+    if (!options_.training || !config_.moe_router_force_load_balancing) return logits;
+    return random_logits(
+        builder_, logits, options_.step,
+        {.seed = options_.seed, .substream = substream(RandomPlace::router_logits)},
+        "random_logits");
+  }
+
+  RouterTopkResult choose(ValueId logits) {
+    RouterTopkAttributes attributes{
+        .top_k = config_.moe_router_topk,
+        .score_function = config_.moe_router_score_function,
+        .pre_softmax = config_.moe_router_pre_softmax,
+        .scaling_factor = config_.moe_router_topk_scaling_factor,
+        .num_groups = config_.moe_router_num_groups,
+        .group_topk = config_.moe_router_group_topk,
+        .probability_dtype = accumulation_dtype(builder_.value(input_).dtype)};
+    RouterTopkInputs inputs{.logits = logits, .expert_bias = {}, .selected = {}};
+    if (config_.moe_router_sinkhorn) {
+      // Weights: sigmoid when one expert is chosen, otherwise softmax over all experts.
+      attributes.pre_softmax = true;
+      if (config_.moe_router_topk == 1) attributes.score_function = ScoreFunction::sigmoid;
+      if (options_.training) {
+        inputs.selected =
+            sinkhorn_topk(builder_, logits, {.top_k = config_.moe_router_topk}, "sinkhorn");
+      }
+    }
+    if (const StateId expert_bias = state_.expert_biases[static_cast<size_t>(layer_)];
+        expert_bias.valid()) {
+      inputs.expert_bias = builder_.state(expert_bias);
+    }
+    if (!options_.selected.empty()) {
+      inputs.selected = options_.selected[static_cast<size_t>(layer_)];
+      inputs.expert_bias = {};
+    }
+    return router_topk(builder_, inputs, attributes, "router_weights");
+  }
+
+  // Rows per expert when capacity is limited; otherwise 0.
+  int64_t capacity() const {
+    if (config_.moe_expert_capacity_factor == 0) return 0;
+    return expert_capacity(tokens(), config_.moe_router_topk, config_.num_experts,
+                           config_.moe_expert_capacity_factor);
+  }
+  int64_t padded_capacity() const {
+    return config_.moe_pad_expert_input_to_capacity ? capacity() : 0;
+  }
+
+  ValueId drop_over_capacity(const RouterTopkResult& chosen) {
+    const int64_t rows = capacity();
+    // An expert is chosen at most once by each token.
+    if (rows == 0 || rows >= tokens()) return chosen.indices;
+    return limit_to_capacity(
+        builder_, chosen.probabilities, chosen.indices,
+        {.experts = config_.num_experts, .capacity = rows, .policy = config_.moe_token_drop_policy},
+        "kept");
+  }
+
+  // The top k of the scores alone, which the load-balancing losses count: without expert bias,
+  // groups, dropping, or replay. Scores of every kind rise with the logits.
+  ValueId clean_selection(ValueId logits) {
+    const bool clean = config_.moe_router_num_groups == 0 &&
+                       !config_.moe_router_enable_expert_bias && options_.selected.empty();
+    if (clean) return result_.routers.back().selected;
+    return router_topk(builder_, {.logits = logits, .expert_bias = {}, .selected = {}},
+                       {.top_k = config_.moe_router_topk,
+                        .pre_softmax = true,
+                        .probability_dtype = builder_.value(logits).dtype},
+                       "clean_router_weights")
+        .indices;
+  }
+
+  void add_losses(ValueId logits) {
+    const auto used = [&](AuxiliaryLossKind kind) { return coefficient_of(kind, config_) > 0; };
+    ValueId selection;
+    if (used(AuxiliaryLossKind::load_balancing) || used(AuxiliaryLossKind::seq_load_balancing) ||
+        used(AuxiliaryLossKind::global_load_balancing)) {
+      selection = clean_selection(logits);
+    }
+    for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
+      if (!used(kind)) continue;
+      const std::string name(name_of(kind));
+      const double coefficient = coefficient_of(kind, config_);
+      ValueId loss;
+      if (kind == AuxiliaryLossKind::z) {
+        loss = router_z_loss(builder_, logits, {.coefficient = coefficient}, name);
+      } else {
+        LoadBalancingLossAttributes attributes{.coefficient = coefficient,
+                                               .top_k = config_.moe_router_topk,
+                                               .score_function = config_.moe_router_score_function};
+        ValueId previous;
+        if (kind == AuxiliaryLossKind::seq_load_balancing) attributes.sequences = batch_.batch;
+        if (kind == AuxiliaryLossKind::global_load_balancing) {
+          attributes.steps = options_.micro_batch + 1;
+          previous = (*options_.running_counts)[static_cast<size_t>(layer_)];
+        }
+        const ValueId counts = count_experts(
+            builder_, selection, previous,
+            {.experts = config_.num_experts, .sequences = attributes.sequences}, name + "_counts");
+        if (kind == AuxiliaryLossKind::global_load_balancing) {
+          (*options_.running_counts)[static_cast<size_t>(layer_)] = counts;
+        }
+        loss = load_balancing_loss(builder_, logits, counts, attributes, name);
+      }
+      result_.auxiliary_losses.push_back({kind, layer_, loss});
+    }
+  }
+
+  ValueId build_experts(ValueId probabilities, const Routing& routing) {
+    const ValueId rows = permute(builder_, input_, routing, "expert_in");
+    ValueId gate_up = grouped_linear(builder_, rows, parameter(ParameterKind::w_gate_up),
+                                     routing.offsets, "gate_up");
+    if (config_.add_bias_linear) {
+      gate_up = grouped_bias(builder_, gate_up, parameter(ParameterKind::b_gate_up),
+                             routing.offsets, {}, "gate_up_biased");
+    }
+    const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
+                                         activation_of(config_), "activated");
+    ValueId out = grouped_linear(builder_, activated, parameter(ParameterKind::w_down),
+                                 routing.offsets, "expert_out");
+    if (config_.add_bias_linear) {
+      // Inside the weighted sum: each row's bias carries the row's router weight.
+      out = grouped_bias(builder_, out, parameter(ParameterKind::b_down), routing.offsets,
+                         {.probabilities = probabilities, .row_slot = routing.row_slot},
+                         "expert_out_biased");
+    }
+    return combine(builder_, out, routing, "moe_out");
+  }
+
+  ValueId build_shared_expert() {
+    const ValueId gate_up =
+        linear(builder_, input_, parameter(ParameterKind::w_shared_gate_up), {}, "shared_gate_up");
+    const ValueId activated =
+        activation(builder_, gate_up, {}, {}, activation_of(config_), "shared_activated");
+    const ValueId out =
+        linear(builder_, activated, parameter(ParameterKind::w_shared_down), {}, "shared_out");
+    if (!config_.moe_shared_expert_gate) return out;
+    const ValueId gate =
+        linear(builder_, input_, parameter(ParameterKind::w_shared_gate), {}, "shared_gate");
+    return row_gate(builder_, out, gate, "shared_out_gated");
+  }
+
+  Builder& builder_;
+  const ModelConfig& config_;
+  const ModelState& state_;
+  const int32_t layer_;
+  const BatchValues& batch_;
+  const ValueId input_;
+  const ForwardOptions& options_;
+  ForwardResult& result_;
+};
+
+}  // namespace
+
+ValueId build_dense_mlp(Builder& builder, const ModelConfig& config, const ModelState& state,
+                        int32_t layer, ValueId input) {
   const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
-  const ValueId gate_up =
-      linear(builder, input, parameter(ParameterKind::w_gate_up), {}, "gate_up");
-  const ValueId activated = swiglu(builder, gate_up, {}, {}, "activated");
-  return linear(builder, activated, parameter(ParameterKind::w_down), {}, "mlp_out");
+  const auto bias = [&](ParameterKind kind) {
+    return config.add_bias_linear ? parameter(kind) : ValueId{};
+  };
+  const ValueId gate_up = linear(builder, input, parameter(ParameterKind::w_gate_up),
+                                 {.bias = bias(ParameterKind::b_gate_up)}, "gate_up");
+  const ValueId activated =
+      activation(builder, gate_up, {}, {}, activation_of(config), "activated");
+  return linear(builder, activated, parameter(ParameterKind::w_down),
+                {.bias = bias(ParameterKind::b_down)}, "mlp_out");
 }
 
 ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState& state,
-                  int32_t layer, ValueId input, bool training, ForwardResult& result) {
-  const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
-  using Loss = ForwardResult::AuxiliaryLoss;
-
-  const ValueId logits = linear(builder, input, parameter(ParameterKind::w_router),
-                                {.bias = {}, .accumulation_output = true}, "router_logits");
-  const RouterTopkResult chosen = router_topk(builder, logits,
-                                              {.top_k = config.moe_router_topk,
-                                               .score_function = ScoreFunction::softmax,
-                                               .pre_softmax = config.moe_router_pre_softmax,
-                                               .scaling_factor = 1.0},
-                                              "router_weights");
-  const Routing routing =
-      route(builder, chosen.indices, {.experts = config.num_experts}, "routing");
-  result.expert_loads.push_back({layer, routing.counts});
-
-  if (training && config.moe_aux_loss_coeff > 0) {
-    const ValueId loss = load_balancing_loss(builder, logits, routing.counts,
-                                             {.coefficient = config.moe_aux_loss_coeff,
-                                              .top_k = config.moe_router_topk,
-                                              .score_function = ScoreFunction::softmax},
-                                             "load_balancing_loss");
-    result.auxiliary_losses.push_back(
-        {Loss::Kind::load_balancing, layer, config.moe_aux_loss_coeff, loss});
-  }
-  if (training && config.moe_z_loss_coeff > 0) {
-    const ValueId loss =
-        router_z_loss(builder, logits, {.coefficient = config.moe_z_loss_coeff}, "z_loss");
-    result.auxiliary_losses.push_back({Loss::Kind::z_loss, layer, config.moe_z_loss_coeff, loss});
-  }
-
-  const ValueId rows = permute(builder, input, routing, "expert_in");
-  const ValueId gate_up = grouped_linear(builder, rows, parameter(ParameterKind::w_gate_up),
-                                         routing.offsets, "gate_up");
-  const ValueId activated =
-      swiglu(builder, gate_up, chosen.probabilities, routing.row_slot, "activated");
-  const ValueId expert_out = grouped_linear(builder, activated, parameter(ParameterKind::w_down),
-                                            routing.offsets, "expert_out");
-  return combine(builder, expert_out, routing, "moe_out");
+                  int32_t layer, const BatchValues& batch, ValueId input,
+                  const ForwardOptions& options, ForwardResult& result) {
+  return MoeBlock(builder, config, state, layer, batch, input, options, result).build();
 }
 
 }  // namespace troupe

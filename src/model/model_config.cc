@@ -30,32 +30,151 @@ void require_sensible(int32_t value, const char* field) {
 
 int64_t attention_parameters(const ModelConfig& config) {
   const int64_t hidden = config.hidden_size;
-  const int64_t projections = hidden * config.qkv_size() + hidden * config.attention_size();
-  return projections + (config.qk_layernorm ? 2 * config.kv_channels : 0);
+  int64_t count = hidden * config.qkv_size() + hidden * config.attention_size();
+  if (config.add_qkv_bias) count += config.qkv_size();
+  if (config.add_bias_linear) count += hidden;
+  if (config.qk_layernorm) {
+    const bool whole = config.qk_norm_scope == QkNormScope::projection;
+    count += config.kv_channels *
+             (whole ? int64_t{config.num_attention_heads} + config.num_query_groups : 2);
+  }
+  return count;
+}
+
+// One MLP `width` wide, or one expert.
+int64_t mlp_parameters(const ModelConfig& config, int64_t width, bool biased) {
+  const int64_t hidden = config.hidden_size;
+  const int64_t rows = config.mlp_rows(width);
+  return hidden * (rows + width) + (biased ? rows + hidden : 0);
+}
+
+int64_t norm_parameters(const ModelConfig& config) {
+  const int64_t hidden = config.hidden_size;
+  return config.normalization == Normalization::layer_norm ? 2 * hidden : hidden;
 }
 
 // `experts`: how many experts of a MoE layer to count.
 int64_t layer_parameters(const ModelConfig& config, int32_t layer, int64_t experts) {
   const int64_t hidden = config.hidden_size;
-  int64_t count = attention_parameters(config) + 2 * hidden;
-  if (config.is_moe_layer(layer)) {
-    count += hidden * config.num_experts + experts * 3 * hidden * config.moe_ffn_hidden_size;
-  } else {
-    count += 3 * hidden * config.ffn_hidden_size;
+  const bool biased = config.add_bias_linear;
+  int64_t count = attention_parameters(config) + 2 * norm_parameters(config);
+  if (!config.is_moe_layer(layer)) {
+    return count + mlp_parameters(config, config.ffn_hidden_size, biased);
+  }
+  count += (hidden + (biased ? 1 : 0)) * config.num_experts;
+  count += experts * mlp_parameters(config, config.moe_ffn_hidden_size, biased);
+  if (config.has_shared_expert()) {
+    count += mlp_parameters(config, config.moe_shared_expert_intermediate_size, /*biased=*/false);
+    if (config.moe_shared_expert_gate) count += hidden;
   }
   return count;
 }
 
 int64_t count_parameters(const ModelConfig& config, int64_t experts) {
   const int64_t embedding = static_cast<int64_t>(config.vocab_size) * config.hidden_size;
-  int64_t count = embedding * (config.tie_embeddings ? 1 : 2) + config.hidden_size;
+  int64_t count = embedding * (config.tie_embeddings ? 1 : 2) + norm_parameters(config);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     count += layer_parameters(config, layer, experts);
   }
   return count;
 }
 
+[[noreturn]] void refuse(const std::string& problem) {
+  throw_bad_request("Model configuration: " + problem);
+}
+
+void require_not_negative(double value, const char* field) {
+  if (!(value >= 0) || !std::isfinite(value)) {
+    refuse(fmt::format("{} must not be negative, it is {}.", field, value));
+  }
+}
+
+void require_probability(double value, const char* field) {
+  if (!(value >= 0 && value < 1)) {
+    refuse(fmt::format("{} must be at least 0 and below 1, it is {}.", field, value));
+  }
+}
+
+void validate_router(const ModelConfig& config) {
+  const bool softmax = config.moe_router_score_function == ScoreFunction::softmax;
+  const bool weights_are_logits_free = softmax && !config.moe_router_pre_softmax;
+  if (config.moe_router_topk == 1 && weights_are_logits_free && !config.moe_router_sinkhorn) {
+    refuse(
+        "top-1 routing with softmax needs moe_router_pre_softmax, or every router weight would be "
+        "1 and the router could not learn.");
+  }
+  if (!(config.moe_router_topk_scaling_factor > 0) ||
+      !std::isfinite(config.moe_router_topk_scaling_factor)) {
+    refuse(fmt::format("moe_router_topk_scaling_factor must be positive, it is {}.",
+                       config.moe_router_topk_scaling_factor));
+  }
+  const int32_t groups = config.moe_router_num_groups;
+  const int32_t group_topk = config.moe_router_group_topk;
+  if (groups < 0 || group_topk < 0 || (groups == 0) != (group_topk == 0)) {
+    refuse("moe_router_num_groups and moe_router_group_topk go together, both positive.");
+  }
+  if (groups > 0) {
+    if (config.num_experts % groups != 0) {
+      refuse(fmt::format("num_experts ({}) must be a multiple of moe_router_num_groups ({}).",
+                         config.num_experts, groups));
+    }
+    if (group_topk > groups) {
+      refuse(fmt::format("moe_router_group_topk ({}) is larger than moe_router_num_groups ({}).",
+                         group_topk, groups));
+    }
+    const int64_t reachable = int64_t{group_topk} * (config.num_experts / groups);
+    if (config.moe_router_topk > reachable || config.moe_router_topk < group_topk) {
+      refuse(fmt::format(
+          "moe_router_topk ({}) must be at least moe_router_group_topk ({}) and at most the {} "
+          "experts of that many groups.",
+          config.moe_router_topk, group_topk, reachable));
+    }
+  }
+  if (config.moe_router_enable_expert_bias && softmax) {
+    refuse("moe_router_enable_expert_bias needs the score function sigmoid or sqrtsoftplus.");
+  }
+  if (config.moe_router_sinkhorn) {
+    if (!softmax || groups > 0 || config.moe_router_enable_expert_bias) {
+      refuse("sinkhorn routing has no groups, no expert bias and no other score function.");
+    }
+    if (config.moe_aux_loss_coeff > 0 || config.moe_seq_aux_loss_coeff > 0 ||
+        config.moe_global_aux_loss_coeff > 0) {
+      refuse("sinkhorn routing balances by itself; auxiliary losses must be 0 with it.");
+    }
+    if (config.moe_expert_capacity_factor > 0) {
+      refuse("sinkhorn routing does not go together with moe_expert_capacity_factor.");
+    }
+  }
+  require_not_negative(config.moe_router_bias_update_rate, "moe_router_bias_update_rate");
+  require_not_negative(config.moe_aux_loss_coeff, "moe_aux_loss_coeff");
+  require_not_negative(config.moe_seq_aux_loss_coeff, "moe_seq_aux_loss_coeff");
+  require_not_negative(config.moe_global_aux_loss_coeff, "moe_global_aux_loss_coeff");
+  require_not_negative(config.moe_z_loss_coeff, "moe_z_loss_coeff");
+  require_not_negative(config.moe_expert_capacity_factor, "moe_expert_capacity_factor");
+  require_probability(config.moe_input_jitter_eps, "moe_input_jitter_eps");
+  if (config.moe_pad_expert_input_to_capacity && config.moe_expert_capacity_factor == 0) {
+    refuse("moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor.");
+  }
+  if (config.moe_expert_row_multiple < 1 || config.moe_expert_row_multiple > 4096) {
+    refuse(fmt::format("moe_expert_row_multiple must be between 1 and 4096, it is {}.",
+                       config.moe_expert_row_multiple));
+  }
+  if (config.moe_expert_row_multiple > 1 && config.moe_pad_expert_input_to_capacity) {
+    refuse("rows are padded either to the capacity or to a multiple, not both.");
+  }
+}
+
 }  // namespace
+
+std::string_view name_of(Normalization normalization) {
+  switch (normalization) {
+    case Normalization::rms_norm:
+      return "RMSNorm";
+    case Normalization::layer_norm:
+      return "LayerNorm";
+  }
+  return "?";
+}
 
 int32_t ModelConfig::moe_layer_count() const {
   if (num_experts == 0) return 0;
@@ -92,14 +211,6 @@ void ModelConfig::validate() const {
         "kv_channels ({}) make a projection of {} rows, more than the largest possible {}.",
         num_attention_heads, num_query_groups, kv_channels, projection, kLargestExtent));
   }
-  const auto require_not_negative = [](double value, const char* field) {
-    if (!(value >= 0) || !std::isfinite(value)) {
-      throw_bad_request(
-          fmt::format("Model configuration: {} must not be negative, it is {}.", field, value));
-    }
-  };
-  require_not_negative(moe_aux_loss_coeff, "moe_aux_loss_coeff");
-  require_not_negative(moe_z_loss_coeff, "moe_z_loss_coeff");
   require_not_negative(init_method_std, "init_method_std");
   if (!(norm_epsilon > 0) || !(rotary_base > 1)) {
     throw_bad_request(
@@ -107,6 +218,10 @@ void ModelConfig::validate() const {
   }
   if (sliding_window < 0) {
     throw_bad_request("Model configuration: sliding_window must not be negative.");
+  }
+  if (num_experts < 0) {
+    throw_bad_request(fmt::format(
+        "Model configuration: num_experts must not be negative, it is {}.", num_experts));
   }
   if (num_experts > 0) {
     require_sensible(num_experts, "num_experts");
@@ -117,12 +232,19 @@ void ModelConfig::validate() const {
           fmt::format("Model configuration: moe_router_topk ({}) is larger than num_experts ({}).",
                       moe_router_topk, num_experts));
     }
-    if (moe_router_topk == 1 && !moe_router_pre_softmax) {
-      throw_bad_request(
-          "Model configuration: top-1 routing needs moe_router_pre_softmax, or every router weight "
-          "would be 1 and the router could not learn.");
+    if (moe_shared_expert_intermediate_size != 0) {
+      require_sensible(moe_shared_expert_intermediate_size, "moe_shared_expert_intermediate_size");
+    } else if (moe_shared_expert_gate) {
+      refuse("moe_shared_expert_gate needs moe_shared_expert_intermediate_size.");
     }
+    validate_router(*this);
     TROUPE_CHECK(moe_layers.size() == static_cast<size_t>(num_layers), "moe_layers by layer");
+  }
+  require_probability(hidden_dropout, "hidden_dropout");
+  require_probability(attention_dropout, "attention_dropout");
+  require_not_negative(activation_clamp, "activation_clamp");
+  if (!gated_linear_unit && (activation_clamp != 0 || glu_linear_offset != 0)) {
+    refuse("activation_clamp and glu_linear_offset belong to gated linear units.");
   }
   if (moe_layer_count() < num_layers) require_sensible(ffn_hidden_size, "ffn_hidden_size");
 }
@@ -138,11 +260,13 @@ int64_t ModelConfig::active_parameter_count() const {
 double ModelConfig::training_flops_per_sequence(int64_t sequence) const {
   const auto tokens = static_cast<double>(sequence);
   const double hidden = hidden_size;
+  const auto mlp = [&](double width) { return hidden * width * (gated_linear_unit ? 3.0 : 2.0); };
   double per_token = hidden * vocab_size;
   for (int32_t layer = 0; layer < num_layers; ++layer) {
     per_token += hidden * (qkv_size() + attention_size());
-    per_token += is_moe_layer(layer) ? 3.0 * hidden * moe_ffn_hidden_size * moe_router_topk
-                                     : 3.0 * hidden * ffn_hidden_size;
+    per_token += is_moe_layer(layer) ? mlp(moe_ffn_hidden_size) * moe_router_topk +
+                                           mlp(moe_shared_expert_intermediate_size)
+                                     : mlp(ffn_hidden_size);
   }
   const double attention =
       tokens * tokens * num_layers * attention_size();  // causal half, two products

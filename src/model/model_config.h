@@ -5,9 +5,20 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "ops/activation/activation.h"
+#include "ops/expert_capacity/expert_capacity.h"
+#include "ops/qk_norm/qk_norm.h"
+#include "ops/router_topk/router_topk.h"
+
 namespace troupe {
+
+enum class Normalization : uint8_t { rms_norm, layer_norm };
+
+// "RMSNorm", ...; "?" for what is no enumerator.
+std::string_view name_of(Normalization normalization);
 
 struct ModelConfig {
   int32_t vocab_size = 0;
@@ -17,23 +28,59 @@ struct ModelConfig {
   int32_t num_attention_heads = 0;
   int32_t num_query_groups = 0;  // key-value heads
   int32_t kv_channels = 0;       // size of one head
-  bool qk_layernorm = false;     // RMS norm of each query and key head, before RoPE
-  int32_t sliding_window = 0;    // keys visible to a query, itself included; 0: all before it
+  bool qk_layernorm = false;     // RMS norm of queries and keys, before RoPE
+  QkNormScope qk_norm_scope = QkNormScope::head;
+  bool add_qkv_bias = false;   // of the query, key and value projections
+  int32_t sliding_window = 0;  // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000.0;
   int32_t max_position_embeddings = 0;
 
-  int32_t ffn_hidden_size = 0;  // of dense layers; 0 when there are none
+  Normalization normalization = Normalization::rms_norm;
+  bool zero_centered_gamma = false;  // norms multiply by 1 + gamma
   double norm_epsilon = 1e-5;
-  bool tie_embeddings = false;  // the head uses the embedding's weights
+
+  int32_t ffn_hidden_size = 0;  // of dense layers; 0 when there are none
+  ActivationFunction activation = ActivationFunction::silu;
+  bool gated_linear_unit = true;   // activation(gate) * linear, with twice the rows in the product
+  double activation_clamp = 0.0;   // 0: none
+  double glu_linear_offset = 0.0;  // added to the linear half
+  bool add_bias_linear = false;    // of all other projections: attention output, MLPs, experts
+  bool tie_embeddings = false;     // the head uses the embedding's weights
+  double hidden_dropout = 0.0;     // of the embedding and of each branch, in training
+  double attention_dropout = 0.0;  // of attention probabilities, in training
 
   int32_t num_experts = 0;  // 0: a dense model
   int32_t moe_router_topk = 0;
-  int32_t moe_ffn_hidden_size = 0;      // of one expert
-  bool moe_router_pre_softmax = false;  // softmax over all experts before top-k, not renormalised
-  std::vector<bool> moe_layers;         // by layer: has experts
+  int32_t moe_ffn_hidden_size = 0;                  // of one expert
+  std::vector<bool> moe_layers;                     // by layer: has experts
+  int32_t moe_shared_expert_intermediate_size = 0;  // 0: no shared expert
+  bool moe_shared_expert_gate = false;              // its output times sigmoid(x w)
 
+  // How the router chooses (docs/routing.md).
+  ScoreFunction moe_router_score_function = ScoreFunction::softmax;
+  bool moe_router_pre_softmax = false;  // softmax over all experts before top-k, not renormalised
+  double moe_router_topk_scaling_factor = 1.0;
+  int32_t moe_router_num_groups = 0;  // 0: experts are not grouped
+  int32_t moe_router_group_topk = 0;
+  bool moe_router_sinkhorn = false;
+  bool moe_router_enable_expert_bias = false;
+  double moe_router_bias_update_rate = 1e-3;
+  bool moe_router_fp64 = false;  // logits in fp64, also where the model computes in less
+  double moe_input_jitter_eps = 0.0;
+  bool moe_router_force_load_balancing = false;  // random logits: for measurements only
+
+  // What is minimised beside the loss; 0: not used.
   double moe_aux_loss_coeff = 0.0;
+  double moe_seq_aux_loss_coeff = 0.0;
+  double moe_global_aux_loss_coeff = 0.0;
   double moe_z_loss_coeff = 0.0;
+
+  // How many rows an expert gets.
+  double moe_expert_capacity_factor = 0.0;  // 0: dropless
+  DropPolicy moe_token_drop_policy = DropPolicy::probs;
+  bool moe_pad_expert_input_to_capacity = false;
+  int32_t moe_expert_row_multiple = 1;  // each expert's rows are filled up to a multiple of it
+
   double init_method_std = 0.02;
 
   std::string hf_architecture;  // "MixtralForCausalLM": how the weights are named outside
@@ -42,6 +89,9 @@ struct ModelConfig {
     return num_experts > 0 && moe_layers[static_cast<size_t>(layer)];
   }
   int32_t moe_layer_count() const;
+  // Rows of the first product of an MLP `width` wide.
+  int64_t mlp_rows(int64_t width) const { return gated_linear_unit ? 2 * width : width; }
+  bool has_shared_expert() const { return moe_shared_expert_intermediate_size > 0; }
   int32_t qkv_size() const { return (num_attention_heads + 2 * num_query_groups) * kv_channels; }
   int32_t attention_size() const { return num_attention_heads * kv_channels; }
 

@@ -12,8 +12,33 @@ class Declaration {
  public:
   Declaration(DType dtype, bool trained) : dtype_(dtype), trained_(trained) {}
 
-  void norm(ParameterKind kind, int32_t layer, const std::string& name, int64_t size) {
-    add(kind, layer, name, {size}, /*init_std=*/0, /*decay=*/false);
+  // A norm's gain, and its bias where the norm has one.
+  void norm(ParameterKind kind, ParameterKind bias, int32_t layer, const std::string& name,
+            int64_t size, const ModelConfig& config) {
+    gain(kind, layer, name, size, config);
+    if (config.normalization == Normalization::layer_norm) {
+      constant(bias, layer, name + "_bias", {size}, 0);
+    }
+  }
+
+  void gain(ParameterKind kind, int32_t layer, const std::string& name, int64_t size,
+            const ModelConfig& config) {
+    constant(kind, layer, name, {size}, config.zero_centered_gamma ? 0 : 1);
+  }
+
+  // One that starts the same everywhere and does not decay: norms and biases.
+  void constant(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
+                double value) {
+    add(kind, layer, name, shape, /*init_std=*/0, /*decay=*/false);
+    parameters_.back().init_constant = value;
+  }
+
+  StateId router_state(const std::string& name, const Shape& shape) {
+    return table_->add({.name = name,
+                        .dtype = DType::f32,
+                        .shape = shape,
+                        .role = Role::router_state,
+                        .gradient = {}});
   }
 
   void add(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
@@ -41,7 +66,9 @@ class Declaration {
     parameters_.push_back(parameter);
   }
 
-  ModelState finish() { return {std::move(table_), std::move(parameters_)}; }
+  ModelState finish(std::vector<StateId> expert_biases) {
+    return {std::move(table_), std::move(parameters_), std::move(expert_biases)};
+  }
 
  private:
   DType dtype_;
@@ -68,41 +95,78 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
   const double output_std = std / std::sqrt(2.0 * config.num_layers);
 
   Declaration declare(dtype, trained);
+  std::vector<StateId> expert_biases(static_cast<size_t>(config.num_layers));
   declare.add(ParameterKind::embedding, -1, "embedding", {config.vocab_size, hidden}, std);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string prefix = "layers." + std::to_string(layer) + ".";
-    declare.norm(ParameterKind::input_norm, layer, prefix + "input_norm", hidden);
-    declare.add(ParameterKind::w_qkv, layer, prefix + "w_qkv", {config.qkv_size(), hidden}, std);
+    const auto weight = [&](ParameterKind kind, const char* name, const Shape& shape,
+                            double init_std) {
+      declare.add(kind, layer, prefix + name, shape, init_std);
+    };
+    const auto bias = [&](bool wanted, ParameterKind kind, const char* name, const Shape& shape) {
+      if (wanted) declare.constant(kind, layer, prefix + name, shape, 0);
+    };
+
+    declare.norm(ParameterKind::input_norm, ParameterKind::input_norm_bias, layer,
+                 prefix + "input_norm", hidden, config);
+    weight(ParameterKind::w_qkv, "w_qkv", {config.qkv_size(), hidden}, std);
+    bias(config.add_qkv_bias, ParameterKind::b_qkv, "b_qkv", {config.qkv_size()});
     if (config.qk_layernorm) {
-      declare.norm(ParameterKind::q_norm, layer, prefix + "q_norm", config.kv_channels);
-      declare.norm(ParameterKind::k_norm, layer, prefix + "k_norm", config.kv_channels);
+      const bool whole = config.qk_norm_scope == QkNormScope::projection;
+      const int64_t head = config.kv_channels;
+      declare.gain(ParameterKind::q_norm, layer, prefix + "q_norm",
+                   whole ? config.num_attention_heads * head : head, config);
+      declare.gain(ParameterKind::k_norm, layer, prefix + "k_norm",
+                   whole ? config.num_query_groups * head : head, config);
     }
-    declare.add(ParameterKind::w_attention_out, layer, prefix + "w_attention_out",
-                {hidden, config.attention_size()}, output_std);
-    declare.norm(ParameterKind::post_attention_norm, layer, prefix + "post_attention_norm", hidden);
+    weight(ParameterKind::w_attention_out, "w_attention_out", {hidden, config.attention_size()},
+           output_std);
+    bias(config.add_bias_linear, ParameterKind::b_attention_out, "b_attention_out", {hidden});
+    declare.norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias, layer,
+                 prefix + "post_attention_norm", hidden, config);
+
     if (config.is_moe_layer(layer)) {
       const int64_t experts = config.num_experts;
       const int64_t ffn = config.moe_ffn_hidden_size;
-      declare.add(ParameterKind::w_router, layer, prefix + "w_router", {experts, hidden}, std);
-      declare.add(ParameterKind::w_gate_up, layer, prefix + "w_gate_up", {experts, 2 * ffn, hidden},
-                  std);
-      declare.add(ParameterKind::w_down, layer, prefix + "w_down", {experts, hidden, ffn},
-                  output_std);
+      const int64_t rows = config.mlp_rows(ffn);
+      weight(ParameterKind::w_router, "w_router", {experts, hidden}, std);
+      bias(config.add_bias_linear, ParameterKind::b_router, "b_router", {experts});
+      weight(ParameterKind::w_gate_up, "w_gate_up", {experts, rows, hidden}, std);
+      bias(config.add_bias_linear, ParameterKind::b_gate_up, "b_gate_up", {experts, rows});
+      weight(ParameterKind::w_down, "w_down", {experts, hidden, ffn}, output_std);
+      bias(config.add_bias_linear, ParameterKind::b_down, "b_down", {experts, hidden});
+      if (config.has_shared_expert()) {
+        const int64_t width = config.moe_shared_expert_intermediate_size;
+        weight(ParameterKind::w_shared_gate_up, "w_shared_gate_up",
+               {config.mlp_rows(width), hidden}, std);
+        weight(ParameterKind::w_shared_down, "w_shared_down", {hidden, width}, output_std);
+        if (config.moe_shared_expert_gate) {
+          weight(ParameterKind::w_shared_gate, "w_shared_gate", {1, hidden}, std);
+        }
+      }
+      if (config.moe_router_enable_expert_bias) {
+        expert_biases[static_cast<size_t>(layer)] =
+            declare.router_state(prefix + "expert_bias", {experts});
+      }
     } else {
       const int64_t ffn = config.ffn_hidden_size;
-      declare.add(ParameterKind::w_gate_up, layer, prefix + "w_gate_up", {2 * ffn, hidden}, std);
-      declare.add(ParameterKind::w_down, layer, prefix + "w_down", {hidden, ffn}, output_std);
+      const int64_t rows = config.mlp_rows(ffn);
+      weight(ParameterKind::w_gate_up, "w_gate_up", {rows, hidden}, std);
+      bias(config.add_bias_linear, ParameterKind::b_gate_up, "b_gate_up", {rows});
+      weight(ParameterKind::w_down, "w_down", {hidden, ffn}, output_std);
+      bias(config.add_bias_linear, ParameterKind::b_down, "b_down", {hidden});
     }
   }
-  declare.norm(ParameterKind::final_norm, -1, "final_norm", hidden);
+  declare.norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "final_norm", hidden,
+               config);
   if (!config.tie_embeddings) {
     declare.add(ParameterKind::head, -1, "head", {config.vocab_size, hidden}, std);
   }
-  return declare.finish();
+  return declare.finish(std::move(expert_biases));
 }
 
 double initial_value(const Parameter& parameter, uint64_t seed, int64_t element) {
-  if (parameter.init_std == 0) return 1.0;
+  if (parameter.init_std == 0) return parameter.init_constant;
   return parameter.init_std * random_normal(seed, RandomStream::parameter, parameter.number,
                                             static_cast<uint64_t>(element));
 }

@@ -17,18 +17,30 @@
 namespace troupe {
 
 enum class ParameterKind : uint8_t {
-  embedding,            // [vocab, hidden]
-  input_norm,           // [hidden]
-  w_qkv,                // [(heads + 2 groups) d, hidden]: query heads, key heads, value heads
-  q_norm,               // [d]
-  k_norm,               // [d]
-  w_attention_out,      // [hidden, heads d]
-  post_attention_norm,  // [hidden]
-  w_router,             // [experts, hidden]
-  w_gate_up,   // dense: [2 ffn, hidden]; experts: [experts, 2 ffn, hidden]; gate rows first
-  w_down,      // dense: [hidden, ffn];   experts: [experts, hidden, ffn]
-  final_norm,  // [hidden]
-  head,        // [vocab, hidden]
+  embedding,                 // [vocab, hidden]
+  input_norm,                // [hidden]
+  input_norm_bias,           // [hidden], with LayerNorm
+  w_qkv,                     // [(heads + 2 groups) d, hidden]: query heads, key heads, value heads
+  b_qkv,                     // [(heads + 2 groups) d]
+  q_norm,                    // [d]; over the whole projection: [heads d]
+  k_norm,                    // [d]; over the whole projection: [groups d]
+  w_attention_out,           // [hidden, heads d]
+  b_attention_out,           // [hidden]
+  post_attention_norm,       // [hidden]
+  post_attention_norm_bias,  // [hidden], with LayerNorm
+  w_router,                  // [experts, hidden]
+  b_router,                  // [experts]
+  // The first product: gate rows before linear rows; `rows` is mlp_rows(width).
+  w_gate_up,         // dense: [rows, hidden]; experts: [experts, rows, hidden]
+  b_gate_up,         // dense: [rows]; experts: [experts, rows]
+  w_down,            // dense: [hidden, ffn]; experts: [experts, hidden, ffn]
+  b_down,            // dense: [hidden]; experts: [experts, hidden]
+  w_shared_gate_up,  // [rows, hidden]
+  w_shared_down,     // [hidden, width]
+  w_shared_gate,     // [1, hidden]
+  final_norm,        // [hidden]
+  final_norm_bias,   // [hidden], with LayerNorm
+  head,              // [vocab, hidden]
 };
 
 struct Parameter {
@@ -40,20 +52,23 @@ struct Parameter {
   StateId exp_avg;   // AdamW moments, likewise
   StateId exp_avg_sq;
   StateId master;       // fp32 master weights; only when `value` is bf16
-  double init_std = 0;  // normal initial weights; 0: ones (norms)
-  bool decay = true;    // weight decay applies (not to norms and biases)
+  double init_std = 0;  // normal initial weights; 0: all elements start as init_constant
+  double init_constant = 0;
+  bool decay = true;  // weight decay applies (not to norms and biases)
 };
 
 struct ModelState {
   std::shared_ptr<const StateTable> table;
-  std::vector<Parameter> parameters;  // by number
+  std::vector<Parameter> parameters;   // by number
+  std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none
 
   // Invalid when the model has no such parameter.
   StateId find(ParameterKind kind, int32_t layer = -1) const;
 };
 
 // Declares the state of the whole model. `dtype` is that of the weights; gradients, moments and
-// master weights have its accumulation type. `trained` adds gradients and optimizer state.
+// master weights have its accumulation type. `trained` adds gradients and optimizer state. Expert
+// biases are router state, fp32 in every model: the step moves them, the optimizer does not.
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained);
 
 // The initial value of one element: a pure function of its arguments.

@@ -2,6 +2,7 @@
 
 #include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
+#include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "passes/autodiff.h"
@@ -21,20 +22,19 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
     LayerMetrics metrics;
     metrics.layer = layer;
     metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
-    if (training && config.moe_aux_loss_coeff > 0) {
-      metrics.load_balancing_loss = builder.metric("load_balancing_loss", DType::f64, {1});
+    metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
+    for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
+      if (!training || coefficient_of(kind, config) == 0) continue;
+      metrics.losses.push_back({kind, builder.metric(std::string(name_of(kind)), DType::f64, {1})});
     }
-    if (training && config.moe_z_loss_coeff > 0) {
-      metrics.z_loss = builder.metric("z_loss", DType::f64, {1});
-    }
-    layers.push_back(metrics);
+    layers.push_back(std::move(metrics));
   }
   return layers;
 }
 
 // Adds what one micro-batch measured to the step's metrics.
-void accumulate_metrics(Builder& builder, const ForwardResult& forward, ValueId loss,
-                        const std::vector<LayerMetrics>& layers, int32_t micro_batch,
+void accumulate_metrics(Builder& builder, const ModelConfig& config, const ForwardResult& forward,
+                        ValueId loss, const std::vector<LayerMetrics>& layers, int32_t micro_batch,
                         int32_t micro_batches) {
   const bool first = micro_batch == 0;
   const double share = 1.0 / micro_batches;
@@ -42,22 +42,49 @@ void accumulate_metrics(Builder& builder, const ForwardResult& forward, ValueId 
   const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {
     builder.place.layer = static_cast<int16_t>(metrics.layer);
-    for (const auto& load : forward.expert_loads) {
-      if (load.layer == metrics.layer) accumulate(builder, metrics.counts, load.counts, 1.0, first);
+    for (const auto& router : forward.routers) {
+      if (router.layer != metrics.layer) continue;
+      accumulate(builder, metrics.counts, router.counts, 1.0, first);
+      accumulate(builder, metrics.entropy, router.entropy, share, first);
     }
     for (const auto& auxiliary : forward.auxiliary_losses) {
       if (auxiliary.layer != metrics.layer) continue;
-      const ValueId target = auxiliary.kind == ForwardResult::AuxiliaryLoss::Kind::z_loss
-                                 ? metrics.z_loss
-                                 : metrics.load_balancing_loss;
-      accumulate(builder, target, auxiliary.value, share / auxiliary.coefficient, first);
+      for (const LayerMetrics::Loss& target : metrics.losses) {
+        if (target.kind != auxiliary.kind) continue;
+        accumulate(builder, target.value, auxiliary.value,
+                   share / coefficient_of(auxiliary.kind, config), first);
+      }
     }
   }
   builder.place = caller_place;
 }
 
-void build_update(Builder& builder, const ModelState& state, const TrainingStepOptions& options,
-                  TrainingStep& step) {
+// The experts that one micro-batch must use, as inputs, by layer. Empty when it chooses by itself.
+std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config, int64_t tokens,
+                                        RoutingTrace trace) {
+  if (trace != RoutingTrace::replayed) return {};
+  std::vector<ValueId> selections(static_cast<size_t>(config.num_layers));
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (!config.is_moe_layer(layer)) continue;
+    selections[static_cast<size_t>(layer)] =
+        builder.input("selected", DType::i32, {tokens, config.moe_router_topk});
+  }
+  return selections;
+}
+
+// What one micro-batch chose, as results of the program, by layer.
+std::vector<ValueId> record_selections(Program& program, const ModelConfig& config,
+                                       const ForwardResult& forward) {
+  std::vector<ValueId> selections(static_cast<size_t>(config.num_layers));
+  for (const auto& router : forward.routers) {
+    program.add_result(router.selected);
+    selections[static_cast<size_t>(router.layer)] = router.selected;
+  }
+  return selections;
+}
+
+void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
+                  const TrainingStepOptions& options, TrainingStep& step) {
   builder.place = Place{.phase = Phase::optimizer};
   std::vector<ValueId> gradients;
   for (const Parameter& parameter : state.parameters) {
@@ -88,10 +115,18 @@ void build_update(Builder& builder, const ModelState& state, const TrainingStepO
            .decay = parameter.decay},
           (*state.table)[parameter.value].name);
   }
+  for (const LayerMetrics& metrics : step.layers) {
+    const StateId expert_bias = state.expert_biases[static_cast<size_t>(metrics.layer)];
+    if (!expert_bias.valid()) continue;
+    builder.place.layer = static_cast<int16_t>(metrics.layer);
+    expert_bias_update(builder, builder.state(expert_bias), metrics.counts, clip.skip,
+                       {.rate = config.moe_router_bias_update_rate});
+  }
 }
 
 InferenceStep build_inference(const ModelConfig& config, const ModelState& state, int32_t batch,
-                              int32_t sequence, bool with_loss, bool keep_logits) {
+                              int32_t sequence, bool with_loss, bool keep_logits,
+                              RoutingTrace trace) {
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
@@ -100,13 +135,18 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
   const ValueId rope = build_rope_table(builder, config, sequence, wide);
+  step.selected =
+      declare_selections(builder, config, static_cast<int64_t>(batch) * sequence, trace);
   const ForwardResult forward =
-      build_forward(builder, config, state, rope, step.batch, /*training=*/false);
+      build_forward(builder, config, state, rope, step.batch, {.selected = step.selected});
+  if (trace == RoutingTrace::recorded) {
+    step.selected = record_selections(*step.program, config, forward);
+  }
   if (keep_logits) {
     step.logits = forward.logits;
     step.program->add_result(forward.logits);
   }
-  if (with_loss) accumulate_metrics(builder, forward, step.loss, step.layers, 0, 1);
+  if (with_loss) accumulate_metrics(builder, config, forward, step.loss, step.layers, 0, 1);
   return step;
 }
 
@@ -122,6 +162,9 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   step.learning_rate = builder.input("learning_rate", DType::f64, {1});
   step.weight_decay = builder.input("weight_decay", DType::f64, {1});
   step.update_number = builder.input("update_number", DType::i64, {1});
+  if (draws_random_numbers(config)) {
+    step.step_number = builder.input("step_number", DType::i64, {1});
+  }
   step.loss = builder.metric("loss", DType::f64, {1});
   step.layers = declare_layer_metrics(builder, config, /*training=*/true);
 
@@ -130,15 +173,29 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   const ValueId share = fill(builder, 1.0 / options.micro_batches, wide, {1}, "d_loss");
 
   MainGradients main_gradients(*state.table);
+  std::vector<ValueId> running_counts(static_cast<size_t>(config.num_layers));
   for (int32_t micro_batch = 0; micro_batch < options.micro_batches; ++micro_batch) {
     builder.place = Place{.micro_batch = micro_batch};
     step.micro_batches.push_back(declare_batch(builder, options.micro_batch_size, options.sequence,
                                                /*with_labels=*/true, wide));
+    std::vector<ValueId> selected =
+        declare_selections(builder, config, int64_t{options.micro_batch_size} * options.sequence,
+                           options.routing_trace);
     const int32_t first = step.program->op_count();
     const ForwardResult forward =
-        build_forward(builder, config, state, rope, step.micro_batches.back(), /*training=*/true);
+        build_forward(builder, config, state, rope, step.micro_batches.back(),
+                      {.training = true,
+                       .micro_batch = micro_batch,
+                       .seed = options.seed,
+                       .step = step.step_number,
+                       .selected = selected,
+                       .running_counts = &running_counts});
+    if (options.routing_trace == RoutingTrace::recorded) {
+      selected = record_selections(*step.program, config, forward);
+    }
+    step.selected.push_back(std::move(selected));
     const int32_t last = step.program->op_count();
-    accumulate_metrics(builder, forward, step.loss, step.layers, micro_batch,
+    accumulate_metrics(builder, config, forward, step.loss, step.layers, micro_batch,
                        options.micro_batches);
 
     std::vector<GradientSeed> seeds = {{forward.loss, share}};
@@ -150,18 +207,19 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     TROUPE_CHECK(main_gradients.written[static_cast<size_t>(parameter.gradient.index)],
                  "no gradient reaches " + (*state.table)[parameter.value].name);
   }
-  build_update(builder, state, options, step);
+  build_update(builder, config, state, options, step);
   return step;
 }
 
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
                                     int32_t batch, int32_t sequence) {
-  return build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false);
+  return build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
+                         RoutingTrace::none);
 }
 
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
-                                int32_t sequence, bool with_loss) {
-  return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true);
+                                int32_t sequence, bool with_loss, RoutingTrace trace) {
+  return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true, trace);
 }
 
 }  // namespace troupe

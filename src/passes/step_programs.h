@@ -14,6 +14,10 @@
 
 namespace troupe {
 
+// Whether the experts that tokens choose leave the program as results, or come in as inputs: router
+// replay. What one program chose, another can be made to use.
+enum class RoutingTrace : uint8_t { none, recorded, replayed };
+
 struct TrainingStepOptions {
   int32_t micro_batch_size = 1;
   int32_t micro_batches = 1;
@@ -22,15 +26,20 @@ struct TrainingStepOptions {
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
+  uint64_t seed = 0;  // of dropout, jitter and random routing
+  RoutingTrace routing_trace = RoutingTrace::none;
 };
 
-// Metrics of one MoE layer, averaged (losses, divided by their coefficients) or summed (counts)
-// over the micro-batches of the step.
+// Metrics of one MoE layer over the micro-batches of the step.
 struct LayerMetrics {
   int32_t layer = 0;
-  ValueId counts;               // f64 [experts]
-  ValueId load_balancing_loss;  // f64 [1]; invalid when the loss is not used
-  ValueId z_loss;               // f64 [1]; likewise
+  ValueId counts;   // f64 [experts], sum: rows that each expert received
+  ValueId entropy;  // f64 [1], mean: entropy of softmax(router logits), nats
+  struct Loss {
+    AuxiliaryLossKind kind;
+    ValueId value;  // f64 [1], mean, divided by the coefficient
+  };
+  std::vector<Loss> losses;  // those that the model uses
 };
 
 struct TrainingStep {
@@ -39,10 +48,14 @@ struct TrainingStep {
   ValueId learning_rate;  // f64 [1], input
   ValueId weight_decay;   // f64 [1], input
   ValueId update_number;  // i64 [1], input: counts updates from 1, for Adam's bias correction
+  ValueId step_number;    // i64 [1], input: keys random numbers; invalid when the step draws none
   ValueId loss;           // f64 [1], metric: mean over micro-batches, nats per token
   ValueId grad_norm;      // f64 [1], metric: before clipping
   ValueId skipped;        // i32 [1], metric: 1 when the norm was not finite and nothing was updated
   std::vector<LayerMetrics> layers;
+  // With a routing trace, by micro-batch and layer: i32 [tokens, top-k]. Invalid where a layer has
+  // no router.
+  std::vector<std::vector<ValueId>> selected;
 };
 
 TrainingStep build_training_step(const ModelConfig& config, const ModelState& state,
@@ -54,6 +67,7 @@ struct InferenceStep {
   ValueId logits;  // result: [batch * sequence, vocab]; invalid in evaluation programs
   ValueId loss;    // f64 [1], metric; invalid without labels
   std::vector<LayerMetrics> layers;
+  std::vector<ValueId> selected;  // with a routing trace, by layer: as in TrainingStep
 };
 
 // Forward pass with loss, without auxiliary losses and without keeping the logits.
@@ -62,6 +76,7 @@ InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState&
 
 // Forward pass to the logits; with_loss adds labels and the loss.
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
-                                int32_t sequence, bool with_loss);
+                                int32_t sequence, bool with_loss,
+                                RoutingTrace trace = RoutingTrace::none);
 
 }  // namespace troupe

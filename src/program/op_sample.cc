@@ -20,7 +20,7 @@ ValueId SampleBuilder::values(const std::string& name, const Shape& shape,
                "sample data of wrong size");
   Value value;
   value.name = name;
-  value.dtype = options.accumulation ? accumulation_dtype(dtype_) : dtype_;
+  value.dtype = options.dtype.value_or(options.accumulation ? accumulation_dtype(dtype_) : dtype_);
   value.shape = shape;
   value.role = Role::input;
   if (options.rows.valid()) value.rows = RowCount{options.rows, options.rows_element};
@@ -34,6 +34,15 @@ ValueId SampleBuilder::integers(const std::string& name, const Shape& shape,
   TROUPE_CHECK(static_cast<int64_t>(values.size()) == shape.elements(),
                "sample data of wrong size");
   const ValueId id = builder_.input(name, DType::i32, shape);
+  inputs_.push_back({id, {values.begin(), values.end()}, false});
+  return id;
+}
+
+ValueId SampleBuilder::integers64(const std::string& name, const Shape& shape,
+                                  const std::vector<int64_t>& values) {
+  TROUPE_CHECK(static_cast<int64_t>(values.size()) == shape.elements(),
+               "sample data of wrong size");
+  const ValueId id = builder_.input(name, DType::i64, shape);
   inputs_.push_back({id, {values.begin(), values.end()}, false});
   return id;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,17 +28,21 @@ class SampleBuilder {
     bool accumulation = false;   // the tensor has the accumulation type of dtype()
     ValueId rows = {};           // i32 counter tensor: dimension 0 is ragged
     int32_t rows_element = 0;
+    std::optional<DType> dtype = {};  // the tensor has this type in every build
   };
   // A tensor of random normal numbers. Rows beyond the live count are poisoned by the harness.
   ValueId tensor(const std::string& name, const Shape& shape, const Options& options);
   ValueId tensor(const std::string& name, const Shape& shape) {
     return tensor(name, shape, Options());
   }
-  // A tensor of the given numbers, in the compute type (or accumulation type, see Options).
+  // A tensor of the given numbers, of the compute type unless the options say otherwise.
   ValueId values(const std::string& name, const Shape& shape, const std::vector<double>& values,
                  const Options& options);
   // An i32 tensor of the given numbers (counters, indices, token ids).
   ValueId integers(const std::string& name, const Shape& shape, const std::vector<int32_t>& values);
+  // An i64 tensor of the given numbers, each under 2^53 (step numbers).
+  ValueId integers64(const std::string& name, const Shape& shape,
+                     const std::vector<int64_t>& values);
 
   // Declares a result of the sample: compared between runs, and for float results the place where a
   // random gradient enters when derivatives are checked.

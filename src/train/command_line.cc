@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/json.h"
 #include "train/config_file.h"
 #include "train/foreign_flags.h"
 #include "train/suggest.h"
@@ -50,10 +51,10 @@ Command find_command(std::string_view name) {
   const std::vector<std::string_view> names = command_names();
   const std::string_view guess = closest(name, names);
   if (!guess.empty()) {
-    throw_bad_request(fmt::format("Unknown command {}. Did you mean {}?", name, guess));
+    throw_bad_request(fmt::format("Unknown command {}. Did you mean {}?", printable(name), guess));
   }
-  throw_bad_request(
-      fmt::format("Unknown command {}. The commands are {}.", name, fmt::join(names, ", ")));
+  throw_bad_request(fmt::format("Unknown command {}. The commands are {}.", printable(name),
+                                fmt::join(names, ", ")));
 }
 
 [[noreturn]] void refuse_unknown(std::string_view argument, Command command) {
@@ -62,10 +63,11 @@ Command find_command(std::string_view name) {
     throw_bad_request(
         fmt::format("Unexpected argument '{0}'. `troupe {1} --help` shows what {1} "
                     "takes.",
-                    argument, command_name));
+                    printable(argument), command_name));
   }
-  const std::string_view flag = name_without_value(argument);
-  const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  const std::string flag = printable(name_without_value(argument));
+  const std::string_view whole = name_without_value(argument);
+  const std::string_view name = whole.substr(std::min(whole.find_first_not_of('-'), whole.size()));
   if (const std::string_view answer = answer_to_foreign_flag(name); !answer.empty()) {
     throw_bad_request(fmt::format("{}: {}", flag, answer));
   }
@@ -95,8 +97,8 @@ Command find_command(std::string_view name) {
 [[noreturn]] void refuse_missing_value(const OptionSpec& spec, std::string_view found) {
   std::string message = fmt::format("{} needs a value", flag_of(spec));
   if (!found.empty()) {
-    message +=
-        fmt::format(", but {} follows (to mean that text: {}={})", found, flag_of(spec), found);
+    message += fmt::format(", but {1} follows (to mean that text: {0}={1})", flag_of(spec),
+                           printable(found));
   }
   throw_bad_request(message + ".");
 }
@@ -122,6 +124,9 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (spec.values > 1) option->expected(1, spec.values);
+    if (is_list(spec)) {
+      option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
+    }
     bound.push_back({&spec, option});
   }
   return bound;
@@ -131,10 +136,7 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
 void refuse_twice(const std::vector<BoundOption>& bound) {
   for (const BoundOption& first : bound) {
     if (first.option->count() == 0) continue;
-    const bool is_list =
-        first.spec->values > 1 ||
-        std::holds_alternative<std::vector<std::string> Options::*>(first.spec->member);
-    if (first.option->count() > 1 && !is_list) {
+    if (first.option->count() > 1 && first.spec->values == 1 && !is_list(*first.spec)) {
       throw_bad_request(fmt::format("{} is given twice.", flag_of(*first.spec)));
     }
     for (const BoundOption& second : bound) {
@@ -145,6 +147,11 @@ void refuse_twice(const std::vector<BoundOption>& bound) {
       }
     }
   }
+}
+
+bool was_given(const std::set<const OptionSpec*>& given, std::string_view name) {
+  return std::any_of(given.begin(), given.end(),
+                     [&](const OptionSpec* spec) { return spec->name == name; });
 }
 
 Options parse_options(Command command, const std::vector<std::string>& arguments,
@@ -175,7 +182,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     for (const BoundOption& entry : bound) {
       if (flag_of(*entry.spec) == arguments.back()) refuse_missing_value(*entry.spec, {});
     }
-    throw_bad_request(fmt::format("{} needs a value.", arguments.back()));
+    throw_bad_request(fmt::format("{} needs a value.", printable(arguments.back())));
   } catch (const CLI::ParseError& error) {
     throw_bad_request(error.what());
   }
@@ -213,7 +220,12 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
   }
   if (!options.config.empty()) read_config_file(options.config, options, given);
   for (const auto& [spec, option] : bound) {
-    if (!given.contains(spec) && requires_option(command, *spec)) {
+    const bool other = was_given(given, spec->instead);
+    if (other && given.contains(spec)) {
+      throw_bad_request(fmt::format("{} and --{} exclude each other; give one of them.",
+                                    flag_of(*spec), spec->instead));
+    }
+    if (!given.contains(spec) && !other && requires_option(command, *spec)) {
       throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }

@@ -35,8 +35,7 @@ constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
 // One value as the command line would have it.
 std::string text_of(const OptionSpec& spec, const toml::node& node) {
   const bool wants_string =
-      std::holds_alternative<std::string Options::*>(spec.member) ||
-      std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
+      std::holds_alternative<std::string Options::*>(spec.member) || is_list(spec);
   if (const auto* text = node.as_string()) {
     if (wants_string && spec.shorthand.empty()) return text->get();
     throw_bad_request(fmt::format("{} takes no text in quotes.", spec.name));
@@ -46,8 +45,8 @@ std::string text_of(const OptionSpec& spec, const toml::node& node) {
   if (const auto* number = node.as_floating_point()) text = fmt::format("{}", number->get());
   if (const auto* flag = node.as_boolean()) text = fmt::format("{}", flag->get());
   if (text.empty()) throw_bad_request(fmt::format("{} takes another kind of value.", spec.name));
-  // Several numbers are one string on the command line, too.
-  if (wants_string && spec.shorthand.empty() && spec.values == 1) {
+  // Several values may be numbers.
+  if (wants_string && spec.shorthand.empty() && spec.values == 1 && !is_list(spec)) {
     throw_bad_request(fmt::format("{} takes text in quotes.", spec.name));
   }
   return text;
@@ -55,8 +54,7 @@ std::string text_of(const OptionSpec& spec, const toml::node& node) {
 
 void set_from_node(Options& options, const OptionSpec& spec, const toml::node& node) {
   const toml::array* array = node.as_array();
-  const bool is_list = std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
-  if (array != nullptr && !is_list && spec.values == 1) {
+  if (array != nullptr && !is_list(spec) && spec.values == 1) {
     throw_bad_request(fmt::format("{} takes one value.", spec.name));
   }
   std::vector<std::string> texts;
@@ -89,6 +87,13 @@ void read_config_file(const std::string& path, Options& options,
     return std::any_of(specs.begin(), specs.end(),
                        [&](const OptionSpec* other) { return other->member == spec.member; });
   };
+  // The command line wins over what it excludes, too.
+  const auto is_replaced = [&](const OptionSpec& spec) {
+    return std::any_of(from_command_line.begin(), from_command_line.end(),
+                       [&](const OptionSpec* other) {
+                         return other->instead == spec.name || other->name == spec.instead;
+                       });
+  };
   for (auto&& [key, node] : table) {
     const std::string name(key.str());
     try {
@@ -102,7 +107,8 @@ void read_config_file(const std::string& path, Options& options,
       }
       from_file.insert(spec);
       Options scratch;
-      const bool counts = takes(options.command, *spec) && !sets_member(from_command_line, *spec);
+      const bool counts = takes(options.command, *spec) && !sets_member(from_command_line, *spec) &&
+                          !is_replaced(*spec);
       set_from_node(counts ? options : scratch, *spec, node);
       if (counts) given.insert(spec);
     } catch (const UserError& error) {

@@ -13,12 +13,8 @@
 namespace troupe {
 namespace {
 
-std::unique_ptr<SampleSource> open_source(const std::shared_ptr<const IndexedDataset>& dataset,
-                                          SequenceRange sequences, SampleOptions options) {
-  options.split = Split::validation;
-  options.sequences = sequences;
-  return std::make_unique<SampleSource>(dataset, options);
-}
+// --split that leaves no sequence to other splits.
+constexpr std::string_view kWholeForValidation = "0,1,0";
 
 // "NAME=PREFIX" or "PREFIX", whose last part is then the name.
 std::pair<std::string, std::string> name_and_prefix(const std::string& text) {
@@ -39,17 +35,19 @@ std::pair<std::string, std::string> name_and_prefix(const std::string& text) {
 
 }  // namespace
 
-std::vector<EvaluationSet> open_evaluation_sets(const Options& options, const SampleOptions& common,
-                                                std::shared_ptr<const IndexedDataset> dataset) {
+std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
+                                                const DataSets* data) {
+  common.split = Split::validation;
+  common.num_samples.reset();
+  common.keep_partial = options.keep_partial_validation_sample;
   std::vector<EvaluationSet> sets;
   if (options.valid_data_path.empty()) {
-    if (dataset == nullptr) {
-      dataset = std::make_shared<const IndexedDataset>(options.data_path);
-      require_vocabulary(*dataset, common.vocab_size, "model");
+    DataSets opened;
+    if (data == nullptr) {
+      opened = open_data_sets(data_path_of(options), common.vocab_size, "model");
+      data = &opened;
     }
-    const auto ranges = split_sequences(options.split, dataset->num_sequences());
-    sets.push_back(
-        {{}, open_source(dataset, ranges[static_cast<size_t>(Split::validation)], common)});
+    sets.push_back({{}, make_source(*data, options.split, common)});
     return sets;
   }
   for (const std::string& text : options.valid_data_path) {
@@ -61,9 +59,9 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, const Sa
                         quote_name(name)));
       }
     }
-    const auto set = std::make_shared<const IndexedDataset>(prefix);
-    require_vocabulary(*set, common.vocab_size, "model");
-    sets.push_back({name, open_source(set, {0, set->num_sequences()}, common)});
+    const DataSets set =
+        open_data_sets({.prefixes = {prefix}, .weights = {}}, common.vocab_size, "model");
+    sets.push_back({name, make_source(set, kWholeForValidation, common)});
   }
   return sets;
 }
@@ -72,7 +70,7 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
                                int threads) {
   int64_t rows = batch;
-  for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->samples_per_epoch());
+  for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
   plan.step =
       build_evaluation_step(config, state, static_cast<int32_t>(rows),
@@ -80,7 +78,7 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
   verify_program(*plan.step.program);
   plan.memory = plan_memory(*plan.step.program, threads);
   for (const EvaluationSet& set : sets) {
-    const int64_t available = set.source->samples_per_epoch();
+    const int64_t available = set.source->num_samples();
     plan.batches.push_back(std::max<int64_t>(1, std::min(samples, available) / rows));
   }
   return plan;

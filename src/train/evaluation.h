@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "data/sampler.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "train/data_sets.h"
 #include "train/options.h"
 
 namespace troupe {
@@ -20,12 +20,12 @@ struct EvaluationSet {
   std::unique_ptr<SampleSource> source;
 };
 
-// The sets that --valid-data-path names, or else the validation share of --data-path: of `dataset`,
-// or opened here when that is null. `common` says what all samples of the run share; its split and
-// sequences are not used. A name given twice, or ids outside of `common`'s vocabulary, are bad
-// requests.
-std::vector<EvaluationSet> open_evaluation_sets(const Options& options, const SampleOptions& common,
-                                                std::shared_ptr<const IndexedDataset> dataset);
+// The sets that --valid-data-path names, each whole, or else the validation share of --data-path:
+// of `data`, or opened here when that is null. `common` says what all samples of the run share; its
+// split is not used, and samples come in an order that does not depend on how many are asked for. A
+// name given twice, or ids outside of `common`'s vocabulary, are bad requests.
+std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
+                                                const DataSets* data);
 
 struct EvaluationResult {
   std::string name;    // of the set
@@ -43,8 +43,8 @@ struct EvaluationPlan {
   uint64_t own_bytes() const { return memory.total_bytes() - memory.state_bytes; }
 };
 
-// `samples` sequences of each set are evaluated, at most one pass over it, all with one program: in
-// batches of at most `batch`, and of no more than the smallest set has. `sets` is not empty, and
+// `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
+// in batches of at most `batch`, and of no more than the smallest set has. `sets` is not empty, and
 // its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
@@ -58,6 +58,9 @@ class Evaluation {
 
   // One result for each set, in their order.
   std::vector<EvaluationResult> run();
+
+  // Of one evaluation on the set at this index.
+  int64_t num_samples(size_t set) const { return plan_.batches[set] * plan_.step.batch.batch; }
 
  private:
   std::span<const EvaluationSet> sets_;

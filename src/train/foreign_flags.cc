@@ -42,6 +42,12 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"moe-grouped-gemm", kKernels},
     {"moe-permute-fusion", kKernels},
     {"moe-router-fusion", kKernels},
+    {"reset-position-ids",
+     "the rotary embedding turns by the place in the sample, whatever the position ids are (in "
+     "Megatron, too), so the flag would change nothing. Leave it out."},
+    {"reset-attention-mask",
+     "attention within single documents is not available in this version: tokens see all that "
+     "stand before them in the sample. Leave it out, or train on samples of one document each."},
     {"use-mcore-models", kLayers},
     {"use-legacy-models", kLayers},
     {"distributed-backend", kProcesses},
@@ -74,7 +80,8 @@ constexpr ForeignFlag kForeignFlags[] = {
      "every layout can load. Leave it out."},
     {"use-checkpoint-args", "give --config DIR/options.toml, which a run writes into its --save."},
     {"num-workers", "samples are read where they are needed, without workers. Leave it out."},
-    {"dataloader-type", "samples are always shuffled by the seed alone (docs/data_format.md)."},
+    {"dataloader-type",
+     "samples are always read in Megatron's shuffled order (docs/data_format.md). Leave it out."},
     {"data-cache-path", "there is no cache: the order of samples is computed. Leave it out."},
     {"no-mmap-bin-files", "data sets are always mapped into memory. Leave it out."},
     {"tensorboard-log-interval", "--log-interval counts for TensorBoard, too."},

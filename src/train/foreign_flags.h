@@ -1,4 +1,5 @@
-// Megatron's flags that have no meaning here, and what to say to somebody who brings one along.
+// Megatron's flags that have no meaning here, or would not do what they say, and what to say to
+// somebody who brings one along.
 // Constant; callable from any thread.
 #pragma once
 

@@ -1,6 +1,7 @@
 #include "train/loaded_model.h"
 
 #include <fmt/format.h>
+#include <vector>
 
 #include "base/error.h"
 #include "io/hf_config.h"
@@ -39,11 +40,33 @@ LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<in
     load_hf_weights(path, model.config, model.state, *model.storage);
     return model;
   }
-  if (const auto checkpoint = find_checkpoint(path, step)) return load_checkpoint(*checkpoint);
+  std::vector<std::string> incomplete;
+  if (const auto checkpoint = find_checkpoint(path, step, &incomplete)) {
+    return load_checkpoint(*checkpoint);
+  }
+  if (!incomplete.empty()) {
+    throw_failed(fmt::format("{}: none of its checkpoints is complete, the last because of: {}",
+                             path, incomplete.back()));
+  }
   throw_bad_request(fmt::format(
       "{}: no model found. Looked for config.json (a Hugging Face model), index.json (a "
       "checkpoint) and checkpoints/ with a complete checkpoint (a training run).",
       path));
+}
+
+TokenizerModel tokenizer_of(const LoadedModel& model, const Options& options) {
+  if (model.from_checkpoint) {
+    if (!options.tokenizer_model.empty()) {
+      throw_bad_request(
+          fmt::format("--tokenizer-model {}: the checkpoint in {} has its own tokenizer ({}); "
+                      "leave the flag out.",
+                      options.tokenizer_model, options.load, model.identity.tokenizer.type));
+    }
+    return model.identity.tokenizer;
+  }
+  const bool from_folder = options.tokenizer_type != "byte" && options.tokenizer_model.empty();
+  return read_tokenizer_model(options.tokenizer_type,
+                              from_folder ? options.load : options.tokenizer_model);
 }
 
 }  // namespace troupe

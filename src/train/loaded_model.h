@@ -8,6 +8,7 @@
 
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
+#include "train/options.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {
@@ -28,5 +29,10 @@ struct LoadedModel {
 // request that says what was looked for.
 LoadedModel load_model(const std::string& path, DType hf_dtype,
                        std::optional<int64_t> step = std::nullopt);
+
+// The tokenizer of a model from options.load: a checkpoint's own; for a Hugging Face folder as the
+// options say, the file being the folder's when they name none. A bad request when the options name
+// a file and the checkpoint has its own.
+TokenizerModel tokenizer_of(const LoadedModel& model, const Options& options);
 
 }  // namespace troupe

@@ -9,8 +9,8 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kSize = 768;   // three matrices of it fill, but do not overflow, a large cache
-constexpr int kRepetitions = 5;  // the best one counts
+constexpr int64_t kSize = 768;    // three matrices of it fill, but do not overflow, a large cache
+constexpr int kRepetitions = 30;  // the best one counts: other work on the machine comes and goes
 
 template <class T>
 double measure(ThreadPool& pool) {

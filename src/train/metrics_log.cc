@@ -38,33 +38,37 @@ std::string keep_lines(const std::string& text, int64_t last_step) {
 
 }  // namespace
 
-double ExpertLoads::imbalance() const {
+double RouterMetrics::imbalance() const {
   const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   if (total == 0) return 1.0;
   const auto largest = static_cast<double>(*std::max_element(rows.begin(), rows.end()));
   return largest * static_cast<double>(rows.size()) / static_cast<double>(total);
 }
 
-int32_t ExpertLoads::dead() const {
+int32_t RouterMetrics::dead() const {
   return static_cast<int32_t>(std::count(rows.begin(), rows.end(), 0));
+}
+
+double RouterMetrics::dropped() const {
+  const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  return slots == 0 ? 0.0 : 1.0 - static_cast<double>(total) / static_cast<double>(slots);
 }
 
 double StepMetrics::load_imbalance() const {
   double worst = 1.0;
-  for (const ExpertLoads& layer : layers) worst = std::max(worst, layer.imbalance());
+  for (const RouterMetrics& layer : layers) worst = std::max(worst, layer.imbalance());
   return worst;
 }
 
-double StepMetrics::load_balancing_loss() const {
-  double sum = 0;
-  for (const ExpertLoads& layer : layers) sum += layer.load_balancing_loss;
-  return layers.empty() ? 0.0 : sum / static_cast<double>(layers.size());
-}
-
-double StepMetrics::z_loss() const {
-  double sum = 0;
-  for (const ExpertLoads& layer : layers) sum += layer.z_loss;
-  return layers.empty() ? 0.0 : sum / static_cast<double>(layers.size());
+std::vector<RouterMetrics::Loss> StepMetrics::losses() const {
+  if (layers.empty()) return {};
+  std::vector<RouterMetrics::Loss> means = layers.front().losses;
+  for (size_t i = 0; i < means.size(); ++i) {
+    double sum = 0;
+    for (const RouterMetrics& layer : layers) sum += layer.losses[i].value;
+    means[i].value = sum / static_cast<double>(layers.size());
+  }
+  return means;
 }
 
 MetricsLog::MetricsLog(const std::string& path, int64_t last_step) : path_(path) {
@@ -112,14 +116,20 @@ void MetricsLog::training(const StepMetrics& metrics) {
       {"peak_bytes", metrics.peak_bytes},
       {"load_imbalance", metrics.load_imbalance()},
   };
-  if (metrics.has_load_balancing_loss) line["load_balancing_loss"] = metrics.load_balancing_loss();
-  if (metrics.has_z_loss) line["z_loss"] = metrics.z_loss();
+  for (const RouterMetrics::Loss& loss : metrics.losses()) {
+    line[std::string(loss.name)] = loss.value;
+  }
   if (metrics.skipped) line["skipped"] = true;
-  for (const ExpertLoads& layer : metrics.layers) {
-    line["experts"].push_back({{"layer", layer.layer},
-                               {"imbalance", layer.imbalance()},
-                               {"dead", layer.dead()},
-                               {"rows", layer.rows}});
+  for (const RouterMetrics& layer : metrics.layers) {
+    nlohmann::ordered_json entry = {{"layer", layer.layer},
+                                    {"imbalance", layer.imbalance()},
+                                    {"max_violation", layer.imbalance() - 1},
+                                    {"dead", layer.dead()},
+                                    {"dropped", layer.dropped()},
+                                    {"entropy", layer.entropy},
+                                    {"rows", layer.rows}};
+    for (const RouterMetrics::Loss& loss : layer.losses) entry[std::string(loss.name)] = loss.value;
+    line["experts"].push_back(std::move(entry));
   }
   append(line.dump() + "\n");
 }

@@ -8,23 +8,31 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "train/evaluation.h"
 
 namespace troupe {
 
-// Load of the experts of one layer, as numbers of routed rows.
-struct ExpertLoads {
+// What the router of one layer did in a step.
+struct RouterMetrics {
   int32_t layer = 0;
-  std::vector<int64_t> rows;       // by expert
-  double load_balancing_loss = 0;  // divided by its coefficient; 0 when not used
-  double z_loss = 0;
+  std::vector<int64_t> rows;  // by expert: routed rows
+  int64_t slots = 0;          // choices made: tokens times top-k; more than the rows when some drop
+  double entropy = 0;         // nats: mean entropy of softmax(logits)
+  struct Loss {
+    std::string_view name;  // lives as long as the program
+    double value = 0;       // divided by its coefficient
+  };
+  std::vector<Loss> losses;
 
   // Largest load over mean load: 1 is perfect balance.
   double imbalance() const;
   // Experts that received nothing.
   int32_t dead() const;
+  // Share of the choices that capacity limits dropped.
+  double dropped() const;
 };
 
 struct StepMetrics {
@@ -40,13 +48,10 @@ struct StepMetrics {
   double tflops_per_gpu = 0;
   double step_time_s = 0;
   uint64_t peak_bytes = 0;
-  bool has_load_balancing_loss = false;
-  bool has_z_loss = false;
-  std::vector<ExpertLoads> layers;  // MoE layers
+  std::vector<RouterMetrics> layers;  // MoE layers
 
-  double load_imbalance() const;       // of the worst layer; 1 without experts
-  double load_balancing_loss() const;  // mean over layers
-  double z_loss() const;
+  double load_imbalance() const;                    // of the worst layer; 1 without experts
+  std::vector<RouterMetrics::Loss> losses() const;  // each the mean over layers
 };
 
 class MetricsLog {

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "io/json.h"
+#include "train/moe_options.h"
 #include "train/schedules.h"
 #include "train/suggest.h"
 
@@ -107,19 +108,43 @@ void override_depth(int32_t num_layers, ModelConfig& config) {
   if (config.num_experts > 0) kinds.resize(layers, kinds.empty() || kinds.back());
 }
 
-// The architecture under whose name a model of this shape is exported.
-std::string fitting_architecture(const ModelConfig& config) {
-  if (config.num_experts > 0) {
-    return config.qk_layernorm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM";
+void override_activation(const std::string& name, ModelConfig& config) {
+  struct Named {
+    std::string_view name;
+    ActivationFunction function;
+    bool gated;
+  };
+  constexpr Named kNames[] = {{"swiglu", ActivationFunction::silu, true},
+                              {"geglu", ActivationFunction::gelu, true},
+                              {"geglu-tanh", ActivationFunction::gelu_tanh, true},
+                              {"quick-geglu", ActivationFunction::quick_gelu, true},
+                              {"reglu", ActivationFunction::relu, true},
+                              {"gelu", ActivationFunction::gelu, false},
+                              {"gelu-tanh", ActivationFunction::gelu_tanh, false},
+                              {"silu", ActivationFunction::silu, false},
+                              {"relu", ActivationFunction::relu, false},
+                              {"squared-relu", ActivationFunction::squared_relu, false}};
+  for (const Named& named : kNames) {
+    if (named.name != name) continue;
+    config.activation = named.function;
+    config.gated_linear_unit = named.gated;
   }
-  return config.qk_layernorm ? "Qwen3ForCausalLM" : "LlamaForCausalLM";
+}
+
+void override_biases(const Options& options, ModelConfig& config) {
+  override_with(options.add_qkv_bias, config.add_qkv_bias);
+  override_with(options.add_bias_linear, config.add_bias_linear);
+  if (!options.disable_bias_linear) return;
+  if (options.add_bias_linear) {
+    throw_bad_request("--add-bias-linear and --disable-bias-linear contradict each other.");
+  }
+  config.add_bias_linear = !*options.disable_bias_linear;
 }
 
 }  // namespace
 
 ModelConfig load_model_config(const Options& options) {
   ModelConfig config = read_config(options.model);
-  const std::string architecture_before = fitting_architecture(config);
 
   if (options.num_layers) override_depth(*options.num_layers, config);
   if (options.num_experts) {
@@ -137,22 +162,27 @@ ModelConfig load_model_config(const Options& options) {
   override_with(options.kv_channels, config.kv_channels);
   override_with(options.vocab_size, config.vocab_size);
   override_with(options.max_position_embeddings, config.max_position_embeddings);
-  override_with(options.moe_ffn_hidden_size, config.moe_ffn_hidden_size);
-  override_with(options.moe_router_topk, config.moe_router_topk);
-  override_with(options.moe_router_pre_softmax, config.moe_router_pre_softmax);
   override_with(options.rotary_base, config.rotary_base);
   override_with(options.norm_epsilon, config.norm_epsilon);
   override_with(options.init_method_std, config.init_method_std);
   override_with(options.qk_layernorm, config.qk_layernorm);
-  override_with(options.moe_aux_loss_coeff, config.moe_aux_loss_coeff);
-  override_with(options.moe_z_loss_coeff, config.moe_z_loss_coeff);
+  if (!options.normalization.empty()) {
+    config.normalization =
+        options.normalization == "LayerNorm" ? Normalization::layer_norm : Normalization::rms_norm;
+  }
+  override_with(options.apply_layernorm_1p, config.zero_centered_gamma);
+  override_biases(options, config);
+  if (!options.activation.empty()) override_activation(options.activation, config);
+  override_with(options.activation_func_clamp_value, config.activation_clamp);
+  override_with(options.glu_linear_offset, config.glu_linear_offset);
+  override_with(options.hidden_dropout, config.hidden_dropout);
+  override_with(options.attention_dropout, config.attention_dropout);
+  override_moe(options, config);
   if (options.untie_embeddings_and_output_weights) {
     config.tie_embeddings = !*options.untie_embeddings_and_output_weights;
   }
-  if (const std::string fitting = fitting_architecture(config); fitting != architecture_before) {
-    config.hf_architecture = fitting;
-  }
   config.validate();
+  config.hf_architecture = fitting_hf_architecture(config);
   return config;
 }
 
@@ -190,7 +220,8 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .clip_grad = options.clip_grad,
           .adam_beta1 = options.adam_beta1,
           .adam_beta2 = options.adam_beta2,
-          .adam_epsilon = options.adam_eps};
+          .adam_epsilon = options.adam_eps,
+          .seed = static_cast<uint64_t>(options.seed)};
 }
 
 }  // namespace troupe

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "base/machine.h"
@@ -38,7 +39,7 @@ bool is_within(const OptionRange& range, T value) {
 }
 
 [[noreturn]] void refuse(const OptionSpec& spec, std::string_view text, std::string_view what) {
-  throw_bad_request(fmt::format("{} takes {}, not '{}'.", flag_of(spec), what, text));
+  throw_bad_request(fmt::format("{} takes {}, not '{}'.", flag_of(spec), what, printable(text)));
 }
 
 template <class T>
@@ -49,7 +50,8 @@ T parse_number(const OptionSpec& spec, std::string_view text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc::result_out_of_range) {
-    throw_bad_request(fmt::format("{} {}: the number is out of range.", flag_of(spec), text));
+    throw_bad_request(
+        fmt::format("{} {}: the number is out of range.", flag_of(spec), printable(text)));
   }
   if (error != std::errc() || end != text.data() + text.size() || !is_within(spec.range, value)) {
     refuse(spec, text, wanted);
@@ -139,6 +141,10 @@ const OptionSpec* find_option(std::string_view name) {
 bool needs_value(const OptionSpec& spec) {
   return spec.shorthand.empty() && !std::holds_alternative<bool Options::*>(spec.member) &&
          !std::holds_alternative<std::optional<bool> Options::*>(spec.member);
+}
+
+bool is_list(const OptionSpec& spec) {
+  return std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
 }
 
 std::string flag_of(const OptionSpec& spec) {
@@ -238,7 +244,7 @@ void check_options(const Options& options) {
     throw_bad_request("troupe train needs --train-iters N or --train-samples N.");
   }
   if (options.command == Command::eval && options.data_path.empty() &&
-      options.valid_data_path.empty()) {
+      options.data_args_path.empty() && options.valid_data_path.empty()) {
     throw_bad_request("troupe eval needs --data-path PREFIX or --valid-data-path PREFIX.");
   }
 }
@@ -265,7 +271,7 @@ void from_json(Options& options, std::string_view text, const std::string& path)
         for (const CommandInfo& info : command_table()) {
           if (value == info.name) found = &info;
         }
-        if (found == nullptr) throw_bad_request("no such command: " + value.dump());
+        if (found == nullptr) throw_bad_request("no such command: " + printable(value.dump()));
         options.command = found->command;
         continue;
       }

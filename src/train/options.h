@@ -85,16 +85,52 @@ struct Options {
   std::optional<double> init_method_std;
   std::optional<bool> qk_layernorm;
   std::optional<bool> untie_embeddings_and_output_weights;
-  std::optional<double> moe_aux_loss_coeff;
-  std::optional<double> moe_z_loss_coeff;
+  std::string normalization;
+  std::optional<bool> apply_layernorm_1p;
+  std::optional<bool> add_qkv_bias;
+  std::optional<bool> add_bias_linear;
+  std::optional<bool> disable_bias_linear;
+  std::string activation;
+  std::optional<double> activation_func_clamp_value;
+  std::optional<double> glu_linear_offset;
+  std::optional<double> hidden_dropout;
+  std::optional<double> attention_dropout;
   std::string compute_dtype = "fp32";
 
+  // Mixture of Experts: router, balancing, capacity, shared expert.
+  std::string moe_layer_freq;
+  std::optional<int32_t> moe_shared_expert_intermediate_size;
+  std::optional<bool> moe_shared_expert_gate;
+  std::string moe_router_score_function;
+  std::optional<int32_t> moe_router_num_groups;
+  std::optional<int32_t> moe_router_group_topk;
+  std::optional<double> moe_router_topk_scaling_factor;
+  std::string moe_router_dtype;
+  std::vector<std::string> moe_router_load_balancing_type;
+  std::vector<std::string> moe_aux_loss_coeff;
+  std::optional<double> moe_z_loss_coeff;
+  std::optional<bool> moe_router_enable_expert_bias;
+  std::optional<double> moe_router_bias_update_rate;
+  std::optional<double> moe_input_jitter_eps;
+  bool moe_router_force_load_balancing = false;
+  std::optional<double> moe_expert_capacity_factor;
+  std::string moe_token_drop_policy;
+  bool moe_pad_expert_input_to_capacity = false;
+  bool moe_router_padding_for_quantization = false;
+  std::optional<int32_t> moe_expert_row_multiple;
+  double warn_load_imbalance = 0;
+  double warn_dead_experts = 0;
+  double warn_router_entropy = 0;
+
   // Data.
-  std::string data_path;  // without .bin or .idx
+  std::vector<std::string> data_path;  // see parse_data_path()
+  std::string data_args_path;          // a file with what data_path would hold
   std::string split = "969,30,1";
   std::optional<int32_t> seq_length;
   std::string tokenizer_type = "byte";
+  std::string tokenizer_model;
   bool eod_mask_loss = false;
+  bool keep_partial_validation_sample = false;
 
   // Training.
   int32_t micro_batch_size = 1;
@@ -125,7 +161,7 @@ struct Options {
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
   double clip_grad = 1.0;          // 0: no clipping
-  int64_t max_skipped_steps = 10;  // in a row; 0: no limit
+  int64_t max_skipped_steps = 20;  // in a row; 0: no limit
   int64_t seed = 1234;
 
   // Checkpoints and evaluation.
@@ -179,7 +215,7 @@ struct Options {
   bool markdown = false;
 };
 
-// Options per member type. A vector collects a flag given several times.
+// Options per member type. A vector collects all values of a flag, given once or several times.
 using OptionMember =
     std::variant<bool Options::*, int32_t Options::*, int64_t Options::*, double Options::*,
                  std::string Options::*, std::vector<std::string> Options::*,
@@ -206,6 +242,7 @@ struct OptionSpec {
   std::span<const std::string_view> choices = {};  // strings only
   CommandMask commands = 0;
   CommandMask required = 0;         // the commands that do not run without it
+  std::string_view instead = {};    // a flag that may be given instead of it
   std::string_view shorthand = {};  // not empty: takes no value and sets the member to this string
   bool positional = false;          // given without the flag's name
   int32_t values = 1;               // strings only: so many may follow the flag, joined with blanks
@@ -223,6 +260,9 @@ inline bool requires_option(Command command, const OptionSpec& spec) {
 
 // A flag without a value sets its member (or the shorthand's) all by itself.
 bool needs_value(const OptionSpec& spec);
+
+// Several values may follow the flag, and it may be repeated.
+bool is_list(const OptionSpec& spec);
 
 // "--hidden-size"; "HF_DIR" for a positional.
 std::string flag_of(const OptionSpec& spec);

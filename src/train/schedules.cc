@@ -26,9 +26,12 @@ constexpr std::array<std::string_view, 4> kWsdDecayStyles = {"linear", "cosine",
 constexpr std::array<std::string_view, 3> kIncreaseStyles = {"constant", "linear", "cosine"};
 
 template <class Style, size_t N>
-Style style_named(std::string_view name, const std::array<std::string_view, N>& names) {
+Style style_named(std::string_view name, const std::array<std::string_view, N>& names,
+                  const std::string& where) {
   const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end()) throw_failed(fmt::format("there is no style '{}'", name));
+  if (found == names.end()) {
+    throw_failed(fmt::format("{}: there is no style {}.", where, quote_name(name)));
+  }
   return static_cast<Style>(found - names.begin());
 }
 
@@ -36,6 +39,9 @@ template <class Style, size_t N>
 std::string_view name_in(Style style, const std::array<std::string_view, N>& names) {
   return names[static_cast<size_t>(style)];
 }
+
+// Of a ramp of the batch size. Products with kMostSamples can be counted in 64 bits.
+constexpr int64_t kMostStages = int64_t{1} << 20;
 
 // What is left of 1 after the part `r` of the fall of a WSD schedule.
 double wsd_coefficient(WsdDecayStyle style, double r) {
@@ -113,8 +119,10 @@ BatchSizeSchedule make_ramp(const Options& options) {
                     text, start, increment, end));
   }
   const int64_t increments = (end - start) / increment;
-  if (samples > std::numeric_limits<int64_t>::max() / (increments + 1)) {
-    throw_bad_request(fmt::format("--rampup-batch-size {}: too many samples.", text));
+  if (samples > kMostSamples || increments > kMostStages) {
+    throw_bad_request(fmt::format(
+        "--rampup-batch-size {}: {} samples in {} increments are too many; at most {} and {}.",
+        text, samples, increments, kMostSamples, kMostStages));
   }
   BatchSizeSchedule schedule;
   for (int64_t stage = 0; stage <= increments; ++stage) {
@@ -173,6 +181,28 @@ bool has_batch_size_schedule(const Options& options) {
 void check_lengths(const Options& options) {
   if (options.train_iters && options.train_samples) {
     throw_bad_request("--train-iters and --train-samples exclude each other; give one of them.");
+  }
+  const int64_t batch = options.global_batch_size.value_or(options.micro_batch_size);
+  for (const auto& [flag, iters] :
+       {std::pair("--train-iters", options.train_iters),
+        std::pair("--lr-decay-iters", options.lr_decay_iters),
+        std::pair("--lr-warmup-iters", std::optional(options.lr_warmup_iters)),
+        std::pair("--lr-wsd-decay-iters", options.lr_wsd_decay_iters)}) {
+    if (iters && *iters > kMostSamples / batch) {
+      throw_bad_request(fmt::format(
+          "{} {} with steps of {} sequences is more than the {} sequences that a run may take.",
+          flag, *iters, batch, kMostSamples));
+    }
+  }
+  for (const auto& [flag, samples] :
+       {std::pair("--train-samples", options.train_samples),
+        std::pair("--lr-decay-samples", options.lr_decay_samples),
+        std::pair("--lr-warmup-samples", std::optional(options.lr_warmup_samples)),
+        std::pair("--lr-wsd-decay-samples", options.lr_wsd_decay_samples)}) {
+    if (samples && *samples > kMostSamples) {
+      throw_bad_request(fmt::format("{} {} is more than the {} sequences that a run may take.",
+                                    flag, *samples, kMostSamples));
+    }
   }
   const auto refuse = [](std::string_view flag, std::string_view given, std::string_view instead) {
     throw_bad_request(fmt::format("{} does not go with {}. Use {}.", flag, given, instead));
@@ -370,7 +400,7 @@ Schedules make_schedules(const Options& options) {
   };
   Schedules schedules;
   LearningRateSchedule& rate = schedules.learning_rate;
-  rate.style = style_named<LrDecayStyle>(options.lr_decay_style, kDecayStyles);
+  rate.style = style_named<LrDecayStyle>(options.lr_decay_style, kDecayStyles, "--lr-decay-style");
   rate.init_lr = options.lr_warmup_init;
   rate.max_lr = *options.lr;
   rate.min_lr = options.min_lr;
@@ -381,12 +411,14 @@ Schedules make_schedules(const Options& options) {
           : static_cast<double>((by_samples ? options.lr_warmup_samples : options.lr_warmup_iters) *
                                 unit);
   if (rate.style == LrDecayStyle::wsd) {
-    rate.wsd_style = style_named<WsdDecayStyle>(options.lr_wsd_decay_style, kWsdDecayStyles);
+    rate.wsd_style = style_named<WsdDecayStyle>(options.lr_wsd_decay_style, kWsdDecayStyles,
+                                                "--lr-wsd-decay-style");
     rate.wsd_decay_samples =
         pick(options.lr_wsd_decay_samples, options.lr_wsd_decay_iters).value_or(0) * unit;
   }
   WeightDecaySchedule& decay = schedules.weight_decay;
-  decay.style = style_named<IncreaseStyle>(options.weight_decay_incr_style, kIncreaseStyles);
+  decay.style = style_named<IncreaseStyle>(options.weight_decay_incr_style, kIncreaseStyles,
+                                           "--weight-decay-incr-style");
   decay.start = options.start_weight_decay.value_or(options.weight_decay);
   decay.end = options.end_weight_decay.value_or(options.weight_decay);
   decay.samples = run * unit;
@@ -467,20 +499,20 @@ Schedules parse_schedules(const std::string& text, const std::string& path) {
       return of.at(name).get<std::string>();
     };
     schedules.learning_rate = {
-        .style = style_named<LrDecayStyle>(style(rate, "style"), kDecayStyles),
+        .style = style_named<LrDecayStyle>(style(rate, "style"), kDecayStyles, path),
         .init_lr = rate.at("init_lr").get<double>(),
         .max_lr = rate.at("max_lr").get<double>(),
         .min_lr = rate.at("min_lr").get<double>(),
         .warmup_samples = rate.at("warmup_samples").get<double>(),
-        .decay_samples = rate.at("decay_samples").get<int64_t>(),
-        .wsd_style = style_named<WsdDecayStyle>(style(rate, "wsd_style"), kWsdDecayStyles),
-        .wsd_decay_samples = rate.at("wsd_decay_samples").get<int64_t>()};
+        .decay_samples = integer_field(rate, "decay_samples", 1, kMostSamples, path),
+        .wsd_style = style_named<WsdDecayStyle>(style(rate, "wsd_style"), kWsdDecayStyles, path),
+        .wsd_decay_samples = integer_field(rate, "wsd_decay_samples", 0, kMostSamples, path)};
     schedules.weight_decay = {
-        .style = style_named<IncreaseStyle>(style(decay, "style"), kIncreaseStyles),
+        .style = style_named<IncreaseStyle>(style(decay, "style"), kIncreaseStyles, path),
         .start = decay.at("start").get<double>(),
         .end = decay.at("end").get<double>(),
-        .samples = decay.at("samples").get<int64_t>()};
-  } catch (const std::exception& error) {
+        .samples = integer_field(decay, "samples", 1, kMostSamples, path)};
+  } catch (const nlohmann::json::exception& error) {
     throw_failed(fmt::format("{}: the schedules cannot be read ({}).", path, error.what()));
   }
   return schedules;

@@ -18,6 +18,9 @@
 
 namespace troupe {
 
+// Of one run: 2^38 sequences, whose tokens can be counted in 64 bits however long they are.
+inline constexpr int64_t kMostSamples = int64_t{1} << 38;
+
 enum class LrDecayStyle : uint8_t { constant, linear, cosine, inverse_square_root, wsd };
 enum class WsdDecayStyle : uint8_t { linear, cosine, exponential, minus_sqrt };
 

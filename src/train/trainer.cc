@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fmt/format.h>
+#include <limits>
 
 #include "base/machine.h"
 #include "base/units.h"
@@ -66,17 +67,24 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
 }
 
 Trainer::Trainer(const Options& options)
-    : options_(options), start_(std::chrono::steady_clock::now()), pool_(thread_count(options)) {
+    : options_(options),
+      start_(std::chrono::steady_clock::now()),
+      pool_(thread_count(options)),
+      routing_watch_({.load_imbalance = options.warn_load_imbalance,
+                      .dead_experts = options.warn_dead_experts,
+                      .router_entropy = options.warn_router_entropy}) {
   identity_.model = load_model_config(options);
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
   identity_.split = options.split;
-  identity_.tokenizer = options.tokenizer_type;
+  identity_.tokenizer = read_tokenizer_model(options.tokenizer_type, options.tokenizer_model);
   identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
   step_options_ = training_step_options(options, identity_.model);
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
+  find_start();
+  find_last_step();
   open_data();
 
   state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
@@ -97,15 +105,6 @@ Trainer::Trainer(const Options& options)
   }
   load_weights();
   refuse_foreign_folder();
-  last_step_ = options.train_iters.value_or(0);
-  if (options.train_samples) {
-    last_step_ = position_.step +
-                 batch_sizes_.steps_between(position_.consumed_samples, *options.train_samples);
-  }
-  if (last_step_ == 0) {
-    throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
-                                  *options.train_samples, batch_sizes_.at(0)));
-  }
 }
 
 void Trainer::build_step(int32_t batch_size) {
@@ -130,28 +129,119 @@ void Trainer::prepare_step(int32_t batch_size) {
   interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
 }
 
+void Trainer::find_start() {
+  if (options_.load.empty()) return;
+  std::vector<std::string> incomplete;
+  load_path_ = find_checkpoint(options_.load, options_.ckpt_step, &incomplete);
+  if (!load_path_ && has_checkpoint_folders(options_.load)) {
+    throw_failed(fmt::format(
+        "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
+        "move the folder away to start from the beginning.",
+        options_.load, incomplete.back()));
+  }
+  // A warning: the run goes on from an earlier step than its owner may think.
+  for (const std::string& line : incomplete) std::fprintf(stderr, "%s\n", line.c_str());
+  if (!load_path_) {
+    if (options_.load != options_.save || options_.exit_on_missing_checkpoint) {
+      throw_bad_request(
+          fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
+    }
+    say(options_,
+        fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
+    return;
+  }
+  if (options_.finetune) return;
+  resumed_ = read_stored_run(Checkpoint::open(*load_path_));
+  require_same_run(*resumed_, identity_, *load_path_);
+  if (options_.use_checkpoint_opt_param_scheduler) {
+    identity_.schedules = resumed_->identity.schedules;
+  } else if (!options_.override_opt_param_scheduler) {
+    require_same_schedules(*resumed_, identity_.schedules, *load_path_);
+  }
+  position_ = resumed_->position;
+}
+
+void Trainer::find_last_step() {
+  if (options_.train_iters) {
+    last_step_ = *options_.train_iters;
+    return;
+  }
+  last_step_ = position_.step +
+               batch_sizes_.steps_between(position_.consumed_samples, *options_.train_samples);
+  if (last_step_ == 0) {
+    throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
+                                  *options_.train_samples, batch_sizes_.at(0)));
+  }
+}
+
 void Trainer::open_data() {
-  const auto tokenizer = make_tokenizer(options_.tokenizer_type, "");
+  const auto tokenizer = make_tokenizer(identity_.tokenizer);
   if (tokenizer->vocab_size() > identity_.model.vocab_size) {
     throw_bad_request(
         fmt::format("The {} tokenizer has {} ids, more than the model's vocabulary of {} "
                     "(--vocab-size).",
                     tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
   }
-  dataset_ = std::make_shared<const IndexedDataset>(options_.data_path);
-  require_vocabulary(*dataset_, tokenizer->vocab_size(), tokenizer->name());
-  const auto ranges = split_sequences(options_.split, dataset_->num_sequences());
-  const SampleOptions sample_options{.split = Split::train,
-                                     .sequences = ranges[static_cast<size_t>(Split::train)],
-                                     .sequence_length = identity_.sequence,
-                                     .seed = identity_.seed,
-                                     .vocab_size = identity_.model.vocab_size,
-                                     .eod = tokenizer->eod(),
-                                     .eod_mask_loss = options_.eod_mask_loss};
-  training_data_ = std::make_unique<SampleSource>(dataset_, sample_options);
-  if (options_.eval_interval) {
-    evaluation_sets_ = open_evaluation_sets(options_, sample_options, dataset_);
+  const DataSets data =
+      open_data_sets(data_path_of(options_), tokenizer->vocab_size(), tokenizer->name());
+  identity_.data = fingerprint(data);
+  if (resumed_ && resumed_->identity.data != identity_.data) {
+    fmt::print(stderr,
+               "Warning: the run goes on with other data. Until now: {}. From here on: {}.\n",
+               resumed_->identity.data, identity_.data);
   }
+  const SampleOptions samples{.split = Split::train,
+                              .sequence_length = identity_.sequence,
+                              .seed = identity_.seed,
+                              .vocab_size = identity_.model.vocab_size,
+                              .eod = tokenizer->eod(),
+                              .eod_mask_loss = options_.eod_mask_loss,
+                              .progress = [this](const std::string& line) { say(options_, line); }};
+  training_data_ = order_training_data(data, samples);
+  if (options_.eval_interval) evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
+}
+
+int64_t Trainer::needed_samples() const {
+  // As Megatron does: the order is made for the samples asked for, also where whole batches are
+  // fewer.
+  if (options_.train_samples) return std::max(*options_.train_samples, position_.consumed_samples);
+  // Where a run's length is in steps, they have one size.
+  const int64_t step_samples = batch_sizes_.largest();
+  const int64_t steps = std::max<int64_t>(0, last_step_ - position_.step);
+  if (steps > (kMostSamples - position_.consumed_samples) / step_samples) {
+    throw_bad_request(
+        fmt::format("--train-iters {}: so many steps take more than the {} sequences "
+                    "that a run may take.",
+                    last_step_, kMostSamples));
+  }
+  return position_.consumed_samples + steps * step_samples;
+}
+
+std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
+                                                           SampleOptions options) {
+  const int64_t needed = needed_samples();
+  if (resumed_) {
+    const int64_t ordered = resumed_->identity.ordered_samples;
+    options.num_samples = identity_.ordered_samples = ordered;
+    options.num_read = needed;
+    auto source = make_source(data, options_.split, options);
+    if (source->num_samples() >= needed) {
+      if (needed != ordered) {
+        say(options_, fmt::format("The run now ends after {} samples instead of {}. The order of "
+                                  "its data is kept: it holds {}.",
+                                  needed, ordered, source->num_samples()));
+      }
+      return source;
+    }
+    fmt::print(stderr,
+               "Warning: the run now takes {} samples, and the order of its data, made for {}, "
+               "holds {}. It goes on in an order made for {}, from sample {} on: some of what it "
+               "has read comes again, and some is passed over.\n",
+               needed, ordered, source->num_samples(), needed, position_.consumed_samples);
+  }
+  options.num_samples = identity_.ordered_samples = needed;
+  options.num_read = 0;
+  return make_source(data, options_.split, options);
 }
 
 void Trainer::check_memory() const {
@@ -166,18 +256,7 @@ void Trainer::check_memory() const {
 }
 
 void Trainer::load_weights() {
-  if (!options_.load.empty()) {
-    std::vector<std::string> incomplete;
-    const auto path = find_checkpoint(options_.load, options_.ckpt_step, &incomplete);
-    for (const std::string& line : incomplete) say(options_, line);
-    if (path) return load_checkpoint(*path, /*resume=*/!options_.finetune);
-    if (options_.load != options_.save || options_.exit_on_missing_checkpoint) {
-      throw_bad_request(
-          fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
-    }
-    say(options_,
-        fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
-  }
+  if (load_path_) return load_checkpoint(*load_path_, /*resume=*/!options_.finetune);
   if (options_.pretrained_checkpoint.empty()) {
     initialize_parameters(state_, *storage_, identity_.seed, pool_);
     return;
@@ -188,7 +267,14 @@ void Trainer::load_weights() {
     say(options_, "Weights from " + pretrained + ".");
     return;
   }
-  const auto path = find_checkpoint(pretrained);
+  std::vector<std::string> incomplete;
+  const auto path = find_checkpoint(pretrained, std::nullopt, &incomplete);
+  if (!path && !incomplete.empty()) {
+    throw_failed(
+        fmt::format("--pretrained-checkpoint {}: none of its checkpoints is complete, the last "
+                    "because of: {}",
+                    pretrained, incomplete.back()));
+  }
   if (!path) {
     throw_bad_request(
         fmt::format("--pretrained-checkpoint {}: neither a Hugging Face model "
@@ -200,31 +286,25 @@ void Trainer::load_weights() {
 
 void Trainer::refuse_foreign_folder() const {
   if (options_.save.empty()) return;
-  const auto newest = newest_checkpoint(options_.save);
-  if (!newest || newest->step == last_saved_step_) return;  // or going on with this run
-  if (last_saved_step_ >= 0) {
+  if (last_saved_step_ < 0) {
+    if (!has_checkpoint_folders(options_.save)) return;
     throw_bad_request(
-        fmt::format("--save {}: the folder holds later checkpoints ({}) than --ckpt-step {}. Save "
-                    "into another folder, or remove them.",
-                    options_.save, newest->path, last_saved_step_));
+        fmt::format("--save {0}: the folder holds another run. Give --load {0} to go on with it, "
+                    "or save into another folder.",
+                    options_.save));
   }
-  throw_bad_request(fmt::format(
-      "--save {}: the folder holds another run ({}). Give --load {} to go on with it, or "
-      "save into another folder.",
-      options_.save, newest->path, options_.save));
+  const auto newest = newest_checkpoint(options_.save);
+  if (!newest || newest->step <= last_saved_step_) return;  // going on with this run
+  throw_bad_request(
+      fmt::format("--save {}: the folder holds later checkpoints ({}) than --ckpt-step {}. Save "
+                  "into another folder, or remove them.",
+                  options_.save, newest->path, last_saved_step_));
 }
 
 void Trainer::load_checkpoint(const std::string& path, bool resume) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   const StoredRun stored = read_stored_run(checkpoint);
   if (resume) {
-    require_same_run(stored, identity_, path);
-    if (options_.use_checkpoint_opt_param_scheduler) {
-      identity_.schedules = stored.identity.schedules;
-    } else if (!options_.override_opt_param_scheduler) {
-      require_same_schedules(stored, identity_.schedules, path);
-    }
-    position_ = stored.position;
     last_saved_step_ = options_.load == options_.save ? position_.step : -1;
     // The run may have died between saving its best checkpoint and marking it.
     if (options_.save_best && last_saved_step_ >= 0 && position_.best_step == position_.step &&
@@ -256,10 +336,16 @@ void Trainer::print_start() const {
   if (model.num_experts > 0) {
     text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);
   }
-  text += fmt::format(
-      "\nData: {} tokens in {} documents; {} training samples of {} tokens per epoch\n",
-      format_count(static_cast<double>(dataset_->num_tokens())), dataset_->num_documents(),
-      training_data_->samples_per_epoch(), identity_.sequence);
+  const int64_t samples = needed_samples();
+  text += fmt::format("\nTraining data: {} samples of {} tokens\n", samples, identity_.sequence);
+  text += describe_use(*training_data_, samples);
+  for (size_t i = 0; i < evaluation_sets_.size(); ++i) {
+    const auto& [name, source] = evaluation_sets_[i];
+    const int64_t evaluated = evaluation_->num_samples(i);
+    text += fmt::format("Validation data{}: {} samples for each evaluation\n",
+                        name.empty() ? "" : " " + name, evaluated);
+    text += describe_use(*source, evaluated);
+  }
   text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
                       batch_sizes_.stages.size() > 1 ? "Largest step" : "Step",
                       step_.program->op_count(), step_batch_size_, step_.micro_batches.size());
@@ -277,16 +363,19 @@ ExitStatus Trainer::run() {
   say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
                             pool_.threads()));
   open_logs();
-  progress_ = std::make_unique<Progress>(last_step_, limit, options_.quiet);
+  progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence, limit,
+                                         options_.quiet);
 
   StepMetrics metrics;
   if (position_.step == 0) evaluate();
   while (position_.step < last_step_ && !interrupt_requested()) {
     metrics = do_step();
+    routing_watch_.add(metrics);
     if (position_.step % options_.log_interval == 0 || position_.step == last_step_) {
       log_step(metrics);
     }
     if (metrics.skipped) note_skipped_step();
+    stop_if_hopeless(metrics);
     if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
     if (due(options_.save_interval)) save();
     if (must_exit()) break;
@@ -346,6 +435,9 @@ StepMetrics Trainer::do_step() {
   *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
   *interpreter_->view(step_.weight_decay).as<double>() = metrics.weight_decay;
   *interpreter_->view(step_.update_number).as<int64_t>() = position_.updates + 1;
+  if (step_.step_number.valid()) {
+    *interpreter_->view(step_.step_number).as<int64_t>() = position_.step;
+  }
   interpreter_->run();
 
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
@@ -374,29 +466,54 @@ StepMetrics Trainer::do_step() {
   return metrics;
 }
 
+void Trainer::note_skipped_step() const {
+  progress_->note(fmt::format("step {}: update skipped; not finite: gradients of {}",
+                              position_.step, non_finite_gradients(state_, *storage_)));
+}
+
+void Trainer::stop_if_hopeless(const StepMetrics& metrics) const {
+  const std::string kept =
+      last_saved_step_ < 0 ? "Nothing was saved."
+                           : fmt::format("The checkpoint of step {} is kept.", last_saved_step_);
+  if (position_.updates == 0 && !std::isfinite(metrics.loss)) {
+    throw_failed(
+        fmt::format("The loss of step {} is {}, and no step has changed the weights yet: they are "
+                    "out of range from the start. Check where they come from, or lower "
+                    "--init-method-std. {}",
+                    metrics.step, metrics.loss, kept));
+  }
+  // A few steps that change nothing are sound; after so many, the next will be no other.
+  if (options_.max_skipped_steps > 0 && position_.skipped_in_row >= options_.max_skipped_steps) {
+    throw_failed(fmt::format(
+        "The gradients of the last {} steps, up to step {}, are not finite (in the last one those "
+        "of {}): the run has diverged, and --max-skipped-steps ends it. Go on from an earlier "
+        "checkpoint with a lower --lr. {}",
+        position_.skipped_in_row, metrics.step, non_finite_gradients(state_, *storage_), kept));
+  }
+}
+
 void Trainer::read_layer_metrics(StepMetrics& metrics) const {
+  const auto read = [&](ValueId id) { return *interpreter_->view(id).as<double>(); };
   for (const LayerMetrics& layer : step_.layers) {
-    ExpertLoads loads;
-    loads.layer = layer.layer;
+    RouterMetrics router;
+    router.layer = layer.layer;
     const TensorView counts = interpreter_->view(layer.counts);
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
-      loads.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
+      router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
     }
-    if (layer.load_balancing_loss.valid()) {
-      metrics.has_load_balancing_loss = true;
-      loads.load_balancing_loss = *interpreter_->view(layer.load_balancing_loss).as<double>();
+    router.slots = int64_t{step_batch_size_} * identity_.sequence * identity_.model.moe_router_topk;
+    router.entropy = read(layer.entropy);
+    for (const LayerMetrics::Loss& loss : layer.losses) {
+      router.losses.push_back({name_of(loss.kind), read(loss.value)});
     }
-    if (layer.z_loss.valid()) {
-      metrics.has_z_loss = true;
-      loads.z_loss = *interpreter_->view(layer.z_loss).as<double>();
-    }
-    metrics.layers.push_back(std::move(loads));
+    metrics.layers.push_back(std::move(router));
   }
 }
 
 void Trainer::log_step(const StepMetrics& metrics) {
   if (log_) log_->training(metrics);
   progress_->step(metrics);
+  for (const std::string& line : routing_watch_.look(metrics.step)) progress_->warning(line);
   if (!tensorboard_) return;
   // Megatron's names, where it has one.
   std::vector<TensorboardWriter::Scalar> scalars = {
@@ -410,27 +527,10 @@ void Trainer::log_step(const StepMetrics& metrics) {
       {"throughput", metrics.tflops_per_gpu},
       {"iteration-time", metrics.step_time_s},
       {"load_imbalance", metrics.load_imbalance()}};
-  if (metrics.has_load_balancing_loss) {
-    scalars.push_back({"load_balancing_loss", metrics.load_balancing_loss()});
+  for (const RouterMetrics::Loss& loss : metrics.losses()) {
+    scalars.push_back({loss.name, loss.value});
   }
-  if (metrics.has_z_loss) scalars.push_back({"z_loss", metrics.z_loss()});
   tensorboard_->write(metrics.step, scalars);
-}
-
-void Trainer::note_skipped_step() {
-  const std::string where = non_finite_gradients(state_, *storage_);
-  progress_->note(
-      fmt::format("step {}: update skipped; not finite: gradients of {}", position_.step, where));
-  if (options_.max_skipped_steps == 0 || position_.skipped_in_row < options_.max_skipped_steps) {
-    return;
-  }
-  const auto newest = options_.save.empty() ? std::nullopt : newest_checkpoint(options_.save);
-  throw_failed(fmt::format(
-      "{} steps in a row were skipped (--max-skipped-steps), because gradients were not finite: at "
-      "step {} those of {}. The weights have not changed since the last update, number {}. {}",
-      position_.skipped_in_row, position_.step, where, position_.updates,
-      newest ? fmt::format("The newest checkpoint is {}.", newest->path)
-             : "There is no checkpoint."));
 }
 
 void Trainer::evaluate() {

@@ -10,19 +10,21 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "data/sampler.h"
 #include "io/tensorboard.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/batch_feed.h"
+#include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/metrics_log.h"
 #include "train/options.h"
 #include "train/progress.h"
+#include "train/routing_watch.h"
 #include "train/schedules.h"
 #include "train/training_checkpoint.h"
 
@@ -36,7 +38,14 @@ class Trainer {
   ExitStatus run();
 
  private:
+  // Where --load points; refuses what is not this run.
+  void find_start();
+  // From the position on, by --train-iters or --train-samples.
+  void find_last_step();
   void open_data();
+  // The training samples in an order for the whole run, or, in a run that goes on, in the order
+  // that it had, as long as that holds enough of them.
+  std::unique_ptr<SampleSource> order_training_data(const DataSets& data, SampleOptions options);
   void load_weights();
   // A new run must not mix its checkpoints with those of another one.
   void refuse_foreign_folder() const;
@@ -47,15 +56,19 @@ class Trainer {
   // The step's program for this size is ready to run: builds another one when the size changes.
   // All of them work on the same state.
   void prepare_step(int32_t batch_size);
+  // What the whole run takes, in samples: what was consumed before, and the steps still to do.
+  int64_t needed_samples() const;
   // Bytes by role, and a refusal (exit status 3) when the machine has not enough memory.
   void check_memory() const;
   void print_start() const;
   void open_logs();
 
   StepMetrics do_step();
+  // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
+  void stop_if_hopeless(const StepMetrics& metrics) const;
+  void note_skipped_step() const;
   void read_layer_metrics(StepMetrics& metrics) const;
   void log_step(const StepMetrics& metrics);
-  void note_skipped_step();
   void evaluate();
   void save();
   bool due(const std::optional<int64_t>& interval) const;
@@ -69,6 +82,8 @@ class Trainer {
   TrainingPosition position_;
   int64_t last_step_ = 0;
   BatchSizeSchedule batch_sizes_;
+  std::optional<std::string> load_path_;  // the checkpoint that --load means
+  std::optional<StoredRun> resumed_;      // what it says, if the run goes on from it
 
   ModelState state_;
   TrainingStepOptions step_options_;
@@ -78,7 +93,6 @@ class Trainer {
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<CpuInterpreter> interpreter_;
 
-  std::shared_ptr<const IndexedDataset> dataset_;
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;
   std::unique_ptr<BatchFeed> feed_;
@@ -88,6 +102,7 @@ class Trainer {
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<TensorboardWriter> tensorboard_;
   std::unique_ptr<Progress> progress_;
+  RoutingWatch routing_watch_;
   int64_t last_saved_step_ = -1;
 };
 

@@ -1,6 +1,7 @@
 #include "train/training_checkpoint.h"
 
 #include <fmt/format.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -14,6 +15,10 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxTrainingDepth = 32;
+
+// The tensor that holds the bytes of the tokenizer's file. It goes with the weights wherever they
+// go, under the same hashes.
+constexpr const char* kTokenizerTensor = "tokenizer";
 
 bool is_saved(Role role) {
   return role == Role::parameter || role == Role::optimizer || role == Role::router_state;
@@ -50,6 +55,38 @@ std::vector<Slice> whole_slices(const StateStorage& storage) {
   return slices;
 }
 
+template <class Slice>
+Slice tokenizer_slice(int64_t bytes) {
+  Slice slice;
+  slice.name = kTokenizerTensor;
+  slice.role = CheckpointRole::state;
+  slice.dtype = DType::u8;
+  slice.global_shape = Shape{bytes};
+  slice.box.shape = slice.global_shape;
+  return slice;
+}
+
+TokenizerModel read_tokenizer(const Checkpoint& checkpoint, const json& training) {
+  TokenizerModel model;
+  model.type = training.at("tokenizer_type").get<std::string>();
+  model.eod = training.value("tokenizer_eod", "");
+  model.path = checkpoint.path();
+  std::vector<std::string> others;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name != kTokenizerTensor) {
+      others.push_back(tensor.name);
+    } else if (tensor.shape.rank() == 1) {
+      model.contents.resize(static_cast<size_t>(tensor.shape.elements()));
+    }
+  }
+  if (!model.contents.empty()) {
+    auto slice = tokenizer_slice<SliceToLoad>(static_cast<int64_t>(model.contents.size()));
+    slice.data = model.contents.data();
+    checkpoint.load({&slice, 1}, std::vector{CheckpointRole::state}, others);
+  }
+  return model;
+}
+
 }  // namespace
 
 CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
@@ -68,7 +105,10 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
       {"seed", identity.seed},
       {"seq_length", identity.sequence},
       {"split", identity.split},
-      {"tokenizer_type", identity.tokenizer},
+      {"tokenizer_type", identity.tokenizer.type},
+      {"tokenizer_eod", identity.tokenizer.eod},
+      {"ordered_samples", identity.ordered_samples},
+      {"data", identity.data},
       {"schedules", json::parse(to_json(identity.schedules))},
       {"options", json::parse(identity.options_json)},
   };
@@ -80,6 +120,11 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   content.troupe_version = std::string(kVersion);
   content.training = training.dump();
   content.slices = whole_slices<SliceToSave>(storage);
+  if (const std::string& file = identity.tokenizer.contents; !file.empty()) {
+    auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));
+    slice.data = file.data();
+    content.slices.push_back(std::move(slice));
+  }
   return save_checkpoint(dir, content);
 }
 
@@ -89,14 +134,18 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
   StoredRun run;
   try {
     const json& position = training.at("position");
-    run.position.step = position.at("step").get<int64_t>();
-    run.position.updates = position.at("updates").get<int64_t>();
-    run.position.consumed_samples = position.at("consumed_samples").get<int64_t>();
-    run.position.scheduled_samples = position.at("scheduled_samples").get<int64_t>();
-    run.position.skipped_in_row = position.at("skipped_in_row").get<int64_t>();
+    const auto count = [&](const json& object, const char* name) {
+      return integer_field(object, name, 0, kMostSamples, where);
+    };
+    run.position.step = count(position, "step");
+    run.position.updates = count(position, "updates");
+    run.position.consumed_samples = count(position, "consumed_samples");
+    run.position.scheduled_samples = count(position, "scheduled_samples");
+    run.position.skipped_in_row = count(position, "skipped_in_row");
     if (training.contains("best")) {
-      run.position.best_step = training.at("best").at("step").get<int64_t>();
-      run.position.best_loss = training.at("best").at("loss").get<double>();
+      const json& best = training.at("best");
+      run.position.best_step = count(best, "step");
+      run.position.best_loss = best.at("loss").get<double>();
     }
     run.identity.model = parse_model_config(training.at("model").dump(), where);
     const auto dtype = training.at("compute_dtype").get<std::string>();
@@ -107,20 +156,25 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
         known = true;
       }
     }
-    if (!known) throw_failed(fmt::format("{}: unknown compute dtype {}.", where, dtype));
+    if (!known) {
+      throw_failed(fmt::format("{}: unknown compute dtype {}.", where, quote_name(dtype)));
+    }
+    if (!training.at("seed").is_number_unsigned()) {
+      throw_failed(where + ": the field \"seed\" must be a whole number of 64 bits");
+    }
     run.identity.seed = training.at("seed").get<uint64_t>();
-    run.identity.sequence = training.at("seq_length").get<int32_t>();
+    run.identity.sequence = static_cast<int32_t>(
+        integer_field(training, "seq_length", 1, std::numeric_limits<int32_t>::max(), where));
     run.identity.split = training.at("split").get<std::string>();
-    run.identity.tokenizer = training.at("tokenizer_type").get<std::string>();
+    run.identity.tokenizer = read_tokenizer(checkpoint, training);
+    run.identity.ordered_samples =
+        integer_field(training, "ordered_samples", 1, kMostSamples, where);
+    run.identity.data = training.at("data").get<std::string>();
     run.identity.schedules = parse_schedules(training.at("schedules").dump(), where);
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
     throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
                              error.what()));
-  }
-  if (run.position.step < 0 || run.position.updates < 0 || run.position.consumed_samples < 0 ||
-      run.position.scheduled_samples < 0 || run.position.skipped_in_row < 0) {
-    throw_failed(where + ": the position of the training run is negative.");
   }
   return run;
 }
@@ -148,8 +202,12 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
     refuse("--seq-length", std::to_string(stored.identity.sequence),
            std::to_string(wanted.sequence));
   }
-  if (stored.identity.tokenizer != wanted.tokenizer) {
-    refuse("--tokenizer-type", stored.identity.tokenizer, wanted.tokenizer);
+  if (stored.identity.tokenizer.type != wanted.tokenizer.type) {
+    refuse("--tokenizer-type", stored.identity.tokenizer.type, wanted.tokenizer.type);
+  }
+  if (!stored.identity.tokenizer.same_as(wanted.tokenizer)) {
+    refuse("--tokenizer-model", "a file of other contents (or another eos_token)",
+           wanted.tokenizer.path);
   }
   if (stored.identity.split != wanted.split) {
     refuse("--split", stored.identity.split, wanted.split);
@@ -192,7 +250,8 @@ void load_training_state(const Checkpoint& checkpoint, const ModelState& state,
   const bool trained = state.parameters.front().exp_avg.valid();
   std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
   if (trained) roles.push_back(CheckpointRole::optimizer);
-  checkpoint.load(slices, roles);
+  // The tokenizer belongs to the facts.
+  checkpoint.load(slices, roles, std::vector<std::string>{kTokenizerTensor});
 }
 
 }  // namespace troupe

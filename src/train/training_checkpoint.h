@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "data/tokenizer.h"
 #include "io/checkpoint.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
@@ -35,17 +36,22 @@ struct RunIdentity {
   uint64_t seed = 0;
   int32_t sequence = 0;
   std::string split;
-  std::string tokenizer;
+  TokenizerModel tokenizer;
   Schedules schedules;
+  // Samples that the order of the training data is made for (SampleOptions::num_samples). A run
+  // that goes on keeps it while that order lasts, so it is not compared.
+  int64_t ordered_samples = 0;
+  std::string data;          // fingerprint() of the data sets; another one is only warned of
   std::string options_json;  // all options, for the reader of the file; not compared
 };
 
-// Saves parameters and optimizer state (main gradients are rebuilt by each step) below `dir`.
+// Saves parameters, optimizer state (main gradients are rebuilt by each step) and the tokenizer's
+// file below `dir`.
 CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
                                         const TrainingPosition& position, const ModelState& state,
                                         const StateStorage& storage);
 
-// The facts of a checkpoint, without its tensors.
+// The facts of a checkpoint, without its tensors (but with the tokenizer's file, which is one).
 struct StoredRun {
   RunIdentity identity;
   TrainingPosition position;

@@ -132,10 +132,11 @@ std::vector<double> read_doubles(const TensorView& view) {
 class ReferenceRun {
  public:
   ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
-               DType dtype, bool oracle, ThreadPool& pool)
+               DType dtype, bool oracle, RoutingTrace trace, ThreadPool& pool)
       : state_(declare_model_state(config, dtype, /*trained=*/true)),
         storage_(state_.table),
-        logits_step_(build_logits_step(config, state_, reference.batch, reference.sequence, false)),
+        logits_step_(
+            build_logits_step(config, state_, reference.batch, reference.sequence, false, trace)),
         training_step_(build_training_step(config, state_,
                                            {.micro_batch_size = reference.batch,
                                             .micro_batches = 1,
@@ -143,7 +144,8 @@ class ReferenceRun {
                                             .clip_grad = reference.clip,
                                             .adam_beta1 = reference.beta1,
                                             .adam_beta2 = reference.beta2,
-                                            .adam_epsilon = reference.epsilon})),
+                                            .adam_epsilon = reference.epsilon,
+                                            .routing_trace = trace})),
         logits_(*logits_step_.program, plan(*logits_step_.program, oracle, pool), storage_, pool),
         training_(*training_step_.program, plan(*training_step_.program, oracle, pool), storage_,
                   pool) {
@@ -166,6 +168,15 @@ class ReferenceRun {
     return *training_.view(training_step_.loss).as<double>();
   }
 
+  // Makes the next logits, or the next update, use the experts that `other` has just used.
+  void replay_logits_routing(const ReferenceRun& other) {
+    copy_routing(other.logits_, other.logits_step_.selected, logits_, logits_step_.selected);
+  }
+  void replay_update_routing(const ReferenceRun& other) {
+    copy_routing(other.training_, other.training_step_.selected.front(), training_,
+                 training_step_.selected.front());
+  }
+
   double grad_norm() const { return *training_.view(training_step_.grad_norm).as<double>(); }
   std::vector<double> gradient(size_t parameter) const {
     return read_doubles(storage_.view(state_.parameters[parameter].gradient));
@@ -183,6 +194,16 @@ class ReferenceRun {
   }
 
  private:
+  static void copy_routing(const CpuInterpreter& from, const std::vector<ValueId>& recorded,
+                           const CpuInterpreter& to, const std::vector<ValueId>& replayed) {
+    for (size_t layer = 0; layer < recorded.size(); ++layer) {
+      if (!recorded[layer].valid()) continue;
+      const TensorView source = from.view(recorded[layer]);
+      std::memcpy(to.view(replayed[layer]).data, source.data,
+                  static_cast<size_t>(source.shape.elements()) * sizeof(int32_t));
+    }
+  }
+
   static MemoryPlan plan(const Program& program, bool oracle, ThreadPool& pool) {
     verify_program(program);
     MemoryPlan plan =
@@ -241,21 +262,33 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
-  config.moe_z_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
-  ReferenceRun run(folder, config, reference, compute_dtype, /*oracle=*/false, pool);
+  const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
+  const RoutingTrace trace = replay ? RoutingTrace::replayed : RoutingTrace::none;
+  ReferenceRun run(folder, config, reference, compute_dtype, /*oracle=*/false, trace, pool);
   std::unique_ptr<ReferenceRun> oracle;
   if (with_oracle) {
     oracle = std::make_unique<ReferenceRun>(folder, config, reference, compute_dtype,
-                                            /*oracle=*/true, pool);
+                                            /*oracle=*/true, trace, pool);
+  }
+  std::unique_ptr<ReferenceRun> router;  // whose choice of experts is replayed
+  if (replay) {
+    router = std::make_unique<ReferenceRun>(folder, config, reference, DType::f32,
+                                            /*oracle=*/false, RoutingTrace::recorded, pool);
   }
 
   ReferenceComparison result;
+  result.routing_replayed = replay;
   result.loss_ref = reference.loss;
   result.grad_norm_ref = reference.grad_norm;
   result.oracle_checked = with_oracle;
   result.oracle_identical = with_oracle;
 
+  if (router) {
+    router->compute_logits();
+    run.replay_logits_routing(*router);
+    if (oracle) oracle->replay_logits_routing(*router);
+  }
   const std::vector<double> logits = run.compute_logits();
   if (oracle) result.oracle_identical = logits == oracle->compute_logits();
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -265,6 +298,11 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   }
 
   for (size_t i = 0; i < reference.trajectory.size(); ++i) {
+    if (router) {
+      router->update(static_cast<int64_t>(i) + 1);
+      run.replay_update_routing(*router);
+      if (oracle) oracle->replay_update_routing(*router);
+    }
     const double loss = run.update(static_cast<int64_t>(i) + 1);
     if (oracle) {
       const bool same_loss = loss == oracle->update(static_cast<int64_t>(i) + 1);

@@ -29,11 +29,11 @@ TEST(RandomWords, KnownAnswers) {
 // The numbers of a stream are part of what a seed means.
 TEST(RandomWords, StreamsKeepTheirNumbers) {
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::parameter), 1U);
-  EXPECT_EQ(static_cast<uint32_t>(RandomStream::data_shuffle), 2U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::sampling), 3U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::router_noise), 4U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::dropout), 5U);
   EXPECT_EQ(static_cast<uint32_t>(RandomStream::test), 6U);
+  EXPECT_EQ(static_cast<uint32_t>(RandomStream::random_logits), 7U);
 }
 
 TEST(RandomWords, EveryArgumentMatters) {
@@ -48,6 +48,35 @@ TEST(RandomWords, EveryArgumentMatters) {
     }
   }
   EXPECT_EQ(seen.size(), 3U * 2 * 3 * 3);
+}
+
+TEST(RandomStepSeed, EveryArgumentMatters) {
+  std::set<uint64_t> seen;
+  for (const uint64_t seed : {uint64_t{1}, uint64_t{2}}) {
+    for (const RandomStream stream : {RandomStream::router_noise, RandomStream::random_logits}) {
+      for (const uint32_t substream : {0U, 1U}) {
+        for (uint64_t step = 0; step < 100; ++step) {
+          seen.insert(random_step_seed(seed, stream, substream, step));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), 2U * 2 * 2 * 100);
+}
+
+// Across the lanes, the rest after them, and the carry from the low to the high word of the index.
+TEST(RandomWords, FilledInBulkAreTheSame) {
+  constexpr uint64_t kSeed = 0x123456789abcdefU;
+  for (const int64_t count : {0, 1, 15, 16, 17, 50}) {
+    for (const uint64_t first : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 32) - 5}) {
+      std::vector<uint32_t> words(static_cast<size_t>(4 * count));
+      fill_random_words(kSeed, RandomStream::dropout, 7, first, count, words.data());
+      for (size_t i = 0; i < words.size(); ++i) {
+        ASSERT_EQ(words[i], random_words(kSeed, RandomStream::dropout, 7, first + i / 4)[i % 4])
+            << count << " from " << first << ", word " << i;
+      }
+    }
+  }
 }
 
 constexpr int kDraws = 100000;

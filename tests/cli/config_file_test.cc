@@ -55,7 +55,7 @@ bf16 = true
 TEST_F(ConfigFile, SetsEveryKindOfOption) {
   write(kRun);
   const Options options = parse({"train"});
-  EXPECT_EQ(options.data_path, "data/x");
+  EXPECT_EQ(options.data_path, Arguments{"data/x"});
   EXPECT_EQ(options.train_samples, 1000);
   EXPECT_EQ(options.lr, 1e-3);
   EXPECT_EQ(options.min_lr, 0);
@@ -77,11 +77,21 @@ TEST_F(ConfigFile, TheCommandLineWins) {
   EXPECT_EQ(options.train_samples, 1000);
 }
 
+TEST_F(ConfigFile, MixesDataAndMayBeGivenOtherData) {
+  write("data-path = [0.7, \"a\", 0.3, \"b\"]\nlr = 1\ntrain-iters = 1\nmoe-aux-loss-coeff = 0.01");
+  const Options options = parse({"train"});
+  EXPECT_EQ(options.data_path, (Arguments{"0.7", "a", "0.3", "b"}));
+  EXPECT_EQ(options.moe_aux_loss_coeff, Arguments{"0.01"});
+  const Options other = parse({"train", "--data-args-path", "args"});
+  EXPECT_EQ(other.data_args_path, "args");
+  EXPECT_TRUE(other.data_path.empty()) << "--data-args-path stands for --data-path";
+}
+
 TEST_F(ConfigFile, ServesSeveralCommands) {
   write(kRun);
   EXPECT_EQ(parse({"plan"}).global_batch_size, 8);
   const Options eval = parse({"eval", "--load", "run"});
-  EXPECT_EQ(eval.data_path, "data/x");
+  EXPECT_EQ(eval.data_path, Arguments{"data/x"});
   EXPECT_EQ(eval.lr, std::nullopt) << "not an option of eval";
 }
 
@@ -122,6 +132,8 @@ TEST_F(ConfigFile, SavedOptionsAreTheSameOptions) {
                                "--data-path",
                                "data/with \"quotes\" and \\ and \t tabs",
                                "--train-samples",
+                               "1000",
+                               "--exit-interval",
                                "9007199254740993",
                                "--lr",
                                "0.30000000000000004",

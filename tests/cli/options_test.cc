@@ -276,6 +276,15 @@ TEST(CheckOptions, RefusesContradictions) {
         o.lr_warmup_iters = 10;
       },
       "--lr-warmup-iters 10");
+  // The numbers of samples and tokens would not fit in 64 bits.
+  refused([](Options& o) { o.train_iters = INT64_MAX; }, "--train-iters 9223372036854775807");
+  refused(
+      [](Options& o) {
+        o.global_batch_size = 1 << 20;
+        o.lr_decay_iters = int64_t{1} << 20;
+      },
+      "--lr-decay-iters 1048576 with steps of 1048576 sequences");
+  refused([](Options& o) { o.lr_warmup_iters = int64_t{1} << 60; }, "--lr-warmup-iters");
   refused([](Options& o) { o.finetune = true; }, "--finetune");
   refused([](Options& o) { o.save_interval = 5; }, "--save-interval");
   refused([](Options& o) { o.keep_checkpoints = 5; }, "--keep-checkpoints");

@@ -37,7 +37,7 @@ TEST(Parse, ReadsEveryKindOfValue) {
       parse(train_with({"--num-layers=4", "--qk-layernorm", "--bf16", "--json", "--seed", "7",
                         "--save", "runs/a b", "--min-lr=1e-5", "--moe-router-pre-softmax=false"}));
   EXPECT_EQ(options.command, Command::train);
-  EXPECT_EQ(options.data_path, "data/x");
+  EXPECT_EQ(options.data_path, Arguments{"data/x"});
   EXPECT_EQ(options.train_iters, 10);
   EXPECT_EQ(options.lr, 1e-3);
   EXPECT_EQ(options.num_layers, 4);
@@ -55,6 +55,10 @@ TEST(Parse, ReadsEveryKindOfValue) {
 TEST(Parse, ListsCollectAndPositionalsStandAnywhere) {
   EXPECT_EQ(parse({"tokenize", "--input", "a", "--output-prefix", "p", "--input=b"}).input,
             (Arguments{"a", "b"}));
+  const Options blend = parse({"train", "--train-iters", "10", "--data-path", "0.7", "a", "-0.3",
+                               "b", "--lr", "1e-3", "--data-path=c"});
+  EXPECT_EQ(blend.data_path, (Arguments{"0.7", "a", "-0.3", "b", "c"}));
+  EXPECT_EQ(blend.lr, 1e-3);
   EXPECT_EQ(parse({"verify", "model", "--oracle"}).hf_dir, "model");
   EXPECT_EQ(parse({"verify", "--oracle", "model"}).hf_dir, "model");
   EXPECT_EQ(parse({"verify", "--oracle", "--", "model"}).hf_dir, "model");
@@ -119,6 +123,16 @@ TEST(Parse, UnknownFlags) {
             "Unexpected argument 'now'. `troupe doctor --help` shows what doctor takes.");
 }
 
+TEST(Parse, MessagesAreOneLineWhateverWasGiven) {
+  EXPECT_EQ(refusal({"doctor", "a\n\x1b[31m"}),
+            "Unexpected argument 'a??[31m'. `troupe doctor --help` shows what doctor takes.");
+  EXPECT_EQ(refusal({"a\nb"}).find("Unknown command a?b. "), 0U);
+  EXPECT_EQ(refusal({"doctor", "--x\ny"}),
+            "Unknown flag --x?y. `troupe doctor --help` lists the flags.");
+  EXPECT_EQ(refusal({"doctor", "--ranks", "1\n2"}).find("--ranks takes a whole number"), 0U);
+  EXPECT_LT(refusal({"doctor", std::string(100'000, 'x')}).size(), 400U);
+}
+
 TEST(Parse, Commands) {
   EXPECT_EQ(refusal({"trian"}), "Unknown command trian. Did you mean train?");
   EXPECT_TRUE(refusal({"fly"}).starts_with("Unknown command fly. The commands are train, eval"));
@@ -137,6 +151,25 @@ TEST(Parse, MissingValues) {
   EXPECT_EQ(refusal({"verify"}), "troupe verify needs HF_DIR.");
   EXPECT_EQ(refusal({"train", "--data-path", "x", "--lr", "1"}),
             "troupe train needs --train-iters N or --train-samples N.");
+}
+
+TEST(Parse, AFileMayStandForTheDataPath) {
+  const Arguments rest = {"--train-iters", "10", "--lr", "1e-3"};
+  const auto train = [&](Arguments arguments) {
+    arguments.insert(arguments.begin(), "train");
+    arguments.insert(arguments.end(), rest.begin(), rest.end());
+    return arguments;
+  };
+  EXPECT_EQ(parse(train({"--data-args-path", "f"})).data_args_path, "f");
+  EXPECT_EQ(refusal(train({})), "troupe train needs --data-path PREFIX.");
+  EXPECT_EQ(refusal(train({"--data-path", "a", "--data-args-path", "f"})),
+            "--data-path and --data-args-path exclude each other; give one of them.");
+}
+
+TEST(Parse, FlagsThatWouldNotDoWhatTheySayAreExplained) {
+  EXPECT_TRUE(refusal(train_with({"--reset-position-ids"})).starts_with("--reset-position-ids: "));
+  EXPECT_TRUE(
+      refusal(train_with({"--reset-attention-mask"})).starts_with("--reset-attention-mask: "));
 }
 
 TEST(Parse, WrongValuesAreNamedBeforeMissingOnes) {

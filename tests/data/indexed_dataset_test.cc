@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "data/data_test_support.h"
 
@@ -266,6 +267,15 @@ TEST(IndexedDataset, MissingFilesAreBadRequests) {
   message =
       message_of(ExitStatus::bad_request, [&] { const IndexedDataset dataset(dir / "set.idx"); });
   EXPECT_TRUE(contains(message, "without .bin or .idx")) << message;
+}
+
+TEST(IndexedDataset, NamedPipesAreRefusedInsteadOfWaitedFor) {
+  const TempDir dir;
+  ASSERT_EQ(mkfifo((dir / "set.idx").c_str(), 0600), 0);
+  write_file(dir / "set.bin", "");
+  const std::string message =
+      message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
+  EXPECT_TRUE(contains(message, (dir / "set.idx") + " is not a regular file")) << message;
 }
 
 TEST(IndexedDataset, ForeignVocabularyIsReported) {

@@ -1,9 +1,11 @@
 #include "data/sampler.h"
 
 #include <algorithm>
+#include <fstream>
 #include <gtest/gtest.h>
+#include <map>
 #include <memory>
-#include <numeric>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "data/data_test_support.h"
@@ -50,92 +52,27 @@ class SamplerTest : public testing::Test {
     dataset_ = std::make_shared<IndexedDataset>(dir_ / "set");
   }
 
-  SampleOptions options(int64_t length, uint64_t seed) const {
+  static SampleOptions options(int64_t length, uint64_t seed,
+                               std::optional<int64_t> samples = std::nullopt) {
     SampleOptions options;
-    options.sequences = {0, dataset_->num_sequences()};
     options.sequence_length = length;
+    options.num_samples = samples;
     options.seed = seed;
     options.vocab_size = kEod + 1;
     options.eod = kEod;
     return options;
   }
 
-  // The documents in this order, joined.
-  std::vector<int32_t> join(const std::vector<int64_t>& order) const {
-    std::vector<int32_t> stream;
-    for (const int64_t i : order) {
-      const auto& document = documents_[static_cast<size_t>(i)];
-      stream.insert(stream.end(), document.begin(), document.end());
-    }
-    return stream;
+  SequenceRange all() const { return {0, dataset_->num_sequences()}; }
+
+  SampleSource source(const SampleOptions& options) const {
+    return SampleSource({{.dataset = dataset_, .sequences = all()}}, {}, options);
   }
 
   TempDir dir_;
   std::vector<std::vector<int32_t>> documents_;
   std::shared_ptr<IndexedDataset> dataset_;
 };
-
-std::vector<int64_t> entries(const Permutation& permutation) {
-  std::vector<int64_t> images(static_cast<size_t>(permutation.size()));
-  for (int64_t i = 0; i < permutation.size(); ++i) images[static_cast<size_t>(i)] = permutation(i);
-  return images;
-}
-
-TEST(Permutation, HitsEveryElementOnce) {
-  for (const int64_t size : {1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000, 4097}) {
-    SCOPED_TRACE(size);
-    auto images = entries(Permutation(size, 42, 3, ShuffleDomain::samples));
-    std::sort(images.begin(), images.end());
-    std::vector<int64_t> all(images.size());
-    std::iota(all.begin(), all.end(), 0);
-    EXPECT_EQ(images, all);
-  }
-}
-
-// Computed by a separate implementation of docs/data_format.md in another language. These values
-// are part of what a seed means: a run resumed after they changed would see other data.
-TEST(Permutation, ValuesNeverChange) {
-  using Values = std::vector<int64_t>;
-  EXPECT_EQ(entries(Permutation(10, 1234, 0, ShuffleDomain::sequences)),
-            (Values{1, 6, 7, 5, 8, 2, 4, 0, 3, 9}));
-  EXPECT_EQ(entries(Permutation(10, 1234, 0, ShuffleDomain::samples)),
-            (Values{3, 9, 1, 2, 7, 5, 8, 0, 4, 6}));
-  EXPECT_EQ(entries(Permutation(10, 1234, 7, ShuffleDomain::sequences)),
-            (Values{1, 3, 7, 5, 8, 9, 0, 2, 6, 4}));
-  EXPECT_EQ(entries(Permutation(5, (uint64_t{9} << 32) + 1, 3, ShuffleDomain::samples)),
-            (Values{2, 3, 1, 4, 0}));
-  const Permutation large(1'000'000'000'000, 1234, 0, ShuffleDomain::samples);
-  EXPECT_EQ(large(0), 13332180995);
-  EXPECT_EQ(large(1), 996481811286);
-  EXPECT_EQ(large(999'999'999'999), 406660216521);
-}
-
-TEST(Permutation, DependsOnAllItsKeys) {
-  const auto base = entries(Permutation(100, 1, 0, ShuffleDomain::samples));
-  EXPECT_NE(base, entries(Permutation(100, 2, 0, ShuffleDomain::samples)));
-  EXPECT_NE(base, entries(Permutation(100, 1 + (uint64_t{1} << 32), 0, ShuffleDomain::samples)));
-  EXPECT_NE(base, entries(Permutation(100, 1, 1, ShuffleDomain::samples)));
-  EXPECT_NE(base, entries(Permutation(100, 1, 0, ShuffleDomain::sequences)));
-}
-
-// Over 6,000 epochs each of the 24 orders of 4 elements is expected 250 times. Chi-squared with 23
-// degrees of freedom exceeds 58 by chance with probability 1e-4, and the draw is fixed.
-TEST(Permutation, SmallOrdersAreEquallyFrequent) {
-  std::vector<int> counts(256);
-  for (uint32_t epoch = 0; epoch < 6000; ++epoch) {
-    size_t code = 0;
-    for (const int64_t image : entries(Permutation(4, 5, epoch, ShuffleDomain::sequences))) {
-      code = code * 4 + static_cast<size_t>(image);
-    }
-    ++counts[code];
-  }
-  EXPECT_EQ(std::count(counts.begin(), counts.end(), 0), 256 - 24);
-  double chi_squared = 0;
-  for (const int count : counts) {
-    if (count > 0) chi_squared += (count - 250.0) * (count - 250.0) / 250.0;
-  }
-  EXPECT_LT(chi_squared, 58);
-}
 
 TEST(SplitSequences, Boundaries) {
   struct Case {
@@ -177,27 +114,42 @@ TEST(SplitSequences, MalformedStringsAreRefused) {
   }
 }
 
-TEST_F(SamplerTest, FollowsTheDocumentedRule) {
-  write(make_documents(23));
-  for (const int64_t length : {1, 2, 7, 32}) {
-    const SampleSource source(dataset_, options(length, 99));
-    const int64_t total = dataset_->num_tokens();
-    const int64_t samples = (total - 1) / length;
-    ASSERT_EQ(source.tokens_per_epoch(), total);
-    ASSERT_EQ(source.samples_per_epoch(), samples);
-    for (uint32_t epoch = 0; epoch < 4; ++epoch) {
-      const auto stream = join(entries(Permutation(23, 99, epoch, ShuffleDomain::sequences)));
-      const Permutation order(samples, 99, epoch, ShuffleDomain::samples);
-      for (int64_t drawn = 0; drawn < samples; ++drawn) {
-        SCOPED_TRACE(testing::Message()
-                     << "length " << length << " epoch " << epoch << " sample " << drawn);
-        const Sample sample = sample_of(source, epoch * samples + drawn);
-        const auto from = stream.begin() + order(drawn) * length;
-        EXPECT_EQ(sample.tokens, std::vector<int32_t>(from, from + length));
-        EXPECT_EQ(sample.labels, std::vector<int32_t>(from + 1, from + length + 1));
-        EXPECT_EQ(sample.mask, std::vector<float>(static_cast<size_t>(length), 1.0F));
-      }
+// The samples of the references, token by token.
+TEST_F(SamplerTest, FirstSamplesEqualTheReferences) {
+  std::ifstream file(TROUPE_FIXTURE_DIR "/dataset/references.json");
+  const nlohmann::json references = nlohmann::json::parse(file);
+  int number = 0;
+  for (const nlohmann::json& reference : references["orders"]) {
+    SCOPED_TRACE(number);
+    std::vector<std::vector<int32_t>> documents;
+    std::vector<int32_t> first_of;
+    int32_t next = 0;
+    for (const int32_t length : reference["lengths"]) {
+      first_of.push_back(next);
+      std::vector<int32_t> document(static_cast<size_t>(length));
+      for (int32_t& token : document) token = next++;
+      documents.push_back(document);
     }
+    const std::string prefix = dir_ / ("set" + std::to_string(number++));
+    write_dataset(prefix, documents);
+    dataset_ = std::make_shared<IndexedDataset>(prefix);
+    SampleOptions wanted = options(reference["sequence_length"], reference["seed"]);
+    if (!reference["num_samples"].is_null()) wanted.num_samples = reference["num_samples"];
+    wanted.keep_partial = reference["keep_partial"];
+    const SampleSource samples = source(wanted);
+    ASSERT_EQ(samples.num_samples(), static_cast<int64_t>(reference["shuffle"].size()));
+
+    const Sample sample = sample_of(samples, 0);
+    std::vector<int32_t> expected;
+    for (const nlohmann::json& place : reference["first_sample"]) {
+      expected.push_back(first_of[place[0].get<size_t>()] + place[1].get<int32_t>());
+    }
+    const auto length = static_cast<std::ptrdiff_t>(sample.tokens.size());
+    const auto read = static_cast<std::ptrdiff_t>(expected.size());
+    expected.resize(sample.tokens.size() + 1);
+    EXPECT_EQ(sample.tokens, std::vector<int32_t>(expected.begin(), expected.end() - 1));
+    EXPECT_EQ(sample.labels, std::vector<int32_t>(expected.begin() + 1, expected.end()));
+    EXPECT_EQ(std::count(sample.mask.begin(), sample.mask.end(), 1.0F), std::min(length, read - 1));
   }
 }
 
@@ -206,58 +158,50 @@ TEST_F(SamplerTest, FollowsTheDocumentedRule) {
 TEST_F(SamplerTest, AnEpochCoversItsStreamOnce) {
   write(make_documents(40));
   constexpr int64_t kLength = 6;
-  const SampleSource source(dataset_, options(kLength, 7));
-  const int64_t samples = source.samples_per_epoch();
-  for (int64_t epoch = 0; epoch < 3; ++epoch) {
-    std::vector<int> seen(static_cast<size_t>(dataset_->num_tokens()));
-    std::vector<int> first(seen.size());
-    int shared = 0;
-    std::vector<int32_t> last_labels;
-    for (int64_t i = epoch * samples; i < (epoch + 1) * samples; ++i) {
-      const Sample sample = sample_of(source, i);
-      for (const int32_t token : sample.tokens) ++seen[static_cast<size_t>(token)];
-      first[static_cast<size_t>(sample.tokens.front())] = 1;
-      last_labels.push_back(sample.labels.back());
-    }
-    for (const int32_t token : last_labels) shared += first[static_cast<size_t>(token)];
-    EXPECT_EQ(shared, samples - 1);
-    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), samples * kLength);
-    const auto unused = std::count(seen.begin(), seen.end(), 0);
-    EXPECT_EQ(unused, dataset_->num_tokens() - samples * kLength);
-    EXPECT_LE(unused, kLength);
+  const SampleSource samples = source(options(kLength, 7));
+  std::vector<int> seen(static_cast<size_t>(dataset_->num_tokens()));
+  std::vector<int> first(seen.size());
+  std::vector<int32_t> last_labels;
+  for (int64_t i = 0; i < samples.num_samples(); ++i) {
+    const Sample sample = sample_of(samples, i);
+    for (const int32_t token : sample.tokens) ++seen[static_cast<size_t>(token)];
+    first[static_cast<size_t>(sample.tokens.front())] = 1;
+    last_labels.push_back(sample.labels.back());
+    EXPECT_EQ(sample.mask, std::vector<float>(kLength, 1.0F));
   }
+  int shared = 0;
+  for (const int32_t token : last_labels) shared += first[static_cast<size_t>(token)];
+  EXPECT_EQ(shared, samples.num_samples() - 1);
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), samples.num_samples() * kLength);
+  const auto unused = std::count(seen.begin(), seen.end(), 0);
+  EXPECT_EQ(unused, dataset_->num_tokens() - samples.num_samples() * kLength);
+  EXPECT_LE(unused, kLength);
 }
 
-TEST_F(SamplerTest, RandomAccessEqualsSequential) {
+TEST_F(SamplerTest, SamplesAreAFunctionOfTheirNumber) {
   write(make_documents(30));
-  const SampleSource sequential(dataset_, options(5, 3));
-  const int64_t count = 4 * sequential.samples_per_epoch();
-  std::vector<Sample> samples;
-  for (int64_t i = 0; i < count; ++i) samples.push_back(sample_of(sequential, i));
-
-  const SampleSource random(dataset_, options(5, 3));
-  const Permutation order(count, 1, 0, ShuffleDomain::samples);
-  for (int64_t i = 0; i < count; ++i) {
-    EXPECT_EQ(sample_of(random, order(i)), samples[static_cast<size_t>(order(i))]) << order(i);
+  const SampleSource one = source(options(5, 3, 100));
+  const SampleSource two = source(options(5, 3, 100));
+  ASSERT_GE(one.num_samples(), 100);
+  for (int64_t i = one.num_samples() - 1; i >= 0; --i) {
+    const int64_t other = i * 7 % one.num_samples();
+    EXPECT_EQ(sample_of(one, other), sample_of(two, other)) << other;
   }
-  const int64_t far = int64_t{1} << 35;
-  EXPECT_EQ(sample_of(random, far), sample_of(sequential, far));
 }
 
 TEST_F(SamplerTest, ConcurrentReadersAgree) {
   write(make_documents(30));
-  const SampleSource source(dataset_, options(5, 3));
-  const int64_t count = 6 * source.samples_per_epoch();
+  const SampleSource samples = source(options(5, 3, 150));
+  const int64_t count = samples.num_samples();
   std::vector<Sample> expected;
-  for (int64_t i = 0; i < count; ++i) expected.push_back(sample_of(source, i));
-  const SampleSource shared(dataset_, options(5, 3));
+  for (int64_t i = 0; i < count; ++i) expected.push_back(sample_of(samples, i));
   std::vector<int> wrong(4);
   std::vector<std::thread> threads;
   for (int64_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t drawn = (i * 7 + t * 13) % count;
-        if (sample_of(shared, drawn) != expected[static_cast<size_t>(drawn)]) {
+        if (sample_of(samples, drawn) != expected[static_cast<size_t>(drawn)]) {
           ++wrong[static_cast<size_t>(t)];
         }
       }
@@ -267,58 +211,35 @@ TEST_F(SamplerTest, ConcurrentReadersAgree) {
   EXPECT_EQ(wrong, std::vector<int>(4));
 }
 
-TEST_F(SamplerTest, SeedsAndEpochsDiffer) {
+TEST_F(SamplerTest, SeedsDiffer) {
   write(make_documents(30));
-  const SampleSource one(dataset_, options(5, 1));
-  const SampleSource two(dataset_, options(5, 2));
-  const int64_t samples = one.samples_per_epoch();
-  int64_t same_seed = 0;
-  int64_t same_epoch = 0;
-  for (int64_t i = 0; i < samples; ++i) {
-    same_seed += sample_of(one, i) == sample_of(two, i);
-    same_epoch += sample_of(one, i) == sample_of(one, i + samples);
-  }
-  EXPECT_LT(same_seed, samples / 2);
-  EXPECT_LT(same_epoch, samples / 2);
+  const SampleSource one = source(options(5, 1));
+  const SampleSource two = source(options(5, 2));
+  int64_t same = 0;
+  for (int64_t i = 0; i < one.num_samples(); ++i) same += sample_of(one, i) == sample_of(two, i);
+  EXPECT_LT(same, one.num_samples() / 2);
 }
 
-TEST_F(SamplerTest, ValidationIsInOrderAndInItsRange) {
+TEST_F(SamplerTest, SamplesStayInTheirRange) {
   write(make_documents(20));
-  SampleOptions wanted = options(4, 1);
-  wanted.split = Split::validation;
-  wanted.sequences = {12, 18};
-  const SampleSource source(dataset_, wanted);
-  const auto stream = join({12, 13, 14, 15, 16, 17});
-  const int64_t samples = source.samples_per_epoch();
-  ASSERT_EQ(samples, (static_cast<int64_t>(stream.size()) - 1) / 4);
-  for (int64_t i = 0; i < 2 * samples; ++i) {
-    const auto from = stream.begin() + i % samples * 4;
-    EXPECT_EQ(sample_of(source, i).tokens, std::vector<int32_t>(from, from + 4)) << i;
-    EXPECT_EQ(sample_of(source, i).labels, std::vector<int32_t>(from + 1, from + 5)) << i;
-  }
-}
-
-TEST_F(SamplerTest, TrainingStaysInItsRange) {
-  write(make_documents(20));
-  SampleOptions wanted = options(4, 1);
-  wanted.sequences = {3, 9};
-  const SampleSource source(dataset_, wanted);
-  const auto stream = join({3, 4, 5, 6, 7, 8});
-  for (int64_t i = 0; i < 5 * source.samples_per_epoch(); ++i) {
-    const Sample sample = sample_of(source, i);
-    EXPECT_GE(*std::min_element(sample.tokens.begin(), sample.tokens.end()), stream.front());
-    EXPECT_LE(*std::max_element(sample.labels.begin(), sample.labels.end()), stream.back());
+  const SampleSource samples({{.dataset = dataset_, .sequences = {3, 9}}}, {}, options(4, 1, 40));
+  const int32_t begin = documents_[3].front();
+  const int32_t end = documents_[8].back();
+  for (int64_t i = 0; i < samples.num_samples(); ++i) {
+    const Sample sample = sample_of(samples, i);
+    EXPECT_GE(*std::min_element(sample.tokens.begin(), sample.tokens.end()), begin);
+    EXPECT_LE(*std::max_element(sample.labels.begin(), sample.labels.end()), end);
   }
 }
 
 TEST_F(SamplerTest, EndOfDocumentMask) {
   write(make_documents(20, true));
   SampleOptions wanted = options(8, 1);
-  const SampleSource plain(dataset_, wanted);
+  const SampleSource plain = source(wanted);
   wanted.eod_mask_loss = true;
-  const SampleSource masked(dataset_, wanted);
+  const SampleSource masked = source(wanted);
   int zeros = 0;
-  for (int64_t i = 0; i < masked.samples_per_epoch(); ++i) {
+  for (int64_t i = 0; i < masked.num_samples(); ++i) {
     const Sample sample = sample_of(masked, i);
     EXPECT_EQ(sample.tokens, sample_of(plain, i).tokens);
     for (size_t t = 0; t < sample.tokens.size(); ++t) {
@@ -330,11 +251,37 @@ TEST_F(SamplerTest, EndOfDocumentMask) {
   EXPECT_GT(zeros, 0);
 }
 
-TEST_F(SamplerTest, ExactlyOneSample) {
+TEST_F(SamplerTest, ThePartialSampleIsPaddedWithoutLoss) {
+  write({{1, 2}, {}, {3, 4, 5, 6, 7}});
+  SampleOptions wanted = options(4, 1);
+  EXPECT_EQ(source(wanted).num_samples(), 1);
+  wanted.keep_partial = true;
+  const SampleSource samples = source(wanted);
+  ASSERT_EQ(samples.num_samples(), 2);
+  int partial = 0;
+  std::map<int32_t, int> labels;
+  for (int64_t i = 0; i < 2; ++i) {
+    const Sample sample = sample_of(samples, i);
+    for (size_t t = 0; t < 4; ++t) {
+      if (sample.mask[t] != 0) ++labels[sample.labels[t]];
+    }
+    if (sample.mask.back() != 0) continue;
+    ++partial;
+    EXPECT_EQ(sample.mask, (std::vector<float>{1, 1, 0, 0}));
+    EXPECT_EQ(sample.tokens[3], 0);
+    EXPECT_GT(sample.tokens[2], 0) << "the last token of the data is an input without a label";
+    EXPECT_EQ(sample.labels[2], 0);
+    EXPECT_EQ(sample.labels[3], 0);
+  }
+  EXPECT_EQ(partial, 1);
+  EXPECT_EQ(labels.size(), 6U) << "every token but the first is a label once";
+}
+
+TEST_F(SamplerTest, AFewTokensMakeManySamplesButNotOneEpoch) {
   write({{1, 2}, {}, {3, 4, 5}});
-  EXPECT_EQ(SampleSource(dataset_, options(4, 1)).samples_per_epoch(), 1);
-  const std::string message = message_of(
-      ExitStatus::bad_request, [&] { const SampleSource source(dataset_, options(5, 1)); });
+  EXPECT_EQ(source(options(4, 1)).num_samples(), 1);
+  EXPECT_GE(source(options(5, 1, 8)).num_samples(), 8);
+  const std::string message = message_of(ExitStatus::bad_request, [&] { source(options(5, 1)); });
   EXPECT_TRUE(contains(message, "has 5 tokens")) << message;
   EXPECT_TRUE(contains(message, "takes 6")) << message;
   EXPECT_TRUE(contains(message, dir_ / "set")) << message;
@@ -344,32 +291,144 @@ TEST_F(SamplerTest, OneDocumentHasNoValidationSplit) {
   write({{1, 2, 3, 4, 5, 6, 7, 8}});
   SampleOptions wanted = options(2, 1);
   wanted.split = Split::validation;
-  wanted.sequences = split_sequences("969,30,1", dataset_->num_sequences())[1];
-  const std::string message =
-      message_of(ExitStatus::bad_request, [&] { const SampleSource source(dataset_, wanted); });
-  EXPECT_TRUE(contains(message, "the validation split")) << message;
-  EXPECT_TRUE(contains(message, "0 tokens in 0 of the data set's 1 sequences")) << message;
-  EXPECT_TRUE(contains(message, "split it at blank lines")) << message;
+  const SequenceRange range = split_sequences("969,30,1", dataset_->num_sequences())[1];
+  for (const std::optional<int64_t> samples :
+       {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
+    wanted.num_samples = samples;
+    const std::string message = message_of(ExitStatus::bad_request, [&] {
+      SampleSource({{.dataset = dataset_, .sequences = range}}, {}, wanted);
+    });
+    EXPECT_TRUE(contains(message, "the validation split")) << message;
+    EXPECT_TRUE(contains(message, "0 tokens in 0 of the data set's 1 sequences")) << message;
+    EXPECT_TRUE(contains(message, "split it at blank lines")) << message;
+  }
 }
 
-TEST_F(SamplerTest, SequenceLengthMustBePositive) {
+TEST_F(SamplerTest, LengthAndSeedHaveTheirLimits) {
   write({{1, 2, 3}});
   for (const int64_t length : {0, -4}) {
-    const std::string message = message_of(
-        ExitStatus::bad_request, [&] { const SampleSource source(dataset_, options(length, 1)); });
+    const std::string message =
+        message_of(ExitStatus::bad_request, [&] { source(options(length, 1)); });
     EXPECT_TRUE(contains(message, "sequence length of " + std::to_string(length))) << message;
   }
+  EXPECT_EQ(source(options(2, 0xffffffff)).num_samples(), 1);
+  EXPECT_TRUE(
+      contains(message_of(ExitStatus::bad_request, [&] { source(options(2, uint64_t{1} << 32)); }),
+               "--seed 4294967296"));
 }
 
 TEST_F(SamplerTest, ForeignIdsAreReportedWithTheirPlace) {
   write({{1, 2, 3}, {4, 300, 6}});
   SampleOptions wanted = options(5, 1);
-  wanted.split = Split::test;
   wanted.vocab_size = 257;
-  const SampleSource source(dataset_, wanted);
-  const std::string message = message_of(ExitStatus::bad_request, [&] { sample_of(source, 0); });
+  const SampleSource samples = source(wanted);
+  const std::string message = message_of(ExitStatus::bad_request, [&] { sample_of(samples, 0); });
   EXPECT_TRUE(contains(message, "token 1 of sequence 1 is 300")) << message;
   EXPECT_TRUE(contains(message, dir_ / "set.bin")) << message;
+}
+
+// Three data sets whose ids tell them apart.
+class BlendedSamplerTest : public testing::Test {
+ protected:
+  BlendedSamplerTest() {
+    for (int32_t set = 0; set < 3; ++set) {
+      std::vector<std::vector<int32_t>> documents;
+      for (int i = 0; i < 10 * (set + 1); ++i) {
+        documents.emplace_back(static_cast<size_t>(9 + i % 3), 1000 * (set + 1) + i);
+      }
+      const std::string prefix = dir_ / ("set" + std::to_string(set));
+      write_dataset(prefix, documents);
+      const auto dataset = std::make_shared<IndexedDataset>(prefix);
+      members_.push_back({.dataset = dataset, .sequences = {0, dataset->num_sequences()}});
+    }
+    options_.sequence_length = 4;
+    options_.seed = 5;
+    options_.vocab_size = 10000;
+  }
+
+  SampleSource source(const std::vector<double>& weights) const {
+    return SampleSource(members_, weights, options_);
+  }
+
+  TempDir dir_;
+  std::vector<SourceMember> members_;
+  SampleOptions options_;
+};
+
+TEST_F(BlendedSamplerTest, SamplesComeFromTheDataSetOfTheBlend) {
+  options_.num_samples = 200;
+  const SampleSource samples = source({1, 1, 2});
+  ASSERT_EQ(samples.num_samples(), 200);
+  const std::vector<double> shares = {0.25, 0.25, 0.5};
+  const std::vector<int64_t> plenty(3, 1000);
+  const BlendOrder blend(shares, plenty, 200, false);
+  for (int64_t i = 0; i < 200; ++i) {
+    const size_t member = blend.member(i);
+    SampleOptions alone = options_;
+    alone.num_samples = samples_to_request(200, shares[member]);
+    const SampleSource single({members_[member]}, {}, alone);
+    EXPECT_EQ(sample_of(samples, i), sample_of(single, blend.sample(i))) << i;
+  }
+  const auto uses = samples.use_of(200);
+  ASSERT_EQ(uses.size(), 3U);
+  EXPECT_EQ(uses[0].samples, 50);
+  EXPECT_EQ(uses[2].samples, 100);
+  EXPECT_EQ(uses[2].documents, 30);
+  EXPECT_EQ(uses[0].tokens, members_[0].dataset->num_tokens());
+  EXPECT_DOUBLE_EQ(uses[0].epochs, 200.0 / static_cast<double>(uses[0].tokens));
+}
+
+// Also a single data set with a weight has the surplus of a blend, as in Megatron.
+TEST_F(BlendedSamplerTest, OneWeightIsABlend) {
+  members_.resize(1);
+  const int64_t tokens = members_[0].dataset->num_tokens();
+  options_.num_samples = (tokens - 1) / 4;
+  EXPECT_EQ(source({0.3}).num_samples(), *options_.num_samples);
+  EXPECT_NE(sample_of(source({0.3}), 0), sample_of(source({}), 0)) << "two epochs against one";
+}
+
+TEST_F(BlendedSamplerTest, WithoutWeightsEverySampleIsReadOnce) {
+  int64_t total = 0;
+  for (const SourceMember& member : members_) total += (member.dataset->num_tokens() - 1) / 4;
+  const SampleSource samples = source({});
+  EXPECT_EQ(samples.num_samples(), total);
+  const auto uses = samples.use_of(total);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(uses[i].samples, (members_[i].dataset->num_tokens() - 1) / 4);
+  }
+  options_.num_samples = total;
+  EXPECT_EQ(source({}).num_samples(), total);
+  options_.num_samples = total + 1;
+  const std::string message = message_of(ExitStatus::bad_request, [&] { source({}); });
+  EXPECT_TRUE(contains(message, "give each a weight")) << message;
+}
+
+// As evaluation reads: each data set once, until one is spent.
+TEST_F(BlendedSamplerTest, OnePassKeepsTheWeights) {
+  const SampleSource samples = source({1, 1, 1});
+  const int64_t smallest = (members_[0].dataset->num_tokens() - 1) / 4;
+  EXPECT_EQ(samples.num_samples(), 3 * smallest);
+}
+
+// An order made for fewer samples goes on beyond them, unchanged, as far as it holds any.
+TEST_F(BlendedSamplerTest, MoreMayBeReadThanWereAskedFor) {
+  options_.num_samples = 50;
+  const SampleSource asked = source({1, 1, 2});
+  options_.num_read = 70;
+  const SampleSource read = source({1, 1, 2});
+  EXPECT_EQ(read.num_samples(), 70);
+  for (int64_t i = 0; i < 50; ++i) EXPECT_EQ(sample_of(read, i), sample_of(asked, i)) << i;
+  options_.num_read = 100000;
+  const int64_t held = source({1, 1, 2}).num_samples();
+  EXPECT_GE(held, 70);
+  EXPECT_LT(held, 100000);
+}
+
+TEST_F(BlendedSamplerTest, AnEmptySplitOfOneDataSetIsNamed) {
+  members_[1].sequences = {4, 4};
+  options_.num_samples = 10;
+  const std::string message = message_of(ExitStatus::bad_request, [&] { source({1, 1, 1}); });
+  EXPECT_TRUE(contains(message, dir_ / "set1")) << message;
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 // The documents of a data set as text, each checked to end with the end of a document.
 std::vector<std::string> documents_of(const std::string& prefix) {
-  const auto tokenizer = make_tokenizer("byte", "");
+  const auto tokenizer = make_tokenizer({});
   const IndexedDataset dataset(prefix);
   EXPECT_EQ(dataset.num_documents(), dataset.num_sequences());
   std::vector<std::string> texts;
@@ -23,8 +23,9 @@ std::vector<std::string> documents_of(const std::string& prefix) {
   return texts;
 }
 
-TokenizeResult run(const TokenizeOptions& options) {
-  return tokenize_corpus(*make_tokenizer("byte", ""), options);
+TokenizeResult run(const TokenizeOptions& options, int threads = 2) {
+  ThreadPool pool(threads);
+  return tokenize_corpus(*make_tokenizer({}), options, pool);
 }
 
 using Texts = std::vector<std::string>;
@@ -160,6 +161,19 @@ TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {
   }
 }
 
+// The JSON library's message holds all of the text that it read last.
+TEST(TokenizeCorpus, MalformedJsonGivesAMessageFitToBeShown) {
+  const TempDir dir;
+  write_file(dir / "a.jsonl", "{\"text\": \"" + std::string(100'000, '\x7f') + "\xff\"}");
+  TokenizeOptions options;
+  options.inputs = {dir / "a.jsonl"};
+  options.output_prefix = dir / "set";
+  const std::string message = message_of(ExitStatus::bad_request, [&] { run(options); });
+  EXPECT_TRUE(contains(message, "not valid JSON")) << message.substr(0, 1000);
+  EXPECT_LT(message.size(), 1000U);
+  EXPECT_FALSE(contains(message, "\x7f"));
+}
+
 TEST(TokenizeCorpus, ProgressRisesToTheTotal) {
   const TempDir dir;
   write_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
@@ -179,6 +193,60 @@ TEST(TokenizeCorpus, ProgressRisesToTheTotal) {
   EXPECT_LT(seen[0].bytes_done, seen[1].bytes_done);
   EXPECT_LT(seen[0].tokens, seen[1].tokens);
   EXPECT_EQ(seen[2].bytes_done, 16U);
+}
+
+// Several batches of documents of very different lengths, JSON lines and text.
+TEST(TokenizeCorpus, OutputIsTheSameForAnyNumberOfThreads) {
+  const TempDir dir;
+  std::string lines;
+  std::string text;
+  for (int i = 0; lines.size() < 5'000'000; ++i) {
+    const std::string document(static_cast<size_t>(i * i % 50'021),
+                               static_cast<char>('a' + i % 26));
+    lines += "{\"text\": \"" + document + "\"}\n";
+    text += document + "\n\n";
+  }
+  write_file(dir / "a.jsonl", lines);
+  write_file(dir / "b.txt", text);
+  const std::string model = std::string(TROUPE_FIXTURE_DIR) + "/tokenizers/gpt2";
+  const auto tokenizer = make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", model));
+  std::vector<std::string> bins;
+  std::vector<std::string> indices;
+  for (const int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    TokenizeOptions options;
+    options.inputs = {dir / "a.jsonl"};
+    options.output_prefix = dir / std::to_string(threads);
+    const TokenizeResult result = tokenize_corpus(*tokenizer, options, pool);
+    EXPECT_EQ(result.progress.bytes_done, lines.size());
+    EXPECT_GE(result.empty_documents, 1);
+    options.inputs = {dir / "b.txt"};
+    options.output_prefix += "b";
+    options.split_blank_lines = 1;
+    tokenize_corpus(*tokenizer, options, pool);
+    for (const char* which : {"", "b"}) {
+      bins.push_back(read_file(dir / (std::to_string(threads) + which + ".bin")));
+      indices.push_back(read_file(dir / (std::to_string(threads) + which + ".idx")));
+    }
+  }
+  for (size_t i = 1; i < bins.size(); ++i) {
+    EXPECT_TRUE(bins[i] == bins[0]) << i;
+    EXPECT_TRUE(indices[i] == indices[0]) << i;
+  }
+}
+
+// Of several wrong lines the first is named, whichever thread finds one first.
+TEST(TokenizeCorpus, TheFirstWrongLineIsNamed) {
+  const TempDir dir;
+  std::string lines;
+  for (int i = 1; i <= 200; ++i) lines += i >= 100 ? "{]\n" : "{\"text\": \"fine\"}\n";
+  write_file(dir / "a.jsonl", lines);
+  TokenizeOptions options;
+  options.inputs = {dir / "a.jsonl"};
+  options.output_prefix = dir / "set";
+  const std::string message = message_of(ExitStatus::bad_request, [&] { run(options, 4); });
+  EXPECT_TRUE(contains(message, "line 100: ")) << message;
+  EXPECT_EQ(dir.files(), Texts{"a.jsonl"});
 }
 
 TEST(TokenizeCorpus, StoppingLeavesTheOldOutputAndNoOther) {

@@ -8,7 +8,7 @@ namespace troupe {
 namespace {
 
 TEST(ByteTokenizer, EveryByteRoundTrips) {
-  const auto tokenizer = make_tokenizer("byte", "");
+  const auto tokenizer = make_tokenizer({});
   EXPECT_EQ(tokenizer->name(), "byte");
   EXPECT_EQ(tokenizer->vocab_size(), 257);
   EXPECT_EQ(tokenizer->eod(), 256);
@@ -23,7 +23,7 @@ TEST(ByteTokenizer, EveryByteRoundTrips) {
 }
 
 TEST(ByteTokenizer, InvalidUtf8RoundTrips) {
-  const auto tokenizer = make_tokenizer("byte", "");
+  const auto tokenizer = make_tokenizer({});
   // A lone continuation byte, an overlong encoding, a surrogate, a cut character, a zero byte.
   const std::string text("\x80 \xc0\xaf \xed\xa0\x80 \xe2\x82 \0 end", 15);
   std::vector<int32_t> ids;
@@ -32,7 +32,7 @@ TEST(ByteTokenizer, InvalidUtf8RoundTrips) {
 }
 
 TEST(ByteTokenizer, ForeignIdsAreRefused) {
-  const auto tokenizer = make_tokenizer("byte", "");
+  const auto tokenizer = make_tokenizer({});
   for (const int32_t id : {-1, 257, 50256}) {
     const std::string message = message_of(ExitStatus::failed, [&] {
       tokenizer->decode(std::vector<int32_t>{65, id});
@@ -41,16 +41,16 @@ TEST(ByteTokenizer, ForeignIdsAreRefused) {
   }
 }
 
-TEST(MakeTokenizer, UnknownTypeListsTheKnown) {
+TEST(ReadTokenizerModel, UnknownTypeListsTheKnown) {
   const std::string message =
-      message_of(ExitStatus::bad_request, [] { make_tokenizer("bytes", ""); });
+      message_of(ExitStatus::bad_request, [] { read_tokenizer_model("bytes", ""); });
   EXPECT_TRUE(contains(message, "'bytes'")) << message;
   EXPECT_TRUE(contains(message, "known types: byte")) << message;
 }
 
-TEST(MakeTokenizer, ByteTakesNoFile) {
+TEST(ReadTokenizerModel, ByteTakesNoFile) {
   const std::string message =
-      message_of(ExitStatus::bad_request, [] { make_tokenizer("byte", "some.json"); });
+      message_of(ExitStatus::bad_request, [] { read_tokenizer_model("byte", "some.json"); });
   EXPECT_TRUE(contains(message, "some.json")) << message;
 }
 

@@ -363,6 +363,16 @@ TEST(Checkpoint, ListsCompleteOnesByStepAndExplainsTheOthers) {
   expect_phrase(incomplete[4], "step_00000021: its index is that of step 20");
 }
 
+TEST(Checkpoint, DamagedOnesAreToldFromLeftovers) {
+  const TempFolder dir;
+  EXPECT_FALSE(has_checkpoint_folders(dir / "none"));
+  std::filesystem::create_directories(dir / "checkpoints/.tmp_step_00000050_1");
+  std::filesystem::create_directories(dir / "checkpoints/step_7");
+  EXPECT_FALSE(has_checkpoint_folders(dir.path()));
+  std::filesystem::create_directories(dir / "checkpoints/step_00000007");
+  EXPECT_TRUE(has_checkpoint_folders(dir.path()));
+}
+
 TEST(Checkpoint, SavingAStepAgainReplacesIt) {
   const TempFolder dir;
   save(dir.path(), 5, small_model(), 1);

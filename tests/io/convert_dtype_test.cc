@@ -141,5 +141,33 @@ TEST(ConvertDtype, IntegersConvertOnlyToThemselves) {
   EXPECT_TRUE(can_convert(FileDType::f16, DType::bf16));
 }
 
+template <class T>
+void expect_first_not_finite(DType dtype, T finite, T infinite, T nan) {
+  // Longer than a block, and not aligned.
+  constexpr int64_t kCount = 10'001;
+  std::vector<unsigned char> memory(1 + kCount * sizeof(T));
+  unsigned char* data = memory.data() + 1;
+  const auto put = [&](int64_t i, T value) {
+    std::memcpy(data + static_cast<size_t>(i) * sizeof(T), &value, sizeof value);
+  };
+  for (int64_t i = 0; i < kCount; ++i) put(i, finite);
+  EXPECT_EQ(first_not_finite(dtype, data, kCount), -1);
+  EXPECT_EQ(first_not_finite(dtype, data, 0), -1);
+  for (const int64_t at : {kCount - 1, int64_t{4096}, int64_t{4095}, int64_t{0}}) {
+    put(at, at % 2 == 0 ? infinite : nan);
+    EXPECT_EQ(first_not_finite(dtype, data, kCount), at);
+    EXPECT_EQ(first_not_finite(dtype, data, at), -1);
+  }
+}
+
+TEST(ConvertDtype, ValuesThatAreNotFiniteAreFound) {
+  using Double = std::numeric_limits<double>;
+  using Float = std::numeric_limits<float>;
+  expect_first_not_finite(DType::f64, -Double::max(), -Double::infinity(), Double::quiet_NaN());
+  expect_first_not_finite(DType::f32, -Float::max(), -Float::infinity(), Float::quiet_NaN());
+  // 0x7f7f is the largest bf16.
+  expect_first_not_finite<uint16_t>(DType::bf16, 0xff7f, 0xff80, 0x7fc0);
+}
+
 }  // namespace
 }  // namespace troupe

@@ -147,6 +147,27 @@ TEST(Json, TheLimitItselfAndRepeatedNamesInDifferentObjectsAreFine) {
   EXPECT_NO_THROW(parse_json("[[[{\"a\": 1}]], [[{\"a\": 1}]]]", "some.json", 4));
 }
 
+// The library's own conversions cut numbers that do not fit.
+TEST(Json, WholeNumbersAreReadWithoutLoss) {
+  const nlohmann::json object = nlohmann::json::parse(
+      R"({"a": -7, "b": 18446744073709551615, "c": 7.0, "d": true, "e": 9223372036854775807})");
+  const auto read = [&](const char* name, int64_t min, int64_t max) {
+    return integer_field(object, name, min, max, "file");
+  };
+  EXPECT_EQ(read("a", -7, 0), -7);
+  EXPECT_EQ(read("e", 0, INT64_MAX), INT64_MAX);
+  for (const char* name : {"b", "c", "d"}) {
+    expect_phrase(message_of(ExitStatus::failed, [&] { read(name, INT64_MIN, INT64_MAX); }),
+                  std::string("file: the field \"") + name + "\" must be a whole number");
+  }
+  expect_phrase(message_of(ExitStatus::failed, [&] { read("a", -6, 0); }), "from -6 to 0");
+  expect_phrase(message_of(ExitStatus::failed, [&] { read("a", -9, -8); }), "from -9 to -8");
+  expect_phrase(message_of(ExitStatus::failed, [&] { read("x", 0, 1); }), "\"x\" is missing");
+  expect_phrase(message_of(ExitStatus::failed,
+                           [&] { integer_field(nlohmann::json::array(), "x", 0, 1, "file"); }),
+                "\"x\" is missing");
+}
+
 TEST(Json, NamesAreQuotedFitForAMessage) {
   EXPECT_EQ(quote_name("a\nb\x1b"), "\"a?b?\"");
   EXPECT_EQ(quote_name(std::string(1000, 'x')), "\"" + std::string(160, 'x') + "...\"");

@@ -1,7 +1,9 @@
 // Hugging Face configurations and weights: both dialects, what is refused and by which name, and
 // bytes that come back as they went in.
 #include <algorithm>
+#include <cstring>
 #include <gtest/gtest.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -464,6 +466,15 @@ TEST_F(ChangedFolder, WrongShape) {
 TEST_F(ChangedFolder, WrongType) {
   find(kExpert).spec.dtype = FileDType::i32;
   expect_refused({kExpert, "I32"});
+}
+
+TEST_F(ChangedFolder, ValuesThatAreNotFinite) {
+  const auto value = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(&find(kExpert).bytes[4 * 17], &value, sizeof value);
+  const std::string message = message_of(ExitStatus::failed, [&] { load(); });
+  expect_phrase(message, kExpert);
+  expect_phrase(message, "not finite as f32 at element 17 of ");
+  expect_phrase(message, folder.path());
 }
 
 TEST_F(ChangedFolder, HeadOfAModelThatIsNotTied) {

@@ -68,13 +68,56 @@ TEST(ParameterCount, Qwen3_30bA3b) {
   EXPECT_EQ(declared_elements(config), config.parameter_count());
 }
 
+// The shipped configurations against what their makers have published: the exact number of weights
+// where the hub's index of the checkpoint states it, and the rounded figures of the announcements
+// (Mixtral 8x7B: 46.7 and 12.9 billion, 8x22B: 141 and 39; Qwen2-57B-A14B: 57.4 and 14.2;
+// Qwen3: 30.5 and 3.3, 235 and 22; OLMoE: 6.9 and 1.3).
+TEST(ParameterCount, ShippedConfigurations) {
+  struct Published {
+    const char* name;
+    double billions;
+    double active_billions;
+    double rounding;  // half a unit of the last published digit
+    double active_rounding;
+    int64_t exact;  // 0: not published
+  };
+  for (const Published& model : {Published{"mixtral-8x7b", 46.7, 12.9, 0.05, 0.05, 46'702'792'704},
+                                 Published{"mixtral-8x22b", 141, 39, 0.5, 0.5, 140'620'634'112},
+                                 Published{"qwen2-57b-a14b", 57.4, 14.2, 0.05, 0.05, 0},
+                                 Published{"qwen3-30b-a3b", 30.5, 3.3, 0.05, 0.06, 30'532'122'624},
+                                 Published{"qwen3-235b-a22b", 235, 22, 0.5, 0.5, 235'093'634'560},
+                                 Published{"olmoe-1b-7b", 6.9, 1.3, 0.05, 0.05, 6'919'161'856}}) {
+    SCOPED_TRACE(model.name);
+    const ModelConfig config =
+        read_hf_config(std::string(TROUPE_SOURCE_DIR "/configs/") + model.name + ".json");
+    const auto billions = static_cast<double>(config.parameter_count()) / 1e9;
+    const auto active = static_cast<double>(config.active_parameter_count()) / 1e9;
+    EXPECT_NEAR(billions, model.billions, model.rounding);
+    EXPECT_NEAR(active, model.active_billions, model.active_rounding);
+    if (model.exact != 0) {
+      EXPECT_EQ(config.parameter_count(), model.exact);
+    }
+    EXPECT_EQ(declared_elements(config), config.parameter_count());
+  }
+}
+
 TEST(ParameterCount, EqualsWhatIsDeclared) {
   ModelConfig mixed = moe_model(4);
   mixed.moe_layers = {false, true, false, true};
   mixed.ffn_hidden_size = 40;
   mixed.tie_embeddings = true;
   mixed.qk_layernorm = true;
-  for (const ModelConfig& config : {dense_model(3), moe_model(2), mixtral_like_model(2), mixed}) {
+  ModelConfig biased = mixed;
+  biased.normalization = Normalization::layer_norm;
+  biased.add_qkv_bias = true;
+  biased.add_bias_linear = true;
+  biased.gated_linear_unit = false;
+  biased.activation = ActivationFunction::squared_relu;
+  biased.qk_norm_scope = QkNormScope::projection;
+  biased.moe_shared_expert_intermediate_size = 12;
+  biased.moe_shared_expert_gate = true;
+  for (const ModelConfig& config :
+       {dense_model(3), moe_model(2), mixtral_like_model(2), mixed, biased}) {
     EXPECT_EQ(declared_elements(config), config.parameter_count());
   }
   EXPECT_EQ(dense_model(3).active_parameter_count(), dense_model(3).parameter_count());
@@ -192,6 +235,8 @@ TEST_F(Refusals, SizesThatDoNotFitTogether) {
   expect_refused("num_query_groups (3)");
   config.kv_channels = 7;
   expect_refused("head size must be even");
+  config.num_experts = -1;
+  expect_refused("num_experts must not be negative");
   config.moe_router_topk = 5;
   expect_refused("moe_router_topk (5) is larger than num_experts (4)");
   config.moe_router_topk = 1;

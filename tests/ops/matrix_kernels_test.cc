@@ -33,7 +33,7 @@ struct ProductCase {
 // All sums are exact, so the result must be the exact product, rounded once.
 template <class A, class B, class C>
 void check_product(const ProductCase& p, int threads) {
-  using Sum = accumulation_t<C>;
+  using Sum = gemm_sum_t<A, B, C>;
   SCOPED_TRACE(std::to_string(p.m) + "x" + std::to_string(p.n) + "x" + std::to_string(p.k));
   const auto a = exact_values<A>(p.m * p.k, 1);
   const auto b = exact_values<B>(p.k * p.n, 2);
@@ -50,7 +50,7 @@ void check_product(const ProductCase& p, int threads) {
   args.scratch_bytes_per_thread =
       (gemm_scratch_bytes(tiles, dtype_of<A>, dtype_of<B>, dtype_of<C>) + 63) / 64 * 64;
   std::vector<std::byte> scratch(args.scratch_bytes_per_thread * static_cast<size_t>(threads) + 64);
-  std::vector<double> workspace(gemm_workspace_bytes(tiles, p.m, p.n, dtype_of<C>) / 8 + 1);
+  std::vector<double> workspace(gemm_workspace_bytes(tiles, p.m, p.n, dtype_of<Sum>) / 8 + 1);
   args.scratch = scratch.data();
   args.workspace = reinterpret_cast<std::byte*>(workspace.data());
   const GemmOperand<A> left{a.data(), p.trans_a ? p.m : p.k, p.trans_a};
@@ -84,18 +84,25 @@ TEST(ParallelGemm, IsExactOnExactNumbers) {
         check_product<bf16, bf16, bf16>(tiles, threads);
         check_product<bf16, bf16, float>(tiles, threads);
         check_product<float, bf16, bf16>(tiles, threads);
+        check_product<float, float, double>(tiles, threads);
+        check_product<bf16, bf16, double>(tiles, threads);
         const ProductCase panels{150, 131, 1100, trans_a, trans_b, false, false};
         check_product<float, float, float>(panels, threads);
         check_product<bf16, bf16, bf16>(panels, threads);
         check_product<float, bf16, float>(panels, threads);
+        check_product<bf16, bf16, double>(panels, threads);
+        check_product<double, float, float>(panels, threads);
+        check_product<double, bf16, bf16>(panels, threads);
         const ProductCase accumulated{33, 47, 600, trans_a, trans_b, true, false};
         check_product<double, double, double>(accumulated, threads);
         check_product<bf16, bf16, float>(accumulated, threads);
+        check_product<double, bf16, float>(accumulated, threads);
         for (const bool accumulate : {false, true}) {
           const ProductCase split{21, 37, 5003, trans_a, trans_b, accumulate, false, true};
           check_product<double, double, double>(split, threads);
           check_product<float, float, float>(split, threads);
           check_product<bf16, bf16, float>(split, threads);
+          check_product<double, float, float>(split, threads);
         }
       }
     }
@@ -223,7 +230,8 @@ TEST(Linear, BiasGradientOverwritesOrAccumulates) {
     Builder builder(program);
     const ValueId dy_id = builder.input("dy", DType::bf16, {kRows, kOutputs});
     builder.emit(kLinearBiasGradient,
-                 Attributes(LinearBiasGradientAttributes{.accumulate = accumulate}),
+                 Attributes(LinearBiasGradientAttributes{.bias_dtype = DType::bf16,
+                                                         .accumulate = accumulate}),
                  {dy_id, builder.state(state)}, "db");
     std::vector<float> target(kOutputs, accumulate ? 0.25F : std::nanf(""));
     run_op(program, {dy.data(), target.data()}, 3);

@@ -1,11 +1,15 @@
-// The values of the router's losses, against naive computations in double and known special cases.
+// The values of the router's losses and of its entropy, against naive computations in double and
+// known special cases.
 #include <cmath>
 #include <functional>
 #include <gtest/gtest.h>
+#include <limits>
 #include <vector>
 
 #include "base/random.h"
+#include "ops/count_experts/count_experts.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
+#include "ops/router_entropy/router_entropy.h"
 #include "ops/router_z_loss/router_z_loss.h"
 #include "support/sample_run.h"
 
@@ -32,38 +36,171 @@ std::vector<double> random_logits() {
 }
 
 double load_balancing(const std::vector<double>& logits, const std::vector<int32_t>& counts,
-                      double coefficient, int32_t top_k) {
+                      const LoadBalancingLossAttributes& attributes) {
   return run_loss([&](SampleBuilder& builder) {
-    const auto experts = static_cast<int64_t>(counts.size());
+    const auto experts = static_cast<int64_t>(counts.size()) / attributes.sequences;
     const auto tokens = static_cast<int64_t>(logits.size()) / experts;
     const ValueId z = builder.values("logits", {tokens, experts}, logits, SampleBuilder::Options());
-    const ValueId n = builder.integers("counts", {experts}, counts);
-    return load_balancing_loss(builder.builder(), z, n,
-                               {.coefficient = coefficient, .top_k = top_k}, "loss");
+    const ValueId n =
+        builder.integers("counts", expert_counts_shape(attributes.sequences, experts), counts);
+    return load_balancing_loss(builder.builder(), z, n, attributes, "loss");
   });
 }
 
-TEST(LoadBalancingLoss, AgreesWithANaiveComputation) {
-  const auto logits = random_logits();
+std::vector<int32_t> some_counts(int32_t sequences) {
   std::vector<int32_t> counts;
-  for (int32_t expert = 0; expert < kExperts; ++expert) counts.push_back(expert * expert % 700);
-  std::vector<double> scores(kExperts, 0);
-  for (int64_t token = 0; token < kTokens; ++token) {
-    const double* z = logits.data() + token * kExperts;
+  for (int32_t i = 0; i < sequences * kExperts; ++i) counts.push_back(i * i % 700);
+  return counts;
+}
+
+double naive_score(ScoreFunction function, double z) {
+  if (function == ScoreFunction::softmax) return std::exp(z);
+  if (function == ScoreFunction::sigmoid) return 1 / (1 + std::exp(-z));
+  return std::sqrt(std::log(1 + std::exp(z)));
+}
+
+// c * E / (k * T^2) * sum_e (sum_t q_te) * n_e
+double naive_load_balancing(const std::vector<double>& logits, const std::vector<double>& counts,
+                            const LoadBalancingLossAttributes& attributes) {
+  const size_t experts = counts.size();
+  const auto tokens = static_cast<double>(logits.size() / experts);
+  std::vector<double> scores(experts, 0);
+  for (size_t row = 0; row < logits.size(); row += experts) {
     double total = 0;
-    for (int64_t i = 0; i < kExperts; ++i) total += std::exp(z[i]);
-    for (int64_t i = 0; i < kExperts; ++i) scores[static_cast<size_t>(i)] += std::exp(z[i]) / total;
+    for (size_t i = 0; i < experts; ++i) {
+      total += naive_score(attributes.score_function, logits[row + i]);
+    }
+    for (size_t i = 0; i < experts; ++i) {
+      scores[i] += naive_score(attributes.score_function, logits[row + i]) / total;
+    }
   }
   double sum = 0;
-  for (size_t i = 0; i < scores.size(); ++i) sum += scores[i] * counts[i];
-  const double expected = 0.01 * kExperts / (4.0 * kTokens * kTokens) * sum;
-  // Double arithmetic over 57,000 terms in another order.
-  EXPECT_NEAR(load_balancing(logits, counts, 0.01, 4), expected, 1e-12 * expected);
+  for (size_t i = 0; i < experts; ++i) sum += scores[i] * counts[i];
+  return attributes.coefficient * static_cast<double>(experts) /
+         (attributes.top_k * tokens * tokens) * sum;
+}
+
+constexpr ScoreFunction kScoreFunctions[] = {ScoreFunction::softmax, ScoreFunction::sigmoid,
+                                             ScoreFunction::sqrtsoftplus};
+
+TEST(LoadBalancingLoss, AgreesWithANaiveComputation) {
+  const auto logits = random_logits();
+  const auto counts = some_counts(1);
+  for (const ScoreFunction function : kScoreFunctions) {
+    const LoadBalancingLossAttributes attributes{
+        .coefficient = 0.01, .top_k = 4, .score_function = function};
+    const double expected =
+        naive_load_balancing(logits, {counts.begin(), counts.end()}, attributes);
+    // Double arithmetic over 57,000 terms in another order.
+    EXPECT_NEAR(load_balancing(logits, counts, attributes), expected, 1e-12 * expected)
+        << name_of(function);
+  }
+}
+
+TEST(LoadBalancingLoss, IsTheMeanOverSequences) {
+  constexpr int32_t kSequences = 5;
+  const auto logits = random_logits();
+  const auto counts = some_counts(kSequences);
+  for (const ScoreFunction function : kScoreFunctions) {
+    const LoadBalancingLossAttributes one{
+        .coefficient = 0.01, .top_k = 4, .score_function = function};
+    double expected = 0;
+    for (int64_t g = 0; g < kSequences; ++g) {
+      const int64_t size = static_cast<int64_t>(logits.size()) / kSequences;
+      const std::vector<double> z(logits.begin() + g * size, logits.begin() + (g + 1) * size);
+      const std::vector<double> n(counts.begin() + g * kExperts,
+                                  counts.begin() + (g + 1) * kExperts);
+      expected += naive_load_balancing(z, n, one) / kSequences;
+    }
+    LoadBalancingLossAttributes attributes = one;
+    attributes.sequences = kSequences;
+    // As above.
+    EXPECT_NEAR(load_balancing(logits, counts, attributes), expected, 1e-12 * expected)
+        << name_of(function);
+  }
+}
+
+TEST(LoadBalancingLoss, DividesRunningSumsByTheirNumber) {
+  const auto logits = random_logits();
+  const auto counts = some_counts(1);
+  std::vector<double> means;
+  for (const int32_t count : counts) means.push_back(count / 3.0);
+  const LoadBalancingLossAttributes attributes{.coefficient = 0.01, .top_k = 4, .steps = 3};
+  const double expected = naive_load_balancing(logits, means, attributes);
+  // As above.
+  EXPECT_NEAR(load_balancing(logits, counts, attributes), expected, 1e-12 * expected);
 }
 
 TEST(LoadBalancingLoss, IsTheCoefficientWhenBalanced) {
   // 6 tokens, 4 experts, 2 of them each: 3 tokens for each expert. Rounding of double.
-  EXPECT_NEAR(load_balancing(std::vector<double>(24, 0.7), {3, 3, 3, 3}, 0.3, 2), 0.3, 1e-15);
+  for (const ScoreFunction function : kScoreFunctions) {
+    LoadBalancingLossAttributes attributes{
+        .coefficient = 0.3, .top_k = 2, .score_function = function};
+    const std::vector<double> uniform(24, 0.7);
+    EXPECT_NEAR(load_balancing(uniform, {3, 3, 3, 3}, attributes), 0.3, 1e-15);
+    attributes.steps = 5;
+    EXPECT_NEAR(load_balancing(uniform, {15, 15, 15, 15}, attributes), 0.3, 1e-15);
+    // Two sequences of 2 tokens: 1 token for each expert.
+    attributes.sequences = 2;
+    attributes.steps = 1;
+    const std::vector<double> short_uniform(16, -0.2);
+    EXPECT_NEAR(load_balancing(short_uniform, {1, 1, 1, 1, 1, 1, 1, 1}, attributes), 0.3, 1e-15);
+  }
+}
+
+// Scores that underflow leave neither NaN in the loss nor in its gradient.
+TEST(LoadBalancingLoss, SurvivesExtremeLogits) {
+  for (const ScoreFunction function : kScoreFunctions) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      const OpSample sample{
+          "", [&](SampleBuilder& builder) {
+            const ValueId z = builder.values(
+                "logits", {2, 3}, {-2000, -2000, -2000, 2000, -2000, 0}, SampleBuilder::Options());
+            const ValueId n = builder.integers("counts", {3}, {2, 1, 1});
+            builder.result(load_balancing_loss(
+                builder.builder(), z, n, {.coefficient = 1, .top_k = 2, .score_function = function},
+                "loss"));
+          }};
+      SampleRun run(sample, {.dtype = dtype});
+      run.run();
+      EXPECT_TRUE(std::isfinite(run.results()[0][0])) << name_of(function);
+      const std::vector<double> gradients = run.gradients()[0];
+      ASSERT_EQ(gradients.size(), 6U);
+      for (const double gradient : gradients) {
+        EXPECT_TRUE(std::isfinite(gradient)) << name_of(function);
+      }
+    }
+  }
+}
+
+TEST(RouterEntropy, AgreesWithANaiveComputation) {
+  const auto logits = random_logits();
+  double expected = 0;
+  for (size_t row = 0; row < logits.size(); row += kExperts) {
+    double total = 0;
+    for (size_t i = row; i < row + kExperts; ++i) total += std::exp(logits[i]);
+    for (size_t i = row; i < row + kExperts; ++i) {
+      const double q = std::exp(logits[i]) / total;
+      expected -= q * std::log(q) / kTokens;
+    }
+  }
+  const double actual = run_loss([&](SampleBuilder& builder) {
+    const ValueId z =
+        builder.values("logits", {kTokens, kExperts}, logits, SampleBuilder::Options());
+    return router_entropy(builder.builder(), z, "entropy");
+  });
+  // Double arithmetic over 57,000 terms in another order.
+  EXPECT_NEAR(actual, expected, 1e-12 * expected);
+}
+
+TEST(RouterEntropy, IsTheLogarithmOfTheNumberOfExpertsThatAreAlike) {
+  const double never = -std::numeric_limits<double>::infinity();
+  const double actual = run_loss([&](SampleBuilder& builder) {
+    const ValueId z = builder.values("logits", {2, 4}, {3, 3, 3, 3, never, 1, never, 1},
+                                     SampleBuilder::Options());
+    return router_entropy(builder.builder(), z, "entropy");
+  });
+  EXPECT_NEAR(actual, (std::log(4.0) + std::log(2.0)) / 2, 1e-15);  // rounding of double
 }
 
 TEST(RouterZLoss, AgreesWithANaiveComputation) {

@@ -249,8 +249,8 @@ TEST_P(ModelAutodiff, ForwardIsNotChanged) {
     expected += inference.program->op(i).place.layer == 1;
   }
   // In training, a MoE layer also has its two auxiliary losses, and three metrics: both losses and
-  // the experts' loads.
-  EXPECT_EQ(forward, expected + (config.is_moe_layer(1) ? 5 : 0));
+  // the experts' loads (counted and accumulated) and the router entropy.
+  EXPECT_EQ(forward, expected + (config.is_moe_layer(1) ? 7 : 0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelAutodiff, ::testing::Values("dense", "moe"),

@@ -55,10 +55,16 @@ TEST_F(MetricsLogFile, TrainingLine) {
   metrics.tflops_per_gpu = 0.25;
   metrics.step_time_s = 0.5;
   metrics.peak_bytes = uint64_t{5} << 32;
-  metrics.has_load_balancing_loss = true;
-  metrics.has_z_loss = true;
-  metrics.layers = {{.layer = 1, .rows = {2, 0, 6, 0}, .load_balancing_loss = 1.5, .z_loss = 3},
-                    {.layer = 3, .rows = {2, 2, 2, 2}, .load_balancing_loss = 1.0, .z_loss = 1}};
+  metrics.layers = {{.layer = 1,
+                     .rows = {2, 0, 6, 0},
+                     .slots = 16,
+                     .entropy = 1.25,
+                     .losses = {{"load_balancing_loss", 1.5}, {"z_loss", 3}}},
+                    {.layer = 3,
+                     .rows = {2, 2, 2, 2},
+                     .slots = 8,
+                     .entropy = 0.5,
+                     .losses = {{"load_balancing_loss", 1.0}, {"z_loss", 1}}}};
   MetricsLog(path, 0).training(metrics);
   ASSERT_EQ(lines().size(), 1U);
   const json expected = json::parse(R"({
@@ -66,8 +72,12 @@ TEST_F(MetricsLogFile, TrainingLine) {
     "batch_size": 64, "weight_decay": 0.5,
     "tokens_per_s": 1e5, "tflops_per_gpu": 0.25, "step_time_s": 0.5, "peak_bytes": 21474836480,
     "load_imbalance": 3.0, "load_balancing_loss": 1.25, "z_loss": 2.0,
-    "experts": [{"layer": 1, "imbalance": 3.0, "dead": 2, "rows": [2, 0, 6, 0]},
-                {"layer": 3, "imbalance": 1.0, "dead": 0, "rows": [2, 2, 2, 2]}]})");
+    "experts": [{"layer": 1, "imbalance": 3.0, "max_violation": 2.0, "dead": 2,
+                 "dropped": 0.5, "entropy": 1.25, "rows": [2, 0, 6, 0],
+                 "load_balancing_loss": 1.5, "z_loss": 3.0},
+                {"layer": 3, "imbalance": 1.0, "max_violation": 0.0, "dead": 0,
+                 "dropped": 0.0, "entropy": 0.5, "rows": [2, 2, 2, 2],
+                 "load_balancing_loss": 1.0, "z_loss": 1.0}]})");
   EXPECT_EQ(json::parse(lines()[0]), expected);
   EXPECT_EQ(json::parse(lines()[0])["loss"].get<double>(), 1.0 / 3.0) << "to the last bit";
 }
@@ -191,15 +201,28 @@ TEST_F(MetricsLogFile, MissingFolderIsAnError) {
   }
 }
 
-TEST(ExpertLoads, ImbalanceIsLargestOverMean) {
-  EXPECT_DOUBLE_EQ((ExpertLoads{.layer = 0, .rows = {10, 20, 30, 40}}).imbalance(), 1.6);
-  EXPECT_DOUBLE_EQ((ExpertLoads{.layer = 0, .rows = {0, 0, 0, 5}}).imbalance(), 4.0);
-  EXPECT_EQ((ExpertLoads{.layer = 0, .rows = {0, 0}}).imbalance(), 1.0);
+TEST(RouterMetrics, ImbalanceIsLargestOverMean) {
+  EXPECT_DOUBLE_EQ(
+      (RouterMetrics{.layer = 0, .rows = {10, 20, 30, 40}, .slots = 0, .entropy = 0, .losses = {}})
+          .imbalance(),
+      1.6);
+  EXPECT_DOUBLE_EQ(
+      (RouterMetrics{.layer = 0, .rows = {0, 0, 0, 5}, .slots = 0, .entropy = 0, .losses = {}})
+          .imbalance(),
+      4.0);
+  EXPECT_EQ((RouterMetrics{.layer = 0, .rows = {0, 0}, .slots = 0, .entropy = 0, .losses = {}})
+                .imbalance(),
+            1.0);
 }
 
-TEST(ExpertLoads, DeadExperts) {
-  EXPECT_EQ((ExpertLoads{.layer = 0, .rows = {0, 1, 0, 2}}).dead(), 2);
-  EXPECT_EQ((ExpertLoads{.layer = 0, .rows = {1, 1}}).dead(), 0);
+TEST(RouterMetrics, DeadExperts) {
+  EXPECT_EQ(
+      (RouterMetrics{.layer = 0, .rows = {0, 1, 0, 2}, .slots = 0, .entropy = 0, .losses = {}})
+          .dead(),
+      2);
+  EXPECT_EQ(
+      (RouterMetrics{.layer = 0, .rows = {1, 1}, .slots = 0, .entropy = 0, .losses = {}}).dead(),
+      0);
 }
 
 }  // namespace

@@ -245,13 +245,13 @@ TEST(BatchSize, RampIsMegatrons) {
 TEST(BatchSize, RampOfALongRun) {
   Options options = sampled_options();
   options.global_batch_size = 1024;
-  options.rampup_batch_size = "32 32 1000000000000";
+  options.rampup_batch_size = "32 32 100000000000";
   const BatchSizeSchedule schedule = make_batch_sizes(options, 16);
-  // 31 increments: the second one begins at ceil(1e12 / 31).
-  EXPECT_EQ(schedule.at(32258064517), 32 + 32);
-  EXPECT_EQ(schedule.at(32258064516), 32);
-  EXPECT_EQ(schedule.at(999999999999), 1024 - 32);
-  EXPECT_EQ(schedule.at(1000000000000), 1024);
+  // 31 increments: the second one begins at ceil(1e11 / 31).
+  EXPECT_EQ(schedule.at(3225806452), 32 + 32);
+  EXPECT_EQ(schedule.at(3225806451), 32);
+  EXPECT_EQ(schedule.at(99999999999), 1024 - 32);
+  EXPECT_EQ(schedule.at(100000000000), 1024);
 }
 
 TEST(BatchSize, StepsAreInTokens) {

@@ -104,7 +104,8 @@ class StepRun {
         step(build_training_step(config, state,
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
-                                  .sequence = run.sequence})),
+                                  .sequence = run.sequence,
+                                  .seed = run.seed})),
         storage(state.table),
         interpreter(*step.program, plan(*step.program, run), storage, pool) {
     initialize_parameters(state, storage, run.seed, pool);
@@ -123,9 +124,13 @@ class StepRun {
   // Runs update `number` (from 1).
   void update(int64_t number = 1) {
     *interpreter.view(step.update_number).as<int64_t>() = number;
+    if (step.step_number.valid()) set_step_number(number);
     interpreter.run();
   }
 
+  void set_step_number(int64_t number) {
+    *interpreter.view(step.step_number).as<int64_t>() = number;
+  }
   void set_learning_rate(double rate) { *interpreter.view(step.learning_rate).as<double>() = rate; }
   double loss() const { return *interpreter.view(step.loss).as<double>(); }
   double grad_norm() const { return *interpreter.view(step.grad_norm).as<double>(); }
@@ -135,12 +140,9 @@ class StepRun {
   double objective() const {
     double sum = loss();
     for (const LayerMetrics& layer : step.layers) {
-      if (layer.load_balancing_loss.valid()) {
-        sum +=
-            config.moe_aux_loss_coeff * *interpreter.view(layer.load_balancing_loss).as<double>();
-      }
-      if (layer.z_loss.valid()) {
-        sum += config.moe_z_loss_coeff * *interpreter.view(layer.z_loss).as<double>();
+      for (const LayerMetrics::Loss& auxiliary : layer.losses) {
+        sum += coefficient_of(auxiliary.kind, config) *
+               *interpreter.view(auxiliary.value).as<double>();
       }
     }
     return sum;

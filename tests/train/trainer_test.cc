@@ -116,6 +116,28 @@ class TrainerRun : public ::testing::Test {
     return text;
   }
 
+  // A checkpoint of the run that `options` describe, with a NaN among the weights of each layer.
+  static void save_broken_weights(const std::string& run, const Options& options,
+                                  const TrainingPosition& position) {
+    RunIdentity identity;
+    identity.model = load_model_config(options);
+    identity.seed = static_cast<uint64_t>(options.seed);
+    identity.sequence = 16;
+    identity.split = options.split;
+    identity.schedules = make_schedules(options);
+    identity.ordered_samples = *options.train_iters;
+    identity.data = "40 sequences, 2400 tokens";
+    identity.options_json = to_json(options);
+    ThreadPool pool(1);
+    const ModelState state = declare_model_state(identity.model, DType::f32, /*trained=*/true);
+    const StateStorage storage(state.table);
+    initialize_parameters(state, storage, 1, pool);
+    for (const Parameter& parameter : state.parameters) {
+      if (parameter.layer == 0) set_element(storage.view(parameter.value), 0, std::nan(""));
+    }
+    save_training_checkpoint(run, identity, position, state, storage);
+  }
+
   static std::unique_ptr<TempFolder> folder;
   std::string save;
 };
@@ -208,44 +230,57 @@ TEST_F(TrainerRun, OtherSchedulesNeedAWord) {
   EXPECT_EQ(checkpoints(save).back(), 8);
 }
 
-TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
-  // Weights with a NaN to start from.
-  const Options options = options_of({"--train-iters", "1"});
-  RunIdentity identity;
-  identity.model = load_model_config(options);
-  identity.sequence = 16;
-  identity.tokenizer = "byte";
-  identity.schedules = make_schedules(options);
-  identity.options_json = to_json(options);
-  ThreadPool pool(1);
-  const ModelState state = declare_model_state(identity.model, DType::f32, /*trained=*/true);
-  const StateStorage storage(state.table);
-  initialize_parameters(state, storage, 1, pool);
-  for (const Parameter& parameter : state.parameters) {
-    if (parameter.layer == 0) set_element(storage.view(parameter.value), 0, std::nan(""));
-  }
-  save_training_checkpoint(save + "_nan", identity, {}, state, storage);
+TEST_F(TrainerRun, StopsWhenTheFirstLossIsNotFinite) {
+  save_broken_weights(save + "_nan", options_of({"--train-iters", "20"}), {});
+  const std::string message =
+      refusal({"--train-iters", "20", "--save", save, "--pretrained-checkpoint", save + "_nan",
+               "--max-skipped-steps", "0"});
+  EXPECT_TRUE(message.starts_with("The loss of step 1 is nan")) << message;
+  EXPECT_NE(message.find("Nothing was saved."), std::string::npos) << message;
+  EXPECT_TRUE(checkpoints(save).empty());
+}
 
-  const Arguments run = {"--train-iters",   "20", "--max-skipped-steps",     "3",
-                         "--save-interval", "1",  "--keep-checkpoints",      "1",
-                         "--save",          save, "--pretrained-checkpoint", save + "_nan"};
-  const std::string message = refusal(run);
-  EXPECT_TRUE(message.starts_with("3 steps in a row were skipped")) << message;
-  EXPECT_NE(message.find("at step 3 those of "), std::string::npos) << message;
-  const std::string& first = (*state.table)[state.parameters.front().value].name;
-  EXPECT_NE(message.find(first), std::string::npos) << "names parameters: " << message;
-  EXPECT_NE(message.find("step_00000002"), std::string::npos) << "names the newest: " << message;
+TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
+  // As after one update that broke the weights.
+  save_broken_weights(save + "_nan", options_of({"--train-iters", "20"}),
+                      {.step = 1, .updates = 1, .consumed_samples = 1, .scheduled_samples = 1});
+  const Arguments run = {"--train-iters",   "20", "--max-skipped-steps", "3",
+                         "--save-interval", "1",  "--keep-checkpoints",  "1"};
+  const std::string message = refusal(run + Arguments{"--save", save, "--load", save + "_nan"});
+  EXPECT_TRUE(
+      message.starts_with("The gradients of the last 3 steps, up to step 4, are not finite"))
+      << message;
+  EXPECT_NE(message.find("those of embedding, "), std::string::npos)
+      << "names parameters: " << message;
+  EXPECT_TRUE(message.ends_with("The checkpoint of step 3 is kept.")) << message;
   // Nothing is deleted while steps are skipped, and nothing saved at the end.
-  EXPECT_EQ(checkpoints(save), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(checkpoints(save), (std::vector<int64_t>{2, 3}));
   const json position = training(save).at("position");
   EXPECT_EQ(position.at("skipped_in_row"), 2);
-  EXPECT_EQ(position.at("consumed_samples"), 2);
-  EXPECT_EQ(position.at("scheduled_samples"), 0) << "the schedules wait";
+  EXPECT_EQ(position.at("consumed_samples"), 3);
+  EXPECT_EQ(position.at("scheduled_samples"), 1) << "the schedules wait";
   // The count goes on where it was.
-  EXPECT_TRUE(refusal(run + Arguments{"--load", save}).starts_with("3 steps in a row"));
-  EXPECT_EQ(train({"--train-iters", "4", "--max-skipped-steps", "0", "--pretrained-checkpoint",
-                   save + "_nan"}),
+  EXPECT_TRUE(refusal(run + Arguments{"--save", save, "--load", save})
+                  .starts_with("The gradients of the last 3 steps, up to step 4, are"));
+  EXPECT_EQ(train({"--train-iters", "20", "--exit-after-step", "8", "--max-skipped-steps", "0",
+                   "--load", save + "_nan"}),
             ExitStatus::done);
+}
+
+TEST_F(TrainerRun, WarnsOfUnevenRouting) {
+  const auto warnings = [](const Arguments& more) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(train(Arguments{"--train-iters", "4", "--log-interval", "2"} + more),
+              ExitStatus::done);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(warnings({}), "") << "only on request";
+  // Loads are never exactly even here, and no router's entropy is exactly the largest.
+  const std::string uneven = warnings({"--warn-load-imbalance", "1.0001"});
+  EXPECT_TRUE(uneven.starts_with("warning: step 2, layer 0: the busiest expert gets ")) << uneven;
+  EXPECT_EQ(std::count(uneven.begin(), uneven.end(), '\n'), 1) << "reported once: " << uneven;
+  EXPECT_TRUE(warnings({"--warn-router-entropy", "1"})
+                  .starts_with("warning: step 2, layer 0: the router's entropy is "));
 }
 
 TEST_F(TrainerRun, SeveralEvaluationSets) {

@@ -26,8 +26,10 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
           .seed = 0xfedcba9876543210U,
           .sequence = 12,
           .split = "90,10,0",
-          .tokenizer = "byte",
+          .tokenizer = {},
           .schedules = {},
+          .ordered_samples = 96,
+          .data = "0.5 x 10 sequences, 4000 tokens",
           .options_json = R"({"lr":0.001})"};
 }
 
@@ -141,7 +143,7 @@ TEST_F(StoredRunTest, FactsComeBack) {
   EXPECT_EQ(stored.identity.seed, identity.seed);
   EXPECT_EQ(stored.identity.sequence, identity.sequence);
   EXPECT_EQ(stored.identity.split, identity.split);
-  EXPECT_EQ(stored.identity.tokenizer, identity.tokenizer);
+  EXPECT_TRUE(stored.identity.tokenizer.same_as(identity.tokenizer));
   EXPECT_EQ(nlohmann::json::parse(stored.identity.options_json),
             nlohmann::json::parse(identity.options_json));
   EXPECT_EQ(stored.identity.model.num_experts, identity.model.num_experts);
@@ -202,8 +204,32 @@ TEST_F(StoredRunTest, AnotherTokenizerIsRefused) {
   const RunIdentity identity = identity_of(saved_model(), DType::f32);
   const StoredRun stored = round_trip(identity);
   RunIdentity other = identity;
-  other.tokenizer = "another";
-  expect_part(refused(stored, other), "--tokenizer-type");
+  other.tokenizer.type = "SentencePieceTokenizer";
+  expect_part(refused(stored, other), "--tokenizer-type byte, this run has SentencePieceTokenizer");
+}
+
+// The file goes with the weights: what comes back makes the same tokenizer without it.
+TEST_F(StoredRunTest, TheTokenizersFileIsKept) {
+  RunIdentity identity = identity_of(saved_model(), DType::f32);
+  identity.tokenizer = {.type = "HuggingFaceTokenizer",
+                        .path = "somewhere/tokenizer.json",
+                        .contents = std::string("any\0 bytes", 10),
+                        .eod = "<|endoftext|>"};
+  const StoredRun stored = round_trip(identity);
+  EXPECT_TRUE(stored.identity.tokenizer.same_as(identity.tokenizer));
+  EXPECT_NO_THROW(require_same_run(stored, identity, path));
+  RunIdentity other = identity;
+  other.tokenizer.contents += "!";
+  const std::string message = refused(stored, other);
+  expect_part(message, "--tokenizer-model");
+  expect_part(message, "somewhere/tokenizer.json");
+  other = identity;
+  other.tokenizer.eod = "<|im_end|>";
+  expect_part(refused(stored, other), "eos_token");
+
+  // The weights load as ever.
+  const StepRun run(identity.model, {.dtype = identity.compute_dtype});
+  EXPECT_NO_THROW(load_training_state(Checkpoint::open(path), run.state, run.storage));
 }
 
 class BrokenFacts : public StoredRunTest {
@@ -225,10 +251,33 @@ class BrokenFacts : public StoredRunTest {
 
 TEST_F(BrokenFacts, AreRefusedByName) {
   expect_part(broken([](auto& facts) { facts.erase("position"); }), "position");
-  expect_part(broken([](auto& facts) { facts["seed"] = "x"; }), "broken");
+  expect_part(broken([](auto& facts) { facts["seed"] = "x"; }), "\"seed\" must be a whole number");
   expect_part(broken([](auto& facts) { facts["compute_dtype"] = "i32"; }),
-              "unknown compute dtype i32");
-  expect_part(broken([](auto& facts) { facts["position"]["updates"] = -1; }), "negative");
+              "unknown compute dtype \"i32\"");
+  expect_part(broken([](auto& facts) { facts["position"]["updates"] = -1; }),
+              "\"updates\" must be a whole number from 0");
+  expect_part(broken([](auto& facts) { facts["ordered_samples"] = 0; }),
+              "\"ordered_samples\" must be a whole number from 1");
+  expect_part(broken([](auto& facts) { facts["model"]["activation"] = "swish"; }),
+              "\"activation\" has a value of the wrong type");
+}
+
+// The JSON library's own conversions would cut these down to numbers that look right.
+TEST_F(BrokenFacts, NumbersThatDoNotFitAreRefused) {
+  expect_part(broken([](auto& facts) { facts["seq_length"] = (int64_t{1} << 32) + 16; }),
+              "\"seq_length\" must be a whole number from 1");
+  expect_part(broken([](auto& facts) { facts["position"]["step"] = 1e300; }), "\"step\"");
+  expect_part(broken([](auto& facts) { facts["position"]["step"] = true; }), "\"step\"");
+  expect_part(broken([](auto& facts) { facts["position"]["consumed_samples"] = INT64_MAX; }),
+              "\"consumed_samples\"");
+  expect_part(broken([](auto& facts) { facts["seed"] = -1; }), "\"seed\"");
+  expect_part(broken([](auto& facts) { facts["model"]["hidden_size"] = (int64_t{1} << 32) + 64; }),
+              "\"hidden_size\" must be a whole number");
+  expect_part(broken([](auto& facts) { facts["model"]["num_layers"] = 1e300; }), "\"num_layers\"");
+  expect_part(broken([](auto& facts) { facts["model"]["norm_epsilon"] = true; }),
+              "\"norm_epsilon\" has a value of the wrong type");
+  expect_part(broken([](auto& facts) { facts["model"]["moe_layers"] = {1, 0}; }), "\"moe_layers\"");
+  expect_part(broken([](auto& facts) { facts["model"] = {1, 2}; }), "not a JSON object");
 }
 
 TEST_F(StoredRunTest, AnotherShapeOfModelIsRefusedByTensor) {

@@ -118,8 +118,75 @@ std::vector<DerivativeCase> derivative_cases() {
   ModelConfig top_1 = post_softmax;
   top_1.moe_router_topk = 1;
   top_1.moe_router_pre_softmax = true;
-  return {
-      {"post_softmax", post_softmax}, {"pre_softmax_mixed_tied", pre_softmax}, {"top_1", top_1}};
+
+  // As in DeepSeek-V3: sigmoid scores, groups, an expert bias, scaled weights, a shared expert.
+  ModelConfig sigmoid = post_softmax;
+  sigmoid.num_experts = 8;
+  sigmoid.moe_router_score_function = ScoreFunction::sigmoid;
+  sigmoid.moe_router_num_groups = 4;
+  sigmoid.moe_router_group_topk = 2;
+  sigmoid.moe_router_topk_scaling_factor = 2.5;
+  sigmoid.moe_router_enable_expert_bias = true;
+  sigmoid.moe_router_bias_update_rate = 0;  // repeated runs must see the same bias
+  sigmoid.moe_shared_expert_intermediate_size = 20;
+  sigmoid.moe_aux_loss_coeff = 0;
+  sigmoid.moe_seq_aux_loss_coeff = 0.5;
+
+  // As in Qwen2-MoE, and with a loss that spans the micro-batches.
+  ModelConfig gated_shared = post_softmax;
+  gated_shared.add_qkv_bias = true;
+  gated_shared.qk_layernorm = false;
+  gated_shared.moe_shared_expert_intermediate_size = 28;
+  gated_shared.moe_shared_expert_gate = true;
+  gated_shared.moe_aux_loss_coeff = 0;
+  gated_shared.moe_global_aux_loss_coeff = 0.5;
+
+  // As in older GPT models: LayerNorm, biases everywhere, plain GELU.
+  ModelConfig biased = post_softmax;
+  biased.normalization = Normalization::layer_norm;
+  biased.zero_centered_gamma = true;
+  biased.qk_layernorm = false;
+  biased.add_qkv_bias = true;
+  biased.add_bias_linear = true;
+  biased.gated_linear_unit = false;
+  biased.activation = ActivationFunction::gelu;
+  biased.moe_layers = {false, true};
+  biased.ffn_hidden_size = 40;
+
+  ModelConfig capacity = post_softmax;
+  capacity.moe_expert_capacity_factor = 0.75;
+  capacity.qk_norm_scope = QkNormScope::projection;
+  capacity.activation = ActivationFunction::quick_gelu;
+  capacity.activation_clamp = 7;
+  capacity.glu_linear_offset = 1;
+
+  ModelConfig padded = post_softmax;
+  padded.moe_expert_capacity_factor = 1.25;
+  padded.moe_token_drop_policy = DropPolicy::position;
+  padded.moe_pad_expert_input_to_capacity = true;
+  padded.add_bias_linear = true;
+
+  ModelConfig random = post_softmax;
+  random.hidden_dropout = 0.2;
+  random.attention_dropout = 0.2;
+  random.moe_input_jitter_eps = 0.1;
+  random.moe_expert_row_multiple = 8;
+
+  ModelConfig sinkhorn = post_softmax;
+  sinkhorn.moe_router_sinkhorn = true;
+  sinkhorn.moe_aux_loss_coeff = 0;
+  sinkhorn.moe_router_fp64 = true;
+
+  return {{"post_softmax", post_softmax},
+          {"pre_softmax_mixed_tied", pre_softmax},
+          {"top_1", top_1},
+          {"sigmoid_groups_bias_shared", sigmoid},
+          {"gated_shared_global_loss", gated_shared},
+          {"layer_norm_biases_gelu", biased},
+          {"capacity_clamped", capacity},
+          {"padded_to_capacity_biases", padded},
+          {"dropout_jitter_padding", random},
+          {"sinkhorn", sinkhorn}};
 }
 
 class TrainingStepDerivatives : public ::testing::TestWithParam<DerivativeCase> {};

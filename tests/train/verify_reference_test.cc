@@ -1,5 +1,5 @@
 // The whole stack against Hugging Face transformers: every reference model of tests/fixtures/hf,
-// in both exact compute types, planned and oracle.
+// in every compute type, planned and oracle.
 #include "train/verify_reference.h"
 
 #include <algorithm>
@@ -60,6 +60,19 @@ class ReferenceModel : public ::testing::TestWithParam<std::string> {
   }
 };
 
+// bf16 rounds every value to 8 bits: the contract's wider tolerances, logits relative to the
+// largest.
+TEST_P(ReferenceModel, PassesInBf16) {
+  ThreadPool pool(2);
+  const ReferenceComparison result = verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(),
+                                                      DType::bf16, /*with_oracle=*/true, pool);
+  EXPECT_TRUE(result.pass);
+  EXPECT_TRUE(result.oracle_identical);
+  EXPECT_NEAR(result.loss, result.loss_ref, 1e-2);
+  EXPECT_LE(result.logits_max_abs, 5e-2 * result.logits_largest);
+  EXPECT_LE(result.grad_worst_rel, 5e-2) << result.grad_worst_name;
+  EXPECT_LE(result.trajectory_max_abs, 3e-2);
+}
 TEST_P(ReferenceModel, PassesInFp32) {
   expect_pass(DType::f32);
 }

@@ -1,7 +1,7 @@
 #include "ops/attention/attention.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <fmt/format.h>
 
 #include "ops/attention/attention_cpu.h"
 #include "ops/linear/linear.h"
@@ -32,15 +32,28 @@ void check_attention_qkv(const AttentionAttributes& a, const Value& qkv) {
                    attention_qkv_shape(a).to_string());
 }
 
+void check_attention_step(const AttentionAttributes& a, const InferContext& context, int input) {
+  TROUPE_CHECK(a.probability >= 0 && a.probability < 1, "attention: probability of dropout");
+  TROUPE_CHECK(context.has_input(input) == (a.probability > 0),
+               "attention: a step belongs to dropout");
+  TROUPE_CHECK(!context.has_input(input) || (context.input(input).dtype == DType::i64 &&
+                                             context.input(input).shape == Shape({1})),
+               "attention: step is not i64 [1]");
+}
+
 void infer_attention(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "attention: takes qkv and step");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const DType dtype = context.input(0).dtype;
+  check_attention_step(attributes, context, 1);
   check_attention_qkv(attributes, context.input(0));
   context.output("", dtype, attention_out_shape(attributes));
   context.output("lse", accumulation_dtype(dtype), attention_lse_shape(attributes));
 }
 
 void infer_attention_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 5,
+               "attention_gradient: takes d_out, qkv, out, lse and step");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const Value& d_out = context.input(0);
   const Value& qkv = context.input(1);
@@ -48,6 +61,7 @@ void infer_attention_gradient(InferContext& context) {
   const Value& lse = context.input(3);
   const DType dtype = qkv.dtype;
   check_attention_qkv(attributes, qkv);
+  check_attention_step(attributes, context, 4);
   TROUPE_CHECK(
       d_out.dtype == dtype && d_out.shape == attention_out_shape(attributes) &&
           out.dtype == dtype && out.shape == attention_out_shape(attributes),
@@ -62,10 +76,11 @@ void differentiate_attention(DerivativeContext& context) {
   TROUPE_CHECK(!context.output_gradient(1).valid(), "attention: no gradient flows through lse");
   if (!context.wants(0)) return;
   context.add_gradient(
-      0, context.builder().emit(
-             kAttentionGradient, Attributes(context.attributes<AttentionAttributes>()),
-             {context.output_gradient(0), context.input(0), context.output(0), context.output(1)},
-             "d_" + context.input_name(0))[0]);
+      0, context.builder().emit(kAttentionGradient,
+                                Attributes(context.attributes<AttentionAttributes>()),
+                                {context.output_gradient(0), context.input(0), context.output(0),
+                                 context.output(1), context.input(1)},
+                                "d_" + context.input_name(0))[0]);
 }
 
 // Pairs of query and visible key, over all sequences and query heads.
@@ -111,17 +126,22 @@ uint64_t workspace_attention_gradient(const OpView& op) {
 
 std::string print_attention(const Attributes& attributes) {
   const auto& a = attributes.as<AttentionAttributes>();
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "batch=%d sequence=%d heads=%d groups=%d head_dim=%d scale=%.6g window=%d", a.batch,
-                a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
+  std::string text =
+      fmt::format("batch={} sequence={} heads={} groups={} head_dim={} scale={:.6g} window={}",
+                  a.batch, a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
+  if (a.probability > 0) {
+    text += fmt::format(" seed={} substream={} probability={}", a.seed, a.substream, a.probability);
+  }
   return text;
 }
 
 std::vector<OpSample> samples_attention() {
   const auto attend = [](SampleBuilder& sample, ValueId qkv,
                          const AttentionAttributes& attributes) {
-    const auto outputs = sample.builder().emit(kAttention, Attributes(attributes), {qkv}, "out");
+    const ValueId step =
+        attributes.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
+    const auto outputs =
+        sample.builder().emit(kAttention, Attributes(attributes), {qkv, step}, "out");
     sample.result(outputs[0]);
     sample.result_without_gradient(outputs[1]);
   };
@@ -168,14 +188,42 @@ std::vector<OpSample> samples_attention() {
                                                          .groups = 2,
                                                          .head_dim = 6,
                                                          .scale = 0.4,
-                                                         .window = 150})}};
+                                                         .window = 150})},
+      {"dropout", with({.batch = 2,
+                        .sequence = 7,
+                        .heads = 4,
+                        .groups = 2,
+                        .head_dim = 5,
+                        .scale = 0.45,
+                        .substream = 3,
+                        .seed = 1,
+                        .probability = 0.3})},
+      {"dropout_window", with({.batch = 2,
+                               .sequence = 11,
+                               .heads = 2,
+                               .groups = 1,
+                               .head_dim = 4,
+                               .scale = 0.5,
+                               .window = 4,
+                               .seed = 2,
+                               .probability = 0.1})},
+      {"dropout_one_token", with({.head_dim = 4, .scale = 0.5, .seed = 3, .probability = 0.25})},
+      {"dropout_several_blocks", with_projection({.batch = 2,
+                                                  .sequence = 261,
+                                                  .heads = 4,
+                                                  .groups = 2,
+                                                  .head_dim = 6,
+                                                  .scale = 0.4,
+                                                  .window = 150,
+                                                  .seed = 4,
+                                                  .probability = 0.2})}};
 }
 
 }  // namespace
 
-ValueId attention(Builder& builder, ValueId qkv, const AttentionAttributes& attributes,
-                  const std::string& name) {
-  return builder.emit(kAttention, Attributes(attributes), {qkv}, name)[0];
+ValueId attention(Builder& builder, ValueId qkv, ValueId step,
+                  const AttentionAttributes& attributes, const std::string& name) {
+  return builder.emit(kAttention, Attributes(attributes), {qkv, step}, name)[0];
 }
 
 const OpSpec kAttention{.name = "attention",

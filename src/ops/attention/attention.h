@@ -14,16 +14,25 @@
 //   dv_j = sum over i of p[i, j] dout_i
 //   dq_i = scale sum over j of ds[i, j] k_j,   dk_j = scale sum over i of ds[i, j] q_i
 //
-// (dk and dv also sum over the query heads of the group). Scores are computed block by block, the
-// softmax online (Milakov and Gimelshein 2018; Dao et al., "FlashAttention", 2022), so that no
-// memory grows with the square of S. Everything between the operands is in the accumulation type.
+// (dk and dv also sum over the query heads of the group).
+//
+// With a `probability` r of dropout, p is replaced by m[i, j] p[i, j] / (1 - r) in out and dv, and
+// dout_i . v_j by m[i, j] dout_i . v_j / (1 - r) in ds. Whether m is 1 or 0 is a pure function of
+// (seed, substream, the value of `step`, sequence in the batch, head, query, key): element
+// ((b H + h) S + i) 4 ceil(S / 4) + j of ops/cpu/dropout_mask.h. lse is that of the scores before
+// dropout. Nothing is saved; the gradient draws the mask again.
+//
+// Scores are computed block by block, the softmax online (Milakov and Gimelshein 2018; Dao et al.,
+// "FlashAttention", 2022), so that no memory grows with the square of S. Everything between the
+// operands is in the accumulation type.
 //
 // qkv [B S, (H + 2 G) d] and out [B S, H d] have the compute dtype; lse [B S, H] has the
-// accumulation dtype. Nothing is ragged; no gradient flows through lse.
+// accumulation dtype; step is i64 [1], present exactly when r > 0. Nothing is ragged; no gradient
+// flows through lse.
 //
 // Kinds
-//   attention          (qkv)                  -> out, lse
-//   attention_gradient (d_out, qkv, out, lse) -> d_qkv
+//   attention          (qkv, step optional)                  -> out, lse
+//   attention_gradient (d_out, qkv, out, lse, step optional) -> d_qkv
 #pragma once
 
 #include <cstdint>
@@ -42,11 +51,16 @@ struct AttentionAttributes {
   int32_t head_dim = 1;  // d
   double scale = 1;      // usually 1 / sqrt(d)
   int32_t window = 0;    // 0: none
+  // Of dropout:
+  uint32_t substream = 0;  // names the place
+  uint64_t seed = 0;
+  double probability = 0;  // r, 0 <= r < 1
 };
 
 // Emits the attention of `qkv` and returns out [B S, H d]; lse is the operation's second output.
-ValueId attention(Builder& builder, ValueId qkv, const AttentionAttributes& attributes,
-                  const std::string& name);
+// `step` is valid exactly when there is dropout.
+ValueId attention(Builder& builder, ValueId qkv, ValueId step,
+                  const AttentionAttributes& attributes, const std::string& name);
 
 extern const OpSpec kAttention;
 extern const OpSpec kAttentionGradient;

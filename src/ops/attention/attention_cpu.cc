@@ -1,10 +1,13 @@
 #include "ops/attention/attention_cpu.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
+#include "ops/cpu/dropout_mask.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/vector.h"
 
@@ -49,6 +52,40 @@ struct AttentionSizes {
   }
 };
 
+// Which probabilities a call drops, if it drops any.
+class AttentionDropout {
+ public:
+  AttentionDropout(const AttentionAttributes& attributes, const int64_t* step)
+      : sequence_(attributes.sequence), row_((sequence_ + 3) / 4 * 4) {
+    if (step == nullptr) return;
+    mask_.emplace(attributes.seed, attributes.substream, *step, attributes.probability);
+  }
+
+  bool active() const { return mask_.has_value(); }
+  // The factor of the probabilities that are kept.
+  double scale() const { return mask_.has_value() ? mask_->scale() : 1; }
+
+  // Draws for the keys [first, first + count) of a query; `number` is b H + h.
+  void draw(int64_t number, int64_t query, int64_t first, int64_t count) {
+    const int64_t element = (number * sequence_ + query) * row_ + first;
+    mask_->draw(static_cast<uint64_t>(element), count, words_.data());
+  }
+
+  // values[i] *= factor where key number i of those drawn is kept, = 0 elsewhere.
+  template <class A>
+  void apply(A factor, A* values, int64_t count) const {
+    TROUPE_INDEPENDENT
+    for (int64_t i = 0; i < count; ++i) {
+      values[i] = mask_->keeps(words_[static_cast<size_t>(i)]) ? values[i] * factor : A(0);
+    }
+  }
+
+ private:
+  int64_t sequence_, row_;
+  std::optional<DropoutMask> mask_;
+  std::array<uint32_t, kAttentionBlock> words_{};
+};
+
 // AttentionRows of a head: the operand itself, or its copy in the type of the sums.
 template <class A>
 struct AttentionRows {
@@ -72,8 +109,9 @@ AttentionRows<A> attention_rows(const T* source, int64_t stride, int64_t rows, i
 // One block of queries of one head: walks the visible blocks of keys with a running maximum and
 // sum of each row, rescaling what was summed when the maximum grows.
 template <class T>
-void attend(const KernelArguments& args, const AttentionSizes& sizes, double scale, int64_t b,
-            int64_t head, int64_t query_block, accumulation_t<T>* scratch) {
+void attend(const KernelArguments& args, const AttentionSizes& sizes, double scale,
+            AttentionDropout dropout, int64_t b, int64_t head, int64_t query_block,
+            accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   constexpr A kNone = -std::numeric_limits<A>::infinity();
   const int64_t d = sizes.head_dim;
@@ -118,6 +156,10 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes, double sca
       const A grown = before == kNone ? A(0) : exp_fast(before - now);
       total[i] = total[i] * grown + sum(p + begin, end - begin);
       largest[i] = now;
+      if (dropout.active()) {
+        dropout.draw(b * sizes.heads + head, q0 + i, k0 + begin, end - begin);
+        dropout.apply(A(1), p + begin, end - begin);
+      }
       if (key_block > first_block && grown != A(1)) {
         A* to = sums + i * d;
         for (int64_t c = 0; c < d; ++c) to[c] *= grown;
@@ -130,8 +172,9 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes, double sca
   const int64_t row0 = b * sizes.sequence + q0;
   T* out = args.out<T>(0) + row0 * sizes.out_stride + head * d;
   A* lse = args.out<A>(1) + row0 * sizes.heads + head;
+  const A kept = static_cast<A>(dropout.scale());
   for (int64_t i = 0; i < queries; ++i) {
-    const A factor = A(1) / total[i];
+    const A factor = kept / total[i];
     A* from = sums + i * d;
     for (int64_t c = 0; c < d; ++c) from[c] *= factor;
     store(from, out + i * sizes.out_stride, d);
@@ -144,12 +187,13 @@ struct AttentionKernel {
   static void run(const KernelArguments& args) {
     const auto& attributes = args.attributes->as<AttentionAttributes>();
     const AttentionSizes sizes(attributes);
+    const AttentionDropout dropout(attributes, args.in<int64_t>(1));
     const int64_t sequences = sizes.batch * sizes.heads;
     args.pool->parallel_for(sequences * sizes.blocks, [&](int64_t piece, int worker) {
       // The last blocks see the most keys: they start first, so that the pool ends evenly.
       const int64_t query_block = sizes.blocks - 1 - piece / sequences;
       const int64_t b = piece % sequences / sizes.heads;
-      attend<T>(args, sizes, attributes.scale, b, piece % sizes.heads, query_block,
+      attend<T>(args, sizes, attributes.scale, dropout, b, piece % sizes.heads, query_block,
                 args.thread_scratch<accumulation_t<T>>(worker));
     });
   }
@@ -176,8 +220,8 @@ struct AttentionSums {
 // One head of one sequence: for each block of keys, all blocks of queries that see it.
 template <class T>
 void attend_backward(const KernelArguments& args, const AttentionSizes& sizes, double scale,
-                     int64_t b, int64_t head, const AttentionSums<accumulation_t<T>>& all,
-                     accumulation_t<T>* scratch) {
+                     AttentionDropout dropout, int64_t b, int64_t head,
+                     const AttentionSums<accumulation_t<T>>& all, accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
   const int64_t row0 = b * sizes.sequence;
@@ -191,6 +235,7 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes, d
   A* dk = all.dk + start;
   A* dv = all.dv + start;
 
+  const A kept = static_cast<A>(dropout.scale());
   A* p = scratch;
   A* ds = p + sizes.block * sizes.block;
   A* copies = ds + sizes.block * sizes.block;
@@ -225,11 +270,16 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes, d
         A* ds_row = ds + i * keys;
         std::fill(p_row, p_row + begin, A(0));
         std::fill(ds_row, ds_row + begin, A(0));
+        if (dropout.active()) {
+          dropout.draw(b * sizes.heads + head, q0 + i, k0 + begin, end - begin);
+          dropout.apply(kept, ds_row + begin, end - begin);
+        }
         TROUPE_INDEPENDENT
         for (int64_t j = begin; j < end; ++j) {
           p_row[j] = exp_fast(p_row[j] - shift);
           ds_row[j] = p_row[j] * (ds_row[j] - dot);
         }
+        if (dropout.active()) dropout.apply(kept, p_row + begin, end - begin);
         std::fill(p_row + end, p_row + keys, A(0));
         std::fill(ds_row + end, ds_row + keys, A(0));
       }
@@ -256,6 +306,7 @@ struct AttentionGradientKernel {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<AttentionAttributes>();
     const AttentionSizes sizes(attributes);
+    const AttentionDropout dropout(attributes, args.in<int64_t>(4));
     const AttentionSums<A> sums(args.workspace, sizes);
     const int64_t d = sizes.head_dim;
     const int64_t tokens = sizes.batch * sizes.sequence;
@@ -270,8 +321,8 @@ struct AttentionGradientKernel {
                                });
 
     args.pool->parallel_for(sizes.batch * sizes.heads, [&](int64_t piece, int worker) {
-      attend_backward<T>(args, sizes, attributes.scale, piece / sizes.heads, piece % sizes.heads,
-                         sums, args.thread_scratch<A>(worker));
+      attend_backward<T>(args, sizes, attributes.scale, dropout, piece / sizes.heads,
+                         piece % sizes.heads, sums, args.thread_scratch<A>(worker));
     });
 
     // The heads' gradients into the rows of d_qkv; those of keys and values summed over the query

@@ -1,6 +1,5 @@
 #include "ops/combine/combine.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "ops/permute/permute.h"
@@ -19,12 +18,11 @@ void infer_combine(InferContext& context) {
   const Value& row_slot = context.input(1);
   const Value& slot_row = context.input(2);
   TROUPE_CHECK(is_float(rows.dtype) && rows.shape.rank() == 2,
-               "combine needs float rows [T*k, h]: " + rows.name);
-  TROUPE_CHECK(slot_row.dtype == DType::i32 && slot_row.shape.rank() == 2 &&
-                   slot_row.shape.elements() == rows.shape[0],
+               "combine needs float rows [R, h]: " + rows.name);
+  TROUPE_CHECK(slot_row.dtype == DType::i32 && slot_row.shape.rank() == 2,
                "combine needs i32 slot_row [T, k]: " + slot_row.name);
   TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.shape == Shape({rows.shape[0]}),
-               "combine needs i32 row_slot [T*k]: " + row_slot.name);
+               "combine needs i32 row_slot [R]: " + row_slot.name);
   TROUPE_CHECK(rows.rows.valid() && row_slot.rows.valid(),
                "combine needs ragged rows: " + rows.name);
   const DType dtype = rows.dtype;
@@ -59,14 +57,14 @@ uint64_t combine_scratch_bytes(const OpView& view) {
 // The live count of `rows` must be an input of the sample, so that the harness knows which elements
 // are live; it equals the last offset of the plan.
 void sample_combine(SampleBuilder& sample, int64_t tokens, int64_t top_k, int64_t hidden,
-                    int32_t experts, const std::vector<int32_t>& indices) {
+                    const RouteAttributes& attributes, int32_t live_rows,
+                    const std::vector<int32_t>& indices) {
   const ValueId chosen = sample.integers("indices", {tokens, top_k}, indices);
-  const Routing routing = route(sample.builder(), chosen, {.experts = experts}, "routing");
-  const auto live = std::count_if(indices.begin(), indices.end(), [](int32_t i) { return i >= 0; });
-  const ValueId count = sample.integers("live_rows", {1}, {static_cast<int32_t>(live)});
+  const Routing routing = route(sample.builder(), chosen, attributes, "routing");
   SampleBuilder::Options options;
-  options.rows = count;
-  const ValueId rows = sample.tensor("rows", {tokens * top_k, hidden}, options);
+  options.rows = sample.integers("live_rows", {1}, {live_rows});
+  const int64_t bound = route_row_bound(tokens * top_k, attributes);
+  const ValueId rows = sample.tensor("rows", {bound, hidden}, options);
   sample.result(combine(sample.builder(), rows, routing, "y"));
 }
 
@@ -74,25 +72,39 @@ std::vector<OpSample> samples_combine() {
   return {
       {"dropless, an expert without tokens",
        [](SampleBuilder& sample) {
-         sample_combine(sample, 5, 3, 19, 6, {3, 0, 4, 1, 4, 3, 0, 1, 3, 1, 3, 0, 4, 3, 1});
+         sample_combine(sample, 5, 3, 19, {.experts = 6}, 15,
+                        {3, 0, 4, 1, 4, 3, 0, 1, 3, 1, 3, 0, 4, 3, 1});
        }},
       {"dropped slots",
        [](SampleBuilder& sample) {
-         sample_combine(sample, 4, 3, 5, 5, {4, -1, 2, -1, -1, -1, 0, 4, 2, -1, 0, 3});
+         sample_combine(sample, 4, 3, 5, {.experts = 5}, 7,
+                        {4, -1, 2, -1, -1, -1, 0, 4, 2, -1, 0, 3});
        }},
       {"one token, one slot, one column",
-       [](SampleBuilder& sample) { sample_combine(sample, 1, 1, 1, 2, {1}); }},
+       [](SampleBuilder& sample) { sample_combine(sample, 1, 1, 1, {.experts = 2}, 1, {1}); }},
       {"wider than one block of columns, even number of slots",
        [](SampleBuilder& sample) {
-         sample_combine(sample, 1, 2, 1031, 2, {1, 0});
+         sample_combine(sample, 1, 2, 1031, {.experts = 2}, 2, {1, 0});
        }},
       {"many chunks, nearly all slots dropped",
        [](SampleBuilder& sample) {
          std::vector<int32_t> indices(40000, -1);
+         int32_t live_rows = 0;
          for (size_t slot = 7; slot < indices.size(); slot += 501) {
            indices[slot] = static_cast<int32_t>(slot % 5);
+           ++live_rows;
          }
-         sample_combine(sample, 20000, 2, 1, 5, indices);
+         sample_combine(sample, 20000, 2, 1, {.experts = 5}, live_rows, indices);
+       }},
+      {"rows in multiples of four",
+       [](SampleBuilder& sample) {
+         sample_combine(sample, 5, 2, 7, {.experts = 5, .row_multiple = 4}, 12,
+                        {3, 0, 1, 3, -1, 1, 3, 1, 1, 3});
+       }},
+      {"rows padded to a capacity",
+       [](SampleBuilder& sample) {
+         sample_combine(sample, 4, 2, 6, {.experts = 3, .padded_capacity = 4}, 12,
+                        {2, 0, -1, 2, 0, -1, 2, 0});
        }},
   };
 }

@@ -97,16 +97,21 @@ GemmTiles gemm_tiles(int64_t m, int64_t n, int64_t k, int64_t batch, bool split_
   return tiles;
 }
 
-uint64_t gemm_scratch_bytes(const GemmTiles& tiles, DType a, DType b, DType c) {
-  if (a != DType::bf16 && b != DType::bf16 && c != DType::bf16) return 0;
-  const int64_t panel = std::min(tiles.tile_k, gemm_internal::kPanel);
-  const int64_t elements = (tiles.tile_m + tiles.tile_n) * panel + tiles.tile_m * tiles.tile_n;
-  return static_cast<uint64_t>(elements) * sizeof(float);
+DType gemm_sum_dtype(DType a, DType b, DType c) {
+  return a == DType::f64 || b == DType::f64 || c == DType::f64 ? DType::f64 : DType::f32;
 }
 
-uint64_t gemm_workspace_bytes(const GemmTiles& tiles, int64_t m, int64_t n, DType c) {
+uint64_t gemm_scratch_bytes(const GemmTiles& tiles, DType a, DType b, DType c) {
+  const DType sum = gemm_sum_dtype(a, b, c);
+  if (a == sum && b == sum && c == sum) return 0;
+  const int64_t panel = std::min(tiles.tile_k, gemm_internal::kPanel);
+  const int64_t elements = (tiles.tile_m + tiles.tile_n) * panel + tiles.tile_m * tiles.tile_n;
+  return static_cast<uint64_t>(elements) * size_of(sum);
+}
+
+uint64_t gemm_workspace_bytes(const GemmTiles& tiles, int64_t m, int64_t n, DType sum) {
   if (tiles.reductions == 1) return 0;
-  return static_cast<uint64_t>(tiles.reductions * m * n) * size_of(accumulation_dtype(c));
+  return static_cast<uint64_t>(tiles.reductions * m * n) * size_of(sum);
 }
 
 }  // namespace troupe

@@ -3,8 +3,9 @@
 // A product is cut into tiles whose sizes depend on the problem alone; each tile is one
 // single-threaded BLAS call (or a fixed sequence of them), and the callers spread the tiles over
 // their ThreadPool. So the bits of a result do not depend on the number of threads. BLAS itself is
-// told once to use one thread. bf16 operands are converted to float panel by panel, summed in
-// float, and rounded once when a tile is stored.
+// told once to use one thread. Products are summed in double when either factor or the result is
+// double, otherwise in float; factors of another type are converted panel by panel, and a result of
+// another type is rounded once when a tile is stored.
 //
 // Everything here may be called from any number of threads at once. Nothing is owned and nothing
 // allocated (BLAS keeps its own packing buffers); temporary memory is the caller's.
@@ -64,18 +65,32 @@ struct GemmTiles {
 GemmTiles gemm_tiles(int64_t m, int64_t n, int64_t k, int64_t batch = 1,
                      bool split_reduction = false);
 
+// The type of the sums, given those of both factors and of the result.
+template <class A, class B, class C>
+using gemm_sum_t = std::conditional_t<std::is_same_v<A, double> || std::is_same_v<B, double> ||
+                                          std::is_same_v<C, double>,
+                                      double, float>;
+DType gemm_sum_dtype(DType a, DType b, DType c);
+
 // Scratch that gemm_block wants for one tile, given the dtypes of both factors and of the result.
 uint64_t gemm_scratch_bytes(const GemmTiles& tiles, DType a, DType b, DType c);
 
-// Workspace of parallel_gemm: partial sums of a split reduction; 0 without a split.
-uint64_t gemm_workspace_bytes(const GemmTiles& tiles, int64_t m, int64_t n, DType c);
+// Workspace of parallel_gemm, given the dtype of the sums: partial sums of a split reduction; 0
+// without a split.
+uint64_t gemm_workspace_bytes(const GemmTiles& tiles, int64_t m, int64_t n, DType sum);
 
 namespace gemm_internal {
 
-// Reduction length of the panels that are converted to float at a time. Long enough that a BLAS
+// Reduction length of the panels that are converted at a time. Long enough that a BLAS
 // call amortises its start, short enough that two panels of 512 rows stay in the second-level
 // cache.
 inline constexpr int64_t kPanel = 512;
+
+template <class T, class Sum>
+void convert(const T* in, Sum* out, int64_t n) {
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Sum>(widen(in[i]));
+}
 
 // The factor itself when it has the type of the sums, otherwise a contiguous converted copy.
 template <class Sum, class T>
@@ -86,7 +101,7 @@ GemmOperand<Sum> in_sum_type(const GemmOperand<T>& operand, int64_t rows, int64_
   } else {
     if (operand.transposed) std::swap(rows, columns);
     for (int64_t i = 0; i < rows; ++i) {
-      load(operand.data + i * operand.stride, buffer + i * columns, columns);
+      convert(operand.data + i * operand.stride, buffer + i * columns, columns);
     }
     return {buffer, columns, operand.transposed};
   }
@@ -95,13 +110,12 @@ GemmOperand<Sum> in_sum_type(const GemmOperand<T>& operand, int64_t rows, int64_
 }  // namespace gemm_internal
 
 // One tile, on the calling thread: c[m,n] = a[m,k] * b[k,n] (+ bias[n] on each row) (+ c when
-// `accumulate`). The sums have the accumulation type of C; factors of another type are converted,
-// and a C of another type is rounded once. `accumulate` needs a C of the accumulation type, and
-// excludes a bias. `scratch`: gemm_scratch_bytes(), unused when all types are the same.
+// `accumulate`, which excludes a bias). A C of another type than the sums is rounded once.
+// `scratch`: gemm_scratch_bytes(), unused when all types are the same.
 template <class A, class B, class C>
 void gemm_block(const GemmOperand<A>& a, const GemmOperand<B>& b, int64_t m, int64_t n, int64_t k,
-                C* c, int64_t ldc, bool accumulate, const B* bias, accumulation_t<C>* scratch) {
-  using Sum = accumulation_t<C>;
+                C* c, int64_t ldc, bool accumulate, const B* bias, gemm_sum_t<A, B, C>* scratch) {
+  using Sum = gemm_sum_t<A, B, C>;
   constexpr bool kConvertFactors = !std::is_same_v<A, Sum> || !std::is_same_v<B, Sum>;
   Sum* sums = nullptr;
   int64_t sums_stride = 0;
@@ -109,13 +123,15 @@ void gemm_block(const GemmOperand<A>& a, const GemmOperand<B>& b, int64_t m, int
     sums = c;
     sums_stride = ldc;
   } else {
-    TROUPE_CHECK(!accumulate, "a rounded result cannot be accumulated into");
     sums = scratch;
     sums_stride = n;
     scratch += m * n;
+    for (int64_t i = 0; accumulate && i < m; ++i) {
+      gemm_internal::convert(c + i * ldc, sums + i * n, n);
+    }
   }
   if (bias != nullptr) {
-    for (int64_t i = 0; i < m; ++i) load(bias, sums + i * sums_stride, n);
+    for (int64_t i = 0; i < m; ++i) gemm_internal::convert(bias, sums + i * sums_stride, n);
   }
   Sum beta = accumulate || bias != nullptr ? Sum(1) : Sum(0);
   const int64_t step = kConvertFactors ? std::min(k, gemm_internal::kPanel) : k;
@@ -131,22 +147,24 @@ void gemm_block(const GemmOperand<A>& a, const GemmOperand<B>& b, int64_t m, int
     begin += count;
   } while (begin < k);
   if constexpr (!std::is_same_v<C, Sum>) {
-    for (int64_t i = 0; i < m; ++i) store(sums + i * n, c + i * ldc, n);
+    for (int64_t i = 0; i < m; ++i) {
+      TROUPE_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = C(sums[i * n + j]);
+    }
   }
 }
 
 // c[m,n] = a[m,k] * b[k,n] (+ bias) (+ c), see gemm_block, with its tiles spread over args.pool.
 // Uses the kernel's scratch (gemm_scratch_bytes) and, when tiles.reductions > 1, its workspace
-// (gemm_workspace_bytes); then C must have the accumulation type and there is no bias.
+// (gemm_workspace_bytes); then there is no bias.
 template <class A, class B, class C>
 void parallel_gemm(const KernelArguments& args, const GemmTiles& tiles, const GemmOperand<A>& a,
                    const GemmOperand<B>& b, int64_t m, int64_t n, int64_t k, C* c, int64_t ldc,
                    bool accumulate, const B* bias) {
-  using Sum = accumulation_t<C>;
+  using Sum = gemm_sum_t<A, B, C>;
   const bool split = tiles.reductions > 1;
-  TROUPE_CHECK(!split || (std::is_same_v<C, Sum> && bias == nullptr),
-               "this product cannot split its reduction");
-  C* partial_sums = reinterpret_cast<C*>(args.workspace);
+  TROUPE_CHECK(!split || bias == nullptr, "this product cannot split its reduction");
+  Sum* partial_sums = reinterpret_cast<Sum*>(args.workspace);
   args.pool->parallel_for(tiles.tiles() * tiles.reductions, [&](int64_t piece, int worker) {
     const int64_t reduction = piece / tiles.tiles();
     const int64_t tile = piece % tiles.tiles();
@@ -154,26 +172,29 @@ void parallel_gemm(const KernelArguments& args, const GemmTiles& tiles, const Ge
     const int64_t j = tile % tiles.grid_n * tiles.tile_n;
     const int64_t begin = reduction * tiles.tile_k;
     const int64_t count = std::min(tiles.tile_k, k - begin);
-    C* target = split ? partial_sums + (reduction * m + i) * n + j : c + i * ldc + j;
-    gemm_block(a.block(i, begin), b.block(begin, j), std::min(tiles.tile_m, m - i),
-               std::min(tiles.tile_n, n - j), count, target, split ? n : ldc, accumulate && !split,
-               bias == nullptr ? nullptr : bias + j, args.thread_scratch<Sum>(worker));
+    const auto multiply = [&](auto* target, int64_t stride, bool add, const B* bias_part) {
+      gemm_block(a.block(i, begin), b.block(begin, j), std::min(tiles.tile_m, m - i),
+                 std::min(tiles.tile_n, n - j), count, target, stride, add, bias_part,
+                 args.thread_scratch<Sum>(worker));
+    };
+    if (split) {
+      multiply(partial_sums + (reduction * m + i) * n + j, n, false, nullptr);
+    } else {
+      multiply(c + i * ldc + j, ldc, accumulate, bias == nullptr ? nullptr : bias + j);
+    }
   });
-  if constexpr (std::is_same_v<C, Sum>) {
-    if (!split) return;
-    args.pool->parallel_ranges(m, std::max<int64_t>(1, 4096 / n),
-                               [&](int64_t begin, int64_t end, int) {
-                                 for (int64_t i = begin; i < end; ++i) {
-                                   C* row = c + i * ldc;
-                                   for (int64_t j = 0; j < n; ++j) {
-                                     Sum sum = partial_sums[i * n + j];
-                                     for (int64_t r = 1; r < tiles.reductions; ++r)
-                                       sum += partial_sums[(r * m + i) * n + j];
-                                     row[j] = accumulate ? row[j] + sum : sum;
-                                   }
-                                 }
-                               });
-  }
+  if (!split) return;
+  args.pool->parallel_ranges(
+      m, std::max<int64_t>(1, 4096 / n), [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+          C* row = c + i * ldc;
+          for (int64_t j = 0; j < n; ++j) {
+            Sum sum = partial_sums[i * n + j];
+            for (int64_t r = 1; r < tiles.reductions; ++r) sum += partial_sums[(r * m + i) * n + j];
+            row[j] = C(accumulate ? static_cast<Sum>(widen(row[j])) + sum : sum);
+          }
+        }
+      });
 }
 
 }  // namespace troupe

@@ -5,7 +5,8 @@
 // Reductions add element i to lane i % 16 and then the lanes pairwise, so the result depends on the
 // elements alone, never on the instruction set, the threads or the alignment; and the compiler can
 // keep the lanes in vector registers without being allowed to reorder sums (-ffast-math is off).
-// Elementwise loops are written so that they vectorise; exp_fast and sigmoid have no branches.
+// Elementwise loops are written so that they vectorise; exp_fast, sigmoid and normal_distribution
+// have no branches.
 //
 // All functions are pure but for their output ranges and may be called from any thread. Ranges of
 // one call may be the same range; they may not overlap otherwise. n may be 0.
@@ -173,6 +174,36 @@ inline double exp_fast(double x) {
 template <class A>
 inline A sigmoid(A x) {
   return A(1) / (A(1) + exp_fast(-x));
+}
+
+// The standard normal distribution at x: its density e^(-x^2/2) / sqrt(2 pi) and Phi(x), the
+// probability of a smaller number, which is (1 + erf(x / sqrt 2)) / 2.
+template <class A>
+struct NormalDistribution {
+  A density;
+  A cumulative;
+};
+
+// For float, both are within 2e-7 of the exact value, and within (4 + x^2 / 2) 1e-7 of it
+// relatively while it is above 1e-37; NaN stays NaN.
+//
+// Phi(-x) / density(x), the Mills ratio, is smooth and falls like 1 / x: for x >= 0 it is t q(t)
+// with t = 1 / (1 + 0.35 x) and q interpolating at nine Chebyshev nodes of the t of 0 <= x <= 13.2
+// (relative error 4e-8), beyond which the density is 0 in float.
+inline NormalDistribution<float> normal_distribution(float x) {
+  const float density = 0.398942280F * exp_fast(-0.5F * x * x);
+  const float t = 1.0F / (1.0F + 0.35F * std::abs(x));
+  const float low =
+      (((-7.40926027e-2F * t + 3.65930783e-1F) * t - 6.51390859e-1F) * t + 4.10796710e-1F) * t -
+      6.59414440e-2F;
+  const float q =
+      (((low * t + 2.67785554e-1F) * t + 2.99563827e-1F) * t + 3.50688988e-1F) * t + 3.49973142e-1F;
+  const float tail = density * (t * q);
+  return {density, x > 0.0F ? 1.0F - tail : tail};
+}
+inline NormalDistribution<double> normal_distribution(double x) {
+  return {0.398942280401432678 * std::exp(-0.5 * x * x),
+          0.5 * std::erfc(x * -0.707106781186547524)};
 }
 
 }  // namespace troupe

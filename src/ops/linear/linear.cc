@@ -11,9 +11,21 @@ bool is_linear_matrix(const Value& value) {
   return is_float(value.dtype) && value.shape.rank() == 2 && !value.rows.valid();
 }
 
-// A gradient of the output has the dtype of the output: the compute dtype or its accumulation type.
+DType linear_output_dtype(LinearOutput output, DType compute) {
+  switch (output) {
+    case LinearOutput::compute:
+      return compute;
+    case LinearOutput::accumulation:
+      return accumulation_dtype(compute);
+    case LinearOutput::f64:
+      return DType::f64;
+  }
+  return compute;
+}
+
+// A gradient of the output has the dtype of the output.
 bool is_linear_output_dtype(DType dtype, DType compute) {
-  return dtype == compute || dtype == accumulation_dtype(compute);
+  return dtype == compute || dtype == accumulation_dtype(compute) || dtype == DType::f64;
 }
 
 void infer_linear(InferContext& context) {
@@ -27,8 +39,8 @@ void infer_linear(InferContext& context) {
     TROUPE_CHECK(bias.dtype == x.dtype && bias.shape == Shape({weight.shape[0]}),
                  "linear: bias " + bias.shape.to_string());
   }
-  const bool wide = context.attributes<LinearAttributes>().accumulation_output;
-  context.output("", wide ? accumulation_dtype(x.dtype) : x.dtype, {x.shape[0], weight.shape[0]});
+  const LinearOutput output = context.attributes<LinearAttributes>().output;
+  context.output("", linear_output_dtype(output, x.dtype), {x.shape[0], weight.shape[0]});
 }
 
 void infer_linear_data_gradient(InferContext& context) {
@@ -53,8 +65,10 @@ void infer_linear_weight_gradient(InferContext& context) {
 
 void infer_linear_bias_gradient(InferContext& context) {
   const Value& dy = context.input(0);
-  TROUPE_CHECK(is_linear_matrix(dy), "linear_bias_gradient: dy " + dy.shape.to_string());
-  declare_weight_gradient(context, 1, "", dy.dtype, {dy.shape[1]});
+  const DType bias_dtype = context.attributes<LinearBiasGradientAttributes>().bias_dtype;
+  TROUPE_CHECK(is_linear_matrix(dy) && is_linear_output_dtype(dy.dtype, bias_dtype),
+               "linear_bias_gradient: dy " + dy.shape.to_string());
+  declare_weight_gradient(context, 1, "", bias_dtype, {dy.shape[1]});
 }
 
 void differentiate_linear(DerivativeContext& context) {
@@ -73,7 +87,8 @@ void differentiate_linear(DerivativeContext& context) {
   }
   if (context.wants(2)) {
     const auto target = context.weight_target(2);
-    const Attributes attributes(LinearBiasGradientAttributes{.accumulate = target.accumulate});
+    const Attributes attributes(LinearBiasGradientAttributes{
+        .bias_dtype = builder.value(context.input(2)).dtype, .accumulate = target.accumulate});
     context.add_weight_gradient(2,
                                 builder.emit(kLinearBiasGradient, attributes, {dy, target.target},
                                              "d_" + context.input_name(2))[0]);
@@ -131,17 +146,27 @@ uint64_t scratch_linear_weight_gradient(const OpView& op) {
 uint64_t workspace_linear_weight_gradient(const OpView& op) {
   const Shape& dy = op.input(0).shape;
   const Shape& x = op.input(1).shape;
-  return gemm_workspace_bytes(linear_weight_gradient_tiles(dy, x), dy[1], x[1], op.output(0).dtype);
+  return gemm_workspace_bytes(
+      linear_weight_gradient_tiles(dy, x), dy[1], x[1],
+      gemm_sum_dtype(op.input(0).dtype, op.input(1).dtype, op.output(0).dtype));
 }
 
 uint64_t workspace_linear_bias_gradient(const OpView& op) {
   const Shape& dy = op.input(0).shape;
   return static_cast<uint64_t>(linear_bias_gradient_pieces(dy) * dy[1]) *
-         size_of(op.output(0).dtype);
+         size_of(accumulation_dtype(op.input(0).dtype));
 }
 
 std::string print_linear(const Attributes& attributes) {
-  return attributes.as<LinearAttributes>().accumulation_output ? "accumulation_output=1" : "";
+  switch (attributes.as<LinearAttributes>().output) {
+    case LinearOutput::compute:
+      return "";
+    case LinearOutput::accumulation:
+      return "output=accumulation";
+    case LinearOutput::f64:
+      return "output=f64";
+  }
+  return "";
 }
 
 std::string print_linear_weight_gradient(const Attributes& attributes) {
@@ -149,16 +174,19 @@ std::string print_linear_weight_gradient(const Attributes& attributes) {
 }
 
 std::string print_linear_bias_gradient(const Attributes& attributes) {
-  return attributes.as<LinearBiasGradientAttributes>().accumulate ? "accumulate=1" : "";
+  const auto& values = attributes.as<LinearBiasGradientAttributes>();
+  return "bias_dtype=" + std::string(name_of(values.bias_dtype)) +
+         (values.accumulate ? " accumulate=1" : "");
 }
 
 std::vector<OpSample> samples_linear() {
-  const auto plain = [](int64_t rows, int64_t inputs, int64_t outputs, bool bias, bool wide) {
+  const auto plain = [](int64_t rows, int64_t inputs, int64_t outputs, bool bias,
+                        LinearOutput output) {
     return [=](SampleBuilder& sample) {
       const ValueId x = sample.tensor("x", {rows, inputs});
       const ValueId weight = sample.tensor("weight", {outputs, inputs});
       const ValueId b = bias ? sample.tensor("bias", {outputs}) : ValueId{};
-      const LinearOptions options{.bias = b, .accumulation_output = wide};
+      const LinearOptions options{.bias = b, .output = output};
       sample.result(linear(sample.builder(), x, weight, options, "y"));
     };
   };
@@ -167,36 +195,56 @@ std::vector<OpSample> samples_linear() {
     const ValueId x = sample.tensor("x", {7, 5});
     const ValueId weight = sample.tensor("weight", {5, 5});
     const ValueId bias = sample.tensor("bias", {5});
-    const LinearOptions options{.bias = bias, .accumulation_output = false};
+    const LinearOptions options{.bias = bias, .output = LinearOutput::compute};
     const ValueId hidden = linear(sample.builder(), x, weight, options, "hidden");
     sample.result(linear(sample.builder(), hidden, weight, options, "y"));
   };
   // Long enough that the gradients of weight and bias are summed in several pieces. x is a
   // constant: finite differences of so many elements would take too long.
-  const auto many_rows = [](SampleBuilder& sample) {
-    SampleBuilder::Options constant;
-    constant.differentiable = false;
-    const ValueId x = sample.tensor("x", {8200, 16}, constant);
-    const ValueId weight = sample.tensor("weight", {16, 16});
-    const ValueId bias = sample.tensor("bias", {16});
-    const LinearOptions options{.bias = bias, .accumulation_output = true};
-    sample.result(linear(sample.builder(), x, weight, options, "y"));
+  const auto many_rows = [](LinearOutput output) {
+    return [=](SampleBuilder& sample) {
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      const ValueId x = sample.tensor("x", {8200, 16}, constant);
+      const ValueId weight = sample.tensor("weight", {16, 16});
+      const ValueId bias = sample.tensor("bias", {16});
+      const LinearOptions options{.bias = bias, .output = output};
+      sample.result(linear(sample.builder(), x, weight, options, "y"));
+    };
   };
-  return {{"no_bias", plain(9, 17, 5, false, false)},
-          {"bias", plain(6, 8, 19, true, false)},
-          {"one_by_one", plain(1, 1, 1, true, false)},
-          {"one_row", plain(1, 33, 4, true, false)},
-          {"accumulation_output", plain(10, 13, 6, false, true)},
-          {"accumulation_output_bias", plain(5, 7, 3, true, true)},
+  // One weight for two products in f64, as a router's in two micro-batches.
+  const auto shared_f64 = [](SampleBuilder& sample) {
+    const ValueId weight = sample.tensor("weight", {4, 6});
+    const ValueId bias = sample.tensor("bias", {4});
+    const LinearOptions options{.bias = bias, .output = LinearOutput::f64};
+    for (const char* name : {"first", "second"}) {
+      const ValueId x = sample.tensor(name, {5, 6});
+      sample.result(linear(sample.builder(), x, weight, options, "y"));
+    }
+  };
+  constexpr LinearOutput kCompute = LinearOutput::compute;
+  constexpr LinearOutput kAccumulation = LinearOutput::accumulation;
+  return {{"no_bias", plain(9, 17, 5, false, kCompute)},
+          {"bias", plain(6, 8, 19, true, kCompute)},
+          {"one_by_one", plain(1, 1, 1, true, kCompute)},
+          {"one_row", plain(1, 33, 4, true, kCompute)},
+          {"accumulation_output", plain(10, 13, 6, false, kAccumulation)},
+          {"accumulation_output_bias", plain(5, 7, 3, true, kAccumulation)},
+          {"f64_output", plain(10, 13, 6, false, LinearOutput::f64)},
+          {"f64_output_bias", plain(5, 7, 3, true, LinearOutput::f64)},
+          {"one_output", plain(7, 21, 1, false, kCompute)},
+          {"one_output_accumulation_bias", plain(9, 12, 1, true, kAccumulation)},
           {"shared_weight", shared},
-          {"many_rows", many_rows}};
+          {"shared_weight_f64_output", shared_f64},
+          {"many_rows", many_rows(kAccumulation)},
+          {"many_rows_f64_output", many_rows(LinearOutput::f64)}};
 }
 
 }  // namespace
 
 ValueId linear(Builder& builder, ValueId x, ValueId weight, const LinearOptions& options,
                const std::string& name) {
-  const LinearAttributes attributes{.accumulation_output = options.accumulation_output};
+  const LinearAttributes attributes{.output = options.output};
   return builder.emit(kLinear, Attributes(attributes), {x, weight, options.bias}, name)[0];
 }
 

@@ -3,16 +3,17 @@
 //   y[t, n] = sum over k of x[t, k] * W[n, k]  (+ b[n])
 //
 // with x [T, K], W [N, K] and b [N] of the compute dtype, as in a Hugging Face checkpoint (the
-// weight's rows are the outputs). Sums are kept in the accumulation type and rounded once. y has
-// x's dtype, or its accumulation dtype when `accumulation_output` is set (router logits); the
-// gradient of y then has the accumulation dtype too. No tensor of this room is ragged.
+// weight's rows are the outputs). `output` is the dtype of y and of its gradient: the compute dtype
+// itself, its accumulation dtype, or f64 (router logits want one of the latter). With f64 the
+// operands are converted, and products and sums are in f64, in the gradients too; otherwise sums
+// are in the accumulation type. Each result is rounded once. No tensor of this room is ragged.
 //
 // Kinds
 //   linear                 (x, W, b optional)       -> y [T, N]
 //   linear_data_gradient   (dy, W)                  -> dx [T, K] = dy W, in W's dtype
 //   linear_weight_gradient (dy, x, target optional) -> dW [N, K] (+)= dy^T x
 //   linear_bias_gradient   (dy, target optional)    -> db [N] (+)= sum over t of dy[t]
-// The last two have the accumulation dtype and write to or add into `target`, see
+// The last two have the weight's accumulation dtype and write to or add into `target`, see
 // declare_weight_gradient in program/derivative.h. Gradients of small weights are summed in several
 // pieces of rows, fixed by the shapes, that are added in order.
 #pragma once
@@ -24,8 +25,10 @@
 
 namespace troupe {
 
+enum class LinearOutput : uint8_t { compute, accumulation, f64 };
+
 struct LinearAttributes {
-  bool accumulation_output = false;
+  LinearOutput output = LinearOutput::compute;
 };
 
 struct LinearWeightGradientAttributes {
@@ -33,12 +36,13 @@ struct LinearWeightGradientAttributes {
 };
 
 struct LinearBiasGradientAttributes {
+  DType bias_dtype = DType::f32;
   bool accumulate = false;
 };
 
 struct LinearOptions {
   ValueId bias;  // invalid: none
-  bool accumulation_output = false;
+  LinearOutput output = LinearOutput::compute;
 };
 
 // Emits the map of `x` [T, K] by `weight` [N, K] and returns y [T, N].

@@ -31,6 +31,11 @@ struct LinearAccumulationKernel {
   static void run(const KernelArguments& args) { run_linear<T, accumulation_t<T>>(args); }
 };
 
+template <class T>
+struct LinearDoubleKernel {
+  static void run(const KernelArguments& args) { run_linear<T, double>(args); }
+};
+
 template <class T, class Dy>
 void run_linear_data_gradient(const KernelArguments& args) {
   const Shape& dy = args.input(0).shape;
@@ -50,6 +55,11 @@ struct LinearDataGradientAccumulationKernel {
   static void run(const KernelArguments& args) {
     run_linear_data_gradient<T, accumulation_t<T>>(args);
   }
+};
+
+template <class T>
+struct LinearDataGradientDoubleKernel {
+  static void run(const KernelArguments& args) { run_linear_data_gradient<T, double>(args); }
 };
 
 template <class T, class Dy>
@@ -75,35 +85,51 @@ struct LinearWeightGradientAccumulationKernel {
   }
 };
 
+template <class T>
+struct LinearWeightGradientDoubleKernel {
+  static void run(const KernelArguments& args) { run_linear_weight_gradient<T, double>(args); }
+};
+
 // Each piece of rows is summed into its own part of the workspace, then the pieces in order.
+template <class T, class Out>
+void run_linear_bias_gradient(const KernelArguments& args) {
+  using A = accumulation_t<T>;
+  const bool accumulate = args.attributes->as<LinearBiasGradientAttributes>().accumulate;
+  const Shape& shape = args.input(0).shape;
+  const int64_t columns = shape[1];
+  const int64_t pieces = linear_bias_gradient_pieces(shape);
+  const int64_t rows = (shape[0] + pieces - 1) / pieces;
+  const T* dy = args.in<T>(0);
+  A* sums = reinterpret_cast<A*>(args.workspace);
+  args.pool->parallel_for(pieces, [&](int64_t piece, int) {
+    A* to = sums + piece * columns;
+    std::fill(to, to + columns, A(0));
+    const int64_t end = std::min(shape[0], (piece + 1) * rows);
+    for (int64_t t = piece * rows; t < end; ++t) add_to(dy + t * columns, to, columns);
+  });
+  for (int64_t piece = 1; piece < pieces; ++piece) {
+    add_to(sums + piece * columns, sums, columns);
+  }
+  Out* out = args.out<Out>(0);
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < columns; ++i) out[i] = Out(accumulate ? A(out[i]) + sums[i] : sums[i]);
+}
+
 template <class T>
 struct LinearBiasGradientKernel {
   static void run(const KernelArguments& args) {
-    using A = accumulation_t<T>;
-    const bool accumulate = args.attributes->as<LinearBiasGradientAttributes>().accumulate;
-    const Shape& shape = args.input(0).shape;
-    const int64_t columns = shape[1];
-    const int64_t pieces = linear_bias_gradient_pieces(shape);
-    const int64_t rows = (shape[0] + pieces - 1) / pieces;
-    const T* dy = args.in<T>(0);
-    A* sums = reinterpret_cast<A*>(args.workspace);
-    args.pool->parallel_for(pieces, [&](int64_t piece, int) {
-      A* to = sums + piece * columns;
-      std::fill(to, to + columns, A(0));
-      const int64_t end = std::min(shape[0], (piece + 1) * rows);
-      for (int64_t t = piece * rows; t < end; ++t) add_to(dy + t * columns, to, columns);
-    });
-    for (int64_t piece = 1; piece < pieces; ++piece) {
-      add_to(sums + piece * columns, sums, columns);
-    }
-    A* out = args.out<A>(0);
-    if (accumulate) {
-      add_to(sums, out, columns);
-    } else {
-      store(sums, out, columns);
-    }
+    run_linear_bias_gradient<T, accumulation_t<T>>(args);
   }
 };
+
+// The kernel for operands of dtype `compute` and a y, or dy, of dtype `output`.
+template <template <class> class Compute, template <class> class Accumulation,
+          template <class> class Double>
+CpuKernel select_linear_kernel(DType compute, DType output) {
+  if (output == compute) return select_float_kernel<Compute>(compute);
+  if (output == accumulation_dtype(compute)) return select_float_kernel<Accumulation>(compute);
+  return select_float_kernel<Double>(compute);
+}
 
 }  // namespace
 
@@ -124,27 +150,27 @@ int64_t linear_bias_gradient_pieces(const Shape& dy) {
 }
 
 CpuKernel linear_cpu_kernel(const OpView& op) {
-  const DType dtype = op.input(0).dtype;
-  return op.output(0).dtype == dtype ? select_float_kernel<LinearKernel>(dtype)
-                                     : select_float_kernel<LinearAccumulationKernel>(dtype);
+  return select_linear_kernel<LinearKernel, LinearAccumulationKernel, LinearDoubleKernel>(
+      op.input(0).dtype, op.output(0).dtype);
 }
 
 CpuKernel linear_data_gradient_cpu_kernel(const OpView& op) {
-  const DType dtype = op.input(1).dtype;
-  return op.input(0).dtype == dtype
-             ? select_float_kernel<LinearDataGradientKernel>(dtype)
-             : select_float_kernel<LinearDataGradientAccumulationKernel>(dtype);
+  return select_linear_kernel<LinearDataGradientKernel, LinearDataGradientAccumulationKernel,
+                              LinearDataGradientDoubleKernel>(op.input(1).dtype, op.input(0).dtype);
 }
 
 CpuKernel linear_weight_gradient_cpu_kernel(const OpView& op) {
-  const DType dtype = op.input(1).dtype;
-  return op.input(0).dtype == dtype
-             ? select_float_kernel<LinearWeightGradientKernel>(dtype)
-             : select_float_kernel<LinearWeightGradientAccumulationKernel>(dtype);
+  return select_linear_kernel<LinearWeightGradientKernel, LinearWeightGradientAccumulationKernel,
+                              LinearWeightGradientDoubleKernel>(op.input(1).dtype,
+                                                                op.input(0).dtype);
 }
 
 CpuKernel linear_bias_gradient_cpu_kernel(const OpView& op) {
-  return select_float_kernel<LinearBiasGradientKernel>(op.input(0).dtype);
+  const DType dy = op.input(0).dtype;
+  if (op.output(0).dtype == accumulation_dtype(dy)) {
+    return select_float_kernel<LinearBiasGradientKernel>(dy);
+  }
+  return &run_linear_bias_gradient<double, float>;
 }
 
 }  // namespace troupe

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 #include <vector>
 
-#include "ops/load_balancing_loss/load_balancing_loss_cpu.h"
+#include "ops/count_experts/count_experts.h"
+#include "ops/router_loss/router_loss.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -14,36 +15,32 @@ CpuKernel load_balancing_loss_gradient_cpu_kernel(DType dtype);
 
 namespace {
 
-void check_load_balancing_inputs(const InferContext& context) {
-  const Value& logits = context.input(0);
+// Checks what the loss and its gradient take beside the logits.
+void check_load_balancing_counts(const InferContext& context) {
+  const Shape& logits = context.input(0).shape;
   const Value& counts = context.input(1);
-  TROUPE_CHECK((logits.dtype == DType::f32 || logits.dtype == DType::f64) &&
-                   logits.shape.rank() == 2 && !logits.rows.valid(),
-               "load_balancing_loss needs f32 or f64 logits [T, E]: " + logits.name);
-  TROUPE_CHECK(counts.dtype == DType::i32 && counts.shape == Shape({logits.shape[1]}),
-               "load_balancing_loss needs i32 counts [E]: " + counts.name);
-  const auto top_k = context.attributes<LoadBalancingLossAttributes>().top_k;
-  TROUPE_CHECK(top_k >= 1 && top_k <= logits.shape[1],
+  const auto& attributes = context.attributes<LoadBalancingLossAttributes>();
+  TROUPE_CHECK(attributes.top_k >= 1 && attributes.top_k <= logits[1],
                "load_balancing_loss: top_k is between 1 and E");
+  TROUPE_CHECK(
+      attributes.steps >= 1 && attributes.sequences >= 1 && logits[0] % attributes.sequences == 0,
+      "load_balancing_loss needs sequences of equal length");
+  TROUPE_CHECK(counts.dtype == DType::i32 &&
+                   counts.shape == expert_counts_shape(attributes.sequences, logits[1]),
+               "load_balancing_loss needs i32 counts [E], or [G, E]: " + counts.name);
 }
 
 void infer_load_balancing_loss(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 2, "load_balancing_loss takes logits, counts");
-  check_load_balancing_inputs(context);
-  const DType dtype = context.input(0).dtype;
-  context.output("", dtype, {1});
+  infer_router_loss(context, "load_balancing_loss");
+  check_load_balancing_counts(context);
 }
 
 void infer_load_balancing_loss_gradient(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 3,
                "load_balancing_loss_gradient takes logits, counts, d_loss");
-  check_load_balancing_inputs(context);
-  const DType dtype = context.input(0).dtype;
-  const Shape shape = context.input(0).shape;
-  TROUPE_CHECK(
-      context.input(2).dtype == dtype && context.input(2).shape == Shape({1}),
-      "load_balancing_loss_gradient: d_loss is [1] of the logits' dtype: " + context.input(2).name);
-  context.output("", dtype, shape);
+  infer_router_loss_gradient(context, "load_balancing_loss_gradient");
+  check_load_balancing_counts(context);
 }
 
 void differentiate_load_balancing_loss(DerivativeContext& context) {
@@ -58,13 +55,11 @@ void differentiate_load_balancing_loss(DerivativeContext& context) {
 
 // A maximum, an exponential, its sum and a product with the counts for each logit.
 Cost cost_load_balancing_loss(const OpView& view) {
-  return {.flops = 5 * static_cast<double>(view.input(0).shape.elements()),
-          .bytes = static_cast<double>(view.input(0).bytes() + view.input(1).bytes())};
+  return cost_router_loss(view, 5);
 }
 
 Cost cost_load_balancing_loss_gradient(const OpView& view) {
-  return {.flops = 8 * static_cast<double>(view.input(0).shape.elements()),
-          .bytes = static_cast<double>(2 * view.input(0).bytes() + view.input(1).bytes())};
+  return cost_router_loss(view, 8);
 }
 
 CpuKernel load_balancing_loss_kernel(const OpView& view) {
@@ -75,44 +70,54 @@ CpuKernel load_balancing_loss_gradient_kernel(const OpView& view) {
   return load_balancing_loss_gradient_cpu_kernel(view.input(0).dtype);
 }
 
-uint64_t load_balancing_loss_workspace_bytes(const OpView& view) {
-  const Shape& shape = view.input(0).shape;
-  return static_cast<uint64_t>(load_balancing_chunks(shape[0], shape[1])) * sizeof(double);
-}
-
-// The exponentials of one token.
-uint64_t load_balancing_loss_scratch_bytes(const OpView& view) {
-  const Value& logits = view.input(0);
-  return static_cast<uint64_t>(logits.shape[1]) * size_of(logits.dtype);
-}
-
 std::string print_load_balancing_loss(const Attributes& attributes) {
   const auto& a = attributes.as<LoadBalancingLossAttributes>();
-  return fmt::format("coefficient={} top_k={} score={}", a.coefficient, a.top_k,
-                     name_of(a.score_function));
+  std::string text = fmt::format("coefficient={} top_k={} score={}", a.coefficient, a.top_k,
+                                 name_of(a.score_function));
+  if (a.sequences != 1) text += fmt::format(" sequences={}", a.sequences);
+  if (a.steps != 1) text += fmt::format(" steps={}", a.steps);
+  return text;
 }
 
-OpSample sample_load_balancing_loss(const std::string& name, int64_t tokens,
+OpSample sample_load_balancing_loss(const std::string& name, int64_t tokens, int64_t experts,
                                     const std::vector<int32_t>& counts,
                                     const LoadBalancingLossAttributes& attributes) {
   return {name, [=](SampleBuilder& sample) {
-            const auto experts = static_cast<int64_t>(counts.size());
             SampleBuilder::Options options;
             options.accumulation = true;
             const ValueId logits = sample.tensor("logits", {tokens, experts}, options);
-            const ValueId n = sample.integers("counts", {experts}, counts);
+            const ValueId n = sample.integers(
+                "counts", expert_counts_shape(attributes.sequences, experts), counts);
             sample.result(load_balancing_loss(sample.builder(), logits, n, attributes, "loss"));
           }};
 }
 
 std::vector<OpSample> samples_load_balancing_loss() {
   return {
-      sample_load_balancing_loss("an expert without tokens", 6, {5, 0, 3, 4},
+      sample_load_balancing_loss("an expert without tokens", 6, 4, {5, 0, 3, 4},
                                  {.coefficient = 1, .top_k = 2}),
-      sample_load_balancing_loss("more experts than lanes", 10,
+      sample_load_balancing_loss("more experts than lanes", 10, 20,
                                  {1, 2, 0, 3, 1, 1, 0, 0, 2, 1, 4, 1, 0, 1, 0, 1, 2, 0, 1, 9},
                                  {.coefficient = 0.5, .top_k = 3}),
-      sample_load_balancing_loss("one token", 1, {0, 1, 0}, {.coefficient = 2, .top_k = 1}),
+      sample_load_balancing_loss("one token", 1, 3, {0, 1, 0}, {.coefficient = 2, .top_k = 1}),
+      sample_load_balancing_loss(
+          "sigmoid", 6, 4, {5, 0, 3, 4},
+          {.coefficient = 1, .top_k = 2, .score_function = ScoreFunction::sigmoid}),
+      sample_load_balancing_loss(
+          "sqrtsoftplus, more experts than lanes", 5, 18,
+          {1, 2, 0, 1, 1, 1, 0, 0, 2, 1, 0, 1, 0, 1, 0, 1, 2, 1},
+          {.coefficient = 1, .top_k = 3, .score_function = ScoreFunction::sqrtsoftplus}),
+      sample_load_balancing_loss("three sequences", 6, 4, {2, 0, 1, 1, 0, 2, 2, 0, 1, 1, 1, 1},
+                                 {.coefficient = 1, .top_k = 2, .sequences = 3}),
+      sample_load_balancing_loss("sums of four micro-batches", 5, 4, {11, 2, 12, 15},
+                                 {.coefficient = 1, .top_k = 2, .steps = 4}),
+      sample_load_balancing_loss("two sequences, sigmoid, sums of two micro-batches", 4, 3,
+                                 {4, 1, 3, 0, 4, 4},
+                                 {.coefficient = 1,
+                                  .top_k = 2,
+                                  .score_function = ScoreFunction::sigmoid,
+                                  .sequences = 2,
+                                  .steps = 2}),
       {"many chunks",
        [](SampleBuilder& sample) {
          // Most logits are constants: only a few rows are worth a finite difference.
@@ -145,8 +150,8 @@ const OpSpec kLoadBalancingLoss{.name = "load_balancing_loss",
                                 .differentiate = differentiate_load_balancing_loss,
                                 .cost = cost_load_balancing_loss,
                                 .cpu_kernel = load_balancing_loss_kernel,
-                                .workspace_bytes = load_balancing_loss_workspace_bytes,
-                                .scratch_bytes = load_balancing_loss_scratch_bytes,
+                                .workspace_bytes = router_loss_workspace_bytes,
+                                .scratch_bytes = router_loss_scratch_bytes,
                                 .print_attributes = print_load_balancing_loss,
                                 .samples = samples_load_balancing_loss};
 

@@ -22,9 +22,8 @@ void infer_permute(InferContext& context) {
   TROUPE_CHECK(
       slot_row.dtype == DType::i32 && slot_row.shape.rank() == 2 && slot_row.shape[0] == x.shape[0],
       "permute needs i32 slot_row [T, k]: " + slot_row.name);
-  TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.rows.valid() &&
-                   row_slot.shape == Shape({slot_row.shape.elements()}),
-               "permute needs ragged i32 row_slot [T*k]: " + row_slot.name);
+  TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.rows.valid() && row_slot.shape.rank() == 1,
+               "permute needs ragged i32 row_slot [R]: " + row_slot.name);
   const RowCount rows = row_slot.rows;
   context.output("", x.dtype, {row_slot.shape[0], x.shape[1]}, rows);
 }
@@ -40,8 +39,8 @@ void differentiate_permute(DerivativeContext& context) {
 
 Cost cost_permute(const OpView& view) {
   return {.flops = 0,
-          .bytes = static_cast<double>(view.input(0).bytes() + view.input(2).bytes() +
-                                       view.output(0).bytes())};
+          .bytes = static_cast<double>(view.input(0).bytes() + view.input(1).bytes() +
+                                       view.input(2).bytes() + view.output(0).bytes())};
 }
 
 CpuKernel permute_kernel(const OpView& view) {
@@ -49,9 +48,9 @@ CpuKernel permute_kernel(const OpView& view) {
 }
 
 void sample_permute(SampleBuilder& sample, int64_t tokens, int64_t top_k, int64_t hidden,
-                    int32_t experts, const std::vector<int32_t>& indices) {
+                    const RouteAttributes& attributes, const std::vector<int32_t>& indices) {
   const ValueId chosen = sample.integers("indices", {tokens, top_k}, indices);
-  const Routing routing = route(sample.builder(), chosen, {.experts = experts}, "routing");
+  const Routing routing = route(sample.builder(), chosen, attributes, "routing");
   const ValueId x = sample.tensor("x", {tokens, hidden});
   sample.result(permute(sample.builder(), x, routing, "y"));
 }
@@ -60,21 +59,31 @@ std::vector<OpSample> samples_permute() {
   return {
       {"dropless, an expert without tokens",
        [](SampleBuilder& sample) {
-         sample_permute(sample, 5, 2, 19, 4, {3, 0, 1, 3, 0, 1, 3, 1, 0, 3});
+         sample_permute(sample, 5, 2, 19, {.experts = 4}, {3, 0, 1, 3, 0, 1, 3, 1, 0, 3});
        }},
       {"dropped slots",
        [](SampleBuilder& sample) {
-         sample_permute(sample, 4, 3, 5, 5, {4, -1, 2, -1, -1, -1, 0, 4, 2, -1, 0, 3});
+         sample_permute(sample, 4, 3, 5, {.experts = 5}, {4, -1, 2, -1, -1, -1, 0, 4, 2, -1, 0, 3});
        }},
       {"one token, one slot, one column",
-       [](SampleBuilder& sample) { sample_permute(sample, 1, 1, 1, 2, {1}); }},
+       [](SampleBuilder& sample) { sample_permute(sample, 1, 1, 1, {.experts = 2}, {1}); }},
       {"many chunks, nearly all slots dropped",
        [](SampleBuilder& sample) {
          std::vector<int32_t> indices(20000, -1);
          for (size_t slot = 7; slot < indices.size(); slot += 501) {
            indices[slot] = static_cast<int32_t>(slot % 5);
          }
-         sample_permute(sample, 100, 200, 3, 5, indices);
+         sample_permute(sample, 100, 200, 3, {.experts = 5}, indices);
+       }},
+      {"rows in multiples of four",
+       [](SampleBuilder& sample) {
+         sample_permute(sample, 5, 2, 7, {.experts = 5, .row_multiple = 4},
+                        {3, 0, 1, 3, -1, 1, 3, 1, 1, 3});
+       }},
+      {"many chunks, padded to a capacity",
+       [](SampleBuilder& sample) {
+         sample_permute(sample, 4, 2, 6, {.experts = 3, .padded_capacity = 3000},
+                        {2, 0, -1, 2, 0, -1, 2, 0});
        }},
   };
 }

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "ops/rms_norm/rms_row.h"
+#include "ops/cpu/row_sums.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -21,14 +21,28 @@ bool is_fused_projection(const Value& value, const Heads& attributes) {
          value.shape[1] == int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim;
 }
 
-bool is_head_gain(const Value& gamma, const Value& qkv, int32_t head_dim) {
-  return gamma.dtype == qkv.dtype && gamma.shape == Shape({head_dim});
+// `heads` heads that share a gain.
+bool is_qk_gain(const Value& gamma, const Value& qkv, const QkNormAttributes& attributes,
+                int32_t heads) {
+  const int64_t vector_heads = attributes.scope == QkNormScope::head ? 1 : heads;
+  return gamma.dtype == qkv.dtype && gamma.shape == Shape({vector_heads * attributes.head_dim});
+}
+
+bool are_qk_gains(const Value& gamma_q, const Value& gamma_k, const Value& qkv,
+                  const QkNormAttributes& attributes) {
+  return is_qk_gain(gamma_q, qkv, attributes, attributes.heads) &&
+         is_qk_gain(gamma_k, qkv, attributes, attributes.groups);
 }
 
 template <class Heads>
-bool is_head_statistic(const Value& rstd, const Value& qkv, const Heads& attributes) {
+int64_t normalized_vectors(const Heads& attributes) {
+  return attributes.scope == QkNormScope::head ? attributes.heads + attributes.groups : 2;
+}
+
+template <class Heads>
+bool is_qk_statistic(const Value& rstd, const Value& qkv, const Heads& attributes) {
   return rstd.dtype == accumulation_dtype(qkv.dtype) &&
-         rstd.shape == Shape({qkv.shape[0], attributes.heads + attributes.groups});
+         rstd.shape == Shape({qkv.shape[0], normalized_vectors(attributes)});
 }
 
 bool is_gradient_of(const Value& dy, const Value& qkv) {
@@ -41,13 +55,12 @@ void infer_qk_norm(InferContext& context) {
   const Value qkv = context.input(0);
   TROUPE_CHECK(is_fused_projection(qkv, attributes),
                "qk_norm: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
-  TROUPE_CHECK(
-      is_head_gain(context.input(1), qkv, attributes.head_dim) &&
-          is_head_gain(context.input(2), qkv, attributes.head_dim),
-      "qk_norm: a gain is not [d]: " + context.input(1).name + ", " + context.input(2).name);
+  TROUPE_CHECK(are_qk_gains(context.input(1), context.input(2), qkv, attributes),
+               "qk_norm: a gain has another shape than what it multiplies: " +
+                   context.input(1).name + ", " + context.input(2).name);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
   context.output("rstd", accumulation_dtype(qkv.dtype),
-                 {qkv.shape[0], attributes.heads + attributes.groups}, qkv.rows);
+                 {qkv.shape[0], normalized_vectors(attributes)}, qkv.rows);
 }
 
 void infer_qk_norm_gradient(InferContext& context) {
@@ -56,9 +69,8 @@ void infer_qk_norm_gradient(InferContext& context) {
   const auto& attributes = context.attributes<QkNormAttributes>();
   const Value qkv = context.input(1);
   TROUPE_CHECK(is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
-                   is_head_gain(context.input(2), qkv, attributes.head_dim) &&
-                   is_head_gain(context.input(3), qkv, attributes.head_dim) &&
-                   is_head_statistic(context.input(4), qkv, attributes),
+                   are_qk_gains(context.input(2), context.input(3), qkv, attributes) &&
+                   is_qk_statistic(context.input(4), qkv, attributes),
                "qk_norm_gradient: operands do not belong to " + qkv.name);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
 }
@@ -68,13 +80,14 @@ void infer_qk_norm_weight_gradient(InferContext& context) {
                "qk_norm_weight_gradient: takes dy, qkv, rstd and target");
   const auto& attributes = context.attributes<QkNormWeightGradientAttributes>();
   const Value qkv = context.input(1);
-  TROUPE_CHECK(
-      is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
-          is_head_statistic(context.input(2), qkv, attributes) && attributes.first_head >= 0 &&
-          attributes.head_count >= 1 &&
-          attributes.first_head + attributes.head_count <= attributes.heads + attributes.groups,
-      "qk_norm_weight_gradient: operands do not belong to " + qkv.name);
-  declare_weight_gradient(context, 3, "", qkv.dtype, {attributes.head_dim});
+  const bool queries = attributes.first_head == 0 && attributes.head_count == attributes.heads;
+  const bool keys =
+      attributes.first_head == attributes.heads && attributes.head_count == attributes.groups;
+  TROUPE_CHECK(is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
+                   is_qk_statistic(context.input(2), qkv, attributes) && (queries || keys),
+               "qk_norm_weight_gradient: operands do not belong to " + qkv.name);
+  const int64_t vector_heads = attributes.scope == QkNormScope::head ? 1 : attributes.head_count;
+  declare_weight_gradient(context, 3, "", qkv.dtype, {vector_heads * attributes.head_dim});
 }
 
 void differentiate_qk_norm(DerivativeContext& context) {
@@ -98,6 +111,7 @@ void differentiate_qk_norm(DerivativeContext& context) {
         .head_dim = attributes.head_dim,
         .first_head = gain == 1 ? 0 : attributes.heads,
         .head_count = gain == 1 ? attributes.heads : attributes.groups,
+        .scope = attributes.scope,
         .accumulate = target.accumulate};
     context.add_weight_gradient(gain,
                                 builder.emit(kQkNormWeightGradient, Attributes(weight_attributes),
@@ -114,75 +128,104 @@ double qk_norm_normalized_elements(const OpView& op) {
 
 Cost cost_qk_norm(const OpView& op) {
   return {.flops = 4 * qk_norm_normalized_elements(op),
-          .bytes = static_cast<double>(2 * op.input(0).bytes() + 2 * op.input(1).bytes() +
-                                       op.output(1).bytes())};
+          .bytes = static_cast<double>(2 * op.input(0).bytes() + op.input(1).bytes() +
+                                       op.input(2).bytes() + op.output(1).bytes())};
 }
 
 Cost cost_qk_norm_gradient(const OpView& op) {
   return {.flops = 8 * qk_norm_normalized_elements(op),
-          .bytes = static_cast<double>(3 * op.input(0).bytes() + 2 * op.input(2).bytes() +
-                                       op.input(4).bytes())};
+          .bytes = static_cast<double>(3 * op.input(0).bytes() + op.input(2).bytes() +
+                                       op.input(3).bytes() + op.input(4).bytes())};
 }
 
 Cost cost_qk_norm_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
-  const double heads = static_cast<double>(op.input(0).shape[0]) * attributes.head_count;
-  const double elements = heads * attributes.head_dim;
+  const auto rows = static_cast<double>(op.input(0).shape[0]);
+  const double elements = rows * attributes.head_count * attributes.head_dim;
+  const double vectors = rows * (attributes.scope == QkNormScope::head ? attributes.head_count : 1);
   return {.flops = 3 * elements,
           .bytes = 2 * elements * static_cast<double>(size_of(op.input(0).dtype)) +
-                   heads * static_cast<double>(size_of(op.input(2).dtype)) +
+                   vectors * static_cast<double>(size_of(op.input(2).dtype)) +
                    (attributes.accumulate ? 2 : 1) * static_cast<double>(op.output(0).bytes())};
 }
 
 uint64_t workspace_qk_norm_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
-  const RmsPieces pieces =
-      rms_pieces(op.input(0).shape[0], int64_t{attributes.head_count} * attributes.head_dim);
+  const RowPieces pieces =
+      row_pieces(op.input(0).shape[0], int64_t{attributes.head_count} * attributes.head_dim);
   return static_cast<uint64_t>(pieces.count) * op.output(0).bytes();
+}
+
+const char* qk_norm_scope_text(QkNormScope scope) {
+  return scope == QkNormScope::head ? "" : " scope=projection";
 }
 
 std::string print_qk_norm(const Attributes& attributes) {
   const auto& values = attributes.as<QkNormAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} epsilon={}", values.heads, values.groups,
-                     values.head_dim, values.epsilon);
+  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}", values.heads, values.groups,
+                     values.head_dim, values.epsilon, qk_norm_scope_text(values.scope));
 }
 
 std::string print_qk_norm_weight_gradient(const Attributes& attributes) {
   const auto& values = attributes.as<QkNormWeightGradientAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} first_head={} head_count={} accumulate={}",
+  return fmt::format("heads={} groups={} head_dim={} first_head={} head_count={} accumulate={}{}",
                      values.heads, values.groups, values.head_dim, values.first_head,
-                     values.head_count, values.accumulate ? 1 : 0);
+                     values.head_count, values.accumulate ? 1 : 0,
+                     qk_norm_scope_text(values.scope));
 }
 
 std::vector<OpSample> samples_qk_norm() {
-  const auto dense = [](int64_t rows, int32_t heads, int32_t groups, int32_t head_dim,
-                        bool differentiable) {
-    return [=](SampleBuilder& sample) {
-      const QkNormAttributes attributes{
-          .heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = 0.01};
-      const ValueId qkv = sample.tensor("qkv", {rows, int64_t{heads + 2 * groups} * head_dim},
-                                        {.differentiable = differentiable});
-      const ValueId gamma_q = sample.tensor("gamma_q", {head_dim});
-      const ValueId gamma_k = sample.tensor("gamma_k", {head_dim});
-      sample.result(qk_norm(sample.builder(), qkv, gamma_q, gamma_k, attributes, "y"));
-    };
-  };
-  const auto ragged = [](SampleBuilder& sample) {
-    const QkNormAttributes attributes{.heads = 2, .groups = 1, .head_dim = 4, .epsilon = 1e-6};
-    const ValueId rows = sample.integers("rows", {1}, {3});
-    const ValueId qkv = sample.tensor("qkv", {5, 16}, {.rows = rows});
-    const ValueId gamma_q = sample.tensor("gamma_q", {4});
-    const ValueId gamma_k = sample.tensor("gamma_k", {4});
+  const auto norm = [](SampleBuilder& sample, const QkNormAttributes& attributes, int64_t rows,
+                       const SampleBuilder::Options& options) {
+    const bool per_head = attributes.scope == QkNormScope::head;
+    const int64_t d = attributes.head_dim;
+    const ValueId qkv =
+        sample.tensor("qkv", {rows, (attributes.heads + 2 * attributes.groups) * d}, options);
+    const ValueId gamma_q = sample.tensor("gamma_q", {per_head ? d : attributes.heads * d});
+    const ValueId gamma_k = sample.tensor("gamma_k", {per_head ? d : attributes.groups * d});
     sample.result(qk_norm(sample.builder(), qkv, gamma_q, gamma_k, attributes, "y"));
   };
-  return {{"grouped", dense(3, 4, 2, 10, true)},
-          {"one head each", dense(2, 1, 1, 17, true)},
-          {"smallest", dense(1, 1, 1, 2, true)},
-          {"ragged", ragged},
-          {"many rows", dense(2500, 2, 1, 8, false)}};
+  const auto dense = [=](int64_t rows, int32_t heads, int32_t groups, int32_t head_dim,
+                         QkNormScope scope, bool differentiable) {
+    return [=](SampleBuilder& sample) {
+      norm(
+          sample,
+          {.heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = 0.01, .scope = scope},
+          rows, {.differentiable = differentiable});
+    };
+  };
+  const auto ragged = [=](QkNormScope scope, int32_t live) {
+    return [=](SampleBuilder& sample) {
+      const ValueId rows = sample.integers("rows", {1}, {live});
+      norm(sample, {.heads = 2, .groups = 1, .head_dim = 4, .epsilon = 1e-6, .scope = scope}, 5,
+           {.rows = rows});
+    };
+  };
+  constexpr QkNormScope kHead = QkNormScope::head;
+  constexpr QkNormScope kProjection = QkNormScope::projection;
+  return {{"grouped", dense(3, 4, 2, 10, kHead, true)},
+          {"one head each", dense(2, 1, 1, 17, kHead, true)},
+          {"smallest", dense(1, 1, 1, 2, kHead, true)},
+          {"ragged", ragged(kHead, 3)},
+          {"many rows", dense(2500, 2, 1, 8, kHead, false)},
+          {"projection, grouped", dense(3, 4, 2, 10, kProjection, true)},
+          {"projection, one head each", dense(2, 1, 1, 17, kProjection, true)},
+          {"projection, ragged", ragged(kProjection, 3)},
+          {"projection, ragged without rows", ragged(kProjection, 0)},
+          {"projection, many rows", dense(2500, 2, 1, 8, kProjection, false)}};
 }
 
 }  // namespace
+
+std::string_view name_of(QkNormScope scope) {
+  switch (scope) {
+    case QkNormScope::head:
+      return "head";
+    case QkNormScope::projection:
+      return "projection";
+  }
+  return "?";
+}
 
 ValueId qk_norm(Builder& builder, ValueId qkv, ValueId gamma_q, ValueId gamma_k,
                 const QkNormAttributes& attributes, const std::string& name) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu/row_sums.h"
 #include "ops/cpu/vector.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rms_norm/rms_row.h"
@@ -12,6 +13,31 @@ int64_t qk_norm_row_grain(int64_t width) {
   return std::max<int64_t>(1, 32768 / width);
 }
 
+// The vectors of a row that are normalised: those of the queries, then those of the keys.
+struct QkNormVectors {
+  template <class Heads>
+  explicit QkNormVectors(const Heads& attributes)
+      : per_head(attributes.scope == QkNormScope::head),
+        count(per_head ? attributes.heads + attributes.groups : 2),
+        queries(per_head ? attributes.heads : 1),
+        head_dim(attributes.head_dim),
+        query_elements(attributes.heads * head_dim),
+        elements(query_elements + attributes.groups * head_dim) {}
+
+  bool per_head;
+  int64_t count, queries, head_dim;
+  int64_t query_elements, elements;  // of all queries; of all queries and keys
+
+  bool is_query(int64_t vector) const { return vector < queries; }
+  int64_t offset(int64_t vector) const {
+    return per_head ? vector * head_dim : vector * query_elements;
+  }
+  int64_t size(int64_t vector) const {
+    if (per_head) return head_dim;
+    return is_query(vector) ? query_elements : elements - query_elements;
+  }
+};
+
 template <class T>
 struct QkNormKernel {
   static void run(const KernelArguments& args) {
@@ -21,20 +47,21 @@ struct QkNormKernel {
     const T* gamma_k = args.in<T>(2);
     T* y = args.out<T>(0);
     accumulation_t<T>* rstd = args.out<accumulation_t<T>>(1);
-    const int64_t d = attributes.head_dim;
+    const QkNormVectors vectors(attributes);
     const int64_t width = args.input(0).shape[1];
-    const int64_t normalized = attributes.heads + attributes.groups;
     const auto normalize_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const T* in = qkv + row * width;
         T* out = y + row * width;
-        for (int64_t head = 0; head < normalized; ++head) {
-          const accumulation_t<T> scale = rms_reciprocal(in + head * d, d, attributes.epsilon);
-          rstd[row * normalized + head] = scale;
-          rms_scale(in + head * d, scale, head < attributes.heads ? gamma_q : gamma_k,
-                    /*zero_centered=*/false, out + head * d, d);
+        for (int64_t i = 0; i < vectors.count; ++i) {
+          const int64_t at = vectors.offset(i);
+          const accumulation_t<T> scale =
+              rms_reciprocal(in + at, vectors.size(i), attributes.epsilon);
+          rstd[row * vectors.count + i] = scale;
+          rms_scale(in + at, scale, vectors.is_query(i) ? gamma_q : gamma_k,
+                    /*zero_centered=*/false, out + at, vectors.size(i));
         }
-        std::copy(in + normalized * d, in + width, out + normalized * d);
+        std::copy(in + vectors.elements, in + width, out + vectors.elements);
       }
     };
     args.pool->parallel_ranges(args.input(0).rows(), qk_norm_row_grain(width), normalize_rows);
@@ -51,19 +78,19 @@ struct QkNormGradientKernel {
     const T* gamma_k = args.in<T>(3);
     const accumulation_t<T>* rstd = args.in<accumulation_t<T>>(4);
     T* d_qkv = args.out<T>(0);
-    const int64_t d = attributes.head_dim;
+    const QkNormVectors vectors(attributes);
     const int64_t width = args.input(0).shape[1];
-    const int64_t normalized = attributes.heads + attributes.groups;
     const auto differentiate_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t first = row * width;
-        for (int64_t head = 0; head < normalized; ++head) {
-          const int64_t at = first + head * d;
-          rms_gradient(dy + at, qkv + at, rstd[row * normalized + head],
-                       head < attributes.heads ? gamma_q : gamma_k, /*zero_centered=*/false,
-                       static_cast<const T*>(nullptr), d_qkv + at, d);
+        for (int64_t i = 0; i < vectors.count; ++i) {
+          const int64_t at = first + vectors.offset(i);
+          rms_gradient(dy + at, qkv + at, rstd[row * vectors.count + i],
+                       vectors.is_query(i) ? gamma_q : gamma_k, /*zero_centered=*/false,
+                       static_cast<const T*>(nullptr), d_qkv + at, vectors.size(i));
         }
-        std::copy(dy + first + normalized * d, dy + first + width, d_qkv + first + normalized * d);
+        std::copy(dy + first + vectors.elements, dy + first + width,
+                  d_qkv + first + vectors.elements);
       }
     };
     args.pool->parallel_ranges(args.input(0).rows(), qk_norm_row_grain(width), differentiate_rows);
@@ -78,20 +105,21 @@ struct QkNormWeightGradientKernel {
     const T* dy = args.in<T>(0);
     const T* qkv = args.in<T>(1);
     const A* rstd = args.in<A>(2);
-    const int64_t d = attributes.head_dim;
+    const QkNormVectors vectors(attributes);
+    const bool queries = attributes.first_head == 0;
+    const int64_t first = queries ? 0 : vectors.queries;
+    const int64_t end = queries ? vectors.queries : vectors.count;
+    const int64_t n = vectors.size(first);
     const int64_t width = args.input(0).shape[1];
-    const int64_t normalized = attributes.heads + attributes.groups;
-    const int64_t first_head = attributes.first_head;
-    const int64_t end_head = first_head + attributes.head_count;
-    rms_sum_rows(*args.pool, rms_pieces(args.input(0).shape[0], attributes.head_count * d),
-                 args.input(0).rows(), d, reinterpret_cast<A*>(args.workspace),
-                 attributes.accumulate, args.out<A>(0), [=](int64_t row, A* partial) {
-                   for (int64_t head = first_head; head < end_head; ++head) {
-                     const int64_t at = row * width + head * d;
-                     rms_add_gain_gradient(dy + at, qkv + at, rstd[row * normalized + head],
-                                           partial, d);
-                   }
-                 });
+    sum_rows(
+        *args.pool, row_pieces(args.input(0).shape[0], attributes.head_count * vectors.head_dim),
+        args.input(0).rows(), n, reinterpret_cast<A*>(args.workspace), attributes.accumulate,
+        args.out<A>(0), [=](int64_t row, A* partial) {
+          for (int64_t i = first; i < end; ++i) {
+            const int64_t at = row * width + vectors.offset(i);
+            rms_add_gain_gradient(dy + at, qkv + at, rstd[row * vectors.count + i], partial, n);
+          }
+        });
   }
 };
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "ops/rms_norm/rms_row.h"
+#include "ops/cpu/row_sums.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -111,7 +111,7 @@ Cost cost_rms_norm_weight_gradient(const OpView& op) {
 
 uint64_t workspace_rms_norm_weight_gradient(const OpView& op) {
   const Shape& shape = op.input(0).shape;
-  return static_cast<uint64_t>(rms_pieces(shape[0], shape[1]).count) * op.output(0).bytes();
+  return static_cast<uint64_t>(row_pieces(shape[0], shape[1]).count) * op.output(0).bytes();
 }
 
 std::string print_rms_norm(const Attributes& attributes) {

@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "ops/cpu/row_sums.h"
 #include "ops/cpu/vector.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rms_norm/rms_row.h"
@@ -67,12 +70,12 @@ struct RmsNormWeightGradientKernel {
     const T* s = args.in<T>(1);
     const A* rstd = args.in<A>(2);
     const int64_t n = args.input(0).shape[1];
-    rms_sum_rows(*args.pool, rms_pieces(args.input(0).shape[0], n), args.input(0).rows(), n,
-                 reinterpret_cast<A*>(args.workspace),
-                 args.attributes->as<RmsNormWeightGradientAttributes>().accumulate, args.out<A>(0),
-                 [=](int64_t row, A* partial) {
-                   rms_add_gain_gradient(dy + row * n, s + row * n, rstd[row], partial, n);
-                 });
+    sum_rows(*args.pool, row_pieces(args.input(0).shape[0], n), args.input(0).rows(), n,
+             reinterpret_cast<A*>(args.workspace),
+             args.attributes->as<RmsNormWeightGradientAttributes>().accumulate, args.out<A>(0),
+             [=](int64_t row, A* partial) {
+               rms_add_gain_gradient(dy + row * n, s + row * n, rstd[row], partial, n);
+             });
   }
 };
 

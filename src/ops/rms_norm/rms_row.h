@@ -1,5 +1,5 @@
-// Root-mean-square normalisation of one vector, its derivative, and the sum of a gain's gradient
-// over many vectors: the arithmetic shared by the kernels of rms_norm and qk_norm.
+// Root-mean-square normalisation of one vector, its derivative, and the gradient of its gain: the
+// arithmetic shared by the kernels of rms_norm and qk_norm.
 //
 // For x of n elements of T with gain vector gamma:
 //   rstd = 1 / sqrt(sum x_i^2 / n + epsilon)
@@ -9,10 +9,8 @@
 // functions, any thread; output and input may be the same range.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
-#include "base/thread_pool.h"
 #include "ops/cpu/vector.h"
 
 namespace troupe {
@@ -69,34 +67,6 @@ inline void rms_add_gain_gradient(const T* dy, const T* x, accumulation_t<T> rst
                                   accumulation_t<T>* d_gamma, int64_t n) {
   TROUPE_INDEPENDENT
   for (int64_t i = 0; i < n; ++i) d_gamma[i] += widen(dy[i]) * widen(x[i]) * rstd;
-}
-
-// How a sum over `rows` rows is cut into pieces that are summed apart and then added in order: by
-// the sizes alone, at least some 32 k elements and at most 32 pieces.
-struct RmsPieces {
-  int64_t rows = 0;  // of one piece; the last may have fewer
-  int64_t count = 0;
-};
-inline RmsPieces rms_pieces(int64_t rows, int64_t row_elements) {
-  const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, row_elements));
-  const int64_t piece = std::max(least, (rows + 31) / 32);
-  return {.rows = piece, .count = (rows + piece - 1) / piece};
-}
-
-// Sums add_row(row, partial) over the rows below `live`, where `partial` (n elements) collects what
-// the rows of one piece add, and writes the sum to `out` or adds it to what is there. `workspace`
-// holds pieces.count * n elements.
-template <class A, class AddRow>
-inline void rms_sum_rows(ThreadPool& pool, const RmsPieces& pieces, int64_t live, int64_t n,
-                         A* workspace, bool accumulate, A* out, const AddRow& add_row) {
-  pool.parallel_for(pieces.count, [&](int64_t piece, int) {
-    A* partial = workspace + piece * n;
-    std::fill_n(partial, n, A(0));
-    const int64_t end = std::min(live, (piece + 1) * pieces.rows);
-    for (int64_t row = piece * pieces.rows; row < end; ++row) add_row(row, partial);
-  });
-  if (!accumulate) std::fill_n(out, n, A(0));
-  for (int64_t piece = 0; piece < pieces.count; ++piece) add_to(workspace + piece * n, out, n);
 }
 
 }  // namespace troupe

@@ -1,9 +1,11 @@
 #include "ops/route/route.h"
 
+#include <algorithm>
+#include <fmt/format.h>
 #include <limits>
 #include <vector>
 
-#include "ops/route/route_cpu.h"
+#include "ops/cpu/expert_slots.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -15,18 +17,25 @@ namespace {
 void infer_route(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 1, "route takes the indices");
   const Value& indices = context.input(0);
-  const auto experts = context.attributes<RouteAttributes>().experts;
+  const auto& attributes = context.attributes<RouteAttributes>();
   TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2,
                "route needs i32 indices [T, k]: " + indices.name);
-  TROUPE_CHECK(experts >= 1, "route needs at least one expert");
-  const Shape shape = indices.shape;
-  const int64_t slots = shape.elements();
-  TROUPE_CHECK(slots >= 1 && slots <= std::numeric_limits<int32_t>::max(),
-               "route numbers slots in 32 bits: " + indices.name + " " + shape.to_string());
+  TROUPE_CHECK(attributes.experts >= 1, "route needs at least one expert");
+  TROUPE_CHECK(attributes.row_multiple >= 1 && attributes.padded_capacity >= 0,
+               "route: a multiple is at least 1, a capacity at least 0");
+  TROUPE_CHECK(attributes.padded_capacity == 0 || attributes.row_multiple == 1,
+               "route pads rows to a multiple or to a capacity");
+  const int64_t slots = indices.shape.elements();
+  const int64_t rows = route_row_bound(slots, attributes);
+  constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();
+  TROUPE_CHECK(
+      slots >= 1 && slots <= kLargest && rows <= kLargest,
+      "route numbers slots and rows in 32 bits: " + indices.name + " " + indices.shape.to_string());
+  const int32_t experts = attributes.experts;
   context.output("counts", DType::i32, {experts});
   context.output("offsets", DType::i32, {experts + 1});
-  context.output("row_slot", DType::i32, {slots}, RowCount{context.outputs()[1], experts});
-  context.output("slot_row", DType::i32, shape);
+  context.output("row_slot", DType::i32, {rows}, RowCount{context.outputs()[1], experts});
+  context.output("slot_row", DType::i32, indices.shape);
 }
 
 Cost cost_route(const OpView& view) {
@@ -41,19 +50,23 @@ CpuKernel route_kernel(const OpView&) {
 }
 
 uint64_t route_workspace_bytes(const OpView& view) {
-  const Shape& shape = view.input(0).shape;
   const int64_t experts = view.attributes<RouteAttributes>().experts;
-  return static_cast<uint64_t>(route_chunks(shape[0], shape[1]) * experts) * sizeof(int32_t);
+  return static_cast<uint64_t>(slot_chunks(view.input(0).shape.elements()) * experts) *
+         sizeof(int32_t);
 }
 
 std::string print_route(const Attributes& attributes) {
-  return "experts=" + std::to_string(attributes.as<RouteAttributes>().experts);
+  const auto& a = attributes.as<RouteAttributes>();
+  std::string text = fmt::format("experts={}", a.experts);
+  if (a.row_multiple != 1) text += fmt::format(" row_multiple={}", a.row_multiple);
+  if (a.padded_capacity != 0) text += fmt::format(" padded_capacity={}", a.padded_capacity);
+  return text;
 }
 
-void sample_route(SampleBuilder& sample, int64_t tokens, int64_t top_k, int32_t experts,
-                  const std::vector<int32_t>& indices) {
+void sample_route(SampleBuilder& sample, int64_t tokens, int64_t top_k,
+                  const RouteAttributes& attributes, const std::vector<int32_t>& indices) {
   const ValueId chosen = sample.integers("indices", {tokens, top_k}, indices);
-  const Routing routing = route(sample.builder(), chosen, {.experts = experts}, "routing");
+  const Routing routing = route(sample.builder(), chosen, attributes, "routing");
   sample.result_without_gradient(routing.counts);
   sample.result_without_gradient(routing.offsets);
   sample.result_without_gradient(routing.row_slot);
@@ -64,20 +77,21 @@ std::vector<OpSample> samples_route() {
   return {
       {"an expert without tokens",
        [](SampleBuilder& sample) {
-         sample_route(sample, 5, 2, 4, {3, 0, 1, 3, 0, 1, 3, 1, 0, 3});
+         sample_route(sample, 5, 2, {.experts = 4}, {3, 0, 1, 3, 0, 1, 3, 1, 0, 3});
        }},
       {"dropped slots and a token without any",
        [](SampleBuilder& sample) {
-         sample_route(sample, 4, 3, 5, {4, -1, 2, -1, -1, -1, 0, 4, 2, -1, 0, 3});
+         sample_route(sample, 4, 3, {.experts = 5}, {4, -1, 2, -1, -1, -1, 0, 4, 2, -1, 0, 3});
        }},
-      {"one token, one slot", [](SampleBuilder& sample) { sample_route(sample, 1, 1, 3, {1}); }},
+      {"one token, one slot",
+       [](SampleBuilder& sample) { sample_route(sample, 1, 1, {.experts = 3}, {1}); }},
       {"every slot dropped",
        [](SampleBuilder& sample) {
-         sample_route(sample, 3, 1, 2, {-1, -1, -1});
+         sample_route(sample, 3, 1, {.experts = 2}, {-1, -1, -1});
        }},
       {"many chunks",
        [](SampleBuilder& sample) {
-         const int64_t tokens = 4 * route_chunk_tokens(2) + 3;
+         const int64_t tokens = 2 * kSlotChunk + 3;
          std::vector<int32_t> indices;
          for (int64_t token = 0; token < tokens; ++token) {
            const auto first = static_cast<int32_t>(token * token % 7);
@@ -85,12 +99,39 @@ std::vector<OpSample> samples_route() {
            indices.push_back(token % 11 == 0 ? -1
                                              : (first + 1 + static_cast<int32_t>(token % 5)) % 7);
          }
-         sample_route(sample, tokens, 2, 7, indices);
+         sample_route(sample, tokens, 2, {.experts = 7}, indices);
+       }},
+      {"rows in multiples of four",
+       [](SampleBuilder& sample) {
+         sample_route(sample, 5, 2, {.experts = 5, .row_multiple = 4},
+                      {3, 0, 1, 3, -1, 1, 3, 1, 1, 3});
+       }},
+      {"rows in multiples, every slot dropped",
+       [](SampleBuilder& sample) {
+         sample_route(sample, 3, 1, {.experts = 2, .row_multiple = 16}, {-1, -1, -1});
+       }},
+      {"rows padded to a capacity",
+       [](SampleBuilder& sample) {
+         sample_route(sample, 4, 2, {.experts = 4, .padded_capacity = 3},
+                      {3, 0, -1, 3, 0, 1, 3, -1});
+       }},
+      {"more slots than the capacity",
+       [](SampleBuilder& sample) {
+         sample_route(sample, 4, 1, {.experts = 2, .padded_capacity = 2}, {1, 1, 1, 1});
        }},
   };
 }
 
 }  // namespace
+
+int64_t route_row_bound(int64_t slots, const RouteAttributes& attributes) {
+  if (attributes.padded_capacity != 0) {
+    return int64_t{attributes.experts} * attributes.padded_capacity;
+  }
+  const int64_t multiple = attributes.row_multiple;
+  const int64_t in_use = std::min<int64_t>(slots, attributes.experts);
+  return (slots + in_use * (multiple - 1)) / multiple * multiple;
+}
 
 Routing route(Builder& builder, ValueId indices, const RouteAttributes& attributes,
               const std::string& name) {

@@ -1,9 +1,9 @@
 #include "ops/router_topk/router_topk_cpu.h"
 
 #include <algorithm>
-#include <bit>
-#include <limits>
+#include <cmath>
 
+#include "ops/cpu/topk.h"
 #include "ops/cpu/vector.h"
 #include "ops/router_topk/router_topk.h"
 
@@ -17,154 +17,244 @@ int64_t topk_chunk_tokens(int64_t experts) {
   return std::max<int64_t>(1, kTopkChunkLogits / experts);
 }
 
-// b when a is NaN.
+// Added to the sum of scores by which weights are normalised.
+constexpr double kScoreSumEpsilon = 1e-20;
+
+// e_i = exp(z_i - max z)
 template <class T>
-T larger_logit(T a, T b) {
-  return a > b ? a : b;
+void shifted_exponentials(const T* z, int64_t experts, T* e) {
+  const T largest = max(z, experts);
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < experts; ++i) e[i] = exp_fast(z[i] - largest);
 }
 
-// The largest of n = 2, 4, 8, ... numbers, pairwise: a chain of log2(n) comparisons.
-template <int64_t n, class T>
-[[gnu::always_inline]] inline T largest_logit(const T* x) {
-  if constexpr (n == 1) {
-    return x[0];
-  } else {
-    return larger_logit(largest_logit<n / 2>(x), largest_logit<n / 2>(x + n / 2));
-  }
+// sigmoid or sqrtsoftplus. The logarithm of 1 + e^z is taken so that e^z cannot overflow.
+template <class T>
+T score_of(ScoreFunction function, T z) {
+  if (function == ScoreFunction::sigmoid) return sigmoid(z);
+  return std::sqrt(std::max(z, T(0)) + std::log1p(exp_fast(-std::abs(z))));
 }
 
-// Takes the largest logit k times; of equals the one with the lowest index. Searching the blocks'
-// maxima and then one block has no branch that depends on the data; insertion into a sorted list
-// does, and takes several times as long.
-//
-// Fills largest[k], descending, and index[k] from z[E]. NaN counts as -infinity; `work` is room for
-// topk_scratch_elements(E) numbers.
+// The derivative of score_of, of which `score` is the result. For z -> -infinity that of
+// sqrtsoftplus tends to exp(z / 2) / 2, which is 0 before its score is.
 template <class T>
-void select_largest(const T* z, int64_t experts, int64_t top_k, T* work, T* largest,
-                    int32_t* index) {
-  constexpr T kNone = -std::numeric_limits<T>::infinity();
-  const int64_t blocks = topk_blocks(experts);
-  T* maxima = work + blocks * kTopkBlock;
-  for (int64_t i = 0; i < experts; ++i) work[i] = larger_logit(z[i], kNone);  // NaN becomes kNone
-  std::fill(work + experts, maxima, kNone);
-  for (int64_t block = 0; block < blocks; ++block) {
-    maxima[block] = largest_logit<kTopkBlock>(work + block * kTopkBlock);
-  }
-  for (int64_t slot = 0; slot < top_k; ++slot) {
-    int64_t block = 0;
-    T value = maxima[0];
-    for (int64_t b = 1; b < blocks; ++b) {
-      block = maxima[b] > value ? b : block;
-      value = maxima[b] > value ? maxima[b] : value;
-    }
-    int64_t expert = 0;
-    if (value > kNone) [[likely]] {
-      T* scores = work + block * kTopkBlock;
-      uint32_t found = 0;
-      for (int i = 0; i < kTopkBlock; ++i) found |= static_cast<uint32_t>(scores[i] >= value) << i;
-      const int lane = std::countr_zero(found);
-      expert = block * kTopkBlock + lane;
-      scores[lane] = kNone;
-      maxima[block] = largest_logit<kTopkBlock>(scores);
-    } else {
-      // Only -infinity and NaN are left: the first that has not been taken.
-      while (std::find(index, index + slot, expert) != index + slot) ++expert;
-    }
-    index[slot] = static_cast<int32_t>(expert);
-    largest[slot] = z[expert];
-  }
+T score_slope(ScoreFunction function, T z, T score) {
+  if (function == ScoreFunction::sigmoid) return score * (1 - score);
+  return score > 0 ? sigmoid(z) / (2 * score) : T(0);
 }
 
-// The weights of one token: replaces the selected logits in p[k] by them. T is the type of the
-// logits, float or double; `e` is room for E numbers, used only with pre_softmax.
+// What the selection compares: the logits, or scores that are computed into `scores`.
 template <class T>
-void weigh_selected(const T* z, int64_t experts, int64_t top_k, bool pre_softmax, T scale, T* e,
-                    T* p) {
-  const T largest = p[0];
-  T total = 0;
-  if (pre_softmax) {
+const T* compared_scores(const T* z, const float* bias, int64_t experts,
+                         const RouterTopkAttributes& attributes, T* scores) {
+  const bool groups = attributes.num_groups > 0;
+  if (attributes.score_function == ScoreFunction::softmax) {
+    if (!groups || !attributes.pre_softmax) return z;
+    // Without the division by their sum, which is the same for all experts of the token.
+    shifted_exponentials(z, experts, scores);
+    return scores;
+  }
+  if (!groups && bias == nullptr) return z;
+  if (attributes.score_function == ScoreFunction::sigmoid) {
     TROUPE_INDEPENDENT
-    for (int64_t i = 0; i < experts; ++i) e[i] = exp_fast(z[i] - largest);
-    total = sum(e, experts);
+    for (int64_t i = 0; i < experts; ++i) scores[i] = sigmoid(z[i]);
+  } else {
+    for (int64_t i = 0; i < experts; ++i) scores[i] = score_of(attributes.score_function, z[i]);
   }
-  for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = exp_fast(p[slot] - largest);
-  if (!pre_softmax) total = sum(p, top_k);
+  if (bias != nullptr) {
+    TROUPE_INDEPENDENT
+    for (int64_t i = 0; i < experts; ++i) scores[i] += static_cast<T>(bias[i]);
+  }
+  return scores;
+}
+
+// Selects within the best groups: their scores are put one after the other and searched as if there
+// were no other experts.
+template <class T>
+void select_in_groups(const T* scores, int64_t experts, const RouterTopkAttributes& attributes,
+                      const TopkScratch<T>& scratch, int32_t* index) {
+  const int64_t groups = attributes.num_groups;
+  const int64_t kept = attributes.group_topk;
+  const int64_t size = experts / groups;
+  const int64_t counted = attributes.top_k / kept;
+  for (int64_t group = 0; group < groups; ++group) {
+    const T* members = scores + group * size;
+    select_largest(members, size, counted, scratch.search, index);
+    T total = 0;
+    for (int64_t i = 0; i < counted; ++i) total += score_or_none(members[index[i]]);
+    scratch.group_scores[group] = total;
+  }
+  select_largest(scratch.group_scores, groups, kept, scratch.search, scratch.kept_groups);
+  // In ascending order, so that of equal scores the lower expert is first.
+  std::sort(scratch.kept_groups, scratch.kept_groups + kept);
+  for (int64_t i = 0; i < kept; ++i) {
+    std::copy_n(scores + scratch.kept_groups[i] * size, size, scratch.kept_scores + i * size);
+  }
+  select_largest(scratch.kept_scores, kept * size, attributes.top_k, scratch.search, index);
+  for (int64_t slot = 0; slot < attributes.top_k; ++slot) {
+    const int64_t group = scratch.kept_groups[index[slot] / size];
+    index[slot] = static_cast<int32_t>(group * size + index[slot] % size);
+  }
+}
+
+// The weights p[k] of one token. T is the type of the logits, float or double; `e` is room for E
+// numbers, used only with pre-softmax.
+template <class T>
+void weigh_selected(const T* z, const int32_t* index, int64_t experts,
+                    const RouterTopkAttributes& attributes, T* e, T* p) {
+  const int64_t top_k = attributes.top_k;
+  const T scale = static_cast<T>(attributes.scaling_factor);
+  for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = z[index[slot]];
+  T total = 1;
+  if (attributes.score_function != ScoreFunction::softmax) {
+    for (int64_t slot = 0; slot < top_k; ++slot) {
+      p[slot] = score_of(attributes.score_function, p[slot]);
+    }
+    if (top_k > 1) total = sum(p, top_k) + static_cast<T>(kScoreSumEpsilon);
+  } else if (attributes.pre_softmax) {
+    shifted_exponentials(z, experts, e);
+    total = sum(e, experts);
+    for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = e[index[slot]];
+  } else {
+    T largest = p[0];
+    for (int64_t slot = 1; slot < top_k; ++slot) largest = larger_score(p[slot], largest);
+    for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = exp_fast(p[slot] - largest);
+    total = sum(p, top_k);
+  }
   for (int64_t slot = 0; slot < top_k; ++slot) p[slot] = p[slot] / total * scale;
 }
 
-template <class T>
-struct RouterTopkKernel {
-  static void run(const KernelArguments& args) {
-    const auto& attributes = args.attributes->as<RouterTopkAttributes>();
-    const int64_t experts = args.input(0).shape[1];
-    const int64_t top_k = attributes.top_k;
-    const bool pre_softmax = attributes.pre_softmax;
-    const T* logits = args.in<T>(0);
-    T* probabilities = args.out<T>(0);
-    auto* indices = args.out<int32_t>(1);
-    const T scale = static_cast<T>(attributes.scaling_factor);
-    args.pool->parallel_ranges(args.input(0).shape[0], topk_chunk_tokens(experts),
-                               [&](int64_t begin, int64_t end, int worker) {
-                                 T* work = args.thread_scratch<T>(worker);
-                                 for (int64_t token = begin; token < end; ++token) {
-                                   const T* z = logits + token * experts;
-                                   T* p = probabilities + token * top_k;
-                                   select_largest(z, experts, top_k, work, p,
-                                                  indices + token * top_k);
-                                   weigh_selected(z, experts, top_k, pre_softmax, scale, work, p);
-                                 }
-                               });
-  }
-};
-
-template <class T>
-struct RouterTopkGradientKernel {
-  static void run(const KernelArguments& args) {
-    const auto& attributes = args.attributes->as<RouterTopkGradientAttributes>();
-    const int64_t experts = attributes.experts;
-    const int64_t top_k = attributes.forward.top_k;
-    const T* d_probabilities = args.in<T>(0);
-    const T* logits = args.in<T>(1);
-    const T* probabilities = args.in<T>(2);
-    const auto* indices = args.in<int32_t>(3);
-    T* d_logits = args.out<T>(0);
-    const T inverse_scale = static_cast<T>(1 / attributes.forward.scaling_factor);
-    args.pool->parallel_ranges(
-        args.output(0).shape[0], topk_chunk_tokens(experts), [&](int64_t begin, int64_t end, int) {
-          for (int64_t token = begin; token < end; ++token) {
-            const T* d = d_probabilities + token * top_k;
-            const T* p = probabilities + token * top_k;
-            const int32_t* index = indices + token * top_k;
-            T* dz = d_logits + token * experts;
-            const T inner = dot(p, d, top_k);
-            if (logits == nullptr) {
-              std::fill_n(dz, experts, T(0));
-              for (int64_t slot = 0; slot < top_k; ++slot) {
-                dz[index[slot]] = p[slot] * (d[slot] - inverse_scale * inner);
-              }
+// T: logits and arithmetic, P: probabilities.
+template <class T, class P>
+void run_router_topk(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<RouterTopkAttributes>();
+  const int64_t experts = args.input(0).shape[1];
+  const int64_t top_k = attributes.top_k;
+  const T* logits = args.in<T>(0);
+  const auto* bias = args.in<float>(1);
+  const auto* selected = args.in<int32_t>(2);
+  P* probabilities = args.out<P>(0);
+  auto* indices = args.out<int32_t>(1);
+  args.pool->parallel_ranges(
+      args.input(0).shape[0], topk_chunk_tokens(experts),
+      [&](int64_t begin, int64_t end, int worker) {
+        const TopkScratch<T> scratch(args.thread_scratch<T>(worker), experts, top_k,
+                                     attributes.num_groups);
+        for (int64_t token = begin; token < end; ++token) {
+          const T* z = logits + token * experts;
+          int32_t* index = indices + token * top_k;
+          if (selected != nullptr) {
+            std::copy_n(selected + token * top_k, top_k, index);
+          } else {
+            const T* scores = compared_scores(z, bias, experts, attributes, scratch.scores);
+            if (attributes.num_groups > 0) {
+              select_in_groups(scores, experts, attributes, scratch, index);
             } else {
-              // Slot 0 holds the largest logit and, times 1/g, its softmax: the others follow.
-              const T* z = logits + token * experts;
-              const T largest = z[index[0]];
-              const T factor = -inner * inverse_scale * p[0];
-              TROUPE_INDEPENDENT
-              for (int64_t i = 0; i < experts; ++i) dz[i] = factor * exp_fast(z[i] - largest);
-              for (int64_t slot = 0; slot < top_k; ++slot) dz[index[slot]] += p[slot] * d[slot];
+              select_largest(scores, experts, top_k, scratch.search, index);
             }
           }
-        });
+          weigh_selected(z, index, experts, attributes, scratch.search, scratch.weights);
+          P* p = probabilities + token * top_k;
+          for (int64_t slot = 0; slot < top_k; ++slot)
+            p[slot] = static_cast<P>(scratch.weights[slot]);
+        }
+      });
+}
+
+// One token's gradients. `weights` is room for k numbers.
+template <class T, class P>
+void differentiate_post_softmax(const P* d, const P* p, const int32_t* index, int64_t experts,
+                                const RouterTopkAttributes& attributes, T* dz) {
+  const int64_t top_k = attributes.top_k;
+  const T inverse_scale = static_cast<T>(1 / attributes.scaling_factor);
+  const T inner = lane_sum<T>(top_k, [=](int64_t slot) { return T(p[slot]) * T(d[slot]); });
+  std::fill_n(dz, experts, T(0));
+  for (int64_t slot = 0; slot < top_k; ++slot) {
+    dz[index[slot]] = T(p[slot]) * (T(d[slot]) - inverse_scale * inner);
   }
-};
+}
+
+template <class T, class P>
+void differentiate_pre_softmax(const P* d, const T* z, const int32_t* index, int64_t experts,
+                               const RouterTopkAttributes& attributes, T* weights, T* dz) {
+  const int64_t top_k = attributes.top_k;
+  shifted_exponentials(z, experts, dz);
+  const T total = sum(dz, experts);
+  // What the selected experts add: P_i d_i.
+  for (int64_t slot = 0; slot < top_k; ++slot) {
+    weights[slot] =
+        dz[index[slot]] / total * static_cast<T>(attributes.scaling_factor) * T(d[slot]);
+  }
+  const T factor = -sum(weights, top_k) / total;
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < experts; ++i) dz[i] *= factor;
+  for (int64_t slot = 0; slot < top_k; ++slot) dz[index[slot]] += weights[slot];
+}
+
+template <class T, class P>
+void differentiate_scores(const P* d, const T* z, const int32_t* index, int64_t experts,
+                          const RouterTopkAttributes& attributes, T* weights, T* dz) {
+  const int64_t top_k = attributes.top_k;
+  const ScoreFunction function = attributes.score_function;
+  for (int64_t slot = 0; slot < top_k; ++slot) weights[slot] = score_of(function, z[index[slot]]);
+  T total = 1;
+  T mean = 0;
+  if (top_k > 1) {
+    total = sum(weights, top_k) + static_cast<T>(kScoreSumEpsilon);
+    mean = lane_sum<T>(top_k, [=](int64_t slot) { return T(d[slot]) * weights[slot]; }) / total;
+  }
+  const T factor = static_cast<T>(attributes.scaling_factor) / total;
+  std::fill_n(dz, experts, T(0));
+  for (int64_t slot = 0; slot < top_k; ++slot) {
+    const int32_t expert = index[slot];
+    dz[expert] = factor * (T(d[slot]) - mean) * score_slope(function, z[expert], weights[slot]);
+  }
+}
+
+template <class T, class P>
+void run_router_topk_gradient(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<RouterTopkGradientAttributes>();
+  const RouterTopkAttributes& forward = attributes.forward;
+  const int64_t experts = attributes.experts;
+  const int64_t top_k = forward.top_k;
+  const P* d_probabilities = args.in<P>(0);
+  const T* logits = args.in<T>(1);
+  const P* probabilities = args.in<P>(2);
+  const auto* indices = args.in<int32_t>(3);
+  T* d_logits = args.out<T>(0);
+  args.pool->parallel_ranges(args.output(0).shape[0], topk_chunk_tokens(experts),
+                             [&](int64_t begin, int64_t end, int worker) {
+                               T* weights = args.thread_scratch<T>(worker);
+                               for (int64_t token = begin; token < end; ++token) {
+                                 const P* d = d_probabilities + token * top_k;
+                                 const int32_t* index = indices + token * top_k;
+                                 T* dz = d_logits + token * experts;
+                                 if (logits == nullptr) {
+                                   differentiate_post_softmax(d, probabilities + token * top_k,
+                                                              index, experts, forward, dz);
+                                 } else if (forward.score_function == ScoreFunction::softmax) {
+                                   differentiate_pre_softmax(d, logits + token * experts, index,
+                                                             experts, forward, weights, dz);
+                                 } else {
+                                   differentiate_scores(d, logits + token * experts, index, experts,
+                                                        forward, weights, dz);
+                                 }
+                               }
+                             });
+}
 
 }  // namespace
 
-CpuKernel router_topk_cpu_kernel(DType dtype) {
-  return dtype == DType::f64 ? &RouterTopkKernel<double>::run : &RouterTopkKernel<float>::run;
+CpuKernel router_topk_cpu_kernel(DType logits, DType probabilities) {
+  if (logits == DType::f32) return &run_router_topk<float, float>;
+  return probabilities == DType::f64 ? &run_router_topk<double, double>
+                                     : &run_router_topk<double, float>;
 }
 
-CpuKernel router_topk_gradient_cpu_kernel(DType dtype) {
-  return dtype == DType::f64 ? &RouterTopkGradientKernel<double>::run
-                             : &RouterTopkGradientKernel<float>::run;
+CpuKernel router_topk_gradient_cpu_kernel(DType logits, DType probabilities) {
+  if (logits == DType::f32) return &run_router_topk_gradient<float, float>;
+  return probabilities == DType::f64 ? &run_router_topk_gradient<double, double>
+                                     : &run_router_topk_gradient<double, float>;
 }
 
 }  // namespace troupe

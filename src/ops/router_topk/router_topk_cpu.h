@@ -4,18 +4,31 @@
 
 #include <cstdint>
 
+#include "ops/cpu/topk.h"
+
 namespace troupe {
 
-// Logits are searched in blocks of this many.
-inline constexpr int64_t kTopkBlock = 16;
+// One token's memory, in numbers of the logits' dtype.
+template <class T>
+struct TopkScratch {
+  T* search;             // [topk_search_elements(E)]
+  T* weights;            // [k]
+  T* scores;             // [E]
+  T* kept_scores;        // [E]: those of the groups that are kept
+  T* group_scores;       // [groups]
+  int32_t* kept_groups;  // [groups]
 
-inline int64_t topk_blocks(int64_t experts) {
-  return (experts + kTopkBlock - 1) / kTopkBlock;
-}
+  TopkScratch(T* memory, int64_t experts, int64_t top_k, int64_t groups)
+      : search(memory),
+        weights(search + topk_search_elements(experts)),
+        scores(weights + top_k),
+        kept_scores(scores + experts),
+        group_scores(kept_scores + experts),
+        kept_groups(reinterpret_cast<int32_t*>(group_scores + groups)) {}
 
-// Numbers for each thread: the logits of one token in whole blocks, and the largest of each block.
-inline int64_t topk_scratch_elements(int64_t experts) {
-  return topk_blocks(experts) * (kTopkBlock + 1);
-}
+  static int64_t elements(int64_t experts, int64_t top_k, int64_t groups) {
+    return topk_search_elements(experts) + top_k + 2 * experts + 2 * groups;
+  }
+};
 
 }  // namespace troupe

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
-#include "ops/router_z_loss/router_z_loss_cpu.h"
+#include "ops/router_loss/router_loss.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -14,28 +14,14 @@ CpuKernel router_z_loss_gradient_cpu_kernel(DType dtype);
 
 namespace {
 
-void check_router_z_logits(const Value& logits) {
-  TROUPE_CHECK((logits.dtype == DType::f32 || logits.dtype == DType::f64) &&
-                   logits.shape.rank() == 2 && !logits.rows.valid(),
-               "router_z_loss needs f32 or f64 logits [T, E]: " + logits.name);
-}
-
 void infer_router_z_loss(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 1, "router_z_loss takes the logits");
-  check_router_z_logits(context.input(0));
-  const DType dtype = context.input(0).dtype;
-  context.output("", dtype, {1});
+  infer_router_loss(context, "router_z_loss");
 }
 
 void infer_router_z_loss_gradient(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 2, "router_z_loss_gradient takes logits, d_loss");
-  check_router_z_logits(context.input(0));
-  const DType dtype = context.input(0).dtype;
-  const Shape shape = context.input(0).shape;
-  TROUPE_CHECK(
-      context.input(1).dtype == dtype && context.input(1).shape == Shape({1}),
-      "router_z_loss_gradient: d_loss is [1] of the logits' dtype: " + context.input(1).name);
-  context.output("", dtype, shape);
+  infer_router_loss_gradient(context, "router_z_loss_gradient");
 }
 
 void differentiate_router_z_loss(DerivativeContext& context) {
@@ -49,13 +35,11 @@ void differentiate_router_z_loss(DerivativeContext& context) {
 
 // A maximum, a difference, an exponential and its sum for each logit.
 Cost cost_router_z_loss(const OpView& view) {
-  return {.flops = 4 * static_cast<double>(view.input(0).shape.elements()),
-          .bytes = static_cast<double>(view.input(0).bytes())};
+  return cost_router_loss(view, 4);
 }
 
 Cost cost_router_z_loss_gradient(const OpView& view) {
-  return {.flops = 5 * static_cast<double>(view.input(0).shape.elements()),
-          .bytes = static_cast<double>(2 * view.input(0).bytes())};
+  return cost_router_loss(view, 5);
 }
 
 CpuKernel router_z_loss_kernel(const OpView& view) {
@@ -64,17 +48,6 @@ CpuKernel router_z_loss_kernel(const OpView& view) {
 
 CpuKernel router_z_loss_gradient_kernel(const OpView& view) {
   return router_z_loss_gradient_cpu_kernel(view.input(0).dtype);
-}
-
-uint64_t router_z_loss_workspace_bytes(const OpView& view) {
-  const Shape& shape = view.input(0).shape;
-  return static_cast<uint64_t>(router_z_chunks(shape[0], shape[1])) * sizeof(double);
-}
-
-// The exponentials of one token.
-uint64_t router_z_loss_scratch_bytes(const OpView& view) {
-  const Value& logits = view.input(0);
-  return static_cast<uint64_t>(logits.shape[1]) * size_of(logits.dtype);
 }
 
 std::string print_router_z_loss(const Attributes& attributes) {
@@ -125,8 +98,8 @@ const OpSpec kRouterZLoss{.name = "router_z_loss",
                           .differentiate = differentiate_router_z_loss,
                           .cost = cost_router_z_loss,
                           .cpu_kernel = router_z_loss_kernel,
-                          .workspace_bytes = router_z_loss_workspace_bytes,
-                          .scratch_bytes = router_z_loss_scratch_bytes,
+                          .workspace_bytes = router_loss_workspace_bytes,
+                          .scratch_bytes = router_loss_scratch_bytes,
                           .print_attributes = print_router_z_loss,
                           .samples = samples_router_z_loss};
 

@@ -1,0 +1,102 @@
+#include "ops/count_experts/count_experts.h"
+
+#include <fmt/format.h>
+#include <vector>
+
+#include "ops/cpu/expert_slots.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+
+void count_experts_cpu(const KernelArguments& args);
+
+namespace {
+
+void infer_count_experts(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "count_experts takes indices and previous");
+  const Value& indices = context.input(0);
+  const auto& attributes = context.attributes<CountExpertsAttributes>();
+  TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2 && !indices.rows.valid(),
+               "count_experts needs i32 indices [T, k]: " + indices.name);
+  TROUPE_CHECK(attributes.experts >= 1, "count_experts needs at least one expert");
+  TROUPE_CHECK(attributes.sequences >= 1 && indices.shape[0] % attributes.sequences == 0,
+               "count_experts needs sequences of equal length: " + indices.name);
+  const Shape shape = expert_counts_shape(attributes.sequences, attributes.experts);
+  TROUPE_CHECK(!context.has_input(1) ||
+                   (context.input(1).dtype == DType::i32 && context.input(1).shape == shape),
+               "count_experts: previous counts of another shape: " + context.input(1).name);
+  context.output("", DType::i32, shape);
+}
+
+Cost cost_count_experts(const OpView& view) {
+  const uint64_t counts = (view.has_input(1) ? 2U : 1U) * view.output(0).bytes();
+  return {.flops = 0, .bytes = static_cast<double>(view.input(0).bytes() + counts)};
+}
+
+CpuKernel count_experts_kernel(const OpView&) {
+  return &count_experts_cpu;
+}
+
+// A histogram for each chunk of each sequence.
+uint64_t count_experts_workspace_bytes(const OpView& view) {
+  const auto& attributes = view.attributes<CountExpertsAttributes>();
+  const int64_t slots = view.input(0).shape.elements() / attributes.sequences;
+  return static_cast<uint64_t>(slot_chunks(slots) * attributes.sequences * attributes.experts) *
+         sizeof(int32_t);
+}
+
+std::string print_count_experts(const Attributes& attributes) {
+  const auto& a = attributes.as<CountExpertsAttributes>();
+  return fmt::format("experts={} sequences={}", a.experts, a.sequences);
+}
+
+std::vector<OpSample> samples_count_experts() {
+  return {
+      {"one sequence, dropped slots",
+       [](SampleBuilder& sample) {
+         const ValueId indices = sample.integers("indices", {4, 2}, {3, 0, -1, 3, 0, 1, 3, -1});
+         sample.result_without_gradient(
+             count_experts(sample.builder(), indices, {}, {.experts = 5}, "counts"));
+       }},
+      {"three sequences, added to previous counts",
+       [](SampleBuilder& sample) {
+         const CountExpertsAttributes attributes{.experts = 2, .sequences = 3};
+         const ValueId first = sample.integers("first", {6, 1}, {0, 1, 1, 1, -1, 0});
+         const ValueId second = sample.integers("second", {3, 2}, {1, 0, 1, -1, 0, 1});
+         const ValueId counts = count_experts(sample.builder(), first, {}, attributes, "counts");
+         sample.result_without_gradient(counts);
+         sample.result_without_gradient(
+             count_experts(sample.builder(), second, counts, attributes, "sums"));
+       }},
+      {"many chunks",
+       [](SampleBuilder& sample) {
+         std::vector<int32_t> indices;
+         for (int32_t i = 0; i < 2 * (2 * kSlotChunk + 10); ++i) indices.push_back(i * 31 % 7 - 1);
+         const auto tokens = static_cast<int64_t>(indices.size());
+         const ValueId chosen = sample.integers("indices", {tokens, 1}, indices);
+         sample.result_without_gradient(
+             count_experts(sample.builder(), chosen, {}, {.experts = 6, .sequences = 2}, "counts"));
+       }},
+  };
+}
+
+}  // namespace
+
+Shape expert_counts_shape(int64_t sequences, int64_t experts) {
+  return sequences == 1 ? Shape{experts} : Shape{sequences, experts};
+}
+
+ValueId count_experts(Builder& builder, ValueId indices, ValueId previous,
+                      const CountExpertsAttributes& attributes, const std::string& name) {
+  return builder.emit(kCountExperts, Attributes(attributes), {indices, previous}, name)[0];
+}
+
+const OpSpec kCountExperts{.name = "count_experts",
+                           .infer = infer_count_experts,
+                           .cost = cost_count_experts,
+                           .cpu_kernel = count_experts_kernel,
+                           .workspace_bytes = count_experts_workspace_bytes,
+                           .print_attributes = print_count_experts,
+                           .samples = samples_count_experts};
+
+}  // namespace troupe

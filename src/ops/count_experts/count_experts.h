@@ -1,0 +1,35 @@
+// Count experts: how many slots chose each expert, separately for G groups of consecutive tokens
+// (the sequences of a micro-batch):
+//   counts[g, e] = previous[g, e] + number of indices equal to e among the tokens of group g
+// where group g is tokens g * T/G up to (g + 1) * T/G, and `previous` is 0 when absent. Passing the
+// counts of the micro-batch before as `previous` gives the running sums of global_aux_loss.
+//
+// Integers that stay on the device; there is no derivative. The kernel counts fixed chunks of
+// tokens in parallel.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "program/builder.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+struct CountExpertsAttributes {
+  int32_t experts = 0;    // E
+  int32_t sequences = 1;  // G, a divisor of T
+};
+
+// The shape of the counts: [G, E], and for one group [E], as route and the metrics have it.
+Shape expert_counts_shape(int64_t sequences, int64_t experts);
+
+// `indices`: i32 [T, k]; those outside [0, E), such as the -1 of a dropped slot, are not counted.
+// `previous`: i32 of the result's shape, or invalid. Returns i32 counts; sums must stay below 2^31.
+ValueId count_experts(Builder& builder, ValueId indices, ValueId previous,
+                      const CountExpertsAttributes& attributes, const std::string& name);
+
+// Inputs: indices, previous (optional). Output: counts.
+extern const OpSpec kCountExperts;
+
+}  // namespace troupe

@@ -1,0 +1,73 @@
+#include "ops/router_entropy/router_entropy.h"
+
+#include <limits>
+#include <vector>
+
+#include "ops/router_loss/router_loss.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+
+CpuKernel router_entropy_cpu_kernel(DType dtype);
+
+namespace {
+
+void infer_router_entropy(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "router_entropy takes the logits");
+  infer_router_loss(context, "router_entropy");
+}
+
+// A maximum, a difference, an exponential and two sums for each logit.
+Cost cost_router_entropy(const OpView& view) {
+  return cost_router_loss(view, 6);
+}
+
+CpuKernel router_entropy_kernel(const OpView& view) {
+  return router_entropy_cpu_kernel(view.input(0).dtype);
+}
+
+OpSample sample_router_entropy(const std::string& name, const Shape& shape) {
+  return {name, [=](SampleBuilder& sample) {
+            SampleBuilder::Options options;
+            options.accumulation = true;
+            options.differentiable = false;
+            options.deviation = 2;
+            const ValueId logits = sample.tensor("logits", shape, options);
+            sample.result_without_gradient(router_entropy(sample.builder(), logits, "entropy"));
+          }};
+}
+
+std::vector<OpSample> samples_router_entropy() {
+  return {
+      sample_router_entropy("a few tokens", {6, 5}),
+      sample_router_entropy("more experts than lanes", {4, 35}),
+      sample_router_entropy("one token, one expert", {1, 1}),
+      sample_router_entropy("many chunks", {10000, 5}),
+      {"experts without a chance",
+       [](SampleBuilder& sample) {
+         constexpr double kNever = -std::numeric_limits<double>::infinity();
+         SampleBuilder::Options options;
+         options.accumulation = true;
+         options.differentiable = false;
+         const ValueId logits =
+             sample.values("logits", {2, 3}, {1, kNever, 2, -500, 500, kNever}, options);
+         sample.result_without_gradient(router_entropy(sample.builder(), logits, "entropy"));
+       }},
+  };
+}
+
+}  // namespace
+
+ValueId router_entropy(Builder& builder, ValueId logits, const std::string& name) {
+  return builder.emit(kRouterEntropy, Attributes(NoAttributes{}), {logits}, name)[0];
+}
+
+const OpSpec kRouterEntropy{.name = "router_entropy",
+                            .infer = infer_router_entropy,
+                            .cost = cost_router_entropy,
+                            .cpu_kernel = router_entropy_kernel,
+                            .workspace_bytes = router_loss_workspace_bytes,
+                            .scratch_bytes = router_loss_scratch_bytes,
+                            .samples = samples_router_entropy};
+
+}  // namespace troupe

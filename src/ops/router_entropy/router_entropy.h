@@ -1,0 +1,20 @@
+// Router entropy, a metric: how undecided the router is,
+//   H = mean over tokens t of -sum_e q_te ln q_te,   q_t = softmax(z_t) over all E experts,
+// in nats: 0 when every token is sure of one expert, ln E when all experts are alike. An expert
+// with q = 0 adds nothing. There is no derivative: H does not influence the loss.
+#pragma once
+
+#include <string>
+
+#include "program/builder.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+// `logits`: [T, E], f32 or f64. Returns the entropy, [1] of the logits' dtype.
+ValueId router_entropy(Builder& builder, ValueId logits, const std::string& name);
+
+// Inputs: logits. Output: entropy [1]. No attributes.
+extern const OpSpec kRouterEntropy;
+
+}  // namespace troupe

@@ -1,0 +1,48 @@
+#include "ops/router_loss/router_loss.h"
+
+#include "ops/router_loss/router_loss_cpu.h"
+
+namespace troupe {
+namespace {
+
+void check_router_logits(const Value& logits, const char* kind) {
+  TROUPE_CHECK((logits.dtype == DType::f32 || logits.dtype == DType::f64) &&
+                   logits.shape.rank() == 2 && !logits.rows.valid(),
+               std::string(kind) + " needs f32 or f64 logits [T, E]: " + logits.name);
+}
+
+}  // namespace
+
+void infer_router_loss(InferContext& context, const char* kind) {
+  const Value& logits = context.input(0);
+  check_router_logits(logits, kind);
+  context.output("", logits.dtype, {1});
+}
+
+void infer_router_loss_gradient(InferContext& context, const char* kind) {
+  const Value& logits = context.input(0);
+  check_router_logits(logits, kind);
+  const Value& d_loss = context.input(context.input_count() - 1);
+  TROUPE_CHECK(d_loss.dtype == logits.dtype && d_loss.shape == Shape({1}),
+               std::string(kind) + ": d_loss is [1] of the logits' dtype: " + d_loss.name);
+  context.output("", logits.dtype, logits.shape);
+}
+
+Cost cost_router_loss(const OpView& op, double flops_per_logit) {
+  uint64_t bytes = op.output(0).bytes();
+  for (int i = 0; i < op.op.input_count; ++i) bytes += op.input(i).bytes();
+  return {.flops = flops_per_logit * static_cast<double>(op.input(0).shape.elements()),
+          .bytes = static_cast<double>(bytes)};
+}
+
+uint64_t router_loss_workspace_bytes(const OpView& op) {
+  const Shape& shape = op.input(0).shape;
+  return static_cast<uint64_t>(router_loss_chunks(shape[0], shape[1])) * sizeof(double);
+}
+
+uint64_t router_loss_scratch_bytes(const OpView& op) {
+  const Value& logits = op.input(0);
+  return static_cast<uint64_t>(logits.shape[1]) * size_of(logits.dtype);
+}
+
+}  // namespace troupe

@@ -1,0 +1,62 @@
+#include "train/routing_watch.h"
+
+#include <cmath>
+#include <fmt/format.h>
+
+namespace troupe {
+
+void RoutingWatch::add(const StepMetrics& metrics) {
+  layers_.resize(metrics.layers.size());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const RouterMetrics& router = metrics.layers[i];
+    Layer& layer = layers_[i];
+    layer.layer = router.layer;
+    layer.rows.resize(router.rows.size());
+    for (size_t e = 0; e < router.rows.size(); ++e) layer.rows[e] += router.rows[e];
+    layer.entropy += router.entropy;
+    layer.steps += 1;
+  }
+}
+
+std::vector<std::string> RoutingWatch::look(int64_t step) {
+  std::vector<std::string> lines;
+  const auto judge = [&](bool crossed, bool& reported, const std::string& problem) {
+    if (crossed && !reported) lines.push_back("warning: " + problem);
+    if (!crossed && reported) lines.push_back("no longer: " + problem);
+    reported = crossed;
+  };
+  for (Layer& layer : layers_) {
+    if (layer.steps == 0) continue;
+    RouterMetrics sums;
+    sums.rows = layer.rows;
+    const auto experts = static_cast<double>(layer.rows.size());
+    const double imbalance = sums.imbalance();
+    const double dead = static_cast<double>(sums.dead()) / experts;
+    const double largest = std::log(experts);
+    const double entropy = layer.entropy / static_cast<double>(layer.steps);
+    const std::string where = fmt::format("step {}, layer {}: ", step, layer.layer);
+    judge(thresholds_.load_imbalance > 0 && imbalance > thresholds_.load_imbalance,
+          layer.unbalanced,
+          where + fmt::format("the busiest expert gets {:.2f} times the mean load (threshold "
+                              "{:g}: --warn-load-imbalance). A larger --moe-aux-loss-coeff or "
+                              "--moe-router-enable-expert-bias balances more.",
+                              imbalance, thresholds_.load_imbalance));
+    judge(thresholds_.dead_experts > 0 && dead > thresholds_.dead_experts, layer.dead,
+          where + fmt::format("{} of {} experts get no tokens (threshold {:.0f}%: "
+                              "--warn-dead-experts).",
+                              sums.dead(), layer.rows.size(), 100 * thresholds_.dead_experts));
+    judge(thresholds_.router_entropy > 0 && experts > 1 &&
+              entropy < thresholds_.router_entropy * largest,
+          layer.collapsed,
+          where + fmt::format("the router's entropy is {:.3f} nats of at most {:.3f} (threshold "
+                              "{:.0f}%: --warn-router-entropy): it hardly looks at most experts. "
+                              "--moe-z-loss-coeff keeps logits small.",
+                              entropy, largest, 100 * thresholds_.router_entropy));
+    layer.rows.assign(layer.rows.size(), 0);
+    layer.entropy = 0;
+    layer.steps = 0;
+  }
+  return lines;
+}
+
+}  // namespace troupe

@@ -1,0 +1,48 @@
+// Watches how evenly experts are used, and says so when it goes wrong.
+//
+// A router that collapses does not show in the loss for a long time. The watch compares each
+// layer's imbalance, number of dead experts and entropy, averaged over the steps since the last
+// look, with thresholds, and reports a layer when it crosses one and when it has come back. Pure
+// bookkeeping; one thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/metrics_log.h"
+
+namespace troupe {
+
+struct RoutingThresholds {
+  double load_imbalance = 0;  // warn above this largest load / mean load; 0: never
+  double dead_experts = 0;    // warn above this share of experts without any row; 0: never
+  double router_entropy = 0;  // warn below this share of the largest possible entropy; 0: never
+};
+
+class RoutingWatch {
+ public:
+  explicit RoutingWatch(const RoutingThresholds& thresholds) : thresholds_(thresholds) {}
+
+  // Takes in one step.
+  void add(const StepMetrics& metrics);
+
+  // Lines about layers that have crossed a threshold or come back since the last call; judged over
+  // the steps in between. `step` is the last of them.
+  std::vector<std::string> look(int64_t step);
+
+ private:
+  struct Layer {
+    int32_t layer = 0;
+    std::vector<int64_t> rows;  // sums
+    double entropy = 0;         // sum
+    int64_t steps = 0;
+    bool unbalanced = false;  // as last reported
+    bool dead = false;
+    bool collapsed = false;
+  };
+  RoutingThresholds thresholds_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace troupe

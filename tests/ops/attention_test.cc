@@ -1,0 +1,206 @@
+// Attention with dropout, forward and backward, against the formulas of its header computed plainly
+// in double: the whole matrix of scores at once, so that blocks have no part in it.
+#include "ops/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gtest/gtest.h>
+#include <vector>
+
+#include "ops/cpu/dropout_mask.h"
+#include "ops/value_test_support.h"
+
+namespace troupe::testing {
+namespace {
+
+using Numbers = std::vector<double>;
+
+constexpr int64_t kStep = 17;
+
+// Sequences of one block, of several, and of no multiple of four.
+AttentionAttributes attributes_of(int32_t sequence, int32_t window, double probability) {
+  return {.batch = 2,
+          .sequence = sequence,
+          .heads = 4,
+          .groups = 2,
+          .head_dim = 6,
+          .scale = 0.4,
+          .window = window,
+          .substream = 9,
+          .seed = 21,
+          .probability = probability};
+}
+
+struct Reference {
+  Numbers out, lse, d_qkv;
+};
+
+// The header's sums, one probability after the other. Each one's word is drawn on its own.
+Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, const Numbers& d_out) {
+  const DropoutMask mask(a.seed, a.substream, kStep, a.probability);
+  const int64_t d = a.head_dim;
+  const int64_t width = (a.heads + 2 * a.groups) * d;
+  const int64_t padded = (a.sequence + 3) / 4 * 4;
+  Reference result;
+  result.out.assign(static_cast<size_t>(a.batch * a.sequence * a.heads * d), 0);
+  result.lse.assign(static_cast<size_t>(a.batch * a.sequence * a.heads), 0);
+  result.d_qkv.assign(qkv.size(), 0);
+  for (int64_t b = 0; b < a.batch; ++b) {
+    for (int64_t h = 0; h < a.heads; ++h) {
+      const int64_t group = h / (a.heads / a.groups);
+      for (int64_t i = 0; i < a.sequence; ++i) {
+        const int64_t row = b * a.sequence + i;
+        const double* q = qkv.data() + row * width + h * d;
+        const double* go = d_out.data() + (row * a.heads + h) * d;
+        double* out = result.out.data() + (row * a.heads + h) * d;
+        double* dq = result.d_qkv.data() + row * width + h * d;
+        const auto key_at = [&](int64_t j) {
+          return (b * a.sequence + j) * width + (a.heads + group) * d;
+        };
+        const auto value_at = [&](int64_t j) { return key_at(j) + a.groups * d; };
+        const auto dot = [&](const double* x, const double* y) {
+          double sum = 0;
+          for (int64_t c = 0; c < d; ++c) sum += x[c] * y[c];
+          return sum;
+        };
+        const int64_t first = a.window == 0 ? 0 : std::max<int64_t>(0, i - a.window + 1);
+        Numbers p;
+        double total = 0;
+        for (int64_t j = first; j <= i; ++j) {
+          p.push_back(std::exp(a.scale * dot(q, qkv.data() + key_at(j))));
+          total += p.back();
+        }
+        result.lse[static_cast<size_t>(row * a.heads + h)] = std::log(total);
+        Numbers factor;
+        for (int64_t j = first; j <= i; ++j) {
+          const int64_t element = ((b * a.heads + h) * a.sequence + i) * padded + j;
+          uint32_t word = 0;
+          mask.draw(static_cast<uint64_t>(element), 1, &word);
+          factor.push_back(mask.keeps(word) ? 1 / (1 - a.probability) : 0);
+          const auto at = static_cast<size_t>(j - first);
+          p[at] /= total;
+          const double* v = qkv.data() + value_at(j);
+          for (int64_t c = 0; c < d; ++c) out[c] += factor[at] * p[at] * v[c];
+        }
+        // dp_j = factor_j go . v_j,  ds_j = p_j (dp_j - sum over k of p_k dp_k)
+        double along = 0;
+        for (int64_t j = first; j <= i; ++j) {
+          const auto at = static_cast<size_t>(j - first);
+          along += p[at] * factor[at] * dot(go, qkv.data() + value_at(j));
+        }
+        for (int64_t j = first; j <= i; ++j) {
+          const auto at = static_cast<size_t>(j - first);
+          const double ds = p[at] * (factor[at] * dot(go, qkv.data() + value_at(j)) - along);
+          const double* k = qkv.data() + key_at(j);
+          double* dk = result.d_qkv.data() + key_at(j);
+          double* dv = result.d_qkv.data() + value_at(j);
+          for (int64_t c = 0; c < d; ++c) {
+            dq[c] += a.scale * ds * k[c];
+            dk[c] += a.scale * ds * q[c];
+            dv[c] += factor[at] * p[at] * go[c];
+          }
+        }
+      }
+    }
+  }
+  return result;
+}
+
+struct AttentionData {
+  explicit AttentionData(const AttentionAttributes& a)
+      : rows(int64_t{a.batch} * a.sequence),
+        width(int64_t{a.heads + 2 * a.groups} * a.head_dim),
+        out_width(int64_t{a.heads} * a.head_dim),
+        qkv(normal_numbers(rows * width, 0)),
+        d_out(normal_numbers(rows * out_width, 1)) {}
+  int64_t rows, width, out_width;
+  Numbers qkv, d_out;
+};
+
+// out, lse and d_qkv.
+std::vector<Numbers> run_attention(const AttentionAttributes& a, const AttentionData& data,
+                                   int64_t step_number, int threads) {
+  return run_sample(
+      [&](SampleBuilder& sample) {
+        const ValueId qkv = sample.values("qkv", {data.rows, data.width}, data.qkv, {});
+        const ValueId d_out = sample.values("d_out", {data.rows, data.out_width}, data.d_out, {});
+        const ValueId step =
+            a.probability > 0 ? sample.integers64("step", {1}, {step_number}) : ValueId{};
+        const auto forward =
+            sample.builder().emit(kAttention, Attributes(a), {qkv, step}, "context");
+        const auto d_qkv = sample.builder().emit(
+            kAttentionGradient, Attributes(a), {d_out, qkv, forward[0], forward[1], step}, "d_qkv");
+        for (const ValueId id : {forward[0], forward[1], d_qkv[0]}) sample.result(id);
+      },
+      DType::f64, threads);
+}
+
+TEST(Attention, AgreesWithItsFormula) {
+  for (const double probability : {0.0, 0.3}) {
+    for (const int32_t sequence : {1, 30, 301}) {
+      for (const int32_t window : {0, 150}) {
+        SCOPED_TRACE(::testing::Message() << "probability " << probability << ", sequence "
+                                          << sequence << ", window " << window);
+        const AttentionAttributes a = attributes_of(sequence, window, probability);
+        const AttentionData data(a);
+        const Reference expected = naive_attention(a, data.qkv, data.d_out);
+        const auto results = run_attention(a, data, kStep, 2);
+        const auto expect_near = [](const Numbers& actual, const Numbers& reference,
+                                    const char* what) {
+          ASSERT_EQ(actual.size(), reference.size());
+          // Double arithmetic over sums of some hundred terms up to a hundred, in another order.
+          for (size_t i = 0; i < actual.size(); ++i) {
+            ASSERT_NEAR(actual[i], reference[i], 1e-11) << what << " " << i;
+          }
+        };
+        expect_near(results[0], expected.out, "out");
+        expect_near(results[1], expected.lse, "lse");
+        expect_near(results[2], expected.d_qkv, "d_qkv");
+      }
+    }
+  }
+}
+
+TEST(Attention, DropoutLeavesTheStatisticsOfTheSoftmax) {
+  const AttentionAttributes with = attributes_of(150, 0, 0.4);
+  const AttentionAttributes without = attributes_of(150, 0, 0);
+  const AttentionData data(with);
+  const auto dropped = run_attention(with, data, kStep, 1);
+  const auto plain = run_attention(without, data, kStep, 1);
+  EXPECT_EQ(dropped[1], plain[1]) << "lse";
+  EXPECT_NE(dropped[0], plain[0]) << "out";
+}
+
+TEST(Attention, DropoutIsAFunctionOfTheStep) {
+  const AttentionAttributes a = attributes_of(150, 0, 0.4);
+  const AttentionData data(a);
+  const auto first = run_attention(a, data, kStep, 1);
+  EXPECT_EQ(run_attention(a, data, kStep, 3), first) << "same step, more threads";
+  EXPECT_NE(run_attention(a, data, kStep + 1, 1)[0], first[0]) << "the next step";
+}
+
+// With equal scores and all values 1, an output is the share of its keys that are kept, over
+// 1 - r: its mean over the masks is 1.
+TEST(Attention, DropoutKeepsTheRightShare) {
+  constexpr double kProbability = 0.25;
+  const AttentionAttributes a = attributes_of(200, 0, kProbability);
+  AttentionData data(a);
+  std::fill(data.qkv.begin(), data.qkv.end(), 1.0);
+  const auto results = run_attention(a, data, kStep, 1);
+  double kept = 0;
+  double keys = 0;
+  for (int64_t row = 0; row < data.rows; ++row) {
+    const double visible = static_cast<double>(row % a.sequence + 1);
+    for (int64_t h = 0; h < a.heads; ++h) {
+      const auto at = static_cast<size_t>((row * a.heads + h) * a.head_dim);
+      kept += results[0][at] * (1 - kProbability) * visible;
+      keys += visible;
+    }
+  }
+  // Five standard deviations of independent draws.
+  EXPECT_NEAR(kept, keys * (1 - kProbability),
+              5 * std::sqrt(keys * kProbability * (1 - kProbability)));
+}
+
+}  // namespace
+}  // namespace troupe::testing

@@ -1,0 +1,102 @@
+// Expert capacity against naive selections, and the capacity of a batch.
+#include "ops/expert_capacity/expert_capacity.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "support/sample_run.h"
+
+namespace troupe::testing {
+namespace {
+
+constexpr int64_t kTopK = 3;
+constexpr int32_t kExperts = 9;
+constexpr int32_t kSlots = 60000;  // several chunks
+
+// Few distinct probabilities, so that there are many ties; expert 4 is never chosen, expert 8 has
+// one slot.
+std::vector<int32_t> some_indices() {
+  std::vector<int32_t> indices;
+  for (int32_t slot = 0; slot < kSlots; ++slot) {
+    const int32_t expert = slot * 13 % 101 % (kExperts - 1) - (slot % 17 == 0 ? 8 : 0);
+    indices.push_back(expert < 0 || expert == 4 ? -1 : expert);
+  }
+  indices[777] = kExperts - 1;
+  return indices;
+}
+
+std::vector<double> some_probabilities() {
+  std::vector<double> probabilities;
+  for (int32_t slot = 0; slot < kSlots; ++slot) probabilities.push_back(slot * 31 % 53 / 64.0);
+  return probabilities;
+}
+
+std::vector<double> run_capacity(const std::vector<int32_t>& indices,
+                                 const std::vector<double>& probabilities,
+                                 const ExpertCapacityAttributes& attributes, int64_t top_k) {
+  const OpSample sample{
+      "", [&](SampleBuilder& builder) {
+        const Shape shape{static_cast<int64_t>(indices.size()) / top_k, top_k};
+        const ValueId p =
+            builder.values("probabilities", shape, probabilities, SampleBuilder::Options());
+        const ValueId chosen = builder.integers("indices", shape, indices);
+        builder.result(limit_to_capacity(builder.builder(), p, chosen, attributes, "kept"));
+      }};
+  SampleRun run(sample, {.threads = 3, .backward = false});
+  run.run();
+  return run.results()[0];
+}
+
+// For each expert: sorts its slots as the policy wants them and drops all but the first C.
+std::vector<double> naive_capacity(const std::vector<int32_t>& indices,
+                                   const std::vector<double>& probabilities,
+                                   const ExpertCapacityAttributes& attributes) {
+  std::vector<double> kept(indices.begin(), indices.end());
+  for (int32_t expert = 0; expert < attributes.experts; ++expert) {
+    std::vector<std::pair<double, size_t>> slots;
+    for (size_t slot = 0; slot < indices.size(); ++slot) {
+      if (indices[slot] != expert) continue;
+      slots.emplace_back(attributes.policy == DropPolicy::probs ? -probabilities[slot] : 0.0, slot);
+    }
+    std::sort(slots.begin(), slots.end());
+    for (size_t i = static_cast<size_t>(attributes.capacity); i < slots.size(); ++i) {
+      kept[slots[i].second] = -1;
+    }
+  }
+  return kept;
+}
+
+TEST(ExpertCapacity, AgreesWithANaiveSelection) {
+  const auto indices = some_indices();
+  const auto probabilities = some_probabilities();
+  for (const DropPolicy policy : {DropPolicy::probs, DropPolicy::position}) {
+    for (const int64_t capacity : {1, 2500, 7000, kSlots}) {
+      const ExpertCapacityAttributes attributes{
+          .experts = kExperts, .capacity = capacity, .policy = policy};
+      EXPECT_EQ(run_capacity(indices, probabilities, attributes, kTopK),
+                naive_capacity(indices, probabilities, attributes))
+          << name_of(policy) << " " << capacity;
+    }
+  }
+}
+
+TEST(ExpertCapacity, DropsProbabilitiesThatAreNotNumbersFirst) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> expected = {-1, 0, -1, 0, -1};
+  EXPECT_EQ(
+      run_capacity({0, 0, 0, 0, 0}, {nan, 0.0, nan, 0.5, nan}, {.experts = 1, .capacity = 2}, 1),
+      expected);
+}
+
+TEST(ExpertCapacity, IsTheShareTimesTheFactorRoundedUp) {
+  EXPECT_EQ(expert_capacity(4096, 2, 8, 1.0), 1024);
+  EXPECT_EQ(expert_capacity(4096, 2, 8, 1.25), 1280);
+  EXPECT_EQ(expert_capacity(10, 2, 8, 1.0), 3);  // 2.5
+  EXPECT_EQ(expert_capacity(1, 1, 64, 1.0), 1);
+}
+
+}  // namespace
+}  // namespace troupe::testing

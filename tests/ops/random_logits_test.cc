@@ -1,0 +1,105 @@
+// The distribution of random_logits, what it depends on, the gradient that passes through, and that
+// a router given them spreads its tokens.
+#include "ops/random_logits/random_logits.h"
+
+#include <cmath>
+#include <gtest/gtest.h>
+#include <vector>
+
+#include "base/random.h"
+#include "ops/router_topk/router_topk.h"
+#include "support/sample_run.h"
+
+namespace troupe::testing {
+namespace {
+
+struct Result {
+  std::vector<double> values;
+  std::vector<double> gradient;
+};
+
+Result run_random_logits(const std::vector<double>& logits, int64_t step,
+                         const RandomLogitsAttributes& attributes) {
+  const OpSample sample{
+      "", [&](SampleBuilder& builder) {
+        const ValueId z =
+            builder.values("logits", {static_cast<int64_t>(logits.size())}, logits, {});
+        const ValueId step_id = builder.values("step", {1}, {static_cast<double>(step)},
+                                               {.differentiable = false, .dtype = DType::i64});
+        builder.result(random_logits(builder.builder(), z, step_id, attributes, "random"));
+      }};
+  SampleRun run(sample, {});
+  run.run();
+  return {run.results()[0], run.gradients()[0]};
+}
+
+TEST(RandomLogits, AreStandardNormal) {
+  constexpr size_t kCount = 50000;
+  const auto z = run_random_logits(std::vector<double>(kCount, 100), 1, {.seed = 7}).values;
+  double sum = 0;
+  double squares = 0;
+  double neighbours = 0;
+  double previous = 0;
+  for (const double value : z) {
+    sum += value;
+    squares += value * value;
+    neighbours += value * previous;
+    previous = value;
+  }
+  // z^2 has mean 1 and variance 2; products of independent neighbours have mean 0 and variance 1.
+  // Bounds: five standard errors.
+  const double root = std::sqrt(static_cast<double>(kCount));
+  EXPECT_NEAR(sum / kCount, 0, 5 / root);
+  EXPECT_NEAR(squares / kCount, 1, 5 * std::sqrt(2.0) / root);
+  EXPECT_NEAR(neighbours / kCount, 0, 5 / root);
+}
+
+TEST(RandomLogits, GradientPassesStraightThrough) {
+  const auto result = run_random_logits(std::vector<double>(10, 0), 1, {.seed = 7});
+  ASSERT_EQ(result.gradient.size(), 10U);
+  for (size_t i = 0; i < 10; ++i) {
+    EXPECT_EQ(result.gradient[i], random_normal(2, RandomStream::test, 0, i));
+  }
+}
+
+TEST(RandomLogits, DependOnSeedSubstreamAndStepOnly) {
+  const std::vector<double> zeros(20, 0);
+  const RandomLogitsAttributes attributes{.seed = 1, .substream = 2};
+  const auto reference = run_random_logits(zeros, 3, attributes).values;
+  EXPECT_EQ(run_random_logits(std::vector<double>(20, 5), 3, attributes).values, reference);
+  EXPECT_NE(run_random_logits(zeros, 4, attributes).values, reference);
+  EXPECT_NE(run_random_logits(zeros, 3, {.seed = 2, .substream = 2}).values, reference);
+  EXPECT_NE(run_random_logits(zeros, 3, {.seed = 1, .substream = 3}).values, reference);
+  const auto longer = run_random_logits(std::vector<double>(5000, 0), 3, attributes).values;
+  EXPECT_EQ(std::vector<double>(longer.begin(), longer.begin() + 20), reference);
+}
+
+TEST(RandomLogits, SpreadTokensOverTheExperts) {
+  constexpr int64_t kTokens = 2000;
+  constexpr int64_t kExperts = 8;
+  const OpSample sample{
+      "", [&](SampleBuilder& builder) {
+        // Every token would choose experts 0 and 1.
+        std::vector<double> skewed;
+        for (int64_t i = 0; i < kTokens * kExperts; ++i) {
+          skewed.push_back(-static_cast<double>(i % kExperts));
+        }
+        const ValueId z = builder.values("logits", {kTokens, kExperts}, skewed, {});
+        const ValueId step =
+            builder.values("step", {1}, {1}, {.differentiable = false, .dtype = DType::i64});
+        const ValueId random = random_logits(builder.builder(), z, step, {.seed = 3}, "random");
+        builder.result(
+            router_topk(builder.builder(), {.logits = random}, {.top_k = 2}, "weights").indices);
+      }};
+  SampleRun run(sample, {.backward = false});
+  run.run();
+  std::vector<int> load(kExperts, 0);
+  const std::vector<double> indices = run.results()[0];
+  for (const double expert : indices) ++load[static_cast<size_t>(expert)];
+  // A token chooses an expert with probability 1/4: 500 of 2000, standard deviation
+  // sqrt(2000 * 1/4 * 3/4) = 19.4; five of those.
+  for (const int count : load) EXPECT_NEAR(count, 500, 97);
+}
+
+}  // namespace
+}  // namespace troupe::testing

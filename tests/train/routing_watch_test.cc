@@ -1,0 +1,66 @@
+// Warnings about routers that go wrong: when they appear, and that they appear once.
+#include "train/routing_watch.h"
+
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+namespace troupe {
+namespace {
+
+StepMetrics step_of(const std::vector<int64_t>& rows, double entropy = 1.3) {
+  StepMetrics metrics;
+  metrics.layers.push_back(
+      {.layer = 5, .rows = rows, .slots = 0, .entropy = entropy, .losses = {}});
+  return metrics;
+}
+
+TEST(RoutingWatch, IsSilentWithoutThresholds) {
+  RoutingWatch watch({});
+  watch.add(step_of({100, 0, 0, 0}, 0));
+  EXPECT_TRUE(watch.look(1).empty());
+}
+
+TEST(RoutingWatch, ReportsImbalanceOnceAndItsEnd) {
+  RoutingWatch watch({.load_imbalance = 2});
+  watch.add(step_of({70, 10, 10, 10}));  // 2.8 times the mean
+  const std::vector<std::string> lines = watch.look(10);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("warning: step 10, layer 5"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("2.80 times"), std::string::npos) << lines[0];
+  watch.add(step_of({70, 10, 10, 10}));
+  EXPECT_TRUE(watch.look(20).empty());
+  watch.add(step_of({30, 20, 30, 20}));
+  const std::vector<std::string> end = watch.look(30);
+  ASSERT_EQ(end.size(), 1U);
+  EXPECT_EQ(end[0].rfind("no longer", 0), 0U) << end[0];
+}
+
+// What one step lacks, another may bring: the loads are summed between two looks.
+TEST(RoutingWatch, JudgesTheStepsBetweenTwoLooksTogether) {
+  RoutingWatch watch({.load_imbalance = 1.5, .dead_experts = 0.2});
+  watch.add(step_of({50, 50, 0, 0}));
+  watch.add(step_of({0, 0, 50, 50}));
+  EXPECT_TRUE(watch.look(2).empty());
+  watch.add(step_of({50, 50, 0, 0}));
+  EXPECT_EQ(watch.look(3).size(), 2U);
+}
+
+TEST(RoutingWatch, ComparesEntropyWithItsLargestValue) {
+  RoutingWatch watch({.router_entropy = 0.5});
+  watch.add(step_of({1, 1, 1, 1}, 0.70));  // ln 4 is 1.386
+  EXPECT_TRUE(watch.look(1).empty());
+  watch.add(step_of({1, 1, 1, 1}, 0.69));
+  EXPECT_EQ(watch.look(2).size(), 1U);
+}
+
+TEST(RouterMetrics, Numbers) {
+  const RouterMetrics router{
+      .layer = 0, .rows = {6, 0, 2, 0}, .slots = 10, .entropy = 0, .losses = {}};
+  EXPECT_DOUBLE_EQ(router.imbalance(), 3);
+  EXPECT_EQ(router.dead(), 2);
+  EXPECT_DOUBLE_EQ(router.dropped(), 0.2);
+}
+
+}  // namespace
+}  // namespace troupe
