@@ -33,7 +33,7 @@ TEST(RoutingWatch, ReportsImbalanceOnceAndItsEnd) {
   watch.add(step_of({30, 20, 30, 20}));
   const std::vector<std::string> end = watch.look(30);
   ASSERT_EQ(end.size(), 1U);
-  EXPECT_EQ(end[0].rfind("no longer", 0), 0U) << end[0];
+  EXPECT_EQ(end[0].rfind("back within the threshold", 0), 0U) << end[0];
 }
 
 // What one step lacks, another may bring: the loads are summed between two looks.
