@@ -22,8 +22,8 @@ std::vector<std::string> RoutingWatch::look(int64_t step) {
   std::vector<std::string> lines;
   const auto judge = [&](bool crossed, bool& reported, const std::string& finding,
                          const std::string& advice) {
-    if (crossed && !reported) lines.push_back("warning: " + finding + advice);
-    if (!crossed && reported) lines.push_back("back within the threshold: " + finding);
+    if (crossed && !reported) lines.push_back("Warning: " + finding + advice);
+    if (!crossed && reported) lines.push_back("Back within the threshold: " + finding);
     reported = crossed;
   };
   for (Layer& layer : layers_) {

@@ -277,10 +277,10 @@ TEST_F(TrainerRun, WarnsOfUnevenRouting) {
   EXPECT_EQ(warnings({}), "") << "only on request";
   // Loads are never exactly even here, and no router's entropy is exactly the largest.
   const std::string uneven = warnings({"--warn-load-imbalance", "1.0001"});
-  EXPECT_TRUE(uneven.starts_with("warning: step 2, layer 0: the busiest expert gets ")) << uneven;
+  EXPECT_TRUE(uneven.starts_with("Warning: step 2, layer 0: the busiest expert gets ")) << uneven;
   EXPECT_EQ(std::count(uneven.begin(), uneven.end(), '\n'), 1) << "reported once: " << uneven;
   EXPECT_TRUE(warnings({"--warn-router-entropy", "1"})
-                  .starts_with("warning: step 2, layer 0: the router's entropy is "));
+                  .starts_with("Warning: step 2, layer 0: the router's entropy is "));
 }
 
 TEST_F(TrainerRun, SeveralEvaluationSets) {
