@@ -158,6 +158,7 @@ TEST_F(TrainerRun, RampGrowsTheBatch) {
   EXPECT_EQ(logged(save, "batch_size"),
             (std::vector<double>{2, 2, 2, 2, 2, 4, 4, 4, 6, 6, 6, 6, 6, 6}));
   EXPECT_EQ(logged(save, "tokens").back(), 58 * 16);
+  EXPECT_EQ(training(save).at("ordered_samples"), 60) << "what was asked for, as in Megatron";
   // Linear decay over the 60 samples.
   const std::vector<double> rates = logged(save, "lr");
   EXPECT_DOUBLE_EQ(rates[0], 1e-2 * 58 / 60);
