@@ -43,6 +43,7 @@ endmacro()
 troupe_need_header(CLI/CLI.hpp libcli11-dev)
 troupe_need_header(nlohmann/json.hpp nlohmann-json3-dev)
 troupe_need_header(xxhash.h libxxhash-dev)
+troupe_need_header(toml++/toml.h libtomlplusplus-dev)
 troupe_need_header(cblas.h libopenblas-dev openblas openblas-pthread)
 
 find_library(TROUPE_CBLAS NAMES openblas cblas blas)

@@ -9,7 +9,7 @@ set -euo pipefail
 # PACKAGE, or PACKAGE:COMMAND when a command found in PATH serves as well, however it came there.
 build_packages=(
   g++:g++ cmake:cmake ninja-build:ninja make:make ccache:ccache python3:python3
-  libopenblas-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev
+  libopenblas-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libtomlplusplus-dev
   libpcre2-dev libutf8proc-dev libsentencepiece-dev
   libgtest-dev libbenchmark-dev
 )

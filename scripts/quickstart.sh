@@ -21,17 +21,18 @@ fi
 
 "$troupe" train --model quickstart --data-path "$run/data" --split 95,5,0 \
   --seq-length 256 --micro-batch-size 8 --train-iters "$steps" \
-  --lr 3e-3 --min-lr 1e-4 --lr-warmup-iters 30 --weight-decay 0.1 --adam-beta2 0.95 \
+  --lr 3e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 30 \
+  --weight-decay 0.1 --adam-beta2 0.95 \
   --eval-interval 100 --eval-iters 16 --log-interval 10 --save-interval 100 --keep-checkpoints 2 \
   --save "$run" --load "$run"
 
-losses=$(sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' "$run/metrics.jsonl")
+losses=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "$run/metrics.jsonl")
 echo
 echo "A sample of 300 bytes, continuing \"In the beginning\":"
 echo "----------------------------------------------------------------"
 "$troupe" generate --load "$run" --prompt "In the beginning" --max-new-tokens 300 --temperature 0.7
 echo "----------------------------------------------------------------"
-echo "Validation loss: $(head -n 1 <<<"$losses") nats per byte before training," \
-  "$(tail -n 1 <<<"$losses") after."
+LC_ALL=C printf 'Validation loss: %.4f nats per byte before training, %.4f after.\n' \
+  "$(head -n 1 <<<"$losses")" "$(tail -n 1 <<<"$losses")"
 echo "Files: $run/metrics.jsonl (one line per logged step), $run/checkpoints/ (the model),"
 echo "       $run/text/ and $run/data.{bin,idx} (what it was trained on)."

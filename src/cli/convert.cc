@@ -13,8 +13,8 @@ namespace troupe {
 
 ExitStatus run_convert(const Options& options) {
   const bool from_hf = path_exists(join_path(options.load, "config.json"));
-  const LoadedModel model =
-      load_model(options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32);
+  const LoadedModel model = load_model(
+      options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32, options.ckpt_step);
   save_hf_model(options.save, model.config, model.state, *model.storage);
   if (!options.quiet) {
     fmt::print(stderr, "{}: {} with {} parameters in {}, {}\n", options.save,

@@ -14,32 +14,39 @@ namespace troupe {
 
 ExitStatus run_eval(const Options& options) {
   ThreadPool pool(thread_count(options));
-  const LoadedModel model = load_model(options.load, compute_dtype_of(options));
+  const LoadedModel model = load_model(options.load, compute_dtype_of(options), options.ckpt_step);
   const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
-  const DataSets data = open_data_sets(data_path_of(options), model.config.vocab_size, "model");
   const int32_t sequence = options.seq_length.value_or(
       model.from_checkpoint ? model.identity.sequence : model.config.max_position_embeddings);
-  const auto source = make_source(
-      data, options.split,
-      {.split = Split::validation,
-       .sequence_length = sequence,
+  const std::vector<EvaluationSet> sets = open_evaluation_sets(
+      options,
+      {.sequence_length = sequence,
        .seed = model.from_checkpoint ? model.identity.seed : static_cast<uint64_t>(options.seed),
        .vocab_size = model.config.vocab_size,
        .eod = tokenizer->eod(),
-       .eod_mask_loss = options.eod_mask_loss,
-       .keep_partial = options.keep_partial_validation_sample});
+       .eod_mask_loss = options.eod_mask_loss},
+      /*data=*/nullptr);
   Evaluation evaluation(
-      plan_evaluation(model.config, model.state, *source, options.micro_batch_size,
+      plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
                       options.eval_iters * options.micro_batch_size, pool.threads()),
-      *model.storage, pool, *source);
-  const EvaluationResult result = evaluation.run();
+      *model.storage, pool, sets);
+  const std::vector<EvaluationResult> results = evaluation.run();
   if (options.json) {
-    const nlohmann::ordered_json document = {
-        {"step", model.position.step}, {"val_loss", result.loss}, {"tokens", result.tokens}};
-    fmt::print("{}\n", document.dump(2));
-  } else {
-    fmt::print("validation loss {:.4f} nats per token over {} tokens (step {})\n", result.loss,
-               result.tokens, model.position.step);
+    nlohmann::ordered_json document = {{"step", model.position.step},
+                                       {"val_loss", results.front().loss},
+                                       {"tokens", results.front().tokens}};
+    for (const EvaluationResult& result : results) {
+      if (result.name.empty()) continue;
+      document["val_loss/" + result.name] = result.loss;
+      document["tokens/" + result.name] = result.tokens;
+    }
+    fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    return ExitStatus::done;
+  }
+  for (const EvaluationResult& result : results) {
+    fmt::print("validation loss {:.4f} nats per token over {} tokens{} (step {})\n", result.loss,
+               result.tokens, result.name.empty() ? "" : fmt::format(" of {}", result.name),
+               model.position.step);
   }
   return ExitStatus::done;
 }

@@ -21,6 +21,7 @@ namespace {
 
 constexpr const char* kIndexFile = "index.json";
 constexpr const char* kCommitFile = "COMMIT";
+constexpr std::string_view kBestLink = "best";
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kReplacedPrefix = ".old_";
 constexpr std::string_view kTemporaryPrefix = ".tmp_";
@@ -421,19 +422,50 @@ bool has_checkpoint_folders(const std::string& dir) {
                      [](const std::string& name) { return parse_step_name(name).has_value(); });
 }
 
-std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, int64_t keep,
+std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, const KeepRule& rule,
                                               const DiskHook& hook) {
-  TROUPE_CHECK(keep >= 1, "pruning must keep at least one checkpoint");
+  TROUPE_CHECK(rule.newest >= 1, "pruning must keep at least one checkpoint");
   const Disk disk(hook);
   const std::string folder = checkpoints_folder(dir);
   recover(disk, folder);
-  std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir);
-  const auto kept = std::min(static_cast<size_t>(keep), checkpoints.size());
-  checkpoints.resize(checkpoints.size() - kept);
-  for (const CheckpointInfo& checkpoint : checkpoints) {
+  const std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir);
+  const std::optional<int64_t> best = best_checkpoint_step(dir);
+  std::vector<CheckpointInfo> doomed;
+  int64_t counted = 0;
+  for (size_t i = checkpoints.size(); i-- > 0;) {
+    const int64_t step = checkpoints[i].step;
+    const bool stays =
+        step == best || (rule.retain_interval > 0 && step % rule.retain_interval == 0);
+    if (stays || counted++ < rule.newest) continue;
+    doomed.push_back(checkpoints[i]);
+  }
+  std::reverse(doomed.begin(), doomed.end());
+  for (const CheckpointInfo& checkpoint : doomed) {
     discard(disk, folder, step_name(checkpoint.step));
   }
-  return checkpoints;
+  return doomed;
+}
+
+void mark_best_checkpoint(const std::string& dir, int64_t step, const DiskHook& hook) {
+  const Disk disk(hook);
+  const std::string folder = checkpoints_folder(dir);
+  const std::string temporary = join_path(folder, temporary_name(kBestLink));
+  disk.remove_tree(temporary);
+  disk.make_link(step_name(step), temporary);
+  disk.rename(temporary, join_path(folder, kBestLink));
+  disk.sync_directory(folder);
+}
+
+std::optional<int64_t> best_checkpoint_step(const std::string& dir) {
+  std::error_code error;
+  const auto target =
+      std::filesystem::read_symlink(join_path(checkpoints_folder(dir), kBestLink), error);
+  if (error) return std::nullopt;
+  const std::optional<int64_t> step = parse_step_name(target.string());
+  if (!step || !path_exists(join_path(checkpoints_folder(dir), target.string()))) {
+    return std::nullopt;
+  }
+  return step;
 }
 
 struct Checkpoint::Shards {

@@ -1,4 +1,5 @@
-// Checkpoints: DIR/checkpoints/step_XXXXXXXX/, as docs/checkpoint_format.md defines them.
+// Checkpoints: DIR/checkpoints/step_XXXXXXXX/, as docs/checkpoint_format.md defines them, and
+// DIR/checkpoints/best, a link to one of them.
 //
 // A checkpoint holds logical tensors, each cut into slices (boxes). How they are cut is the saver's
 // affair; a loader asks for any boxes it likes and gets them put together from whatever is stored.
@@ -88,10 +89,25 @@ std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
 // saves leave behind has other names, so a damaged one was whole once and must not be overwritten.
 bool has_checkpoint_folders(const std::string& dir);
 
-// Deletes all complete checkpoints but the `keep` (>= 1) newest and returns the deleted ones. Call
-// it after a save has succeeded. A half-deleted checkpoint is never taken for a complete one.
-std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, int64_t keep,
+// Which complete checkpoints stay: the newest ones, those of steps that are multiples of
+// `retain_interval` (0: of none), and the one that is marked as the best.
+struct KeepRule {
+  int64_t newest = 1;  // >= 1
+  int64_t retain_interval = 0;
+};
+
+// Deletes all other complete checkpoints and returns them. Checkpoints that stay for another reason
+// are not counted among the newest, but the newest of all always stays. Call it after a save has
+// succeeded. A half-deleted checkpoint is never taken for a complete one.
+std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, const KeepRule& rule,
                                               const DiskHook& hook = {});
+
+// Makes DIR/checkpoints/best a link to the checkpoint of this step, which must be complete. The
+// link always names the old or the new one.
+void mark_best_checkpoint(const std::string& dir, int64_t step, const DiskHook& hook = {});
+
+// The step of the checkpoint that is marked as the best, if it is there.
+std::optional<int64_t> best_checkpoint_step(const std::string& dir);
 
 // An open checkpoint. It may be used from several threads at once.
 class Checkpoint {

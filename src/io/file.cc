@@ -177,6 +177,13 @@ void Disk::rename(const std::string& from, const std::string& to) const {
   }
 }
 
+void Disk::make_link(const std::string& target, const std::string& path) const {
+  before("make link", path);
+  if (::symlink(target.c_str(), path.c_str()) != 0) {
+    throw_system_failure(path, "make a link to " + target, errno);
+  }
+}
+
 void Disk::remove_tree(const std::string& path) const {
   namespace fs = std::filesystem;
   std::error_code error;

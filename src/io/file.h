@@ -50,8 +50,8 @@ class MappedFile {
 };
 
 // Called before each operation that changes the disk, with what is about to be done ("create",
-// "write", "sync", "rename", "remove", "make directory", "sync directory") and the path it is done
-// to. What it throws passes through to the caller, and the operation is not done.
+// "write", "sync", "rename", "remove", "make directory", "make link", "sync directory") and the
+// path it is done to. What it throws passes through to the caller, and the operation is not done.
 using DiskHook = std::function<void(std::string_view operation, const std::string& path)>;
 
 class Disk {
@@ -69,6 +69,9 @@ class Disk {
   // Atomic: at every moment either the old or the new name exists. Replaces a file or an empty
   // directory at `to`; refuses other directories. Durable after sync_directory of the parent.
   void rename(const std::string& from, const std::string& to) const;
+  // Creates a symbolic link `path` to `target`; nothing may have this name yet. Durable after
+  // sync_directory of the parent.
+  void make_link(const std::string& target, const std::string& path) const;
   // Removes a file or a directory with all its contents. A missing path is no error. Not atomic.
   void remove_tree(const std::string& path) const;
 

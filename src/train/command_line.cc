@@ -3,11 +3,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fmt/format.h>
+#include <set>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "io/json.h"
+#include "train/config_file.h"
+#include "train/foreign_flags.h"
 #include "train/suggest.h"
 
 namespace troupe {
@@ -27,21 +30,6 @@ constexpr ExitStatusText kExitStatuses[] = {
     {ExitStatus::bad_request, "the request is wrong: a flag, a file, a combination"},
     {ExitStatus::does_not_fit, "it does not fit, or the plan is refused"},
     {ExitStatus::interrupted, "interrupted, after saving"},
-};
-
-// Flags of Megatron's that would not do here what they say.
-struct DeclinedFlag {
-  std::string_view name;
-  std::string_view reason;
-};
-
-constexpr DeclinedFlag kDeclinedFlags[] = {
-    {"reset-position-ids",
-     "the rotary embedding turns by the place in the sample, whatever the position ids are (in "
-     "Megatron, too), so the flag would change nothing. Leave it out."},
-    {"reset-attention-mask",
-     "attention within single documents is not available in this version: tokens see all that "
-     "stand before them in the sample. Leave it out, or train on samples of one document each."},
 };
 
 std::string_view name_without_value(std::string_view argument) {
@@ -80,10 +68,8 @@ Command find_command(std::string_view name) {
   const std::string flag = printable(name_without_value(argument));
   const std::string_view whole = name_without_value(argument);
   const std::string_view name = whole.substr(std::min(whole.find_first_not_of('-'), whole.size()));
-  for (const DeclinedFlag& declined : kDeclinedFlags) {
-    if (name == declined.name) {
-      throw_bad_request(fmt::format("{}: {}", flag, declined.reason));
-    }
+  if (const std::string_view answer = answer_to_foreign_flag(name); !answer.empty()) {
+    throw_bad_request(fmt::format("{}: {}", flag, answer));
   }
   std::vector<std::string_view> others;
   std::vector<std::string_view> candidates = {"help"};
@@ -117,10 +103,6 @@ Command find_command(std::string_view name) {
   throw_bad_request(message + ".");
 }
 
-bool is_list(const OptionSpec& spec) {
-  return std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
-}
-
 // One option of the table as CLI11 knows it.
 struct BoundOption {
   const OptionSpec* spec;
@@ -141,6 +123,7 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
       option = app.add_flag_callback(flag_of(spec), [] {});
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    if (spec.values > 1) option->expected(1, spec.values);
     if (is_list(spec)) {
       option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
     }
@@ -153,7 +136,7 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
 void refuse_twice(const std::vector<BoundOption>& bound) {
   for (const BoundOption& first : bound) {
     if (first.option->count() == 0) continue;
-    if (first.option->count() > 1 && !is_list(*first.spec)) {
+    if (first.option->count() > 1 && first.spec->values == 1 && !is_list(*first.spec)) {
       throw_bad_request(fmt::format("{} is given twice.", flag_of(*first.spec)));
     }
     for (const BoundOption& second : bound) {
@@ -166,10 +149,9 @@ void refuse_twice(const std::vector<BoundOption>& bound) {
   }
 }
 
-bool was_given(const std::vector<BoundOption>& bound, std::string_view name) {
-  return std::any_of(bound.begin(), bound.end(), [&](const BoundOption& entry) {
-    return entry.spec->name == name && entry.option->count() > 0;
-  });
+bool was_given(const std::set<const OptionSpec*>& given, std::string_view name) {
+  return std::any_of(given.begin(), given.end(),
+                     [&](const OptionSpec* spec) { return spec->name == name; });
 }
 
 Options parse_options(Command command, const std::vector<std::string>& arguments,
@@ -226,16 +208,24 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
   }
   refuse_twice(bound);
 
+  std::set<const OptionSpec*> given;
   for (const auto& [spec, option] : bound) {
+    if (option->count() == 0) continue;
+    given.insert(spec);
+    if (spec->values > 1) {
+      set_option(options, *spec, fmt::format("{}", fmt::join(option->results(), " ")));
+      continue;
+    }
     for (const std::string& value : option->results()) set_option(options, *spec, value);
   }
+  if (!options.config.empty()) read_config_file(options.config, options, given);
   for (const auto& [spec, option] : bound) {
-    const bool other = was_given(bound, spec->instead);
-    if (other && option->count() > 0) {
+    const bool other = was_given(given, spec->instead);
+    if (other && given.contains(spec)) {
       throw_bad_request(fmt::format("{} and --{} exclude each other; give one of them.",
                                     flag_of(*spec), spec->instead));
     }
-    if (option->count() == 0 && !other && requires_option(command, *spec)) {
+    if (!given.contains(spec) && !other && requires_option(command, *spec)) {
       throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }
@@ -444,7 +434,8 @@ std::string options_markdown() {
       "\n"
       "Flags are written `--name VALUE` or `--name=VALUE` and have Megatron's names where Megatron "
       "has them.\n"
-      "Files that hold options use the same names without the dashes.\n"
+      "A TOML file of options (`--config FILE`) uses the same names without the dashes, hyphens "
+      "or underscores alike: `train-iters = 1000`.\n"
       "\n"
       "## Commands\n"
       "\n"

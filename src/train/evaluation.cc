@@ -1,45 +1,112 @@
 #include "train/evaluation.h"
 
 #include <algorithm>
+#include <fmt/format.h>
+#include <string_view>
 #include <utility>
 
+#include "base/error.h"
+#include "io/json.h"
 #include "program/verify.h"
 #include "train/batch_feed.h"
 
 namespace troupe {
+namespace {
+
+// --split that leaves no sequence to other splits.
+constexpr std::string_view kWholeForValidation = "0,1,0";
+
+// "NAME=PREFIX" or "PREFIX", whose last part is then the name.
+std::pair<std::string, std::string> name_and_prefix(const std::string& text) {
+  const size_t equals = text.find('=');
+  const size_t slash = text.rfind('/');
+  std::pair<std::string, std::string> parts;
+  if (equals != std::string::npos) {
+    parts = {text.substr(0, equals), text.substr(equals + 1)};
+  } else {
+    parts = {slash == std::string::npos ? text : text.substr(slash + 1), text};
+  }
+  if (parts.first.empty() || parts.second.empty()) {
+    throw_bad_request(fmt::format(
+        "--valid-data-path {}: a data set PREFIX or NAME=PREFIX is wanted.", quote_name(text)));
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
+                                                const DataSets* data) {
+  common.split = Split::validation;
+  common.num_samples.reset();
+  common.keep_partial = options.keep_partial_validation_sample;
+  std::vector<EvaluationSet> sets;
+  if (options.valid_data_path.empty()) {
+    DataSets opened;
+    if (data == nullptr) {
+      opened = open_data_sets(data_path_of(options), common.vocab_size, "model");
+      data = &opened;
+    }
+    sets.push_back({{}, make_source(*data, options.split, common)});
+    return sets;
+  }
+  for (const std::string& text : options.valid_data_path) {
+    const auto [name, prefix] = name_and_prefix(text);
+    for (const EvaluationSet& earlier : sets) {
+      if (earlier.name == name) {
+        throw_bad_request(
+            fmt::format("--valid-data-path: two sets are called {}. Name them: NAME=PREFIX.",
+                        quote_name(name)));
+      }
+    }
+    const DataSets set =
+        open_data_sets({.prefixes = {prefix}, .weights = {}}, common.vocab_size, "model");
+    sets.push_back({name, make_source(set, kWholeForValidation, common)});
+  }
+  return sets;
+}
 
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
-                               const SampleSource& source, int32_t batch, int64_t samples,
+                               std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
                                int threads) {
-  const int64_t available = source.num_samples();
-  const auto rows = static_cast<int32_t>(std::min<int64_t>(batch, available));
+  int64_t rows = batch;
+  for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
-  plan.step = build_evaluation_step(config, state, rows,
-                                    static_cast<int32_t>(source.options().sequence_length));
+  plan.step =
+      build_evaluation_step(config, state, static_cast<int32_t>(rows),
+                            static_cast<int32_t>(sets.front().source->options().sequence_length));
   verify_program(*plan.step.program);
   plan.memory = plan_memory(*plan.step.program, threads);
-  plan.batches = std::max<int64_t>(1, std::min(samples, available) / rows);
+  for (const EvaluationSet& set : sets) {
+    const int64_t available = set.source->num_samples();
+    plan.batches.push_back(std::max<int64_t>(1, std::min(samples, available) / rows));
+  }
   return plan;
 }
 
 Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
-                       const SampleSource& source)
-    : source_(source),
+                       std::span<const EvaluationSet> sets)
+    : sets_(sets),
       plan_(std::move(plan)),
       interpreter_(*plan_.step.program, plan_.memory, storage, pool) {}
 
-EvaluationResult Evaluation::run() {
-  BatchFeed feed(source_);
+std::vector<EvaluationResult> Evaluation::run() {
   const BatchValues& batch = plan_.step.batch;
-  double sum = 0;
-  int64_t tokens = 0;
-  for (int64_t i = 0; i < plan_.batches; ++i) {
-    const int64_t counted = feed.write(interpreter_, batch, i * batch.batch);
-    interpreter_.run();
-    sum += *interpreter_.view(plan_.step.loss).as<double>() * static_cast<double>(counted);
-    tokens += counted;
+  std::vector<EvaluationResult> results;
+  for (size_t set = 0; set < sets_.size(); ++set) {
+    BatchFeed feed(*sets_[set].source);
+    double sum = 0;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < plan_.batches[set]; ++i) {
+      const int64_t counted = feed.write(interpreter_, batch, i * batch.batch);
+      interpreter_.run();
+      sum += *interpreter_.view(plan_.step.loss).as<double>() * static_cast<double>(counted);
+      tokens += counted;
+    }
+    results.push_back(
+        {sets_[set].name, tokens > 0 ? sum / static_cast<double>(tokens) : 0.0, tokens});
   }
-  return {tokens > 0 ? sum / static_cast<double>(tokens) : 0.0, tokens};
+  return results;
 }
 
 }  // namespace troupe

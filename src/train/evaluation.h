@@ -1,16 +1,34 @@
-// Evaluation: mean cross-entropy over the first samples of a split. Always the same samples, so
-// that values of one run can be compared.
+// Evaluation: mean cross-entropy over the first samples of one or several data sets. Always the
+// same samples, so that values of one run can be compared.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
-#include "data/sampler.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "train/data_sets.h"
+#include "train/options.h"
 
 namespace troupe {
 
+struct EvaluationSet {
+  std::string name;  // empty: the validation share of --data-path
+  std::unique_ptr<SampleSource> source;
+};
+
+// The sets that --valid-data-path names, each whole, or else the validation share of --data-path:
+// of `data`, or opened here when that is null. `common` says what all samples of the run share; its
+// split is not used, and samples come in an order that does not depend on how many are asked for. A
+// name given twice, or ids outside of `common`'s vocabulary, are bad requests.
+std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
+                                                const DataSets* data);
+
 struct EvaluationResult {
+  std::string name;    // of the set
   double loss = 0;     // nats per token, over all counted tokens
   int64_t tokens = 0;  // counted
 };
@@ -19,30 +37,33 @@ struct EvaluationResult {
 struct EvaluationPlan {
   InferenceStep step;
   MemoryPlan memory;
-  int64_t batches = 0;
+  std::vector<int64_t> batches;  // of each set
 
   // Without the weights, which are the training run's.
   uint64_t own_bytes() const { return memory.total_bytes() - memory.state_bytes; }
 };
 
-// `samples` sequences are evaluated, in batches of at most `batch`; fewer if the source has fewer.
+// `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
+// in batches of at most `batch`, and of no more than the smallest set has. `sets` is not empty, and
+// its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
-                               const SampleSource& source, int32_t batch, int64_t samples,
+                               std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
                                int threads);
 
 // Owns its program and memory; shares the weights. Borrows all other arguments. One thread.
 class Evaluation {
  public:
   Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
-             const SampleSource& source);
+             std::span<const EvaluationSet> sets);
 
-  EvaluationResult run();
+  // One result for each set, in their order.
+  std::vector<EvaluationResult> run();
 
-  // Of one evaluation.
-  int64_t num_samples() const { return plan_.batches * plan_.step.batch.batch; }
+  // Of one evaluation on the set at this index.
+  int64_t num_samples(size_t set) const { return plan_.batches[set] * plan_.step.batch.batch; }
 
  private:
-  const SampleSource& source_;
+  std::span<const EvaluationSet> sets_;
   EvaluationPlan plan_;
   CpuInterpreter interpreter_;
 };

@@ -31,7 +31,7 @@ LoadedModel load_checkpoint(const std::string& path) {
 
 }  // namespace
 
-LoadedModel load_model(const std::string& path, DType hf_dtype) {
+LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<int64_t> step) {
   if (path_exists(join_path(path, "config.json"))) {
     LoadedModel model;
     model.config = read_hf_config(join_path(path, "config.json"));
@@ -41,7 +41,7 @@ LoadedModel load_model(const std::string& path, DType hf_dtype) {
     return model;
   }
   std::vector<std::string> incomplete;
-  if (const auto checkpoint = find_checkpoint(path, &incomplete)) {
+  if (const auto checkpoint = find_checkpoint(path, step, &incomplete)) {
     return load_checkpoint(*checkpoint);
   }
   if (!incomplete.empty()) {

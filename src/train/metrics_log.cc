@@ -108,6 +108,8 @@ void MetricsLog::training(const StepMetrics& metrics) {
       {"lr", metrics.lr},
       {"grad_norm", metrics.grad_norm},
       {"tokens", metrics.tokens},
+      {"batch_size", metrics.batch_size},
+      {"weight_decay", metrics.weight_decay},
       {"tokens_per_s", metrics.tokens_per_s},
       {"tflops_per_gpu", metrics.tflops_per_gpu},
       {"step_time_s", metrics.step_time_s},
@@ -132,10 +134,16 @@ void MetricsLog::training(const StepMetrics& metrics) {
   append(line.dump() + "\n");
 }
 
-void MetricsLog::evaluation(int64_t step, double val_loss, int64_t tokens) {
-  const nlohmann::ordered_json line = {
-      {"step", step}, {"val_loss", val_loss}, {"val_tokens", tokens}};
-  append(line.dump() + "\n");
+void MetricsLog::evaluation(int64_t step, std::span<const EvaluationResult> results) {
+  nlohmann::ordered_json line = {
+      {"step", step}, {"val_loss", results.front().loss}, {"val_tokens", results.front().tokens}};
+  for (const EvaluationResult& result : results) {
+    if (result.name.empty()) continue;
+    line["val_loss/" + result.name] = result.loss;
+    line["val_tokens/" + result.name] = result.tokens;
+  }
+  // A data set's path need not be valid UTF-8, JSON must be.
+  append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace troupe

@@ -6,9 +6,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "train/evaluation.h"
 
 namespace troupe {
 
@@ -38,7 +41,9 @@ struct StepMetrics {
   double lr = 0;
   double grad_norm = 0;
   bool skipped = false;
-  int64_t tokens = 0;  // so far
+  int64_t tokens = 0;      // so far
+  int64_t batch_size = 0;  // samples of this step
+  double weight_decay = 0;
   double tokens_per_s = 0;
   double tflops_per_gpu = 0;
   double step_time_s = 0;
@@ -58,7 +63,8 @@ class MetricsLog {
   MetricsLog& operator=(const MetricsLog&) = delete;
 
   void training(const StepMetrics& metrics);
-  void evaluation(int64_t step, double val_loss, int64_t tokens);
+  // `results` is not empty. The first one is val_loss; those with a name are val_loss/NAME, too.
+  void evaluation(int64_t step, std::span<const EvaluationResult> results);
 
  private:
   void append(const std::string& line);

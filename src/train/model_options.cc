@@ -14,6 +14,7 @@
 #include "io/hf_config.h"
 #include "io/json.h"
 #include "train/moe_options.h"
+#include "train/schedules.h"
 #include "train/suggest.h"
 
 namespace troupe {
@@ -204,12 +205,6 @@ int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
 }
 
 TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
-  const int32_t global = options.global_batch_size.value_or(options.micro_batch_size);
-  if (global % options.micro_batch_size != 0) {
-    throw_bad_request(
-        fmt::format("--global-batch-size {} is not a multiple of --micro-batch-size {}.", global,
-                    options.micro_batch_size));
-  }
   const int32_t sequence = sequence_length_of(options, config);
   // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts.
   const int64_t copies = std::max(1, config.moe_router_topk);
@@ -220,7 +215,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
                     options.micro_batch_size, sequence));
   }
   return {.micro_batch_size = options.micro_batch_size,
-          .micro_batches = global / options.micro_batch_size,
+          .micro_batches = make_batch_sizes(options, sequence).largest() / options.micro_batch_size,
           .sequence = sequence,
           .clip_grad = options.clip_grad,
           .adam_beta1 = options.adam_beta1,

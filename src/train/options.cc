@@ -10,12 +10,10 @@
 #include "base/error.h"
 #include "base/machine.h"
 #include "io/json.h"
+#include "train/schedules.h"
 
 namespace troupe {
 namespace {
-
-// Of one run: 2^38 sequences, whose tokens can be counted in 64 bits however long they are.
-constexpr int64_t kMostSamples = int64_t{1} << 38;
 
 template <class T>
 struct Unwrapped {
@@ -121,13 +119,6 @@ void set_from_json(Options& options, const OptionSpec& spec, const nlohmann::jso
   });
 }
 
-const OptionSpec* find_option(std::string_view name) {
-  for (const OptionSpec& spec : option_table()) {
-    if (spec.name == name) return &spec;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 const CommandInfo& info_of(Command command) {
@@ -137,9 +128,23 @@ const CommandInfo& info_of(Command command) {
   TROUPE_CHECK(false, "a command is missing from the table");
 }
 
+const OptionSpec* find_option(std::string_view name) {
+  const auto same = [](char a, char b) { return (a == '_' ? '-' : a) == (b == '_' ? '-' : b); };
+  for (const OptionSpec& spec : option_table()) {
+    if (std::equal(spec.name.begin(), spec.name.end(), name.begin(), name.end(), same)) {
+      return &spec;
+    }
+  }
+  return nullptr;
+}
+
 bool needs_value(const OptionSpec& spec) {
   return spec.shorthand.empty() && !std::holds_alternative<bool Options::*>(spec.member) &&
          !std::holds_alternative<std::optional<bool> Options::*>(spec.member);
+}
+
+bool is_list(const OptionSpec& spec) {
+  return std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
 }
 
 std::string flag_of(const OptionSpec& spec) {
@@ -209,46 +214,38 @@ void check_options(const Options& options) {
         "--ranks {}: layouts of several ranks are not available in this version. Use --ranks 1.",
         options.ranks));
   }
-  if (options.global_batch_size && *options.global_batch_size % options.micro_batch_size != 0) {
-    throw_bad_request(
-        fmt::format("--global-batch-size {} is not a multiple of --micro-batch-size {}.",
-                    *options.global_batch_size, options.micro_batch_size));
-  }
-  const int64_t batch = options.global_batch_size.value_or(options.micro_batch_size);
-  for (const auto& [flag, iters] :
-       {std::pair("--train-iters", options.train_iters),
-        std::pair("--lr-decay-iters", options.lr_decay_iters),
-        std::pair("--lr-warmup-iters", std::optional(options.lr_warmup_iters))}) {
-    if (iters && *iters > kMostSamples / batch) {
-      throw_bad_request(fmt::format(
-          "{} {} with steps of {} sequences is more than the {} sequences that a run may take.",
-          flag, *iters, batch, kMostSamples));
-    }
-  }
-  if (options.lr && options.min_lr > *options.lr) {
-    throw_bad_request(
-        fmt::format("--min-lr {} is larger than --lr {}.", options.min_lr, *options.lr));
-  }
-  const std::optional<int64_t> decay_iters =
-      options.lr_decay_iters ? options.lr_decay_iters : options.train_iters;
-  if (decay_iters && options.lr_warmup_iters > 0 && options.lr_warmup_iters >= *decay_iters) {
-    throw_bad_request(fmt::format(
-        "--lr-warmup-iters {} leaves nothing of the {} steps of {}; the warm-up must be shorter.",
-        options.lr_warmup_iters, *decay_iters,
-        options.lr_decay_iters ? "--lr-decay-iters" : "--train-iters"));
-  }
+  check_schedules(options);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(
         "--finetune takes its weights from --load, which is missing. Give --load DIR, or "
         "--pretrained-checkpoint DIR instead of both.");
   }
+  if (options.override_opt_param_scheduler && options.use_checkpoint_opt_param_scheduler) {
+    throw_bad_request(
+        "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
+        "other; give one of them.");
+  }
+  if (options.ckpt_step && options.load.empty()) {
+    throw_bad_request("--ckpt-step needs --load DIR, which is missing.");
+  }
   if (options.save.empty()) {
-    if (options.save_interval) {
-      throw_bad_request("--save-interval needs --save DIR, which is missing.");
-    }
-    if (options.keep_checkpoints > 0) {
-      throw_bad_request("--keep-checkpoints needs --save DIR, which is missing.");
-    }
+    const auto needs_save = [](std::string_view flag, bool given) {
+      if (given) throw_bad_request(fmt::format("{} needs --save DIR, which is missing.", flag));
+    };
+    needs_save("--save-interval", options.save_interval.has_value());
+    needs_save("--keep-checkpoints", options.keep_checkpoints > 0);
+    needs_save("--save-retain-interval", options.save_retain_interval.has_value());
+    needs_save("--save-best", options.save_best);
+  }
+  if (options.save_best && !options.eval_interval) {
+    throw_bad_request("--save-best needs evaluations: --eval-interval N.");
+  }
+  if (options.command == Command::train && !options.train_iters && !options.train_samples) {
+    throw_bad_request("troupe train needs --train-iters N or --train-samples N.");
+  }
+  if (options.command == Command::eval && options.data_path.empty() &&
+      options.data_args_path.empty() && options.valid_data_path.empty()) {
+    throw_bad_request("troupe eval needs --data-path PREFIX or --valid-data-path PREFIX.");
   }
 }
 
@@ -287,6 +284,29 @@ void from_json(Options& options, std::string_view text, const std::string& path)
   } catch (const UserError& error) {
     throw_failed(fmt::format("{}: the saved options cannot be read: {}", path, error.what()));
   }
+}
+
+std::string to_toml(const Options& options) {
+  std::string text = fmt::format(
+      "# Options of troupe {0}. `troupe {0} --config FILE` reads this file; flags on the command "
+      "line win.\n",
+      info_of(options.command).name);
+  std::string_view group;
+  for (const OptionSpec& spec : option_table()) {
+    if (!takes(options.command, spec) || !spec.shorthand.empty() || spec.positional) continue;
+    if (spec.member == OptionMember(&Options::config)) continue;
+    const nlohmann::ordered_json value = json_of(options, spec);
+    // What is unset has no value to write.
+    if (value_text(options, spec).empty()) continue;
+    if (spec.group != group) {
+      group = spec.group;
+      text += fmt::format("\n# {}\n", group);
+    }
+    // Numbers, strings and lists of strings look the same in both languages.
+    text += fmt::format("{} = {}\n", spec.name,
+                        value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  return text;
 }
 
 std::vector<OptionDifference> differences(const Options& before, const Options& after) {

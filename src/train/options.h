@@ -59,6 +59,7 @@ struct Options {
   Command command = Command::help;
 
   // Global.
+  std::string config;  // a file of options
   std::string device = "cpu";
   int32_t ranks = 1;
   int32_t threads = 0;  // 0: see thread_count()
@@ -134,17 +135,33 @@ struct Options {
   // Training.
   int32_t micro_batch_size = 1;
   std::optional<int32_t> global_batch_size;
-  std::optional<int64_t> train_iters;  // set in `train`
-  std::optional<double> lr;            // set in `train`
+  std::string rampup_batch_size;
+  std::string step_batch_size_schedule;
+  std::optional<int64_t> train_iters;    // in `train`, either this
+  std::optional<int64_t> train_samples;  // or this is set
+  std::optional<double> lr;              // set in `train`
   double min_lr = 0.0;
-  std::string lr_decay_style = "cosine";
+  std::string lr_decay_style = "linear";
   std::optional<int64_t> lr_decay_iters;
+  std::optional<int64_t> lr_decay_samples;
+  double lr_warmup_init = 0.0;
+  std::optional<double> lr_warmup_fraction;
   int64_t lr_warmup_iters = 0;
+  int64_t lr_warmup_samples = 0;
+  std::string lr_wsd_decay_style = "exponential";
+  std::optional<int64_t> lr_wsd_decay_iters;
+  std::optional<int64_t> lr_wsd_decay_samples;
+  bool override_opt_param_scheduler = false;
+  bool use_checkpoint_opt_param_scheduler = false;
   double weight_decay = 0.01;
+  std::optional<double> start_weight_decay;
+  std::optional<double> end_weight_decay;
+  std::string weight_decay_incr_style = "constant";
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
-  double clip_grad = 1.0;  // 0: no clipping
+  double clip_grad = 1.0;          // 0: no clipping
+  int64_t max_skipped_steps = 20;  // in a row; 0: no limit
   int64_t seed = 1234;
 
   // Checkpoints and evaluation.
@@ -152,10 +169,19 @@ struct Options {
   std::string load;
   std::optional<int64_t> save_interval;
   int32_t keep_checkpoints = 0;  // 0: all
+  std::optional<int64_t> save_retain_interval;
+  bool save_best = false;
+  std::optional<int64_t> ckpt_step;
+  bool exit_on_missing_checkpoint = false;
+  std::vector<std::string> valid_data_path;  // each "PREFIX" or "NAME=PREFIX"
   std::optional<int64_t> eval_interval;
   int64_t eval_iters = 100;
   std::optional<int64_t> exit_after_step;
+  std::optional<int64_t> exit_interval;
+  std::optional<double> exit_duration_in_mins;
+  bool exit_signal_handler = false;
   int64_t log_interval = 1;
+  std::string tensorboard_dir;
   bool finetune = false;
   std::string pretrained_checkpoint;
 
@@ -219,6 +245,7 @@ struct OptionSpec {
   std::string_view instead = {};    // a flag that may be given instead of it
   std::string_view shorthand = {};  // not empty: takes no value and sets the member to this string
   bool positional = false;          // given without the flag's name
+  int32_t values = 1;               // strings only: so many may follow the flag, joined with blanks
 };
 
 // Grouped: the options of a group stand together.
@@ -234,6 +261,9 @@ inline bool requires_option(Command command, const OptionSpec& spec) {
 // A flag without a value sets its member (or the shorthand's) all by itself.
 bool needs_value(const OptionSpec& spec);
 
+// Several values may follow the flag, and it may be repeated.
+bool is_list(const OptionSpec& spec);
+
 // "--hidden-size"; "HF_DIR" for a positional.
 std::string flag_of(const OptionSpec& spec);
 
@@ -244,6 +274,9 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
 
 // The value as a person would type it. Empty when unset.
 std::string value_text(const Options& options, const OptionSpec& spec);
+
+// The option of that name, hyphens and underscores being the same; null when there is none.
+const OptionSpec* find_option(std::string_view name);
 
 // "1 to 64", "at least 0", "cpu or cuda"; empty when anything goes.
 std::string range_text(const OptionSpec& spec);
@@ -259,6 +292,10 @@ std::string to_json(const Options& options);
 // their values. Text that to_json cannot have written (not JSON, unknown names, values out of
 // range) is `failed`; the message names `path`.
 void from_json(Options& options, std::string_view text, const std::string& path);
+
+// The options of options.command that are set, as a TOML file that --config reads; not --config
+// itself.
+std::string to_toml(const Options& options);
 
 // An option whose values differ.
 struct OptionDifference {

@@ -9,15 +9,14 @@
 
 namespace troupe {
 
-Progress::Progress(int64_t first_step, int64_t last_step, double matmul_limit, bool quiet)
-    : first_step_(first_step),
-      last_step_(last_step),
+Progress::Progress(int64_t last_step, int64_t last_token, double matmul_limit, bool quiet)
+    : last_step_(last_step),
+      last_token_(last_token),
       matmul_limit_(matmul_limit),
       quiet_(quiet),
       terminal_(isatty(STDERR_FILENO) != 0) {}
 
 void Progress::print_line(const std::string& text, bool stays) {
-  if (quiet_) return;
   const char* clear = terminal_ && line_open_ ? "\r\x1b[K" : "";
   const bool newline = stays || !terminal_;
   std::fprintf(stderr, "%s%s%s", clear, text.c_str(), newline ? "\n" : "");
@@ -26,16 +25,15 @@ void Progress::print_line(const std::string& text, bool stays) {
 }
 
 void Progress::step(const StepMetrics& metrics) {
+  if (quiet_) return;
   constexpr double kSmoothing = 0.1;
-  seconds_per_step_ =
-      seconds_per_step_ == 0
-          ? metrics.step_time_s
-          : seconds_per_step_ + kSmoothing * (metrics.step_time_s - seconds_per_step_);
-  const double left = seconds_per_step_ * static_cast<double>(last_step_ - metrics.step);
+  const double now = 1.0 / metrics.tokens_per_s;
+  seconds_per_token_ =
+      seconds_per_token_ == 0 ? now : seconds_per_token_ + kSmoothing * (now - seconds_per_token_);
+  const double left = seconds_per_token_ * static_cast<double>(last_token_ - metrics.tokens);
   std::string text = fmt::format(
       "step {:>{}}/{} | loss {:.4f} nats | lr {:.2e} | {} tokens/s | {:.0f}% of matmul limit | "
-      "grad "
-      "norm {:.3f}",
+      "grad norm {:.3f}",
       metrics.step, std::to_string(last_step_).size(), last_step_, metrics.loss, metrics.lr,
       format_count(metrics.tokens_per_s), 100.0 * metrics.tflops_per_gpu * 1e12 / matmul_limit_,
       metrics.grad_norm);
@@ -45,12 +43,19 @@ void Progress::step(const StepMetrics& metrics) {
   print_line(text, metrics.step >= last_step_ || metrics.skipped);
 }
 
-void Progress::evaluation(int64_t step, double val_loss) {
-  note(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token", step,
-                   std::to_string(last_step_).size(), last_step_, val_loss));
+void Progress::evaluation(int64_t step, std::span<const EvaluationResult> results) {
+  for (const EvaluationResult& result : results) {
+    note(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token{}", step,
+                     std::to_string(last_step_).size(), last_step_, result.loss,
+                     result.name.empty() ? "" : fmt::format(" on {}", result.name)));
+  }
 }
 
 void Progress::note(const std::string& text) {
+  if (!quiet_) print_line(text, /*stays=*/true);
+}
+
+void Progress::warning(const std::string& text) {
   print_line(text, /*stays=*/true);
 }
 

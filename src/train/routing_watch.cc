@@ -20,9 +20,10 @@ void RoutingWatch::add(const StepMetrics& metrics) {
 
 std::vector<std::string> RoutingWatch::look(int64_t step) {
   std::vector<std::string> lines;
-  const auto judge = [&](bool crossed, bool& reported, const std::string& problem) {
-    if (crossed && !reported) lines.push_back("warning: " + problem);
-    if (!crossed && reported) lines.push_back("no longer: " + problem);
+  const auto judge = [&](bool crossed, bool& reported, const std::string& finding,
+                         const std::string& advice) {
+    if (crossed && !reported) lines.push_back("Warning: " + finding + advice);
+    if (!crossed && reported) lines.push_back("Back within the threshold: " + finding);
     reported = crossed;
   };
   for (Layer& layer : layers_) {
@@ -38,20 +39,21 @@ std::vector<std::string> RoutingWatch::look(int64_t step) {
     judge(thresholds_.load_imbalance > 0 && imbalance > thresholds_.load_imbalance,
           layer.unbalanced,
           where + fmt::format("the busiest expert gets {:.2f} times the mean load (threshold "
-                              "{:g}: --warn-load-imbalance). A larger --moe-aux-loss-coeff or "
-                              "--moe-router-enable-expert-bias balances more.",
-                              imbalance, thresholds_.load_imbalance));
+                              "{:g}: --warn-load-imbalance).",
+                              imbalance, thresholds_.load_imbalance),
+          " A larger --moe-aux-loss-coeff or --moe-router-enable-expert-bias balances more.");
     judge(thresholds_.dead_experts > 0 && dead > thresholds_.dead_experts, layer.dead,
           where + fmt::format("{} of {} experts get no tokens (threshold {:.0f}%: "
                               "--warn-dead-experts).",
-                              sums.dead(), layer.rows.size(), 100 * thresholds_.dead_experts));
+                              sums.dead(), layer.rows.size(), 100 * thresholds_.dead_experts),
+          "");
     judge(thresholds_.router_entropy > 0 && experts > 1 &&
               entropy < thresholds_.router_entropy * largest,
           layer.collapsed,
           where + fmt::format("the router's entropy is {:.3f} nats of at most {:.3f} (threshold "
-                              "{:.0f}%: --warn-router-entropy): it hardly looks at most experts. "
-                              "--moe-z-loss-coeff keeps logits small.",
-                              entropy, largest, 100 * thresholds_.router_entropy));
+                              "{:.0f}%: --warn-router-entropy).",
+                              entropy, largest, 100 * thresholds_.router_entropy),
+          " It hardly looks at most experts; --moe-z-loss-coeff keeps logits small.");
     layer.rows.assign(layer.rows.size(), 0);
     layer.entropy = 0;
     layer.steps = 0;

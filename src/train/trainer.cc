@@ -21,10 +21,6 @@
 namespace troupe {
 namespace {
 
-// Steps without finite gradients change nothing. A few of them are sound; after this many in a row,
-// the next will be no other.
-constexpr int64_t kMostSkippedInARow = 20;
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -33,14 +29,25 @@ void say(const Options& options, const std::string& text) {
   if (!options.quiet) std::fprintf(stderr, "%s\n", text.c_str());
 }
 
-LearningRateSchedule make_schedule(const Options& options, int64_t samples_per_step) {
-  const int64_t decay_iters = options.lr_decay_iters.value_or(*options.train_iters);
-  return {
-      .style = options.lr_decay_style == "constant" ? LrDecayStyle::constant : LrDecayStyle::cosine,
-      .max_lr = *options.lr,
-      .min_lr = options.min_lr,
-      .warmup_samples = options.lr_warmup_iters * samples_per_step,
-      .decay_samples = decay_iters * samples_per_step};
+// The parameters whose gradients are not all finite, for a person: the first ones by name.
+std::string non_finite_gradients(const ModelState& state, const StateStorage& storage) {
+  constexpr int kNamed = 3;
+  std::string text;
+  int found = 0;
+  for (const Parameter& parameter : state.parameters) {
+    const TensorView view = storage.view(parameter.gradient);
+    const auto finite = [&](const auto* values) {
+      return std::all_of(values, values + view.shape.elements(),
+                         [](auto value) { return std::isfinite(value); });
+    };
+    const bool is_finite =
+        view.dtype == DType::f64 ? finite(view.as<double>()) : finite(view.as<float>());
+    if (is_finite || ++found > kNamed) continue;
+    text += (text.empty() ? "" : ", ") + (*state.table)[parameter.value].name;
+  }
+  // Each may be finite and the sum of their squares not.
+  if (found == 0) return "the sum of all";
+  return found > kNamed ? fmt::format("{} and {} more", text, found - kNamed) : text;
 }
 
 }  // namespace
@@ -59,50 +66,73 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
                             format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
-Trainer::Trainer(const Options& options) : options_(options), pool_(thread_count(options)) {
+Trainer::Trainer(const Options& options)
+    : options_(options),
+      start_(std::chrono::steady_clock::now()),
+      pool_(thread_count(options)),
+      routing_watch_({.load_imbalance = options.warn_load_imbalance,
+                      .dead_experts = options.warn_dead_experts,
+                      .router_entropy = options.warn_router_entropy}) {
   identity_.model = load_model_config(options);
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
   identity_.split = options.split;
   identity_.tokenizer = read_tokenizer_model(options.tokenizer_type, options.tokenizer_model);
+  identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
-  const TrainingStepOptions step_options = training_step_options(options, identity_.model);
-  identity_.sequence = step_options.sequence;
-  micro_batches_ = step_options.micro_batches;
-  schedule_ = make_schedule(options, micro_batches_ * options.micro_batch_size);
-  last_step_ = *options.train_iters;
+  step_options_ = training_step_options(options, identity_.model);
+  identity_.sequence = step_options_.sequence;
+  batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
   find_start();
+  find_last_step();
   open_data();
 
   state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
-  step_ = build_training_step(identity_.model, state_, step_options);
-  verify_program(*step_.program);
-  plan_ = options.oracle ? plan_oracle(*step_.program, pool_.threads())
-                         : plan_memory(*step_.program, pool_.threads());
-  verify_memory_plan(*step_.program, plan_);
+  build_step(batch_sizes_.largest());
   EvaluationPlan evaluation;
-  if (validation_data_ != nullptr) {
-    evaluation = plan_evaluation(
-        identity_.model, state_, *validation_data_, options.micro_batch_size,
-        options.eval_iters * micro_batches_ * options.micro_batch_size, pool_.threads());
+  if (!evaluation_sets_.empty()) {
+    evaluation =
+        plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
+                        options.eval_iters * batch_sizes_.largest(), pool_.threads());
     evaluation_bytes_ = evaluation.own_bytes();
   }
   check_memory();
   storage_ = std::make_unique<StateStorage>(state_.table);
-  interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
-  if (validation_data_ != nullptr) {
+  if (!evaluation_sets_.empty()) {
     evaluation_ =
-        std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, *validation_data_);
+        std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, evaluation_sets_);
   }
   load_weights();
   refuse_foreign_folder();
 }
 
+void Trainer::build_step(int32_t batch_size) {
+  step_options_.micro_batches = batch_size / options_.micro_batch_size;
+  step_ = build_training_step(identity_.model, state_, step_options_);
+  step_batch_size_ = batch_size;
+  verify_program(*step_.program);
+  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads())
+                          : plan_memory(*step_.program, pool_.threads());
+  verify_memory_plan(*step_.program, plan_);
+}
+
+void Trainer::prepare_step(int32_t batch_size) {
+  if (interpreter_ != nullptr && step_batch_size_ == batch_size) return;
+  if (interpreter_ != nullptr) {
+    progress_->note(
+        fmt::format("global batch size {} instead of {}", batch_size, step_batch_size_));
+  }
+  // The memory of one step is freed before that of the next is taken.
+  interpreter_.reset();
+  if (step_batch_size_ != batch_size) build_step(batch_size);
+  interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
+}
+
 void Trainer::find_start() {
   if (options_.load.empty()) return;
   std::vector<std::string> incomplete;
-  load_path_ = find_checkpoint(options_.load, &incomplete);
+  load_path_ = find_checkpoint(options_.load, options_.ckpt_step, &incomplete);
   if (!load_path_ && has_checkpoint_folders(options_.load)) {
     throw_failed(fmt::format(
         "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
@@ -112,7 +142,7 @@ void Trainer::find_start() {
   // A warning: the run goes on from an earlier step than its owner may think.
   for (const std::string& line : incomplete) std::fprintf(stderr, "%s\n", line.c_str());
   if (!load_path_) {
-    if (options_.load != options_.save) {
+    if (options_.load != options_.save || options_.exit_on_missing_checkpoint) {
       throw_bad_request(
           fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
     }
@@ -123,7 +153,25 @@ void Trainer::find_start() {
   if (options_.finetune) return;
   resumed_ = read_stored_run(Checkpoint::open(*load_path_));
   require_same_run(*resumed_, identity_, *load_path_);
+  if (options_.use_checkpoint_opt_param_scheduler) {
+    identity_.schedules = resumed_->identity.schedules;
+  } else if (!options_.override_opt_param_scheduler) {
+    require_same_schedules(*resumed_, identity_.schedules, *load_path_);
+  }
   position_ = resumed_->position;
+}
+
+void Trainer::find_last_step() {
+  if (options_.train_iters) {
+    last_step_ = *options_.train_iters;
+    return;
+  }
+  last_step_ = position_.step +
+               batch_sizes_.steps_between(position_.consumed_samples, *options_.train_samples);
+  if (last_step_ == 0) {
+    throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
+                                  *options_.train_samples, batch_sizes_.at(0)));
+  }
 }
 
 void Trainer::open_data() {
@@ -142,27 +190,29 @@ void Trainer::open_data() {
                "Warning: the run goes on with other data. Until now: {}. From here on: {}.\n",
                resumed_->identity.data, identity_.data);
   }
-  SampleOptions samples{.split = Split::train,
-                        .sequence_length = identity_.sequence,
-                        .seed = identity_.seed,
-                        .vocab_size = identity_.model.vocab_size,
-                        .eod = tokenizer->eod(),
-                        .eod_mask_loss = options_.eod_mask_loss,
-                        .progress = [this](const std::string& line) { say(options_, line); }};
+  const SampleOptions samples{.split = Split::train,
+                              .sequence_length = identity_.sequence,
+                              .seed = identity_.seed,
+                              .vocab_size = identity_.model.vocab_size,
+                              .eod = tokenizer->eod(),
+                              .eod_mask_loss = options_.eod_mask_loss,
+                              .progress = [this](const std::string& line) { say(options_, line); }};
   training_data_ = order_training_data(data, samples);
-  if (options_.eval_interval && options_.eval_iters > 0) {
-    samples.split = Split::validation;
-    samples.keep_partial = options_.keep_partial_validation_sample;
-    validation_data_ = make_source(data, options_.split, samples);
-  }
+  if (options_.eval_interval) evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
 }
 
 int64_t Trainer::needed_samples() const {
-  const int64_t step_samples = micro_batches_ * options_.micro_batch_size;
+  // As Megatron does: the order is made for the samples asked for, also where whole batches are
+  // fewer.
+  if (options_.train_samples) return std::max(*options_.train_samples, position_.consumed_samples);
+  // Where a run's length is in steps, they have one size.
+  const int64_t step_samples = batch_sizes_.largest();
   const int64_t steps = std::max<int64_t>(0, last_step_ - position_.step);
-  if (steps > (std::numeric_limits<int64_t>::max() - position_.consumed_samples) / step_samples) {
-    throw_bad_request(fmt::format(
-        "--train-iters {}: the samples of so many steps cannot be counted.", last_step_));
+  if (steps > (kMostSamples - position_.consumed_samples) / step_samples) {
+    throw_bad_request(
+        fmt::format("--train-iters {}: so many steps take more than the {} sequences "
+                    "that a run may take.",
+                    last_step_, kMostSamples));
   }
   return position_.consumed_samples + steps * step_samples;
 }
@@ -218,7 +268,7 @@ void Trainer::load_weights() {
     return;
   }
   std::vector<std::string> incomplete;
-  const auto path = find_checkpoint(pretrained, &incomplete);
+  const auto path = find_checkpoint(pretrained, std::nullopt, &incomplete);
   if (!path && !incomplete.empty()) {
     throw_failed(
         fmt::format("--pretrained-checkpoint {}: none of its checkpoints is complete, the last "
@@ -235,12 +285,20 @@ void Trainer::load_weights() {
 }
 
 void Trainer::refuse_foreign_folder() const {
-  if (options_.save.empty() || last_saved_step_ >= 0) return;  // going on with this run
-  if (!has_checkpoint_folders(options_.save)) return;
+  if (options_.save.empty()) return;
+  if (last_saved_step_ < 0) {
+    if (!has_checkpoint_folders(options_.save)) return;
+    throw_bad_request(
+        fmt::format("--save {0}: the folder holds another run. Give --load {0} to go on with it, "
+                    "or save into another folder.",
+                    options_.save));
+  }
+  const auto newest = newest_checkpoint(options_.save);
+  if (!newest || newest->step <= last_saved_step_) return;  // going on with this run
   throw_bad_request(
-      fmt::format("--save {0}: the folder holds another run. Give --load {0} to go on with it, or "
-                  "save into another folder.",
-                  options_.save));
+      fmt::format("--save {}: the folder holds later checkpoints ({}) than --ckpt-step {}. Save "
+                  "into another folder, or remove them.",
+                  options_.save, newest->path, last_saved_step_));
 }
 
 void Trainer::load_checkpoint(const std::string& path, bool resume) {
@@ -248,6 +306,11 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   const StoredRun stored = read_stored_run(checkpoint);
   if (resume) {
     last_saved_step_ = options_.load == options_.save ? position_.step : -1;
+    // The run may have died between saving its best checkpoint and marking it.
+    if (options_.save_best && last_saved_step_ >= 0 && position_.best_step == position_.step &&
+        position_.step > 0) {
+      mark_best_checkpoint(options_.save, position_.step);
+    }
   }
   load_training_state(checkpoint, state_, *storage_);
   if (!resume) {
@@ -276,14 +339,16 @@ void Trainer::print_start() const {
   const int64_t samples = needed_samples();
   text += fmt::format("\nTraining data: {} samples of {} tokens\n", samples, identity_.sequence);
   text += describe_use(*training_data_, samples);
-  if (validation_data_ != nullptr) {
-    text += fmt::format("Validation data: {} samples for each evaluation\n",
-                        evaluation_->num_samples());
-    text += describe_use(*validation_data_, evaluation_->num_samples());
+  for (size_t i = 0; i < evaluation_sets_.size(); ++i) {
+    const auto& [name, source] = evaluation_sets_[i];
+    const int64_t evaluated = evaluation_->num_samples(i);
+    text += fmt::format("Validation data{}: {} samples for each evaluation\n",
+                        name.empty() ? "" : " " + name, evaluated);
+    text += describe_use(*source, evaluated);
   }
-  text += fmt::format("Step: {} operations, {} sequences in {} micro-batches\n",
-                      step_.program->op_count(), micro_batches_ * options_.micro_batch_size,
-                      micro_batches_);
+  text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
+                      batch_sizes_.stages.size() > 1 ? "Largest step" : "Step",
+                      step_.program->op_count(), step_batch_size_, step_.micro_batches.size());
   text += "Memory, planned and allocated:\n" + describe_memory(plan_, evaluation_bytes_);
   std::fputs(text.c_str(), stderr);
 }
@@ -297,29 +362,23 @@ ExitStatus Trainer::run() {
   const double limit = measure_matmul_limit(identity_.compute_dtype, pool_);
   say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
                             pool_.threads()));
-  if (!options_.save.empty()) {
-    const Disk disk;
-    disk.make_directories(options_.save);
-    // A run from the beginning also evaluates step 0 again.
-    const int64_t last_kept = position_.step > 0 ? position_.step : -1;
-    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), last_kept);
-  }
-  progress_ = std::make_unique<Progress>(position_.step, last_step_, limit, options_.quiet);
+  open_logs();
+  progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence, limit,
+                                         options_.quiet);
 
   StepMetrics metrics;
   if (position_.step == 0) evaluate();
   while (position_.step < last_step_ && !interrupt_requested()) {
     metrics = do_step();
+    routing_watch_.add(metrics);
     if (position_.step % options_.log_interval == 0 || position_.step == last_step_) {
-      if (log_) log_->training(metrics);
-      progress_->step(metrics);
+      log_step(metrics);
     }
+    if (metrics.skipped) note_skipped_step();
     stop_if_hopeless(metrics);
-    const bool last = position_.step == last_step_ ||
-                      (options_.exit_after_step && position_.step >= *options_.exit_after_step);
     if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
     if (due(options_.save_interval)) save();
-    if (last) break;
+    if (must_exit()) break;
   }
   save();
   if (!options_.quiet && !metrics.layers.empty()) {
@@ -336,17 +395,45 @@ ExitStatus Trainer::run() {
   return ExitStatus::done;
 }
 
+bool Trainer::must_exit() const {
+  return (options_.exit_after_step && position_.step >= *options_.exit_after_step) ||
+         due(options_.exit_interval) ||
+         (options_.exit_duration_in_mins &&
+          seconds_since(start_) > 60.0 * *options_.exit_duration_in_mins);
+}
+
+void Trainer::open_logs() {
+  // A run from the beginning also evaluates step 0 again.
+  const int64_t last_kept = position_.step > 0 ? position_.step : -1;
+  if (!options_.save.empty()) {
+    const Disk disk;
+    disk.make_directories(options_.save);
+    log_ = std::make_unique<MetricsLog>(join_path(options_.save, "metrics.jsonl"), last_kept);
+    const std::string path = join_path(options_.save, "options.toml");
+    const std::string temporary = path + ".tmp";
+    disk.write_file(temporary, to_toml(options_));
+    disk.rename(temporary, path);
+  }
+  if (!options_.tensorboard_dir.empty()) {
+    tensorboard_ = std::make_unique<TensorboardWriter>(options_.tensorboard_dir, last_kept + 1);
+  }
+}
+
 StepMetrics Trainer::do_step() {
+  const int32_t samples = batch_sizes_.at(position_.consumed_samples);
+  prepare_step(samples);
   const auto start = std::chrono::steady_clock::now();
-  const int64_t samples = micro_batches_ * options_.micro_batch_size;
-  for (int64_t i = 0; i < micro_batches_; ++i) {
-    feed_->write(*interpreter_, step_.micro_batches[static_cast<size_t>(i)],
-                 position_.consumed_samples + i * options_.micro_batch_size);
+  int64_t next_sample = position_.consumed_samples;
+  for (const BatchValues& micro_batch : step_.micro_batches) {
+    feed_->write(*interpreter_, micro_batch, next_sample);
+    next_sample += micro_batch.batch;
   }
   StepMetrics metrics;
-  metrics.lr = schedule_.at(position_.scheduled_samples + samples);
+  const Schedules& schedules = identity_.schedules;
+  metrics.lr = schedules.learning_rate.at(position_.scheduled_samples + samples);
+  metrics.weight_decay = schedules.weight_decay.at(position_.scheduled_samples + samples);
   *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
-  *interpreter_->view(step_.weight_decay).as<double>() = options_.weight_decay;
+  *interpreter_->view(step_.weight_decay).as<double>() = metrics.weight_decay;
   *interpreter_->view(step_.update_number).as<int64_t>() = position_.updates + 1;
   if (step_.step_number.valid()) {
     *interpreter_->view(step_.step_number).as<int64_t>() = position_.step;
@@ -356,7 +443,10 @@ StepMetrics Trainer::do_step() {
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
   position_.step += 1;
   position_.consumed_samples += samples;
-  if (!metrics.skipped) {
+  if (metrics.skipped) {
+    position_.skipped_in_row += 1;
+  } else {
+    position_.skipped_in_row = 0;
     position_.updates += 1;
     position_.scheduled_samples += samples;
   }
@@ -365,17 +455,23 @@ StepMetrics Trainer::do_step() {
   metrics.loss = *interpreter_->view(step_.loss).as<double>();
   metrics.grad_norm = *interpreter_->view(step_.grad_norm).as<double>();
   metrics.tokens = position_.consumed_samples * identity_.sequence;
+  metrics.batch_size = samples;
   read_layer_metrics(metrics);
   metrics.step_time_s = seconds_since(start);
-  metrics.tokens_per_s = static_cast<double>(samples * identity_.sequence) / metrics.step_time_s;
+  metrics.tokens_per_s =
+      static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
   metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
                            static_cast<double>(samples) / metrics.step_time_s / 1e12;
   metrics.peak_bytes = Arena::peak_allocated_bytes();
   return metrics;
 }
 
-void Trainer::stop_if_hopeless(const StepMetrics& metrics) {
-  skipped_in_a_row_ = metrics.skipped ? skipped_in_a_row_ + 1 : 0;
+void Trainer::note_skipped_step() const {
+  progress_->note(fmt::format("step {}: update skipped; not finite: gradients of {}",
+                              position_.step, non_finite_gradients(state_, *storage_)));
+}
+
+void Trainer::stop_if_hopeless(const StepMetrics& metrics) const {
   const std::string kept =
       last_saved_step_ < 0 ? "Nothing was saved."
                            : fmt::format("The checkpoint of step {} is kept.", last_saved_step_);
@@ -386,11 +482,13 @@ void Trainer::stop_if_hopeless(const StepMetrics& metrics) {
                     "--init-method-std. {}",
                     metrics.step, metrics.loss, kept));
   }
-  if (skipped_in_a_row_ >= kMostSkippedInARow) {
+  // A few steps that change nothing are sound; after so many, the next will be no other.
+  if (options_.max_skipped_steps > 0 && position_.skipped_in_row >= options_.max_skipped_steps) {
     throw_failed(fmt::format(
-        "The gradients of the last {} steps, up to step {}, are not finite: the run has "
-        "diverged. Go on from an earlier checkpoint with a lower --lr. {}",
-        skipped_in_a_row_, metrics.step, kept));
+        "The gradients of the last {} steps, up to step {}, are not finite (in the last one those "
+        "of {}): the run has diverged, and --max-skipped-steps ends it. Go on from an earlier "
+        "checkpoint with a lower --lr. {}",
+        position_.skipped_in_row, metrics.step, non_finite_gradients(state_, *storage_), kept));
   }
 }
 
@@ -403,8 +501,7 @@ void Trainer::read_layer_metrics(StepMetrics& metrics) const {
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
       router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
     }
-    router.slots = micro_batches_ * options_.micro_batch_size * identity_.sequence *
-                   identity_.model.moe_router_topk;
+    router.slots = int64_t{step_batch_size_} * identity_.sequence * identity_.model.moe_router_topk;
     router.entropy = read(layer.entropy);
     for (const LayerMetrics::Loss& loss : layer.losses) {
       router.losses.push_back({name_of(loss.kind), read(loss.value)});
@@ -413,11 +510,51 @@ void Trainer::read_layer_metrics(StepMetrics& metrics) const {
   }
 }
 
+void Trainer::log_step(const StepMetrics& metrics) {
+  if (log_) log_->training(metrics);
+  progress_->step(metrics);
+  for (const std::string& line : routing_watch_.look(metrics.step)) progress_->warning(line);
+  if (!tensorboard_) return;
+  // Megatron's names, where it has one.
+  std::vector<TensorboardWriter::Scalar> scalars = {
+      {"lm loss", metrics.loss},
+      {"learning-rate", metrics.lr},
+      {"weight-decay", metrics.weight_decay},
+      {"batch-size", static_cast<double>(metrics.batch_size)},
+      {"grad-norm", metrics.grad_norm},
+      {"tokens", static_cast<double>(metrics.tokens)},
+      {"tokens-per-second", metrics.tokens_per_s},
+      {"throughput", metrics.tflops_per_gpu},
+      {"iteration-time", metrics.step_time_s},
+      {"load_imbalance", metrics.load_imbalance()}};
+  for (const RouterMetrics::Loss& loss : metrics.losses()) {
+    scalars.push_back({loss.name, loss.value});
+  }
+  tensorboard_->write(metrics.step, scalars);
+}
+
 void Trainer::evaluate() {
   if (evaluation_ == nullptr) return;
-  const EvaluationResult result = evaluation_->run();
-  if (log_) log_->evaluation(position_.step, result.loss, result.tokens);
-  progress_->evaluation(position_.step, result.loss);
+  const std::vector<EvaluationResult> results = evaluation_->run();
+  if (log_) log_->evaluation(position_.step, results);
+  progress_->evaluation(position_.step, results);
+  if (tensorboard_) {
+    std::vector<std::string> tags;
+    for (const EvaluationResult& result : results) {
+      tags.push_back("lm loss validation" + (result.name.empty() ? "" : "/" + result.name));
+    }
+    std::vector<TensorboardWriter::Scalar> scalars;
+    for (size_t i = 0; i < results.size(); ++i) scalars.push_back({tags[i], results[i].loss});
+    tensorboard_->write(position_.step, scalars);
+  }
+  const double loss = results.front().loss;
+  const bool is_first = position_.best_step == 0;
+  if (position_.step == 0 || !std::isfinite(loss) || !(is_first || loss < position_.best_loss)) {
+    return;
+  }
+  position_.best_step = position_.step;
+  position_.best_loss = loss;
+  if (options_.save_best) save();
 }
 
 void Trainer::save() {
@@ -426,7 +563,17 @@ void Trainer::save() {
   const CheckpointInfo info =
       save_training_checkpoint(options_.save, identity_, position_, state_, *storage_);
   last_saved_step_ = position_.step;
-  if (options_.keep_checkpoints > 0) prune_checkpoints(options_.save, options_.keep_checkpoints);
+  if (options_.save_best && position_.best_step == position_.step) {
+    mark_best_checkpoint(options_.save, position_.step);
+  }
+  // While steps are being skipped, a checkpoint may hold the weights that are to blame. It must not
+  // push out those that were saved before.
+  const bool prunes = options_.keep_checkpoints > 0 || options_.save_retain_interval;
+  if (prunes && position_.skipped_in_row == 0) {
+    prune_checkpoints(options_.save,
+                      {.newest = std::max(1, options_.keep_checkpoints),
+                       .retain_interval = options_.save_retain_interval.value_or(0)});
+  }
   progress_->note(fmt::format("saved {} in {}", info.path, format_duration(seconds_since(start))));
 }
 

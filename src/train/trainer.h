@@ -2,24 +2,30 @@
 //
 // Construction does everything that can refuse: reads the model and the data, builds, verifies and
 // plans the step, compares its memory with the machine's, allocates, and loads or initialises the
-// weights. run() then trains until the last step, --exit-after-step, or an interruption. One
-// thread; computes on its own pool. Errors are UserErrors; what was saved before stays.
+// weights. run() then trains until the last step, one of the --exit flags, or an interruption.
+// Where the global batch grows in the course of the run, the largest step is planned first and
+// later ones are built when they are due. One thread; computes on its own pool. Errors are
+// UserErrors; what was saved before stays.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
+#include "io/tensorboard.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/batch_feed.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
-#include "train/learning_rate.h"
 #include "train/metrics_log.h"
 #include "train/options.h"
 #include "train/progress.h"
+#include "train/routing_watch.h"
+#include "train/schedules.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {
@@ -34,6 +40,8 @@ class Trainer {
  private:
   // Where --load points; refuses what is not this run.
   void find_start();
+  // From the position on, by --train-iters or --train-samples.
+  void find_last_step();
   void open_data();
   // The training samples in an order for the whole run, or, in a run that goes on, in the order
   // that it had, as long as that holds enough of them.
@@ -43,45 +51,59 @@ class Trainer {
   void refuse_foreign_folder() const;
   // `resume`: go on with the saved run; otherwise take its weights for a new one.
   void load_checkpoint(const std::string& path, bool resume);
-  // Steps to do from the present position on, in samples, and what was consumed before.
+  // Builds, verifies and plans the step for a global batch of this size.
+  void build_step(int32_t batch_size);
+  // The step's program for this size is ready to run: builds another one when the size changes.
+  // All of them work on the same state.
+  void prepare_step(int32_t batch_size);
+  // What the whole run takes, in samples: what was consumed before, and the steps still to do.
   int64_t needed_samples() const;
   // Bytes by role, and a refusal (exit status 3) when the machine has not enough memory.
   void check_memory() const;
   void print_start() const;
+  void open_logs();
 
   StepMetrics do_step();
-  void stop_if_hopeless(const StepMetrics& metrics);
+  // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
+  void stop_if_hopeless(const StepMetrics& metrics) const;
+  void note_skipped_step() const;
   void read_layer_metrics(StepMetrics& metrics) const;
+  void log_step(const StepMetrics& metrics);
   void evaluate();
   void save();
   bool due(const std::optional<int64_t>& interval) const;
+  // Whether the run ends after this step though it is not the last one.
+  bool must_exit() const;
 
   Options options_;
+  std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
-  int64_t micro_batches_ = 1;
+  BatchSizeSchedule batch_sizes_;
   std::optional<std::string> load_path_;  // the checkpoint that --load means
   std::optional<StoredRun> resumed_;      // what it says, if the run goes on from it
-  LearningRateSchedule schedule_;
 
   ModelState state_;
+  TrainingStepOptions step_options_;
   TrainingStep step_;
+  int32_t step_batch_size_ = 0;  // of step_
   MemoryPlan plan_;
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<CpuInterpreter> interpreter_;
 
   std::unique_ptr<SampleSource> training_data_;
-  std::unique_ptr<SampleSource> validation_data_;
+  std::vector<EvaluationSet> evaluation_sets_;
   std::unique_ptr<BatchFeed> feed_;
   std::unique_ptr<Evaluation> evaluation_;
   uint64_t evaluation_bytes_ = 0;
 
   std::unique_ptr<MetricsLog> log_;
+  std::unique_ptr<TensorboardWriter> tensorboard_;
   std::unique_ptr<Progress> progress_;
+  RoutingWatch routing_watch_;
   int64_t last_saved_step_ = -1;
-  int64_t skipped_in_a_row_ = 0;
 };
 
 // The plan's bytes, one role a line ("  parameters   12.00 MiB"), then what evaluation needs beside

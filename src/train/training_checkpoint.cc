@@ -15,8 +15,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxTrainingDepth = 32;
-// Of steps and samples: no run gets there, and sums with it cannot overflow.
-constexpr int64_t kLargestCount = int64_t{1} << 38;
 
 // The tensor that holds the bytes of the tokenizer's file. It goes with the weights wherever they
 // go, under the same hashes.
@@ -95,12 +93,13 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
                                         const TrainingPosition& position, const ModelState& state,
                                         const StateStorage& storage) {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  const json training = {
+  json training = {
       {"position",
        {{"step", position.step},
         {"updates", position.updates},
         {"consumed_samples", position.consumed_samples},
-        {"scheduled_samples", position.scheduled_samples}}},
+        {"scheduled_samples", position.scheduled_samples},
+        {"skipped_in_row", position.skipped_in_row}}},
       {"model", json::parse(write_model_config(identity.model))},
       {"compute_dtype", name_of(identity.compute_dtype)},
       {"seed", identity.seed},
@@ -110,8 +109,12 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
       {"tokenizer_eod", identity.tokenizer.eod},
       {"ordered_samples", identity.ordered_samples},
       {"data", identity.data},
+      {"schedules", json::parse(to_json(identity.schedules))},
       {"options", json::parse(identity.options_json)},
   };
+  if (position.best_step > 0) {
+    training["best"] = {{"step", position.best_step}, {"loss", position.best_loss}};
+  }
   CheckpointContent content;
   content.step = position.step;
   content.troupe_version = std::string(kVersion);
@@ -131,13 +134,19 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
   StoredRun run;
   try {
     const json& position = training.at("position");
-    const auto count = [&](const char* name) {
-      return integer_field(position, name, 0, kLargestCount, where);
+    const auto count = [&](const json& object, const char* name) {
+      return integer_field(object, name, 0, kMostSamples, where);
     };
-    run.position.step = count("step");
-    run.position.updates = count("updates");
-    run.position.consumed_samples = count("consumed_samples");
-    run.position.scheduled_samples = count("scheduled_samples");
+    run.position.step = count(position, "step");
+    run.position.updates = count(position, "updates");
+    run.position.consumed_samples = count(position, "consumed_samples");
+    run.position.scheduled_samples = count(position, "scheduled_samples");
+    run.position.skipped_in_row = count(position, "skipped_in_row");
+    if (training.contains("best")) {
+      const json& best = training.at("best");
+      run.position.best_step = count(best, "step");
+      run.position.best_loss = best.at("loss").get<double>();
+    }
     run.identity.model = parse_model_config(training.at("model").dump(), where);
     const auto dtype = training.at("compute_dtype").get<std::string>();
     bool known = false;
@@ -159,8 +168,9 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     run.identity.split = training.at("split").get<std::string>();
     run.identity.tokenizer = read_tokenizer(checkpoint, training);
     run.identity.ordered_samples =
-        integer_field(training, "ordered_samples", 1, kLargestCount, where);
+        integer_field(training, "ordered_samples", 1, kMostSamples, where);
     run.identity.data = training.at("data").get<std::string>();
+    run.identity.schedules = parse_schedules(training.at("schedules").dump(), where);
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
     throw_failed(fmt::format("{}: the description of the training run is broken ({}).", where,
@@ -204,12 +214,33 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
   }
 }
 
-std::optional<std::string> find_checkpoint(const std::string& path,
+void require_same_schedules(const StoredRun& stored, const Schedules& wanted,
+                            const std::string& path) {
+  const std::string difference = schedule_difference(stored.identity.schedules, wanted);
+  if (difference.empty()) return;
+  throw_bad_request(fmt::format(
+      "{} was saved under {}. To go on, give the same value, --override-opt_param-scheduler (take "
+      "this run's schedules) or --use-checkpoint-opt_param-scheduler (keep the saved ones).",
+      path, difference));
+}
+
+std::optional<std::string> find_checkpoint(const std::string& path, std::optional<int64_t> step,
                                            std::vector<std::string>* incomplete) {
-  if (path_exists(join_path(path, "index.json"))) return path;
-  const auto newest = newest_checkpoint(path, incomplete);
-  if (newest) return newest->path;
-  return std::nullopt;
+  if (path_exists(join_path(path, "index.json"))) {
+    if (step) {
+      throw_bad_request(fmt::format(
+          "{} is one checkpoint; --ckpt-step chooses among those of a run's folder.", path));
+    }
+    return path;
+  }
+  const std::vector<CheckpointInfo> found = list_checkpoints(path, incomplete);
+  if (!step) return found.empty() ? std::nullopt : std::optional(found.back().path);
+  for (const CheckpointInfo& checkpoint : found) {
+    if (checkpoint.step == *step) return checkpoint.path;
+  }
+  throw_bad_request(
+      fmt::format("--ckpt-step {}: {} holds no complete checkpoint of this step.{}", *step, path,
+                  found.empty() ? "" : fmt::format(" The newest is {}.", found.back().step)));
 }
 
 void load_training_state(const Checkpoint& checkpoint, const ModelState& state,

@@ -14,19 +14,22 @@
 #include "io/checkpoint.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
+#include "train/schedules.h"
 
 namespace troupe {
 
 // How far a run has come.
 struct TrainingPosition {
-  int64_t step = 0;              // steps done
-  int64_t updates = 0;           // steps that changed the weights (not skipped)
-  int64_t consumed_samples = 0;  // where the data goes on
-  int64_t scheduled_samples =
-      0;  // where the learning-rate schedule goes on: skipped steps do not count
+  int64_t step = 0;               // steps done
+  int64_t updates = 0;            // steps that changed the weights (not skipped)
+  int64_t consumed_samples = 0;   // where the data goes on
+  int64_t scheduled_samples = 0;  // where the schedules go on: skipped steps do not count
+  int64_t skipped_in_row = 0;     // steps skipped since the last update
+  int64_t best_step = 0;          // where the validation loss was lowest; 0: not evaluated yet
+  double best_loss = 0;
 };
 
-// What must stay the same for a run to go on.
+// What must stay the same for a run to go on; the schedules may change on request.
 struct RunIdentity {
   ModelConfig model;
   DType compute_dtype = DType::f32;
@@ -34,6 +37,7 @@ struct RunIdentity {
   int32_t sequence = 0;
   std::string split;
   TokenizerModel tokenizer;
+  Schedules schedules;
   // Samples that the order of the training data is made for (SampleOptions::num_samples). A run
   // that goes on keeps it while that order lasts, so it is not compared.
   int64_t ordered_samples = 0;
@@ -54,12 +58,19 @@ struct StoredRun {
 };
 StoredRun read_stored_run(const Checkpoint& checkpoint);
 
-// Refuses (bad request) to go on with a run under another identity; names what differs.
+// Refuses (bad request) to go on with a run under another identity; names what differs. The
+// schedules are compared by require_same_schedules.
 void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path);
 
+// Refuses (bad request) to go on under other schedules than those of the checkpoint at `path`.
+void require_same_schedules(const StoredRun& stored, const Schedules& wanted,
+                            const std::string& path);
+
 // The checkpoint that a path means: the path itself, if it is one, or else the newest complete one
-// of the run in that folder. Lines about incomplete ones are added to `incomplete`.
+// of the run in that folder, or that of `step`. Lines about incomplete ones are added to
+// `incomplete`.
 std::optional<std::string> find_checkpoint(const std::string& path,
+                                           std::optional<int64_t> step = std::nullopt,
                                            std::vector<std::string>* incomplete = nullptr);
 
 // Fills the storage from a checkpoint: parameters, and optimizer state when the state has any.

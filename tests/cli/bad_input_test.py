@@ -83,8 +83,8 @@ def index_of(lengths, code=4, element=4):
 
 def train(*flags, model=None, data=None, iters=3):
     return ["train", "--quiet", "--model", model or FOLDER / "config.json", "--data-path",
-            data or FOLDER / "corpus", "--train-iters", iters, "--lr", "1e-3", "--threads", "1",
-            "--split", "1", *flags]
+            data or FOLDER / "corpus", "--train-iters", iters, "--lr", "1e-3",
+            "--lr-decay-style", "constant", "--threads", "1", "--split", "1", *flags]
 
 
 def limit_files(size):
@@ -561,7 +561,7 @@ class BadInput(unittest.TestCase):
 
     def test_disk_full_while_logging(self):
         self.refused(1, ["metrics.jsonl", "File too large"],
-                     *train("--save", self.folder / "save", iters=100), preexec_fn=limit_files(300))
+                     *train("--save", self.folder / "save", iters=100), preexec_fn=limit_files(4000))
         self.assertFalse((self.folder / "save" / "checkpoints").exists())
 
     def test_disk_full_while_converting(self):
@@ -583,8 +583,8 @@ class BadInput(unittest.TestCase):
         before = hashes(save / "checkpoints")
         # Weights of 1e30 after one update make every later gradient infinite.
         arguments = [argument if argument != "1e-3" else "1e30" for argument in
-                     train("--load", save, "--save", save, "--lr-decay-style", "constant",
-                           "--weight-decay", 0, iters=100)]
+                     train("--load", save, "--save", save, "--weight-decay", 0,
+                           "--override-opt_param-scheduler", iters=100)]
         self.refused(1, ["not finite", "--lr", "step 3 is kept"], *arguments)
         self.assertEqual(hashes(save / "checkpoints"), before)
 

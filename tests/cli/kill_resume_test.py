@@ -161,7 +161,7 @@ class KillResume(unittest.TestCase):
         self.assertEqual(step, STEPS)
         self.assertEqual(training["position"],
                          {"step": STEPS, "updates": STEPS, "consumed_samples": 4 * STEPS,
-                          "scheduled_samples": 4 * STEPS})
+                          "scheduled_samples": 4 * STEPS, "skipped_in_row": 0})
         self.assertEqual({tensor["role"] for tensor in tensors.values()},
                          {"parameter", "optimizer"})
 

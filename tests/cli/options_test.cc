@@ -157,8 +157,8 @@ TEST(SetOption, RangesAreKept) {
 TEST(SetOption, ChoicesAndSwitches) {
   Options options;
   EXPECT_EQ(message_of(ExitStatus::bad_request,
-                       [&] { set_option(options, spec_named("lr-decay-style"), "linear"); }),
-            "--lr-decay-style takes constant or cosine, not 'linear'.");
+                       [&] { set_option(options, spec_named("weight-decay-incr-style"), "wsd"); }),
+            "--weight-decay-incr-style takes constant, linear or cosine, not 'wsd'.");
   set_option(options, spec_named("qk-layernorm"), "false");
   EXPECT_EQ(options.qk_layernorm, false);
   EXPECT_EQ(message_of(ExitStatus::bad_request,
@@ -284,6 +284,21 @@ TEST(CheckOptions, RefusesContradictions) {
   refused([](Options& o) { o.finetune = true; }, "--finetune");
   refused([](Options& o) { o.save_interval = 5; }, "--save-interval");
   refused([](Options& o) { o.keep_checkpoints = 5; }, "--keep-checkpoints");
+  refused([](Options& o) { o.save_best = true; }, "--save-best needs --save");
+  refused(
+      [](Options& o) {
+        o.save_best = true;
+        o.save = "run";
+      },
+      "--eval-interval N");
+  refused([](Options& o) { o.ckpt_step = 5; }, "--ckpt-step needs --load");
+  refused(
+      [](Options& o) {
+        o.override_opt_param_scheduler = true;
+        o.use_checkpoint_opt_param_scheduler = true;
+      },
+      "exclude each other");
+  refused([](Options&) {}, "--train-iters N or --train-samples N");
   EXPECT_NO_THROW(check_options(Options{}));
 }
 

@@ -64,6 +64,28 @@ TEST(Parse, ListsCollectAndPositionalsStandAnywhere) {
   EXPECT_EQ(parse({"verify", "--oracle", "--", "model"}).hf_dir, "model");
 }
 
+TEST(Parse, ThreeNumbersAreOneValue) {
+  const Arguments train = {"train", "--data-path",         "x", "--lr", "1", "--train-samples",
+                           "500",   "--global-batch-size", "8"};
+  const auto ramp = [&](const Arguments& more) {
+    Arguments arguments = train;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return parse(arguments).rampup_batch_size;
+  };
+  EXPECT_EQ(ramp({"--rampup-batch-size", "2", "2", "100", "--seed", "3"}), "2 2 100");
+  EXPECT_EQ(ramp({"--rampup-batch-size", "2 2 100"}), "2 2 100");
+  EXPECT_EQ(ramp({"--rampup-batch-size=2 2 100"}), "2 2 100");
+  EXPECT_EQ(ramp({}), "");
+}
+
+TEST(Parse, MegatronsFlagsGetAnAnswer) {
+  EXPECT_EQ(refusal(train_with({"--no-masked-softmax-fusion"})),
+            "--no-masked-softmax-fusion: it chooses between kernels of Megatron; here there is one "
+            "of each. Leave it out.");
+  EXPECT_TRUE(refusal(train_with({"--num-workers", "2"})).starts_with("--num-workers: samples "));
+  EXPECT_EQ(parse(train_with({"--exit-signal-handler"})).exit_signal_handler, true);
+}
+
 TEST(Parse, GlobalFlagsMayStandBeforeTheCommand) {
   const Options options = parse({"--json", "--threads", "3", "verify", "model"});
   EXPECT_EQ(options.command, Command::verify);
@@ -90,8 +112,8 @@ TEST(Parse, UnknownFlags) {
             "Unknown flag --hiden-size. Did you mean --hidden-size?");
   EXPECT_EQ(refusal({"train", "--hidden_size=64"}),
             "Unknown flag --hidden_size. Did you mean --hidden-size?");
-  EXPECT_EQ(refusal({"train", "--lr-warmup", "3"}),
-            "Unknown flag --lr-warmup. Did you mean --lr-warmup-iters?");
+  EXPECT_EQ(refusal({"train", "--eod-mask", "3"}),
+            "Unknown flag --eod-mask. Did you mean --eod-mask-loss?");
   EXPECT_EQ(refusal({"doctor", "--xyzzy"}),
             "Unknown flag --xyzzy. `troupe doctor --help` lists the flags.");
   EXPECT_EQ(refusal({"doctor", "-x"}), "Unknown flag -x. `troupe doctor --help` lists the flags.");
@@ -128,7 +150,7 @@ TEST(Parse, MissingValues) {
             "--json takes no value, or =true or =false, not 'maybe'.");
   EXPECT_EQ(refusal({"verify"}), "troupe verify needs HF_DIR.");
   EXPECT_EQ(refusal({"train", "--data-path", "x", "--lr", "1"}),
-            "troupe train needs --train-iters N.");
+            "troupe train needs --train-iters N or --train-samples N.");
 }
 
 TEST(Parse, AFileMayStandForTheDataPath) {

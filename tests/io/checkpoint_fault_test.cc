@@ -163,7 +163,7 @@ TEST(CheckpointFault, DyingAtAnyStepOfAReplacementKeepsTheOldOrTheNew) {
     if (step % 2 == 0) {
       save(dir.path(), 3, small_model(), 30);
     } else {
-      prune_checkpoints(dir.path(), 9);
+      prune_checkpoints(dir.path(), {.newest = 9});
     }
     uint64_t variant_after = 0;
     EXPECT_EQ(loadable_steps(dir.path(), &variant_after).size(), step % 2 == 0 ? 3U : 2U);
@@ -201,18 +201,42 @@ TEST(CheckpointFault, DyingDuringTheRecoveryItselfLosesNothing) {
   }
 }
 
+TEST(CheckpointFault, DyingWhileMarkingTheBestLeavesTheOldOrTheNewMark) {
+  bool seen_old = false;
+  bool seen_new = false;
+  for (int step = 0;; ++step) {
+    SCOPED_TRACE(step);
+    const TempFolder dir;
+    for (int64_t s : {1, 3}) save(dir.path(), s, small_model(), static_cast<uint64_t>(s) * 10);
+    mark_best_checkpoint(dir.path(), 1);
+    const bool died = dies_at_step(
+        step, [&](const DiskHook& hook) { mark_best_checkpoint(dir.path(), 3, hook); });
+    const std::optional<int64_t> best = best_checkpoint_step(dir.path());
+    EXPECT_TRUE(best == 1 || best == 3);
+    (best == 1 ? seen_old : seen_new) = true;
+    // What was left behind goes with the next save.
+    save(dir.path(), 4, small_model(), 40);
+    for (const std::string& name : all_below(dir / "checkpoints")) {
+      EXPECT_NE(name[0], '.') << name << " was left behind";
+    }
+    EXPECT_EQ(best_checkpoint_step(dir.path()), best);
+    if (!died) break;
+  }
+  EXPECT_TRUE(seen_old && seen_new);
+}
+
 TEST(CheckpointFault, DyingAtAnyStepOfPruningNeverShowsHalfACheckpoint) {
   for (int step = 0;; ++step) {
     SCOPED_TRACE(step);
     const TempFolder dir;
     for (int64_t s : {1, 3, 4}) save(dir.path(), s, small_model(), static_cast<uint64_t>(s) * 10);
-    const bool died =
-        dies_at_step(step, [&](const DiskHook& hook) { prune_checkpoints(dir.path(), 1, hook); });
+    const bool died = dies_at_step(
+        step, [&](const DiskHook& hook) { prune_checkpoints(dir.path(), {.newest = 1}, hook); });
     uint64_t variant = 0;
     const std::vector<int64_t> steps = loadable_steps(dir.path(), &variant);
     ASSERT_FALSE(steps.empty());
     EXPECT_EQ(steps.back(), 4);
-    prune_checkpoints(dir.path(), 1);
+    prune_checkpoints(dir.path(), {.newest = 1});
     EXPECT_EQ(loadable_steps(dir.path(), &variant), (std::vector<int64_t>{4}));
     EXPECT_EQ(all_below(dir / "checkpoints")[0], "step_00000004");
     if (!died) break;

@@ -388,11 +388,11 @@ TEST(Checkpoint, SavingAStepAgainReplacesIt) {
 
 TEST(Checkpoint, PruningKeepsTheNewest) {
   const TempFolder dir;
-  EXPECT_TRUE(prune_checkpoints(dir / "none", 1).empty());
+  EXPECT_TRUE(prune_checkpoints(dir / "none", {.newest = 1}).empty());
   for (int64_t step = 1; step <= 5; ++step) save(dir.path(), step, small_model(), 1);
   // Incomplete folders neither count as kept nor are deleted.
   std::filesystem::remove(dir / "checkpoints/step_00000005/COMMIT");
-  const std::vector<CheckpointInfo> removed = prune_checkpoints(dir.path(), 2);
+  const std::vector<CheckpointInfo> removed = prune_checkpoints(dir.path(), {.newest = 2});
   ASSERT_EQ(removed.size(), 2U);
   EXPECT_EQ(removed[0].step, 1);
   EXPECT_EQ(removed[1].step, 2);
@@ -402,7 +402,32 @@ TEST(Checkpoint, PruningKeepsTheNewest) {
   load_and_compare(left[1].path, small_model(), 1);
   EXPECT_TRUE(path_exists(dir / "checkpoints/step_00000005"));
   EXPECT_FALSE(path_exists(dir / "checkpoints/step_00000001"));
-  EXPECT_TRUE(prune_checkpoints(dir.path(), 2).empty());
+  EXPECT_TRUE(prune_checkpoints(dir.path(), {.newest = 2}).empty());
+}
+
+std::vector<int64_t> steps_in(const std::string& dir) {
+  std::vector<int64_t> steps;
+  for (const CheckpointInfo& checkpoint : list_checkpoints(dir)) steps.push_back(checkpoint.step);
+  return steps;
+}
+
+TEST(Checkpoint, PruningKeepsTheBestAndTheRetained) {
+  const TempFolder dir;
+  for (int64_t step = 1; step <= 9; ++step) save(dir.path(), step, small_model(), 1);
+  EXPECT_EQ(best_checkpoint_step(dir.path()), std::nullopt);
+  mark_best_checkpoint(dir.path(), 3);
+  EXPECT_EQ(best_checkpoint_step(dir.path()), 3);
+  prune_checkpoints(dir.path(), {.newest = 2, .retain_interval = 4});
+  EXPECT_EQ(steps_in(dir.path()), (std::vector<int64_t>{3, 4, 7, 8, 9}));
+  // The link is a way to load it.
+  load_and_compare(dir / "checkpoints/best", small_model(), 1);
+  mark_best_checkpoint(dir.path(), 9);
+  prune_checkpoints(dir.path(), {.newest = 1});
+  EXPECT_EQ(steps_in(dir.path()), (std::vector<int64_t>{8, 9})) << "the best does not count";
+  // A mark of something that is gone is none.
+  std::filesystem::remove_all(dir / "checkpoints/step_00000009");
+  EXPECT_EQ(best_checkpoint_step(dir.path()), std::nullopt);
+  EXPECT_EQ(steps_in(dir.path()), (std::vector<int64_t>{8}));
 }
 
 TEST(CheckpointDeathTest, TheCallersContractIsChecked) {
@@ -429,7 +454,7 @@ TEST(CheckpointDeathTest, TheCallersContractIsChecked) {
   EXPECT_DEATH(save_these(list), "must not contain '@'");
   EXPECT_DEATH(save_checkpoint(dir.path(), {-1, "v", "{}", {}}), "needs a step");
   EXPECT_DEATH(save_checkpoint(dir.path(), {1, "v", "[]", {}}), "not a JSON object");
-  EXPECT_DEATH(prune_checkpoints(dir.path(), 0), "at least one");
+  EXPECT_DEATH(prune_checkpoints(dir.path(), {.newest = 0}), "at least one");
 }
 
 }  // namespace

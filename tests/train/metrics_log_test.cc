@@ -49,6 +49,8 @@ TEST_F(MetricsLogFile, TrainingLine) {
   metrics.lr = 0.1;
   metrics.grad_norm = 2.5;
   metrics.tokens = 1 << 20;
+  metrics.batch_size = 64;
+  metrics.weight_decay = 0.5;
   metrics.tokens_per_s = 1e5;
   metrics.tflops_per_gpu = 0.25;
   metrics.step_time_s = 0.5;
@@ -67,6 +69,7 @@ TEST_F(MetricsLogFile, TrainingLine) {
   ASSERT_EQ(lines().size(), 1U);
   const json expected = json::parse(R"({
     "step": 7, "loss": 0.3333333333333333, "lr": 0.1, "grad_norm": 2.5, "tokens": 1048576,
+    "batch_size": 64, "weight_decay": 0.5,
     "tokens_per_s": 1e5, "tflops_per_gpu": 0.25, "step_time_s": 0.5, "peak_bytes": 21474836480,
     "load_imbalance": 3.0, "load_balancing_loss": 1.25, "z_loss": 2.0,
     "experts": [{"layer": 1, "imbalance": 3.0, "max_violation": 2.0, "dead": 2,
@@ -103,9 +106,18 @@ TEST_F(MetricsLogFile, NotFiniteIsNull) {
 }
 
 TEST_F(MetricsLogFile, EvaluationLine) {
-  MetricsLog(path, 0).evaluation(20, 3.25, 4096);
+  MetricsLog(path, 0).evaluation(20, std::vector<EvaluationResult>{{"", 3.25, 4096}});
   EXPECT_EQ(json::parse(lines().at(0)),
             json::parse(R"({"step": 20, "val_loss": 3.25, "val_tokens": 4096})"));
+}
+
+TEST_F(MetricsLogFile, SeveralEvaluationSetsShareALine) {
+  MetricsLog(path, 0).evaluation(
+      20, std::vector<EvaluationResult>{{"books", 3.25, 4096}, {"news", 2.5, 1024}});
+  EXPECT_EQ(json::parse(lines().at(0)),
+            json::parse(R"({"step": 20, "val_loss": 3.25, "val_tokens": 4096,
+                            "val_loss/books": 3.25, "val_tokens/books": 4096,
+                            "val_loss/news": 2.5, "val_tokens/news": 1024})"));
 }
 
 TEST_F(MetricsLogFile, LinesAreThereAtOnce) {
@@ -121,7 +133,7 @@ TEST_F(MetricsLogFile, GoingOnDropsLaterLines) {
     MetricsLog log(path, 0);
     for (int64_t number = 1; number <= 6; ++number) {
       log.training(step(number));
-      if (number % 2 == 0) log.evaluation(number, 1, 1);
+      if (number % 2 == 0) log.evaluation(number, std::vector<EvaluationResult>{{"", 1, 1}});
     }
   }
   MetricsLog log(path, 4);

@@ -26,14 +26,14 @@ TEST(RoutingWatch, ReportsImbalanceOnceAndItsEnd) {
   watch.add(step_of({70, 10, 10, 10}));  // 2.8 times the mean
   const std::vector<std::string> lines = watch.look(10);
   ASSERT_EQ(lines.size(), 1U);
-  EXPECT_NE(lines[0].find("warning: step 10, layer 5"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("Warning: step 10, layer 5"), std::string::npos) << lines[0];
   EXPECT_NE(lines[0].find("2.80 times"), std::string::npos) << lines[0];
   watch.add(step_of({70, 10, 10, 10}));
   EXPECT_TRUE(watch.look(20).empty());
   watch.add(step_of({30, 20, 30, 20}));
   const std::vector<std::string> end = watch.look(30);
   ASSERT_EQ(end.size(), 1U);
-  EXPECT_EQ(end[0].rfind("no longer", 0), 0U) << end[0];
+  EXPECT_EQ(end[0].rfind("Back within the threshold", 0), 0U) << end[0];
 }
 
 // What one step lacks, another may bring: the loads are summed between two looks.

@@ -27,13 +27,20 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
           .sequence = 12,
           .split = "90,10,0",
           .tokenizer = {},
+          .schedules = {.learning_rate = {.max_lr = 1e-3, .decay_samples = 96},
+                        .weight_decay = {.end = 0.1, .samples = 96}},
           .ordered_samples = 96,
           .data = "0.5 x 10 sequences, 4000 tokens",
           .options_json = R"({"lr":0.001})"};
 }
 
-const TrainingPosition kPosition{
-    .step = 12, .updates = 11, .consumed_samples = 48, .scheduled_samples = 44};
+const TrainingPosition kPosition{.step = 12,
+                                 .updates = 10,
+                                 .consumed_samples = 48,
+                                 .scheduled_samples = 40,
+                                 .skipped_in_row = 2,
+                                 .best_step = 8,
+                                 .best_loss = 1.25};
 
 template <class Body>
 std::string refusal(ExitStatus status, const Body& body) {
@@ -138,6 +145,10 @@ TEST_F(StoredRunTest, FactsComeBack) {
   EXPECT_EQ(stored.position.updates, kPosition.updates);
   EXPECT_EQ(stored.position.consumed_samples, kPosition.consumed_samples);
   EXPECT_EQ(stored.position.scheduled_samples, kPosition.scheduled_samples);
+  EXPECT_EQ(stored.position.skipped_in_row, kPosition.skipped_in_row);
+  EXPECT_EQ(stored.position.best_step, kPosition.best_step);
+  EXPECT_EQ(stored.position.best_loss, kPosition.best_loss);
+  EXPECT_EQ(schedule_difference(stored.identity.schedules, identity.schedules), "");
   EXPECT_EQ(stored.identity.compute_dtype, DType::bf16);
   EXPECT_EQ(stored.identity.seed, identity.seed);
   EXPECT_EQ(stored.identity.sequence, identity.sequence);
@@ -257,6 +268,10 @@ TEST_F(BrokenFacts, AreRefusedByName) {
               "\"updates\" must be a whole number from 0");
   expect_part(broken([](auto& facts) { facts["ordered_samples"] = 0; }),
               "\"ordered_samples\" must be a whole number from 1");
+  expect_part(broken([](auto& facts) { facts["best"].erase("loss"); }), "loss");
+  expect_part(broken([](auto& facts) { facts.erase("schedules"); }), "schedules");
+  expect_part(broken([](auto& facts) { facts["schedules"]["learning_rate"]["style"] = "flat"; }),
+              "there is no style \"flat\"");
   expect_part(broken([](auto& facts) { facts["model"]["activation"] = "swish"; }),
               "\"activation\" has a value of the wrong type");
 }
@@ -269,6 +284,12 @@ TEST_F(BrokenFacts, NumbersThatDoNotFitAreRefused) {
   expect_part(broken([](auto& facts) { facts["position"]["step"] = true; }), "\"step\"");
   expect_part(broken([](auto& facts) { facts["position"]["consumed_samples"] = INT64_MAX; }),
               "\"consumed_samples\"");
+  expect_part(broken([](auto& facts) { facts["position"]["skipped_in_row"] = -1; }),
+              "\"skipped_in_row\"");
+  expect_part(broken([](auto& facts) { facts["best"]["step"] = 1e300; }), "\"step\"");
+  expect_part(
+      broken([](auto& facts) { facts["schedules"]["learning_rate"]["decay_samples"] = INT64_MAX; }),
+      "\"decay_samples\"");
   expect_part(broken([](auto& facts) { facts["seed"] = -1; }), "\"seed\"");
   expect_part(broken([](auto& facts) { facts["model"]["hidden_size"] = (int64_t{1} << 32) + 64; }),
               "\"hidden_size\" must be a whole number");

@@ -1,0 +1,120 @@
+#include "train/config_file.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <sstream>
+#include <string_view>
+#include <toml++/toml.h>
+#include <vector>
+
+#include "base/error.h"
+#include "io/file.h"
+#include "io/json.h"
+#include "train/foreign_flags.h"
+#include "train/suggest.h"
+
+namespace troupe {
+namespace {
+
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
+
+[[noreturn]] void refuse_name(const std::string& name) {
+  if (const std::string_view answer = answer_to_foreign_flag(name); !answer.empty()) {
+    throw_bad_request(fmt::format("{}: {}", name, answer));
+  }
+  std::vector<std::string_view> candidates;
+  for (const OptionSpec& spec : option_table()) {
+    if (!spec.positional) candidates.push_back(spec.name);
+  }
+  const std::string_view guess = closest(name, candidates);
+  throw_bad_request(fmt::format(
+      "there is no option {}.{}", quote_name(name),
+      guess.empty() ? " docs/options.md lists them." : fmt::format(" Did you mean {}?", guess)));
+}
+
+// One value as the command line would have it.
+std::string text_of(const OptionSpec& spec, const toml::node& node) {
+  const bool wants_string =
+      std::holds_alternative<std::string Options::*>(spec.member) || is_list(spec);
+  if (const auto* text = node.as_string()) {
+    if (wants_string && spec.shorthand.empty()) return text->get();
+    throw_bad_request(fmt::format("{} takes no text in quotes.", spec.name));
+  }
+  std::string text;
+  if (const auto* number = node.as_integer()) text = fmt::format("{}", number->get());
+  if (const auto* number = node.as_floating_point()) text = fmt::format("{}", number->get());
+  if (const auto* flag = node.as_boolean()) text = fmt::format("{}", flag->get());
+  if (text.empty()) throw_bad_request(fmt::format("{} takes another kind of value.", spec.name));
+  // Several values may be numbers.
+  if (wants_string && spec.shorthand.empty() && spec.values == 1 && !is_list(spec)) {
+    throw_bad_request(fmt::format("{} takes text in quotes.", spec.name));
+  }
+  return text;
+}
+
+void set_from_node(Options& options, const OptionSpec& spec, const toml::node& node) {
+  const toml::array* array = node.as_array();
+  if (array != nullptr && !is_list(spec) && spec.values == 1) {
+    throw_bad_request(fmt::format("{} takes one value.", spec.name));
+  }
+  std::vector<std::string> texts;
+  if (array == nullptr) {
+    texts.push_back(text_of(spec, node));
+  } else {
+    for (const toml::node& item : *array) texts.push_back(text_of(spec, item));
+  }
+  if (spec.values > 1) texts = {fmt::format("{}", fmt::join(texts, " "))};
+  // "bf16 = false" leaves the option as it is.
+  if (!spec.shorthand.empty() && texts.front() == "false") return;
+  for (const std::string& text : texts) set_option(options, spec, text);
+}
+
+}  // namespace
+
+void read_config_file(const std::string& path, Options& options,
+                      std::set<const OptionSpec*>& given) {
+  const std::set<const OptionSpec*> from_command_line = given;
+  const std::string text = read_file(path, kMaxFileBytes);
+  toml::table table;
+  try {
+    table = toml::parse(text, path);
+  } catch (const toml::parse_error& error) {
+    throw_bad_request(fmt::format("{}:{}: {}.", path, error.source().begin.line,
+                                  std::string_view(error.description())));
+  }
+  std::set<const OptionSpec*> from_file;
+  const auto sets_member = [](const std::set<const OptionSpec*>& specs, const OptionSpec& spec) {
+    return std::any_of(specs.begin(), specs.end(),
+                       [&](const OptionSpec* other) { return other->member == spec.member; });
+  };
+  // The command line wins over what it excludes, too.
+  const auto is_replaced = [&](const OptionSpec& spec) {
+    return std::any_of(from_command_line.begin(), from_command_line.end(),
+                       [&](const OptionSpec* other) {
+                         return other->instead == spec.name || other->name == spec.instead;
+                       });
+  };
+  for (auto&& [key, node] : table) {
+    const std::string name(key.str());
+    try {
+      const OptionSpec* spec = find_option(name);
+      if (spec == nullptr || spec->positional) refuse_name(name);
+      if (spec->member == OptionMember(&Options::config)) {
+        throw_bad_request("a file of options cannot name another one.");
+      }
+      if (sets_member(from_file, *spec)) {
+        throw_bad_request(fmt::format("{} is set twice.", spec->name));
+      }
+      from_file.insert(spec);
+      Options scratch;
+      const bool counts = takes(options.command, *spec) && !sets_member(from_command_line, *spec) &&
+                          !is_replaced(*spec);
+      set_from_node(counts ? options : scratch, *spec, node);
+      if (counts) given.insert(spec);
+    } catch (const UserError& error) {
+      throw_bad_request(fmt::format("{}:{}: {}", path, node.source().begin.line, error.what()));
+    }
+  }
+}
+
+}  // namespace troupe

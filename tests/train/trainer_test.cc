@@ -1,0 +1,378 @@
+// Whole runs of a tiny model: schedules as they are logged, batch sizes that change, stopping and
+// going on to the same bits, skipped steps, several evaluation sets, and which checkpoints stay.
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "data/indexed_dataset.h"
+#include "train/command_line.h"
+#include "train/model_options.h"
+#include "train/train_test_support.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+using nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+constexpr const char* kConfig = R"({
+  "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
+  "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+  "head_dim": 8, "max_position_embeddings": 16, "moe_intermediate_size": 16, "num_experts": 4,
+  "num_experts_per_tok": 2, "norm_topk_prob": true, "router_aux_loss_coef": 0.01})";
+
+class TrainerRun : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder = std::make_unique<TempFolder>();
+    std::ofstream(*folder / "config.json") << kConfig;
+    write_data("corpus", 40);
+    write_data("books", 6);
+    write_data("news", 5);
+  }
+  static void TearDownTestSuite() { folder.reset(); }
+
+  static void write_data(const std::string& name, int documents) {
+    IndexedDatasetWriter writer(*folder / name, TokenType::u16, false);
+    for (int document = 0; document < documents; ++document) {
+      std::vector<int32_t> tokens;
+      for (uint64_t i = 0; i < 60; ++i) {
+        const auto salt = static_cast<uint32_t>(document) + static_cast<uint32_t>(name.size()) * 99;
+        tokens.push_back(
+            static_cast<int32_t>('a' + random_below(8, 5, RandomStream::test, salt, i)));
+      }
+      writer.append(tokens);
+      writer.end_sequence();
+      writer.end_document();
+    }
+    writer.finish();
+  }
+
+  void SetUp() override {
+    save = *folder / ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+
+  static Options options_of(const Arguments& more, const std::string& lr = "1e-2") {
+    Arguments arguments = {
+        "train",   "--quiet", "--model",     *folder / "config.json", "--lr",      lr,
+        "--split", "80,20,0", "--data-path", *folder / "corpus",      "--threads", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return parse_command_line(arguments).options;
+  }
+  static ExitStatus train(const Arguments& more, const std::string& lr = "1e-2") {
+    return Trainer(options_of(more, lr)).run();
+  }
+
+  static std::string refusal(const Arguments& more) {
+    try {
+      train(more);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  static std::vector<json> lines(const std::string& run) {
+    std::ifstream in(run + "/metrics.jsonl");
+    std::vector<json> all;
+    for (std::string line; std::getline(in, line);) all.push_back(json::parse(line));
+    return all;
+  }
+  // Of the training lines, in their order.
+  static std::vector<double> logged(const std::string& run, const char* name) {
+    std::vector<double> values;
+    for (const json& line : lines(run)) {
+      if (line.contains("loss")) {
+        values.push_back(line.at(name).is_null() ? std::nan("") : line.at(name).get<double>());
+      }
+    }
+    return values;
+  }
+  static std::vector<int64_t> checkpoints(const std::string& run) {
+    std::vector<int64_t> steps;
+    for (const CheckpointInfo& info : list_checkpoints(run)) steps.push_back(info.step);
+    return steps;
+  }
+  static json training(const std::string& run) {
+    return json::parse(Checkpoint::open(newest_checkpoint(run)->path).training());
+  }
+  // Hashes of all tensors of the newest checkpoint, and its position.
+  static std::string content(const std::string& run) {
+    const Checkpoint checkpoint = Checkpoint::open(newest_checkpoint(run)->path);
+    std::string text = training(run).at("position").dump();
+    for (const StoredTensor& tensor : checkpoint.tensors()) {
+      for (const StoredSlice& slice : tensor.slices) {
+        text += "\n" + tensor.name + " " + std::to_string(slice.hash);
+      }
+    }
+    return text;
+  }
+
+  // A checkpoint of the run that `options` describe, with a NaN among the weights of each layer.
+  static void save_broken_weights(const std::string& run, const Options& options,
+                                  const TrainingPosition& position) {
+    RunIdentity identity;
+    identity.model = load_model_config(options);
+    identity.seed = static_cast<uint64_t>(options.seed);
+    identity.sequence = 16;
+    identity.split = options.split;
+    identity.schedules = make_schedules(options);
+    identity.ordered_samples = *options.train_iters;
+    identity.data = "40 sequences, 2400 tokens";
+    identity.options_json = to_json(options);
+    ThreadPool pool(1);
+    const ModelState state = declare_model_state(identity.model, DType::f32, /*trained=*/true);
+    const StateStorage storage(state.table);
+    initialize_parameters(state, storage, 1, pool);
+    for (const Parameter& parameter : state.parameters) {
+      if (parameter.layer == 0) set_element(storage.view(parameter.value), 0, std::nan(""));
+    }
+    save_training_checkpoint(run, identity, position, state, storage);
+  }
+
+  static std::unique_ptr<TempFolder> folder;
+  std::string save;
+};
+
+std::unique_ptr<TempFolder> TrainerRun::folder;
+
+const Arguments kRamp = {
+    "--train-samples", "60", "--global-batch-size", "6", "--rampup-batch-size", "2", "2", "20"};
+
+Arguments operator+(Arguments left, const Arguments& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
+
+TEST_F(TrainerRun, RampGrowsTheBatch) {
+  EXPECT_EQ(train(kRamp + Arguments{"--save", save}), ExitStatus::done);
+  // 2 up to sample 10, 4 up to 20 (the step from 18 ends at 22), then 6; 2 samples remain.
+  EXPECT_EQ(logged(save, "batch_size"),
+            (std::vector<double>{2, 2, 2, 2, 2, 4, 4, 4, 6, 6, 6, 6, 6, 6}));
+  EXPECT_EQ(logged(save, "tokens").back(), 58 * 16);
+  EXPECT_EQ(training(save).at("ordered_samples"), 60) << "what was asked for, as in Megatron";
+  // Linear decay over the 60 samples.
+  const std::vector<double> rates = logged(save, "lr");
+  EXPECT_DOUBLE_EQ(rates[0], 1e-2 * 58 / 60);
+  EXPECT_DOUBLE_EQ(rates[7], 1e-2 * 38 / 60);
+  EXPECT_DOUBLE_EQ(rates.back(), 1e-2 * 2 / 60);
+}
+
+TEST_F(TrainerRun, AStepDoesNotDependOnTheProgramItRanIn) {
+  // All steps of one size, once from a schedule and once from a program that had another size
+  // before.
+  const Arguments common = {"--train-samples", "12", "--seed", "5"};
+  EXPECT_EQ(train(common + Arguments{"--global-batch-size", "4", "--save", save}),
+            ExitStatus::done);
+  EXPECT_EQ(train(common +
+                  Arguments{"--step-batch-size-schedule", "0:4 176:6", "--save", save + "_steps"}),
+            ExitStatus::done);
+  EXPECT_EQ(logged(save + "_steps", "batch_size"), (std::vector<double>{4, 4, 4}));
+  EXPECT_EQ(content(save + "_steps"), content(save)) << "176 tokens are 11 samples";
+}
+
+TEST_F(TrainerRun, StoppedAnywhereInTheRampItEndsInTheSameBits) {
+  const Arguments run = kRamp + Arguments{"--lr-decay-style",
+                                          "WSD",
+                                          "--lr-wsd-decay-samples",
+                                          "24",
+                                          "--lr-warmup-samples",
+                                          "8",
+                                          "--min-lr",
+                                          "1e-4",
+                                          "--start-weight-decay",
+                                          "0.01",
+                                          "--end-weight-decay",
+                                          "0.1",
+                                          "--weight-decay-incr-style",
+                                          "cosine",
+                                          "--eval-interval",
+                                          "4",
+                                          "--eval-iters",
+                                          "1"};
+  EXPECT_EQ(train(run + Arguments{"--save", save}), ExitStatus::done);
+  const std::string cut = save + "_cut";
+  // Within the warm-up, at the first change of size, in the middle stage, around the begin of the
+  // fall (sample 36: steps 10 and 11), in it.
+  for (const char* step : {"3", "5", "6", "8", "10", "11", "13"}) {
+    EXPECT_EQ(train(run + Arguments{"--save", cut, "--load", cut, "--exit-after-step", step}),
+              ExitStatus::done);
+  }
+  EXPECT_EQ(train(run + Arguments{"--save", cut, "--load", cut}), ExitStatus::done);
+  EXPECT_EQ(content(cut), content(save));
+  for (const char* name : {"lr", "loss", "batch_size", "weight_decay", "grad_norm", "tokens"}) {
+    EXPECT_EQ(logged(cut, name), logged(save, name)) << name;
+  }
+  EXPECT_EQ(training(cut).at("best"), training(save).at("best"));
+}
+
+TEST_F(TrainerRun, OtherSchedulesNeedAWord) {
+  EXPECT_EQ(train({"--train-iters", "4", "--exit-after-step", "2", "--save", save}),
+            ExitStatus::done);
+  const Arguments longer = {"--train-iters", "8", "--save", save, "--load", save};
+  const std::string message = refusal(longer);
+  EXPECT_NE(message.find("an end of the decay (samples) at 4 instead of 8"), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("--override-opt_param-scheduler"), std::string::npos) << message;
+  EXPECT_EQ(
+      train(longer + Arguments{"--use-checkpoint-opt_param-scheduler", "--exit-after-step", "3"}),
+      ExitStatus::done);
+  EXPECT_DOUBLE_EQ(logged(save, "lr").at(2), 1e-2 * 1 / 4);
+  EXPECT_EQ(train(longer + Arguments{"--override-opt_param-scheduler"}), ExitStatus::done);
+  EXPECT_DOUBLE_EQ(logged(save, "lr").at(3), 1e-2 * 4 / 8);
+  EXPECT_EQ(checkpoints(save).back(), 8);
+}
+
+TEST_F(TrainerRun, StopsWhenTheFirstLossIsNotFinite) {
+  save_broken_weights(save + "_nan", options_of({"--train-iters", "20"}), {});
+  const std::string message =
+      refusal({"--train-iters", "20", "--save", save, "--pretrained-checkpoint", save + "_nan",
+               "--max-skipped-steps", "0"});
+  EXPECT_TRUE(message.starts_with("The loss of step 1 is nan")) << message;
+  EXPECT_NE(message.find("Nothing was saved."), std::string::npos) << message;
+  EXPECT_TRUE(checkpoints(save).empty());
+}
+
+TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
+  // As after one update that broke the weights.
+  save_broken_weights(save + "_nan", options_of({"--train-iters", "20"}),
+                      {.step = 1, .updates = 1, .consumed_samples = 1, .scheduled_samples = 1});
+  const Arguments run = {"--train-iters",   "20", "--max-skipped-steps", "3",
+                         "--save-interval", "1",  "--keep-checkpoints",  "1"};
+  const std::string message = refusal(run + Arguments{"--save", save, "--load", save + "_nan"});
+  EXPECT_TRUE(
+      message.starts_with("The gradients of the last 3 steps, up to step 4, are not finite"))
+      << message;
+  EXPECT_NE(message.find("those of embedding, "), std::string::npos)
+      << "names parameters: " << message;
+  EXPECT_TRUE(message.ends_with("The checkpoint of step 3 is kept.")) << message;
+  // Nothing is deleted while steps are skipped, and nothing saved at the end.
+  EXPECT_EQ(checkpoints(save), (std::vector<int64_t>{2, 3}));
+  const json position = training(save).at("position");
+  EXPECT_EQ(position.at("skipped_in_row"), 2);
+  EXPECT_EQ(position.at("consumed_samples"), 3);
+  EXPECT_EQ(position.at("scheduled_samples"), 1) << "the schedules wait";
+  // The count goes on where it was.
+  EXPECT_TRUE(refusal(run + Arguments{"--save", save, "--load", save})
+                  .starts_with("The gradients of the last 3 steps, up to step 4, are"));
+  EXPECT_EQ(train({"--train-iters", "20", "--exit-after-step", "8", "--max-skipped-steps", "0",
+                   "--load", save + "_nan"}),
+            ExitStatus::done);
+}
+
+TEST_F(TrainerRun, WarnsOfUnevenRouting) {
+  const auto warnings = [](const Arguments& more) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(train(Arguments{"--train-iters", "4", "--log-interval", "2"} + more),
+              ExitStatus::done);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(warnings({}), "") << "only on request";
+  // Loads are never exactly even here, and no router's entropy is exactly the largest.
+  const std::string uneven = warnings({"--warn-load-imbalance", "1.0001"});
+  EXPECT_TRUE(uneven.starts_with("Warning: step 2, layer 0: the busiest expert gets ")) << uneven;
+  EXPECT_EQ(std::count(uneven.begin(), uneven.end(), '\n'), 1) << "reported once: " << uneven;
+  EXPECT_TRUE(warnings({"--warn-router-entropy", "1"})
+                  .starts_with("Warning: step 2, layer 0: the router's entropy is "));
+}
+
+TEST_F(TrainerRun, SeveralEvaluationSets) {
+  EXPECT_EQ(
+      train({"--train-iters", "2", "--eval-interval", "2", "--eval-iters", "4", "--valid-data-path",
+             "b=" + (*folder / "books"), "--valid-data-path", *folder / "news", "--save", save}),
+      ExitStatus::done);
+  int found = 0;
+  for (const json& line : lines(save)) {
+    if (!line.contains("val_loss")) continue;
+    ++found;
+    EXPECT_EQ(line.at("val_loss"), line.at("val_loss/b"));
+    EXPECT_EQ(line.at("val_tokens/news"), 4 * 16);
+    EXPECT_NE(line.at("val_loss/b"), line.at("val_loss/news"));
+  }
+  EXPECT_EQ(found, 2) << "at steps 0 and 2";
+  EXPECT_NE(refusal({"--train-iters", "2", "--eval-interval", "2", "--valid-data-path",
+                     *folder / "news", "--valid-data-path", "news=" + (*folder / "books")})
+                .find("two sets are called \"news\""),
+            std::string::npos);
+}
+
+TEST_F(TrainerRun, KeepsTheBestBesideTheNewest) {
+  // The learning rate is so high that the loss soon rises.
+  EXPECT_EQ(train({"--train-iters", "12", "--lr-decay-style", "constant", "--eval-interval", "1",
+                   "--eval-iters", "4", "--save-best", "--save-interval", "2", "--keep-checkpoints",
+                   "2", "--save", save},
+                  "0.3"),
+            ExitStatus::done);
+  int64_t best = 0;
+  double lowest = 1e9;
+  for (const json& line : lines(save)) {
+    if (!line.contains("val_loss") || line.at("step") == 0) continue;
+    if (line.at("val_loss").get<double>() < lowest) {
+      lowest = line.at("val_loss").get<double>();
+      best = line.at("step").get<int64_t>();
+    }
+  }
+  EXPECT_EQ(best_checkpoint_step(save), best);
+  EXPECT_EQ(training(save).at("best"), (json{{"step", best}, {"loss", lowest}}));
+  const std::vector<int64_t> kept = checkpoints(save);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), best), 1);
+  EXPECT_EQ(kept.back(), 12);
+  EXPECT_EQ(kept.size(), 3U) << "two newest and the best";
+  EXPECT_EQ(Checkpoint::open(save + "/checkpoints/best").step(), best);
+}
+
+TEST_F(TrainerRun, RepeatsARunFromItsOptions) {
+  EXPECT_EQ(train({"--train-iters", "3", "--seed", "11", "--save", save}), ExitStatus::done);
+  const Arguments again = {"train", "--config", save + "/options.toml", "--save", save + "_again"};
+  EXPECT_EQ(Trainer(parse_command_line(again).options).run(), ExitStatus::done);
+  EXPECT_EQ(content(save + "_again"), content(save));
+}
+
+TEST_F(TrainerRun, ExitsAtAnIntervalAndGoesOnFromAStep) {
+  const Arguments run = {"--train-iters", "9", "--save-interval", "1", "--save", save};
+  EXPECT_EQ(train(run + Arguments{"--exit-interval", "4"}), ExitStatus::done);
+  EXPECT_EQ(checkpoints(save), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_NE(refusal(run + Arguments{"--load", save, "--ckpt-step", "2"}).find("later checkpoints"),
+            std::string::npos);
+  EXPECT_NE(refusal(run + Arguments{"--load", save, "--ckpt-step", "7"}).find("The newest is 4"),
+            std::string::npos);
+  EXPECT_EQ(
+      train({"--train-iters", "9", "--load", save, "--ckpt-step", "2", "--save", save + "_from_2"}),
+      ExitStatus::done);
+  EXPECT_EQ(train(run + Arguments{"--load", save}), ExitStatus::done);
+  EXPECT_EQ(content(save + "_from_2"), content(save));
+  EXPECT_NE(refusal({"--train-iters", "9", "--save", save + "_new", "--load", save + "_new",
+                     "--exit-on-missing-checkpoint"})
+                .find("no complete checkpoint"),
+            std::string::npos);
+}
+
+TEST_F(TrainerRun, ARunThatIsTooShortIsRefused) {
+  EXPECT_EQ(refusal({"--train-samples", "3", "--global-batch-size", "4"}),
+            "--train-samples 3 are less than the first step's 4.");
+}
+
+TEST_F(TrainerRun, WritesTensorboardFiles) {
+  EXPECT_EQ(train({"--train-iters", "2", "--eval-interval", "2", "--eval-iters", "1",
+                   "--tensorboard-dir", save}),
+            ExitStatus::done);
+  std::string text;
+  for (const auto& entry : std::filesystem::directory_iterator(save)) {
+    std::ifstream in(entry.path(), std::ios::binary);
+    text.append(std::istreambuf_iterator<char>(in), {});
+  }
+  for (const char* tag : {"lm loss", "learning-rate", "grad-norm", "lm loss validation"}) {
+    EXPECT_NE(text.find(tag), std::string::npos) << tag;
+  }
+}
+
+}  // namespace
+}  // namespace troupe
