@@ -52,11 +52,13 @@ def main():
                 step()
                 step()
                 times = []
-                for _ in range(7):
+                for _ in range(5):
                     start = time.perf_counter()
                     step()
                     times.append(time.perf_counter() - start)
                 results[f"{experts} experts, {attention} attention"] = statistics.median(times)
+                print(f"{experts}, {attention}: {statistics.median(times):.3f} s", file=sys.stderr,
+                      flush=True)
             except Exception as error:  # an implementation that this version or dtype lacks
                 print(f"{experts}, {attention}: {error}", file=sys.stderr)
     best = min(results, key=results.get)
