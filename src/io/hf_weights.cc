@@ -258,19 +258,27 @@ void read_hf_tensors(const std::string& folder, const ModelConfig& config, const
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
                    const StateStorage& storage) {
   const std::vector<HfTensor> tensors = hf_tensors(config, state);
+  const DType dtype = (*state.table)[state.parameters.front().value].dtype;
   std::vector<TensorSpec> specs;
   for (const HfTensor& tensor : tensors) {
-    const TensorView view = storage.view(state.parameters[tensor.parameter].value);
-    specs.push_back({tensor.name, to_file_dtype(view.dtype), extents_of(tensor.shape)});
+    specs.push_back({tensor.name, to_file_dtype(dtype), extents_of(tensor.shape)});
   }
+  std::vector<std::byte> rounded;
   const Disk disk;
   SafetensorsFolderWriter writer(disk, folder, specs, kMaxShardBytes);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView view = storage.view(state.parameters[tensors[i].parameter].value);
     const auto* data = static_cast<const std::byte*>(view.data) +
                        static_cast<size_t>(tensors[i].offset) * size_of(view.dtype);
-    writer.append(i,
-                  {data, static_cast<size_t>(tensors[i].shape.elements()) * size_of(view.dtype)});
+    const int64_t elements = tensors[i].shape.elements();
+    const size_t bytes = static_cast<size_t>(elements) * size_of(dtype);
+    if (view.dtype == dtype) {
+      writer.append(i, {data, bytes});
+      continue;
+    }
+    rounded.resize(bytes);
+    convert_elements(to_file_dtype(view.dtype), data, dtype, rounded.data(), elements);
+    writer.append(i, rounded);
   }
   disk.write_file(join_path(folder, "config.json"), write_hf_config(config));
   writer.finish();

@@ -42,7 +42,8 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
 void read_hf_tensors(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
 
-// Writes config.json and the parameters, in their own dtype.
+// Writes config.json and the parameters, in the dtype of the model: the weights of norms, which a
+// bf16 model keeps in f32, are rounded to it.
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
                    const StateStorage& storage);
 
