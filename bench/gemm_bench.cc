@@ -1,108 +1,183 @@
 // Our matrix products against OpenBLAS left to itself, on the shapes of a training step: the model
-// of the quickstart (2,048 tokens, hidden 192) and a layer of OLMoE (1,024 tokens, hidden 2,048).
+// of the quickstart (2,048 tokens, hidden 192, 8 experts) and a layer of OLMoE (1,024 tokens,
+// hidden 2,048, 64 experts), experts with even loads.
 //
-// Both use the same number of threads: ours are pool threads that call BLAS single-threaded on
-// tiles, so that results do not depend on their number; OpenBLAS splits the product its own way.
-// The two runs of a shape stand below each other; "Gflop/s" is the figure to compare.
+// Both use the same number of threads. Ours run as operations, through the interpreter: pool
+// threads call BLAS single-threaded on tiles, so that results do not depend on their number.
+// OpenBLAS splits each product its own way, and gets the experts one after the other. Each
+// iteration measures both, alternating; "ours" and "OpenBLAS" are Gflop/s of the median, "share" is
+// their quotient.
+#include <algorithm>
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 #include <string>
 #include <vector>
 
-#include "base/machine.h"
-#include "ops/cpu/gemm.h"
+#include "operation_run.h"
+#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/linear/linear.h"
 
 namespace troupe {
 namespace {
 
+enum class Phase : uint8_t { forward, data_gradient, weight_gradient };
+
+// y [rows, outputs] = x [rows, inputs] W^T for each expert; 0 experts: a dense product.
 struct Product {
   const char* name;
-  bool trans_a;
-  bool trans_b;
-  int64_t m;
-  int64_t n;
-  int64_t k;
+  Phase phase;
+  int64_t experts;
+  int64_t rows;  // of all experts
+  int64_t inputs;
+  int64_t outputs;
 };
 
 constexpr Product kProducts[] = {
-    {"quickstart qkv", false, true, 2048, 320, 192},
-    {"quickstart experts up, one of 8", false, true, 512, 768, 192},
-    {"quickstart experts down, one of 8", false, true, 512, 192, 384},
-    {"quickstart experts up, data gradient", false, false, 512, 192, 768},
-    {"quickstart experts up, weight gradient", true, false, 768, 192, 512},
-    {"quickstart head", false, true, 2048, 272, 192},
-    {"olmoe qkv", false, true, 1024, 6144, 2048},
-    {"olmoe experts up, one of 64", false, true, 128, 2048, 2048},
-    {"olmoe experts down, one of 64", false, true, 128, 2048, 1024},
-    {"olmoe qkv, weight gradient", true, false, 6144, 2048, 1024},
+    {"quickstart qkv", Phase::forward, 0, 2048, 192, 320},
+    {"quickstart head", Phase::forward, 0, 2048, 192, 272},
+    {"quickstart experts up", Phase::forward, 8, 4096, 192, 768},
+    {"quickstart experts down", Phase::forward, 8, 4096, 384, 192},
+    {"quickstart experts up, data gradient", Phase::data_gradient, 8, 4096, 192, 768},
+    {"quickstart experts down, data gradient", Phase::data_gradient, 8, 4096, 384, 192},
+    {"quickstart experts up, weight gradient", Phase::weight_gradient, 8, 4096, 192, 768},
+    {"quickstart experts down, weight gradient", Phase::weight_gradient, 8, 4096, 384, 192},
+    {"olmoe qkv", Phase::forward, 0, 1024, 2048, 6144},
+    {"olmoe qkv, data gradient", Phase::data_gradient, 0, 1024, 2048, 6144},
+    {"olmoe qkv, weight gradient", Phase::weight_gradient, 0, 1024, 2048, 6144},
+    {"olmoe experts up", Phase::forward, 64, 8192, 2048, 2048},
+    {"olmoe experts down", Phase::forward, 64, 8192, 1024, 2048},
 };
 
-struct Operands {
-  explicit Operands(const Product& p)
-      : a(static_cast<size_t>(p.m * p.k)),
-        b(static_cast<size_t>(p.k * p.n)),
-        c(static_cast<size_t>(p.m * p.n)) {
-    for (size_t i = 0; i < a.size(); ++i) a[i] = 0.5F + 0.03F * static_cast<float>(i % 17);
-    for (size_t i = 0; i < b.size(); ++i) b[i] = 0.25F - 0.05F * static_cast<float>(i % 13);
+int32_t emit(Builder& builder, const Product& p, ValueId& offsets) {
+  const auto tensor = [&](const char* name, const Shape& shape) {
+    return builder.input(name, DType::f32, shape);
+  };
+  const bool grouped = p.experts > 0;
+  if (grouped) offsets = builder.input("offsets", DType::i32, {p.experts + 1});
+  const auto weight = [&] {
+    return tensor("weight",
+                  grouped ? Shape{p.experts, p.outputs, p.inputs} : Shape{p.outputs, p.inputs});
+  };
+  const auto x = [&] { return tensor("x", {p.rows, p.inputs}); };
+  const auto dy = [&] { return tensor("dy", {p.rows, p.outputs}); };
+  switch (p.phase) {
+    case Phase::forward:
+      if (grouped) {
+        grouped_linear(builder, x(), weight(), offsets, "y");
+      } else {
+        linear(builder, x(), weight(), {}, "y");
+      }
+      break;
+    case Phase::data_gradient:
+      if (grouped) {
+        builder.emit(kGroupedLinearDataGradient, {}, {dy(), weight(), offsets}, "dx");
+      } else {
+        builder.emit(kLinearDataGradient, {}, {dy(), weight()}, "dx");
+      }
+      break;
+    case Phase::weight_gradient:
+      if (grouped) {
+        builder.emit(kGroupedLinearWeightGradient,
+                     Attributes(GroupedLinearWeightGradientAttributes{}),
+                     {dy(), x(), offsets, ValueId{}}, "dw");
+      } else {
+        builder.emit(kLinearWeightGradient, Attributes(LinearWeightGradientAttributes{}),
+                     {dy(), x(), ValueId{}}, "dw");
+      }
+      break;
   }
-  std::vector<float> a;
-  std::vector<float> b;
-  std::vector<float> c;
+  return 0;
+}
+
+// The same products as calls of OpenBLAS.
+class OpenBlasRun {
+ public:
+  explicit OpenBlasRun(const Product& p)
+      : p_(p),
+        experts_(std::max<int64_t>(1, p.experts)),
+        x_(filled(p.rows * p.inputs)),
+        dy_(filled(p.rows * p.outputs)),
+        weight_(filled(experts_ * p.outputs * p.inputs)) {}
+
+  double run() {
+    openblas_set_num_threads(usable_cores());
+    const auto start = std::chrono::steady_clock::now();
+    const auto rows = static_cast<int>(p_.rows / experts_);
+    const auto inputs = static_cast<int>(p_.inputs);
+    const auto outputs = static_cast<int>(p_.outputs);
+    for (int64_t e = 0; e < experts_; ++e) {
+      float* x = x_.data() + e * rows * inputs;
+      float* dy = dy_.data() + e * rows * outputs;
+      float* weight = weight_.data() + e * outputs * inputs;
+      switch (p_.phase) {
+        case Phase::forward:
+          cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, outputs, inputs, 1, x, inputs,
+                      weight, inputs, 0, dy, outputs);
+          break;
+        case Phase::data_gradient:
+          cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, inputs, outputs, 1, dy,
+                      outputs, weight, inputs, 0, x, inputs);
+          break;
+        case Phase::weight_gradient:
+          cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, outputs, inputs, rows, 1, dy,
+                      outputs, x, inputs, 0, weight, inputs);
+          break;
+      }
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    openblas_set_num_threads(1);
+    return seconds.count();
+  }
+
+ private:
+  // Small numbers: repeated products of them do not overflow.
+  static std::vector<float> filled(int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = 0.01F * static_cast<float>(i % 17) - 0.1F;
+    return values;
+  }
+
+  Product p_;
+  int64_t experts_;
+  std::vector<float> x_;
+  std::vector<float> dy_;
+  std::vector<float> weight_;
 };
 
-void report(benchmark::State& state, const Product& p) {
-  state.counters["Gflop/s"] = benchmark::Counter(
-      2e-9 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k),
-      benchmark::Counter::kIsIterationInvariantRate);
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
 }
 
-void ours(benchmark::State& state, const Product& p) {
-  Operands x(p);
-  ThreadPool pool(usable_cores());
-  const GemmTiles tiles = gemm_tiles(p.m, p.n, p.k, 1, /*split_reduction=*/p.trans_a);
-  constexpr size_t kLine = 64;
-  const size_t scratch_bytes =
-      (gemm_scratch_bytes(tiles, DType::f32, DType::f32, DType::f32) + kLine - 1) / kLine * kLine;
-  std::vector<std::byte> scratch(scratch_bytes * static_cast<size_t>(pool.threads()));
-  std::vector<std::byte> workspace(gemm_workspace_bytes(tiles, p.m, p.n, DType::f32));
-  KernelArguments args;
-  args.workspace = workspace.data();
-  args.scratch = scratch.data();
-  args.scratch_bytes_per_thread = scratch_bytes;
-  args.pool = &pool;
-  const GemmOperand<float> a{x.a.data(), p.trans_a ? p.m : p.k, p.trans_a};
-  const GemmOperand<float> b{x.b.data(), p.trans_b ? p.k : p.n, p.trans_b};
-  for (auto _ : state) {
-    parallel_gemm<float, float, float>(args, tiles, a, b, p.m, p.n, p.k, x.c.data(), p.n,
-                                       /*accumulate=*/false, nullptr);
-    benchmark::ClobberMemory();
+void compare(benchmark::State& state, const Product& p) {
+  ValueId offsets;
+  OperationRun ours([&](Builder& builder) { return emit(builder, p, offsets); }, /*integers=*/1);
+  for (int64_t e = 0; offsets.valid() && e <= p.experts; ++e) {
+    ours.view(offsets).as<int32_t>()[e] = static_cast<int32_t>(e * p.rows / p.experts);
   }
-  report(state, p);
-}
-
-void openblas(benchmark::State& state, const Product& p) {
-  Operands x(p);
-  openblas_set_num_threads(usable_cores());
+  OpenBlasRun openblas(p);
+  ours.run();
+  openblas.run();
+  std::vector<double> our_seconds;
+  std::vector<double> openblas_seconds;
   for (auto _ : state) {
-    cblas_sgemm(CblasRowMajor, p.trans_a ? CblasTrans : CblasNoTrans,
-                p.trans_b ? CblasTrans : CblasNoTrans, static_cast<int>(p.m), static_cast<int>(p.n),
-                static_cast<int>(p.k), 1.0F, x.a.data(), static_cast<int>(p.trans_a ? p.m : p.k),
-                x.b.data(), static_cast<int>(p.trans_b ? p.k : p.n), 0.0F, x.c.data(),
-                static_cast<int>(p.n));
-    benchmark::ClobberMemory();
+    our_seconds.push_back(ours.run());
+    openblas_seconds.push_back(openblas.run());
+    state.SetIterationTime(our_seconds.back());
   }
-  report(state, p);
-  openblas_set_num_threads(1);
+  const double flops = 2.0 * static_cast<double>(p.rows * p.inputs * p.outputs);
+  state.counters["ours"] = flops / median(our_seconds) / 1e9;
+  state.counters["OpenBLAS"] = flops / median(openblas_seconds) / 1e9;
+  state.counters["share"] = median(openblas_seconds) / median(our_seconds);
 }
 
 const bool registered = [] {
   for (const Product& p : kProducts) {
-    benchmark::RegisterBenchmark((std::string("ours: ") + p.name).c_str(),
-                                 [&p](benchmark::State& state) { ours(state, p); })
-        ->UseRealTime();
-    benchmark::RegisterBenchmark((std::string("OpenBLAS: ") + p.name).c_str(),
-                                 [&p](benchmark::State& state) { openblas(state, p); })
-        ->UseRealTime();
+    benchmark::RegisterBenchmark(p.name, [&p](benchmark::State& state) { compare(state, p); })
+        ->UseManualTime()
+        ->MinTime(0.5);
   }
   return true;
 }();

@@ -2,16 +2,11 @@
 // program of one operation on tensors of some 100 MiB; "GB/s" counts the bytes of the operation's
 // cost, "of_copy" is the share of what copying reaches (read and write counted), measured at the
 // start.
+#include <algorithm>
 #include <benchmark/benchmark.h>
-#include <chrono>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
-#include "base/machine.h"
-#include "base/random.h"
+#include "operation_run.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/combine/combine.h"
@@ -20,81 +15,24 @@
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
-#include "passes/memory_plan.h"
-#include "program/builder.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/cpu/copy_limit.h"
 
 namespace troupe {
 namespace {
 
-double measure_copy(ThreadPool& pool) {
-  constexpr int64_t kBytes = int64_t{256} << 20;
-  std::vector<std::byte> source(kBytes, std::byte{1});
-  std::vector<std::byte> target(kBytes);
-  double best = 0;
-  for (int run = 0; run < 5; ++run) {
-    const auto start = std::chrono::steady_clock::now();
-    pool.parallel_ranges(kBytes, int64_t{1} << 20, [&](int64_t begin, int64_t end, int) {
-      std::memcpy(target.data() + begin, source.data() + begin, static_cast<size_t>(end - begin));
-    });
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, 2.0 * kBytes / seconds.count());
-  }
-  return best;
-}
-
-// Emits what is measured; every operation from the returned number on counts.
-using Emit = std::function<int32_t(Builder&)>;
-
-void fill_inputs(const CpuInterpreter& interpreter, const Program& program) {
-  for (int32_t i = 0; i < program.value_count(); ++i) {
-    const Value& value = program.value(ValueId{i});
-    if (value.role != Role::input) continue;
-    const TensorView view = interpreter.view(ValueId{i});
-    for (int64_t e = 0; e < view.shape.elements(); ++e) {
-      const auto index = static_cast<uint64_t>(e);
-      if (value.dtype == DType::i32) {
-        // Ids below 8 serve as experts and as labels.
-        view.as<int32_t>()[e] =
-            static_cast<int32_t>(random_below(8, 1, RandomStream::test, 0, index));
-      } else {
-        view.as<float>()[e] = static_cast<float>(e % 19) * 0.1F - 0.9F;
-      }
-    }
-  }
-}
-
-void memory_bound(benchmark::State& state, const Emit& emit) {
-  const auto table = std::make_shared<const StateTable>();
-  Program program(table);
-  Builder builder(program);
-  const int32_t first = emit(builder);
-  program.add_result(program.op(program.op_count() - 1).outputs[0]);
-  ThreadPool pool(usable_cores());
-  const StateStorage storage(table);
-  CpuInterpreter interpreter(program, plan_memory(program, pool.threads()), storage, pool);
-  fill_inputs(interpreter, program);
-  double bytes = 0;
-  for (int32_t i = first; i < program.op_count(); ++i) {
-    const Op& op = program.op(i);
-    bytes += op.spec->cost(OpView{program, op}).bytes;
-  }
-  interpreter.run();  // touches all memory
+void memory_bound(benchmark::State& state, int32_t (*emit)(Builder&)) {
+  OperationRun operation(emit, /*integers=*/8);  // they serve as experts and as labels
+  operation.run();                               // touches all memory
   double best = 1e30;
   for (auto _ : state) {
-    double seconds = 0;
-    auto last = std::chrono::steady_clock::now();
-    interpreter.run_observed([&](int32_t op) {
-      const auto now = std::chrono::steady_clock::now();
-      if (op >= first) seconds += std::chrono::duration<double>(now - last).count();
-      last = std::chrono::steady_clock::now();
-    });
+    const double seconds = operation.run();
     state.SetIterationTime(seconds);
     best = std::min(best, seconds);
   }
-  static const double copy = measure_copy(pool);
-  state.counters["GB/s"] = bytes / best / 1e9;
-  state.counters["of_copy"] = bytes / best / copy;
+  static const double copy = measure_copy_limit(operation.pool());
+  const double rate = operation.cost().bytes / best;
+  state.counters["GB/s"] = rate / 1e9;
+  state.counters["of_copy"] = rate / copy;
 }
 
 constexpr int64_t kTokens = 16384;

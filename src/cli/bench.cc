@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <fmt/format.h>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "program/op_spec.h"
+#include "runtime/cpu/copy_limit.h"
 #include "train/initialize.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
@@ -43,23 +43,6 @@ struct KindTime {
   double flops = 0;
   double bytes = 0;
 };
-
-// Bytes per second of a copy too large for any cache, read and write counted.
-double measure_copy_limit(ThreadPool& pool) {
-  constexpr int64_t kBytes = int64_t{256} << 20;
-  constexpr int64_t kGrain = int64_t{1} << 20;
-  std::vector<std::byte> source(kBytes, std::byte{1});
-  std::vector<std::byte> target(kBytes);
-  double best = 0;
-  for (int run = 0; run < 4; ++run) {
-    const auto start = Clock::now();
-    pool.parallel_ranges(kBytes, kGrain, [&](int64_t begin, int64_t end, int) {
-      std::memcpy(target.data() + begin, source.data() + begin, static_cast<size_t>(end - begin));
-    });
-    best = std::max(best, 2.0 * kBytes / seconds(Clock::now() - start));
-  }
-  return best;
-}
 
 void write_random_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
                         int32_t vocab_size) {

@@ -369,13 +369,13 @@ class Parser {
         }
         names_[at] = &id_of_.emplace(token.content, token.id).first->first;
       }
-      file_.pieces[at] = token.content;
       // Without a normalizer the two kinds are still looked for one after the other.
       const bool normalized = node.flag("normalized", !node.flag("special", false));
       if (normalized && file_.nfc) {
         std::string storage;
         token.content = normalize_nfc(token.content, storage);
       }
+      file_.pieces[at] = token.content;
       (normalized ? file_.added_normalized : file_.added).push_back(std::move(token));
     }
     remove_doubles(file_.added_normalized);

@@ -46,7 +46,8 @@ std::string text_of_line(const std::string& path, int64_t number, const std::str
   try {
     object = nlohmann::json::parse(line);
   } catch (const nlohmann::json::exception& error) {
-    throw_bad_request(fmt::format("{}, line {}: not valid JSON: {}", path, number, readable(error.what())));
+    throw_bad_request(
+        fmt::format("{}, line {}: not valid JSON: {}", path, number, readable(error.what())));
   }
   if (!object.is_object()) {
     throw_bad_request(

@@ -130,9 +130,12 @@ class BadInput(unittest.TestCase):
             self.assertIn(done.returncode, (1, 2) if status is None else (status,),
                           done.stderr[:2000])
             self.assertEqual(done.stdout, "")
-            self.assertTrue(done.stderr.startswith("troupe: "), done.stderr[:2000])
+            lines = done.stderr.splitlines()
+            while lines and lines[0].startswith("Warning: "):
+                lines.pop(0)
+            self.assertTrue(lines and lines[0].startswith("troupe: "), done.stderr[:2000])
             self.assertEqual(done.stderr.count("troupe: "), 1, done.stderr[:2000])
-            self.assertTrue(status == 3 or done.stderr.count("\n") == 1, done.stderr[:2000])
+            self.assertTrue(status == 3 or len(lines) == 1, done.stderr[:2000])
             self.assertLess(len(done.stderr), 2000)
             self.assertNotIn("internal error", done.stderr)
             for phrase in phrases if isinstance(phrases, list) else [phrases]:
@@ -350,7 +353,7 @@ class BadInput(unittest.TestCase):
             (2, index_of([80]), struct.pack("<80i", *range(79), 257), "257"),
             (2, index_of([80], code=7, element=8)[:17] + b"\x05" + index_of([80], element=8)[18:],
              struct.pack("<80q", *range(79), 2**40), str(2**40)),
-            (2, index_of([5]), struct.pack("<5i", *range(5)), "tokens"),
+            (2, index_of([0]), b"", "tokens"),
             (2, index_of([]), b"", "tokens"),
         ]
         prefix = self.folder / "corpus"

@@ -24,11 +24,7 @@ std::string other_value(const OptionSpec& spec) {
   if (!needs_value(spec)) return "true";
   if (!spec.choices.empty()) return std::string(spec.choices.back());
   const OptionRange& range = spec.range;
-  if (range.min > OptionRange{}.min && range.max < OptionRange{}.max && range.below_max) {
-    return "0.25";
-  }
-  if (spec.name == "top-p") return "0.125";
-  return "7";
+  return range.max <= 1 ? "0.25" : "7";
 }
 
 // Options of `command` with every option set to something else than its default.

@@ -44,7 +44,7 @@ json small_file() {
           {"model",
            {{"type", "BPE"},
             {"vocab", vocab},
-            {"merges", {{"a", "b"}, {"ab", "c"}}},
+            {"merges", json::array({json::array({"a", "b"}), json::array({"ab", "c"})})},
             {"ignore_merges", false}}}};
 }
 
