@@ -25,6 +25,10 @@ constexpr int kMaxConfigDepth = 16;
 constexpr const char* kArchitectures[] = {"MixtralForCausalLM",  "Qwen3MoeForCausalLM",
                                           "Qwen2MoeForCausalLM", "OlmoeForCausalLM",
                                           "LlamaForCausalLM",    "Qwen3ForCausalLM"};
+bool is_dense(std::string_view architecture) {
+  return architecture == "LlamaForCausalLM" || architecture == "Qwen3ForCausalLM";
+}
+
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
 // One configuration file, read field by field. Absent and null fields are the same.
@@ -422,6 +426,9 @@ std::string render(const ModelConfig& config) {
 
 // What a config.json of the configuration's architecture cannot say of it, as "field = value".
 std::vector<std::string> lost_fields(const ModelConfig& config) {
+  if (is_dense(config.hf_architecture) != (config.num_experts == 0)) {
+    return {fmt::format("num_experts = {}", config.num_experts)};
+  }
   const ModelConfig read = parse_fields(render(config), "config.json");
   const json wanted = json::parse(write_model_config(without_idle_fields(config)));
   const json found = json::parse(write_model_config(without_idle_fields(read)));
@@ -432,11 +439,13 @@ std::vector<std::string> lost_fields(const ModelConfig& config) {
   return lost;
 }
 
-// The architecture that says most of the configuration.
+// With the name of that architecture, among those with experts or those without, which says most of
+// the configuration.
 ModelConfig with_nearest_architecture(ModelConfig config) {
   size_t fewest = std::numeric_limits<size_t>::max();
   std::string nearest;
   for (const char* name : kArchitectures) {
+    if (is_dense(name) != (config.num_experts == 0)) continue;
     config.hf_architecture = name;
     const size_t lost = lost_fields(config).size();
     if (lost >= fewest) continue;

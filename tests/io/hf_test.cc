@@ -216,6 +216,13 @@ TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
                [](ModelConfig& config) { config.add_bias_linear = true; });
   expect_named("activation = \"gelu\"",
                [](ModelConfig& config) { config.activation = ActivationFunction::gelu; });
+  // Of a dense model, what it has, not that it has no experts.
+  expect_named("normalization = \"LayerNorm\"", [](ModelConfig& config) {
+    config.num_experts = 0;
+    config.moe_layers.clear();
+    config.ffn_hidden_size = 64;
+    config.normalization = Normalization::layer_norm;
+  });
   expect_named("gated_linear_unit = false",
                [](ModelConfig& config) { config.gated_linear_unit = false; });
 }
