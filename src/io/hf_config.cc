@@ -358,7 +358,7 @@ ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
 }  // namespace
 
 ModelConfig parse_hf_config(std::string_view json_text, const std::string& where) {
-  const ModelConfig config = parse_fields(json_text, where);
+  ModelConfig config = parse_fields(json_text, where);
   try {
     config.validate();
   } catch (const UserError& error) {
