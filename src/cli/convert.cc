@@ -15,7 +15,9 @@ ExitStatus run_convert(const Options& options) {
   const bool from_hf = path_exists(join_path(options.load, "config.json"));
   const LoadedModel model = load_model(
       options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32, options.ckpt_step);
-  save_hf_model(options.save, model.config, model.state, *model.storage);
+  constexpr uint64_t kMegabyte = 1'000'000;
+  save_hf_model(options.save, model.config, model.state, *model.storage,
+                static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte);
   if (!options.quiet) {
     fmt::print(stderr, "{}: {} with {} parameters in {}, {}\n", options.save,
                model.config.hf_architecture,

@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <initializer_list>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "io/file.h"
 #include "io/json.h"
+#include "io/model_config_json.h"
 
 namespace troupe {
 namespace {
@@ -22,6 +25,10 @@ constexpr int kMaxConfigDepth = 16;
 constexpr const char* kArchitectures[] = {"MixtralForCausalLM",  "Qwen3MoeForCausalLM",
                                           "Qwen2MoeForCausalLM", "OlmoeForCausalLM",
                                           "LlamaForCausalLM",    "Qwen3ForCausalLM"};
+bool is_dense(std::string_view architecture) {
+  return architecture == "LlamaForCausalLM" || architecture == "Qwen3ForCausalLM";
+}
+
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
 // One configuration file, read field by field. Absent and null fields are the same.
@@ -37,6 +44,8 @@ class Fields {
     const auto found = object_.find(name);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
+  // Is it there, be it as null?
+  bool mentions(const char* name) const { return object_.contains(name); }
   // The first of several names of the same thing that is present.
   const json* find(std::initializer_list<const char*> names) const {
     for (const char* name : names) {
@@ -107,8 +116,26 @@ void read_rope(const Fields& fields, const std::string& where, ModelConfig& conf
   }
 }
 
+// The embedding's padding_idx, in all of the architectures. Like there, a negative one counts from
+// the end of the vocabulary, and OLMoE has one unless the file says null.
+void read_padding_token(const Fields& fields, ModelConfig& config) {
+  const json* field = fields.find("pad_token_id");
+  if (field == nullptr) {
+    const bool olmoe = config.hf_architecture == "OlmoeForCausalLM";
+    config.padding_token = olmoe && !fields.mentions("pad_token_id") ? 1 : -1;
+    return;
+  }
+  const int32_t token = fields.to_integer(*field, "pad_token_id");
+  if (token >= config.vocab_size || -int64_t{token} > config.vocab_size) {
+    fields.refuse(fmt::format("\"pad_token_id\" ({}) lies outside the vocabulary of {} tokens.",
+                              token, config.vocab_size));
+  }
+  config.padding_token = token < 0 ? token + config.vocab_size : token;
+}
+
 void read_common(const Fields& fields, const std::string& where, ModelConfig& config) {
   config.vocab_size = fields.required_integer({"vocab_size"});
+  read_padding_token(fields, config);
   config.hidden_size = fields.required_integer({"hidden_size"});
   config.num_layers = fields.required_integer({"num_hidden_layers"});
   config.num_attention_heads = fields.required_integer({"num_attention_heads"});
@@ -231,6 +258,7 @@ std::string in_hf_terms(std::string message) {
       {"norm_epsilon", "rms_norm_eps"},
       {"rotary_base", "rope_theta"},
       {"init_method_std", "initializer_range"},
+      {"padding_token", "pad_token_id"},
       {"moe_aux_loss_coeff", "router_aux_loss_coef"}};
   for (const auto& [ours, theirs] : kTerms) {
     for (size_t at = message.find(ours); at != std::string::npos;
@@ -256,10 +284,22 @@ ModelConfig without_idle_fields(ModelConfig config) {
   config.moe_token_drop_policy = unset.moe_token_drop_policy;
   config.moe_pad_expert_input_to_capacity = false;
   config.moe_expert_row_multiple = 1;
+  if (!config.moe_router_enable_expert_bias) {
+    config.moe_router_bias_update_rate = unset.moe_router_bias_update_rate;
+  }
   if (config.num_experts == 0) {
     config.moe_router_topk = 0;
     config.moe_ffn_hidden_size = 0;
+    config.moe_shared_expert_intermediate_size = 0;
+    config.moe_shared_expert_gate = false;
+    config.moe_router_score_function = unset.moe_router_score_function;
     config.moe_router_pre_softmax = false;
+    config.moe_router_topk_scaling_factor = unset.moe_router_topk_scaling_factor;
+    config.moe_router_num_groups = 0;
+    config.moe_router_group_topk = 0;
+    config.moe_router_sinkhorn = false;
+    config.moe_router_enable_expert_bias = false;
+    config.moe_router_bias_update_rate = unset.moe_router_bias_update_rate;
     config.moe_layers.clear();
     config.moe_aux_loss_coeff = 0;
   } else if (config.moe_layer_count() == config.num_layers) {
@@ -280,9 +320,8 @@ void write_qwen_moe(const ModelConfig& config, json& document) {
       config.ffn_hidden_size > 0 ? config.ffn_hidden_size : config.moe_ffn_hidden_size;
 }
 
-}  // namespace
-
-ModelConfig parse_hf_config(std::string_view json_text, const std::string& where) {
+// Reads the fields; whether they fit together is not checked.
+ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
   const json document = parse_json(json_text, where, kMaxConfigDepth);
   if (!document.is_object()) throw_bad_request(where + ": a model configuration is a JSON object.");
   const Fields fields(document, where);
@@ -313,6 +352,13 @@ ModelConfig parse_hf_config(std::string_view json_text, const std::string& where
     fields.refuse(fmt::format("the architecture {} is not supported. Supported: {}.",
                               quote_name(config.hf_architecture), fmt::join(kArchitectures, ", ")));
   }
+  return config;
+}
+
+}  // namespace
+
+ModelConfig parse_hf_config(std::string_view json_text, const std::string& where) {
+  ModelConfig config = parse_fields(json_text, where);
   try {
     config.validate();
   } catch (const UserError& error) {
@@ -340,6 +386,7 @@ std::string render(const ModelConfig& config) {
       {"num_attention_heads", config.num_attention_heads},
       {"num_hidden_layers", config.num_layers},
       {"num_key_value_heads", config.num_query_groups},
+      {"pad_token_id", config.padding_token >= 0 ? json(config.padding_token) : json()},
       {"rms_norm_eps", config.norm_epsilon},
       {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", config.rotary_base}}},
       {"tie_word_embeddings", config.tie_embeddings},
@@ -377,37 +424,60 @@ std::string render(const ModelConfig& config) {
   return document.dump(2) + "\n";
 }
 
-bool describes(const std::string& text, const ModelConfig& config) {
-  return without_idle_fields(parse_hf_config(text, "config.json")) == without_idle_fields(config);
+// What a config.json of the configuration's architecture cannot say of it, as "field = value".
+std::vector<std::string> lost_fields(const ModelConfig& config) {
+  if (is_dense(config.hf_architecture) != (config.num_experts == 0)) {
+    return {fmt::format("num_experts = {}", config.num_experts)};
+  }
+  const ModelConfig read = parse_fields(render(config), "config.json");
+  const json wanted = json::parse(write_model_config(without_idle_fields(config)));
+  const json found = json::parse(write_model_config(without_idle_fields(read)));
+  std::vector<std::string> lost;
+  for (const auto& [name, value] : wanted.items()) {
+    if (found.at(name) != value) lost.push_back(fmt::format("{} = {}", name, value.dump()));
+  }
+  return lost;
+}
+
+// With the name of that architecture, among those with experts or those without, which says most of
+// the configuration.
+ModelConfig with_nearest_architecture(ModelConfig config) {
+  size_t fewest = std::numeric_limits<size_t>::max();
+  std::string nearest;
+  for (const char* name : kArchitectures) {
+    if (is_dense(name) != (config.num_experts == 0)) continue;
+    config.hf_architecture = name;
+    const size_t lost = lost_fields(config).size();
+    if (lost >= fewest) continue;
+    fewest = lost;
+    nearest = name;
+  }
+  config.hf_architecture = nearest;
+  return config;
 }
 
 }  // namespace
 
 std::string write_hf_config(const ModelConfig& config) {
-  if (config.hf_architecture.empty()) {
-    throw_bad_request(
-        "No Hugging Face architecture that Troupe knows has this combination of layers, router and "
-        "biases, so there is no config.json for it.");
+  const bool named = !config.hf_architecture.empty();
+  const ModelConfig written = named ? config : with_nearest_architecture(config);
+  const std::vector<std::string> lost = lost_fields(written);
+  if (!named || !lost.empty()) {
+    throw_bad_request(fmt::format(
+        "A config.json of {}{} cannot express {}, so this model has no Hugging Face form that "
+        "Troupe could write.",
+        written.hf_architecture,
+        named ? "" : ", the nearest of the architectures that Troupe knows,",
+        fmt::join(lost, ", ")));
   }
-  std::string text = render(config);
-  if (!describes(text, config)) {
-    throw_bad_request(
-        fmt::format("A config.json of {} cannot describe this model: it would be read back as "
-                    "another one. Options that the architecture does not have were changed.",
-                    config.hf_architecture));
-  }
-  return text;
+  return render(written);
 }
 
 std::string fitting_hf_architecture(const ModelConfig& config) {
   ModelConfig named = config;
   const auto fits = [&](const std::string& name) {
     named.hf_architecture = name;
-    try {
-      return describes(render(named), named);
-    } catch (const UserError&) {
-      return false;  // the architecture refuses such values
-    }
+    return lost_fields(named).empty();
   };
   if (!config.hf_architecture.empty() && fits(config.hf_architecture)) {
     return config.hf_architecture;

@@ -23,8 +23,8 @@ ModelConfig read_hf_config(const std::string& path);
 
 // The configuration as config.json text in the transformers 5 dialect. Where parse_hf_config would
 // not give the same model back, because the architecture cannot say what the configuration asks
-// for, it is a bad request. (What only acts in training, such as dropout, the z-loss or expert
-// capacity, has no place there and no meaning for the weights.)
+// for, it is a bad request that names the fields. (What only acts in training, such as dropout, the
+// z-loss or expert capacity, has no place there and no meaning for the weights.)
 std::string write_hf_config(const ModelConfig& config);
 
 // The architecture under whose name a model of this shape can be written: the configuration's own,

@@ -13,8 +13,6 @@
 namespace troupe {
 namespace {
 
-constexpr uint64_t kMaxShardBytes = 5'000'000'000;  // as the hub's own tools split
-
 // Lists the tensors of a model in the naming of its architecture.
 class TensorList {
  public:
@@ -228,7 +226,9 @@ DType hf_folder_dtype(const std::string& folder) {
 
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage) {
-  visit_folder(folder, config, state,
+  ModelConfig named = config;
+  named.hf_architecture = read_hf_config(join_path(folder, "config.json")).hf_architecture;
+  visit_folder(folder, named, state,
                [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
                  const Parameter& parameter = state.parameters[tensor.parameter];
                  for (const StateId id : {parameter.value, parameter.master}) {
@@ -256,23 +256,32 @@ void read_hf_tensors(const std::string& folder, const ModelConfig& config, const
 }
 
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                   const StateStorage& storage) {
+                   const StateStorage& storage, uint64_t max_shard_bytes) {
+  const std::string config_json = write_hf_config(config);  // first: it may refuse
   const std::vector<HfTensor> tensors = hf_tensors(config, state);
+  const DType dtype = (*state.table)[state.parameters.front().value].dtype;
   std::vector<TensorSpec> specs;
   for (const HfTensor& tensor : tensors) {
-    const TensorView view = storage.view(state.parameters[tensor.parameter].value);
-    specs.push_back({tensor.name, to_file_dtype(view.dtype), extents_of(tensor.shape)});
+    specs.push_back({tensor.name, to_file_dtype(dtype), extents_of(tensor.shape)});
   }
+  std::vector<std::byte> rounded;
   const Disk disk;
-  SafetensorsFolderWriter writer(disk, folder, specs, kMaxShardBytes);
+  SafetensorsFolderWriter writer(disk, folder, specs, max_shard_bytes);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView view = storage.view(state.parameters[tensors[i].parameter].value);
     const auto* data = static_cast<const std::byte*>(view.data) +
                        static_cast<size_t>(tensors[i].offset) * size_of(view.dtype);
-    writer.append(i,
-                  {data, static_cast<size_t>(tensors[i].shape.elements()) * size_of(view.dtype)});
+    const int64_t elements = tensors[i].shape.elements();
+    const size_t bytes = static_cast<size_t>(elements) * size_of(dtype);
+    if (view.dtype == dtype) {
+      writer.append(i, {data, bytes});
+      continue;
+    }
+    rounded.resize(bytes);
+    convert_elements(to_file_dtype(view.dtype), data, dtype, rounded.data(), elements);
+    writer.append(i, rounded);
   }
-  disk.write_file(join_path(folder, "config.json"), write_hf_config(config));
+  disk.write_file(join_path(folder, "config.json"), config_json);
   writer.finish();
 }
 

@@ -32,8 +32,9 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& st
 // The widest floating-point type among the folder's tensors: weights read in it lose nothing.
 DType hf_folder_dtype(const std::string& folder);
 
-// Reads a folder into the parameters (and fp32 master weights, where there are any). Values that
-// are not finite there are refused (exit status 1) with the tensor's name.
+// Reads a folder into the parameters (and fp32 master weights, where there are any). The names are
+// those of the folder's own architecture (config.json), whatever the configuration's is. Values
+// that are not finite there are refused (exit status 1) with the tensor's name.
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage);
 
@@ -42,8 +43,11 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
 void read_hf_tensors(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
 
-// Writes config.json and the parameters, in their own dtype.
+// Writes config.json and the parameters, in the dtype of the model: the weights of norms, which a
+// bf16 model keeps in f32, are rounded to it.
+// Nothing is written when the architecture cannot express the model. A file holds at most
+// `max_shard_bytes` of tensors, or a single one that is larger.
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                   const StateStorage& storage);
+                   const StateStorage& storage, uint64_t max_shard_bytes);
 
 }  // namespace troupe

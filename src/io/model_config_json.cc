@@ -18,6 +18,7 @@ constexpr int kMaxDepth = 4;
 template <class Config, class Visit>
 void for_each_field(Config& config, const Visit& visit) {
   visit("vocab_size", config.vocab_size);
+  visit("padding_token", config.padding_token);
   visit("hidden_size", config.hidden_size);
   visit("num_layers", config.num_layers);
   visit("num_attention_heads", config.num_attention_heads);

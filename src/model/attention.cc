@@ -29,7 +29,8 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
                    .groups = groups,
                    .head_dim = head_dim,
                    .epsilon = config.norm_epsilon,
-                   .scope = config.qk_norm_scope},
+                   .scope = config.qk_norm_scope,
+                   .zero_centered = config.zero_centered_gamma},
                   "qkv_normed");
   }
   qkv = rope(builder, qkv, rope_table,

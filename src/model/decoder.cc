@@ -88,9 +88,9 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
   };
 
   // `residual` is the stream up to the last norm, `branch` what is still to be added to it.
-  ValueId residual =
-      drop(embedding(builder, batch.tokens, parameter(ParameterKind::embedding), "x"),
-           RandomPlace::embedding_dropout, -1);
+  ValueId residual = drop(embedding(builder, batch.tokens, parameter(ParameterKind::embedding),
+                                    {.padding_token = config.padding_token}, "x"),
+                          RandomPlace::embedding_dropout, -1);
   ValueId branch;
   const auto add_and_norm = [&](ParameterKind kind, ParameterKind bias, int32_t layer,
                                 const std::string& name) {

@@ -183,6 +183,10 @@ int32_t ModelConfig::moe_layer_count() const {
 
 void ModelConfig::validate() const {
   require_sensible(vocab_size, "vocab_size");
+  if (padding_token < -1 || padding_token >= vocab_size) {
+    refuse(fmt::format("padding_token ({}) must be -1, for none, or below vocab_size ({}).",
+                       padding_token, vocab_size));
+  }
   require_sensible(hidden_size, "hidden_size");
   require_sensible(num_layers, "num_layers");
   require_sensible(num_attention_heads, "num_attention_heads");

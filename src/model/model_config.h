@@ -22,6 +22,7 @@ std::string_view name_of(Normalization normalization);
 
 struct ModelConfig {
   int32_t vocab_size = 0;
+  int32_t padding_token = -1;  // its embedding gets no gradient; -1: there is none
   int32_t hidden_size = 0;
   int32_t num_layers = 0;
 

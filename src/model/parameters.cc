@@ -17,20 +17,19 @@ class Declaration {
             int64_t size, const ModelConfig& config) {
     gain(kind, layer, name, size, config);
     if (config.normalization == Normalization::layer_norm) {
-      constant(bias, layer, name + "_bias", {size}, 0);
+      constant(bias, layer, name + "_bias", {size}, 0, accumulation_dtype(dtype_));
     }
   }
 
   void gain(ParameterKind kind, int32_t layer, const std::string& name, int64_t size,
             const ModelConfig& config) {
-    constant(kind, layer, name, {size}, config.zero_centered_gamma ? 0 : 1);
+    constant(kind, layer, name, {size}, config.zero_centered_gamma ? 0 : 1,
+             accumulation_dtype(dtype_));
   }
 
-  // One that starts the same everywhere and does not decay: norms and biases.
-  void constant(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
-                double value) {
-    add(kind, layer, name, shape, /*init_std=*/0, /*decay=*/false);
-    parameters_.back().init_constant = value;
+  // A bias of a linear map.
+  void bias(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape) {
+    constant(kind, layer, name, shape, 0, dtype_);
   }
 
   StateId router_state(const std::string& name, const Shape& shape) {
@@ -41,29 +40,9 @@ class Declaration {
                         .gradient = {}});
   }
 
-  void add(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
-           double init_std, bool decay = true) {
-    Parameter parameter;
-    parameter.kind = kind;
-    parameter.layer = layer;
-    parameter.number = static_cast<uint32_t>(parameters_.size());
-    parameter.init_std = init_std;
-    parameter.decay = decay;
-    parameter.value = table_->add(
-        {.name = name, .dtype = dtype_, .shape = shape, .role = Role::parameter, .gradient = {}});
-    if (trained_) {
-      const DType wide = accumulation_dtype(dtype_);
-      const auto add_state = [&](const char* prefix, Role role) {
-        return table_->add(
-            {.name = prefix + name, .dtype = wide, .shape = shape, .role = role, .gradient = {}});
-      };
-      parameter.gradient = add_state("grad.", Role::gradient);
-      parameter.exp_avg = add_state("exp_avg.", Role::optimizer);
-      parameter.exp_avg_sq = add_state("exp_avg_sq.", Role::optimizer);
-      if (dtype_ != wide) parameter.master = add_state("master.", Role::optimizer);
-      table_->at(parameter.value).gradient = parameter.gradient;
-    }
-    parameters_.push_back(parameter);
+  void weight(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
+              double init_std) {
+    add(kind, layer, name, shape, dtype_).init_std = init_std;
   }
 
   ModelState finish(std::vector<StateId> expert_biases) {
@@ -71,6 +50,38 @@ class Declaration {
   }
 
  private:
+  // One that starts the same everywhere and does not decay.
+  void constant(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
+                double value, DType dtype) {
+    Parameter& parameter = add(kind, layer, name, shape, dtype);
+    parameter.init_constant = value;
+    parameter.decay = false;
+  }
+
+  Parameter& add(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
+                 DType dtype) {
+    Parameter parameter;
+    parameter.kind = kind;
+    parameter.layer = layer;
+    parameter.number = static_cast<uint32_t>(parameters_.size());
+    parameter.value = table_->add(
+        {.name = name, .dtype = dtype, .shape = shape, .role = Role::parameter, .gradient = {}});
+    if (trained_) {
+      const DType wide = accumulation_dtype(dtype);
+      const auto add_state = [&](const char* prefix, Role role) {
+        return table_->add(
+            {.name = prefix + name, .dtype = wide, .shape = shape, .role = role, .gradient = {}});
+      };
+      parameter.gradient = add_state("grad.", Role::gradient);
+      parameter.exp_avg = add_state("exp_avg.", Role::optimizer);
+      parameter.exp_avg_sq = add_state("exp_avg_sq.", Role::optimizer);
+      if (dtype != wide) parameter.master = add_state("master.", Role::optimizer);
+      table_->at(parameter.value).gradient = parameter.gradient;
+    }
+    parameters_.push_back(parameter);
+    return parameters_.back();
+  }
+
   DType dtype_;
   bool trained_;
   std::shared_ptr<StateTable> table_ = std::make_shared<StateTable>();
@@ -96,15 +107,15 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
 
   Declaration declare(dtype, trained);
   std::vector<StateId> expert_biases(static_cast<size_t>(config.num_layers));
-  declare.add(ParameterKind::embedding, -1, "embedding", {config.vocab_size, hidden}, std);
+  declare.weight(ParameterKind::embedding, -1, "embedding", {config.vocab_size, hidden}, std);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string prefix = "layers." + std::to_string(layer) + ".";
     const auto weight = [&](ParameterKind kind, const char* name, const Shape& shape,
                             double init_std) {
-      declare.add(kind, layer, prefix + name, shape, init_std);
+      declare.weight(kind, layer, prefix + name, shape, init_std);
     };
     const auto bias = [&](bool wanted, ParameterKind kind, const char* name, const Shape& shape) {
-      if (wanted) declare.constant(kind, layer, prefix + name, shape, 0);
+      if (wanted) declare.bias(kind, layer, prefix + name, shape);
     };
 
     declare.norm(ParameterKind::input_norm, ParameterKind::input_norm_bias, layer,
@@ -160,7 +171,7 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
   declare.norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "final_norm", hidden,
                config);
   if (!config.tie_embeddings) {
-    declare.add(ParameterKind::head, -1, "head", {config.vocab_size, hidden}, std);
+    declare.weight(ParameterKind::head, -1, "head", {config.vocab_size, hidden}, std);
   }
   return declare.finish(std::move(expert_biases));
 }

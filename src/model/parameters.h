@@ -66,9 +66,10 @@ struct ModelState {
   StateId find(ParameterKind kind, int32_t layer = -1) const;
 };
 
-// Declares the state of the whole model. `dtype` is that of the weights; gradients, moments and
-// master weights have its accumulation type. `trained` adds gradients and optimizer state. Expert
-// biases are router state, fp32 in every model: the step moves them, the optimizer does not.
+// Declares the state of the whole model. `dtype` is that of the weights, except those of norms,
+// which have its accumulation type, as gradients, moments and master weights do. `trained` adds
+// gradients and optimizer state. Expert biases are router state, fp32 in every model: the step
+// moves them, the optimizer does not.
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained);
 
 // The initial value of one element: a pure function of its arguments.

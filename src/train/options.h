@@ -167,6 +167,7 @@ struct Options {
   // Checkpoints and evaluation.
   std::string save;
   std::string load;
+  int32_t max_shard_megabytes = 5000;  // as the hub's own tools split
   std::optional<int64_t> save_interval;
   int32_t keep_checkpoints = 0;  // 0: all
   std::optional<int64_t> save_retain_interval;

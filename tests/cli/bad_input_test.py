@@ -549,6 +549,15 @@ class BadInput(unittest.TestCase):
         self.refused(1, metrics, *train("--save", metrics.parent))
         self.refused(2, FOLDER / "hf", "convert", "--load", FOLDER / "run", "--save", FOLDER / "hf")
 
+    def test_a_model_without_a_hugging_face_form(self):
+        saved = self.folder / "biased"
+        done = run(*train("--moe-router-score-function", "sigmoid",
+                          "--moe-router-enable-expert-bias", "--save", saved))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.refused(2, "moe_router_enable_expert_bias", "convert", "--load", saved, "--save",
+                     self.folder / "out")
+        self.assertFalse((self.folder / "out").exists())
+
     def test_disk_full_while_saving(self):
         # The limit's signal is left as it is: the program itself must see to it.
         copy = self.folder / "run"

@@ -170,6 +170,83 @@ TEST(HfConfig, AModelThatItCannotDescribeIsNotWritten) {
   config.qk_layernorm = true;
   const std::string message = message_of(ExitStatus::bad_request, [&] { write_hf_config(config); });
   expect_phrase(message, "MixtralForCausalLM");
+  expect_phrase(message, "qk_layernorm = true");
+}
+
+// Whatever no architecture has is named, and no file is begun.
+TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
+  const auto expect_named = [](const char* field, const auto& change) {
+    ModelConfig config = parse(mixtral());
+    change(config);
+    config.validate();
+    EXPECT_EQ(fitting_hf_architecture(config), "") << field;
+    config.hf_architecture.clear();
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    const TempFolder folder;
+    const std::string message = message_of(ExitStatus::bad_request, [&] {
+      save_hf_model(folder / "model", config, state, storage, /*max_shard_bytes=*/1 << 20);
+    });
+    expect_phrase(message, field);
+    EXPECT_FALSE(path_exists(folder / "model")) << field;
+  };
+  expect_named("moe_router_enable_expert_bias = true", [](ModelConfig& config) {
+    config.moe_router_score_function = ScoreFunction::sigmoid;
+    config.moe_router_enable_expert_bias = true;
+  });
+  expect_named("moe_router_score_function = \"sigmoid\"", [](ModelConfig& config) {
+    config.moe_router_score_function = ScoreFunction::sigmoid;
+  });
+  expect_named("moe_router_sinkhorn = true", [](ModelConfig& config) {
+    config.moe_router_sinkhorn = true;
+    config.moe_router_topk = 1;
+    config.moe_aux_loss_coeff = 0;
+  });
+  expect_named("moe_router_num_groups = 2", [](ModelConfig& config) {
+    config.moe_router_num_groups = 2;
+    config.moe_router_group_topk = 1;
+  });
+  expect_named("moe_router_topk_scaling_factor = 2.5",
+               [](ModelConfig& config) { config.moe_router_topk_scaling_factor = 2.5; });
+  expect_named("zero_centered_gamma = true",
+               [](ModelConfig& config) { config.zero_centered_gamma = true; });
+  expect_named("normalization = \"LayerNorm\"",
+               [](ModelConfig& config) { config.normalization = Normalization::layer_norm; });
+  expect_named("add_bias_linear = true",
+               [](ModelConfig& config) { config.add_bias_linear = true; });
+  expect_named("activation = \"gelu\"",
+               [](ModelConfig& config) { config.activation = ActivationFunction::gelu; });
+  // Of a dense model, what it has, not that it has no experts.
+  expect_named("normalization = \"LayerNorm\"", [](ModelConfig& config) {
+    config.num_experts = 0;
+    config.moe_layers.clear();
+    config.ffn_hidden_size = 64;
+    config.normalization = Normalization::layer_norm;
+  });
+  expect_named("gated_linear_unit = false",
+               [](ModelConfig& config) { config.gated_linear_unit = false; });
+}
+
+TEST(HfConfig, PaddingToken) {
+  json config = mixtral();
+  EXPECT_EQ(parse(config).padding_token, -1);
+  config["pad_token_id"] = 159;
+  EXPECT_EQ(parse(config).padding_token, 159);
+  EXPECT_EQ(parse_hf_config(write_hf_config(parse(config)), "written"), parse(config));
+  config["pad_token_id"] = -1;
+  EXPECT_EQ(parse(config).padding_token, 159) << "counted from the end, as PyTorch does";
+  config["pad_token_id"] = nullptr;
+  EXPECT_EQ(parse(config).padding_token, -1);
+}
+
+TEST(HfConfig, PaddingTokenOfOlmoe) {
+  json config = mixtral();
+  config["architectures"] = {"OlmoeForCausalLM"};
+  config.erase("sliding_window");
+  EXPECT_EQ(parse(config).padding_token, 1) << "the default of that architecture";
+  config["pad_token_id"] = nullptr;
+  EXPECT_EQ(parse(config).padding_token, -1);
+  EXPECT_EQ(parse_hf_config(write_hf_config(parse(config)), "written"), parse(config));
 }
 
 class HfRefusal : public ::testing::Test {
@@ -229,6 +306,9 @@ TEST_F(HfRefusal, WrongTypes) {
     expect_refused(qwen3_moe(), name, 1);
   }
   expect_refused(qwen3_moe(), "hidden_act", 1);
+  for (const json& token : {json("1"), json(0.5), json(160), json(-161)}) {
+    expect_refused(qwen3_moe(), "pad_token_id", token);
+  }
   expect_refused(qwen3_moe(), "mlp_only_layers", 3);
   expect_refused(qwen3_moe(), "mlp_only_layers", json::array({"3"}));
   expect_refused(qwen3_moe(), "rope_parameters", "default");
@@ -316,12 +396,14 @@ std::string fixture(const std::string& name) {
   return TROUPE_FIXTURE_DIR "/hf/" + name;
 }
 
+constexpr uint64_t kOneFile = 1 << 30;
+
 class HfFolder : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(HfFolder, ComesBackByteForByte) {
   const TempFolder folder;
   const Loaded model(fixture(GetParam()), DType::f32);
-  save_hf_model(folder / "copy", model.config, model.state, model.storage);
+  save_hf_model(folder / "copy", model.config, model.state, model.storage, kOneFile);
   const SafetensorsFolder before = SafetensorsFolder::open(fixture(GetParam()));
   const SafetensorsFolder after = SafetensorsFolder::open(folder / "copy");
   size_t tensors = 0;
@@ -341,6 +423,41 @@ TEST_P(HfFolder, ComesBackByteForByte) {
   for (const SafetensorsFile& file : after.files()) written += file.entries().size();
   EXPECT_EQ(written, tensors);
   EXPECT_EQ(read_hf_config(folder / "copy/config.json"), model.config);
+}
+
+// Written as several files with an index, each within its limit, it loads to the same bits.
+TEST_P(HfFolder, ComesBackFromShards) {
+  const TempFolder folder;
+  const Loaded model(fixture(GetParam()), DType::f32);
+  constexpr uint64_t kShardBytes = 40'000;  // larger than every tensor of the fixtures
+  save_hf_model(folder / "shards", model.config, model.state, model.storage, kShardBytes);
+  const SafetensorsFolder shards = SafetensorsFolder::open(folder / "shards");
+  EXPECT_GT(shards.files().size(), 3U);
+  for (const SafetensorsFile& file : shards.files()) {
+    EXPECT_LE(file.file_bytes() - file.header().size(), kShardBytes) << file.path();
+  }
+  const Loaded again(folder / "shards", DType::f32);
+  for (const Parameter& parameter : model.state.parameters) {
+    const TensorView before = model.storage.view(parameter.value);
+    const TensorView after = again.storage.view(parameter.value);
+    EXPECT_EQ(std::memcmp(before.data, after.data,
+                          static_cast<size_t>(before.shape.elements()) * sizeof(float)),
+              0)
+        << (*model.state.table)[parameter.value].name;
+  }
+}
+
+// A bf16 model keeps the weights of norms in f32; its folder is all bf16, and comes back from there
+// without a change.
+TEST_P(HfFolder, OfABf16ModelIsBf16) {
+  const TempFolder folder;
+  const Loaded model(fixture(GetParam()), DType::bf16);
+  save_hf_model(folder / "first", model.config, model.state, model.storage, kOneFile);
+  EXPECT_EQ(hf_folder_dtype(folder / "first"), DType::bf16);
+  const Loaded again(folder / "first", DType::bf16);
+  save_hf_model(folder / "second", again.config, again.state, again.storage, kOneFile);
+  EXPECT_EQ(get_file(folder / "first/model.safetensors"),
+            get_file(folder / "second/model.safetensors"));
 }
 
 // The tensors of a model tile its parameters: written over everything, they leave no element alone.
@@ -365,7 +482,7 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
 INSTANTIATE_TEST_SUITE_P(Fixtures, HfFolder,
                          ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe",
                                            "qwen3_moe_mixed_layers", "qwen3_moe_first_dense",
-                                           "llama_dense", "qwen3_dense"),
+                                           "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(HfWeights, WiderAndNarrowerTypes) {
@@ -377,7 +494,12 @@ TEST(HfWeights, WiderAndNarrowerTypes) {
     for (int64_t i = 0; i < from.shape.elements(); ++i) {
       const float value = from.as<float>()[i];
       ASSERT_EQ(wide.storage.view(parameter.value).as<double>()[i], value);
-      ASSERT_EQ(narrow.storage.view(parameter.value).as<bf16>()[i].bits, bf16(value).bits);
+      const TensorView rounded = narrow.storage.view(parameter.value);
+      if (rounded.dtype == DType::f32) {
+        ASSERT_EQ(rounded.as<float>()[i], value);  // norms keep what they have
+      } else {
+        ASSERT_EQ(rounded.as<bf16>()[i].bits, bf16(value).bits);
+      }
     }
   }
 }
@@ -391,7 +513,30 @@ TEST(HfWeights, MasterWeightsAreNotRounded) {
   for (const Parameter& parameter : state.parameters) {
     const TensorView from = exact.storage.view(exact.state.parameters[parameter.number].value);
     for (int64_t i = 0; i < from.shape.elements(); ++i) {
-      ASSERT_EQ(storage.view(parameter.master).as<float>()[i], from.as<float>()[i]);
+      const StateId exact_id = parameter.master.valid() ? parameter.master : parameter.value;
+      ASSERT_EQ(storage.view(exact_id).as<float>()[i], from.as<float>()[i]);
+    }
+  }
+}
+
+// A model that is continued with other options may fit another architecture by name than its
+// folder's; the folder's tensors keep their names.
+TEST(HfWeights, NamesAreThoseOfTheFolder) {
+  const Loaded exact(fixture("mixtral"), DType::f32);
+  ModelConfig changed = exact.config;
+  changed.moe_router_pre_softmax = true;
+  changed.hf_architecture = fitting_hf_architecture(changed);
+  EXPECT_NE(changed.hf_architecture, exact.config.hf_architecture);
+  for (const std::string& architecture : {changed.hf_architecture, std::string()}) {
+    changed.hf_architecture = architecture;
+    const ModelState state = declare_model_state(changed, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    load_hf_weights(fixture("mixtral"), changed, state, storage);
+    for (const Parameter& parameter : state.parameters) {
+      const TensorView view = storage.view(parameter.value);
+      EXPECT_EQ(std::memcmp(view.data, exact.storage.view(parameter.value).data,
+                            static_cast<size_t>(view.shape.elements()) * sizeof(float)),
+                0);
     }
   }
 }

@@ -192,22 +192,23 @@ TEST(QkNorm, AgreesWithItsFormula) {
   constexpr int64_t kDim = 7;
   constexpr int64_t kWidth = (kHeads + 2 * kGroups) * kDim;
   const Numbers qkv = normal_numbers(kRows * kWidth, 5);
-  for (const QkNormScope scope : {QkNormScope::head, QkNormScope::projection}) {
+  for (const auto& [scope, zero_centered] :
+       {std::pair{QkNormScope::head, false}, std::pair{QkNormScope::head, true},
+        std::pair{QkNormScope::projection, false}, std::pair{QkNormScope::projection, true}}) {
     const bool per_head = scope == QkNormScope::head;
+    const double offset = zero_centered ? 1 : 0;
     const Numbers gamma_q = normal_numbers(per_head ? kDim : kHeads * kDim, 6);
     const Numbers gamma_k = normal_numbers(per_head ? kDim : kGroups * kDim, 7);
+    QkNormAttributes attributes{
+        .heads = kHeads, .groups = kGroups, .head_dim = kDim, .epsilon = kEpsilon};
+    attributes.scope = scope;
+    attributes.zero_centered = zero_centered;
     const auto results = run_sample([&](SampleBuilder& sample) {
       const ValueId x = tensor(sample, "qkv", {kRows, kWidth}, qkv);
       const auto gain_size = [](const Numbers& gain) { return static_cast<int64_t>(gain.size()); };
       const ValueId q = tensor(sample, "gamma_q", {gain_size(gamma_q)}, gamma_q);
       const ValueId k = tensor(sample, "gamma_k", {gain_size(gamma_k)}, gamma_k);
-      sample.result(qk_norm(sample.builder(), x, q, k,
-                            {.heads = kHeads,
-                             .groups = kGroups,
-                             .head_dim = kDim,
-                             .epsilon = kEpsilon,
-                             .scope = scope},
-                            "y"));
+      sample.result(qk_norm(sample.builder(), x, q, k, attributes, "y"));
     });
     Numbers expected = qkv;
     const auto normalize = [&](int64_t first, const Numbers& gain) {
@@ -217,7 +218,7 @@ TEST(QkNorm, AgreesWithItsFormula) {
         double squares = 0;
         for (int64_t i = 0; i < n; ++i) squares += x[i] * x[i];
         const double rstd = 1 / std::sqrt(squares / static_cast<double>(n) + kEpsilon);
-        for (int64_t i = 0; i < n; ++i) x[i] *= rstd * gain[static_cast<size_t>(i)];
+        for (int64_t i = 0; i < n; ++i) x[i] *= rstd * (offset + gain[static_cast<size_t>(i)]);
       }
     };
     if (per_head) {

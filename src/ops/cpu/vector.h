@@ -39,19 +39,6 @@ inline accumulation_t<T> widen(T value) {
   return static_cast<accumulation_t<T>>(value);
 }
 
-// The value rounded to T (to nearest even) but kept in the accumulation type: widen(T(value))
-// without the detour through narrow vectors.
-template <class T>
-inline accumulation_t<T> round_to(accumulation_t<T> value) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    const uint32_t word = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (word + 0x7fffU + ((word >> 16) & 1U)) & 0xffff0000U;
-    return value == value ? std::bit_cast<float>(rounded) : value;
-  } else {
-    return value;
-  }
-}
-
 // out[i] = in[i], widened.
 template <class T>
 inline void load(const T* in, accumulation_t<T>* out, int64_t n) {

@@ -42,6 +42,7 @@ void differentiate_embedding(DerivativeContext& context) {
   const auto target = context.weight_target(1);
   const EmbeddingWeightGradientAttributes attributes{
       .vocabulary = static_cast<int32_t>(builder.value(context.input(1)).shape[0]),
+      .padding_token = context.attributes<EmbeddingAttributes>().padding_token,
       .accumulate = target.accumulate};
   context.add_weight_gradient(
       1, builder.emit(kEmbeddingWeightGradient, Attributes(attributes),
@@ -69,9 +70,19 @@ uint64_t workspace_embedding_weight_gradient(const OpView& op) {
   return static_cast<uint64_t>(op.output(0).shape[0] + op.input(1).shape[0]) * sizeof(int32_t);
 }
 
+std::string print_padding_token(int32_t token) {
+  return token < 0 ? "" : fmt::format("padding_token={}", token);
+}
+
+std::string print_embedding(const Attributes& attributes) {
+  return print_padding_token(attributes.as<EmbeddingAttributes>().padding_token);
+}
+
 std::string print_embedding_weight_gradient(const Attributes& attributes) {
   const auto& values = attributes.as<EmbeddingWeightGradientAttributes>();
-  return fmt::format("vocabulary={} accumulate={}", values.vocabulary, values.accumulate ? 1 : 0);
+  const std::string padding = print_padding_token(values.padding_token);
+  return fmt::format("vocabulary={}{}{} accumulate={}", values.vocabulary,
+                     padding.empty() ? "" : " ", padding, values.accumulate ? 1 : 0);
 }
 
 std::vector<OpSample> samples_embedding() {
@@ -79,36 +90,45 @@ std::vector<OpSample> samples_embedding() {
     return [=](SampleBuilder& sample) {
       const ValueId tokens = sample.integers("tokens", {static_cast<int64_t>(ids.size())}, ids);
       const ValueId weight = sample.tensor("weight", {vocabulary, hidden});
-      sample.result(embedding(sample.builder(), tokens, weight, "y"));
+      sample.result(embedding(sample.builder(), tokens, weight, {}, "y"));
     };
+  };
+  // Finite differences know nothing of a padding token, so here none of the ids is it;
+  // tests/ops/embedding_test.cc has those that are.
+  const auto padded = [](SampleBuilder& sample) {
+    const ValueId tokens = sample.integers("tokens", {4}, {3, 0, 3, 2});
+    const ValueId weight = sample.tensor("weight", {5, 6});
+    sample.result(embedding(sample.builder(), tokens, weight, {.padding_token = 1}, "y"));
   };
   // Two lookups in one table: its gradients are summed.
   const auto shared = [](SampleBuilder& sample) {
     const ValueId first = sample.integers("first", {3}, {0, 2, 2});
     const ValueId second = sample.integers("second", {2}, {3, 0});
     const ValueId weight = sample.tensor("weight", {4, 5});
-    sample.result(embedding(sample.builder(), first, weight, "a"));
-    sample.result(embedding(sample.builder(), second, weight, "b"));
+    sample.result(embedding(sample.builder(), first, weight, {}, "a"));
+    sample.result(embedding(sample.builder(), second, weight, {}, "b"));
   };
   const auto several_chunks = [](SampleBuilder& sample) {
     std::vector<int32_t> ids;
     for (int32_t t = 0; t < 3000; ++t) ids.push_back(t * t % 7);
     const ValueId tokens = sample.integers("tokens", {3000}, ids);
     const ValueId weight = sample.tensor("weight", {8, 37});
-    sample.result(embedding(sample.builder(), tokens, weight, "y"));
+    sample.result(embedding(sample.builder(), tokens, weight, {}, "y"));
   };
   return {{"repeated and unused ids", lookup(11, 19, {3, 0, 3, 10, 3, 7, 0})},
           {"one token", lookup(5, 4, {2})},
           {"one by one", lookup(1, 1, {0, 0})},
           {"ids outside the table", lookup(6, 3, {-1, 5, 6, 2147483647, 0, -2147483647})},
+          {"padding token that does not occur", padded},
           {"shared table", shared},
           {"several chunks", several_chunks}};
 }
 
 }  // namespace
 
-ValueId embedding(Builder& builder, ValueId tokens, ValueId weight, const std::string& name) {
-  return builder.emit(kEmbedding, Attributes(NoAttributes()), {tokens, weight}, name)[0];
+ValueId embedding(Builder& builder, ValueId tokens, ValueId weight,
+                  const EmbeddingAttributes& attributes, const std::string& name) {
+  return builder.emit(kEmbedding, Attributes(attributes), {tokens, weight}, name)[0];
 }
 
 const OpSpec kEmbedding{.name = "embedding",
@@ -116,6 +136,7 @@ const OpSpec kEmbedding{.name = "embedding",
                         .differentiate = differentiate_embedding,
                         .cost = cost_embedding,
                         .cpu_kernel = embedding_cpu_kernel,
+                        .print_attributes = print_embedding,
                         .samples = samples_embedding};
 
 const OpSpec kEmbeddingWeightGradient{.name = "embedding_weight_gradient",

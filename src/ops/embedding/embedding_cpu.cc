@@ -41,11 +41,16 @@ struct EmbeddingWeightGradientKernel {
     const auto& attributes = args.attributes->as<EmbeddingWeightGradientAttributes>();
     const bool accumulate = attributes.accumulate;
     const int64_t vocabulary = attributes.vocabulary;
+    const int32_t padding = attributes.padding_token;
     const T* dy = args.in<T>(0);
     const int32_t* tokens = args.in<int32_t>(1);
     A* d_weight = args.out<A>(0);
     const int64_t count = args.input(1).shape[0];
     const int64_t hidden = args.input(0).shape[1];
+
+    const auto counts = [=](int64_t t) {
+      return tokens[t] >= 0 && tokens[t] < vocabulary && tokens[t] != padding;
+    };
 
     // Counting sort. `end` first counts, then holds where each row's positions begin, and after
     // placing where they end, which is where the next row's begin.
@@ -53,7 +58,7 @@ struct EmbeddingWeightGradientKernel {
     int32_t* positions = end + vocabulary;
     std::fill_n(end, vocabulary, 0);
     for (int64_t t = 0; t < count; ++t) {
-      if (tokens[t] >= 0 && tokens[t] < vocabulary) ++end[tokens[t]];
+      if (counts(t)) ++end[tokens[t]];
     }
     int32_t begin = 0;
     for (int64_t v = 0; v < vocabulary; ++v) {
@@ -62,9 +67,7 @@ struct EmbeddingWeightGradientKernel {
       begin = next;
     }
     for (int64_t t = 0; t < count; ++t) {
-      if (tokens[t] >= 0 && tokens[t] < vocabulary) {
-        positions[end[tokens[t]]++] = static_cast<int32_t>(t);
-      }
+      if (counts(t)) positions[end[tokens[t]]++] = static_cast<int32_t>(t);
     }
 
     const auto sum_rows = [=](int64_t first, int64_t last, int) {

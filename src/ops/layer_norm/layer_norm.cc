@@ -24,7 +24,7 @@ bool is_like_layer_norm_input(const Value& value, const Value& x) {
 }
 
 bool is_layer_norm_vector(const Value& vector, const Value& x) {
-  return vector.dtype == x.dtype && vector.shape == Shape({x.shape[1]});
+  return vector.dtype == accumulation_dtype(x.dtype) && vector.shape == Shape({x.shape[1]});
 }
 
 bool is_layer_norm_statistic(const Value& statistic, const Value& x) {
@@ -39,8 +39,8 @@ void infer_layer_norm(InferContext& context) {
                "layer_norm: x is not [T, h]: " + x.name + " " + x.shape.to_string());
   TROUPE_CHECK(
       is_layer_norm_vector(context.input(1), x) && is_layer_norm_vector(context.input(2), x),
-      "layer_norm: gamma or beta is not [h]: " + context.input(1).name + ", " +
-          context.input(2).name);
+      "layer_norm: gamma or beta is not [h] in the accumulation dtype: " + context.input(1).name +
+          ", " + context.input(2).name);
   const bool has_delta = context.has_input(3);
   TROUPE_CHECK(!has_delta || is_like_layer_norm_input(context.input(3), x),
                "layer_norm: delta differs in type from " + x.name);
@@ -171,8 +171,8 @@ std::vector<OpSample> samples_layer_norm() {
   const auto plain = [=](int64_t rows, int64_t hidden, double epsilon, bool zero_centered) {
     return [=](SampleBuilder& sample) {
       const ValueId x = sample.tensor("x", {rows, hidden}, shifted);
-      const ValueId gamma = sample.tensor("gamma", {hidden});
-      const ValueId beta = sample.tensor("beta", {hidden});
+      const ValueId gamma = sample.tensor("gamma", {hidden}, {.accumulation = true});
+      const ValueId beta = sample.tensor("beta", {hidden}, {.accumulation = true});
       const LayerNormAttributes attributes{.epsilon = epsilon, .zero_centered = zero_centered};
       sample.result(layer_norm(sample.builder(), x, gamma, beta, attributes, "y").normalized);
     };
@@ -182,8 +182,8 @@ std::vector<OpSample> samples_layer_norm() {
     return [=](SampleBuilder& sample) {
       const ValueId x = sample.tensor("x", {rows, hidden}, shifted);
       const ValueId delta = sample.tensor("delta", {rows, hidden});
-      const ValueId gamma = sample.tensor("gamma", {hidden});
-      const ValueId beta = sample.tensor("beta", {hidden});
+      const ValueId gamma = sample.tensor("gamma", {hidden}, {.accumulation = true});
+      const ValueId beta = sample.tensor("beta", {hidden}, {.accumulation = true});
       const LayerNormAttributes attributes{.epsilon = 0.01, .zero_centered = zero_centered};
       const auto [y, sum] =
           add_layer_norm(sample.builder(), x, delta, gamma, beta, attributes, "y");
@@ -196,8 +196,8 @@ std::vector<OpSample> samples_layer_norm() {
   const auto residual = [](SampleBuilder& sample) {
     const ValueId x = sample.tensor("x", {4, 9});
     const ValueId delta = sample.tensor("delta", {4, 9});
-    const ValueId gamma = sample.tensor("gamma", {9});
-    const ValueId beta = sample.tensor("beta", {9});
+    const ValueId gamma = sample.tensor("gamma", {9}, {.accumulation = true});
+    const ValueId beta = sample.tensor("beta", {9}, {.accumulation = true});
     const LayerNormAttributes attributes{.epsilon = 1e-3, .zero_centered = false};
     const auto first = layer_norm(sample.builder(), x, gamma, beta, attributes, "first");
     const auto second =
@@ -212,8 +212,8 @@ std::vector<OpSample> samples_layer_norm() {
       const ValueId rows = sample.integers("rows", {1}, {live});
       const ValueId x = sample.tensor("x", {6, 7}, {.rows = rows});
       const ValueId delta = sample.tensor("delta", {6, 7}, {.rows = rows});
-      const ValueId gamma = sample.tensor("gamma", {7});
-      const ValueId beta = sample.tensor("beta", {7});
+      const ValueId gamma = sample.tensor("gamma", {7}, {.accumulation = true});
+      const ValueId beta = sample.tensor("beta", {7}, {.accumulation = true});
       const LayerNormAttributes attributes{.epsilon = 1e-5, .zero_centered = false};
       const auto result = add_layer_norm(sample.builder(), x, delta, gamma, beta, attributes, "y");
       sample.result(result.normalized);
@@ -223,8 +223,8 @@ std::vector<OpSample> samples_layer_norm() {
   // Several pieces in the sums over rows; x is constant, there would be too much to perturb.
   const auto many_rows = [](SampleBuilder& sample) {
     const ValueId x = sample.tensor("x", {5003, 21}, {.differentiable = false});
-    const ValueId gamma = sample.tensor("gamma", {21});
-    const ValueId beta = sample.tensor("beta", {21});
+    const ValueId gamma = sample.tensor("gamma", {21}, {.accumulation = true});
+    const ValueId beta = sample.tensor("beta", {21}, {.accumulation = true});
     const LayerNormAttributes attributes{.epsilon = 1e-5, .zero_centered = false};
     sample.result(layer_norm(sample.builder(), x, gamma, beta, attributes, "y").normalized);
   };

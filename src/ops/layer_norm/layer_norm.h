@@ -1,11 +1,12 @@
 // Layer normalisation (Ba, Kiros and Hinton, 2016), optionally of a sum.
 //
-//   s    = x + delta, rounded to x's dtype (s = x without delta)
+//   s    = x + delta (s = x without delta)
 //   mean = mean over the row of s,  rstd = 1 / sqrt(mean over the row of (s - mean)^2 + epsilon)
 //   y    = (s - mean) rstd gamma + beta     or, zero-centred, (s - mean) rstd (1 + gamma) + beta
 //
-// The statistics are taken of the rounded s in the accumulation type, so recomputing them from s
-// gives the same bits; the variance is summed about the mean. y is rounded once, as PyTorch's is.
+// All arithmetic is in the accumulation type, which gamma and beta have too (ops/rms_norm/rms_row.h
+// says why), and y is rounded once; the variance is summed about the mean. s is rounded only where
+// it is stored, for the gradients and for the next sum.
 //
 // Kinds (T tokens, h = hidden size; x may be ragged, everything with T rows then is)
 //   layer_norm (x [T, h], gamma [h], beta [h], delta [T, h] optional)

@@ -21,37 +21,43 @@ struct LayerNormKernel {
     const A epsilon = static_cast<A>(attributes.epsilon);
     const A offset = attributes.zero_centered ? A(1) : A(0);
     const T* x = args.in<T>(0);
-    const T* gamma = args.in<T>(1);
-    const T* beta = args.in<T>(2);
+    const A* gamma = args.in<A>(1);
+    const A* beta = args.in<A>(2);
     const T* delta = args.in<T>(3);
     T* out = args.out<T>(0);
     A* means = args.out<A>(1);
     A* rstds = args.out<A>(2);
     T* sums = delta != nullptr ? args.out<T>(3) : nullptr;
     const int64_t n = args.input(0).shape[1];
+    const auto normalize = [=](int64_t row, const auto& element) {
+      const A mean = lane_sum<A>(n, element) / static_cast<A>(n);
+      const A variance = lane_sum<A>(n,
+                                     [&](int64_t i) {
+                                       const A centered = element(i) - mean;
+                                       return centered * centered;
+                                     }) /
+                         static_cast<A>(n);
+      const A rstd = A(1) / std::sqrt(variance + epsilon);
+      means[row] = mean;
+      rstds[row] = rstd;
+      T* y = out + row * n;
+      TROUPE_INDEPENDENT
+      for (int64_t i = 0; i < n; ++i) {
+        y[i] = T((element(i) - mean) * rstd * (offset + gamma[i]) + beta[i]);
+      }
+    };
     const auto normalize_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        const int64_t first = row * n;
-        if (delta != nullptr) {
-          TROUPE_INDEPENDENT
-          for (int64_t i = first; i < first + n; ++i) sums[i] = T(widen(x[i]) + widen(delta[i]));
+        const T* a = x + row * n;
+        if (delta == nullptr) {
+          normalize(row, [=](int64_t i) { return widen(a[i]); });
+          continue;
         }
-        const T* s = (delta != nullptr ? sums : x) + first;
-        T* y = out + first;
-        const A mean = sum(s, n) / static_cast<A>(n);
-        const A variance = lane_sum<A>(n,
-                                       [=](int64_t i) {
-                                         const A centered = widen(s[i]) - mean;
-                                         return centered * centered;
-                                       }) /
-                           static_cast<A>(n);
-        const A rstd = A(1) / std::sqrt(variance + epsilon);
-        means[row] = mean;
-        rstds[row] = rstd;
+        const T* b = delta + row * n;
+        const auto element = [=](int64_t i) { return widen(a[i]) + widen(b[i]); };
+        normalize(row, element);
         TROUPE_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) {
-          y[i] = T((widen(s[i]) - mean) * rstd * (offset + widen(gamma[i])) + widen(beta[i]));
-        }
+        for (int64_t i = 0; i < n; ++i) sums[row * n + i] = T(element(i));
       }
     };
     args.pool->parallel_ranges(args.input(0).rows(), layer_norm_row_grain(n), normalize_rows);
@@ -67,7 +73,7 @@ struct LayerNormGradientKernel {
     const A offset = args.attributes->as<LayerNormAttributes>().zero_centered ? A(1) : A(0);
     const T* d_out = args.in<T>(0);
     const T* sums = args.in<T>(1);
-    const T* gamma = args.in<T>(2);
+    const A* gamma = args.in<A>(2);
     const A* means = args.in<A>(3);
     const A* rstds = args.in<A>(4);
     const T* d_sums = args.in<T>(5);
@@ -81,16 +87,16 @@ struct LayerNormGradientKernel {
         const A mean = means[row];
         const A rstd = rstds[row];
         const A g_mean =
-            lane_sum<A>(n, [=](int64_t i) { return widen(dy[i]) * (offset + widen(gamma[i])); }) /
+            lane_sum<A>(n, [=](int64_t i) { return widen(dy[i]) * (offset + gamma[i]); }) /
             static_cast<A>(n);
-        const A along = lane_sum<A>(n,
-                                    [=](int64_t i) {
-                                      return widen(dy[i]) * (offset + widen(gamma[i])) *
-                                             ((widen(s[i]) - mean) * rstd);
-                                    }) /
-                        static_cast<A>(n);
+        const A along =
+            lane_sum<A>(n,
+                        [=](int64_t i) {
+                          return widen(dy[i]) * (offset + gamma[i]) * ((widen(s[i]) - mean) * rstd);
+                        }) /
+            static_cast<A>(n);
         const auto gradient = [=](int64_t i) {
-          const A g = widen(dy[i]) * (offset + widen(gamma[i]));
+          const A g = widen(dy[i]) * (offset + gamma[i]);
           return rstd * (g - g_mean - (widen(s[i]) - mean) * rstd * along);
         };
         if (d_sums != nullptr) {

@@ -25,7 +25,8 @@ bool is_fused_projection(const Value& value, const Heads& attributes) {
 bool is_qk_gain(const Value& gamma, const Value& qkv, const QkNormAttributes& attributes,
                 int32_t heads) {
   const int64_t vector_heads = attributes.scope == QkNormScope::head ? 1 : heads;
-  return gamma.dtype == qkv.dtype && gamma.shape == Shape({vector_heads * attributes.head_dim});
+  return gamma.dtype == accumulation_dtype(qkv.dtype) &&
+         gamma.shape == Shape({vector_heads * attributes.head_dim});
 }
 
 bool are_qk_gains(const Value& gamma_q, const Value& gamma_k, const Value& qkv,
@@ -56,7 +57,7 @@ void infer_qk_norm(InferContext& context) {
   TROUPE_CHECK(is_fused_projection(qkv, attributes),
                "qk_norm: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
   TROUPE_CHECK(are_qk_gains(context.input(1), context.input(2), qkv, attributes),
-               "qk_norm: a gain has another shape than what it multiplies: " +
+               "qk_norm: a gain has another shape or dtype than what it multiplies wants: " +
                    context.input(1).name + ", " + context.input(2).name);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
   context.output("rstd", accumulation_dtype(qkv.dtype),
@@ -162,8 +163,9 @@ const char* qk_norm_scope_text(QkNormScope scope) {
 
 std::string print_qk_norm(const Attributes& attributes) {
   const auto& values = attributes.as<QkNormAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}", values.heads, values.groups,
-                     values.head_dim, values.epsilon, qk_norm_scope_text(values.scope));
+  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}{}", values.heads, values.groups,
+                     values.head_dim, values.epsilon, qk_norm_scope_text(values.scope),
+                     values.zero_centered ? " zero_centered=1" : "");
 }
 
 std::string print_qk_norm_weight_gradient(const Attributes& attributes) {
@@ -181,8 +183,10 @@ std::vector<OpSample> samples_qk_norm() {
     const int64_t d = attributes.head_dim;
     const ValueId qkv =
         sample.tensor("qkv", {rows, (attributes.heads + 2 * attributes.groups) * d}, options);
-    const ValueId gamma_q = sample.tensor("gamma_q", {per_head ? d : attributes.heads * d});
-    const ValueId gamma_k = sample.tensor("gamma_k", {per_head ? d : attributes.groups * d});
+    const ValueId gamma_q =
+        sample.tensor("gamma_q", {per_head ? d : attributes.heads * d}, {.accumulation = true});
+    const ValueId gamma_k =
+        sample.tensor("gamma_k", {per_head ? d : attributes.groups * d}, {.accumulation = true});
     sample.result(qk_norm(sample.builder(), qkv, gamma_q, gamma_k, attributes, "y"));
   };
   const auto dense = [=](int64_t rows, int32_t heads, int32_t groups, int32_t head_dim,
@@ -192,6 +196,18 @@ std::vector<OpSample> samples_qk_norm() {
           sample,
           {.heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = 0.01, .scope = scope},
           rows, {.differentiable = differentiable});
+    };
+  };
+  const auto zero_centered = [=](QkNormScope scope) {
+    return [=](SampleBuilder& sample) {
+      norm(sample,
+           {.heads = 4,
+            .groups = 2,
+            .head_dim = 6,
+            .epsilon = 0.01,
+            .scope = scope,
+            .zero_centered = true},
+           3, {});
     };
   };
   const auto ragged = [=](QkNormScope scope, int32_t live) {
@@ -208,6 +224,8 @@ std::vector<OpSample> samples_qk_norm() {
           {"smallest", dense(1, 1, 1, 2, kHead, true)},
           {"ragged", ragged(kHead, 3)},
           {"many rows", dense(2500, 2, 1, 8, kHead, false)},
+          {"zero centered", zero_centered(kHead)},
+          {"projection, zero centered", zero_centered(kProjection)},
           {"projection, grouped", dense(3, 4, 2, 10, kProjection, true)},
           {"projection, one head each", dense(2, 1, 1, 17, kProjection, true)},
           {"projection, ragged", ragged(kProjection, 3)},

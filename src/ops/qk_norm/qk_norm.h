@@ -7,8 +7,10 @@
 //   projection  all query heads together, with gamma_q [H d], and all key heads together, with
 //               gamma_k [G d] (OLMoE): N = 2 vectors
 // and each of them becomes
-//   rstd = 1 / sqrt(mean over the vector of x^2 + epsilon),  y = x rstd gamma
-// (statistics in the accumulation type, roundings as in rms_row.h). Value heads are copied.
+//   rstd = 1 / sqrt(mean over the vector of x^2 + epsilon)
+//   y    = x rstd gamma            or, zero-centred, x rstd (1 + gamma)
+// Statistics and gains have the accumulation type (ops/rms_norm/rms_row.h says why), and y is
+// rounded once. Value heads are copied.
 //
 // Kinds (T rows, w = (H + 2 G) d; qkv may be ragged, everything with T rows then is)
 //   qk_norm (qkv [T, w], gamma_q, gamma_k) -> y [T, w], rstd [T, N] in the accumulation dtype
@@ -37,6 +39,7 @@ struct QkNormAttributes {
   int32_t head_dim = 0;
   double epsilon = 1e-6;
   QkNormScope scope = QkNormScope::head;
+  bool zero_centered = false;
 };
 
 struct QkNormWeightGradientAttributes {

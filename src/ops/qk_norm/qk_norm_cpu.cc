@@ -43,8 +43,8 @@ struct QkNormKernel {
   static void run(const KernelArguments& args) {
     const auto attributes = args.attributes->as<QkNormAttributes>();
     const T* qkv = args.in<T>(0);
-    const T* gamma_q = args.in<T>(1);
-    const T* gamma_k = args.in<T>(2);
+    const accumulation_t<T>* gamma_q = args.in<accumulation_t<T>>(1);
+    const accumulation_t<T>* gamma_k = args.in<accumulation_t<T>>(2);
     T* y = args.out<T>(0);
     accumulation_t<T>* rstd = args.out<accumulation_t<T>>(1);
     const QkNormVectors vectors(attributes);
@@ -55,11 +55,12 @@ struct QkNormKernel {
         T* out = y + row * width;
         for (int64_t i = 0; i < vectors.count; ++i) {
           const int64_t at = vectors.offset(i);
-          const accumulation_t<T> scale =
-              rms_reciprocal(in + at, vectors.size(i), attributes.epsilon);
+          const auto element = [=](int64_t j) { return widen(in[at + j]); };
+          const auto scale =
+              rms_reciprocal<accumulation_t<T>>(element, vectors.size(i), attributes.epsilon);
           rstd[row * vectors.count + i] = scale;
-          rms_scale(in + at, scale, vectors.is_query(i) ? gamma_q : gamma_k,
-                    /*zero_centered=*/false, out + at, vectors.size(i));
+          rms_scale(element, scale, vectors.is_query(i) ? gamma_q : gamma_k,
+                    attributes.zero_centered, out + at, vectors.size(i));
         }
         std::copy(in + vectors.elements, in + width, out + vectors.elements);
       }
@@ -74,8 +75,8 @@ struct QkNormGradientKernel {
     const auto attributes = args.attributes->as<QkNormAttributes>();
     const T* dy = args.in<T>(0);
     const T* qkv = args.in<T>(1);
-    const T* gamma_q = args.in<T>(2);
-    const T* gamma_k = args.in<T>(3);
+    const accumulation_t<T>* gamma_q = args.in<accumulation_t<T>>(2);
+    const accumulation_t<T>* gamma_k = args.in<accumulation_t<T>>(3);
     const accumulation_t<T>* rstd = args.in<accumulation_t<T>>(4);
     T* d_qkv = args.out<T>(0);
     const QkNormVectors vectors(attributes);
@@ -86,7 +87,7 @@ struct QkNormGradientKernel {
         for (int64_t i = 0; i < vectors.count; ++i) {
           const int64_t at = first + vectors.offset(i);
           rms_gradient(dy + at, qkv + at, rstd[row * vectors.count + i],
-                       vectors.is_query(i) ? gamma_q : gamma_k, /*zero_centered=*/false,
+                       vectors.is_query(i) ? gamma_q : gamma_k, attributes.zero_centered,
                        static_cast<const T*>(nullptr), d_qkv + at, vectors.size(i));
         }
         std::copy(dy + first + vectors.elements, dy + first + width,

@@ -24,8 +24,9 @@ void infer_rms_norm(InferContext& context) {
   const Value& gamma = context.input(1);
   TROUPE_CHECK(is_float(x.dtype) && x.shape.rank() == 2 && x.shape[1] > 0,
                "rms_norm: x is not [T, h]: " + x.name + " " + x.shape.to_string());
-  TROUPE_CHECK(gamma.dtype == x.dtype && gamma.shape == Shape({x.shape[1]}),
-               "rms_norm: gamma is not [h]: " + gamma.name + " " + gamma.shape.to_string());
+  TROUPE_CHECK(gamma.dtype == accumulation_dtype(x.dtype) && gamma.shape == Shape({x.shape[1]}),
+               "rms_norm: gamma is not [h] in the accumulation dtype: " + gamma.name + " " +
+                   gamma.shape.to_string());
   const bool has_delta = context.has_input(2);
   TROUPE_CHECK(!has_delta || same_rows_type(context.input(2), x),
                "rms_norm: delta differs in type from " + x.name);
@@ -41,7 +42,7 @@ void infer_rms_norm_gradient(InferContext& context) {
   const Value& rstd = context.input(3);
   TROUPE_CHECK(is_float(s.dtype) && s.shape.rank() == 2 && same_rows_type(context.input(0), s),
                "rms_norm_gradient: dy differs in type from " + s.name);
-  TROUPE_CHECK(gamma.dtype == s.dtype && gamma.shape == Shape({s.shape[1]}) &&
+  TROUPE_CHECK(gamma.dtype == accumulation_dtype(s.dtype) && gamma.shape == Shape({s.shape[1]}) &&
                    rstd.dtype == accumulation_dtype(s.dtype) && rstd.shape == Shape({s.shape[0]}),
                "rms_norm_gradient: gamma or rstd does not belong to " + s.name);
   TROUPE_CHECK(!context.has_input(4) || same_rows_type(context.input(4), s),
@@ -127,7 +128,7 @@ std::vector<OpSample> samples_rms_norm() {
   const auto plain = [](int64_t rows, int64_t hidden, double epsilon, bool zero_centered) {
     return [=](SampleBuilder& sample) {
       const ValueId x = sample.tensor("x", {rows, hidden});
-      const ValueId gamma = sample.tensor("gamma", {hidden});
+      const ValueId gamma = sample.tensor("gamma", {hidden}, {.accumulation = true});
       const RmsNormAttributes attributes{.epsilon = epsilon, .zero_centered = zero_centered};
       sample.result(rms_norm(sample.builder(), x, gamma, attributes, "y").normalized);
     };
@@ -137,7 +138,7 @@ std::vector<OpSample> samples_rms_norm() {
     return [=](SampleBuilder& sample) {
       const ValueId x = sample.tensor("x", {rows, hidden});
       const ValueId delta = sample.tensor("delta", {rows, hidden});
-      const ValueId gamma = sample.tensor("gamma", {hidden});
+      const ValueId gamma = sample.tensor("gamma", {hidden}, {.accumulation = true});
       const RmsNormAttributes attributes{.epsilon = 0.01, .zero_centered = zero_centered};
       const auto [y, sum] = add_rms_norm(sample.builder(), x, delta, gamma, attributes, "y");
       used == Used::sum ? sample.result_without_gradient(y) : sample.result(y);
@@ -149,7 +150,7 @@ std::vector<OpSample> samples_rms_norm() {
   const auto residual = [](SampleBuilder& sample) {
     const ValueId x = sample.tensor("x", {4, 9});
     const ValueId delta = sample.tensor("delta", {4, 9});
-    const ValueId gamma = sample.tensor("gamma", {9});
+    const ValueId gamma = sample.tensor("gamma", {9}, {.accumulation = true});
     const RmsNormAttributes attributes{.epsilon = 1e-3, .zero_centered = false};
     const auto first = rms_norm(sample.builder(), x, gamma, attributes, "first");
     const auto second =
@@ -164,7 +165,7 @@ std::vector<OpSample> samples_rms_norm() {
       const ValueId rows = sample.integers("rows", {1}, {live});
       const ValueId x = sample.tensor("x", {6, 7}, {.rows = rows});
       const ValueId delta = sample.tensor("delta", {6, 7}, {.rows = rows});
-      const ValueId gamma = sample.tensor("gamma", {7});
+      const ValueId gamma = sample.tensor("gamma", {7}, {.accumulation = true});
       const RmsNormAttributes attributes{.epsilon = 1e-5, .zero_centered = false};
       const auto result = add_rms_norm(sample.builder(), x, delta, gamma, attributes, "y");
       sample.result(result.normalized);
@@ -174,7 +175,7 @@ std::vector<OpSample> samples_rms_norm() {
   // Several pieces in the sum over rows; x is constant, there would be too much to perturb.
   const auto many_rows = [](SampleBuilder& sample) {
     const ValueId x = sample.tensor("x", {5003, 21}, {.differentiable = false});
-    const ValueId gamma = sample.tensor("gamma", {21});
+    const ValueId gamma = sample.tensor("gamma", {21}, {.accumulation = true});
     const RmsNormAttributes attributes{.epsilon = 1e-5, .zero_centered = false};
     sample.result(rms_norm(sample.builder(), x, gamma, attributes, "y").normalized);
   };

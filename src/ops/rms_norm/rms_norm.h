@@ -1,11 +1,11 @@
 // Root-mean-square layer normalisation (Zhang and Sennrich, 2019), optionally of a sum.
 //
-//   s    = x + delta, rounded to x's dtype (s = x without delta)
+//   s    = x + delta (s = x without delta)
 //   rstd = 1 / sqrt(mean over the row of s^2 + epsilon)
 //   y    = s rstd gamma            or, zero-centred, s rstd (1 + gamma)
 //
-// The statistics are taken of the rounded s in the accumulation type, so recomputing them from s
-// gives the same bits. Roundings inside y: see rms_row.h.
+// All arithmetic is in the accumulation type, which gamma has too (rms_row.h says why), and y is
+// rounded once. s is rounded only where it is stored, for the gradients and for the next sum.
 //
 // Kinds (T tokens, h = hidden size; x may be ragged, everything with T rows then is)
 //   rms_norm (x [T, h], gamma [h], delta [T, h] optional)

@@ -18,22 +18,28 @@ struct RmsNormKernel {
   static void run(const KernelArguments& args) {
     const auto attributes = args.attributes->as<RmsNormAttributes>();
     const T* x = args.in<T>(0);
-    const T* gamma = args.in<T>(1);
+    const accumulation_t<T>* gamma = args.in<accumulation_t<T>>(1);
     const T* delta = args.in<T>(2);
     T* y = args.out<T>(0);
     accumulation_t<T>* rstd = args.out<accumulation_t<T>>(1);
     T* sum = delta != nullptr ? args.out<T>(2) : nullptr;
     const int64_t n = args.input(0).shape[1];
+    const auto normalize = [=](int64_t row, const auto& element) {
+      rstd[row] = rms_reciprocal<accumulation_t<T>>(element, n, attributes.epsilon);
+      rms_scale(element, rstd[row], gamma, attributes.zero_centered, y + row * n, n);
+    };
     const auto normalize_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        const int64_t first = row * n;
-        if (delta != nullptr) {
-          TROUPE_INDEPENDENT
-          for (int64_t i = first; i < first + n; ++i) sum[i] = T(widen(x[i]) + widen(delta[i]));
+        const T* a = x + row * n;
+        if (delta == nullptr) {
+          normalize(row, [=](int64_t i) { return widen(a[i]); });
+          continue;
         }
-        const T* s = (delta != nullptr ? sum : x) + first;
-        rstd[row] = rms_reciprocal(s, n, attributes.epsilon);
-        rms_scale(s, rstd[row], gamma, attributes.zero_centered, y + first, n);
+        const T* b = delta + row * n;
+        const auto element = [=](int64_t i) { return widen(a[i]) + widen(b[i]); };
+        normalize(row, element);
+        TROUPE_INDEPENDENT
+        for (int64_t i = 0; i < n; ++i) sum[row * n + i] = T(element(i));
       }
     };
     args.pool->parallel_ranges(args.input(0).rows(), rms_norm_row_grain(n), normalize_rows);
@@ -46,7 +52,7 @@ struct RmsNormGradientKernel {
     const bool zero_centered = args.attributes->as<RmsNormAttributes>().zero_centered;
     const T* dy = args.in<T>(0);
     const T* s = args.in<T>(1);
-    const T* gamma = args.in<T>(2);
+    const accumulation_t<T>* gamma = args.in<accumulation_t<T>>(2);
     const accumulation_t<T>* rstd = args.in<accumulation_t<T>>(3);
     const T* d_sum = args.in<T>(4);
     T* dx = args.out<T>(0);
