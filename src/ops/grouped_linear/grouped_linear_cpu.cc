@@ -9,7 +9,7 @@ namespace {
 
 // Rows of a tile: enough to amortise the packing of the expert's weight, few enough that a handful
 // of experts with uneven loads still make several tiles.
-constexpr int64_t kGroupTileRows = 256;
+constexpr int64_t kGroupTileRows = 512;
 
 // Rows of x times the experts' weights: out[r, j] = sum over i of x[r, i] * op(W_e)[i, j]. The
 // workspace receives the running number of row tiles, [E + 1].
