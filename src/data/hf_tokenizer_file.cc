@@ -181,7 +181,9 @@ class Parser {
 
   void vocabulary(const Node& node) {
     id_of_.reserve(node.value().size());
-    for (const auto& [token, value] : node.value().items()) {
+    for (const auto& item : node.value().items()) {
+      const std::string& token = item.key();
+      const nlohmann::json& value = item.value();
       const auto place = [&] {
         return Node(value, path_, fmt::format("{}[{}]", node.where(), in_quotes(token)));
       };
