@@ -47,4 +47,4 @@ done
 
 export -f run_target
 export seconds build
-printf '%s\n' "$@" | xargs -P 2 -I NAME bash -euo pipefail -c 'run_target NAME'
+printf '%s\n' "$@" | xargs -P $((2 * $(nproc))) -I NAME bash -euo pipefail -c 'run_target NAME'
