@@ -8,14 +8,15 @@ namespace troupe::fuzz {
 
 void parse(std::string_view input) {
   if (input.empty()) return;
-  static const auto tokenizer = make_tokenizer("byte", "");
+  static const auto tokenizer = make_tokenizer(TokenizerModel{});
+  static ThreadPool pool(1);
   TokenizeOptions options;
   options.output_prefix = scratch_folder() + "/out";
   options.overwrite = true;
   options.format = input[0] == 'j' ? CorpusFormat::jsonl : CorpusFormat::text;
   options.split_blank_lines = input[0] == 's' ? 1 : 0;
   options.inputs = {put_file("corpus", input.substr(1))};
-  const TokenizeResult result = tokenize_corpus(*tokenizer, options);
+  const TokenizeResult result = tokenize_corpus(*tokenizer, options, pool);
   const IndexedDataset dataset(options.output_prefix);
   if (dataset.num_documents() != result.progress.documents ||
       dataset.num_tokens() != result.progress.tokens) {

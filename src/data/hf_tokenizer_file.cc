@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "data/hf_tokenizer.h"
+#include "data/json_message.h"
 #include "data/utf8.h"
 
 namespace troupe {
@@ -96,7 +97,7 @@ json parse_document(const std::string& contents, const std::string& path) {
   try {
     return json::parse(contents);
   } catch (const json::exception& error) {
-    throw_failed(fmt::format("{}: not valid JSON: {}", path, error.what()));
+    throw_failed(fmt::format("{}: not valid JSON: {}", path, readable(error.what())));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "data/indexed_dataset.h"
+#include "data/json_message.h"
 
 namespace troupe {
 namespace {
@@ -29,14 +30,6 @@ bool is_blank(std::string_view line) {
 bool is_json_lines(const std::string& path, CorpusFormat format) {
   if (format != CorpusFormat::by_extension) return format == CorpusFormat::jsonl;
   return path.ends_with(".jsonl") || path.ends_with(".json");
-}
-
-// The library quotes what it read last, which may be the whole line.
-std::string readable(std::string message) {
-  constexpr size_t kLongest = 300;
-  if (message.size() > kLongest) message.replace(kLongest, std::string::npos, "...");
-  std::replace(message.begin(), message.end(), '\x7f', '?');
-  return message;
 }
 
 // The text of a line of a JSON lines file.

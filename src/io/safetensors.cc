@@ -497,9 +497,9 @@ SafetensorsFolder SafetensorsFolder::open(const std::string& folder) {
       throw_failed(index_path + ": tensor " + quote_name(name) + " names no file");
     }
     const auto file_name = file.get<std::string>();
-    // A plain name: the index must not reach outside its folder.
+    // A plain name: the index must not reach outside its folder. Messages will show it.
     if (file_name.empty() || file_name == "." || file_name == ".." ||
-        file_name.find('/') != std::string::npos || file_name.find('\0') != std::string::npos) {
+        file_name.find('/') != std::string::npos || printable(file_name) != file_name) {
       throw_failed(index_path + ": tensor " + quote_name(name) + " names the file " +
                    quote_name(file_name) + ", which is not a plain file name");
     }

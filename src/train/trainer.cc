@@ -480,7 +480,7 @@ void Trainer::stop_if_hopeless(const StepMetrics& metrics) const {
         fmt::format("The loss of step {} is {}, and no step has changed the weights yet: they are "
                     "out of range from the start. Check where they come from, or lower "
                     "--init-method-std. {}",
-                    metrics.step, metrics.loss, kept));
+                    metrics.step, std::abs(metrics.loss), kept));  // NaN may carry a sign
   }
   // A few steps that change nothing are sound; after so many, the next will be no other.
   if (options_.max_skipped_steps > 0 && position_.skipped_in_row >= options_.max_skipped_steps) {
