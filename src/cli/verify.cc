@@ -10,9 +10,9 @@
 namespace troupe {
 
 ExitStatus run_verify(const Options& options) {
-  ThreadPool pool(thread_count(options));
   const DType dtype = compute_dtype_of(options);
-  const ReferenceComparison result = verify_reference(options.hf_dir, dtype, options.oracle, pool);
+  const ReferenceComparison result = verify_reference(options.hf_dir, dtype, options.oracle,
+                                                      options.ranks, threads_per_rank(options));
   if (options.json) {
     nlohmann::ordered_json document = {
         {"loss", result.loss},

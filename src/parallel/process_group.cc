@@ -234,6 +234,11 @@ void ProcessGroup::leave(int rank) {
   changed_.notify_all();
 }
 
+void ProcessGroup::rejoin() {
+  const std::lock_guard lock(mutex_);
+  for (Slot& slot : slots_) slot.left = false;
+}
+
 void ProcessGroup::fail(std::exception_ptr cause) {
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = std::move(cause);
@@ -286,6 +291,7 @@ class RunningRanks {
 }  // namespace
 
 void run_ranks(ProcessGroup& group, const std::function<void(int)>& body) {
+  group.rejoin();
   RunningRanks running(group.size());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < group.size(); ++rank) {

@@ -47,8 +47,11 @@ class ProcessGroup {
   // limit, because one rank may be writing to a slow disk meanwhile; it ends when a rank fails.
   std::vector<uint64_t> exchange(int rank, uint64_t value);
 
-  // This rank will call nothing any more: who waits for it, or comes to, fails.
+  // This rank will call nothing any more, until the next run_ranks(): who waits for it, or comes to,
+  // fails.
   void leave(int rank);
+  // Takes all ranks that left in again. None may be at work.
+  void rejoin();
   // The group's work is over because of `cause`, unless it was over before. Wakes all who wait.
   void fail(std::exception_ptr cause);
   // What failed first; null: nothing has.
