@@ -11,8 +11,11 @@ namespace troupe {
 
 ExitStatus run_verify(const Options& options) {
   const DType dtype = compute_dtype_of(options);
-  const ReferenceComparison result = verify_reference(options.hf_dir, dtype, options.oracle,
-                                                      options.ranks, threads_per_rank(options));
+  const ReferenceComparison result =
+      verify_reference(options.hf_dir, dtype, options.oracle,
+                       {.count = options.ranks,
+                        .threads = threads_per_rank(options),
+                        .limit = std::chrono::seconds(options.collective_timeout_s)});
   if (options.json) {
     nlohmann::ordered_json document = {
         {"loss", result.loss},

@@ -47,8 +47,8 @@ class ProcessGroup {
   // limit, because one rank may be writing to a slow disk meanwhile; it ends when a rank fails.
   std::vector<uint64_t> exchange(int rank, uint64_t value);
 
-  // This rank will call nothing any more, until the next run_ranks(): who waits for it, or comes to,
-  // fails.
+  // This rank will call nothing any more, until the next run_ranks(): who waits for it, or comes
+  // to, fails.
   void leave(int rank);
   // Takes all ranks that left in again. None may be at work.
   void rejoin();

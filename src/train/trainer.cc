@@ -620,7 +620,7 @@ void Trainer::save() {
 
 ExitStatus train(const Options& options) {
   if (options.ranks == 1) return Trainer(options).run();
-  ProcessGroup group(options.ranks);
+  ProcessGroup group(options.ranks, std::chrono::seconds(options.collective_timeout_s));
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<const Program*> programs;
   for (int32_t rank = 0; rank < options.ranks; ++rank) {

@@ -141,8 +141,7 @@ struct RunOptions {
   DType dtype = DType::f32;
   bool oracle = false;
   RoutingTrace trace = RoutingTrace::none;
-  int32_t ranks = 1;
-  int threads = 1;  // of one rank
+  VerifyRanks ranks;
 };
 
 // One rank's part of the reference's batch: logits, then as many updates as the trajectory has.
@@ -150,27 +149,28 @@ class ReferenceRank {
  public:
   ReferenceRank(const std::string& folder, const ModelConfig& config, const Reference& reference,
                 const RunOptions& options, ProcessGroup& group, int32_t rank)
-      : pool_(options.threads),
+      : pool_(options.ranks.threads),
         state_(declare_model_state(config, options.dtype, /*trained=*/true)),
         storage_(state_.table),
-        logits_step_(build_logits_step(config, state_, reference.batch / options.ranks,
+        logits_step_(build_logits_step(config, state_, reference.batch / options.ranks.count,
                                        reference.sequence, false, options.trace)),
-        training_step_(build_training_step(config, state_,
-                                           {.micro_batch_size = reference.batch / options.ranks,
-                                            .micro_batches = 1,
-                                            .sequence = reference.sequence,
-                                            .clip_grad = reference.clip,
-                                            .adam_beta1 = reference.beta1,
-                                            .adam_beta2 = reference.beta2,
-                                            .adam_epsilon = reference.epsilon,
-                                            .routing_trace = options.trace,
-                                            .data_parallel_size = options.ranks,
-                                            .data_parallel_rank = rank})),
+        training_step_(
+            build_training_step(config, state_,
+                                {.micro_batch_size = reference.batch / options.ranks.count,
+                                 .micro_batches = 1,
+                                 .sequence = reference.sequence,
+                                 .clip_grad = reference.clip,
+                                 .adam_beta1 = reference.beta1,
+                                 .adam_beta2 = reference.beta2,
+                                 .adam_epsilon = reference.epsilon,
+                                 .routing_trace = options.trace,
+                                 .data_parallel_size = options.ranks.count,
+                                 .data_parallel_rank = rank})),
         logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_),
         training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
                   {.data_parallel = &group.member(rank)}) {
     load_hf_weights(folder, config, state_, storage_);
-    const int32_t first = reference.batch / options.ranks * rank;
+    const int32_t first = reference.batch / options.ranks.count * rank;
     write_batch(logits_, logits_step_.batch, reference, first);
     write_batch(training_, training_step_.micro_batches.front(), reference, first);
     *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
@@ -226,8 +226,8 @@ class ReferenceRank {
 
   static MemoryPlan plan(const Program& program, const RunOptions& options) {
     verify_program(program);
-    MemoryPlan plan = options.oracle ? plan_oracle(program, options.threads)
-                                     : plan_memory(program, options.threads);
+    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads)
+                                     : plan_memory(program, options.ranks.threads);
     verify_memory_plan(program, plan);
     return plan;
   }
@@ -246,9 +246,9 @@ class ReferenceRun {
  public:
   ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
                const RunOptions& options)
-      : group_(options.ranks) {
+      : group_(options.ranks.count, options.ranks.limit) {
     std::vector<const Program*> programs;
-    for (int32_t rank = 0; rank < options.ranks; ++rank) {
+    for (int32_t rank = 0; rank < options.ranks.count; ++rank) {
       ranks_.push_back(
           std::make_unique<ReferenceRank>(folder, config, reference, options, group_, rank));
       programs.push_back(&ranks_.back()->training_program());
@@ -300,8 +300,9 @@ class ReferenceRun {
 // The mean over ranks is the reference's mean over tokens only if they have as many tokens.
 void check_ranks(const Reference& reference, int32_t ranks, const std::string& folder) {
   if (reference.batch % ranks != 0) {
-    throw_bad_request(fmt::format("--ranks {}: the {} sequences of {} cannot be divided among them.",
-                                  ranks, reference.batch, folder));
+    throw_bad_request(
+        fmt::format("--ranks {}: the {} sequences of {} cannot be divided among them.", ranks,
+                    reference.batch, folder));
   }
   const auto part = static_cast<std::ptrdiff_t>(reference.labels.size()) / ranks;
   const auto counted = [&](int32_t rank) {
@@ -355,17 +356,16 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, int32_t ranks, int threads) {
+                                     bool with_oracle, const VerifyRanks& ranks) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
-  check_ranks(reference, ranks, folder);
+  check_ranks(reference, ranks.count, folder);
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
-                     .ranks = ranks,
-                     .threads = threads};
+                     .ranks = ranks};
   ReferenceRun run(folder, config, reference, options);
   std::unique_ptr<ReferenceRun> oracle;
   if (with_oracle) {
@@ -374,11 +374,9 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   }
   std::unique_ptr<ReferenceRun> router;  // whose choice of experts is replayed
   if (replay) {
-    router = std::make_unique<ReferenceRun>(folder, config, reference,
-                                            RunOptions{.dtype = DType::f32,
-                                                       .trace = RoutingTrace::recorded,
-                                                       .ranks = ranks,
-                                                       .threads = threads});
+    router = std::make_unique<ReferenceRun>(
+        folder, config, reference,
+        RunOptions{.dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks});
   }
 
   ReferenceComparison result;

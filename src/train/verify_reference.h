@@ -6,6 +6,8 @@
 // grads/model.safetensors. Errors are UserErrors.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "base/dtype.h"
@@ -39,9 +41,15 @@ struct ReferenceTolerance {
 };
 ReferenceTolerance reference_tolerance(DType compute_dtype);
 
-// The sequences of the batch are divided among `ranks` data-parallel ranks of `threads` threads
-// each. Sequences that cannot be divided, or of which the ranks would count different numbers of
-// labels, are a bad request.
+// The data-parallel ranks that share a comparison.
+struct VerifyRanks {
+  int32_t count = 1;
+  int threads = 1;                          // of each
+  std::chrono::milliseconds limit{10'000};  // see ProcessGroup
+};
+
+// The sequences of the batch are divided among the ranks. Sequences that cannot be divided, or of
+// which the ranks would count different numbers of labels, are a bad request.
 //
 // `with_oracle` runs everything a second time in the oracle and compares bit by bit.
 //
@@ -49,6 +57,6 @@ ReferenceTolerance reference_tolerance(DType compute_dtype);
 // the weights to 8 bits moves router logits, and a token near a tie then goes to another expert.
 // Such a token says nothing about the arithmetic, but changes gradients by more than all rounding.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, int32_t ranks, int threads);
+                                     bool with_oracle, const VerifyRanks& ranks);
 
 }  // namespace troupe
