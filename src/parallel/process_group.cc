@@ -22,7 +22,7 @@ std::string describe(const TensorView& tensor) {
 
 // "operation 12 (all_reduce), layer 1, micro-batch 0"
 std::string describe(const CollectiveCall& call) {
-  if (call.op == nullptr) return "the start";
+  if (call.op == nullptr) return "no operation";
   std::string text = fmt::format("operation {} ({})", call.index, call.op->spec->name);
   const Place& place = call.op->place;
   if (place.layer >= 0) text += fmt::format(", layer {}", place.layer);
@@ -31,7 +31,8 @@ std::string describe(const CollectiveCall& call) {
 }
 
 std::string describe(const CollectiveCall& call, std::span<const TensorView> tensors) {
-  std::string text = describe(call) + " of ";
+  std::string text = describe(call);
+  if (!tensors.empty()) text += " of ";
   for (size_t i = 0; i < tensors.size(); ++i) {
     text += (i == 0 ? "" : ", ") + describe(tensors[i]);
   }
@@ -137,11 +138,14 @@ Communicator& ProcessGroup::member(int rank) {
   return *members_[static_cast<size_t>(rank)];
 }
 
-void ProcessGroup::meet(std::unique_lock<std::mutex>& lock, int rank, bool limited) {
+void ProcessGroup::meet(std::unique_lock<std::mutex>& lock, int rank, Meeting meeting) {
   if (failure_) std::rethrow_exception(failure_);
   Slot& slot = slots_[static_cast<size_t>(rank)];
   slot.waits = true;
+  slot.meeting = meeting;
   if (++arrived_ == size()) {
+    const std::string mismatch = mismatch_message();
+    if (!mismatch.empty()) fail_locked(mismatch);
     arrived_ = 0;
     ++round_;
     for (Slot& each : slots_) each.waits = false;
@@ -153,7 +157,7 @@ void ProcessGroup::meet(std::unique_lock<std::mutex>& lock, int rank, bool limit
   }
   const uint64_t round = round_;
   const auto over = [&] { return round_ != round || failure_ != nullptr; };
-  if (!limited) {
+  if (meeting != Meeting::begin_collective) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_for(lock, limit_, over)) {
     fail_locked(missing_message(rank));
@@ -163,12 +167,15 @@ void ProcessGroup::meet(std::unique_lock<std::mutex>& lock, int rank, bool limit
 
 std::vector<uint64_t> ProcessGroup::exchange(int rank, uint64_t value) {
   std::unique_lock lock(mutex_);
-  slots_[static_cast<size_t>(rank)].value = value;
-  meet(lock, rank, /*limited=*/false);
+  Slot& slot = slots_[static_cast<size_t>(rank)];
+  slot.call = {};
+  slot.tensors = {};
+  slot.value = value;
+  meet(lock, rank, Meeting::exchange);
   std::vector<uint64_t> values;
-  for (const Slot& slot : slots_) values.push_back(slot.value);
+  for (const Slot& each : slots_) values.push_back(each.value);
   // Nobody may write the next number before all have read these.
-  meet(lock, rank, /*limited=*/true);
+  meet(lock, rank, Meeting::exchange);
   return values;
 }
 
@@ -178,28 +185,31 @@ void ProcessGroup::begin(int rank, const CollectiveCall& call,
   Slot& slot = slots_[static_cast<size_t>(rank)];
   slot.call = call;
   slot.tensors = tensors;
-  meet(lock, rank, /*limited=*/true);
-  require_match();
+  meet(lock, rank, Meeting::begin_collective);
 }
 
 void ProcessGroup::end(int rank) {
   std::unique_lock lock(mutex_);
-  meet(lock, rank, /*limited=*/true);
+  meet(lock, rank, Meeting::end_collective);
 }
 
-void ProcessGroup::require_match() const {
+std::string ProcessGroup::mismatch_message() const {
   const Slot& first = slots_.front();
   for (size_t rank = 1; rank < slots_.size(); ++rank) {
     const Slot& other = slots_[rank];
-    if (first.call.op->spec == other.call.op->spec &&
+    const auto spec_of = [](const Slot& slot) {
+      return slot.call.op == nullptr ? nullptr : slot.call.op->spec;
+    };
+    if (first.meeting == other.meeting && spec_of(first) == spec_of(other) &&
         std::equal(first.tensors.begin(), first.tensors.end(), other.tensors.begin(),
                    other.tensors.end(), same_type)) {
       continue;
     }
-    throw_failed(fmt::format(
+    return fmt::format(
         "The ranks do not run the same collective: rank 0 is in {}, rank {} in {}. All ranks end.",
-        describe(first.call, first.tensors), rank, describe(other.call, other.tensors)));
+        describe(first.call, first.tensors), rank, describe(other.call, other.tensors));
   }
+  return {};
 }
 
 std::string ProcessGroup::missing_message(int rank) const {

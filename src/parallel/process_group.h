@@ -4,7 +4,7 @@
 // read and write each other's tensors in place; nothing is copied or staged. Sums are taken in
 // ascending order of ranks: every rank gets the same bits at any timing.
 //
-// Every wait of a collective is watched. A rank that does not come within the limit, has ended, has
+// Every wait for a rank is watched. One that does not come within the limit, has ended, has
 // failed, or calls another collective (kind, group, dtypes or sizes) ends the work of all: each
 // member's call throws one UserError (failed) that says who waited where, and for whom. What fails
 // first is kept and is the cause; nothing can be done with the group afterwards.
@@ -59,20 +59,28 @@ class ProcessGroup {
 
  private:
   class Member;
+  // What a meeting is for.
+  enum class Meeting : uint8_t {
+    begin_collective,  // limited; all must call the same
+    end_collective,    // all are there and only sum: never limited
+    exchange,          // without limit
+  };
   // What a rank has in hand.
   struct Slot {
-    CollectiveCall call;  // the last one; op is null before the first
+    Meeting meeting = Meeting::exchange;  // the last one
+    CollectiveCall call;                  // op is null outside of a program
     std::span<const TensorView> tensors;
     uint64_t value = 0;  // of exchange()
     bool waits = false;
     bool left = false;
   };
   // Waits until all ranks are here, or throws.
-  void meet(std::unique_lock<std::mutex>& lock, int rank, bool limited);
+  void meet(std::unique_lock<std::mutex>& lock, int rank, Meeting meeting);
   void begin(int rank, const CollectiveCall& call, std::span<const TensorView> tensors);
   void end(int rank);
-  // Throws unless all ranks call the same.
-  void require_match() const;
+  // Empty when all ranks meet for the same and call the same. While they are all waiting: their
+  // tensors are looked at.
+  std::string mismatch_message() const;
   std::string missing_message(int rank) const;
   [[noreturn]] void fail_locked(const std::string& message);
 

@@ -81,7 +81,8 @@ class Ranks(unittest.TestCase):
     def test_a_failing_rank_ends_the_run_with_one_message(self):
         # A token outside of the vocabulary, in some sample: whichever rank reads it fails.
         data = bytearray((FOLDER / "corpus.bin").read_bytes())
-        data[len(data) // 2:] = b"\xff\x7f" * ((len(data) - len(data) // 2) // 2)
+        half = len(data) // 4 * 2
+        data[half:] = b"\xff\x7f" * ((len(data) - half) // 2)
         (FOLDER / "broken.bin").write_bytes(bytes(data))
         (FOLDER / "broken.idx").write_bytes((FOLDER / "corpus.idx").read_bytes())
         arguments = train_arguments(FOLDER / "broken_run", "--ranks", 4, "--train-iters", 50,
@@ -121,10 +122,11 @@ def main():
     with tempfile.TemporaryDirectory(prefix="troupe_ranks_") as folder:
         FOLDER = pathlib.Path(folder)
         (FOLDER / "config.json").write_text(json.dumps(CONFIG))
-        text = "\n\n".join(" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(40))
-                         for i in range(200))
-        (FOLDER / "corpus.txt").write_text(text)
-        result = run("tokenize", "--input", FOLDER / "corpus.txt", "--output-prefix",
+        documents = [" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(40))
+                     for i in range(200)]
+        (FOLDER / "corpus.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in documents))
+        result = run("tokenize", "--input", FOLDER / "corpus.jsonl", "--output-prefix",
                      FOLDER / "corpus")
         if result.returncode != 0:
             sys.exit(result.stderr)

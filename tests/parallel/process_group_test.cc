@@ -192,7 +192,7 @@ TEST(FaultDrill, DelayedRank) {
   EXPECT_NE(message.find("operation 0 (prefix_sum), layer 2, micro-batch 1"), std::string::npos)
       << message;
   EXPECT_NE(message.find("0.2 s"), std::string::npos) << message;
-  EXPECT_NE(message.find("rank 1 (is missing, last seen in the start)"), std::string::npos)
+  EXPECT_NE(message.find("rank 1 (is missing, last seen in no operation)"), std::string::npos)
       << message;
 }
 
@@ -271,6 +271,22 @@ TEST(FaultDrill, CollectiveLeftOut) {
   });
   EXPECT_NE(message.find("do not run the same collective"), std::string::npos) << message;
   EXPECT_NE(message.find("rank 1 in operation 0 (all_reduce)"), std::string::npos) << message;
+}
+
+// One rank goes on to the end of the step, the other has one more collective.
+TEST(FaultDrill, StepThatEndsEarlier) {
+  const RankProgram program({7});
+  ProcessGroup group(2, kPatient);
+  const std::string message = failure_of([&] {
+    run_ranks(group, [&](int rank) {
+      Rank mine(group, rank, program);
+      if (rank == 1) mine.interpreter.run();
+      group.exchange(rank, 0);
+    });
+  });
+  EXPECT_NE(message.find("rank 0 is in no operation, rank 1 in operation 0 (prefix_sum)"),
+            std::string::npos)
+      << message;
 }
 
 // A thread cannot be stopped from outside: the process ends, with the message of who waited.
