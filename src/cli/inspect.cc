@@ -28,13 +28,14 @@ struct Inspected {
 Inspected build(const Options& options, const ModelConfig& config) {
   const bool training = options.program == "train";
   const ModelState state = declare_model_state(config, compute_dtype_of(options), training);
-  const TrainingStepOptions step = training_step_options(options, config);
+  TrainingStepOptions step = training_step_options(options, config);
+  step.data_parallel_rank = options.rank;
   Inspected inspected;
   inspected.program =
       training ? build_training_step(config, state, step).program
                : build_evaluation_step(config, state, step.micro_batch_size, step.sequence).program;
   verify_program(*inspected.program);
-  const int threads = thread_count(options);
+  const int threads = threads_per_rank(options);
   inspected.plan = options.oracle ? plan_oracle(*inspected.program, threads)
                                   : plan_memory(*inspected.program, threads);
   verify_memory_plan(*inspected.program, inspected.plan);

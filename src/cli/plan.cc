@@ -27,7 +27,11 @@ struct Planned {
   double operation_flops = 0;    // of all operations of the step
   double model_flops = 0;        // of the model's products alone
   uint64_t available_bytes = 0;  // 0: not known
-  bool fits() const { return available_bytes == 0 || memory.total_bytes() <= available_bytes; }
+  // Ranks differ in the numbers of their micro-batches alone.
+  uint64_t total_bytes() const {
+    return static_cast<uint64_t>(step.data_parallel_size) * memory.total_bytes();
+  }
+  bool fits() const { return available_bytes == 0 || total_bytes() <= available_bytes; }
 };
 
 double count_flops(const Program& program) {
@@ -47,6 +51,11 @@ std::string describe_op(const Program& program, int64_t index) {
   return text + ")";
 }
 
+// Of all ranks.
+int64_t micro_batches_of(const TrainingStepOptions& step) {
+  return int64_t{step.micro_batches} * step.data_parallel_size;
+}
+
 Planned make_plan(const Options& options) {
   Planned planned;
   planned.config = load_model_config(options);
@@ -55,21 +64,22 @@ Planned make_plan(const Options& options) {
       declare_model_state(planned.config, compute_dtype_of(options), /*trained=*/true);
   const TrainingStep step = build_training_step(planned.config, state, planned.step);
   verify_program(*step.program);
-  planned.memory = plan_memory(*step.program, thread_count(options));
+  planned.memory = plan_memory(*step.program, threads_per_rank(options));
   verify_memory_plan(*step.program, planned.memory);
 
   const auto& live = planned.memory.live_bytes;
   planned.peak_operation =
       describe_op(*step.program, std::max_element(live.begin(), live.end()) - live.begin());
-  planned.operation_flops = count_flops(*step.program);
+  planned.operation_flops = planned.step.data_parallel_size * count_flops(*step.program);
   planned.model_flops = planned.config.training_flops_per_sequence(planned.step.sequence) *
-                        planned.step.micro_batch_size * planned.step.micro_batches;
+                        planned.step.micro_batch_size *
+                        static_cast<double>(micro_batches_of(planned.step));
   planned.available_bytes = available_memory_bytes();
   return planned;
 }
 
 int64_t tokens_per_step(const TrainingStepOptions& step) {
-  return int64_t{step.sequence} * step.micro_batch_size * step.micro_batches;
+  return int64_t{step.sequence} * step.micro_batch_size * micro_batches_of(step);
 }
 
 std::string make_json(const Planned& planned) {
@@ -80,12 +90,13 @@ std::string make_json(const Planned& planned) {
   }
   bytes["total"] = planned.memory.total_bytes();
   nlohmann::ordered_json document = {{"fits", planned.fits()},
+                                     {"ranks", planned.step.data_parallel_size},
                                      {"bytes", std::move(bytes)},
                                      {"available_bytes", planned.available_bytes},
                                      {"peak_operation", planned.peak_operation},
                                      {"parameters", planned.config.parameter_count()},
                                      {"active_parameters", planned.config.active_parameter_count()},
-                                     {"micro_batches", planned.step.micro_batches},
+                                     {"micro_batches", micro_batches_of(planned.step)},
                                      {"tokens_per_step", tokens_per_step(planned.step)},
                                      {"model_flops_per_step", planned.model_flops},
                                      {"operation_flops_per_step", planned.operation_flops}};
@@ -104,11 +115,12 @@ std::string make_text(const Options& options, const Planned& planned) {
                         config.num_experts, config.moe_router_topk);
   }
   text += fmt::format(", {}\n", options.compute_dtype);
-  text += fmt::format(
-      "step    {} of {} x {} tokens: {} tokens\n",
-      planned.step.micro_batches == 1 ? "1 micro-batch"
-                                      : fmt::format("{} micro-batches", planned.step.micro_batches),
-      planned.step.micro_batch_size, planned.step.sequence, tokens_per_step(planned.step));
+  text += fmt::format("step    {} of {} x {} tokens: {} tokens\n",
+                      micro_batches_of(planned.step) == 1
+                          ? "1 micro-batch"
+                          : fmt::format("{} micro-batches", micro_batches_of(planned.step)),
+                      planned.step.micro_batch_size, planned.step.sequence,
+                      tokens_per_step(planned.step));
   text += fmt::format("flops   {} of the model, {} in all operations\n\n",
                       format_count(planned.model_flops), format_count(planned.operation_flops));
 
@@ -117,9 +129,14 @@ std::string make_text(const Options& options, const Planned& planned) {
     if (bytes == 0) continue;
     text += fmt::format("  {:<14}{:>12}\n", name_of(static_cast<Role>(role)), format_bytes(bytes));
   }
-  const uint64_t total = planned.memory.total_bytes();
-  text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total", format_bytes(total),
-                      planned.peak_operation);
+  text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total",
+                      format_bytes(planned.memory.total_bytes()), planned.peak_operation);
+  const uint64_t total = planned.total_bytes();
+  if (planned.step.data_parallel_size > 1) {
+    text +=
+        fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", planned.step.data_parallel_size),
+                    format_bytes(total));
+  }
   if (planned.available_bytes == 0) {
     return text + "\nThis machine does not say how much memory is available.\n";
   }
@@ -127,7 +144,8 @@ std::string make_text(const Options& options, const Planned& planned) {
   if (planned.fits()) return text + "It fits.\n";
   text += fmt::format("It does not fit: {} are missing. ",
                       format_bytes(total - planned.available_bytes));
-  if (planned.memory.state_bytes > planned.available_bytes) {
+  const auto ranks = static_cast<uint64_t>(planned.step.data_parallel_size);
+  if (ranks * planned.memory.state_bytes > planned.available_bytes) {
     return text +
            "Parameters, gradients and optimizer state alone are too large for this machine.\n";
   }

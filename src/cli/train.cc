@@ -7,8 +7,7 @@ namespace troupe {
 
 ExitStatus run_train(const Options& options) {
   install_interrupt_handlers();
-  Trainer trainer(options);
-  return trainer.run();
+  return train(options);
 }
 
 }  // namespace troupe

@@ -10,9 +10,12 @@
 namespace troupe {
 
 ExitStatus run_verify(const Options& options) {
-  ThreadPool pool(thread_count(options));
   const DType dtype = compute_dtype_of(options);
-  const ReferenceComparison result = verify_reference(options.hf_dir, dtype, options.oracle, pool);
+  const ReferenceComparison result =
+      verify_reference(options.hf_dir, dtype, options.oracle,
+                       {.count = options.ranks,
+                        .threads = threads_per_rank(options),
+                        .limit = std::chrono::seconds(options.collective_timeout_s)});
   if (options.json) {
     nlohmann::ordered_json document = {
         {"loss", result.loss},

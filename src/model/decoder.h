@@ -69,7 +69,10 @@ struct ForwardResult {
 // How a forward pass is to be built.
 struct ForwardOptions {
   bool training = false;    // adds auxiliary losses, dropout, jitter
-  int32_t micro_batch = 0;  // its number in the step
+  int32_t micro_batch = 0;  // its number in the step, over all ranks: what is drawn or counted does
+                            // not depend on who runs it
+  // Ranks that run other micro-batches at the same time, in the order of their numbers.
+  int32_t data_parallel_size = 1;
   // What random numbers of the pass are keyed by, with the place that draws them. `step` is an
   // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
   uint64_t seed = 0;

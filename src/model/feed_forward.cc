@@ -12,6 +12,7 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
+#include "ops/prefix_sum/prefix_sum.h"
 #include "ops/random_logits/random_logits.h"
 #include "ops/route/route.h"
 #include "ops/router_entropy/router_entropy.h"
@@ -159,6 +160,20 @@ class MoeBlock {
         .indices;
   }
 
+  // How often the micro-batches of the step up to this one, of all ranks, chose each expert.
+  ValueId count_so_far(ValueId selection, const std::string& name) {
+    ValueId& total = (*options_.running_counts)[static_cast<size_t>(layer_)];
+    const CountExpertsAttributes attributes{.experts = config_.num_experts};
+    if (options_.data_parallel_size == 1) {
+      total = count_experts(builder_, selection, total, attributes, name);
+      return total;
+    }
+    const ValueId own = count_experts(builder_, selection, {}, attributes, name + "_here");
+    const PrefixSumResult sums = prefix_sum(builder_, own, total, {}, name);
+    total = sums.total;
+    return sums.running;
+  }
+
   void add_losses(ValueId logits) {
     const auto used = [&](AuxiliaryLossKind kind) { return coefficient_of(kind, config_) > 0; };
     ValueId selection;
@@ -177,17 +192,16 @@ class MoeBlock {
         LoadBalancingLossAttributes attributes{.coefficient = coefficient,
                                                .top_k = config_.moe_router_topk,
                                                .score_function = config_.moe_router_score_function};
-        ValueId previous;
-        if (kind == AuxiliaryLossKind::seq_load_balancing) attributes.sequences = batch_.batch;
+        ValueId counts;
         if (kind == AuxiliaryLossKind::global_load_balancing) {
           attributes.steps = options_.micro_batch + 1;
-          previous = (*options_.running_counts)[static_cast<size_t>(layer_)];
-        }
-        const ValueId counts = count_experts(
-            builder_, selection, previous,
-            {.experts = config_.num_experts, .sequences = attributes.sequences}, name + "_counts");
-        if (kind == AuxiliaryLossKind::global_load_balancing) {
-          (*options_.running_counts)[static_cast<size_t>(layer_)] = counts;
+          counts = count_so_far(selection, name + "_counts");
+        } else {
+          if (kind == AuxiliaryLossKind::seq_load_balancing) attributes.sequences = batch_.batch;
+          counts =
+              count_experts(builder_, selection, {},
+                            {.experts = config_.num_experts, .sequences = attributes.sequences},
+                            name + "_counts");
         }
         loss = load_balancing_loss(builder_, logits, counts, attributes, name);
       }

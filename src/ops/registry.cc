@@ -6,6 +6,7 @@
 #include "ops/activation/activation.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
+#include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
 #include "ops/count_experts/count_experts.h"
@@ -23,6 +24,7 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
+#include "ops/prefix_sum/prefix_sum.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/random_logits/random_logits.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -43,6 +45,7 @@ constexpr std::array kOperations = {
     &kActivationGradient,
     &kAdamW,
     &kAdd,
+    &kAllReduce,
     &kAttention,
     &kAttentionGradient,
     &kCombine,
@@ -75,6 +78,7 @@ constexpr std::array kOperations = {
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
     &kPermute,
+    &kPrefixSum,
     &kQkNorm,
     &kQkNormGradient,
     &kQkNormWeightGradient,

@@ -1,7 +1,11 @@
 #include "passes/step_programs.h"
 
+#include <functional>
+#include <map>
+
 #include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
+#include "ops/all_reduce/all_reduce.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
@@ -34,10 +38,8 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
 
 // Adds what one micro-batch measured to the step's metrics.
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ForwardResult& forward,
-                        ValueId loss, const std::vector<LayerMetrics>& layers, int32_t micro_batch,
-                        int32_t micro_batches) {
-  const bool first = micro_batch == 0;
-  const double share = 1.0 / micro_batches;
+                        ValueId loss, const std::vector<LayerMetrics>& layers, bool first,
+                        double share) {
   accumulate(builder, loss, forward.loss, share, first);
   const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {
@@ -83,9 +85,29 @@ std::vector<ValueId> record_selections(Program& program, const ModelConfig& conf
   return selections;
 }
 
+// Sums gradients and metrics over the ranks. Gradients go layer by layer, the last one first: the
+// order in which the backward pass completes them.
+void reduce_over_ranks(Builder& builder, const ModelState& state, const TrainingStep& step) {
+  std::map<int32_t, std::vector<ValueId>, std::greater<>> gradients;
+  for (const Parameter& parameter : state.parameters) {
+    gradients[parameter.layer].push_back(builder.state(parameter.gradient));
+  }
+  for (const auto& [layer, tensors] : gradients) {
+    builder.place.layer = static_cast<int16_t>(layer);
+    all_reduce(builder, tensors, {});
+  }
+  builder.place.layer = -1;
+  std::vector<ValueId> metrics = {step.loss};
+  for (const LayerMetrics& layer : step.layers) {
+    metrics.push_back(layer.counts);
+    metrics.push_back(layer.entropy);
+    for (const LayerMetrics::Loss& loss : layer.losses) metrics.push_back(loss.value);
+  }
+  all_reduce(builder, metrics, {});
+}
+
 void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
                   const TrainingStepOptions& options, TrainingStep& step) {
-  builder.place = Place{.phase = Phase::optimizer};
   std::vector<ValueId> gradients;
   for (const Parameter& parameter : state.parameters) {
     gradients.push_back(builder.state(parameter.gradient));
@@ -146,7 +168,9 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     step.logits = forward.logits;
     step.program->add_result(forward.logits);
   }
-  if (with_loss) accumulate_metrics(builder, config, forward, step.loss, step.layers, 0, 1);
+  if (with_loss)
+    accumulate_metrics(builder, config, forward, step.loss, step.layers, /*first=*/true,
+                       /*share=*/1.0);
   return step;
 }
 
@@ -169,8 +193,9 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   step.layers = declare_layer_metrics(builder, config, /*training=*/true);
 
   const ValueId rope = build_rope_table(builder, config, options.sequence, wide);
-  // The gradient of the step's loss, which is the mean over micro-batches.
-  const ValueId share = fill(builder, 1.0 / options.micro_batches, wide, {1}, "d_loss");
+  // The step's loss is the mean over the micro-batches of all ranks.
+  const double share = 1.0 / (options.micro_batches * options.data_parallel_size);
+  const ValueId d_loss = fill(builder, share, wide, {1}, "d_loss");
 
   MainGradients main_gradients(*state.table);
   std::vector<ValueId> running_counts(static_cast<size_t>(config.num_layers));
@@ -185,7 +210,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     const ForwardResult forward =
         build_forward(builder, config, state, rope, step.micro_batches.back(),
                       {.training = true,
-                       .micro_batch = micro_batch,
+                       .micro_batch = options.global_micro_batch(micro_batch),
+                       .data_parallel_size = options.data_parallel_size,
                        .seed = options.seed,
                        .step = step.step_number,
                        .selected = selected,
@@ -195,18 +221,19 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     }
     step.selected.push_back(std::move(selected));
     const int32_t last = step.program->op_count();
-    accumulate_metrics(builder, config, forward, step.loss, step.layers, micro_batch,
-                       options.micro_batches);
+    accumulate_metrics(builder, config, forward, step.loss, step.layers, micro_batch == 0, share);
 
-    std::vector<GradientSeed> seeds = {{forward.loss, share}};
+    std::vector<GradientSeed> seeds = {{forward.loss, d_loss}};
     for (const auto& auxiliary : forward.auxiliary_losses)
-      seeds.push_back({auxiliary.value, share});
+      seeds.push_back({auxiliary.value, d_loss});
     append_backward(builder, first, last, seeds, {}, main_gradients);
   }
   for (const Parameter& parameter : state.parameters) {
     TROUPE_CHECK(main_gradients.written[static_cast<size_t>(parameter.gradient.index)],
                  "no gradient reaches " + (*state.table)[parameter.value].name);
   }
+  builder.place = Place{.phase = Phase::optimizer};
+  if (options.data_parallel_size > 1) reduce_over_ranks(builder, state, step);
   build_update(builder, config, state, options, step);
   return step;
 }

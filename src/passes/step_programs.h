@@ -1,6 +1,11 @@
 // Builds the complete programs of one rank: the training step (every micro-batch forward and
 // backward, gradient norm and clipping, optimizer), evaluation, and plain inference.
 //
+// With data parallelism every rank has a program of its own. Gradients are summed over the ranks
+// once, after the last micro-batch, with the divisors of one rank that ran all micro-batches; so
+// are the metrics. What is read after a run is therefore that of the whole step, on every rank
+// alike.
+//
 // All programs built on one ModelState share its storage. The returned structures name the values
 // that the host writes before a run (inputs) and reads after it (metrics, results).
 #pragma once
@@ -28,6 +33,15 @@ struct TrainingStepOptions {
   double adam_epsilon = 1e-8;
   uint64_t seed = 0;  // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
+  // Ranks that hold the same state and share the step's micro-batches: of each `size` successive
+  // ones rank r runs number r. `micro_batches` are those of one rank.
+  int32_t data_parallel_size = 1;
+  int32_t data_parallel_rank = 0;
+
+  // The number in the whole step of this rank's micro-batch.
+  int32_t global_micro_batch(int32_t micro_batch) const {
+    return micro_batch * data_parallel_size + data_parallel_rank;
+  }
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

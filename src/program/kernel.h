@@ -1,6 +1,7 @@
 // What a CPU kernel is given: views of its operands, its attributes, its private memory, and a
 // thread pool. Everything is bound before the first run; a kernel allocates nothing, keeps nothing,
-// and never fails (its operands were checked when the operation was emitted).
+// and never fails (its operands were checked when the operation was emitted). Only collectives may
+// throw, see program/communicator.h.
 //
 // Determinism: a kernel splits its work by the problem's sizes alone, so its result is the same
 // bits for any number of threads and any placement of its (64-byte aligned) operands.
@@ -17,6 +18,8 @@
 #include "program/op.h"
 
 namespace troupe {
+
+class Communicator;
 
 struct TensorView {
   void* data = nullptr;  // nullptr: an optional operand that is absent
@@ -43,6 +46,10 @@ struct KernelArguments {
   std::byte* scratch = nullptr;         // OpSpec::scratch_bytes for each thread, see below
   size_t scratch_bytes_per_thread = 0;  // a multiple of 64
   ThreadPool* pool = nullptr;
+  // Of collectives: the way to the other ranks, and which operation this is.
+  Communicator* communicator = nullptr;
+  const Op* op = nullptr;
+  int32_t op_index = -1;
 
   template <class T>
   const T* in(int i) const {

@@ -54,7 +54,7 @@ enum class Phase : uint8_t {
   data_gradient,    // gradients of activations
   weight_gradient,  // gradients of parameters
   recompute,        // a forward operation run again
-  optimizer,        // norm, clipping, update
+  optimizer,        // reduction over ranks, norm, clipping, update
 };
 std::string_view name_of(Phase phase);
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "program/communicator.h"
 #include "program/kernel.h"
 #include "program/program.h"
 
@@ -91,6 +92,9 @@ struct OpSpec {
   // by all threads, `scratch_bytes` is wanted for each thread.
   uint64_t (*workspace_bytes)(const OpView&) = nullptr;
   uint64_t (*scratch_bytes)(const OpView&) = nullptr;
+
+  // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
+  RankGroup (*group)(const Attributes&) = nullptr;
 
   // Output `output` may be stored over input `input` when that input is not used afterwards: every
   // element is read before, and only for, the element that replaces it.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "program/communicator.h"
+
 namespace troupe {
 
 std::string_view name_of(Phase phase) {
@@ -19,6 +21,11 @@ std::string_view name_of(Phase phase) {
       return "optimizer";
   }
   return "?";
+}
+
+std::string_view name_of(RankGroup group) {
+  TROUPE_CHECK(group == RankGroup::data_parallel, "a group without a name");
+  return "data_parallel";
 }
 
 std::string_view name_of(Queue queue) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 #include <utility>
@@ -209,10 +210,20 @@ void check_options(const Options& options) {
   if (options.device == "cuda") {
     throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
   }
-  if (options.ranks != 1) {
-    throw_bad_request(fmt::format(
-        "--ranks {}: layouts of several ranks are not available in this version. Use --ranks 1.",
-        options.ranks));
+  const bool has_ranks = options.command == Command::train || options.command == Command::verify ||
+                         options.command == Command::inspect || options.command == Command::plan;
+  if (options.ranks != 1 && !has_ranks) {
+    throw_bad_request(fmt::format("--ranks {}: troupe {} works with one rank. Use --ranks 1.",
+                                  options.ranks, info_of(options.command).name));
+  }
+  if (int64_t{options.micro_batch_size} * options.ranks > std::numeric_limits<int32_t>::max()) {
+    throw_bad_request(
+        fmt::format("--micro-batch-size {} times --ranks {} is more than a step holds.",
+                    options.micro_batch_size, options.ranks));
+  }
+  if (options.rank >= options.ranks) {
+    throw_bad_request(fmt::format("--rank {}: there are the ranks 0 to {} (--ranks).", options.rank,
+                                  options.ranks - 1));
   }
   check_schedules(options);
   if (options.finetune && options.load.empty()) {
@@ -345,6 +356,14 @@ std::string describe(const Options& options) {
 
 int thread_count(const Options& options) {
   return options.threads > 0 ? options.threads : usable_cores();
+}
+
+int threads_per_rank(const Options& options) {
+  return std::max(1, thread_count(options) / options.ranks);
+}
+
+int32_t global_batch_size_of(const Options& options) {
+  return options.global_batch_size.value_or(options.micro_batch_size * options.ranks);
 }
 
 }  // namespace troupe

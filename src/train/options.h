@@ -62,6 +62,7 @@ struct Options {
   std::string config;  // a file of options
   std::string device = "cpu";
   int32_t ranks = 1;
+  int32_t collective_timeout_s = 10;
   int32_t threads = 0;  // 0: see thread_count()
   bool json = false;
   bool quiet = false;
@@ -208,6 +209,7 @@ struct Options {
   std::optional<int32_t> layer;
   std::optional<int32_t> micro_batch;
   std::string phase;
+  int32_t rank = 0;
   std::string program = "train";
   std::string op;
 
@@ -314,5 +316,11 @@ std::string describe(const Options& options);
 
 // Threads to compute with: options.threads, or all cores this process may use when it is 0.
 int thread_count(const Options& options);
+
+// Each rank's part of them, at least one.
+int threads_per_rank(const Options& options);
+
+// Samples of one step where it has one size: --global-batch-size, or one micro-batch of each rank.
+int32_t global_batch_size_of(const Options& options);
 
 }  // namespace troupe

@@ -182,7 +182,7 @@ void check_lengths(const Options& options) {
   if (options.train_iters && options.train_samples) {
     throw_bad_request("--train-iters and --train-samples exclude each other; give one of them.");
   }
-  const int64_t batch = options.global_batch_size.value_or(options.micro_batch_size);
+  const int64_t batch = global_batch_size_of(options);
   for (const auto& [flag, iters] :
        {std::pair("--train-iters", options.train_iters),
         std::pair("--lr-decay-iters", options.lr_decay_iters),
@@ -374,24 +374,29 @@ BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence) {
   } else if (!options.step_batch_size_schedule.empty()) {
     schedule = make_steps(options, sequence);
   } else {
-    schedule.stages = {{0, options.global_batch_size.value_or(options.micro_batch_size)}};
+    schedule.stages = {{0, global_batch_size_of(options)}};
   }
   for (const BatchSizeSchedule::Stage& stage : schedule.stages) {
-    if (stage.batch_size % options.micro_batch_size == 0) continue;
+    const int64_t unit = int64_t{options.micro_batch_size} * options.ranks;
+    if (stage.batch_size % unit == 0) continue;
     const std::string_view flag = !options.rampup_batch_size.empty() ? "--rampup-batch-size: size"
                                   : has_batch_size_schedule(options)
                                       ? "--step-batch-size-schedule: size"
                                       : "--global-batch-size";
-    throw_bad_request(fmt::format("{} {} is not a multiple of --micro-batch-size {}.", flag,
-                                  stage.batch_size, options.micro_batch_size));
+    if (options.ranks == 1) {
+      throw_bad_request(fmt::format("{} {} is not a multiple of --micro-batch-size {}.", flag,
+                                    stage.batch_size, options.micro_batch_size));
+    }
+    throw_bad_request(
+        fmt::format("{} {} is not a multiple of {}, --micro-batch-size {} times --ranks {}.", flag,
+                    stage.batch_size, unit, options.micro_batch_size, options.ranks));
   }
   return schedule;
 }
 
 Schedules make_schedules(const Options& options) {
   // Steps have one size where lengths are in steps (check_schedules).
-  const int64_t unit =
-      options.train_samples ? 1 : options.global_batch_size.value_or(options.micro_batch_size);
+  const int64_t unit = options.train_samples ? 1 : global_batch_size_of(options);
   const int64_t run = options.train_samples ? *options.train_samples : *options.train_iters;
   const bool by_samples = options.train_samples.has_value();
   const auto pick = [&](const std::optional<int64_t>& samples,

@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "data/tokenizer.h"
 #include "io/hf_weights.h"
+#include "parallel/collective_schedule.h"
 #include "program/verify.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
@@ -66,13 +67,19 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
                             format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
-Trainer::Trainer(const Options& options)
+Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
     : options_(options),
+      rank_(rank),
+      group_(group),
       start_(std::chrono::steady_clock::now()),
-      pool_(thread_count(options)),
+      pool_(threads_per_rank(options)),
+      waiting_pool_(group != nullptr && rank == 0
+                        ? std::make_unique<ThreadPool>(thread_count(options))
+                        : nullptr),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
                       .dead_experts = options.warn_dead_experts,
                       .router_entropy = options.warn_router_entropy}) {
+  options_.quiet = options.quiet || !leads();
   identity_.model = load_model_config(options);
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
@@ -81,6 +88,7 @@ Trainer::Trainer(const Options& options)
   identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
   step_options_ = training_step_options(options, identity_.model);
+  step_options_.data_parallel_rank = rank;
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
   find_start();
@@ -93,22 +101,22 @@ Trainer::Trainer(const Options& options)
   if (!evaluation_sets_.empty()) {
     evaluation =
         plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
-                        options.eval_iters * batch_sizes_.largest(), pool_.threads());
+                        options.eval_iters * batch_sizes_.largest(), whole_pool().threads());
     evaluation_bytes_ = evaluation.own_bytes();
   }
   check_memory();
   storage_ = std::make_unique<StateStorage>(state_.table);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
-    evaluation_ =
-        std::make_unique<Evaluation>(std::move(evaluation), *storage_, pool_, evaluation_sets_);
+    evaluation_ = std::make_unique<Evaluation>(std::move(evaluation), *storage_, whole_pool(),
+                                               evaluation_sets_);
   }
   load_weights();
   refuse_foreign_folder();
 }
 
 void Trainer::build_step(int32_t batch_size) {
-  step_options_.micro_batches = batch_size / options_.micro_batch_size;
+  step_options_.micro_batches = batch_size / (options_.micro_batch_size * options_.ranks);
   step_ = build_training_step(identity_.model, state_, step_options_);
   step_batch_size_ = batch_size;
   verify_program(*step_.program);
@@ -126,7 +134,25 @@ void Trainer::prepare_step(int32_t batch_size) {
   // The memory of one step is freed before that of the next is taken.
   interpreter_.reset();
   if (step_batch_size_ != batch_size) build_step(batch_size);
-  interpreter_ = std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_);
+  Communicators communicators;
+  if (group_ != nullptr) {
+    communicators.data_parallel = &group_->member(rank_);
+    const std::vector<uint64_t> hashes = group_->exchange(rank_, hash_collectives(*step_.program));
+    TROUPE_CHECK(std::count(hashes.begin(), hashes.end(), hashes.front()) == group_->size(),
+                 "the ranks' steps have different collectives");
+  }
+  interpreter_ =
+      std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_, communicators);
+}
+
+void Trainer::warn(const std::string& text) const {
+  if (leads()) std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+bool Trainer::any_rank(bool value) {
+  if (group_ == nullptr) return value;
+  const std::vector<uint64_t> values = group_->exchange(rank_, value ? 1 : 0);
+  return std::any_of(values.begin(), values.end(), [](uint64_t each) { return each != 0; });
 }
 
 void Trainer::find_start() {
@@ -140,7 +166,7 @@ void Trainer::find_start() {
         options_.load, incomplete.back()));
   }
   // A warning: the run goes on from an earlier step than its owner may think.
-  for (const std::string& line : incomplete) std::fprintf(stderr, "%s\n", line.c_str());
+  for (const std::string& line : incomplete) warn(line);
   if (!load_path_) {
     if (options_.load != options_.save || options_.exit_on_missing_checkpoint) {
       throw_bad_request(
@@ -186,9 +212,8 @@ void Trainer::open_data() {
       open_data_sets(data_path_of(options_), tokenizer->vocab_size(), tokenizer->name());
   identity_.data = fingerprint(data);
   if (resumed_ && resumed_->identity.data != identity_.data) {
-    fmt::print(stderr,
-               "Warning: the run goes on with other data. Until now: {}. From here on: {}.\n",
-               resumed_->identity.data, identity_.data);
+    warn(fmt::format("Warning: the run goes on with other data. Until now: {}. From here on: {}.",
+                     resumed_->identity.data, identity_.data));
   }
   const SampleOptions samples{.split = Split::train,
                               .sequence_length = identity_.sequence,
@@ -198,7 +223,8 @@ void Trainer::open_data() {
                               .eod_mask_loss = options_.eod_mask_loss,
                               .progress = [this](const std::string& line) { say(options_, line); }};
   training_data_ = order_training_data(data, samples);
-  if (options_.eval_interval) evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
+  if (options_.eval_interval && leads())
+    evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
 }
 
 int64_t Trainer::needed_samples() const {
@@ -233,11 +259,11 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
       }
       return source;
     }
-    fmt::print(stderr,
-               "Warning: the run now takes {} samples, and the order of its data, made for {}, "
-               "holds {}. It goes on in an order made for {}, from sample {} on: some of what it "
-               "has read comes again, and some is passed over.\n",
-               needed, ordered, source->num_samples(), needed, position_.consumed_samples);
+    warn(fmt::format(
+        "Warning: the run now takes {} samples, and the order of its data, made for {}, holds {}. "
+        "It goes on in an order made for {}, from sample {} on: some of what it has read comes "
+        "again, and some is passed over.",
+        needed, ordered, source->num_samples(), needed, position_.consumed_samples));
   }
   options.num_samples = identity_.ordered_samples = needed;
   options.num_read = 0;
@@ -246,13 +272,16 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
 
 void Trainer::check_memory() const {
   const uint64_t available = available_memory_bytes();
-  const uint64_t wanted = plan_.total_bytes() + evaluation_bytes_;
-  if (available == 0 || wanted <= available) return;
+  const uint64_t wanted =
+      static_cast<uint64_t>(options_.ranks) * plan_.total_bytes() + evaluation_bytes_;
+  if (!leads() || available == 0 || wanted <= available) return;
   throw UserError(ExitStatus::does_not_fit,
-                  fmt::format("The run needs {}, this machine has {} available:\n{}Use a smaller "
-                              "--micro-batch-size, --seq-length or model.",
+                  fmt::format("The run needs {}, this machine has {} available{}:\n{}Use a smaller "
+                              "--micro-batch-size, --seq-length or model{}.",
                               format_bytes(wanted), format_bytes(available),
-                              describe_memory(plan_, evaluation_bytes_)));
+                              options_.ranks > 1 ? "; of the first rank" : "",
+                              describe_memory(plan_, evaluation_bytes_),
+                              options_.ranks > 1 ? ", or fewer ranks" : ""));
 }
 
 void Trainer::load_weights() {
@@ -348,8 +377,15 @@ void Trainer::print_start() const {
   }
   text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
                       batch_sizes_.stages.size() > 1 ? "Largest step" : "Step",
-                      step_.program->op_count(), step_batch_size_, step_.micro_batches.size());
-  text += "Memory, planned and allocated:\n" + describe_memory(plan_, evaluation_bytes_);
+                      step_.program->op_count(), step_batch_size_,
+                      step_batch_size_ / options_.micro_batch_size);
+  if (options_.ranks > 1) {
+    text += fmt::format("{} data-parallel ranks of {} threads, {} micro-batches of the step each\n",
+                        options_.ranks, pool_.threads(), step_options_.micro_batches);
+  }
+  text += fmt::format("Memory, planned and allocated{}:\n",
+                      options_.ranks > 1 ? ", of the first rank" : "") +
+          describe_memory(plan_, evaluation_bytes_);
   std::fputs(text.c_str(), stderr);
 }
 
@@ -359,16 +395,18 @@ bool Trainer::due(const std::optional<int64_t>& interval) const {
 
 ExitStatus Trainer::run() {
   print_start();
-  const double limit = measure_matmul_limit(identity_.compute_dtype, pool_);
+  const double limit = leads() ? measure_matmul_limit(identity_.compute_dtype, whole_pool()) : 1.0;
   say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
-                            pool_.threads()));
+                            whole_pool().threads()));
   open_logs();
-  progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence, limit,
-                                         options_.quiet);
+  progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence,
+                                         limit / options_.ranks, options_.quiet);
 
   StepMetrics metrics;
+  bool stops = false;
   if (position_.step == 0) evaluate();
-  while (position_.step < last_step_ && !interrupt_requested()) {
+  // Clocks and signals are not the same for all ranks: they end together.
+  while (position_.step < last_step_ && !any_rank(stops || interrupt_requested())) {
     metrics = do_step();
     routing_watch_.add(metrics);
     if (position_.step % options_.log_interval == 0 || position_.step == last_step_) {
@@ -378,7 +416,7 @@ ExitStatus Trainer::run() {
     stop_if_hopeless(metrics);
     if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
     if (due(options_.save_interval)) save();
-    if (must_exit()) break;
+    stops = must_exit();
   }
   save();
   if (!options_.quiet && !metrics.layers.empty()) {
@@ -404,6 +442,7 @@ bool Trainer::must_exit() const {
 
 void Trainer::open_logs() {
   // A run from the beginning also evaluates step 0 again.
+  if (!leads()) return;
   const int64_t last_kept = position_.step > 0 ? position_.step : -1;
   if (!options_.save.empty()) {
     const Disk disk;
@@ -423,10 +462,10 @@ StepMetrics Trainer::do_step() {
   const int32_t samples = batch_sizes_.at(position_.consumed_samples);
   prepare_step(samples);
   const auto start = std::chrono::steady_clock::now();
-  int64_t next_sample = position_.consumed_samples;
-  for (const BatchValues& micro_batch : step_.micro_batches) {
-    feed_->write(*interpreter_, micro_batch, next_sample);
-    next_sample += micro_batch.batch;
+  for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
+    const int64_t number = step_options_.global_micro_batch(static_cast<int32_t>(i));
+    feed_->write(*interpreter_, step_.micro_batches[i],
+                 position_.consumed_samples + number * options_.micro_batch_size);
   }
   StepMetrics metrics;
   const Schedules& schedules = identity_.schedules;
@@ -461,7 +500,8 @@ StepMetrics Trainer::do_step() {
   metrics.tokens_per_s =
       static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
   metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
-                           static_cast<double>(samples) / metrics.step_time_s / 1e12;
+                           static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
+                           1e12;
   metrics.peak_bytes = Arena::peak_allocated_bytes();
   return metrics;
 }
@@ -511,6 +551,7 @@ void Trainer::read_layer_metrics(StepMetrics& metrics) const {
 }
 
 void Trainer::log_step(const StepMetrics& metrics) {
+  if (!leads()) return;
   if (log_) log_->training(metrics);
   progress_->step(metrics);
   for (const std::string& line : routing_watch_.look(metrics.step)) progress_->warning(line);
@@ -558,7 +599,7 @@ void Trainer::evaluate() {
 }
 
 void Trainer::save() {
-  if (options_.save.empty() || last_saved_step_ == position_.step) return;
+  if (!leads() || options_.save.empty() || last_saved_step_ == position_.step) return;
   const auto start = std::chrono::steady_clock::now();
   const CheckpointInfo info =
       save_training_checkpoint(options_.save, identity_, position_, state_, *storage_);
@@ -575,6 +616,24 @@ void Trainer::save() {
                        .retain_interval = options_.save_retain_interval.value_or(0)});
   }
   progress_->note(fmt::format("saved {} in {}", info.path, format_duration(seconds_since(start))));
+}
+
+ExitStatus train(const Options& options) {
+  if (options.ranks == 1) return Trainer(options).run();
+  ProcessGroup group(options.ranks, std::chrono::seconds(options.collective_timeout_s));
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  std::vector<const Program*> programs;
+  for (int32_t rank = 0; rank < options.ranks; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(options, rank, &group));
+    programs.push_back(&trainers.back()->program());
+  }
+  verify_collectives(programs);
+  ExitStatus status = ExitStatus::done;
+  run_ranks(group, [&](int rank) {
+    const ExitStatus of_rank = trainers[static_cast<size_t>(rank)]->run();
+    if (rank == 0) status = of_rank;
+  });
+  return status;
 }
 
 }  // namespace troupe

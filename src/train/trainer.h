@@ -6,6 +6,11 @@
 // Where the global batch grows in the course of the run, the largest step is planned first and
 // later ones are built when they are due. One thread; computes on its own pool. Errors are
 // UserErrors; what was saved before stays.
+//
+// With --ranks N there are N Trainers in one process, one for each data-parallel rank. All hold the
+// same weights, bit for bit, and do the same steps, each on its micro-batches of the global batch.
+// Rank 0 leads: it alone speaks, logs, evaluates and saves, and the others wait for it between
+// steps.
 #pragma once
 
 #include <chrono>
@@ -16,6 +21,7 @@
 
 #include "base/error.h"
 #include "io/tensorboard.h"
+#include "parallel/process_group.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/batch_feed.h"
@@ -32,12 +38,25 @@ namespace troupe {
 
 class Trainer {
  public:
-  explicit Trainer(const Options& options);
+  // Rank `rank` of `group`, which has options.ranks ranks and must outlive the Trainer; null for a
+  // run of one rank.
+  explicit Trainer(const Options& options, int32_t rank = 0, ProcessGroup* group = nullptr);
 
-  // Trains. Returns `done` or `interrupted` (after saving).
+  // Trains. Returns `done` or `interrupted` (after saving). All ranks' run() must run at the same
+  // time.
   ExitStatus run();
 
+  // The first step's program, until run().
+  const Program& program() const { return *step_.program; }
+
  private:
+  bool leads() const { return rank_ == 0; }
+  // Prints a warning, also when quiet.
+  void warn(const std::string& text) const;
+  // What this process computes with while the other ranks wait for the first.
+  ThreadPool& whole_pool() { return waiting_pool_ ? *waiting_pool_ : pool_; }
+  // Is it true for any rank? All ranks must ask.
+  bool any_rank(bool value);
   // Where --load points; refuses what is not this run.
   void find_start();
   // From the position on, by --train-iters or --train-samples.
@@ -76,8 +95,11 @@ class Trainer {
   bool must_exit() const;
 
   Options options_;
+  int32_t rank_;
+  ProcessGroup* group_;
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
+  std::unique_ptr<ThreadPool> waiting_pool_;  // of the first of several ranks: all threads
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
@@ -106,8 +128,12 @@ class Trainer {
   int64_t last_saved_step_ = -1;
 };
 
-// The plan's bytes, one role a line ("  parameters   12.00 MiB"), then what evaluation needs beside
-// it, and the total.
+// A whole run of options.ranks ranks: what `troupe train` does. Programs whose collectives do not
+// fit together are refused before the first step.
+ExitStatus train(const Options& options);
+
+// The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
+// needs beside it, and the total.
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
 }  // namespace troupe

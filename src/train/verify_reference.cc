@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -13,6 +15,8 @@
 #include "io/hf_weights.h"
 #include "io/json.h"
 #include "io/safetensors.h"
+#include "parallel/collective_schedule.h"
+#include "parallel/process_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -104,14 +108,18 @@ Reference read_reference(const std::string& folder, const ModelConfig& config) {
   return reference;
 }
 
+// The sequences from `first` on.
 void write_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
-                 const Reference& reference) {
-  for (size_t i = 0; i < reference.tokens.size(); ++i) {
-    interpreter.view(batch.tokens).as<int32_t>()[i] = static_cast<int32_t>(reference.tokens[i]);
+                 const Reference& reference, int32_t first) {
+  const auto elements = static_cast<size_t>(batch.batch) * static_cast<size_t>(batch.sequence);
+  const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(batch.sequence);
+  for (size_t i = 0; i < elements; ++i) {
+    interpreter.view(batch.tokens).as<int32_t>()[i] =
+        static_cast<int32_t>(reference.tokens[begin + i]);
     if (!batch.labels.valid()) continue;
-    const bool counted = reference.labels[i] >= 0;
-    interpreter.view(batch.labels).as<int32_t>()[i] =
-        counted ? static_cast<int32_t>(reference.labels[i]) : 0;
+    const int64_t label = reference.labels[begin + i];
+    const bool counted = label >= 0;
+    interpreter.view(batch.labels).as<int32_t>()[i] = counted ? static_cast<int32_t>(label) : 0;
     const TensorView mask = interpreter.view(batch.mask);
     if (mask.dtype == DType::f64) {
       mask.as<double>()[i] = counted ? 1.0 : 0.0;
@@ -128,30 +136,43 @@ std::vector<double> read_doubles(const TensorView& view) {
   return data;
 }
 
-// One complete run of the reference's batch: logits, then as many updates as the trajectory has.
-class ReferenceRun {
+// How a comparison runs.
+struct RunOptions {
+  DType dtype = DType::f32;
+  bool oracle = false;
+  RoutingTrace trace = RoutingTrace::none;
+  VerifyRanks ranks;
+};
+
+// One rank's part of the reference's batch: logits, then as many updates as the trajectory has.
+class ReferenceRank {
  public:
-  ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
-               DType dtype, bool oracle, RoutingTrace trace, ThreadPool& pool)
-      : state_(declare_model_state(config, dtype, /*trained=*/true)),
+  ReferenceRank(const std::string& folder, const ModelConfig& config, const Reference& reference,
+                const RunOptions& options, ProcessGroup& group, int32_t rank)
+      : pool_(options.ranks.threads),
+        state_(declare_model_state(config, options.dtype, /*trained=*/true)),
         storage_(state_.table),
-        logits_step_(
-            build_logits_step(config, state_, reference.batch, reference.sequence, false, trace)),
-        training_step_(build_training_step(config, state_,
-                                           {.micro_batch_size = reference.batch,
-                                            .micro_batches = 1,
-                                            .sequence = reference.sequence,
-                                            .clip_grad = reference.clip,
-                                            .adam_beta1 = reference.beta1,
-                                            .adam_beta2 = reference.beta2,
-                                            .adam_epsilon = reference.epsilon,
-                                            .routing_trace = trace})),
-        logits_(*logits_step_.program, plan(*logits_step_.program, oracle, pool), storage_, pool),
-        training_(*training_step_.program, plan(*training_step_.program, oracle, pool), storage_,
-                  pool) {
+        logits_step_(build_logits_step(config, state_, reference.batch / options.ranks.count,
+                                       reference.sequence, false, options.trace)),
+        training_step_(
+            build_training_step(config, state_,
+                                {.micro_batch_size = reference.batch / options.ranks.count,
+                                 .micro_batches = 1,
+                                 .sequence = reference.sequence,
+                                 .clip_grad = reference.clip,
+                                 .adam_beta1 = reference.beta1,
+                                 .adam_beta2 = reference.beta2,
+                                 .adam_epsilon = reference.epsilon,
+                                 .routing_trace = options.trace,
+                                 .data_parallel_size = options.ranks.count,
+                                 .data_parallel_rank = rank})),
+        logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_),
+        training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
+                  {.data_parallel = &group.member(rank)}) {
     load_hf_weights(folder, config, state_, storage_);
-    write_batch(logits_, logits_step_.batch, reference);
-    write_batch(training_, training_step_.micro_batches.front(), reference);
+    const int32_t first = reference.batch / options.ranks.count * rank;
+    write_batch(logits_, logits_step_.batch, reference, first);
+    write_batch(training_, training_step_.micro_batches.front(), reference, first);
     *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
     *training_.view(training_step_.weight_decay).as<double>() = reference.weight_decay;
   }
@@ -161,29 +182,28 @@ class ReferenceRun {
     return read_doubles(logits_.view(logits_step_.logits));
   }
 
-  // Runs update `number` (from 1) and returns the loss before it.
-  double update(int64_t number) {
+  void update(int64_t number) {
     *training_.view(training_step_.update_number).as<int64_t>() = number;
     training_.run();
-    return *training_.view(training_step_.loss).as<double>();
   }
 
-  // Makes the next logits, or the next update, use the experts that `other` has just used.
-  void replay_logits_routing(const ReferenceRun& other) {
+  void replay_logits_routing(const ReferenceRank& other) {
     copy_routing(other.logits_, other.logits_step_.selected, logits_, logits_step_.selected);
   }
-  void replay_update_routing(const ReferenceRun& other) {
+  void replay_update_routing(const ReferenceRank& other) {
     copy_routing(other.training_, other.training_step_.selected.front(), training_,
                  training_step_.selected.front());
   }
 
+  double loss() const { return *training_.view(training_step_.loss).as<double>(); }
   double grad_norm() const { return *training_.view(training_step_.grad_norm).as<double>(); }
   std::vector<double> gradient(size_t parameter) const {
     return read_doubles(storage_.view(state_.parameters[parameter].gradient));
   }
   const ModelState& state() const { return state_; }
+  const Program& training_program() const { return *training_step_.program; }
 
-  bool same_state(const ReferenceRun& other) const {
+  bool same_state(const ReferenceRank& other) const {
     for (int32_t i = 0; i < state_.table->size(); ++i) {
       const TensorView mine = storage_.view(StateId{i});
       const TensorView theirs = other.storage_.view(StateId{i});
@@ -204,14 +224,15 @@ class ReferenceRun {
     }
   }
 
-  static MemoryPlan plan(const Program& program, bool oracle, ThreadPool& pool) {
+  static MemoryPlan plan(const Program& program, const RunOptions& options) {
     verify_program(program);
-    MemoryPlan plan =
-        oracle ? plan_oracle(program, pool.threads()) : plan_memory(program, pool.threads());
+    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads)
+                                     : plan_memory(program, options.ranks.threads);
     verify_memory_plan(program, plan);
     return plan;
   }
 
+  ThreadPool pool_;
   ModelState state_;
   StateStorage storage_;
   InferenceStep logits_step_;
@@ -220,6 +241,83 @@ class ReferenceRun {
   CpuInterpreter training_;
 };
 
+// One complete run of the reference's batch on all ranks.
+class ReferenceRun {
+ public:
+  ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
+               const RunOptions& options)
+      : group_(options.ranks.count, options.ranks.limit) {
+    std::vector<const Program*> programs;
+    for (int32_t rank = 0; rank < options.ranks.count; ++rank) {
+      ranks_.push_back(
+          std::make_unique<ReferenceRank>(folder, config, reference, options, group_, rank));
+      programs.push_back(&ranks_.back()->training_program());
+    }
+    verify_collectives(programs);
+  }
+
+  std::vector<double> compute_logits() {
+    std::vector<std::vector<double>> parts(ranks_.size());
+    for_each_rank([&](size_t rank) { parts[rank] = ranks_[rank]->compute_logits(); });
+    std::vector<double> logits;
+    for (const auto& part : parts) logits.insert(logits.end(), part.begin(), part.end());
+    return logits;
+  }
+
+  // Runs update `number` (from 1) and returns the loss before it.
+  double update(int64_t number) {
+    for_each_rank([&](size_t rank) { ranks_[rank]->update(number); });
+    return first().loss();
+  }
+
+  // Makes the next logits, or the next update, use the experts that `other` has just used.
+  void replay_logits_routing(const ReferenceRun& other) {
+    for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i]->replay_logits_routing(*other.ranks_[i]);
+  }
+  void replay_update_routing(const ReferenceRun& other) {
+    for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i]->replay_update_routing(*other.ranks_[i]);
+  }
+
+  // Gradients and state are the same on all ranks.
+  const ReferenceRank& first() const { return *ranks_.front(); }
+
+  bool same_state(const ReferenceRun& other) const {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      if (!ranks_[i]->same_state(*other.ranks_[i])) return false;
+    }
+    return true;
+  }
+
+ private:
+  void for_each_rank(const std::function<void(size_t)>& body) {
+    run_ranks(group_, [&](int rank) { body(static_cast<size_t>(rank)); });
+  }
+
+  ProcessGroup group_;
+  std::vector<std::unique_ptr<ReferenceRank>> ranks_;
+};
+
+// The mean over ranks is the reference's mean over tokens only if they have as many tokens.
+void check_ranks(const Reference& reference, int32_t ranks, const std::string& folder) {
+  if (reference.batch % ranks != 0) {
+    throw_bad_request(
+        fmt::format("--ranks {}: the {} sequences of {} cannot be divided among them.", ranks,
+                    reference.batch, folder));
+  }
+  const auto part = static_cast<std::ptrdiff_t>(reference.labels.size()) / ranks;
+  const auto counted = [&](int32_t rank) {
+    const auto begin = reference.labels.begin() + rank * part;
+    return std::count_if(begin, begin + part, [](int64_t label) { return label >= 0; });
+  };
+  for (int32_t rank = 1; rank < ranks; ++rank) {
+    if (counted(rank) == counted(0)) continue;
+    throw_bad_request(
+        fmt::format("--ranks {}: the sequences of {} have different numbers of counted labels, so "
+                    "the mean over ranks is not the reference's. Use --ranks 1.",
+                    ranks, folder));
+  }
+}
+
 double l2_norm(const std::vector<double>& values) {
   double sum = 0;
   for (const double value : values) sum += value * value;
@@ -227,7 +325,7 @@ double l2_norm(const std::vector<double>& values) {
 }
 
 void compare_gradients(const std::string& folder, const ModelConfig& config,
-                       const ReferenceRun& run, ReferenceComparison& result) {
+                       const ReferenceRank& run, ReferenceComparison& result) {
   std::vector<std::vector<double>> gradients;
   for (size_t i = 0; i < run.state().parameters.size(); ++i) gradients.push_back(run.gradient(i));
   read_hf_tensors(
@@ -258,23 +356,27 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, ThreadPool& pool) {
+                                     bool with_oracle, const VerifyRanks& ranks) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
-  const RoutingTrace trace = replay ? RoutingTrace::replayed : RoutingTrace::none;
-  ReferenceRun run(folder, config, reference, compute_dtype, /*oracle=*/false, trace, pool);
+  check_ranks(reference, ranks.count, folder);
+  RunOptions options{.dtype = compute_dtype,
+                     .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
+                     .ranks = ranks};
+  ReferenceRun run(folder, config, reference, options);
   std::unique_ptr<ReferenceRun> oracle;
   if (with_oracle) {
-    oracle = std::make_unique<ReferenceRun>(folder, config, reference, compute_dtype,
-                                            /*oracle=*/true, trace, pool);
+    options.oracle = true;
+    oracle = std::make_unique<ReferenceRun>(folder, config, reference, options);
   }
   std::unique_ptr<ReferenceRun> router;  // whose choice of experts is replayed
   if (replay) {
-    router = std::make_unique<ReferenceRun>(folder, config, reference, DType::f32,
-                                            /*oracle=*/false, RoutingTrace::recorded, pool);
+    router = std::make_unique<ReferenceRun>(
+        folder, config, reference,
+        RunOptions{.dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks});
   }
 
   ReferenceComparison result;
@@ -310,8 +412,8 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
     }
     if (i == 0) {
       result.loss = loss;
-      result.grad_norm = run.grad_norm();
-      compare_gradients(folder, config, run, result);
+      result.grad_norm = run.first().grad_norm();
+      compare_gradients(folder, config, run.first(), result);
     }
     const double difference = std::abs(loss - reference.trajectory[i]);
     if (!(difference <= result.trajectory_max_abs)) result.trajectory_max_abs = difference;

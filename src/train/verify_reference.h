@@ -3,13 +3,14 @@
 //
 // A reference folder is a Hugging Face model folder with three files more: reference.safetensors
 // (input_ids, labels, logits), reference.json (loss, grad_norm, adamw settings and losses) and
-// grads/model.safetensors. Errors are UserErrors. One thread; computes on the given pool.
+// grads/model.safetensors. Errors are UserErrors.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "base/dtype.h"
-#include "base/thread_pool.h"
 
 namespace troupe {
 
@@ -40,12 +41,22 @@ struct ReferenceTolerance {
 };
 ReferenceTolerance reference_tolerance(DType compute_dtype);
 
+// The data-parallel ranks that share a comparison.
+struct VerifyRanks {
+  int32_t count = 1;
+  int threads = 1;                          // of each
+  std::chrono::milliseconds limit{10'000};  // see ProcessGroup
+};
+
+// The sequences of the batch are divided among the ranks. Sequences that cannot be divided, or of
+// which the ranks would count different numbers of labels, are a bad request.
+//
 // `with_oracle` runs everything a second time in the oracle and compares bit by bit.
 //
 // In bf16 the experts of every token are those that a run in fp32, beside it, has chosen: rounding
 // the weights to 8 bits moves router logits, and a token near a tie then goes to another expert.
 // Such a token says nothing about the arithmetic, but changes gradients by more than all rounding.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, ThreadPool& pool);
+                                     bool with_oracle, const VerifyRanks& ranks);
 
 }  // namespace troupe

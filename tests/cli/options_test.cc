@@ -253,7 +253,19 @@ TEST(CheckOptions, RefusesContradictions) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
   refused([](Options& o) { o.device = "cuda"; }, "no CUDA");
-  refused([](Options& o) { o.ranks = 4; }, "--ranks 4");
+  refused([](Options& o) { o.rank = 1; }, "--rank 1");
+  refused(
+      [](Options& o) {
+        o.command = Command::eval;
+        o.ranks = 4;
+      },
+      "--ranks 4: troupe eval");
+  refused(
+      [](Options& o) {
+        o.ranks = 4;
+        o.global_batch_size = 6;
+      },
+      "--global-batch-size 6");
   refused(
       [](Options& o) {
         o.micro_batch_size = 4;

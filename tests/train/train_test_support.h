@@ -90,6 +90,9 @@ struct StepRunOptions {
   int32_t micro_batches = 1;
   int32_t sequence = 12;
   uint64_t seed = 1;
+  int32_t data_parallel_size = 1;
+  int32_t data_parallel_rank = 0;
+  Communicators communicators = {};
 };
 
 // A model with its training step, planned and initialised. Samples are numbered: the same number
@@ -105,9 +108,11 @@ class StepRun {
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
-                                  .seed = run.seed})),
+                                  .seed = run.seed,
+                                  .data_parallel_size = run.data_parallel_size,
+                                  .data_parallel_rank = run.data_parallel_rank})),
         storage(state.table),
-        interpreter(*step.program, plan(*step.program, run), storage, pool) {
+        interpreter(*step.program, plan(*step.program, run), storage, pool, run.communicators) {
     initialize_parameters(state, storage, run.seed, pool);
     set_learning_rate(1e-3);
     *interpreter.view(step.weight_decay).as<double>() = 0.1;
@@ -116,9 +121,15 @@ class StepRun {
 
   // Fills the whole step with samples `first`, `first` + 1, ...
   void write_samples(int64_t first) {
-    for (const BatchValues& batch : step.micro_batches) {
-      for (int32_t row = 0; row < batch.batch; ++row) write_sample(batch, row, first++);
+    for (size_t i = 0; i < step.micro_batches.size(); ++i) {
+      write_micro_batch(i, first);
+      first += options.micro_batch_size;
     }
+  }
+  // Fills one micro-batch of the step in the same way.
+  void write_micro_batch(size_t index, int64_t first) {
+    const BatchValues& batch = step.micro_batches[index];
+    for (int32_t row = 0; row < batch.batch; ++row) write_sample(batch, row, first++);
   }
 
   // Runs update `number` (from 1).

@@ -68,7 +68,7 @@ class TrainerRun : public ::testing::Test {
     return parse_command_line(arguments).options;
   }
   static ExitStatus train(const Arguments& more, const std::string& lr = "1e-2") {
-    return Trainer(options_of(more, lr)).run();
+    return troupe::train(options_of(more, lr));
   }
 
   static std::string refusal(const Arguments& more) {
@@ -372,6 +372,71 @@ TEST_F(TrainerRun, WritesTensorboardFiles) {
   for (const char* tag : {"lm loss", "learning-rate", "grad-norm", "lm loss validation"}) {
     EXPECT_NE(text.find(tag), std::string::npos) << tag;
   }
+}
+
+// What ranks compute differs from one rank's by the order of sums. f64 rounds to 1e-16; the steps
+// amplify it by less than a thousand.
+void expect_close(const std::vector<double>& found, const std::vector<double>& expected,
+                  const std::string& name) {
+  ASSERT_EQ(found.size(), expected.size()) << name;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-10 * std::abs(expected[i])) << name << " " << i;
+  }
+}
+
+std::vector<double> validation_losses(const std::vector<json>& lines) {
+  std::vector<double> losses;
+  for (const json& line : lines) {
+    if (line.contains("val_loss")) losses.push_back(line.at("val_loss").get<double>());
+  }
+  return losses;
+}
+
+constexpr const char* kLogged[] = {"loss",   "grad_norm",      "lr",
+                                   "tokens", "load_imbalance", "load_balancing_loss"};
+
+TEST_F(TrainerRun, RanksTrainAsOneDoes) {
+  // 4, then 8 samples a step.
+  const Arguments run = {"--compute-dtype",     "fp64", "--train-samples",     "48",
+                         "--global-batch-size", "8",    "--rampup-batch-size", "4 4 16",
+                         "--eval-interval",     "2",    "--eval-iters",        "1"};
+  EXPECT_EQ(train(run + Arguments{"--save", save}), ExitStatus::done);
+  EXPECT_EQ(logged(save, "loss").size(), 8U);
+  for (const char* ranks : {"2", "4"}) {
+    SCOPED_TRACE(std::string(ranks) + " ranks");
+    const std::string with_ranks = save + "_" + ranks;
+    EXPECT_EQ(train(run + Arguments{"--ranks", ranks, "--save", with_ranks}), ExitStatus::done);
+    for (const char* name : kLogged)
+      expect_close(logged(with_ranks, name), logged(save, name), name);
+    expect_close(validation_losses(lines(with_ranks)), validation_losses(lines(save)), "val_loss");
+    EXPECT_EQ(lines(with_ranks).size(), lines(save).size()) << "one rank alone writes";
+    EXPECT_EQ(checkpoints(with_ranks), checkpoints(save));
+  }
+}
+
+TEST_F(TrainerRun, GoesOnWithOtherRanks) {
+  const Arguments run = {"--compute-dtype",     "fp64", "--train-iters", "6",
+                         "--global-batch-size", "8"};
+  EXPECT_EQ(train(run + Arguments{"--ranks", "2", "--save", save}), ExitStatus::done);
+  for (const char* ranks : {"1", "2", "4"}) {
+    SCOPED_TRACE(std::string(ranks) + " ranks");
+    const std::string cut = save + "_" + ranks;
+    const Arguments to = {"--save", cut, "--load", cut};
+    EXPECT_EQ(train(run + to + Arguments{"--ranks", "2", "--exit-after-step", "3"}),
+              ExitStatus::done);
+    EXPECT_EQ(training(cut).at("position").at("consumed_samples"), 24);
+    EXPECT_EQ(train(run + to + Arguments{"--ranks", ranks}), ExitStatus::done);
+    for (const char* name : kLogged) expect_close(logged(cut, name), logged(save, name), name);
+    if (std::string(ranks) == "2") {
+      EXPECT_EQ(content(cut), content(save)) << "the same layout goes on to the same bits";
+    }
+  }
+}
+
+TEST_F(TrainerRun, ABatchThatRanksCannotShareIsRefused) {
+  EXPECT_EQ(refusal({"--train-iters", "1", "--global-batch-size", "6", "--micro-batch-size", "2",
+                     "--ranks", "2"}),
+            "--global-batch-size 6 is not a multiple of 4, --micro-batch-size 2 times --ranks 2.");
 }
 
 }  // namespace

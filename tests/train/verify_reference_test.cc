@@ -41,10 +41,10 @@ TEST(ReferenceModels, Tolerances) {
 
 class ReferenceModel : public ::testing::TestWithParam<std::string> {
  protected:
-  static void expect_pass(DType dtype) {
-    ThreadPool pool(2);
+  static void expect_pass(DType dtype, int32_t ranks = 1) {
     const ReferenceComparison result =
-        verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), dtype, /*with_oracle=*/true, pool);
+        verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), dtype, /*with_oracle=*/true,
+                         {.count = ranks, .threads = 2});
     EXPECT_TRUE(result.pass);
     EXPECT_TRUE(result.oracle_checked);
     EXPECT_TRUE(result.oracle_identical);
@@ -63,9 +63,8 @@ class ReferenceModel : public ::testing::TestWithParam<std::string> {
 // bf16 rounds every value to 8 bits: the contract's wider tolerances, logits relative to the
 // largest.
 TEST_P(ReferenceModel, PassesInBf16) {
-  ThreadPool pool(2);
-  const ReferenceComparison result = verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(),
-                                                      DType::bf16, /*with_oracle=*/true, pool);
+  const ReferenceComparison result = verify_reference(
+      TROUPE_FIXTURE_DIR "/hf/" + GetParam(), DType::bf16, /*with_oracle=*/true, {.threads = 2});
   EXPECT_TRUE(result.pass);
   EXPECT_TRUE(result.oracle_identical);
   EXPECT_NEAR(result.loss, result.loss_ref, 1e-2);
@@ -78,6 +77,9 @@ TEST_P(ReferenceModel, PassesInFp32) {
 }
 TEST_P(ReferenceModel, PassesInFp64) {
   expect_pass(DType::f64);
+}
+TEST_P(ReferenceModel, PassesOnTwoRanks) {
+  expect_pass(DType::f32, /*ranks=*/2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, ReferenceModel, ::testing::ValuesIn(fixture_names()),

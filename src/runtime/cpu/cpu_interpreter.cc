@@ -7,11 +7,12 @@
 namespace troupe {
 
 CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
-                               ThreadPool& pool)
+                               ThreadPool& pool, const Communicators& communicators)
     : program_(program),
       plan_(std::move(plan)),
       state_(state),
       pool_(pool),
+      communicators_(communicators),
       arena_(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
              "activations and workspace") {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
@@ -59,6 +60,13 @@ void CpuInterpreter::bind() {
     bound.arguments.scratch = scratch;
     bound.arguments.scratch_bytes_per_thread = plan_.scratch_bytes_per_thread;
     bound.arguments.pool = &pool_;
+    if (op.spec->group != nullptr) {
+      bound.arguments.communicator = communicators_.of(op.spec->group(op.attributes));
+      TROUPE_CHECK(bound.arguments.communicator != nullptr,
+                   std::string("no communicator for ") + op.spec->name);
+      bound.arguments.op = &op;
+      bound.arguments.op_index = index;
+    }
     ops_.push_back(bound);
   }
   if (!plan_.dead_after.empty()) {

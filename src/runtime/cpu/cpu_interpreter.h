@@ -6,8 +6,10 @@
 // oracle plan (plan_oracle) it is the oracle: every value has memory of its own, and the memory of
 // dead values is filled with NaN.
 //
-// Owns its arena; borrows the program, the state and the pool, which must outlive it. One thread at
-// a time.
+// Owns its arena; borrows the program, the state, the pool and the communicators, which must
+// outlive it. One thread at a time. Where the program has collectives, every rank's interpreter
+// runs on a thread of its own, and a run throws what its communicator throws
+// (program/communicator.h); what the tensors hold is then unspecified.
 #pragma once
 
 #include <functional>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "passes/memory_plan.h"
+#include "program/communicator.h"
 #include "program/program.h"
 #include "runtime/arena.h"
 #include "runtime/state_storage.h"
@@ -24,7 +27,7 @@ namespace troupe {
 class CpuInterpreter {
  public:
   CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
-                 ThreadPool& pool);
+                 ThreadPool& pool, const Communicators& communicators = {});
 
   // The memory of a value. The host writes inputs before a run and reads metrics after it; other
   // values hold what the plan left there.
@@ -52,6 +55,7 @@ class CpuInterpreter {
   MemoryPlan plan_;
   const StateStorage& state_;
   ThreadPool& pool_;
+  Communicators communicators_;
   Arena arena_;
   std::vector<TensorView> operands_;
   std::vector<BoundOp> ops_;

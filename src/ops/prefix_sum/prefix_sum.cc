@@ -1,0 +1,59 @@
+#include "ops/prefix_sum/prefix_sum.h"
+
+namespace troupe {
+
+void prefix_sum_cpu(const KernelArguments& args);
+
+namespace {
+
+void infer_prefix_sum(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "prefix_sum takes counts, previous");
+  const Value counts = context.input(0);
+  TROUPE_CHECK(counts.dtype == DType::i32 && !counts.rows.valid(),
+               "prefix_sum needs i32 counts, not ragged: " + counts.name);
+  if (context.has_input(1)) {
+    const Value& previous = context.input(1);
+    TROUPE_CHECK(previous.dtype == DType::i32 && previous.shape == counts.shape,
+                 "prefix_sum: previous is like counts: " + previous.name);
+  }
+  context.output("", DType::i32, counts.shape);
+  context.output("total", DType::i32, counts.shape);
+}
+
+// Each rank reads the counts of all; how many these are is not known here.
+Cost cost_prefix_sum(const OpView& op) {
+  return {.flops = 2 * static_cast<double>(op.input(0).shape.elements()),
+          .bytes = 3 * static_cast<double>(op.input(0).bytes())};
+}
+
+RankGroup group_of_prefix_sum(const Attributes& attributes) {
+  return attributes.as<PrefixSumAttributes>().group;
+}
+
+CpuKernel prefix_sum_kernel(const OpView&) {
+  return &prefix_sum_cpu;
+}
+
+std::string print_prefix_sum(const Attributes& attributes) {
+  return "group=" + std::string(name_of(attributes.as<PrefixSumAttributes>().group));
+}
+
+}  // namespace
+
+PrefixSumResult prefix_sum(Builder& builder, ValueId counts, ValueId previous,
+                           const PrefixSumAttributes& attributes, const std::string& name) {
+  const Place caller_place = builder.place;
+  builder.place.queue = Queue::communication;
+  const auto outputs = builder.emit(kPrefixSum, Attributes(attributes), {counts, previous}, name);
+  builder.place = caller_place;
+  return {.running = outputs[0], .total = outputs[1]};
+}
+
+const OpSpec kPrefixSum{.name = "prefix_sum",
+                        .infer = infer_prefix_sum,
+                        .cost = cost_prefix_sum,
+                        .cpu_kernel = prefix_sum_kernel,
+                        .group = group_of_prefix_sum,
+                        .print_attributes = print_prefix_sum};
+
+}  // namespace troupe

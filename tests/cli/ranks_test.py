@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Runs of several ranks, through the program: what they write, how they stop, what they refuse.
+
+Usage: ranks_test.py TROUPE SOURCE_FOLDER
+"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "max_position_embeddings": 64, "moe_intermediate_size": 32, "num_experts": 4,
+    "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.01,
+}
+
+TROUPE = ""
+SOURCE = pathlib.Path()
+FOLDER = pathlib.Path()
+
+
+def run(*arguments):
+    return subprocess.run([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=False)
+
+
+def train_arguments(save, *flags):
+    return ["train", "--model", FOLDER / "config.json", "--data-path", FOLDER / "corpus", "--lr",
+            "1e-3", "--compute-dtype", "fp64", "--micro-batch-size", "2", "--global-batch-size",
+            "8", "--split", "90,10,0", "--threads", "2", "--save", save, *flags]
+
+
+def metrics(save):
+    return [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
+
+
+class Ranks(unittest.TestCase):
+    def test_train_as_one_rank_does(self):
+        losses = []
+        for ranks in (1, 2, 4):
+            save = FOLDER / f"ranks_{ranks}"
+            result = run(*train_arguments(save, "--ranks", ranks, "--train-iters", 4,
+                                          "--eval-interval", 2, "--eval-iters", 1))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stdout, "")
+            self.assertEqual(result.stderr.count("Options of troupe train"), 1, "one rank speaks")
+            losses.append([line.get("loss", line.get("val_loss")) for line in metrics(save)])
+        for other in losses[1:]:
+            self.assertEqual(len(other), len(losses[0]))
+            for one, several in zip(losses[0], other):
+                # The order of sums differs: rounding of f64, over four steps.
+                self.assertAlmostEqual(one, several, delta=1e-10)
+
+    def test_interrupted_ranks_save_and_end(self):
+        save = FOLDER / "interrupted"
+        arguments = train_arguments(save, "--ranks", 2, "--train-iters", 1000000)
+        process = subprocess.Popen([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not (save / "metrics.jsonl").exists() or not metrics(save):
+            self.assertLess(time.monotonic(), deadline, "no step was done")
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, errors)
+        last = metrics(save)[-1]["step"]
+        self.assertTrue((save / "checkpoints" / f"step_{last:08}").is_dir(), errors)
+        # It goes on, with another number of ranks.
+        result = run(*train_arguments(save, "--load", save, "--ranks", 4, "--train-iters", 1000000,
+                                      "--exit-after-step", last + 2))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(metrics(save)[-1]["step"], last + 2)
+
+    def test_a_failing_rank_ends_the_run_with_one_message(self):
+        # A token outside of the vocabulary, in some sample: whichever rank reads it fails.
+        data = bytearray((FOLDER / "corpus.bin").read_bytes())
+        half = len(data) // 4 * 2
+        data[half:] = b"\xff\x7f" * ((len(data) - half) // 2)
+        (FOLDER / "broken.bin").write_bytes(bytes(data))
+        (FOLDER / "broken.idx").write_bytes((FOLDER / "corpus.idx").read_bytes())
+        arguments = train_arguments(FOLDER / "broken_run", "--ranks", 4, "--train-iters", 50,
+                                    "--quiet")
+        arguments[arguments.index("--data-path") + 1] = FOLDER / "broken"
+        result = run(*arguments)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+        self.assertIn("broken", result.stderr)
+
+    def test_programs_show_their_collectives(self):
+        shape = ["--model", FOLDER / "config.json", "--seq-length", 16, "--ranks", 2,
+                 "--micro-batch-size", 1, "--json"]
+        for rank in (0, 1):
+            result = run("inspect", *shape, "--rank", rank)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            kinds = [op["kind"] for op in json.loads(result.stdout)["operations"]
+                     if op["queue"] == "comm"]
+            self.assertEqual(kinds, ["all_reduce"] * 4)  # two layers, what is outside, metrics
+        self.assertEqual(run("inspect", *shape, "--rank", 2).returncode, 2)
+        plan = json.loads(run("plan", *shape).stdout)
+        self.assertEqual((plan["ranks"], plan["micro_batches"]), (2, 2))
+
+    def test_references_on_two_ranks(self):
+        fixture = SOURCE / "tests/fixtures/hf/mixtral"
+        result = run("verify", fixture, "--ranks", 2, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(json.loads(result.stdout)["pass"])
+        result = run("verify", fixture, "--ranks", 3)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("--ranks 3: the 2 sequences", result.stderr)
+
+
+def main():
+    global TROUPE, SOURCE, FOLDER
+    TROUPE, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
+    with tempfile.TemporaryDirectory(prefix="troupe_ranks_") as folder:
+        FOLDER = pathlib.Path(folder)
+        (FOLDER / "config.json").write_text(json.dumps(CONFIG))
+        documents = [" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(40))
+                     for i in range(200)]
+        (FOLDER / "corpus.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in documents))
+        result = run("tokenize", "--input", FOLDER / "corpus.jsonl", "--output-prefix",
+                     FOLDER / "corpus")
+        if result.returncode != 0:
+            sys.exit(result.stderr)
+        unittest.main(argv=[sys.argv[0]])
+
+
+if __name__ == "__main__":
+    main()
