@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/machine.h"
 #include "io/json.h"
+#include "train/layout_options.h"
 #include "train/schedules.h"
 
 namespace troupe {
@@ -209,11 +210,7 @@ void check_options(const Options& options) {
   if (options.device == "cuda") {
     throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
   }
-  if (options.ranks != 1) {
-    throw_bad_request(fmt::format(
-        "--ranks {}: layouts of several ranks are not available in this version. Use --ranks 1.",
-        options.ranks));
-  }
+  if (options.command != Command::plan) check_runnable_layout(options);
   check_schedules(options);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(
