@@ -78,16 +78,16 @@ TEST(PipelineSchedule, ZeroBubbleH1IdlesAsTheFormulaSays) {
   }
 }
 
-// No schedule can do better than p - 1 forwards, for which the last rank waits at the start; zb-v
-// reaches that, or nearly. DualPipeV without overlap has (p - 1)(F + B - 3 W) with B both gradients
-// of a chunk, and F + B with it: 2 (p - 1).
+// No schedule can do better than p - 1 forwards, for which the last rank waits at the start.
+// DualPipeV without overlap has (p - 1)(F + B - 3 W) with B both gradients of a chunk, and F + B
+// with it: 2 (p - 1).
 TEST(PipelineSchedule, ZeroBubbleVIdlesLessThanDualPipeV) {
   for (const int32_t p : {2, 3, 4, 8, 16}) {
     for (const int32_t m : {p, 2 * p, 2 * p + 1, 5 * p}) {
       const PipelineShape shape = shape_of(PipelineSchedule::zb_v, p, 2, m);
       const double idle = idle_time(shape, {1, 1, 1});
       EXPECT_GE(idle, p - 1) << describe(shape);
-      EXPECT_LE(idle, p <= 4 ? p - 1 : 2 * (p - 1)) << describe(shape);
+      EXPECT_LT(idle, 2 * (p - 1)) << describe(shape);
     }
   }
 }
@@ -247,7 +247,7 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
   EXPECT_GT(built, 500);
 }
 
-TEST(PipelineSchedule, TheLastSchedulesHaveNoMessagesAtTheTurn) {
+TEST(PipelineSchedule, VHasNoMessagesAtTheTurn) {
   const PipelineTable table = build_pipeline_table(shape_of(PipelineSchedule::zb_v, 4, 2, 8));
   for (const PipelineStep& step : table.ranks[3]) {
     if (is_compute(step.action)) continue;
@@ -327,7 +327,7 @@ TEST(PipelineSchedule, UnevenStagesWaitForTheSlowest) {
 TEST(PipelineSchedule, Picture) {
   const PipelineTable table = build_pipeline_table(plain(2, 2));
   EXPECT_EQ(draw(table, simulate(table, {StageCost{}})),
-            "rank 0   F0 F1  .  . B0--- B1---\n"
+            "rank 0   F0 F1  .  . B0---  . B1---\n"
             "rank 1    . F0 B0--- F1 B1---\n");
 }
 
