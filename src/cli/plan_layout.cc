@@ -15,8 +15,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int32_t kListedRanks = 32;       // beyond it, groups are summarised
-constexpr size_t kWidestPicture = 180;     // columns
+constexpr int32_t kListedRanks = 16;       // beyond it, the text has no table of ranks and groups
+constexpr int32_t kWrittenRanks = 4096;    // beyond it, JSON has none
+constexpr size_t kWidestPicture = 240;     // columns
 constexpr int64_t kMostSteps = 4'000'000;  // beyond it, a schedule is not carried out
 
 // The kinds of groups that mean something in this layout.
@@ -243,11 +244,17 @@ ordered_json mesh_json(const Layout& layout) {
                        {"ep", layout.ep()},
                        {"edp", layout.edp()}};
   for (const GroupKind kind : kinds_of(layout)) {
-    json["groups"][std::string(name_of(kind))] = layout.groups(kind);
+    json["group_sizes"][std::string(name_of(kind))] = layout.members(kind, 0).size();
   }
-  json["ranks"] = ordered_json::array();
-  for (int32_t rank = 0; rank < layout.world_size(); ++rank) {
-    json["ranks"].push_back(place_json(layout, rank));
+  json["groups"] = nullptr;
+  json["ranks"] = nullptr;
+  if (layout.world_size() <= kWrittenRanks) {
+    for (const GroupKind kind : kinds_of(layout)) {
+      json["groups"][std::string(name_of(kind))] = layout.groups(kind);
+    }
+    for (int32_t rank = 0; rank < layout.world_size(); ++rank) {
+      json["ranks"].push_back(place_json(layout, rank));
+    }
   }
   for (const GradientRow& row : kGradientRows) {
     const GradientReduction reduction = layout.reduction_of(row.kind);

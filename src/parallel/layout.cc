@@ -24,9 +24,11 @@ void require_replicas(int32_t world, int64_t replica, const std::string& product
   const int64_t below = world / replica * replica;
   throw_bad_request(fmt::format(
       "--ranks {}: one replica of the model takes {} = {} ranks, and {} is not a multiple of it. "
-      "The nearest numbers of ranks are {}{}; with {} ranks a replica may have {}.",
-      world, product, replica, world, below > 0 ? fmt::format("{} and ", below) : "",
-      below + replica, world, nearest_divisors(world, replica)));
+      "Nearest: --ranks {}{}{}.",
+      world, product, replica, world, below > 0 ? fmt::format("{} or ", below) : "",
+      below + replica,
+      world > 1 ? fmt::format("; or a replica of {} ranks", nearest_divisors(world, replica))
+                : ""));
 }
 
 }  // namespace
@@ -341,9 +343,12 @@ std::vector<int32_t> Layout::members(GroupKind kind, int32_t rank) const {
 
 std::vector<std::vector<int32_t>> Layout::groups(GroupKind kind) const {
   std::vector<std::vector<int32_t>> groups;
+  std::vector<bool> seen(static_cast<size_t>(world_size()));
   for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (seen[static_cast<size_t>(rank)]) continue;
     std::vector<int32_t> ranks = members(kind, rank);
-    if (!ranks.empty() && ranks.front() == rank) groups.push_back(std::move(ranks));
+    for (const int32_t member : ranks) seen[static_cast<size_t>(member)] = true;
+    if (!ranks.empty()) groups.push_back(std::move(ranks));
   }
   return groups;
 }

@@ -356,15 +356,15 @@ TEST(Layout, RefusalsNameTheRuleAndWhatWouldDo) {
   o.world_size = 12;
   o.tensor_parallel = 4;
   o.pipeline_parallel = 2;
-  expect_refused(o, {"--ranks 12", "TP 4 x CP 1 x PP 2 = 8", "8 and 16"});
+  expect_refused(o, {"--ranks 12", "TP 4 x CP 1 x PP 2 = 8", "--ranks 8 or 16"});
   o = {};
   o.world_size = 12;
   o.expert_parallel = 8;
-  expect_refused(o, {"ETP 1 x EP 8 x PP 1 = 8", "8 and 16", "6 or 12"});
+  expect_refused(o, {"ETP 1 x EP 8 x PP 1 = 8", "--ranks 8 or 16", "a replica of 6 or 12 ranks"});
   o = {};
   o.world_size = 2;
   o.tensor_parallel = 4;
-  expect_refused(o, {"--ranks 2", "nearest numbers of ranks are 4;"});
+  expect_refused(o, {"--ranks 2", "Nearest: --ranks 4; or a replica of 2 ranks."});
   o = {};
   o.tensor_parallel = 0;
   expect_refused(o, {"--tensor-model-parallel-size takes a number from 1", "not 0"});
