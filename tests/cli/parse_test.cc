@@ -190,7 +190,8 @@ TEST(Parse, GivenTwice) {
 TEST(Parse, ContradictionsAreRefused) {
   EXPECT_EQ(refusal({"doctor", "--device", "cuda"}),
             "--device cuda: this build has no CUDA. Use --device cpu.");
-  EXPECT_TRUE(refusal({"doctor", "--ranks", "2"}).starts_with("--ranks 2: layouts of several"));
+  EXPECT_TRUE(
+      refusal({"doctor", "--ranks", "2"}).starts_with("--ranks 2: troupe doctor runs on one rank"));
   EXPECT_TRUE(refusal(train_with({"--finetune"})).starts_with("--finetune takes its weights"));
 }
 
