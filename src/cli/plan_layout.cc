@@ -95,6 +95,10 @@ std::optional<Pipeline> run_pipeline(const RunLayout& run, const std::vector<dou
   return pipeline;
 }
 
+std::string count_of(int64_t count, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
 std::string stages_of(const PipelinePartition& partition, int32_t place) {
   PipelinePartition own;
   for (int32_t stage = 0; stage < static_cast<int32_t>(partition.stages.size()); ++stage) {
@@ -199,7 +203,7 @@ std::string describe_schedule(const PipelineShape& shape) {
                                  interleaved ? " interleaved" : "", shape.ranks);
   if (shape.chunks > 1) text += fmt::format(" x {} stages", shape.chunks);
   if (interleaved) text += fmt::format(" in groups of {}", shape.group());
-  return text + fmt::format(", {} micro-batches", shape.micro_batches);
+  return text + ", " + count_of(shape.micro_batches, "micro-batch", "micro-batches");
 }
 
 std::string pipeline_text(const RunLayout& run, const std::optional<Pipeline>& pipeline) {
@@ -211,10 +215,10 @@ std::string pipeline_text(const RunLayout& run, const std::optional<Pipeline>& p
       "  idle         {:.1f} % of the time if all stages take equally long, {:.1f} % by their "
       "flops\n",
       100 * pipeline->equal.bubble, 100 * pipeline->weighted.bubble);
-  text += fmt::format(
-      "  live at most {} micro-batches{}",
-      *least == *most ? fmt::format("{}", *most) : fmt::format("{} to {}", *least, *most),
-      run.schedule.chunks > 1 ? " x stages on a rank" : " on a rank");
+  text += fmt::format("  live at most {}{}",
+                      *least == *most ? count_of(*most, "micro-batch", "micro-batches")
+                                      : fmt::format("{} to {} micro-batches", *least, *most),
+                      run.schedule.chunks > 1 ? " x stages on a rank" : " on a rank");
   if (run.schedule.ranks <= kListedRanks) {
     text += fmt::format(" (by rank: {})", fmt::join(pipeline->peak_live, " "));
   }
@@ -310,9 +314,10 @@ std::string make_layout_text(const Options& options, const RunLayout& run) {
   std::string text = describe_model(options, config);
   text += fmt::format("layout  {}\n", describe_meshes(run.layout));
   text += fmt::format(
-      "step    {} sequences of {} tokens: {} tokens; {} x {} on each of {} replicas\n\n", sequences,
-      sequence, sequences * sequence, run.schedule.micro_batches, options.micro_batch_size,
-      run.layout.dp());
+      "step    {} of {} tokens: {} tokens; {} x {} on {}\n\n",
+      count_of(sequences, "sequence", "sequences"), sequence, sequences * sequence,
+      run.schedule.micro_batches, options.micro_batch_size,
+      run.layout.dp() == 1 ? "one replica" : fmt::format("each of {} replicas", run.layout.dp()));
   if (run.layout.world_size() <= kListedRanks) {
     text += "Ranks\n" + rank_table(run.layout);
   }
