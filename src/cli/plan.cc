@@ -1,7 +1,8 @@
 // `troupe plan`: whether a training run fits this machine, before it starts.
 //
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
-// a step will take is not predicted: that needs a cost model of the machine.
+// a step will take is not predicted: that needs a cost model of the machine. Of several ranks it
+// shows the layout (plan_layout.h): their programs cannot be built yet.
 #include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "base/machine.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "cli/plan_layout.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "program/op_spec.h"
@@ -105,16 +107,7 @@ std::string make_json(const Planned& planned) {
 }
 
 std::string make_text(const Options& options, const Planned& planned) {
-  const ModelConfig& config = planned.config;
-  std::string text = fmt::format("model   {}: {} layers, hidden {}, {} parameters", options.model,
-                                 config.num_layers, config.hidden_size,
-                                 format_count(static_cast<double>(config.parameter_count())));
-  if (config.num_experts > 0) {
-    text += fmt::format(" ({} active), {} experts, top {}",
-                        format_count(static_cast<double>(config.active_parameter_count())),
-                        config.num_experts, config.moe_router_topk);
-  }
-  text += fmt::format(", {}\n", options.compute_dtype);
+  std::string text = describe_model(options, planned.config);
   text += fmt::format("step    {} of {} x {} tokens: {} tokens\n",
                       micro_batches_of(planned.step) == 1
                           ? "1 micro-batch"
@@ -157,6 +150,15 @@ std::string make_text(const Options& options, const Planned& planned) {
 }  // namespace
 
 ExitStatus run_plan(const Options& options) {
+  const RunLayout run = run_layout_of(options, load_model_config(options));
+  const Layout& layout = run.layout;
+  const bool only_data_parallel =
+      layout.dp() == layout.world_size() && layout.edp() == layout.world_size();
+  if (!only_data_parallel || options.ranks > kMostThreadRanks) {
+    fmt::print("{}",
+               options.json ? make_layout_json(options, run) : make_layout_text(options, run));
+    return ExitStatus::done;
+  }
   const Planned planned = make_plan(options);
   fmt::print("{}", options.json ? make_json(planned) : make_text(options, planned));
   return planned.fits() ? ExitStatus::done : ExitStatus::does_not_fit;

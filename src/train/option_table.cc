@@ -25,6 +25,7 @@ constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
 constexpr std::string_view kGlobal = "Global";
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kMoe = "Mixture of Experts";
+constexpr std::string_view kLayout = "Parallel layout";
 constexpr std::string_view kData = "Data";
 constexpr std::string_view kTraining = "Training";
 constexpr std::string_view kCheckpoints = "Checkpoints and evaluation";
@@ -48,6 +49,7 @@ constexpr std::string_view kDecayStyles[] = {"constant", "linear", "cosine", "in
                                              "WSD"};
 constexpr std::string_view kWsdDecayStyles[] = {"linear", "cosine", "exponential", "minus_sqrt"};
 constexpr std::string_view kIncreaseStyles[] = {"constant", "linear", "cosine"};
+constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
                                         "optimizer"};
@@ -117,8 +119,9 @@ constexpr OptionSpec kOptions[] = {
      .group = kGlobal,
      .metavar = "N",
      .help = "Ranks, as threads of this process, which share each step's micro-batches (data "
-             "parallelism): train, verify, inspect and plan. --threads are divided among them.",
-     .range = between(1, 1024),
+             "parallelism): train, verify and inspect, up to 1,024. --threads are divided among "
+             "them. plan takes any number, in any layout.",
+     .range = at_least(1),
      .commands = kAllButHelp},
     {.name = "collective-timeout-s",
      .member = &Options::collective_timeout_s,
@@ -566,6 +569,114 @@ constexpr OptionSpec kOptions[] = {
          "Warn when the router's entropy falls below this share of the largest possible; 0: never.",
      .range = between(0, 1),
      .commands = kTrain},
+
+    // Parallel layout.
+    {.name = "tensor-model-parallel-size",
+     .member = &Options::tensor_model_parallel_size,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "TP: ranks that share the heads and inner sizes of each layer, and the vocabulary "
+             "(docs/layouts.md).",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "sequence-parallel",
+     .member = &Options::sequence_parallel,
+     .group = kLayout,
+     .help = "Between the products that TP shares, each of its ranks works on a part of the "
+             "sequence. In models with experts it always is so.",
+     .commands = kCompute},
+    {.name = "context-parallel-size",
+     .member = &Options::context_parallel_size,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "CP: ranks that share each sequence, attention included.",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "pipeline-model-parallel-size",
+     .member = &Options::pipeline_model_parallel_size,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "PP: ranks that share the layers; micro-batches pass from one to the next.",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "num-layers-per-virtual-pipeline-stage",
+     .member = &Options::num_layers_per_virtual_pipeline_stage,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "Layers of one stage: each rank of the pipeline then holds several stages (virtual "
+             "stages, chunks).",
+     .unset = "one stage per rank",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "num-virtual-stages-per-pipeline-rank",
+     .member = &Options::num_virtual_stages_per_pipeline_rank,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "Stages that each rank of the pipeline holds; the other way to say how large they "
+             "are.",
+     .unset = "1; zb-v: 2",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "pipeline-model-parallel-layout",
+     .member = &Options::pipeline_model_parallel_layout,
+     .group = kLayout,
+     .metavar = "TEXT",
+     .help = "What each stage holds: E embedding, t decoder layer, m MTP layer, L loss, | between "
+             "stages, x*n and (...)*n for repetitions, as in Et*3|(tt|)*4,L.",
+     .unset = "equally many layers each",
+     .commands = kCompute},
+    {.name = "pipeline-schedule",
+     .member = &Options::pipeline_schedule,
+     .group = kLayout,
+     .metavar = "NAME",
+     .help = "Order of work in the pipeline: 1f1b (interleaved if ranks hold several stages), or "
+             "zb-h1 or zb-v, which delay weight gradients to fill idle time.",
+     .choices = kPipelineSchedules,
+     .commands = kCompute},
+    {.name = "microbatch-group-size-per-virtual-pipeline-stage",
+     .member = &Options::microbatch_group_size_per_virtual_pipeline_stage,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "Interleaved schedule: micro-batches that pass one stage of a rank before its next "
+             "stage has its turn.",
+     .unset = "PP",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "expert-model-parallel-size",
+     .member = &Options::expert_model_parallel_size,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "EP: ranks that share the experts of each layer, whatever TP, CP and DP are.",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "expert-tensor-parallel-size",
+     .member = &Options::expert_tensor_parallel_size,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "ETP: ranks that share each expert.",
+     .unset = "TP, or 1 if there are too few ranks for that",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "num-distributed-optimizer-instances",
+     .member = &Options::num_distributed_optimizer_instances,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "Sharded optimizer state is replicated so many times.",
+     .range = at_least(1),
+     .commands = kCompute},
+    {.name = "rank-order",
+     .member = &Options::rank_order,
+     .group = kLayout,
+     .metavar = "ORDER",
+     .help = "Order of the dimensions among the ranks, the fastest first; the experts read tp and "
+             "dp as ETP and EDP. ep has no meaning for dense layers, nor cp for experts.",
+     .commands = kCompute},
+    {.name = "use-tp-pp-dp-mapping",
+     .member = &Options::rank_order,
+     .group = kLayout,
+     .help = "Short for --rank-order tp-cp-ep-pp-dp.",
+     .commands = kCompute,
+     .shorthand = "tp-cp-ep-pp-dp"},
 
     // Data.
     {.name = "data-path",

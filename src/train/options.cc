@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/machine.h"
 #include "io/json.h"
+#include "train/layout_options.h"
 #include "train/schedules.h"
 
 namespace troupe {
@@ -216,6 +217,10 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--ranks {}: troupe {} works with one rank. Use --ranks 1.",
                                   options.ranks, info_of(options.command).name));
   }
+  if (options.command != Command::plan && options.ranks > kMostThreadRanks) {
+    throw_bad_request(fmt::format("--ranks {}: at most {} ranks run as threads of one process.",
+                                  options.ranks, kMostThreadRanks));
+  }
   if (int64_t{options.micro_batch_size} * options.ranks > std::numeric_limits<int32_t>::max()) {
     throw_bad_request(
         fmt::format("--micro-batch-size {} times --ranks {} is more than a step holds.",
@@ -225,6 +230,7 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--rank {}: there are the ranks 0 to {} (--ranks).", options.rank,
                                   options.ranks - 1));
   }
+  if (options.command != Command::plan) check_runnable_layout(options);
   check_schedules(options);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(

@@ -55,6 +55,9 @@ const CommandInfo& info_of(Command command);
 
 // A member that is `optional` is unset unless the flag was given (or the saved JSON had it); what
 // unset means is the spec's `unset` text. An empty string is unset, too.
+// Ranks that may run as threads of one process.
+inline constexpr int32_t kMostThreadRanks = 1024;
+
 struct Options {
   Command command = Command::help;
 
@@ -122,6 +125,21 @@ struct Options {
   double warn_load_imbalance = 0;
   double warn_dead_experts = 0;
   double warn_router_entropy = 0;
+
+  // Parallel layout.
+  int32_t tensor_model_parallel_size = 1;
+  bool sequence_parallel = false;
+  int32_t context_parallel_size = 1;
+  int32_t pipeline_model_parallel_size = 1;
+  std::optional<int32_t> num_layers_per_virtual_pipeline_stage;
+  std::optional<int32_t> num_virtual_stages_per_pipeline_rank;
+  std::string pipeline_model_parallel_layout;
+  std::string pipeline_schedule = "1f1b";
+  std::optional<int32_t> microbatch_group_size_per_virtual_pipeline_stage;
+  int32_t expert_model_parallel_size = 1;
+  std::optional<int32_t> expert_tensor_parallel_size;
+  int32_t num_distributed_optimizer_instances = 1;
+  std::string rank_order = "tp-cp-ep-dp-pp";
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()

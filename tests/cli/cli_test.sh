@@ -58,6 +58,32 @@ expect 2 tokenize --input "$scratch/missing.txt" --output-prefix "$scratch/corpu
 silent_out
 grep -qF missing.txt "$scratch/err" || fail "$what: the missing file is not named"
 
+# Layouts: plan shows them, other commands run one rank.
+layout=(--ranks 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+  --expert-model-parallel-size 4)
+expect 0 plan --model mixtral-tiny "${layout[@]}" --global-batch-size 8
+silent_err
+out_has "8 ranks: TP 2 x CP 1 x DP 2 x PP 2; experts ETP 1 x EP 4 x EDP 1 x PP 2"
+out_has "ep         {0 1 2 3} {4 5 6 7}"
+out_has "experts                                       sum over edp (1) x 1/2"
+out_has "rank 1    . F0 B0--- F1 B1---"
+expect 0 plan --model mixtral-tiny "${layout[@]}" --json
+silent_err
+json_has layout
+json_has pipeline
+refused '--expert-model-parallel-size 3: it must divide the number of experts, 8. Nearest: 2 or 4.' \
+  plan --model mixtral-tiny --ranks 3 --expert-model-parallel-size 3
+refused '--global-batch-size 4: it must be a multiple of --micro-batch-size 1 x DP 3' \
+  plan --model mixtral-tiny --ranks 3 --global-batch-size 4
+refused '--num-layers-per-virtual-pipeline-stage 3: 4 layers are not a multiple of 3 x 2' \
+  plan --model mixtral-tiny --ranks 2 --pipeline-model-parallel-size 2 \
+  --num-layers-per-virtual-pipeline-stage 3
+refused '--pipeline-model-parallel-layout Et|ttt: L (loss) must stand once' \
+  plan --model mixtral-tiny --ranks 2 --pipeline-model-parallel-size 2 \
+  --pipeline-model-parallel-layout 'Et|ttt'
+refused '--tensor-model-parallel-size 2: troupe inspect runs on one rank' \
+  inspect --model mixtral-tiny --tensor-model-parallel-size 2
+
 expect 0 --help
 silent_err
 commands=$(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' "$scratch/out")

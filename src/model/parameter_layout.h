@@ -1,0 +1,65 @@
+// How the parameters of a model are spread over the ranks of a layout: which slice of each a rank
+// holds, and what its gradient is to the layout (parallel/layout.h says how that is reduced).
+//
+// Pure functions and plain values; any thread. A model that the layout cannot cut is a UserError
+// (bad request) that names the flag, the rule and the nearest values that keep it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/shape.h"
+#include "model/model_config.h"
+#include "model/parameters.h"
+#include "parallel/layout.h"
+#include "parallel/pipeline_partition.h"
+
+namespace troupe {
+
+// Indices begin to end - 1 of one dimension.
+struct IndexRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const IndexRange&) const = default;
+};
+
+// The part of a parameter that one rank holds: in each dimension the indices of its ranges, one
+// range after the other.
+struct ParameterSlice {
+  std::vector<std::vector<IndexRange>> ranges;  // by dimension
+  GradientClass gradient = GradientClass::sliced;
+
+  int64_t extent(int dimension) const;
+  int64_t elements() const;
+};
+
+// Refuses a layout that cannot cut this model into equal parts, or these sequences.
+void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence);
+
+// The slice of a parameter of shape `shape` (of the whole model) that `rank` holds if its stage
+// holds the parameter at all. TP cuts heads, rows of first products (the halves of a gated one each
+// by itself), columns of second ones, and the vocabulary, into blocks of ceil(vocabulary / TP)
+// rows, of which the last may be shorter or empty. Key and value heads that are fewer than TP are
+// held by several ranks. EP cuts the experts, ETP each expert.
+ParameterSlice slice_of(ParameterKind kind, const Shape& shape, const ModelConfig& config,
+                        const Layout& layout, int32_t rank);
+
+// Whether the stages of pipeline rank `place` hold the parameter (`layer`: -1 outside the layers).
+// Tied embeddings are also with the head.
+bool holds(const PipelinePartition& partition, int32_t place, ParameterKind kind, int32_t layer,
+           const ModelConfig& config);
+
+// Weights on one rank.
+struct RankParameters {
+  int64_t dense = 0;  // all but the experts: router and shared expert, too
+  int64_t expert = 0;
+  uint64_t bytes = 0;  // of all
+  bool operator==(const RankParameters&) const = default;
+};
+
+// `state`: of the whole model (declare_model_state).
+RankParameters count_parameters(const ModelConfig& config, const ModelState& state,
+                                const Layout& layout, const PipelinePartition& partition,
+                                int32_t rank);
+
+}  // namespace troupe

@@ -1,0 +1,388 @@
+#include "parallel/layout.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+constexpr int32_t kLargestWorld = 1 << 20;
+
+void require_positive(int32_t value, std::string_view flag) {
+  if (value < 1 || value > kLargestWorld) {
+    throw_bad_request(
+        fmt::format("{} takes a number from 1 to {}, not {}.", flag, kLargestWorld, value));
+  }
+}
+
+// `replica`: ranks of one replica of the model, a product of the sizes that `product` spells out.
+void require_replicas(int32_t world, int64_t replica, const std::string& product) {
+  if (world % replica == 0) return;
+  const int64_t below = world / replica * replica;
+  throw_bad_request(fmt::format(
+      "--ranks {}: one replica of the model takes {} = {} ranks, and {} is not a multiple of it. "
+      "Nearest: --ranks {}{}{}.",
+      world, product, replica, world, below > 0 ? fmt::format("{} or ", below) : "",
+      below + replica,
+      world > 1 ? fmt::format("; or a replica of {} ranks", nearest_divisors(world, replica))
+                : ""));
+}
+
+}  // namespace
+
+std::string nearest_divisors(int64_t number, int64_t value) {
+  return nearest_choices(value, number, [&](int64_t divisor) { return number % divisor == 0; });
+}
+
+std::string_view name_of(GroupKind kind) {
+  switch (kind) {
+    case GroupKind::tp:
+      return "tp";
+    case GroupKind::cp:
+      return "cp";
+    case GroupKind::dp:
+      return "dp";
+    case GroupKind::pp:
+      return "pp";
+    case GroupKind::dp_cp:
+      return "dp-cp";
+    case GroupKind::tp_cp:
+      return "tp-cp";
+    case GroupKind::tp_dp_cp:
+      return "tp-dp-cp";
+    case GroupKind::tp_pp:
+      return "tp-pp";
+    case GroupKind::ep:
+      return "ep";
+    case GroupKind::etp:
+      return "etp";
+    case GroupKind::edp:
+      return "edp";
+    case GroupKind::etp_ep:
+      return "etp-ep";
+    case GroupKind::etp_ep_pp:
+      return "etp-ep-pp";
+    case GroupKind::embedding:
+      return "embedding";
+    case GroupKind::dp_cp_within_instance:
+      return "dp-cp-within-instance";
+    case GroupKind::dp_cp_across_instances:
+      return "dp-cp-across-instances";
+    case GroupKind::edp_within_instance:
+      return "edp-within-instance";
+    case GroupKind::edp_across_instances:
+      return "edp-across-instances";
+    case GroupKind::optimizer_instance:
+      return "optimizer-instance";
+  }
+  return "?";
+}
+
+Layout::Layout(LayoutOptions options) : options_(std::move(options)) {
+  set_sizes();
+  order_ = parse_order();
+  set_strides(order_);
+  check_pipelines();
+  check_instances();
+  if (options_.embedding_places.empty()) options_.embedding_places = {0, pp() - 1};
+  std::vector<int32_t>& places = options_.embedding_places;
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  TROUPE_CHECK(places.front() >= 0 && places.back() < pp(), "places in the pipeline");
+}
+
+void Layout::set_sizes() {
+  const LayoutOptions& o = options_;
+  require_positive(o.world_size, "--ranks");
+  require_positive(o.tensor_parallel, "--tensor-model-parallel-size");
+  require_positive(o.context_parallel, "--context-parallel-size");
+  require_positive(o.pipeline_parallel, "--pipeline-model-parallel-size");
+  require_positive(o.expert_parallel, "--expert-model-parallel-size");
+  const int32_t etp = o.expert_tensor_parallel.value_or(o.tensor_parallel);
+  require_positive(etp, "--expert-tensor-parallel-size");
+
+  const int64_t dense = int64_t{o.tensor_parallel} * o.context_parallel;
+  const int64_t expert = int64_t{etp} * o.expert_parallel;
+  // The product of two stays below 2^40, so a third factor cannot overflow.
+  require_replicas(o.world_size, dense * o.pipeline_parallel,
+                   fmt::format("TP {} x CP {} x PP {}", o.tensor_parallel, o.context_parallel,
+                               o.pipeline_parallel));
+  require_replicas(
+      o.world_size, expert * o.pipeline_parallel,
+      fmt::format("ETP {} x EP {} x PP {}", etp, o.expert_parallel, o.pipeline_parallel));
+  const int32_t stage = o.world_size / o.pipeline_parallel;
+  dense_.sizes = {o.tensor_parallel, o.context_parallel, 1, static_cast<int32_t>(stage / dense),
+                  o.pipeline_parallel};
+  expert_.sizes = {etp, 1, o.expert_parallel, static_cast<int32_t>(stage / expert),
+                   o.pipeline_parallel};
+}
+
+std::vector<Layout::Axis> Layout::parse_order() const {
+  constexpr std::array<std::string_view, kAxisCount> kNames = {"tp", "cp", "ep", "dp", "pp"};
+  std::vector<Axis> order;
+  std::string_view rest = options_.order;
+  while (true) {
+    const size_t end = rest.find('-');
+    const std::string_view name = rest.substr(0, end);
+    const auto* const found = std::find(kNames.begin(), kNames.end(), name);
+    if (found == kNames.end()) {
+      throw_bad_request(fmt::format(
+          "--rank-order {}: '{}' is no dimension; they are tp, cp, ep, dp and pp, joined by '-', "
+          "the fastest first, as in {}.",
+          options_.order, name, kDefaultRankOrder));
+    }
+    const auto axis = static_cast<Axis>(found - kNames.begin());
+    if (std::find(order.begin(), order.end(), axis) != order.end()) {
+      throw_bad_request(
+          fmt::format("--rank-order {}: {} stands there twice.", options_.order, name));
+    }
+    order.push_back(axis);
+    if (end == std::string_view::npos) break;
+    rest.remove_prefix(end + 1);
+  }
+  for (int i = 0; i < kAxisCount; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    if (std::find(order.begin(), order.end(), axis) != order.end()) continue;
+    const int32_t size = std::max(dense_.sizes[axis], expert_.sizes[axis]);
+    if (size > 1) {
+      throw_bad_request(fmt::format("--rank-order {}: {} is missing although its size is {}.",
+                                    options_.order, kNames[axis], size));
+    }
+    order.push_back(axis);
+  }
+  return order;
+}
+
+void Layout::set_strides(const std::vector<Axis>& order) {
+  for (Mesh* mesh : {&dense_, &expert_}) {
+    int32_t stride = 1;
+    for (const Axis axis : order) {
+      mesh->strides[axis] = stride;
+      stride *= mesh->sizes[axis];
+    }
+  }
+}
+
+// Both meshes must have the same pipelines, and, unless pp comes last, the same number of replicas
+// (Megatron's rule).
+void Layout::check_pipelines() const {
+  if (pp() == 1 || order_.back() == kPp) return;
+  if (dp() == edp() && dense_.strides[kPp] == expert_.strides[kPp]) return;
+  throw_bad_request(fmt::format(
+      "--rank-order {}: unless pp comes last, DP and EDP must be equal, and the dimensions before "
+      "pp must take as many ranks in the dense mesh as in the experts'; DP is {} and EDP is {}, "
+      "and "
+      "neighbours in a pipeline are {} and {} ranks apart. Use --rank-order {}, or ETP x EP equal "
+      "to TP x CP = {}.",
+      options_.order, dp(), edp(), dense_.strides[kPp], expert_.strides[kPp], kDefaultRankOrder,
+      tp() * cp()));
+}
+
+// Which axes a kind of group spans, and in which mesh.
+struct Layout::Axes {
+  bool expert = false;
+  AxisMask mask = 0;
+
+  static constexpr AxisMask bit(Axis axis) { return AxisMask{1} << axis; }
+  static Axes of(GroupKind kind) {
+    switch (kind) {
+      case GroupKind::tp:
+        return {false, bit(kTp)};
+      case GroupKind::cp:
+        return {false, bit(kCp)};
+      case GroupKind::dp:
+        return {false, bit(kDp)};
+      case GroupKind::pp:
+      case GroupKind::embedding:
+        return {false, bit(kPp)};
+      case GroupKind::dp_cp:
+      case GroupKind::dp_cp_within_instance:
+      case GroupKind::dp_cp_across_instances:
+        return {false, bit(kDp) | bit(kCp)};
+      case GroupKind::tp_cp:
+        return {false, bit(kTp) | bit(kCp)};
+      case GroupKind::tp_dp_cp:
+        return {false, bit(kTp) | bit(kDp) | bit(kCp)};
+      case GroupKind::tp_pp:
+        return {false, bit(kTp) | bit(kPp)};
+      case GroupKind::ep:
+        return {true, bit(kEp)};
+      case GroupKind::etp:
+        return {true, bit(kTp)};
+      case GroupKind::edp:
+      case GroupKind::edp_within_instance:
+      case GroupKind::edp_across_instances:
+        return {true, bit(kDp)};
+      case GroupKind::etp_ep:
+        return {true, bit(kTp) | bit(kEp)};
+      case GroupKind::etp_ep_pp:
+        return {true, bit(kTp) | bit(kEp) | bit(kPp)};
+      case GroupKind::optimizer_instance:
+        return {true, bit(kTp) | bit(kEp) | bit(kPp) | bit(kDp)};
+    }
+    TROUPE_CHECK(false, "a kind of group");
+  }
+};
+
+void Layout::check_instances() const {
+  const int32_t instances = options_.optimizer_instances;
+  if (instances == 1) return;
+  require_positive(instances, "--num-distributed-optimizer-instances");
+  const int32_t replicas = dp() * cp();
+  if (replicas % instances != 0 || edp() % instances != 0) {
+    const std::string choices =
+        nearest_choices(instances, std::min(replicas, edp()),
+                        [&](int64_t n) { return replicas % n == 0 && edp() % n == 0; });
+    throw_bad_request(fmt::format(
+        "--num-distributed-optimizer-instances {}: it must divide both DP x CP = {} and EDP = {}; "
+        "nearest: {}.",
+        instances, replicas, edp(), choices));
+  }
+  const AxisMask dense = Axes::of(GroupKind::dp_cp).mask;
+  const AxisMask expert = Axes::of(GroupKind::edp).mask;
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (instance_of(dense_, dense, rank) == instance_of(expert_, expert, rank)) continue;
+    throw_bad_request(fmt::format(
+        "--num-distributed-optimizer-instances {}: with --rank-order {} rank {} would belong to "
+        "different instances in the dense and in the expert mesh. Use --rank-order {}.",
+        instances, options_.order, rank, kDefaultRankOrder));
+  }
+}
+
+DensePlace Layout::dense_place(int32_t rank) const {
+  return {dense_.at(rank, kTp), dense_.at(rank, kCp), dense_.at(rank, kDp), dense_.at(rank, kPp)};
+}
+
+ExpertPlace Layout::expert_place(int32_t rank) const {
+  return {expert_.at(rank, kTp), expert_.at(rank, kEp), expert_.at(rank, kDp),
+          expert_.at(rank, kPp)};
+}
+
+int32_t Layout::rank_of(const DensePlace& place) const {
+  return place.tp * dense_.strides[kTp] + place.cp * dense_.strides[kCp] +
+         place.dp * dense_.strides[kDp] + place.pp * dense_.strides[kPp];
+}
+
+int32_t Layout::rank_of(const ExpertPlace& place) const {
+  return place.etp * expert_.strides[kTp] + place.ep * expert_.strides[kEp] +
+         place.edp * expert_.strides[kDp] + place.pp * expert_.strides[kPp];
+}
+
+std::vector<int32_t> Layout::neighbours(const Mesh& mesh, AxisMask mask, int32_t rank) const {
+  std::vector<int32_t> ranks = {rank};
+  for (const Axis axis : order_) {
+    if ((mask & Axes::bit(axis)) == 0) continue;
+    ranks.front() -= mesh.at(rank, axis) * mesh.strides[axis];
+  }
+  for (const Axis axis : order_) {
+    if ((mask & Axes::bit(axis)) == 0) continue;
+    const size_t count = ranks.size();
+    ranks.reserve(count * static_cast<size_t>(mesh.sizes[axis]));
+    for (int32_t i = 1; i < mesh.sizes[axis]; ++i) {
+      for (size_t j = 0; j < count; ++j) ranks.push_back(ranks[j] + i * mesh.strides[axis]);
+    }
+  }
+  return ranks;
+}
+
+int32_t Layout::instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const {
+  int32_t place = 0;
+  int32_t count = 1;
+  for (const Axis axis : order_) {
+    if ((mask & Axes::bit(axis)) == 0) continue;
+    place += mesh.at(rank, axis) * count;
+    count *= mesh.sizes[axis];
+  }
+  return place / (count / options_.optimizer_instances);
+}
+
+std::vector<int32_t> Layout::instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
+                                           bool within) const {
+  const std::vector<int32_t> all = neighbours(mesh, mask, rank);
+  const size_t block = all.size() / static_cast<size_t>(options_.optimizer_instances);
+  const auto place = static_cast<size_t>(std::find(all.begin(), all.end(), rank) - all.begin());
+  std::vector<int32_t> part;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (within ? i / block == place / block : i % block == place % block) part.push_back(all[i]);
+  }
+  return part;
+}
+
+std::vector<int32_t> Layout::members(GroupKind kind, int32_t rank) const {
+  TROUPE_CHECK(rank >= 0 && rank < world_size(), "a rank of this layout");
+  const Axes axes = Axes::of(kind);
+  const Mesh& mesh = axes.expert ? expert_ : dense_;
+  switch (kind) {
+    case GroupKind::dp_cp_within_instance:
+    case GroupKind::edp_within_instance:
+      return instance_part(mesh, axes.mask, rank, /*within=*/true);
+    case GroupKind::dp_cp_across_instances:
+    case GroupKind::edp_across_instances:
+      return instance_part(mesh, axes.mask, rank, /*within=*/false);
+    default:
+      break;
+  }
+  std::vector<int32_t> ranks = neighbours(mesh, axes.mask, rank);
+  if (kind == GroupKind::optimizer_instance) {
+    const AxisMask edp = Axes::of(GroupKind::edp).mask;
+    const int32_t own = instance_of(mesh, edp, rank);
+    std::erase_if(ranks, [&](int32_t other) { return instance_of(mesh, edp, other) != own; });
+  } else if (kind == GroupKind::embedding) {
+    const std::vector<int32_t>& places = options_.embedding_places;
+    const auto holds = [&](int32_t other) {
+      return std::binary_search(places.begin(), places.end(), dense_.at(other, kPp));
+    };
+    if (!holds(rank)) return {};
+    std::erase_if(ranks, [&](int32_t other) { return !holds(other); });
+  }
+  return ranks;
+}
+
+std::vector<std::vector<int32_t>> Layout::groups(GroupKind kind) const {
+  std::vector<std::vector<int32_t>> groups;
+  std::vector<bool> seen(static_cast<size_t>(world_size()));
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (seen[static_cast<size_t>(rank)]) continue;
+    std::vector<int32_t> ranks = members(kind, rank);
+    for (const int32_t member : ranks) seen[static_cast<size_t>(member)] = true;
+    if (!ranks.empty()) groups.push_back(std::move(ranks));
+  }
+  return groups;
+}
+
+GradientReduction Layout::reduction_of(GradientClass kind, bool per_token_loss) const {
+  GradientReduction reduction;
+  reduction.scale = per_token_loss ? 1.0 : 1.0 / (static_cast<double>(dp()) * cp());
+  switch (kind) {
+    case GradientClass::sliced:
+      break;
+    case GradientClass::replicated:
+      if (tp() > 1 && options_.sequence_parallel) reduction.partial = GroupKind::tp;
+      break;
+    case GradientClass::head_norm:
+      if (tp() > 1) reduction.partial = GroupKind::tp;
+      break;
+    case GradientClass::embedding:
+      if (options_.embedding_places.size() > 1) reduction.copies = GroupKind::embedding;
+      break;
+    case GradientClass::expert:
+      reduction.replicas = GroupKind::edp;
+      break;
+  }
+  return reduction;
+}
+
+std::vector<int32_t> Layout::key_value_replicas(int32_t rank, int32_t query_groups) const {
+  const int32_t copies = std::max(1, tp() / query_groups);
+  const int32_t own = dense_.at(rank, kTp);
+  std::vector<int32_t> ranks;
+  for (int32_t i = own / copies * copies; i < (own / copies + 1) * copies; ++i) {
+    ranks.push_back(rank + (i - own) * dense_.strides[kTp]);
+  }
+  return ranks;
+}
+
+}  // namespace troupe

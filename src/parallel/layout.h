@@ -1,0 +1,188 @@
+// Layout: which rank computes which part of the model. Two meshes are folded over the same ranks:
+// attention and dense layers use TP x CP x DP x PP, expert layers ETP x EP x EDP x PP. Only PP is
+// shared; EP is not bound by DP.
+//
+// What depends on the layout is decided here: the coordinates of a rank in both meshes, the members
+// of every group, and which groups reduce which gradient with which scale. (Which slice of a
+// parameter a rank holds: model/parameter_layout.h, which builds on this.) The rules are Megatron
+// Core's (semantics 8 to 11).
+//
+// A Layout is a constant value; everything may be called from any thread. Making a layout that
+// contradicts itself is a UserError (bad request) that names the flag, the rule, and the nearest
+// values that keep it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe {
+
+inline constexpr std::string_view kDefaultRankOrder = "tp-cp-ep-dp-pp";
+
+struct LayoutOptions {
+  int32_t world_size = 1;                              // --ranks
+  int32_t tensor_parallel = 1;                         // --tensor-model-parallel-size
+  int32_t context_parallel = 1;                        // --context-parallel-size
+  int32_t pipeline_parallel = 1;                       // --pipeline-model-parallel-size
+  int32_t expert_parallel = 1;                         // --expert-model-parallel-size
+  std::optional<int32_t> expert_tensor_parallel = {};  // unset: as tensor_parallel
+  int32_t optimizer_instances = 1;                     // --num-distributed-optimizer-instances
+  bool sequence_parallel = false;                      // --sequence-parallel
+  // --rank-order: the leftmost dimension varies fastest. The dense mesh leaves ep out; the expert
+  // mesh leaves cp out and reads tp as ETP and dp as EDP. A dimension that is not named must be 1.
+  std::string order = std::string(kDefaultRankOrder);
+  // The places in the pipeline that hold the word embedding or its copies; empty: first and last.
+  std::vector<int32_t> embedding_places = {};
+};
+
+// Where a rank stands in the dense mesh, and in the expert mesh.
+struct DensePlace {
+  int32_t tp = 0;
+  int32_t cp = 0;
+  int32_t dp = 0;
+  int32_t pp = 0;
+  bool operator==(const DensePlace&) const = default;
+};
+struct ExpertPlace {
+  int32_t etp = 0;
+  int32_t ep = 0;
+  int32_t edp = 0;
+  int32_t pp = 0;
+  bool operator==(const ExpertPlace&) const = default;
+};
+
+// A kind of group: ranks that differ only in the named dimensions.
+enum class GroupKind : uint8_t {
+  tp,         // tensor-parallel collectives, vocabulary-parallel loss
+  cp,         // attention over the whole sequence
+  dp,         // replicas of the dense model that see different samples
+  pp,         // one pipeline
+  dp_cp,      // reduces dense gradients; shards the dense optimizer state
+  tp_cp,      // token counts of auxiliary losses of one sequence
+  tp_dp_cp,   // expert bias, global auxiliary loss
+  tp_pp,      // one dense replica of the model
+  ep,         // dispatch of tokens to experts
+  etp,        // slices of one expert
+  edp,        // reduces expert gradients; shards the experts' optimizer state
+  etp_ep,     // dispatch when experts are sliced, too
+  etp_ep_pp,  // one expert replica of the model: statistics of expert gradients
+  embedding,  // the ranks of one pipeline that hold copies of the word embedding; may be empty
+  // The optimizer state is sharded within an instance and replicated across instances.
+  dp_cp_within_instance,
+  dp_cp_across_instances,
+  edp_within_instance,
+  edp_across_instances,
+  optimizer_instance,  // all ranks of one instance: statistics of gradients
+};
+inline constexpr int kGroupKindCount = 19;
+
+std::string_view name_of(GroupKind kind);
+
+// What decides how a gradient is reduced. Router, norms, biases after a product whose columns are
+// sliced, and the gate of a shared expert are `replicated`; a shared expert's products are
+// `sliced`, as dense ones are.
+enum class GradientClass : uint8_t {
+  sliced,      // a different slice on each rank of tp
+  replicated,  // the same on all ranks of tp, which see different tokens if the sequence is sharded
+  head_norm,   // the same on all ranks of tp, which always see different heads
+  embedding,   // sliced over tp; copies at several places of the pipeline
+  expert,      // sliced over ep and etp
+};
+
+// Every rank scales its gradient and sums it over `replicas`; before that over `partial`, where
+// that is set: there each rank has only a part of the sum. After that over `copies`.
+struct GradientReduction {
+  std::optional<GroupKind> partial;
+  GroupKind replicas = GroupKind::dp_cp;
+  std::optional<GroupKind> copies;
+  double scale = 1;
+};
+
+class Layout {
+ public:
+  explicit Layout(LayoutOptions options);
+
+  const LayoutOptions& options() const { return options_; }
+  int32_t world_size() const { return options_.world_size; }
+  int32_t tp() const { return options_.tensor_parallel; }
+  int32_t cp() const { return options_.context_parallel; }
+  int32_t dp() const { return dense_.sizes[kDp]; }
+  int32_t pp() const { return options_.pipeline_parallel; }
+  int32_t etp() const { return expert_.sizes[kTp]; }
+  int32_t ep() const { return options_.expert_parallel; }
+  int32_t edp() const { return expert_.sizes[kDp]; }
+
+  DensePlace dense_place(int32_t rank) const;
+  ExpertPlace expert_place(int32_t rank) const;
+  int32_t rank_of(const DensePlace& place) const;
+  int32_t rank_of(const ExpertPlace& place) const;
+
+  // The group of that kind to which `rank` belongs, in ascending order. Empty when it belongs to
+  // none, which only happens for `embedding`.
+  std::vector<int32_t> members(GroupKind kind, int32_t rank) const;
+  // All groups of that kind, by their first member.
+  std::vector<std::vector<int32_t>> groups(GroupKind kind) const;
+
+  // With a loss per token every rank adds up raw sums, and the number of tokens divides them after
+  // the reduction; otherwise gradients are means over dp x cp. That is so for experts, too,
+  // although edp may be smaller: the tokens of all ranks of an expert's replica have come to it
+  // already (semantics 11.4, 26.5).
+  GradientReduction reduction_of(GradientClass kind, bool per_token_loss = false) const;
+
+  // The ranks of `rank`'s tp group that hold the same key and value heads, itself included: more
+  // than one where there are fewer heads than ranks. Gradients of keys and values are partial sums
+  // over them.
+  std::vector<int32_t> key_value_replicas(int32_t rank, int32_t query_groups) const;
+
+ private:
+  enum Axis : uint8_t { kTp, kCp, kEp, kDp, kPp, kAxisCount };
+  using AxisMask = uint32_t;
+  struct Mesh {
+    std::array<int32_t, kAxisCount> sizes = {1, 1, 1, 1, 1};
+    std::array<int32_t, kAxisCount> strides = {1, 1, 1, 1, 1};
+    int32_t at(int32_t rank, Axis axis) const { return rank / strides[axis] % sizes[axis]; }
+  };
+  struct Axes;
+
+  std::vector<Axis> parse_order() const;
+  void set_sizes();
+  void set_strides(const std::vector<Axis>& order);
+  void check_pipelines() const;
+  void check_instances() const;
+  std::vector<int32_t> neighbours(const Mesh& mesh, AxisMask mask, int32_t rank) const;
+  std::vector<int32_t> instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
+                                     bool within) const;
+  int32_t instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const;
+
+  LayoutOptions options_;
+  std::vector<Axis> order_;  // all axes, the fastest first
+  Mesh dense_;
+  Mesh expert_;
+};
+
+// The values nearest to `value` among 1..limit for which `valid` holds, as "4", "4 or 8" or "".
+template <class Predicate>
+std::string nearest_choices(int64_t value, int64_t limit, const Predicate& valid) {
+  std::string text;
+  for (int64_t below = value < limit ? value - 1 : limit; below >= 1; --below) {
+    if (!valid(below)) continue;
+    text = std::to_string(below);
+    break;
+  }
+  for (int64_t above = value + 1; above <= limit; ++above) {
+    if (!valid(above)) continue;
+    if (!text.empty()) text += " or ";
+    text += std::to_string(above);
+    break;
+  }
+  return text;
+}
+
+// "4 or 8": the divisors of `number` nearest to `value`.
+std::string nearest_divisors(int64_t number, int64_t value);
+
+}  // namespace troupe

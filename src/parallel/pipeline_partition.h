@@ -1,0 +1,72 @@
+// How a model is cut into pipeline stages, and where the stages are placed.
+//
+// Stage j follows stage j - 1 in the model. A rank of the pipeline holds one stage or several, its
+// chunks (virtual stages). They are placed in a loop (stage j is chunk j / pp of rank j mod pp), or
+// in a V (two chunks: down the ranks and back up), which zb-v wants.
+//
+// Pure functions; any thread. A partition that cannot be is a UserError (bad request) that names
+// the flag, the place in the text, and the rule.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe {
+
+enum class StagePlacement : uint8_t { loop, v };
+
+struct StagePlace {
+  int32_t rank = 0;  // in the pipeline
+  int32_t chunk = 0;
+  bool operator==(const StagePlace&) const = default;
+};
+
+StagePlace place_of_stage(StagePlacement placement, int32_t ranks, int32_t stage);
+int32_t stage_at(StagePlacement placement, int32_t ranks, StagePlace place);
+
+struct PipelineStage {
+  int32_t first_layer = 0;  // of the decoder
+  int32_t layers = 0;
+  int32_t mtp_layers = 0;  // multi-token prediction
+  bool embedding = false;
+  bool loss = false;  // final norm, head and loss
+  bool operator==(const PipelineStage&) const = default;
+};
+
+struct PipelinePartition {
+  int32_t ranks = 1;
+  int32_t chunks = 1;  // stages of each rank
+  StagePlacement placement = StagePlacement::loop;
+  std::vector<PipelineStage> stages;
+
+  StagePlace place_of(int32_t stage) const { return place_of_stage(placement, ranks, stage); }
+  // The rank of the pipeline whose stages hold this decoder layer.
+  int32_t rank_of_layer(int32_t layer) const;
+  int32_t rank_of_embedding() const;
+  int32_t rank_of_loss() const;
+  // The ranks of the pipeline that hold the word embedding or a copy of it: with the embedding,
+  // with MTP layers, and with the head when it shares the embedding's weights. Ascending.
+  std::vector<int32_t> embedding_ranks(bool tied) const;
+};
+
+// ranks x chunks stages of equally many layers. Refuses `layers` that cannot be cut so.
+// `chunks_flag` is what the user gave for the number of chunks, for messages.
+PipelinePartition even_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                 StagePlacement placement);
+
+// Stages as a text spells them out (Megatron's --pipeline-model-parallel-layout): E embedding, t
+// decoder layer, m MTP layer, L loss, | between stages, x*n a symbol n times, (...)*n a group n
+// times; commas and blanks mean nothing, and stages may be empty. E stands once, in the first
+// stage; L once, in the last; all m in one stage, behind all t, in the last chunk of a rank that is
+// not the first; there are `layers` t and `mtp_layers` m; the number of stages is a multiple of
+// `ranks`.
+PipelinePartition parse_partition(std::string_view text, int32_t layers, int32_t mtp_layers,
+                                  int32_t ranks, StagePlacement placement);
+
+// The partition written as parse_partition reads it, repetitions of a symbol shortened:
+// "Et*3|t*4|t*4|t*3L".
+std::string to_text(const PipelinePartition& partition);
+
+}  // namespace troupe

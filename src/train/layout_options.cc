@@ -1,0 +1,149 @@
+#include "train/layout_options.h"
+
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+#include "model/parameter_layout.h"
+#include "train/model_options.h"
+#include "train/schedules.h"
+
+namespace troupe {
+namespace {
+
+PipelineSchedule schedule_of(const Options& options) {
+  if (options.pipeline_schedule == "zb-h1") return PipelineSchedule::zb_h1;
+  if (options.pipeline_schedule == "zb-v") return PipelineSchedule::zb_v;
+  TROUPE_CHECK(options.pipeline_schedule == "1f1b", "a schedule among the choices");
+  return PipelineSchedule::one_f_one_b;
+}
+
+// Stages per rank, unless a layout text says it.
+int32_t chunks_of(const Options& options, int32_t layers) {
+  const bool v = schedule_of(options) == PipelineSchedule::zb_v;
+  if (options.num_virtual_stages_per_pipeline_rank) {
+    return *options.num_virtual_stages_per_pipeline_rank;
+  }
+  if (!options.num_layers_per_virtual_pipeline_stage) return v ? 2 : 1;
+  const int32_t each = *options.num_layers_per_virtual_pipeline_stage;
+  const int32_t ranks = options.pipeline_model_parallel_size;
+  const int64_t round = int64_t{each} * ranks;
+  if (layers % round != 0) {
+    const auto valid = [&](int64_t size) { return layers % (size * ranks) == 0; };
+    const std::string nearest = nearest_choices(each, layers, valid);
+    throw_bad_request(fmt::format(
+        "--num-layers-per-virtual-pipeline-stage {}: {} layers are not a multiple of {} x {} ranks "
+        "of the pipeline. {}",
+        each, layers, each, ranks,
+        nearest.empty() ? "No size fits; choose another --pipeline-model-parallel-size."
+                        : fmt::format("Nearest: {}.", nearest)));
+  }
+  return static_cast<int32_t>(layers / round);
+}
+
+PipelinePartition partition_of(const Options& options, const ModelConfig& config) {
+  const int32_t ranks = options.pipeline_model_parallel_size;
+  const bool v = schedule_of(options) == PipelineSchedule::zb_v;
+  const StagePlacement placement = v ? StagePlacement::v : StagePlacement::loop;
+  const bool counted = options.num_virtual_stages_per_pipeline_rank.has_value();
+  if (counted && options.num_layers_per_virtual_pipeline_stage) {
+    throw_bad_request(
+        "--num-virtual-stages-per-pipeline-rank and --num-layers-per-virtual-pipeline-stage say "
+        "the "
+        "same in two ways; give one of them.");
+  }
+  if (options.pipeline_model_parallel_layout.empty()) {
+    return even_partition(config.num_layers, ranks, chunks_of(options, config.num_layers),
+                          placement);
+  }
+  if (counted || options.num_layers_per_virtual_pipeline_stage) {
+    throw_bad_request(fmt::format(
+        "--pipeline-model-parallel-layout says how many stages there are; leave --{} out.",
+        counted ? "num-virtual-stages-per-pipeline-rank"
+                : "num-layers-per-virtual-pipeline-stage"));
+  }
+  return parse_partition(options.pipeline_model_parallel_layout, config.num_layers,
+                         /*mtp_layers=*/0, ranks, placement);
+}
+
+// As TP unless given (Megatron's default), or 1 where the ranks do not suffice for that.
+int32_t expert_tensor_parallel_of(const Options& options) {
+  if (options.expert_tensor_parallel_size) return *options.expert_tensor_parallel_size;
+  const int64_t replica =
+      int64_t{options.tensor_model_parallel_size} * options.pipeline_model_parallel_size;
+  // Two factors stay below 2^62; a third one is only applied to what divides the ranks.
+  const bool suffices = options.ranks % replica == 0 &&
+                        options.ranks / replica % options.expert_model_parallel_size == 0;
+  return suffices ? options.tensor_model_parallel_size : 1;
+}
+
+// Micro-batches of one pipeline in one step.
+int32_t micro_batches_of(const Options& options, const ModelConfig& config, int32_t dp) {
+  const int64_t unit = int64_t{options.micro_batch_size} * dp;
+  const bool given = options.global_batch_size || !options.rampup_batch_size.empty() ||
+                     !options.step_batch_size_schedule.empty();
+  if (!given) return 1;
+  const int32_t global = make_batch_sizes(options, sequence_length_of(options, config)).largest();
+  if (global % unit != 0) {
+    const int64_t below = global / unit * unit;
+    throw_bad_request(fmt::format(
+        "--global-batch-size {}: it must be a multiple of --micro-batch-size {} x DP {} = {}. "
+        "Nearest: {}{}.",
+        global, options.micro_batch_size, dp, unit, below > 0 ? fmt::format("{} or ", below) : "",
+        below + unit));
+  }
+  return static_cast<int32_t>(global / unit);
+}
+
+}  // namespace
+
+RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
+  LayoutOptions asked;
+  asked.world_size = options.ranks;
+  asked.tensor_parallel = options.tensor_model_parallel_size;
+  asked.context_parallel = options.context_parallel_size;
+  asked.pipeline_parallel = options.pipeline_model_parallel_size;
+  asked.expert_parallel = options.expert_model_parallel_size;
+  asked.expert_tensor_parallel = expert_tensor_parallel_of(options);
+  asked.optimizer_instances = options.num_distributed_optimizer_instances;
+  // Without it every rank of a tp group would send the same tokens to the experts.
+  asked.sequence_parallel = options.sequence_parallel || config.num_experts > 0;
+  asked.order = options.rank_order;
+  Layout meshes(asked);
+
+  PipelinePartition partition = partition_of(options, config);
+  asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
+  Layout layout(std::move(asked));
+  check_layout(config, layout, sequence_length_of(options, config));
+
+  PipelineShape schedule;
+  schedule.schedule = schedule_of(options);
+  schedule.ranks = layout.pp();
+  schedule.chunks = partition.chunks;
+  schedule.micro_batches = micro_batches_of(options, config, layout.dp());
+  schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
+  check_shape(schedule);
+  return {std::move(layout), std::move(partition), schedule};
+}
+
+void check_runnable_layout(const Options& options) {
+  const auto refuse_above_one = [&](std::string_view flag, int32_t size) {
+    if (size == 1) return;
+    throw_bad_request(fmt::format(
+        "{} {}: troupe {} runs data parallelism only in this version. Leave the flag out; `troupe "
+        "plan` shows layouts of any size.",
+        flag, size, info_of(options.command).name));
+  };
+  refuse_above_one("--tensor-model-parallel-size", options.tensor_model_parallel_size);
+  refuse_above_one("--context-parallel-size", options.context_parallel_size);
+  refuse_above_one("--pipeline-model-parallel-size", options.pipeline_model_parallel_size);
+  refuse_above_one("--expert-model-parallel-size", options.expert_model_parallel_size);
+  refuse_above_one("--expert-tensor-parallel-size",
+                   options.expert_tensor_parallel_size.value_or(1));
+  refuse_above_one("--num-virtual-stages-per-pipeline-rank",
+                   options.num_virtual_stages_per_pipeline_rank.value_or(1));
+  refuse_above_one("--num-distributed-optimizer-instances",
+                   options.num_distributed_optimizer_instances);
+}
+
+}  // namespace troupe

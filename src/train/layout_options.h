@@ -1,0 +1,29 @@
+// From options to the parallel layout: the meshes, the stages of the pipeline, its schedule.
+//
+// Pure functions; any thread. Errors are UserErrors (bad request) that name the flag.
+#pragma once
+
+#include <cstdint>
+
+#include "model/model_config.h"
+#include "parallel/layout.h"
+#include "parallel/pipeline_partition.h"
+#include "parallel/pipeline_schedule.h"
+#include "train/options.h"
+
+namespace troupe {
+
+struct RunLayout {
+  Layout layout;
+  PipelinePartition partition;
+  PipelineShape schedule;
+};
+
+// The layout of one training step of this model, checked against the model, the sequences and the
+// batch: the global batch size must be a multiple of the micro-batch size times DP.
+RunLayout run_layout_of(const Options& options, const ModelConfig& config);
+
+// Refuses every layout but that of one rank.
+void check_runnable_layout(const Options& options);
+
+}  // namespace troupe

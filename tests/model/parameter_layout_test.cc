@@ -1,0 +1,254 @@
+// Slices of parameters: the ranges of a small model written out, and for many layouts that the
+// slices of all ranks together are the whole parameter, each element as often as it must be.
+#include "model/parameter_layout.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+using Ranges = std::vector<IndexRange>;
+
+ModelConfig small_moe() {
+  ModelConfig config;
+  config.vocab_size = 35;
+  config.hidden_size = 16;
+  config.num_layers = 4;
+  config.num_attention_heads = 8;
+  config.num_query_groups = 2;
+  config.kv_channels = 4;
+  config.qk_layernorm = true;
+  config.add_qkv_bias = true;
+  config.max_position_embeddings = 64;
+  config.ffn_hidden_size = 32;
+  config.num_experts = 8;
+  config.moe_router_topk = 2;
+  config.moe_ffn_hidden_size = 8;
+  config.moe_layers = {false, true, true, true};
+  config.moe_shared_expert_intermediate_size = 16;
+  config.moe_shared_expert_gate = true;
+  return config;
+}
+
+LayoutOptions sizes(int32_t world, int32_t tp, int32_t ep, int32_t etp, int32_t pp = 1) {
+  LayoutOptions options;
+  options.world_size = world;
+  options.tensor_parallel = tp;
+  options.expert_parallel = ep;
+  options.expert_tensor_parallel = etp;
+  options.pipeline_parallel = pp;
+  options.sequence_parallel = true;
+  return options;
+}
+
+ParameterSlice slice(const ModelConfig& config, const Layout& layout, int32_t rank,
+                     ParameterKind kind, int32_t layer) {
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  const StateTensor& tensor = (*state.table)[state.find(kind, layer)];
+  return slice_of(kind, tensor.shape, config, layout, rank);
+}
+
+// Semantics 9: heads, gate and linear halves each by themselves, columns, blocks of the vocabulary.
+TEST(ParameterLayout, SlicesOfTensorParallelWrittenOut) {
+  const ModelConfig config = small_moe();
+  const Layout layout(sizes(4, 4, 1, 1));
+  const int32_t rank = 3;
+  const auto rows = [&](ParameterKind kind, int32_t layer = 1) {
+    return slice(config, layout, rank, kind, layer).ranges[0];
+  };
+  // 8 query heads of 4: two each. 2 key heads for 4 ranks: ranks 2 and 3 hold the second one.
+  EXPECT_EQ(rows(ParameterKind::w_qkv), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
+  EXPECT_EQ(rows(ParameterKind::b_qkv), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
+  EXPECT_EQ(rows(ParameterKind::w_gate_up, 0), (Ranges{{24, 32}, {56, 64}}));
+  EXPECT_EQ(rows(ParameterKind::w_shared_gate_up), (Ranges{{12, 16}, {28, 32}}));
+  EXPECT_EQ(rows(ParameterKind::embedding, -1), (Ranges{{27, 35}}));
+  EXPECT_EQ(rows(ParameterKind::head, -1), (Ranges{{27, 35}}));
+  const ParameterSlice out = slice(config, layout, rank, ParameterKind::w_attention_out, 1);
+  EXPECT_EQ(out.ranges, (std::vector<Ranges>{{{0, 16}}, {{24, 32}}}));
+  const ParameterSlice down = slice(config, layout, rank, ParameterKind::w_down, 0);
+  EXPECT_EQ(down.ranges, (std::vector<Ranges>{{{0, 16}}, {{24, 32}}}));
+}
+
+TEST(ParameterLayout, ExpertsAreCutByTheirOwnMesh) {
+  const ModelConfig config = small_moe();
+  const Layout layout(sizes(8, 2, 4, 2));
+  const int32_t rank = 5;
+  ASSERT_EQ(layout.expert_place(rank), (ExpertPlace{.etp = 1, .ep = 2, .edp = 0, .pp = 0}));
+  const ParameterSlice first = slice(config, layout, rank, ParameterKind::w_gate_up, 2);
+  EXPECT_EQ(first.ranges, (std::vector<Ranges>{{{4, 6}}, {{4, 8}, {12, 16}}, {{0, 16}}}));
+  EXPECT_EQ(first.gradient, GradientClass::expert);
+  const ParameterSlice second = slice(config, layout, rank, ParameterKind::w_down, 2);
+  EXPECT_EQ(second.ranges, (std::vector<Ranges>{{{4, 6}}, {{0, 16}}, {{4, 8}}}));
+  EXPECT_EQ(second.gradient, GradientClass::expert);
+}
+
+TEST(ParameterLayout, GradientClasses) {
+  const ModelConfig config = small_moe();
+  const Layout layout(sizes(2, 2, 2, 1));
+  const auto kind_of = [&](ParameterKind kind, int32_t layer = 1) {
+    return slice(config, layout, 0, kind, layer).gradient;
+  };
+  EXPECT_EQ(kind_of(ParameterKind::w_router), GradientClass::replicated);
+  EXPECT_EQ(kind_of(ParameterKind::w_shared_gate), GradientClass::replicated);
+  EXPECT_EQ(kind_of(ParameterKind::input_norm), GradientClass::replicated);
+  EXPECT_EQ(kind_of(ParameterKind::q_norm), GradientClass::head_norm);
+  EXPECT_EQ(kind_of(ParameterKind::k_norm), GradientClass::head_norm);
+  EXPECT_EQ(kind_of(ParameterKind::w_qkv), GradientClass::sliced);
+  EXPECT_EQ(kind_of(ParameterKind::w_shared_gate_up), GradientClass::sliced);
+  EXPECT_EQ(kind_of(ParameterKind::w_gate_up, 0), GradientClass::sliced);
+  EXPECT_EQ(kind_of(ParameterKind::w_gate_up), GradientClass::expert);
+  EXPECT_EQ(kind_of(ParameterKind::embedding, -1), GradientClass::embedding);
+  EXPECT_EQ(kind_of(ParameterKind::head, -1), GradientClass::sliced);
+}
+
+// How often each element of one stage's parameters is held, over all ranks: sliced ones once per
+// rank of DP x CP, replicated ones once per rank, experts once per rank of EDP, keys and values
+// that are fewer than TP more often.
+TEST(ParameterLayout, SlicesCoverEveryElementEquallyOften) {
+  struct Case {
+    int32_t world, tp, ep, etp, pp;
+  };
+  const Case cases[] = {{1, 1, 1, 1, 1}, {2, 2, 1, 1, 1},  {8, 2, 4, 1, 1}, {8, 4, 2, 4, 1},
+                        {8, 1, 8, 1, 1}, {16, 8, 2, 4, 1}, {8, 2, 2, 1, 2}, {16, 2, 2, 2, 4}};
+  for (const bool biased : {false, true}) {
+    for (const Case& c : cases) {
+      if (biased && c.etp > 1) continue;
+      ModelConfig config = small_moe();
+      config.add_bias_linear = biased;
+      config.qk_norm_scope = biased ? QkNormScope::projection : QkNormScope::head;
+      const Layout layout(sizes(c.world, c.tp, c.ep, c.etp, c.pp));
+      SCOPED_TRACE("world " + std::to_string(c.world) + " tp " + std::to_string(c.tp) + " ep " +
+                   std::to_string(c.ep) + " etp " + std::to_string(c.etp));
+      ASSERT_NO_THROW(check_layout(config, layout, 64));
+      const PipelinePartition partition =
+          even_partition(config.num_layers, c.pp, 1, StagePlacement::loop);
+      const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+      const int32_t stage_ranks = c.world / c.pp;
+      for (const Parameter& parameter : state.parameters) {
+        const StateTensor& tensor = (*state.table)[parameter.value];
+        const Shape& shape = tensor.shape;
+        const int64_t inner = shape.rank() > 1 ? shape[1] : 1;
+        const int64_t innermost = shape.rank() > 2 ? shape[2] : 1;
+        std::vector<int> times(static_cast<size_t>(shape.elements()));
+        GradientClass gradient = GradientClass::sliced;
+        for (int32_t rank = 0; rank < c.world; ++rank) {
+          const int32_t place = layout.dense_place(rank).pp;
+          if (!holds(partition, place, parameter.kind, parameter.layer, config)) continue;
+          const ParameterSlice own = slice_of(parameter.kind, shape, config, layout, rank);
+          gradient = own.gradient;
+          const Ranges one = {{0, 1}};
+          const Ranges& second = shape.rank() > 1 ? own.ranges[1] : one;
+          const Ranges& third = shape.rank() > 2 ? own.ranges[2] : one;
+          int64_t elements = 0;
+          for (const IndexRange& a : own.ranges[0]) {
+            for (int64_t i = a.begin; i < a.end; ++i) {
+              for (const IndexRange& b : second) {
+                for (int64_t j = b.begin; j < b.end; ++j) {
+                  for (const IndexRange& d : third) {
+                    for (int64_t k = d.begin; k < d.end; ++k) {
+                      ++times[static_cast<size_t>((i * inner + j) * innermost + k)];
+                      ++elements;
+                    }
+                  }
+                }
+              }
+            }
+          }
+          EXPECT_EQ(own.elements(), elements) << tensor.name;
+        }
+        const bool replicated =
+            gradient == GradientClass::replicated || gradient == GradientClass::head_norm;
+        const int expected = gradient == GradientClass::expert ? layout.edp()
+                             : replicated                      ? stage_ranks
+                                                               : layout.dp() * layout.cp();
+        const bool has_keys = parameter.kind == ParameterKind::w_qkv ||
+                              parameter.kind == ParameterKind::b_qkv ||
+                              parameter.kind == ParameterKind::k_norm;
+        const int copies = std::max(1, c.tp / config.num_query_groups);
+        const int64_t queries =
+            parameter.kind == ParameterKind::k_norm ? 0 : config.attention_size() * inner;
+        for (int64_t i = 0; i < shape.elements(); ++i) {
+          const bool key = has_keys && !replicated && i >= queries;
+          ASSERT_EQ(times[static_cast<size_t>(i)], expected * (key ? copies : 1))
+              << tensor.name << ", element " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(ParameterLayout, CountsOfAllStagesAddUp) {
+  for (const bool tied : {false, true}) {
+    ModelConfig config = small_moe();
+    config.tie_embeddings = tied;
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const Layout layout(sizes(4, 1, 1, 1, 4));
+    const PipelinePartition partition = parse_partition("E|tt|t|tL", 4, 0, 4, StagePlacement::loop);
+    RankParameters sum;
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      const RankParameters count = count_parameters(config, state, layout, partition, rank);
+      EXPECT_EQ(count.bytes, 4 * static_cast<uint64_t>(count.dense + count.expert));
+      sum.dense += count.dense;
+      sum.expert += count.expert;
+    }
+    const int64_t embedding = int64_t{config.vocab_size} * config.hidden_size;
+    // Tied weights are on the first and on the last rank.
+    EXPECT_EQ(sum.dense + sum.expert, config.parameter_count() + (tied ? embedding : 0));
+    // 3 layers of 8 experts of 3 products of 8 x 16.
+    EXPECT_EQ(sum.expert, 3 * 8 * 3 * 8 * 16);
+  }
+}
+
+void expect_refused(const ModelConfig& config, const LayoutOptions& options, int64_t sequence,
+                    const std::vector<std::string>& phrases) {
+  try {
+    check_layout(config, Layout(options), sequence);
+    ADD_FAILURE() << "accepted, instead of: " << phrases.front();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.status(), ExitStatus::bad_request);
+    const std::string message = error.what();
+    for (const std::string& phrase : phrases) {
+      EXPECT_NE(message.find(phrase), std::string::npos)
+          << "'" << phrase << "' is not in: " << message;
+    }
+  }
+}
+
+TEST(ParameterLayout, RefusalsNameTheRuleAndTheNearestSizes) {
+  ModelConfig config = small_moe();
+  expect_refused(
+      config, sizes(3, 3, 1, 1), 64,
+      {"--tensor-model-parallel-size 3", "8 query heads", "2 key-value heads", "Nearest: 2 or 4."});
+  expect_refused(config, sizes(3, 1, 3, 1), 64,
+                 {"--expert-model-parallel-size 3", "number of experts, 8", "Nearest: 2 or 4."});
+  expect_refused(config, sizes(3, 1, 1, 3), 64,
+                 {"--expert-tensor-parallel-size 3", "experts' inner size, 8"});
+  config.moe_shared_expert_intermediate_size = 12;
+  expect_refused(config, sizes(8, 8, 1, 1), 64, {"shared expert's inner size, 12"});
+  config = small_moe();
+  config.add_bias_linear = true;
+  expect_refused(config, sizes(2, 1, 1, 2), 64, {"experts with biases cannot be sliced"});
+  config = small_moe();
+  config.num_experts = 0;
+  config.moe_layers.clear();
+  config.moe_shared_expert_intermediate_size = 0;
+  config.moe_shared_expert_gate = false;
+  expect_refused(config, sizes(2, 1, 2, 1), 64, {"the model has no experts"});
+
+  LayoutOptions contexts = sizes(8, 2, 1, 1);
+  contexts.context_parallel = 4;
+  expect_refused(small_moe(), contexts, 60,
+                 {"--seq-length 60", "must be a multiple of 8", "Nearest: 56 or 64."});
+  contexts = sizes(12, 4, 1, 1);
+  contexts.context_parallel = 3;
+  expect_refused(small_moe(), contexts, 6, {"multiple of 12", "Nearest: 12."});
+}
+
+}  // namespace
+}  // namespace troupe
