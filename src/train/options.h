@@ -53,11 +53,11 @@ struct CommandInfo {
 std::span<const CommandInfo> command_table();
 const CommandInfo& info_of(Command command);
 
-// A member that is `optional` is unset unless the flag was given (or the saved JSON had it); what
-// unset means is the spec's `unset` text. An empty string is unset, too.
 // Ranks that may run as threads of one process.
 inline constexpr int32_t kMostThreadRanks = 1024;
 
+// A member that is `optional` is unset unless the flag was given (or the saved JSON had it); what
+// unset means is the spec's `unset` text. An empty string is unset, too.
 struct Options {
   Command command = Command::help;
 
