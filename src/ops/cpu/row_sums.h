@@ -17,8 +17,7 @@ struct RowPieces {
   int64_t count = 0;
 };
 inline RowPieces row_pieces(int64_t rows, int64_t row_elements) {
-  const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, row_elements));
-  const int64_t piece = std::max(least, (rows + 31) / 32);
+  const int64_t piece = std::max(row_grain(row_elements), (rows + 31) / 32);
   return {.rows = piece, .count = (rows + piece - 1) / piece};
 }
 

@@ -12,6 +12,7 @@
 // one call may be the same range; they may not overlap otherwise. n may be 0.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -32,6 +33,11 @@
 namespace troupe {
 
 inline constexpr int64_t kVectorLanes = 16;
+
+// Rows of a piece of work for the pool: some 32 k elements, and at least one row.
+inline int64_t row_grain(int64_t row_elements) {
+  return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, row_elements));
+}
 
 // The value in the type that it is computed with.
 template <class T>

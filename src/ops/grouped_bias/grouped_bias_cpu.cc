@@ -7,10 +7,6 @@
 namespace troupe {
 namespace {
 
-int64_t grouped_bias_row_grain(int64_t columns) {
-  return std::max<int64_t>(1, 32768 / columns);
-}
-
 // The weight gradient is computed in tiles of columns of one expert; rows are summed in groups and
 // then the groups, in order, so that the error grows with the length of the longer of the two.
 constexpr int64_t kGroupedBiasColumns = 256;
@@ -68,7 +64,7 @@ struct GroupedBiasKernel {
         for (int64_t n = 0; n < columns; ++n) out[n] = T(widen(in[n]) + p * widen(b[n]));
       }
     };
-    args.pool->parallel_ranges(offsets[experts], grouped_bias_row_grain(columns), add_rows);
+    args.pool->parallel_ranges(offsets[experts], row_grain(columns), add_rows);
   }
 };
 
@@ -130,8 +126,7 @@ struct GroupedBiasProbabilityGradientKernel {
             dot(bias + e * columns, dy + row * columns, columns);
       }
     };
-    args.pool->parallel_ranges(offsets[experts], grouped_bias_row_grain(columns),
-                               differentiate_rows);
+    args.pool->parallel_ranges(offsets[experts], row_grain(columns), differentiate_rows);
   }
 };
 

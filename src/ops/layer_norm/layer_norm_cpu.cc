@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/norm_rows.h"
 #include "ops/cpu/row_sums.h"
 #include "ops/cpu/vector.h"
 #include "ops/layer_norm/layer_norm.h"
@@ -9,10 +10,6 @@
 namespace troupe {
 namespace {
 
-int64_t layer_norm_row_grain(int64_t hidden) {
-  return std::max<int64_t>(1, 32768 / hidden);
-}
-
 template <class T>
 struct LayerNormKernel {
   static void run(const KernelArguments& args) {
@@ -20,7 +17,6 @@ struct LayerNormKernel {
     const auto attributes = args.attributes->as<LayerNormAttributes>();
     const A epsilon = static_cast<A>(attributes.epsilon);
     const A offset = attributes.zero_centered ? A(1) : A(0);
-    const T* x = args.in<T>(0);
     const A* gamma = args.in<A>(1);
     const A* beta = args.in<A>(2);
     const T* delta = args.in<T>(3);
@@ -46,21 +42,7 @@ struct LayerNormKernel {
         y[i] = T((element(i) - mean) * rstd * (offset + gamma[i]) + beta[i]);
       }
     };
-    const auto normalize_rows = [=](int64_t begin, int64_t end, int) {
-      for (int64_t row = begin; row < end; ++row) {
-        const T* a = x + row * n;
-        if (delta == nullptr) {
-          normalize(row, [=](int64_t i) { return widen(a[i]); });
-          continue;
-        }
-        const T* b = delta + row * n;
-        const auto element = [=](int64_t i) { return widen(a[i]) + widen(b[i]); };
-        normalize(row, element);
-        TROUPE_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) sums[row * n + i] = T(element(i));
-      }
-    };
-    args.pool->parallel_ranges(args.input(0).rows(), layer_norm_row_grain(n), normalize_rows);
+    for_each_norm_row(args, delta, sums, normalize);
   }
 };
 
@@ -109,7 +91,7 @@ struct LayerNormGradientKernel {
         }
       }
     };
-    args.pool->parallel_ranges(args.input(0).rows(), layer_norm_row_grain(n), differentiate_rows);
+    args.pool->parallel_ranges(args.input(0).rows(), row_grain(n), differentiate_rows);
   }
 };
 

@@ -9,10 +9,6 @@
 namespace troupe {
 namespace {
 
-int64_t qk_norm_row_grain(int64_t width) {
-  return std::max<int64_t>(1, 32768 / width);
-}
-
 // The vectors of a row that are normalised: those of the queries, then those of the keys.
 struct QkNormVectors {
   template <class Heads>
@@ -65,7 +61,7 @@ struct QkNormKernel {
         std::copy(in + vectors.elements, in + width, out + vectors.elements);
       }
     };
-    args.pool->parallel_ranges(args.input(0).rows(), qk_norm_row_grain(width), normalize_rows);
+    args.pool->parallel_ranges(args.input(0).rows(), row_grain(width), normalize_rows);
   }
 };
 
@@ -94,7 +90,7 @@ struct QkNormGradientKernel {
                   d_qkv + first + vectors.elements);
       }
     };
-    args.pool->parallel_ranges(args.input(0).rows(), qk_norm_row_grain(width), differentiate_rows);
+    args.pool->parallel_ranges(args.input(0).rows(), row_grain(width), differentiate_rows);
   }
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu/norm_rows.h"
 #include "ops/cpu/row_sums.h"
 #include "ops/cpu/vector.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -9,15 +10,10 @@
 namespace troupe {
 namespace {
 
-int64_t rms_norm_row_grain(int64_t hidden) {
-  return std::max<int64_t>(1, 32768 / hidden);
-}
-
 template <class T>
 struct RmsNormKernel {
   static void run(const KernelArguments& args) {
     const auto attributes = args.attributes->as<RmsNormAttributes>();
-    const T* x = args.in<T>(0);
     const accumulation_t<T>* gamma = args.in<accumulation_t<T>>(1);
     const T* delta = args.in<T>(2);
     T* y = args.out<T>(0);
@@ -28,21 +24,7 @@ struct RmsNormKernel {
       rstd[row] = rms_reciprocal<accumulation_t<T>>(element, n, attributes.epsilon);
       rms_scale(element, rstd[row], gamma, attributes.zero_centered, y + row * n, n);
     };
-    const auto normalize_rows = [=](int64_t begin, int64_t end, int) {
-      for (int64_t row = begin; row < end; ++row) {
-        const T* a = x + row * n;
-        if (delta == nullptr) {
-          normalize(row, [=](int64_t i) { return widen(a[i]); });
-          continue;
-        }
-        const T* b = delta + row * n;
-        const auto element = [=](int64_t i) { return widen(a[i]) + widen(b[i]); };
-        normalize(row, element);
-        TROUPE_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) sum[row * n + i] = T(element(i));
-      }
-    };
-    args.pool->parallel_ranges(args.input(0).rows(), rms_norm_row_grain(n), normalize_rows);
+    for_each_norm_row(args, delta, sum, normalize);
   }
 };
 
@@ -64,7 +46,7 @@ struct RmsNormGradientKernel {
                      d_sum != nullptr ? d_sum + first : nullptr, dx + first, n);
       }
     };
-    args.pool->parallel_ranges(args.input(0).rows(), rms_norm_row_grain(n), differentiate_rows);
+    args.pool->parallel_ranges(args.input(0).rows(), row_grain(n), differentiate_rows);
   }
 };
 

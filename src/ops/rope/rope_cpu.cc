@@ -70,8 +70,7 @@ struct RopeKernel {
         if (out != in) std::copy(in + turned * d, in + width, out + turned * d);
       }
     };
-    args.pool->parallel_ranges(args.input(0).rows(), std::max<int64_t>(1, 32768 / width),
-                               turn_rows);
+    args.pool->parallel_ranges(args.input(0).rows(), row_grain(width), turn_rows);
   }
 };
 

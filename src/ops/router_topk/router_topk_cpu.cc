@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/router_scores.h"
 #include "ops/cpu/topk.h"
 #include "ops/cpu/vector.h"
 #include "ops/router_topk/router_topk.h"
@@ -20,27 +21,14 @@ int64_t topk_chunk_tokens(int64_t experts) {
 // Added to the sum of scores by which weights are normalised.
 constexpr double kScoreSumEpsilon = 1e-20;
 
-// e_i = exp(z_i - max z)
-template <class T>
-void shifted_exponentials(const T* z, int64_t experts, T* e) {
-  const T largest = max(z, experts);
-  TROUPE_INDEPENDENT
-  for (int64_t i = 0; i < experts; ++i) e[i] = exp_fast(z[i] - largest);
-}
-
-// sigmoid or sqrtsoftplus. The logarithm of 1 + e^z is taken so that e^z cannot overflow.
+// sigmoid or sqrtsoftplus, and its derivative where the score is `score`.
 template <class T>
 T score_of(ScoreFunction function, T z) {
-  if (function == ScoreFunction::sigmoid) return sigmoid(z);
-  return std::sqrt(std::max(z, T(0)) + std::log1p(exp_fast(-std::abs(z))));
+  return function == ScoreFunction::sigmoid ? sigmoid(z) : sqrtsoftplus(z);
 }
-
-// The derivative of score_of, of which `score` is the result. For z -> -infinity that of
-// sqrtsoftplus tends to exp(z / 2) / 2, which is 0 before its score is.
 template <class T>
 T score_slope(ScoreFunction function, T z, T score) {
-  if (function == ScoreFunction::sigmoid) return score * (1 - score);
-  return score > 0 ? sigmoid(z) / (2 * score) : T(0);
+  return function == ScoreFunction::sigmoid ? sigmoid_slope(score) : sqrtsoftplus_slope(z, score);
 }
 
 // What the selection compares: the logits, or scores that are computed into `scores`.

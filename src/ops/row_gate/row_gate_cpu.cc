@@ -7,10 +7,6 @@
 namespace troupe {
 namespace {
 
-int64_t row_gate_grain(int64_t columns) {
-  return std::max<int64_t>(1, 32768 / columns);
-}
-
 template <class T, class Gate>
 void run_row_gate(const KernelArguments& args) {
   using A = accumulation_t<T>;
@@ -27,7 +23,7 @@ void run_row_gate(const KernelArguments& args) {
       for (int64_t i = 0; i < columns; ++i) out[i] = T(s * widen(in[i]));
     }
   };
-  args.pool->parallel_ranges(args.input(0).shape[0], row_gate_grain(columns), gate_rows);
+  args.pool->parallel_ranges(args.input(0).shape[0], row_grain(columns), gate_rows);
 }
 
 template <class T, class Gate>
@@ -51,7 +47,7 @@ void run_row_gate_gradient(const KernelArguments& args) {
       for (int64_t i = 0; i < columns; ++i) d_in[i] = T(s * widen(out[i]));
     }
   };
-  args.pool->parallel_ranges(args.input(0).shape[0], row_gate_grain(columns), differentiate_rows);
+  args.pool->parallel_ranges(args.input(0).shape[0], row_grain(columns), differentiate_rows);
 }
 
 template <class T>
