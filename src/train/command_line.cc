@@ -215,6 +215,9 @@ std::vector<std::string> notes_on_foreign_flags(const std::vector<BoundForeignFl
   std::vector<std::string> notes;
   for (const auto& [flag, option] : bound) {
     if (option->count() == 0) continue;
+    if (option->count() > 1 && flag->values != ForeignValues::many) {
+      throw_bad_request(fmt::format("--{} is given twice.", flag->name));
+    }
     const bool has_value = flag->values != ForeignValues::none;
     notes.push_back(accept_foreign_flag(
         *flag, has_value ? fmt::format("{}", fmt::join(option->results(), " ")) : std::string()));

@@ -36,7 +36,8 @@ constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
 // The values of a flag of Megatron as the command line would have them.
 std::string text_of(const ForeignFlag& flag, const toml::node& node) {
   if (flag.values == ForeignValues::none) {
-    if (node.value<bool>() == true) return {};
+    const auto* set = node.as_boolean();
+    if (set != nullptr && set->get()) return {};
     throw_bad_request(fmt::format("{} takes no value but true.", flag.name));
   }
   const auto word = [&](const toml::node& item) {
