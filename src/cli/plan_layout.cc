@@ -292,9 +292,10 @@ ordered_json pipeline_json(const RunLayout& run, const std::optional<Pipeline>& 
 }  // namespace
 
 std::string describe_model(const Options& options, const ModelConfig& config) {
-  std::string text = fmt::format("model   {}: {} layers, hidden {}, {} parameters", options.model,
-                                 config.num_layers, config.hidden_size,
-                                 format_count(static_cast<double>(config.parameter_count())));
+  std::string text =
+      fmt::format("model   {}: {} layers, hidden {}, {} parameters",
+                  options.model.empty() ? "of the flags" : options.model, config.num_layers,
+                  config.hidden_size, format_count(static_cast<double>(config.parameter_count())));
   if (config.num_experts > 0) {
     text += fmt::format(" ({} active), {} experts, top {}",
                         format_count(static_cast<double>(config.active_parameter_count())),

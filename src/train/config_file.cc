@@ -23,9 +23,6 @@ namespace {
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
 
 [[noreturn]] void refuse_name(const std::string& name) {
-  if (const std::string_view answer = answer_to_foreign_flag(name); !answer.empty()) {
-    throw_bad_request(fmt::format("{}: {}", name, answer));
-  }
   std::vector<std::string_view> candidates;
   for (const OptionSpec& spec : option_table()) {
     if (!spec.positional) candidates.push_back(spec.name);
@@ -34,6 +31,28 @@ constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
   throw_bad_request(fmt::format(
       "there is no option {}.{}", quote_name(name),
       guess.empty() ? " docs/options.md lists them." : fmt::format(" Did you mean {}?", guess)));
+}
+
+// The values of a flag of Megatron as the command line would have them.
+std::string text_of(const ForeignFlag& flag, const toml::node& node) {
+  if (flag.values == ForeignValues::none) {
+    const auto* set = node.as_boolean();
+    if (set != nullptr && set->get()) return {};
+    throw_bad_request(fmt::format("{} takes no value but true.", flag.name));
+  }
+  const auto word = [&](const toml::node& item) {
+    if (const auto text = item.value<std::string>()) return *text;
+    if (const auto number = item.value<double>()) return fmt::format("{}", *number);
+    throw_bad_request(fmt::format("{} takes another kind of value.", flag.name));
+  };
+  const toml::array* array = node.as_array();
+  if (array == nullptr) return word(node);
+  if (flag.values != ForeignValues::many) {
+    throw_bad_request(fmt::format("{} takes one value.", flag.name));
+  }
+  std::vector<std::string> words;
+  for (const toml::node& item : *array) words.push_back(word(item));
+  return fmt::format("{}", fmt::join(words, " "));
 }
 
 // One value as the command line would have it.
@@ -75,8 +94,8 @@ void set_from_node(Options& options, const OptionSpec& spec, const toml::node& n
 
 }  // namespace
 
-void read_config_file(const std::string& path, Options& options,
-                      std::set<const OptionSpec*>& given) {
+void read_config_file(const std::string& path, Options& options, std::set<const OptionSpec*>& given,
+                      std::vector<std::string>& notes) {
   const std::set<const OptionSpec*> from_command_line = given;
   const std::string text = read_file(path, kMaxFileBytes);
   toml::table table;
@@ -102,6 +121,12 @@ void read_config_file(const std::string& path, Options& options,
     const std::string name(key.str());
     try {
       const OptionSpec* spec = find_option(name);
+      if (const ForeignFlag* flag = find_foreign_flag(name); flag != nullptr) {
+        const std::string note =
+            accept_foreign_flag(*flag, flag->accepted ? text_of(*flag, node) : std::string());
+        if (takes_foreign_flags(options.command)) notes.push_back(note);
+        continue;
+      }
       if (spec == nullptr || spec->positional) refuse_name(name);
       if (spec->member == OptionMember(&Options::config)) {
         throw_bad_request("a file of options cannot name another one.");

@@ -104,7 +104,7 @@ TEST_F(ConfigFile, MistakesAreNamedWithTheirLine) {
   };
   expect("\nlr-decay-stile = \"cosine\"", "2", "Did you mean lr-decay-style?");
   expect("xyzzy = 1", "1", "no option");
-  expect("no_masked_softmax_fusion = true", "1", "Leave it out");
+  expect("calculate_per_token_loss = true", "1", "mean over micro-batches");
   expect("lr = \"fast\"", "1", "lr takes no text");
   expect("lr = -1", "1", "--lr takes a number, at least 0, not '-1'");
   expect("seed = 1.5", "1", "--seed takes a whole number");
