@@ -1,8 +1,10 @@
 #include "model/attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/random_place.h"
+#include "model/tensor_parallel.h"
 #include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
 #include "ops/qk_norm/qk_norm.h"
@@ -17,11 +19,13 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
   const auto bias = [&](bool wanted, ParameterKind kind) {
     return wanted ? parameter(kind) : ValueId{};
   };
-  const int32_t heads = config.num_attention_heads;
-  const int32_t groups = config.num_query_groups;
+  const TensorParallel tensor_parallel(builder, state.part);
+  const int32_t heads = config.num_attention_heads / tensor_parallel.ranks();
+  const int32_t groups = std::max(1, config.num_query_groups / tensor_parallel.ranks());
   const int32_t head_dim = config.kv_channels;
 
-  ValueId qkv = linear(builder, input, parameter(ParameterKind::w_qkv),
+  const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
+  ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
                        {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   if (config.qk_layernorm) {
     qkv = qk_norm(builder, qkv, parameter(ParameterKind::q_norm), parameter(ParameterKind::k_norm),
@@ -55,9 +59,10 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
        .seed = options.seed,
        .probability = dropped},
       "context");
-  return linear(builder, context, parameter(ParameterKind::w_attention_out),
-                {.bias = bias(config.add_bias_linear, ParameterKind::b_attention_out)},
-                "attention_out");
+  return leave_linear(builder, tensor_parallel, context,
+                      parameter(ParameterKind::w_attention_out),
+                      bias(config.add_bias_linear, ParameterKind::b_attention_out),
+                      "attention_out");
 }
 
 }  // namespace troupe

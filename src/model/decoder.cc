@@ -5,6 +5,8 @@
 #include "model/attention.h"
 #include "model/feed_forward.h"
 #include "model/random_place.h"
+#include "model/tensor_parallel.h"
+#include "ops/all_gather/all_gather.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
@@ -12,6 +14,7 @@
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
+#include "ops/shift_ids/shift_ids.h"
 
 namespace troupe {
 
@@ -70,6 +73,53 @@ bool draws_random_numbers(const ModelConfig& config) {
          config.moe_input_jitter_eps > 0 || config.moe_router_force_load_balancing;
 }
 
+namespace {
+
+// The first row of the vocabulary that the rank holds of this parameter.
+int32_t first_vocabulary_row(const ModelState& state, ParameterKind kind) {
+  return static_cast<int32_t>(state.get(kind).slice.ranges[0].front().begin);
+}
+
+// Each rank looks up the ids that it holds; rows of all others are zero.
+ValueId build_embedding(Builder& builder, const ModelConfig& config, const ModelState& state,
+                        ValueId tokens) {
+  const TensorParallel tensor_parallel(builder, state.part);
+  const int32_t first = first_vocabulary_row(state, ParameterKind::embedding);
+  const bool has_padding = config.padding_token >= first;
+  const ValueId ids = shift_ids(builder, tokens, {.first = first}, "ids");
+  const bool whole = tensor_parallel.ranks() == 1;
+  const ValueId rows =
+      embedding(builder, ids, builder.state(state.get(ParameterKind::embedding).value),
+                {.padding_token = has_padding ? config.padding_token - first : -1},
+                whole ? "x" : "x_part");
+  return tensor_parallel.leave(rows, "x");
+}
+
+void build_head(Builder& builder, const ModelConfig& config, const ModelState& state,
+                const BatchValues& batch, ValueId final_state, ForwardResult& result) {
+  const TensorParallel tensor_parallel(builder, state.part);
+  const ParameterKind kind =
+      config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
+  const ValueId rows = tensor_parallel.enter(final_state, "head_in_all");
+  result.logits = linear(builder, rows, builder.state(state.get(kind).value), {}, "logits");
+  if (!batch.labels.valid()) return;
+  CrossEntropyInputs inputs{
+      .logits = result.logits, .labels = batch.labels, .mask = batch.mask, .tokens = {}};
+  if (tensor_parallel.ranks() == 1) {
+    result.loss = cross_entropy(builder, inputs, "loss").loss;
+    return;
+  }
+  inputs.labels =
+      shift_ids(builder, batch.labels, {.first = first_vocabulary_row(state, kind)}, "label_ids");
+  const ValueId part = cross_entropy_part(builder, inputs.logits, inputs.labels, "loss_part");
+  const ValueId parts =
+      all_gather(builder, part, {.group = RankGroup::tp, .ranks = tensor_parallel.ranks()},
+                 "loss_parts");
+  result.loss = cross_entropy_of_parts(builder, inputs, parts, "loss").loss;
+}
+
+}  // namespace
+
 ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
                             ValueId rope_table, const BatchValues& batch,
                             const ForwardOptions& options) {
@@ -88,8 +138,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
   };
 
   // `residual` is the stream up to the last norm, `branch` what is still to be added to it.
-  ValueId residual = drop(embedding(builder, batch.tokens, parameter(ParameterKind::embedding),
-                                    {.padding_token = config.padding_token}, "x"),
+  ValueId residual = drop(build_embedding(builder, config, state, batch.tokens),
                           RandomPlace::embedding_dropout, -1);
   ValueId branch;
   const auto add_and_norm = [&](ParameterKind kind, ParameterKind bias, int32_t layer,
@@ -133,12 +182,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   const ValueId final_state =
       add_and_norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "head_in");
-  const ValueId head =
-      config.tie_embeddings ? parameter(ParameterKind::embedding) : parameter(ParameterKind::head);
-  result.logits = linear(builder, final_state, head, {}, "logits");
-  if (batch.labels.valid()) {
-    result.loss = cross_entropy(builder, result.logits, batch.labels, batch.mask, "loss").loss;
-  }
+  build_head(builder, config, state, batch, final_state, result);
   return result;
 }
 

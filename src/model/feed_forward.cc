@@ -1,6 +1,7 @@
 #include "model/feed_forward.h"
 
 #include "model/random_place.h"
+#include "model/tensor_parallel.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/combine/combine.h"
@@ -73,7 +74,8 @@ class MoeBlock {
   uint32_t substream(RandomPlace place) const {
     return random_substream(place, layer_, options_.micro_batch);
   }
-  int64_t tokens() const { return int64_t{batch_.batch} * batch_.sequence; }
+  // Of this rank.
+  int64_t tokens() const { return builder_.value(input_).shape[0]; }
 
   ValueId build_logits() {
     ValueId input = input_;
@@ -231,12 +233,14 @@ class MoeBlock {
   }
 
   ValueId build_shared_expert() {
+    const TensorParallel tensor_parallel(builder_, state_.part);
+    const ValueId rows = tensor_parallel.enter(input_, "shared_in_all");
     const ValueId gate_up =
-        linear(builder_, input_, parameter(ParameterKind::w_shared_gate_up), {}, "shared_gate_up");
+        linear(builder_, rows, parameter(ParameterKind::w_shared_gate_up), {}, "shared_gate_up");
     const ValueId activated =
         activation(builder_, gate_up, {}, {}, activation_of(config_), "shared_activated");
-    const ValueId out =
-        linear(builder_, activated, parameter(ParameterKind::w_shared_down), {}, "shared_out");
+    const ValueId out = leave_linear(builder_, tensor_parallel, activated,
+                                     parameter(ParameterKind::w_shared_down), {}, "shared_out");
     if (!config_.moe_shared_expert_gate) return out;
     const ValueId gate =
         linear(builder_, input_, parameter(ParameterKind::w_shared_gate), {}, "shared_gate");
@@ -261,12 +265,14 @@ ValueId build_dense_mlp(Builder& builder, const ModelConfig& config, const Model
   const auto bias = [&](ParameterKind kind) {
     return config.add_bias_linear ? parameter(kind) : ValueId{};
   };
-  const ValueId gate_up = linear(builder, input, parameter(ParameterKind::w_gate_up),
+  const TensorParallel tensor_parallel(builder, state.part);
+  const ValueId rows = tensor_parallel.enter(input, "ffn_in_all");
+  const ValueId gate_up = linear(builder, rows, parameter(ParameterKind::w_gate_up),
                                  {.bias = bias(ParameterKind::b_gate_up)}, "gate_up");
   const ValueId activated =
       activation(builder, gate_up, {}, {}, activation_of(config), "activated");
-  return linear(builder, activated, parameter(ParameterKind::w_down),
-                {.bias = bias(ParameterKind::b_down)}, "mlp_out");
+  return leave_linear(builder, tensor_parallel, activated, parameter(ParameterKind::w_down),
+                      bias(ParameterKind::b_down), "mlp_out");
 }
 
 ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState& state,

@@ -154,6 +154,14 @@ std::vector<SlicePiece> pieces_of(const ParameterSlice& slice) {
   return pieces;
 }
 
+const Parameter& ModelState::get(ParameterKind kind, int32_t layer) const {
+  for (const Parameter& parameter : parameters) {
+    if (parameter.kind == kind && parameter.layer == layer) return parameter;
+  }
+  TROUPE_CHECK(false, "the rank has this parameter");
+  return parameters.front();
+}
+
 StateId ModelState::find(ParameterKind kind, int32_t layer) const {
   for (const Parameter& parameter : parameters) {
     if (parameter.kind == kind && parameter.layer == layer) return parameter.value;

@@ -96,7 +96,9 @@ struct ModelState {
   std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none,
                                        // or the rank has not the layer
 
-  // Invalid when the model has no such parameter.
+  // Aborts when the rank has no such parameter.
+  const Parameter& get(ParameterKind kind, int32_t layer = -1) const;
+  // Invalid when the rank has no such parameter.
   StateId find(ParameterKind kind, int32_t layer = -1) const;
 };
 

@@ -6,6 +6,7 @@
 #include "ops/activation/activation.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
+#include "ops/add_bias/add_bias.h"
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
@@ -34,6 +35,7 @@
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
 #include "ops/row_gate/row_gate.h"
+#include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
 
 namespace troupe {
@@ -45,6 +47,7 @@ constexpr std::array kOperations = {
     &kActivationGradient,
     &kAdamW,
     &kAdd,
+    &kAddBias,
     &kAllReduce,
     &kAttention,
     &kAttentionGradient,
@@ -52,6 +55,8 @@ constexpr std::array kOperations = {
     &kCountExperts,
     &kCrossEntropy,
     &kCrossEntropyGradient,
+    &kCrossEntropyOfParts,
+    &kCrossEntropyPart,
     &kDropout,
     &kEmbedding,
     &kEmbeddingWeightGradient,
@@ -94,6 +99,7 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kShiftIds,
     &kSinkhornTopk,
     &kRowGate,
     &kRowGateGradient,

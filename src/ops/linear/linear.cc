@@ -85,14 +85,7 @@ void differentiate_linear(DerivativeContext& context) {
         1, builder.emit(kLinearWeightGradient, attributes, {dy, context.input(0), target.target},
                         "d_" + context.input_name(1))[0]);
   }
-  if (context.wants(2)) {
-    const auto target = context.weight_target(2);
-    const Attributes attributes(LinearBiasGradientAttributes{
-        .bias_dtype = builder.value(context.input(2)).dtype, .accumulate = target.accumulate});
-    context.add_weight_gradient(2,
-                                builder.emit(kLinearBiasGradient, attributes, {dy, target.target},
-                                             "d_" + context.input_name(2))[0]);
-  }
+  if (context.wants(2)) add_bias_gradient(context, 2, dy);
 }
 
 double linear_bytes(const Value& value) {
@@ -241,6 +234,15 @@ std::vector<OpSample> samples_linear() {
 }
 
 }  // namespace
+
+void add_bias_gradient(DerivativeContext& context, int i, ValueId dy) {
+  Builder& builder = context.builder();
+  const auto target = context.weight_target(i);
+  const Attributes attributes(LinearBiasGradientAttributes{
+      .bias_dtype = builder.value(context.input(i)).dtype, .accumulate = target.accumulate});
+  context.add_weight_gradient(i, builder.emit(kLinearBiasGradient, attributes, {dy, target.target},
+                                              "d_" + context.input_name(i))[0]);
+}
 
 ValueId linear(Builder& builder, ValueId x, ValueId weight, const LinearOptions& options,
                const std::string& name) {
