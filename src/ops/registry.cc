@@ -6,9 +6,11 @@
 #include "ops/activation/activation.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
+#include "ops/all_gather/all_gather.h"
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dropout/dropout.h"
@@ -27,6 +29,7 @@
 #include "ops/prefix_sum/prefix_sum.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/random_logits/random_logits.h"
+#include "ops/reduce_scatter/reduce_scatter.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
@@ -35,6 +38,7 @@
 #include "ops/router_z_loss/router_z_loss.h"
 #include "ops/row_gate/row_gate.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
 
 namespace troupe {
 namespace {
@@ -45,10 +49,12 @@ constexpr std::array kOperations = {
     &kActivationGradient,
     &kAdamW,
     &kAdd,
+    &kAllGather,
     &kAllReduce,
     &kAttention,
     &kAttentionGradient,
     &kCombine,
+    &kCopyToRanks,
     &kCountExperts,
     &kCrossEntropy,
     &kCrossEntropyGradient,
@@ -83,6 +89,7 @@ constexpr std::array kOperations = {
     &kQkNormGradient,
     &kQkNormWeightGradient,
     &kRandomLogits,
+    &kReduceScatter,
     &kRmsNorm,
     &kRmsNormGradient,
     &kRmsNormWeightGradient,
@@ -95,6 +102,7 @@ constexpr std::array kOperations = {
     &kRouterZLoss,
     &kRouterZLossGradient,
     &kSinkhornTopk,
+    &kSumOverRanks,
     &kRowGate,
     &kRowGateGradient,
 };
