@@ -21,6 +21,7 @@
 #include "ops/router_z_loss/router_z_loss.h"
 #include "ops/row_gate/row_gate.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
 
 namespace troupe {
 namespace {
@@ -162,16 +163,29 @@ class MoeBlock {
         .indices;
   }
 
+  // How often the tokens of the micro-batch, those of all ranks of tp and cp, chose each expert, for
+  // each of `attributes.sequences` sequences.
+  ValueId count(ValueId selection, const CountExpertsAttributes& attributes,
+                const std::string& name) {
+    const Layout& layout = state_.part.layout();
+    const bool alone = layout.tp() * layout.cp() == 1;
+    const ValueId own =
+        count_experts(builder_, selection, {}, attributes, alone ? name : name + "_here");
+    return alone ? own : sum_over_ranks(builder_, own, {.group = RankGroup::tp_cp}, name);
+  }
+
   // How often the micro-batches of the step up to this one, of all ranks, chose each expert.
-  ValueId count_so_far(ValueId selection, const std::string& name) {
+  ValueId count_so_far(ValueId selection, const CountExpertsAttributes& attributes,
+                       const std::string& name) {
+    const Layout& layout = state_.part.layout();
     ValueId& total = (*options_.running_counts)[static_cast<size_t>(layer_)];
-    const CountExpertsAttributes attributes{.experts = config_.num_experts};
-    if (options_.data_parallel_size == 1) {
+    if (layout.dp() == 1) {
       total = count_experts(builder_, selection, total, attributes, name);
-      return total;
+      if (layout.tp() * layout.cp() == 1) return total;
+      return sum_over_ranks(builder_, total, {.group = RankGroup::tp_cp}, name + "_of_all");
     }
-    const ValueId own = count_experts(builder_, selection, {}, attributes, name + "_here");
-    const PrefixSumResult sums = prefix_sum(builder_, own, total, {}, name);
+    const ValueId own = count(selection, attributes, name + "_own");
+    const PrefixSumResult sums = prefix_sum(builder_, own, total, {.group = RankGroup::dp}, name);
     total = sums.total;
     return sums.running;
   }
@@ -183,27 +197,37 @@ class MoeBlock {
         used(AuxiliaryLossKind::global_load_balancing)) {
       selection = clean_selection(logits);
     }
+    const ModelPart& part = state_.part;
+    const int32_t sharing = part.sequence_parallel() ? part.layout().tp() : 1;
+    const int32_t cp = part.layout().cp();
     for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
       if (!used(kind)) continue;
       const std::string name(name_of(kind));
       const double coefficient = coefficient_of(kind, config_);
       ValueId loss;
       if (kind == AuxiliaryLossKind::z) {
-        loss = router_z_loss(builder_, logits, {.coefficient = coefficient}, name);
+        // Of the mean over all tokens, this rank's part.
+        loss = router_z_loss(builder_, logits, {.coefficient = coefficient / (sharing * cp)}, name);
       } else {
-        LoadBalancingLossAttributes attributes{.coefficient = coefficient,
+        LoadBalancingLossAttributes attributes{.coefficient = coefficient / (cp * cp),
                                                .top_k = config_.moe_router_topk,
                                                .score_function = config_.moe_router_score_function};
+        CountExpertsAttributes counting{.experts = config_.num_experts};
+        if (kind == AuxiliaryLossKind::seq_load_balancing) {
+          attributes.sequences = counting.sequences = batch_.batch;
+        }
+        if (sharing > 1) {
+          const auto here = static_cast<int32_t>(tokens());
+          attributes.first_token = counting.first_token = part.dense().tp * here;
+          attributes.sequence_tokens = counting.sequence_tokens =
+              sharing * here / attributes.sequences;
+        }
         ValueId counts;
         if (kind == AuxiliaryLossKind::global_load_balancing) {
           attributes.steps = options_.micro_batch + 1;
-          counts = count_so_far(selection, name + "_counts");
+          counts = count_so_far(selection, counting, name + "_counts");
         } else {
-          if (kind == AuxiliaryLossKind::seq_load_balancing) attributes.sequences = batch_.batch;
-          counts =
-              count_experts(builder_, selection, {},
-                            {.experts = config_.num_experts, .sequences = attributes.sequences},
-                            name + "_counts");
+          counts = count(selection, counting, name + "_counts");
         }
         loss = load_balancing_loss(builder_, logits, counts, attributes, name);
       }

@@ -7,9 +7,11 @@
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
+#include "ops/all_gather/all_gather.h"
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dropout/dropout.h"
@@ -28,6 +30,7 @@
 #include "ops/prefix_sum/prefix_sum.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/random_logits/random_logits.h"
+#include "ops/reduce_scatter/reduce_scatter.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
@@ -37,6 +40,7 @@
 #include "ops/row_gate/row_gate.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
 
 namespace troupe {
 namespace {
@@ -48,10 +52,12 @@ constexpr std::array kOperations = {
     &kAdamW,
     &kAdd,
     &kAddBias,
+    &kAllGather,
     &kAllReduce,
     &kAttention,
     &kAttentionGradient,
     &kCombine,
+    &kCopyToRanks,
     &kCountExperts,
     &kCrossEntropy,
     &kCrossEntropyGradient,
@@ -63,7 +69,7 @@ constexpr std::array kOperations = {
     &kExpertBiasUpdate,
     &kExpertCapacity,
     &kFill,
-    &kSquaredNorms,
+    &kSquaredNorm,
     &kClipCoefficient,
     &kGroupedBias,
     &kGroupedBiasWeightGradient,
@@ -88,6 +94,7 @@ constexpr std::array kOperations = {
     &kQkNormGradient,
     &kQkNormWeightGradient,
     &kRandomLogits,
+    &kReduceScatter,
     &kRmsNorm,
     &kRmsNormGradient,
     &kRmsNormWeightGradient,
@@ -101,6 +108,7 @@ constexpr std::array kOperations = {
     &kRouterZLossGradient,
     &kShiftIds,
     &kSinkhornTopk,
+    &kSumOverRanks,
     &kRowGate,
     &kRowGateGradient,
 };

@@ -1,22 +1,15 @@
 #include "passes/step_programs.h"
 
-#include <functional>
-#include <map>
-
 #include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
-#include "ops/all_reduce/all_reduce.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "passes/autodiff.h"
+#include "passes/rank_sums.h"
 
 namespace troupe {
 namespace {
-
-DType compute_dtype(const ModelState& state) {
-  return (*state.table)[state.parameters.front().value].dtype;
-}
 
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
                                                 bool training) {
@@ -36,18 +29,22 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   return layers;
 }
 
-// Adds what one micro-batch measured to the step's metrics.
-void accumulate_metrics(Builder& builder, const ModelConfig& config, const ForwardResult& forward,
-                        ValueId loss, const std::vector<LayerMetrics>& layers, bool first,
-                        double share) {
-  accumulate(builder, loss, forward.loss, share, first);
+// Adds what this rank measured of one micro-batch to the step's metrics, so that the sum over all
+// ranks counts everything once: the ranks of a tp group have the same loss, and of means over the
+// tokens each has its part.
+void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                        const ForwardResult& forward, ValueId loss,
+                        const std::vector<LayerMetrics>& layers, bool first, double share) {
+  const Layout& layout = part.layout();
+  const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
+  accumulate(builder, loss, forward.loss, part.dense().tp == 0 ? share : 0, first);
   const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {
     builder.place.layer = static_cast<int16_t>(metrics.layer);
     for (const auto& router : forward.routers) {
       if (router.layer != metrics.layer) continue;
       accumulate(builder, metrics.counts, router.counts, 1.0, first);
-      accumulate(builder, metrics.entropy, router.entropy, share, first);
+      accumulate(builder, metrics.entropy, router.entropy, token_share, first);
     }
     for (const auto& auxiliary : forward.auxiliary_losses) {
       if (auxiliary.layer != metrics.layer) continue;
@@ -85,36 +82,22 @@ std::vector<ValueId> record_selections(Program& program, const ModelConfig& conf
   return selections;
 }
 
-// Sums gradients and metrics over the ranks. Gradients go layer by layer, the last one first: the
-// order in which the backward pass completes them.
 void reduce_over_ranks(Builder& builder, const ModelState& state, const TrainingStep& step) {
-  std::map<int32_t, std::vector<ValueId>, std::greater<>> gradients;
-  for (const Parameter& parameter : state.parameters) {
-    gradients[parameter.layer].push_back(builder.state(parameter.gradient));
-  }
-  for (const auto& [layer, tensors] : gradients) {
-    builder.place.layer = static_cast<int16_t>(layer);
-    all_reduce(builder, tensors, {});
-  }
-  builder.place.layer = -1;
+  sum_gradients_over_ranks(builder, state);
   std::vector<ValueId> metrics = {step.loss};
   for (const LayerMetrics& layer : step.layers) {
     metrics.push_back(layer.counts);
     metrics.push_back(layer.entropy);
     for (const LayerMetrics::Loss& loss : layer.losses) metrics.push_back(loss.value);
   }
-  all_reduce(builder, metrics, {});
+  sum_metrics_over_ranks(builder, state, metrics);
 }
 
 void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
                   const TrainingStepOptions& options, TrainingStep& step) {
-  std::vector<ValueId> gradients;
-  for (const Parameter& parameter : state.parameters) {
-    gradients.push_back(builder.state(parameter.gradient));
-  }
-  const ValueId norms = squared_norms(builder, gradients, "squared_norms");
+  const ValueId norm = squared_gradient_norm(builder, state);
   const ClipResult clip =
-      clip_coefficient(builder, norms, {.max_norm = options.clip_grad}, "grad_norm");
+      clip_coefficient(builder, norm, {.max_norm = options.clip_grad}, "grad_norm");
   step.grad_norm = clip.norm;
   step.skipped = clip.skip;
   const AdamWScalars scalars{.learning_rate = step.learning_rate,
@@ -152,7 +135,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
-  const DType wide = accumulation_dtype(compute_dtype(state));
+  const DType wide = accumulation_dtype(state.dtype);
   step.batch = declare_batch(builder, batch, sequence, with_loss, wide);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
@@ -169,7 +152,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     step.program->add_result(forward.logits);
   }
   if (with_loss)
-    accumulate_metrics(builder, config, forward, step.loss, step.layers, /*first=*/true,
+    accumulate_metrics(builder, config, state.part, forward, step.loss, step.layers, /*first=*/true,
                        /*share=*/1.0);
   return step;
 }
@@ -181,7 +164,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   TrainingStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
-  const DType wide = accumulation_dtype(compute_dtype(state));
+  const DType wide = accumulation_dtype(state.dtype);
 
   step.learning_rate = builder.input("learning_rate", DType::f64, {1});
   step.weight_decay = builder.input("weight_decay", DType::f64, {1});
@@ -194,7 +177,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
 
   const ValueId rope = build_rope_table(builder, config, options.sequence, wide);
   // The step's loss is the mean over the micro-batches of all ranks.
-  const double share = 1.0 / (options.micro_batches * options.data_parallel_size);
+  const int32_t data_parallel_size = state.part.layout().dp();
+  const double share = 1.0 / (options.micro_batches * data_parallel_size);
   const ValueId d_loss = fill(builder, share, wide, {1}, "d_loss");
 
   MainGradients main_gradients(*state.table);
@@ -210,8 +194,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     const ForwardResult forward =
         build_forward(builder, config, state, rope, step.micro_batches.back(),
                       {.training = true,
-                       .micro_batch = options.global_micro_batch(micro_batch),
-                       .data_parallel_size = options.data_parallel_size,
+                       .micro_batch = state.part.global_micro_batch(micro_batch),
+                       .data_parallel_size = data_parallel_size,
                        .seed = options.seed,
                        .step = step.step_number,
                        .selected = selected,
@@ -221,7 +205,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     }
     step.selected.push_back(std::move(selected));
     const int32_t last = step.program->op_count();
-    accumulate_metrics(builder, config, forward, step.loss, step.layers, micro_batch == 0, share);
+    accumulate_metrics(builder, config, state.part, forward, step.loss, step.layers, micro_batch == 0, share);
 
     std::vector<GradientSeed> seeds = {{forward.loss, d_loss}};
     for (const auto& auxiliary : forward.auxiliary_losses)
@@ -233,7 +217,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                  "no gradient reaches " + (*state.table)[parameter.value].name);
   }
   builder.place = Place{.phase = Phase::optimizer};
-  if (options.data_parallel_size > 1) reduce_over_ranks(builder, state, step);
+  reduce_over_ranks(builder, state, step);
   build_update(builder, config, state, options, step);
   return step;
 }

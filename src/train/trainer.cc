@@ -145,7 +145,7 @@ void Trainer::prepare_step(int32_t batch_size) {
   if (step_batch_size_ != batch_size) build_step(batch_size);
   Communicators communicators;
   if (group_ != nullptr) {
-    communicators.of(RankGroup::dp_cp) = &group_->member(rank_);
+    communicators.members.fill(&group_->member(rank_));
     const std::vector<uint64_t> hashes = group_->exchange(rank_, hash_collectives(*step_.program));
     TROUPE_CHECK(std::count(hashes.begin(), hashes.end(), hashes.front()) == group_->size(),
                  "the ranks' steps have different collectives");

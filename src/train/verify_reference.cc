@@ -138,7 +138,7 @@ std::vector<double> read_doubles(const TensorView& view) {
 
 Communicators of_all_ranks(ProcessGroup& group, int rank) {
   Communicators communicators;
-  communicators.of(RankGroup::dp_cp) = &group.member(rank);
+  communicators.members.fill(&group.member(rank));
   return communicators;
 }
 

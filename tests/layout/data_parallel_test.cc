@@ -171,7 +171,7 @@ Outcome run_steps(StepRun& run, int32_t ranks, int32_t rank) {
 
 Communicators of_all_ranks(ProcessGroup& group, int rank) {
   Communicators communicators;
-  communicators.of(RankGroup::dp_cp) = &group.member(rank);
+  communicators.members.fill(&group.member(rank));
   return communicators;
 }
 

@@ -34,7 +34,7 @@ double draw(int rank, int tensor, int64_t i) {
 
 Communicators of_all_ranks(ProcessGroup& group, int rank) {
   Communicators communicators;
-  communicators.of(RankGroup::dp_cp) = &group.member(rank);
+  communicators.members.fill(&group.member(rank));
   return communicators;
 }
 

@@ -14,6 +14,8 @@ void infer_all_reduce(InferContext& context) {
         tensor.dtype == DType::f64 || tensor.dtype == DType::f32 || tensor.dtype == DType::i32,
         "all_reduce: not f64, f32 or i32: " + tensor.name);
     TROUPE_CHECK(!tensor.rows.valid(), "all_reduce: ragged: " + tensor.name);
+    TROUPE_CHECK(context.attributes<AllReduceAttributes>().first_row <= tensor.shape[0],
+                 "all_reduce: fewer rows: " + tensor.name);
     context.mutates(i);
   }
 }
@@ -32,12 +34,21 @@ RankGroup group_of_all_reduce(const Attributes& attributes) {
   return attributes.as<AllReduceAttributes>().group;
 }
 
+// Views of the rows that are summed.
+uint64_t all_reduce_workspace_bytes(const OpView& op) {
+  return op.attributes<AllReduceAttributes>().first_row == 0 ? 0
+                                                             : op.op.input_count * sizeof(TensorView);
+}
+
 CpuKernel all_reduce_kernel(const OpView&) {
   return &all_reduce_cpu;
 }
 
 std::string print_all_reduce(const Attributes& attributes) {
-  return "group=" + std::string(name_of(attributes.as<AllReduceAttributes>().group));
+  const auto& values = attributes.as<AllReduceAttributes>();
+  std::string text = "group=" + std::string(name_of(values.group));
+  if (values.first_row > 0) text += " first_row=" + std::to_string(values.first_row);
+  return text;
 }
 
 }  // namespace
@@ -54,6 +65,7 @@ const OpSpec kAllReduce{.name = "all_reduce",
                         .infer = infer_all_reduce,
                         .cost = cost_all_reduce,
                         .cpu_kernel = all_reduce_kernel,
+                        .workspace_bytes = all_reduce_workspace_bytes,
                         .group = group_of_all_reduce,
                         .print_attributes = print_all_reduce};
 

@@ -20,6 +20,7 @@ namespace troupe {
 
 struct AllReduceAttributes {
   RankGroup group = RankGroup::dp_cp;
+  int64_t first_row = 0;  // only rows (of the first dimension) from here on are summed
 };
 
 // Emits the reduction on the communication queue.

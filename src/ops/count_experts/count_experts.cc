@@ -19,7 +19,9 @@ void infer_count_experts(InferContext& context) {
   TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2 && !indices.rows.valid(),
                "count_experts needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1, "count_experts needs at least one expert");
-  TROUPE_CHECK(attributes.sequences >= 1 && indices.shape[0] % attributes.sequences == 0,
+  TROUPE_CHECK(attributes.sequences >= 1 &&
+                   are_sequences(indices.shape[0], attributes.sequences,
+                                 attributes.sequence_tokens, attributes.first_token),
                "count_experts needs sequences of equal length: " + indices.name);
   const Shape shape = expert_counts_shape(attributes.sequences, attributes.experts);
   TROUPE_CHECK(!context.has_input(1) ||
@@ -40,14 +42,21 @@ CpuKernel count_experts_kernel(const OpView&) {
 // A histogram for each chunk of each sequence.
 uint64_t count_experts_workspace_bytes(const OpView& view) {
   const auto& attributes = view.attributes<CountExpertsAttributes>();
-  const int64_t slots = view.input(0).shape.elements() / attributes.sequences;
+  const Shape& indices = view.input(0).shape;
+  const int64_t slots = attributes.sequence_tokens > 0
+                            ? attributes.sequence_tokens * indices[1]
+                            : indices.elements() / attributes.sequences;
   return static_cast<uint64_t>(slot_chunks(slots) * attributes.sequences * attributes.experts) *
          sizeof(int32_t);
 }
 
 std::string print_count_experts(const Attributes& attributes) {
   const auto& a = attributes.as<CountExpertsAttributes>();
-  return fmt::format("experts={} sequences={}", a.experts, a.sequences);
+  std::string text = fmt::format("experts={} sequences={}", a.experts, a.sequences);
+  if (a.sequence_tokens != 0) {
+    text += fmt::format(" sequence_tokens={} first_token={}", a.sequence_tokens, a.first_token);
+  }
+  return text;
 }
 
 std::vector<OpSample> samples_count_experts() {
@@ -68,6 +77,14 @@ std::vector<OpSample> samples_count_experts() {
          sample.result_without_gradient(
              count_experts(sample.builder(), second, counts, attributes, "sums"));
        }},
+      {"the end of one sequence, a whole one and the begin of a third",
+       [](SampleBuilder& sample) {
+         const ValueId indices =
+             sample.integers("indices", {6, 2}, {1, 0, 2, 1, 2, -1, 0, 2, 1, 2, 2, 0});
+         sample.result_without_gradient(count_experts(
+             sample.builder(), indices, {},
+             {.experts = 3, .sequences = 4, .sequence_tokens = 3, .first_token = 2}, "counts"));
+       }},
       {"many chunks",
        [](SampleBuilder& sample) {
          std::vector<int32_t> indices;
@@ -81,6 +98,12 @@ std::vector<OpSample> samples_count_experts() {
 }
 
 }  // namespace
+
+bool are_sequences(int64_t tokens, int64_t sequences, int64_t sequence_tokens,
+                   int64_t first_token) {
+  if (sequence_tokens == 0) return tokens % sequences == 0 && first_token == 0;
+  return first_token >= 0 && first_token + tokens <= sequences * sequence_tokens;
+}
 
 Shape expert_counts_shape(int64_t sequences, int64_t experts) {
   return sequences == 1 ? Shape{experts} : Shape{sequences, experts};

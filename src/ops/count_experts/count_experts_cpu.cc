@@ -7,17 +7,25 @@ namespace troupe {
 void count_experts_cpu(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<CountExpertsAttributes>();
   const int32_t experts = attributes.experts;
-  const int64_t slots = args.input(0).shape.elements() / attributes.sequences;
-  const int64_t chunks = slot_chunks(slots);
+  const int64_t top_k = args.input(0).shape[1];
+  const int64_t tokens = args.input(0).shape[0];
+  const int64_t sequence_tokens =
+      attributes.sequence_tokens > 0 ? attributes.sequence_tokens : tokens / attributes.sequences;
+  const int64_t first = attributes.first_token;
+  const int64_t chunks = slot_chunks(sequence_tokens * top_k);
   const auto* indices = args.in<int32_t>(0);
   const auto* previous = args.in<int32_t>(1);
   auto* counts = args.out<int32_t>(0);
   auto* histograms = reinterpret_cast<int32_t*>(args.workspace);
 
   args.pool->parallel_for(attributes.sequences * chunks, [=](int64_t piece, int) {
-    const int64_t begin = piece % chunks * kSlotChunk;
-    count_slots(indices + piece / chunks * slots + begin, std::min(kSlotChunk, slots - begin),
-                experts, histograms + piece * experts);
+    const int64_t sequence = piece / chunks;
+    // Slots of the sequence that are here.
+    const int64_t begin = std::max<int64_t>(0, sequence * sequence_tokens - first) * top_k;
+    const int64_t end = std::min(tokens, (sequence + 1) * sequence_tokens - first) * top_k;
+    const int64_t at = begin + piece % chunks * kSlotChunk;
+    count_slots(indices + at, std::max<int64_t>(0, std::min(kSlotChunk, end - at)), experts,
+                histograms + piece * experts);
   });
   for (int64_t sequence = 0; sequence < attributes.sequences; ++sequence) {
     for (int64_t expert = 0; expert < experts; ++expert) {

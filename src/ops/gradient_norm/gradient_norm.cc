@@ -8,23 +8,23 @@
 
 namespace troupe {
 
-void squared_norms_cpu(const KernelArguments& args);
+void squared_norm_cpu(const KernelArguments& args);
 void clip_coefficient_cpu(const KernelArguments& args);
 
 namespace {
 
-void infer_squared_norms(InferContext& context) {
-  TROUPE_CHECK(context.input_count() >= 1, "squared_norms needs at least one gradient");
+void infer_squared_norm(InferContext& context) {
+  TROUPE_CHECK(context.input_count() >= 1, "squared_norm needs at least one gradient");
   for (int i = 0; i < context.input_count(); ++i) {
     const Value& gradient = context.input(i);
     TROUPE_CHECK(
         (gradient.dtype == DType::f32 || gradient.dtype == DType::f64) && !gradient.rows.valid(),
-        "squared_norms needs dense f32 or f64 gradients: " + gradient.name);
+        "squared_norm needs dense f32 or f64 gradients: " + gradient.name);
   }
-  context.output("", DType::f64, {context.input_count()});
+  context.output("", DType::f64, {1});
 }
 
-Cost cost_squared_norms(const OpView& view) {
+Cost cost_squared_norm(const OpView& view) {
   Cost cost;
   for (int i = 0; i < view.op.input_count; ++i) {
     cost.flops += 2 * static_cast<double>(view.input(i).shape.elements());
@@ -33,24 +33,30 @@ Cost cost_squared_norms(const OpView& view) {
   return cost;
 }
 
-CpuKernel squared_norms_kernel(const OpView&) {
-  return &squared_norms_cpu;
+CpuKernel squared_norm_kernel(const OpView&) {
+  return &squared_norm_cpu;
 }
 
 // The first chunk of each gradient (and the end), and the partial sum of each chunk.
-uint64_t squared_norms_workspace_bytes(const OpView& view) {
+uint64_t squared_norm_workspace_bytes(const OpView& view) {
+  const int64_t rows = view.attributes<SquaredNormAttributes>().rows;
   uint64_t chunks = 0;
   for (int i = 0; i < view.op.input_count; ++i) {
-    chunks += static_cast<uint64_t>(norm_chunks(view.input(i).shape.elements()));
+    chunks += static_cast<uint64_t>(norm_chunks(counted_elements(view.input(i).shape, rows)));
   }
   return (view.op.input_count + 1U) * sizeof(int64_t) + chunks * sizeof(double);
 }
 
+std::string print_squared_norm(const Attributes& attributes) {
+  const int64_t rows = attributes.as<SquaredNormAttributes>().rows;
+  return rows > 0 ? fmt::format("rows={}", rows) : "";
+}
+
 void infer_clip_coefficient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 1, "clip_coefficient takes the squared norms");
+  TROUPE_CHECK(context.input_count() == 1, "clip_coefficient takes the squared norm");
   const Value& squares = context.input(0);
-  TROUPE_CHECK(squares.dtype == DType::f64 && squares.shape.rank() == 1,
-               "clip_coefficient needs f64 squared norms [n]: " + squares.name);
+  TROUPE_CHECK(squares.dtype == DType::f64 && squares.shape == Shape({1}),
+               "clip_coefficient needs the squared norm, f64 [1]: " + squares.name);
   context.output("", DType::f64, {1}, {}, Role::metric);
   context.output("coefficient", DType::f64, {1});
   context.output("skip", DType::i32, {1}, {}, Role::metric);
@@ -70,7 +76,7 @@ std::string print_clip_coefficient(const Attributes& attributes) {
 }
 
 OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>& shapes,
-                              double max_norm) {
+                              double max_norm, const SquaredNormAttributes& attributes = {}) {
   return {name, [=](SampleBuilder& sample) {
             SampleBuilder::Options options;
             options.accumulation = true;
@@ -80,7 +86,7 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
               gradients.push_back(
                   sample.tensor("gradient" + std::to_string(gradients.size()), shape, options));
             }
-            const ValueId squares = squared_norms(sample.builder(), gradients, "squared_norms");
+            const ValueId squares = squared_norm(sample.builder(), gradients, attributes, "squared_norm");
             const ClipResult clip =
                 clip_coefficient(sample.builder(), squares, {.max_norm = max_norm}, "grad_norm");
             for (const ValueId id : {squares, clip.norm, clip.coefficient, clip.skip}) {
@@ -89,10 +95,11 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
           }};
 }
 
-std::vector<OpSample> samples_squared_norms() {
+std::vector<OpSample> samples_squared_norm() {
   return {
       sample_gradient_norm("one tensor of one element", {{1}}, 100),
       sample_gradient_norm("several shapes", {{5, 7}, {17}, {2, 3, 4}}, 1),
+      sample_gradient_norm("the first rows", {{5, 7}, {17}, {4, 20000}}, 1, {.rows = 3}),
       sample_gradient_norm("many chunks", {{3}, {2 * kNormChunkElements + 5}, {100, 700}}, 10),
   };
 }
@@ -107,24 +114,24 @@ std::vector<OpSample> samples_clip_coefficient() {
 
 }  // namespace
 
-ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
-                      const std::string& name) {
-  return builder.emit(kSquaredNorms, Attributes(NoAttributes{}), gradients, name)[0];
+ValueId squared_norm(Builder& builder, std::span<const ValueId> gradients,
+                     const SquaredNormAttributes& attributes, const std::string& name) {
+  return builder.emit(kSquaredNorm, Attributes(attributes), gradients, name)[0];
 }
 
-ClipResult clip_coefficient(Builder& builder, ValueId squared_norms,
+ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
                             const ClipAttributes& attributes, const std::string& name) {
-  const auto outputs =
-      builder.emit(kClipCoefficient, Attributes(attributes), {squared_norms}, name);
+  const auto outputs = builder.emit(kClipCoefficient, Attributes(attributes), {squared_norm}, name);
   return {.norm = outputs[0], .coefficient = outputs[1], .skip = outputs[2]};
 }
 
-const OpSpec kSquaredNorms{.name = "squared_norms",
-                           .infer = infer_squared_norms,
-                           .cost = cost_squared_norms,
-                           .cpu_kernel = squared_norms_kernel,
-                           .workspace_bytes = squared_norms_workspace_bytes,
-                           .samples = samples_squared_norms};
+const OpSpec kSquaredNorm{.name = "squared_norm",
+                          .infer = infer_squared_norm,
+                          .cost = cost_squared_norm,
+                          .cpu_kernel = squared_norm_kernel,
+                          .workspace_bytes = squared_norm_workspace_bytes,
+                          .print_attributes = print_squared_norm,
+                          .samples = samples_squared_norm};
 
 const OpSpec kClipCoefficient{.name = "clip_coefficient",
                               .infer = infer_clip_coefficient,

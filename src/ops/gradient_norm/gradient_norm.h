@@ -1,7 +1,7 @@
 // Gradient norm and clipping, in two operations so that the squares can be summed over ranks
 // between them:
-//   squared_norms      sums the squares of each gradient, in double, in a fixed order;
-//   clip_coefficient   norm = sqrt(sum of all squares)
+//   squared_norm       the sum of the squares of gradients, in double, in a fixed order;
+//   clip_coefficient   norm = sqrt(squared norm)
 //                      coefficient = min(1, max_norm / (norm + 1e-6))
 //                      skip = 1 when the norm is not finite.
 // The optimizer multiplies gradients by the coefficient and does nothing when skip is set; both
@@ -17,12 +17,17 @@
 
 namespace troupe {
 
-// `gradients`: n >= 1 tensors of any shape, each f32 or f64, not ragged. Returns f64 [n].
-ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
-                      const std::string& name);
+struct SquaredNormAttributes {
+  int64_t rows = 0;  // only the first rows of each gradient count; 0: all
+};
 
-// Inputs: the gradients. Output: f64 [n]. No attributes.
-extern const OpSpec kSquaredNorms;
+// `gradients`: n >= 1 tensors of any shape, each f32 or f64, not ragged. Returns f64 [1]: the sum
+// over the gradients, in their order, of the sums of their squares.
+ValueId squared_norm(Builder& builder, std::span<const ValueId> gradients,
+                     const SquaredNormAttributes& attributes, const std::string& name);
+
+// Inputs: the gradients. Output: f64 [1].
+extern const OpSpec kSquaredNorm;
 
 struct ClipAttributes {
   double max_norm = 0;  // 0 or less: gradients are not clipped
@@ -34,11 +39,11 @@ struct ClipResult {
   ValueId skip;         // i32 [1], a metric
 };
 
-// `squared_norms`: f64 [n]. Results are named `name`, name.coefficient and name.skip.
-ClipResult clip_coefficient(Builder& builder, ValueId squared_norms,
+// `squared_norm`: f64 [1]. Results are named `name`, name.coefficient and name.skip.
+ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
                             const ClipAttributes& attributes, const std::string& name);
 
-// Inputs: squared norms. Outputs: norm, coefficient, skip.
+// Input: squared norm. Outputs: norm, coefficient, skip.
 extern const OpSpec kClipCoefficient;
 
 }  // namespace troupe

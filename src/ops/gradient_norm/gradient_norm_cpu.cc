@@ -20,37 +20,37 @@ double sum_of_squares_in_double(const T* x, int64_t n) {
 }  // namespace
 
 // One loop over the chunks of all gradients, so that many small ones cost no more than a large one.
-void squared_norms_cpu(const KernelArguments& args) {
+void squared_norm_cpu(const KernelArguments& args) {
   const auto count = static_cast<int64_t>(args.inputs.size());
   auto* first_chunk = reinterpret_cast<int64_t*>(args.workspace);
   auto* partial = reinterpret_cast<double*>(first_chunk + count + 1);
+  const int64_t rows = args.attributes->as<SquaredNormAttributes>().rows;
   first_chunk[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
     first_chunk[i + 1] =
-        first_chunk[i] + norm_chunks(args.input(static_cast<int>(i)).shape.elements());
+        first_chunk[i] + norm_chunks(counted_elements(args.input(static_cast<int>(i)).shape, rows));
   }
   args.pool->parallel_for(first_chunk[count], [&](int64_t chunk, int) {
     const auto i = static_cast<int>(std::upper_bound(first_chunk, first_chunk + count + 1, chunk) -
                                     first_chunk - 1);
     const int64_t begin = (chunk - first_chunk[i]) * kNormChunkElements;
-    const int64_t size = std::min(kNormChunkElements, args.input(i).shape.elements() - begin);
+    const int64_t size = std::min(kNormChunkElements, counted_elements(args.input(i).shape, rows) - begin);
     partial[chunk] = args.input(i).dtype == DType::f64
                          ? sum_of_squares_in_double(args.in<double>(i) + begin, size)
                          : sum_of_squares_in_double(args.in<float>(i) + begin, size);
   });
-  auto* squares = args.out<double>(0);
+  double total = 0;
   for (int64_t i = 0; i < count; ++i) {
-    squares[i] = 0;
-    for (int64_t c = first_chunk[i]; c < first_chunk[i + 1]; ++c) squares[i] += partial[c];
+    double squares = 0;
+    for (int64_t c = first_chunk[i]; c < first_chunk[i + 1]; ++c) squares += partial[c];
+    total += squares;
   }
+  args.out<double>(0)[0] = total;
 }
 
 void clip_coefficient_cpu(const KernelArguments& args) {
   const double max_norm = args.attributes->as<ClipAttributes>().max_norm;
-  const auto* squares = args.in<double>(0);
-  double total = 0;
-  for (int64_t i = 0; i < args.input(0).shape[0]; ++i) total += squares[i];
-  const double norm = std::sqrt(total);
+  const double norm = std::sqrt(args.in<double>(0)[0]);
   const bool finite = std::isfinite(norm);
   args.out<double>(0)[0] = norm;
   args.out<double>(1)[0] = finite && max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;

@@ -22,9 +22,10 @@ void check_load_balancing_counts(const InferContext& context) {
   const auto& attributes = context.attributes<LoadBalancingLossAttributes>();
   TROUPE_CHECK(attributes.top_k >= 1 && attributes.top_k <= logits[1],
                "load_balancing_loss: top_k is between 1 and E");
-  TROUPE_CHECK(
-      attributes.steps >= 1 && attributes.sequences >= 1 && logits[0] % attributes.sequences == 0,
-      "load_balancing_loss needs sequences of equal length");
+  TROUPE_CHECK(attributes.steps >= 1 && attributes.sequences >= 1 &&
+                   are_sequences(logits[0], attributes.sequences, attributes.sequence_tokens,
+                                 attributes.first_token),
+               "load_balancing_loss needs sequences of equal length");
   TROUPE_CHECK(counts.dtype == DType::i32 &&
                    counts.shape == expert_counts_shape(attributes.sequences, logits[1]),
                "load_balancing_loss needs i32 counts [E], or [G, E]: " + counts.name);
@@ -75,6 +76,9 @@ std::string print_load_balancing_loss(const Attributes& attributes) {
   std::string text = fmt::format("coefficient={} top_k={} score={}", a.coefficient, a.top_k,
                                  name_of(a.score_function));
   if (a.sequences != 1) text += fmt::format(" sequences={}", a.sequences);
+  if (a.sequence_tokens != 0) {
+    text += fmt::format(" sequence_tokens={} first_token={}", a.sequence_tokens, a.first_token);
+  }
   if (a.steps != 1) text += fmt::format(" steps={}", a.steps);
   return text;
 }
@@ -109,6 +113,13 @@ std::vector<OpSample> samples_load_balancing_loss() {
           {.coefficient = 1, .top_k = 3, .score_function = ScoreFunction::sqrtsoftplus}),
       sample_load_balancing_loss("three sequences", 6, 4, {2, 0, 1, 1, 0, 2, 2, 0, 1, 1, 1, 1},
                                  {.coefficient = 1, .top_k = 2, .sequences = 3}),
+      sample_load_balancing_loss("the end of one sequence and a part of the next", 4, 3,
+                                 {4, 1, 3, 0, 4, 4},
+                                 {.coefficient = 1,
+                                  .top_k = 2,
+                                  .sequences = 2,
+                                  .sequence_tokens = 5,
+                                  .first_token = 3}),
       sample_load_balancing_loss("sums of four micro-batches", 5, 4, {11, 2, 12, 15},
                                  {.coefficient = 1, .top_k = 2, .steps = 4}),
       sample_load_balancing_loss("two sequences, sigmoid, sums of two micro-batches", 4, 3,

@@ -18,7 +18,8 @@
 // The scores are those of the clean logits, and the counts should be: whatever the routing did with
 // them (pre- or post-softmax, bias, groups, dropping). Counts carry no gradient. When counts are
 // summed over several ranks the T*^2 of the formula is that of all these ranks' tokens: with m
-// equal ranks the caller passes c / m^2.
+// equal ranks the caller passes c / m^2; or, where the ranks have stretches of the same tokens, T* and
+// the first of its own. L is then this rank's part of the loss.
 #pragma once
 
 #include <string>
@@ -33,8 +34,10 @@ struct LoadBalancingLossAttributes {
   double coefficient = 0;
   int32_t top_k = 1;
   ScoreFunction score_function = ScoreFunction::softmax;
-  int32_t sequences = 1;  // G, a divisor of T
-  int32_t steps = 1;      // micro-batches of which `counts` is the sum
+  int32_t sequences = 1;        // G
+  int32_t steps = 1;            // micro-batches of which `counts` is the sum
+  int32_t sequence_tokens = 0;  // T*; 0: T / G, which G must divide
+  int32_t first_token = 0;      // of these T among all G T* tokens
 };
 
 // `logits`: [T, E], f32 or f64; `counts`: i32, of the shape that count_experts gives them: [E], and

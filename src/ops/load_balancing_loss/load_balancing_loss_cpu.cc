@@ -10,6 +10,7 @@ struct BalancingProblem {
   ScoreFunction function;
   int64_t experts;
   int64_t sequence_tokens;  // T*
+  int64_t first_token;
   const int32_t* counts;
   double factor;  // c * E / (k * T*^2), over the numbers of sequences and micro-batches
 
@@ -17,14 +18,17 @@ struct BalancingProblem {
     const auto& attributes = args.attributes->as<LoadBalancingLossAttributes>();
     function = attributes.score_function;
     experts = args.input(0).shape[1];
-    sequence_tokens = args.input(0).shape[0] / attributes.sequences;
+    sequence_tokens = attributes.sequence_tokens > 0
+                          ? attributes.sequence_tokens
+                          : args.input(0).shape[0] / attributes.sequences;
+    first_token = attributes.first_token;
     counts = args.in<int32_t>(1);
     const auto tokens = static_cast<double>(sequence_tokens);
     factor = attributes.coefficient * static_cast<double>(experts) /
              (attributes.top_k * tokens * tokens * attributes.steps * attributes.sequences);
   }
   const int32_t* counts_of(int64_t token) const {
-    return counts + token / sequence_tokens * experts;
+    return counts + (first_token + token) / sequence_tokens * experts;
   }
 };
 

@@ -20,7 +20,7 @@
 namespace troupe {
 
 struct PrefixSumAttributes {
-  RankGroup group = RankGroup::dp_cp;
+  RankGroup group = RankGroup::dp;
 };
 
 struct PrefixSumResult {

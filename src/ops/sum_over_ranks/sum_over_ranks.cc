@@ -1,0 +1,63 @@
+#include "ops/sum_over_ranks/sum_over_ranks.h"
+
+#include "program/derivative.h"
+
+namespace troupe {
+
+void sum_over_ranks_cpu(const KernelArguments& args);
+
+namespace {
+
+void infer_sum_over_ranks(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "sum_over_ranks takes a tensor");
+  const Value& x = context.input(0);
+  TROUPE_CHECK((is_float(x.dtype) || x.dtype == DType::i32) && !x.rows.valid(),
+               "sum_over_ranks needs a float or i32 tensor, not ragged: " + x.name);
+  context.output("", x.dtype, x.shape);
+}
+
+void differentiate_sum_over_ranks(DerivativeContext& context) {
+  if (context.wants(0)) context.add_gradient(0, context.output_gradient(0));
+}
+
+// One addition for each element and rank; a rank does its share of all ranks' additions.
+Cost cost_sum_over_ranks(const OpView& op) {
+  return {.flops = static_cast<double>(op.input(0).shape.elements()),
+          .bytes = 2 * static_cast<double>(op.input(0).bytes())};
+}
+
+RankGroup group_of_sum_over_ranks(const Attributes& attributes) {
+  return attributes.as<SumOverRanksAttributes>().group;
+}
+
+CpuKernel sum_over_ranks_kernel(const OpView&) {
+  return &sum_over_ranks_cpu;
+}
+
+std::string print_sum_over_ranks(const Attributes& attributes) {
+  return "group=" + std::string(name_of(attributes.as<SumOverRanksAttributes>().group));
+}
+
+}  // namespace
+
+ValueId sum_over_ranks(Builder& builder, ValueId x, const SumOverRanksAttributes& attributes,
+                       const std::string& name) {
+  const Place caller_place = builder.place;
+  builder.place.queue = Queue::communication;
+  const ValueId y = builder.emit(kSumOverRanks, Attributes(attributes), {x}, name)[0];
+  builder.place = caller_place;
+  return y;
+}
+
+// In place: a rank reads and writes its own share of the elements, of all ranks, and each element
+// is read on every rank before it is replaced on any.
+const OpSpec kSumOverRanks{.name = "sum_over_ranks",
+                           .infer = infer_sum_over_ranks,
+                           .differentiate = differentiate_sum_over_ranks,
+                           .cost = cost_sum_over_ranks,
+                           .cpu_kernel = sum_over_ranks_kernel,
+                           .group = group_of_sum_over_ranks,
+                           .in_place = {.output = 0, .input = 0},
+                           .print_attributes = print_sum_over_ranks};
+
+}  // namespace troupe

@@ -1,0 +1,276 @@
+#include "layout/layout_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gtest/gtest.h>
+
+#include "base/random.h"
+#include "parallel/collective_schedule.h"
+#include "parallel/rank_communicators.h"
+#include "passes/step_programs.h"
+#include "program/verify.h"
+#include "runtime/cpu/cpu_interpreter.h"
+
+namespace troupe::testing {
+namespace {
+
+constexpr int64_t kSteps = 3;
+constexpr uint64_t kSeed = 1;
+// A busy machine may hold a rank up for seconds.
+constexpr std::chrono::milliseconds kPatient{60'000};
+
+std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
+  const bool even = wanted.stages.empty();
+  const int32_t pp = wanted.layout.pipeline_parallel;
+  const StagePlacement placement =
+      wanted.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
+  PipelinePartition partition =
+      even ? even_partition(wanted.model.num_layers, pp, wanted.chunks, placement)
+           : parse_partition(wanted.stages, wanted.model.num_layers, 0, pp, placement);
+  LayoutOptions options = wanted.layout;
+  options.embedding_places = partition.embedding_ranks(wanted.model.tie_embeddings);
+  options.key_value_heads = wanted.model.num_query_groups;
+  PipelineShape schedule{.schedule = wanted.schedule,
+                         .ranks = pp,
+                         .chunks = partition.chunks,
+                         .micro_batches = wanted.micro_batches};
+  return std::make_shared<const RunLayout>(
+      RunLayout{.layout = Layout(options), .partition = partition, .schedule = schedule});
+}
+
+// The initial value of an element, with norms and biases away from their starts, where mistakes
+// would not show.
+double start_value(const Parameter& parameter, int64_t element) {
+  return initial_value(parameter, kSeed, element) +
+         0.1 * random_normal(kSeed, RandomStream::test, 1000 + parameter.number,
+                             static_cast<uint64_t>(element));
+}
+
+// Calls visit(element of the slice, element of the whole tensor) for all of the slice.
+template <class Visit>
+void for_each_element(const Parameter& parameter, const Visit& visit) {
+  const Shape& whole = parameter.whole_shape;
+  for (const SlicePiece& piece : pieces_of(parameter.slice)) {
+    for (int64_t i = 0; i < piece.shape.elements(); ++i) {
+      int64_t rest = i;
+      int64_t stride = 1;
+      int64_t element = 0;
+      for (int d = whole.rank() - 1; d >= 0; --d) {
+        const int64_t extent = piece.shape[d];
+        element += (piece.offset[static_cast<size_t>(d)] + rest % extent) * stride;
+        rest /= extent;
+        stride *= whole[d];
+      }
+      visit(piece.first + i, element);
+    }
+  }
+}
+
+// One rank of a run.
+class Rank {
+ public:
+  Rank(const LayoutCase& wanted, std::shared_ptr<const RunLayout> run, int32_t rank,
+       ProcessGroup& group)
+      : wanted_(wanted),
+        pool_(1),
+        state_(declare_model_state(wanted.model, DType::f64, /*trained=*/true,
+                                   {.run = std::move(run), .rank = rank})),
+        step_(build_training_step(wanted.model, state_,
+                                  {.micro_batch_size = wanted.micro_batch_size,
+                                   .micro_batches = wanted.micro_batches,
+                                   .sequence = wanted.sequence,
+                                   .seed = kSeed})),
+        storage_(state_.table),
+        interpreter_(*step_.program, plan(), storage_, pool_,
+                     communicators_of(group, state_.part.layout(), rank)) {
+    for (const Parameter& parameter : state_.parameters) {
+      auto* data = storage_.view(parameter.value).as<double>();
+      for_each_element(parameter, [&](int64_t own, int64_t element) {
+        data[own] = start_value(parameter, element);
+      });
+    }
+    *interpreter_.view(step_.learning_rate).as<double>() = 1e-3;
+    *interpreter_.view(step_.weight_decay).as<double>() = 0.1;
+  }
+
+  const Program& program() const { return *step_.program; }
+  const ModelState& state() const { return state_; }
+
+  void run_step(int64_t number) {
+    const ModelPart& part = state_.part;
+    const int64_t step_samples = int64_t{part.layout().dp()} * wanted_.micro_batches;
+    for (int32_t i = 0; i < wanted_.micro_batches; ++i) {
+      const int64_t micro_batch =
+          number * step_samples + int64_t{i} * part.layout().dp() + part.dense().dp;
+      write_micro_batch(step_.micro_batches[static_cast<size_t>(i)], micro_batch);
+    }
+    *interpreter_.view(step_.update_number).as<int64_t>() = number;
+    if (step_.step_number.valid()) {
+      *interpreter_.view(step_.step_number).as<int64_t>() = number;
+    }
+    interpreter_.run();
+    measure(number);
+  }
+
+  // Adds what this rank holds to the outcome of the run.
+  void gather(Outcome& outcome) const {
+    for (const auto& [name, values] : own_) {
+      const auto [place, is_new] = outcome.emplace(name, values);
+      if (!is_new) ASSERT_EQ(place->second, values) << name << " of rank " << state_.part.rank;
+    }
+    for (const Held& held : held_) {
+      std::vector<double>& whole = outcome[held.name];
+      const auto elements = static_cast<size_t>(held.parameter->whole_shape.elements());
+      if (whole.empty()) whole.assign(elements, std::nan(""));
+      for_each_element(*held.parameter, [&](int64_t own, int64_t element) {
+        double& value = whole[static_cast<size_t>(element)];
+        const double found = held.values[static_cast<size_t>(own)];
+        if (std::isnan(value)) value = found;
+        ASSERT_EQ(value, found) << held.name << " element " << element << " of rank "
+                                << state_.part.rank << " differs from another rank's";
+      });
+    }
+  }
+
+ private:
+  // A tensor of the rank's slice of a parameter.
+  struct Held {
+    std::string name;
+    const Parameter* parameter;
+    std::vector<double> values;
+  };
+
+  MemoryPlan plan() const {
+    verify_program(*step_.program);
+    MemoryPlan plan = plan_memory(*step_.program, 1);
+    verify_memory_plan(*step_.program, plan);
+    return plan;
+  }
+
+  void write_micro_batch(const BatchValues& batch, int64_t number) {
+    const auto vocabulary = static_cast<uint64_t>(wanted_.model.vocab_size);
+    const ModelPart& part = state_.part;
+    const int32_t cp = part.layout().cp();
+    const int64_t here = wanted_.sequence / cp;
+    for (int64_t row = 0; row < wanted_.micro_batch_size; ++row) {
+      const int64_t sample = number * wanted_.micro_batch_size + row;
+      for (int64_t i = 0; i < here; ++i) {
+        const int64_t half = here / 2;
+        int64_t position = i;
+        if (cp > 1) {
+          position = i < half ? part.dense().cp * half + i
+                              : (2 * cp - 1 - part.dense().cp) * half + (i - half);
+        }
+        const auto draw = [&](uint32_t what) {
+          return static_cast<int32_t>(
+              random_below(vocabulary, kSeed, RandomStream::test, what,
+                           static_cast<uint64_t>(sample * wanted_.sequence + position)));
+        };
+        const int64_t at = row * here + i;
+        if (batch.tokens.valid()) interpreter_.view(batch.tokens).as<int32_t>()[at] = draw(0);
+        if (!batch.labels.valid()) continue;
+        interpreter_.view(batch.labels).as<int32_t>()[at] = draw(1);
+        interpreter_.view(batch.mask).as<double>()[at] = position % 5 == 3 ? 0 : 1;
+      }
+    }
+  }
+
+  void measure(int64_t number) {
+    const std::string step = "step " + std::to_string(number) + " ";
+    const auto metric = [&](const std::string& name, ValueId id) {
+      const TensorView view = interpreter_.view(id);
+      const auto* data = view.as<double>();
+      own_[step + name].assign(data, data + view.shape.elements());
+    };
+    EXPECT_EQ(*interpreter_.view(step_.skipped).as<int32_t>(), 0);
+    metric("loss", step_.loss);
+    metric("grad_norm", step_.grad_norm);
+    for (const LayerMetrics& layer : step_.layers) {
+      const std::string at = "layer " + std::to_string(layer.layer) + " ";
+      metric(at + "expert counts", layer.counts);
+      metric(at + "entropy", layer.entropy);
+      for (const LayerMetrics::Loss& loss : layer.losses) {
+        metric(at + std::string(name_of(loss.kind)), loss.value);
+      }
+    }
+    for (const Parameter& parameter : state_.parameters) {
+      hold(step + "gradient of ", parameter, parameter.gradient);
+      if (number < kSteps) continue;
+      hold("after it ", parameter, parameter.value);
+      hold("after it, first moment of ", parameter, parameter.exp_avg);
+      hold("after it, second moment of ", parameter, parameter.exp_avg_sq);
+    }
+    if (number < kSteps) return;
+    for (const StateId id : state_.expert_biases) {
+      if (!id.valid()) continue;
+      const TensorView view = storage_.view(id);
+      const auto* data = view.as<float>();
+      own_["after it " + (*state_.table)[id].name].assign(data, data + view.shape.elements());
+    }
+  }
+
+  void hold(const std::string& what, const Parameter& parameter, StateId id) {
+    const TensorView view = storage_.view(id);
+    const auto* data = view.as<double>();
+    held_.push_back({what + (*state_.table)[parameter.value].name, &parameter,
+                     std::vector<double>(data, data + view.shape.elements())});
+  }
+
+  const LayoutCase& wanted_;
+  ThreadPool pool_;
+  ModelState state_;
+  TrainingStep step_;
+  StateStorage storage_;
+  CpuInterpreter interpreter_;
+  Outcome own_;  // measurements, the same on all ranks
+  std::vector<Held> held_;
+};
+
+}  // namespace
+
+Outcome run_layout(const LayoutCase& layout) {
+  const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
+  const int32_t size = run->layout.world_size();
+  ProcessGroup group(size, kPatient);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    ranks.push_back(std::make_unique<Rank>(layout, run, rank, group));
+  }
+  run_ranks(group, [&](int rank) {
+    for (int64_t number = 1; number <= kSteps; ++number) {
+      ranks[static_cast<size_t>(rank)]->run_step(number);
+    }
+  });
+  Outcome outcome;
+  for (const auto& rank : ranks) rank->gather(outcome);
+  return outcome;
+}
+
+Outcome run_one_rank(const LayoutCase& layout) {
+  LayoutCase single = layout;
+  const Layout ranks(run_layout_of(layout)->layout.options());
+  single.layout = {};
+  single.stages.clear();
+  single.chunks = 1;
+  single.schedule = PipelineSchedule::one_f_one_b;
+  single.micro_batches = layout.micro_batches * ranks.dp();
+  return run_layout(single);
+}
+
+void expect_same_outcome(const Outcome& one, const Outcome& ranks) {
+  for (const auto& [name, expected] : one) {
+    const auto place = ranks.find(name);
+    ASSERT_NE(place, ranks.end()) << name << " is on no rank";
+    const std::vector<double>& found = place->second;
+    ASSERT_EQ(found.size(), expected.size()) << name;
+    double largest = 0;
+    for (const double value : expected) largest = std::max(largest, std::abs(value));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(found[i], expected[i], kLayoutTolerance * largest)
+          << name << " element " << i;
+    }
+  }
+  ASSERT_EQ(one.size(), ranks.size());
+}
+
+}  // namespace troupe::testing

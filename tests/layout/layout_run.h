@@ -1,0 +1,46 @@
+// Runs training steps of a model in any layout, every rank a thread, and gathers what they leave
+// behind into tensors of the whole model: what the tests of layouts compare with one rank.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/model_config.h"
+#include "parallel/layout.h"
+#include "parallel/pipeline_schedule.h"
+
+namespace troupe::testing {
+
+// f64, and sums of some thousand terms: rounding is about 1e-13 of the largest term. The promise of
+// the project is 1e-10, in units of a tensor's largest element.
+inline constexpr double kLayoutTolerance = 1e-10;
+
+struct LayoutCase {
+  std::string name;
+  ModelConfig model;
+  LayoutOptions layout;
+  std::string stages;  // as --pipeline-model-parallel-layout; empty: equal ones
+  int32_t chunks = 1;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  int32_t micro_batch_size = 1;
+  int32_t micro_batches = 1;  // of one pipeline in one step
+  int32_t sequence = 12;
+};
+
+// What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
+// step, and parameters and moments after the last one. Whole tensors.
+using Outcome = std::map<std::string, std::vector<double>>;
+
+// Runs three steps. Replicas of a slice that differ by a bit are a test failure.
+Outcome run_layout(const LayoutCase& layout);
+
+// The same model and samples on one rank.
+Outcome run_one_rank(const LayoutCase& layout);
+
+// Test failures name the first value that differs by more than the tolerance.
+void expect_same_outcome(const Outcome& one, const Outcome& ranks);
+
+}  // namespace troupe::testing
