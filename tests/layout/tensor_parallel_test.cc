@@ -7,25 +7,73 @@
 namespace troupe::testing {
 namespace {
 
-ModelConfig dense() {
-  ModelConfig config = dense_model(2);
-  return config;
+struct NamedModel {
+  std::string name;
+  ModelConfig config;
+};
+
+std::vector<NamedModel> dense_models() {
+  ModelConfig tied = dense_model(2);  // tied embeddings, norms of queries and keys by head
+  ModelConfig biased = tied;
+  biased.tie_embeddings = false;
+  biased.normalization = Normalization::layer_norm;
+  biased.add_bias_linear = true;
+  biased.add_qkv_bias = true;
+  biased.vocab_size = 97;
+  biased.gated_linear_unit = false;
+  biased.activation = ActivationFunction::gelu;
+  biased.padding_token = 50;
+  return {{"tied", tied}, {"biased", biased}};
+}
+
+std::vector<NamedModel> moe_models() {
+  ModelConfig aux = moe_model(2);
+  aux.moe_aux_loss_coeff = 0.5;
+  aux.moe_z_loss_coeff = 0.1;
+  aux.moe_shared_expert_intermediate_size = 28;
+  aux.moe_shared_expert_gate = true;
+  ModelConfig sequences = aux;
+  sequences.moe_aux_loss_coeff = 0;
+  sequences.moe_seq_aux_loss_coeff = 0.5;
+  sequences.moe_layers[0] = false;  // first dense
+  sequences.ffn_hidden_size = 40;
+  ModelConfig global = aux;
+  global.moe_aux_loss_coeff = 0;
+  global.moe_global_aux_loss_coeff = 0.5;
+  global.moe_router_enable_expert_bias = true;
+  global.moe_router_score_function = ScoreFunction::sigmoid;
+  global.moe_router_bias_update_rate = 0.05;
+  return {{"aux", aux}, {"seq_aux", sequences}, {"global_aux", global}};
 }
 
 std::vector<LayoutCase> cases() {
   std::vector<LayoutCase> all;
-  for (const bool sequence_parallel : {false, true}) {
-    for (const int32_t ranks : {2, 4}) {
+  const auto add = [&](const NamedModel& model, int32_t tp, int32_t dp, bool sequence_parallel) {
+    for (const int32_t micro_batch_size : {1, 2}) {
       LayoutCase each;
-      each.name = std::string("dense_tp2_of") + std::to_string(ranks) +
-                  (sequence_parallel ? "_sp" : "");
-      each.model = dense();
-      each.layout.world_size = ranks;
-      each.layout.tensor_parallel = 2;
+      each.name = model.name + "_tp" + std::to_string(tp) + "_dp" + std::to_string(dp) +
+                  (sequence_parallel ? "_sp" : "") + "_mbs" + std::to_string(micro_batch_size);
+      each.model = model.config;
+      each.layout.world_size = tp * dp;
+      each.layout.tensor_parallel = tp;
+      each.layout.expert_tensor_parallel = 1;
       each.layout.sequence_parallel = sequence_parallel;
+      each.micro_batch_size = micro_batch_size;
       each.micro_batches = 2;
       all.push_back(each);
     }
+  };
+  for (const NamedModel& model : dense_models()) {
+    for (const bool sequence_parallel : {false, true}) {
+      add(model, 2, 1, sequence_parallel);
+      add(model, 4, 1, sequence_parallel);  // more ranks than key and value heads
+      add(model, 2, 2, sequence_parallel);
+    }
+  }
+  for (const NamedModel& model : moe_models()) {
+    add(model, 2, 1, true);
+    add(model, 4, 1, true);
+    add(model, 2, 2, true);
   }
   return all;
 }
