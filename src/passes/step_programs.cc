@@ -3,12 +3,14 @@
 #include <functional>
 #include <map>
 
+#include "model/parameter_layout.h"
 #include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "passes/autodiff.h"
 
 namespace troupe {
@@ -85,16 +87,29 @@ std::vector<ValueId> record_selections(Program& program, const ModelConfig& conf
   return selections;
 }
 
+// The ranks that hold the same part of the parameter and saw other tokens.
+RankGroup replicas_of(const ModelState& state, const Parameter& parameter) {
+  const Layout& layout = state.part.layout();
+  // State of the whole model, on every rank.
+  if (layout.world_size() == 1) return RankGroup::dp_cp;
+  return layout.reduction_of(parameter.slice.gradient).replicas;
+}
+
 // Sums gradients and metrics over the ranks. Gradients go layer by layer, the last one first: the
 // order in which the backward pass completes them.
 void reduce_over_ranks(Builder& builder, const ModelState& state, const TrainingStep& step) {
-  std::map<int32_t, std::vector<ValueId>, std::greater<>> gradients;
+  const ModelPart& part = state.part;
+  std::map<int32_t, std::map<RankGroup, std::vector<ValueId>>, std::greater<>> gradients;
   for (const Parameter& parameter : state.parameters) {
-    gradients[parameter.layer].push_back(builder.state(parameter.gradient));
+    const RankGroup group = replicas_of(state, parameter);
+    if (part.layout().world_size() > 1 && part.layout().members(group, part.rank).size() == 1) {
+      continue;
+    }
+    gradients[parameter.layer][group].push_back(builder.state(parameter.gradient));
   }
-  for (const auto& [layer, tensors] : gradients) {
+  for (const auto& [layer, groups] : gradients) {
     builder.place.layer = static_cast<int16_t>(layer);
-    all_reduce(builder, tensors, {});
+    for (const auto& [group, tensors] : groups) all_reduce(builder, tensors, {.group = group});
   }
   builder.place.layer = -1;
   std::vector<ValueId> metrics = {step.loss};
@@ -106,13 +121,42 @@ void reduce_over_ranks(Builder& builder, const ModelState& state, const Training
   all_reduce(builder, metrics, {});
 }
 
-void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
-                  const TrainingStepOptions& options, TrainingStep& step) {
+// Do the ranks hold different parts of the model?
+bool is_sliced(const ModelPart& part) {
+  const Layout& layout = part.layout();
+  return layout.tp() * layout.pp() * layout.etp() * layout.ep() > 1;
+}
+
+// Is this the lowest of the ranks that hold the same part of the parameter?
+bool owns(const ModelConfig& config, const ModelPart& part, const Parameter& parameter) {
+  for (int32_t rank = 0; rank < part.rank; ++rank) {
+    if (!holds(part.partition(), part.layout().dense_place(rank).pp, parameter.kind,
+               parameter.layer, config)) {
+      continue;
+    }
+    const ParameterSlice other =
+        slice_of(parameter.kind, parameter.whole_shape, config, part.layout(), rank);
+    if (other.ranges == parameter.slice.ranges) return false;
+  }
+  return true;
+}
+
+// The squares of all the model's gradients, each element once, f64 [n]; the same on all ranks.
+ValueId build_squared_norms(Builder& builder, const ModelConfig& config, const ModelState& state) {
+  const bool sliced = is_sliced(state.part);
   std::vector<ValueId> gradients;
   for (const Parameter& parameter : state.parameters) {
+    if (sliced && !owns(config, state.part, parameter)) continue;
     gradients.push_back(builder.state(parameter.gradient));
   }
-  const ValueId norms = squared_norms(builder, gradients, "squared_norms");
+  if (!sliced) return squared_norms(builder, gradients, "squared_norms");
+  const ValueId own = sum_of_squared_norms(builder, gradients, "squared_norm_here");
+  return sum_over_ranks(builder, own, {.group = RankGroup::world}, "squared_norm");
+}
+
+void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
+                  const TrainingStepOptions& options, TrainingStep& step) {
+  const ValueId norms = build_squared_norms(builder, config, state);
   const ClipResult clip =
       clip_coefficient(builder, norms, {.max_norm = options.clip_grad}, "grad_norm");
   step.grad_norm = clip.norm;
@@ -212,6 +256,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                       {.training = true,
                        .micro_batch = options.global_micro_batch(micro_batch),
                        .data_parallel_size = options.data_parallel_size,
+                       .dispatcher = options.dispatcher,
                        .seed = options.seed,
                        .step = step.step_number,
                        .selected = selected,

@@ -33,6 +33,7 @@ struct TrainingStepOptions {
   double adam_epsilon = 1e-8;
   uint64_t seed = 0;  // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
+  TokenDispatcher dispatcher = TokenDispatcher::allgather;
   // Ranks that hold the same state and share the step's micro-batches: of each `size` successive
   // ones rank r runs number r. `micro_batches` are those of one rank.
   int32_t data_parallel_size = 1;

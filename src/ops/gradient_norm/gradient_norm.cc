@@ -14,14 +14,15 @@ void clip_coefficient_cpu(const KernelArguments& args);
 namespace {
 
 void infer_squared_norms(InferContext& context) {
-  TROUPE_CHECK(context.input_count() >= 1, "squared_norms needs at least one gradient");
+  const bool summed = context.attributes<SquaredNormsAttributes>().summed;
+  TROUPE_CHECK(summed || context.input_count() >= 1, "squared_norms needs at least one gradient");
   for (int i = 0; i < context.input_count(); ++i) {
     const Value& gradient = context.input(i);
     TROUPE_CHECK(
         (gradient.dtype == DType::f32 || gradient.dtype == DType::f64) && !gradient.rows.valid(),
         "squared_norms needs dense f32 or f64 gradients: " + gradient.name);
   }
-  context.output("", DType::f64, {context.input_count()});
+  context.output("", DType::f64, {summed ? 1 : context.input_count()});
 }
 
 Cost cost_squared_norms(const OpView& view) {
@@ -35,6 +36,10 @@ Cost cost_squared_norms(const OpView& view) {
 
 CpuKernel squared_norms_kernel(const OpView&) {
   return &squared_norms_cpu;
+}
+
+std::string print_squared_norms(const Attributes& attributes) {
+  return attributes.as<SquaredNormsAttributes>().summed ? "summed=1" : "";
 }
 
 // The first chunk of each gradient (and the end), and the partial sum of each chunk.
@@ -70,7 +75,7 @@ std::string print_clip_coefficient(const Attributes& attributes) {
 }
 
 OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>& shapes,
-                              double max_norm) {
+                              double max_norm, bool summed = false) {
   return {name, [=](SampleBuilder& sample) {
             SampleBuilder::Options options;
             options.accumulation = true;
@@ -80,7 +85,9 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
               gradients.push_back(
                   sample.tensor("gradient" + std::to_string(gradients.size()), shape, options));
             }
-            const ValueId squares = squared_norms(sample.builder(), gradients, "squared_norms");
+            const ValueId squares =
+                summed ? sum_of_squared_norms(sample.builder(), gradients, "squared_norms")
+                       : squared_norms(sample.builder(), gradients, "squared_norms");
             const ClipResult clip =
                 clip_coefficient(sample.builder(), squares, {.max_norm = max_norm}, "grad_norm");
             for (const ValueId id : {squares, clip.norm, clip.coefficient, clip.skip}) {
@@ -94,6 +101,8 @@ std::vector<OpSample> samples_squared_norms() {
       sample_gradient_norm("one tensor of one element", {{1}}, 100),
       sample_gradient_norm("several shapes", {{5, 7}, {17}, {2, 3, 4}}, 1),
       sample_gradient_norm("many chunks", {{3}, {2 * kNormChunkElements + 5}, {100, 700}}, 10),
+      sample_gradient_norm("summed", {{3}, {2 * kNormChunkElements + 5}, {7}}, 10, true),
+      sample_gradient_norm("summed, of no tensor", {}, 10, true),
   };
 }
 
@@ -109,7 +118,13 @@ std::vector<OpSample> samples_clip_coefficient() {
 
 ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
                       const std::string& name) {
-  return builder.emit(kSquaredNorms, Attributes(NoAttributes{}), gradients, name)[0];
+  return builder.emit(kSquaredNorms, Attributes(SquaredNormsAttributes{}), gradients, name)[0];
+}
+
+ValueId sum_of_squared_norms(Builder& builder, std::span<const ValueId> gradients,
+                             const std::string& name) {
+  return builder.emit(kSquaredNorms, Attributes(SquaredNormsAttributes{.summed = true}), gradients,
+                      name)[0];
 }
 
 ClipResult clip_coefficient(Builder& builder, ValueId squared_norms,
@@ -124,6 +139,7 @@ const OpSpec kSquaredNorms{.name = "squared_norms",
                            .cost = cost_squared_norms,
                            .cpu_kernel = squared_norms_kernel,
                            .workspace_bytes = squared_norms_workspace_bytes,
+                           .print_attributes = print_squared_norms,
                            .samples = samples_squared_norms};
 
 const OpSpec kClipCoefficient{.name = "clip_coefficient",

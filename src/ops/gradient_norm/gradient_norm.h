@@ -21,7 +21,16 @@ namespace troupe {
 ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
                       const std::string& name);
 
-// Inputs: the gradients. Output: f64 [n]. No attributes.
+// The sum of the squares of all of them, f64 [1], to be summed over ranks; n may be 0, for ranks
+// that count none.
+ValueId sum_of_squared_norms(Builder& builder, std::span<const ValueId> gradients,
+                             const std::string& name);
+
+struct SquaredNormsAttributes {
+  bool summed = false;
+};
+
+// Inputs: the gradients. Output: f64 [n], or [1] when they are summed.
 extern const OpSpec kSquaredNorms;
 
 struct ClipAttributes {

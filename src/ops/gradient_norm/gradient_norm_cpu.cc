@@ -39,10 +39,15 @@ void squared_norms_cpu(const KernelArguments& args) {
                          : sum_of_squares_in_double(args.in<float>(i) + begin, size);
   });
   auto* squares = args.out<double>(0);
+  const bool summed = args.attributes->as<SquaredNormsAttributes>().summed;
+  double total = 0;
   for (int64_t i = 0; i < count; ++i) {
-    squares[i] = 0;
-    for (int64_t c = first_chunk[i]; c < first_chunk[i + 1]; ++c) squares[i] += partial[c];
+    double square = 0;
+    for (int64_t c = first_chunk[i]; c < first_chunk[i + 1]; ++c) square += partial[c];
+    total += square;
+    if (!summed) squares[i] = square;
   }
+  if (summed) squares[0] = total;
 }
 
 void clip_coefficient_cpu(const KernelArguments& args) {
