@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/dispatcher.h"
 #include "model/model_config.h"
 #include "model/parameters.h"
 #include "program/builder.h"
@@ -73,6 +74,8 @@ struct ForwardOptions {
                             // not depend on who runs it
   // Ranks that run other micro-batches at the same time, in the order of their numbers.
   int32_t data_parallel_size = 1;
+  // How tokens reach experts of other ranks.
+  TokenDispatcher dispatcher = TokenDispatcher::allgather;
   // What random numbers of the pass are keyed by, with the place that draws them. `step` is an
   // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
   uint64_t seed = 0;

@@ -1,5 +1,8 @@
 #include "model/feed_forward.h"
 
+#include <memory>
+
+#include "model/dispatcher.h"
 #include "model/random_place.h"
 #include "model/tensor_parallel.h"
 #include "ops/activation/activation.h"
@@ -52,17 +55,20 @@ class MoeBlock {
     const ValueId logits = build_logits();
     const RouterTopkResult chosen = choose(logits);
     const ValueId kept = drop_over_capacity(chosen);
-    const Routing routing = route(builder_, kept,
-                                  {.experts = config_.num_experts,
+    const std::unique_ptr<Dispatcher> dispatcher =
+        make_dispatcher(builder_, config_, state_.part, options_.dispatcher);
+    const DispatchedTokens tokens = dispatcher->dispatch(input_, chosen.probabilities, kept);
+    const Routing routing = route(builder_, tokens.experts,
+                                  {.experts = config_.num_experts / state_.part.layout().ep(),
                                    .row_multiple = config_.moe_expert_row_multiple,
                                    .padded_capacity = static_cast<int32_t>(padded_capacity())},
                                   "routing");
     result_.routers.push_back({.layer = layer_,
                                .selected = chosen.indices,
-                               .counts = routing.counts,
+                               .counts = count_rows(kept, routing),
                                .entropy = router_entropy(builder_, logits, "router_entropy")});
     if (options_.training) add_losses(logits);
-    const ValueId routed = build_experts(chosen.probabilities, routing);
+    const ValueId routed = dispatcher->collect(build_experts(tokens, routing));
     if (!config_.has_shared_expert()) return routed;
     return add(builder_, routed, build_shared_expert(), "moe_and_shared_out");
   }
@@ -129,14 +135,16 @@ class MoeBlock {
     return router_topk(builder_, inputs, attributes, "router_weights");
   }
 
-  // Rows per expert when capacity is limited; otherwise 0.
+  // Rows that each expert takes from this rank's tokens when capacity is limited; otherwise 0.
   int64_t capacity() const {
     if (config_.moe_expert_capacity_factor == 0) return 0;
     return expert_capacity(tokens(), config_.moe_router_topk, config_.num_experts,
                            config_.moe_expert_capacity_factor);
   }
+  // Rows of each expert when they are padded: those of all ranks that send it tokens.
   int64_t padded_capacity() const {
-    return config_.moe_pad_expert_input_to_capacity ? capacity() : 0;
+    if (!config_.moe_pad_expert_input_to_capacity) return 0;
+    return capacity() * dispatch_ranks(state_.part);
   }
 
   ValueId drop_over_capacity(const RouterTopkResult& chosen) {
@@ -147,6 +155,12 @@ class MoeBlock {
         builder_, chosen.probabilities, chosen.indices,
         {.experts = config_.num_experts, .capacity = rows, .policy = config_.moe_token_drop_policy},
         "kept");
+  }
+
+  // How many rows each of the model's experts got from this rank's tokens.
+  ValueId count_rows(ValueId kept, const Routing& routing) {
+    if (dispatch_ranks(state_.part) == 1) return routing.counts;
+    return count_experts(builder_, kept, {}, {.experts = config_.num_experts}, "expert_counts");
   }
 
   // The top k of the scores alone, which the load-balancing losses count: without expert bias,
@@ -235,8 +249,10 @@ class MoeBlock {
     }
   }
 
-  ValueId build_experts(ValueId probabilities, const Routing& routing) {
-    const ValueId rows = permute(builder_, input_, routing, "expert_in");
+  // Returns the sums over this rank's experts, by row of `tokens`.
+  ValueId build_experts(const DispatchedTokens& tokens, const Routing& routing) {
+    const ValueId probabilities = tokens.probabilities;
+    const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
     ValueId gate_up = grouped_linear(builder_, rows, parameter(ParameterKind::w_gate_up),
                                      routing.offsets, "gate_up");
     if (config_.add_bias_linear) {

@@ -26,6 +26,7 @@
 #include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
+#include "ops/local_experts/local_experts.h"
 #include "ops/permute/permute.h"
 #include "ops/prefix_sum/prefix_sum.h"
 #include "ops/qk_norm/qk_norm.h"
@@ -88,6 +89,7 @@ constexpr std::array kOperations = {
     &kLinearBiasGradient,
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
+    &kLocalExperts,
     &kPermute,
     &kPrefixSum,
     &kQkNorm,

@@ -196,6 +196,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                       {.training = true,
                        .micro_batch = state.part.global_micro_batch(micro_batch),
                        .data_parallel_size = data_parallel_size,
+                       .dispatcher = options.dispatcher,
                        .seed = options.seed,
                        .step = step.step_number,
                        .selected = selected,

@@ -33,6 +33,7 @@ struct TrainingStepOptions {
   double adam_epsilon = 1e-8;
   uint64_t seed = 0;  // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
+  TokenDispatcher dispatcher = TokenDispatcher::allgather;
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

@@ -1,0 +1,57 @@
+// Dispatchers: how the tokens of an MoE block reach the ranks that hold their experts, and how the
+// experts' results come back. They differ in what is sent; outputs and gradients are the same bits
+// with all of them (docs/layouts.md).
+//
+// The ranks of one RankGroup::etp_ep hold one replica of all experts: EP divides the experts, ETP
+// divides each of them. Every rank has tokens of its own. A dispatcher lays out rows of tokens, of
+// all the group's ranks, for this rank's experts: by source rank, and for each source in the order
+// of its tokens. What the experts make of them are partial rows: a token's sum over its experts of
+// this rank, ascending, rounded to the type of the activations. A token's result is the sum of its
+// partial rows in ascending order of ranks, in the accumulation dtype, rounded once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "model/model_config.h"
+#include "model/model_part.h"
+#include "program/builder.h"
+
+namespace troupe {
+
+enum class TokenDispatcher : uint8_t {
+  allgather,  // every rank gets every token
+  alltoall,   // a rank gets the tokens that chose its experts, each once
+  flex,       // likewise, written by the source to places of its own at the receiver
+};
+std::string_view name_of(TokenDispatcher dispatcher);
+
+// What this rank's experts work on. M: a bound of the rows, fixed by the layout.
+struct DispatchedTokens {
+  ValueId rows;           // [M, hidden]
+  ValueId probabilities;  // [M, k]
+  // i32 [M, k]: this rank's expert of each slot, or -1: another rank's, none, or no live row. Rows
+  // and probabilities without an expert are unspecified.
+  ValueId experts;
+};
+
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+
+  // `rows` [T, hidden]: this rank's tokens; `probabilities`, `experts` [T, k]: of all the model's
+  // experts. Called once.
+  virtual DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) = 0;
+  // `partial` [M, hidden]: the rows that the experts made. Returns [T, hidden].
+  virtual ValueId collect(ValueId partial) = 0;
+};
+
+// Ranks among which the tokens of an MoE block are exchanged.
+int32_t dispatch_ranks(const ModelPart& part);
+
+// Emits nothing at all where the group is one rank. Borrows the builder.
+std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig& config,
+                                            const ModelPart& part, TokenDispatcher kind);
+
+}  // namespace troupe
