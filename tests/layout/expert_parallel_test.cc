@@ -25,7 +25,8 @@ constexpr double kTolerance = 1e-10;
 // A busy machine may hold a rank up for seconds.
 constexpr std::chrono::milliseconds kPatient{60'000};
 
-constexpr TokenDispatcher kDispatchers[] = {TokenDispatcher::allgather};
+constexpr TokenDispatcher kDispatchers[] = {TokenDispatcher::allgather, TokenDispatcher::alltoall,
+                                            TokenDispatcher::flex};
 
 // Which experts the tokens use.
 enum class Choice : uint8_t {
