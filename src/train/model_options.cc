@@ -214,6 +214,19 @@ int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
   return sequence;
 }
 
+namespace {
+
+TokenDispatcher token_dispatcher_of(const Options& options) {
+  for (const TokenDispatcher dispatcher :
+       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    if (options.moe_token_dispatcher_type == name_of(dispatcher)) return dispatcher;
+  }
+  TROUPE_CHECK(false, "a dispatcher among the choices");
+  return TokenDispatcher::allgather;
+}
+
+}  // namespace
+
 TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
   const int32_t sequence = sequence_length_of(options, config);
   // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts.
@@ -233,6 +246,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .adam_beta2 = options.adam_beta2,
           .adam_epsilon = options.adam_eps,
           .seed = static_cast<uint64_t>(options.seed),
+          .dispatcher = token_dispatcher_of(options),
           .data_parallel_size = options.ranks};
 }
 
