@@ -229,9 +229,14 @@ TokenDispatcher token_dispatcher_of(const Options& options) {
 
 TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
   const int32_t sequence = sequence_length_of(options, config);
-  // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts.
-  const int64_t copies = std::max(1, config.moe_router_topk);
-  if (int64_t{options.micro_batch_size} * sequence * copies > std::numeric_limits<int32_t>::max()) {
+  // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts, from all
+  // ranks that share these. (In double, a product of many factors is only inexact.)
+  const double ranks =
+      static_cast<double>(options.expert_model_parallel_size) *
+      options.expert_tensor_parallel_size.value_or(options.tensor_model_parallel_size);
+  const double copies = std::max(1, config.moe_router_topk) * ranks;
+  if (static_cast<double>(options.micro_batch_size) * sequence * copies >
+      std::numeric_limits<int32_t>::max()) {
     throw_bad_request(
         fmt::format("--micro-batch-size {} with sequences of {} tokens is too much for one "
                     "micro-batch. Use a smaller one; --global-batch-size may stay as it is.",

@@ -155,8 +155,10 @@ TEST(Registry, EveryKindIsExercised) {
   }
   // Neither state nor other ranks can be declared by a sample; these have tests of their own.
   const std::set<std::string> own_tests = {
-      "adamw",      "all_gather", "all_reduce",     "copy_to_ranks",  "expert_bias_update",
-      "prefix_sum", "push_rows",  "push_rows_back", "reduce_scatter", "sum_over_ranks"};
+      "adamw",           "all_gather",         "all_reduce",  "copy_to_ranks",
+      "exchange_counts", "expert_bias_update", "prefix_sum",  "push_rows",
+      "push_rows_back",  "reduce_scatter",     "return_rows", "send_rows",
+      "sum_over_ranks"};
   for (const OpSpec* spec : all_operations()) {
     EXPECT_TRUE(seen.contains(spec) || own_tests.contains(spec->name))
         << spec->name << " occurs in no sample";
