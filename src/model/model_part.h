@@ -33,6 +33,11 @@ struct ModelPart {
   bool sequence_parallel() const {
     return layout().options().sequence_parallel && layout().tp() > 1;
   }
+  // Of each dp successive micro-batches of a step, the ranks of one dp coordinate run one: the
+  // number in the whole step of those ranks' micro-batch.
+  int32_t global_micro_batch(int32_t micro_batch) const {
+    return micro_batch * layout().dp() + dense().dp;
+  }
   // The stage that is this rank's chunk number `chunk`.
   const PipelineStage& stage(int32_t chunk) const {
     return partition().stages[static_cast<size_t>(

@@ -91,6 +91,8 @@ struct Parameter {
 
 struct ModelState {
   ModelPart part;
+  DType dtype = DType::f32;  // as declared: that of all weights but those of norms
+  bool trained = false;      // there are gradients and optimizer state
   std::shared_ptr<const StateTable> table;
   std::vector<Parameter> parameters;   // those that the rank holds, by number
   std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none,

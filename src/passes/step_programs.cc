@@ -14,10 +14,6 @@
 namespace troupe {
 namespace {
 
-DType compute_dtype(const ModelState& state) {
-  return (*state.table)[state.parameters.front().value].dtype;
-}
-
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
                                                 bool training) {
   std::vector<LayerMetrics> layers;
@@ -152,7 +148,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
-  const DType wide = accumulation_dtype(compute_dtype(state));
+  const DType wide = accumulation_dtype(state.dtype);
   step.batch = declare_batch(builder, batch, sequence, with_loss, wide);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
@@ -181,7 +177,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   TrainingStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
-  const DType wide = accumulation_dtype(compute_dtype(state));
+  const DType wide = accumulation_dtype(state.dtype);
 
   step.learning_rate = builder.input("learning_rate", DType::f64, {1});
   step.weight_decay = builder.input("weight_decay", DType::f64, {1});
@@ -194,7 +190,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
 
   const ValueId rope = build_rope_table(builder, config, options.sequence, wide);
   // The step's loss is the mean over the micro-batches of all ranks.
-  const double share = 1.0 / (options.micro_batches * options.data_parallel_size);
+  const int32_t data_parallel_size = state.part.layout().dp();
+  const double share = 1.0 / (options.micro_batches * data_parallel_size);
   const ValueId d_loss = fill(builder, share, wide, {1}, "d_loss");
 
   MainGradients main_gradients(*state.table);
@@ -210,8 +207,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     const ForwardResult forward =
         build_forward(builder, config, state, rope, step.micro_batches.back(),
                       {.training = true,
-                       .micro_batch = options.global_micro_batch(micro_batch),
-                       .data_parallel_size = options.data_parallel_size,
+                       .micro_batch = state.part.global_micro_batch(micro_batch),
+                       .data_parallel_size = data_parallel_size,
                        .seed = options.seed,
                        .step = step.step_number,
                        .selected = selected,
@@ -233,7 +230,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                  "no gradient reaches " + (*state.table)[parameter.value].name);
   }
   builder.place = Place{.phase = Phase::optimizer};
-  if (options.data_parallel_size > 1) reduce_over_ranks(builder, state, step);
+  if (data_parallel_size > 1) reduce_over_ranks(builder, state, step);
   build_update(builder, config, state, options, step);
   return step;
 }

@@ -25,7 +25,7 @@ enum class RoutingTrace : uint8_t { none, recorded, replayed };
 
 struct TrainingStepOptions {
   int32_t micro_batch_size = 1;
-  int32_t micro_batches = 1;
+  int32_t micro_batches = 1;  // of one rank (ModelPart::global_micro_batch)
   int32_t sequence = 0;
   double clip_grad = 1.0;  // largest global gradient norm; 0: no clipping
   double adam_beta1 = 0.9;
@@ -33,15 +33,6 @@ struct TrainingStepOptions {
   double adam_epsilon = 1e-8;
   uint64_t seed = 0;  // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
-  // Ranks that hold the same state and share the step's micro-batches: of each `size` successive
-  // ones rank r runs number r. `micro_batches` are those of one rank.
-  int32_t data_parallel_size = 1;
-  int32_t data_parallel_rank = 0;
-
-  // The number in the whole step of this rank's micro-batch.
-  int32_t global_micro_batch(int32_t micro_batch) const {
-    return micro_batch * data_parallel_size + data_parallel_rank;
-  }
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

@@ -14,9 +14,11 @@
 #include "data/tokenizer.h"
 #include "io/hf_weights.h"
 #include "parallel/collective_schedule.h"
+#include "parallel/rank_communicators.h"
 #include "program/verify.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
+#include "train/layout_options.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
 
@@ -97,14 +99,15 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
   step_options_ = training_step_options(options, identity_.model);
-  step_options_.data_parallel_rank = rank;
+  part_ = {.run = std::make_shared<const RunLayout>(run_layout_of(options, identity_.model)),
+           .rank = rank};
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
   find_start();
   find_last_step();
   open_data();
 
-  state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
+  state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true, part_);
   build_step(batch_sizes_.largest());
   EvaluationPlan evaluation;
   if (!evaluation_sets_.empty()) {
@@ -125,7 +128,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
 }
 
 void Trainer::build_step(int32_t batch_size) {
-  step_options_.micro_batches = batch_size / (options_.micro_batch_size * options_.ranks);
+  step_options_.micro_batches = batch_size / (options_.micro_batch_size * part_.layout().dp());
   step_ = build_training_step(identity_.model, state_, step_options_);
   step_batch_size_ = batch_size;
   verify_program(*step_.program);
@@ -145,7 +148,7 @@ void Trainer::prepare_step(int32_t batch_size) {
   if (step_batch_size_ != batch_size) build_step(batch_size);
   Communicators communicators;
   if (group_ != nullptr) {
-    communicators.of(RankGroup::dp_cp) = &group_->member(rank_);
+    communicators = communicators_of(*group_, part_.layout(), rank_);
     const std::vector<uint64_t> hashes = group_->exchange(rank_, hash_collectives(*step_.program));
     TROUPE_CHECK(std::count(hashes.begin(), hashes.end(), hashes.front()) == group_->size(),
                  "the ranks' steps have different collectives");
@@ -472,7 +475,7 @@ StepMetrics Trainer::do_step() {
   prepare_step(samples);
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
-    const int64_t number = step_options_.global_micro_batch(static_cast<int32_t>(i));
+    const int64_t number = part_.global_micro_batch(static_cast<int32_t>(i));
     feed_->write(*interpreter_, step_.micro_batches[i],
                  position_.consumed_samples + number * options_.micro_batch_size);
   }

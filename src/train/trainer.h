@@ -97,6 +97,7 @@ class Trainer {
   Options options_;
   int32_t rank_;
   ProcessGroup* group_;
+  ModelPart part_;
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
   std::unique_ptr<ThreadPool> waiting_pool_;  // of the first of several ranks: all threads
