@@ -332,7 +332,7 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
   std::vector<std::vector<double>> gradients;
   for (size_t i = 0; i < run.state().parameters.size(); ++i) gradients.push_back(run.gradient(i));
   read_hf_tensors(
-      join_path(folder, "grads"), config, run.state(),
+      join_path(folder, "grads"), config,
       [&](const HfTensor& tensor, const std::vector<double>& expected) {
         std::vector<double> difference(expected.size());
         for (size_t i = 0; i < expected.size(); ++i) {

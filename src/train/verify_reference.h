@@ -46,8 +46,8 @@ ReferenceTolerance reference_tolerance(DType compute_dtype);
 // The ranks that share a comparison.
 struct VerifyRanks {
   std::shared_ptr<const RunLayout> layout = nullptr;  // null: one rank
-  int threads = 1;                          // of each
-  std::chrono::milliseconds limit{10'000};  // see ProcessGroup
+  int threads = 1;                                    // of each
+  std::chrono::milliseconds limit{10'000};            // see ProcessGroup
 };
 
 // The sequences of the batch are divided among the ranks. Sequences that cannot be divided, or of

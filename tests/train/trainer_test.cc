@@ -332,7 +332,7 @@ TEST_F(TrainerRun, KeepsTheBestBesideTheNewest) {
 TEST_F(TrainerRun, RepeatsARunFromItsOptions) {
   EXPECT_EQ(train({"--train-iters", "3", "--seed", "11", "--save", save}), ExitStatus::done);
   const Arguments again = {"train", "--config", save + "/options.toml", "--save", save + "_again"};
-  EXPECT_EQ(Trainer(parse_command_line(again).options).run(), ExitStatus::done);
+  EXPECT_EQ(troupe::train(parse_command_line(again).options), ExitStatus::done);
   EXPECT_EQ(content(save + "_again"), content(save));
 }
 
