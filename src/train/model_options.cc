@@ -244,15 +244,14 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
   }
   return {.micro_batch_size = options.micro_batch_size,
           .micro_batches = make_batch_sizes(options, sequence).largest() /
-                           (options.micro_batch_size * options.ranks),
+                           (options.micro_batch_size * data_parallel_size_of(options)),
           .sequence = sequence,
           .clip_grad = options.clip_grad,
           .adam_beta1 = options.adam_beta1,
           .adam_beta2 = options.adam_beta2,
           .adam_epsilon = options.adam_eps,
           .seed = static_cast<uint64_t>(options.seed),
-          .dispatcher = token_dispatcher_of(options),
-          .data_parallel_size = options.ranks};
+          .dispatcher = token_dispatcher_of(options)};
 }
 
 }  // namespace troupe
