@@ -51,7 +51,7 @@ class Declaration {
   }
 
   ModelState finish(std::vector<StateId> expert_biases) {
-    return {part_, std::move(table_), std::move(parameters_), std::move(expert_biases)};
+    return {part_, dtype_, std::move(table_), std::move(parameters_), std::move(expert_biases)};
   }
 
  private:

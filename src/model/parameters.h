@@ -91,6 +91,7 @@ struct Parameter {
 
 struct ModelState {
   ModelPart part;
+  DType dtype = DType::f32;  // of the weights, except those of norms
   std::shared_ptr<const StateTable> table;
   std::vector<Parameter> parameters;   // those that the rank holds, by number
   std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none,

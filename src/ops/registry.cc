@@ -24,6 +24,7 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/permute/permute.h"
+#include "ops/pipeline_message/pipeline_message.h"
 #include "ops/prefix_sum/prefix_sum.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/random_logits/random_logits.h"
@@ -58,7 +59,9 @@ constexpr std::array kOperations = {
     &kExpertBiasUpdate,
     &kExpertCapacity,
     &kFill,
+    &kFinishSend,
     &kSquaredNorms,
+    &kSquaredNormSum,
     &kClipCoefficient,
     &kGroupedBias,
     &kGroupedBiasWeightGradient,
@@ -83,6 +86,7 @@ constexpr std::array kOperations = {
     &kQkNormGradient,
     &kQkNormWeightGradient,
     &kRandomLogits,
+    &kReceive,
     &kRmsNorm,
     &kRmsNormGradient,
     &kRmsNormWeightGradient,
@@ -94,6 +98,7 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kSend,
     &kSinkhornTopk,
     &kRowGate,
     &kRowGateGradient,

@@ -636,7 +636,7 @@ ExitStatus train(const Options& options) {
     trainers.push_back(std::make_unique<Trainer>(options, rank, &group));
     programs.push_back(&trainers.back()->program());
   }
-  verify_collectives(programs);
+  verify_collectives(programs, Layout({.world_size = options.ranks}));
   ExitStatus status = ExitStatus::done;
   run_ranks(group, [&](int rank) {
     const ExitStatus of_rank = trainers[static_cast<size_t>(rank)]->run();

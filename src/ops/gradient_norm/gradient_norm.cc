@@ -9,6 +9,7 @@
 namespace troupe {
 
 void squared_norms_cpu(const KernelArguments& args);
+void squared_norm_sum_cpu(const KernelArguments& args);
 void clip_coefficient_cpu(const KernelArguments& args);
 
 namespace {
@@ -46,6 +47,18 @@ uint64_t squared_norms_workspace_bytes(const OpView& view) {
   return (view.op.input_count + 1U) * sizeof(int64_t) + chunks * sizeof(double);
 }
 
+void infer_squared_norm_sum(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "squared_norm_sum takes the squared norms");
+  const Value& squares = context.input(0);
+  TROUPE_CHECK(squares.dtype == DType::f64 && squares.shape.rank() == 1,
+               "squared_norm_sum needs f64 squared norms [n]: " + squares.name);
+  context.output("", DType::f64, {1}, {}, Role::metric);
+}
+
+CpuKernel squared_norm_sum_kernel(const OpView&) {
+  return &squared_norm_sum_cpu;
+}
+
 void infer_clip_coefficient(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 1, "clip_coefficient takes the squared norms");
   const Value& squares = context.input(0);
@@ -56,7 +69,7 @@ void infer_clip_coefficient(InferContext& context) {
   context.output("skip", DType::i32, {1}, {}, Role::metric);
 }
 
-Cost cost_clip_coefficient(const OpView& view) {
+Cost cost_of_sum(const OpView& view) {
   return {.flops = static_cast<double>(view.input(0).shape.elements()),
           .bytes = static_cast<double>(view.input(0).bytes())};
 }
@@ -81,9 +94,10 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
                   sample.tensor("gradient" + std::to_string(gradients.size()), shape, options));
             }
             const ValueId squares = squared_norms(sample.builder(), gradients, "squared_norms");
+            const ValueId sum = squared_norm_sum(sample.builder(), squares, "squared_norm");
             const ClipResult clip =
                 clip_coefficient(sample.builder(), squares, {.max_norm = max_norm}, "grad_norm");
-            for (const ValueId id : {squares, clip.norm, clip.coefficient, clip.skip}) {
+            for (const ValueId id : {squares, sum, clip.norm, clip.coefficient, clip.skip}) {
               sample.result_without_gradient(id);
             }
           }};
@@ -112,6 +126,10 @@ ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
   return builder.emit(kSquaredNorms, Attributes(NoAttributes{}), gradients, name)[0];
 }
 
+ValueId squared_norm_sum(Builder& builder, ValueId squared_norms, const std::string& name) {
+  return builder.emit(kSquaredNormSum, Attributes(NoAttributes{}), {squared_norms}, name)[0];
+}
+
 ClipResult clip_coefficient(Builder& builder, ValueId squared_norms,
                             const ClipAttributes& attributes, const std::string& name) {
   const auto outputs =
@@ -126,9 +144,14 @@ const OpSpec kSquaredNorms{.name = "squared_norms",
                            .workspace_bytes = squared_norms_workspace_bytes,
                            .samples = samples_squared_norms};
 
+const OpSpec kSquaredNormSum{.name = "squared_norm_sum",
+                             .infer = infer_squared_norm_sum,
+                             .cost = cost_of_sum,
+                             .cpu_kernel = squared_norm_sum_kernel};
+
 const OpSpec kClipCoefficient{.name = "clip_coefficient",
                               .infer = infer_clip_coefficient,
-                              .cost = cost_clip_coefficient,
+                              .cost = cost_of_sum,
                               .cpu_kernel = clip_coefficient_kernel,
                               .print_attributes = print_clip_coefficient,
                               .samples = samples_clip_coefficient};

@@ -1,6 +1,6 @@
-// Gradient norm and clipping, in two operations so that the squares can be summed over ranks
-// between them:
+// Gradient norm and clipping, in operations between which the squares can be summed over ranks:
 //   squared_norms      sums the squares of each gradient, in double, in a fixed order;
+//   squared_norm_sum   their sum, in order, where ranks hold different parts of the model;
 //   clip_coefficient   norm = sqrt(sum of all squares)
 //                      coefficient = min(1, max_norm / (norm + 1e-6))
 //                      skip = 1 when the norm is not finite.
@@ -23,6 +23,12 @@ ValueId squared_norms(Builder& builder, std::span<const ValueId> gradients,
 
 // Inputs: the gradients. Output: f64 [n]. No attributes.
 extern const OpSpec kSquaredNorms;
+
+// The sum of f64 [n] as a metric f64 [1], which can be summed over ranks in place.
+ValueId squared_norm_sum(Builder& builder, ValueId squared_norms, const std::string& name);
+
+// Inputs: squared norms. Output: f64 [1]. No attributes.
+extern const OpSpec kSquaredNormSum;
 
 struct ClipAttributes {
   double max_norm = 0;  // 0 or less: gradients are not clipped

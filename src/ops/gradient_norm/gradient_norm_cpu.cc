@@ -17,6 +17,13 @@ double sum_of_squares_in_double(const T* x, int64_t n) {
   });
 }
 
+double sum_in_order(const KernelArguments& args) {
+  const auto* squares = args.in<double>(0);
+  double total = 0;
+  for (int64_t i = 0; i < args.input(0).shape[0]; ++i) total += squares[i];
+  return total;
+}
+
 }  // namespace
 
 // One loop over the chunks of all gradients, so that many small ones cost no more than a large one.
@@ -45,11 +52,13 @@ void squared_norms_cpu(const KernelArguments& args) {
   }
 }
 
+void squared_norm_sum_cpu(const KernelArguments& args) {
+  args.out<double>(0)[0] = sum_in_order(args);
+}
+
 void clip_coefficient_cpu(const KernelArguments& args) {
   const double max_norm = args.attributes->as<ClipAttributes>().max_norm;
-  const auto* squares = args.in<double>(0);
-  double total = 0;
-  for (int64_t i = 0; i < args.input(0).shape[0]; ++i) total += squares[i];
+  const double total = sum_in_order(args);
   const double norm = std::sqrt(total);
   const bool finite = std::isfinite(norm);
   args.out<double>(0)[0] = norm;
