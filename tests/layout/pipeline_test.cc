@@ -77,11 +77,45 @@ std::shared_ptr<const RunLayout> run_layout(const ModelConfig& config, const Pip
       RunLayout{std::move(layout), std::move(partition), shape});
 }
 
+MemoryPlan plan(const Program& program, const ThreadPool& pool, bool oracle) {
+  verify_program(program);
+  MemoryPlan plan =
+      oracle ? plan_oracle(program, pool.threads()) : plan_memory(program, pool.threads());
+  verify_memory_plan(program, plan);
+  return plan;
+}
+
+// Stages hold whole parameters.
+void set_initial_weights(const ModelState& state, const StateStorage& storage) {
+  for (const Parameter& parameter : state.parameters) {
+    const TensorView view = storage.view(parameter.value);
+    for (int64_t i = 0; i < view.shape.elements(); ++i) {
+      set_element(view, i, initial_value(parameter, /*seed=*/1, i));
+    }
+  }
+}
+
+// The same samples are the same tokens, wherever they are put.
+void write(const BatchValues& batch, int64_t first_sample, const ModelConfig& config,
+           const CpuInterpreter& interpreter) {
+  const auto vocabulary = static_cast<uint64_t>(config.vocab_size);
+  for (int64_t i = 0; i < int64_t{batch.batch} * batch.sequence; ++i) {
+    const auto position = static_cast<uint64_t>(first_sample * batch.sequence + i);
+    const auto draw = [&](uint32_t what) {
+      return static_cast<int32_t>(random_below(vocabulary, 1, RandomStream::test, what, position));
+    };
+    if (batch.tokens.valid()) interpreter.view(batch.tokens).as<int32_t>()[i] = draw(0);
+    if (!batch.labels.valid()) continue;
+    interpreter.view(batch.labels).as<int32_t>()[i] = draw(1);
+    set_element(interpreter.view(batch.mask), i, i % 5 == 3 ? 0.0 : 1.0);
+  }
+}
+
 // One rank of a run, ready to step.
 class RankRun {
  public:
   RankRun(const ModelConfig& model, std::shared_ptr<const RunLayout> layout, int32_t rank,
-          int32_t micro_batches, const Communicators& communicators)
+          int32_t micro_batches, const Communicators& communicators, bool oracle = false)
       : config(model),
         pool(1 + rank % 2),
         state(declare_model_state(config, DType::f64, /*trained=*/true, {layout, rank})),
@@ -93,13 +127,9 @@ class RankRun {
                                   .data_parallel_size = layout->layout.dp(),
                                   .data_parallel_rank = layout->layout.dense_place(rank).dp})),
         storage(state.table),
-        interpreter(*step.program, plan(), storage, pool, communicators) {
-    for (const Parameter& parameter : state.parameters) {
-      const TensorView view = storage.view(parameter.value);
-      for (int64_t i = 0; i < view.shape.elements(); ++i) {
-        set_element(view, i, initial_value(parameter, /*seed=*/1, i));
-      }
-    }
+        interpreter(*step.program, plan(*step.program, pool, oracle), storage, pool,
+                    communicators) {
+    set_initial_weights(state, storage);
     *interpreter.view(step.learning_rate).as<double>() = 1e-3;
     *interpreter.view(step.weight_decay).as<double>() = 0.1;
   }
@@ -114,7 +144,7 @@ class RankRun {
     for (int64_t i = 0; i < micro_batches; ++i) {
       const int64_t in_step = i * layout.dp() + state.part.dense().dp;
       write(step.micro_batches[static_cast<size_t>(i)],
-            2 * (number * micro_batches * layout.dp() + in_step));
+            2 * (number * micro_batches * layout.dp() + in_step), config, interpreter);
     }
     interpreter.run();
   }
@@ -125,29 +155,6 @@ class RankRun {
   TrainingStep step;
   StateStorage storage;
   CpuInterpreter interpreter;
-
- private:
-  MemoryPlan plan() const {
-    verify_program(*step.program);
-    MemoryPlan plan = plan_memory(*step.program, pool.threads());
-    verify_memory_plan(*step.program, plan);
-    return plan;
-  }
-
-  void write(const BatchValues& batch, int64_t first_sample) {
-    const auto vocabulary = static_cast<uint64_t>(config.vocab_size);
-    for (int64_t i = 0; i < int64_t{batch.batch} * batch.sequence; ++i) {
-      const auto position = static_cast<uint64_t>(first_sample * batch.sequence + i);
-      const auto draw = [&](uint32_t what) {
-        return static_cast<int32_t>(
-            random_below(vocabulary, 1, RandomStream::test, what, position));
-      };
-      if (batch.tokens.valid()) interpreter.view(batch.tokens).as<int32_t>()[i] = draw(0);
-      if (!batch.labels.valid()) continue;
-      interpreter.view(batch.labels).as<int32_t>()[i] = draw(1);
-      set_element(interpreter.view(batch.mask), i, i % 5 == 3 ? 0.0 : 1.0);
-    }
-  }
 };
 
 using Outcome = std::map<std::string, std::vector<double>>;
@@ -191,6 +198,28 @@ Outcome run_steps(RankRun& run) {
   return outcome;
 }
 
+// By rank.
+std::vector<Outcome> run_pipeline(const Model& model, const Pipeline& pipeline,
+                                  bool oracle = false) {
+  const auto layout = run_layout(model.config, pipeline);
+  const int32_t world = layout->layout.world_size();
+  ProcessGroup group(world, kPatient);
+  std::vector<std::unique_ptr<RankRun>> runs;
+  std::vector<const Program*> programs;
+  for (int32_t rank = 0; rank < world; ++rank) {
+    runs.push_back(std::make_unique<RankRun>(model.config, layout, rank, pipeline.micro_batches,
+                                             communicators_of(group, layout->layout, rank),
+                                             oracle));
+    programs.push_back(runs.back()->step.program.get());
+  }
+  verify_collectives(programs, layout->layout);
+  std::vector<Outcome> outcomes(static_cast<size_t>(world));
+  run_ranks(group, [&](int rank) {
+    outcomes[static_cast<size_t>(rank)] = run_steps(*runs[static_cast<size_t>(rank)]);
+  });
+  return outcomes;
+}
+
 // In units of the largest element: the elements of one tensor are sums of like terms.
 void expect_close(const std::vector<double>& expected, const std::vector<double>& found,
                   const std::string& name) {
@@ -213,26 +242,11 @@ TEST_P(PipelineRuns, EqualOneRank) {
                  pipeline.micro_batches * pipeline.replicas, {});
   const Outcome one = run_steps(single);
 
-  const auto layout = run_layout(model.config, pipeline);
-  const int32_t world = layout->layout.world_size();
-  ProcessGroup group(world, kPatient);
-  std::vector<std::unique_ptr<RankRun>> runs;
-  std::vector<const Program*> programs;
-  for (int32_t rank = 0; rank < world; ++rank) {
-    runs.push_back(std::make_unique<RankRun>(model.config, layout, rank, pipeline.micro_batches,
-                                             communicators_of(group, layout->layout, rank)));
-    programs.push_back(runs.back()->step.program.get());
-  }
-  verify_collectives(programs, layout->layout);
-  std::vector<Outcome> outcomes(static_cast<size_t>(world));
-  run_ranks(group, [&](int rank) {
-    outcomes[static_cast<size_t>(rank)] = run_steps(*runs[static_cast<size_t>(rank)]);
-  });
-
   std::map<std::string, bool> seen;
-  for (int32_t rank = 0; rank < world; ++rank) {
+  const std::vector<Outcome> outcomes = run_pipeline(model, pipeline);
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     SCOPED_TRACE("rank " + std::to_string(rank));
-    for (const auto& [name, found] : outcomes[static_cast<size_t>(rank)]) {
+    for (const auto& [name, found] : outcomes[rank]) {
       ASSERT_TRUE(one.contains(name)) << name;
       expect_close(one.at(name), found, name);
       if (HasFatalFailure()) return;
@@ -316,6 +330,169 @@ std::vector<Case> cases() {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PipelineRuns, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return name_of(info.param); });
+
+// Memory that is used again, and the timing of ranks, leave no trace: the same bits.
+TEST(PipelineBits, PlannedRunsEqualTheOracle) {
+  const Model moe = models()[3];
+  for (const Pipeline& pipeline : pipelines()) {
+    SCOPED_TRACE(name_of(Case{moe, pipeline}));
+    EXPECT_EQ(run_pipeline(moe, pipeline), run_pipeline(moe, pipeline, /*oracle=*/true));
+  }
+}
+
+// Programs that only look: forward through all stages, with the result at the last.
+class ForwardRun {
+ public:
+  ForwardRun(const ModelConfig& model, std::shared_ptr<const RunLayout> layout, int32_t rank,
+             const Communicators& communicators)
+      : config(model),
+        pool(1),
+        state(declare_model_state(config, DType::f64, /*trained=*/false, {layout, rank})),
+        storage(state.table),
+        evaluation(build_evaluation_step(config, state, /*batch=*/2, /*sequence=*/12)),
+        logits(build_logits_step(config, state, 2, 12, /*with_loss=*/true, RoutingTrace::recorded)),
+        evaluator(*evaluation.program, plan(*evaluation.program, pool, false), storage, pool,
+                  communicators),
+        reader(*logits.program, plan(*logits.program, pool, false), storage, pool, communicators) {
+    set_initial_weights(state, storage);
+  }
+
+  void run() {
+    write(evaluation.batch, 0, config, evaluator);
+    write(logits.batch, 0, config, reader);
+    evaluator.run();
+    reader.run();
+  }
+
+  Outcome outcome() const {
+    Outcome outcome;
+    outcome["loss"] = elements(evaluator.view(evaluation.loss));
+    outcome["loss beside the logits"] = elements(reader.view(logits.loss));
+    for (const LayerMetrics& layer : evaluation.layers) {
+      const std::string at = "layer " + std::to_string(layer.layer) + " ";
+      outcome[at + "counts"] = elements(evaluator.view(layer.counts));
+      outcome[at + "entropy"] = elements(evaluator.view(layer.entropy));
+    }
+    for (size_t layer = 0; layer < logits.selected.size(); ++layer) {
+      if (!logits.selected[layer].valid()) continue;
+      const TensorView view = reader.view(logits.selected[layer]);
+      std::vector<double>& selected = outcome["selected in " + std::to_string(layer)];
+      for (int64_t i = 0; i < view.shape.elements(); ++i) {
+        selected.push_back(view.as<int32_t>()[i]);
+      }
+    }
+    if (logits.logits.valid()) outcome["logits"] = elements(reader.view(logits.logits));
+    return outcome;
+  }
+
+  ModelConfig config;
+  ThreadPool pool;
+  ModelState state;
+  StateStorage storage;
+  InferenceStep evaluation;
+  InferenceStep logits;
+  CpuInterpreter evaluator;
+  CpuInterpreter reader;
+};
+
+TEST(PipelineForward, EqualsOneRank) {
+  const ModelConfig config = models()[3].config;
+  ForwardRun single(
+      config, std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)), 0, {});
+  single.run();
+  const Outcome one = single.outcome();
+  for (const Pipeline& pipeline : pipelines()) {
+    if (pipeline.replicas > 1) continue;  // all would evaluate the same samples here
+    SCOPED_TRACE(pipeline.name);
+    const auto layout = run_layout(config, pipeline);
+    ProcessGroup group(pipeline.ranks, kPatient);
+    std::vector<std::unique_ptr<ForwardRun>> runs;
+    std::vector<const Program*> evaluations;
+    std::vector<const Program*> readings;
+    for (int32_t rank = 0; rank < pipeline.ranks; ++rank) {
+      runs.push_back(std::make_unique<ForwardRun>(config, layout, rank,
+                                                  communicators_of(group, layout->layout, rank)));
+      evaluations.push_back(runs.back()->evaluation.program.get());
+      readings.push_back(runs.back()->logits.program.get());
+    }
+    verify_collectives(evaluations, layout->layout);
+    verify_collectives(readings, layout->layout);
+    run_ranks(group, [&](int rank) { runs[static_cast<size_t>(rank)]->run(); });
+    Outcome all;
+    for (const auto& run : runs) {
+      for (const auto& [name, found] : run->outcome()) {
+        ASSERT_TRUE(one.contains(name)) << name;
+        expect_close(one.at(name), found, name);
+        all[name] = found;
+      }
+    }
+    EXPECT_EQ(all.size(), one.size()) << "something is on no rank";
+  }
+}
+
+// The programs of all ranks, not run.
+class PipelinePrograms : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int32_t rank = 0; rank < pipeline.ranks; ++rank) {
+      states.push_back(declare_model_state(config, DType::f32, /*trained=*/true, {layout, rank}));
+      programs.push_back(
+          build_training_step(config, states.back(),
+                              {.micro_batches = pipeline.micro_batches, .sequence = 12})
+              .program);
+    }
+  }
+
+  std::string refusal() const {
+    std::vector<const Program*> all;
+    for (const auto& program : programs) all.push_back(program.get());
+    try {
+      verify_collectives(all, layout->layout);
+    } catch (const UserError& error) {
+      EXPECT_EQ(error.status(), ExitStatus::does_not_fit);
+      return error.what();
+    }
+    return {};
+  }
+
+  const ModelConfig config = models()[4].config;  // tied: copies of the embedding
+  const Pipeline pipeline{.name = "pp4", .ranks = 4, .chunks = 2, .micro_batches = 4};
+  const std::shared_ptr<const RunLayout> layout = run_layout(config, pipeline);
+  std::vector<ModelState> states;
+  std::vector<std::unique_ptr<Program>> programs;
+};
+
+TEST_F(PipelinePrograms, WithOneMessageOrCollectiveLeftOutAreRefused) {
+  EXPECT_EQ(refusal(), "");
+  for (auto& program : programs) {
+    const Program whole = *program;
+    for (int32_t left_out = 0; left_out < whole.op_count(); ++left_out) {
+      if (whole.op(left_out).spec->group == nullptr) continue;
+      std::vector<int32_t> order;
+      for (int32_t i = 0; i < whole.op_count(); ++i) {
+        if (i != left_out) order.push_back(i);
+      }
+      program->select_ops(order);
+      EXPECT_NE(refusal(), "") << "without operation " << left_out;
+      *program = whole;
+    }
+  }
+}
+
+// Sends are not all put off to the end of the step: their memory would be kept until then.
+TEST_F(PipelinePrograms, FinishSendsDuringTheStep) {
+  for (const auto& program : programs) {
+    int open = 0;
+    int most = 0;
+    for (int32_t i = 0; i < program->op_count(); ++i) {
+      const std::string_view kind = program->op(i).spec->name;
+      if (kind == "send") most = std::max(most, ++open);
+      if (kind == "finish_send") --open;
+    }
+    EXPECT_EQ(open, 0);
+    EXPECT_LE(most, 5) << "of 14 or 16 sends";
+  }
+}
 
 }  // namespace
 }  // namespace troupe::testing
