@@ -30,6 +30,7 @@
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/local_experts/local_experts.h"
 #include "ops/permute/permute.h"
+#include "ops/pipeline_message/pipeline_message.h"
 #include "ops/prefix_sum/prefix_sum.h"
 #include "ops/push_rows/push_rows.h"
 #include "ops/qk_norm/qk_norm.h"
@@ -77,6 +78,7 @@ constexpr std::array kOperations = {
     &kExpertBiasUpdate,
     &kExpertCapacity,
     &kFill,
+    &kFinishSend,
     &kSquaredNorm,
     &kClipCoefficient,
     &kGroupedBias,
@@ -105,6 +107,7 @@ constexpr std::array kOperations = {
     &kQkNormGradient,
     &kQkNormWeightGradient,
     &kRandomLogits,
+    &kReceive,
     &kReduceScatter,
     &kRmsNorm,
     &kRmsNormGradient,
@@ -117,6 +120,7 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kSend,
     &kShiftIds,
     &kSinkhornTopk,
     &kSumOverRanks,

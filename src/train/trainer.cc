@@ -147,7 +147,7 @@ void Trainer::verify_with_others() const {
   for (const uint64_t address : group_->exchange(rank_, own)) {
     programs.push_back(reinterpret_cast<const Program*>(static_cast<uintptr_t>(address)));
   }
-  if (leads()) verify_collectives(programs);
+  if (leads()) verify_collectives(programs, part_.layout());
   group_->exchange(rank_, 0);  // nobody changes a program that is still looked at
 }
 
@@ -682,8 +682,8 @@ ExitStatus train(const Options& options) {
       [](const auto& a, const auto& b) { return a->planned_bytes() < b->planned_bytes(); });
   largest->check_memory(bytes - largest->planned_bytes());
   if (!group) return trainers.front()->run();
-  verify_collectives(steps);
-  if (!evaluations.empty()) verify_collectives(evaluations);
+  verify_collectives(steps, largest->layout());
+  if (!evaluations.empty()) verify_collectives(evaluations, largest->layout());
   ExitStatus status = ExitStatus::done;
   run_ranks(*group, [&](int rank) {
     const ExitStatus of_rank = trainers[static_cast<size_t>(rank)]->run();

@@ -48,6 +48,7 @@ class Trainer {
   // Until run(): the programs that it will run, the first step's and, in a run that evaluates, that
   // of evaluation (null otherwise), and the bytes that it will allocate for them.
   const Program& program() const { return *step_.program; }
+  const Layout& layout() const { return part_.layout(); }
   const Program* evaluation_program() const { return evaluation_plan_.step.program.get(); }
   uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
   // Refuses (exit status 3) a run of this and `others` bytes when the machine has not enough

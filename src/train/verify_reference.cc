@@ -256,7 +256,7 @@ class ReferenceRun {
           std::make_unique<ReferenceRank>(folder, config, reference, options, group_, rank));
       programs.push_back(&ranks_.back()->training_program());
     }
-    verify_collectives(programs);
+    verify_collectives(programs, options.ranks.layout->layout);
   }
 
   std::vector<double> compute_logits() {

@@ -187,7 +187,7 @@ std::vector<Outcome> run_layout(const Layout& layout) {
                            group, troupe::Layout({.world_size = layout.ranks}), rank)}));
     programs.push_back(runs.back()->step.program.get());
   }
-  verify_collectives(programs);
+  verify_collectives(programs, troupe::Layout({.world_size = layout.ranks}));
   std::vector<Outcome> outcomes(static_cast<size_t>(layout.ranks));
   run_ranks(group, [&](int rank) {
     const auto at = static_cast<size_t>(rank);
@@ -254,7 +254,7 @@ class CollectiveSchedule : public ::testing::Test {
   static std::string refusal(const Program& a, const Program& b) {
     const std::vector<const Program*> programs = {&a, &b};
     try {
-      verify_collectives(programs);
+      verify_collectives(programs, troupe::Layout({.world_size = 2}));
     } catch (const UserError& error) {
       EXPECT_EQ(error.status(), ExitStatus::does_not_fit);
       return error.what();

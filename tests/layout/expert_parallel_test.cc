@@ -74,9 +74,7 @@ class RankRun {
              .seed = 1,
              .routing_trace =
                  c.choice == Choice::routers ? RoutingTrace::none : RoutingTrace::replayed,
-             .dispatcher = dispatcher,
-             .data_parallel_size = dp_,
-             .data_parallel_rank = dp_rank_})),
+             .dispatcher = dispatcher})),
         storage(state.table),
         interpreter_(*step.program, plan(*step.program, pool_.threads(), oracle), storage, pool_,
                      communicators) {

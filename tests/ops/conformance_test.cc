@@ -156,9 +156,9 @@ TEST(Registry, EveryKindIsExercised) {
   // Neither state nor other ranks can be declared by a sample; these have tests of their own.
   const std::set<std::string> own_tests = {
       "adamw",           "all_gather",         "all_reduce",  "copy_to_ranks",
-      "exchange_counts", "expert_bias_update", "prefix_sum",  "push_rows",
-      "push_rows_back",  "reduce_scatter",     "return_rows", "send_rows",
-      "sum_over_ranks"};
+      "exchange_counts", "expert_bias_update", "finish_send", "prefix_sum",
+      "push_rows",       "push_rows_back",     "receive",     "reduce_scatter",
+      "return_rows",     "send",               "send_rows",   "sum_over_ranks"};
   for (const OpSpec* spec : all_operations()) {
     EXPECT_TRUE(seen.contains(spec) || own_tests.contains(spec->name))
         << spec->name << " occurs in no sample";
