@@ -90,6 +90,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   asked.optimizer_instances = options.num_distributed_optimizer_instances;
   // Without it every rank of a tp group would send the same tokens to the experts.
   asked.sequence_parallel = options.sequence_parallel || config.num_experts > 0;
+  asked.key_value_heads = config.num_query_groups;
   asked.order = options.rank_order;
   Layout meshes(asked);
 
