@@ -11,11 +11,13 @@
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/context_attention/context_attention.h"
 #include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
+#include "ops/exchange_heads/exchange_heads.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
 #include "ops/fill/fill.h"
@@ -41,7 +43,9 @@
 #include "ops/row_gate/row_gate.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/split_columns/split_columns.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/token_count/token_count.h"
 
 namespace troupe {
 namespace {
@@ -58,6 +62,8 @@ constexpr std::array kOperations = {
     &kAttention,
     &kAttentionGradient,
     &kCombine,
+    &kContextAttention,
+    &kContextAttentionGradient,
     &kCopyToRanks,
     &kCountExperts,
     &kCrossEntropy,
@@ -78,7 +84,9 @@ constexpr std::array kOperations = {
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
+    &kHeadsToSequence,
     &kJitter,
+    &kJoinColumns,
     &kLayerNorm,
     &kLayerNormGradient,
     &kLayerNormWeightGradient,
@@ -95,8 +103,12 @@ constexpr std::array kOperations = {
     &kQkNorm,
     &kQkNormGradient,
     &kQkNormWeightGradient,
+    &kQkSquares,
+    &kQkSquaresGradient,
     &kRandomLogits,
     &kReduceScatter,
+    &kRingAttention,
+    &kRingAttentionGradient,
     &kRmsNorm,
     &kRmsNormGradient,
     &kRmsNormWeightGradient,
@@ -108,9 +120,12 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kSequenceToHeads,
     &kShiftIds,
     &kSinkhornTopk,
+    &kSplitColumns,
     &kSumOverRanks,
+    &kTokenCount,
     &kRowGate,
     &kRowGateGradient,
 };

@@ -58,6 +58,11 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
   builder.place = caller_place;
 }
 
+// Tokens of a micro-batch that this rank's routers see, of `rows` in each of `batch` sequences.
+int64_t router_tokens(const ModelPart& part, int32_t batch, int32_t rows) {
+  return int64_t{batch} * rows / (part.sequence_parallel() ? part.layout().tp() : 1);
+}
+
 // The experts that one micro-batch must use, as inputs, by layer. Empty when it chooses by itself.
 std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config, int64_t tokens,
                                         RoutingTrace trace) {
@@ -136,12 +141,13 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
   const DType wide = accumulation_dtype(state.dtype);
-  step.batch = declare_batch(builder, batch, sequence, with_loss, wide);
+  const int32_t rows = sequence / state.part.layout().cp();
+  step.batch = declare_batch(builder, batch, rows, with_loss, wide);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
-  const ValueId rope = build_rope_table(builder, config, sequence, wide);
+  const ValueId rope = build_rope_table(builder, config, state.part, rows, wide);
   step.selected =
-      declare_selections(builder, config, static_cast<int64_t>(batch) * sequence, trace);
+      declare_selections(builder, config, router_tokens(state.part, batch, rows), trace);
   const ForwardResult forward =
       build_forward(builder, config, state, rope, step.batch, {.selected = step.selected});
   if (trace == RoutingTrace::recorded) {
@@ -175,7 +181,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   step.loss = builder.metric("loss", DType::f64, {1});
   step.layers = declare_layer_metrics(builder, config, /*training=*/true);
 
-  const ValueId rope = build_rope_table(builder, config, options.sequence, wide);
+  const int32_t rows = options.sequence / state.part.layout().cp();
+  const ValueId rope = build_rope_table(builder, config, state.part, rows, wide);
   // The step's loss is the mean over the micro-batches of all ranks.
   const int32_t data_parallel_size = state.part.layout().dp();
   const double share = 1.0 / (options.micro_batches * data_parallel_size);
@@ -185,11 +192,11 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   std::vector<ValueId> running_counts(static_cast<size_t>(config.num_layers));
   for (int32_t micro_batch = 0; micro_batch < options.micro_batches; ++micro_batch) {
     builder.place = Place{.micro_batch = micro_batch};
-    step.micro_batches.push_back(declare_batch(builder, options.micro_batch_size, options.sequence,
+    step.micro_batches.push_back(declare_batch(builder, options.micro_batch_size, rows,
                                                /*with_labels=*/true, wide));
-    std::vector<ValueId> selected =
-        declare_selections(builder, config, int64_t{options.micro_batch_size} * options.sequence,
-                           options.routing_trace);
+    std::vector<ValueId> selected = declare_selections(
+        builder, config, router_tokens(state.part, options.micro_batch_size, rows),
+        options.routing_trace);
     const int32_t first = step.program->op_count();
     const ForwardResult forward =
         build_forward(builder, config, state, rope, step.micro_batches.back(),
@@ -197,6 +204,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                        .micro_batch = state.part.global_micro_batch(micro_batch),
                        .data_parallel_size = data_parallel_size,
                        .dispatcher = options.dispatcher,
+                       .context_exchange = options.context_exchange,
                        .seed = options.seed,
                        .step = step.step_number,
                        .selected = selected,
@@ -206,7 +214,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     }
     step.selected.push_back(std::move(selected));
     const int32_t last = step.program->op_count();
-    accumulate_metrics(builder, config, state.part, forward, step.loss, step.layers, micro_batch == 0, share);
+    accumulate_metrics(builder, config, state.part, forward, step.loss, step.layers,
+                       micro_batch == 0, share);
 
     std::vector<GradientSeed> seeds = {{forward.loss, d_loss}};
     for (const auto& auxiliary : forward.auxiliary_losses)
