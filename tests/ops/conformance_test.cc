@@ -154,9 +154,18 @@ TEST(Registry, EveryKindIsExercised) {
     for (int32_t i = 0; i < run.program().op_count(); ++i) seen.insert(run.program().op(i).spec);
   }
   // Neither state nor other ranks can be declared by a sample; these have tests of their own.
-  const std::set<std::string> own_tests = {"adamw",          "all_gather",         "all_reduce",
-                                           "copy_to_ranks",  "expert_bias_update", "prefix_sum",
-                                           "reduce_scatter", "sum_over_ranks"};
+  const std::set<std::string> own_tests = {"adamw",
+                                           "all_gather",
+                                           "all_reduce",
+                                           "copy_to_ranks",
+                                           "expert_bias_update",
+                                           "heads_to_sequence",
+                                           "prefix_sum",
+                                           "reduce_scatter",
+                                           "ring_attention",
+                                           "ring_attention_gradient",
+                                           "sequence_to_heads",
+                                           "sum_over_ranks"};
   for (const OpSpec* spec : all_operations()) {
     EXPECT_TRUE(seen.contains(spec) || own_tests.contains(spec->name))
         << spec->name << " occurs in no sample";

@@ -221,16 +221,17 @@ std::vector<OpSample> samples_context_attention() {
   dropout.all_heads = 8;
   // Chunks of 130: two blocks, of which the second one has two rows.
   const AttentionAttributes blocks{
-      .sequence = 260, .heads = 2, .groups = 1, .head_dim = 4, .scale = 0.4};
+      .sequence = 260, .heads = 2, .groups = 1, .head_dim = 4, .scale = 0.25};
   AttentionAttributes blocks_window = blocks;
   blocks_window.window = 150;
-  return {{"one_rank", with({.sequence = 5, .heads = 2, .groups = 1, .head_dim = 3}, 1, 0)},
+  return {{"one_rank",
+           with({.sequence = 5, .heads = 2, .groups = 1, .head_dim = 3, .scale = 0.5}, 1, 0)},
           {"first_of_two", with(grouped, 2, 0)},
           {"second_of_two", with(grouped, 2, 1)},
           {"second_of_three", with(grouped, 3, 1)},
           {"smallest", with({.sequence = 2, .head_dim = 2}, 2, 1)},
           {"window", with(window, 2, 1)},
-          {"window_of_one", with({.sequence = 4, .head_dim = 3, .window = 1}, 3, 2)},
+          {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
           {"dropout", with(dropout, 2, 1)},
           {"several_blocks", with_projections(blocks, 2, 0)},
           {"several_blocks_window", with_projections(blocks_window, 2, 1)}};
