@@ -21,7 +21,7 @@ TEST(RowOrigin, ChunksOfAllRanksCoverASequenceOnce) {
   }
 }
 
-// Two ranks of eight tokens: the example of semantics, appendix D.
+// Two ranks of eight tokens.
 TEST(RowOrigin, EachRankHasAChunkFromEitherEnd) {
   const auto positions = [](int32_t rank) {
     std::vector<int64_t> all;
