@@ -29,7 +29,7 @@ ExitStatus run_eval(const Options& options) {
   Evaluation evaluation(
       plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
                       options.eval_iters * options.micro_batch_size, pool.threads()),
-      *model.storage, pool, sets);
+      *model.storage, pool, sets, model.state.part);
   const std::vector<EvaluationResult> results = evaluation.run();
   if (options.json) {
     nlohmann::ordered_json document = {{"step", model.position.step},

@@ -11,6 +11,7 @@
 #include "program/op_spec.h"
 #include "program/print.h"
 #include "program/verify.h"
+#include "train/layout_options.h"
 #include "train/model_options.h"
 
 namespace troupe {
@@ -27,9 +28,10 @@ struct Inspected {
 
 Inspected build(const Options& options, const ModelConfig& config) {
   const bool training = options.program == "train";
-  const ModelState state = declare_model_state(config, compute_dtype_of(options), training);
-  TrainingStepOptions step = training_step_options(options, config);
-  step.data_parallel_rank = options.rank;
+  const ModelPart part{.run = std::make_shared<const RunLayout>(run_layout_of(options, config)),
+                       .rank = options.rank};
+  const ModelState state = declare_model_state(config, compute_dtype_of(options), training, part);
+  const TrainingStepOptions step = training_step_options(options, config);
   Inspected inspected;
   inspected.program =
       training ? build_training_step(config, state, step).program

@@ -23,6 +23,7 @@ namespace {
 
 struct Planned {
   ModelConfig config;
+  int32_t ranks = 1;
   TrainingStepOptions step;
   MemoryPlan memory;
   std::string peak_operation;    // where most transient bytes are live
@@ -30,9 +31,7 @@ struct Planned {
   double model_flops = 0;        // of the model's products alone
   uint64_t available_bytes = 0;  // 0: not known
   // Ranks differ in the numbers of their micro-batches alone.
-  uint64_t total_bytes() const {
-    return static_cast<uint64_t>(step.data_parallel_size) * memory.total_bytes();
-  }
+  uint64_t total_bytes() const { return static_cast<uint64_t>(ranks) * memory.total_bytes(); }
   bool fits() const { return available_bytes == 0 || total_bytes() <= available_bytes; }
 };
 
@@ -54,16 +53,18 @@ std::string describe_op(const Program& program, int64_t index) {
 }
 
 // Of all ranks.
-int64_t micro_batches_of(const TrainingStepOptions& step) {
-  return int64_t{step.micro_batches} * step.data_parallel_size;
+int64_t micro_batches_of(const Planned& planned) {
+  return int64_t{planned.step.micro_batches} * planned.ranks;
 }
 
-Planned make_plan(const Options& options) {
+Planned make_plan(const Options& options, const RunLayout& run) {
   Planned planned;
   planned.config = load_model_config(options);
+  planned.ranks = options.ranks;
   planned.step = training_step_options(options, planned.config);
   const ModelState state =
-      declare_model_state(planned.config, compute_dtype_of(options), /*trained=*/true);
+      declare_model_state(planned.config, compute_dtype_of(options), /*trained=*/true,
+                          {.run = std::make_shared<const RunLayout>(run), .rank = 0});
   const TrainingStep step = build_training_step(planned.config, state, planned.step);
   verify_program(*step.program);
   planned.memory = plan_memory(*step.program, threads_per_rank(options));
@@ -72,16 +73,16 @@ Planned make_plan(const Options& options) {
   const auto& live = planned.memory.live_bytes;
   planned.peak_operation =
       describe_op(*step.program, std::max_element(live.begin(), live.end()) - live.begin());
-  planned.operation_flops = planned.step.data_parallel_size * count_flops(*step.program);
+  planned.operation_flops = planned.ranks * count_flops(*step.program);
   planned.model_flops = planned.config.training_flops_per_sequence(planned.step.sequence) *
                         planned.step.micro_batch_size *
-                        static_cast<double>(micro_batches_of(planned.step));
+                        static_cast<double>(micro_batches_of(planned));
   planned.available_bytes = available_memory_bytes();
   return planned;
 }
 
-int64_t tokens_per_step(const TrainingStepOptions& step) {
-  return int64_t{step.sequence} * step.micro_batch_size * micro_batches_of(step);
+int64_t tokens_per_step(const Planned& planned) {
+  return int64_t{planned.step.sequence} * planned.step.micro_batch_size * micro_batches_of(planned);
 }
 
 std::string make_json(const Planned& planned) {
@@ -92,14 +93,14 @@ std::string make_json(const Planned& planned) {
   }
   bytes["total"] = planned.memory.total_bytes();
   nlohmann::ordered_json document = {{"fits", planned.fits()},
-                                     {"ranks", planned.step.data_parallel_size},
+                                     {"ranks", planned.ranks},
                                      {"bytes", std::move(bytes)},
                                      {"available_bytes", planned.available_bytes},
                                      {"peak_operation", planned.peak_operation},
                                      {"parameters", planned.config.parameter_count()},
                                      {"active_parameters", planned.config.active_parameter_count()},
-                                     {"micro_batches", micro_batches_of(planned.step)},
-                                     {"tokens_per_step", tokens_per_step(planned.step)},
+                                     {"micro_batches", micro_batches_of(planned)},
+                                     {"tokens_per_step", tokens_per_step(planned)},
                                      {"model_flops_per_step", planned.model_flops},
                                      {"operation_flops_per_step", planned.operation_flops}};
   if (planned.available_bytes == 0) document["available_bytes"] = nullptr;
@@ -108,12 +109,11 @@ std::string make_json(const Planned& planned) {
 
 std::string make_text(const Options& options, const Planned& planned) {
   std::string text = describe_model(options, planned.config);
-  text += fmt::format("step    {} of {} x {} tokens: {} tokens\n",
-                      micro_batches_of(planned.step) == 1
-                          ? "1 micro-batch"
-                          : fmt::format("{} micro-batches", micro_batches_of(planned.step)),
-                      planned.step.micro_batch_size, planned.step.sequence,
-                      tokens_per_step(planned.step));
+  text += fmt::format(
+      "step    {} of {} x {} tokens: {} tokens\n",
+      micro_batches_of(planned) == 1 ? "1 micro-batch"
+                                     : fmt::format("{} micro-batches", micro_batches_of(planned)),
+      planned.step.micro_batch_size, planned.step.sequence, tokens_per_step(planned));
   text += fmt::format("flops   {} of the model, {} in all operations\n\n",
                       format_count(planned.model_flops), format_count(planned.operation_flops));
 
@@ -125,10 +125,9 @@ std::string make_text(const Options& options, const Planned& planned) {
   text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total",
                       format_bytes(planned.memory.total_bytes()), planned.peak_operation);
   const uint64_t total = planned.total_bytes();
-  if (planned.step.data_parallel_size > 1) {
-    text +=
-        fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", planned.step.data_parallel_size),
-                    format_bytes(total));
+  if (planned.ranks > 1) {
+    text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", planned.ranks),
+                        format_bytes(total));
   }
   if (planned.available_bytes == 0) {
     return text + "\nThis machine does not say how much memory is available.\n";
@@ -137,7 +136,7 @@ std::string make_text(const Options& options, const Planned& planned) {
   if (planned.fits()) return text + "It fits.\n";
   text += fmt::format("It does not fit: {} are missing. ",
                       format_bytes(total - planned.available_bytes));
-  const auto ranks = static_cast<uint64_t>(planned.step.data_parallel_size);
+  const auto ranks = static_cast<uint64_t>(planned.ranks);
   if (ranks * planned.memory.state_bytes > planned.available_bytes) {
     return text +
            "Parameters, gradients and optimizer state alone are too large for this machine.\n";
@@ -159,7 +158,7 @@ ExitStatus run_plan(const Options& options) {
                options.json ? make_layout_json(options, run) : make_layout_text(options, run));
     return ExitStatus::done;
   }
-  const Planned planned = make_plan(options);
+  const Planned planned = make_plan(options, run);
   fmt::print("{}", options.json ? make_json(planned) : make_text(options, planned));
   return planned.fits() ? ExitStatus::done : ExitStatus::does_not_fit;
 }

@@ -4,6 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "io/file.h"
+#include "io/hf_config.h"
+#include "train/layout_options.h"
 #include "train/model_options.h"
 #include "train/verify_reference.h"
 
@@ -11,9 +14,10 @@ namespace troupe {
 
 ExitStatus run_verify(const Options& options) {
   const DType dtype = compute_dtype_of(options);
+  const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
   const ReferenceComparison result =
       verify_reference(options.hf_dir, dtype, options.oracle,
-                       {.count = options.ranks,
+                       {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config)),
                         .threads = threads_per_rank(options),
                         .limit = std::chrono::seconds(options.collective_timeout_s)});
   if (options.json) {

@@ -50,8 +50,20 @@ std::optional<int64_t> parse_step_name(std::string_view name) {
   return step;
 }
 
+std::string temporary_name(std::string_view name, uint64_t id) {
+  return std::string(kTemporaryPrefix) + std::string(name) + "_" + std::to_string(id);
+}
+
+// Of what this process alone works on.
 std::string temporary_name(std::string_view name) {
-  return std::string(kTemporaryPrefix) + std::string(name) + "_" + std::to_string(::getpid());
+  return temporary_name(name, static_cast<uint64_t>(::getpid()));
+}
+
+// What rank `rank` has written, until the save is committed.
+std::string part_file(int32_t rank) {
+  char name[32];
+  std::snprintf(name, sizeof name, "part_%05d.json", rank);
+  return name;
 }
 
 // Sorted names of the folder's entries; none when there is no such folder.
@@ -135,32 +147,42 @@ void recover(const Disk& disk, const std::string& folder) {
   }
 }
 
-// Groups slices into logical tensors, in the order in which they first occur, and checks the
-// caller's part of the contract.
-std::vector<StoredTensor> logical_tensors(const std::vector<SliceToSave>& slices) {
-  std::vector<StoredTensor> tensors;
-  std::vector<std::vector<Box>> boxes;
-  std::unordered_map<std::string, size_t> index;
-  for (const SliceToSave& slice : slices) {
-    const auto [found, inserted] = index.emplace(slice.name, tensors.size());
+// Logical tensors by name, in the order in which they first occur.
+class TensorList {
+ public:
+  // The tensor of that name, which is added without slices if it is new.
+  StoredTensor& add(const std::string& name, CheckpointRole role, DType dtype, const Shape& shape) {
+    const auto [found, inserted] = index_.emplace(name, tensors_.size());
     if (inserted) {
-      TROUPE_CHECK(slice.name.find('@') == std::string::npos,
-                   "tensor " + slice.name + ": names must not contain '@'");
-      tensors.push_back({slice.name, slice.role, slice.dtype, slice.global_shape, {}});
-      boxes.emplace_back();
+      TROUPE_CHECK(name.find('@') == std::string::npos,
+                   "tensor " + name + ": names must not contain '@'");
+      tensors_.push_back({name, role, dtype, shape, {}});
     }
-    const StoredTensor& tensor = tensors[found->second];
-    TROUPE_CHECK(tensor.role == slice.role && tensor.dtype == slice.dtype &&
-                     tensor.shape == slice.global_shape,
-                 "slices of tensor " + slice.name + " disagree about what it is");
-    if (slice.box.shape.elements() > 0) boxes[found->second].push_back(slice.box);
+    StoredTensor& tensor = tensors_[found->second];
+    TROUPE_CHECK(tensor.role == role && tensor.dtype == dtype && tensor.shape == shape,
+                 "slices of tensor " + name + " disagree about what it is");
+    return tensor;
   }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::string fault = tiling_fault(tensors[i].shape, boxes[i]);
-    TROUPE_CHECK(fault.empty(), "tensor " + tensors[i].name + " " + fault);
+  StoredTensor& add(const SliceToSave& slice) {
+    return add(slice.name, slice.role, slice.dtype, slice.global_shape);
   }
-  return tensors;
-}
+
+  // Every tensor must be covered exactly.
+  void check_tiling() const {
+    for (const StoredTensor& tensor : tensors_) {
+      std::vector<Box> boxes;
+      for (const StoredSlice& slice : tensor.slices) boxes.push_back(slice.box);
+      const std::string fault = tiling_fault(tensor.shape, boxes);
+      TROUPE_CHECK(fault.empty(), "tensor " + tensor.name + " " + fault);
+    }
+  }
+
+  std::vector<StoredTensor> take() { return std::move(tensors_); }
+
+ private:
+  std::vector<StoredTensor> tensors_;
+  std::unordered_map<std::string, size_t> index_;
+};
 
 size_t bytes_of(const SliceToSave& slice) {
   return static_cast<size_t>(slice.box.shape.elements()) * size_of(slice.dtype);
@@ -180,23 +202,24 @@ TensorSpec spec_in_shard(const SliceToSave& slice) {
   return spec;
 }
 
-// Writes the shards and the index into `path` and makes them durable; the commit record comes last.
-void write_checkpoint(const Disk& disk, const std::string& path, const CheckpointContent& content,
-                      std::vector<StoredTensor> tensors, uint64_t max_shard_bytes) {
-  std::unordered_map<std::string, size_t> tensor_of_name;
-  for (size_t i = 0; i < tensors.size(); ++i) tensor_of_name.emplace(tensors[i].name, i);
+// Writes a rank's shards into `path` and makes them durable.
+CheckpointIndex write_shards(const Disk& disk, const std::string& path, int32_t rank,
+                             std::span<const SliceToSave> all, uint64_t max_shard_bytes) {
+  TensorList tensors;
   std::vector<const SliceToSave*> slices;
   std::vector<uint64_t> sizes;
-  for (const SliceToSave& slice : content.slices) {
+  for (const SliceToSave& slice : all) {
+    tensors.add(slice);
     if (bytes_of(slice) == 0) continue;
     slices.push_back(&slice);
     sizes.push_back(bytes_of(slice));
   }
-  CheckpointIndex index{content.step, content.troupe_version, content.training, {}, {}};
+  CheckpointIndex part;
+  part.training = "{}";
   const std::vector<size_t> first = split_into_shards(sizes, max_shard_bytes, kMaxSlicesPerShard);
-  for (size_t shard = 0; shard + 1 < first.size(); ++shard) {
-    char file[40];
-    std::snprintf(file, sizeof file, "shard_%05zu.safetensors", shard);
+  for (size_t shard = 0; shard + 1 < first.size() && !slices.empty(); ++shard) {
+    char file[48];
+    std::snprintf(file, sizeof file, "shard_%05d_%05zu.safetensors", rank, shard);
     const std::span in_shard(slices.data() + first[shard], first[shard + 1] - first[shard]);
     std::vector<TensorSpec> specs;
     for (const SliceToSave* slice : in_shard) specs.push_back(spec_in_shard(*slice));
@@ -205,18 +228,33 @@ void write_checkpoint(const Disk& disk, const std::string& path, const Checkpoin
       writer.append(i, {static_cast<const std::byte*>(in_shard[i]->data), bytes_of(*in_shard[i])});
     }
     writer.finish();
-    index.shards.push_back({file, writer.file_bytes(), writer.header_hash()});
+    part.shards.push_back({file, writer.file_bytes(), writer.header_hash()});
     for (size_t i = 0; i < in_shard.size(); ++i) {
-      tensors[tensor_of_name.at(in_shard[i]->name)].slices.push_back(
-          {file, specs[i].name, in_shard[i]->box, writer.tensor_hashes()[i]});
+      tensors.add(*in_shard[i])
+          .slices.push_back({file, specs[i].name, in_shard[i]->box, writer.tensor_hashes()[i]});
     }
   }
-  index.tensors = std::move(tensors);
-  const std::string text = to_json(index);
-  disk.write_file(join_path(path, kIndexFile), text);
-  disk.write_file(join_path(path, kCommitFile),
-                  hash_to_hex(hash_bytes(text.data(), text.size())) + "\n");
-  disk.sync_directory(path);
+  part.tensors = tensors.take();
+  return part;
+}
+
+// Puts what all ranks have written into one index.
+CheckpointIndex join_parts(const std::string& path, int32_t ranks) {
+  CheckpointIndex index;
+  TensorList tensors;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const std::string file = join_path(path, part_file(rank));
+    CheckpointIndex part = parse_checkpoint_part(read_file(file, kMaxIndexBytes), file);
+    for (StoredShard& shard : part.shards) index.shards.push_back(std::move(shard));
+    for (StoredTensor& tensor : part.tensors) {
+      auto& slices = tensors.add(tensor.name, tensor.role, tensor.dtype, tensor.shape).slices;
+      slices.insert(slices.end(), std::make_move_iterator(tensor.slices.begin()),
+                    std::make_move_iterator(tensor.slices.end()));
+    }
+  }
+  tensors.check_tiling();
+  index.tensors = tensors.take();
+  return index;
 }
 
 // Best effort after a failure, without the hook: what cannot be undone now is undone by recover().
@@ -343,41 +381,108 @@ void check_request(const std::string& path, const std::vector<StoredTensor>& sto
 
 }  // namespace
 
-CheckpointInfo save_checkpoint(const std::string& dir, const CheckpointContent& content,
-                               const CheckpointOptions& options) {
-  TROUPE_CHECK(content.step >= 0, "a checkpoint needs a step");
-  std::vector<StoredTensor> tensors = logical_tensors(content.slices);
-  const Disk disk(options.hook);
-  const std::string folder = checkpoints_folder(dir);
-  const std::string name = step_name(content.step);
-  const std::string final = join_path(folder, name);
-  const std::string temporary = join_path(folder, temporary_name(name));
-  const std::string replaced_name = std::string(kReplacedPrefix) + name;
-  const std::string replaced = join_path(folder, replaced_name);
+CheckpointWriter::CheckpointWriter(const std::string& dir, int64_t step, uint64_t save_id,
+                                   CheckpointOptions options)
+    : step_(step),
+      options_(std::move(options)),
+      disk_(options_.hook),
+      folder_(checkpoints_folder(dir)),
+      temporary_(join_path(folder_, temporary_name(step_name(step), save_id))) {
+  TROUPE_CHECK(step >= 0, "a checkpoint needs a step");
+}
+
+template <class Body>
+void CheckpointWriter::guard(const Body& body) const {
   try {
-    disk.make_directories(folder);
-    recover(disk, folder);
-    disk.make_directories(temporary);
-    write_checkpoint(disk, temporary, content, std::move(tensors), options.max_shard_bytes);
-    if (path_exists(final)) {
-      // Left by recover() only when neither it nor `final` is complete.
-      if (path_exists(replaced)) discard(disk, folder, replaced_name);
-      disk.rename(final, replaced);
-      disk.sync_directory(folder);
-    }
-    disk.rename(temporary, final);
-    disk.sync_directory(folder);
+    body();
   } catch (const UserError& error) {
-    undo(temporary, replaced, final);
     throw UserError(error.status(),
-                    "saving step " + std::to_string(content.step) +
+                    "saving step " + std::to_string(step_) +
                         " failed (earlier checkpoints are intact): " + error.what());
+  }
+}
+
+void CheckpointWriter::begin() const {
+  try {
+    guard([&] {
+      disk_.make_directories(folder_);
+      recover(disk_, folder_);
+      disk_.make_directories(temporary_);
+    });
   } catch (...) {
-    undo(temporary, replaced, final);
+    abandon();
     throw;
   }
-  if (path_exists(replaced)) discard(disk, folder, replaced_name);
-  return {content.step, final};
+}
+
+void CheckpointWriter::write(int32_t rank, std::span<const SliceToSave> slices) const {
+  guard([&] {
+    const CheckpointIndex part =
+        write_shards(disk_, temporary_, rank, slices, options_.max_shard_bytes);
+    disk_.write_file(join_path(temporary_, part_file(rank)), to_json(part));
+  });
+}
+
+CheckpointInfo CheckpointWriter::commit(int32_t ranks, const std::string& troupe_version,
+                                        const std::string& training) const {
+  const std::string name = step_name(step_);
+  const std::string final = join_path(folder_, name);
+  const std::string replaced_name = std::string(kReplacedPrefix) + name;
+  const std::string replaced = join_path(folder_, replaced_name);
+  try {
+    guard([&] {
+      CheckpointIndex index = join_parts(temporary_, ranks);
+      index.step = step_;
+      index.troupe_version = troupe_version;
+      index.training = training;
+      const std::string text = to_json(index);
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        disk_.remove_tree(join_path(temporary_, part_file(rank)));
+      }
+      disk_.write_file(join_path(temporary_, kIndexFile), text);
+      disk_.write_file(join_path(temporary_, kCommitFile),
+                       hash_to_hex(hash_bytes(text.data(), text.size())) + "\n");
+      disk_.sync_directory(temporary_);
+      if (path_exists(final)) {
+        // Left by recover() only when neither it nor `final` is complete.
+        if (path_exists(replaced)) discard(disk_, folder_, replaced_name);
+        disk_.rename(final, replaced);
+        disk_.sync_directory(folder_);
+      }
+      disk_.rename(temporary_, final);
+      disk_.sync_directory(folder_);
+    });
+  } catch (...) {
+    undo(temporary_, replaced, final);
+    throw;
+  }
+  if (path_exists(replaced)) discard(disk_, folder_, replaced_name);
+  return {step_, final};
+}
+
+void CheckpointWriter::abandon() const {
+  std::error_code error;
+  std::filesystem::remove_all(temporary_, error);
+}
+
+CheckpointInfo save_checkpoint(const std::string& dir, const CheckpointContent& content,
+                               const CheckpointOptions& options) {
+  const CheckpointWriter writer(dir, content.step, static_cast<uint64_t>(::getpid()), options);
+  // Before anything is written: here all slices are known.
+  TensorList tensors;
+  for (const SliceToSave& slice : content.slices) {
+    StoredTensor& tensor = tensors.add(slice);
+    if (bytes_of(slice) > 0) tensor.slices.push_back({"", "", slice.box, 0});
+  }
+  tensors.check_tiling();
+  writer.begin();
+  try {
+    writer.write(0, content.slices);
+  } catch (...) {
+    writer.abandon();
+    throw;
+  }
+  return writer.commit(1, content.troupe_version, content.training);
 }
 
 std::vector<CheckpointInfo> list_checkpoints(const std::string& dir,

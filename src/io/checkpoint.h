@@ -12,7 +12,7 @@
 //   verified, and every stored tensor of the wanted roles is asked for; otherwise it is refused.
 //
 // Errors are UserErrors: exit status 1 for broken files and failing disks, 2 for a checkpoint that
-// does not fit what is to be loaded. At most one process at a time may save into or prune one DIR;
+// does not fit what is to be loaded. At most one save at a time may go into or prune one DIR;
 // any number may read complete checkpoints of it, except those being pruned or saved again.
 #pragma once
 
@@ -66,6 +66,43 @@ struct CheckpointOptions {
 struct CheckpointInfo {
   int64_t step = 0;
   std::string path;
+};
+
+// A save that several ranks share, each in a process of its own or not, on one file system. All
+// make a writer of the same arguments; then, in this order,
+//   1. the first rank calls begin(),
+//   2. every rank calls write(), at the same time if they like,
+//   3. the first rank calls commit(), or, if any rank has failed, abandon().
+// The caller sees to the order (all of one step come before all of the next). Until commit() has
+// done its work, nothing counts; what was saved before stays, whoever fails or dies.
+class CheckpointWriter {
+ public:
+  // `save_id` tells this save from others that may have been interrupted: a process id.
+  CheckpointWriter(const std::string& dir, int64_t step, uint64_t save_id,
+                   CheckpointOptions options = {});
+
+  // Removes what interrupted saves have left behind, and makes the temporary folder.
+  void begin() const;
+  // Writes this rank's slices into shards of its own. Over all ranks, the slices of one tensor must
+  // agree in role, dtype and global shape and cover it exactly. When it throws, the rank has
+  // failed, and may have left files that abandon() removes.
+  void write(int32_t rank, std::span<const SliceToSave> slices) const;
+  // Ranks 0 to ranks - 1 have written: makes of it a checkpoint, replacing one of the same step.
+  // When it throws, the temporary folder is gone.
+  CheckpointInfo commit(int32_t ranks, const std::string& troupe_version,
+                        const std::string& training) const;
+  // Removes the temporary folder, as far as possible.
+  void abandon() const;
+
+ private:
+  template <class Body>
+  void guard(const Body& body) const;
+
+  int64_t step_;
+  CheckpointOptions options_;
+  Disk disk_;
+  std::string folder_;
+  std::string temporary_;
 };
 
 // Saves a checkpoint below `dir`, replacing one of the same step. Before that it removes what

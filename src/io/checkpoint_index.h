@@ -73,6 +73,9 @@ std::string to_json(const CheckpointIndex& index);
 // Reads such a text; `path` is for messages.
 CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string& path);
 
+// As above, but of what one rank has saved: tensors may have slices for a part of their elements.
+CheckpointIndex parse_checkpoint_part(std::string_view text, const std::string& path);
+
 // Empty when `boxes` are non-empty boxes within `shape` that cover each of its elements exactly
 // once; otherwise what is wrong, as the end of a sentence about the tensor.
 std::string tiling_fault(const Shape& shape, std::span<const Box> boxes);

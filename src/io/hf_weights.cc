@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "io/convert_dtype.h"
@@ -16,20 +17,20 @@ namespace {
 // Lists the tensors of a model in the naming of its architecture.
 class TensorList {
  public:
-  TensorList(const ModelConfig& config, const ModelState& state) : config_(config), state_(state) {}
+  explicit TensorList(const ModelConfig& config)
+      : config_(config), state_(declare_model_state(config, DType::f32, /*trained=*/false)) {}
 
   std::vector<HfTensor> build() {
-    for (size_t i = 0; i < state_.parameters.size(); ++i) add_parameter(i);
+    for (const Parameter& parameter : state_.parameters) add_parameter(parameter);
     std::sort(tensors_.begin(), tensors_.end(),
               [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
     return std::move(tensors_);
   }
 
  private:
-  void add_parameter(size_t index) {
-    const Parameter& parameter = state_.parameters[index];
-    const Shape& shape = (*state_.table)[parameter.value].shape;
-    index_ = index;
+  void add_parameter(const Parameter& parameter) {
+    const Shape& shape = parameter.whole_shape;
+    number_ = parameter.number;
     offset_ = 0;
     const std::string layer = fmt::format("model.layers.{}.", parameter.layer);
     const std::string attention = layer + "self_attn.";
@@ -118,14 +119,14 @@ class TensorList {
 
   // The next piece of the current parameter.
   void add(const std::string& name, const Shape& shape) {
-    tensors_.push_back({name, shape, index_, offset_});
+    tensors_.push_back({name, shape, number_, offset_});
     offset_ += shape.elements();
   }
 
   const ModelConfig& config_;
-  const ModelState& state_;
+  const ModelState state_;  // of the whole model
   std::vector<HfTensor> tensors_;
-  size_t index_ = 0;
+  uint32_t number_ = 0;
   int64_t offset_ = 0;
 };
 
@@ -171,10 +172,10 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
 
 // Opens a folder, checks it against the model, and hands over every tensor's raw bytes.
 void visit_folder(
-    const std::string& path, const ModelConfig& config, const ModelState& state,
+    const std::string& path, const ModelConfig& config,
     const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit) {
   const SafetensorsFolder folder = SafetensorsFolder::open(path);
-  const std::vector<HfTensor> tensors = hf_tensors(config, state);
+  const std::vector<HfTensor> tensors = hf_tensors(config);
   refuse_unused(folder, tensors, config);
   for (const HfTensor& tensor : tensors) {
     const auto located = folder.find(tensor.name);
@@ -195,21 +196,57 @@ void visit_folder(
   }
 }
 
-// One bad weight makes every loss NaN; here it still has a name.
+// One bad weight makes every loss NaN; here it still has a name. `data`: the tensor's elements from
+// `first` on.
 void require_finite(const std::string& folder, const HfTensor& tensor, DType dtype,
-                    const std::byte* data) {
-  const int64_t at = first_not_finite(dtype, data, tensor.shape.elements());
-  if (at < 0) return;
+                    const std::byte* data, int64_t first, int64_t elements) {
+  const int64_t within = first_not_finite(dtype, data, elements);
+  if (within < 0) return;
+  const int64_t at = first + within;
   throw_failed(
       fmt::format("{}: the tensor {} is not finite as {} at element {} of {}: the weights are "
                   "damaged, or too large for this type. Fetch them again.",
                   folder, tensor.name, name_of(dtype), at, tensor.shape.elements()));
 }
 
+// A parameter that is being loaded.
+struct Target {
+  const Parameter* parameter = nullptr;
+  std::vector<SliceRun> runs;
+  int64_t written = 0;  // elements
+};
+
+// Copies what the slice holds of the tensor.
+void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dtype,
+                 std::span<const std::byte> bytes, Target& target, const StateStorage& storage) {
+  const int64_t end = tensor.offset + tensor.shape.elements();
+  const size_t source_size = tensor.shape.elements() == 0
+                                 ? 0
+                                 : bytes.size() / static_cast<size_t>(tensor.shape.elements());
+  auto run = std::lower_bound(
+      target.runs.begin(), target.runs.end(), tensor.offset,
+      [](const SliceRun& other, int64_t first) { return other.whole + other.elements <= first; });
+  for (; run != target.runs.end() && run->whole < end; ++run) {
+    const int64_t begin = std::max(run->whole, tensor.offset);
+    const int64_t elements = std::min(run->whole + run->elements, end) - begin;
+    const int64_t first = begin - tensor.offset;
+    const std::byte* source = bytes.data() + static_cast<size_t>(first) * source_size;
+    for (const StateId id : {target.parameter->value, target.parameter->master}) {
+      if (!id.valid()) continue;
+      const TensorView view = storage.view(id);
+      std::byte* own = static_cast<std::byte*>(view.data) +
+                       static_cast<size_t>(run->own + begin - run->whole) * size_of(view.dtype);
+      convert_elements(dtype, source, view.dtype, own, elements);
+      require_finite(folder, tensor, view.dtype, own, first, elements);
+    }
+    target.written += elements;
+  }
+}
+
 }  // namespace
 
-std::vector<HfTensor> hf_tensors(const ModelConfig& config, const ModelState& state) {
-  return TensorList(config, state).build();
+std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
+  return TensorList(config).build();
 }
 
 DType hf_folder_dtype(const std::string& folder) {
@@ -228,25 +265,26 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
                      const StateStorage& storage) {
   ModelConfig named = config;
   named.hf_architecture = read_hf_config(join_path(folder, "config.json")).hf_architecture;
-  visit_folder(folder, named, state,
+  std::unordered_map<uint32_t, Target> targets;
+  for (const Parameter& parameter : state.parameters) {
+    targets[parameter.number] = {&parameter, runs_of(parameter.slice, parameter.whole_shape)};
+  }
+  visit_folder(folder, named,
                [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
-                 const Parameter& parameter = state.parameters[tensor.parameter];
-                 for (const StateId id : {parameter.value, parameter.master}) {
-                   if (!id.valid()) continue;
-                   const TensorView view = storage.view(id);
-                   std::byte* target = static_cast<std::byte*>(view.data) +
-                                       static_cast<size_t>(tensor.offset) * size_of(view.dtype);
-                   convert_elements(dtype, bytes.data(), view.dtype, target,
-                                    tensor.shape.elements());
-                   require_finite(folder, tensor, view.dtype, target);
-                 }
+                 const auto target = targets.find(tensor.parameter);
+                 if (target == targets.end()) return;  // another rank's
+                 load_tensor(folder, tensor, dtype, bytes, target->second, storage);
                });
+  for (const auto& [number, target] : targets) {
+    TROUPE_CHECK(target.written == target.parameter->slice.elements(),
+                 "a parameter was not filled exactly once");
+  }
 }
 
-void read_hf_tensors(const std::string& folder, const ModelConfig& config, const ModelState& state,
+void read_hf_tensors(const std::string& folder, const ModelConfig& config,
                      const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
   std::vector<double> data;
-  visit_folder(folder, config, state,
+  visit_folder(folder, config,
                [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
                  data.resize(static_cast<size_t>(tensor.shape.elements()));
                  convert_elements(dtype, bytes.data(), DType::f64, data.data(),
@@ -258,8 +296,9 @@ void read_hf_tensors(const std::string& folder, const ModelConfig& config, const
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
                    const StateStorage& storage, uint64_t max_shard_bytes) {
   const std::string config_json = write_hf_config(config);  // first: it may refuse
-  const std::vector<HfTensor> tensors = hf_tensors(config, state);
-  const DType dtype = (*state.table)[state.parameters.front().value].dtype;
+  TROUPE_CHECK(state.part.layout().world_size() == 1, "only a whole model is written");
+  const std::vector<HfTensor> tensors = hf_tensors(config);
+  const DType dtype = state.dtype;
   std::vector<TensorSpec> specs;
   for (const HfTensor& tensor : tensors) {
     specs.push_back({tensor.name, to_file_dtype(dtype), extents_of(tensor.shape)});

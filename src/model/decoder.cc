@@ -7,6 +7,7 @@
 #include "model/feed_forward.h"
 #include "model/random_place.h"
 #include "model/tensor_parallel.h"
+#include "ops/add/add.h"
 #include "ops/all_gather/all_gather.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dropout/dropout.h"
@@ -19,13 +20,13 @@
 
 namespace troupe {
 
-BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_labels,
-                          DType accumulation) {
+BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_tokens,
+                          bool with_labels, DType accumulation) {
   const int64_t tokens = static_cast<int64_t>(batch) * sequence;
   BatchValues values;
   values.batch = batch;
   values.sequence = sequence;
-  values.tokens = builder.input("tokens", DType::i32, {tokens});
+  if (with_tokens) values.tokens = builder.input("tokens", DType::i32, {tokens});
   if (with_labels) {
     values.labels = builder.input("labels", DType::i32, {tokens});
     values.mask = builder.input("mask", accumulation, {tokens});
@@ -128,6 +129,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
   const auto parameter = [&](ParameterKind kind, int32_t layer = -1) {
     return builder.state(state.find(kind, layer));
   };
+  const PipelineStage& stage = state.part.stage(options.chunk);
   ForwardResult result;
 
   const auto drop = [&](ValueId value, RandomPlace place, int32_t layer) {
@@ -142,8 +144,10 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
   };
 
   // `residual` is the stream up to the last norm, `branch` what is still to be added to it.
-  ValueId residual = drop(build_embedding(builder, config, state, batch.tokens),
-                          RandomPlace::embedding_dropout, -1);
+  ValueId residual = stage.embedding
+                         ? drop(build_embedding(builder, config, state, batch.tokens),
+                                RandomPlace::embedding_dropout, -1)
+                         : options.input;
   ValueId branch;
   const auto add_and_norm = [&](ParameterKind kind, ParameterKind bias, int32_t layer,
                                 const std::string& name) {
@@ -167,7 +171,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
     return done.normalized;
   };
 
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
     builder.place.layer = static_cast<int16_t>(layer);
     const ValueId attention_input = add_and_norm(
         ParameterKind::input_norm, ParameterKind::input_norm_bias, layer, "attention_in");
@@ -181,6 +185,11 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
                       ? build_moe(builder, config, state, layer, batch, ffn_input, options, result)
                       : build_dense_mlp(builder, config, state, layer, ffn_input),
                   RandomPlace::feed_forward_branch_dropout, layer);
+  }
+  if (!stage.loss) {
+    result.output = branch.valid() ? add(builder, residual, branch, "stage_out") : residual;
+    builder.place.layer = -1;
+    return result;
   }
   builder.place.layer = -1;
 

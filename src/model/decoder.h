@@ -1,5 +1,6 @@
 // Builds the forward pass of a decoder: embedding, layers of attention and experts (or a dense
-// MLP), final norm, head and loss. One call emits one micro-batch into a program.
+// MLP), final norm, head and loss. One call emits what one stage of the pipeline does for one
+// micro-batch; without a pipeline that is everything.
 //
 // Residual stream: pre-norm. Each layer's additions are fused with the norm that follows them.
 // Activations are [tokens, hidden] with the tokens of one sequence in consecutive rows.
@@ -21,15 +22,17 @@ namespace troupe {
 // its tp group have of each.
 struct BatchValues {
   int32_t batch = 0;
-  int32_t sequence = 0;  // rows of each sequence
-  ValueId tokens;        // i32 [batch * sequence]
-  ValueId labels;        // i32 [batch * sequence]; invalid: no loss is built
-  ValueId mask;          // accumulation dtype [batch * sequence]: weight of each token in the loss
+  int32_t sequence = 0;        // rows of each sequence
+  SequenceChunks chunks = {};  // which ones
+  ValueId tokens;              // i32 [batch * sequence]; invalid: nothing is embedded
+  ValueId labels;              // i32 [batch * sequence]; invalid: no loss is built
+  ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
 };
 
-// Declares the inputs of one micro-batch. `accumulation` is the accumulation dtype of the model.
-BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_labels,
-                          DType accumulation);
+// Declares the inputs of one micro-batch that are wanted. `accumulation` is the accumulation dtype
+// of the model.
+BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_tokens,
+                          bool with_labels, DType accumulation);
 
 // What is minimised beside the cross-entropy, each a mean over micro-batches.
 enum class AuxiliaryLossKind : uint8_t {
@@ -47,6 +50,10 @@ inline constexpr AuxiliaryLossKind kAuxiliaryLossKinds[] = {
     AuxiliaryLossKind::global_load_balancing, AuxiliaryLossKind::z};
 
 struct ForwardResult {
+  // Of a stage without loss: the residual stream [tokens, hidden] for the next stage, nothing left
+  // to be added to it. Of a stage without embedding and layers it is the input itself.
+  ValueId output;
+  // Of the stage with the loss:
   ValueId logits;  // [tokens, vocab]
   // [1] mean cross-entropy of the micro-batch, nats per token; of a rank of cp its part of the
   // mean. Invalid without labels.
@@ -72,11 +79,11 @@ struct ForwardResult {
 
 // How a forward pass is to be built.
 struct ForwardOptions {
+  int32_t chunk = 0;   // which of the rank's stages
+  ValueId input = {};  // the residual stream from the stage before; unless the stage embeds tokens
   bool training = false;    // adds auxiliary losses, dropout, jitter
   int32_t micro_batch = 0;  // its number in the step, over all ranks: what is drawn or counted does
                             // not depend on who runs it
-  // Ranks that run other micro-batches at the same time, in the order of their numbers.
-  int32_t data_parallel_size = 1;
   // How tokens reach experts of other ranks.
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   // How attention reaches the rows of each sequence that other ranks have.
@@ -101,7 +108,7 @@ ValueId build_rope_table(Builder& builder, const ModelConfig& config, const Mode
 // Does training draw random numbers (dropout, jitter, random routing)?
 bool draws_random_numbers(const ModelConfig& config);
 
-// Emits the forward pass.
+// Emits the forward pass of one stage.
 ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
                             ValueId rope_table, const BatchValues& batch,
                             const ForwardOptions& options);

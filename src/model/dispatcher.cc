@@ -1,8 +1,15 @@
 #include "model/dispatcher.h"
 
+#include <algorithm>
+#include <array>
+#include <vector>
+
 #include "base/error.h"
 #include "ops/all_gather/all_gather.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
+#include "ops/exchange_rows/exchange_rows.h"
 #include "ops/local_experts/local_experts.h"
+#include "ops/push_rows/push_rows.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 
 namespace troupe {
@@ -43,6 +50,79 @@ class AllGatherDispatcher : public Dispatcher {
   const LocalExpertsAttributes local_;
 };
 
+class AllToAllDispatcher : public Dispatcher {
+ public:
+  AllToAllDispatcher(Builder& builder, const DispatchPlanAttributes& plan,
+                     const LocalExpertsAttributes& local)
+      : builder_(builder), plan_(plan), local_(local) {}
+
+  DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) override {
+    const auto top_k = static_cast<int32_t>(builder_.value(experts).shape[1]);
+    exchange_ = exchange_counts(
+        builder_, dispatch_plan(builder_, experts, plan_, "dispatch"),
+        {.group = kDispatchGroup, .copies = std::min(plan_.ranks(), top_k * plan_.slices)},
+        "received");
+    DispatchedTokens tokens;
+    tokens.rows = send_rows(builder_, rows, exchange_, "received_tokens");
+    tokens.probabilities = send_rows(builder_, probabilities, exchange_, "received_router_weights");
+    const ValueId chosen = send_rows(builder_, experts, exchange_, "received_chosen");
+    tokens.experts = local_experts(builder_, chosen, {}, local_, "local_experts");
+    return tokens;
+  }
+  ValueId collect(ValueId partial) override {
+    return return_rows(builder_, partial, exchange_, "moe_sum");
+  }
+
+ private:
+  Builder& builder_;
+  const DispatchPlanAttributes plan_;
+  const LocalExpertsAttributes local_;
+  RowExchange exchange_;
+};
+
+class FlexDispatcher : public Dispatcher {
+ public:
+  FlexDispatcher(Builder& builder, const DispatchPlanAttributes& plan,
+                 const LocalExpertsAttributes& local)
+      : builder_(builder), attributes_(plan), local_(local) {}
+
+  DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) override {
+    plan_ = dispatch_plan(builder_, experts, attributes_, "dispatch");
+    const std::array tensors = {rows, probabilities, experts};
+    const PushedRows pushed =
+        push_rows(builder_, tensors, plan_, {.group = kDispatchGroup}, "pushed");
+    received_ = pushed.received;
+    return {.rows = pushed.rows[0],
+            .probabilities = pushed.rows[1],
+            .experts = local_experts(builder_, pushed.rows[2], received_, local_, "local_experts")};
+  }
+  ValueId collect(ValueId partial) override {
+    return push_rows_back(builder_, partial, plan_, received_, {.group = kDispatchGroup},
+                          "moe_sum");
+  }
+
+ private:
+  Builder& builder_;
+  const DispatchPlanAttributes attributes_;
+  const LocalExpertsAttributes local_;
+  DispatchPlan plan_;
+  ValueId received_;
+};
+
+// The members of a dispatch group, in ascending order, by what they hold.
+DispatchPlanAttributes plan_of(const ModelConfig& config, const ModelPart& part) {
+  const Layout& layout = part.layout();
+  DispatchPlanAttributes plan{
+      .experts = config.num_experts, .parts = layout.ep(), .slices = layout.etp()};
+  const std::vector<int32_t> members = layout.members(kDispatchGroup, part.rank);
+  // Of two members that follow each other, either the slice or the experts are the same.
+  const bool slices_first =
+      plan.slices > 1 && layout.expert_place(members[0]).ep == layout.expert_place(members[1]).ep;
+  plan.part_stride = slices_first ? plan.slices : 1;
+  plan.slice_stride = slices_first ? 1 : plan.parts;
+  return plan;
+}
+
 }  // namespace
 
 std::string_view name_of(TokenDispatcher dispatcher) {
@@ -70,8 +150,10 @@ std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig&
   switch (kind) {
     case TokenDispatcher::allgather:
       return std::make_unique<AllGatherDispatcher>(builder, ranks, local);
-    default:
-      break;
+    case TokenDispatcher::alltoall:
+      return std::make_unique<AllToAllDispatcher>(builder, plan_of(config, part), local);
+    case TokenDispatcher::flex:
+      return std::make_unique<FlexDispatcher>(builder, plan_of(config, part), local);
   }
   TROUPE_CHECK(false, "a dispatcher");
   return nullptr;

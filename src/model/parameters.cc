@@ -167,6 +167,36 @@ const Parameter& ModelState::get(ParameterKind kind, int32_t layer) const {
   return parameters.front();
 }
 
+std::vector<SliceRun> runs_of(const ParameterSlice& slice, const Shape& whole) {
+  // The last dimensions that are held in full belong to every run; the one before them ends it.
+  const auto rank = static_cast<size_t>(whole.rank());
+  size_t last = rank;
+  int64_t inner = 1;
+  while (last > 0) {
+    --last;
+    const auto& ranges = slice.ranges[last];
+    const int64_t extent = whole[static_cast<int>(last)];
+    if (last == 0 || ranges.size() != 1 || !(ranges[0] == IndexRange{0, extent})) break;
+    inner *= extent;
+  }
+  std::vector<SliceRun> runs;
+  int64_t own = 0;
+  const auto walk = [&](const auto& self, size_t dimension, int64_t before) -> void {
+    const int64_t base = before * whole[static_cast<int>(dimension)];
+    for (const IndexRange& range : slice.ranges[dimension]) {
+      if (dimension == last) {
+        const int64_t elements = (range.end - range.begin) * inner;
+        if (elements > 0) runs.push_back({(base + range.begin) * inner, own, elements});
+        own += elements;
+        continue;
+      }
+      for (int64_t i = range.begin; i < range.end; ++i) self(self, dimension + 1, base + i);
+    }
+  };
+  walk(walk, 0, 0);
+  return runs;
+}
+
 StateId ModelState::find(ParameterKind kind, int32_t layer) const {
   for (const Parameter& parameter : parameters) {
     if (parameter.kind == kind && parameter.layer == layer) return parameter.value;

@@ -73,6 +73,16 @@ struct SlicePiece {
 // The slice as few pieces, in the order of the rank's memory.
 std::vector<SlicePiece> pieces_of(const ParameterSlice& slice);
 
+// A stretch of a slice that is one stretch of the whole tensor, too, in row-major order.
+struct SliceRun {
+  int64_t whole = 0;  // its first element in the whole tensor
+  int64_t own = 0;    // and in the slice
+  int64_t elements = 0;
+};
+
+// The slice of a tensor of shape `whole` as few such stretches, ascending in both orders.
+std::vector<SliceRun> runs_of(const ParameterSlice& slice, const Shape& whole);
+
 struct Parameter {
   ParameterKind kind;
   int32_t layer = -1;

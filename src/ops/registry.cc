@@ -15,9 +15,11 @@
 #include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
 #include "ops/exchange_heads/exchange_heads.h"
+#include "ops/exchange_rows/exchange_rows.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
 #include "ops/fill/fill.h"
@@ -30,7 +32,9 @@
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/local_experts/local_experts.h"
 #include "ops/permute/permute.h"
+#include "ops/pipeline_message/pipeline_message.h"
 #include "ops/prefix_sum/prefix_sum.h"
+#include "ops/push_rows/push_rows.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/random_logits/random_logits.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
@@ -70,12 +74,17 @@ constexpr std::array kOperations = {
     &kCrossEntropyGradient,
     &kCrossEntropyOfParts,
     &kCrossEntropyPart,
+    &kDispatchPlan,
     &kDropout,
     &kEmbedding,
     &kEmbeddingWeightGradient,
+    &kExchangeCounts,
+    &kSendRows,
+    &kReturnRows,
     &kExpertBiasUpdate,
     &kExpertCapacity,
     &kFill,
+    &kFinishSend,
     &kSquaredNorm,
     &kClipCoefficient,
     &kGroupedBias,
@@ -100,12 +109,15 @@ constexpr std::array kOperations = {
     &kLocalExperts,
     &kPermute,
     &kPrefixSum,
+    &kPushRows,
+    &kPushRowsBack,
     &kQkNorm,
     &kQkNormGradient,
     &kQkNormWeightGradient,
     &kQkSquares,
     &kQkSquaresGradient,
     &kRandomLogits,
+    &kReceive,
     &kReduceScatter,
     &kRingAttention,
     &kRingAttentionGradient,
@@ -120,6 +132,7 @@ constexpr std::array kOperations = {
     &kRouterTopkGradient,
     &kRouterZLoss,
     &kRouterZLossGradient,
+    &kSend,
     &kSequenceToHeads,
     &kShiftIds,
     &kSinkhornTopk,

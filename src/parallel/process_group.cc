@@ -90,7 +90,7 @@ void sum_share(size_t sources, const Source& source, size_t results, const Resul
 // What one rank shows the others of its group during a call.
 struct Shown {
   std::span<const TensorView> tensors;
-  std::span<const Block> sent;
+  std::span<const Block> sent;  // or its windows
 };
 
 }  // namespace
@@ -238,6 +238,14 @@ class ProcessGroup::Room::Member : public Communicator {
     }
     room_.end(place_);
   }
+
+  void open(const CollectiveCall& call, std::span<const Block> windows) override {
+    room_.begin(place_, call, {.tensors = {}, .sent = windows});
+  }
+  const Block& window(int member, size_t which) const override {
+    return room_.shown(static_cast<size_t>(member)).sent[which];
+  }
+  void close() override { room_.end(place_); }
 
   void prefix_sum(const CollectiveCall& call, const TensorView& own, const TensorView& running,
                   const TensorView& total) override {

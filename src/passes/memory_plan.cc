@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "program/op_spec.h"
@@ -142,55 +144,205 @@ Placement place_blocks(const std::vector<Block>& blocks) {
   return best;
 }
 
-// The program cut into maximal runs of operations of one micro-batch. Returns for each operation
-// the first operation of its run.
+// The program cut into runs of operations of one stage and micro-batch, one after the other.
+// Returns for each operation the number of its run. A message that stands between operations of
+// other micro-batches belongs to their run.
 std::vector<int32_t> find_runs(const Program& program) {
-  std::vector<int32_t> start(static_cast<size_t>(program.op_count()));
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const bool continues =
-        index > 0 && program.op(index).place.micro_batch == program.op(index - 1).place.micro_batch;
-    start[static_cast<size_t>(index)] = continues ? start[static_cast<size_t>(index - 1)] : index;
+  const auto same = [&](int32_t a, int32_t b) {
+    const Place& x = program.op(a).place;
+    const Place& y = program.op(b).place;
+    return x.micro_batch == y.micro_batch && x.chunk == y.chunk;
+  };
+  std::vector<int32_t> run(static_cast<size_t>(program.op_count()));
+  // The next operation that is no communication, of all that lie behind.
+  std::vector<int32_t> next(run.size());
+  int32_t computing = program.op_count();
+  for (int32_t index = program.op_count() - 1; index >= 0; --index) {
+    if (program.op(index).place.queue != Queue::communication) computing = index;
+    next[static_cast<size_t>(index)] = computing;
   }
-  return start;
+  int32_t number = 0;
+  int32_t member = 0;  // an operation whose place is that of the run
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const int32_t behind = next[static_cast<size_t>(index)];
+    const bool is_guest = behind != index && (behind == program.op_count() || !same(index, behind));
+    if (!is_guest && !same(index, member)) {
+      ++number;
+      member = index;
+    }
+    run[static_cast<size_t>(index)] = number;
+  }
+  return run;
+}
+
+// Values that are stored together.
+struct Bundle {
+  int32_t first = 0;  // operations
+  int32_t last = 0;
+  uint64_t bytes = 0;
+  std::vector<ValueId> values;
+  std::vector<uint64_t> offsets;  // of the values within the bundle
+};
+
+// Counts time in the operations at which something of the run begins or ends: what else stands
+// between them makes no difference.
+void compress_times(std::vector<Block>& blocks) {
+  std::vector<int32_t> times;
+  for (const Block& block : blocks) {
+    times.push_back(block.first);
+    times.push_back(block.last);
+  }
+  std::sort(times.begin(), times.end());
+  times.erase(std::unique(times.begin(), times.end()), times.end());
+  const auto number = [&](int32_t time) {
+    return static_cast<int32_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
+  };
+  for (Block& block : blocks) {
+    block.first = number(block.first);
+    block.last = number(block.last);
+  }
+}
+
+// Two kinds of bundles: the values that live within one run, which reuse each other's memory, and
+// those that live from one run into another, the same for all of them.
+std::vector<Bundle> bundle_values(const Program& program, const std::vector<Lifetime>& lifetimes) {
+  const std::vector<int32_t> run = find_runs(program);
+  std::map<std::tuple<int32_t, int32_t, bool>, Bundle> bundles;
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
+    if (!is_transient(program.value(ValueId{i})) || lifetime.root != ValueId{i}) continue;
+    const int32_t first_run = run[static_cast<size_t>(lifetime.first)];
+    const int32_t last_run = run[static_cast<size_t>(lifetime.last)];
+    // What weight gradients need is a bundle of its own even where they are not put off: then it is
+    // as large as that of other micro-batches.
+    const bool of_weights =
+        first_run != last_run && program.op(lifetime.last).place.phase == Phase::weight_gradient;
+    Bundle& bundle = bundles[{first_run, last_run, of_weights}];
+    const bool is_new = bundle.values.empty();
+    bundle.first = is_new ? lifetime.first : std::min(bundle.first, lifetime.first);
+    bundle.last = is_new ? lifetime.last : std::max(bundle.last, lifetime.last);
+    bundle.values.push_back(ValueId{i});
+  }
+  std::map<std::vector<Block>, Placement> known;
+  std::vector<Bundle> list;
+  for (auto& [key, bundle] : bundles) {
+    const bool within_a_run = std::get<0>(key) == std::get<1>(key);
+    std::vector<Block> blocks;
+    blocks.reserve(bundle.values.size());
+    for (const ValueId id : bundle.values) {
+      const Lifetime& lifetime = lifetimes[static_cast<size_t>(id.index)];
+      const uint64_t bytes = align(program.value(id).bytes());
+      blocks.push_back({lifetime.first, lifetime.last, bytes});
+      bundle.offsets.push_back(bundle.bytes);
+      if (!within_a_run) bundle.bytes += bytes;
+    }
+    if (within_a_run) {
+      compress_times(blocks);
+      auto found = known.find(blocks);
+      if (found == known.end()) found = known.emplace(blocks, place_blocks(blocks)).first;
+      bundle.offsets = found->second.offsets;
+      bundle.bytes = found->second.height;
+    }
+    list.push_back(std::move(bundle));
+  }
+  return list;
+}
+
+// Memory for bundles of one size that are not live at the same time.
+struct Slot {
+  uint64_t bytes = 0;
+  std::vector<int32_t> bundles;  // one after the other
+};
+
+// As many slots of each size as bundles of that size are live at once, whatever the number of
+// micro-batches: those of one stage take turns, and so do stages that look alike.
+std::vector<Slot> assign_slots(const std::vector<Bundle>& bundles) {
+  std::vector<int32_t> order(bundles.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto at = [&](int32_t i) -> const Bundle& { return bundles[static_cast<size_t>(i)]; };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return at(a).first < at(b).first; });
+  std::vector<Slot> slots;
+  struct Pool {
+    std::set<size_t> free;                 // slots
+    std::multimap<int32_t, size_t> taken;  // by the last operation
+  };
+  std::map<uint64_t, Pool> pools;
+  for (const int32_t i : order) {
+    Pool& pool = pools[at(i).bytes];
+    while (!pool.taken.empty() && pool.taken.begin()->first < at(i).first) {
+      pool.free.insert(pool.taken.begin()->second);
+      pool.taken.erase(pool.taken.begin());
+    }
+    if (pool.free.empty()) {
+      pool.free.insert(slots.size());
+      slots.push_back({at(i).bytes, {}});
+    }
+    const size_t slot = *pool.free.begin();
+    pool.free.erase(pool.free.begin());
+    pool.taken.emplace(at(i).last, slot);
+    slots[slot].bundles.push_back(i);
+  }
+  return slots;
+}
+
+// Is ever something live in both?
+bool overlap(const Slot& a, const Slot& b, const std::vector<Bundle>& bundles) {
+  size_t i = 0;
+  size_t j = 0;
+  while (i < a.bundles.size() && j < b.bundles.size()) {
+    const Bundle& x = bundles[static_cast<size_t>(a.bundles[i])];
+    const Bundle& y = bundles[static_cast<size_t>(b.bundles[j])];
+    if (x.last < y.first) {
+      ++i;
+    } else if (y.last < x.first) {
+      ++j;
+    } else {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Gives slots addresses, the largest first, each the lowest that is free whenever it is used.
+// Returns the offset of each bundle.
+std::vector<uint64_t> place_slots(std::vector<Slot> slots, const std::vector<Bundle>& bundles) {
+  std::stable_sort(slots.begin(), slots.end(),
+                   [](const Slot& a, const Slot& b) { return a.bytes > b.bytes; });
+  std::vector<uint64_t> offsets(bundles.size());
+  struct Placed {
+    uint64_t begin;
+    size_t slot;
+  };
+  std::vector<Placed> placed;  // by ascending address
+  for (size_t i = 0; i < slots.size(); ++i) {
+    uint64_t address = 0;
+    for (const Placed& other : placed) {
+      if (other.begin + slots[other.slot].bytes <= address) continue;
+      if (!overlap(slots[i], slots[other.slot], bundles)) continue;
+      if (address + slots[i].bytes <= other.begin) break;
+      address = other.begin + slots[other.slot].bytes;
+    }
+    for (const int32_t bundle : slots[i].bundles) offsets[static_cast<size_t>(bundle)] = address;
+    const auto position =
+        std::upper_bound(placed.begin(), placed.end(), address,
+                         [](uint64_t value, const Placed& other) { return value < other.begin; });
+    placed.insert(position, {address, i});
+  }
+  return offsets;
 }
 
 void place_transients(const Program& program, const std::vector<Lifetime>& lifetimes,
                       MemoryPlan& plan) {
-  const std::vector<int32_t> run_start = find_runs(program);
-  uint64_t long_lived = 0;
-  std::map<int32_t, std::vector<ValueId>> values_of_run;
-  for (int32_t i = 0; i < program.value_count(); ++i) {
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
-    if (!is_transient(program.value(ValueId{i})) || lifetime.root != ValueId{i}) continue;
-    const int32_t run = run_start[static_cast<size_t>(lifetime.first)];
-    if (run == run_start[static_cast<size_t>(lifetime.last)]) {
-      values_of_run[run].push_back(ValueId{i});
-    } else {
-      plan.offset[static_cast<size_t>(i)] = long_lived;
-      long_lived += align(program.value(ValueId{i}).bytes());
+  const std::vector<Bundle> bundles = bundle_values(program, lifetimes);
+  const std::vector<uint64_t> offsets = place_slots(assign_slots(bundles), bundles);
+  for (size_t i = 0; i < bundles.size(); ++i) {
+    const Bundle& bundle = bundles[i];
+    for (size_t j = 0; j < bundle.values.size(); ++j) {
+      plan.offset[static_cast<size_t>(bundle.values[j].index)] = offsets[i] + bundle.offsets[j];
     }
+    plan.transient_bytes = std::max(plan.transient_bytes, offsets[i] + bundle.bytes);
   }
-
-  std::map<std::vector<Block>, Placement> known;
-  uint64_t highest = 0;
-  for (const auto& [run, values] : values_of_run) {
-    std::vector<Block> blocks;
-    blocks.reserve(values.size());
-    for (const ValueId id : values) {
-      const Lifetime& lifetime = lifetimes[static_cast<size_t>(id.index)];
-      blocks.push_back(
-          {lifetime.first - run, lifetime.last - run, align(program.value(id).bytes())});
-    }
-    auto found = known.find(blocks);
-    if (found == known.end()) found = known.emplace(blocks, place_blocks(blocks)).first;
-    const Placement& placement = found->second;
-    for (size_t i = 0; i < values.size(); ++i) {
-      plan.offset[static_cast<size_t>(values[i].index)] = long_lived + placement.offsets[i];
-    }
-    highest = std::max(highest, placement.height);
-  }
-  plan.transient_bytes = long_lived + highest;
-
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const ValueId root = lifetimes[static_cast<size_t>(i)].root;
     if (root.valid() && is_transient(program.value(root))) {
@@ -305,40 +457,53 @@ MemoryPlan plan_oracle(const Program& program, int threads) {
 
 void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
   std::vector<Lifetime> lifetimes = find_lifetimes(program);
-  std::vector<std::vector<ValueId>> begins(static_cast<size_t>(program.op_count()));
+  const auto ops = static_cast<size_t>(program.op_count());
+  std::vector<std::vector<ValueId>> begins(ops);
+  std::vector<std::vector<ValueId>> ends(ops);
+  const auto begin_of = [&](ValueId id) { return plan.offset[static_cast<size_t>(id.index)]; };
+  const auto end_of = [&](ValueId id) { return begin_of(id) + program.value(id).bytes(); };
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
     const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
     if (!is_transient(value) || !lifetime.root.valid()) continue;
     TROUPE_CHECK(plan.offset[static_cast<size_t>(i)] + align(value.bytes()) <= plan.transient_bytes,
                  value.name + " lies outside the transient arena");
+    if (value.bytes() == 0) continue;  // overlaps nothing
     begins[static_cast<size_t>(lifetime.first)].push_back(ValueId{i});
+    ends[static_cast<size_t>(lifetime.last)].push_back(ValueId{i});
   }
-  // Values that are live while the current operation runs, by address.
+  // Values that are live while the current operation runs, by address. They overlap nothing but
+  // the operand over which a result is stored, which begins where the result does: whatever a new
+  // value overlaps, it overlaps one that begins within it or the nearest that begin before.
   std::map<std::pair<uint64_t, int32_t>, ValueId> live;
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Op& op = program.op(index);
-    std::erase_if(live, [&](const auto& entry) {
-      return lifetimes[static_cast<size_t>(entry.second.index)].last < index;
-    });
+  for (size_t index = 0; index < ops; ++index) {
+    const Op& op = program.op(static_cast<int32_t>(index));
     const OpSpec::InPlace pair = op.spec->in_place;
-    for (const ValueId id : begins[static_cast<size_t>(index)]) {
-      const uint64_t begin = plan.offset[static_cast<size_t>(id.index)];
-      const uint64_t end = begin + program.value(id).bytes();
-      for (const auto& [key, other] : live) {
-        const uint64_t other_begin = key.first;
-        const uint64_t other_end = other_begin + program.value(other).bytes();
-        if (end <= other_begin || other_end <= begin) continue;
-        const bool stored_over_operand =
-            pair.output >= 0 && program.outputs(op)[static_cast<size_t>(pair.output)] == id &&
-            program.inputs(op)[static_cast<size_t>(pair.input)] == other && begin == other_begin &&
-            lifetimes[static_cast<size_t>(other.index)].last == index;
-        TROUPE_CHECK(stored_over_operand, program.value(id).name + " overlaps " +
-                                              program.value(other).name + " at operation " +
-                                              std::to_string(index));
+    const auto check = [&](ValueId id, ValueId other) {
+      if (end_of(id) <= begin_of(other) || end_of(other) <= begin_of(id)) return;
+      const bool stored_over_operand =
+          pair.output >= 0 && program.outputs(op)[static_cast<size_t>(pair.output)] == id &&
+          program.inputs(op)[static_cast<size_t>(pair.input)] == other &&
+          begin_of(id) == begin_of(other) &&
+          lifetimes[static_cast<size_t>(other.index)].last == static_cast<int32_t>(index);
+      TROUPE_CHECK(stored_over_operand, program.value(id).name + " overlaps " +
+                                            program.value(other).name + " at operation " +
+                                            std::to_string(index));
+    };
+    for (const ValueId id : begins[index]) {
+      const auto behind = live.lower_bound({begin_of(id), 0});
+      for (auto next = behind; next != live.end() && next->first.first < end_of(id); ++next) {
+        check(id, next->second);
       }
-      live.emplace(std::pair{begin, id.index}, id);
+      if (behind != live.begin()) {
+        const uint64_t nearest = std::prev(behind)->first.first;
+        for (auto before = live.lower_bound({nearest, 0}); before != behind; ++before) {
+          check(id, before->second);
+        }
+      }
+      live.emplace(std::pair{begin_of(id), id.index}, id);
     }
+    for (const ValueId id : ends[index]) live.erase({begin_of(id), id.index});
   }
 }
 

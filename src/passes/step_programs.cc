@@ -1,11 +1,17 @@
 #include "passes/step_programs.h"
 
+#include <algorithm>
+#include <deque>
+#include <set>
+#include <utility>
+
 #include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "passes/autodiff.h"
+#include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
 
 namespace troupe {
@@ -29,80 +35,134 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   return layers;
 }
 
-// Adds what this rank measured of one micro-batch to the step's metrics, so that the sum over all
-// ranks counts everything once: the ranks of a tp group have the same loss, and of means over the
-// tokens each has its part.
+// The step's metrics, which micro-batches add to. The first contribution stores.
+class MetricSums {
+ public:
+  explicit MetricSums(Builder& builder) : builder_(builder) {}
+
+  void add(ValueId metric, ValueId value, double weight) {
+    accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second);
+  }
+
+  // For what other ranks contribute to and this one does not.
+  void add_nothing(ValueId metric) {
+    if (written_.contains(metric.index)) return;
+    const Shape shape = builder_.value(metric).shape;
+    add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
+  }
+
+ private:
+  Builder& builder_;
+  std::set<int32_t> written_;
+};
+
+// Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
+// sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of
+// means over the tokens each has its part.
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
                         const ForwardResult& forward, ValueId loss,
-                        const std::vector<LayerMetrics>& layers, bool first, double share) {
+                        const std::vector<LayerMetrics>& layers, MetricSums& sums, double share) {
   const Layout& layout = part.layout();
   const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
-  accumulate(builder, loss, forward.loss, part.dense().tp == 0 ? share : 0, first);
+  if (forward.loss.valid()) sums.add(loss, forward.loss, part.dense().tp == 0 ? share : 0);
   const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {
     builder.place.layer = static_cast<int16_t>(metrics.layer);
     for (const auto& router : forward.routers) {
       if (router.layer != metrics.layer) continue;
-      accumulate(builder, metrics.counts, router.counts, 1.0, first);
-      accumulate(builder, metrics.entropy, router.entropy, token_share, first);
+      sums.add(metrics.counts, router.counts, 1.0);
+      sums.add(metrics.entropy, router.entropy, token_share);
     }
     for (const auto& auxiliary : forward.auxiliary_losses) {
       if (auxiliary.layer != metrics.layer) continue;
       for (const LayerMetrics::Loss& target : metrics.losses) {
         if (target.kind != auxiliary.kind) continue;
-        accumulate(builder, target.value, auxiliary.value,
-                   share / coefficient_of(auxiliary.kind, config), first);
+        sums.add(target.value, auxiliary.value, share / coefficient_of(auxiliary.kind, config));
       }
     }
   }
   builder.place = caller_place;
 }
 
-// Tokens of a micro-batch that this rank's routers see, of `rows` in each of `batch` sequences.
-int64_t router_tokens(const ModelPart& part, int32_t batch, int32_t rows) {
-  return int64_t{batch} * rows / (part.sequence_parallel() ? part.layout().tp() : 1);
+// Which of a rank's stages, of those that it has at all.
+template <class Predicate>
+bool has_stage(const ModelPart& part, const Predicate& predicate) {
+  for (int32_t chunk = 0; chunk < part.partition().chunks; ++chunk) {
+    if (predicate(part.stage(chunk))) return true;
+  }
+  return false;
+}
+
+bool has_layer(const ModelPart& part, int32_t layer) {
+  return part.partition().rank_of_layer(layer) == part.dense().pp;
+}
+
+// Rows of each sequence that this rank and those of its tp group have.
+int32_t rows_of_sequence(const ModelPart& part, int32_t sequence) {
+  return sequence / part.layout().cp();
+}
+
+// The inputs of one micro-batch that this rank's stages use.
+BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t batch,
+                             int32_t sequence, bool with_labels, DType accumulation) {
+  const bool embeds = has_stage(part, [](const PipelineStage& stage) { return stage.embedding; });
+  const bool has_loss = has_stage(part, [](const PipelineStage& stage) { return stage.loss; });
+  BatchValues values = declare_batch(builder, batch, rows_of_sequence(part, sequence), embeds,
+                                     with_labels && has_loss, accumulation);
+  values.chunks = chunks_of(part);
+  return values;
+}
+
+// The residual stream of one micro-batch, as stages hand it on.
+Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
+                   int32_t sequence) {
+  const int64_t tokens = int64_t{batch} * rows_of_sequence(part, sequence);
+  return {part.sequence_parallel() ? tokens / part.layout().tp() : tokens, config.hidden_size};
 }
 
 // The experts that one micro-batch must use, as inputs, by layer. Empty when it chooses by itself.
-std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config, int64_t tokens,
-                                        RoutingTrace trace) {
+std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config,
+                                        const ModelPart& part, int64_t tokens, RoutingTrace trace) {
   if (trace != RoutingTrace::replayed) return {};
   std::vector<ValueId> selections(static_cast<size_t>(config.num_layers));
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.is_moe_layer(layer)) continue;
+    if (!config.is_moe_layer(layer) || !has_layer(part, layer)) continue;
     selections[static_cast<size_t>(layer)] =
         builder.input("selected", DType::i32, {tokens, config.moe_router_topk});
   }
   return selections;
 }
 
-// What one micro-batch chose, as results of the program, by layer.
-std::vector<ValueId> record_selections(Program& program, const ModelConfig& config,
-                                       const ForwardResult& forward) {
-  std::vector<ValueId> selections(static_cast<size_t>(config.num_layers));
+// What one stage chose for one micro-batch, as results of the program, by layer.
+void record_selections(Program& program, const ModelConfig& config, const ForwardResult& forward,
+                       std::vector<ValueId>& selections) {
+  selections.resize(static_cast<size_t>(config.num_layers));
   for (const auto& router : forward.routers) {
     program.add_result(router.selected);
     selections[static_cast<size_t>(router.layer)] = router.selected;
   }
-  return selections;
 }
 
-void reduce_over_ranks(Builder& builder, const ModelState& state, const TrainingStep& step) {
-  sum_gradients_over_ranks(builder, state);
-  std::vector<ValueId> metrics = {step.loss};
-  for (const LayerMetrics& layer : step.layers) {
+// Sums metrics over the ranks, each of which has counted what no other has.
+void reduce_metrics(Builder& builder, const ModelState& state, ValueId loss,
+                    const std::vector<LayerMetrics>& layers, MetricSums& sums) {
+  if (state.part.layout().world_size() == 1) return;
+  std::vector<ValueId> metrics;
+  if (loss.valid()) metrics.push_back(loss);
+  for (const LayerMetrics& layer : layers) {
     metrics.push_back(layer.counts);
     metrics.push_back(layer.entropy);
-    for (const LayerMetrics::Loss& loss : layer.losses) metrics.push_back(loss.value);
+    for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
   }
+  if (metrics.empty()) return;
+  for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
 }
 
 void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
                   const TrainingStepOptions& options, TrainingStep& step) {
-  const ValueId norm = squared_gradient_norm(builder, state);
-  const ClipResult clip =
-      clip_coefficient(builder, norm, {.max_norm = options.clip_grad}, "grad_norm");
+  const ClipResult clip = clip_coefficient(builder, squared_gradient_norm(builder, state),
+                                           {.max_norm = options.clip_grad}, "grad_norm");
   step.grad_norm = clip.norm;
   step.skipped = clip.skip;
   const AdamWScalars scalars{.learning_rate = step.learning_rate,
@@ -140,28 +200,272 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
+  const ModelPart& part = state.part;
   const DType wide = accumulation_dtype(state.dtype);
-  const int32_t rows = sequence / state.part.layout().cp();
-  step.batch = declare_batch(builder, batch, rows, with_loss, wide);
+  step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
-  const ValueId rope = build_rope_table(builder, config, state.part, rows, wide);
-  step.selected =
-      declare_selections(builder, config, router_tokens(state.part, batch, rows), trace);
-  const ForwardResult forward =
-      build_forward(builder, config, state, rope, step.batch, {.selected = step.selected});
-  if (trace == RoutingTrace::recorded) {
-    step.selected = record_selections(*step.program, config, forward);
+  const ValueId rope =
+      build_rope_table(builder, config, part, rows_of_sequence(part, sequence), wide);
+  step.selected = declare_selections(builder, config, part,
+                                     stream_shape(config, part, batch, sequence)[0], trace);
+
+  StageMessages messages(builder, state.dtype, stream_shape(config, part, batch, sequence));
+  MetricSums sums(builder);
+  std::vector<ForwardResult> stages;
+  ValueId stream;  // what the last stage before left
+  for (const PipelineWork& work : forward_work(part)) {
+    builder.place = Place{.chunk = static_cast<int16_t>(work.step.chunk)};
+    if (work.step.action == PipelineAction::receive_activation) {
+      stream = messages.receive(work.step.peer, "stage_in");
+    } else if (work.step.action == PipelineAction::send_activation) {
+      messages.send(stream, work.step.peer);
+    } else {
+      stages.push_back(
+          build_forward(builder, config, state, rope, step.batch,
+                        {.chunk = work.step.chunk, .input = stream, .selected = step.selected}));
+      stream = stages.back().output;
+    }
   }
-  if (keep_logits) {
-    step.logits = forward.logits;
-    step.program->add_result(forward.logits);
+  messages.finish_all();
+  builder.place = Place{};
+  for (const ForwardResult& forward : stages) {
+    if (trace == RoutingTrace::recorded) {
+      record_selections(*step.program, config, forward, step.selected);
+    }
+    if (keep_logits && forward.logits.valid()) {
+      step.logits = forward.logits;
+      step.program->add_result(forward.logits);
+    }
+    // Replicas see other samples.
+    if (with_loss) {
+      accumulate_metrics(builder, config, part, forward, step.loss, step.layers, sums,
+                         /*share=*/1.0 / part.layout().dp());
+    }
   }
-  if (with_loss)
-    accumulate_metrics(builder, config, state.part, forward, step.loss, step.layers, /*first=*/true,
-                       /*share=*/1.0);
+  reduce_metrics(builder, state, step.loss, step.layers, sums);
   return step;
 }
+
+// Emits the forward and backward work of one rank, and the messages between.
+class TrainingEmission {
+ public:
+  TrainingEmission(Builder& builder, const ModelConfig& config, const ModelState& state,
+                   const TrainingStepOptions& options, TrainingStep& step)
+      : builder_(builder),
+        config_(config),
+        state_(state),
+        part_(state.part),
+        options_(options),
+        step_(step),
+        wide_(accumulation_dtype(state.dtype)),
+        share_(1.0 / (options.micro_batches * state.part.layout().dp())),
+        rope_(build_rope_table(builder, config, part_, rows_of_sequence(part_, options.sequence),
+                               wide_)),
+        // The step's loss is the mean over the micro-batches of all ranks.
+        d_loss_(fill(builder, share_, wide_, {1}, "d_loss")),
+        messages_(builder, state.dtype,
+                  stream_shape(config, part_, options.micro_batch_size, options.sequence)),
+        sums_(builder),
+        main_gradients_(*state.table),
+        running_counts_(static_cast<size_t>(config.num_layers)),
+        passes_(static_cast<size_t>(options.micro_batches) *
+                static_cast<size_t>(part_.partition().chunks)) {
+    step.micro_batches.resize(static_cast<size_t>(options.micro_batches));
+    step.selected.resize(static_cast<size_t>(options.micro_batches));
+  }
+
+  void emit_all() {
+    for (const PipelineWork& work : training_work(part_, options_.micro_batches)) {
+      const PipelineStep& item = work.step;
+      builder_.place =
+          Place{.chunk = static_cast<int16_t>(item.chunk), .micro_batch = item.micro_batch};
+      for (const int32_t peer : work.finished) messages_.finish(peer);
+      emit(item);
+    }
+    messages_.finish_all();
+    TROUPE_CHECK(held_back_.empty(), "every weight gradient has its turn");
+    for (const Parameter& parameter : state_.parameters) {
+      TROUPE_CHECK(main_gradients_.written[static_cast<size_t>(parameter.gradient.index)],
+                   "no gradient reaches " + (*state_.table)[parameter.value].name);
+    }
+  }
+
+  MetricSums& sums() { return sums_; }
+
+  // Puts weight gradients where the schedule has them, after everything has been emitted.
+  void reorder() {
+    if (moved_) {
+      order_up_to_here();
+      step_.program->select_ops(order_);
+    }
+  }
+
+ private:
+  // What one stage does for one micro-batch.
+  struct Pass {
+    int32_t first = 0;  // the forward operations that are differentiated
+    int32_t last = 0;
+    ValueId input;   // the residual stream; invalid where tokens are embedded
+    ValueId output;  // likewise; invalid in the stage with the loss
+    std::vector<GradientSeed> losses;
+    ValueId d_input;
+    ValueId d_output;
+  };
+
+  Pass& pass(int32_t micro_batch, int32_t chunk) {
+    return passes_[static_cast<size_t>(micro_batch) *
+                       static_cast<size_t>(part_.partition().chunks) +
+                   static_cast<size_t>(chunk)];
+  }
+
+  // The pass of the stage before (-1) or behind (1) it, if it is this rank's own.
+  Pass* neighbour(const PipelineStep& item, int32_t distance) {
+    const PipelinePartition& partition = part_.partition();
+    const int32_t pp = part_.dense().pp;
+    const int32_t stage =
+        stage_at(partition.placement, partition.ranks, {pp, item.chunk}) + distance;
+    if (stage < 0 || stage >= static_cast<int32_t>(partition.stages.size())) return nullptr;
+    const StagePlace place = partition.place_of(stage);
+    return place.rank == pp ? &pass(item.micro_batch, place.chunk) : nullptr;
+  }
+
+  void emit(const PipelineStep& item) {
+    Pass& own = pass(item.micro_batch, item.chunk);
+    switch (item.action) {
+      case PipelineAction::forward:
+        if (const Pass* before = neighbour(item, -1)) own.input = before->output;
+        emit_forward(item, own);
+        break;
+      case PipelineAction::backward:
+      case PipelineAction::data_gradient: {
+        if (const Pass* behind = neighbour(item, 1)) own.d_output = behind->d_input;
+        const int32_t first = builder_.program().op_count();
+        order_up_to_here();
+        emit_backward(own);
+        if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, first);
+        break;
+      }
+      case PipelineAction::weight_gradient:
+        emit_weight_gradients(item);
+        break;
+      case PipelineAction::receive_activation:
+        own.input = messages_.receive(item.peer, "stage_in");
+        break;
+      case PipelineAction::send_activation:
+        messages_.send(own.output, item.peer);
+        break;
+      case PipelineAction::receive_gradient:
+        builder_.place.phase = Phase::data_gradient;
+        own.d_output = messages_.receive(item.peer, "d_stage_out");
+        break;
+      case PipelineAction::send_gradient:
+        builder_.place.phase = Phase::data_gradient;
+        messages_.send(own.d_input, item.peer);
+        break;
+    }
+  }
+
+  void emit_forward(const PipelineStep& item, Pass& own) {
+    const auto number = static_cast<size_t>(item.micro_batch);
+    BatchValues& batch = step_.micro_batches[number];
+    std::vector<ValueId>& selected = step_.selected[number];
+    if (batch.batch == 0) {
+      batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
+                               /*with_labels=*/true, wide_);
+      selected = declare_selections(
+          builder_, config_, part_,
+          stream_shape(config_, part_, options_.micro_batch_size, options_.sequence)[0],
+          options_.routing_trace);
+    }
+    own.first = builder_.program().op_count();
+    const bool replayed = options_.routing_trace == RoutingTrace::replayed;
+    const ForwardResult forward =
+        build_forward(builder_, config_, state_, rope_, batch,
+                      {.chunk = item.chunk,
+                       .input = own.input,
+                       .training = true,
+                       .micro_batch = part_.global_micro_batch(item.micro_batch),
+                       .dispatcher = options_.dispatcher,
+                       .context_exchange = options_.context_exchange,
+                       .seed = options_.seed,
+                       .step = step_.step_number,
+                       .selected = replayed ? selected : std::vector<ValueId>{},
+                       .running_counts = &running_counts_});
+    own.last = builder_.program().op_count();
+    own.output = forward.output;
+    if (forward.loss.valid()) own.losses.push_back({forward.loss, d_loss_});
+    for (const auto& auxiliary : forward.auxiliary_losses) {
+      own.losses.push_back({auxiliary.value, d_loss_});
+    }
+    if (options_.routing_trace == RoutingTrace::recorded) {
+      record_selections(builder_.program(), config_, forward, selected);
+    }
+    accumulate_metrics(builder_, config_, part_, forward, step_.loss, step_.layers, sums_, share_);
+  }
+
+  void emit_backward(Pass& own) {
+    std::vector<GradientSeed> seeds = std::move(own.losses);
+    if (own.output.valid()) seeds.push_back({own.output, own.d_output});
+    std::vector<ValueId> inputs;
+    if (own.input.valid()) inputs.push_back(own.input);
+    const std::vector<ValueId> gradients =
+        append_backward(builder_, own.first, own.last, seeds, inputs, main_gradients_);
+    if (!own.input.valid()) return;
+    own.d_input = gradients[static_cast<size_t>(own.input.index)];
+    TROUPE_CHECK(own.d_input.valid(), "no gradient reaches the stage before");
+  }
+
+  // Puts the operations that were emitted lately into the order of the program.
+  void order_up_to_here() {
+    const int32_t end = builder_.program().op_count();
+    while (ordered_ < end) order_.push_back(ordered_++);
+  }
+
+  // Keeps the weight gradients among the operations from `first` on out of the order.
+  void hold_weight_gradients(const PipelineStep& item, int32_t first) {
+    const Program& program = builder_.program();
+    std::vector<int32_t>& held = held_back_.emplace_back(item, std::vector<int32_t>{}).second;
+    ordered_ = program.op_count();
+    for (int32_t index = first; index < ordered_; ++index) {
+      const bool of_weights = program.op(index).place.phase == Phase::weight_gradient;
+      (of_weights ? held : order_).push_back(index);
+    }
+    moved_ = true;
+  }
+
+  // In the order of the data gradients, which is the one in which they were written down: the first
+  // one stores into a main gradient.
+  void emit_weight_gradients(const PipelineStep& item) {
+    order_up_to_here();
+    TROUPE_CHECK(!held_back_.empty() && held_back_.front().first.chunk == item.chunk &&
+                     held_back_.front().first.micro_batch == item.micro_batch,
+                 "weight gradients have the order of data gradients");
+    const std::vector<int32_t>& held = held_back_.front().second;
+    order_.insert(order_.end(), held.begin(), held.end());
+    held_back_.pop_front();
+  }
+
+  Builder& builder_;
+  const ModelConfig& config_;
+  const ModelState& state_;
+  const ModelPart& part_;
+  const TrainingStepOptions& options_;
+  TrainingStep& step_;
+  const DType wide_;
+  const double share_;
+  const ValueId rope_;
+  const ValueId d_loss_;
+  StageMessages messages_;
+  MetricSums sums_;
+  MainGradients main_gradients_;
+  std::vector<ValueId> running_counts_;
+  std::vector<Pass> passes_;    // by micro-batch and chunk
+  std::vector<int32_t> order_;  // of the program's operations, up to `ordered_`
+  int32_t ordered_ = 0;
+  std::deque<std::pair<PipelineStep, std::vector<int32_t>>> held_back_;
+  bool moved_ = false;
+};
 
 }  // namespace
 
@@ -170,7 +474,6 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   TrainingStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
-  const DType wide = accumulation_dtype(state.dtype);
 
   step.learning_rate = builder.input("learning_rate", DType::f64, {1});
   step.weight_decay = builder.input("weight_decay", DType::f64, {1});
@@ -181,54 +484,13 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   step.loss = builder.metric("loss", DType::f64, {1});
   step.layers = declare_layer_metrics(builder, config, /*training=*/true);
 
-  const int32_t rows = options.sequence / state.part.layout().cp();
-  const ValueId rope = build_rope_table(builder, config, state.part, rows, wide);
-  // The step's loss is the mean over the micro-batches of all ranks.
-  const int32_t data_parallel_size = state.part.layout().dp();
-  const double share = 1.0 / (options.micro_batches * data_parallel_size);
-  const ValueId d_loss = fill(builder, share, wide, {1}, "d_loss");
-
-  MainGradients main_gradients(*state.table);
-  std::vector<ValueId> running_counts(static_cast<size_t>(config.num_layers));
-  for (int32_t micro_batch = 0; micro_batch < options.micro_batches; ++micro_batch) {
-    builder.place = Place{.micro_batch = micro_batch};
-    step.micro_batches.push_back(declare_batch(builder, options.micro_batch_size, rows,
-                                               /*with_labels=*/true, wide));
-    std::vector<ValueId> selected = declare_selections(
-        builder, config, router_tokens(state.part, options.micro_batch_size, rows),
-        options.routing_trace);
-    const int32_t first = step.program->op_count();
-    const ForwardResult forward =
-        build_forward(builder, config, state, rope, step.micro_batches.back(),
-                      {.training = true,
-                       .micro_batch = state.part.global_micro_batch(micro_batch),
-                       .data_parallel_size = data_parallel_size,
-                       .dispatcher = options.dispatcher,
-                       .context_exchange = options.context_exchange,
-                       .seed = options.seed,
-                       .step = step.step_number,
-                       .selected = selected,
-                       .running_counts = &running_counts});
-    if (options.routing_trace == RoutingTrace::recorded) {
-      selected = record_selections(*step.program, config, forward);
-    }
-    step.selected.push_back(std::move(selected));
-    const int32_t last = step.program->op_count();
-    accumulate_metrics(builder, config, state.part, forward, step.loss, step.layers,
-                       micro_batch == 0, share);
-
-    std::vector<GradientSeed> seeds = {{forward.loss, d_loss}};
-    for (const auto& auxiliary : forward.auxiliary_losses)
-      seeds.push_back({auxiliary.value, d_loss});
-    append_backward(builder, first, last, seeds, {}, main_gradients);
-  }
-  for (const Parameter& parameter : state.parameters) {
-    TROUPE_CHECK(main_gradients.written[static_cast<size_t>(parameter.gradient.index)],
-                 "no gradient reaches " + (*state.table)[parameter.value].name);
-  }
+  TrainingEmission emission(builder, config, state, options, step);
+  emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
-  reduce_over_ranks(builder, state, step);
+  sum_gradients_over_ranks(builder, state);
+  reduce_metrics(builder, state, step.loss, step.layers, emission.sums());
   build_update(builder, config, state, options, step);
+  emission.reorder();
   return step;
 }
 

@@ -77,7 +77,9 @@ struct InferenceStep {
   std::vector<ValueId> selected;  // with a routing trace, by layer: as in TrainingStep
 };
 
-// Forward pass with loss, without auxiliary losses and without keeping the logits.
+// Forward pass with loss, without auxiliary losses and without keeping the logits. The rank's loss
+// is what it adds to that of the batch: over the ranks of one dp coordinate these add up to the
+// mean. Invalid where the rank adds nothing.
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
                                     int32_t batch, int32_t sequence);
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -64,6 +65,14 @@ class Communicator {
   // received memory is disjoint.
   virtual void all_to_all(const CollectiveCall& call, std::span<const Block> sent,
                           std::span<const Block> received, ThreadPool& pool) = 0;
+
+  // Opens memory of this rank to all members, who do the same, each with as many windows; until
+  // close() every member may write into all windows. What is written to which place is agreed on
+  // by the kernel; no place is written twice. After close() this rank's windows hold what was
+  // written, and nobody writes into them any more.
+  virtual void open(const CollectiveCall& call, std::span<const Block> windows) = 0;
+  virtual const Block& window(int member, size_t which) const = 0;
+  virtual void close() = 0;
 
   // `running` = the sum of `own` over ranks 0 to this one, `total` = over all ranks. All i32, of as
   // many elements; `own` shares no memory with the others.

@@ -161,7 +161,7 @@ Statement make_statement(const Program& program, const Op& op, const Names& name
       });
 
   Statement statement;
-  statement.verb = adds ? "+=" : only_in_place ? "<-" : "=";
+  statement.verb = outputs.empty() ? "" : adds ? "+=" : only_in_place ? "<-" : "=";
   std::string stem;
   std::vector<std::string> left;
   std::vector<std::string> types;

@@ -1,28 +1,39 @@
 #include "train/batch_feed.h"
 
+#include <algorithm>
+
 namespace troupe {
 
 BatchFeed::BatchFeed(const SampleSource& source)
-    : source_(source), mask_(static_cast<size_t>(source.options().sequence_length)) {}
+    : source_(source),
+      tokens_(static_cast<size_t>(source.options().sequence_length)),
+      labels_(tokens_.size()),
+      mask_(tokens_.size()) {}
 
 int64_t BatchFeed::write(const CpuInterpreter& interpreter, const BatchValues& batch,
                          int64_t first) {
-  const auto length = static_cast<size_t>(batch.sequence);
-  TROUPE_CHECK(mask_.size() == length, "batch and samples differ in length");
-  auto* tokens = interpreter.view(batch.tokens).as<int32_t>();
-  auto* labels = interpreter.view(batch.labels).as<int32_t>();
-  const TensorView mask = interpreter.view(batch.mask);
+  const int64_t rows = batch.sequence;
+  TROUPE_CHECK(static_cast<int64_t>(mask_.size()) == rows * batch.chunks.ranks,
+               "batch and samples differ in length");
   int64_t counted = 0;
-  for (int32_t row = 0; row < batch.batch; ++row) {
-    const size_t begin = static_cast<size_t>(row) * length;
-    source_.get(first + row, {tokens + begin, length}, {labels + begin, length}, mask_);
-    for (size_t i = 0; i < length; ++i) {
-      counted += mask_[i] != 0.0F ? 1 : 0;
-      if (mask.dtype == DType::f64) {
-        mask.as<double>()[begin + i] = mask_[i];
-      } else {
-        mask.as<float>()[begin + i] = mask_[i];
+  for (int32_t sequence = 0; sequence < batch.batch; ++sequence) {
+    source_.get(first + sequence, tokens_, labels_, mask_);
+    counted += std::count_if(mask_.begin(), mask_.end(), [](float each) { return each != 0.0F; });
+    // The chunks of the sequence that are this rank's.
+    const auto write_rows = [&](const auto& whole, auto* target) {
+      for (int64_t row = 0; row < rows; ++row) {
+        target[sequence * rows + row] =
+            whole[static_cast<size_t>(batch.chunks.position(row, rows))];
       }
+    };
+    if (batch.tokens.valid()) write_rows(tokens_, interpreter.view(batch.tokens).as<int32_t>());
+    if (!batch.labels.valid()) continue;
+    write_rows(labels_, interpreter.view(batch.labels).as<int32_t>());
+    const TensorView mask = interpreter.view(batch.mask);
+    if (mask.dtype == DType::f64) {
+      write_rows(mask_, mask.as<double>());
+    } else {
+      write_rows(mask_, mask.as<float>());
     }
   }
   return counted;

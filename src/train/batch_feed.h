@@ -14,12 +14,15 @@ class BatchFeed {
  public:
   explicit BatchFeed(const SampleSource& source);
 
-  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and mask. Returns
-  // how many of its tokens count in the loss.
+  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and mask, those of
+  // them that the program has. Returns how many of the samples' tokens count in the loss.
   int64_t write(const CpuInterpreter& interpreter, const BatchValues& batch, int64_t first);
 
  private:
   const SampleSource& source_;
+  // Of one sample.
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> labels_;
   std::vector<float> mask_;
 };
 

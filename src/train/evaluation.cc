@@ -1,12 +1,14 @@
 #include "train/evaluation.h"
 
 #include <algorithm>
+#include <bit>
 #include <fmt/format.h>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "io/json.h"
+#include "parallel/rank_communicators.h"
 #include "program/verify.h"
 #include "train/batch_feed.h"
 
@@ -85,28 +87,55 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
 }
 
 Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
-                       std::span<const EvaluationSet> sets)
+                       std::span<const EvaluationSet> sets, const ModelPart& part,
+                       ProcessGroup* group)
     : sets_(sets),
+      part_(part),
+      group_(group),
       plan_(std::move(plan)),
-      interpreter_(*plan_.step.program, plan_.memory, storage, pool) {}
+      interpreter_(*plan_.step.program, plan_.memory, storage, pool,
+                   group == nullptr ? Communicators{}
+                                    : communicators_of(*group, part.layout(), part.rank)) {}
 
 std::vector<EvaluationResult> Evaluation::run() {
-  const BatchValues& batch = plan_.step.batch;
   std::vector<EvaluationResult> results;
-  for (size_t set = 0; set < sets_.size(); ++set) {
-    BatchFeed feed(*sets_[set].source);
-    double sum = 0;
-    int64_t tokens = 0;
-    for (int64_t i = 0; i < plan_.batches[set]; ++i) {
-      const int64_t counted = feed.write(interpreter_, batch, i * batch.batch);
-      interpreter_.run();
-      sum += *interpreter_.view(plan_.step.loss).as<double>() * static_cast<double>(counted);
-      tokens += counted;
-    }
-    results.push_back(
-        {sets_[set].name, tokens > 0 ? sum / static_cast<double>(tokens) : 0.0, tokens});
-  }
+  for (size_t i = 0; i < sets_.size(); ++i) results.push_back(run(sets_[i], plan_.batches[i]));
   return results;
+}
+
+EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches) {
+  const BatchValues& batch = plan_.step.batch;
+  const DensePlace place = part_.dense();
+  const bool counts_tokens = place.tp == 0 && place.cp == 0 && place.pp == 0;
+  const int32_t replicas = part_.layout().dp();
+  BatchFeed feed(*set.source);
+  double sum = 0;
+  int64_t tokens = 0;
+  for (int64_t first = 0; first < batches; first += replicas) {
+    // Experts may be spread over replicas: one that has no batch left runs with the others.
+    const bool has_batch = first + place.dp < batches;
+    const int64_t number = has_batch ? first + place.dp : 0;
+    const int64_t counted = feed.write(interpreter_, batch, number * batch.batch);
+    interpreter_.run();
+    if (!has_batch) continue;
+    if (plan_.step.loss.valid()) {
+      sum += *interpreter_.view(plan_.step.loss).as<double>() * static_cast<double>(counted);
+    }
+    if (counts_tokens) tokens += counted;
+  }
+  sum = over_ranks(sum);
+  tokens = over_ranks(tokens);
+  return {set.name, tokens > 0 ? sum / static_cast<double>(tokens) : 0.0, tokens};
+}
+
+template <class T>
+T Evaluation::over_ranks(T own) {
+  if (group_ == nullptr) return own;
+  T sum = 0;
+  for (const uint64_t bits : group_->exchange(part_.rank, std::bit_cast<uint64_t>(own))) {
+    sum += std::bit_cast<T>(bits);
+  }
+  return sum;
 }
 
 }  // namespace troupe

@@ -1,5 +1,8 @@
 // Evaluation: mean cross-entropy over the first samples of one or several data sets. Always the
 // same samples, so that values of one run can be compared.
+//
+// Of several ranks all evaluate together: the batches are divided among the dp coordinates, and the
+// results are the same on every rank, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/process_group.h"
 #include "passes/step_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/data_sets.h"
@@ -40,7 +44,9 @@ struct EvaluationPlan {
   std::vector<int64_t> batches;  // of each set
 
   // Without the weights, which are the training run's.
-  uint64_t own_bytes() const { return memory.total_bytes() - memory.state_bytes; }
+  uint64_t own_bytes() const {
+    return step.program == nullptr ? 0 : memory.total_bytes() - memory.state_bytes;
+  }
 };
 
 // `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
@@ -50,20 +56,30 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
                                int threads);
 
-// Owns its program and memory; shares the weights. Borrows all other arguments. One thread.
+// Owns its program and memory; shares the weights. Borrows all other arguments. One thread per
+// rank.
 class Evaluation {
  public:
+  // `group`: of the ranks of `part`; null for one rank.
   Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
-             std::span<const EvaluationSet> sets);
+             std::span<const EvaluationSet> sets, const ModelPart& part,
+             ProcessGroup* group = nullptr);
 
-  // One result for each set, in their order.
+  // One result for each set, in their order. All ranks must run at the same time.
   std::vector<EvaluationResult> run();
 
   // Of one evaluation on the set at this index.
   int64_t num_samples(size_t set) const { return plan_.batches[set] * plan_.step.batch.batch; }
 
  private:
+  EvaluationResult run(const EvaluationSet& set, int64_t batches);
+  // Their sum over the ranks, taken in ascending order.
+  template <class T>
+  T over_ranks(T own);
+
   std::span<const EvaluationSet> sets_;
+  ModelPart part_;
+  ProcessGroup* group_;
   EvaluationPlan plan_;
   CpuInterpreter interpreter_;
 };

@@ -1,16 +1,28 @@
 #include "train/initialize.h"
 
+#include <algorithm>
+#include <span>
+#include <vector>
+
 namespace troupe {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;
 
 template <class T>
-void fill(const Parameter& parameter, const TensorView& view, uint64_t seed, ThreadPool& pool) {
+void fill(const Parameter& parameter, std::span<const SliceRun> runs, const TensorView& view,
+          uint64_t seed, ThreadPool& pool) {
   T* data = view.as<T>();
   pool.parallel_ranges(view.shape.elements(), kGrain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      data[i] = static_cast<T>(initial_value(parameter, seed, i));
+    auto run = std::upper_bound(runs.begin(), runs.end(), begin,
+                                [](int64_t i, const SliceRun& other) { return i < other.own; }) -
+               1;
+    for (; begin < end; ++run) {
+      const int64_t to_whole = run->whole - run->own;
+      const int64_t stop = std::min(end, run->own + run->elements);
+      for (; begin < stop; ++begin) {
+        data[begin] = static_cast<T>(initial_value(parameter, seed, begin + to_whole));
+      }
     }
   });
 }
@@ -20,18 +32,19 @@ void fill(const Parameter& parameter, const TensorView& view, uint64_t seed, Thr
 void initialize_parameters(const ModelState& state, const StateStorage& storage, uint64_t seed,
                            ThreadPool& pool) {
   for (const Parameter& parameter : state.parameters) {
+    const std::vector<SliceRun> runs = runs_of(parameter.slice, parameter.whole_shape);
     for (const StateId id : {parameter.value, parameter.master}) {
       if (!id.valid()) continue;
       const TensorView view = storage.view(id);
       switch (view.dtype) {
         case DType::f64:
-          fill<double>(parameter, view, seed, pool);
+          fill<double>(parameter, runs, view, seed, pool);
           break;
         case DType::f32:
-          fill<float>(parameter, view, seed, pool);
+          fill<float>(parameter, runs, view, seed, pool);
           break;
         default:
-          fill<bf16>(parameter, view, seed, pool);
+          fill<bf16>(parameter, runs, view, seed, pool);
           break;
       }
     }

@@ -77,24 +77,6 @@ int32_t expert_tensor_parallel_of(const Options& options) {
   return suffices ? options.tensor_model_parallel_size : 1;
 }
 
-// Micro-batches of one pipeline in one step.
-int32_t micro_batches_of(const Options& options, const ModelConfig& config, int32_t dp) {
-  const int64_t unit = int64_t{options.micro_batch_size} * dp;
-  const bool given = options.global_batch_size || !options.rampup_batch_size.empty() ||
-                     !options.step_batch_size_schedule.empty();
-  if (!given) return 1;
-  const int32_t global = make_batch_sizes(options, sequence_length_of(options, config)).largest();
-  if (global % unit != 0) {
-    const int64_t below = global / unit * unit;
-    throw_bad_request(fmt::format(
-        "--global-batch-size {}: it must be a multiple of --micro-batch-size {} x DP {} = {}. "
-        "Nearest: {}{}.",
-        global, options.micro_batch_size, dp, unit, below > 0 ? fmt::format("{} or ", below) : "",
-        below + unit));
-  }
-  return static_cast<int32_t>(global / unit);
-}
-
 }  // namespace
 
 RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
@@ -120,7 +102,9 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   schedule.schedule = schedule_of(options);
   schedule.ranks = layout.pp();
   schedule.chunks = partition.chunks;
-  schedule.micro_batches = micro_batches_of(options, config, layout.dp());
+  schedule.micro_batches =
+      make_batch_sizes(options, sequence_length_of(options, config)).largest() /
+      (options.micro_batch_size * layout.dp());
   schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
   check_shape(schedule);
   return {std::move(layout), std::move(partition), schedule};

@@ -25,7 +25,7 @@ LoadedModel load_checkpoint(const std::string& path) {
   model.config = stored.identity.model;
   model.compute_dtype = stored.identity.compute_dtype;
   declare(model);
-  load_training_state(checkpoint, model.state, *model.storage);
+  load_training_state(checkpoint, model.config, model.state, *model.storage);
   return model;
 }
 

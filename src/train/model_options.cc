@@ -226,11 +226,29 @@ ContextExchange context_exchange_of(const Options& options) {
       options.cp_comm_type));
 }
 
+namespace {
+
+TokenDispatcher token_dispatcher_of(const Options& options) {
+  for (const TokenDispatcher dispatcher :
+       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    if (options.moe_token_dispatcher_type == name_of(dispatcher)) return dispatcher;
+  }
+  TROUPE_CHECK(false, "a dispatcher among the choices");
+  return TokenDispatcher::allgather;
+}
+
+}  // namespace
+
 TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
   const int32_t sequence = sequence_length_of(options, config);
-  // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts.
-  const int64_t copies = std::max(1, config.moe_router_topk);
-  if (int64_t{options.micro_batch_size} * sequence * copies > std::numeric_limits<int32_t>::max()) {
+  // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts, from all
+  // ranks that share these. (In double, a product of many factors is only inexact.)
+  const double ranks =
+      static_cast<double>(options.expert_model_parallel_size) *
+      options.expert_tensor_parallel_size.value_or(options.tensor_model_parallel_size);
+  const double copies = std::max(1, config.moe_router_topk) * ranks;
+  if (static_cast<double>(options.micro_batch_size) * sequence * copies >
+      std::numeric_limits<int32_t>::max()) {
     throw_bad_request(
         fmt::format("--micro-batch-size {} with sequences of {} tokens is too much for one "
                     "micro-batch. Use a smaller one; --global-batch-size may stay as it is.",
@@ -238,15 +256,15 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
   }
   return {.micro_batch_size = options.micro_batch_size,
           .micro_batches = make_batch_sizes(options, sequence).largest() /
-                           (options.micro_batch_size * options.ranks),
+                           (options.micro_batch_size * data_parallel_size_of(options)),
           .sequence = sequence,
           .clip_grad = options.clip_grad,
           .adam_beta1 = options.adam_beta1,
           .adam_beta2 = options.adam_beta2,
           .adam_epsilon = options.adam_eps,
           .seed = static_cast<uint64_t>(options.seed),
-          .context_exchange = context_exchange_of(options),
-          .data_parallel_size = options.ranks};
+          .dispatcher = token_dispatcher_of(options),
+          .context_exchange = context_exchange_of(options)};
 }
 
 }  // namespace troupe

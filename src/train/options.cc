@@ -374,8 +374,18 @@ int threads_per_rank(const Options& options) {
   return std::max(1, thread_count(options) / options.ranks);
 }
 
+int32_t data_parallel_size_of(const Options& options) {
+  int32_t size = options.ranks;
+  for (const int32_t other : {options.tensor_model_parallel_size, options.context_parallel_size,
+                              options.pipeline_model_parallel_size}) {
+    size = std::max(1, size / std::max(1, other));
+  }
+  return size;
+}
+
 int32_t global_batch_size_of(const Options& options) {
-  return options.global_batch_size.value_or(options.micro_batch_size * options.ranks);
+  return options.global_batch_size.value_or(options.micro_batch_size *
+                                            data_parallel_size_of(options));
 }
 
 }  // namespace troupe

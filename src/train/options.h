@@ -345,6 +345,10 @@ int thread_count(const Options& options);
 // Each rank's part of them, at least one.
 int threads_per_rank(const Options& options);
 
+// Replicas that --ranks leaves for different samples: over the sizes of TP, CP and PP. At least 1,
+// also where these do not divide the ranks, which Layout refuses.
+int32_t data_parallel_size_of(const Options& options);
+
 // Samples of one step where it has one size: --global-batch-size, or one micro-batch of each rank.
 int32_t global_batch_size_of(const Options& options);
 

@@ -377,19 +377,22 @@ BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence) {
     schedule.stages = {{0, global_batch_size_of(options)}};
   }
   for (const BatchSizeSchedule::Stage& stage : schedule.stages) {
-    const int64_t unit = int64_t{options.micro_batch_size} * options.ranks;
+    const int32_t replicas = data_parallel_size_of(options);
+    const int64_t unit = int64_t{options.micro_batch_size} * replicas;
     if (stage.batch_size % unit == 0) continue;
     const std::string_view flag = !options.rampup_batch_size.empty() ? "--rampup-batch-size: size"
                                   : has_batch_size_schedule(options)
                                       ? "--step-batch-size-schedule: size"
                                       : "--global-batch-size";
-    if (options.ranks == 1) {
+    if (replicas == 1) {
       throw_bad_request(fmt::format("{} {} is not a multiple of --micro-batch-size {}.", flag,
                                     stage.batch_size, options.micro_batch_size));
     }
-    throw_bad_request(
-        fmt::format("{} {} is not a multiple of {}, --micro-batch-size {} times --ranks {}.", flag,
-                    stage.batch_size, unit, options.micro_batch_size, options.ranks));
+    const int64_t below = stage.batch_size / unit * unit;
+    throw_bad_request(fmt::format(
+        "{} {}: it must be a multiple of --micro-batch-size {} x DP {} = {}. Nearest: {}{}.", flag,
+        stage.batch_size, options.micro_batch_size, replicas, unit,
+        below > 0 ? fmt::format("{} or ", below) : "", below + unit));
   }
   return schedule;
 }

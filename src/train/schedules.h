@@ -71,8 +71,8 @@ struct BatchSizeSchedule {
 };
 
 // The global batch sizes that --global-batch-size, --rampup-batch-size or
-// --step-batch-size-schedule describe, each a multiple of --micro-batch-size. `sequence` turns
-// thresholds in tokens into samples.
+// --step-batch-size-schedule describe, each a multiple of --micro-batch-size times the
+// data-parallel size. `sequence` turns thresholds in tokens into samples.
 BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence);
 
 struct Schedules {

@@ -14,9 +14,11 @@
 #include "data/tokenizer.h"
 #include "io/hf_weights.h"
 #include "parallel/collective_schedule.h"
+#include "parallel/rank_communicators.h"
 #include "program/verify.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
+#include "train/layout_options.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
 
@@ -39,25 +41,12 @@ bool same_folder(const std::string& left, const std::string& right) {
   return plain(left) == plain(right);
 }
 
-// The parameters whose gradients are not all finite, for a person: the first ones by name.
-std::string non_finite_gradients(const ModelState& state, const StateStorage& storage) {
-  constexpr int kNamed = 3;
-  std::string text;
-  int found = 0;
-  for (const Parameter& parameter : state.parameters) {
-    const TensorView view = storage.view(parameter.gradient);
-    const auto finite = [&](const auto* values) {
-      return std::all_of(values, values + view.shape.elements(),
-                         [](auto value) { return std::isfinite(value); });
-    };
-    const bool is_finite =
-        view.dtype == DType::f64 ? finite(view.as<double>()) : finite(view.as<float>());
-    if (is_finite || ++found > kNamed) continue;
-    text += (text.empty() ? "" : ", ") + (*state.table)[parameter.value].name;
-  }
-  // Each may be finite and the sum of their squares not.
-  if (found == 0) return "the sum of all";
-  return found > kNamed ? fmt::format("{} and {} more", text, found - kNamed) : text;
+bool is_finite(const TensorView& view) {
+  const auto finite = [&](const auto* values) {
+    return std::all_of(values, values + view.shape.elements(),
+                       [](auto value) { return std::isfinite(value); });
+  };
+  return view.dtype == DType::f64 ? finite(view.as<double>()) : finite(view.as<float>());
 }
 
 }  // namespace
@@ -82,9 +71,6 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       group_(group),
       start_(std::chrono::steady_clock::now()),
       pool_(threads_per_rank(options)),
-      waiting_pool_(group != nullptr && rank == 0
-                        ? std::make_unique<ThreadPool>(thread_count(options))
-                        : nullptr),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
                       .dead_experts = options.warn_dead_experts,
                       .router_entropy = options.warn_router_entropy}) {
@@ -97,35 +83,37 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
   step_options_ = training_step_options(options, identity_.model);
-  step_options_.data_parallel_rank = rank;
+  part_ = {.run = std::make_shared<const RunLayout>(run_layout_of(options, identity_.model)),
+           .rank = rank};
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
   find_start();
   find_last_step();
   open_data();
 
-  state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true);
+  state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true, part_);
   build_step(batch_sizes_.largest());
-  EvaluationPlan evaluation;
   if (!evaluation_sets_.empty()) {
-    evaluation =
+    evaluation_plan_ =
         plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
-                        options.eval_iters * batch_sizes_.largest(), whole_pool().threads());
-    evaluation_bytes_ = evaluation.own_bytes();
+                        options.eval_iters * batch_sizes_.largest(), pool_.threads());
+    evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
-  check_memory();
+}
+
+void Trainer::start() {
   storage_ = std::make_unique<StateStorage>(state_.table);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
-    evaluation_ = std::make_unique<Evaluation>(std::move(evaluation), *storage_, whole_pool(),
-                                               evaluation_sets_);
+    evaluation_ = std::make_unique<Evaluation>(std::move(evaluation_plan_), *storage_, pool_,
+                                               evaluation_sets_, part_, group_);
   }
   load_weights();
-  refuse_foreign_folder();
+  if (leads()) refuse_foreign_folder();
 }
 
 void Trainer::build_step(int32_t batch_size) {
-  step_options_.micro_batches = batch_size / (options_.micro_batch_size * options_.ranks);
+  step_options_.micro_batches = batch_size / (options_.micro_batch_size * part_.layout().dp());
   step_ = build_training_step(identity_.model, state_, step_options_);
   step_batch_size_ = batch_size;
   verify_program(*step_.program);
@@ -142,16 +130,25 @@ void Trainer::prepare_step(int32_t batch_size) {
   }
   // The memory of one step is freed before that of the next is taken.
   interpreter_.reset();
-  if (step_batch_size_ != batch_size) build_step(batch_size);
-  Communicators communicators;
-  if (group_ != nullptr) {
-    communicators.members.fill(&group_->member(rank_));
-    const std::vector<uint64_t> hashes = group_->exchange(rank_, hash_collectives(*step_.program));
-    TROUPE_CHECK(std::count(hashes.begin(), hashes.end(), hashes.front()) == group_->size(),
-                 "the ranks' steps have different collectives");
+  if (step_batch_size_ != batch_size) {
+    build_step(batch_size);
+    if (group_ != nullptr) verify_with_others();
   }
+  const Communicators communicators =
+      group_ == nullptr ? Communicators{} : communicators_of(*group_, part_.layout(), rank_);
   interpreter_ =
       std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_, communicators);
+}
+
+void Trainer::verify_with_others() const {
+  // Ranks are threads of one process: the programs can be shown as they are.
+  const auto own = reinterpret_cast<uintptr_t>(step_.program.get());
+  std::vector<const Program*> programs;
+  for (const uint64_t address : group_->exchange(rank_, own)) {
+    programs.push_back(reinterpret_cast<const Program*>(static_cast<uintptr_t>(address)));
+  }
+  if (leads()) verify_collectives(programs, part_.layout());
+  group_->exchange(rank_, 0);  // nobody changes a program that is still looked at
 }
 
 void Trainer::warn(const std::string& text) const {
@@ -232,8 +229,7 @@ void Trainer::open_data() {
                               .eod_mask_loss = options_.eod_mask_loss,
                               .progress = [this](const std::string& line) { say(options_, line); }};
   training_data_ = order_training_data(data, samples);
-  if (options_.eval_interval && leads())
-    evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
+  if (options_.eval_interval) evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
 }
 
 int64_t Trainer::needed_samples() const {
@@ -279,18 +275,18 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
   return make_source(data, options_.split, options);
 }
 
-void Trainer::check_memory() const {
+void Trainer::check_memory(uint64_t others) const {
   const uint64_t available = available_memory_bytes();
-  const uint64_t wanted =
-      static_cast<uint64_t>(options_.ranks) * plan_.total_bytes() + evaluation_bytes_;
-  if (!leads() || available == 0 || wanted <= available) return;
-  throw UserError(ExitStatus::does_not_fit,
-                  fmt::format("The run needs {}, this machine has {} available{}:\n{}Use a smaller "
-                              "--micro-batch-size, --seq-length or model{}.",
-                              format_bytes(wanted), format_bytes(available),
-                              options_.ranks > 1 ? "; of the first rank" : "",
-                              describe_memory(plan_, evaluation_bytes_),
-                              options_.ranks > 1 ? ", or fewer ranks" : ""));
+  const uint64_t wanted = planned_bytes() + others;
+  if (available == 0 || wanted <= available) return;
+  const bool several = options_.ranks > 1;
+  throw UserError(
+      ExitStatus::does_not_fit,
+      fmt::format("The run needs {}, this machine has {} available{}:\n{}Use a smaller "
+                  "--micro-batch-size, --seq-length or model{}.",
+                  format_bytes(wanted), format_bytes(available),
+                  several ? fmt::format("; of rank {}", rank_) : "",
+                  describe_memory(plan_, evaluation_bytes_), several ? ", or fewer ranks" : ""));
 }
 
 void Trainer::load_weights() {
@@ -345,12 +341,12 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   if (resume) {
     last_saved_step_ = same_folder(options_.load, options_.save) ? position_.step : -1;
     // The run may have died between saving its best checkpoint and marking it.
-    if (options_.save_best && last_saved_step_ >= 0 && position_.best_step == position_.step &&
-        position_.step > 0) {
+    if (leads() && options_.save_best && last_saved_step_ >= 0 &&
+        position_.best_step == position_.step && position_.step > 0) {
       mark_best_checkpoint(options_.save, position_.step);
     }
   }
-  load_training_state(checkpoint, state_, *storage_);
+  load_training_state(checkpoint, identity_.model, state_, *storage_);
   if (!resume) {
     for (const Parameter& parameter : state_.parameters) {
       for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
@@ -389,8 +385,12 @@ void Trainer::print_start() const {
                       step_.program->op_count(), step_batch_size_,
                       step_batch_size_ / options_.micro_batch_size);
   if (options_.ranks > 1) {
-    text += fmt::format("{} data-parallel ranks of {} threads, {} micro-batches of the step each\n",
-                        options_.ranks, pool_.threads(), step_options_.micro_batches);
+    const Layout& layout = part_.layout();
+    text += fmt::format(
+        "{} ranks of {} threads: TP {} x CP {} x DP {} x PP {}; experts ETP {} x EP {} x EDP {}; "
+        "{} micro-batches of the step each\n",
+        options_.ranks, pool_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
+        layout.etp(), layout.ep(), layout.edp(), step_options_.micro_batches);
   }
   text += fmt::format("Memory, planned and allocated{}:\n",
                       options_.ranks > 1 ? ", of the first rank" : "") +
@@ -403,10 +403,15 @@ bool Trainer::due(const std::optional<int64_t>& interval) const {
 }
 
 ExitStatus Trainer::run() {
+  start();
   print_start();
-  const double limit = leads() ? measure_matmul_limit(identity_.compute_dtype, whole_pool()) : 1.0;
-  say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
-                            whole_pool().threads()));
+  double limit = 1;  // only the leader reports
+  if (leads()) {
+    ThreadPool all_threads(thread_count(options_));
+    limit = measure_matmul_limit(identity_.compute_dtype, all_threads);
+    say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
+                              all_threads.threads()));
+  }
   open_logs();
   progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence,
                                          limit / options_.ranks, options_.quiet);
@@ -472,7 +477,7 @@ StepMetrics Trainer::do_step() {
   prepare_step(samples);
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
-    const int64_t number = step_options_.global_micro_batch(static_cast<int32_t>(i));
+    const int64_t number = part_.global_micro_batch(static_cast<int32_t>(i));
     feed_->write(*interpreter_, step_.micro_batches[i],
                  position_.consumed_samples + number * options_.micro_batch_size);
   }
@@ -517,7 +522,33 @@ StepMetrics Trainer::do_step() {
 
 void Trainer::note_skipped_step() const {
   progress_->note(fmt::format("step {}: update skipped; not finite: gradients of {}",
-                              position_.step, non_finite_gradients(state_, *storage_)));
+                              position_.step, non_finite_gradients()));
+}
+
+std::string Trainer::non_finite_gradients() const {
+  const ModelState whole = declare_model_state(identity_.model, state_.dtype, /*trained=*/false);
+  constexpr size_t kBits = 64;
+  std::vector<uint64_t> found((whole.parameters.size() + kBits - 1) / kBits);
+  for (const Parameter& parameter : state_.parameters) {
+    if (is_finite(storage_->view(parameter.gradient))) continue;
+    found[parameter.number / kBits] |= uint64_t{1} << parameter.number % kBits;
+  }
+  if (group_ != nullptr) {
+    for (uint64_t& bits : found) {
+      for (const uint64_t other : group_->exchange(rank_, bits)) bits |= other;
+    }
+  }
+  constexpr int kNamed = 3;
+  std::string text;
+  int count = 0;
+  for (const Parameter& parameter : whole.parameters) {
+    if ((found[parameter.number / kBits] >> parameter.number % kBits & 1) == 0) continue;
+    if (++count > kNamed) continue;
+    text += (text.empty() ? "" : ", ") + (*whole.table)[parameter.value].name;
+  }
+  // Each may be finite and the sum of their squares not.
+  if (count == 0) return "the sum of all";
+  return count > kNamed ? fmt::format("{} and {} more", text, count - kNamed) : text;
 }
 
 void Trainer::stop_if_hopeless(const StepMetrics& metrics) const {
@@ -537,7 +568,7 @@ void Trainer::stop_if_hopeless(const StepMetrics& metrics) const {
         "The gradients of the last {} steps, up to step {}, are not finite (in the last one those "
         "of {}): the run has diverged, and --max-skipped-steps ends it. Go on from an earlier "
         "checkpoint with a lower --lr. {}",
-        position_.skipped_in_row, metrics.step, non_finite_gradients(state_, *storage_), kept));
+        position_.skipped_in_row, metrics.step, non_finite_gradients(), kept));
   }
 }
 
@@ -608,11 +639,12 @@ void Trainer::evaluate() {
 }
 
 void Trainer::save() {
-  if (!leads() || options_.save.empty() || last_saved_step_ == position_.step) return;
+  if (options_.save.empty() || last_saved_step_ == position_.step) return;
   const auto start = std::chrono::steady_clock::now();
   const CheckpointInfo info =
-      save_training_checkpoint(options_.save, identity_, position_, state_, *storage_);
+      save_training_checkpoint(options_.save, identity_, position_, state_, *storage_, group_);
   last_saved_step_ = position_.step;
+  if (!leads()) return;
   if (options_.save_best && position_.best_step == position_.step) {
     mark_best_checkpoint(options_.save, position_.step);
   }
@@ -628,17 +660,32 @@ void Trainer::save() {
 }
 
 ExitStatus train(const Options& options) {
-  if (options.ranks == 1) return Trainer(options).run();
-  ProcessGroup group(options.ranks, std::chrono::seconds(options.collective_timeout_s));
-  std::vector<std::unique_ptr<Trainer>> trainers;
-  std::vector<const Program*> programs;
-  for (int32_t rank = 0; rank < options.ranks; ++rank) {
-    trainers.push_back(std::make_unique<Trainer>(options, rank, &group));
-    programs.push_back(&trainers.back()->program());
+  std::optional<ProcessGroup> group;
+  if (options.ranks > 1) {
+    group.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
   }
-  verify_collectives(programs);
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  std::vector<const Program*> steps;
+  std::vector<const Program*> evaluations;
+  uint64_t bytes = 0;
+  for (int32_t rank = 0; rank < options.ranks; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(options, rank, group ? &*group : nullptr));
+    const Trainer& trainer = *trainers.back();
+    steps.push_back(&trainer.program());
+    if (trainer.evaluation_program() != nullptr) {
+      evaluations.push_back(trainer.evaluation_program());
+    }
+    bytes += trainer.planned_bytes();
+  }
+  const auto& largest = *std::max_element(
+      trainers.begin(), trainers.end(),
+      [](const auto& a, const auto& b) { return a->planned_bytes() < b->planned_bytes(); });
+  largest->check_memory(bytes - largest->planned_bytes());
+  if (!group) return trainers.front()->run();
+  verify_collectives(steps, largest->layout());
+  if (!evaluations.empty()) verify_collectives(evaluations, largest->layout());
   ExitStatus status = ExitStatus::done;
-  run_ranks(group, [&](int rank) {
+  run_ranks(*group, [&](int rank) {
     const ExitStatus of_rank = trainers[static_cast<size_t>(rank)]->run();
     if (rank == 0) status = of_rank;
   });

@@ -1,16 +1,15 @@
 // The training run: from options to a trained model, with metrics, evaluation and checkpoints.
 //
-// Construction does everything that can refuse: reads the model and the data, builds, verifies and
-// plans the step, compares its memory with the machine's, allocates, and loads or initialises the
-// weights. run() then trains until the last step, one of the --exit flags, or an interruption.
-// Where the global batch grows in the course of the run, the largest step is planned first and
-// later ones are built when they are due. One thread; computes on its own pool. Errors are
-// UserErrors; what was saved before stays.
+// Construction reads the model and the data, and builds, verifies and plans the step; it allocates
+// nothing that is large. run() allocates, loads or initialises the weights, and trains until the
+// last step, one of the --exit flags, or an interruption. Where the global batch grows in the
+// course of the run, the largest step is planned first and later ones are built when they are due.
+// One thread; computes on its own pool. Errors are UserErrors; what was saved before stays.
 //
-// With --ranks N there are N Trainers in one process, one for each data-parallel rank. All hold the
-// same weights, bit for bit, and do the same steps, each on its micro-batches of the global batch.
-// Rank 0 leads: it alone speaks, logs, evaluates and saves, and the others wait for it between
-// steps.
+// With --ranks N there are N Trainers in one process, one for each rank of the layout. Each holds
+// its part of the model and does its part of every step, on the micro-batches of its dp coordinate.
+// All read the same metrics and so decide alike; they evaluate and save together. Rank 0 leads: it
+// alone speaks and logs, commits checkpoints and deletes old ones.
 #pragma once
 
 #include <chrono>
@@ -46,15 +45,20 @@ class Trainer {
   // time.
   ExitStatus run();
 
-  // The first step's program, until run().
+  // Until run(): the programs that it will run, the first step's and, in a run that evaluates, that
+  // of evaluation (null otherwise), and the bytes that it will allocate for them.
   const Program& program() const { return *step_.program; }
+  const Layout& layout() const { return part_.layout(); }
+  const Program* evaluation_program() const { return evaluation_plan_.step.program.get(); }
+  uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
+  // Refuses (exit status 3) a run of this and `others` bytes when the machine has not enough
+  // memory.
+  void check_memory(uint64_t others) const;
 
  private:
   bool leads() const { return rank_ == 0; }
   // Prints a warning, also when quiet.
   void warn(const std::string& text) const;
-  // What this process computes with while the other ranks wait for the first.
-  ThreadPool& whole_pool() { return waiting_pool_ ? *waiting_pool_ : pool_; }
   // Is it true for any rank? All ranks must ask.
   bool any_rank(bool value);
   // Where --load points; refuses what is not this run.
@@ -77,8 +81,10 @@ class Trainer {
   void prepare_step(int32_t batch_size);
   // What the whole run takes, in samples: what was consumed before, and the steps still to do.
   int64_t needed_samples() const;
-  // Bytes by role, and a refusal (exit status 3) when the machine has not enough memory.
-  void check_memory() const;
+  // Allocates what was planned, and fills the state.
+  void start();
+  // All ranks' new programs must fit together.
+  void verify_with_others() const;
   void print_start() const;
   void open_logs();
 
@@ -86,6 +92,9 @@ class Trainer {
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless(const StepMetrics& metrics) const;
   void note_skipped_step() const;
+  // The parameters whose gradients are not all finite, on any rank, for a person: the first ones by
+  // name. All ranks must ask.
+  std::string non_finite_gradients() const;
   void read_layer_metrics(StepMetrics& metrics) const;
   void log_step(const StepMetrics& metrics);
   void evaluate();
@@ -97,9 +106,9 @@ class Trainer {
   Options options_;
   int32_t rank_;
   ProcessGroup* group_;
+  ModelPart part_;
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
-  std::unique_ptr<ThreadPool> waiting_pool_;  // of the first of several ranks: all threads
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
@@ -118,8 +127,9 @@ class Trainer {
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;
   std::unique_ptr<BatchFeed> feed_;
-  std::unique_ptr<Evaluation> evaluation_;
+  EvaluationPlan evaluation_plan_;  // until run(); empty in a run that does not evaluate
   uint64_t evaluation_bytes_ = 0;
+  std::unique_ptr<Evaluation> evaluation_;
 
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<TensorboardWriter> tensorboard_;

@@ -1,12 +1,18 @@
 #include "train/training_checkpoint.h"
 
+#include <algorithm>
+#include <exception>
 #include <fmt/format.h>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "io/json.h"
 #include "io/model_config_json.h"
+#include "model/parameter_layout.h"
 #include "train/options.h"
 
 namespace troupe {
@@ -20,10 +26,6 @@ constexpr int kMaxTrainingDepth = 32;
 // go, under the same hashes.
 constexpr const char* kTokenizerTensor = "tokenizer";
 
-bool is_saved(Role role) {
-  return role == Role::parameter || role == Role::optimizer || role == Role::router_state;
-}
-
 CheckpointRole to_checkpoint_role(Role role) {
   switch (role) {
     case Role::parameter:
@@ -35,22 +37,103 @@ CheckpointRole to_checkpoint_role(Role role) {
   }
 }
 
-// One slice per saved state tensor: this rank holds all of each.
+// The boxes that a rank holds of each of a parameter's state tensors: the slice's, for the value as
+// for what the optimizer keeps.
+std::vector<SlicePiece> pieces_held(const Parameter& parameter) {
+  return pieces_of(parameter.slice);
+}
+
+std::vector<StateId> saved_tensors(const Parameter& parameter) {
+  std::vector<StateId> ids;
+  for (const StateId id :
+       {parameter.value, parameter.master, parameter.exp_avg, parameter.exp_avg_sq}) {
+    if (id.valid()) ids.push_back(id);
+  }
+  return ids;
+}
+
+// Tells which of a rank's boxes no lower rank holds, so that each is saved once.
+class LowestHolder {
+ public:
+  LowestHolder(const ModelConfig& config, const ModelPart& part) : config_(config), part_(part) {
+    // Of ranks at the same place in both meshes, the first stands for all.
+    std::set<std::tuple<int32_t, int32_t, int32_t, int32_t>> places;
+    for (int32_t rank = 0; rank <= part.rank; ++rank) {
+      const DensePlace dense = part.layout().dense_place(rank);
+      const ExpertPlace expert = part.layout().expert_place(rank);
+      if (!places.insert({dense.tp, expert.etp, expert.ep, dense.pp}).second) continue;
+      if (rank < part.rank) lower_.push_back(rank);
+      first_of_place_ = rank == part.rank;
+    }
+  }
+
+  bool is_lowest(const Parameter& parameter, const SlicePiece& piece) const {
+    if (!first_of_place_) return false;
+    return std::none_of(lower_.begin(), lower_.end(), [&](int32_t rank) {
+      return holds(part_.partition(), part_.layout().dense_place(rank).pp, parameter.kind,
+                   parameter.layer, config_) &&
+             contains(
+                 slice_of(parameter.kind, parameter.whole_shape, config_, part_.layout(), rank),
+                 piece);
+    });
+  }
+
+  // Of what every rank of the pipeline's place holds whole.
+  bool is_lowest_of_place() const {
+    return first_of_place_ && std::none_of(lower_.begin(), lower_.end(), [&](int32_t rank) {
+             return part_.layout().dense_place(rank).pp == part_.dense().pp;
+           });
+  }
+
+ private:
+  static bool contains(const ParameterSlice& slice, const SlicePiece& piece) {
+    for (size_t i = 0; i < slice.ranges.size(); ++i) {
+      const int64_t begin = piece.offset[i];
+      const int64_t end = begin + piece.shape[static_cast<int>(i)];
+      const auto& ranges = slice.ranges[i];
+      if (std::none_of(ranges.begin(), ranges.end(), [&](const IndexRange& range) {
+            return range.begin <= begin && end <= range.end;
+          })) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const ModelConfig& config_;
+  const ModelPart& part_;
+  std::vector<int32_t> lower_;
+  bool first_of_place_ = false;
+};
+
+// The boxes of this rank, in its memory: all of them, or those that it saves.
 template <class Slice>
-std::vector<Slice> whole_slices(const StateStorage& storage) {
+std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storage,
+                             const LowestHolder* holder) {
   std::vector<Slice> slices;
-  const StateTable& table = storage.table();
-  for (int32_t i = 0; i < table.size(); ++i) {
-    const StateTensor& tensor = table[StateId{i}];
-    if (!is_saved(tensor.role)) continue;
+  const auto add = [&](StateId id, const Shape& whole, const SlicePiece& piece) {
+    const StateTensor& tensor = (*state.table)[id];
     Slice slice;
     slice.name = tensor.name;
     slice.role = to_checkpoint_role(tensor.role);
     slice.dtype = tensor.dtype;
-    slice.global_shape = tensor.shape;
-    slice.box.shape = tensor.shape;
-    slice.data = storage.view(StateId{i}).data;
+    slice.global_shape = whole;
+    slice.box = {piece.offset, piece.shape};
+    slice.data = static_cast<std::byte*>(storage.view(id).data) +
+                 static_cast<size_t>(piece.first) * size_of(tensor.dtype);
     slices.push_back(std::move(slice));
+  };
+  for (const Parameter& parameter : state.parameters) {
+    for (const SlicePiece& piece : pieces_held(parameter)) {
+      if (holder != nullptr && !holder->is_lowest(parameter, piece)) continue;
+      for (const StateId id : saved_tensors(parameter)) add(id, parameter.whole_shape, piece);
+    }
+  }
+  if (holder != nullptr && !holder->is_lowest_of_place()) return slices;
+  for (const StateId id : state.expert_biases) {
+    if (!id.valid()) continue;
+    const Shape& shape = (*state.table)[id].shape;
+    add(id, shape, {.shape = shape});
   }
   return slices;
 }
@@ -87,12 +170,7 @@ TokenizerModel read_tokenizer(const Checkpoint& checkpoint, const json& training
   return model;
 }
 
-}  // namespace
-
-CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
-                                        const TrainingPosition& position, const ModelState& state,
-                                        const StateStorage& storage) {
-  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
+std::string describe_run(const RunIdentity& identity, const TrainingPosition& position) {
   json training = {
       {"position",
        {{"step", position.step},
@@ -115,17 +193,85 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   if (position.best_step > 0) {
     training["best"] = {{"step", position.best_step}, {"loss", position.best_loss}};
   }
-  CheckpointContent content;
-  content.step = position.step;
-  content.troupe_version = std::string(kVersion);
-  content.training = training.dump();
-  content.slices = whole_slices<SliceToSave>(storage);
-  if (const std::string& file = identity.tokenizer.contents; !file.empty()) {
-    auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));
-    slice.data = file.data();
-    content.slices.push_back(std::move(slice));
+  return training.dump();
+}
+
+// Every rank of the group has come here. Says whether any of them has failed.
+bool any_failed(ProcessGroup* group, int32_t rank, bool failed) {
+  if (group == nullptr) return failed;
+  const std::vector<uint64_t> all = group->exchange(rank, failed ? 1 : 0);
+  return std::any_of(all.begin(), all.end(), [](uint64_t each) { return each != 0; });
+}
+
+// Runs `body` and keeps what it throws, so that the rank still meets the others.
+template <class Body>
+std::exception_ptr failure_of(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    return std::current_exception();
   }
-  return save_checkpoint(dir, content);
+  return nullptr;
+}
+
+// Ends a rank that goes on no further: with what it failed of, or with what another one did, which
+// the meeting throws.
+void stop(ProcessGroup* group, int32_t rank, const std::exception_ptr& failure) {
+  if (failure != nullptr) std::rethrow_exception(failure);
+  group->exchange(rank, 0);
+  TROUPE_CHECK(false, "a rank that has failed goes on");
+}
+
+}  // namespace
+
+CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
+                                        const TrainingPosition& position, const ModelState& state,
+                                        const StateStorage& storage, ProcessGroup* group,
+                                        const CheckpointOptions& options) {
+  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
+  const int32_t rank = state.part.rank;
+  const int32_t ranks = state.part.layout().world_size();
+  TROUPE_CHECK((group == nullptr ? 1 : group->size()) == ranks, "all ranks save together");
+  const bool first = rank == 0;
+
+  uint64_t save_id = static_cast<uint64_t>(::getpid());
+  if (group != nullptr) save_id = group->exchange(rank, save_id).front();
+  const CheckpointWriter writer(dir, position.step, save_id, options);
+  std::exception_ptr failure = failure_of([&] {
+    if (first) writer.begin();
+  });
+  if (any_failed(group, rank, failure != nullptr)) stop(group, rank, failure);
+
+  failure = failure_of([&] {
+    const LowestHolder holder(identity.model, state.part);
+    std::vector<SliceToSave> slices = slices_of<SliceToSave>(state, storage, &holder);
+    if (const std::string& file = identity.tokenizer.contents; first && !file.empty()) {
+      auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));
+      slice.data = file.data();
+      slices.push_back(std::move(slice));
+    }
+    writer.write(rank, slices);
+  });
+  bool failed = true;
+  try {
+    failed = any_failed(group, rank, failure != nullptr);
+  } catch (...) {  // a rank is gone
+    if (first) writer.abandon();
+    throw;
+  }
+  if (failed) {
+    if (first) writer.abandon();
+    stop(group, rank, failure);
+  }
+
+  CheckpointInfo info;
+  failure = failure_of([&] {
+    if (first) {
+      info = writer.commit(ranks, std::string(kVersion), describe_run(identity, position));
+    }
+  });
+  if (any_failed(group, rank, failure != nullptr)) stop(group, rank, failure);
+  return info;
 }
 
 StoredRun read_stored_run(const Checkpoint& checkpoint) {
@@ -243,15 +389,20 @@ std::optional<std::string> find_checkpoint(const std::string& path, std::optiona
                   found.empty() ? "" : fmt::format(" The newest is {}.", found.back().step)));
 }
 
-void load_training_state(const Checkpoint& checkpoint, const ModelState& state,
-                         const StateStorage& storage) {
+void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config,
+                         const ModelState& state, const StateStorage& storage) {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  const std::vector<SliceToLoad> slices = whole_slices<SliceToLoad>(storage);
-  const bool trained = state.parameters.front().exp_avg.valid();
+  const std::vector<SliceToLoad> slices = slices_of<SliceToLoad>(state, storage, nullptr);
   std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
-  if (trained) roles.push_back(CheckpointRole::optimizer);
-  // The tokenizer belongs to the facts.
-  checkpoint.load(slices, roles, std::vector<std::string>{kTokenizerTensor});
+  if (state.trained) roles.push_back(CheckpointRole::optimizer);
+  // What else the checkpoint may hold: what other ranks load of the same model, and the tokenizer,
+  // which belongs to the facts.
+  std::vector<std::string> elsewhere = {kTokenizerTensor};
+  const ModelState whole = declare_model_state(config, state.dtype, state.trained);
+  for (int32_t i = 0; i < whole.table->size(); ++i) {
+    elsewhere.push_back((*whole.table)[StateId{i}].name);
+  }
+  checkpoint.load(slices, roles, elsewhere);
 }
 
 }  // namespace troupe

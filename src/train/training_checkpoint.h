@@ -13,6 +13,7 @@
 #include "data/tokenizer.h"
 #include "io/checkpoint.h"
 #include "model/parameters.h"
+#include "parallel/process_group.h"
 #include "runtime/state_storage.h"
 #include "train/schedules.h"
 
@@ -47,9 +48,15 @@ struct RunIdentity {
 
 // Saves parameters, optimizer state (main gradients are rebuilt by each step) and the tokenizer's
 // file below `dir`.
+//
+// Of several ranks all must call it at the same time, with the `group` of the layout's ranks. Every
+// rank writes what no lower one holds, and the first one commits (CheckpointWriter). If a rank
+// fails, nothing is committed and all throw: the group's work is over. The path is known to the
+// first rank; the others get an empty one, when the checkpoint is complete.
 CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
                                         const TrainingPosition& position, const ModelState& state,
-                                        const StateStorage& storage);
+                                        const StateStorage& storage, ProcessGroup* group = nullptr,
+                                        const CheckpointOptions& options = {});
 
 // The facts of a checkpoint, without its tensors (but with the tokenizer's file, which is one).
 struct StoredRun {
@@ -73,8 +80,9 @@ std::optional<std::string> find_checkpoint(const std::string& path,
                                            std::optional<int64_t> step = std::nullopt,
                                            std::vector<std::string>* incomplete = nullptr);
 
-// Fills the storage from a checkpoint: parameters, and optimizer state when the state has any.
-void load_training_state(const Checkpoint& checkpoint, const ModelState& state,
-                         const StateStorage& storage);
+// Fills the storage from a checkpoint, of whatever layout: parameters, and optimizer state when the
+// state has any; of each what the rank's slices hold. The checkpoint must be of this model.
+void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config,
+                         const ModelState& state, const StateStorage& storage);
 
 }  // namespace troupe

@@ -17,6 +17,7 @@
 #include "io/safetensors.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/process_group.h"
+#include "parallel/rank_communicators.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -136,18 +137,16 @@ std::vector<double> read_doubles(const TensorView& view) {
   return data;
 }
 
-Communicators of_all_ranks(ProcessGroup& group, int rank) {
-  Communicators communicators;
-  communicators.members.fill(&group.member(rank));
-  return communicators;
-}
-
 // How a comparison runs.
 struct RunOptions {
   DType dtype = DType::f32;
   bool oracle = false;
   RoutingTrace trace = RoutingTrace::none;
   VerifyRanks ranks;
+
+  int32_t sequences(const Reference& reference) const {  // of one rank
+    return reference.batch / ranks.layout->layout.dp();
+  }
 };
 
 // One rank's part of the reference's batch: logits, then as many updates as the trajectory has.
@@ -156,27 +155,25 @@ class ReferenceRank {
   ReferenceRank(const std::string& folder, const ModelConfig& config, const Reference& reference,
                 const RunOptions& options, ProcessGroup& group, int32_t rank)
       : pool_(options.ranks.threads),
-        state_(declare_model_state(config, options.dtype, /*trained=*/true)),
+        state_(declare_model_state(config, options.dtype, /*trained=*/true,
+                                   {.run = options.ranks.layout, .rank = rank})),
         storage_(state_.table),
-        logits_step_(build_logits_step(config, state_, reference.batch / options.ranks.count,
+        logits_step_(build_logits_step(config, state_, options.sequences(reference),
                                        reference.sequence, false, options.trace)),
-        training_step_(
-            build_training_step(config, state_,
-                                {.micro_batch_size = reference.batch / options.ranks.count,
-                                 .micro_batches = 1,
-                                 .sequence = reference.sequence,
-                                 .clip_grad = reference.clip,
-                                 .adam_beta1 = reference.beta1,
-                                 .adam_beta2 = reference.beta2,
-                                 .adam_epsilon = reference.epsilon,
-                                 .routing_trace = options.trace,
-                                 .data_parallel_size = options.ranks.count,
-                                 .data_parallel_rank = rank})),
+        training_step_(build_training_step(config, state_,
+                                           {.micro_batch_size = options.sequences(reference),
+                                            .micro_batches = 1,
+                                            .sequence = reference.sequence,
+                                            .clip_grad = reference.clip,
+                                            .adam_beta1 = reference.beta1,
+                                            .adam_beta2 = reference.beta2,
+                                            .adam_epsilon = reference.epsilon,
+                                            .routing_trace = options.trace})),
         logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_),
         training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
-                  of_all_ranks(group, rank)) {
+                  communicators_of(group, state_.part.layout(), rank)) {
     load_hf_weights(folder, config, state_, storage_);
-    const int32_t first = reference.batch / options.ranks.count * rank;
+    const int32_t first = options.sequences(reference) * state_.part.dense().dp;
     write_batch(logits_, logits_step_.batch, reference, first);
     write_batch(training_, training_step_.micro_batches.front(), reference, first);
     *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
@@ -252,14 +249,14 @@ class ReferenceRun {
  public:
   ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
                const RunOptions& options)
-      : group_(options.ranks.count, options.ranks.limit) {
+      : group_(options.ranks.layout->layout.world_size(), options.ranks.limit) {
     std::vector<const Program*> programs;
-    for (int32_t rank = 0; rank < options.ranks.count; ++rank) {
+    for (int32_t rank = 0; rank < group_.size(); ++rank) {
       ranks_.push_back(
           std::make_unique<ReferenceRank>(folder, config, reference, options, group_, rank));
       programs.push_back(&ranks_.back()->training_program());
     }
-    verify_collectives(programs);
+    verify_collectives(programs, options.ranks.layout->layout);
   }
 
   std::vector<double> compute_logits() {
@@ -335,7 +332,7 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
   std::vector<std::vector<double>> gradients;
   for (size_t i = 0; i < run.state().parameters.size(); ++i) gradients.push_back(run.gradient(i));
   read_hf_tensors(
-      join_path(folder, "grads"), config, run.state(),
+      join_path(folder, "grads"), config,
       [&](const HfTensor& tensor, const std::vector<double>& expected) {
         std::vector<double> difference(expected.size());
         for (size_t i = 0; i < expected.size(); ++i) {
@@ -362,13 +359,16 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, const VerifyRanks& ranks) {
+                                     bool with_oracle, VerifyRanks ranks) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
+  if (ranks.layout == nullptr) {
+    ranks.layout = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers));
+  }
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
-  check_ranks(reference, ranks.count, folder);
+  check_ranks(reference, ranks.layout->layout.dp(), folder);
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
                      .ranks = ranks};

@@ -8,9 +8,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "base/dtype.h"
+#include "model/model_part.h"
 
 namespace troupe {
 
@@ -41,11 +43,11 @@ struct ReferenceTolerance {
 };
 ReferenceTolerance reference_tolerance(DType compute_dtype);
 
-// The data-parallel ranks that share a comparison.
+// The ranks that share a comparison.
 struct VerifyRanks {
-  int32_t count = 1;
-  int threads = 1;                          // of each
-  std::chrono::milliseconds limit{10'000};  // see ProcessGroup
+  std::shared_ptr<const RunLayout> layout = nullptr;  // null: one rank
+  int threads = 1;                                    // of each
+  std::chrono::milliseconds limit{10'000};            // see ProcessGroup
 };
 
 // The sequences of the batch are divided among the ranks. Sequences that cannot be divided, or of
@@ -57,6 +59,6 @@ struct VerifyRanks {
 // the weights to 8 bits moves router logits, and a token near a tie then goes to another expert.
 // Such a token says nothing about the arithmetic, but changes gradients by more than all rounding.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, const VerifyRanks& ranks);
+                                     bool with_oracle, VerifyRanks ranks);
 
 }  // namespace troupe

@@ -453,7 +453,7 @@ class BadInput(unittest.TestCase):
                     (folder / name).symlink_to(folder / name)
             return damage
 
-        shard = "shard_00000.safetensors"
+        shard = "shard_00000_00000.safetensors"
         size = (FOLDER / "run" / "checkpoints" / "step_00000003" / shard).stat().st_size
         return ([cut(shard, at) for at in (0, 7, 200, size // 2, size - 1)] +
                 [cut(name, at) for name in ("index.json", "COMMIT") for at in (0, 1, 16)] +
@@ -478,7 +478,7 @@ class BadInput(unittest.TestCase):
 
     def test_damaged_checkpoints_elsewhere(self):
         copy, checkpoint = self.copy_of_run()
-        os.truncate(checkpoint / "shard_00000.safetensors", 100)
+        os.truncate(checkpoint / "shard_00000_00000.safetensors", 100)
         for arguments in (["eval", "--load", copy, "--data-path", FOLDER / "corpus", "--quiet"],
                           ["generate", "--load", copy, "--prompt", "x", "--quiet"],
                           ["convert", "--load", copy, "--save", self.folder / "out", "--quiet"],
@@ -495,7 +495,7 @@ class BadInput(unittest.TestCase):
         # A warning, also where nothing else is printed.
         self.assertIn("step_00000003", done.stderr)
         # Step 3 was done again. (The index also holds the options, which differ.)
-        shard = pathlib.Path("checkpoints", "step_00000003", "shard_00000.safetensors")
+        shard = pathlib.Path("checkpoints", "step_00000003", "shard_00000_00000.safetensors")
         self.assertEqual((copy / shard).read_bytes(), (FOLDER / "run" / shard).read_bytes())
 
     def test_other_runs(self):

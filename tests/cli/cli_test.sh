@@ -73,7 +73,7 @@ json_has layout
 json_has pipeline
 refused '--expert-model-parallel-size 3: it must divide the number of experts, 8. Nearest: 2 or 4.' \
   plan --model mixtral-tiny --ranks 3 --expert-model-parallel-size 3
-refused '--global-batch-size 4 is not a multiple of 3, --micro-batch-size 1 times --ranks 3' \
+refused '--global-batch-size 4: it must be a multiple of --micro-batch-size 1 x DP 3 = 3. Nearest: 3 or 6.' \
   plan --model mixtral-tiny --ranks 3 --global-batch-size 4
 refused '--num-layers-per-virtual-pipeline-stage 3: 4 layers are not a multiple of 3 x 2' \
   plan --model mixtral-tiny --ranks 2 --pipeline-model-parallel-size 2 \

@@ -12,56 +12,19 @@
 
 #include "io/checkpoint.h"
 #include "io/checkpoint_test_support.h"
+#include "io/disk_death.h"
 
 namespace troupe {
 namespace {
 
 using io_test::all_below;
+using io_test::dies_at_step;
 using io_test::expect_phrase;
 using io_test::load_and_compare;
 using io_test::message_of;
 using io_test::save;
 using io_test::small_model;
 using io_test::TempFolder;
-
-constexpr int kDiedAtTheStep = 77;
-
-// Runs `body` in a child process with a hook that ends it at the `step`-th change of the disk
-// (counting from 0), the way a loss of power would: files whose contents had not been made durable
-// lose their second half. Returns false when `body` finished before reaching that step.
-bool dies_at_step(int step, const std::function<void(const DiskHook&)>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    int count = 0;
-    std::set<std::string> volatile_files;
-    std::string being_synced;
-    const DiskHook hook = [&](std::string_view operation, const std::string& path) {
-      if (!being_synced.empty()) volatile_files.erase(std::exchange(being_synced, ""));
-      if (count++ == step) {
-        for (const std::string& file : volatile_files) {
-          std::error_code error;
-          const auto size = std::filesystem::file_size(file, error);
-          if (!error) std::filesystem::resize_file(file, size / 2, error);
-        }
-        ::_exit(kDiedAtTheStep);
-      }
-      if (operation == "create") volatile_files.insert(path);
-      if (operation == "sync") being_synced = path;
-    };
-    try {
-      body(hook);
-    } catch (...) {
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_TRUE(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == kDiedAtTheStep)
-      << "the child failed at step " << step;
-  return WEXITSTATUS(status) == kDiedAtTheStep;
-}
 
 CheckpointOptions options_with(const DiskHook& hook) {
   CheckpointOptions options;
@@ -289,7 +252,7 @@ TEST(CheckpointFault, AFileThatMayNotGrowFailsTheSaveOnly) {
     } catch (const UserError& error) {
       const std::string message = error.what();
       if (message.find("saving step 2 failed (earlier checkpoints are intact)") == 0 &&
-          message.find("shard_00000.safetensors: cannot write") != std::string::npos &&
+          message.find("shard_00000_00000.safetensors: cannot write") != std::string::npos &&
           message.find("File too large") != std::string::npos) {
         result = 0;
       }

@@ -50,7 +50,7 @@ TEST(Checkpoint, RoundTripsEverythingThatWasSaved) {
   EXPECT_EQ(
       all_below(dir / "run/checkpoints"),
       (std::vector<std::string>{"step_00000042", "step_00000042/COMMIT", "step_00000042/index.json",
-                                "step_00000042/shard_00000.safetensors"}));
+                                "step_00000042/shard_00000_00000.safetensors"}));
   const Checkpoint checkpoint = Checkpoint::open(info.path);
   EXPECT_EQ(checkpoint.step(), 42);
   EXPECT_EQ(checkpoint.troupe_version(), "0.1.0");
@@ -262,7 +262,8 @@ TEST(Checkpoint, ACommittedIndexThatContradictsItselfIsRefused) {
       {[](Json& i) { i["step"] = -1; }, "\"step\""},
       {[](Json& i) { i["training"] = 1; }, "\"training\""},
       {[](Json& i) { i["shards"] = 1; }, "\"shards\""},
-      {[](Json& i) { i["shards"][0]["file"] = "../shard_00000.safetensors"; }, "plain file name"},
+      {[](Json& i) { i["shards"][0]["file"] = "../shard_00000_00000.safetensors"; },
+       "plain file name"},
       {[](Json& i) { i["shards"].push_back(i["shards"][0]); }, "repeats the file"},
       {[](Json& i) { i["shards"][0]["header_xxh3"] = "0123"; }, "no hash of 16 digits"},
       {[](Json& i) { i["shards"][0]["header_xxh3"] = "0123456789abcdef"; }, "its header"},

@@ -469,7 +469,7 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
     written[parameter.number].resize(
         static_cast<size_t>((*state.table)[parameter.value].shape.elements()));
   }
-  for (const HfTensor& tensor : hf_tensors(config, state)) {
+  for (const HfTensor& tensor : hf_tensors(config)) {
     for (int64_t i = 0; i < tensor.shape.elements(); ++i) {
       ++written[tensor.parameter].at(static_cast<size_t>(tensor.offset + i));
     }

@@ -10,6 +10,7 @@
 
 #include "parallel/collective_schedule.h"
 #include "parallel/process_group.h"
+#include "parallel/rank_communicators.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -169,28 +170,24 @@ Outcome run_steps(StepRun& run, int32_t ranks, int32_t rank) {
   return outcome;
 }
 
-Communicators of_all_ranks(ProcessGroup& group, int rank) {
-  Communicators communicators;
-  communicators.members.fill(&group.member(rank));
-  return communicators;
-}
-
 std::vector<Outcome> run_layout(const Layout& layout) {
   ProcessGroup group(layout.ranks, kPatient);
   std::vector<std::unique_ptr<StepRun>> runs;
   std::vector<const Program*> programs;
   for (int32_t rank = 0; rank < layout.ranks; ++rank) {
     runs.push_back(std::make_unique<StepRun>(
-        layout.model.config, StepRunOptions{.threads = 1 + rank % 2,
-                                            .micro_batch_size = layout.micro_batch_size,
-                                            .micro_batches = layout.micro_batches,
-                                            .data_parallel_size = layout.ranks,
-                                            .data_parallel_rank = rank,
+        layout.model.config,
+        StepRunOptions{.threads = 1 + rank % 2,
+                       .micro_batch_size = layout.micro_batch_size,
+                       .micro_batches = layout.micro_batches,
+                       .data_parallel_size = layout.ranks,
+                       .data_parallel_rank = rank,
 
-                                            .communicators = of_all_ranks(group, rank)}));
+                       .communicators = communicators_of(
+                           group, troupe::Layout({.world_size = layout.ranks}), rank)}));
     programs.push_back(runs.back()->step.program.get());
   }
-  verify_collectives(programs);
+  verify_collectives(programs, troupe::Layout({.world_size = layout.ranks}));
   std::vector<Outcome> outcomes(static_cast<size_t>(layout.ranks));
   run_ranks(group, [&](int rank) {
     const auto at = static_cast<size_t>(rank);
@@ -247,16 +244,17 @@ TEST(DataParallelBits, DoNotDependOnTiming) {
 class CollectiveSchedule : public ::testing::Test {
  protected:
   TrainingStep build(int32_t rank, int32_t micro_batches = 2) const {
-    return build_training_step(config, state,
-                               {.micro_batches = micro_batches,
-                                .sequence = 12,
-                                .data_parallel_size = 2,
-                                .data_parallel_rank = rank});
+    return build_training_step(config, state_of(config, rank),
+                               {.micro_batches = micro_batches, .sequence = 12});
+  }
+  static ModelState state_of(const ModelConfig& config, int32_t rank) {
+    return declare_model_state(config, DType::f64, /*trained=*/true,
+                               data_parallel_part(config.num_layers, 2, rank));
   }
   static std::string refusal(const Program& a, const Program& b) {
     const std::vector<const Program*> programs = {&a, &b};
     try {
-      verify_collectives(programs);
+      verify_collectives(programs, troupe::Layout({.world_size = 2}));
     } catch (const UserError& error) {
       EXPECT_EQ(error.status(), ExitStatus::does_not_fit);
       return error.what();
@@ -279,7 +277,6 @@ class CollectiveSchedule : public ::testing::Test {
   }
 
   ModelConfig config = models()[3].config;  // global loss: collectives in every micro-batch
-  ModelState state = declare_model_state(config, DType::f64, /*trained=*/true);
 };
 
 TEST_F(CollectiveSchedule, OfAllRanksAgrees) {
@@ -321,10 +318,8 @@ TEST_F(CollectiveSchedule, OfOtherSizesIsRefused) {
   const TrainingStep a = build(0);
   ModelConfig wider = config;
   wider.moe_ffn_hidden_size += 4;
-  const ModelState other = declare_model_state(wider, DType::f64, /*trained=*/true);
-  const TrainingStep b = build_training_step(
-      wider, other,
-      {.micro_batches = 2, .sequence = 12, .data_parallel_size = 2, .data_parallel_rank = 1});
+  const TrainingStep b =
+      build_training_step(wider, state_of(wider, 1), {.micro_batches = 2, .sequence = 12});
   EXPECT_NE(refusal(*a.program, *b.program), "");
   EXPECT_NE(hash_collectives(*a.program), hash_collectives(*b.program));
 }

@@ -27,7 +27,7 @@ Clip run_clip(const std::vector<std::vector<double>>& gradients, double max_norm
           ids.push_back(builder.values("gradient", {static_cast<int64_t>(gradient.size())},
                                        gradient, SampleBuilder::Options()));
         }
-        const ValueId squares = squared_norms(builder.builder(), ids, "squares");
+        const ValueId squares = squared_norm(builder.builder(), ids, {}, "squares");
         const auto clip =
             clip_coefficient(builder.builder(), squares, {.max_norm = max_norm}, "norm");
         for (const ValueId id : {squares, clip.norm, clip.coefficient, clip.skip}) {

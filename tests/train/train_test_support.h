@@ -82,6 +82,13 @@ inline void expect_same_state(const StateStorage& a, const StateStorage& b) {
   }
 }
 
+// One of `ranks` ranks that all hold the whole model.
+inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank) {
+  RunLayout run = layout_of_one_rank(layers);
+  run.layout = Layout({.world_size = ranks, .embedding_places = {0}});
+  return {.run = std::make_shared<const RunLayout>(std::move(run)), .rank = rank};
+}
+
 struct StepRunOptions {
   DType dtype = DType::f64;
   int threads = 1;
@@ -90,7 +97,7 @@ struct StepRunOptions {
   int32_t micro_batches = 1;
   int32_t sequence = 12;
   uint64_t seed = 1;
-  int32_t data_parallel_size = 1;
+  int32_t data_parallel_size = 1;  // ranks that share the steps, this one being number
   int32_t data_parallel_rank = 0;
   Communicators communicators = {};
 };
@@ -103,14 +110,14 @@ class StepRun {
       : config(model),
         options(run),
         pool(run.threads),
-        state(declare_model_state(config, run.dtype, /*trained=*/true)),
+        state(declare_model_state(
+            config, run.dtype, /*trained=*/true,
+            data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank))),
         step(build_training_step(config, state,
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
-                                  .seed = run.seed,
-                                  .data_parallel_size = run.data_parallel_size,
-                                  .data_parallel_rank = run.data_parallel_rank})),
+                                  .seed = run.seed})),
         storage(state.table),
         interpreter(*step.program, plan(*step.program, run), storage, pool, run.communicators) {
     initialize_parameters(state, storage, run.seed, pool);

@@ -332,7 +332,7 @@ TEST_F(TrainerRun, KeepsTheBestBesideTheNewest) {
 TEST_F(TrainerRun, RepeatsARunFromItsOptions) {
   EXPECT_EQ(train({"--train-iters", "3", "--seed", "11", "--save", save}), ExitStatus::done);
   const Arguments again = {"train", "--config", save + "/options.toml", "--save", save + "_again"};
-  EXPECT_EQ(Trainer(parse_command_line(again).options).run(), ExitStatus::done);
+  EXPECT_EQ(troupe::train(parse_command_line(again).options), ExitStatus::done);
   EXPECT_EQ(content(save + "_again"), content(save));
 }
 
@@ -434,9 +434,11 @@ TEST_F(TrainerRun, GoesOnWithOtherRanks) {
 }
 
 TEST_F(TrainerRun, ABatchThatRanksCannotShareIsRefused) {
-  EXPECT_EQ(refusal({"--train-iters", "1", "--global-batch-size", "6", "--micro-batch-size", "2",
-                     "--ranks", "2"}),
-            "--global-batch-size 6 is not a multiple of 4, --micro-batch-size 2 times --ranks 2.");
+  EXPECT_EQ(
+      refusal({"--train-iters", "1", "--global-batch-size", "6", "--micro-batch-size", "2",
+               "--ranks", "2"}),
+      "--global-batch-size 6: it must be a multiple of --micro-batch-size 2 x DP 2 = 4. Nearest: "
+      "4 or 8.");
 }
 
 }  // namespace

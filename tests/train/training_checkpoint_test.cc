@@ -73,7 +73,7 @@ TEST_P(TrainingCheckpoint, ComesBackBitForBit) {
 
   StepRun other(saved_model(), {.dtype = GetParam(), .seed = 2});
   const Checkpoint checkpoint = Checkpoint::open(info.path);
-  load_training_state(checkpoint, other.state, other.storage);
+  load_training_state(checkpoint, other.config, other.state, other.storage);
   EXPECT_EQ(state_bytes(other.storage, /*with_gradients=*/false),
             state_bytes(run.storage, /*with_gradients=*/false));
   // Main gradients are rebuilt by each step, so the next step is the same.
@@ -111,7 +111,7 @@ TEST_P(TrainingCheckpoint, LoadsIntoAModelThatIsNotTrained) {
       folder.path(), identity_of(run.config, GetParam()), kPosition, run.state, run.storage);
   const ModelState state = declare_model_state(saved_model(), GetParam(), /*trained=*/false);
   const StateStorage storage(state.table);
-  load_training_state(Checkpoint::open(info.path), state, storage);
+  load_training_state(Checkpoint::open(info.path), saved_model(), state, storage);
   for (const Parameter& parameter : state.parameters) {
     EXPECT_EQ(bytes_of(storage.view(parameter.value)),
               bytes_of(run.storage.view(run.state.parameters[parameter.number].value)));
@@ -240,7 +240,7 @@ TEST_F(StoredRunTest, TheTokenizersFileIsKept) {
 
   // The weights load as ever.
   const StepRun run(identity.model, {.dtype = identity.compute_dtype});
-  EXPECT_NO_THROW(load_training_state(Checkpoint::open(path), run.state, run.storage));
+  EXPECT_NO_THROW(load_training_state(Checkpoint::open(path), run.config, run.state, run.storage));
 }
 
 class BrokenFacts : public StoredRunTest {
@@ -306,9 +306,11 @@ TEST_F(StoredRunTest, AnotherShapeOfModelIsRefusedByTensor) {
   ModelConfig wider = saved_model();
   wider.vocab_size += 1;
   const StepRun run(wider, {.dtype = DType::f32});
-  expect_part(refusal(ExitStatus::bad_request,
-                      [&] { load_training_state(Checkpoint::open(path), run.state, run.storage); }),
-              "embedding");
+  expect_part(
+      refusal(
+          ExitStatus::bad_request,
+          [&] { load_training_state(Checkpoint::open(path), run.config, run.state, run.storage); }),
+      "embedding");
 }
 
 }  // namespace

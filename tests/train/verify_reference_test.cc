@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "io/hf_config.h"
+
 namespace troupe {
 namespace {
 
@@ -39,12 +41,20 @@ TEST(ReferenceModels, Tolerances) {
   }
 }
 
+// Ranks that each hold the whole model.
+std::shared_ptr<const RunLayout> data_parallel_layout(const std::string& fixture, int32_t ranks) {
+  const ModelConfig config = read_hf_config(TROUPE_FIXTURE_DIR "/hf/" + fixture + "/config.json");
+  RunLayout run = layout_of_one_rank(config.num_layers);
+  run.layout = Layout({.world_size = ranks, .embedding_places = {0}});
+  return std::make_shared<const RunLayout>(std::move(run));
+}
+
 class ReferenceModel : public ::testing::TestWithParam<std::string> {
  protected:
   static void expect_pass(DType dtype, int32_t ranks = 1) {
     const ReferenceComparison result =
         verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), dtype, /*with_oracle=*/true,
-                         {.count = ranks, .threads = 2});
+                         {.layout = data_parallel_layout(GetParam(), ranks), .threads = 2});
     EXPECT_TRUE(result.pass);
     EXPECT_TRUE(result.oracle_checked);
     EXPECT_TRUE(result.oracle_identical);

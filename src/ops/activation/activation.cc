@@ -32,8 +32,7 @@ Shape check_activation_inputs(const InferContext& context, int weights_input) {
   if (context.has_input(weights_input)) {
     const Value& weights = context.input(weights_input);
     const Value& row_slot = context.input(weights_input + 1);
-    TROUPE_CHECK(weights.dtype == accumulation_dtype(x.dtype) && weights.shape.rank() == 2 &&
-                     !weights.rows.valid(),
+    TROUPE_CHECK(weights.dtype == accumulation_dtype(x.dtype) && weights.shape.rank() == 2,
                  "activation: weights are not [T, k] in the accumulation dtype: " + weights.name);
     TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.shape == Shape({x.shape[0]}),
                  "activation: row_slot is not i32 [R]: " + row_slot.name);

@@ -32,7 +32,8 @@
 //               row_slot i32 [R] with weights)                 -> y [R, f]
 //   activation_gradient (x, dy [R, f], weights, row_slot)      -> d_x like x, which may be stored
 //               over x, and with weights d_weights [T, k] in the accumulation dtype
-// Each live row that is no filler has a slot of its own.
+// Each live row that is no filler has a slot of its own. Weights may be ragged; then no row has a
+// slot beyond their live rows. d_weights is not ragged.
 #pragma once
 
 #include <cstdint>

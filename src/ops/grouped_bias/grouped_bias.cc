@@ -25,10 +25,10 @@ void check_grouped_bias_inputs(const InferContext& context, int offsets_input,
   if (!context.has_input(probabilities_input)) return;
   const Value& probabilities = context.input(probabilities_input);
   const Value& row_slot = context.input(probabilities_input + 1);
-  TROUPE_CHECK(probabilities.dtype == accumulation_dtype(rows.dtype) &&
-                   probabilities.shape.rank() == 2 && !probabilities.rows.valid(),
-               "grouped_bias: probabilities are not [T, k] in the accumulation dtype: " +
-                   probabilities.name);
+  TROUPE_CHECK(
+      probabilities.dtype == accumulation_dtype(rows.dtype) && probabilities.shape.rank() == 2,
+      "grouped_bias: probabilities are not [T, k] in the accumulation dtype: " +
+          probabilities.name);
   TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.shape == Shape({rows.shape[0]}),
                "grouped_bias: row_slot is not i32 [R]: " + row_slot.name);
 }

@@ -17,8 +17,8 @@ void infer_permute(InferContext& context) {
   const Value& x = context.input(0);
   const Value& row_slot = context.input(1);
   const Value& slot_row = context.input(2);
-  TROUPE_CHECK(is_float(x.dtype) && x.shape.rank() == 2 && !x.rows.valid(),
-               "permute needs a dense float x [T, h]: " + x.name);
+  TROUPE_CHECK(is_float(x.dtype) && x.shape.rank() == 2,
+               "permute needs a float x [T, h]: " + x.name);
   TROUPE_CHECK(
       slot_row.dtype == DType::i32 && slot_row.shape.rank() == 2 && slot_row.shape[0] == x.shape[0],
       "permute needs i32 slot_row [T, k]: " + slot_row.name);

@@ -15,8 +15,9 @@
 
 namespace troupe {
 
-// `x`: [T, h] of any float type, not ragged; `routing`: a plan for T tokens, with at most R rows.
-// Returns [R, h] of x's type, ragged with the plan's RowCount.
+// `x`: [T, h] of any float type; if it is ragged, no slot of a token beyond its live rows has a
+// row. `routing`: a plan for T tokens, with at most R rows. Returns [R, h] of x's type, ragged with
+// the plan's RowCount.
 ValueId permute(Builder& builder, ValueId x, const Routing& routing, const std::string& name);
 
 // Inputs: x [T, h], row_slot i32 [R] (ragged; gives the result its row count), slot_row i32 [T, k].

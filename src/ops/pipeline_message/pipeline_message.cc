@@ -1,0 +1,123 @@
+#include "ops/pipeline_message/pipeline_message.h"
+
+#include <fmt/format.h>
+
+namespace troupe {
+
+void send_cpu(const KernelArguments& args);
+void finish_send_cpu(const KernelArguments& args);
+void receive_cpu(const KernelArguments& args);
+
+namespace {
+
+void infer_sent(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "a message is one tensor");
+  const Value& x = context.input(0);
+  TROUPE_CHECK(!is_persistent(x.role) && !x.rows.valid(),
+               "a message is an activation that is not ragged: " + x.name);
+}
+
+void infer_receive(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 0, "receive has no operands");
+  const auto& attributes = context.attributes<ReceiveAttributes>();
+  context.output("", attributes.dtype, attributes.shape);
+}
+
+Cost cost_send(const OpView& op) {
+  return {.flops = 0, .bytes = static_cast<double>(op.input(0).bytes())};
+}
+
+Cost cost_finish_send(const OpView&) {
+  return {};
+}
+
+Cost cost_receive(const OpView& op) {
+  return {.flops = 0, .bytes = static_cast<double>(op.output(0).bytes())};
+}
+
+CpuKernel send_kernel(const OpView&) {
+  return &send_cpu;
+}
+
+CpuKernel finish_send_kernel(const OpView&) {
+  return &finish_send_cpu;
+}
+
+CpuKernel receive_kernel(const OpView&) {
+  return &receive_cpu;
+}
+
+RankGroup group_of_sent(const Attributes& attributes) {
+  return attributes.as<MessageAttributes>().group;
+}
+
+RankGroup group_of_receive(const Attributes& attributes) {
+  return attributes.as<ReceiveAttributes>().way.group;
+}
+
+std::string print_sent(const Attributes& attributes) {
+  const auto& way = attributes.as<MessageAttributes>();
+  return fmt::format("group={} to={}", name_of(way.group), way.peer);
+}
+
+std::string print_receive(const Attributes& attributes) {
+  const MessageAttributes& way = attributes.as<ReceiveAttributes>().way;
+  return fmt::format("group={} from={}", name_of(way.group), way.peer);
+}
+
+std::vector<ValueId> emit_message(Builder& builder, const OpSpec& spec,
+                                  const Attributes& attributes, std::span<const ValueId> inputs,
+                                  const std::string& name) {
+  const Place caller_place = builder.place;
+  builder.place.queue = Queue::communication;
+  std::vector<ValueId> outputs = builder.emit(spec, attributes, inputs, name);
+  builder.place = caller_place;
+  return outputs;
+}
+
+}  // namespace
+
+void send(Builder& builder, ValueId x, const MessageAttributes& attributes) {
+  emit_message(builder, kSend, Attributes(attributes), {&x, 1}, "send");
+}
+
+void finish_send(Builder& builder, ValueId x, const MessageAttributes& attributes) {
+  emit_message(builder, kFinishSend, Attributes(attributes), {&x, 1}, "finish_send");
+}
+
+ValueId receive(Builder& builder, const ReceiveAttributes& attributes, const std::string& name) {
+  return emit_message(builder, kReceive, Attributes(attributes), {}, name)[0];
+}
+
+std::optional<MessageUse> message_use(const Op& op) {
+  using Action = MessageUse::Action;
+  if (op.spec == &kReceive) {
+    return MessageUse{Action::receive, op.attributes.as<ReceiveAttributes>().way};
+  }
+  if (op.spec != &kSend && op.spec != &kFinishSend) return std::nullopt;
+  return MessageUse{op.spec == &kSend ? Action::send : Action::finish,
+                    op.attributes.as<MessageAttributes>()};
+}
+
+const OpSpec kSend{.name = "send",
+                   .infer = infer_sent,
+                   .cost = cost_send,
+                   .cpu_kernel = send_kernel,
+                   .group = group_of_sent,
+                   .print_attributes = print_sent};
+
+const OpSpec kFinishSend{.name = "finish_send",
+                         .infer = infer_sent,
+                         .cost = cost_finish_send,
+                         .cpu_kernel = finish_send_kernel,
+                         .group = group_of_sent,
+                         .print_attributes = print_sent};
+
+const OpSpec kReceive{.name = "receive",
+                      .infer = infer_receive,
+                      .cost = cost_receive,
+                      .cpu_kernel = receive_kernel,
+                      .group = group_of_receive,
+                      .print_attributes = print_receive};
+
+}  // namespace troupe
