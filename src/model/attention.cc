@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/context_parallel.h"
 #include "model/random_place.h"
 #include "model/tensor_parallel.h"
 #include "ops/attention/attention.h"
@@ -28,14 +29,21 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
   ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
                        {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   if (config.qk_layernorm) {
-    qkv = qk_norm(builder, qkv, parameter(ParameterKind::q_norm), parameter(ParameterKind::k_norm),
-                  {.heads = heads,
-                   .groups = groups,
-                   .head_dim = head_dim,
-                   .epsilon = config.norm_epsilon,
-                   .scope = config.qk_norm_scope,
-                   .zero_centered = config.zero_centered_gamma},
-                  "qkv_normed");
+    QkNormAttributes norm{.heads = heads,
+                          .groups = groups,
+                          .head_dim = head_dim,
+                          .epsilon = config.norm_epsilon,
+                          .scope = config.qk_norm_scope,
+                          .zero_centered = config.zero_centered_gamma};
+    QkNormInputs inputs{.qkv = qkv,
+                        .gamma_q = parameter(ParameterKind::q_norm),
+                        .gamma_k = parameter(ParameterKind::k_norm)};
+    if (config.qk_norm_scope == QkNormScope::projection && tensor_parallel.ranks() > 1) {
+      norm.ranks = tensor_parallel.ranks();
+      const ValueId own = qk_squares(builder, qkv, norm, "qk_squares_here");
+      inputs.squares = tensor_parallel.sum_for_all(own, "qk_squares");
+    }
+    qkv = qk_norm(builder, inputs, norm, "qkv_normed");
   }
   qkv = rope(builder, qkv, rope_table,
              {.heads = heads,
@@ -46,8 +54,8 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
               .inverse = false},
              "qkv_rotated");
   const double dropped = options.training ? config.attention_dropout : 0;
-  const ValueId context = attention(
-      builder, qkv, dropped > 0 ? options.step : ValueId{},
+  const ValueId context = attend_over_context(
+      builder, state.part, options.context_exchange, qkv, dropped > 0 ? options.step : ValueId{},
       {.batch = batch.batch,
        .sequence = batch.sequence,
        .heads = heads,
@@ -57,10 +65,11 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
        .window = config.sliding_window,
        .substream = random_substream(RandomPlace::attention_dropout, layer, options.micro_batch),
        .seed = options.seed,
-       .probability = dropped},
+       .probability = dropped,
+       .first_head = tensor_parallel.rank() * heads,
+       .all_heads = tensor_parallel.ranks() > 1 ? config.num_attention_heads : 0},
       "context");
-  return leave_linear(builder, tensor_parallel, context,
-                      parameter(ParameterKind::w_attention_out),
+  return leave_linear(builder, tensor_parallel, context, parameter(ParameterKind::w_attention_out),
                       bias(config.add_bias_linear, ParameterKind::b_attention_out),
                       "attention_out");
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "model/attention.h"
+#include "model/context_parallel.h"
 #include "model/feed_forward.h"
 #include "model/random_place.h"
 #include "model/tensor_parallel.h"
@@ -33,12 +34,14 @@ BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, boo
   return values;
 }
 
-ValueId build_rope_table(Builder& builder, const ModelConfig& config, int32_t sequence,
-                         DType dtype) {
-  return rope_table(
-      builder,
-      {.positions = sequence, .rotary_dim = config.kv_channels, .base = config.rotary_base}, dtype,
-      "rope_table");
+ValueId build_rope_table(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                         int32_t sequence, DType dtype) {
+  return rope_table(builder,
+                    {.positions = sequence,
+                     .rotary_dim = config.kv_channels,
+                     .base = config.rotary_base,
+                     .chunks = chunks_of(part)},
+                    dtype, "rope_table");
 }
 
 std::string_view name_of(AuxiliaryLossKind kind) {
@@ -89,23 +92,23 @@ ValueId build_embedding(Builder& builder, const ModelConfig& config, const Model
   const bool has_padding = config.padding_token >= first;
   const ValueId ids = shift_ids(builder, tokens, {.first = first}, "ids");
   const bool whole = tensor_parallel.ranks() == 1;
-  const ValueId rows =
-      embedding(builder, ids, builder.state(state.get(ParameterKind::embedding).value),
-                {.padding_token = has_padding ? config.padding_token - first : -1},
-                whole ? "x" : "x_part");
+  const ValueId rows = embedding(
+      builder, ids, builder.state(state.get(ParameterKind::embedding).value),
+      {.padding_token = has_padding ? config.padding_token - first : -1}, whole ? "x" : "x_part");
   return tensor_parallel.leave(rows, "x");
 }
 
 void build_head(Builder& builder, const ModelConfig& config, const ModelState& state,
                 const BatchValues& batch, ValueId final_state, ForwardResult& result) {
   const TensorParallel tensor_parallel(builder, state.part);
-  const ParameterKind kind =
-      config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
+  const ParameterKind kind = config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
   const ValueId rows = tensor_parallel.enter(final_state, "head_in_all");
   result.logits = linear(builder, rows, builder.state(state.get(kind).value), {}, "logits");
   if (!batch.labels.valid()) return;
-  CrossEntropyInputs inputs{
-      .logits = result.logits, .labels = batch.labels, .mask = batch.mask, .tokens = {}};
+  CrossEntropyInputs inputs{.logits = result.logits,
+                            .labels = batch.labels,
+                            .mask = batch.mask,
+                            .tokens = count_tokens(builder, state.part, batch.mask)};
   if (tensor_parallel.ranks() == 1) {
     result.loss = cross_entropy(builder, inputs, "loss").loss;
     return;
@@ -113,9 +116,8 @@ void build_head(Builder& builder, const ModelConfig& config, const ModelState& s
   inputs.labels =
       shift_ids(builder, batch.labels, {.first = first_vocabulary_row(state, kind)}, "label_ids");
   const ValueId part = cross_entropy_part(builder, inputs.logits, inputs.labels, "loss_part");
-  const ValueId parts =
-      all_gather(builder, part, {.group = RankGroup::tp, .ranks = tensor_parallel.ranks()},
-                 "loss_parts");
+  const ValueId parts = all_gather(
+      builder, part, {.group = RankGroup::tp, .ranks = tensor_parallel.ranks()}, "loss_parts");
   result.loss = cross_entropy_of_parts(builder, inputs, parts, "loss").loss;
 }
 
@@ -132,11 +134,13 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   const auto drop = [&](ValueId value, RandomPlace place, int32_t layer) {
     if (!options.training || config.hidden_dropout == 0) return value;
-    return dropout(builder, value, options.step,
-                   {.seed = options.seed,
-                    .substream = random_substream(place, layer, options.micro_batch),
-                    .probability = config.hidden_dropout},
-                   builder.value(value).name + "_dropped");
+    return dropout(
+        builder, value, options.step,
+        {.seed = options.seed,
+         .substream = random_substream(place, layer, options.micro_batch),
+         .probability = config.hidden_dropout,
+         .origin = row_origin(state.part, batch.sequence, builder.value(value).shape[0])},
+        builder.value(value).name + "_dropped");
   };
 
   // `residual` is the stream up to the last norm, `branch` what is still to be added to it.

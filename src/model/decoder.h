@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
 #include "model/parameters.h"
@@ -17,13 +18,15 @@
 
 namespace troupe {
 
-// The token blocks of one micro-batch of `batch` sequences.
+// The token blocks of one micro-batch of `batch` sequences: the rows that this rank and those of
+// its tp group have of each.
 struct BatchValues {
   int32_t batch = 0;
-  int32_t sequence = 0;
-  ValueId tokens;  // i32 [batch * sequence]; invalid: nothing is embedded
-  ValueId labels;  // i32 [batch * sequence]; invalid: no loss is built
-  ValueId mask;    // accumulation dtype [batch * sequence]: weight of each token in the loss
+  int32_t sequence = 0;        // rows of each sequence
+  SequenceChunks chunks = {};  // which ones
+  ValueId tokens;              // i32 [batch * sequence]; invalid: nothing is embedded
+  ValueId labels;              // i32 [batch * sequence]; invalid: no loss is built
+  ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
 };
 
 // Declares the inputs of one micro-batch that are wanted. `accumulation` is the accumulation dtype
@@ -52,8 +55,9 @@ struct ForwardResult {
   ValueId output;
   // Of the stage with the loss:
   ValueId logits;  // [tokens, vocab]
-  ValueId
-      loss;  // [1] mean cross-entropy of the micro-batch, nats per token; invalid without labels
+  // [1] mean cross-entropy of the micro-batch, nats per token; of a rank of cp its part of the
+  // mean. Invalid without labels.
+  ValueId loss;
 
   // What else is minimised in training, already multiplied by its coefficient; one entry per layer.
   struct AuxiliaryLoss {
@@ -82,6 +86,8 @@ struct ForwardOptions {
                             // not depend on who runs it
   // How tokens reach experts of other ranks.
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
+  // How attention reaches the rows of each sequence that other ranks have.
+  ContextExchange context_exchange = ContextExchange::p2p;
   // What random numbers of the pass are keyed by, with the place that draws them. `step` is an
   // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
   uint64_t seed = 0;
@@ -94,9 +100,10 @@ struct ForwardOptions {
   std::vector<ValueId>* running_counts = nullptr;
 };
 
-// Emits the rotation table that all layers and micro-batches of a program share.
-ValueId build_rope_table(Builder& builder, const ModelConfig& config, int32_t sequence,
-                         DType dtype);
+// Emits the rotation table that all layers and micro-batches of a program share. `sequence`: rows
+// of this rank in each sequence.
+ValueId build_rope_table(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                         int32_t sequence, DType dtype);
 
 // Does training draw random numbers (dropout, jitter, random routing)?
 bool draws_random_numbers(const ModelConfig& config);

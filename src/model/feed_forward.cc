@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/random_place.h"
 #include "model/tensor_parallel.h"
@@ -90,7 +91,8 @@ class MoeBlock {
       input = jitter(builder_, input, options_.step,
                      {.seed = options_.seed,
                       .substream = substream(RandomPlace::router_jitter),
-                      .epsilon = config_.moe_input_jitter_eps},
+                      .epsilon = config_.moe_input_jitter_eps,
+                      .origin = row_origin(state_.part, batch_.sequence, tokens())},
                      "router_in");
     }
     const ValueId logits =
@@ -99,10 +101,11 @@ class MoeBlock {
                 .output = config_.moe_router_fp64 ? LinearOutput::f64 : LinearOutput::accumulation},
                "router_logits");
     if (!options_.training || !config_.moe_router_force_load_balancing) return logits;
-    return random_logits(
-        builder_, logits, options_.step,
-        {.seed = options_.seed, .substream = substream(RandomPlace::router_logits)},
-        "random_logits");
+    return random_logits(builder_, logits, options_.step,
+                         {.seed = options_.seed,
+                          .substream = substream(RandomPlace::router_logits),
+                          .origin = row_origin(state_.part, batch_.sequence, tokens())},
+                         "random_logits");
   }
 
   RouterTopkResult choose(ValueId logits) {
@@ -177,8 +180,8 @@ class MoeBlock {
         .indices;
   }
 
-  // How often the tokens of the micro-batch, those of all ranks of tp and cp, chose each expert, for
-  // each of `attributes.sequences` sequences.
+  // How often the tokens of the micro-batch, those of all ranks of tp and cp, chose each expert,
+  // for each of `attributes.sequences` sequences.
   ValueId count(ValueId selection, const CountExpertsAttributes& attributes,
                 const std::string& name) {
     const Layout& layout = state_.part.layout();

@@ -73,6 +73,13 @@ void check_tensor_parallel(const ModelConfig& config, const Layout& layout) {
                     config.num_attention_heads, groups),
         nearest_choices(tp, config.num_attention_heads, valid));
   }
+  if (config.qk_layernorm && config.qk_norm_scope == QkNormScope::projection && groups % tp != 0) {
+    refuse(flag, tp,
+           fmt::format("the norm of all keys together wants it to divide the {} key-value heads",
+                       groups),
+           nearest_choices(tp, config.num_attention_heads,
+                           [&](int64_t size) { return valid(size) && groups % size == 0; }));
+  }
   if (config.moe_layer_count() < config.num_layers) {
     require_divisor(flag, tp, config.ffn_hidden_size, "the dense layers' inner size");
   }
@@ -80,6 +87,21 @@ void check_tensor_parallel(const ModelConfig& config, const Layout& layout) {
     require_divisor(flag, tp, config.moe_shared_expert_intermediate_size,
                     "the shared expert's inner size");
   }
+}
+
+// Each rank of cp attends with its share of the heads that TP leaves.
+void check_heads_exchange(const ModelConfig& config, const Layout& layout) {
+  const int32_t cp = layout.cp();
+  const int32_t heads = config.num_attention_heads / layout.tp();
+  const int32_t groups = std::max(1, config.num_query_groups / layout.tp());
+  const auto valid = [&](int64_t size) { return heads % size == 0 && groups % size == 0; };
+  if (valid(cp)) return;
+  refuse("--context-parallel-size", cp,
+         fmt::format("with --cp-comm-type a2a it must divide the {} query heads and {} key-value "
+                     "heads that --tensor-model-parallel-size {} leaves to a rank; p2p and "
+                     "allgather have no such rule",
+                     heads, groups, layout.tp()),
+         nearest_choices(cp, groups, valid));
 }
 
 void check_experts(const ModelConfig& config, const Layout& layout) {
@@ -118,8 +140,10 @@ void check_sequence(const Layout& layout, int64_t sequence) {
 
 }  // namespace
 
-void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence) {
+void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence,
+                  ContextExchange exchange) {
   check_tensor_parallel(config, layout);
+  if (exchange == ContextExchange::a2a) check_heads_exchange(config, layout);
   check_experts(config, layout);
   check_sequence(layout, sequence);
 }

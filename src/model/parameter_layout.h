@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/shape.h"
+#include "model/context_parallel.h"
 #include "model/model_config.h"
 #include "model/parameters.h"
 #include "parallel/layout.h"
@@ -16,8 +17,10 @@
 
 namespace troupe {
 
-// Refuses a layout that cannot cut this model into equal parts, or these sequences.
-void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence);
+// Refuses a layout that cannot cut this model into equal parts, or these sequences, or whose
+// exchange between the ranks of cp cannot.
+void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence,
+                  ContextExchange exchange = ContextExchange::p2p);
 
 // The slice of a parameter of shape `shape` (of the whole model) that `rank` holds if its stage
 // holds the parameter at all. TP cuts heads, rows of first products (the halves of a gated one each

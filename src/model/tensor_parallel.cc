@@ -21,6 +21,12 @@ ValueId TensorParallel::leave(ValueId partial, const std::string& name) const {
   return reduce_scatter(builder_, partial, {.group = RankGroup::tp, .ranks = ranks_}, name);
 }
 
+ValueId TensorParallel::sum_for_all(ValueId partial, const std::string& name) const {
+  if (ranks_ == 1) return partial;
+  const ValueId sum = sum_over_ranks(builder_, partial, {.group = RankGroup::tp}, name);
+  return copy_to_ranks(builder_, sum, {.group = RankGroup::tp}, name + "_for_all");
+}
+
 ValueId leave_linear(Builder& builder, const TensorParallel& tensor_parallel, ValueId x,
                      ValueId weight, ValueId bias, const std::string& name) {
   if (tensor_parallel.ranks() == 1) return linear(builder, x, weight, {.bias = bias}, name);

@@ -4,8 +4,8 @@
 // are each rank's own: heads of attention, inner sizes of an MLP. Before the pair every rank needs
 // the rows of all tokens; after it the ranks' results are parts of a sum. With sequence parallelism
 // a rank keeps only its share of the rows between such pairs (flat rows in equal consecutive
-// blocks): rows are gathered before and scattered, summed, after. Without it all ranks hold all rows
-// (Shoeybi et al., 2019; Korthikanti et al., 2022; semantics 9).
+// blocks): rows are gathered before and scattered, summed, after. Without it all ranks hold all
+// rows (Shoeybi et al., 2019; Korthikanti et al., 2022; semantics 9).
 //
 // Emits nothing when the group has one rank. A builder's helper: valid as long as builder and part.
 #pragma once
@@ -33,6 +33,8 @@ class TensorParallel {
   ValueId enter(ValueId rows, const std::string& name) const;
   // The sum of all ranks' results of products whose inputs are cut.
   ValueId leave(ValueId partial, const std::string& name) const;
+  // The sum of all ranks' tensors, for work that is each rank's own again.
+  ValueId sum_for_all(ValueId partial, const std::string& name) const;
 
  private:
   Builder& builder_;

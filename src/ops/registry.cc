@@ -11,12 +11,14 @@
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/context_attention/context_attention.h"
 #include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
+#include "ops/exchange_heads/exchange_heads.h"
 #include "ops/exchange_rows/exchange_rows.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
@@ -45,7 +47,9 @@
 #include "ops/row_gate/row_gate.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/split_columns/split_columns.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/token_count/token_count.h"
 
 namespace troupe {
 namespace {
@@ -62,6 +66,8 @@ constexpr std::array kOperations = {
     &kAttention,
     &kAttentionGradient,
     &kCombine,
+    &kContextAttention,
+    &kContextAttentionGradient,
     &kCopyToRanks,
     &kCountExperts,
     &kCrossEntropy,
@@ -87,7 +93,9 @@ constexpr std::array kOperations = {
     &kGroupedLinear,
     &kGroupedLinearDataGradient,
     &kGroupedLinearWeightGradient,
+    &kHeadsToSequence,
     &kJitter,
+    &kJoinColumns,
     &kLayerNorm,
     &kLayerNormGradient,
     &kLayerNormWeightGradient,
@@ -106,9 +114,13 @@ constexpr std::array kOperations = {
     &kQkNorm,
     &kQkNormGradient,
     &kQkNormWeightGradient,
+    &kQkSquares,
+    &kQkSquaresGradient,
     &kRandomLogits,
     &kReceive,
     &kReduceScatter,
+    &kRingAttention,
+    &kRingAttentionGradient,
     &kRmsNorm,
     &kRmsNormGradient,
     &kRmsNormWeightGradient,
@@ -121,9 +133,12 @@ constexpr std::array kOperations = {
     &kRouterZLoss,
     &kRouterZLossGradient,
     &kSend,
+    &kSequenceToHeads,
     &kShiftIds,
     &kSinkhornTopk,
+    &kSplitColumns,
     &kSumOverRanks,
+    &kTokenCount,
     &kRowGate,
     &kRowGateGradient,
 };

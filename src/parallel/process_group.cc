@@ -136,6 +136,8 @@ class ProcessGroup::Room {
     uint64_t value = 0;  // of exchange()
     bool waits = false;
     int waits_for = -1;  // the place of the only rank that is waited for; -1: for all
+    // Of a wait for one rank: is it over, though the waiting thread may not have noticed yet?
+    std::function<bool()> done;
   };
   struct Message {
     CollectiveCall call;
@@ -396,6 +398,7 @@ void ProcessGroup::Room::wait_for(std::unique_lock<std::mutex>& lock, size_t pla
   slot.call = call;
   slot.waits = true;
   slot.waits_for = static_cast<int>(other);
+  slot.done = done;
   if (group_.left_[static_cast<size_t>(ranks_[other])]) fail(missing_message(place));
   const auto over = [&] { return done() || group_.failure_ != nullptr; };
   const bool in_time = changed_.wait_for(lock, group_.limit_, over);
@@ -483,7 +486,7 @@ std::string ProcessGroup::Room::message_of_leaver(int rank) const {
   if (leaver == ranks_.size()) return {};
   for (size_t place = 0; place < slots_.size(); ++place) {
     const Slot& slot = slots_[place];
-    if (!slot.waits) continue;
+    if (!slot.waits || (slot.waits_for >= 0 && slot.done())) continue;
     if (slot.waits_for < 0 || slot.waits_for == static_cast<int>(leaver)) {
       return missing_message(place);
     }

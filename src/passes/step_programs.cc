@@ -57,8 +57,8 @@ class MetricSums {
 };
 
 // Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
-// sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of means
-// over the tokens each has its part.
+// sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of
+// means over the tokens each has its part.
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
                         const ForwardResult& forward, ValueId loss,
                         const std::vector<LayerMetrics>& layers, MetricSums& sums, double share) {
@@ -97,18 +97,26 @@ bool has_layer(const ModelPart& part, int32_t layer) {
   return part.partition().rank_of_layer(layer) == part.dense().pp;
 }
 
+// Rows of each sequence that this rank and those of its tp group have.
+int32_t rows_of_sequence(const ModelPart& part, int32_t sequence) {
+  return sequence / part.layout().cp();
+}
+
 // The inputs of one micro-batch that this rank's stages use.
 BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t batch,
                              int32_t sequence, bool with_labels, DType accumulation) {
   const bool embeds = has_stage(part, [](const PipelineStage& stage) { return stage.embedding; });
   const bool has_loss = has_stage(part, [](const PipelineStage& stage) { return stage.loss; });
-  return declare_batch(builder, batch, sequence, embeds, with_labels && has_loss, accumulation);
+  BatchValues values = declare_batch(builder, batch, rows_of_sequence(part, sequence), embeds,
+                                     with_labels && has_loss, accumulation);
+  values.chunks = chunks_of(part);
+  return values;
 }
 
 // The residual stream of one micro-batch, as stages hand it on.
 Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
                    int32_t sequence) {
-  const int64_t tokens = int64_t{batch} * sequence / part.layout().cp();
+  const int64_t tokens = int64_t{batch} * rows_of_sequence(part, sequence);
   return {part.sequence_parallel() ? tokens / part.layout().tp() : tokens, config.hidden_size};
 }
 
@@ -197,9 +205,10 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
-  const ValueId rope = build_rope_table(builder, config, sequence, wide);
-  step.selected =
-      declare_selections(builder, config, part, static_cast<int64_t>(batch) * sequence, trace);
+  const ValueId rope =
+      build_rope_table(builder, config, part, rows_of_sequence(part, sequence), wide);
+  step.selected = declare_selections(builder, config, part,
+                                     stream_shape(config, part, batch, sequence)[0], trace);
 
   StageMessages messages(builder, state.dtype, stream_shape(config, part, batch, sequence));
   MetricSums sums(builder);
@@ -251,7 +260,8 @@ class TrainingEmission {
         step_(step),
         wide_(accumulation_dtype(state.dtype)),
         share_(1.0 / (options.micro_batches * state.part.layout().dp())),
-        rope_(build_rope_table(builder, config, options.sequence, wide_)),
+        rope_(build_rope_table(builder, config, part_, rows_of_sequence(part_, options.sequence),
+                               wide_)),
         // The step's loss is the mean over the micro-batches of all ranks.
         d_loss_(fill(builder, share_, wide_, {1}, "d_loss")),
         messages_(builder, state.dtype,
@@ -363,9 +373,10 @@ class TrainingEmission {
     if (batch.batch == 0) {
       batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
                                /*with_labels=*/true, wide_);
-      selected = declare_selections(builder_, config_, part_,
-                                    int64_t{options_.micro_batch_size} * options_.sequence,
-                                    options_.routing_trace);
+      selected = declare_selections(
+          builder_, config_, part_,
+          stream_shape(config_, part_, options_.micro_batch_size, options_.sequence)[0],
+          options_.routing_trace);
     }
     own.first = builder_.program().op_count();
     const bool replayed = options_.routing_trace == RoutingTrace::replayed;
@@ -376,6 +387,7 @@ class TrainingEmission {
                        .training = true,
                        .micro_batch = part_.global_micro_batch(item.micro_batch),
                        .dispatcher = options_.dispatcher,
+                       .context_exchange = options_.context_exchange,
                        .seed = options_.seed,
                        .step = step_.step_number,
                        .selected = replayed ? selected : std::vector<ValueId>{},

@@ -26,14 +26,15 @@ enum class RoutingTrace : uint8_t { none, recorded, replayed };
 struct TrainingStepOptions {
   int32_t micro_batch_size = 1;
   int32_t micro_batches = 1;  // of one rank (ModelPart::global_micro_batch)
-  int32_t sequence = 0;
-  double clip_grad = 1.0;  // largest global gradient norm; 0: no clipping
+  int32_t sequence = 0;       // whole; the ranks of cp share it
+  double clip_grad = 1.0;     // largest global gradient norm; 0: no clipping
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
   uint64_t seed = 0;  // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
+  ContextExchange context_exchange = ContextExchange::p2p;
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

@@ -22,7 +22,7 @@ struct OpSpec;
 // type aborts.
 class Attributes {
  public:
-  static constexpr size_t kCapacity = 56;
+  static constexpr size_t kCapacity = 80;
 
   Attributes() = default;
   template <class T>

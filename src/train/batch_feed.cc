@@ -12,24 +12,28 @@ BatchFeed::BatchFeed(const SampleSource& source)
 
 int64_t BatchFeed::write(const CpuInterpreter& interpreter, const BatchValues& batch,
                          int64_t first) {
-  const auto length = static_cast<size_t>(batch.sequence);
-  TROUPE_CHECK(mask_.size() == length, "batch and samples differ in length");
+  const int64_t rows = batch.sequence;
+  TROUPE_CHECK(static_cast<int64_t>(mask_.size()) == rows * batch.chunks.ranks,
+               "batch and samples differ in length");
   int64_t counted = 0;
-  for (int32_t row = 0; row < batch.batch; ++row) {
-    const size_t begin = static_cast<size_t>(row) * length;
-    source_.get(first + row, tokens_, labels_, mask_);
+  for (int32_t sequence = 0; sequence < batch.batch; ++sequence) {
+    source_.get(first + sequence, tokens_, labels_, mask_);
     counted += std::count_if(mask_.begin(), mask_.end(), [](float each) { return each != 0.0F; });
-    if (batch.tokens.valid()) {
-      std::copy(tokens_.begin(), tokens_.end(),
-                interpreter.view(batch.tokens).as<int32_t>() + begin);
-    }
+    // The chunks of the sequence that are this rank's.
+    const auto write_rows = [&](const auto& whole, auto* target) {
+      for (int64_t row = 0; row < rows; ++row) {
+        target[sequence * rows + row] =
+            whole[static_cast<size_t>(batch.chunks.position(row, rows))];
+      }
+    };
+    if (batch.tokens.valid()) write_rows(tokens_, interpreter.view(batch.tokens).as<int32_t>());
     if (!batch.labels.valid()) continue;
-    std::copy(labels_.begin(), labels_.end(), interpreter.view(batch.labels).as<int32_t>() + begin);
+    write_rows(labels_, interpreter.view(batch.labels).as<int32_t>());
     const TensorView mask = interpreter.view(batch.mask);
     if (mask.dtype == DType::f64) {
-      std::copy(mask_.begin(), mask_.end(), mask.as<double>() + begin);
+      write_rows(mask_, mask.as<double>());
     } else {
-      std::copy(mask_.begin(), mask_.end(), mask.as<float>() + begin);
+      write_rows(mask_, mask.as<float>());
     }
   }
   return counted;

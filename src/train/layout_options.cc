@@ -97,7 +97,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   PipelinePartition partition = partition_of(options, config);
   asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
   Layout layout(std::move(asked));
-  check_layout(config, layout, sequence_length_of(options, config));
+  check_layout(config, layout, sequence_length_of(options, config), context_exchange_of(options));
 
   PipelineShape schedule;
   schedule.schedule = schedule_of(options);

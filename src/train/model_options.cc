@@ -214,6 +214,18 @@ int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
   return sequence;
 }
 
+ContextExchange context_exchange_of(const Options& options) {
+  for (const ContextExchange exchange :
+       {ContextExchange::p2p, ContextExchange::a2a, ContextExchange::allgather}) {
+    if (options.cp_comm_type == name_of(exchange)) return exchange;
+  }
+  // It is Megatron's fourth choice, and only matters where there are ranks to exchange with.
+  if (options.context_parallel_size == 1) return ContextExchange::p2p;
+  throw_bad_request(fmt::format(
+      "--cp-comm-type {}: this version has no exchange in two levels. Use p2p, a2a or allgather.",
+      options.cp_comm_type));
+}
+
 namespace {
 
 TokenDispatcher token_dispatcher_of(const Options& options) {
@@ -251,7 +263,8 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .adam_beta2 = options.adam_beta2,
           .adam_epsilon = options.adam_eps,
           .seed = static_cast<uint64_t>(options.seed),
-          .dispatcher = token_dispatcher_of(options)};
+          .dispatcher = token_dispatcher_of(options),
+          .context_exchange = context_exchange_of(options)};
 }
 
 }  // namespace troupe

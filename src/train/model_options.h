@@ -31,6 +31,9 @@ DType compute_dtype_of(const Options& options);
 // Tokens per sequence: --seq-length, or all positions of the model. Refuses more than those.
 int32_t sequence_length_of(const Options& options, const ModelConfig& config);
 
+// --cp-comm-type.
+ContextExchange context_exchange_of(const Options& options);
+
 // One training step of a rank: micro-batches (the largest global batch size of the run over
 // --micro-batch-size and the data-parallel size), sequence, clipping, Adam's constants.
 TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config);

@@ -79,7 +79,8 @@ class Rank {
                                   {.micro_batch_size = wanted.micro_batch_size,
                                    .micro_batches = wanted.micro_batches,
                                    .sequence = wanted.sequence,
-                                   .seed = kSeed})),
+                                   .seed = kSeed,
+                                   .context_exchange = wanted.context_exchange})),
         storage_(state_.table),
         interpreter_(*step_.program, plan(), storage_, pool_,
                      communicators_of(group, state_.part.layout(), rank)) {
@@ -266,8 +267,7 @@ void expect_same_outcome(const Outcome& one, const Outcome& ranks) {
     double largest = 0;
     for (const double value : expected) largest = std::max(largest, std::abs(value));
     for (size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_NEAR(found[i], expected[i], kLayoutTolerance * largest)
-          << name << " element " << i;
+      ASSERT_NEAR(found[i], expected[i], kLayoutTolerance * largest) << name << " element " << i;
     }
   }
   ASSERT_EQ(one.size(), ranks.size());

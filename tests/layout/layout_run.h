@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "model/context_parallel.h"
 #include "model/model_config.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
@@ -28,6 +29,7 @@ struct LayoutCase {
   int32_t micro_batch_size = 1;
   int32_t micro_batches = 1;  // of one pipeline in one step
   int32_t sequence = 12;
+  ContextExchange context_exchange = ContextExchange::p2p;
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each

@@ -206,9 +206,10 @@ TEST(ParameterLayout, CountsOfAllStagesAddUp) {
 }
 
 void expect_refused(const ModelConfig& config, const LayoutOptions& options, int64_t sequence,
-                    const std::vector<std::string>& phrases) {
+                    const std::vector<std::string>& phrases,
+                    ContextExchange exchange = ContextExchange::p2p) {
   try {
-    check_layout(config, Layout(options), sequence);
+    check_layout(config, Layout(options), sequence, exchange);
     ADD_FAILURE() << "accepted, instead of: " << phrases.front();
   } catch (const UserError& error) {
     EXPECT_EQ(error.status(), ExitStatus::bad_request);
@@ -229,6 +230,19 @@ TEST(ParameterLayout, RefusalsNameTheRuleAndTheNearestSizes) {
                  {"--expert-model-parallel-size 3", "number of experts, 8", "Nearest: 2 or 4."});
   expect_refused(config, sizes(3, 1, 1, 3), 64,
                  {"--expert-tensor-parallel-size 3", "experts' inner size, 8"});
+  LayoutOptions context = sizes(4, 1, 1, 1);
+  context.context_parallel = 4;
+  ASSERT_NO_THROW(check_layout(config, Layout(context), 64));
+  expect_refused(
+      config, context, 64,
+      {"--context-parallel-size 4", "--cp-comm-type a2a", "2 key-value heads", "Nearest: 2."},
+      ContextExchange::a2a);
+  config.qk_layernorm = true;
+  config.qk_norm_scope = QkNormScope::projection;
+  expect_refused(
+      config, sizes(4, 4, 1, 1), 64,
+      {"--tensor-model-parallel-size 4", "norm of all keys", "2 key-value heads", "Nearest: 2."});
+  config = small_moe();
   config.moe_shared_expert_intermediate_size = 12;
   expect_refused(config, sizes(8, 8, 1, 1), 64, {"shared expert's inner size, 12"});
   config = small_moe();

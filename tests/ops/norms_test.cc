@@ -208,7 +208,8 @@ TEST(QkNorm, AgreesWithItsFormula) {
       const auto gain_size = [](const Numbers& gain) { return static_cast<int64_t>(gain.size()); };
       const ValueId q = tensor(sample, "gamma_q", {gain_size(gamma_q)}, gamma_q);
       const ValueId k = tensor(sample, "gamma_k", {gain_size(gamma_k)}, gamma_k);
-      sample.result(qk_norm(sample.builder(), x, q, k, attributes, "y"));
+      sample.result(
+          qk_norm(sample.builder(), {.qkv = x, .gamma_q = q, .gamma_k = k}, attributes, "y"));
     });
     Numbers expected = qkv;
     const auto normalize = [&](int64_t first, const Numbers& gain) {

@@ -178,6 +178,28 @@ TEST(ProcessGroup, ExchangesNumbers) {
 }
 
 // A rank that comes too late ends all, itself too, with one message that says where and who.
+// A rank may end as soon as it has received, before the sender has noticed.
+TEST(ProcessGroup, MessageToARankThatEndsAtOnceArrives) {
+  ProcessGroup group(2, kPatient);
+  for (int round = 0; round < 200; ++round) {
+    std::array<double, 2> numbers = {static_cast<double>(round), 0};
+    const auto view = [&](int rank) {
+      return TensorView{
+          .data = &numbers[static_cast<size_t>(rank)], .dtype = DType::f64, .shape = Shape({1})};
+    };
+    run_ranks(group, [&](int rank) {
+      Communicator& communicator = group.member(rank);
+      if (rank == 1) {
+        communicator.receive({}, view(1), 0);
+        return;
+      }
+      communicator.send({}, view(0), 1);
+      communicator.finish_send({}, 1);
+    });
+    ASSERT_EQ(numbers[1], round);
+  }
+}
+
 TEST(FaultDrill, DelayedRank) {
   const RankProgram program({7});
   ProcessGroup group(3, kShort);

@@ -25,7 +25,9 @@ Shape attention_lse_shape(const AttentionAttributes& a) {
 
 void check_attention_qkv(const AttentionAttributes& a, const Value& qkv) {
   TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
-                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0,
+                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0 &&
+                   a.first_head >= 0 &&
+                   (a.all_heads == 0 ? a.first_head == 0 : a.first_head + a.heads <= a.all_heads),
                "attention: attributes");
   TROUPE_CHECK(is_float(qkv.dtype) && qkv.shape == attention_qkv_shape(a) && !qkv.rows.valid(),
                "attention: qkv " + qkv.shape.to_string() + ", expected " +
@@ -131,6 +133,7 @@ std::string print_attention(const Attributes& attributes) {
                   a.batch, a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
   if (a.probability > 0) {
     text += fmt::format(" seed={} substream={} probability={}", a.seed, a.substream, a.probability);
+    if (a.all_heads > 0) text += fmt::format(" first_head={} of={}", a.first_head, a.all_heads);
   }
   return text;
 }
@@ -207,6 +210,16 @@ std::vector<OpSample> samples_attention() {
                                .window = 4,
                                .seed = 2,
                                .probability = 0.1})},
+      {"dropout_of_some_heads", with({.batch = 2,
+                                      .sequence = 6,
+                                      .heads = 2,
+                                      .groups = 1,
+                                      .head_dim = 3,
+                                      .scale = 0.5,
+                                      .seed = 2,
+                                      .probability = 0.3,
+                                      .first_head = 2,
+                                      .all_heads = 6})},
       {"dropout_one_token", with({.head_dim = 4, .scale = 0.5, .seed = 3, .probability = 0.25})},
       {"dropout_several_blocks", with_projection({.batch = 2,
                                                   .sequence = 261,

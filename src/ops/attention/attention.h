@@ -19,8 +19,9 @@
 // With a `probability` r of dropout, p is replaced by m[i, j] p[i, j] / (1 - r) in out and dv, and
 // dout_i . v_j by m[i, j] dout_i . v_j / (1 - r) in ds. Whether m is 1 or 0 is a pure function of
 // (seed, substream, the value of `step`, sequence in the batch, head, query, key): element
-// ((b H + h) S + i) 4 ceil(S / 4) + j of ops/cpu/dropout_mask.h. lse is that of the scores before
-// dropout. Nothing is saved; the gradient draws the mask again.
+// ((b H + h) S + i) 4 ceil(S / 4) + j of ops/cpu/dropout_mask.h; h and H count all heads when these
+// are some of them (all_heads). lse is that of the scores before dropout. Nothing is saved; the
+// gradient draws the mask again.
 //
 // Scores are computed block by block, the softmax online (Milakov and Gimelshein 2018; Dao et al.,
 // "FlashAttention", 2022), so that no memory grows with the square of S. Everything between the
@@ -55,7 +56,15 @@ struct AttentionAttributes {
   uint32_t substream = 0;  // names the place
   uint64_t seed = 0;
   double probability = 0;  // r, 0 <= r < 1
+  // These heads are [first_head, first_head + H) of all_heads; 0: of themselves.
+  int32_t first_head = 0;
+  int32_t all_heads = 0;
 };
+
+// b H + h of query head `head`, where H counts all heads: what names it to the dropout.
+inline int64_t head_number(const AttentionAttributes& a, int64_t b, int64_t head) {
+  return b * (a.all_heads == 0 ? a.heads : a.all_heads) + a.first_head + head;
+}
 
 // Emits the attention of `qkv` and returns out [B S, H d]; lse is the operation's second output.
 // `step` is valid exactly when there is dropout.

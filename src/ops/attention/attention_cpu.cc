@@ -1,22 +1,11 @@
 #include "ops/attention/attention_cpu.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <optional>
-#include <type_traits>
 
-#include "ops/cpu/dropout_mask.h"
-#include "ops/cpu/gemm.h"
-#include "ops/cpu/vector.h"
+#include "ops/cpu/attention_blocks.h"
 
 namespace troupe {
 namespace {
-
-// Queries and keys of a block of scores. Larger blocks make better products, smaller ones waste
-// less work above the diagonal; a block of scores with its operands fits in the second-level cache.
-constexpr int64_t kAttentionBlock = 128;
 
 // The sizes and strides of one call, in elements.
 struct AttentionSizes {
@@ -42,9 +31,9 @@ struct AttentionSizes {
   int64_t key(int64_t group) const { return (heads + group) * head_dim; }
   int64_t value(int64_t group) const { return (heads + groups + group) * head_dim; }
 
-  // Keys visible from query i: [first_key(i), i].
-  int64_t first_key(int64_t i) const {
-    return window == 0 ? 0 : std::max<int64_t>(0, i - window + 1);
+  AttentionBlock block_at(int64_t number) const {
+    const int64_t first = number * block;
+    return {first, std::min(block, sequence - first)};
   }
   // Queries that see key j: [j, end_query(j)).
   int64_t end_query(int64_t j) const {
@@ -52,134 +41,59 @@ struct AttentionSizes {
   }
 };
 
-// Which probabilities a call drops, if it drops any.
-class AttentionDropout {
- public:
-  AttentionDropout(const AttentionAttributes& attributes, const int64_t* step)
-      : sequence_(attributes.sequence), row_((sequence_ + 3) / 4 * 4) {
-    if (step == nullptr) return;
-    mask_.emplace(attributes.seed, attributes.substream, *step, attributes.probability);
-  }
-
-  bool active() const { return mask_.has_value(); }
-  // The factor of the probabilities that are kept.
-  double scale() const { return mask_.has_value() ? mask_->scale() : 1; }
-
-  // Draws for the keys [first, first + count) of a query; `number` is b H + h.
-  void draw(int64_t number, int64_t query, int64_t first, int64_t count) {
-    const int64_t element = (number * sequence_ + query) * row_ + first;
-    mask_->draw(static_cast<uint64_t>(element), count, words_.data());
-  }
-
-  // values[i] *= factor where key number i of those drawn is kept, = 0 elsewhere.
-  template <class A>
-  void apply(A factor, A* values, int64_t count) const {
-    TROUPE_INDEPENDENT
-    for (int64_t i = 0; i < count; ++i) {
-      values[i] = mask_->keeps(words_[static_cast<size_t>(i)]) ? values[i] * factor : A(0);
-    }
-  }
-
- private:
-  int64_t sequence_, row_;
-  std::optional<DropoutMask> mask_;
-  std::array<uint32_t, kAttentionBlock> words_{};
-};
-
-// AttentionRows of a head: the operand itself, or its copy in the type of the sums.
-template <class A>
-struct AttentionRows {
-  const A* data = nullptr;
-  int64_t stride = 0;
-};
-
-template <class T, class A>
-AttentionRows<A> attention_rows(const T* source, int64_t stride, int64_t rows, int64_t columns,
-                                A*& scratch) {
-  if constexpr (std::is_same_v<T, A>) {
-    return {source, stride};
-  } else {
-    A* copy = scratch;
-    scratch += rows * columns;
-    for (int64_t i = 0; i < rows; ++i) load(source + i * stride, copy + i * columns, columns);
-    return {copy, columns};
-  }
+// The dropout of a call, by the places of its elements in the whole micro-batch.
+AttentionDropout dropout_of(const AttentionAttributes& a, const int64_t* step) {
+  return {a.seed, a.substream, a.probability, a.sequence, step};
 }
 
-// One block of queries of one head: walks the visible blocks of keys with a running maximum and
-// sum of each row, rescaling what was summed when the maximum grows.
+template <class A>
+AttentionHead<A> attention_head(const AttentionAttributes& a, int64_t b, int64_t head) {
+  return {.head_dim = a.head_dim,
+          .scale = static_cast<A>(a.scale),
+          .sight = {.window = a.window},
+          .number = head_number(a, b, head)};
+}
+
+// One block of queries of one head: walks the visible blocks of keys.
 template <class T>
-void attend(const KernelArguments& args, const AttentionSizes& sizes, double scale,
-            AttentionDropout dropout, int64_t b, int64_t head, int64_t query_block,
-            accumulation_t<T>* scratch) {
+void attend(const KernelArguments& args, const AttentionSizes& sizes,
+            const AttentionAttributes& attributes, AttentionDropout dropout, int64_t b,
+            int64_t head, int64_t query_block, accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
-  constexpr A kNone = -std::numeric_limits<A>::infinity();
   const int64_t d = sizes.head_dim;
-  const int64_t q0 = query_block * sizes.block;
-  const int64_t queries = std::min(sizes.block, sizes.sequence - q0);
+  const AttentionHead<A> of_head = attention_head<A>(attributes, b, head);
+  const AttentionBlock queries = sizes.block_at(query_block);
   const T* qkv = args.in<T>(0) + b * sizes.sequence * sizes.qkv_stride;
   const int64_t group = sizes.group_of(head);
 
   A* scores = scratch;
-  A* sums = scores + sizes.block * sizes.block;
-  A* largest = sums + sizes.block * d;
-  A* total = largest + sizes.block;
-  A* copies = total + sizes.block;
-  const AttentionRows<A> q = attention_rows(qkv + q0 * sizes.qkv_stride + sizes.query(head),
-                                            sizes.qkv_stride, queries, d, copies);
-  std::fill(largest, largest + queries, kNone);
-  std::fill(total, total + queries, A(0));
+  RunningSoftmax<A> running;
+  running.sums = scores + sizes.block * sizes.block;
+  running.largest = running.sums + sizes.block * d;
+  running.total = running.largest + sizes.block;
+  A* copies = running.total + sizes.block;
+  const AttentionRows<A> q =
+      attention_rows(qkv + queries.first * sizes.qkv_stride + sizes.query(head), sizes.qkv_stride,
+                     queries.count, d, copies);
+  running.clear(queries.count);
 
-  const int64_t first_block = sizes.first_key(q0) / sizes.block;
+  const int64_t first_block = of_head.sight.first_key(queries.first) / sizes.block;
   for (int64_t key_block = first_block; key_block <= query_block; ++key_block) {
-    const int64_t k0 = key_block * sizes.block;
-    const int64_t keys = std::min(sizes.block, sizes.sequence - k0);
+    const AttentionBlock keys = sizes.block_at(key_block);
     A* block_copies = copies;
-    const T* row = qkv + k0 * sizes.qkv_stride;
+    const T* row = qkv + keys.first * sizes.qkv_stride;
     const AttentionRows<A> k =
-        attention_rows(row + sizes.key(group), sizes.qkv_stride, keys, d, block_copies);
+        attention_rows(row + sizes.key(group), sizes.qkv_stride, keys.count, d, block_copies);
     const AttentionRows<A> v =
-        attention_rows(row + sizes.value(group), sizes.qkv_stride, keys, d, block_copies);
-    gemm_tile<A>(false, true, queries, keys, d, static_cast<A>(scale), q.data, q.stride, k.data,
-                 k.stride, A(0), scores, keys);
-    for (int64_t i = 0; i < queries; ++i) {
-      const int64_t begin = std::clamp<int64_t>(sizes.first_key(q0 + i) - k0, 0, keys);
-      const int64_t end = std::clamp<int64_t>(q0 + i + 1 - k0, begin, keys);
-      A* p = scores + i * keys;
-      std::fill(p, p + begin, A(0));
-      std::fill(p + end, p + keys, A(0));
-      if (begin == end) continue;
-      const A before = largest[i];
-      const A now = std::max(before, max(p + begin, end - begin));
-      TROUPE_INDEPENDENT
-      for (int64_t j = begin; j < end; ++j) p[j] = exp_fast(p[j] - now);
-      const A grown = before == kNone ? A(0) : exp_fast(before - now);
-      total[i] = total[i] * grown + sum(p + begin, end - begin);
-      largest[i] = now;
-      if (dropout.active()) {
-        dropout.draw(b * sizes.heads + head, q0 + i, k0 + begin, end - begin);
-        dropout.apply(A(1), p + begin, end - begin);
-      }
-      if (key_block > first_block && grown != A(1)) {
-        A* to = sums + i * d;
-        for (int64_t c = 0; c < d; ++c) to[c] *= grown;
-      }
-    }
-    gemm_tile<A>(false, false, queries, d, keys, A(1), scores, keys, v.data, v.stride,
-                 key_block == first_block ? A(0) : A(1), sums, d);
+        attention_rows(row + sizes.value(group), sizes.qkv_stride, keys.count, d, block_copies);
+    attend_to_block(of_head, dropout, queries, q, keys, k, v, key_block == first_block, scores,
+                    running);
   }
 
-  const int64_t row0 = b * sizes.sequence + q0;
-  T* out = args.out<T>(0) + row0 * sizes.out_stride + head * d;
-  A* lse = args.out<A>(1) + row0 * sizes.heads + head;
-  const A kept = static_cast<A>(dropout.scale());
-  for (int64_t i = 0; i < queries; ++i) {
-    const A factor = kept / total[i];
-    A* from = sums + i * d;
-    for (int64_t c = 0; c < d; ++c) from[c] *= factor;
-    store(from, out + i * sizes.out_stride, d);
-    lse[i * sizes.heads] = largest[i] + std::log(total[i]);
-  }
+  const int64_t row0 = b * sizes.sequence + queries.first;
+  store_attention(running, queries.count, d, static_cast<A>(dropout.scale()),
+                  args.out<T>(0) + row0 * sizes.out_stride + head * d, sizes.out_stride,
+                  args.out<A>(1) + row0 * sizes.heads + head, sizes.heads);
 }
 
 template <class T>
@@ -187,13 +101,13 @@ struct AttentionKernel {
   static void run(const KernelArguments& args) {
     const auto& attributes = args.attributes->as<AttentionAttributes>();
     const AttentionSizes sizes(attributes);
-    const AttentionDropout dropout(attributes, args.in<int64_t>(1));
+    const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(1));
     const int64_t sequences = sizes.batch * sizes.heads;
     args.pool->parallel_for(sequences * sizes.blocks, [&](int64_t piece, int worker) {
       // The last blocks see the most keys: they start first, so that the pool ends evenly.
       const int64_t query_block = sizes.blocks - 1 - piece / sequences;
       const int64_t b = piece % sequences / sizes.heads;
-      attend<T>(args, sizes, attributes.scale, dropout, b, piece % sizes.heads, query_block,
+      attend<T>(args, sizes, attributes, dropout, b, piece % sizes.heads, query_block,
                 args.thread_scratch<accumulation_t<T>>(worker));
     });
   }
@@ -219,85 +133,55 @@ struct AttentionSums {
 
 // One head of one sequence: for each block of keys, all blocks of queries that see it.
 template <class T>
-void attend_backward(const KernelArguments& args, const AttentionSizes& sizes, double scale,
-                     AttentionDropout dropout, int64_t b, int64_t head,
-                     const AttentionSums<accumulation_t<T>>& all, accumulation_t<T>* scratch) {
+void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
+                     const AttentionAttributes& attributes, AttentionDropout dropout, int64_t b,
+                     int64_t head, const AttentionSums<accumulation_t<T>>& all,
+                     accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
   const int64_t row0 = b * sizes.sequence;
   const int64_t group = sizes.group_of(head);
+  const AttentionHead<A> of_head = attention_head<A>(attributes, b, head);
   const T* d_out = args.in<T>(0) + row0 * sizes.out_stride + head * d;
   const T* qkv = args.in<T>(1) + row0 * sizes.qkv_stride;
   const A* lse = args.in<A>(3) + row0 * sizes.heads + head;
   const A* out_dot = all.out_dot + row0 * sizes.heads + head;
   const int64_t start = (b * sizes.heads + head) * sizes.sequence * d;
-  A* dq = all.dq + start;
-  A* dk = all.dk + start;
-  A* dv = all.dv + start;
 
-  const A kept = static_cast<A>(dropout.scale());
   A* p = scratch;
   A* ds = p + sizes.block * sizes.block;
   A* copies = ds + sizes.block * sizes.block;
   for (int64_t key_block = 0; key_block < sizes.blocks; ++key_block) {
-    const int64_t k0 = key_block * sizes.block;
-    const int64_t keys = std::min(sizes.block, sizes.sequence - k0);
+    const AttentionBlock keys = sizes.block_at(key_block);
     A* key_copies = copies;
-    const T* key_row = qkv + k0 * sizes.qkv_stride;
+    const T* key_row = qkv + keys.first * sizes.qkv_stride;
     const AttentionRows<A> k =
-        attention_rows(key_row + sizes.key(group), sizes.qkv_stride, keys, d, key_copies);
+        attention_rows(key_row + sizes.key(group), sizes.qkv_stride, keys.count, d, key_copies);
     const AttentionRows<A> v =
-        attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys, d, key_copies);
-    const int64_t end_query = sizes.end_query(k0 + keys - 1);
+        attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys.count, d, key_copies);
+    const int64_t end_query = sizes.end_query(keys.first + keys.count - 1);
     for (int64_t query_block = key_block; query_block * sizes.block < end_query; ++query_block) {
-      const int64_t q0 = query_block * sizes.block;
-      const int64_t queries = std::min(sizes.block, sizes.sequence - q0);
+      const AttentionBlock queries = sizes.block_at(query_block);
       A* query_copies = key_copies;
-      const AttentionRows<A> q = attention_rows(qkv + q0 * sizes.qkv_stride + sizes.query(head),
-                                                sizes.qkv_stride, queries, d, query_copies);
-      const AttentionRows<A> go =
-          attention_rows(d_out + q0 * sizes.out_stride, sizes.out_stride, queries, d, query_copies);
-      gemm_tile<A>(false, true, queries, keys, d, static_cast<A>(scale), q.data, q.stride, k.data,
-                   k.stride, A(0), p, keys);
-      gemm_tile<A>(false, true, queries, keys, d, A(1), go.data, go.stride, v.data, v.stride, A(0),
-                   ds, keys);
-      for (int64_t i = 0; i < queries; ++i) {
-        const int64_t begin = std::clamp<int64_t>(sizes.first_key(q0 + i) - k0, 0, keys);
-        const int64_t end = std::clamp<int64_t>(q0 + i + 1 - k0, begin, keys);
-        const A shift = lse[(q0 + i) * sizes.heads];
-        const A dot = out_dot[(q0 + i) * sizes.heads];
-        A* p_row = p + i * keys;
-        A* ds_row = ds + i * keys;
-        std::fill(p_row, p_row + begin, A(0));
-        std::fill(ds_row, ds_row + begin, A(0));
-        if (dropout.active()) {
-          dropout.draw(b * sizes.heads + head, q0 + i, k0 + begin, end - begin);
-          dropout.apply(kept, ds_row + begin, end - begin);
-        }
-        TROUPE_INDEPENDENT
-        for (int64_t j = begin; j < end; ++j) {
-          p_row[j] = exp_fast(p_row[j] - shift);
-          ds_row[j] = p_row[j] * (ds_row[j] - dot);
-        }
-        if (dropout.active()) dropout.apply(kept, p_row + begin, end - begin);
-        std::fill(p_row + end, p_row + keys, A(0));
-        std::fill(ds_row + end, ds_row + keys, A(0));
-      }
-      const A first_query = query_block == key_block ? A(0) : A(1);
-      const A first_key = key_block == sizes.first_key(q0) / sizes.block ? A(0) : A(1);
-      gemm_tile<A>(true, false, keys, d, queries, A(1), p, keys, go.data, go.stride, first_query,
-                   dv + k0 * d, d);
-      gemm_tile<A>(true, false, keys, d, queries, static_cast<A>(scale), ds, keys, q.data, q.stride,
-                   first_query, dk + k0 * d, d);
-      gemm_tile<A>(false, false, queries, d, keys, static_cast<A>(scale), ds, keys, k.data,
-                   k.stride, first_key, dq + q0 * d, d);
+      const AttentionRows<A> q =
+          attention_rows(qkv + queries.first * sizes.qkv_stride + sizes.query(head),
+                         sizes.qkv_stride, queries.count, d, query_copies);
+      const AttentionRows<A> go = attention_rows(d_out + queries.first * sizes.out_stride,
+                                                 sizes.out_stride, queries.count, d, query_copies);
+      attend_to_block_backward(
+          of_head, dropout, queries, q,
+          {.d_out = go,
+           .lse = lse + queries.first * sizes.heads,
+           .out_dot = out_dot + queries.first * sizes.heads,
+           .stride = sizes.heads},
+          keys, k, v, p, ds,
+          {.dq = all.dq + start + queries.first * d,
+           .dk = all.dk + start + keys.first * d,
+           .dv = all.dv + start + keys.first * d,
+           .first_of_queries = key_block == of_head.sight.first_key(queries.first) / sizes.block,
+           .first_of_keys = query_block == key_block});
     }
   }
-}
-
-// AttentionRows of qkv that one piece of the memory-bound loops handles, at about 16k elements.
-int64_t attention_rows_per_piece(int64_t row_elements) {
-  return std::max<int64_t>(1, 16384 / row_elements);
 }
 
 template <class T>
@@ -306,7 +190,7 @@ struct AttentionGradientKernel {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<AttentionAttributes>();
     const AttentionSizes sizes(attributes);
-    const AttentionDropout dropout(attributes, args.in<int64_t>(4));
+    const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(4));
     const AttentionSums<A> sums(args.workspace, sizes);
     const int64_t d = sizes.head_dim;
     const int64_t tokens = sizes.batch * sizes.sequence;
@@ -321,8 +205,8 @@ struct AttentionGradientKernel {
                                });
 
     args.pool->parallel_for(sizes.batch * sizes.heads, [&](int64_t piece, int worker) {
-      attend_backward<T>(args, sizes, attributes.scale, dropout, piece / sizes.heads,
-                         piece % sizes.heads, sums, args.thread_scratch<A>(worker));
+      attend_backward<T>(args, sizes, attributes, dropout, piece / sizes.heads, piece % sizes.heads,
+                         sums, args.thread_scratch<A>(worker));
     });
 
     // The heads' gradients into the rows of d_qkv; those of keys and values summed over the query

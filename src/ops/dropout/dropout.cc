@@ -39,14 +39,16 @@ Cost cost_dropout(const OpView& op) {
 
 std::string print_dropout(const Attributes& attributes) {
   const auto& values = attributes.as<DropoutAttributes>();
-  return fmt::format("seed={} substream={} probability={}", values.seed, values.substream,
-                     values.probability);
+  return fmt::format("seed={} substream={} probability={}{}", values.seed, values.substream,
+                     values.probability, text_of(values.origin));
 }
 
 std::vector<OpSample> samples_dropout() {
-  const auto dense = [](const Shape& shape, double probability, int64_t step) {
+  const auto dense = [](const Shape& shape, double probability, int64_t step,
+                        const RowOrigin& origin = {}) {
     return [=](SampleBuilder& sample) {
-      const DropoutAttributes attributes{.seed = 7, .substream = 3, .probability = probability};
+      const DropoutAttributes attributes{
+          .seed = 7, .substream = 3, .probability = probability, .origin = origin};
       const ValueId x = sample.tensor("x", shape);
       const ValueId at = sample.integers64("step", {1}, {step});
       sample.result(dropout(sample.builder(), x, at, attributes, "y"));
@@ -88,6 +90,9 @@ std::vector<OpSample> samples_dropout() {
           {"four dimensions", dense({2, 3, 5, 7}, 0.5, int64_t{1} << 40)},
           {"one element", dense({1}, 0.25, 3)},
           {"nearly all dropped", dense({7, 11}, 0.95, 1)},
+          {"of some rows", dense({4, 19}, 0.4, 2, {.first_row = 3})},
+          {"of chunks", dense({8, 5}, 0.4, 2,
+                              {.first_row = 4, .sequence = 6, .chunks = {.ranks = 3, .rank = 1}})},
           {"chain in place", chain},
           {"ragged", ragged(4)},
           {"ragged without rows", ragged(0)},

@@ -40,7 +40,8 @@ Cost cost_jitter(const OpView& view) {
 
 std::string print_jitter(const Attributes& attributes) {
   const auto& a = attributes.as<JitterAttributes>();
-  return fmt::format("epsilon={} seed={} substream={}", a.epsilon, a.seed, a.substream);
+  return fmt::format("epsilon={} seed={} substream={}{}", a.epsilon, a.seed, a.substream,
+                     text_of(a.origin));
 }
 
 OpSample sample_jitter(const std::string& name, const Shape& shape, int64_t step,
@@ -61,6 +62,13 @@ OpSample sample_jitter(const std::string& name, const Shape& shape, int64_t step
 std::vector<OpSample> samples_jitter() {
   return {
       sample_jitter("matrix", {5, 7}, 3, {.seed = 1, .substream = 2, .epsilon = 0.01}),
+      sample_jitter("some rows", {3, 7}, 3,
+                    {.seed = 1, .substream = 2, .epsilon = 0.01, .origin = {.first_row = 5}}),
+      sample_jitter("chunks", {6, 5}, 3,
+                    {.seed = 1,
+                     .substream = 2,
+                     .epsilon = 0.01,
+                     .origin = {.first_row = 2, .sequence = 4, .chunks = {.ranks = 2, .rank = 1}}}),
       sample_jitter("scalar", {1}, 0, {.seed = 1, .substream = 0, .epsilon = 0.5}),
       sample_jitter("late step", {2, 3, 4}, int64_t{1} << 40,
                     {.seed = ~uint64_t{0}, .substream = ~uint32_t{0}, .epsilon = 0.99}),

@@ -4,7 +4,8 @@
 // computed in the accumulation dtype of x and rounded once to its dtype.
 //
 // u_i is a pure function of (seed, substream, step, i) by the random stream router_noise, with i
-// the element's index in the tensor. So a clone of the operation computes the same numbers again,
+// the element's index in the tensor, or in the larger one of which it has the rows that `origin`
+// says. So a clone of the operation computes the same numbers again,
 // and the gradient, dx_i = dy_i * (1 + epsilon * u_i), is this operation itself applied to dy:
 // nothing is saved. Operations that are to differ in a step (layers, micro-batches) need different
 // substreams.
@@ -15,6 +16,7 @@
 
 #include "program/builder.h"
 #include "program/op_spec.h"
+#include "program/row_origin.h"
 
 namespace troupe {
 
@@ -22,6 +24,7 @@ struct JitterAttributes {
   uint64_t seed = 0;
   uint32_t substream = 0;  // names layer and micro-batch
   double epsilon = 0;      // 0 < epsilon < 1
+  RowOrigin origin = {};
 };
 
 // `input`: any shape, f64, f32 or bf16, not ragged; `step`: i64 [1]. The result may be stored over

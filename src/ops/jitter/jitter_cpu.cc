@@ -23,20 +23,28 @@ struct JitterKernel {
     const auto epsilon = static_cast<A>(attributes.epsilon);
     const T* x = args.in<T>(0);
     T* y = args.out<T>(0);
-    args.pool->parallel_ranges(
-        args.input(0).shape.elements(), kJitterGrain, [=](int64_t begin, int64_t end, int) {
-          for (int64_t i = begin; i < end; i += kJitterGroup) {
-            const auto words = random_words(seed, RandomStream::router_noise, substream,
-                                            static_cast<uint64_t>(i / kJitterGroup));
-            const int64_t count = std::min(kJitterGroup, end - i);
-            for (int64_t j = 0; j < count; ++j) {
-              // A signed word over 2^31 is uniform in [-1, 1).
-              const auto word = static_cast<int32_t>(words[static_cast<size_t>(j)]);
-              const A factor = 1 + epsilon * (static_cast<A>(word) * A(0x1.0p-31));
-              y[i + j] = T(widen(x[i + j]) * factor);
-            }
-          }
-        });
+    const RowOrigin origin = attributes.origin;
+    const int64_t width = args.input(0).shape.row_elements();
+    const auto scale_run = [=](int64_t begin, int64_t end, int64_t whole) {
+      for (int64_t i = begin; i < end;) {
+        const int64_t number = whole + i - begin;
+        const auto words = random_words(seed, RandomStream::router_noise, substream,
+                                        static_cast<uint64_t>(number / kJitterGroup));
+        const int64_t skipped = number % kJitterGroup;
+        const int64_t count = std::min(kJitterGroup - skipped, end - i);
+        for (int64_t j = 0; j < count; ++j) {
+          // A signed word over 2^31 is uniform in [-1, 1).
+          const auto word = static_cast<int32_t>(words[static_cast<size_t>(skipped + j)]);
+          const A factor = 1 + epsilon * (static_cast<A>(word) * A(0x1.0p-31));
+          y[i + j] = T(widen(x[i + j]) * factor);
+        }
+        i += count;
+      }
+    };
+    args.pool->parallel_ranges(args.input(0).shape.elements(), kJitterGrain,
+                               [=](int64_t begin, int64_t end, int) {
+                                 origin.for_each_run(width, begin, end, scale_run);
+                               });
   }
 };
 

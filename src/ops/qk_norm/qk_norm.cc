@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/add/add.h"
 #include "ops/cpu/row_sums.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -11,6 +12,8 @@ namespace troupe {
 CpuKernel qk_norm_cpu_kernel(const OpView& op);
 CpuKernel qk_norm_gradient_cpu_kernel(const OpView& op);
 CpuKernel qk_norm_weight_gradient_cpu_kernel(const OpView& op);
+CpuKernel qk_squares_cpu_kernel(const OpView& op);
+CpuKernel qk_squares_gradient_cpu_kernel(const OpView& op);
 
 namespace {
 
@@ -50,8 +53,25 @@ bool is_gradient_of(const Value& dy, const Value& qkv) {
   return dy.dtype == qkv.dtype && dy.shape == qkv.shape && dy.rows == qkv.rows;
 }
 
+// Of queries and keys.
+Shape qk_squares_shape(const Value& qkv) {
+  return {qkv.shape[0], 2};
+}
+
+void check_qk_squares(const InferContext& context, int input, const Value& qkv,
+                      const QkNormAttributes& attributes) {
+  TROUPE_CHECK(attributes.ranks == 1 || context.has_input(input),
+               "qk_norm: heads of other ranks without their squares");
+  if (!context.has_input(input)) return;
+  const Value& squares = context.input(input);
+  TROUPE_CHECK(attributes.scope == QkNormScope::projection && attributes.ranks >= 1 &&
+                   squares.dtype == accumulation_dtype(qkv.dtype) &&
+                   squares.shape == qk_squares_shape(qkv) && squares.rows == qkv.rows,
+               "qk_norm: squares do not belong to " + qkv.name);
+}
+
 void infer_qk_norm(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 3, "qk_norm: takes qkv, gamma_q and gamma_k");
+  TROUPE_CHECK(context.input_count() == 4, "qk_norm: takes qkv, gamma_q, gamma_k and squares");
   const auto& attributes = context.attributes<QkNormAttributes>();
   const Value qkv = context.input(0);
   TROUPE_CHECK(is_fused_projection(qkv, attributes),
@@ -59,21 +79,54 @@ void infer_qk_norm(InferContext& context) {
   TROUPE_CHECK(are_qk_gains(context.input(1), context.input(2), qkv, attributes),
                "qk_norm: a gain has another shape or dtype than what it multiplies wants: " +
                    context.input(1).name + ", " + context.input(2).name);
+  check_qk_squares(context, 3, qkv, attributes);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
   context.output("rstd", accumulation_dtype(qkv.dtype),
                  {qkv.shape[0], normalized_vectors(attributes)}, qkv.rows);
 }
 
 void infer_qk_norm_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 5,
-               "qk_norm_gradient: takes dy, qkv, gamma_q, gamma_k and rstd");
+  TROUPE_CHECK(context.input_count() == 6,
+               "qk_norm_gradient: takes dy, qkv, gamma_q, gamma_k, rstd and squares");
   const auto& attributes = context.attributes<QkNormAttributes>();
   const Value qkv = context.input(1);
   TROUPE_CHECK(is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
                    are_qk_gains(context.input(2), context.input(3), qkv, attributes) &&
                    is_qk_statistic(context.input(4), qkv, attributes),
                "qk_norm_gradient: operands do not belong to " + qkv.name);
+  check_qk_squares(context, 5, qkv, attributes);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
+  if (!context.has_input(5)) return;
+  context.output("squares", accumulation_dtype(qkv.dtype), qk_squares_shape(qkv), qkv.rows);
+}
+
+void infer_qk_squares(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 1, "qk_squares: takes qkv");
+  const auto& attributes = context.attributes<QkNormAttributes>();
+  const Value& qkv = context.input(0);
+  TROUPE_CHECK(
+      is_fused_projection(qkv, attributes) && attributes.scope == QkNormScope::projection,
+      "qk_squares: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
+  context.output("", accumulation_dtype(qkv.dtype), qk_squares_shape(qkv), qkv.rows);
+}
+
+void infer_qk_squares_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "qk_squares_gradient: takes d_squares and qkv");
+  const Value& d_squares = context.input(0);
+  const Value& qkv = context.input(1);
+  TROUPE_CHECK(is_fused_projection(qkv, context.attributes<QkNormAttributes>()) &&
+                   d_squares.dtype == accumulation_dtype(qkv.dtype) &&
+                   d_squares.shape == qk_squares_shape(qkv),
+               "qk_squares_gradient: d_squares does not belong to " + qkv.name);
+  context.output("", qkv.dtype, qkv.shape, qkv.rows);
+}
+
+void differentiate_qk_squares(DerivativeContext& context) {
+  if (!context.wants(0)) return;
+  context.add_gradient(0, context.builder().emit(kQkSquaresGradient,
+                                                 Attributes(context.attributes<QkNormAttributes>()),
+                                                 {context.output_gradient(0), context.input(0)},
+                                                 "d_" + context.input_name(0))[0]);
 }
 
 void infer_qk_norm_weight_gradient(InferContext& context) {
@@ -97,11 +150,13 @@ void differentiate_qk_norm(DerivativeContext& context) {
   const ValueId dy = context.output_gradient(0);
   const ValueId rstd = context.output(1);
   if (!dy.valid()) return;
-  if (context.wants(0)) {
-    context.add_gradient(
-        0, builder.emit(kQkNormGradient, Attributes(attributes),
-                        {dy, context.input(0), context.input(1), context.input(2), rstd},
-                        "d_" + context.input_name(0))[0]);
+  if (context.wants(0) || context.wants(3)) {
+    const auto gradients = builder.emit(
+        kQkNormGradient, Attributes(attributes),
+        {dy, context.input(0), context.input(1), context.input(2), rstd, context.input(3)},
+        "d_" + context.input_name(0));
+    if (context.wants(0)) context.add_gradient(0, gradients[0]);
+    if (context.wants(3)) context.add_gradient(3, gradients[1]);
   }
   for (const int gain : {1, 2}) {
     if (!context.wants(gain)) continue;
@@ -150,6 +205,17 @@ Cost cost_qk_norm_weight_gradient(const OpView& op) {
                    (attributes.accumulate ? 2 : 1) * static_cast<double>(op.output(0).bytes())};
 }
 
+// A product and a sum; twice the product with a number.
+Cost cost_qk_squares(const OpView& op) {
+  return {.flops = 2 * qk_norm_normalized_elements(op),
+          .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
+}
+
+Cost cost_qk_squares_gradient(const OpView& op) {
+  return {.flops = static_cast<double>(op.output(0).shape.elements()),
+          .bytes = static_cast<double>(2 * op.output(0).bytes())};
+}
+
 uint64_t workspace_qk_norm_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
   const RowPieces pieces =
@@ -163,9 +229,10 @@ const char* qk_norm_scope_text(QkNormScope scope) {
 
 std::string print_qk_norm(const Attributes& attributes) {
   const auto& values = attributes.as<QkNormAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}{}", values.heads, values.groups,
+  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}{}{}", values.heads, values.groups,
                      values.head_dim, values.epsilon, qk_norm_scope_text(values.scope),
-                     values.zero_centered ? " zero_centered=1" : "");
+                     values.zero_centered ? " zero_centered=1" : "",
+                     values.ranks > 1 ? fmt::format(" ranks={}", values.ranks) : "");
 }
 
 std::string print_qk_norm_weight_gradient(const Attributes& attributes) {
@@ -187,7 +254,31 @@ std::vector<OpSample> samples_qk_norm() {
         sample.tensor("gamma_q", {per_head ? d : attributes.heads * d}, {.accumulation = true});
     const ValueId gamma_k =
         sample.tensor("gamma_k", {per_head ? d : attributes.groups * d}, {.accumulation = true});
-    sample.result(qk_norm(sample.builder(), qkv, gamma_q, gamma_k, attributes, "y"));
+    sample.result(qk_norm(sample.builder(), {.qkv = qkv, .gamma_q = gamma_q, .gamma_k = gamma_k},
+                          attributes, "y"));
+  };
+  // Squares of qkv itself, and those of others' heads besides.
+  const auto with_squares = [](bool of_others, int32_t ranks, int64_t rows) {
+    return [=](SampleBuilder& sample) {
+      const QkNormAttributes attributes{.heads = 4,
+                                        .groups = 2,
+                                        .head_dim = 5,
+                                        .epsilon = 0.01,
+                                        .scope = QkNormScope::projection,
+                                        .ranks = ranks};
+      const ValueId qkv = sample.tensor("qkv", {rows, 40});
+      ValueId squares = qk_squares(sample.builder(), qkv, attributes, "squares");
+      if (of_others) {
+        const ValueId others =
+            sample.tensor("others", {rows, 2}, {.mean = 30, .accumulation = true});
+        squares = add(sample.builder(), squares, others, "all_squares");
+      }
+      const QkNormInputs inputs{.qkv = qkv,
+                                .gamma_q = sample.tensor("gamma_q", {20}, {.accumulation = true}),
+                                .gamma_k = sample.tensor("gamma_k", {10}, {.accumulation = true}),
+                                .squares = squares};
+      sample.result(qk_norm(sample.builder(), inputs, attributes, "y"));
+    };
   };
   const auto dense = [=](int64_t rows, int32_t heads, int32_t groups, int32_t head_dim,
                          QkNormScope scope, bool differentiable) {
@@ -230,6 +321,8 @@ std::vector<OpSample> samples_qk_norm() {
           {"projection, one head each", dense(2, 1, 1, 17, kProjection, true)},
           {"projection, ragged", ragged(kProjection, 3)},
           {"projection, ragged without rows", ragged(kProjection, 0)},
+          {"projection, own squares", with_squares(false, 1, 3)},
+          {"projection, squares of others", with_squares(true, 3, 2)},
           {"projection, many rows", dense(2500, 2, 1, 8, kProjection, false)}};
 }
 
@@ -245,9 +338,15 @@ std::string_view name_of(QkNormScope scope) {
   return "?";
 }
 
-ValueId qk_norm(Builder& builder, ValueId qkv, ValueId gamma_q, ValueId gamma_k,
-                const QkNormAttributes& attributes, const std::string& name) {
-  return builder.emit(kQkNorm, Attributes(attributes), {qkv, gamma_q, gamma_k}, name)[0];
+ValueId qk_norm(Builder& builder, const QkNormInputs& inputs, const QkNormAttributes& attributes,
+                const std::string& name) {
+  return builder.emit(kQkNorm, Attributes(attributes),
+                      {inputs.qkv, inputs.gamma_q, inputs.gamma_k, inputs.squares}, name)[0];
+}
+
+ValueId qk_squares(Builder& builder, ValueId qkv, const QkNormAttributes& attributes,
+                   const std::string& name) {
+  return builder.emit(kQkSquares, Attributes(attributes), {qkv}, name)[0];
 }
 
 const OpSpec kQkNorm{.name = "qk_norm",
@@ -270,5 +369,18 @@ const OpSpec kQkNormWeightGradient{.name = "qk_norm_weight_gradient",
                                    .cpu_kernel = qk_norm_weight_gradient_cpu_kernel,
                                    .workspace_bytes = workspace_qk_norm_weight_gradient,
                                    .print_attributes = print_qk_norm_weight_gradient};
+
+const OpSpec kQkSquares{.name = "qk_squares",
+                        .infer = infer_qk_squares,
+                        .differentiate = differentiate_qk_squares,
+                        .cost = cost_qk_squares,
+                        .cpu_kernel = qk_squares_cpu_kernel,
+                        .print_attributes = print_qk_norm};
+
+const OpSpec kQkSquaresGradient{.name = "qk_squares_gradient",
+                                .infer = infer_qk_squares_gradient,
+                                .cost = cost_qk_squares_gradient,
+                                .cpu_kernel = qk_squares_gradient_cpu_kernel,
+                                .print_attributes = print_qk_norm};
 
 }  // namespace troupe

@@ -12,9 +12,19 @@
 // Statistics and gains have the accumulation type (ops/rms_norm/rms_row.h says why), and y is
 // rounded once. Value heads are copied.
 //
+// A projection whose heads are cut among `ranks` ranks is normalised as a whole: `squares` [T, 2]
+// then holds, of all ranks' heads, the sum of x^2 over the queries and over the keys, and has a
+// gradient of its own, as qk_squares has that makes one rank's part of the sums:
+//   s = sum over all ranks of x^2,   rstd = 1 / sqrt(s / (ranks n) + epsilon)
+// with n elements of this rank in the vector.
+//
 // Kinds (T rows, w = (H + 2 G) d; qkv may be ragged, everything with T rows then is)
-//   qk_norm (qkv [T, w], gamma_q, gamma_k) -> y [T, w], rstd [T, N] in the accumulation dtype
-//   qk_norm_gradient (dy, qkv, gamma_q, gamma_k, rstd) -> d_qkv [T, w]
+//   qk_norm (qkv [T, w], gamma_q, gamma_k, squares?) -> y [T, w], rstd [T, N] in the accumulation
+//       dtype
+//   qk_norm_gradient (dy, qkv, gamma_q, gamma_k, rstd, squares?) -> d_qkv [T, w], and with squares
+//       d_squares [T, 2]; d_qkv is then that of constant squares
+//   qk_squares (qkv [T, w]) -> [T, 2] in the accumulation dtype
+//   qk_squares_gradient (d_squares [T, 2], qkv) -> d_qkv [T, w]
 //   qk_norm_weight_gradient (dy, qkv, rstd, target optional) -> d_gamma (+)= sum of dy x rstd over
 //       the rows and over the vectors in heads [first_head, first_head + head_count): one operation
 //       for gamma_q (all query heads), one for gamma_k (all key heads); accumulation dtype,
@@ -40,6 +50,7 @@ struct QkNormAttributes {
   double epsilon = 1e-6;
   QkNormScope scope = QkNormScope::head;
   bool zero_centered = false;
+  int32_t ranks = 1;  // whose heads `squares` sums up
 };
 
 struct QkNormWeightGradientAttributes {
@@ -52,12 +63,25 @@ struct QkNormWeightGradientAttributes {
   bool accumulate = false;
 };
 
-// Emits the norm of the queries and keys of `qkv`; returns the new rows.
-ValueId qk_norm(Builder& builder, ValueId qkv, ValueId gamma_q, ValueId gamma_k,
-                const QkNormAttributes& attributes, const std::string& name);
+struct QkNormInputs {
+  ValueId qkv;
+  ValueId gamma_q;
+  ValueId gamma_k;
+  ValueId squares = {};  // with the scope projection; invalid: those of qkv
+};
+
+// Emits the norm of the queries and keys of qkv; returns the new rows.
+ValueId qk_norm(Builder& builder, const QkNormInputs& inputs, const QkNormAttributes& attributes,
+                const std::string& name);
+
+// Emits the sums of squares of the queries and of the keys of `qkv`: [T, 2].
+ValueId qk_squares(Builder& builder, ValueId qkv, const QkNormAttributes& attributes,
+                   const std::string& name);
 
 extern const OpSpec kQkNorm;
 extern const OpSpec kQkNormGradient;
 extern const OpSpec kQkNormWeightGradient;
+extern const OpSpec kQkSquares;
+extern const OpSpec kQkSquaresGradient;
 
 }  // namespace troupe

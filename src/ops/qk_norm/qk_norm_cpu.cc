@@ -41,6 +41,7 @@ struct QkNormKernel {
     const T* qkv = args.in<T>(0);
     const accumulation_t<T>* gamma_q = args.in<accumulation_t<T>>(1);
     const accumulation_t<T>* gamma_k = args.in<accumulation_t<T>>(2);
+    const accumulation_t<T>* squares = args.in<accumulation_t<T>>(3);
     T* y = args.out<T>(0);
     accumulation_t<T>* rstd = args.out<accumulation_t<T>>(1);
     const QkNormVectors vectors(attributes);
@@ -53,7 +54,10 @@ struct QkNormKernel {
           const int64_t at = vectors.offset(i);
           const auto element = [=](int64_t j) { return widen(in[at + j]); };
           const auto scale =
-              rms_reciprocal<accumulation_t<T>>(element, vectors.size(i), attributes.epsilon);
+              squares == nullptr
+                  ? rms_reciprocal<accumulation_t<T>>(element, vectors.size(i), attributes.epsilon)
+                  : rms_reciprocal_of(squares[row * vectors.count + i],
+                                      vectors.size(i) * attributes.ranks, attributes.epsilon);
           rstd[row * vectors.count + i] = scale;
           rms_scale(element, scale, vectors.is_query(i) ? gamma_q : gamma_k,
                     attributes.zero_centered, out + at, vectors.size(i));
@@ -75,6 +79,8 @@ struct QkNormGradientKernel {
     const accumulation_t<T>* gamma_k = args.in<accumulation_t<T>>(3);
     const accumulation_t<T>* rstd = args.in<accumulation_t<T>>(4);
     T* d_qkv = args.out<T>(0);
+    const bool has_squares = args.input(5).data != nullptr;
+    accumulation_t<T>* d_squares = has_squares ? args.out<accumulation_t<T>>(1) : nullptr;
     const QkNormVectors vectors(attributes);
     const int64_t width = args.input(0).shape[1];
     const auto differentiate_rows = [=](int64_t begin, int64_t end, int) {
@@ -82,6 +88,13 @@ struct QkNormGradientKernel {
         const int64_t first = row * width;
         for (int64_t i = 0; i < vectors.count; ++i) {
           const int64_t at = first + vectors.offset(i);
+          if (has_squares) {
+            d_squares[row * vectors.count + i] = rms_gradient_of_squares(
+                dy + at, qkv + at, rstd[row * vectors.count + i],
+                vectors.is_query(i) ? gamma_q : gamma_k, attributes.zero_centered, d_qkv + at,
+                vectors.size(i), attributes.ranks);
+            continue;
+          }
           rms_gradient(dy + at, qkv + at, rstd[row * vectors.count + i],
                        vectors.is_query(i) ? gamma_q : gamma_k, attributes.zero_centered,
                        static_cast<const T*>(nullptr), d_qkv + at, vectors.size(i));
@@ -120,7 +133,61 @@ struct QkNormWeightGradientKernel {
   }
 };
 
+template <class T>
+struct QkSquaresKernel {
+  static void run(const KernelArguments& args) {
+    using A = accumulation_t<T>;
+    const T* qkv = args.in<T>(0);
+    A* squares = args.out<A>(0);
+    const QkNormVectors vectors(args.attributes->as<QkNormAttributes>());
+    const int64_t width = args.input(0).shape[1];
+    const auto sum_rows_of = [=](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t i = 0; i < vectors.count; ++i) {
+          squares[row * vectors.count + i] =
+              sum_of_squares(qkv + row * width + vectors.offset(i), vectors.size(i));
+        }
+      }
+    };
+    args.pool->parallel_ranges(args.input(0).rows(), row_grain(width), sum_rows_of);
+  }
+};
+
+template <class T>
+struct QkSquaresGradientKernel {
+  static void run(const KernelArguments& args) {
+    using A = accumulation_t<T>;
+    const A* d_squares = args.in<A>(0);
+    const T* qkv = args.in<T>(1);
+    T* d_qkv = args.out<T>(0);
+    const QkNormVectors vectors(args.attributes->as<QkNormAttributes>());
+    const int64_t width = args.input(1).shape[1];
+    const auto scale_rows = [=](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t i = 0; i < vectors.count; ++i) {
+          const A factor = 2 * d_squares[row * vectors.count + i];
+          const T* x = qkv + row * width + vectors.offset(i);
+          T* dx = d_qkv + row * width + vectors.offset(i);
+          const int64_t n = vectors.size(i);
+          TROUPE_INDEPENDENT
+          for (int64_t j = 0; j < n; ++j) dx[j] = T(factor * widen(x[j]));
+        }
+        std::fill(d_qkv + row * width + vectors.elements, d_qkv + (row + 1) * width, T(0.0F));
+      }
+    };
+    args.pool->parallel_ranges(args.input(1).rows(), row_grain(width), scale_rows);
+  }
+};
+
 }  // namespace
+
+CpuKernel qk_squares_cpu_kernel(const OpView& op) {
+  return select_float_kernel<QkSquaresKernel>(op.input(0).dtype);
+}
+
+CpuKernel qk_squares_gradient_cpu_kernel(const OpView& op) {
+  return select_float_kernel<QkSquaresGradientKernel>(op.output(0).dtype);
+}
 
 CpuKernel qk_norm_cpu_kernel(const OpView& op) {
   return select_float_kernel<QkNormKernel>(op.output(0).dtype);

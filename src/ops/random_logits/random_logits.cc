@@ -40,7 +40,7 @@ CpuKernel random_logits_kernel(const OpView& view) {
 
 std::string print_random_logits(const Attributes& attributes) {
   const auto& a = attributes.as<RandomLogitsAttributes>();
-  return fmt::format("seed={} substream={}", a.seed, a.substream);
+  return fmt::format("seed={} substream={}{}", a.seed, a.substream, text_of(a.origin));
 }
 
 // The gradient that passes through is not a derivative, which finite differences would tell; it has
@@ -67,6 +67,11 @@ std::vector<OpSample> samples_random_logits() {
       sample_random_logits("matrix", {5, 7}, 3, {.seed = 1, .substream = 2}),
       sample_random_logits("late step", {1, 3}, int64_t{1} << 40,
                            {.seed = ~uint64_t{0}, .substream = ~uint32_t{0}}),
+      sample_random_logits(
+          "chunks", {6, 5}, 2,
+          {.seed = 1,
+           .substream = 2,
+           .origin = {.first_row = 2, .sequence = 4, .chunks = {.ranks = 2, .rank = 1}}}),
       sample_random_logits("many chunks", {131, 33}, 1, {.seed = 5, .substream = 1}),
   };
 }

@@ -14,13 +14,17 @@ void run_random_logits(const KernelArguments& args) {
   const uint64_t seed = random_step_seed(attributes.seed, RandomStream::random_logits, substream,
                                          static_cast<uint64_t>(args.in<int64_t>(1)[0]));
   T* out = args.out<T>(0);
+  const RowOrigin origin = attributes.origin;
+  const int64_t width = args.output(0).shape.row_elements();
+  const auto draw_run = [=](int64_t begin, int64_t end, int64_t whole) {
+    for (int64_t i = begin; i < end; ++i) {
+      out[i] = static_cast<T>(random_normal(seed, RandomStream::random_logits, substream,
+                                            static_cast<uint64_t>(whole + i - begin)));
+    }
+  };
   args.pool->parallel_ranges(
-      args.output(0).shape.elements(), kRandomLogitsGrain, [=](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) {
-          out[i] = static_cast<T>(random_normal(seed, RandomStream::random_logits, substream,
-                                                static_cast<uint64_t>(i)));
-        }
-      });
+      args.output(0).shape.elements(), kRandomLogitsGrain,
+      [=](int64_t begin, int64_t end, int) { origin.for_each_run(width, begin, end, draw_run); });
 }
 
 }  // namespace

@@ -16,6 +16,12 @@
 
 namespace troupe {
 
+// rstd, given the sum of the squares of n elements.
+template <class A>
+inline A rms_reciprocal_of(A squares, int64_t n, double epsilon) {
+  return A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(epsilon));
+}
+
 // `x(i)` gives the elements in A.
 template <class A, class Element>
 inline A rms_reciprocal(const Element& x, int64_t n, double epsilon) {
@@ -23,7 +29,7 @@ inline A rms_reciprocal(const Element& x, int64_t n, double epsilon) {
     const A value = x(i);
     return value * value;
   });
-  return A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(epsilon));
+  return rms_reciprocal_of(squares, n, epsilon);
 }
 
 template <class T, class Element>
@@ -60,6 +66,21 @@ inline void rms_gradient(const T* dy, const T* x, accumulation_t<T> rstd,
       dx[i] = T(rstd * g - along * widen(x[i]));
     }
   }
+}
+
+// Where the squares are a sum over `parts` vectors of n elements and have a gradient of their own:
+//   dx_i = rstd g_i,   d_squares = - rstd^3 / (2 parts n) sum_j g_j x_j   (returned)
+template <class T>
+inline accumulation_t<T> rms_gradient_of_squares(const T* dy, const T* x, accumulation_t<T> rstd,
+                                                 const accumulation_t<T>* gamma, bool zero_centered,
+                                                 T* dx, int64_t n, int64_t parts) {
+  using A = accumulation_t<T>;
+  const A offset = zero_centered ? A(1) : A(0);
+  const A projection =
+      lane_sum<A>(n, [=](int64_t i) { return widen(dy[i]) * (offset + gamma[i]) * widen(x[i]); });
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < n; ++i) dx[i] = T(rstd * (widen(dy[i]) * (offset + gamma[i])));
+  return -rstd * rstd * rstd * projection / static_cast<A>(2 * n * parts);
 }
 
 // d_gamma_i += dy_i x_i rstd

@@ -18,6 +18,8 @@ void infer_rope_table(InferContext& context) {
   TROUPE_CHECK(attributes.positions >= 1 && attributes.rotary_dim >= 2 &&
                    attributes.rotary_dim % 2 == 0 && attributes.base > 0,
                "rope_table: needs positions, an even rotary_dim and a positive base");
+  TROUPE_CHECK(attributes.chunks.ranks == 1 || attributes.positions % 2 == 0,
+               "rope_table: two chunks of a sequence are equally long");
   TROUPE_CHECK(attributes.dtype == DType::f64 || attributes.dtype == DType::f32,
                "rope_table: the dtype is not an accumulation dtype");
   context.output("", attributes.dtype, {attributes.positions, attributes.rotary_dim / 2, 2});
@@ -67,7 +69,7 @@ Cost cost_rope(const OpView& op) {
 
 std::string print_rope_table(const Attributes& attributes) {
   const auto& values = attributes.as<RopeTableAttributes>();
-  return fmt::format("base={}", values.base);
+  return fmt::format("base={}{}", values.base, text_of(RowOrigin{.chunks = values.chunks}));
 }
 
 std::string print_rope(const Attributes& attributes) {
@@ -85,7 +87,16 @@ std::vector<OpSample> samples_rope_table() {
                                accumulation_dtype(sample.dtype()), "table"));
     };
   };
-  return {{"small", table(5, 6, 10000)},
+  const auto of_chunks = [](int32_t ranks, int32_t rank) {
+    return [=](SampleBuilder& sample) {
+      sample.result(
+          rope_table(sample.builder(),
+                     {.positions = 6, .rotary_dim = 4, .chunks = {.ranks = ranks, .rank = rank}},
+                     accumulation_dtype(sample.dtype()), "table"));
+    };
+  };
+  return {{"chunks", of_chunks(2, 1)},
+          {"small", table(5, 6, 10000)},
           {"smallest", table(1, 2, 10000)},
           {"long", table(3001, 16, 1e6)}};
 }

@@ -3,7 +3,9 @@
 //
 // The table holds, for position p and pair i < r / 2 with r = rotary_dim,
 //   angle = p base^(-2 i / r),  table[p, i] = (cos angle, sin angle)
-// computed in double and rounded to the table's dtype.
+// computed in double and rounded to the table's dtype. Where ranks share each sequence, the table
+// has the positions of this rank's rows instead, in their order: entry p is that of
+// chunks.position(p, positions).
 //
 // A row of qkv holds H query heads, then G key heads, then G value heads, each of d elements. Row t
 // has position p = t mod sequence. In each query and key head, elements i and i + r / 2 turn:
@@ -22,6 +24,7 @@
 
 #include "program/builder.h"
 #include "program/op_spec.h"
+#include "program/row_origin.h"
 
 namespace troupe {
 
@@ -30,6 +33,7 @@ struct RopeTableAttributes {
   int32_t rotary_dim = 0;
   double base = 10000;
   DType dtype = DType::f32;  // set by rope_table()
+  SequenceChunks chunks = {};
 };
 
 struct RopeAttributes {

@@ -17,10 +17,11 @@ void run_rope_table(const KernelArguments& args) {
     for (int64_t i = 0; i < pairs; ++i) {
       const double frequency =
           std::pow(attributes.base, -2.0 * static_cast<double>(i) / attributes.rotary_dim);
-      for (int64_t position = begin; position < end; ++position) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t position = attributes.chunks.position(row, attributes.positions);
         const double angle = static_cast<double>(position) * frequency;
-        table[(position * pairs + i) * 2] = static_cast<A>(std::cos(angle));
-        table[(position * pairs + i) * 2 + 1] = static_cast<A>(std::sin(angle));
+        table[(row * pairs + i) * 2] = static_cast<A>(std::cos(angle));
+        table[(row * pairs + i) * 2 + 1] = static_cast<A>(std::sin(angle));
       }
     }
   };

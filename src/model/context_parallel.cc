@@ -1,0 +1,82 @@
+#include "model/context_parallel.h"
+
+#include "ops/all_gather/all_gather.h"
+#include "ops/context_attention/context_attention.h"
+#include "ops/exchange_heads/exchange_heads.h"
+#include "ops/split_columns/split_columns.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/token_count/token_count.h"
+
+namespace troupe {
+namespace {
+
+// Attention over whole sequences with this rank's share of the heads.
+ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId qkv, ValueId step,
+                        const AttentionAttributes& attributes, const std::string& name) {
+  ExchangeHeadsAttributes exchange{.chunks = chunks,
+                                   .batch = attributes.batch,
+                                   .sequence = attributes.sequence * chunks.ranks,
+                                   .heads = attributes.heads,
+                                   .groups = attributes.groups,
+                                   .head_dim = attributes.head_dim};
+  AttentionAttributes own = attributes;
+  own.sequence = exchange.sequence;
+  own.heads /= chunks.ranks;
+  own.groups /= chunks.ranks;
+  own.first_head += chunks.rank * own.heads;
+  if (own.all_heads == 0) own.all_heads = attributes.heads;
+  const ValueId rows = sequence_to_heads(builder, qkv, exchange, "qkv_by_heads");
+  const ValueId context = attention(builder, rows, step, own, name + "_by_heads");
+  exchange.groups = 0;
+  return heads_to_sequence(builder, context, exchange, name);
+}
+
+}  // namespace
+
+std::string_view name_of(ContextExchange exchange) {
+  switch (exchange) {
+    case ContextExchange::p2p:
+      return "p2p";
+    case ContextExchange::a2a:
+      return "a2a";
+    case ContextExchange::allgather:
+      return "allgather";
+  }
+  return "?";
+}
+
+SequenceChunks chunks_of(const ModelPart& part) {
+  return {.ranks = part.layout().cp(), .rank = part.dense().cp};
+}
+
+RowOrigin row_origin(const ModelPart& part, int32_t sequence, int64_t rows) {
+  const int64_t first = part.sequence_parallel() ? part.dense().tp * rows : 0;
+  return {
+      .first_row = static_cast<int32_t>(first), .sequence = sequence, .chunks = chunks_of(part)};
+}
+
+ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExchange exchange,
+                            ValueId qkv, ValueId step, const AttentionAttributes& attributes,
+                            const std::string& name) {
+  const SequenceChunks chunks = chunks_of(part);
+  if (chunks.ranks == 1) return attention(builder, qkv, step, attributes, name);
+  if (exchange == ContextExchange::a2a) {
+    return attend_by_heads(builder, chunks, qkv, step, attributes, name);
+  }
+  const SplitColumnsResult rows = split_columns(
+      builder, qkv, {.columns = int64_t{attributes.heads} * attributes.head_dim}, "queries");
+  if (exchange == ContextExchange::p2p) {
+    return ring_attention(builder, rows.first, rows.rest, step, {attributes, chunks}, name);
+  }
+  const ValueId all = all_gather(builder, rows.rest,
+                                 {.group = RankGroup::cp, .ranks = chunks.ranks}, "keys_of_all");
+  return context_attention(builder, rows.first, all, step, {attributes, chunks}, name);
+}
+
+ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask) {
+  if (part.layout().cp() == 1) return {};
+  const ValueId own = token_count(builder, mask, "tokens_here");
+  return sum_over_ranks(builder, own, {.group = RankGroup::cp}, "tokens_of_all");
+}
+
+}  // namespace troupe

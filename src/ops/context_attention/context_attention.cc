@@ -1,0 +1,289 @@
+#include "ops/context_attention/context_attention.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <vector>
+
+#include "ops/context_attention/context_attention_cpu.h"
+#include "ops/linear/linear.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+namespace {
+
+int64_t own_rows(const ContextAttentionAttributes& a) {
+  return int64_t{a.attention.batch} * a.attention.sequence;
+}
+
+Shape context_query_shape(const ContextAttentionAttributes& a) {
+  return {own_rows(a), int64_t{a.attention.heads} * a.attention.head_dim};
+}
+
+Shape context_key_shape(const ContextAttentionAttributes& a, bool ring) {
+  return {own_rows(a) * (ring ? 1 : a.chunks.ranks),
+          int64_t{2} * a.attention.groups * a.attention.head_dim};
+}
+
+void check_context_attention(const ContextAttentionAttributes& attributes, const Value& q,
+                             const Value& kv, bool ring) {
+  const AttentionAttributes& a = attributes.attention;
+  const SequenceChunks& chunks = attributes.chunks;
+  TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
+                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0 &&
+                   chunks.rank >= 0 && chunks.rank < chunks.ranks &&
+                   (chunks.ranks == 1 || a.sequence % 2 == 0),
+               "context_attention: attributes");
+  TROUPE_CHECK(is_float(q.dtype) && q.shape == context_query_shape(attributes) && !q.rows.valid() &&
+                   kv.dtype == q.dtype && kv.shape == context_key_shape(attributes, ring) &&
+                   !kv.rows.valid(),
+               "context_attention: q " + q.shape.to_string() + " and kv " + kv.shape.to_string());
+}
+
+void check_context_step(const AttentionAttributes& a, const InferContext& context, int input) {
+  TROUPE_CHECK(
+      a.probability >= 0 && a.probability < 1 && context.has_input(input) == (a.probability > 0),
+      "context_attention: a step belongs to dropout");
+  TROUPE_CHECK(!context.has_input(input) || (context.input(input).dtype == DType::i64 &&
+                                             context.input(input).shape == Shape({1})),
+               "context_attention: step is not i64 [1]");
+}
+
+void infer_forward(InferContext& context, bool ring) {
+  TROUPE_CHECK(context.input_count() == 3, "context_attention: takes q, kv and step");
+  const auto& attributes = context.attributes<ContextAttentionAttributes>();
+  check_context_attention(attributes, context.input(0), context.input(1), ring);
+  check_context_step(attributes.attention, context, 2);
+  const DType dtype = context.input(0).dtype;
+  context.output("", dtype, context_query_shape(attributes));
+  context.output("lse", accumulation_dtype(dtype),
+                 {own_rows(attributes), attributes.attention.heads});
+}
+
+void infer_backward(InferContext& context, bool ring) {
+  TROUPE_CHECK(context.input_count() == 6,
+               "context_attention_gradient: takes d_out, q, kv, out, lse and step");
+  const auto& attributes = context.attributes<ContextAttentionAttributes>();
+  const Value& d_out = context.input(0);
+  const Value& q = context.input(1);
+  const Value& kv = context.input(2);
+  const Value& out = context.input(3);
+  const Value& lse = context.input(4);
+  check_context_attention(attributes, q, kv, ring);
+  check_context_step(attributes.attention, context, 5);
+  TROUPE_CHECK(d_out.dtype == q.dtype && d_out.shape == q.shape && out.dtype == q.dtype &&
+                   out.shape == q.shape && lse.dtype == accumulation_dtype(q.dtype) &&
+                   lse.shape == Shape({own_rows(attributes), attributes.attention.heads}),
+               "context_attention_gradient: operands do not belong to " + q.name);
+  context.output("", q.dtype, q.shape);
+  context.output("kv", kv.dtype, kv.shape);
+}
+
+void infer_context_attention(InferContext& context) {
+  infer_forward(context, false);
+}
+void infer_ring_attention(InferContext& context) {
+  infer_forward(context, true);
+}
+void infer_context_attention_gradient(InferContext& context) {
+  infer_backward(context, false);
+}
+void infer_ring_attention_gradient(InferContext& context) {
+  infer_backward(context, true);
+}
+
+void differentiate_forward(DerivativeContext& context, const OpSpec& spec) {
+  TROUPE_CHECK(!context.output_gradient(1).valid(),
+               "context_attention: no gradient flows through lse");
+  if (!context.wants(0) && !context.wants(1)) return;
+  const auto gradients =
+      context.builder().emit(spec, Attributes(context.attributes<ContextAttentionAttributes>()),
+                             {context.output_gradient(0), context.input(0), context.input(1),
+                              context.output(0), context.output(1), context.input(2)},
+                             "d_" + context.input_name(0));
+  for (const int i : {0, 1}) {
+    if (context.wants(i)) context.add_gradient(i, gradients[static_cast<size_t>(i)]);
+  }
+}
+
+void differentiate_context_attention(DerivativeContext& context) {
+  differentiate_forward(context, kContextAttentionGradient);
+}
+void differentiate_ring_attention(DerivativeContext& context) {
+  differentiate_forward(context, kRingAttentionGradient);
+}
+
+// Flops per pair of query and visible key, over all sequences and query heads: the pairs of the
+// whole, divided by the ranks, which the chunks balance.
+double flops_per_pair(const ContextAttentionAttributes& attributes, double flops) {
+  const AttentionAttributes& a = attributes.attention;
+  const double s = static_cast<double>(a.sequence) * attributes.chunks.ranks;
+  const double w = a.window == 0 ? s : std::min<double>(a.window, s);
+  return flops * a.head_dim * static_cast<double>(a.batch) * a.heads * (w * s - w * (w - 1) / 2) /
+         attributes.chunks.ranks;
+}
+
+double context_operand_bytes(const OpView& op, int inputs, int outputs) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < inputs; ++i) bytes += op.input(i).bytes();
+  for (int i = 0; i < outputs; ++i) bytes += op.output(i).bytes();
+  return static_cast<double>(bytes);
+}
+
+// Two products over the visible pairs; the softmax is not counted.
+Cost cost_context_attention(const OpView& op) {
+  return {.flops = flops_per_pair(op.attributes<ContextAttentionAttributes>(), 4),
+          .bytes = context_operand_bytes(op, 2, 2)};
+}
+
+// Five products.
+Cost cost_context_attention_gradient(const OpView& op) {
+  return {.flops = flops_per_pair(op.attributes<ContextAttentionAttributes>(), 10),
+          .bytes = context_operand_bytes(op, 5, 2)};
+}
+
+uint64_t scratch_context_attention(const OpView& op) {
+  return context_attention_scratch_bytes(op.attributes<ContextAttentionAttributes>(),
+                                         op.input(0).dtype);
+}
+uint64_t scratch_context_attention_gradient(const OpView& op) {
+  return context_attention_gradient_scratch_bytes(op.attributes<ContextAttentionAttributes>(),
+                                                  op.input(1).dtype);
+}
+uint64_t workspace_context_attention(const OpView& op) {
+  return context_attention_workspace_bytes(op.attributes<ContextAttentionAttributes>(),
+                                           op.input(0).dtype, false);
+}
+uint64_t workspace_ring_attention(const OpView& op) {
+  return context_attention_workspace_bytes(op.attributes<ContextAttentionAttributes>(),
+                                           op.input(0).dtype, true);
+}
+uint64_t workspace_context_attention_gradient(const OpView& op) {
+  return context_attention_gradient_workspace_bytes(op.attributes<ContextAttentionAttributes>(),
+                                                    op.input(1).dtype, false);
+}
+uint64_t workspace_ring_attention_gradient(const OpView& op) {
+  return context_attention_gradient_workspace_bytes(op.attributes<ContextAttentionAttributes>(),
+                                                    op.input(1).dtype, true);
+}
+
+RankGroup group_of_ring(const Attributes&) {
+  return RankGroup::cp;
+}
+
+std::string print_context_attention(const Attributes& attributes) {
+  const auto& values = attributes.as<ContextAttentionAttributes>();
+  return kAttention.print_attributes(Attributes(values.attention)) +
+         fmt::format(" ranks={} rank={}", values.chunks.ranks, values.chunks.rank);
+}
+
+std::vector<OpSample> samples_context_attention() {
+  const auto attend = [](SampleBuilder& sample, ValueId q, ValueId kv,
+                         const ContextAttentionAttributes& attributes) {
+    const ValueId step =
+        attributes.attention.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
+    const auto outputs =
+        sample.builder().emit(kContextAttention, Attributes(attributes), {q, kv, step}, "out");
+    sample.result(outputs[0]);
+    sample.result_without_gradient(outputs[1]);
+  };
+  const auto with = [=](const AttentionAttributes& attention, int32_t ranks, int32_t rank) {
+    return [=](SampleBuilder& sample) {
+      const ContextAttentionAttributes attributes{attention, {.ranks = ranks, .rank = rank}};
+      attend(sample, sample.tensor("q", context_query_shape(attributes)),
+             sample.tensor("kv", context_key_shape(attributes, false)), attributes);
+    };
+  };
+  // For larger sizes: projections of constants, so that there are few elements to differentiate.
+  const auto with_projections = [=](const AttentionAttributes& attention, int32_t ranks,
+                                    int32_t rank) {
+    return [=](SampleBuilder& sample) {
+      const ContextAttentionAttributes attributes{attention, {.ranks = ranks, .rank = rank}};
+      const auto project = [&](const std::string& name, const Shape& shape) {
+        SampleBuilder::Options constant;
+        constant.differentiable = false;
+        const ValueId x = sample.tensor(name + "_x", {shape[0], 2}, constant);
+        const ValueId weight = sample.tensor(name + "_weight", {shape[1], 2});
+        return linear(sample.builder(), x, weight, LinearOptions(), name);
+      };
+      attend(sample, project("q", context_query_shape(attributes)),
+             project("kv", context_key_shape(attributes, false)), attributes);
+    };
+  };
+  const AttentionAttributes grouped{
+      .batch = 2, .sequence = 4, .heads = 4, .groups = 2, .head_dim = 3, .scale = 0.5};
+  AttentionAttributes window = grouped;
+  window.window = 3;
+  AttentionAttributes dropout = grouped;
+  dropout.seed = 3;
+  dropout.probability = 0.3;
+  dropout.first_head = 4;
+  dropout.all_heads = 8;
+  // Chunks of 130: two blocks, of which the second one has two rows.
+  const AttentionAttributes blocks{
+      .sequence = 260, .heads = 2, .groups = 1, .head_dim = 4, .scale = 0.25};
+  AttentionAttributes blocks_window = blocks;
+  blocks_window.window = 150;
+  return {{"one_rank",
+           with({.sequence = 5, .heads = 2, .groups = 1, .head_dim = 3, .scale = 0.5}, 1, 0)},
+          {"first_of_two", with(grouped, 2, 0)},
+          {"second_of_two", with(grouped, 2, 1)},
+          {"second_of_three", with(grouped, 3, 1)},
+          {"smallest", with({.sequence = 2, .head_dim = 2}, 2, 1)},
+          {"window", with(window, 2, 1)},
+          {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
+          {"dropout", with(dropout, 2, 1)},
+          {"several_blocks", with_projections(blocks, 2, 0)},
+          {"several_blocks_window", with_projections(blocks_window, 2, 1)}};
+}
+
+}  // namespace
+
+ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
+                          const ContextAttentionAttributes& attributes, const std::string& name) {
+  return builder.emit(kContextAttention, Attributes(attributes), {q, kv, step}, name)[0];
+}
+
+ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
+                       const ContextAttentionAttributes& attributes, const std::string& name) {
+  return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step}, name)[0];
+}
+
+const OpSpec kContextAttention{.name = "context_attention",
+                               .infer = infer_context_attention,
+                               .differentiate = differentiate_context_attention,
+                               .cost = cost_context_attention,
+                               .cpu_kernel = context_attention_cpu_kernel,
+                               .workspace_bytes = workspace_context_attention,
+                               .scratch_bytes = scratch_context_attention,
+                               .print_attributes = print_context_attention,
+                               .samples = samples_context_attention};
+
+const OpSpec kContextAttentionGradient{.name = "context_attention_gradient",
+                                       .infer = infer_context_attention_gradient,
+                                       .cost = cost_context_attention_gradient,
+                                       .cpu_kernel = context_attention_gradient_cpu_kernel,
+                                       .workspace_bytes = workspace_context_attention_gradient,
+                                       .scratch_bytes = scratch_context_attention_gradient,
+                                       .print_attributes = print_context_attention};
+
+const OpSpec kRingAttention{.name = "ring_attention",
+                            .infer = infer_ring_attention,
+                            .differentiate = differentiate_ring_attention,
+                            .cost = cost_context_attention,
+                            .cpu_kernel = ring_attention_cpu_kernel,
+                            .workspace_bytes = workspace_ring_attention,
+                            .scratch_bytes = scratch_context_attention,
+                            .group = group_of_ring,
+                            .print_attributes = print_context_attention};
+
+const OpSpec kRingAttentionGradient{.name = "ring_attention_gradient",
+                                    .infer = infer_ring_attention_gradient,
+                                    .cost = cost_context_attention_gradient,
+                                    .cpu_kernel = ring_attention_gradient_cpu_kernel,
+                                    .workspace_bytes = workspace_ring_attention_gradient,
+                                    .scratch_bytes = scratch_context_attention_gradient,
+                                    .group = group_of_ring,
+                                    .print_attributes = print_context_attention};
+
+}  // namespace troupe
