@@ -98,6 +98,8 @@ Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadP
                                     : communicators_of(*group, part.layout(), part.rank)) {}
 
 std::vector<EvaluationResult> Evaluation::run() {
+  // One rank may have been writing to a slow disk; collectives wait within a limit.
+  over_ranks<uint64_t>(0);
   std::vector<EvaluationResult> results;
   for (size_t i = 0; i < sets_.size(); ++i) results.push_back(run(sets_[i], plan_.batches[i]));
   return results;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "io/hf_weights.h"
 #include "io/json.h"
 #include "io/safetensors.h"
+#include "model/parameter_layout.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/process_group.h"
 #include "parallel/rank_communicators.h"
@@ -109,14 +111,16 @@ Reference read_reference(const std::string& folder, const ModelConfig& config) {
   return reference;
 }
 
-// The sequences from `first` on.
+// The sequences from `first` on, of those inputs that the program has.
 void write_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
                  const Reference& reference, int32_t first) {
   const auto elements = static_cast<size_t>(batch.batch) * static_cast<size_t>(batch.sequence);
   const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(batch.sequence);
   for (size_t i = 0; i < elements; ++i) {
-    interpreter.view(batch.tokens).as<int32_t>()[i] =
-        static_cast<int32_t>(reference.tokens[begin + i]);
+    if (batch.tokens.valid()) {
+      interpreter.view(batch.tokens).as<int32_t>()[i] =
+          static_cast<int32_t>(reference.tokens[begin + i]);
+    }
     if (!batch.labels.valid()) continue;
     const int64_t label = reference.labels[begin + i];
     const bool counted = label >= 0;
@@ -169,20 +173,35 @@ class ReferenceRank {
                                             .adam_beta2 = reference.beta2,
                                             .adam_epsilon = reference.epsilon,
                                             .routing_trace = options.trace})),
-        logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_),
+        logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
+                communicators_of(group, state_.part.layout(), rank)),
         training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
                   communicators_of(group, state_.part.layout(), rank)) {
     load_hf_weights(folder, config, state_, storage_);
-    const int32_t first = options.sequences(reference) * state_.part.dense().dp;
+    const int32_t first = first_sequence();
     write_batch(logits_, logits_step_.batch, reference, first);
     write_batch(training_, training_step_.micro_batches.front(), reference, first);
     *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
     *training_.view(training_step_.weight_decay).as<double>() = reference.weight_decay;
   }
 
-  std::vector<double> compute_logits() {
-    logits_.run();
-    return read_doubles(logits_.view(logits_step_.logits));
+  void compute_logits() { logits_.run(); }
+
+  // Hands the rank's logits to `visit(number, value)`, with their numbers in those of the whole
+  // batch. Nothing on ranks that compute none.
+  template <class Visit>
+  void visit_logits(const ModelConfig& config, const Visit& visit) const {
+    if (!logits_step_.logits.valid()) return;
+    const TensorView view = logits_.view(logits_step_.logits);
+    const std::vector<double> values = read_doubles(view);
+    const int64_t columns = view.shape[1];
+    const int64_t first_column = columns == config.vocab_size ? 0 : first_token();
+    for (int64_t row = 0; row < view.shape[0]; ++row) {
+      const int64_t begin = token_of_row(row, view.shape[0]) * config.vocab_size + first_column;
+      for (int64_t i = 0; i < columns; ++i) {
+        visit(static_cast<size_t>(begin + i), values[static_cast<size_t>(row * columns + i)]);
+      }
+    }
   }
 
   void update(int64_t number) {
@@ -200,11 +219,18 @@ class ReferenceRank {
 
   double loss() const { return *training_.view(training_step_.loss).as<double>(); }
   double grad_norm() const { return *training_.view(training_step_.grad_norm).as<double>(); }
-  std::vector<double> gradient(size_t parameter) const {
-    return read_doubles(storage_.view(state_.parameters[parameter].gradient));
+  std::vector<double> gradient(const Parameter& parameter) const {
+    return read_doubles(storage_.view(parameter.gradient));
   }
   const ModelState& state() const { return state_; }
   const Program& training_program() const { return *training_step_.program; }
+  const Program& logits_program() const { return *logits_step_.program; }
+
+  bool same_logits(const ReferenceRank& other) const {
+    return !logits_step_.logits.valid() ||
+           read_doubles(logits_.view(logits_step_.logits)) ==
+               read_doubles(other.logits_.view(other.logits_step_.logits));
+  }
 
   bool same_state(const ReferenceRank& other) const {
     for (int32_t i = 0; i < state_.table->size(); ++i) {
@@ -217,6 +243,36 @@ class ReferenceRank {
   }
 
  private:
+  int32_t first_sequence() const { return logits_step_.batch.batch * state_.part.dense().dp; }
+
+  // Of the rank's block of the vocabulary.
+  int64_t first_token() const {
+    for (const Parameter& parameter : state_.parameters) {
+      const bool is_head =
+          parameter.kind == ParameterKind::head ||
+          (parameter.kind == ParameterKind::embedding && !state_.find(ParameterKind::head).valid());
+      if (is_head) return parameter.slice.ranges.front().front().begin;
+    }
+    TROUPE_CHECK(false, "a rank has logits without a head");
+    return 0;
+  }
+
+  // The token of the whole batch to which one of `rows` rows of this rank belongs. Ranks of cp hold
+  // two chunks of each sequence, one from each end.
+  int64_t token_of_row(int64_t row, int64_t rows) const {
+    const BatchValues& batch = logits_step_.batch;
+    const int64_t length = rows / batch.batch;
+    const int64_t parts = batch.sequence / length;
+    int64_t position = row % length;
+    if (parts > 1) {
+      const int64_t chunk = length / 2;
+      const int64_t place = state_.part.dense().cp;
+      const bool from_the_end = position >= chunk;
+      position += (from_the_end ? 2 * parts - 2 - place : place) * chunk;
+    }
+    return (first_sequence() + row / length) * batch.sequence + position;
+  }
+
   static void copy_routing(const CpuInterpreter& from, const std::vector<ValueId>& recorded,
                            const CpuInterpreter& to, const std::vector<ValueId>& replayed) {
     for (size_t layer = 0; layer < recorded.size(); ++layer) {
@@ -250,21 +306,20 @@ class ReferenceRun {
   ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
                const RunOptions& options)
       : group_(options.ranks.layout->layout.world_size(), options.ranks.limit) {
-    std::vector<const Program*> programs;
+    std::vector<const Program*> training;
+    std::vector<const Program*> logits;
     for (int32_t rank = 0; rank < group_.size(); ++rank) {
       ranks_.push_back(
           std::make_unique<ReferenceRank>(folder, config, reference, options, group_, rank));
-      programs.push_back(&ranks_.back()->training_program());
+      training.push_back(&ranks_.back()->training_program());
+      logits.push_back(&ranks_.back()->logits_program());
     }
-    verify_collectives(programs, options.ranks.layout->layout);
+    verify_collectives(training, options.ranks.layout->layout);
+    verify_collectives(logits, options.ranks.layout->layout);
   }
 
-  std::vector<double> compute_logits() {
-    std::vector<std::vector<double>> parts(ranks_.size());
-    for_each_rank([&](size_t rank) { parts[rank] = ranks_[rank]->compute_logits(); });
-    std::vector<double> logits;
-    for (const auto& part : parts) logits.insert(logits.end(), part.begin(), part.end());
-    return logits;
+  void compute_logits() {
+    for_each_rank([&](size_t rank) { ranks_[rank]->compute_logits(); });
   }
 
   // Runs update `number` (from 1) and returns the loss before it.
@@ -281,8 +336,16 @@ class ReferenceRun {
     for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i]->replay_update_routing(*other.ranks_[i]);
   }
 
-  // Gradients and state are the same on all ranks.
+  // Metrics are the same on all ranks.
   const ReferenceRank& first() const { return *ranks_.front(); }
+  const std::vector<std::unique_ptr<ReferenceRank>>& ranks() const { return ranks_; }
+
+  bool same_logits(const ReferenceRun& other) const {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      if (!ranks_[i]->same_logits(*other.ranks_[i])) return false;
+    }
+    return true;
+  }
 
   bool same_state(const ReferenceRun& other) const {
     for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -301,11 +364,12 @@ class ReferenceRun {
 };
 
 // The mean over ranks is the reference's mean over tokens only if they have as many tokens.
-void check_ranks(const Reference& reference, int32_t ranks, const std::string& folder) {
+void check_ranks(const Reference& reference, const Layout& layout, const std::string& folder) {
+  const int32_t ranks = layout.dp();
   if (reference.batch % ranks != 0) {
     throw_bad_request(
-        fmt::format("--ranks {}: the {} sequences of {} cannot be divided among them.", ranks,
-                    reference.batch, folder));
+        fmt::format("--ranks {}: the {} sequences of {} cannot be divided among {} replicas.",
+                    layout.world_size(), reference.batch, folder, ranks));
   }
   const auto part = static_cast<std::ptrdiff_t>(reference.labels.size()) / ranks;
   const auto counted = [&](int32_t rank) {
@@ -316,8 +380,8 @@ void check_ranks(const Reference& reference, int32_t ranks, const std::string& f
     if (counted(rank) == counted(0)) continue;
     throw_bad_request(
         fmt::format("--ranks {}: the sequences of {} have different numbers of counted labels, so "
-                    "the mean over ranks is not the reference's. Use --ranks 1.",
-                    ranks, folder));
+                    "the mean over ranks is not the reference's. Use --ranks {}.",
+                    layout.world_size(), folder, layout.world_size() / ranks));
   }
 }
 
@@ -327,26 +391,81 @@ double l2_norm(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
+// NaN is the worst.
+bool is_worse(double difference, double than) {
+  return !(std::abs(difference) <= std::abs(than));
+}
+
+// Every logit, by the rank that is furthest off.
+void compare_logits(const ModelConfig& config, const Reference& reference, const ReferenceRun& run,
+                    ReferenceComparison& result) {
+  std::vector<bool> seen(reference.logits.size());
+  for (const auto& rank : run.ranks()) {
+    rank->visit_logits(config, [&](size_t number, double logit) {
+      seen.at(number) = true;
+      const double difference = logit - reference.logits[number];
+      if (is_worse(difference, result.logits_max_abs)) {
+        result.logits_max_abs = std::abs(difference);
+      }
+    });
+  }
+  TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),
+               "some logits are on no rank");
+  for (const double logit : reference.logits) {
+    result.logits_largest = std::max(result.logits_largest, std::abs(logit));
+  }
+}
+
+// A rank's slice of a gradient.
+struct GradientSlice {
+  std::vector<SliceRun> runs;
+  std::vector<double> values;
+};
+
+// Writes the differences from `expected`, elements `first` on of the whole gradient, of what the
+// slice holds of them. Of several slices that hold an element the worst one counts.
+void add_differences(const GradientSlice& slice, int64_t first, const std::vector<double>& expected,
+                     std::vector<double>& difference, std::vector<bool>& seen) {
+  const int64_t end = first + static_cast<int64_t>(expected.size());
+  for (const SliceRun& run : slice.runs) {
+    const int64_t stop = std::min(run.whole + run.elements, end);
+    for (int64_t i = std::max(run.whole, first); i < stop; ++i) {
+      const auto at = static_cast<size_t>(i - first);
+      const double own = slice.values[static_cast<size_t>(run.own + i - run.whole)] - expected[at];
+      if (!seen[at] || is_worse(own, difference[at])) difference[at] = own;
+      seen[at] = true;
+    }
+  }
+}
+
+// Tensors are compared whole, put together from the slices of all ranks.
 void compare_gradients(const std::string& folder, const ModelConfig& config,
-                       const ReferenceRank& run, ReferenceComparison& result) {
-  std::vector<std::vector<double>> gradients;
-  for (size_t i = 0; i < run.state().parameters.size(); ++i) gradients.push_back(run.gradient(i));
-  read_hf_tensors(
-      join_path(folder, "grads"), config,
-      [&](const HfTensor& tensor, const std::vector<double>& expected) {
-        std::vector<double> difference(expected.size());
-        for (size_t i = 0; i < expected.size(); ++i) {
-          difference[i] =
-              gradients[tensor.parameter][static_cast<size_t>(tensor.offset) + i] - expected[i];
-        }
-        const double norm = l2_norm(expected);
-        const double error =
-            norm < 1e-6 * result.grad_norm_ref ? l2_norm(difference) : l2_norm(difference) / norm;
-        if (!(error <= result.grad_worst_rel)) {  // NaN is the worst
-          result.grad_worst_rel = error;
-          result.grad_worst_name = tensor.name;
-        }
-      });
+                       const ReferenceRun& run, ReferenceComparison& result) {
+  std::map<uint32_t, std::vector<GradientSlice>> gradients;  // by the parameter's number
+  for (const auto& rank : run.ranks()) {
+    for (const Parameter& parameter : rank->state().parameters) {
+      gradients[parameter.number].push_back(
+          {runs_of(parameter.slice, parameter.whole_shape), rank->gradient(parameter)});
+    }
+  }
+  read_hf_tensors(join_path(folder, "grads"), config,
+                  [&](const HfTensor& tensor, const std::vector<double>& expected) {
+                    std::vector<double> difference(expected.size());
+                    std::vector<bool> seen(expected.size());
+                    for (const GradientSlice& slice : gradients[tensor.parameter]) {
+                      add_differences(slice, tensor.offset, expected, difference, seen);
+                    }
+                    TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),
+                                 "a part of the gradient of " + tensor.name + " is on no rank");
+                    const double norm = l2_norm(expected);
+                    const double error = norm < 1e-6 * result.grad_norm_ref
+                                             ? l2_norm(difference)
+                                             : l2_norm(difference) / norm;
+                    if (is_worse(error, result.grad_worst_rel)) {
+                      result.grad_worst_rel = error;
+                      result.grad_worst_name = tensor.name;
+                    }
+                  });
 }
 
 }  // namespace
@@ -368,7 +487,8 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   config.moe_aux_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
-  check_ranks(reference, ranks.layout->layout.dp(), folder);
+  check_layout(config, ranks.layout->layout, reference.sequence);
+  check_ranks(reference, ranks.layout->layout, folder);
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
                      .ranks = ranks};
@@ -397,13 +517,12 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
     run.replay_logits_routing(*router);
     if (oracle) oracle->replay_logits_routing(*router);
   }
-  const std::vector<double> logits = run.compute_logits();
-  if (oracle) result.oracle_identical = logits == oracle->compute_logits();
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const double difference = std::abs(logits[i] - reference.logits[i]);
-    if (!(difference <= result.logits_max_abs)) result.logits_max_abs = difference;
-    result.logits_largest = std::max(result.logits_largest, std::abs(reference.logits[i]));
+  run.compute_logits();
+  if (oracle) {
+    oracle->compute_logits();
+    result.oracle_identical = run.same_logits(*oracle);
   }
+  compare_logits(config, reference, run, result);
 
   for (size_t i = 0; i < reference.trajectory.size(); ++i) {
     if (router) {
@@ -419,10 +538,10 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
     if (i == 0) {
       result.loss = loss;
       result.grad_norm = run.first().grad_norm();
-      compare_gradients(folder, config, run.first(), result);
+      compare_gradients(folder, config, run, result);
     }
     const double difference = std::abs(loss - reference.trajectory[i]);
-    if (!(difference <= result.trajectory_max_abs)) result.trajectory_max_abs = difference;
+    if (is_worse(difference, result.trajectory_max_abs)) result.trajectory_max_abs = difference;
   }
 
   const ReferenceTolerance tolerance = reference_tolerance(compute_dtype);

@@ -50,8 +50,10 @@ struct VerifyRanks {
   std::chrono::milliseconds limit{10'000};            // see ProcessGroup
 };
 
-// The sequences of the batch are divided among the ranks. Sequences that cannot be divided, or of
-// which the ranks would count different numbers of labels, are a bad request.
+// The sequences of the batch are divided among the replicas (DP). Sequences that cannot be divided,
+// or of which the replicas would count different numbers of labels, are a bad request. Logits and
+// gradients are compared where they are: a tensor is put together from the slices of all ranks, and
+// of an element that several ranks hold the worst copy counts.
 //
 // `with_oracle` runs everything a second time in the oracle and compares bit by bit.
 //
