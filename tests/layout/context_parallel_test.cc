@@ -64,6 +64,7 @@ struct Ranks {
   int32_t dp = 1;
   int32_t ep = 1;
   int32_t etp = 1;
+  int32_t pp = 1;
   bool sequence_parallel = false;
 };
 
@@ -81,10 +82,12 @@ LayoutCase layout_case(const NamedModel& model, const Ranks& ranks, ContextExcha
   name_size("dp", ranks.dp);
   name_size("ep", ranks.ep);
   name_size("etp", ranks.etp);
+  name_size("pp", ranks.pp);
   if (ranks.sequence_parallel) each.name += "_sp";
   each.name += "_mbs" + std::to_string(micro_batch_size);
   each.model = model.config;
-  each.layout.world_size = ranks.cp * ranks.tp * ranks.dp;
+  each.layout.world_size = ranks.cp * ranks.tp * ranks.dp * ranks.pp;
+  each.layout.pipeline_parallel = ranks.pp;
   each.layout.tensor_parallel = ranks.tp;
   each.layout.context_parallel = ranks.cp;
   each.layout.expert_parallel = ranks.ep;
@@ -129,6 +132,17 @@ std::vector<LayoutCase> cases() {
     add(model, {.cp = 2, .tp = 2, .ep = 4, .sequence_parallel = true}, 1);
     add(model, {.cp = 2, .tp = 2, .ep = 2, .etp = 2, .sequence_parallel = true}, 1);
     add(model, {.cp = 2, .dp = 2, .ep = 2}, 1);
+  }
+  // Beside a pipeline, and with the other dispatchers.
+  const NamedModel model = moe_models().back();
+  add(dense(), {.cp = 2, .pp = 2}, 2);
+  add(model, {.cp = 2, .tp = 2, .ep = 2, .pp = 2, .sequence_parallel = true}, 2);
+  for (const TokenDispatcher dispatcher : {TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    LayoutCase each = layout_case(model, {.cp = 2, .tp = 2, .ep = 4, .sequence_parallel = true},
+                                  ContextExchange::p2p, 2);
+    each.name += "_" + std::string(name_of(dispatcher));
+    each.dispatcher = dispatcher;
+    all.push_back(each);
   }
   return all;
 }

@@ -80,6 +80,7 @@ class Rank {
                                    .micro_batches = wanted.micro_batches,
                                    .sequence = wanted.sequence,
                                    .seed = kSeed,
+                                   .dispatcher = wanted.dispatcher,
                                    .context_exchange = wanted.context_exchange})),
         storage_(state_.table),
         interpreter_(*step_.program, plan(), storage_, pool_,

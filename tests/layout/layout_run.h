@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model/context_parallel.h"
+#include "model/dispatcher.h"
 #include "model/model_config.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
@@ -29,6 +30,7 @@ struct LayoutCase {
   int32_t micro_batch_size = 1;
   int32_t micro_batches = 1;  // of one pipeline in one step
   int32_t sequence = 12;
+  TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
 };
 
