@@ -1,20 +1,15 @@
 #include "passes/step_programs.h"
 
-#include <algorithm>
 #include <deque>
-#include <functional>
-#include <map>
-#include <set>
 #include <utility>
 
-#include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
-#include "ops/all_reduce/all_reduce.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "passes/autodiff.h"
 #include "passes/pipeline_messages.h"
+#include "passes/step_reduction.h"
 
 namespace troupe {
 namespace {
@@ -37,26 +32,16 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   return layers;
 }
 
-// The step's metrics, which micro-batches add to. The first contribution stores.
-class MetricSums {
- public:
-  explicit MetricSums(Builder& builder) : builder_(builder) {}
-
-  void add(ValueId metric, ValueId value, double weight) {
-    accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second);
+std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers) {
+  std::vector<ValueId> metrics;
+  if (loss.valid()) metrics.push_back(loss);
+  for (const LayerMetrics& layer : layers) {
+    metrics.push_back(layer.counts);
+    metrics.push_back(layer.entropy);
+    for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
   }
-
-  // For what other ranks contribute to and this one does not.
-  void add_nothing(ValueId metric) {
-    if (written_.contains(metric.index)) return;
-    const Shape shape = builder_.value(metric).shape;
-    add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
-  }
-
- private:
-  Builder& builder_;
-  std::set<int32_t> written_;
-};
+  return metrics;
+}
 
 // Adds what one stage measured of one micro-batch to the step's metrics.
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ForwardResult& forward,
@@ -131,74 +116,6 @@ void record_selections(Program& program, const ModelConfig& config, const Forwar
     program.add_result(router.selected);
     selections[static_cast<size_t>(router.layer)] = router.selected;
   }
-}
-
-// Sums gradients over the ranks. They go layer by layer, the last one first: the order in which the
-// backward pass completes them. Then come the copies of one parameter in several stages.
-void reduce_gradients(Builder& builder, const ModelState& state, int32_t replicas) {
-  const Place caller_place = builder.place;
-  if (replicas > 1) {
-    std::map<int32_t, std::vector<ValueId>, std::greater<>> gradients;
-    for (const Parameter& parameter : state.parameters) {
-      gradients[parameter.layer].push_back(builder.state(parameter.gradient));
-    }
-    for (const auto& [layer, tensors] : gradients) {
-      builder.place.layer = static_cast<int16_t>(layer);
-      all_reduce(builder, tensors, {});
-    }
-    builder.place = caller_place;
-  }
-  for (const Parameter& parameter : state.parameters) {
-    const auto copies = state.part.layout().reduction_of(parameter.slice.gradient).copies;
-    if (!copies) continue;
-    all_reduce(builder, {{builder.state(parameter.gradient)}}, {.group = *copies});
-  }
-}
-
-// Sums metrics over the ranks, each of which has counted what no other has.
-void reduce_metrics(Builder& builder, const ModelPart& part, int32_t replicas, ValueId loss,
-                    const std::vector<LayerMetrics>& layers, MetricSums& sums) {
-  const bool has_layout = part.layout().world_size() > 1;
-  if (!has_layout && replicas == 1) return;
-  std::vector<ValueId> metrics;
-  if (loss.valid()) metrics.push_back(loss);
-  for (const LayerMetrics& layer : layers) {
-    metrics.push_back(layer.counts);
-    metrics.push_back(layer.entropy);
-    for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
-  }
-  if (metrics.empty()) return;
-  for (const ValueId metric : metrics) sums.add_nothing(metric);
-  all_reduce(builder, metrics,
-             {.group = has_layout ? RankGroup::world : AllReduceAttributes{}.group});
-}
-
-// Is this the one rank among those with the same part of a gradient that counts it?
-bool counts(const ModelPart& part, GradientClass kind) {
-  const Layout& layout = part.layout();
-  const auto leads = [&](RankGroup group) {
-    return layout.members(group, part.rank).front() == part.rank;
-  };
-  const GradientReduction reduction = layout.reduction_of(kind);
-  const bool whole = kind == GradientClass::replicated || kind == GradientClass::head_norm;
-  return leads(reduction.replicas) && (!reduction.copies || leads(*reduction.copies)) &&
-         (!whole || leads(RankGroup::tp));
-}
-
-// The squares of all elements of the model's gradient, to be added up.
-ValueId build_squares(Builder& builder, const ModelState& state) {
-  const bool has_layout = state.part.layout().world_size() > 1;
-  std::vector<ValueId> gradients;
-  for (const Parameter& parameter : state.parameters) {
-    if (has_layout && !counts(state.part, parameter.slice.gradient)) continue;
-    gradients.push_back(builder.state(parameter.gradient));
-  }
-  const ValueId squares = gradients.empty() ? fill(builder, 0, DType::f64, {1}, "squared_norms")
-                                            : squared_norms(builder, gradients, "squared_norms");
-  if (!has_layout) return squares;
-  const ValueId sum = squared_norm_sum(builder, squares, "squared_norm");
-  all_reduce(builder, {{sum}}, {.group = RankGroup::world});
-  return sum;
 }
 
 void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
@@ -284,7 +201,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
                          /*share=*/1.0 / part.layout().dp());
     }
   }
-  reduce_metrics(builder, part, /*replicas=*/1, step.loss, step.layers, sums);
+  reduce_metrics(builder, part, /*replicas=*/1, metrics_of(step.loss, step.layers), sums);
   return step;
 }
 
@@ -526,8 +443,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   reduce_gradients(builder, state, options.data_parallel_size);
-  reduce_metrics(builder, state.part, options.data_parallel_size, step.loss, step.layers,
-                 emission.sums());
+  reduce_metrics(builder, state.part, options.data_parallel_size,
+                 metrics_of(step.loss, step.layers), emission.sums());
   build_update(builder, config, state, options, step);
   emission.reorder();
   return step;
