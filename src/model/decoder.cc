@@ -144,10 +144,9 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
   };
 
   // `residual` is the stream up to the last norm, `branch` what is still to be added to it.
-  ValueId residual = stage.embedding
-                         ? drop(build_embedding(builder, config, state, batch.tokens),
-                                RandomPlace::embedding_dropout, -1)
-                         : options.input;
+  ValueId residual = stage.embedding ? drop(build_embedding(builder, config, state, batch.tokens),
+                                            RandomPlace::embedding_dropout, -1)
+                                     : options.input;
   ValueId branch;
   const auto add_and_norm = [&](ParameterKind kind, ParameterKind bias, int32_t layer,
                                 const std::string& name) {

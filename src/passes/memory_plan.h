@@ -10,8 +10,8 @@
 //   scratch     private memory of each thread, as large as the most demanding operation wants
 //
 // Micro-batches look alike, so the transient part is planned for each distinct run of operations of
-// one micro-batch and repeated; the plan does not depend on the number of micro-batches. Values
-// that live from one micro-batch into another get addresses of their own.
+// one stage and micro-batch and repeated. What lives from one run into another takes turns in
+// slots: as many as are live at once, so the plan does not grow with the number of micro-batches.
 #pragma once
 
 #include <array>

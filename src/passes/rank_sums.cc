@@ -50,8 +50,7 @@ class LayerSums {
   LayerSums(Builder& builder, const ModelPart& part) : builder_(builder), part_(part) {}
 
   void add(ValueId gradient, const Parameter& parameter) {
-    const GradientReduction reduction =
-        part_.layout().reduction_of(parameter.slice.gradient);
+    const GradientReduction reduction = part_.layout().reduction_of(parameter.slice.gradient);
     if (reduction.partial) partial_[*reduction.partial].push_back(gradient);
     replicas_[reduction.replicas].push_back(gradient);
     if (reduction.copies) copies_[*reduction.copies].push_back(gradient);

@@ -143,10 +143,8 @@ void record_selections(Program& program, const ModelConfig& config, const Forwar
   }
 }
 
-// Sums metrics over the ranks, each of which has counted what no other has.
-void reduce_metrics(Builder& builder, const ModelState& state, ValueId loss,
-                    const std::vector<LayerMetrics>& layers, MetricSums& sums) {
-  if (state.part.layout().world_size() == 1) return;
+// All that a step measures.
+std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers) {
   std::vector<ValueId> metrics;
   if (loss.valid()) metrics.push_back(loss);
   for (const LayerMetrics& layer : layers) {
@@ -154,7 +152,14 @@ void reduce_metrics(Builder& builder, const ModelState& state, ValueId loss,
     metrics.push_back(layer.entropy);
     for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
   }
-  if (metrics.empty()) return;
+  return metrics;
+}
+
+// Sums metrics over the ranks, each of which has counted what no other has.
+void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
+                    MetricSums& sums) {
+  if (state.part.layout().world_size() == 1) return;
+  const std::vector<ValueId> metrics = metrics_of(step.loss, step.layers);
   for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
 }
@@ -237,13 +242,12 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       step.logits = forward.logits;
       step.program->add_result(forward.logits);
     }
-    // Replicas see other samples.
     if (with_loss) {
       accumulate_metrics(builder, config, part, forward, step.loss, step.layers, sums,
-                         /*share=*/1.0 / part.layout().dp());
+                         /*share=*/1.0);
     }
   }
-  reduce_metrics(builder, state, step.loss, step.layers, sums);
+  for (const ValueId metric : metrics_of(step.loss, step.layers)) sums.add_nothing(metric);
   return step;
 }
 
@@ -488,7 +492,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   sum_gradients_over_ranks(builder, state);
-  reduce_metrics(builder, state, step.loss, step.layers, emission.sums());
+  reduce_metrics(builder, state, step, emission.sums());
   build_update(builder, config, state, options, step);
   emission.reorder();
   return step;

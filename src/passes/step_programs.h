@@ -1,10 +1,12 @@
 // Builds the complete programs of one rank: the training step (every micro-batch forward and
 // backward, gradient norm and clipping, optimizer), evaluation, and plain inference.
 //
-// With data parallelism every rank has a program of its own. Gradients are summed over the ranks
-// once, after the last micro-batch, with the divisors of one rank that ran all micro-batches; so
-// are the metrics. What is read after a run is therefore that of the whole step, on every rank
-// alike.
+// Every rank has a program of its own, for its part of the model (ModelState::part). In a pipeline
+// it does what the schedule's table gives it, in that order: stages forward and backward, and the
+// messages between stages. Gradients are summed over the ranks once, after the last micro-batch,
+// with the divisors of one rank that ran all micro-batches; so are the metrics. What is read after
+// a run is therefore that of the whole step, on every rank alike, except what only some ranks have:
+// see each member. What a rank does not have is an invalid ValueId.
 //
 // All programs built on one ModelState share its storage. The returned structures name the values
 // that the host writes before a run (inputs) and reads after it (metrics, results).
@@ -51,9 +53,9 @@ struct LayerMetrics {
 
 struct TrainingStep {
   std::unique_ptr<Program> program;
-  std::vector<BatchValues> micro_batches;
-  ValueId learning_rate;  // f64 [1], input
-  ValueId weight_decay;   // f64 [1], input
+  std::vector<BatchValues> micro_batches;  // tokens with the embedding, labels with the loss
+  ValueId learning_rate;                   // f64 [1], input
+  ValueId weight_decay;                    // f64 [1], input
   ValueId update_number;  // i64 [1], input: counts updates from 1, for Adam's bias correction
   ValueId step_number;    // i64 [1], input: keys random numbers; invalid when the step draws none
   ValueId loss;           // f64 [1], metric: mean over micro-batches, nats per token
@@ -61,7 +63,7 @@ struct TrainingStep {
   ValueId skipped;        // i32 [1], metric: 1 when the norm was not finite and nothing was updated
   std::vector<LayerMetrics> layers;
   // With a routing trace, by micro-batch and layer: i32 [tokens, top-k]. Invalid where a layer has
-  // no router.
+  // no router, or the rank not the layer.
   std::vector<std::vector<ValueId>> selected;
 };
 
@@ -71,15 +73,16 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
 struct InferenceStep {
   std::unique_ptr<Program> program;
   BatchValues batch;
-  ValueId logits;  // result: [batch * sequence, vocab]; invalid in evaluation programs
-  ValueId loss;    // f64 [1], metric; invalid without labels
+  // Result: [batch * sequence, vocab], on ranks with the loss; invalid in evaluation programs.
+  ValueId logits;
+  ValueId loss;  // f64 [1], metric; invalid without labels
   std::vector<LayerMetrics> layers;
   std::vector<ValueId> selected;  // with a routing trace, by layer: as in TrainingStep
 };
 
-// Forward pass with loss, without auxiliary losses and without keeping the logits. The rank's loss
-// is what it adds to that of the batch: over the ranks of one dp coordinate these add up to the
-// mean. Invalid where the rank adds nothing.
+// Forward pass with loss, without auxiliary losses and without keeping the logits. What the rank
+// measures is what it adds to the batch: over the ranks of one dp coordinate it adds up to the mean
+// loss, and 0 where the rank adds nothing.
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
                                     int32_t batch, int32_t sequence);
 

@@ -228,6 +228,7 @@ std::string place_text(const Place& place) {
 std::string heading_of(const Place& place) {
   std::string text =
       place.micro_batch >= 0 ? fmt::format("micro-batch {}", place.micro_batch) : "step";
+  if (place.chunk > 0) text += fmt::format(", chunk {}", place.chunk);
   if (place.phase == Phase::optimizer) {
     text += ", optimizer";
   } else {

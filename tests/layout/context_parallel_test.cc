@@ -1,7 +1,7 @@
 // Context parallelism, in all forms of attention, computes what one rank computes.
 #include <gtest/gtest.h>
 
-#include "layout/layout_run.h"
+#include "support/layout_run.h"
 #include "program/test_models.h"
 
 namespace troupe::testing {

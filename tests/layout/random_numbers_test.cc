@@ -3,7 +3,7 @@
 // norm over all heads sums up is that of all ranks' heads.
 #include <gtest/gtest.h>
 
-#include "layout/layout_run.h"
+#include "support/layout_run.h"
 #include "program/test_models.h"
 
 namespace troupe::testing {

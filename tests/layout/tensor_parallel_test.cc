@@ -1,7 +1,7 @@
 // Tensor parallelism, with and without sequence parallelism, computes what one rank computes.
 #include <gtest/gtest.h>
 
-#include "layout/layout_run.h"
+#include "support/layout_run.h"
 #include "program/test_models.h"
 
 namespace troupe::testing {

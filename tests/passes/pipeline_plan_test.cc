@@ -20,6 +20,7 @@ struct PlanCase {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int32_t ranks = 4;
   int32_t chunks = 1;
+  DType dtype = DType::f32;
 };
 
 // Keeps GoogleTest from printing a case's bytes.
@@ -50,7 +51,7 @@ class PipelinePlan : public ::testing::TestWithParam<PlanCase> {
         std::make_shared<const RunLayout>(RunLayout{Layout(options), std::move(partition), shape}),
         rank};
     Planned planned;
-    planned.state = declare_model_state(c.config, DType::f32, /*trained=*/true, part);
+    planned.state = declare_model_state(c.config, c.dtype, /*trained=*/true, part);
     planned.step = build_training_step(c.config, planned.state,
                                        {.micro_batches = micro_batches, .sequence = 64});
     verify_program(*planned.step.program);
@@ -60,13 +61,16 @@ class PipelinePlan : public ::testing::TestWithParam<PlanCase> {
   }
 };
 
-// Bundles cannot be cut up, so a hole may stay open where stages of different sizes take turns on
-// one rank: up to a quarter above what must be live. With one stage per rank it is a tenth.
+// Bundles cannot be cut up. Where stages of different sizes take turns on one rank a hole may stay
+// open, and of a stage with a single layer much dies early in its backward pass: up to a quarter
+// above what must be live. Otherwise it is a tenth.
 TEST_P(PipelinePlan, WastesLittle) {
+  const bool one_stage_of_many_layers =
+      GetParam().chunks == 1 && GetParam().config.num_layers > GetParam().ranks;
   for (int32_t rank = 0; rank < GetParam().ranks; ++rank) {
     const Planned planned = plan(rank, 16);
     EXPECT_LE(static_cast<double>(planned.plan.transient_bytes),
-              (GetParam().chunks == 1 ? 1.10 : 1.25) *
+              (one_stage_of_many_layers ? 1.10 : 1.25) *
                   static_cast<double>(planned.plan.largest_live_bytes))
         << "rank " << rank;
   }
@@ -84,7 +88,11 @@ INSTANTIATE_TEST_SUITE_P(
     Schedules, PipelinePlan,
     ::testing::Values(
         PlanCase{"one_f_one_b", mixtral_like_model(16)},
-        PlanCase{"one_f_one_b_dense", dense_model(4)},
+        PlanCase{"one_f_one_b_bf16", mixtral_like_model(16), PipelineSchedule::one_f_one_b, 4, 1,
+                 DType::bf16},
+        PlanCase{"dense", dense_model(16)}, PlanCase{"single_layers", dense_model(4)},
+        PlanCase{"single_layers_bf16", dense_model(4), PipelineSchedule::one_f_one_b, 4, 1,
+                 DType::bf16},
         PlanCase{"interleaved", mixtral_like_model(16), PipelineSchedule::one_f_one_b, 4, 2},
         PlanCase{"interleaved_4", dense_model(16), PipelineSchedule::one_f_one_b, 4, 4},
         PlanCase{"zb_h1", mixtral_like_model(16), PipelineSchedule::zb_h1},

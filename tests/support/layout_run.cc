@@ -1,4 +1,4 @@
-#include "layout/layout_run.h"
+#include "support/layout_run.h"
 
 #include <algorithm>
 #include <cmath>
