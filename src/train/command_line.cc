@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "io/json.h"
+#include "base/text.h"
 #include "train/config_file.h"
 #include "train/foreign_flags.h"
 #include "train/suggest.h"

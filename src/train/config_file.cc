@@ -12,8 +12,8 @@
 #include <toml++/toml.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/file.h"
-#include "io/json.h"
 #include "train/foreign_flags.h"
 #include "train/suggest.h"
 

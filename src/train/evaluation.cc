@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "io/json.h"
+#include "base/text.h"
 #include "program/verify.h"
 #include "train/batch_feed.h"
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/json.h"
 #include "io/model_config_json.h"
 #include "train/options.h"
