@@ -73,18 +73,71 @@ void set_from_node(Options& options, const OptionSpec& spec, const toml::node& n
   for (const std::string& text : texts) set_option(options, spec, text);
 }
 
+// toml++ 3.3 has undefined behaviour for some characters beyond ASCII where white space may stand.
+// TOML knows such characters in quotes and comments alone; they are also refused behind a backslash
+// that joins lines, where TOML allows them. A file that is wrong in another way is left to the
+// library.
+void refuse_unquoted_characters(std::string_view text, const std::string& path) {
+  enum class Within { nothing, comment, quotes } within = Within::nothing;
+  std::string_view quote;  // which ends the quotes
+  const auto starts = [&](size_t at, std::string_view part) {
+    return text.substr(at, part.size()) == part;
+  };
+  for (size_t at = starts(0, "\xef\xbb\xbf") ? 3 : 0; at < text.size(); ++at) {
+    bool refused = false;
+    const char c = text[at];
+    switch (within) {
+      case Within::nothing:
+        refused = static_cast<unsigned char>(c) >= 0x80;
+        if (c == '#') within = Within::comment;
+        if (c == '"' || c == '\'') {
+          within = Within::quotes;
+          const bool is_long = starts(at, std::string(3, c));
+          quote = text.substr(at, is_long ? 3 : 1);
+          at += quote.size() - 1;
+        }
+        break;
+      case Within::comment:
+        if (c == '\n') within = Within::nothing;
+        break;
+      case Within::quotes:
+        if (c == '\\' && quote.front() == '"') {
+          const size_t next =
+              quote.size() == 1 ? at + 1 : text.find_first_not_of(" \t\r\n", at + 1);
+          refused = next < text.size() && static_cast<unsigned char>(text[next]) >= 0x80;
+          at += 1;
+        } else if (starts(at, quote)) {
+          // Long quotes may have one or two of their kind before their end.
+          at += quote.size() - 1;
+          for (int i = 0; i < 2 && quote.size() == 3 && starts(at + 1, quote.substr(0, 1)); ++i)
+            ++at;
+          within = Within::nothing;
+        } else if (c == '\n' && quote.size() == 1) {
+          return;
+        }
+        break;
+    }
+    if (refused) {
+      throw_bad_request(fmt::format(
+          "{}:{}: characters beyond ASCII must be in quotes, and not behind a backslash.", path,
+          1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n')));
+    }
+  }
+}
+
 }  // namespace
 
 void read_config_file(const std::string& path, Options& options,
                       std::set<const OptionSpec*>& given) {
   const std::set<const OptionSpec*> from_command_line = given;
   const std::string text = read_file(path, kMaxFileBytes);
+  refuse_unquoted_characters(text, path);
   toml::table table;
   try {
     table = toml::parse(text, path);
   } catch (const toml::parse_error& error) {
     throw_bad_request(fmt::format("{}:{}: {}.", path, error.source().begin.line,
-                                  std::string_view(error.description())));
+                                  printable(error.description(), kLongestComplaint)));
   }
   std::set<const OptionSpec*> from_file;
   const auto sets_member = [](const std::set<const OptionSpec*>& specs, const OptionSpec& spec) {

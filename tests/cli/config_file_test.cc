@@ -127,6 +127,39 @@ TEST_F(ConfigFile, MistakesAreNamedWithTheirLine) {
             std::string::npos);
 }
 
+// toml++ would look for white space among characters for which it is not prepared.
+TEST_F(ConfigFile, CharactersBeyondAsciiMustBeInQuotes) {
+  const auto refused_in = [&](const std::string& text) {
+    const std::string message = refusal(text);
+    const size_t end = message.find(": characters beyond ASCII must be in quotes");
+    return end == std::string::npos ? message
+                                    : message.substr(path.size() + 1, end - path.size() - 1);
+  };
+  EXPECT_EQ(refused_in("lr = 1\nmin-lr = \xcd\x98 \"5\""), "2");
+  EXPECT_EQ(refused_in("\xc3\xa4 = 1"), "1");
+  EXPECT_EQ(refused_in("save = \"\"\xc3\xa4"), "1");
+  EXPECT_EQ(refused_in("save = '\\'\xc3\xa4"), "1");
+  EXPECT_EQ(refused_in("save = \"\\\xc3\xa4\""), "1");
+  EXPECT_EQ(refused_in("save = \"\"\"a\n\\ \xc3\xa4\"\"\""), "2");
+  EXPECT_EQ(refused_in("save = \"\"\"\n\"\"\"\"\"\xc3\xa4"), "2");
+  EXPECT_EQ(refused_in("save = '''\n'''''\xc3\xa4"), "2");
+
+  write(
+      "\xef\xbb\xbf# \xc3\xa4 \"\nsave = \"\\\"\xc3\xa4\" # '\xc3\xa4\nload = '\xc3\xa4'\n"
+      "tokenizer-model = \"\"\"\n\xc3\xa4\\\n x\"\"\"\ndata-path = '''\xc3\xa4'''\n");
+  const Options options = parse({"train", "--lr", "1", "--train-iters", "1"});
+  EXPECT_EQ(options.save, "\"\xc3\xa4");
+  EXPECT_EQ(options.load, "\xc3\xa4");
+  EXPECT_EQ(options.tokenizer_model, "\xc3\xa4x");
+  EXPECT_EQ(options.data_path, Arguments{"\xc3\xa4"});
+}
+
+TEST_F(ConfigFile, MessagesOfTheLibraryAreCleaned) {
+  const std::string message = refusal("lr = t\x0b");
+  EXPECT_TRUE(message.starts_with(path + ":1: ")) << message;
+  EXPECT_EQ(message.find('\x0b'), std::string::npos) << message;
+}
+
 TEST_F(ConfigFile, SavedOptionsAreTheSameOptions) {
   const Arguments arguments = {"train",
                                "--data-path",
