@@ -2,26 +2,26 @@
 // named with their line.
 #include "train/config_file.h"
 
-#include <filesystem>
-#include <fstream>
 #include <gtest/gtest.h>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
-#include "cli/cli_test_support.h"
+#include "support/errors.h"
+#include "support/files.h"
 #include "train/command_line.h"
 
 namespace troupe {
 namespace {
 
+using testing::message_of;
+using testing::put_file;
+using testing::TempFolder;
+
 using Arguments = std::vector<std::string>;
 
 class ConfigFile : public ::testing::Test {
  protected:
-  ~ConfigFile() override { std::filesystem::remove(path); }
-
-  void write(const std::string& text) const { std::ofstream(path) << text; }
+  void write(const std::string& text) const { put_file(path, text); }
   Options parse(Arguments arguments) const {
     arguments.push_back("--config");
     arguments.push_back(path);
@@ -32,9 +32,8 @@ class ConfigFile : public ::testing::Test {
     return message_of(ExitStatus::bad_request, [&] { parse({"train"}); });
   }
 
-  std::string path = (std::filesystem::temp_directory_path() /
-                      ("troupe_config_" + std::to_string(getpid()) + ".toml"))
-                         .string();
+  TempFolder folder;
+  std::string path = folder / "config.toml";
 };
 
 constexpr const char* kRun = R"(
