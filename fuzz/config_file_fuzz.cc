@@ -8,7 +8,8 @@ void parse(std::string_view input) {
   Options options;
   options.command = Command::train;
   std::set<const OptionSpec*> given;
-  read_config_file(put_file("config.toml", input), options, given);
+  std::vector<std::string> notes;
+  read_config_file(put_file("config.toml", input), options, given, notes);
   check_options(options);
 }
 

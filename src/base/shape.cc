@@ -4,7 +4,10 @@
 
 namespace troupe {
 
-Shape::Shape(std::initializer_list<int64_t> extents) {
+Shape::Shape(std::initializer_list<int64_t> extents)
+    : Shape(std::span<const int64_t>(extents.begin(), extents.size())) {}
+
+Shape::Shape(std::span<const int64_t> extents) {
   TROUPE_CHECK(extents.size() <= kMaxRank, "a tensor has at most four dimensions");
   for (const int64_t extent : extents) {
     TROUPE_CHECK(extent >= 0, "negative extent");

@@ -54,6 +54,11 @@ ExitStatus run(const std::vector<std::string>& arguments) {
       std::fputs(command_line.text.c_str(), stdout);
       return flush_output(ExitStatus::done);
     }
+    if (!command_line.options.quiet) {
+      for (const std::string& note : command_line.notes) {
+        std::fprintf(stderr, "%s\n", note.c_str());
+      }
+    }
     return flush_output(run_command(command_line.options));
   } catch (const UserError& error) {
     return report(error.status(), error.what());

@@ -21,11 +21,11 @@ constexpr size_t kWidestPicture = 240;     // columns
 constexpr int64_t kMostSteps = 4'000'000;  // beyond it, a schedule is not carried out
 
 // The kinds of groups that mean something in this layout.
-std::vector<GroupKind> kinds_of(const Layout& layout) {
-  std::vector<GroupKind> kinds;
-  for (int i = 0; i < kGroupKindCount; ++i) {
-    const auto kind = static_cast<GroupKind>(i);
-    const bool of_instances = kind >= GroupKind::dp_cp_within_instance;
+std::vector<RankGroup> kinds_of(const Layout& layout) {
+  std::vector<RankGroup> kinds;
+  for (int i = 0; i < kRankGroupCount; ++i) {
+    const auto kind = static_cast<RankGroup>(i);
+    const bool of_instances = kind >= RankGroup::dp_cp_within_instance;
     if (!of_instances || layout.options().optimizer_instances > 1) kinds.push_back(kind);
   }
   return kinds;
@@ -129,7 +129,7 @@ std::string rank_table(const Layout& layout) {
 std::string group_table(const Layout& layout) {
   std::string text;
   std::string single;
-  for (const GroupKind kind : kinds_of(layout)) {
+  for (const RankGroup kind : kinds_of(layout)) {
     const std::vector<int32_t> first = layout.members(kind, 0);
     if (first.size() == 1) {
       single += fmt::format("{}{}", single.empty() ? "" : ", ", name_of(kind));
@@ -155,7 +155,7 @@ std::string group_table(const Layout& layout) {
 
 std::string describe_reduction(const Layout& layout, GradientClass kind) {
   const GradientReduction reduction = layout.reduction_of(kind);
-  const auto size = [&](GroupKind group) { return layout.members(group, 0).size(); };
+  const auto size = [&](RankGroup group) { return layout.members(group, 0).size(); };
   std::string text;
   if (reduction.partial) {
     text += fmt::format("sum over {} ({}), then ", name_of(*reduction.partial),
@@ -247,13 +247,13 @@ ordered_json mesh_json(const Layout& layout) {
                        {"etp", layout.etp()},
                        {"ep", layout.ep()},
                        {"edp", layout.edp()}};
-  for (const GroupKind kind : kinds_of(layout)) {
+  for (const RankGroup kind : kinds_of(layout)) {
     json["group_sizes"][std::string(name_of(kind))] = layout.members(kind, 0).size();
   }
   json["groups"] = nullptr;
   json["ranks"] = nullptr;
   if (layout.world_size() <= kWrittenRanks) {
-    for (const GroupKind kind : kinds_of(layout)) {
+    for (const RankGroup kind : kinds_of(layout)) {
       json["groups"][std::string(name_of(kind))] = layout.groups(kind);
     }
     for (int32_t rank = 0; rank < layout.world_size(); ++rank) {
@@ -262,7 +262,7 @@ ordered_json mesh_json(const Layout& layout) {
   }
   for (const GradientRow& row : kGradientRows) {
     const GradientReduction reduction = layout.reduction_of(row.kind);
-    const auto group = [](const std::optional<GroupKind>& kind) {
+    const auto group = [](const std::optional<RankGroup>& kind) {
       return kind ? ordered_json(name_of(*kind)) : ordered_json();
     };
     json["gradients"][row.name] = {{"partial", group(reduction.partial)},
@@ -292,9 +292,10 @@ ordered_json pipeline_json(const RunLayout& run, const std::optional<Pipeline>& 
 }  // namespace
 
 std::string describe_model(const Options& options, const ModelConfig& config) {
-  std::string text = fmt::format("model   {}: {} layers, hidden {}, {} parameters", options.model,
-                                 config.num_layers, config.hidden_size,
-                                 format_count(static_cast<double>(config.parameter_count())));
+  std::string text =
+      fmt::format("model   {}: {} layers, hidden {}, {} parameters",
+                  options.model.empty() ? "of the flags" : options.model, config.num_layers,
+                  config.hidden_size, format_count(static_cast<double>(config.parameter_count())));
   if (config.num_experts > 0) {
     text += fmt::format(" ({} active), {} experts, top {}",
                         format_count(static_cast<double>(config.active_parameter_count())),

@@ -99,7 +99,7 @@ bool TokenizerModel::same_as(const TokenizerModel& other) const {
 
 TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path) {
   TokenizerModel model;
-  model.type = type;
+  model.type = type == kLlama2Tokenizer ? kSentencePieceTokenizer : type;
   if (type == kByte) {
     if (!path.empty()) {
       throw_bad_request(
@@ -113,12 +113,13 @@ TokenizerModel read_tokenizer_model(std::string_view type, const std::string& pa
     if (std::filesystem::exists(config, error)) {
       model.eod = eos_token_of_config(read_whole_file(config.string()), config.string());
     }
-  } else if (type == kSentencePieceTokenizer) {
+  } else if (model.type == kSentencePieceTokenizer) {
     model.path = file_of(path, type, "tokenizer.model");
     model.contents = read_whole_file(model.path);
   } else {
-    throw_bad_request(fmt::format("unknown tokenizer type '{}'; known types: {}, {}, {}", type,
-                                  kByte, kHuggingFaceTokenizer, kSentencePieceTokenizer));
+    throw_bad_request(fmt::format("unknown tokenizer type '{}'; known types: {}, {}, {}, {}", type,
+                                  kByte, kHuggingFaceTokenizer, kSentencePieceTokenizer,
+                                  kLlama2Tokenizer));
   }
   return model;
 }

@@ -64,6 +64,7 @@ struct TokenizerModel {
 //                           ends a document is the eos_token of the tokenizer_config.json beside
 //                           it, if there is one.
 //   SentencePieceTokenizer  a tokenizer.model of SentencePiece.
+//   Llama2Tokenizer         another name for it, which the result does not keep.
 // `path` is the file, or a folder that holds it under that name. An unknown type, a missing file,
 // or a path that the type has no use for, is a bad request.
 TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path);

@@ -126,7 +126,7 @@ StoredTensor parse_tensor(const json& value, const std::string& path,
   fields.set_where(where);
   tensor.role = fields.choice("role", kRoles);
   tensor.dtype = fields.choice("dtype", kDTypes);
-  tensor.shape = make_shape(fields.numbers("shape"));
+  tensor.shape = Shape(fields.numbers("shape"));
   if (size_overflows(tensor.shape, tensor.dtype)) fields.fail("has a shape too large to address");
   std::vector<Box> boxes;
   for (const json& slice_value : fields.array("slices")) {
@@ -138,7 +138,7 @@ StoredTensor parse_tensor(const json& value, const std::string& path,
     }
     slice.tensor = slice_fields.text("tensor");
     const std::vector<int64_t> offset = slice_fields.numbers("offset");
-    slice.box.shape = make_shape(slice_fields.numbers("shape"));
+    slice.box.shape = Shape(slice_fields.numbers("shape"));
     if (static_cast<int>(offset.size()) != slice.box.shape.rank()) {
       slice_fields.fail("has an offset and a shape of different length");
     }
@@ -185,24 +185,6 @@ std::string_view name_of(CheckpointRole role) {
   return "?";
 }
 
-Shape make_shape(std::span<const int64_t> extents) {
-  switch (extents.size()) {
-    case 0:
-      return {};
-    case 1:
-      return {extents[0]};
-    case 2:
-      return {extents[0], extents[1]};
-    case 3:
-      return {extents[0], extents[1], extents[2]};
-    case 4:
-      return {extents[0], extents[1], extents[2], extents[3]};
-    default:
-      break;
-  }
-  TROUPE_CHECK(false, "a tensor has at most four dimensions");
-}
-
 Box intersection(const Box& a, const Box& b) {
   std::array<int64_t, Shape::kMaxRank> extents{};
   Box result;
@@ -214,7 +196,7 @@ Box intersection(const Box& a, const Box& b) {
     result.offset[d] = begin;
     extents[d] = std::max<int64_t>(0, end - begin);
   }
-  result.shape = make_shape(std::span(extents).first(static_cast<size_t>(rank)));
+  result.shape = Shape(std::span(extents).first(static_cast<size_t>(rank)));
   return result;
 }
 

@@ -80,7 +80,4 @@ std::string tiling_fault(const Shape& shape, std::span<const Box> boxes);
 // The elements that two boxes of one tensor share; an extent is zero when there are none.
 Box intersection(const Box& a, const Box& b);
 
-// The shape with these extents, of which there are at most Shape::kMaxRank, none negative.
-Shape make_shape(std::span<const int64_t> extents);
-
 }  // namespace troupe

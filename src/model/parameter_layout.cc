@@ -43,8 +43,7 @@ Ranges qkv_rows(const ModelConfig& config, int32_t part, int32_t parts) {
 }
 
 IndexRange vocabulary_rows(int64_t rows, int32_t part, int32_t parts) {
-  const int64_t block = (rows + parts - 1) / parts;
-  return {std::min(rows, part * block), std::min(rows, (part + 1) * block)};
+  return {rows * part / parts, rows * (part + 1) / parts};
 }
 
 [[noreturn]] void refuse(const char* flag, int32_t size, const std::string& rule,
@@ -118,20 +117,6 @@ void check_sequence(const Layout& layout, int64_t sequence) {
 }
 
 }  // namespace
-
-int64_t ParameterSlice::extent(int dimension) const {
-  int64_t extent = 0;
-  for (const IndexRange& range : ranges[static_cast<size_t>(dimension)]) {
-    extent += range.end - range.begin;
-  }
-  return extent;
-}
-
-int64_t ParameterSlice::elements() const {
-  int64_t elements = 1;
-  for (size_t i = 0; i < ranges.size(); ++i) elements *= extent(static_cast<int>(i));
-  return elements;
-}
 
 void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence) {
   check_tensor_parallel(config, layout);

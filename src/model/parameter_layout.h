@@ -16,30 +16,13 @@
 
 namespace troupe {
 
-// Indices begin to end - 1 of one dimension.
-struct IndexRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  bool operator==(const IndexRange&) const = default;
-};
-
-// The part of a parameter that one rank holds: in each dimension the indices of its ranges, one
-// range after the other.
-struct ParameterSlice {
-  std::vector<std::vector<IndexRange>> ranges;  // by dimension
-  GradientClass gradient = GradientClass::sliced;
-
-  int64_t extent(int dimension) const;
-  int64_t elements() const;
-};
-
 // Refuses a layout that cannot cut this model into equal parts, or these sequences.
 void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence);
 
 // The slice of a parameter of shape `shape` (of the whole model) that `rank` holds if its stage
 // holds the parameter at all. TP cuts heads, rows of first products (the halves of a gated one each
-// by itself), columns of second ones, and the vocabulary, into blocks of ceil(vocabulary / TP)
-// rows, of which the last may be shorter or empty. Key and value heads that are fewer than TP are
+// by itself), columns of second ones, and the vocabulary, whose blocks may
+// differ by a row. Key and value heads that are fewer than TP are
 // held by several ranks. EP cuts the experts, ETP each expert.
 ParameterSlice slice_of(ParameterKind kind, const Shape& shape, const ModelConfig& config,
                         const Layout& layout, int32_t rank);

@@ -4,26 +4,27 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "model/parameter_layout.h"
 
 namespace troupe {
 namespace {
 
 class Declaration {
  public:
-  Declaration(DType dtype, bool trained) : dtype_(dtype), trained_(trained) {}
+  Declaration(const ModelConfig& config, DType dtype, bool trained, const ModelPart& part)
+      : config_(config), dtype_(dtype), trained_(trained), part_(part), place_(part.dense().pp) {}
 
   // A norm's gain, and its bias where the norm has one.
   void norm(ParameterKind kind, ParameterKind bias, int32_t layer, const std::string& name,
-            int64_t size, const ModelConfig& config) {
-    gain(kind, layer, name, size, config);
-    if (config.normalization == Normalization::layer_norm) {
+            int64_t size) {
+    gain(kind, layer, name, size);
+    if (config_.normalization == Normalization::layer_norm) {
       constant(bias, layer, name + "_bias", {size}, 0, accumulation_dtype(dtype_));
     }
   }
 
-  void gain(ParameterKind kind, int32_t layer, const std::string& name, int64_t size,
-            const ModelConfig& config) {
-    constant(kind, layer, name, {size}, config.zero_centered_gamma ? 0 : 1,
+  void gain(ParameterKind kind, int32_t layer, const std::string& name, int64_t size) {
+    constant(kind, layer, name, {size}, config_.zero_centered_gamma ? 0 : 1,
              accumulation_dtype(dtype_));
   }
 
@@ -32,7 +33,9 @@ class Declaration {
     constant(kind, layer, name, shape, 0, dtype_);
   }
 
-  StateId router_state(const std::string& name, const Shape& shape) {
+  // Whole on every rank that has the layer; invalid elsewhere.
+  StateId router_state(int32_t layer, const std::string& name, const Shape& shape) {
+    if (part_.partition().rank_of_layer(layer) != place_) return {};
     return table_->add({.name = name,
                         .dtype = DType::f32,
                         .shape = shape,
@@ -42,28 +45,38 @@ class Declaration {
 
   void weight(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
               double init_std) {
-    add(kind, layer, name, shape, dtype_).init_std = init_std;
+    if (Parameter* parameter = add(kind, layer, name, shape, dtype_)) {
+      parameter->init_std = init_std;
+    }
   }
 
   ModelState finish(std::vector<StateId> expert_biases) {
-    return {std::move(table_), std::move(parameters_), std::move(expert_biases)};
+    return {part_, std::move(table_), std::move(parameters_), std::move(expert_biases)};
   }
 
  private:
   // One that starts the same everywhere and does not decay.
   void constant(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
                 double value, DType dtype) {
-    Parameter& parameter = add(kind, layer, name, shape, dtype);
-    parameter.init_constant = value;
-    parameter.decay = false;
+    if (Parameter* parameter = add(kind, layer, name, shape, dtype)) {
+      parameter->init_constant = value;
+      parameter->decay = false;
+    }
   }
 
-  Parameter& add(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
+  // nullptr: the rank does not hold it.
+  Parameter* add(ParameterKind kind, int32_t layer, const std::string& name, const Shape& whole,
                  DType dtype) {
     Parameter parameter;
     parameter.kind = kind;
     parameter.layer = layer;
-    parameter.number = static_cast<uint32_t>(parameters_.size());
+    parameter.number = count_++;
+    if (!holds(part_.partition(), place_, kind, layer, config_)) return nullptr;
+    parameter.whole_shape = whole;
+    parameter.slice = slice_of(kind, whole, config_, part_.layout(), part_.rank);
+    std::vector<int64_t> extents;
+    for (int i = 0; i < whole.rank(); ++i) extents.push_back(parameter.slice.extent(i));
+    const Shape shape = Shape(extents);
     parameter.value = table_->add(
         {.name = name, .dtype = dtype, .shape = shape, .role = Role::parameter, .gradient = {}});
     if (trained_) {
@@ -78,17 +91,68 @@ class Declaration {
       if (dtype != wide) parameter.master = add_state("master.", Role::optimizer);
       table_->at(parameter.value).gradient = parameter.gradient;
     }
-    parameters_.push_back(parameter);
-    return parameters_.back();
+    parameters_.push_back(std::move(parameter));
+    return &parameters_.back();
   }
 
-  DType dtype_;
-  bool trained_;
+  const ModelConfig& config_;
+  const DType dtype_;
+  const bool trained_;
+  const ModelPart& part_;
+  const int32_t place_;  // in the pipeline
+  uint32_t count_ = 0;
   std::shared_ptr<StateTable> table_ = std::make_shared<StateTable>();
   std::vector<Parameter> parameters_;
 };
 
 }  // namespace
+
+int64_t ParameterSlice::extent(int dimension) const {
+  int64_t extent = 0;
+  for (const IndexRange& range : ranges[static_cast<size_t>(dimension)]) {
+    extent += range.end - range.begin;
+  }
+  return extent;
+}
+
+int64_t ParameterSlice::elements() const {
+  int64_t elements = 1;
+  for (size_t i = 0; i < ranges.size(); ++i) elements *= extent(static_cast<int>(i));
+  return elements;
+}
+
+std::vector<SlicePiece> pieces_of(const ParameterSlice& slice) {
+  // A piece is contiguous if only its first dimensions are cut to one index each: everything before
+  // the last dimension of several ranges is.
+  const size_t rank = slice.ranges.size();
+  size_t single = 0;
+  for (size_t i = 0; i < rank; ++i) {
+    if (slice.ranges[i].size() > 1) single = i;
+  }
+  std::vector<SlicePiece> pieces;
+  std::vector<int64_t> extents(rank);
+  SlicePiece piece;
+  int64_t first = 0;
+  const auto cut = [&](const auto& self, size_t dimension) -> void {
+    if (dimension == rank) {
+      piece.shape = Shape(extents);
+      piece.first = first;
+      first += piece.shape.elements();
+      if (piece.shape.elements() > 0) pieces.push_back(piece);
+      return;
+    }
+    for (const IndexRange& range : slice.ranges[dimension]) {
+      const int64_t step = dimension < single ? 1 : range.end - range.begin;
+      for (int64_t begin = range.begin; begin < range.end; begin += step) {
+        piece.offset[dimension] = begin;
+        extents[dimension] = step;
+        self(self, dimension + 1);
+      }
+    }
+  };
+  cut(cut, 0);
+  return pieces;
+}
 
 StateId ModelState::find(ParameterKind kind, int32_t layer) const {
   for (const Parameter& parameter : parameters) {
@@ -98,6 +162,13 @@ StateId ModelState::find(ParameterKind kind, int32_t layer) const {
 }
 
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained) {
+  return declare_model_state(
+      config, dtype, trained,
+      {.run = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)), .rank = 0});
+}
+
+ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,
+                               const ModelPart& part) {
   config.validate();
   const int64_t hidden = config.hidden_size;
   const double std = config.init_method_std;
@@ -105,7 +176,7 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
   // with depth (Megatron: scaled output initialisation).
   const double output_std = std / std::sqrt(2.0 * config.num_layers);
 
-  Declaration declare(dtype, trained);
+  Declaration declare(config, dtype, trained, part);
   std::vector<StateId> expert_biases(static_cast<size_t>(config.num_layers));
   declare.weight(ParameterKind::embedding, -1, "embedding", {config.vocab_size, hidden}, std);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
@@ -119,22 +190,22 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
     };
 
     declare.norm(ParameterKind::input_norm, ParameterKind::input_norm_bias, layer,
-                 prefix + "input_norm", hidden, config);
+                 prefix + "input_norm", hidden);
     weight(ParameterKind::w_qkv, "w_qkv", {config.qkv_size(), hidden}, std);
     bias(config.add_qkv_bias, ParameterKind::b_qkv, "b_qkv", {config.qkv_size()});
     if (config.qk_layernorm) {
       const bool whole = config.qk_norm_scope == QkNormScope::projection;
       const int64_t head = config.kv_channels;
       declare.gain(ParameterKind::q_norm, layer, prefix + "q_norm",
-                   whole ? config.num_attention_heads * head : head, config);
+                   whole ? config.num_attention_heads * head : head);
       declare.gain(ParameterKind::k_norm, layer, prefix + "k_norm",
-                   whole ? config.num_query_groups * head : head, config);
+                   whole ? config.num_query_groups * head : head);
     }
     weight(ParameterKind::w_attention_out, "w_attention_out", {hidden, config.attention_size()},
            output_std);
     bias(config.add_bias_linear, ParameterKind::b_attention_out, "b_attention_out", {hidden});
     declare.norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias, layer,
-                 prefix + "post_attention_norm", hidden, config);
+                 prefix + "post_attention_norm", hidden);
 
     if (config.is_moe_layer(layer)) {
       const int64_t experts = config.num_experts;
@@ -157,7 +228,7 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
       }
       if (config.moe_router_enable_expert_bias) {
         expert_biases[static_cast<size_t>(layer)] =
-            declare.router_state(prefix + "expert_bias", {experts});
+            declare.router_state(layer, prefix + "expert_bias", {experts});
       }
     } else {
       const int64_t ffn = config.ffn_hidden_size;
@@ -168,8 +239,7 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
       bias(config.add_bias_linear, ParameterKind::b_down, "b_down", {hidden});
     }
   }
-  declare.norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "final_norm", hidden,
-               config);
+  declare.norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "final_norm", hidden);
   if (!config.tie_embeddings) {
     declare.weight(ParameterKind::head, -1, "head", {config.vocab_size, hidden}, std);
   }

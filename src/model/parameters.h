@@ -6,12 +6,15 @@
 // model is spread over ranks.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/shape.h"
 #include "model/model_config.h"
+#include "model/model_part.h"
 #include "program/value.h"
 
 namespace troupe {
@@ -43,10 +46,39 @@ enum class ParameterKind : uint8_t {
   head,              // [vocab, hidden]
 };
 
+// Indices begin to end - 1 of one dimension.
+struct IndexRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const IndexRange&) const = default;
+};
+
+// The part of a parameter that one rank holds: in each dimension the indices of its ranges, one
+// range after the other.
+struct ParameterSlice {
+  std::vector<std::vector<IndexRange>> ranges;  // by dimension
+  GradientClass gradient = GradientClass::sliced;
+
+  int64_t extent(int dimension) const;
+  int64_t elements() const;
+};
+
+// A piece of a slice that is one stretch of the rank's memory and a box of the whole tensor.
+struct SlicePiece {
+  std::array<int64_t, Shape::kMaxRank> offset{};  // of the box in the whole tensor
+  Shape shape;                                    // of the box
+  int64_t first = 0;                              // its first element in the slice
+};
+
+// The slice as few pieces, in the order of the rank's memory.
+std::vector<SlicePiece> pieces_of(const ParameterSlice& slice);
+
 struct Parameter {
   ParameterKind kind;
   int32_t layer = -1;
-  uint32_t number = 0;
+  uint32_t number = 0;   // in the whole model, which all ranks count alike
+  Shape whole_shape;     // in the whole model
+  ParameterSlice slice;  // what this rank holds of it; the shape of all its state tensors
   StateId value;
   StateId gradient;  // invalid when the model is not trained
   StateId exp_avg;   // AdamW moments, likewise
@@ -58,21 +90,28 @@ struct Parameter {
 };
 
 struct ModelState {
+  ModelPart part;
   std::shared_ptr<const StateTable> table;
-  std::vector<Parameter> parameters;   // by number
-  std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none
+  std::vector<Parameter> parameters;   // those that the rank holds, by number
+  std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none,
+                                       // or the rank has not the layer
 
   // Invalid when the model has no such parameter.
   StateId find(ParameterKind kind, int32_t layer = -1) const;
 };
 
-// Declares the state of the whole model. `dtype` is that of the weights, except those of norms,
-// which have its accumulation type, as gradients, moments and master weights do. `trained` adds
-// gradients and optimizer state. Expert biases are router state, fp32 in every model: the step
-// moves them, the optimizer does not.
+// Declares the state of a rank's part of the model. `dtype` is that of the weights, except those of
+// norms, which have its accumulation type, as gradients, moments and master weights do. `trained`
+// adds gradients and optimizer state. Expert biases are router state, fp32 in every model: the step
+// moves them, the optimizer does not. Refuses what check_layout refuses of the model.
+ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,
+                               const ModelPart& part);
+
+// Of the whole model, on one rank.
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained);
 
-// The initial value of one element: a pure function of its arguments.
+// The initial value of one element, by its number in the whole tensor: a pure function of its
+// arguments.
 double initial_value(const Parameter& parameter, uint64_t seed, int64_t element);
 
 }  // namespace troupe

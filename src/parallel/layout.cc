@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace troupe {
 namespace {
@@ -35,50 +36,6 @@ void require_replicas(int32_t world, int64_t replica, const std::string& product
 
 std::string nearest_divisors(int64_t number, int64_t value) {
   return nearest_choices(value, number, [&](int64_t divisor) { return number % divisor == 0; });
-}
-
-std::string_view name_of(GroupKind kind) {
-  switch (kind) {
-    case GroupKind::tp:
-      return "tp";
-    case GroupKind::cp:
-      return "cp";
-    case GroupKind::dp:
-      return "dp";
-    case GroupKind::pp:
-      return "pp";
-    case GroupKind::dp_cp:
-      return "dp-cp";
-    case GroupKind::tp_cp:
-      return "tp-cp";
-    case GroupKind::tp_dp_cp:
-      return "tp-dp-cp";
-    case GroupKind::tp_pp:
-      return "tp-pp";
-    case GroupKind::ep:
-      return "ep";
-    case GroupKind::etp:
-      return "etp";
-    case GroupKind::edp:
-      return "edp";
-    case GroupKind::etp_ep:
-      return "etp-ep";
-    case GroupKind::etp_ep_pp:
-      return "etp-ep-pp";
-    case GroupKind::embedding:
-      return "embedding";
-    case GroupKind::dp_cp_within_instance:
-      return "dp-cp-within-instance";
-    case GroupKind::dp_cp_across_instances:
-      return "dp-cp-across-instances";
-    case GroupKind::edp_within_instance:
-      return "edp-within-instance";
-    case GroupKind::edp_across_instances:
-      return "edp-across-instances";
-    case GroupKind::optimizer_instance:
-      return "optimizer-instance";
-  }
-  return "?";
 }
 
 Layout::Layout(LayoutOptions options) : options_(std::move(options)) {
@@ -132,7 +89,7 @@ std::vector<Layout::Axis> Layout::parse_order() const {
       throw_bad_request(fmt::format(
           "--rank-order {}: '{}' is no dimension; they are tp, cp, ep, dp and pp, joined by '-', "
           "the fastest first, as in {}.",
-          options_.order, name, kDefaultRankOrder));
+          printable(options_.order), printable(name), kDefaultRankOrder));
     }
     const auto axis = static_cast<Axis>(found - kNames.begin());
     if (std::find(order.begin(), order.end(), axis) != order.end()) {
@@ -187,40 +144,43 @@ struct Layout::Axes {
   AxisMask mask = 0;
 
   static constexpr AxisMask bit(Axis axis) { return AxisMask{1} << axis; }
-  static Axes of(GroupKind kind) {
+  static Axes of(RankGroup kind) {
     switch (kind) {
-      case GroupKind::tp:
+      case RankGroup::world:
+        return {false, bit(kTp) | bit(kDp) | bit(kCp) | bit(kPp)};
+      case RankGroup::tp:
+      case RankGroup::kv_replicas:
         return {false, bit(kTp)};
-      case GroupKind::cp:
+      case RankGroup::cp:
         return {false, bit(kCp)};
-      case GroupKind::dp:
+      case RankGroup::dp:
         return {false, bit(kDp)};
-      case GroupKind::pp:
-      case GroupKind::embedding:
+      case RankGroup::pp:
+      case RankGroup::embedding:
         return {false, bit(kPp)};
-      case GroupKind::dp_cp:
-      case GroupKind::dp_cp_within_instance:
-      case GroupKind::dp_cp_across_instances:
+      case RankGroup::dp_cp:
+      case RankGroup::dp_cp_within_instance:
+      case RankGroup::dp_cp_across_instances:
         return {false, bit(kDp) | bit(kCp)};
-      case GroupKind::tp_cp:
+      case RankGroup::tp_cp:
         return {false, bit(kTp) | bit(kCp)};
-      case GroupKind::tp_dp_cp:
+      case RankGroup::tp_dp_cp:
         return {false, bit(kTp) | bit(kDp) | bit(kCp)};
-      case GroupKind::tp_pp:
+      case RankGroup::tp_pp:
         return {false, bit(kTp) | bit(kPp)};
-      case GroupKind::ep:
+      case RankGroup::ep:
         return {true, bit(kEp)};
-      case GroupKind::etp:
+      case RankGroup::etp:
         return {true, bit(kTp)};
-      case GroupKind::edp:
-      case GroupKind::edp_within_instance:
-      case GroupKind::edp_across_instances:
+      case RankGroup::edp:
+      case RankGroup::edp_within_instance:
+      case RankGroup::edp_across_instances:
         return {true, bit(kDp)};
-      case GroupKind::etp_ep:
+      case RankGroup::etp_ep:
         return {true, bit(kTp) | bit(kEp)};
-      case GroupKind::etp_ep_pp:
+      case RankGroup::etp_ep_pp:
         return {true, bit(kTp) | bit(kEp) | bit(kPp)};
-      case GroupKind::optimizer_instance:
+      case RankGroup::optimizer_instance:
         return {true, bit(kTp) | bit(kEp) | bit(kPp) | bit(kDp)};
     }
     TROUPE_CHECK(false, "a kind of group");
@@ -241,8 +201,8 @@ void Layout::check_instances() const {
         "nearest: {}.",
         instances, replicas, edp(), choices));
   }
-  const AxisMask dense = Axes::of(GroupKind::dp_cp).mask;
-  const AxisMask expert = Axes::of(GroupKind::edp).mask;
+  const AxisMask dense = Axes::of(RankGroup::dp_cp).mask;
+  const AxisMask expert = Axes::of(RankGroup::edp).mask;
   for (int32_t rank = 0; rank < world_size(); ++rank) {
     if (instance_of(dense_, dense, rank) == instance_of(expert_, expert, rank)) continue;
     throw_bad_request(fmt::format(
@@ -311,26 +271,31 @@ std::vector<int32_t> Layout::instance_part(const Mesh& mesh, AxisMask mask, int3
   return part;
 }
 
-std::vector<int32_t> Layout::members(GroupKind kind, int32_t rank) const {
+std::vector<int32_t> Layout::members(RankGroup kind, int32_t rank) const {
   TROUPE_CHECK(rank >= 0 && rank < world_size(), "a rank of this layout");
   const Axes axes = Axes::of(kind);
   const Mesh& mesh = axes.expert ? expert_ : dense_;
   switch (kind) {
-    case GroupKind::dp_cp_within_instance:
-    case GroupKind::edp_within_instance:
+    case RankGroup::dp_cp_within_instance:
+    case RankGroup::edp_within_instance:
       return instance_part(mesh, axes.mask, rank, /*within=*/true);
-    case GroupKind::dp_cp_across_instances:
-    case GroupKind::edp_across_instances:
+    case RankGroup::dp_cp_across_instances:
+    case RankGroup::edp_across_instances:
       return instance_part(mesh, axes.mask, rank, /*within=*/false);
     default:
       break;
   }
   std::vector<int32_t> ranks = neighbours(mesh, axes.mask, rank);
-  if (kind == GroupKind::optimizer_instance) {
-    const AxisMask edp = Axes::of(GroupKind::edp).mask;
+  if (kind == RankGroup::kv_replicas) {
+    const int32_t heads = options_.key_value_heads;
+    const int32_t copies = heads > 0 ? std::max(1, tp() / heads) : 1;
+    const int32_t own = dense_.at(rank, kTp) / copies;
+    std::erase_if(ranks, [&](int32_t other) { return dense_.at(other, kTp) / copies != own; });
+  } else if (kind == RankGroup::optimizer_instance) {
+    const AxisMask edp = Axes::of(RankGroup::edp).mask;
     const int32_t own = instance_of(mesh, edp, rank);
     std::erase_if(ranks, [&](int32_t other) { return instance_of(mesh, edp, other) != own; });
-  } else if (kind == GroupKind::embedding) {
+  } else if (kind == RankGroup::embedding) {
     const std::vector<int32_t>& places = options_.embedding_places;
     const auto holds = [&](int32_t other) {
       return std::binary_search(places.begin(), places.end(), dense_.at(other, kPp));
@@ -341,7 +306,7 @@ std::vector<int32_t> Layout::members(GroupKind kind, int32_t rank) const {
   return ranks;
 }
 
-std::vector<std::vector<int32_t>> Layout::groups(GroupKind kind) const {
+std::vector<std::vector<int32_t>> Layout::groups(RankGroup kind) const {
   std::vector<std::vector<int32_t>> groups;
   std::vector<bool> seen(static_cast<size_t>(world_size()));
   for (int32_t rank = 0; rank < world_size(); ++rank) {
@@ -360,29 +325,19 @@ GradientReduction Layout::reduction_of(GradientClass kind, bool per_token_loss) 
     case GradientClass::sliced:
       break;
     case GradientClass::replicated:
-      if (tp() > 1 && options_.sequence_parallel) reduction.partial = GroupKind::tp;
+      if (tp() > 1 && options_.sequence_parallel) reduction.partial = RankGroup::tp;
       break;
     case GradientClass::head_norm:
-      if (tp() > 1) reduction.partial = GroupKind::tp;
+      if (tp() > 1) reduction.partial = RankGroup::tp;
       break;
     case GradientClass::embedding:
-      if (options_.embedding_places.size() > 1) reduction.copies = GroupKind::embedding;
+      if (options_.embedding_places.size() > 1) reduction.copies = RankGroup::embedding;
       break;
     case GradientClass::expert:
-      reduction.replicas = GroupKind::edp;
+      reduction.replicas = RankGroup::edp;
       break;
   }
   return reduction;
-}
-
-std::vector<int32_t> Layout::key_value_replicas(int32_t rank, int32_t query_groups) const {
-  const int32_t copies = std::max(1, tp() / query_groups);
-  const int32_t own = dense_.at(rank, kTp);
-  std::vector<int32_t> ranks;
-  for (int32_t i = own / copies * copies; i < (own / copies + 1) * copies; ++i) {
-    ranks.push_back(rank + (i - own) * dense_.strides[kTp]);
-  }
-  return ranks;
 }
 
 }  // namespace troupe

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "program/rank_group.h"
+
 namespace troupe {
 
 inline constexpr std::string_view kDefaultRankOrder = "tp-cp-ep-dp-pp";
@@ -35,6 +37,9 @@ struct LayoutOptions {
   // --rank-order: the leftmost dimension varies fastest. The dense mesh leaves ep out; the expert
   // mesh leaves cp out and reads tp as ETP and dp as EDP. A dimension that is not named must be 1.
   std::string order = std::string(kDefaultRankOrder);
+  // Of the model. Where there are fewer than TP, several ranks hold the same ones, and their
+  // gradients are partial sums (RankGroup::kv_replicas). 0: no heads are shared.
+  int32_t key_value_heads = 0;
   // The places in the pipeline that hold the word embedding or its copies; empty: first and last.
   std::vector<int32_t> embedding_places = {};
 };
@@ -55,33 +60,6 @@ struct ExpertPlace {
   bool operator==(const ExpertPlace&) const = default;
 };
 
-// A kind of group: ranks that differ only in the named dimensions.
-enum class GroupKind : uint8_t {
-  tp,         // tensor-parallel collectives, vocabulary-parallel loss
-  cp,         // attention over the whole sequence
-  dp,         // replicas of the dense model that see different samples
-  pp,         // one pipeline
-  dp_cp,      // reduces dense gradients; shards the dense optimizer state
-  tp_cp,      // token counts of auxiliary losses of one sequence
-  tp_dp_cp,   // expert bias, global auxiliary loss
-  tp_pp,      // one dense replica of the model
-  ep,         // dispatch of tokens to experts
-  etp,        // slices of one expert
-  edp,        // reduces expert gradients; shards the experts' optimizer state
-  etp_ep,     // dispatch when experts are sliced, too
-  etp_ep_pp,  // one expert replica of the model: statistics of expert gradients
-  embedding,  // the ranks of one pipeline that hold copies of the word embedding; may be empty
-  // The optimizer state is sharded within an instance and replicated across instances.
-  dp_cp_within_instance,
-  dp_cp_across_instances,
-  edp_within_instance,
-  edp_across_instances,
-  optimizer_instance,  // all ranks of one instance: statistics of gradients
-};
-inline constexpr int kGroupKindCount = 19;
-
-std::string_view name_of(GroupKind kind);
-
 // What decides how a gradient is reduced. Router, norms, biases after a product whose columns are
 // sliced, and the gate of a shared expert are `replicated`; a shared expert's products are
 // `sliced`, as dense ones are.
@@ -96,9 +74,9 @@ enum class GradientClass : uint8_t {
 // Every rank scales its gradient and sums it over `replicas`; before that over `partial`, where
 // that is set: there each rank has only a part of the sum. After that over `copies`.
 struct GradientReduction {
-  std::optional<GroupKind> partial;
-  GroupKind replicas = GroupKind::dp_cp;
-  std::optional<GroupKind> copies;
+  std::optional<RankGroup> partial;
+  RankGroup replicas = RankGroup::dp_cp;
+  std::optional<RankGroup> copies;
   double scale = 1;
 };
 
@@ -123,20 +101,15 @@ class Layout {
 
   // The group of that kind to which `rank` belongs, in ascending order. Empty when it belongs to
   // none, which only happens for `embedding`.
-  std::vector<int32_t> members(GroupKind kind, int32_t rank) const;
+  std::vector<int32_t> members(RankGroup kind, int32_t rank) const;
   // All groups of that kind, by their first member.
-  std::vector<std::vector<int32_t>> groups(GroupKind kind) const;
+  std::vector<std::vector<int32_t>> groups(RankGroup kind) const;
 
   // With a loss per token every rank adds up raw sums, and the number of tokens divides them after
   // the reduction; otherwise gradients are means over dp x cp. That is so for experts, too,
   // although edp may be smaller: the tokens of all ranks of an expert's replica have come to it
   // already (semantics 11.4, 26.5).
   GradientReduction reduction_of(GradientClass kind, bool per_token_loss = false) const;
-
-  // The ranks of `rank`'s tp group that hold the same key and value heads, itself included: more
-  // than one where there are fewer heads than ranks. Gradients of keys and values are partial sums
-  // over them.
-  std::vector<int32_t> key_value_replicas(int32_t rank, int32_t query_groups) const;
 
  private:
   enum Axis : uint8_t { kTp, kCp, kEp, kDp, kPp, kAxisCount };

@@ -1,8 +1,9 @@
 // A process group: several ranks, as threads of one process, that compute together.
 //
-// Every rank has a member, through which the collectives of its programs run (Communicator). Ranks
-// read and write each other's tensors in place; nothing is copied or staged. Sums are taken in
-// ascending order of ranks: every rank gets the same bits at any timing.
+// Every rank has a communicator for each set of ranks that it works with, through which the
+// collectives of its programs run (Communicator). Ranks read and write each other's tensors in
+// place; nothing is staged. Sums are taken in ascending order of ranks: every rank gets the same
+// bits at any timing.
 //
 // Every wait for a rank is watched. One that does not come within the limit, has ended, has
 // failed, or calls another collective (kind, group, dtypes or sizes) ends the work of all: each
@@ -18,10 +19,9 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -39,8 +39,13 @@ class ProcessGroup {
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  int size() const { return static_cast<int>(slots_.size()); }
+  int size() const { return size_; }
   std::chrono::milliseconds limit() const { return limit_; }
+
+  // The communicator of `rank` among `members`: ranks of this group, ascending, `rank` among them.
+  // The same one whenever the members are the same. Owned by the group.
+  Communicator& member(int rank, const std::vector<int32_t>& members);
+  // Among all ranks.
   Communicator& member(int rank);
 
   // Outside of programs, between steps: hands each rank's number to all, by rank. The wait has no
@@ -58,40 +63,17 @@ class ProcessGroup {
   std::exception_ptr failure() const;
 
  private:
-  class Member;
-  // What a meeting is for.
-  enum class Meeting : uint8_t {
-    begin_collective,  // limited; all must call the same
-    end_collective,    // all are there and only sum: never limited
-    exchange,          // without limit
-  };
-  // What a rank has in hand.
-  struct Slot {
-    Meeting meeting = Meeting::exchange;  // the last one
-    CollectiveCall call;                  // op is null outside of a program
-    std::span<const TensorView> tensors;
-    uint64_t value = 0;  // of exchange()
-    bool waits = false;
-    bool left = false;
-  };
-  // Waits until all ranks are here, or throws.
-  void meet(std::unique_lock<std::mutex>& lock, int rank, Meeting meeting);
-  void begin(int rank, const CollectiveCall& call, std::span<const TensorView> tensors);
-  void end(int rank);
-  // Empty when all ranks meet for the same and call the same. While they are all waiting: their
-  // tensors are looked at.
-  std::string mismatch_message() const;
-  std::string missing_message(int rank) const;
-  [[noreturn]] void fail_locked(const std::string& message);
+  class Room;
+  Room& room_of(const std::vector<int32_t>& members);  // locked
+  void fail_locked(std::exception_ptr cause);
 
+  const int size_;
   const std::chrono::milliseconds limit_;
+  // Guards everything below, and all that the rooms hold.
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Slot> slots_;
-  int arrived_ = 0;
-  uint64_t round_ = 0;  // meetings that were complete
+  std::vector<bool> left_;  // by rank
   std::exception_ptr failure_;
-  std::vector<std::unique_ptr<Member>> members_;
+  std::map<std::vector<int32_t>, std::unique_ptr<Room>> rooms_;  // by members
 };
 
 // Runs body(rank) for every rank of the group, each on a thread of its own, and returns when all

@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "train/config_file.h"
+#include "train/flag_model.h"
 #include "train/foreign_flags.h"
 #include "train/suggest.h"
 
@@ -57,6 +59,14 @@ Command find_command(std::string_view name) {
                                 fmt::join(names, ", ")));
 }
 
+// Commands that look at a training run take its whole command line: what they do not use is checked
+// and left out.
+bool is_left_out(Command command, const OptionSpec& spec) {
+  const bool looks =
+      command == Command::inspect || command == Command::plan || command == Command::bench;
+  return looks && !takes(command, spec) && takes(Command::train, spec);
+}
+
 [[noreturn]] void refuse_unknown(std::string_view argument, Command command) {
   const std::string_view command_name = info_of(command).name;
   if (argument.size() < 2 || argument[0] != '-') {
@@ -68,17 +78,25 @@ Command find_command(std::string_view name) {
   const std::string flag = printable(name_without_value(argument));
   const std::string_view whole = name_without_value(argument);
   const std::string_view name = whole.substr(std::min(whole.find_first_not_of('-'), whole.size()));
-  if (const std::string_view answer = answer_to_foreign_flag(name); !answer.empty()) {
-    throw_bad_request(fmt::format("{}: {}", flag, answer));
+  const ForeignFlag* foreign = find_foreign_flag(name);
+  // One that is accepted is here for another way to spell it.
+  const bool misspelt = foreign != nullptr && foreign->accepted && takes_foreign_flags(command);
+  if (foreign != nullptr && !misspelt) {
+    throw_bad_request(fmt::format("{}: {}", flag, foreign->reason));
   }
   std::vector<std::string_view> others;
   std::vector<std::string_view> candidates = {"help"};
   for (const OptionSpec& spec : option_table()) {
     if (spec.positional) continue;
-    if (takes(command, spec)) candidates.push_back(spec.name);
+    if (takes(command, spec) || is_left_out(command, spec)) candidates.push_back(spec.name);
     if (spec.name != name) continue;
     for (const CommandInfo& info : command_table()) {
       if (takes(info.command, spec)) others.push_back(info.name);
+    }
+  }
+  if (takes_foreign_flags(command)) {
+    for (const ForeignFlag& known : foreign_flags()) {
+      if (known.accepted) candidates.push_back(known.name);
     }
   }
   const std::string_view guess = closest(name, candidates);
@@ -94,11 +112,11 @@ Command find_command(std::string_view name) {
       fmt::format("Unknown flag {}. `troupe {} --help` lists the flags.", flag, command_name));
 }
 
-[[noreturn]] void refuse_missing_value(const OptionSpec& spec, std::string_view found) {
-  std::string message = fmt::format("{} needs a value", flag_of(spec));
+[[noreturn]] void refuse_missing_value(const std::string& flag, std::string_view found) {
+  std::string message = fmt::format("{} needs a value", flag);
   if (!found.empty()) {
-    message += fmt::format(", but {1} follows (to mean that text: {0}={1})", flag_of(spec),
-                           printable(found));
+    message +=
+        fmt::format(", but {1} follows (to mean that text: {0}={1})", flag, printable(found));
   }
   throw_bad_request(message + ".");
 }
@@ -109,13 +127,19 @@ struct BoundOption {
   CLI::Option* option;
 };
 
+// A flag of Megatron as CLI11 knows it.
+struct BoundForeignFlag {
+  const ForeignFlag* flag;
+  CLI::Option* option;
+};
+
 // CLI11 cuts the arguments into flags and values; what they mean is decided by set_option, so that
 // files and the command line follow the same rules and messages.
 std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
   std::vector<BoundOption> bound;
   const auto accept = [](const CLI::results_t&) { return true; };
   for (const OptionSpec& spec : option_table()) {
-    if (!takes(command, spec)) continue;
+    if (!takes(command, spec) && !is_left_out(command, spec)) continue;
     CLI::Option* option = nullptr;
     if (needs_value(spec)) {
       option = app.add_option(flag_of(spec), CLI::callback_t(accept));
@@ -130,6 +154,39 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
     bound.push_back({&spec, option});
   }
   return bound;
+}
+
+std::vector<BoundForeignFlag> bind_foreign_flags(CLI::App& app, Command command) {
+  std::vector<BoundForeignFlag> bound;
+  if (!takes_foreign_flags(command)) return bound;
+  for (const ForeignFlag& flag : foreign_flags()) {
+    if (!flag.accepted) continue;
+    const std::string name = fmt::format("--{}", flag.name);
+    CLI::Option* option = nullptr;
+    if (flag.values == ForeignValues::none) {
+      option = app.add_flag_callback(name, [] {});
+    } else {
+      option = app.add_option(name, CLI::callback_t([](const CLI::results_t&) { return true; }));
+    }
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    if (flag.values == ForeignValues::many) {
+      option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
+    }
+    bound.push_back({&flag, option});
+  }
+  return bound;
+}
+
+// A flag that stands where a value should: the value is missing.
+void refuse_swallowed_flags(const std::string& flag, const CLI::Option& option,
+                            const std::vector<std::string>& arguments) {
+  for (const std::string& value : option.results()) {
+    const bool stands_alone =
+        std::find(arguments.begin(), arguments.end(), value) != arguments.end();
+    if (value.size() > 2 && value.starts_with("--") && stands_alone) {
+      refuse_missing_value(flag, value);
+    }
+  }
 }
 
 // Where the same member is set twice, also through a shorthand.
@@ -154,13 +211,49 @@ bool was_given(const std::set<const OptionSpec*>& given, std::string_view name) 
                      [&](const OptionSpec* spec) { return spec->name == name; });
 }
 
-Options parse_options(Command command, const std::vector<std::string>& arguments,
-                      bool& wants_help) {
+std::vector<std::string> notes_on_foreign_flags(const std::vector<BoundForeignFlag>& bound) {
+  std::vector<std::string> notes;
+  for (const auto& [flag, option] : bound) {
+    if (option->count() == 0) continue;
+    if (option->count() > 1 && flag->values != ForeignValues::many) {
+      throw_bad_request(fmt::format("--{} is given twice.", flag->name));
+    }
+    const bool has_value = flag->values != ForeignValues::none;
+    notes.push_back(accept_foreign_flag(
+        *flag, has_value ? fmt::format("{}", fmt::join(option->results(), " ")) : std::string()));
+  }
+  return notes;
+}
+
+// Options that are what they are for nothing.
+std::vector<std::string> notes_on_options(const Options& options,
+                                          const std::vector<std::string>& left_out) {
+  std::vector<std::string> notes;
+  if (!left_out.empty()) {
+    notes.push_back(fmt::format("troupe {} does not use {}.", info_of(options.command).name,
+                                fmt::join(left_out, ", ")));
+  }
+  if (options.sequence_parallel && options.tensor_model_parallel_size == 1) {
+    notes.emplace_back(
+        "--sequence-parallel changes nothing: it shares the sequence among the ranks of "
+        "--tensor-model-parallel-size, and there is one.");
+  }
+  if (assumes_llama2_vocabulary(options)) {
+    notes.push_back(fmt::format(
+        "--tokenizer-model {}: there is no such file; taken to be Llama 2's, with 32000 tokens.",
+        printable(options.tokenizer_model)));
+  }
+  return notes;
+}
+
+Options parse_options(Command command, const std::vector<std::string>& arguments, bool& wants_help,
+                      std::vector<std::string>& notes) {
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();
   const CLI::Option* help = app.add_flag("-h,--help");
   const std::vector<BoundOption> bound = bind_options(app, command);
+  const std::vector<BoundForeignFlag> foreign = bind_foreign_flags(app, command);
 
   // CLI11 would take the next argument as the value of "--name=", and has words of its own for a
   // wrong value of a flag that needs none.
@@ -170,18 +263,20 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     const std::string_view value = std::string_view(argument).substr(flag.size() + 1);
     for (const auto& [spec, option] : bound) {
       if (flag_of(*spec) != flag) continue;
-      if (value.empty()) refuse_missing_value(*spec, {});
+      if (value.empty()) refuse_missing_value(flag_of(*spec), {});
       Options scratch;
       if (!needs_value(*spec)) set_option(scratch, *spec, value);
+    }
+    for (const auto& [known, option] : foreign) {
+      if (known->values != ForeignValues::none || fmt::format("--{}", known->name) != flag)
+        continue;
+      if (value != "true") throw_bad_request(fmt::format("{} takes no value.", flag));
     }
   }
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ArgumentMismatch&) {
     // Only the last argument can lack its value: CLI11 takes whatever follows.
-    for (const BoundOption& entry : bound) {
-      if (flag_of(*entry.spec) == arguments.back()) refuse_missing_value(*entry.spec, {});
-    }
     throw_bad_request(fmt::format("{} needs a value.", printable(arguments.back())));
   } catch (const CLI::ParseError& error) {
     throw_bad_request(error.what());
@@ -194,31 +289,33 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
 
   // First, because a missing value swallows the flag after it and leaves that one's value over.
   for (const auto& [spec, option] : bound) {
-    if (!needs_value(*spec)) continue;
-    for (const std::string& value : option->results()) {
-      const bool stands_alone =
-          std::find(arguments.begin(), arguments.end(), value) != arguments.end();
-      if (value.size() > 2 && value.starts_with("--") && stands_alone) {
-        refuse_missing_value(*spec, value);
-      }
-    }
+    if (needs_value(*spec)) refuse_swallowed_flags(flag_of(*spec), *option, arguments);
+  }
+  for (const auto& [flag, option] : foreign) {
+    if (flag->values == ForeignValues::none) continue;
+    refuse_swallowed_flags(fmt::format("--{}", flag->name), *option, arguments);
   }
   for (const std::string& unknown : app.remaining()) {
     if (unknown != "--") refuse_unknown(unknown, command);
   }
   refuse_twice(bound);
 
+  notes = notes_on_foreign_flags(foreign);
   std::set<const OptionSpec*> given;
+  std::vector<std::string> left_out;
+  Options scratch;
   for (const auto& [spec, option] : bound) {
     if (option->count() == 0) continue;
     given.insert(spec);
+    if (!takes(command, *spec)) left_out.push_back(flag_of(*spec));
+    Options& target = takes(command, *spec) ? options : scratch;
     if (spec->values > 1) {
-      set_option(options, *spec, fmt::format("{}", fmt::join(option->results(), " ")));
+      set_option(target, *spec, fmt::format("{}", fmt::join(option->results(), " ")));
       continue;
     }
-    for (const std::string& value : option->results()) set_option(options, *spec, value);
+    for (const std::string& value : option->results()) set_option(target, *spec, value);
   }
-  if (!options.config.empty()) read_config_file(options.config, options, given);
+  if (!options.config.empty()) read_config_file(options.config, options, given, notes);
   for (const auto& [spec, option] : bound) {
     const bool other = was_given(given, spec->instead);
     if (other && given.contains(spec)) {
@@ -231,6 +328,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     }
   }
   check_options(options);
+  for (std::string& note : notes_on_options(options, left_out)) notes.push_back(std::move(note));
   return options;
 }
 
@@ -362,15 +460,37 @@ std::string commands_cell(const OptionSpec& spec) {
   return count + 1 >= command_table().size() ? "all" : fmt::format("{}", fmt::join(names, ", "));
 }
 
+// What becomes of Megatron's other flags.
+std::string foreign_flags_markdown() {
+  std::string out =
+      "\n## Flags of Megatron that are no options\n\n"
+      "train, inspect, plan and bench accept those that ask for what is always so here, or choose "
+      "how Megatron runs; a line on standard error says that they change nothing. The others are "
+      "refused, because without them the run would not be the one that was meant "
+      "([coming from Megatron](coming_from_megatron.md)).\n\n"
+      "| Flag | Accepted | Why |\n|---|---|---|\n";
+  for (const ForeignFlag& flag : foreign_flags()) {
+    const std::string_view value = flag.values == ForeignValues::none   ? ""
+                                   : flag.values == ForeignValues::many ? " X..."
+                                                                        : " X";
+    const std::string accepted = !flag.accepted      ? "no"
+                                 : flag.only.empty() ? "yes"
+                                                     : fmt::format("{} alone", flag.only);
+    out += fmt::format("| `--{}{}` | {} | {} |\n", flag.name, value, accepted, cell(flag.reason));
+  }
+  return out;
+}
+
 }  // namespace
 
 CommandLine parse_command_line(std::span<const std::string> arguments) {
   const size_t position = find_command_position(arguments);
   if (position >= arguments.size()) {
     for (const std::string& argument : arguments) {
-      if (argument == "-h" || argument == "--help") return {.options = {}, .text = overview_help()};
+      if (argument == "-h" || argument == "--help")
+        return {.options = {}, .notes = {}, .text = overview_help()};
       if (argument == "--version")
-        return {.options = {}, .text = fmt::format("troupe {}\n", kVersion)};
+        return {.options = {}, .notes = {}, .text = fmt::format("troupe {}\n", kVersion)};
     }
     throw_bad_request(fmt::format("Name a command: {}. `troupe --help` explains them.",
                                   fmt::join(command_names(), ", ")));
@@ -381,7 +501,7 @@ CommandLine parse_command_line(std::span<const std::string> arguments) {
 
   CommandLine result;
   bool wants_help = false;
-  result.options = parse_options(command, rest, wants_help);
+  result.options = parse_options(command, rest, wants_help, result.notes);
   if (wants_help) {
     result.text = command_help(command);
   } else if (command == Command::help) {
@@ -463,7 +583,7 @@ std::string options_markdown() {
                        cell(default_text(spec)), cell(range_text(spec)), commands_cell(spec),
                        cell(spec.help));
   }
-  return out;
+  return out + foreign_flags_markdown();
 }
 
 }  // namespace troupe

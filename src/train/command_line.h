@@ -13,13 +13,17 @@ namespace troupe {
 
 struct CommandLine {
   Options options;
+  // For standard error, a line each: what was given and has no effect.
+  std::vector<std::string> notes;
   // Not empty: what the user asked for is this text (help or the version) and nothing else.
   std::string text;
 };
 
 // `arguments` are those after the program's name. Global flags may also stand before the command.
 // Flags are --name VALUE, --name=VALUE, or --name for those without a value; each at most once but
-// for lists. The options of the result have passed check_options().
+// for lists. Commands that look at a run (inspect, plan, bench) also take those flags of train that
+// they do not use, and all that describe a run the flags of Megatron (train/foreign_flags.h). The
+// options of the result have passed check_options().
 CommandLine parse_command_line(std::span<const std::string> arguments);
 
 // `troupe --help`: the commands, the global flags, the exit statuses.

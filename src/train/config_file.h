@@ -8,6 +8,7 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "train/options.h"
 
@@ -15,8 +16,9 @@ namespace troupe {
 
 // Sets what the file at `path` holds and `given` (flags of the command line, which win) does not
 // set, and adds those options to `given`. Options that options.command does not take are left out,
-// so that one file serves several commands.
-void read_config_file(const std::string& path, Options& options,
-                      std::set<const OptionSpec*>& given);
+// so that one file serves several commands. Appends the lines of accepted flags of Megatron
+// (train/foreign_flags.h) to `notes`.
+void read_config_file(const std::string& path, Options& options, std::set<const OptionSpec*>& given,
+                      std::vector<std::string>& notes);
 
 }  // namespace troupe

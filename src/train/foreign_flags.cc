@@ -1,112 +1,489 @@
 #include "train/foreign_flags.h"
 
 #include <algorithm>
+#include <charconv>
+#include <fmt/format.h>
+#include <optional>
+
+#include "base/error.h"
+#include "io/json.h"
 
 namespace troupe {
 namespace {
 
 constexpr std::string_view kKernels =
-    "it chooses between kernels of Megatron; here there is one of each. Leave it out.";
-constexpr std::string_view kLayers =
-    "all layers here are like this already. Leave it out; --model gives the model's shape.";
+    "it chooses between kernels of Megatron; here there is one of each.";
+constexpr std::string_view kSpeed =
+    "it makes Megatron faster and changes no number; here it has no effect.";
+constexpr std::string_view kMemory =
+    "it saves memory in Megatron and changes no number; here activations and states stay where "
+    "they are (`troupe plan` says what they take).";
+constexpr std::string_view kTransport =
+    "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
-    "there are no processes to bring together here. Leave it out.";
+    "it sets up Megatron's processes; ranks are threads of one process here.";
+constexpr std::string_view kAlways = "this is always so here.";
+constexpr std::string_view kRope = "positions are always rotary here.";
+constexpr std::string_view kRopeKind =
+    "the rotary embedding is the plain one, over the whole head.";
 constexpr std::string_view kHalf =
-    "half precision with loss scaling is not available. Use --compute-dtype bf16 or fp32.";
-constexpr std::string_view kAlways = "this is always so here. Leave it out.";
+    "half precision with loss scaling is not available. Use --bf16, or fp32.";
+constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
+constexpr std::string_view kNarrow = "products in 8 or 4 bits are not available. Use --bf16.";
+constexpr std::string_view kFp32State =
+    "main gradients and weights and the optimizer's moments are kept in fp32.";
+constexpr std::string_view kNotFinite =
+    "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
+constexpr std::string_view kFormat =
+    "checkpoints have one format (docs/checkpoint_format.md), which every layout can load.";
 constexpr std::string_view kSamePart =
     "a checkpoint here is always whole: weights, optimizer and position. --finetune loads the "
     "weights alone.";
 constexpr std::string_view kSeeMetrics =
     "metrics.jsonl in --save holds what a run measures, and --tensorboard-dir makes curves of it.";
+constexpr std::string_view kSeeBench = "`troupe bench` measures the operations of a step.";
+constexpr std::string_view kNotMeasured = "this is not measured here.";
+constexpr std::string_view kNoService =
+    "runs report to files alone (metrics.jsonl, --tensorboard-dir).";
+constexpr std::string_view kNoCollector = "there is no garbage collector here.";
+constexpr std::string_view kLatent =
+    "multi-head latent attention is not available in this version.";
+constexpr std::string_view kMtp = "multi-token prediction is not available in this version.";
+constexpr std::string_view kAttention = "this kind of attention is not available in this version.";
+constexpr std::string_view kShapeOf = "models of this shape are not available in this version.";
+constexpr std::string_view kOtherModels =
+    "Troupe trains decoder-only language models; leave it out.";
+constexpr std::string_view kRouting =
+    "this way of routing is not available (docs/routing.md lists those that are).";
+constexpr std::string_view kInitialization = "initial weights are normal, with --init-method-std.";
+constexpr std::string_view kPartition =
+    "say what each stage holds with --pipeline-model-parallel-layout.";
+constexpr std::string_view kSharding =
+    "parameters are not sharded in this version. --use-distributed-optimizer asks for sharded "
+    "optimizer states.";
+constexpr std::string_view kOtherOptimizer =
+    "there is one optimizer here, AdamW (Megatron's adam).";
+constexpr std::string_view kOneDecay =
+    "all matrices have one learning rate and weight decay; norms and biases are not decayed.";
+constexpr std::string_view kRestart =
+    "start the same command again: with --load and --save of one folder it goes on from its newest "
+    "checkpoint.";
+constexpr std::string_view kDataPath =
+    "give --data-path with --split for training, and --valid-data-path for other validation data.";
+constexpr std::string_view kTokenizerFiles =
+    "give --tokenizer-model with --tokenizer-type HuggingFaceTokenizer (tokenizer.json) or "
+    "SentencePieceTokenizer.";
+constexpr std::string_view kDocuments =
+    "attention within single documents is not available in this version: tokens see all that stand "
+    "before them in the sample. Leave it out, or train on samples of one document each.";
+constexpr std::string_view kSizes = "evaluation uses the batch sizes of training.";
 
-struct ForeignFlag {
-  std::string_view name;
-  std::string_view answer;
-};
+constexpr ForeignFlag refused(std::string_view name, std::string_view reason) {
+  return {.name = name, .reason = reason};
+}
+constexpr ForeignFlag accepted(std::string_view name, std::string_view reason) {
+  return {.name = name, .accepted = true, .reason = reason};
+}
+// Takes one value: one of `only`, or any where that is empty.
+constexpr ForeignFlag accepted_value(std::string_view name, std::string_view only,
+                                     std::string_view reason) {
+  return {
+      .name = name, .accepted = true, .values = ForeignValues::one, .only = only, .reason = reason};
+}
+constexpr ForeignFlag accepted_values(std::string_view name, std::string_view reason) {
+  return {.name = name, .accepted = true, .values = ForeignValues::many, .reason = reason};
+}
 
 constexpr ForeignFlag kForeignFlags[] = {
-    {"no-masked-softmax-fusion", kKernels},
-    {"no-bias-gelu-fusion", kKernels},
-    {"no-bias-swiglu-fusion", kKernels},
-    {"no-bias-dropout-fusion", kKernels},
-    {"no-rope-fusion", kKernels},
-    {"no-persist-layer-norm", kKernels},
-    {"no-gradient-accumulation-fusion", kKernels},
-    {"cross-entropy-loss-fusion", kKernels},
-    {"cross-entropy-fusion-impl", kKernels},
-    {"apply-rope-fusion", kKernels},
-    {"use-flash-attn", kKernels},
-    {"attention-backend", kKernels},
-    {"transformer-impl", kKernels},
-    {"moe-grouped-gemm", kKernels},
-    {"moe-permute-fusion", kKernels},
-    {"moe-router-fusion", kKernels},
-    {"reset-position-ids",
-     "the rotary embedding turns by the place in the sample, whatever the position ids are (in "
-     "Megatron, too), so the flag would change nothing. Leave it out."},
-    {"reset-attention-mask",
-     "attention within single documents is not available in this version: tokens see all that "
-     "stand before them in the sample. Leave it out, or train on samples of one document each."},
-    {"use-mcore-models", kLayers},
-    {"use-legacy-models", kLayers},
-    {"distributed-backend", kProcesses},
-    {"distributed-timeout-minutes", kProcesses},
-    {"local-rank", kProcesses},
-    {"lazy-mpu-init", kProcesses},
-    {"fp16", kHalf},
-    {"loss-scale", kHalf},
-    {"initial-loss-scale", kHalf},
-    {"min-loss-scale", kHalf},
-    {"loss-scale-window", kHalf},
-    {"hysteresis", kHalf},
-    {"deterministic-mode", kAlways},
-    {"accumulate-allreduce-grads-in-fp32", "gradients are always summed in fp32. Leave it out."},
-    {"check-for-nan-in-loss-and-grad",
-     "a step whose gradients are not finite is skipped; "
-     "--max-skipped-steps says when to give up."},
-    {"no-check-for-nan-in-loss-and-grad",
-     "a step whose gradients are not finite is skipped; "
-     "--max-skipped-steps says when to give up."},
-    {"no-load-optim", kSamePart},
-    {"no-load-rng", kSamePart},
-    {"no-save-optim", kSamePart},
-    {"no-save-rng", kSamePart},
-    {"ckpt-format",
-     "checkpoints have one format here (docs/checkpoint_format.md), which every "
-     "layout can load. Leave it out."},
-    {"dist-ckpt-format",
-     "checkpoints have one format here (docs/checkpoint_format.md), which "
-     "every layout can load. Leave it out."},
-    {"use-checkpoint-args", "give --config DIR/options.toml, which a run writes into its --save."},
-    {"num-workers", "samples are read where they are needed, without workers. Leave it out."},
-    {"dataloader-type",
-     "samples are always read in Megatron's shuffled order (docs/data_format.md). Leave it out."},
-    {"data-cache-path", "there is no cache: the order of samples is computed. Leave it out."},
-    {"no-mmap-bin-files", "data sets are always mapped into memory. Leave it out."},
-    {"tensorboard-log-interval", "--log-interval counts for TensorBoard, too."},
-    {"log-throughput", kSeeMetrics},
-    {"log-timers-to-tensorboard", kSeeMetrics},
-    {"log-batch-size-to-tensorboard", kSeeMetrics},
-    {"log-validation-ppl-to-tensorboard", kSeeMetrics},
-    {"log-memory-to-tensorboard", kSeeMetrics},
-    {"timing-log-level", "`troupe bench` measures the operations of a step."},
-    {"profile", "`troupe bench` measures the operations of a step."},
-    {"optimizer", "there is one optimizer here, AdamW (Megatron's adam). Leave it out."},
-    {"no-async-tensor-model-parallel-allreduce", kProcesses},
-    {"yaml-cfg", "give --config FILE with a TOML file (docs/options.md)."},
+    // Model.
+    accepted_value("position-embedding-type", "rope", kRope),
+    accepted("use-rotary-position-embeddings", kRope),
+    accepted("no-position-embedding", kRope),
+    accepted_value("rope-type", "rope", kRopeKind),
+    accepted_value("rotary-percent", "1", kRopeKind),
+    accepted_value("rotary-seq-len-interpolation-factor", "1", kRopeKind),
+    refused("rotary-interleaved", kRopeKind),
+    refused("use-rope-scaling", kRopeKind),
+    refused("rope-scaling-factor", kRopeKind),
+    refused("rotary-scaling-factor", kRopeKind),
+    refused("mscale", kRopeKind),
+    refused("mscale-all-dim", kRopeKind),
+    refused("no-rope-freq", kRopeKind),
+    refused("mrope-section", kRopeKind),
+    accepted("use-mcore-models", "all layers are of this kind."),
+    refused("spec", "layers are described by flags here, or by a config.json (--model)."),
+    refused("use-legacy-models", "there are no legacy models here."),
+    refused("openai-gelu", "use --activation gelu-tanh."),
+    refused("apply-residual-connection-post-layernorm", kShapeOf),
+    refused("attention-output-gate", kShapeOf),
+    refused("qk-l2-norm", kShapeOf),
+    refused("heterogeneous-layers-config-path", kShapeOf),
+    refused("hybrid-layer-pattern", kShapeOf),
+    refused("use-mup", kShapeOf),
+    refused("moe-latent-size", kShapeOf),
+    refused("multi-latent-attention", kLatent),
+    refused("q-lora-rank", kLatent),
+    refused("kv-lora-rank", kLatent),
+    refused("qk-head-dim", kLatent),
+    refused("qk-pos-emb-head-dim", kLatent),
+    refused("v-head-dim", kLatent),
+    refused("mtp-loss-scaling-factor", kMtp),
+    accepted_value("mtp-num-layers", "0", kMtp),
+    refused("window-size", kAttention),
+    refused("window-attn-skip-freq", kAttention),
+    refused("softmax-type", kAttention),
+    refused("softmax-scale", kAttention),
+    refused("experimental-attention-variant", kAttention),
+    refused("linear-attention-freq", kAttention),
+    refused("qk-clip", kAttention),
+    refused("encoder-num-layers", kOtherModels),
+    refused("encoder-seq-length", kOtherModels),
+    refused("decoder-seq-length", kOtherModels),
+    refused("decoder-num-layers", kOtherModels),
+    refused("bert-no-binary-head", kOtherModels),
+    refused("mask-prob", kOtherModels),
+    refused("padded-vocab-size",
+            "--vocab-size and --make-vocab-size-divisible-by give the vocabulary."),
+    refused("pad-vocab-size",
+            "--vocab-size and --make-vocab-size-divisible-by give the vocabulary."),
+    accepted_value("vocab-extra-ids", "0", "the tokenizer's file says which ids there are."),
+    refused("init-method-xavier-uniform", kInitialization),
+    refused("embedding-init-method-std", kInitialization),
+    refused("data-parallel-random-init", "replicas always begin with the same weights."),
+    accepted("use-cpu-initialization",
+             "initial weights depend on --seed alone, not on the layout."),
+    accepted("init-model-with-meta-device",
+             "initial weights depend on --seed alone, not on the layout."),
+
+    // Kernels.
+    accepted("no-masked-softmax-fusion", kKernels),
+    accepted("no-bias-gelu-fusion", kKernels),
+    accepted("no-bias-swiglu-fusion", kKernels),
+    accepted("no-bias-dropout-fusion", kKernels),
+    accepted("no-rope-fusion", kKernels),
+    accepted("apply-rope-fusion", kKernels),
+    accepted("no-persist-layer-norm", kKernels),
+    accepted("no-gradient-accumulation-fusion", kKernels),
+    accepted("cross-entropy-loss-fusion", kKernels),
+    accepted("use-flash-attn", kKernels),
+    accepted("moe-grouped-gemm", kKernels),
+    accepted("moe-use-legacy-grouped-gemm", kKernels),
+    accepted("moe-permute-fusion", kKernels),
+    accepted("moe-router-fusion", kKernels),
+    accepted("moe-use-grouped-tensor", kKernels),
+    accepted("moe-single-grouped-weight", kKernels),
+    accepted("moe-single-grouped-bias", kKernels),
+    accepted("use-transformer-engine-op-fuser", kKernels),
+    accepted("use-fused-weighted-squared-relu", kKernels),
+    accepted("use-te-activation-func", kKernels),
+    accepted("disable-jit-fuser", kKernels),
+    accepted_value("cross-entropy-fusion-impl", "", kKernels),
+    accepted_value("attention-backend", "", kKernels),
+    accepted_value("transformer-impl", "", kKernels),
+    accepted("attention-softmax-in-fp32", kAlways),
+    accepted("deterministic-mode", kAlways),
+    accepted("no-query-key-layer-scaling", kAlways),
+    refused("apply-query-key-layer-scaling",
+            "it rescales logits for half precision, which is not available. Leave it out."),
+
+    // Mixture of Experts.
+    accepted("moe-enable-deepep", kTransport),
+    accepted("moe-permute-fusion-into-hybridep", kTransport),
+    accepted("moe-ncclep-zero-copy", kTransport),
+    accepted_value("moe-flex-dispatcher-backend", "", kTransport),
+    accepted_value("moe-flex-dispatcher-num-sms", "", kTransport),
+    accepted_value("moe-deepep-num-sms", "", kTransport),
+    accepted_value("moe-hybridep-num-sms", "", kTransport),
+    accepted("moe-shared-expert-overlap", kSpeed),
+    accepted("overlap-moe-expert-parallel-comm", kSpeed),
+    accepted("delay-wgrad-compute", kSpeed),
+    accepted("moe-per-layer-logging", kSeeMetrics),
+    accepted("moe-layer-recompute", kMemory),
+    accepted("moe-paged-stash", kMemory),
+    refused("moe-router-force-biased", kRouting),
+    refused("moe-enable-routing-replay", kRouting),
+    refused("moe-apply-probs-on-input", kRouting),
+    refused("moe-expert-rank-capacity-factor", kRouting),
+    refused("moe-router-topk-limited-devices",
+            "use --moe-router-num-groups and --moe-router-group-topk."),
+    refused("moe-token-dropping", "use --moe-expert-capacity-factor."),
+    refused("moe-router-padding-for-fp8", "use --moe-router-padding-for-quantization."),
+    refused("moe-extended-tp", "use --expert-tensor-parallel-size."),
+    refused("moe-use-upcycling", "models with experts cannot be made of dense ones here."),
+
+    // Precision.
+    refused("fp16", kHalf),
+    refused("loss-scale", kHalf),
+    accepted_value("initial-loss-scale", "", kOnlyHalf),
+    accepted_value("min-loss-scale", "", kOnlyHalf),
+    accepted_value("loss-scale-window", "", kOnlyHalf),
+    accepted_value("hysteresis", "", kOnlyHalf),
+    refused("fp8-format", kNarrow),
+    refused("fp8-recipe", kNarrow),
+    refused("fp8-param-gather", kNarrow),
+    refused("fp8-margin", kNarrow),
+    refused("fp8-amax-history-len", kNarrow),
+    refused("fp8-amax-compute-algo", kNarrow),
+    refused("fp8-interval", kNarrow),
+    refused("no-fp8-wgrad", kNarrow),
+    refused("fp4-format", kNarrow),
+    refused("fp4-recipe", kNarrow),
+    refused("first-last-layers-bf16", kNarrow),
+    accepted("accumulate-allreduce-grads-in-fp32", "gradients are always summed in fp32."),
+    refused("grad-reduce-in-bf16", "gradients are always summed in fp32. Leave it out."),
+    refused("fp32-residual-connection",
+            "the residual stream has the type of --compute-dtype. Use fp32 for all of it."),
+    refused("fp16-lm-cross-entropy", "the loss is always computed in fp32. Leave it out."),
+    accepted("use-precision-aware-optimizer", kFp32State),
+    accepted_value("main-grads-dtype", "fp32", kFp32State),
+    accepted_value("main-params-dtype", "fp32", kFp32State),
+    accepted_value("exp-avg-dtype", "fp32", kFp32State),
+    accepted_value("exp-avg-sq-dtype", "fp32", kFp32State),
+
+    // Ranks and communication.
+    accepted_value("distributed-backend", "", kProcesses),
+    accepted_value("distributed-timeout-minutes", "", kProcesses),
+    accepted_value("local-rank", "", kProcesses),
+    accepted_value("lazy-mpu-init", "", kProcesses),
+    accepted_value("nccl-communicator-config-path", "", kProcesses),
+    accepted_values("high-priority-stream-groups", kProcesses),
+    accepted("use-sharp", kProcesses),
+    accepted("use-nccl-ub", kProcesses),
+    accepted("disable-symmetric-registration", kProcesses),
+    accepted("enable-gloo-process-groups", kProcesses),
+    accepted("disable-gloo-process-groups", kProcesses),
+    accepted("create-all-gather-group", kProcesses),
+    accepted("no-async-tensor-model-parallel-allreduce", kSpeed),
+    accepted("no-overlap-p2p-communication", kSpeed),
+    accepted("overlap-p2p-communication-warmup-flush", kSpeed),
+    accepted("tp-comm-overlap", kSpeed),
+    accepted("tp-comm-overlap-rs-dgrad", kSpeed),
+    accepted("overlap-param-gather-with-optimizer-step", kSpeed),
+    accepted("no-align-param-gather", kSpeed),
+    accepted("ddp-pad-buckets-for-high-nccl-busbw", kSpeed),
+    accepted("ddp-average-in-collective", kSpeed),
+    accepted("defer-embedding-wgrad-compute", kSpeed),
+    accepted("high-priority-a2a-comm-stream", kSpeed),
+    accepted("enable-cuda-graph", kSpeed),
+    accepted("external-cuda-graph", kSpeed),
+    accepted("te-rng-tracker", kSpeed),
+    accepted("optimizer-cuda-graph", kSpeed),
+    accepted_value("tp-comm-overlap-cfg", "", kSpeed),
+    accepted_value("tp-comm-bootstrap-backend", "", kSpeed),
+    accepted_value("ddp-bucket-size", "", kSpeed),
+    accepted_value("ddp-num-buckets", "", kSpeed),
+    accepted_value("wgrad-deferral-limit", "", kSpeed),
+    accepted_value("cuda-graph-impl", "", kSpeed),
+    accepted_value("cuda-graph-warmup-steps", "", kSpeed),
+    accepted_values("cuda-graph-scope", kSpeed),
+    accepted_values("cuda-graph-modules", kSpeed),
+    refused("decoder-first-pipeline-num-layers", kPartition),
+    refused("decoder-last-pipeline-num-layers", kPartition),
+    refused("account-for-embedding-in-pipeline-split", kPartition),
+    refused("account-for-loss-in-pipeline-split", kPartition),
+    refused("pipeline-model-parallel-split-rank", kPartition),
+    refused("use-torch-fsdp2", kSharding),
+    refused("use-megatron-fsdp", kSharding),
+    refused("use-custom-fsdp", kSharding),
+    refused("data-parallel-sharding-strategy", kSharding),
+    refused("hierarchical-context-parallel-sizes",
+            "say --context-parallel-size and --cp-comm-type."),
+    refused("hybrid-context-parallel", "say --context-parallel-size and --cp-comm-type."),
+    refused("fake-process-group", "`troupe plan` shows any layout without starting its ranks."),
+
+    // Memory.
+    accepted("recompute-activations", kMemory),
+    accepted("distribute-saved-activations", kMemory),
+    accepted("checkpoint-activations", kMemory),
+    accepted("fine-grained-activation-offloading", kMemory),
+    accepted("optimizer-cpu-offload", kMemory),
+    accepted("overlap-cpu-optimizer-d2h-h2d", kMemory),
+    accepted("no-pin-cpu-grads", kMemory),
+    accepted("no-pin-cpu-params", kMemory),
+    accepted_value("recompute-granularity", "", kMemory),
+    accepted_value("recompute-method", "", kMemory),
+    accepted_value("recompute-num-layers", "", kMemory),
+    accepted_value("cpu-offloading-num-layers", "", kMemory),
+    accepted_value("optimizer-offload-fraction", "", kMemory),
+    accepted_value("empty-unused-memory-level", "", kMemory),
+    accepted_values("recompute-modules", kMemory),
+    accepted_values("offload-modules", kMemory),
+
+    // Data.
+    accepted_value("num-workers", "", "samples are read where they are needed, without workers."),
+    accepted_value("num-dataset-builder-threads", "",
+                   "samples are read where they are needed, without workers."),
+    accepted_value("dataloader-type", "single",
+                   "samples are always read in Megatron's shuffled order (docs/data_format.md)."),
+    accepted_value("data-cache-path", "", "there is no cache: the order of samples is computed."),
+    accepted("no-mmap-bin-files", "data sets are always mapped into memory."),
+    accepted("defer-npy-index-mmap", "data sets are always mapped into memory."),
+    accepted("no-create-attention-mask-in-dataloader",
+             "attention is causal without a mask in memory."),
+    accepted("reset-position-ids",
+             "the rotary embedding turns by the place in the sample, whatever the position ids are "
+             "(in Megatron, too)."),
+    refused("reset-attention-mask", kDocuments),
+    refused("dataloader-inter-document-masking", kDocuments),
+    refused("train-data-path", kDataPath),
+    refused("test-data-path", kDataPath),
+    refused("per-split-data-args-path", kDataPath),
+    refused("mock-data", "write a data set with `troupe tokenize`; `troupe bench` needs none."),
+    refused("fim-data", "training on parts of documents in another order is not available."),
+    refused("sft", "training on parts of documents in another order is not available."),
+    refused("vocab-file", kTokenizerFiles),
+    refused("merge-file", kTokenizerFiles),
+    refused("tiktoken-pattern", kTokenizerFiles),
+    accepted("trust-remote-code", "tokenizers are files here, and no code is run."),
+
+    // Training.
+    accepted_value("optimizer", "adam", kOtherOptimizer),
+    refused("decoupled-lr", kOneDecay),
+    refused("decoupled-min-lr", kOneDecay),
+    refused("apply-wd-to-qk-layernorm", kOneDecay),
+    refused("no-weight-decay-cond-type", kOneDecay),
+    refused("calculate-per-token-loss",
+            "the loss is the mean over micro-batches of their means (--calculate-per-token-loss "
+            "would weight tokens)."),
+    accepted("check-for-nan-in-loss-and-grad", kNotFinite),
+    accepted("no-check-for-nan-in-loss-and-grad", kNotFinite),
+    refused("check-for-spiky-loss", kNotFinite),
+    refused("check-for-large-grads", kNotFinite),
+    refused("decrease-batch-size-if-needed",
+            "the global batch size must be a multiple of what the ranks take."),
+    accepted("manual-gc", kNoCollector),
+    accepted("no-manual-gc-eval", kNoCollector),
+    accepted_value("manual-gc-interval", "", kNoCollector),
+    accepted_value("rerun-mode", "disabled", "steps are not run twice."),
+    refused("skip-train", "use `troupe eval`."),
+    refused("full-validation", "use `troupe eval`."),
+    refused("eval-micro-batch-size", kSizes),
+    refused("eval-global-batch-size", kSizes),
+    refused("iterations-to-skip",
+            "the flag is --train-iters or --train-samples here, the end --exit-after-step."),
+    accepted("enable-experimental", "nothing here is marked as experimental."),
+
+    // Checkpoints.
+    accepted_value("ckpt-format", "", kFormat),
+    accepted_value("dist-ckpt-format", "", kFormat),
+    accepted_value("dist-ckpt-strictness", "", kFormat),
+    accepted("auto-detect-ckpt-format", kFormat),
+    accepted("use-dist-ckpt", kFormat),
+    accepted("ckpt-fully-parallel-save", kFormat),
+    accepted("no-ckpt-fully-parallel-save", kFormat),
+    accepted("ckpt-fully-parallel-load", kFormat),
+    accepted("ckpt-assume-constant-structure", kFormat),
+    accepted("async-save", "a save is complete when the next step begins."),
+    accepted("use-persistent-ckpt-worker", "a save is complete when the next step begins."),
+    refused("no-load-optim", kSamePart),
+    refused("no-load-rng", kSamePart),
+    refused("no-save-optim", kSamePart),
+    refused("no-save-rng", kSamePart),
+    refused("use-checkpoint-args",
+            "give --config DIR/options.toml, which a run writes into its --save."),
+    refused("use-mp-args-from-checkpoint-args",
+            "give --config DIR/options.toml, which a run writes into its --save."),
+    refused("non-persistent-save-interval", "use --save-interval with --keep-checkpoints."),
+    refused("non-persistent-ckpt-type", "use --save-interval with --keep-checkpoints."),
+    refused("adlr-autoresume", kRestart),
+    refused("enable-ft-package", kRestart),
+    refused("inprocess-restart", kRestart),
+
+    // Reports.
+    accepted_value("tensorboard-log-interval", "", "--log-interval counts for TensorBoard, too."),
+    accepted("log-throughput", kSeeMetrics),
+    accepted("log-timers-to-tensorboard", kSeeMetrics),
+    accepted("log-batch-size-to-tensorboard", kSeeMetrics),
+    accepted("log-validation-ppl-to-tensorboard", kSeeMetrics),
+    accepted("log-memory-to-tensorboard", kSeeMetrics),
+    accepted("log-learning-rate-to-tensorboard", kSeeMetrics),
+    accepted("no-log-learning-rate-to-tensorboard", kSeeMetrics),
+    accepted("log-loss-scale-to-tensorboard", kSeeMetrics),
+    accepted("no-log-loss-scale-to-tensorboard", kSeeMetrics),
+    accepted("log-world-size-to-tensorboard", kSeeMetrics),
+    accepted("log-progress", kSeeMetrics),
+    accepted_value("tensorboard-queue-size", "", kSeeMetrics),
+    accepted_value("log-memory-interval", "", kSeeMetrics),
+    accepted("log-params-norm", kNotMeasured),
+    accepted("log-num-zeros-in-grad", kNotMeasured),
+    accepted("log-straggler", kNotMeasured),
+    accepted("log-energy", kNotMeasured),
+    accepted("log-max-attention-logit", kNotMeasured),
+    accepted("profile", kSeeBench),
+    accepted("use-pytorch-profiler", kSeeBench),
+    accepted("use-nsys-profiler", kSeeBench),
+    accepted("record-memory-history", kSeeBench),
+    accepted("barrier-with-L1-time", kSeeBench),
+    accepted("no-barrier-with-level-1-timing", kSeeBench),
+    accepted_value("timing-log-level", "", kSeeBench),
+    accepted_value("timing-log-option", "", kSeeBench),
+    accepted_value("profile-step-start", "", kSeeBench),
+    accepted_value("profile-step-end", "", kSeeBench),
+    accepted_values("profile-ranks", kSeeBench),
+    accepted_value("wandb-project", "", kNoService),
+    accepted_value("wandb-entity", "", kNoService),
+    accepted_value("wandb-exp-name", "", kNoService),
+    accepted_value("wandb-save-dir", "", kNoService),
+    accepted_value("logging-level", "", kNoService),
+    accepted("no-one-logger", kNoService),
+    accepted("otel-enabled", kNoService),
+    refused("yaml-cfg", "give --config FILE with a TOML file (docs/options.md)."),
 };
+
+bool same_name(std::string_view left, std::string_view right) {
+  const auto same = [](char a, char b) { return (a == '_' ? '-' : a) == (b == '_' ? '-' : b); };
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(), same);
+}
+
+std::optional<double> number_of(std::string_view text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return value;
+}
+
+// "1" is "1.0".
+bool same_value(std::string_view left, std::string_view right) {
+  const std::optional<double> number = number_of(left);
+  return left == right || (number && number == number_of(right));
+}
+
+bool is_among(std::string_view value, std::string_view words) {
+  while (!words.empty()) {
+    const size_t end = std::min(words.find(' '), words.size());
+    if (same_value(value, words.substr(0, end))) return true;
+    words.remove_prefix(std::min(end + 1, words.size()));
+  }
+  return false;
+}
 
 }  // namespace
 
-std::string_view answer_to_foreign_flag(std::string_view name) {
-  const auto same = [](char a, char b) { return (a == '_' ? '-' : a) == (b == '_' ? '-' : b); };
+std::span<const ForeignFlag> foreign_flags() {
+  return kForeignFlags;
+}
+
+const ForeignFlag* find_foreign_flag(std::string_view name) {
   for (const ForeignFlag& flag : kForeignFlags) {
-    if (std::equal(flag.name.begin(), flag.name.end(), name.begin(), name.end(), same)) {
-      return flag.answer;
-    }
+    if (same_name(flag.name, name)) return &flag;
   }
-  return {};
+  return nullptr;
+}
+
+bool takes_foreign_flags(Command command) {
+  return command == Command::train || command == Command::inspect || command == Command::plan ||
+         command == Command::bench;
+}
+
+std::string accept_foreign_flag(const ForeignFlag& flag, std::string_view value) {
+  if (!flag.accepted) throw_bad_request(fmt::format("--{}: {}", flag.name, flag.reason));
+  if (!flag.only.empty() && !is_among(value, flag.only)) {
+    throw_bad_request(fmt::format("--{} {}: only {} is available: {}", flag.name, printable(value),
+                                  flag.only, flag.reason));
+  }
+  return fmt::format("--{}{}{} is accepted and changes nothing: {}", flag.name,
+                     value.empty() ? "" : " ", printable(value), flag.reason);
 }
 
 }  // namespace troupe

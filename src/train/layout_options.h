@@ -6,18 +6,10 @@
 #include <cstdint>
 
 #include "model/model_config.h"
-#include "parallel/layout.h"
-#include "parallel/pipeline_partition.h"
-#include "parallel/pipeline_schedule.h"
+#include "model/model_part.h"
 #include "train/options.h"
 
 namespace troupe {
-
-struct RunLayout {
-  Layout layout;
-  PipelinePartition partition;
-  PipelineShape schedule;
-};
 
 // The layout of one training step of this model, checked against the model, the sequences and the
 // batch: the global batch size must be a multiple of the micro-batch size times DP.

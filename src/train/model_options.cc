@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "io/hf_config.h"
+#include "train/flag_model.h"
 #include "train/moe_options.h"
 #include "train/schedules.h"
 #include "train/suggest.h"
@@ -65,7 +66,9 @@ ModelConfig read_named_config(const std::string& name) {
                                     : fmt::format("Names: {}", fmt::join(names, ", "));
   if (name.empty()) {
     throw_bad_request(fmt::format(
-        "--model is missing: a name, a config.json, or a folder that holds one. {}.", available));
+        "--model is missing: a name, a config.json, or a folder that holds one. {}. Or describe "
+        "the model with --num-layers, --hidden-size, --num-attention-heads and so on.",
+        available));
   }
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string guess(closest(name, views));
@@ -144,7 +147,8 @@ void override_biases(const Options& options, ModelConfig& config) {
 }  // namespace
 
 ModelConfig load_model_config(const Options& options) {
-  ModelConfig config = read_config(options.model);
+  const bool by_flags = options.model.empty() && describes_shape(options);
+  ModelConfig config = by_flags ? model_of_flags(options) : read_config(options.model);
 
   if (options.num_layers) override_depth(*options.num_layers, config);
   if (options.num_experts) {
@@ -161,6 +165,10 @@ ModelConfig load_model_config(const Options& options) {
   override_with(options.num_query_groups, config.num_query_groups);
   override_with(options.kv_channels, config.kv_channels);
   override_with(options.vocab_size, config.vocab_size);
+  if (options.make_vocab_size_divisible_by) {
+    config.vocab_size =
+        rounded_vocabulary(config.vocab_size, *options.make_vocab_size_divisible_by);
+  }
   override_with(options.max_position_embeddings, config.max_position_embeddings);
   override_with(options.rotary_base, config.rotary_base);
   override_with(options.norm_epsilon, config.norm_epsilon);
@@ -181,6 +189,8 @@ ModelConfig load_model_config(const Options& options) {
   if (options.untie_embeddings_and_output_weights) {
     config.tie_embeddings = !*options.untie_embeddings_and_output_weights;
   }
+  // The flag was for the experts.
+  if (by_flags && config.moe_layer_count() == config.num_layers) config.ffn_hidden_size = 0;
   config.validate();
   config.hf_architecture = fitting_hf_architecture(config);
   return config;

@@ -12,11 +12,14 @@
 
 namespace troupe {
 
-// The shape that --model names, changed by the flags that were given, and validated.
+// The shape that --model names or flags describe, changed by the flags that were given, and
+// validated.
 //
 // --model is, in this order: a config.json, a folder that holds one, or the name of a file in the
 // folder of shipped configurations without ".json". That folder is the first that exists of
 // ../share/troupe/configs and ../configs beside the executable's folder, and the source tree's.
+//
+// Without --model the flags describe the model alone (train/flag_model.h).
 //
 // Changing --num-layers keeps which layers have experts as long as that is clear; --num-experts
 // makes a dense model one of MoE layers, or the reverse.

@@ -44,7 +44,9 @@ constexpr std::string_view kScoreFunctions[] = {"softmax", "sigmoid", "sqrtsoftp
 constexpr std::string_view kRouterDtypes[] = {"fp32", "fp64"};
 constexpr std::string_view kDropPolicies[] = {"probs", "position"};
 constexpr std::string_view kTokenizerTypes[] = {"byte", "HuggingFaceTokenizer",
-                                                "SentencePieceTokenizer"};
+                                                "SentencePieceTokenizer", "Llama2Tokenizer"};
+constexpr std::string_view kTokenDispatchers[] = {"allgather", "alltoall", "flex"};
+constexpr std::string_view kContextExchanges[] = {"p2p", "a2a", "allgather", "a2a+p2p"};
 constexpr std::string_view kDecayStyles[] = {"constant", "linear", "cosine", "inverse-square-root",
                                              "WSD"};
 constexpr std::string_view kWsdDecayStyles[] = {"linear", "cosine", "exponential", "minus_sqrt"};
@@ -157,6 +159,7 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "NAME_OR_PATH",
      .help = "The model's shape: a name from configs/, a Hugging Face config.json, or a folder "
              "that holds one. The other flags of this group change single fields of it.",
+     .unset = "the flags describe all of the model, with Megatron's defaults",
      .commands = kShape},
     {.name = "num-layers",
      .member = &Options::num_layers,
@@ -198,6 +201,12 @@ constexpr OptionSpec kOptions[] = {
      .unset = kModels,
      .range = at_least(1),
      .commands = kShape},
+    {.name = "group-query-attention",
+     .member = &Options::group_query_attention,
+     .group = kModel,
+     .help = "Several query heads share a key-value head: --num-query-groups says how many there "
+             "are, with or without this flag.",
+     .commands = kShape},
     {.name = "kv-channels",
      .member = &Options::kv_channels,
      .group = kModel,
@@ -211,7 +220,16 @@ constexpr OptionSpec kOptions[] = {
      .group = kModel,
      .metavar = "N",
      .help = "Tokens of the vocabulary.",
-     .unset = kModels,
+     .unset = "the model's; the tokenizer's without --model",
+     .range = at_least(1),
+     .commands = kShape},
+    {.name = "make-vocab-size-divisible-by",
+     .member = &Options::make_vocab_size_divisible_by,
+     .group = kModel,
+     .metavar = "N",
+     .help = "Fill the vocabulary up to a multiple of N, whatever TP is. The additional tokens "
+             "take part in the softmax, as in Megatron.",
+     .unset = "as it is; 128 if it is the tokenizer's",
      .range = at_least(1),
      .commands = kShape},
     {.name = "max-position-embeddings",
@@ -546,6 +564,13 @@ constexpr OptionSpec kOptions[] = {
      .unset = "1",
      .range = between(1, 4096),
      .commands = kShape},
+    {.name = "moe-token-dispatcher-type",
+     .member = &Options::moe_token_dispatcher_type,
+     .group = kMoe,
+     .metavar = "NAME",
+     .help = "How tokens reach the experts of other ranks (--expert-model-parallel-size).",
+     .choices = kTokenDispatchers,
+     .commands = kCompute},
     {.name = "warn-load-imbalance",
      .member = &Options::warn_load_imbalance,
      .group = kMoe,
@@ -591,6 +616,15 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "N",
      .help = "CP: ranks that share each sequence, attention included.",
      .range = at_least(1),
+     .commands = kCompute},
+    {.name = "cp-comm-type",
+     .member = &Options::cp_comm_type,
+     .group = kLayout,
+     .metavar = "NAME",
+     .help = "How attention exchanges keys and values over CP: from neighbour to neighbour (p2p), "
+             "heads for tokens (a2a), all at once (allgather), or a2a within groups and p2p "
+             "between them.",
+     .choices = kContextExchanges,
      .commands = kCompute},
     {.name = "pipeline-model-parallel-size",
      .member = &Options::pipeline_model_parallel_size,
@@ -657,12 +691,28 @@ constexpr OptionSpec kOptions[] = {
      .unset = "TP, or 1 if there are too few ranks for that",
      .range = at_least(1),
      .commands = kCompute},
+    {.name = "use-distributed-optimizer",
+     .member = &Options::use_distributed_optimizer,
+     .group = kLayout,
+     .help = "Each rank keeps and updates its share of master weights and optimizer state.",
+     .commands = kCompute},
     {.name = "num-distributed-optimizer-instances",
      .member = &Options::num_distributed_optimizer_instances,
      .group = kLayout,
      .metavar = "N",
      .help = "Sharded optimizer state is replicated so many times.",
      .range = at_least(1),
+     .commands = kCompute},
+    {.name = "overlap-grad-reduce",
+     .member = &Options::overlap_grad_reduce,
+     .group = kLayout,
+     .help = "Gradients are reduced while the backward pass goes on.",
+     .commands = kCompute},
+    {.name = "overlap-param-gather",
+     .member = &Options::overlap_param_gather,
+     .group = kLayout,
+     .help = "Updated weights are gathered while the next forward pass goes on "
+             "(--use-distributed-optimizer).",
      .commands = kCompute},
     {.name = "rank-order",
      .member = &Options::rank_order,
@@ -719,16 +769,17 @@ constexpr OptionSpec kOptions[] = {
      .help =
          "byte: each byte is a token (ids 0 to 255), and 256 ends a document. "
          "HuggingFaceTokenizer: a tokenizer.json with byte-level BPE. SentencePieceTokenizer: a "
-         "tokenizer.model. Checkpoints keep their tokenizer, so eval and generate need none.",
+         "tokenizer.model; Llama2Tokenizer is the same. Checkpoints keep their tokenizer, so eval "
+         "and generate need none.",
      .choices = kTokenizerTypes,
-     .commands = kTrain | kEval | kGenerate | kTokenize},
+     .commands = kShape | kEval | kGenerate | kTokenize},
     {.name = "tokenizer-model",
      .member = &Options::tokenizer_model,
      .group = kData,
      .metavar = "PATH",
      .help = "The tokenizer's file, or a folder that holds tokenizer.json or tokenizer.model.",
      .unset = "none (byte); eval, generate: the checkpoint's, or the Hugging Face folder's",
-     .commands = kTrain | kEval | kGenerate | kTokenize},
+     .commands = kShape | kEval | kGenerate | kTokenize},
     {.name = "eod-mask-loss",
      .member = &Options::eod_mask_loss,
      .group = kData,

@@ -261,6 +261,12 @@ void check_options(const Options& options) {
   if (options.command == Command::train && !options.train_iters && !options.train_samples) {
     throw_bad_request("troupe train needs --train-iters N or --train-samples N.");
   }
+  if (options.command == Command::tokenize && options.tokenizer_type == "Llama2Tokenizer") {
+    throw_bad_request(
+        "--tokenizer-type Llama2Tokenizer: Megatron's begins every document with a BOS token, "
+        "which troupe tokenize does not. Use SentencePieceTokenizer to go without, or Megatron's "
+        "preprocess_data.py, whose data sets are read as they are.");
+  }
   if (options.command == Command::eval && options.data_path.empty() &&
       options.data_args_path.empty() && options.valid_data_path.empty()) {
     throw_bad_request("troupe eval needs --data-path PREFIX or --valid-data-path PREFIX.");

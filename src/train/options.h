@@ -77,8 +77,10 @@ struct Options {
   std::optional<int32_t> ffn_hidden_size;
   std::optional<int32_t> num_attention_heads;
   std::optional<int32_t> num_query_groups;
+  bool group_query_attention = false;
   std::optional<int32_t> kv_channels;
   std::optional<int32_t> vocab_size;
+  std::optional<int32_t> make_vocab_size_divisible_by;
   std::optional<int32_t> max_position_embeddings;
   std::optional<int32_t> num_experts;
   std::optional<int32_t> moe_ffn_hidden_size;
@@ -122,6 +124,7 @@ struct Options {
   bool moe_pad_expert_input_to_capacity = false;
   bool moe_router_padding_for_quantization = false;
   std::optional<int32_t> moe_expert_row_multiple;
+  std::string moe_token_dispatcher_type = "allgather";
   double warn_load_imbalance = 0;
   double warn_dead_experts = 0;
   double warn_router_entropy = 0;
@@ -130,6 +133,7 @@ struct Options {
   int32_t tensor_model_parallel_size = 1;
   bool sequence_parallel = false;
   int32_t context_parallel_size = 1;
+  std::string cp_comm_type = "p2p";
   int32_t pipeline_model_parallel_size = 1;
   std::optional<int32_t> num_layers_per_virtual_pipeline_stage;
   std::optional<int32_t> num_virtual_stages_per_pipeline_rank;
@@ -138,7 +142,10 @@ struct Options {
   std::optional<int32_t> microbatch_group_size_per_virtual_pipeline_stage;
   int32_t expert_model_parallel_size = 1;
   std::optional<int32_t> expert_tensor_parallel_size;
+  bool use_distributed_optimizer = false;
   int32_t num_distributed_optimizer_instances = 1;
+  bool overlap_grad_reduce = false;
+  bool overlap_param_gather = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
 
   // Data.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fmt/format.h>
 #include <limits>
 
@@ -28,6 +29,14 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 void say(const Options& options, const std::string& text) {
   if (!options.quiet) std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+// "runs/a/" is "runs/a".
+bool same_folder(const std::string& left, const std::string& right) {
+  const auto plain = [](const std::string& name) {
+    return (std::filesystem::path(name) / "").lexically_normal();
+  };
+  return plain(left) == plain(right);
 }
 
 // The parameters whose gradients are not all finite, for a person: the first ones by name.
@@ -136,7 +145,7 @@ void Trainer::prepare_step(int32_t batch_size) {
   if (step_batch_size_ != batch_size) build_step(batch_size);
   Communicators communicators;
   if (group_ != nullptr) {
-    communicators.data_parallel = &group_->member(rank_);
+    communicators.of(RankGroup::dp_cp) = &group_->member(rank_);
     const std::vector<uint64_t> hashes = group_->exchange(rank_, hash_collectives(*step_.program));
     TROUPE_CHECK(std::count(hashes.begin(), hashes.end(), hashes.front()) == group_->size(),
                  "the ranks' steps have different collectives");
@@ -168,7 +177,7 @@ void Trainer::find_start() {
   // A warning: the run goes on from an earlier step than its owner may think.
   for (const std::string& line : incomplete) warn(line);
   if (!load_path_) {
-    if (options_.load != options_.save || options_.exit_on_missing_checkpoint) {
+    if (!same_folder(options_.load, options_.save) || options_.exit_on_missing_checkpoint) {
       throw_bad_request(
           fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
     }
@@ -334,7 +343,7 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   const StoredRun stored = read_stored_run(checkpoint);
   if (resume) {
-    last_saved_step_ = options_.load == options_.save ? position_.step : -1;
+    last_saved_step_ = same_folder(options_.load, options_.save) ? position_.step : -1;
     // The run may have died between saving its best checkpoint and marking it.
     if (options_.save_best && last_saved_step_ >= 0 && position_.best_step == position_.step &&
         position_.step > 0) {

@@ -136,6 +136,12 @@ std::vector<double> read_doubles(const TensorView& view) {
   return data;
 }
 
+Communicators of_all_ranks(ProcessGroup& group, int rank) {
+  Communicators communicators;
+  communicators.of(RankGroup::dp_cp) = &group.member(rank);
+  return communicators;
+}
+
 // How a comparison runs.
 struct RunOptions {
   DType dtype = DType::f32;
@@ -168,7 +174,7 @@ class ReferenceRank {
                                  .data_parallel_rank = rank})),
         logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_),
         training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
-                  {.data_parallel = &group.member(rank)}) {
+                  of_all_ranks(group, rank)) {
     load_hf_weights(folder, config, state_, storage_);
     const int32_t first = reference.batch / options.ranks.count * rank;
     write_batch(logits_, logits_step_.batch, reference, first);

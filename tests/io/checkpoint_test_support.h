@@ -39,7 +39,7 @@ inline std::vector<Box> boxes_of(const Cut& cut) {
       box.offset[d] = piece[d] * extent / cut.pieces[d];
       extents.push_back((piece[d] + 1) * extent / cut.pieces[d] - box.offset[d]);
     }
-    box.shape = make_shape(extents);
+    box.shape = Shape(extents);
     boxes.push_back(box);
     size_t d = rank;
     while (d > 0 && ++piece[d - 1] == cut.pieces[d - 1]) piece[--d] = 0;

@@ -169,6 +169,12 @@ Outcome run_steps(StepRun& run, int32_t ranks, int32_t rank) {
   return outcome;
 }
 
+Communicators of_all_ranks(ProcessGroup& group, int rank) {
+  Communicators communicators;
+  communicators.of(RankGroup::dp_cp) = &group.member(rank);
+  return communicators;
+}
+
 std::vector<Outcome> run_layout(const Layout& layout) {
   ProcessGroup group(layout.ranks, kPatient);
   std::vector<std::unique_ptr<StepRun>> runs;
@@ -180,7 +186,8 @@ std::vector<Outcome> run_layout(const Layout& layout) {
                                             .micro_batches = layout.micro_batches,
                                             .data_parallel_size = layout.ranks,
                                             .data_parallel_rank = rank,
-                                            .communicators = {&group.member(rank)}}));
+
+                                            .communicators = of_all_ranks(group, rank)}));
     programs.push_back(runs.back()->step.program.get());
   }
   verify_collectives(programs);
@@ -304,10 +311,9 @@ TEST_F(CollectiveSchedule, RefusalNamesBothOperations) {
   const int32_t last = collectives(*b.program).back();
   b.program->select_ops(all_ops_but(*b.program, last));
   const std::string message = refusal(*a.program, *b.program);
-  EXPECT_NE(
-      message.find("rank 1 has no collective 7, which in rank 0 is operation " +
-                   std::to_string(last) + " (all_reduce, group data_parallel) of loss f64 [1]"),
-      std::string::npos)
+  EXPECT_NE(message.find("rank 1 has no collective 7, which in rank 0 is operation " +
+                         std::to_string(last) + " (all_reduce, group dp-cp) of loss f64 [1]"),
+            std::string::npos)
       << message;
 }
 

@@ -67,8 +67,8 @@ TEST(ParameterLayout, SlicesOfTensorParallelWrittenOut) {
   EXPECT_EQ(rows(ParameterKind::b_qkv), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
   EXPECT_EQ(rows(ParameterKind::w_gate_up, 0), (Ranges{{24, 32}, {56, 64}}));
   EXPECT_EQ(rows(ParameterKind::w_shared_gate_up), (Ranges{{12, 16}, {28, 32}}));
-  EXPECT_EQ(rows(ParameterKind::embedding, -1), (Ranges{{27, 35}}));
-  EXPECT_EQ(rows(ParameterKind::head, -1), (Ranges{{27, 35}}));
+  EXPECT_EQ(rows(ParameterKind::embedding, -1), (Ranges{{26, 35}}));
+  EXPECT_EQ(rows(ParameterKind::head, -1), (Ranges{{26, 35}}));
   const ParameterSlice out = slice(config, layout, rank, ParameterKind::w_attention_out, 1);
   EXPECT_EQ(out.ranges, (std::vector<Ranges>{{{0, 16}}, {{24, 32}}}));
   const ParameterSlice down = slice(config, layout, rank, ParameterKind::w_down, 0);

@@ -114,28 +114,28 @@ void expect_like_enumeration(const LayoutOptions& o) {
     ASSERT_EQ(layout.rank_of(expert_place), rank);
     ASSERT_EQ(place.pp, expert_place.pp) << "both meshes have the same stages, rank " << rank;
   }
-  const auto expect = [&](GroupKind kind, const std::vector<Coordinates>& mesh,
+  const auto expect = [&](RankGroup kind, const std::vector<Coordinates>& mesh,
                           const std::set<std::string>& free) {
     EXPECT_EQ(layout.groups(kind), naive_groups(mesh, free)) << name_of(kind);
   };
-  expect(GroupKind::tp, dense, {"tp"});
-  expect(GroupKind::cp, dense, {"cp"});
-  expect(GroupKind::dp, dense, {"dp"});
-  expect(GroupKind::pp, dense, {"pp"});
-  expect(GroupKind::pp, expert, {"pp"});
-  expect(GroupKind::dp_cp, dense, {"dp", "cp"});
-  expect(GroupKind::tp_cp, dense, {"tp", "cp"});
-  expect(GroupKind::tp_dp_cp, dense, {"tp", "dp", "cp"});
-  expect(GroupKind::tp_pp, dense, {"tp", "pp"});
-  expect(GroupKind::ep, expert, {"ep"});
-  expect(GroupKind::etp, expert, {"tp"});
-  expect(GroupKind::edp, expert, {"dp"});
-  expect(GroupKind::etp_ep, expert, {"tp", "ep"});
-  expect(GroupKind::etp_ep_pp, expert, {"tp", "ep", "pp"});
+  expect(RankGroup::tp, dense, {"tp"});
+  expect(RankGroup::cp, dense, {"cp"});
+  expect(RankGroup::dp, dense, {"dp"});
+  expect(RankGroup::pp, dense, {"pp"});
+  expect(RankGroup::pp, expert, {"pp"});
+  expect(RankGroup::dp_cp, dense, {"dp", "cp"});
+  expect(RankGroup::tp_cp, dense, {"tp", "cp"});
+  expect(RankGroup::tp_dp_cp, dense, {"tp", "dp", "cp"});
+  expect(RankGroup::tp_pp, dense, {"tp", "pp"});
+  expect(RankGroup::ep, expert, {"ep"});
+  expect(RankGroup::etp, expert, {"tp"});
+  expect(RankGroup::edp, expert, {"dp"});
+  expect(RankGroup::etp_ep, expert, {"tp", "ep"});
+  expect(RankGroup::etp_ep_pp, expert, {"tp", "ep", "pp"});
 
-  for (int i = 0; i < kGroupKindCount; ++i) {
-    const auto kind = static_cast<GroupKind>(i);
-    if (kind == GroupKind::embedding) continue;
+  for (int i = 0; i < kRankGroupCount; ++i) {
+    const auto kind = static_cast<RankGroup>(i);
+    if (kind == RankGroup::embedding) continue;
     std::vector<int> seen(static_cast<size_t>(o.world_size));
     for (const Ranks& group : layout.groups(kind)) {
       for (const int32_t rank : group) {
@@ -150,8 +150,8 @@ void expect_like_enumeration(const LayoutOptions& o) {
 
 TEST(Layout, OneRankIsEveryGroup) {
   const Layout layout({});
-  for (int i = 0; i < kGroupKindCount; ++i) {
-    EXPECT_EQ(layout.groups(static_cast<GroupKind>(i)), Groups{{0}});
+  for (int i = 0; i < kRankGroupCount; ++i) {
+    EXPECT_EQ(layout.groups(static_cast<RankGroup>(i)), Groups{{0}});
   }
   const GradientReduction expert = layout.reduction_of(GradientClass::expert);
   EXPECT_EQ(expert.scale, 1);
@@ -167,12 +167,12 @@ TEST(Layout, ExpertRanksAreNeighboursAcrossTensorAndContextParallel) {
   o.expert_parallel = 8;
   o.expert_tensor_parallel = 1;
   const Layout layout(o);
-  EXPECT_EQ(layout.groups(GroupKind::ep),
+  EXPECT_EQ(layout.groups(RankGroup::ep),
             (Groups{{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}}));
   EXPECT_EQ(layout.dp(), 4);
   EXPECT_EQ(layout.edp(), 2);
-  EXPECT_EQ(layout.members(GroupKind::edp, 3), (Ranks{3, 11}));
-  EXPECT_EQ(layout.members(GroupKind::dp_cp, 1), (Ranks{1, 3, 5, 7, 9, 11, 13, 15}));
+  EXPECT_EQ(layout.members(RankGroup::edp, 3), (Ranks{3, 11}));
+  EXPECT_EQ(layout.members(RankGroup::dp_cp, 1), (Ranks{1, 3, 5, 7, 9, 11, 13, 15}));
 }
 
 // EP 4 with DP 2: the experts' groups span TP and DP.
@@ -185,9 +185,9 @@ TEST(Layout, ExpertParallelMayExceedDataParallel) {
   o.expert_tensor_parallel = 1;
   const Layout layout(o);
   EXPECT_EQ(layout.dp(), 2);
-  EXPECT_EQ(layout.groups(GroupKind::ep), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
-  EXPECT_EQ(layout.groups(GroupKind::dp), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
-  EXPECT_EQ(layout.groups(GroupKind::pp), (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(layout.groups(RankGroup::ep), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_EQ(layout.groups(RankGroup::dp), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
+  EXPECT_EQ(layout.groups(RankGroup::pp), (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
 }
 
 // Trap 26.5: expert gradients are divided by DP x CP, not by EDP.
@@ -203,8 +203,8 @@ TEST(Layout, ExpertGradientsAreDividedLikeDenseOnes) {
   const GradientReduction expert = layout.reduction_of(GradientClass::expert);
   EXPECT_EQ(dense.scale, 1.0 / 16);
   EXPECT_EQ(expert.scale, 1.0 / 16);
-  EXPECT_EQ(dense.replicas, GroupKind::dp_cp);
-  EXPECT_EQ(expert.replicas, GroupKind::edp);
+  EXPECT_EQ(dense.replicas, RankGroup::dp_cp);
+  EXPECT_EQ(expert.replicas, RankGroup::edp);
   EXPECT_EQ(layout.reduction_of(GradientClass::expert, /*per_token_loss=*/true).scale, 1);
   EXPECT_EQ(layout.reduction_of(GradientClass::sliced, /*per_token_loss=*/true).scale, 1);
 }
@@ -217,7 +217,7 @@ TEST(Layout, ExpertsWithoutExpertParallelismAreReducedLikeDense) {
   o.context_parallel = 3;
   o.pipeline_parallel = 2;
   const Layout layout(o);
-  EXPECT_EQ(layout.groups(GroupKind::edp), layout.groups(GroupKind::dp_cp));
+  EXPECT_EQ(layout.groups(RankGroup::edp), layout.groups(RankGroup::dp_cp));
 }
 
 // Trap 26.11: norms of heads are summed over TP even without sequence parallelism, other replicated
@@ -229,7 +229,7 @@ TEST(Layout, PartialSumsOverTensorParallel) {
   for (const bool sequence_parallel : {false, true}) {
     o.sequence_parallel = sequence_parallel;
     const Layout layout(o);
-    EXPECT_EQ(layout.reduction_of(GradientClass::head_norm).partial, GroupKind::tp);
+    EXPECT_EQ(layout.reduction_of(GradientClass::head_norm).partial, RankGroup::tp);
     EXPECT_EQ(layout.reduction_of(GradientClass::replicated).partial.has_value(),
               sequence_parallel);
     EXPECT_FALSE(layout.reduction_of(GradientClass::sliced).partial);
@@ -241,12 +241,12 @@ TEST(Layout, EmbeddingGroupHoldsThePlacesThatWereNamed) {
   LayoutOptions o;
   o.world_size = 8;
   o.pipeline_parallel = 4;
-  EXPECT_EQ(Layout(o).groups(GroupKind::embedding), (Groups{{0, 6}, {1, 7}}));
+  EXPECT_EQ(Layout(o).groups(RankGroup::embedding), (Groups{{0, 6}, {1, 7}}));
   o.embedding_places = {0, 2, 3};
   const Layout layout(o);
-  EXPECT_EQ(layout.groups(GroupKind::embedding), (Groups{{0, 4, 6}, {1, 5, 7}}));
-  EXPECT_EQ(layout.members(GroupKind::embedding, 2), Ranks{});
-  EXPECT_EQ(layout.reduction_of(GradientClass::embedding).copies, GroupKind::embedding);
+  EXPECT_EQ(layout.groups(RankGroup::embedding), (Groups{{0, 4, 6}, {1, 5, 7}}));
+  EXPECT_EQ(layout.members(RankGroup::embedding, 2), Ranks{});
+  EXPECT_EQ(layout.reduction_of(GradientClass::embedding).copies, RankGroup::embedding);
   o.embedding_places = {0};
   EXPECT_FALSE(Layout(o).reduction_of(GradientClass::embedding).copies);
 }
@@ -255,11 +255,14 @@ TEST(Layout, KeyValueHeadsAreSharedByNeighbours) {
   LayoutOptions o;
   o.world_size = 16;
   o.tensor_parallel = 8;
-  const Layout layout(o);
-  EXPECT_EQ(layout.key_value_replicas(5, 2), (Ranks{4, 5, 6, 7}));
-  EXPECT_EQ(layout.key_value_replicas(13, 4), (Ranks{12, 13}));
-  EXPECT_EQ(layout.key_value_replicas(3, 8), (Ranks{3}));
-  EXPECT_EQ(layout.key_value_replicas(3, 16), (Ranks{3}));
+  const auto replicas = [&](int32_t rank, int32_t heads) {
+    o.key_value_heads = heads;
+    return Layout(o).members(RankGroup::kv_replicas, rank);
+  };
+  EXPECT_EQ(replicas(5, 2), (Ranks{4, 5, 6, 7}));
+  EXPECT_EQ(replicas(13, 4), (Ranks{12, 13}));
+  EXPECT_EQ(replicas(3, 8), (Ranks{3}));
+  EXPECT_EQ(replicas(3, 16), (Ranks{3}));
 }
 
 // Semantics 11.6: contiguous blocks of dp-cp, and of edp.
@@ -271,11 +274,11 @@ TEST(Layout, OptimizerInstancesAreContiguousBlocks) {
   o.expert_parallel = 2;
   o.optimizer_instances = 2;
   const Layout layout(o);
-  EXPECT_EQ(layout.members(GroupKind::dp_cp_within_instance, 5), (Ranks{1, 3, 5, 7}));
-  EXPECT_EQ(layout.members(GroupKind::dp_cp_across_instances, 5), (Ranks{5, 13}));
-  EXPECT_EQ(layout.members(GroupKind::edp_within_instance, 5), (Ranks{1, 3, 5, 7}));
-  EXPECT_EQ(layout.members(GroupKind::edp_across_instances, 5), (Ranks{5, 13}));
-  EXPECT_EQ(layout.groups(GroupKind::optimizer_instance),
+  EXPECT_EQ(layout.members(RankGroup::dp_cp_within_instance, 5), (Ranks{1, 3, 5, 7}));
+  EXPECT_EQ(layout.members(RankGroup::dp_cp_across_instances, 5), (Ranks{5, 13}));
+  EXPECT_EQ(layout.members(RankGroup::edp_within_instance, 5), (Ranks{1, 3, 5, 7}));
+  EXPECT_EQ(layout.members(RankGroup::edp_across_instances, 5), (Ranks{5, 13}));
+  EXPECT_EQ(layout.groups(RankGroup::optimizer_instance),
             (Groups{{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}}));
 }
 
@@ -388,8 +391,8 @@ TEST(Layout, DimensionsOfSizeOneMayBeLeftOutOfTheOrder) {
   o.tensor_parallel = 2;
   o.order = "dp-tp";
   const Layout layout(o);
-  EXPECT_EQ(layout.members(GroupKind::dp, 0), (Ranks{0, 1, 2, 3}));
-  EXPECT_EQ(layout.members(GroupKind::tp, 0), (Ranks{0, 4}));
+  EXPECT_EQ(layout.members(RankGroup::dp, 0), (Ranks{0, 1, 2, 3}));
+  EXPECT_EQ(layout.members(RankGroup::tp, 0), (Ranks{0, 4}));
 }
 
 }  // namespace

@@ -32,6 +32,12 @@ double draw(int rank, int tensor, int64_t i) {
                        static_cast<uint64_t>(i));
 }
 
+Communicators of_all_ranks(ProcessGroup& group, int rank) {
+  Communicators communicators;
+  communicators.of(RankGroup::dp_cp) = &group.member(rank);
+  return communicators;
+}
+
 // A program of one rank: metrics (f64 [sizes[t]] each) that are reduced, and i32 counts that are
 // summed up to the rank.
 struct RankProgram {
@@ -69,7 +75,7 @@ struct Rank {
       : storage(program.table),
         pool(threads),
         interpreter(program.program, plan_memory(program.program, threads), storage, pool,
-                    {.data_parallel = &group.member(rank)}) {}
+                    of_all_ranks(group, rank)) {}
   StateStorage storage;
   ThreadPool pool;
   CpuInterpreter interpreter;
@@ -153,7 +159,7 @@ TEST(AllReduce, SumsMainGradientsInSinglePrecision) {
     StateStorage storage(table);
     ThreadPool pool(1);
     CpuInterpreter interpreter(program, plan_memory(program, 1), storage, pool,
-                               {.data_parallel = &group.member(rank)});
+                               of_all_ranks(group, rank));
     auto* data = storage.view(gradient).as<float>();
     for (int i = 0; i < 33; ++i) data[i] = static_cast<float>(i + 100 * rank);
     interpreter.run();

@@ -19,7 +19,7 @@
 namespace troupe {
 
 struct AllReduceAttributes {
-  RankGroup group = RankGroup::data_parallel;
+  RankGroup group = RankGroup::dp_cp;
 };
 
 // Emits the reduction on the communication queue.

@@ -20,7 +20,7 @@
 namespace troupe {
 
 struct PrefixSumAttributes {
-  RankGroup group = RankGroup::data_parallel;
+  RankGroup group = RankGroup::dp_cp;
 };
 
 struct PrefixSumResult {

@@ -1,0 +1,13 @@
+// The communicators of one rank of a layout, one for each group that it shares with others.
+#pragma once
+
+#include "parallel/layout.h"
+#include "parallel/process_group.h"
+
+namespace troupe {
+
+// They belong to `group`, which has the layout's ranks. Null for groups of this rank alone. Any
+// thread.
+Communicators communicators_of(ProcessGroup& group, const Layout& layout, int32_t rank);
+
+}  // namespace troupe

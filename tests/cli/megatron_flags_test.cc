@@ -1,0 +1,296 @@
+// Command lines that were written for Megatron: what is the same, what is accepted and changes
+// nothing, what is refused, and the model that flags alone describe.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <stdlib.h>
+#include <string>
+#include <vector>
+
+#include "cli/cli_test_support.h"
+#include "train/command_line.h"
+#include "train/foreign_flags.h"
+#include "train/layout_options.h"
+#include "train/model_options.h"
+
+namespace troupe {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+// Megatron's published example of Mixtral 8x7B, flag by flag.
+constexpr const char* kMixtral =
+    "--disable-bias-linear --seq-length 4096 --max-position-embeddings 32768 --num-layers 32 "
+    "--hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --init-method-std 0.01 "
+    "--attention-dropout 0.0 --hidden-dropout 0.0 --normalization RMSNorm "
+    "--position-embedding-type rope --swiglu --untie-embeddings-and-output-weights "
+    "--group-query-attention --num-query-groups 8 --no-masked-softmax-fusion "
+    "--no-position-embedding --num-experts 8 --expert-model-parallel-size 8 "
+    "--moe-router-load-balancing-type aux_loss --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 "
+    "--moe-grouped-gemm --moe-permute-fusion --moe-token-dispatcher-type alltoall "
+    "--tokenizer-type Llama2Tokenizer --tokenizer-model FILE --data-path PREFIX "
+    "--split 99990,8,2 --micro-batch-size 1 --global-batch-size 128 --lr 1e-4 "
+    "--train-iters 500000 --lr-decay-iters 320000 --lr-decay-style cosine --min-lr 1.0e-5 "
+    "--weight-decay 0.1 --lr-warmup-iters 500 --clip-grad 1.0 --bf16 --overlap-grad-reduce "
+    "--overlap-param-gather --tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 "
+    "--num-layers-per-virtual-pipeline-stage 8 --sequence-parallel --use-distributed-optimizer "
+    "--log-interval 1 --save-interval 10000 --eval-interval 1000 --eval-iters 10 --save DIR "
+    "--load DIR --tensorboard-dir DIR --ckpt-format torch_dist --auto-detect-ckpt-format";
+
+Arguments words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+CommandLine parse(const std::string& text) {
+  CommandLine line = parse_command_line(words_of(text));
+  EXPECT_EQ(line.text, "") << "options were expected, not help";
+  return line;
+}
+
+std::string refusal(const std::string& text) {
+  return message_of(ExitStatus::bad_request, [&] { parse_command_line(words_of(text)); });
+}
+
+std::string refused_model(const std::string& text) {
+  const Options options = parse(text).options;
+  return message_of(ExitStatus::bad_request, [&] { load_model_config(options); });
+}
+
+ModelConfig model_of(const std::string& text) {
+  return load_model_config(parse(text).options);
+}
+
+size_t notes_with(const CommandLine& line, const std::string& start) {
+  return static_cast<size_t>(
+      std::count_if(line.notes.begin(), line.notes.end(),
+                    [&](const std::string& note) { return note.starts_with(start); }));
+}
+
+TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
+  const CommandLine line = parse("plan --ranks 32 " + std::string(kMixtral));
+  for (const char* flag :
+       {"--position-embedding-type rope is accepted", "--no-position-embedding is accepted",
+        "--no-masked-softmax-fusion is accepted", "--moe-grouped-gemm is accepted",
+        "--moe-permute-fusion is accepted", "--ckpt-format torch_dist is accepted",
+        "--auto-detect-ckpt-format is accepted", "--sequence-parallel changes nothing",
+        "--tokenizer-model FILE: there is no such file",
+        "troupe plan does not use --data-path, --split, --save, --load, --save-interval, "
+        "--eval-interval, --eval-iters, --log-interval, --tensorboard-dir."}) {
+    EXPECT_EQ(notes_with(line, flag), 1U) << flag;
+  }
+  EXPECT_EQ(line.notes.size(), 10U) << "and no other line";
+
+  const Options& options = line.options;
+  EXPECT_EQ(options.seq_length, 4096);
+  EXPECT_EQ(options.global_batch_size, 128);
+  EXPECT_EQ(options.train_iters, 500000);
+  EXPECT_EQ(options.lr_decay_iters, 320000);
+  EXPECT_EQ(options.min_lr, 1e-5);
+  EXPECT_EQ(options.compute_dtype, "bf16");
+  EXPECT_EQ(options.moe_token_dispatcher_type, "alltoall");
+  EXPECT_TRUE(options.use_distributed_optimizer);
+  EXPECT_TRUE(options.overlap_grad_reduce);
+  EXPECT_TRUE(options.overlap_param_gather);
+
+  const ModelConfig config = load_model_config(options);
+  EXPECT_FALSE(config.add_bias_linear);
+  EXPECT_FALSE(config.add_qkv_bias);
+  EXPECT_EQ(config.normalization, Normalization::rms_norm);
+  EXPECT_EQ(config.num_query_groups, 8);
+  EXPECT_EQ(config.num_experts, 8);
+  EXPECT_EQ(config.moe_router_topk, 2);
+  EXPECT_FALSE(config.tie_embeddings);
+  EXPECT_EQ(config.vocab_size, 32000);
+  // The published model, but for what the example says otherwise: 1e4 is Megatron's rotary base.
+  EXPECT_EQ(config, model_of("plan --model mixtral-8x7b --init-method-std 0.01 --rotary-base 10000 "
+                             "--moe-aux-loss-coeff 1e-2"));
+
+  const RunLayout run = run_layout_of(options, config);
+  EXPECT_EQ(run.layout.pp(), 4);
+  EXPECT_EQ(run.layout.dp(), 8);
+  EXPECT_EQ(run.layout.ep(), 8);
+  EXPECT_EQ(run.schedule.micro_batches, 16);
+  EXPECT_EQ(run.schedule.chunks, 1) << "8 layers per virtual stage are all layers of a rank";
+}
+
+TEST(MegatronFlags, InspectAndBenchTakeTheExampleInOneRank) {
+  std::string text = kMixtral;
+  for (const char* flag : {"--expert-model-parallel-size 8 ", "--pipeline-model-parallel-size 4 ",
+                           "--num-layers-per-virtual-pipeline-stage 8 "}) {
+    text.erase(text.find(flag), std::string(flag).size());
+  }
+  for (const char* command : {"inspect ", "bench "}) {
+    const CommandLine line = parse(command + text);
+    EXPECT_EQ(line.notes.size(), 10U) << command;
+    EXPECT_EQ(load_model_config(line.options).num_layers, 32) << command;
+  }
+  EXPECT_EQ(parse("train " + text).notes.size(), 8U) << "train uses its flags, and needs the files";
+  // Of the layouts that do not run yet, the first is named.
+  EXPECT_TRUE(refusal("inspect --ranks 32 " + std::string(kMixtral))
+                  .starts_with("--pipeline-model-parallel-size 4: "));
+}
+
+TEST(MegatronFlags, EachIsAnOptionOrInTheTableOnce) {
+  std::set<std::string_view> names;
+  for (const ForeignFlag& flag : foreign_flags()) {
+    EXPECT_EQ(find_option(flag.name), nullptr) << flag.name << " is an option";
+    EXPECT_TRUE(names.insert(flag.name).second) << flag.name << " stands there twice";
+    EXPECT_TRUE(flag.reason.ends_with(".")) << flag.name;
+  }
+}
+
+TEST(MegatronFlags, EachIsAcceptedOrRefusedWithItsReason) {
+  const std::string train = "train --data-path x --train-iters 1 --lr 1 ";
+  for (const ForeignFlag& flag : foreign_flags()) {
+    const std::string given = "--" + std::string(flag.name);
+    const std::string reason(flag.reason);
+    if (!flag.accepted) {
+      EXPECT_EQ(refusal(train + given), given + ": " + reason);
+      EXPECT_EQ(refusal(train + given + " 7"), given + ": " + reason);
+      continue;
+    }
+    std::string value = flag.values == ForeignValues::none ? "" : " 7";
+    if (flag.values == ForeignValues::many) value += " 8";
+    if (!flag.only.empty()) {
+      EXPECT_EQ(refusal(train + given + " 7"),
+                given + " 7: only " + std::string(flag.only) + " is available: " + reason);
+      value = " " + std::string(flag.only);
+    }
+    EXPECT_EQ(parse(train + given + value + " --bf16").notes,
+              Arguments{given + value + " is accepted and changes nothing: " + reason});
+  }
+}
+
+TEST(MegatronFlags, MistakesInAcceptedFlagsAreFound) {
+  EXPECT_EQ(refusal("plan --moe_grouped_gemm"),
+            "Unknown flag --moe_grouped_gemm. Did you mean --moe-grouped-gemm?");
+  EXPECT_EQ(refusal("plan --moe-groupd-gemm"),
+            "Unknown flag --moe-groupd-gemm. Did you mean --moe-grouped-gemm?");
+  EXPECT_EQ(refusal("plan --save-intervall 3"),
+            "Unknown flag --save-intervall. Did you mean --save-interval?");
+  EXPECT_EQ(refusal("plan --save-interval x"),
+            "--save-interval takes a whole number, at least 1, not 'x'.");
+  EXPECT_EQ(refusal("plan --moe-grouped-gemm=3"), "--moe-grouped-gemm takes no value.");
+  EXPECT_EQ(refusal("plan --ckpt-format"), "--ckpt-format needs a value.");
+  EXPECT_EQ(refusal("plan --ckpt-format --bf16"),
+            "--ckpt-format needs a value, but --bf16 follows (to mean that text: "
+            "--ckpt-format=--bf16).");
+  EXPECT_EQ(notes_with(parse("plan --rotary-percent 1.0"), "--rotary-percent 1.0 is accepted"), 1U);
+  EXPECT_EQ(refusal("plan --rotary-percent 0.5").find("--rotary-percent 0.5: only 1 is"), 0U);
+  EXPECT_EQ(refusal("generate --load x --moe-grouped-gemm").find("--moe-grouped-gemm: it "), 0U);
+  EXPECT_EQ(refusal("plan --cp-comm-type ring"),
+            "--cp-comm-type takes p2p, a2a, allgather or a2a+p2p, not 'ring'.");
+  EXPECT_EQ(parse("plan").options.moe_token_dispatcher_type, "allgather");
+}
+
+constexpr const char* kSmall =
+    "plan --num-layers 2 --hidden-size 48 --num-attention-heads 4 --max-position-embeddings 64 ";
+
+TEST(MegatronFlags, WhatNoFlagSaysIsMegatronsDefault) {
+  const ModelConfig dense = model_of(kSmall);
+  EXPECT_EQ(dense.normalization, Normalization::layer_norm);
+  EXPECT_EQ(dense.activation, ActivationFunction::gelu);
+  EXPECT_FALSE(dense.gated_linear_unit);
+  EXPECT_TRUE(dense.add_bias_linear);
+  EXPECT_TRUE(dense.add_qkv_bias);
+  EXPECT_TRUE(dense.tie_embeddings);
+  EXPECT_EQ(dense.hidden_dropout, 0.1);
+  EXPECT_EQ(dense.attention_dropout, 0.1);
+  EXPECT_EQ(dense.ffn_hidden_size, 192);
+  EXPECT_EQ(dense.num_query_groups, 4);
+  EXPECT_EQ(dense.kv_channels, 12);
+  EXPECT_EQ(dense.rotary_base, 10000);
+  EXPECT_EQ(dense.init_method_std, 0.02);
+  EXPECT_EQ(dense.num_experts, 0);
+
+  const ModelConfig moe = model_of(std::string(kSmall) + "--num-experts 4 --swiglu");
+  EXPECT_EQ(moe.moe_layers, (std::vector<bool>{true, true}));
+  EXPECT_EQ(moe.moe_ffn_hidden_size, 128) << "8/3 x 48, in whole 64s";
+  EXPECT_EQ(moe.moe_router_topk, 2);
+  EXPECT_EQ(moe.moe_aux_loss_coeff, 0);
+  const ModelConfig mixed = model_of(std::string(kSmall) +
+                                     "--num-experts 4 --moe-layer-freq ([0]+[1]) "
+                                     "--ffn-hidden-size 96 --moe-ffn-hidden-size 24");
+  EXPECT_EQ(mixed.ffn_hidden_size, 96);
+  EXPECT_EQ(mixed.moe_ffn_hidden_size, 24);
+  EXPECT_FALSE(model_of(std::string(kSmall) + "--disable-bias-linear").add_qkv_bias);
+  EXPECT_TRUE(model_of(std::string(kSmall) + "--disable-bias-linear --add-qkv-bias").add_qkv_bias);
+}
+
+TEST(MegatronFlags, MissingSizesAreNamed) {
+  EXPECT_EQ(refused_model("plan --num-layers 2").find("--hidden-size is missing: "), 0U);
+  EXPECT_EQ(refused_model("plan --num-layers 2 --hidden-size 8 --num-attention-heads 2")
+                .find("--max-position-embeddings is missing: "),
+            0U);
+  EXPECT_EQ(refused_model(std::string(kSmall) + "--group-query-attention")
+                .find("--num-query-groups is missing: "),
+            0U);
+  EXPECT_EQ(refused_model("plan --num-layers 2 --hidden-size 9 --num-attention-heads 2 "
+                          "--max-position-embeddings 8")
+                .find("--hidden-size 9 is not a multiple of --num-attention-heads 2"),
+            0U);
+  EXPECT_EQ(refused_model("plan --bf16").find("--model is missing: "), 0U);
+}
+
+TEST(MegatronFlags, TheVocabularyIsTheTokenizersFilledUp) {
+  const std::string small(kSmall);
+  EXPECT_EQ(model_of(small).vocab_size, 384) << "257 of the byte tokenizer, in whole 128s";
+  EXPECT_EQ(model_of(small + "--make-vocab-size-divisible-by 1").vocab_size, 257);
+  EXPECT_EQ(model_of(small + "--make-vocab-size-divisible-by 50").vocab_size, 300);
+  EXPECT_EQ(model_of(small + "--ranks 2 --tensor-model-parallel-size 2").vocab_size, 384)
+      << "whatever the layout";
+  EXPECT_EQ(model_of(small + "--vocab-size 300").vocab_size, 300);
+  EXPECT_EQ(model_of(small + "--vocab-size 300 --make-vocab-size-divisible-by 7").vocab_size, 301);
+  EXPECT_EQ(model_of("plan --model mixtral-8x7b --make-vocab-size-divisible-by 7").vocab_size,
+            32004);
+  const std::string tokenizers = TROUPE_FIXTURE_DIR "/tokenizers/";
+  EXPECT_EQ(model_of(small +
+                     "--make-vocab-size-divisible-by 1 --tokenizer-type Llama2Tokenizer "
+                     "--tokenizer-model " +
+                     tokenizers + "bpe/tokenizer.model")
+                .vocab_size,
+            model_of(small +
+                     "--make-vocab-size-divisible-by 1 --tokenizer-type "
+                     "SentencePieceTokenizer --tokenizer-model " +
+                     tokenizers + "bpe")
+                .vocab_size);
+  // Only a look at the run may go without the file.
+  const Options train = parse("train --data-path x --train-iters 1 --lr 1 " + small.substr(5) +
+                              "--tokenizer-type Llama2Tokenizer --tokenizer-model /nowhere/m")
+                            .options;
+  EXPECT_NE(
+      message_of(ExitStatus::bad_request, [&] { load_model_config(train); }).find("/nowhere/m"),
+      std::string::npos);
+  EXPECT_EQ(refusal("tokenize --input a --output-prefix b --tokenizer-type Llama2Tokenizer "
+                    "--tokenizer-model m")
+                .find("--tokenizer-type Llama2Tokenizer: Megatron's begins every document"),
+            0U);
+}
+
+TEST(MegatronFlags, FilesOfOptionsTakeThem) {
+  std::string folder = ::testing::TempDir() + "troupe_flags_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/run.toml";
+  const auto with = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return "plan --config " + path;
+  };
+  const CommandLine line =
+      parse(with("moe-grouped-gemm = true\nrotary_percent = 1.0\nprofile-ranks = [0, 1]\n"));
+  EXPECT_EQ(line.notes.size(), 3U);
+  EXPECT_EQ(notes_with(line, "--profile-ranks 0 1 is accepted"), 1U);
+  EXPECT_EQ(refusal(with("rotary-percent = 0.5")).find(path + ":1: --rotary-percent 0.5: only"),
+            0U);
+  EXPECT_EQ(refusal(with("fp16 = true")).find(path + ":1: --fp16: half precision"), 0U);
+  EXPECT_EQ(refusal(with("moe-grouped-gemm = 2")).find(path + ":1: moe-grouped-gemm takes no"), 0U);
+  EXPECT_EQ(refusal(with("ckpt-format = [1]")).find(path + ":1: ckpt-format takes one value"), 0U);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace troupe
