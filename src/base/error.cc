@@ -4,13 +4,25 @@
 #include <cstdlib>
 
 namespace troupe {
+namespace {
+
+// Messages quote flags and files: no control character of theirs may reach a terminal.
+std::string without_controls(std::string message) {
+  for (char& c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\n') || byte == 0x7f) c = '?';
+  }
+  return message;
+}
+
+}  // namespace
 
 void throw_bad_request(const std::string& message) {
-  throw UserError(ExitStatus::bad_request, message);
+  throw UserError(ExitStatus::bad_request, without_controls(message));
 }
 
 void throw_failed(const std::string& message) {
-  throw UserError(ExitStatus::failed, message);
+  throw UserError(ExitStatus::failed, without_controls(message));
 }
 
 void abort_with_context(const char* file, int line, const char* condition,

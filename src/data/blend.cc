@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace troupe {
 namespace {
@@ -58,7 +59,7 @@ DataPath parse_data_path(std::span<const std::string> words, std::string_view fl
         throw_bad_request(fmt::format(
             "{}: '{}' is a number, but the list is not one of pairs WEIGHT PREFIX; give a weight "
             "to every data set or to none (a data set of that name: ./{})",
-            flag, word, word));
+            flag, printable(word), printable(word)));
       }
     }
     path.prefixes.assign(words.begin(), words.end());

@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/hf_tokenizer.h"
-#include "data/json_message.h"
 #include "data/utf8.h"
 
 namespace troupe {
@@ -97,7 +97,8 @@ json parse_document(const std::string& contents, const std::string& path) {
   try {
     return json::parse(contents);
   } catch (const json::exception& error) {
-    throw_failed(fmt::format("{}: not valid JSON: {}", path, readable(error.what())));
+    throw_failed(
+        fmt::format("{}: not valid JSON: {}", path, printable(error.what(), kLongestComplaint)));
   }
 }
 

@@ -4,6 +4,8 @@
 #include <sentencepiece_processor.h>
 
 #include "base/error.h"
+#include "base/text.h"
+#include "data/sentencepiece_file.h"
 #include "data/utf8.h"
 
 namespace troupe {
@@ -25,10 +27,11 @@ std::string with_spaces(const std::string& piece) {
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const TokenizerModel& model) {
-    const auto status =
-        processor_.LoadFromSerializedProto({model.contents.data(), model.contents.size()});
+    const std::string checked = checked_sentencepiece_model(model);
+    const auto status = processor_.LoadFromSerializedProto({checked.data(), checked.size()});
     if (!status.ok()) {
-      throw_failed(fmt::format("{}: not a SentencePiece model: {}", model.path, status.message()));
+      throw_failed(fmt::format("{}: not a SentencePiece model: {}", model.path,
+                               printable(status.message(), kLongestComplaint)));
     }
     eod_ = processor_.eos_id();
     if (eod_ < 0 || eod_ >= vocab_size()) {

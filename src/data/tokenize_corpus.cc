@@ -11,8 +11,8 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/indexed_dataset.h"
-#include "data/json_message.h"
 
 namespace troupe {
 namespace {
@@ -39,8 +39,8 @@ std::string text_of_line(const std::string& path, int64_t number, const std::str
   try {
     object = nlohmann::json::parse(line);
   } catch (const nlohmann::json::exception& error) {
-    throw_bad_request(
-        fmt::format("{}, line {}: not valid JSON: {}", path, number, readable(error.what())));
+    throw_bad_request(fmt::format("{}, line {}: not valid JSON: {}", path, number,
+                                  printable(error.what(), kLongestComplaint)));
   }
   if (!object.is_object()) {
     throw_bad_request(

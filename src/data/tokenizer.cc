@@ -26,8 +26,11 @@ class ByteTokenizer final : public Tokenizer {
   int32_t eod() const override { return kEod; }
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override {
-    ids.reserve(ids.size() + text.size());
-    for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
+    const size_t begin = ids.size();
+    ids.resize(begin + text.size());  // grows by a factor, which reserve() does not
+    for (size_t i = 0; i < text.size(); ++i) {
+      ids[begin + i] = static_cast<unsigned char>(text[i]);
+    }
   }
 
  private:

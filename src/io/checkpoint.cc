@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/hash.h"
-#include "io/json.h"
 #include "io/safetensors.h"
 
 namespace troupe {

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/hash.h"
 #include "io/json.h"
 

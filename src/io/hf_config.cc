@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/file.h"
 #include "io/json.h"
 #include "io/model_config_json.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace troupe {
 namespace {
@@ -85,20 +86,6 @@ int64_t integer_field(const nlohmann::json& object, const char* name, int64_t mi
                  std::to_string(min) + " to " + std::to_string(max));
   }
   return found->get<int64_t>();
-}
-
-std::string printable(std::string_view text) {
-  constexpr size_t kLongest = 160;
-  std::string result;
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    result += byte < 0x20 || byte == 0x7f ? '?' : c;
-  }
-  return result + (text.size() > kLongest ? "..." : "");
-}
-
-std::string quote_name(std::string_view name) {
-  return '"' + printable(name) + '"';
 }
 
 }  // namespace troupe

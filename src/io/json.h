@@ -21,10 +21,4 @@ nlohmann::json parse_json(std::string_view text, const std::string& path, int ma
 int64_t integer_field(const nlohmann::json& object, const char* name, int64_t min, int64_t max,
                       const std::string& where);
 
-// A text from outside, fit for a message: control characters replaced, the end of long ones cut.
-std::string printable(std::string_view text);
-
-// The same in quotes: for names from files.
-std::string quote_name(std::string_view name);
-
 }  // namespace troupe

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/json.h"
 
 namespace troupe {

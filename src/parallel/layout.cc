@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace troupe {
 namespace {
@@ -88,7 +89,7 @@ std::vector<Layout::Axis> Layout::parse_order() const {
       throw_bad_request(fmt::format(
           "--rank-order {}: '{}' is no dimension; they are tp, cp, ep, dp and pp, joined by '-', "
           "the fastest first, as in {}.",
-          options_.order, name, kDefaultRankOrder));
+          printable(options_.order), printable(name), kDefaultRankOrder));
     }
     const auto axis = static_cast<Axis>(found - kNames.begin());
     if (std::find(order.begin(), order.end(), axis) != order.end()) {

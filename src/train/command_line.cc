@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "io/json.h"
+#include "base/text.h"
 #include "train/config_file.h"
 #include "train/flag_model.h"
 #include "train/foreign_flags.h"

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/json.h"
 #include "parallel/rank_communicators.h"
 #include "program/verify.h"

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "io/json.h"
+#include "base/text.h"
 
 namespace troupe {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/hf_config.h"
-#include "io/json.h"
 #include "train/flag_model.h"
 #include "train/moe_options.h"
 #include "train/schedules.h"

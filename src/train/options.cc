@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/machine.h"
+#include "base/text.h"
 #include "io/json.h"
 #include "train/layout_options.h"
 #include "train/schedules.h"

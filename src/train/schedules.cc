@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/json.h"
 
 namespace troupe {
@@ -106,7 +107,7 @@ BatchSizeSchedule make_ramp(const Options& options) {
     throw_bad_request(
         fmt::format("--rampup-batch-size takes three whole numbers of at least 1 (first batch "
                     "size, increment, samples), not '{}'.",
-                    text));
+                    printable(text)));
   }
   if (!options.global_batch_size) {
     throw_bad_request("--rampup-batch-size needs the size at its end: --global-batch-size N.");
@@ -146,12 +147,13 @@ BatchSizeSchedule make_steps(const Options& options, int32_t sequence) {
     int32_t size = 0;
     const bool is_pair = colon < word.size() && read_number(word.substr(colon + 1), size);
     if (!tokens || !is_pair || size < 1) {
-      throw_bad_request(fmt::format(
-          "--step-batch-size-schedule {}: '{}' is not TOKENS:SIZE, as in 250B:1536.", text, word));
+      throw_bad_request(
+          fmt::format("--step-batch-size-schedule {}: '{}' is not TOKENS:SIZE, as in 250B:1536.",
+                      printable(text), printable(word)));
     }
     if (*tokens <= previous_tokens) {
       throw_bad_request(
-          fmt::format("--step-batch-size-schedule {}: the thresholds must rise.", text));
+          fmt::format("--step-batch-size-schedule {}: the thresholds must rise.", printable(text)));
     }
     previous_tokens = *tokens;
     const int64_t first = *tokens / sequence;
@@ -161,8 +163,8 @@ BatchSizeSchedule make_steps(const Options& options, int32_t sequence) {
     schedule.stages.push_back({first, size});
   }
   if (schedule.stages.empty() || schedule.stages.front().first_sample != 0) {
-    throw_bad_request(
-        fmt::format("--step-batch-size-schedule '{}': the first threshold must be 0.", text));
+    throw_bad_request(fmt::format("--step-batch-size-schedule '{}': the first threshold must be 0.",
+                                  printable(text)));
   }
   if (options.global_batch_size && *options.global_batch_size != schedule.largest()) {
     throw_bad_request(

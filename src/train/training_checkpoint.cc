@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/json.h"
 #include "io/model_config_json.h"
 #include "model/parameter_layout.h"

@@ -2,26 +2,26 @@
 // named with their line.
 #include "train/config_file.h"
 
-#include <filesystem>
-#include <fstream>
 #include <gtest/gtest.h>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
-#include "cli/cli_test_support.h"
+#include "support/errors.h"
+#include "support/files.h"
 #include "train/command_line.h"
 
 namespace troupe {
 namespace {
 
+using testing::message_of;
+using testing::put_file;
+using testing::TempFolder;
+
 using Arguments = std::vector<std::string>;
 
 class ConfigFile : public ::testing::Test {
  protected:
-  ~ConfigFile() override { std::filesystem::remove(path); }
-
-  void write(const std::string& text) const { std::ofstream(path) << text; }
+  void write(const std::string& text) const { put_file(path, text); }
   Options parse(Arguments arguments) const {
     arguments.push_back("--config");
     arguments.push_back(path);
@@ -32,9 +32,8 @@ class ConfigFile : public ::testing::Test {
     return message_of(ExitStatus::bad_request, [&] { parse({"train"}); });
   }
 
-  std::string path = (std::filesystem::temp_directory_path() /
-                      ("troupe_config_" + std::to_string(getpid()) + ".toml"))
-                         .string();
+  TempFolder folder;
+  std::string path = folder / "config.toml";
 };
 
 constexpr const char* kRun = R"(
@@ -125,6 +124,28 @@ TEST_F(ConfigFile, MistakesAreNamedWithTheirLine) {
                        })
                 .find("/nowhere/x.toml"),
             std::string::npos);
+}
+
+TEST_F(ConfigFile, CharactersBeyondAsciiAreReadInQuotesAndRefusedElsewhere) {
+  for (const std::string& text :
+       {std::string("min-lr = \xcd\x98 \"5\""), std::string("\xc3\xa4 = 1"),
+        std::string("save = \"\"\xc3\xa4"), std::string("save = 3e\"\"\"1e30\xef\xb3\xbf\x17")}) {
+    EXPECT_TRUE(refusal(text).starts_with(path + ":1: ")) << refusal(text);
+  }
+  write(
+      "\xef\xbb\xbf# \xc3\xa4 \"\nsave = \"\\\"\xc3\xa4\" # '\xc3\xa4\nload = '\xc3\xa4'\n"
+      "tokenizer-model = \"\"\"\n\xc3\xa4\\\n x\"\"\"\ndata-path = '''\xc3\xa4'''\n");
+  const Options options = parse({"train", "--lr", "1", "--train-iters", "1"});
+  EXPECT_EQ(options.save, "\"\xc3\xa4");
+  EXPECT_EQ(options.load, "\xc3\xa4");
+  EXPECT_EQ(options.tokenizer_model, "\xc3\xa4x");
+  EXPECT_EQ(options.data_path, Arguments{"\xc3\xa4"});
+}
+
+TEST_F(ConfigFile, MessagesOfTheLibraryAreCleaned) {
+  const std::string message = refusal("lr = t\x0b");
+  EXPECT_TRUE(message.starts_with(path + ":1: ")) << message;
+  EXPECT_EQ(message.find('\x0b'), std::string::npos) << message;
 }
 
 TEST_F(ConfigFile, SavedOptionsAreTheSameOptions) {

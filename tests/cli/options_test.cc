@@ -6,10 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/cli_test_support.h"
+#include "support/errors.h"
 
 namespace troupe {
 namespace {
+
+using testing::message_of;
 
 const OptionSpec& spec_named(std::string_view name) {
   for (const OptionSpec& spec : option_table()) {

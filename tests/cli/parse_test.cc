@@ -5,12 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "cli/cli_test_support.h"
+#include "support/errors.h"
 #include "train/command_line.h"
 #include "train/suggest.h"
 
 namespace troupe {
 namespace {
+
+using testing::message_of;
 
 using Arguments = std::vector<std::string>;
 

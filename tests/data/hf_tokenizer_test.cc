@@ -116,20 +116,20 @@ TEST(HfTokenizer, TheEndOfADocumentIsNamedByTheConfiguration) {
 }
 
 TEST(HfTokenizer, FolderWithConfiguration) {
-  const TempDir dir;
+  const TempFolder dir;
   json file = small_file();
   file["added_tokens"].push_back({{"id", 260}, {"content", "<|im_end|>"}, {"special", true}});
-  write_file(dir / "tokenizer.json", file.dump());
+  put_file(dir / "tokenizer.json", file.dump());
   const auto eod = [&](const std::string& path) {
     return make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", path))->eod();
   };
   EXPECT_EQ(eod(dir / ""), 259);
-  write_file(dir / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+  put_file(dir / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
   EXPECT_EQ(eod(dir / ""), 260);
   EXPECT_EQ(eod(dir / "tokenizer.json"), 260);
-  write_file(dir / "tokenizer_config.json", R"({"eos_token": "<none>"})");
+  put_file(dir / "tokenizer_config.json", R"({"eos_token": "<none>"})");
   EXPECT_TRUE(contains(message_of(ExitStatus::failed, [&] { eod(dir / ""); }), "<none>"));
-  write_file(dir / "tokenizer_config.json", R"({"eos_token": 3})");
+  put_file(dir / "tokenizer_config.json", R"({"eos_token": 3})");
   EXPECT_TRUE(contains(message_of(ExitStatus::failed, [&] { eod(dir / ""); }),
                        "tokenizer_config.json: eos_token is number, not a string"));
 }
@@ -287,7 +287,7 @@ TEST(HfTokenizer, TextThatIsNoJson) {
 }
 
 TEST(ReadTokenizerModel, WrongPaths) {
-  const TempDir dir;
+  const TempFolder dir;
   for (const char* type : {"HuggingFaceTokenizer", "SentencePieceTokenizer"}) {
     const auto message = [&](const std::string& path) {
       return message_of(ExitStatus::bad_request, [&] { read_tokenizer_model(type, path); });
@@ -297,7 +297,7 @@ TEST(ReadTokenizerModel, WrongPaths) {
     EXPECT_TRUE(contains(message(dir / ""), "/tokenizer."));
   }
   // A file with a hole: as large as the limit and a byte, and nearly nothing on disk.
-  write_file(dir / "huge.json", "");
+  put_file(dir / "huge.json", "");
   std::filesystem::resize_file(dir / "huge.json", (uint64_t{256} << 20) + 1);
   EXPECT_TRUE(
       contains(message_of(ExitStatus::bad_request,
@@ -307,7 +307,7 @@ TEST(ReadTokenizerModel, WrongPaths) {
 
 TEST(SentencePieceTokenizer, FilesThatAreNoModels) {
   const std::string good =
-      read_file(std::string(TROUPE_FIXTURE_DIR) + "/tokenizers/unigram/tokenizer.model");
+      get_file(std::string(TROUPE_FIXTURE_DIR) + "/tokenizers/unigram/tokenizer.model");
   for (const std::string& contents :
        {std::string("no model"), good.substr(0, good.size() / 2), std::string()}) {
     const std::string message = message_of(ExitStatus::failed, [&] {

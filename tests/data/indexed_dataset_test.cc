@@ -53,9 +53,9 @@ std::vector<int32_t> sequence_of(const IndexedDataset& dataset, int64_t sequence
 }
 
 TEST(IndexedDataset, ReadsAFileBuiltByHand) {
-  const TempDir dir;
-  write_file(dir / "set.idx", IndexFile().bytes());
-  write_file(dir / "set.bin", kBin);
+  const TempFolder dir;
+  put_file(dir / "set.idx", IndexFile().bytes());
+  put_file(dir / "set.bin", kBin);
   const IndexedDataset dataset(dir / "set");
   EXPECT_EQ(dataset.token_type(), TokenType::u16);
   EXPECT_EQ(dataset.num_sequences(), 3);
@@ -75,7 +75,7 @@ TEST(IndexedDataset, ReadsAFileBuiltByHand) {
 }
 
 TEST(IndexedDataset, WriterWritesTheFileBuiltByHand) {
-  const TempDir dir;
+  const TempFolder dir;
   IndexedDatasetWriter writer(dir / "new_folder/set", TokenType::u16, false);
   writer.append(std::vector<int32_t>{1});
   writer.append(std::vector<int32_t>{256});
@@ -86,16 +86,16 @@ TEST(IndexedDataset, WriterWritesTheFileBuiltByHand) {
   writer.end_sequence();
   writer.end_document();
   writer.finish();
-  EXPECT_EQ(read_file(dir / "new_folder/set.idx"), IndexFile().bytes());
-  EXPECT_EQ(read_file(dir / "new_folder/set.bin"), kBin);
+  EXPECT_EQ(get_file(dir / "new_folder/set.idx"), IndexFile().bytes());
+  EXPECT_EQ(get_file(dir / "new_folder/set.bin"), kBin);
 }
 
 TEST(IndexedDataset, ModesAfterTheIndexAreAccepted) {
-  const TempDir dir;
+  const TempFolder dir;
   IndexFile file;
   file.tail = std::string(3, '\0');
-  write_file(dir / "set.idx", file.bytes());
-  write_file(dir / "set.bin", kBin);
+  put_file(dir / "set.idx", file.bytes());
+  put_file(dir / "set.bin", kBin);
   EXPECT_EQ(IndexedDataset(dir / "set").num_tokens(), 5);
 }
 
@@ -115,7 +115,7 @@ TEST(IndexedDataset, EveryTokenTypeRoundTrips) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(name_of(c.type));
-    const TempDir dir;
+    const TempFolder dir;
     IndexedDatasetWriter writer(dir / "set", c.type, false);
     writer.append(c.tokens);
     writer.end_sequence();
@@ -133,7 +133,7 @@ TEST(IndexedDataset, EveryTokenTypeRoundTrips) {
 }
 
 TEST(IndexedDataset, MoreTokensThanOneBuffer) {
-  const TempDir dir;
+  const TempFolder dir;
   std::vector<int32_t> tokens(700'001);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i % 60'013);
   write_dataset(dir / "set", {tokens, {5}, tokens});
@@ -145,7 +145,7 @@ TEST(IndexedDataset, MoreTokensThanOneBuffer) {
 }
 
 TEST(IndexedDataset, NoSequences) {
-  const TempDir dir;
+  const TempFolder dir;
   write_dataset(dir / "set", {});
   const IndexedDataset dataset(dir / "set");
   EXPECT_EQ(dataset.num_sequences(), 0);
@@ -200,11 +200,11 @@ TEST(IndexedDataset, HostileIndexesAreRefusedWithTheirPath) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
-    const TempDir dir;
+    const TempFolder dir;
     IndexFile file;
     c.spoil(file);
-    write_file(dir / "set.idx", file.bytes());
-    write_file(dir / "set.bin", kBin);
+    put_file(dir / "set.idx", file.bytes());
+    put_file(dir / "set.bin", kBin);
     const std::string message =
         message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
     EXPECT_TRUE(contains(message, c.message)) << message;
@@ -213,20 +213,20 @@ TEST(IndexedDataset, HostileIndexesAreRefusedWithTheirPath) {
 }
 
 TEST(IndexedDataset, EveryTruncationIsRefused) {
-  const TempDir dir;
+  const TempFolder dir;
   const std::string idx = IndexFile().bytes();
-  write_file(dir / "set.bin", kBin);
+  put_file(dir / "set.bin", kBin);
   for (size_t size = 0; size < idx.size(); ++size) {
     SCOPED_TRACE(size);
-    write_file(dir / "set.idx", idx.substr(0, size));
+    put_file(dir / "set.idx", idx.substr(0, size));
     const std::string message =
         message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
     EXPECT_TRUE(contains(message, dir / "set.idx")) << message;
   }
-  write_file(dir / "set.idx", idx);
+  put_file(dir / "set.idx", idx);
   for (size_t size = 0; size < kBin.size(); ++size) {
     SCOPED_TRACE(size);
-    write_file(dir / "set.bin", kBin.substr(0, size));
+    put_file(dir / "set.bin", kBin.substr(0, size));
     const std::string message =
         message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
     EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
@@ -234,7 +234,7 @@ TEST(IndexedDataset, EveryTruncationIsRefused) {
 }
 
 TEST(IndexedDataset, WideIdsAreRefusedWhenRead) {
-  const TempDir dir;
+  const TempFolder dir;
   IndexFile file;
   file.code = 5;
   file.num_sequences = 1;
@@ -245,8 +245,8 @@ TEST(IndexedDataset, WideIdsAreRefusedWhenRead) {
   std::string bin;
   IndexFile::put(bin, int64_t{12});
   IndexFile::put(bin, int64_t{1} << 31);
-  write_file(dir / "set.idx", file.bytes());
-  write_file(dir / "set.bin", bin);
+  put_file(dir / "set.idx", file.bytes());
+  put_file(dir / "set.bin", bin);
   const IndexedDataset dataset(dir / "set");
   int32_t tokens[2] = {};
   dataset.read(0, 0, 1, tokens);
@@ -257,11 +257,11 @@ TEST(IndexedDataset, WideIdsAreRefusedWhenRead) {
 }
 
 TEST(IndexedDataset, MissingFilesAreBadRequests) {
-  const TempDir dir;
+  const TempFolder dir;
   std::string message =
       message_of(ExitStatus::bad_request, [&] { const IndexedDataset dataset(dir / "set"); });
   EXPECT_TRUE(contains(message, dir / "set.idx")) << message;
-  write_file(dir / "set.idx", IndexFile().bytes());
+  put_file(dir / "set.idx", IndexFile().bytes());
   message = message_of(ExitStatus::bad_request, [&] { const IndexedDataset dataset(dir / "set"); });
   EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
   message =
@@ -270,16 +270,16 @@ TEST(IndexedDataset, MissingFilesAreBadRequests) {
 }
 
 TEST(IndexedDataset, NamedPipesAreRefusedInsteadOfWaitedFor) {
-  const TempDir dir;
+  const TempFolder dir;
   ASSERT_EQ(mkfifo((dir / "set.idx").c_str(), 0600), 0);
-  write_file(dir / "set.bin", "");
+  put_file(dir / "set.bin", "");
   const std::string message =
       message_of(ExitStatus::failed, [&] { const IndexedDataset dataset(dir / "set"); });
   EXPECT_TRUE(contains(message, (dir / "set.idx") + " is not a regular file")) << message;
 }
 
 TEST(IndexedDataset, ForeignVocabularyIsReported) {
-  const TempDir dir;
+  const TempFolder dir;
   write_dataset(dir / "set", {{0, 100}, {256, 3}});
   const IndexedDataset dataset(dir / "set");
   require_vocabulary(dataset, 257, "byte");
@@ -290,7 +290,7 @@ TEST(IndexedDataset, ForeignVocabularyIsReported) {
 }
 
 TEST(IndexedDatasetWriter, UnfinishedOutputDisappears) {
-  const TempDir dir;
+  const TempFolder dir;
   {
     IndexedDatasetWriter writer(dir / "set", TokenType::u16, false);
     writer.append(std::vector<int32_t>(1'000'000, 3));
@@ -302,16 +302,16 @@ TEST(IndexedDatasetWriter, UnfinishedOutputDisappears) {
 }
 
 TEST(IndexedDatasetWriter, LeftoversOfAKilledRunAreReplaced) {
-  const TempDir dir;
-  write_file(dir / "set.bin.partial", std::string(100, 'x'));
-  write_file(dir / "set.idx.partial", std::string(500, 'x'));
+  const TempFolder dir;
+  put_file(dir / "set.bin.partial", std::string(100, 'x'));
+  put_file(dir / "set.idx.partial", std::string(500, 'x'));
   write_dataset(dir / "set", {{1, 2}});
   EXPECT_EQ(dir.files().size(), 2U);
   EXPECT_EQ(sequence_of(IndexedDataset(dir / "set"), 0), (std::vector<int32_t>{1, 2}));
 }
 
 TEST(IndexedDatasetWriter, ReplacesOnlyWhenAsked) {
-  const TempDir dir;
+  const TempFolder dir;
   write_dataset(dir / "set", {{1, 2}});
   const std::string message = message_of(ExitStatus::bad_request, [&] {
     const IndexedDatasetWriter writer(dir / "set", TokenType::u16, false);
@@ -329,7 +329,7 @@ TEST(IndexedDatasetWriter, ReplacesOnlyWhenAsked) {
 }
 
 TEST(IndexedDatasetWriter, SecondWriterIsRefused) {
-  const TempDir dir;
+  const TempFolder dir;
   IndexedDatasetWriter first(dir / "set", TokenType::u16, false);
   const std::string message = message_of(ExitStatus::failed, [&] {
     const IndexedDatasetWriter second(dir / "set", TokenType::u16, false);
@@ -343,7 +343,7 @@ TEST(IndexedDatasetWriter, SecondWriterIsRefused) {
 }
 
 TEST(IndexedDatasetWriter, PrefixWithoutAName) {
-  const TempDir dir;
+  const TempFolder dir;
   for (const std::string& prefix : {std::string(), dir / "", dir / "."}) {
     const std::string message = message_of(ExitStatus::bad_request, [&] {
       const IndexedDatasetWriter writer(prefix, TokenType::u16, false);

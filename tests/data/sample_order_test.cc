@@ -214,10 +214,10 @@ TEST(DataPath, RefusesWrongWeights) {
 }
 
 TEST(DataPath, ComesFromAFile) {
-  const TempDir dir;
-  write_file(dir / "args", "0.7 a\n\t0.3   b\n");
+  const TempFolder dir;
+  put_file(dir / "args", "0.7 a\n\t0.3   b\n");
   EXPECT_EQ(read_data_args(dir / "args"), (std::vector<std::string>{"0.7", "a", "0.3", "b"}));
-  write_file(dir / "empty", " \n");
+  put_file(dir / "empty", " \n");
   EXPECT_TRUE(contains(message_of(ExitStatus::bad_request, [&] { read_data_args(dir / "empty"); }),
                        "is empty"));
   EXPECT_TRUE(contains(message_of(ExitStatus::bad_request, [&] { read_data_args(dir / "none"); }),

@@ -44,7 +44,7 @@ Sample sample_of(const SampleSource& source, int64_t i) {
   return sample;
 }
 
-class SamplerTest : public testing::Test {
+class SamplerTest : public ::testing::Test {
  protected:
   void write(const std::vector<std::vector<int32_t>>& documents) {
     documents_ = documents;
@@ -69,7 +69,7 @@ class SamplerTest : public testing::Test {
     return SampleSource({{.dataset = dataset_, .sequences = all()}}, {}, options);
   }
 
-  TempDir dir_;
+  TempFolder dir_;
   std::vector<std::vector<int32_t>> documents_;
   std::shared_ptr<IndexedDataset> dataset_;
 };
@@ -328,7 +328,7 @@ TEST_F(SamplerTest, ForeignIdsAreReportedWithTheirPlace) {
 }
 
 // Three data sets whose ids tell them apart.
-class BlendedSamplerTest : public testing::Test {
+class BlendedSamplerTest : public ::testing::Test {
  protected:
   BlendedSamplerTest() {
     for (int32_t set = 0; set < 3; ++set) {
@@ -350,7 +350,7 @@ class BlendedSamplerTest : public testing::Test {
     return SampleSource(members_, weights, options_);
   }
 
-  TempDir dir_;
+  TempFolder dir_;
   std::vector<SourceMember> members_;
   SampleOptions options_;
 };

@@ -31,10 +31,10 @@ TokenizeResult run(const TokenizeOptions& options, int threads = 2) {
 using Texts = std::vector<std::string>;
 
 TEST(TokenizeCorpus, OneDocumentPerFile) {
-  const TempDir dir;
-  write_file(dir / "b.txt", "second\n\n\n");
-  write_file(dir / "empty.txt", "");
-  write_file(dir / "a.txt", std::string("fir\0st\xff", 7));
+  const TempFolder dir;
+  put_file(dir / "b.txt", "second\n\n\n");
+  put_file(dir / "empty.txt", "");
+  put_file(dir / "a.txt", std::string("fir\0st\xff", 7));
   TokenizeOptions options;
   options.inputs = {dir / "b.txt", dir / "empty.txt", dir / "a.txt"};
   options.output_prefix = dir / "set";
@@ -49,10 +49,10 @@ TEST(TokenizeCorpus, OneDocumentPerFile) {
 }
 
 TEST(TokenizeCorpus, LargeFileIsReadWhole) {
-  const TempDir dir;
+  const TempFolder dir;
   std::string text(2'500'000, 'a');
   for (size_t i = 0; i < text.size(); i += 7) text[i] = static_cast<char>(i % 251);
-  write_file(dir / "a.txt", text);
+  put_file(dir / "a.txt", text);
   TokenizeOptions options;
   options.inputs = {dir / "a.txt"};
   options.output_prefix = dir / "set";
@@ -76,8 +76,8 @@ TEST(TokenizeCorpus, SplitsAtBlankLines) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);
-    const TempDir dir;
-    write_file(dir / "a.txt", c.text);
+    const TempFolder dir;
+    put_file(dir / "a.txt", c.text);
     TokenizeOptions options;
     options.inputs = {dir / "a.txt"};
     options.output_prefix = dir / "set";
@@ -89,9 +89,9 @@ TEST(TokenizeCorpus, SplitsAtBlankLines) {
 }
 
 TEST(TokenizeCorpus, FilesEndDocuments) {
-  const TempDir dir;
-  write_file(dir / "a.txt", "one\n\ntwo");
-  write_file(dir / "b.txt", "three");
+  const TempFolder dir;
+  put_file(dir / "a.txt", "one\n\ntwo");
+  put_file(dir / "b.txt", "three");
   TokenizeOptions options;
   options.inputs = {dir / "a.txt", dir / "b.txt"};
   options.output_prefix = dir / "set";
@@ -101,12 +101,12 @@ TEST(TokenizeCorpus, FilesEndDocuments) {
 }
 
 TEST(TokenizeCorpus, JsonLines) {
-  const TempDir dir;
-  write_file(dir / "a.jsonl",
-             "{\"text\": \"one\\n\\u00e9\", \"id\": 1}\n"
-             "\n"
-             "{\"id\": 2, \"text\": \"\"}\r\n"
-             "{\"text\": \"last\"}");
+  const TempFolder dir;
+  put_file(dir / "a.jsonl",
+           "{\"text\": \"one\\n\\u00e9\", \"id\": 1}\n"
+           "\n"
+           "{\"id\": 2, \"text\": \"\"}\r\n"
+           "{\"text\": \"last\"}");
   TokenizeOptions options;
   options.inputs = {dir / "a.jsonl"};
   options.output_prefix = dir / "set";
@@ -117,8 +117,8 @@ TEST(TokenizeCorpus, JsonLines) {
 }
 
 TEST(TokenizeCorpus, FormatAndKeyCanBeChosen) {
-  const TempDir dir;
-  write_file(dir / "a.data", "{\"body\": \"one\"}\n");
+  const TempFolder dir;
+  put_file(dir / "a.data", "{\"body\": \"one\"}\n");
   TokenizeOptions options;
   options.inputs = {dir / "a.data"};
   options.output_prefix = dir / "set";
@@ -149,8 +149,8 @@ TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.line);
-    const TempDir dir;
-    write_file(dir / "a.jsonl", std::string("{\"text\": \"fine\"}\n\n") + c.line + "\n");
+    const TempFolder dir;
+    put_file(dir / "a.jsonl", std::string("{\"text\": \"fine\"}\n\n") + c.line + "\n");
     TokenizeOptions options;
     options.inputs = {dir / "a.jsonl"};
     options.output_prefix = dir / "set";
@@ -163,8 +163,8 @@ TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {
 
 // The JSON library's message holds all of the text that it read last.
 TEST(TokenizeCorpus, MalformedJsonGivesAMessageFitToBeShown) {
-  const TempDir dir;
-  write_file(dir / "a.jsonl", "{\"text\": \"" + std::string(100'000, '\x7f') + "\xff\"}");
+  const TempFolder dir;
+  put_file(dir / "a.jsonl", "{\"text\": \"" + std::string(100'000, '\x7f') + "\xff\"}");
   TokenizeOptions options;
   options.inputs = {dir / "a.jsonl"};
   options.output_prefix = dir / "set";
@@ -175,8 +175,8 @@ TEST(TokenizeCorpus, MalformedJsonGivesAMessageFitToBeShown) {
 }
 
 TEST(TokenizeCorpus, ProgressRisesToTheTotal) {
-  const TempDir dir;
-  write_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
+  const TempFolder dir;
+  put_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
   TokenizeOptions options;
   options.inputs = {dir / "a.txt"};
   options.output_prefix = dir / "set";
@@ -197,7 +197,7 @@ TEST(TokenizeCorpus, ProgressRisesToTheTotal) {
 
 // Several batches of documents of very different lengths, JSON lines and text.
 TEST(TokenizeCorpus, OutputIsTheSameForAnyNumberOfThreads) {
-  const TempDir dir;
+  const TempFolder dir;
   std::string lines;
   std::string text;
   for (int i = 0; lines.size() < 5'000'000; ++i) {
@@ -206,8 +206,8 @@ TEST(TokenizeCorpus, OutputIsTheSameForAnyNumberOfThreads) {
     lines += "{\"text\": \"" + document + "\"}\n";
     text += document + "\n\n";
   }
-  write_file(dir / "a.jsonl", lines);
-  write_file(dir / "b.txt", text);
+  put_file(dir / "a.jsonl", lines);
+  put_file(dir / "b.txt", text);
   const std::string model = std::string(TROUPE_FIXTURE_DIR) + "/tokenizers/gpt2";
   const auto tokenizer = make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", model));
   std::vector<std::string> bins;
@@ -225,8 +225,8 @@ TEST(TokenizeCorpus, OutputIsTheSameForAnyNumberOfThreads) {
     options.split_blank_lines = 1;
     tokenize_corpus(*tokenizer, options, pool);
     for (const char* which : {"", "b"}) {
-      bins.push_back(read_file(dir / (std::to_string(threads) + which + ".bin")));
-      indices.push_back(read_file(dir / (std::to_string(threads) + which + ".idx")));
+      bins.push_back(get_file(dir / (std::to_string(threads) + which + ".bin")));
+      indices.push_back(get_file(dir / (std::to_string(threads) + which + ".idx")));
     }
   }
   for (size_t i = 1; i < bins.size(); ++i) {
@@ -237,10 +237,10 @@ TEST(TokenizeCorpus, OutputIsTheSameForAnyNumberOfThreads) {
 
 // Of several wrong lines the first is named, whichever thread finds one first.
 TEST(TokenizeCorpus, TheFirstWrongLineIsNamed) {
-  const TempDir dir;
+  const TempFolder dir;
   std::string lines;
   for (int i = 1; i <= 200; ++i) lines += i >= 100 ? "{]\n" : "{\"text\": \"fine\"}\n";
-  write_file(dir / "a.jsonl", lines);
+  put_file(dir / "a.jsonl", lines);
   TokenizeOptions options;
   options.inputs = {dir / "a.jsonl"};
   options.output_prefix = dir / "set";
@@ -250,8 +250,8 @@ TEST(TokenizeCorpus, TheFirstWrongLineIsNamed) {
 }
 
 TEST(TokenizeCorpus, StoppingLeavesTheOldOutputAndNoOther) {
-  const TempDir dir;
-  write_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
+  const TempFolder dir;
+  put_file(dir / "a.txt", "one\n\ntwo\n\nthree\n");
   TokenizeOptions options;
   options.inputs = {dir / "a.txt"};
   options.output_prefix = dir / "set";
@@ -270,9 +270,9 @@ TEST(TokenizeCorpus, StoppingLeavesTheOldOutputAndNoOther) {
 }
 
 TEST(TokenizeCorpus, WrongRequests) {
-  const TempDir dir;
-  write_file(dir / "blank.txt", "\n \n");
-  write_file(dir / "a.jsonl", "{\"text\": \"one\"}\n");
+  const TempFolder dir;
+  put_file(dir / "blank.txt", "\n \n");
+  put_file(dir / "a.jsonl", "{\"text\": \"one\"}\n");
   struct Case {
     Texts inputs;
     int lines;

@@ -86,9 +86,8 @@ class TokenizerReference : public ::testing::TestWithParam<Reference> {
  protected:
   TokenizerReference()
       : tokenizer_(make_tokenizer(read_tokenizer_model(GetParam().type, fixture(GetParam().name)))),
-        references_(
-            nlohmann::json::parse(read_file(fixture(GetParam().name) + "/references.json"))),
-        seed_(read_file(fixture("seed.bin"))) {}
+        references_(nlohmann::json::parse(get_file(fixture(GetParam().name) + "/references.json"))),
+        seed_(get_file(fixture("seed.bin"))) {}
 
   std::vector<int32_t> encode(std::string_view text) const {
     std::vector<int32_t> ids;
@@ -186,7 +185,7 @@ TEST_P(TokenizerRoundTrip, ValidTextComesBack) {
   const auto tokenizer =
       make_tokenizer(read_tokenizer_model(GetParam().type, fixture(GetParam().name)));
   std::string storage;
-  std::string valid(replace_invalid_utf8(long_text(read_file(fixture("seed.bin"))), storage));
+  std::string valid(replace_invalid_utf8(long_text(get_file(fixture("seed.bin"))), storage));
   // No text that stands for the end of a document, which decodes to nothing.
   for (char& c : valid) {
     if (c == '|') c = '!';
@@ -210,7 +209,7 @@ TEST(TokenizerRoundTripNfc, NormalizedTextComesBack) {
   const auto tokenizer =
       make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", fixture("qwen")));
   std::vector<int32_t> ids;
-  tokenizer->encode(long_text(read_file(fixture("seed.bin"))), ids);
+  tokenizer->encode(long_text(get_file(fixture("seed.bin"))), ids);
   const std::string once = tokenizer->decode(ids);
   ids.clear();
   tokenizer->encode(once, ids);

@@ -168,10 +168,5 @@ TEST(Json, WholeNumbersAreReadWithoutLoss) {
                 "\"x\" is missing");
 }
 
-TEST(Json, NamesAreQuotedFitForAMessage) {
-  EXPECT_EQ(quote_name("a\nb\x1b"), "\"a?b?\"");
-  EXPECT_EQ(quote_name(std::string(1000, 'x')), "\"" + std::string(160, 'x') + "...\"");
-}
-
 }  // namespace
 }  // namespace troupe

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "support/errors.h"
 
 namespace troupe {
 namespace {
@@ -336,18 +337,9 @@ TEST(Layout, RandomLayoutsAgreeWithEnumeration) {
   EXPECT_GT(with_pipeline_inside, 5) << "the draw misses orders with pp inside";
 }
 
-std::string message_of(const LayoutOptions& options) {
-  try {
-    const Layout layout(options);
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.status(), ExitStatus::bad_request);
-    return error.what();
-  }
-  return "";
-}
-
 void expect_refused(const LayoutOptions& options, const std::vector<std::string>& phrases) {
-  const std::string message = message_of(options);
+  const std::string message =
+      testing::message_of(ExitStatus::bad_request, [&] { const Layout layout(options); });
   for (const std::string& phrase : phrases) {
     EXPECT_NE(message.find(phrase), std::string::npos)
         << "'" << phrase << "' is not in: " << message;

@@ -3,14 +3,14 @@
 #include "train/model_options.h"
 
 #include <filesystem>
-#include <fstream>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <string>
 
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "program/test_models.h"
+#include "support/errors.h"
+#include "support/files.h"
 
 namespace troupe {
 namespace {
@@ -20,30 +20,18 @@ using namespace testing;
 class ModelOptions : public ::testing::Test {
  protected:
   ModelOptions() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "troupe_model_options_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "cannot create " << name;
-    folder = name;
     ModelConfig config = mixtral_like_model(2);
     config.moe_z_loss_coeff = 0;
     config.hf_architecture = "MixtralForCausalLM";
-    std::ofstream(folder / "config.json") << write_hf_config(config);
+    put_file(folder / "config.json", write_hf_config(config));
     options.command = Command::train;
-    options.model = folder.string();
+    options.model = folder.path();
   }
-  ~ModelOptions() override { std::filesystem::remove_all(folder); }
 
   // The message of the bad request that `body` must end in.
   template <class Body>
   static std::string refusal(const Body& body) {
-    try {
-      body();
-    } catch (const UserError& error) {
-      EXPECT_EQ(error.status(), ExitStatus::bad_request);
-      return error.what();
-    }
-    ADD_FAILURE() << "nothing was refused";
-    return "";
+    return message_of(ExitStatus::bad_request, body);
   }
   std::string refused_model() {
     return refusal([this] { load_model_config(options); });
@@ -52,13 +40,13 @@ class ModelOptions : public ::testing::Test {
     EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
   }
 
-  std::filesystem::path folder;
+  TempFolder folder;
   Options options;
 };
 
 TEST_F(ModelOptions, ReadsAFolderOrAFile) {
   EXPECT_EQ(load_model_config(options).hidden_size, 128);
-  options.model = (folder / "config.json").string();
+  options.model = folder / "config.json";
   EXPECT_EQ(load_model_config(options).num_experts, 8);
 }
 
@@ -68,7 +56,7 @@ TEST_F(ModelOptions, RefusesWhatDoesNotExist) {
   options.model = "";
   expect_part(refused_model(), "--model is missing");
   std::filesystem::remove(folder / "config.json");
-  options.model = folder.string();
+  options.model = folder.path();
   expect_part(refused_model(), "holds no config.json");
 }
 
@@ -105,7 +93,7 @@ TEST_F(ModelOptions, MoreLayersOfAMixedModelAreNotGuessed) {
   config.ffn_hidden_size = 40;
   config.moe_layers = {false, true, true};
   config.hf_architecture = "Qwen3MoeForCausalLM";
-  std::ofstream(folder / "config.json") << write_hf_config(config);
+  put_file(folder / "config.json", write_hf_config(config));
   options.num_layers = 4;
   expect_part(refused_model(), "has dense and MoE layers, 3 in all");
   options.num_layers = 2;
@@ -120,7 +108,7 @@ TEST_F(ModelOptions, ADenseModelAndBack) {
   EXPECT_EQ(dense.moe_layer_count(), 0);
   EXPECT_EQ(dense.hf_architecture, "LlamaForCausalLM");
 
-  std::ofstream(folder / "config.json") << write_hf_config(dense);
+  put_file(folder / "config.json", write_hf_config(dense));
   options.num_experts = 4;
   options.moe_router_topk = 2;
   options.moe_ffn_hidden_size = 32;

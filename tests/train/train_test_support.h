@@ -4,10 +4,8 @@
 #pragma once
 
 #include <cstring>
-#include <filesystem>
 #include <gtest/gtest.h>
 #include <memory>
-#include <stdlib.h>
 #include <string>
 #include <vector>
 
@@ -16,6 +14,7 @@
 #include "program/test_models.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "support/files.h"
 #include "train/initialize.h"
 
 namespace troupe::testing {
@@ -205,28 +204,6 @@ class StepRun {
       set_element(interpreter.view(batch.mask), at, i % 5 == 3 ? 0.0 : 1.0);
     }
   }
-};
-
-// A new empty folder, removed with everything in it at the end.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "troupe_train_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "cannot create " << name;
-    path_ = name;
-  }
-  ~TempFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
 };
 
 }  // namespace troupe::testing
