@@ -52,7 +52,11 @@ class LayerSums {
   void add(ValueId gradient, const Parameter& parameter) {
     const GradientReduction reduction = part_.layout().reduction_of(parameter.slice.gradient);
     if (reduction.partial) partial_[*reduction.partial].push_back(gradient);
-    replicas_[reduction.replicas].push_back(gradient);
+    // One meeting for both where experts are spread as everything else.
+    const Layout& layout = part_.layout();
+    const bool alike = layout.members(reduction.replicas, part_.rank) ==
+                       layout.members(RankGroup::dp_cp, part_.rank);
+    replicas_[alike ? RankGroup::dp_cp : reduction.replicas].push_back(gradient);
     if (reduction.copies) copies_[*reduction.copies].push_back(gradient);
     if (const int64_t row = first_shared_row(parameter, part_); row > 0) {
       shared_rows_[row].push_back(gradient);

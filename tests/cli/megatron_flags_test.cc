@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/cli_test_support.h"
+#include "support/errors.h"
 #include "train/command_line.h"
 #include "train/foreign_flags.h"
 #include "train/layout_options.h"
@@ -19,6 +19,8 @@
 
 namespace troupe {
 namespace {
+
+using testing::message_of;
 
 using Arguments = std::vector<std::string>;
 

@@ -118,7 +118,8 @@ class Rank {
   void gather(Outcome& outcome) const {
     for (const auto& [name, values] : own_) {
       const auto [place, is_new] = outcome.emplace(name, values);
-      if (!is_new) ASSERT_EQ(place->second, values) << name << " of rank " << state_.part.rank;
+      if (is_new) continue;
+      ASSERT_EQ(place->second, values) << name << " of rank " << state_.part.rank;
     }
     for (const Held& held : held_) {
       std::vector<double>& whole = outcome[held.name];
