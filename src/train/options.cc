@@ -218,7 +218,8 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--ranks {}: troupe {} works with one rank. Use --ranks 1.",
                                   options.ranks, info_of(options.command).name));
   }
-  if (options.command != Command::plan && options.ranks > kMostThreadRanks) {
+  const bool runs = options.command != Command::plan && !options.fake_process_group;
+  if (runs && options.ranks > kMostThreadRanks) {
     throw_bad_request(fmt::format("--ranks {}: at most {} ranks run as threads of one process.",
                                   options.ranks, kMostThreadRanks));
   }
@@ -231,7 +232,7 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--rank {}: there are the ranks 0 to {} (--ranks).", options.rank,
                                   options.ranks - 1));
   }
-  if (options.command != Command::plan) check_runnable_layout(options);
+  if (runs && options.command != Command::inspect) check_runnable_layout(options);
   check_schedules(options);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(
