@@ -2,8 +2,8 @@
 //
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
 // a step will take is not predicted: that needs a cost model of the machine. Beyond data
-// parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks, where
-// these are few or --fake-process-group wants it.
+// parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks,
+// where these are few or --fake-process-group wants it.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <optional>

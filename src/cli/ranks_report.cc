@@ -59,12 +59,10 @@ uint64_t RanksReport::total_bytes() const {
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
-  report.classes =
-      plan_ranks(config, compute_dtype_of(options), std::make_shared<const RunLayout>(run),
-                 training_step_options(options, config), threads_per_rank(options),
-                 thread_count(options));
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.classes = plan_ranks(
+      config, compute_dtype_of(options), std::make_shared<const RunLayout>(run),
+      training_step_options(options, config), threads_per_rank(options), thread_count(options));
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
   report.available_bytes = available_memory_bytes();
   return report;
@@ -73,8 +71,8 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
 std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   std::string text = "Memory of one rank, by what its program is\n";
   text += fmt::format("  {:>5} {:>5} {:>3} {:>12}{:>12}{:>12}{:>12}{:>12}{:>14}{:>12}{:>12}\n",
-                      "ranks", "first", "pp", "parameters", "gradients", "optimizer",
-                      "activations", "workspace", "communication", "other", "total");
+                      "ranks", "first", "pp", "parameters", "gradients", "optimizer", "activations",
+                      "workspace", "communication", "other", "total");
   for (const RankPlan& plan : report.classes) {
     text += fmt::format("  {:>5} {:>5} {:>3} ", plan.ranks, plan.first_rank,
                         layout.dense_place(plan.first_rank).pp);

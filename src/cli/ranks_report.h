@@ -1,5 +1,5 @@
-// What `troupe plan` says of the programs of a layout's ranks: that they are sound and fit together,
-// and what each kind of rank needs.
+// What `troupe plan` says of the programs of a layout's ranks: that they are sound and fit
+// together, and what each kind of rank needs.
 //
 // Built on this machine alone, without data, weights or state (plan/rank_plans.h).
 #pragma once

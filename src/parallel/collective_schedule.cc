@@ -73,8 +73,8 @@ struct SortedTrace {
       bool finishes = false;
       if (event.message) {
         finishes = event.message->action == MessageUse::Action::finish;
-        action = event.message->action == MessageUse::Action::receive ? Action::receives
-                                                                      : Action::sends;
+        action =
+            event.message->action == MessageUse::Action::receive ? Action::receives : Action::sends;
         peer = event.message->way.peer;
       }
       const auto number = static_cast<int32_t>(i);

@@ -23,7 +23,7 @@ struct CollectiveTrace {
     std::string name;
     DType dtype = DType::f32;
     Shape shape;
-    bool given = false;  // an optional operand may not be
+    bool given = false;                           // an optional operand may not be
     bool operator==(const Tensor& other) const {  // whatever the names
       return given == other.given && dtype == other.dtype && shape == other.shape;
     }

@@ -19,18 +19,16 @@ namespace {
 // All of a rank that its program depends on, but for numbers in attributes.
 std::vector<int64_t> class_key(const ModelConfig& config, DType dtype, const ModelPart& part) {
   const DensePlace dense = part.dense();
-  const bool has_loss = part.partition().rank_of_loss() == dense.pp;
-  const bool first_replica = dense.dp == 0 && dense.cp == 0;
   const std::vector<int32_t> kv_replicas = part.layout().members(RankGroup::kv_replicas, part.rank);
   std::vector<int64_t> key = {
       dense.pp,
+      // The loss counts once in a tp group, and the vocabulary's first slice needs no shift.
+      dense.tp == 0,
       // Who counts the elements of the gradient's norm that several ranks hold.
-      first_replica,
+      dense.dp == 0 && dense.cp == 0,
       config.num_experts > 0 && part.expert().edp == 0,
       static_cast<int64_t>(kv_replicas.size()),
       kv_replicas.front() == part.rank,
-      // And the loss, which all ranks of a tp group have.
-      dense.tp == 0 && (first_replica || has_loss),
   };
   const ModelState state = declare_model_state(config, dtype, /*trained=*/false, part);
   for (const Parameter& parameter : state.parameters) {
