@@ -139,12 +139,12 @@ constexpr Case kCases[] = {
      "--model mixtral-tiny --num-query-groups 1 --ranks 8 --tensor-model-parallel-size 4 "
      "--expert-tensor-parallel-size 1 --qk-layernorm"},
     {"tied_pipeline",
-     "--model mixtral-tiny --untie-embeddings-and-output-weights=false --ranks 8 "
+     "--model mixtral-tiny --untie-embeddings-and-output-weights=false --ranks 16 "
      "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
-     "--tensor-model-parallel-size 2 --global-batch-size 8"},
+     "--tensor-model-parallel-size 2 --global-batch-size 16"},
     {"zero_bubble",
-     "--model mixtral-tiny --ranks 4 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v "
-     "--global-batch-size 8"},
+     "--model mixtral-tiny --ranks 8 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v "
+     "--global-batch-size 16"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Layouts, RankClassesOf, ::testing::ValuesIn(kCases),
