@@ -46,7 +46,17 @@ std::vector<int64_t> class_key(const ModelConfig& config, DType dtype, const Mod
 struct BuiltClass {
   RankPlan plan;
   CollectiveTrace trace;
+  CollectiveTrace evaluation;
 };
+
+// Of an evaluation, which runs between steps.
+CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& state,
+                                 const TrainingStepOptions& options) {
+  const InferenceStep step =
+      build_evaluation_step(config, state, options.micro_batch_size, options.sequence);
+  verify_program(*step.program);
+  return trace_collectives(*step.program);
+}
 
 BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& part,
                        const TrainingStepOptions& options, int threads) {
@@ -58,6 +68,7 @@ BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& 
   verify_memory_plan(program, memory);
   BuiltClass built;
   built.trace = trace_collectives(program);
+  built.evaluation = trace_evaluation(config, state, options);
   RankPlan& plan = built.plan;
   plan.first_rank = part.rank;
   plan.bytes_by_role = memory.bytes_by_role;
@@ -144,14 +155,17 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   const RankClasses classes = classify_ranks(config, dtype, run);
   std::vector<RankPlan> plans(classes.first_rank.size());
   std::vector<CollectiveTrace> traces(plans.size());
+  std::vector<CollectiveTrace> evaluations(plans.size());
   for_each(plans.size(), workers, [&](size_t i) {
     BuiltClass built =
         build_class(config, dtype, {.run = run, .rank = classes.first_rank[i]}, options, threads);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);
+    evaluations[i] = std::move(built.evaluation);
   });
   for (const int32_t number : classes.class_of_rank) ++plans[static_cast<size_t>(number)].ranks;
   verify_collectives(traces, classes.class_of_rank, run->layout);
+  verify_collectives(evaluations, classes.class_of_rank, run->layout);
   return plans;
 }
 

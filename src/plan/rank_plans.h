@@ -55,8 +55,8 @@ double count_flops(const Program& program);
 
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the
-// UserError of verify_collectives(). `threads`: of one rank's pool. `workers` programs are in
-// memory at once.
+// UserError of verify_collectives(). The same holds of their evaluation, whose memory is not
+// counted. `threads`: of one rank's pool. `workers` programs are in memory at once.
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers);
