@@ -1,5 +1,5 @@
-// Sums over the ranks of a layout at the end of a training step: of the gradients, of their squares,
-// and of what was measured.
+// Sums over the ranks of a layout at the end of a training step: of the gradients, of their
+// squares, and of what was measured.
 //
 // A rank's gradient is the exact derivative of the whole step's loss with respect to its slice of a
 // parameter, as far as its own tokens go. The sum over the ranks that hold the same slice is the

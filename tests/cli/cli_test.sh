@@ -58,7 +58,7 @@ expect 2 tokenize --input "$scratch/missing.txt" --output-prefix "$scratch/corpu
 silent_out
 grep -qF missing.txt "$scratch/err" || fail "$what: the missing file is not named"
 
-# Layouts: plan shows them, inspect the program of any rank, other commands run one rank.
+# Layouts: plan shows them, inspect the program of any rank.
 layout=(--ranks 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
   --expert-model-parallel-size 4)
 expect 0 plan --model mixtral-tiny "${layout[@]}" --global-batch-size 8

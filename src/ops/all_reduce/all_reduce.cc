@@ -36,8 +36,9 @@ RankGroup group_of_all_reduce(const Attributes& attributes) {
 
 // Views of the rows that are summed.
 uint64_t all_reduce_workspace_bytes(const OpView& op) {
-  return op.attributes<AllReduceAttributes>().first_row == 0 ? 0
-                                                             : op.op.input_count * sizeof(TensorView);
+  return op.attributes<AllReduceAttributes>().first_row == 0
+             ? 0
+             : op.op.input_count * sizeof(TensorView);
 }
 
 CpuKernel all_reduce_kernel(const OpView&) {

@@ -1,6 +1,6 @@
-#include "ops/all_reduce/all_reduce.h"
-
 #include <memory>
+
+#include "ops/all_reduce/all_reduce.h"
 
 namespace troupe {
 
@@ -15,8 +15,8 @@ void all_reduce_cpu(const KernelArguments& args) {
   for (size_t i = 0; i < args.outputs.size(); ++i) {
     TensorView view = args.outputs[i];
     const int64_t row = view.shape.row_elements();
-    view.data = static_cast<std::byte*>(view.data) +
-                static_cast<size_t>(first * row) * size_of(view.dtype);
+    view.data =
+        static_cast<std::byte*>(view.data) + static_cast<size_t>(first * row) * size_of(view.dtype);
     view.shape = Shape{(view.shape[0] - first) * row};
     std::construct_at(views + i, view);
   }

@@ -34,7 +34,8 @@ void squared_norm_cpu(const KernelArguments& args) {
     const auto i = static_cast<int>(std::upper_bound(first_chunk, first_chunk + count + 1, chunk) -
                                     first_chunk - 1);
     const int64_t begin = (chunk - first_chunk[i]) * kNormChunkElements;
-    const int64_t size = std::min(kNormChunkElements, counted_elements(args.input(i).shape, rows) - begin);
+    const int64_t size =
+        std::min(kNormChunkElements, counted_elements(args.input(i).shape, rows) - begin);
     partial[chunk] = args.input(i).dtype == DType::f64
                          ? sum_of_squares_in_double(args.in<double>(i) + begin, size)
                          : sum_of_squares_in_double(args.in<float>(i) + begin, size);
