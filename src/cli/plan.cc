@@ -1,11 +1,12 @@
 // `troupe plan`: whether a training run fits this machine, before it starts.
 //
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
-// a step will take is not predicted: that needs a cost model of the machine. Of several ranks it
-// shows the layout (plan_layout.h): their programs cannot be built yet.
-#include <algorithm>
+// a step will take is not predicted: that needs a cost model of the machine. Beyond data
+// parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks,
+// where these are few or --fake-process-group wants it.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "base/machine.h"
@@ -14,12 +15,15 @@
 #include "cli/plan_layout.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
-#include "program/op_spec.h"
+#include "plan/rank_plans.h"
 #include "program/verify.h"
 #include "train/model_options.h"
 
 namespace troupe {
 namespace {
+
+// With more ranks than these, programs are built when they are asked for.
+constexpr int32_t kMostBuiltRanks = 64;
 
 struct Planned {
   ModelConfig config;
@@ -34,23 +38,6 @@ struct Planned {
   uint64_t total_bytes() const { return static_cast<uint64_t>(ranks) * memory.total_bytes(); }
   bool fits() const { return available_bytes == 0 || total_bytes() <= available_bytes; }
 };
-
-double count_flops(const Program& program) {
-  double flops = 0;
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Op& op = program.op(index);
-    if (op.spec->cost != nullptr) flops += op.spec->cost(OpView{program, op}).flops;
-  }
-  return flops;
-}
-
-std::string describe_op(const Program& program, int64_t index) {
-  const Op& op = program.op(static_cast<int32_t>(index));
-  std::string text = fmt::format("operation {} ({}", index, op.spec->name);
-  if (op.place.layer >= 0) text += fmt::format(", layer {}", op.place.layer);
-  if (op.place.micro_batch >= 0) text += fmt::format(", micro-batch {}", op.place.micro_batch);
-  return text + ")";
-}
 
 // Of all ranks.
 int64_t micro_batches_of(const Planned& planned) {
@@ -70,9 +57,8 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   planned.memory = plan_memory(*step.program, threads_per_rank(options));
   verify_memory_plan(*step.program, planned.memory);
 
-  const auto& live = planned.memory.live_bytes;
   planned.peak_operation =
-      describe_op(*step.program, std::max_element(live.begin(), live.end()) - live.begin());
+      describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
   planned.model_flops = planned.config.training_flops_per_sequence(planned.step.sequence) *
                         planned.step.micro_batch_size *
@@ -149,14 +135,22 @@ std::string make_text(const Options& options, const Planned& planned) {
 }  // namespace
 
 ExitStatus run_plan(const Options& options) {
-  const RunLayout run = run_layout_of(options, load_model_config(options));
+  const ModelConfig config = load_model_config(options);
+  const RunLayout run = run_layout_of(options, config);
   const Layout& layout = run.layout;
   const bool only_data_parallel =
       layout.dp() == layout.world_size() && layout.edp() == layout.world_size();
-  if (!only_data_parallel || options.ranks > kMostThreadRanks) {
-    fmt::print("{}",
-               options.json ? make_layout_json(options, run) : make_layout_text(options, run));
-    return ExitStatus::done;
+  if (!only_data_parallel || options.ranks > kMostThreadRanks || options.fake_process_group) {
+    std::optional<RanksReport> report;
+    if (options.fake_process_group || options.ranks <= kMostBuiltRanks) {
+      report = check_ranks(options, config, run);
+    }
+    const RanksReport* shown = report ? &*report : nullptr;
+    fmt::print("{}", options.json ? make_layout_json(options, run, shown)
+                                  : make_layout_text(options, run, shown));
+    // A machine for all ranks is wanted of those only that shall run on it.
+    return report && !report->fits() && !options.fake_process_group ? ExitStatus::does_not_fit
+                                                                    : ExitStatus::done;
   }
   const Planned planned = make_plan(options, run);
   fmt::print("{}", options.json ? make_json(planned) : make_text(options, planned));

@@ -304,7 +304,8 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
   return text + fmt::format(", {}\n", options.compute_dtype);
 }
 
-std::string make_layout_text(const Options& options, const RunLayout& run) {
+std::string make_layout_text(const Options& options, const RunLayout& run,
+                             const RanksReport* report) {
   const ModelConfig config = load_model_config(options);
   const ModelState state =
       declare_model_state(config, compute_dtype_of(options), /*trained=*/false);
@@ -330,12 +331,14 @@ std::string make_layout_text(const Options& options, const RunLayout& run) {
     const auto flops = stage_flops(config, state, run.partition, sequence);
     text += "Pipeline\n" + pipeline_text(run, run_pipeline(run, flops)) + "\n";
   }
+  if (report != nullptr) return text + make_ranks_text(*report, run.layout);
   return text +
-         "Memory beyond weights is planned for one rank only in this version, and `troupe train` "
-         "runs on one.\n";
+         "With --fake-process-group the programs of all ranks are built and checked, and their "
+         "memory is planned.\n";
 }
 
-std::string make_layout_json(const Options& options, const RunLayout& run) {
+std::string make_layout_json(const Options& options, const RunLayout& run,
+                             const RanksReport* report) {
   const ModelConfig config = load_model_config(options);
   const ModelState state =
       declare_model_state(config, compute_dtype_of(options), /*trained=*/false);
@@ -357,6 +360,7 @@ std::string make_layout_json(const Options& options, const RunLayout& run) {
   const int32_t sequence = sequence_length_of(options, config);
   const auto flops = stage_flops(config, state, run.partition, sequence);
   document["pipeline"] = pipeline_json(run, run_pipeline(run, flops));
+  if (report != nullptr) add_ranks_json(document, *report, run.layout);
   return document.dump(2) + "\n";
 }
 

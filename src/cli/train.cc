@@ -6,6 +6,7 @@
 namespace troupe {
 
 ExitStatus run_train(const Options& options) {
+  if (options.fake_process_group) return run_plan(options);
   install_interrupt_handlers();
   return train(options);
 }

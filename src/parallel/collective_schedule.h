@@ -5,12 +5,42 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
+#include "ops/pipeline_message/pipeline_message.h"
 #include "parallel/layout.h"
 #include "program/program.h"
 
 namespace troupe {
+
+// All that other ranks see of a program: its collectives and messages, in their order. Groups are
+// kinds, not ranks, so that ranks may share one trace; the program itself need not be kept.
+struct CollectiveTrace {
+  struct Tensor {
+    std::string name;
+    DType dtype = DType::f32;
+    Shape shape;
+    bool given = false;                           // an optional operand may not be
+    bool operator==(const Tensor& other) const {  // whatever the names
+      return given == other.given && dtype == other.dtype && shape == other.shape;
+    }
+  };
+  struct Event {
+    int32_t index = 0;  // of the operation
+    const OpSpec* spec = nullptr;
+    Place place;
+    RankGroup group = RankGroup::world;
+    std::optional<MessageUse> message;  // none: a collective
+    ValueId first;                      // of the tensors, in the program
+    std::vector<Tensor> tensors;        // handed over, or got
+  };
+  std::vector<Event> events;
+};
+
+CollectiveTrace trace_collectives(const Program& program);
 
 // programs[r] is that of rank r of the layout. Checks that
 // - the members of every group run the same collectives in the same order: kinds, dtypes, shapes;
@@ -21,6 +51,11 @@ namespace troupe {
 // The first fault is a UserError (does_not_fit: the plan is refused) that names the operations of
 // both ranks, or of all that would wait for ever. The work grows with the number of operations.
 void verify_collectives(std::span<const Program* const> programs, const Layout& layout);
+
+// The same where ranks share programs: traces[trace_of_rank[r]] is that of rank r. Traces that meet
+// in several groups are compared once for each kind of group; all ranks are carried out.
+void verify_collectives(std::span<const CollectiveTrace> traces,
+                        std::span<const int32_t> trace_of_rank, const Layout& layout);
 
 // Of the kinds, groups, peers, dtypes and shapes of all collectives and messages. Ranks at the same
 // place of the pipeline have equal ones when verify_collectives() finds that their programs agree,

@@ -93,8 +93,9 @@ ModelConfig model_of_flags(const Options& options) {
 }
 
 bool assumes_llama2_vocabulary(const Options& options) {
-  if (options.command == Command::train || !options.model.empty() || options.vocab_size ||
-      !describes_shape(options) || options.tokenizer_type != "Llama2Tokenizer") {
+  if ((options.command == Command::train && !options.fake_process_group) ||
+      !options.model.empty() || options.vocab_size || !describes_shape(options) ||
+      options.tokenizer_type != "Llama2Tokenizer") {
     return false;
   }
   std::error_code error;

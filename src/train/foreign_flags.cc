@@ -289,7 +289,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("hierarchical-context-parallel-sizes",
             "say --context-parallel-size and --cp-comm-type."),
     refused("hybrid-context-parallel", "say --context-parallel-size and --cp-comm-type."),
-    refused("fake-process-group", "`troupe plan` shows any layout without starting its ranks."),
 
     // Memory.
     accepted("recompute-activations", kMemory),

@@ -727,6 +727,12 @@ constexpr OptionSpec kOptions[] = {
      .help = "Short for --rank-order tp-cp-ep-pp-dp.",
      .commands = kCompute,
      .shorthand = "tp-cp-ep-pp-dp"},
+    {.name = "fake-process-group",
+     .member = &Options::fake_process_group,
+     .group = kLayout,
+     .help = "Build the programs of all ranks on this machine, check each and that all fit "
+             "together, plan their memory, and run nothing: no data, no weights, no other rank.",
+     .commands = kTrain | kPlan},
 
     // Data.
     {.name = "data-path",

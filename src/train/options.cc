@@ -218,7 +218,8 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--ranks {}: troupe {} works with one rank. Use --ranks 1.",
                                   options.ranks, info_of(options.command).name));
   }
-  if (options.command != Command::plan && options.ranks > kMostThreadRanks) {
+  const bool runs = options.command != Command::plan && !options.fake_process_group;
+  if (runs && options.ranks > kMostThreadRanks) {
     throw_bad_request(fmt::format("--ranks {}: at most {} ranks run as threads of one process.",
                                   options.ranks, kMostThreadRanks));
   }

@@ -147,6 +147,7 @@ struct Options {
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
+  bool fake_process_group = false;
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()

@@ -58,7 +58,7 @@ expect 2 tokenize --input "$scratch/missing.txt" --output-prefix "$scratch/corpu
 silent_out
 grep -qF missing.txt "$scratch/err" || fail "$what: the missing file is not named"
 
-# Layouts: plan shows them, other commands run one rank.
+# Layouts: plan shows them, inspect the program of any rank.
 layout=(--ranks 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
   --expert-model-parallel-size 4)
 expect 0 plan --model mixtral-tiny "${layout[@]}" --global-batch-size 8
@@ -81,8 +81,10 @@ refused '--num-layers-per-virtual-pipeline-stage 3: 4 layers are not a multiple 
 refused '--pipeline-model-parallel-layout Et|ttt: L (loss) must stand once' \
   plan --model mixtral-tiny --ranks 2 --pipeline-model-parallel-size 2 \
   --pipeline-model-parallel-layout 'Et|ttt'
-refused '--tensor-model-parallel-size 2: troupe inspect runs data parallelism only' \
-  inspect --model mixtral-tiny --tensor-model-parallel-size 2
+expect 0 inspect --model mixtral-tiny "${layout[@]}" --global-batch-size 8 --rank 6
+silent_err
+out_has "receive"
+out_has "all_reduce"
 
 expect 0 --help
 silent_err

@@ -132,9 +132,15 @@ TEST(MegatronFlags, InspectAndBenchTakeTheExampleInOneRank) {
     EXPECT_EQ(load_model_config(line.options).num_layers, 32) << command;
   }
   EXPECT_EQ(parse("train " + text).notes.size(), 8U) << "train uses its flags, and needs the files";
-  // Of the layouts that do not run yet, the first is named.
-  EXPECT_TRUE(refusal("inspect --ranks 32 " + std::string(kMixtral))
-                  .starts_with("--pipeline-model-parallel-size 4: "));
+  // Of the layouts that a command does not run, the first is named.
+  EXPECT_TRUE(
+      refusal("bench " + std::string(kMixtral)).starts_with("--pipeline-model-parallel-size 4: "));
+  // Looking needs no run, nor does a group that is not there.
+  EXPECT_EQ(parse("inspect --ranks 32 --rank 31 " + std::string(kMixtral)).options.rank, 31);
+  const Options fake =
+      parse("train --ranks 32 --fake-process-group " + std::string(kMixtral)).options;
+  EXPECT_TRUE(fake.fake_process_group);
+  EXPECT_EQ(load_model_config(fake).vocab_size, 32000) << "without the tokenizer's file";
 }
 
 TEST(MegatronFlags, EachIsAnOptionOrInTheTableOnce) {

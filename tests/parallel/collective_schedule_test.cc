@@ -74,6 +74,57 @@ Layout square() {
   return Layout({.world_size = 4, .tensor_parallel = 2});
 }
 
+// 2 x 2 ranks, tp {0 1} {2 3}, pp {0 2} {1 3}, of which both of a tp group share a program.
+std::string refusal_of_classes(const std::vector<Rank>& programs,
+                               const std::vector<int32_t>& program_of_rank) {
+  std::vector<CollectiveTrace> traces;
+  for (const Rank& rank : programs) traces.push_back(trace_collectives(rank.program));
+  const Layout layout({.world_size = 4, .tensor_parallel = 2, .pipeline_parallel = 2});
+  try {
+    verify_collectives(traces, program_of_rank, layout);
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.status(), ExitStatus::does_not_fit);
+    return error.what();
+  }
+  return {};
+}
+
+TEST(CollectiveScheduleCheck, RanksShareProgramsInTheirOwnGroups) {
+  std::vector<Rank> programs(2);
+  programs[0].sum(RankGroup::tp, 3).send(1).receive(1, 8).finish(1, 0).sum(RankGroup::world);
+  programs[1].receive(0).sum(RankGroup::tp, 5).send(0, 8).finish(0, 0).sum(RankGroup::world);
+  EXPECT_EQ(refusal_of_classes(programs, {0, 0, 1, 1}), "");
+}
+
+TEST(CollectiveScheduleCheck, RefusesACollectiveLeftOutOfOneOfManyRanks) {
+  std::vector<Rank> programs(3);
+  for (Rank& rank : programs) rank.builder.place = {.layer = 1};
+  programs[0].sum(RankGroup::tp).send(1).finish(1, 0).sum(RankGroup::world);
+  programs[1].sum(RankGroup::tp).receive(0).sum(RankGroup::world);
+  programs[2].receive(0).sum(RankGroup::world);  // as the one before, but for one collective
+  EXPECT_EQ(refusal_of_classes(programs, {0, 0, 1, 1}), "");
+  expect_says(refusal_of_classes(programs, {0, 0, 1, 2}),
+              "rank 3 has no collective 0, which in rank 2 is operation 0 (all_reduce, layer 1, "
+              "group tp) of metric f64 [1]");
+}
+
+TEST(CollectiveScheduleCheck, RefusesSharedProgramsThatWaitForEver) {
+  std::vector<Rank> programs(2);
+  programs[0].send(1).finish(1, 0).sum(RankGroup::world);
+  programs[1].sum(RankGroup::world).receive(0);
+  const std::string message = refusal_of_classes(programs, {0, 0, 1, 1});
+  expect_says(message, "rank 1 waits in operation 2 (finish_send, group pp)");
+  expect_says(message,
+              "rank 3 waits in operation 0 (all_reduce, group world) of metric f64 [1] "
+              "for rank 0, rank 1");
+  // Who shares a program still has messages of its own.
+  std::vector<Rank> lost(3);
+  lost[0].send(1).finish(1, 0);
+  lost[1].receive(0);
+  expect_says(refusal_of_classes(lost, {0, 0, 1, 2}),
+              "rank 3 never receives message 0 from rank 1");
+}
+
 TEST(CollectiveScheduleCheck, AcceptsMessagesAndGroupsThatFit) {
   std::vector<Rank> ranks(2);
   ranks[0].send(1).receive(1, 8).finish(1, 0).sum(RankGroup::world);

@@ -1,0 +1,126 @@
+#include "cli/ranks_report.h"
+
+#include <chrono>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <sys/resource.h>
+
+#include "base/machine.h"
+#include "base/units.h"
+#include "train/model_options.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::ordered_json;
+
+uint64_t peak_process_bytes() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+uint64_t bytes_of(const RankPlan& plan, Role role) {
+  return plan.bytes_by_role[static_cast<size_t>(role)];
+}
+
+// What is small has no column of its own.
+uint64_t other_bytes(const RankPlan& plan) {
+  return bytes_of(plan, Role::router_state) + bytes_of(plan, Role::input) +
+         bytes_of(plan, Role::metric);
+}
+
+int64_t sum_of(const RanksReport& report, int64_t RankPlan::*member) {
+  int64_t sum = 0;
+  for (const RankPlan& plan : report.classes) sum += plan.*member * plan.ranks;
+  return sum;
+}
+
+std::string programs_line(const RanksReport& report) {
+  int64_t ranks = 0;
+  for (const RankPlan& plan : report.classes) ranks += plan.ranks;
+  return fmt::format(
+      "  {} ranks run {} different programs; {} operations, {} collectives and {} messages fit "
+      "together\n",
+      ranks, report.classes.size(),
+      format_count(static_cast<double>(sum_of(report, &RankPlan::operations))),
+      format_count(static_cast<double>(sum_of(report, &RankPlan::collectives))),
+      format_count(static_cast<double>(sum_of(report, &RankPlan::messages))));
+}
+
+}  // namespace
+
+uint64_t RanksReport::total_bytes() const {
+  uint64_t sum = 0;
+  for (const RankPlan& plan : classes) sum += plan.total_bytes * static_cast<uint64_t>(plan.ranks);
+  return sum;
+}
+
+RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
+  const auto start = std::chrono::steady_clock::now();
+  RanksReport report;
+  report.classes = plan_ranks(
+      config, compute_dtype_of(options), std::make_shared<const RunLayout>(run),
+      training_step_options(options, config), threads_per_rank(options), thread_count(options));
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.peak_bytes = peak_process_bytes();
+  report.available_bytes = available_memory_bytes();
+  return report;
+}
+
+std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
+  std::string text = "Memory of one rank, by what its program is\n";
+  text += fmt::format("  {:>5} {:>5} {:>3} {:>12}{:>12}{:>12}{:>12}{:>12}{:>14}{:>12}{:>12}\n",
+                      "ranks", "first", "pp", "parameters", "gradients", "optimizer", "activations",
+                      "workspace", "communication", "other", "total");
+  for (const RankPlan& plan : report.classes) {
+    text += fmt::format("  {:>5} {:>5} {:>3} ", plan.ranks, plan.first_rank,
+                        layout.dense_place(plan.first_rank).pp);
+    for (const Role role : {Role::parameter, Role::gradient, Role::optimizer, Role::activation,
+                            Role::workspace, Role::communication}) {
+      text += fmt::format("{:>{}}", format_bytes(bytes_of(plan, role)),
+                          role == Role::communication ? 14 : 12);
+    }
+    text += fmt::format("{:>12}{:>12}\n", format_bytes(other_bytes(plan)),
+                        format_bytes(plan.total_bytes));
+  }
+  text += programs_line(report);
+  text += fmt::format("  built and checked in {}, with at most {} of memory\n\n",
+                      format_duration(report.seconds), format_bytes(report.peak_bytes));
+  if (report.available_bytes == 0) {
+    return text + "This machine does not say how much memory is available.\n";
+  }
+  return text + fmt::format("All ranks together need {}; {} are available here: {}.\n",
+                            format_bytes(report.total_bytes()),
+                            format_bytes(report.available_bytes),
+                            report.fits() ? "as threads of one process they fit"
+                                          : "as threads of one process they do not fit");
+}
+
+void add_ranks_json(ordered_json& document, const RanksReport& report, const Layout& layout) {
+  document["fits"] = report.fits();
+  document["total_bytes"] = report.total_bytes();
+  document["available_bytes"] =
+      report.available_bytes == 0 ? ordered_json() : ordered_json(report.available_bytes);
+  document["rank_classes"] = ordered_json::array();
+  for (const RankPlan& plan : report.classes) {
+    ordered_json bytes;
+    for (int i = 0; i < kRoleCount; ++i) {
+      const auto role = static_cast<Role>(i);
+      bytes[std::string(name_of(role))] = bytes_of(plan, role);
+    }
+    bytes["total"] = plan.total_bytes;
+    document["rank_classes"].push_back({{"first_rank", plan.first_rank},
+                                        {"ranks", plan.ranks},
+                                        {"pp", layout.dense_place(plan.first_rank).pp},
+                                        {"bytes", std::move(bytes)},
+                                        {"peak_operation", plan.peak_operation},
+                                        {"operations", plan.operations},
+                                        {"collectives", plan.collectives},
+                                        {"messages", plan.messages},
+                                        {"operation_flops", plan.operation_flops}});
+  }
+  document["check"] = {{"seconds", report.seconds}, {"peak_bytes", report.peak_bytes}};
+}
+
+}  // namespace troupe

@@ -1,0 +1,172 @@
+#include "plan/rank_plans.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "model/parameters.h"
+#include "parallel/collective_schedule.h"
+#include "passes/memory_plan.h"
+#include "program/op_spec.h"
+#include "program/verify.h"
+
+namespace troupe {
+namespace {
+
+// All of a rank that its program depends on, but for numbers in attributes.
+std::vector<int64_t> class_key(const ModelConfig& config, DType dtype, const ModelPart& part) {
+  const DensePlace dense = part.dense();
+  const std::vector<int32_t> kv_replicas = part.layout().members(RankGroup::kv_replicas, part.rank);
+  std::vector<int64_t> key = {
+      dense.pp,
+      // The loss counts once in a tp group, and the vocabulary's first slice needs no shift.
+      dense.tp == 0,
+      // Who counts the elements of the gradient's norm that several ranks hold.
+      dense.dp == 0 && dense.cp == 0,
+      config.num_experts > 0 && part.expert().edp == 0,
+      static_cast<int64_t>(kv_replicas.size()),
+      kv_replicas.front() == part.rank,
+  };
+  const ModelState state = declare_model_state(config, dtype, /*trained=*/false, part);
+  for (const Parameter& parameter : state.parameters) {
+    key.push_back(static_cast<int64_t>(parameter.kind));
+    key.push_back(parameter.layer);
+    key.push_back(static_cast<int64_t>(parameter.slice.gradient));
+    for (const auto& ranges : parameter.slice.ranges) {
+      for (const IndexRange& range : ranges) key.push_back(range.end - range.begin);
+      key.push_back(-1);  // the dimension's end
+    }
+  }
+  return key;
+}
+
+struct BuiltClass {
+  RankPlan plan;
+  CollectiveTrace trace;
+  CollectiveTrace evaluation;
+};
+
+// Of an evaluation, which runs between steps.
+CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& state,
+                                 const TrainingStepOptions& options) {
+  const InferenceStep step =
+      build_evaluation_step(config, state, options.micro_batch_size, options.sequence);
+  verify_program(*step.program);
+  return trace_collectives(*step.program);
+}
+
+BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& part,
+                       const TrainingStepOptions& options, int threads) {
+  const ModelState state = declare_model_state(config, dtype, /*trained=*/true, part);
+  const TrainingStep step = build_training_step(config, state, options);
+  const Program& program = *step.program;
+  verify_program(program);
+  const MemoryPlan memory = plan_memory(program, threads);
+  verify_memory_plan(program, memory);
+  BuiltClass built;
+  built.trace = trace_collectives(program);
+  built.evaluation = trace_evaluation(config, state, options);
+  RankPlan& plan = built.plan;
+  plan.first_rank = part.rank;
+  plan.bytes_by_role = memory.bytes_by_role;
+  plan.total_bytes = memory.total_bytes();
+  plan.state_bytes = memory.state_bytes;
+  plan.peak_operation = describe_operation(program, peak_operation(memory.live_bytes));
+  plan.operations = program.op_count();
+  plan.operation_flops = count_flops(program);
+  for (const CollectiveTrace::Event& event : built.trace.events) {
+    if (!event.message) {
+      ++plan.collectives;
+    } else if (event.message->action != MessageUse::Action::finish) {
+      ++plan.messages;
+    }
+  }
+  return built;
+}
+
+// Calls work(i) for all i below `count`, on several threads. The first exception ends all.
+template <class Work>
+void for_each(size_t count, int workers, const Work& work) {
+  std::atomic<size_t> next = 0;
+  std::exception_ptr failure;
+  std::mutex mutex;
+  const auto run = [&] {
+    try {
+      for (size_t i = next++; i < count; i = next++) work(i);
+    } catch (...) {
+      next = count;
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < std::min(count, static_cast<size_t>(workers)); ++i) {
+    threads.emplace_back(run);
+  }
+  run();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+RankClasses classify_ranks(const ModelConfig& config, DType dtype,
+                           const std::shared_ptr<const RunLayout>& run) {
+  RankClasses classes;
+  std::map<std::vector<int64_t>, int32_t> known;
+  for (int32_t rank = 0; rank < run->layout.world_size(); ++rank) {
+    const auto [found, is_new] =
+        known.try_emplace(class_key(config, dtype, {.run = run, .rank = rank}),
+                          static_cast<int32_t>(classes.first_rank.size()));
+    if (is_new) classes.first_rank.push_back(rank);
+    classes.class_of_rank.push_back(found->second);
+  }
+  return classes;
+}
+
+std::string describe_operation(const Program& program, int32_t index) {
+  const Op& op = program.op(index);
+  std::string text = "operation " + std::to_string(index) + " (" + op.spec->name;
+  if (op.place.layer >= 0) text += ", layer " + std::to_string(op.place.layer);
+  if (op.place.micro_batch >= 0) text += ", micro-batch " + std::to_string(op.place.micro_batch);
+  return text + ")";
+}
+
+int32_t peak_operation(const std::vector<uint64_t>& live_bytes) {
+  return static_cast<int32_t>(std::max_element(live_bytes.begin(), live_bytes.end()) -
+                              live_bytes.begin());
+}
+
+double count_flops(const Program& program) {
+  double flops = 0;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    if (op.spec->cost != nullptr) flops += op.spec->cost(OpView{program, op}).flops;
+  }
+  return flops;
+}
+
+std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
+                                 const std::shared_ptr<const RunLayout>& run,
+                                 const TrainingStepOptions& options, int threads, int workers) {
+  const RankClasses classes = classify_ranks(config, dtype, run);
+  std::vector<RankPlan> plans(classes.first_rank.size());
+  std::vector<CollectiveTrace> traces(plans.size());
+  std::vector<CollectiveTrace> evaluations(plans.size());
+  for_each(plans.size(), workers, [&](size_t i) {
+    BuiltClass built =
+        build_class(config, dtype, {.run = run, .rank = classes.first_rank[i]}, options, threads);
+    plans[i] = std::move(built.plan);
+    traces[i] = std::move(built.trace);
+    evaluations[i] = std::move(built.evaluation);
+  });
+  for (const int32_t number : classes.class_of_rank) ++plans[static_cast<size_t>(number)].ranks;
+  verify_collectives(traces, classes.class_of_rank, run->layout);
+  verify_collectives(evaluations, classes.class_of_rank, run->layout);
+  return plans;
+}
+
+}  // namespace troupe

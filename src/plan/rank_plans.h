@@ -1,0 +1,64 @@
+// The step programs of all ranks of a layout, built, checked and planned on one machine: nothing
+// runs, no state is allocated, no other rank is needed.
+//
+// Ranks whose programs are equal but for numbers (which ranks their groups consist of, which slice
+// of a parameter or of the vocabulary is theirs, which micro-batches) are of one class. One program
+// is built for each class and dropped again: what stays is its memory plan in numbers and the trace
+// of its collectives. So the work grows with the places in the pipeline, not with the ranks.
+//
+// Pure functions of their arguments; any thread. plan_ranks() starts threads of its own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/model_config.h"
+#include "model/model_part.h"
+#include "passes/step_programs.h"
+
+namespace troupe {
+
+struct RankClasses {
+  std::vector<int32_t> first_rank;     // by class; they ascend
+  std::vector<int32_t> class_of_rank;  // by rank
+};
+
+// `dtype`: that of the weights.
+RankClasses classify_ranks(const ModelConfig& config, DType dtype,
+                           const std::shared_ptr<const RunLayout>& run);
+
+// What one rank of a class does in a step, and needs for it.
+struct RankPlan {
+  int32_t first_rank = 0;
+  int32_t ranks = 0;
+  std::array<uint64_t, kRoleCount> bytes_by_role{};  // as in MemoryPlan
+  uint64_t total_bytes = 0;
+  uint64_t state_bytes = 0;
+  std::string peak_operation;  // where most transient bytes are live
+  int64_t operations = 0;
+  int64_t collectives = 0;
+  int64_t messages = 0;  // sent or received
+  double operation_flops = 0;
+};
+
+// "operation 7 (attention, layer 2, micro-batch 0)"
+std::string describe_operation(const Program& program, int32_t index);
+
+// The operation at which most transient bytes are live, of those of a memory plan.
+int32_t peak_operation(const std::vector<uint64_t>& live_bytes);
+
+// Of all operations.
+double count_flops(const Program& program);
+
+// Of all classes, by first rank. Each program has passed verify_program() and its plan
+// verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the
+// UserError of verify_collectives(). The same holds of their evaluation, whose memory is not
+// counted. `threads`: of one rank's pool. `workers` programs are in memory at once.
+std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
+                                 const std::shared_ptr<const RunLayout>& run,
+                                 const TrainingStepOptions& options, int threads, int workers);
+
+}  // namespace troupe

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""The programs of many ranks, built and checked on one machine: Megatron's example of Mixtral 8x7B
+on 32 ranks, and a model of DeepSeek-V3's shape on 1,024.
+
+Usage: fake_process_group_test.py TROUPE SOURCE_FOLDER
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+TROUPE = ""
+SOURCE = pathlib.Path()
+
+# The shape of DeepSeek-V3 with plain attention: 61 layers on 8 places of 4 stages.
+DEEPSEEK = """
+--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --moe-ffn-hidden-size 2048
+--num-attention-heads 128 --num-query-groups 128 --group-query-attention --kv-channels 128
+--vocab-size 129280 --seq-length 4096 --max-position-embeddings 4096 --num-experts 256
+--moe-router-topk 8 --moe-layer-freq ([0]*3+[1]*58) --moe-shared-expert-intermediate-size 2048
+--moe-router-score-function sigmoid --moe-router-enable-expert-bias --normalization RMSNorm
+--swiglu --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0
+--hidden-dropout 0 --bf16 --moe-token-dispatcher-type alltoall --ranks 1024
+--tensor-model-parallel-size 2 --pipeline-model-parallel-size 8 --expert-model-parallel-size 64
+--expert-tensor-parallel-size 1 --pipeline-model-parallel-layout Et|(tt|)*30L
+--micro-batch-size 1 --global-batch-size 2048
+""".split()
+ROLES = {"parameters", "gradients", "optimizer", "activations", "workspace", "communication"}
+
+
+def mixtral():
+    """The command line that megatron_flags_test.cc holds."""
+    text = (SOURCE / "tests/cli/megatron_flags_test.cc").read_text()
+    literals = re.search(r"kMixtral =\n(.*?);", text, re.DOTALL).group(1)
+    return "".join(re.findall(r'"(.*?)"', literals)).split()
+
+
+def run(*arguments):
+    return subprocess.run([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=False)
+
+
+class FakeProcessGroup(unittest.TestCase):
+    def document(self, *arguments):
+        result = run(*arguments, "--fake-process-group", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def check_classes(self, plan, ranks):
+        classes = plan["rank_classes"]
+        self.assertEqual(sum(each["ranks"] for each in classes), ranks)
+        for each in classes:
+            self.assertLessEqual(ROLES, set(each["bytes"]))
+            parts = sum(bytes_ for role, bytes_ in each["bytes"].items() if role != "total")
+            self.assertEqual(parts, each["bytes"]["total"])
+            self.assertGreater(each["collectives"], 0)
+        self.assertEqual(sum(each["ranks"] * each["bytes"]["total"] for each in classes),
+                         plan["total_bytes"])
+        self.assertGreater(plan["check"]["seconds"], 0)
+        return classes
+
+    def test_mixtral_on_32_ranks(self):
+        plan = self.document("plan", "--ranks", 32, *mixtral())
+        classes = self.check_classes(plan, 32)
+        # By place in the pipeline: the one replica that counts the norm of what all hold, and the
+        # other seven.
+        self.assertEqual([(each["pp"], each["ranks"]) for each in classes],
+                         [(pp, ranks) for pp in range(4) for ranks in (1, 7)])
+        for each in classes:
+            weights = plan["parameters_per_rank"][each["pp"]]["bytes"]
+            # Each tensor is filled up to 64 bytes.
+            self.assertAlmostEqual(each["bytes"]["parameters"], weights, delta=1e5)
+            # A message in and one out for each of 16 micro-batches, forward and backward; half of
+            # that at both ends.
+            self.assertEqual(each["messages"], 32 if each["pp"] in (0, 3) else 64)
+
+    def test_text_says_classes_time_and_memory(self):
+        result = run("train", "--ranks", 32, "--fake-process-group", *mixtral())
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("32 ranks run 8 different programs", result.stdout)
+        self.assertRegex(result.stdout, r"built and checked in .*s, with at most .*B of memory")
+
+    def test_shape_of_deepseek_v3_on_1024_ranks(self):
+        plan = self.document("plan", *DEEPSEEK)
+        classes = self.check_classes(plan, 1024)
+        self.assertEqual({each["pp"] for each in classes}, set(range(8)))
+        self.assertLess(len(classes), 64, "the work grows with the classes")
+        self.assertLess(plan["check"]["peak_bytes"], 8 << 30)
+
+    def test_a_layout_that_cannot_be_is_refused(self):
+        result = run("plan", "--model", "mixtral-tiny", "--ranks", 6, "--fake-process-group",
+                     "--expert-model-parallel-size", 3)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--expert-model-parallel-size 3", result.stderr)
+
+    def test_what_does_not_fit_here_is_refused_without_the_flag_alone(self):
+        flags = ("plan", "--ranks", 32, *mixtral())
+        self.assertEqual(run(*flags, "--json").returncode, 3)
+        self.assertEqual(run(*flags, "--json", "--fake-process-group").returncode, 0)
+
+
+if __name__ == "__main__":
+    TROUPE = sys.argv[1]
+    SOURCE = pathlib.Path(sys.argv[2])
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,154 @@
+// Classes of ranks: whoever is planned with another rank's program has that very program, but for
+// numbers in attributes.
+#include "plan/rank_plans.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <numeric>
+#include <sstream>
+
+#include "model/parameters.h"
+#include "parallel/collective_schedule.h"
+#include "passes/memory_plan.h"
+#include "program/op_spec.h"
+#include "train/command_line.h"
+#include "train/layout_options.h"
+#include "train/model_options.h"
+
+namespace troupe {
+namespace {
+
+struct Case {
+  const char* name;
+  const char* flags;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Case& c) {
+  return stream << c.name;
+}
+
+// The ranks of a command line, one program each.
+struct World {
+  explicit World(const std::string& flags) {
+    std::istringstream stream("plan --seq-length 16 --max-position-embeddings 16 " + flags);
+    const std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
+    options = parse_command_line(words).options;
+    config = load_model_config(options);
+    run = std::make_shared<const RunLayout>(run_layout_of(options, config));
+    step = training_step_options(options, config);
+    for (int32_t rank = 0; rank < options.ranks; ++rank) {
+      const ModelState state = declare_model_state(config, compute_dtype_of(options),
+                                                   /*trained=*/true, {.run = run, .rank = rank});
+      programs.push_back(build_training_step(config, state, step).program);
+    }
+  }
+
+  Options options;
+  ModelConfig config;
+  std::shared_ptr<const RunLayout> run;
+  TrainingStepOptions step;
+  std::vector<std::unique_ptr<Program>> programs;
+};
+
+// Empty: they are the same, but for attributes.
+std::string difference(const Program& a, const Program& b) {
+  if (a.op_count() != b.op_count()) return "the number of operations";
+  if (a.value_count() != b.value_count()) return "the number of values";
+  for (int32_t i = 0; i < a.value_count(); ++i) {
+    const Value& x = a.value(ValueId{i});
+    const Value& y = b.value(ValueId{i});
+    if (x.role != y.role || x.dtype != y.dtype || x.shape != y.shape || x.rows != y.rows) {
+      return "value " + x.name;
+    }
+  }
+  for (int32_t index = 0; index < a.op_count(); ++index) {
+    const Op& x = a.op(index);
+    const Op& y = b.op(index);
+    const auto same = [](std::span<const ValueId> left, std::span<const ValueId> right) {
+      return std::equal(left.begin(), left.end(), right.begin(), right.end());
+    };
+    const bool groups = x.spec == y.spec && x.spec->group != nullptr &&
+                        x.spec->group(x.attributes) != y.spec->group(y.attributes);
+    if (x.spec != y.spec || groups || x.workspace != y.workspace ||
+        x.place.layer != y.place.layer || x.place.micro_batch != y.place.micro_batch ||
+        x.place.phase != y.place.phase || !same(a.inputs(x), b.inputs(y)) ||
+        !same(a.outputs(x), b.outputs(y))) {
+      return describe_operation(a, index) + " and " + describe_operation(b, index);
+    }
+  }
+  return {};
+}
+
+class RankClassesOf : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RankClassesOf, HaveOneProgram) {
+  const World world(GetParam().flags);
+  const RankClasses classes =
+      classify_ranks(world.config, compute_dtype_of(world.options), world.run);
+  ASSERT_EQ(classes.class_of_rank.size(), world.programs.size());
+  EXPECT_LT(classes.first_rank.size(), world.programs.size()) << "some ranks share a program";
+  EXPECT_TRUE(std::is_sorted(classes.first_rank.begin(), classes.first_rank.end()));
+  for (size_t rank = 0; rank < world.programs.size(); ++rank) {
+    const auto first =
+        static_cast<size_t>(classes.first_rank[static_cast<size_t>(classes.class_of_rank[rank])]);
+    EXPECT_EQ(difference(*world.programs[first], *world.programs[rank]), "")
+        << "rank " << rank << " is taken to be as rank " << first;
+    EXPECT_EQ(hash_collectives(*world.programs[first]), hash_collectives(*world.programs[rank]));
+  }
+}
+
+TEST_P(RankClassesOf, HaveThePlansOfTheirRanks) {
+  const World world(GetParam().flags);
+  const std::vector<RankPlan> plans =
+      plan_ranks(world.config, compute_dtype_of(world.options), world.run, world.step,
+                 /*threads=*/1, /*workers=*/2);
+  const RankClasses classes =
+      classify_ranks(world.config, compute_dtype_of(world.options), world.run);
+  ASSERT_EQ(plans.size(), classes.first_rank.size());
+  EXPECT_EQ(std::accumulate(plans.begin(), plans.end(), 0,
+                            [](int32_t sum, const RankPlan& plan) { return sum + plan.ranks; }),
+            world.options.ranks);
+  for (size_t rank = 0; rank < world.programs.size(); ++rank) {
+    const RankPlan& plan = plans[static_cast<size_t>(classes.class_of_rank[rank])];
+    const MemoryPlan memory = plan_memory(*world.programs[rank], 1);
+    EXPECT_EQ(plan.bytes_by_role, memory.bytes_by_role) << "rank " << rank;
+    EXPECT_EQ(plan.total_bytes, memory.total_bytes()) << "rank " << rank;
+    EXPECT_EQ(plan.operations, world.programs[rank]->op_count()) << "rank " << rank;
+  }
+  std::vector<const Program*> all;
+  for (const auto& program : world.programs) all.push_back(program.get());
+  verify_collectives(all, world.run->layout);
+}
+
+constexpr Case kCases[] = {
+    {"replicas", "--model mixtral-tiny --ranks 4 --global-batch-size 8"},
+    {"folded",
+     "--model mixtral-tiny --ranks 16 --tensor-model-parallel-size 2 "
+     "--pipeline-model-parallel-size 2 --expert-model-parallel-size 4 "
+     "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall --global-batch-size 16"},
+    {"sliced_experts",
+     "--model mixtral-tiny --ranks 8 --tensor-model-parallel-size 2 --expert-model-parallel-size 2 "
+     "--expert-tensor-parallel-size 2 --moe-token-dispatcher-type flex --global-batch-size 8"},
+    {"context",
+     "--model mixtral-tiny --ranks 8 --context-parallel-size 2 --tensor-model-parallel-size 2 "
+     "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1"},
+    {"uneven_vocabulary",
+     "--model mixtral-tiny --vocab-size 263 --ranks 8 --tensor-model-parallel-size 4"},
+    {"shared_heads",
+     "--model mixtral-tiny --num-query-groups 1 --ranks 8 --tensor-model-parallel-size 4 "
+     "--expert-tensor-parallel-size 1 --qk-layernorm"},
+    {"tied_pipeline",
+     "--model mixtral-tiny --untie-embeddings-and-output-weights=false --ranks 16 "
+     "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+     "--tensor-model-parallel-size 2 --global-batch-size 16"},
+    {"zero_bubble",
+     "--model mixtral-tiny --ranks 8 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v "
+     "--global-batch-size 16"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Layouts, RankClassesOf, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace troupe
