@@ -108,7 +108,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
       (options.micro_batch_size * layout.dp());
   schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
   check_shape(schedule);
-  return {std::move(layout), std::move(partition), schedule};
+  return {std::move(layout), std::move(partition), schedule, options.use_distributed_optimizer};
 }
 
 void check_runnable_layout(const Options& options) {
@@ -127,8 +127,6 @@ void check_runnable_layout(const Options& options) {
                    options.expert_tensor_parallel_size.value_or(1));
   refuse_above_one("--num-virtual-stages-per-pipeline-rank",
                    options.num_virtual_stages_per_pipeline_rank.value_or(1));
-  refuse_above_one("--num-distributed-optimizer-instances",
-                   options.num_distributed_optimizer_instances);
 }
 
 }  // namespace troupe
