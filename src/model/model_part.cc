@@ -13,9 +13,9 @@ RunLayout layout_of_one_rank(int32_t layers) {
 Shard ModelPart::shard(GradientClass gradient) const {
   if (!run->distributed_optimizer) return {};
   const std::vector<int32_t> ranks = layout().members(shard_groups(gradient).within, rank);
-  return {.place = static_cast<int32_t>(std::find(ranks.begin(), ranks.end(), rank) -
-                                        ranks.begin()),
-          .count = static_cast<int32_t>(ranks.size())};
+  return {
+      .place = static_cast<int32_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()),
+      .count = static_cast<int32_t>(ranks.size())};
 }
 
 }  // namespace troupe

@@ -17,8 +17,8 @@ struct RunLayout {
   Layout layout;
   PipelinePartition partition;
   PipelineShape schedule;  // its micro-batches are those of one step and one pipeline
-  // Each of the ranks that hold the same slice of a parameter keeps the optimizer state of a shard of
-  // it, and updates that. With optimizer instances: the ranks of one instance.
+  // Each of the ranks that hold the same slice of a parameter keeps the optimizer state of a shard
+  // of it, and updates that. With optimizer instances: the ranks of one instance.
   bool distributed_optimizer = false;
 };
 

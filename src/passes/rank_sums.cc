@@ -55,8 +55,9 @@ ShardGroups shard_groups(GradientClass gradient, const ModelPart& part) {
   const Layout& layout = part.layout();
   const ShardGroups own = part.shard_groups(gradient);
   const ShardGroups dense = part.shard_groups(GradientClass::sliced);
-  const bool alike = layout.members(own.within, part.rank) == layout.members(dense.within, part.rank) &&
-                     layout.members(own.across, part.rank) == layout.members(dense.across, part.rank);
+  const bool alike =
+      layout.members(own.within, part.rank) == layout.members(dense.within, part.rank) &&
+      layout.members(own.across, part.rank) == layout.members(dense.across, part.rank);
   return alike ? dense : own;
 }
 
@@ -123,7 +124,7 @@ class LayerSums {
   Sums partial_;
   Sums replicas_;
   Sums copies_;
-  std::map<RankGroup, Sharded> sharded_;  // by the group within an instance
+  std::map<RankGroup, Sharded> sharded_;                 // by the group within an instance
   std::map<int64_t, std::vector<ValueId>> shared_rows_;  // by the first one
 };
 

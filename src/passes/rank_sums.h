@@ -16,15 +16,16 @@
 namespace troupe {
 
 // Sums the main gradients, layer by layer, the last one first: the order in which the backward pass
-// completes them. Emits nothing for one rank. With the distributed optimizer only the rank's shard of
-// a gradient is the sum; the rest of it is no longer of use.
+// completes them. Emits nothing for one rank. With the distributed optimizer only the rank's shard
+// of a gradient is the sum; the rest of it is no longer of use.
 void sum_gradients_over_ranks(Builder& builder, const ModelState& state);
 
 // The square of the norm of all gradients of the model, once summed: every element of the model
 // counts once, whoever holds it. f64 [1], the same bits on all ranks.
 ValueId squared_gradient_norm(Builder& builder, const ModelState& state);
 
-// With the distributed optimizer, gives every rank the shards of parameters that others have updated.
+// With the distributed optimizer, gives every rank the shards of parameters that others have
+// updated.
 void gather_parameters_over_ranks(Builder& builder, const ModelState& state);
 
 // Sums metrics over all ranks, of which each has a part. Emits nothing for one rank.

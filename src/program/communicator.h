@@ -47,8 +47,8 @@ class Communicator {
   virtual void all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,
                           ThreadPool& pool) = 0;
 
-  // In place, of every tensor the shard with this rank's place (program/shard.h): it becomes the sum
-  // over the ranks; the other elements stay. Types as for all_reduce.
+  // In place, of every tensor the shard with this rank's place (program/shard.h): it becomes the
+  // sum over the ranks; the other elements stay. Types as for all_reduce.
   virtual void reduce_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
                              ThreadPool& pool) = 0;
 

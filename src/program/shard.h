@@ -1,5 +1,5 @@
-// Shards: a tensor that several ranks hold alike, cut into as many parts, one for each, of which the
-// rank keeps the optimizer state. Plain values; any thread.
+// Shards: a tensor that several ranks hold alike, cut into as many parts, one for each, of which
+// the rank keeps the optimizer state. Plain values; any thread.
 #pragma once
 
 #include <cstdint>

@@ -127,6 +127,12 @@ void check_runnable_layout(const Options& options) {
                    options.expert_tensor_parallel_size.value_or(1));
   refuse_above_one("--num-virtual-stages-per-pipeline-rank",
                    options.num_virtual_stages_per_pipeline_rank.value_or(1));
+  if (options.num_distributed_optimizer_instances > 1 && !options.use_distributed_optimizer) {
+    throw_bad_request(
+        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks the "
+                    "optimizer state is sharded; add --use-distributed-optimizer.",
+                    options.num_distributed_optimizer_instances));
+  }
 }
 
 }  // namespace troupe

@@ -52,8 +52,8 @@ std::vector<StateId> optimizer_tensors(const Parameter& parameter) {
   return ids;
 }
 
-// Tells which of a rank's boxes no lower rank holds, so that each is saved once: boxes of values, or
-// of what the optimizer keeps.
+// Tells which of a rank's boxes no lower rank holds, so that each is saved once: boxes of values,
+// or of what the optimizer keeps.
 class LowestHolder {
  public:
   LowestHolder(const ModelConfig& config, const ModelPart& part, bool of_optimizer)

@@ -89,7 +89,8 @@ int64_t optimizer_bytes(const ModelState& state) {
   return bytes;
 }
 
-// Together the ranks of an instance keep the optimizer state once, and none much more than its part.
+// Together the ranks of an instance keep the optimizer state once, and none much more than its
+// part.
 TEST_P(OptimizerSharding, KeepsEveryElementOnce) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     LayoutCase layout = GetParam();

@@ -67,10 +67,8 @@ class Update {
                              .gradient = gradient});
     gradient_ = gradient;
     const auto moment = [&](const std::string& name) {
-      return table->add({.name = name,
-                         .dtype = sums,
-                         .shape = {rows, kColumns},
-                         .role = Role::optimizer});
+      return table->add(
+          {.name = name, .dtype = sums, .shape = {rows, kColumns}, .role = Role::optimizer});
     };
     exp_avg_ = moment("w.exp_avg");
     exp_avg_sq_ = moment("w.exp_avg_sq");
@@ -239,7 +237,8 @@ TEST(AdamW, AShardIsUpdatedAsInTheWhole) {
     Update whole(dtype, {});
     whole.set_parameter(normals(0));
     for (uint32_t step = 1; step <= 2; ++step) whole.run(step, normals(step));
-    for (const auto& [row, rows] : {std::pair<int64_t, int64_t>(0, 2), std::pair<int64_t, int64_t>(2, 3)}) {
+    for (const auto& [row, rows] :
+         {std::pair<int64_t, int64_t>(0, 2), std::pair<int64_t, int64_t>(2, 3)}) {
       const int64_t begin = row * kColumns;
       const int64_t end = begin + rows * kColumns;
       Update part(dtype, {.first = begin}, 2, rows);
@@ -247,8 +246,7 @@ TEST(AdamW, AShardIsUpdatedAsInTheWhole) {
       const std::vector<double> start = part.parameter();
       for (uint32_t step = 1; step <= 2; ++step) part.run(step, normals(step));
       const auto same = [&](const std::vector<double>& own, const std::vector<double>& of_whole) {
-        return std::equal(own.begin(), own.end(), of_whole.begin() + begin,
-                          of_whole.begin() + end);
+        return std::equal(own.begin(), own.end(), of_whole.begin() + begin, of_whole.begin() + end);
       };
       EXPECT_TRUE(same(part.exp_avg(), whole.exp_avg()));
       EXPECT_TRUE(same(part.exp_avg_sq(), whole.exp_avg_sq()));

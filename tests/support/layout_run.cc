@@ -199,8 +199,8 @@ class Rank {
   }
 
   // Elements `part` of the parameter, which begin at element `first` of the state tensor.
-  void hold(const std::string& what, const Parameter& parameter, StateId id,
-            const IndexRange& part, int64_t first) {
+  void hold(const std::string& what, const Parameter& parameter, StateId id, const IndexRange& part,
+            int64_t first) {
     const TensorView view = storage_.view(id);
     ASSERT_LE(first + part.end - part.begin, view.shape.elements());
     const auto* data = view.as<double>() + first;

@@ -31,9 +31,9 @@ void infer_adamw(InferContext& context) {
                  "adamw: unlike its parameter: " + value.name);
   }
   const int64_t first = context.attributes<AdamWAttributes>().first;
-  TROUPE_CHECK(first >= 0 && first + context.input(2).shape.elements() <=
-                                 parameter.shape.elements(),
-               "adamw: moments of more than the parameter has: " + parameter.name);
+  TROUPE_CHECK(
+      first >= 0 && first + context.input(2).shape.elements() <= parameter.shape.elements(),
+      "adamw: moments of more than the parameter has: " + parameter.name);
   check_adamw_scalar(context, 5, DType::f64);
   check_adamw_scalar(context, 6, DType::f64);
   check_adamw_scalar(context, 7, DType::i64);

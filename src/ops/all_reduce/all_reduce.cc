@@ -17,8 +17,7 @@ void infer_all_reduce(InferContext& context) {
         tensor.dtype == DType::f64 || tensor.dtype == DType::f32 || tensor.dtype == DType::i32,
         "all_reduce: not f64, f32 or i32: " + tensor.name);
     TROUPE_CHECK(!tensor.rows.valid(), "all_reduce: ragged: " + tensor.name);
-    TROUPE_CHECK(attributes.first_row <= tensor.shape[0],
-                 "all_reduce: fewer rows: " + tensor.name);
+    TROUPE_CHECK(attributes.first_row <= tensor.shape[0], "all_reduce: fewer rows: " + tensor.name);
     context.mutates(i);
   }
 }
@@ -54,8 +53,8 @@ std::string print_all_reduce(const Attributes& attributes) {
   std::string text = "group=" + std::string(name_of(values.group));
   if (values.first_row > 0) text += " first_row=" + std::to_string(values.first_row);
   if (values.shard.count > 1) {
-    text += " shard=" + std::to_string(values.shard.place) + "/" +
-            std::to_string(values.shard.count);
+    text +=
+        " shard=" + std::to_string(values.shard.place) + "/" + std::to_string(values.shard.count);
   }
   return text;
 }

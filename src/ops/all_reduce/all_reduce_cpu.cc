@@ -1,6 +1,6 @@
-#include "ops/all_reduce/all_reduce.h"
-
 #include <memory>
+
+#include "ops/all_reduce/all_reduce.h"
 
 namespace troupe {
 

@@ -90,7 +90,8 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
               gradients.push_back(
                   sample.tensor("gradient" + std::to_string(gradients.size()), shape, options));
             }
-            const ValueId squares = squared_norm(sample.builder(), gradients, attributes, "squared_norm");
+            const ValueId squares =
+                squared_norm(sample.builder(), gradients, attributes, "squared_norm");
             const ClipResult clip =
                 clip_coefficient(sample.builder(), squares, {.max_norm = max_norm}, "grad_norm");
             for (const ValueId id : {squares, clip.norm, clip.coefficient, clip.skip}) {

@@ -27,8 +27,8 @@ void squared_norm_cpu(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<SquaredNormAttributes>();
   first_chunk[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
-    first_chunk[i + 1] =
-        first_chunk[i] + norm_chunks(counted_elements(args.input(static_cast<int>(i)).shape, attributes));
+    first_chunk[i + 1] = first_chunk[i] + norm_chunks(counted_elements(
+                                              args.input(static_cast<int>(i)).shape, attributes));
   }
   args.pool->parallel_for(first_chunk[count], [&](int64_t chunk, int) {
     const auto i = static_cast<int>(std::upper_bound(first_chunk, first_chunk + count + 1, chunk) -
