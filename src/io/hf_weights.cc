@@ -231,13 +231,24 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dt
     const int64_t elements = std::min(run->whole + run->elements, end) - begin;
     const int64_t first = begin - tensor.offset;
     const std::byte* source = bytes.data() + static_cast<size_t>(first) * source_size;
-    for (const StateId id : {target.parameter->value, target.parameter->master}) {
-      if (!id.valid()) continue;
-      const TensorView view = storage.view(id);
-      std::byte* own = static_cast<std::byte*>(view.data) +
-                       static_cast<size_t>(run->own + begin - run->whole) * size_of(view.dtype);
-      convert_elements(dtype, source, view.dtype, own, elements);
-      require_finite(folder, tensor, view.dtype, own, first, elements);
+    const int64_t place = run->own + begin - run->whole;  // in the slice
+    const TensorView value = storage.view(target.parameter->value);
+    std::byte* own =
+        static_cast<std::byte*>(value.data) + static_cast<size_t>(place) * size_of(value.dtype);
+    convert_elements(dtype, source, value.dtype, own, elements);
+    require_finite(folder, tensor, value.dtype, own, first, elements);
+    if (target.parameter->master.valid()) {
+      const IndexRange& shard = target.parameter->shard;
+      const int64_t from = std::max(place, shard.begin);
+      const int64_t to = std::min(place + elements, shard.end);
+      if (from < to) {
+        const TensorView master = storage.view(target.parameter->master);
+        convert_elements(dtype, source + static_cast<size_t>(from - place) * source_size,
+                         master.dtype,
+                         static_cast<std::byte*>(master.data) +
+                             static_cast<size_t>(from - shard.begin) * size_of(master.dtype),
+                         to - from);
+      }
     }
     target.written += elements;
   }

@@ -1,11 +1,21 @@
 #include "model/model_part.h"
 
+#include <algorithm>
+
 namespace troupe {
 
 RunLayout layout_of_one_rank(int32_t layers) {
   return {.layout = Layout({.embedding_places = {0}}),
           .partition = even_partition(layers, 1, 1, StagePlacement::loop),
           .schedule = {}};
+}
+
+Shard ModelPart::shard(GradientClass gradient) const {
+  if (!run->distributed_optimizer) return {};
+  const std::vector<int32_t> ranks = layout().members(shard_groups(gradient).within, rank);
+  return {
+      .place = static_cast<int32_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()),
+      .count = static_cast<int32_t>(ranks.size())};
 }
 
 }  // namespace troupe

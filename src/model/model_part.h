@@ -8,6 +8,7 @@
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 #include "parallel/pipeline_schedule.h"
+#include "program/shard.h"
 
 namespace troupe {
 
@@ -16,6 +17,16 @@ struct RunLayout {
   Layout layout;
   PipelinePartition partition;
   PipelineShape schedule;  // its micro-batches are those of one step and one pipeline
+  // Each of the ranks that hold the same slice of a parameter keeps the optimizer state of a shard
+  // of it, and updates that. With optimizer instances: the ranks of one instance.
+  bool distributed_optimizer = false;
+};
+
+// Among whom a parameter is sharded, and who hold the same shard; nobody else without the
+// distributed optimizer.
+struct ShardGroups {
+  RankGroup within = RankGroup::dp_cp_within_instance;
+  RankGroup across = RankGroup::dp_cp_across_instances;
 };
 
 // All of `layers` layers on one rank.
@@ -38,6 +49,12 @@ struct ModelPart {
   int32_t global_micro_batch(int32_t micro_batch) const {
     return micro_batch * layout().dp() + dense().dp;
   }
+  ShardGroups shard_groups(GradientClass gradient) const {
+    if (gradient != GradientClass::expert) return {};
+    return {RankGroup::edp_within_instance, RankGroup::edp_across_instances};
+  }
+  // The shard of such parameters whose optimizer state the rank keeps.
+  Shard shard(GradientClass gradient) const;
   // The stage that is this rank's chunk number `chunk`.
   const PipelineStage& stage(int32_t chunk) const {
     return partition().stages[static_cast<size_t>(

@@ -1,5 +1,6 @@
 #include "model/parameters.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -82,19 +83,26 @@ class Declaration {
     std::vector<int64_t> extents;
     for (int i = 0; i < whole.rank(); ++i) extents.push_back(parameter.slice.extent(i));
     const Shape shape = Shape(extents);
+    parameter.shard = shard_of(shape, part_.shard(parameter.slice.gradient));
     parameter.value = table_->add(
         {.name = name, .dtype = dtype, .shape = shape, .role = Role::parameter, .gradient = {}});
     if (trained_) {
       const DType wide = accumulation_dtype(dtype);
-      const auto add_state = [&](const char* prefix, Role role) {
+      const auto add_state = [&](const char* prefix, const Shape& of, Role role) {
         return table_->add(
-            {.name = prefix + name, .dtype = wide, .shape = shape, .role = role, .gradient = {}});
+            {.name = prefix + name, .dtype = wide, .shape = of, .role = role, .gradient = {}});
       };
-      parameter.gradient = add_state("grad.", Role::gradient);
-      parameter.exp_avg = add_state("exp_avg.", Role::optimizer);
-      parameter.exp_avg_sq = add_state("exp_avg_sq.", Role::optimizer);
-      if (dtype != wide) parameter.master = add_state("master.", Role::optimizer);
+      parameter.gradient = add_state("grad.", shape, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
+      const int64_t elements = parameter.shard.end - parameter.shard.begin;
+      if (elements > 0) {
+        const Shape kept = elements == shape.elements() ? shape
+                           : shape.rank() > 1 ? Shape{elements / shape.back(), shape.back()}
+                                              : Shape{elements};
+        parameter.exp_avg = add_state("exp_avg.", kept, Role::optimizer);
+        parameter.exp_avg_sq = add_state("exp_avg_sq.", kept, Role::optimizer);
+        if (dtype != wide) parameter.master = add_state("master.", kept, Role::optimizer);
+      }
     }
     parameters_.push_back(std::move(parameter));
     return &parameters_.back();
@@ -159,6 +167,56 @@ std::vector<SlicePiece> pieces_of(const ParameterSlice& slice) {
   return pieces;
 }
 
+namespace {
+
+// Appends the boxes that make up elements [begin, end) of a box, in order: whole indices of the
+// first dimension, and before and behind them parts of one.
+void cut_box(const SlicePiece& box, size_t dimension, int64_t begin, int64_t end,
+             std::vector<SlicePiece>& pieces) {
+  if (begin >= end) return;
+  const auto rank = static_cast<size_t>(box.shape.rank());
+  int64_t inner = 1;
+  for (size_t i = dimension + 1; i < rank; ++i) inner *= box.shape[static_cast<int>(i)];
+  // Of the dimension the indices [first, last), and of them elements [from, to).
+  const auto add = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
+    if (first >= last || from >= to) return;
+    std::vector<int64_t> extents;
+    for (size_t i = 0; i < rank; ++i) extents.push_back(box.shape[static_cast<int>(i)]);
+    extents[dimension] = last - first;
+    SlicePiece piece = box;
+    piece.offset[dimension] += first;
+    piece.shape = Shape(extents);
+    piece.first += first * inner;
+    if (to - from == (last - first) * inner) {
+      pieces.push_back(piece);
+    } else {
+      cut_box(piece, dimension + 1, from, to, pieces);
+    }
+  };
+  const int64_t first_whole = (begin + inner - 1) / inner;
+  const int64_t last_whole = end / inner;
+  if (first_whole > last_whole) {  // all within one index
+    add(last_whole, first_whole, begin - last_whole * inner, end - last_whole * inner);
+    return;
+  }
+  add(first_whole - 1, first_whole, begin - (first_whole - 1) * inner, inner);
+  add(first_whole, last_whole, 0, (last_whole - first_whole) * inner);
+  add(last_whole, last_whole + 1, 0, end - last_whole * inner);
+}
+
+}  // namespace
+
+std::vector<SlicePiece> pieces_of(const ParameterSlice& slice, const IndexRange& shard) {
+  std::vector<SlicePiece> pieces;
+  for (const SlicePiece& piece : pieces_of(slice)) {
+    const int64_t end = piece.first + piece.shape.elements();
+    cut_box(piece, 0, std::max(shard.begin, piece.first) - piece.first,
+            std::min(shard.end, end) - piece.first, pieces);
+  }
+  for (SlicePiece& piece : pieces) piece.first -= shard.begin;
+  return pieces;
+}
+
 const Parameter& ModelState::get(ParameterKind kind, int32_t layer) const {
   for (const Parameter& parameter : parameters) {
     if (parameter.kind == kind && parameter.layer == layer) return parameter;
@@ -194,6 +252,16 @@ std::vector<SliceRun> runs_of(const ParameterSlice& slice, const Shape& whole) {
     }
   };
   walk(walk, 0, 0);
+  return runs;
+}
+
+std::vector<SliceRun> runs_within(std::vector<SliceRun> runs, const IndexRange& part) {
+  for (SliceRun& run : runs) {
+    const int64_t begin = std::max(run.own, part.begin);
+    const int64_t end = std::min(run.own + run.elements, part.end);
+    run = {run.whole + begin - run.own, begin, end - begin};
+  }
+  std::erase_if(runs, [](const SliceRun& run) { return run.elements <= 0; });
   return runs;
 }
 

@@ -15,6 +15,7 @@
 #include "base/shape.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
+#include "program/shard.h"
 #include "program/value.h"
 
 namespace troupe {
@@ -46,13 +47,6 @@ enum class ParameterKind : uint8_t {
   head,              // [vocab, hidden]
 };
 
-// Indices begin to end - 1 of one dimension.
-struct IndexRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  bool operator==(const IndexRange&) const = default;
-};
-
 // The part of a parameter that one rank holds: in each dimension the indices of its ranges, one
 // range after the other.
 struct ParameterSlice {
@@ -73,6 +67,9 @@ struct SlicePiece {
 // The slice as few pieces, in the order of the rank's memory.
 std::vector<SlicePiece> pieces_of(const ParameterSlice& slice);
 
+// What the shard has of the slice, likewise. `first` counts from the shard's first element.
+std::vector<SlicePiece> pieces_of(const ParameterSlice& slice, const IndexRange& shard);
+
 // A stretch of a slice that is one stretch of the whole tensor, too, in row-major order.
 struct SliceRun {
   int64_t whole = 0;  // its first element in the whole tensor
@@ -83,17 +80,25 @@ struct SliceRun {
 // The slice of a tensor of shape `whole` as few such stretches, ascending in both orders.
 std::vector<SliceRun> runs_of(const ParameterSlice& slice, const Shape& whole);
 
+// What lies in elements `part` of the slice; `own` counts in the slice, as before.
+std::vector<SliceRun> runs_within(std::vector<SliceRun> runs, const IndexRange& part);
+
 struct Parameter {
   ParameterKind kind;
   int32_t layer = -1;
   uint32_t number = 0;   // in the whole model, which all ranks count alike
   Shape whole_shape;     // in the whole model
-  ParameterSlice slice;  // what this rank holds of it; the shape of all its state tensors
+  ParameterSlice slice;  // what this rank holds of it
+  // Elements of the slice: what this rank keeps the optimizer state of, and updates. All of them
+  // without the distributed optimizer.
+  IndexRange shard;
   StateId value;
   StateId gradient;  // invalid when the model is not trained
-  StateId exp_avg;   // AdamW moments, likewise
+  // AdamW moments and fp32 master weights, of the shard: [vectors, last dimension] or [elements].
+  // Invalid when the model is not trained, or the shard is empty.
+  StateId exp_avg;
   StateId exp_avg_sq;
-  StateId master;       // fp32 master weights; only when `value` is bf16
+  StateId master;       // only when `value` is bf16
   double init_std = 0;  // normal initial weights; 0: all elements start as init_constant
   double init_constant = 0;
   bool decay = true;  // weight decay applies (not to norms and biases)

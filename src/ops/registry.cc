@@ -45,6 +45,7 @@
 #include "ops/router_topk/router_topk.h"
 #include "ops/router_z_loss/router_z_loss.h"
 #include "ops/row_gate/row_gate.h"
+#include "ops/shards/shards.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/split_columns/split_columns.h"
@@ -87,6 +88,7 @@ constexpr std::array kOperations = {
     &kFinishSend,
     &kSquaredNorm,
     &kClipCoefficient,
+    &kGatherShards,
     &kGroupedBias,
     &kGroupedBiasWeightGradient,
     &kGroupedBiasProbabilityGradient,
@@ -119,6 +121,7 @@ constexpr std::array kOperations = {
     &kRandomLogits,
     &kReceive,
     &kReduceScatter,
+    &kReduceShards,
     &kRingAttention,
     &kRingAttentionGradient,
     &kRmsNorm,

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "program/op_spec.h"
+#include "program/shard.h"
 
 namespace troupe {
 namespace {
@@ -187,6 +188,43 @@ class ProcessGroup::Room::Member : public Communicator {
     room_.end(place_);
   }
 
+  // A rank writes its own shards only, and nobody else reads them.
+  void reduce_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
+                     ThreadPool& pool) override {
+    room_.begin(place_, call, {.tensors = tensors, .sent = {}});
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      switch (tensors[i].dtype) {
+        case DType::f64:
+          sum_shard<double>(i, pool);
+          break;
+        case DType::f32:
+          sum_shard<float>(i, pool);
+          break;
+        default:
+          sum_shard<int32_t>(i, pool);
+          break;
+      }
+    }
+    room_.end(place_);
+  }
+
+  // A rank writes what is not its own, and the others read its own.
+  void gather_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
+                     ThreadPool& pool) override {
+    room_.begin(place_, call, {.tensors = tensors, .sent = {}});
+    for (size_t place = 0; place < size_; ++place) {
+      if (place == place_) continue;
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        const auto size = static_cast<int64_t>(size_of(tensors[i].dtype));
+        const IndexRange shard = shard_of(tensors[i].shape, shard_at(place));
+        const auto* source = static_cast<const std::byte*>(room_.shown(place).tensors[i].data);
+        copy(static_cast<std::byte*>(tensors[i].data) + shard.begin * size,
+             source + shard.begin * size, (shard.end - shard.begin) * size, pool);
+      }
+    }
+    room_.end(place_);
+  }
+
   void sum(const CollectiveCall& call, const TensorView& own, const TensorView& result,
            ThreadPool& pool) override {
     const std::array tensors = {own, result};
@@ -303,6 +341,23 @@ class ProcessGroup::Room::Member : public Communicator {
       return [this, which](size_t place) { return room_.shown(place).tensors[which].as<T>(); };
     };
     sum_share<T, Sum>(size_, tensor(source), size_, tensor(result), share, pool);
+  }
+
+  Shard shard_at(size_t place) const {
+    return {.place = static_cast<int32_t>(place), .count = static_cast<int32_t>(size_)};
+  }
+
+  // Of tensor `which` of all ranks, into this rank's.
+  template <class T>
+  void sum_shard(size_t which, ThreadPool& pool) {
+    const TensorView& own = room_.shown(place_).tensors[which];
+    const IndexRange shard = shard_of(own.shape, shard_at(place_));
+    const auto source = [&](size_t place) {
+      return room_.shown(place).tensors[which].as<T>() + shard.begin;
+    };
+    sum_share<T, T>(
+        size_, source, 1, [&](size_t) { return own.as<T>() + shard.begin; },
+        Share(shard.end - shard.begin, 0, 1), pool);
   }
 
   template <class T, class Sum = T>

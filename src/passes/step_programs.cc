@@ -176,6 +176,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
                              .coefficient = clip.coefficient,
                              .skip = clip.skip};
   for (const Parameter& parameter : state.parameters) {
+    if (!parameter.exp_avg.valid()) continue;  // an empty shard
     builder.place.layer = static_cast<int16_t>(parameter.layer);
     const AdamWTensors tensors{
         .parameter = builder.state(parameter.value),
@@ -187,9 +188,12 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
           {.beta1 = options.adam_beta1,
            .beta2 = options.adam_beta2,
            .epsilon = options.adam_epsilon,
-           .decay = parameter.decay},
+           .decay = parameter.decay,
+           .first = parameter.shard.begin},
           (*state.table)[parameter.value].name);
   }
+  builder.place.layer = Place{}.layer;
+  gather_parameters_over_ranks(builder, state);
   for (const LayerMetrics& metrics : step.layers) {
     const StateId expert_bias = state.expert_biases[static_cast<size_t>(metrics.layer)];
     if (!expert_bias.valid()) continue;

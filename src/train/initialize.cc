@@ -9,11 +9,14 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;
 
+// Elements `first` on of the rank's slice.
 template <class T>
-void fill(const Parameter& parameter, std::span<const SliceRun> runs, const TensorView& view,
-          uint64_t seed, ThreadPool& pool) {
-  T* data = view.as<T>();
+void fill(const Parameter& parameter, std::span<const SliceRun> runs, int64_t first,
+          const TensorView& view, uint64_t seed, ThreadPool& pool) {
+  T* data = view.as<T>() - first;
   pool.parallel_ranges(view.shape.elements(), kGrain, [&](int64_t begin, int64_t end, int) {
+    begin += first;
+    end += first;
     auto run = std::upper_bound(runs.begin(), runs.end(), begin,
                                 [](int64_t i, const SliceRun& other) { return i < other.own; }) -
                1;
@@ -36,15 +39,16 @@ void initialize_parameters(const ModelState& state, const StateStorage& storage,
     for (const StateId id : {parameter.value, parameter.master}) {
       if (!id.valid()) continue;
       const TensorView view = storage.view(id);
+      const int64_t first = id.index == parameter.master.index ? parameter.shard.begin : 0;
       switch (view.dtype) {
         case DType::f64:
-          fill<double>(parameter, runs, view, seed, pool);
+          fill<double>(parameter, runs, first, view, seed, pool);
           break;
         case DType::f32:
-          fill<float>(parameter, runs, view, seed, pool);
+          fill<float>(parameter, runs, first, view, seed, pool);
           break;
         default:
-          fill<bf16>(parameter, runs, view, seed, pool);
+          fill<bf16>(parameter, runs, first, view, seed, pool);
           break;
       }
     }

@@ -80,6 +80,12 @@ int32_t expert_tensor_parallel_of(const Options& options) {
 }  // namespace
 
 RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
+  if (options.num_distributed_optimizer_instances > 1 && !options.use_distributed_optimizer) {
+    throw_bad_request(
+        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks the "
+                    "optimizer state is sharded; add --use-distributed-optimizer.",
+                    options.num_distributed_optimizer_instances));
+  }
   LayoutOptions asked;
   asked.world_size = options.ranks;
   asked.tensor_parallel = options.tensor_model_parallel_size;
@@ -108,7 +114,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
       (options.micro_batch_size * layout.dp());
   schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
   check_shape(schedule);
-  return {std::move(layout), std::move(partition), schedule};
+  return {std::move(layout), std::move(partition), schedule, options.use_distributed_optimizer};
 }
 
 void check_runnable_layout(const Options& options) {

@@ -350,6 +350,7 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   if (!resume) {
     for (const Parameter& parameter : state_.parameters) {
       for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
+        if (!id.valid()) continue;  // of an empty shard
         const TensorView view = storage_->view(id);
         std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
       }

@@ -1,12 +1,12 @@
 #include "train/training_checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <fmt/format.h>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <tuple>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -38,31 +38,39 @@ CheckpointRole to_checkpoint_role(Role role) {
   }
 }
 
-// The boxes that a rank holds of each of a parameter's state tensors: the slice's, for the value as
-// for what the optimizer keeps.
-std::vector<SlicePiece> pieces_held(const Parameter& parameter) {
-  return pieces_of(parameter.slice);
+// The boxes that a rank holds of what the optimizer keeps of a parameter.
+std::vector<SlicePiece> optimizer_pieces(const Parameter& parameter) {
+  return pieces_of(parameter.slice, parameter.shard);
 }
 
-std::vector<StateId> saved_tensors(const Parameter& parameter) {
+// What the optimizer keeps of a parameter.
+std::vector<StateId> optimizer_tensors(const Parameter& parameter) {
   std::vector<StateId> ids;
-  for (const StateId id :
-       {parameter.value, parameter.master, parameter.exp_avg, parameter.exp_avg_sq}) {
+  for (const StateId id : {parameter.master, parameter.exp_avg, parameter.exp_avg_sq}) {
     if (id.valid()) ids.push_back(id);
   }
   return ids;
 }
 
-// Tells which of a rank's boxes no lower rank holds, so that each is saved once.
+// Tells which of a rank's boxes no lower rank holds, so that each is saved once: boxes of values,
+// or of what the optimizer keeps.
 class LowestHolder {
  public:
-  LowestHolder(const ModelConfig& config, const ModelPart& part) : config_(config), part_(part) {
-    // Of ranks at the same place in both meshes, the first stands for all.
-    std::set<std::tuple<int32_t, int32_t, int32_t, int32_t>> places;
+  LowestHolder(const ModelConfig& config, const ModelPart& part, bool of_optimizer)
+      : config_(config), part_(part), of_optimizer_(of_optimizer) {
+    // Of ranks at the same place in both meshes, the first stands for all; as far as the optimizer
+    // goes they have the same shards, too.
+    std::set<std::array<int32_t, 6>> places;
     for (int32_t rank = 0; rank <= part.rank; ++rank) {
       const DensePlace dense = part.layout().dense_place(rank);
       const ExpertPlace expert = part.layout().expert_place(rank);
-      if (!places.insert({dense.tp, expert.etp, expert.ep, dense.pp}).second) continue;
+      const std::array place = {dense.tp,
+                                expert.etp,
+                                expert.ep,
+                                dense.pp,
+                                shard_of_rank(rank, GradientClass::sliced).place,
+                                shard_of_rank(rank, GradientClass::expert).place};
+      if (!places.insert(place).second) continue;
       if (rank < part.rank) lower_.push_back(rank);
       first_of_place_ = rank == part.rank;
     }
@@ -73,9 +81,7 @@ class LowestHolder {
     return std::none_of(lower_.begin(), lower_.end(), [&](int32_t rank) {
       return holds(part_.partition(), part_.layout().dense_place(rank).pp, parameter.kind,
                    parameter.layer, config_) &&
-             contains(
-                 slice_of(parameter.kind, parameter.whole_shape, config_, part_.layout(), rank),
-                 piece);
+             contains(rank, parameter, piece);
     });
   }
 
@@ -87,6 +93,20 @@ class LowestHolder {
   }
 
  private:
+  Shard shard_of_rank(int32_t rank, GradientClass gradient) const {
+    return of_optimizer_ ? ModelPart{part_.run, rank}.shard(gradient) : Shard{};
+  }
+
+  // Does the rank hold the box? Boxes of optimizer state are cut alike on all ranks that hold some
+  // of the same elements: these are at the same place of equally large slices.
+  bool contains(int32_t rank, const Parameter& parameter, const SlicePiece& piece) const {
+    const ParameterSlice slice =
+        slice_of(parameter.kind, parameter.whole_shape, config_, part_.layout(), rank);
+    return shard_of_rank(rank, slice.gradient) ==
+               shard_of_rank(part_.rank, parameter.slice.gradient) &&
+           contains(slice, piece);
+  }
+
   static bool contains(const ParameterSlice& slice, const SlicePiece& piece) {
     for (size_t i = 0; i < slice.ranges.size(); ++i) {
       const int64_t begin = piece.offset[i];
@@ -103,14 +123,21 @@ class LowestHolder {
 
   const ModelConfig& config_;
   const ModelPart& part_;
+  const bool of_optimizer_;
   std::vector<int32_t> lower_;
   bool first_of_place_ = false;
+};
+
+// Which boxes of a rank are wanted: of values, and of what the optimizer keeps.
+struct Holders {
+  LowestHolder values;
+  LowestHolder optimizer;
 };
 
 // The boxes of this rank, in its memory: all of them, or those that it saves.
 template <class Slice>
 std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storage,
-                             const LowestHolder* holder) {
+                             const Holders* holders) {
   std::vector<Slice> slices;
   const auto add = [&](StateId id, const Shape& whole, const SlicePiece& piece) {
     const StateTensor& tensor = (*state.table)[id];
@@ -125,12 +152,18 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
     slices.push_back(std::move(slice));
   };
   for (const Parameter& parameter : state.parameters) {
-    for (const SlicePiece& piece : pieces_held(parameter)) {
-      if (holder != nullptr && !holder->is_lowest(parameter, piece)) continue;
-      for (const StateId id : saved_tensors(parameter)) add(id, parameter.whole_shape, piece);
+    for (const SlicePiece& piece : pieces_of(parameter.slice)) {
+      if (holders != nullptr && !holders->values.is_lowest(parameter, piece)) continue;
+      add(parameter.value, parameter.whole_shape, piece);
+    }
+    const std::vector<StateId> kept = optimizer_tensors(parameter);
+    if (kept.empty()) continue;
+    for (const SlicePiece& piece : optimizer_pieces(parameter)) {
+      if (holders != nullptr && !holders->optimizer.is_lowest(parameter, piece)) continue;
+      for (const StateId id : kept) add(id, parameter.whole_shape, piece);
     }
   }
-  if (holder != nullptr && !holder->is_lowest_of_place()) return slices;
+  if (holders != nullptr && !holders->values.is_lowest_of_place()) return slices;
   for (const StateId id : state.expert_biases) {
     if (!id.valid()) continue;
     const Shape& shape = (*state.table)[id].shape;
@@ -244,8 +277,9 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   if (any_failed(group, rank, failure != nullptr)) stop(group, rank, failure);
 
   failure = failure_of([&] {
-    const LowestHolder holder(identity.model, state.part);
-    std::vector<SliceToSave> slices = slices_of<SliceToSave>(state, storage, &holder);
+    const Holders holders{.values = {identity.model, state.part, /*of_optimizer=*/false},
+                          .optimizer = {identity.model, state.part, /*of_optimizer=*/true}};
+    std::vector<SliceToSave> slices = slices_of<SliceToSave>(state, storage, &holders);
     if (const std::string& file = identity.tokenizer.contents; first && !file.empty()) {
       auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));
       slice.data = file.data();

@@ -445,7 +445,8 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
   for (const auto& rank : run.ranks()) {
     for (const Parameter& parameter : rank->state().parameters) {
       gradients[parameter.number].push_back(
-          {runs_of(parameter.slice, parameter.whole_shape), rank->gradient(parameter)});
+          {runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.shard),
+           rank->gradient(parameter)});
     }
   }
   read_hf_tensors(join_path(folder, "grads"), config,

@@ -57,6 +57,8 @@ ModelConfig model(bool tied, bool biases) {
 struct Sizes {
   int32_t world, tp, cp, pp, ep, etp, chunks;
   bool v = false;
+  bool distributed_optimizer = false;
+  int32_t instances = 1;
 };
 
 // Nothing when the model cannot be cut so.
@@ -71,11 +73,12 @@ std::shared_ptr<const RunLayout> make_layout(const ModelConfig& config, const Si
                    .pipeline_parallel = sizes.pp,
                    .expert_parallel = sizes.ep,
                    .expert_tensor_parallel = sizes.etp,
+                   .optimizer_instances = sizes.instances,
                    .sequence_parallel = true,
                    .embedding_places = partition.embedding_ranks(config.tie_embeddings)});
     check_layout(config, layout, 64);
     return std::make_shared<const RunLayout>(
-        RunLayout{std::move(layout), std::move(partition), {}});
+        RunLayout{std::move(layout), std::move(partition), {}, sizes.distributed_optimizer});
   } catch (const UserError&) {
     return nullptr;
   }
@@ -86,7 +89,10 @@ std::string name_of(const RunLayout& run) {
   return std::to_string(layout.world_size()) + " ranks, tp " + std::to_string(layout.tp()) +
          " cp " + std::to_string(layout.cp()) + " pp " + std::to_string(layout.pp()) + " ep " +
          std::to_string(layout.ep()) + " etp " + std::to_string(layout.etp()) + " chunks " +
-         std::to_string(run.partition.chunks);
+         std::to_string(run.partition.chunks) +
+         (run.distributed_optimizer ? " distributed optimizer, instances " +
+                                          std::to_string(layout.options().optimizer_instances)
+                                    : "");
 }
 
 std::shared_ptr<const RunLayout> random_layout(const ModelConfig& config, uint64_t number) {
@@ -101,16 +107,27 @@ std::shared_ptr<const RunLayout> random_layout(const ModelConfig& config, uint64
                       .ep = draw(4),
                       .etp = draw(5),
                       .chunks = std::min(2, draw(6)),
-                      .v = draw(7) > 4};
+                      .v = draw(7) > 4,
+                      .distributed_optimizer = draw(8) > 2,
+                      .instances = std::min(2, draw(9))};
     if (sizes.pp > 4) continue;
     if (auto layout = make_layout(config, sizes)) return layout;
   }
 }
 
 std::vector<Sizes> telling_sizes() {
-  return {{8, 2, 1, 2, 2, 2, 1},       {8, 4, 1, 1, 8, 1, 1}, {4, 4, 1, 1, 1, 4, 1},
-          {8, 1, 2, 4, 2, 1, 1},       {8, 2, 2, 1, 4, 2, 1}, {4, 1, 1, 2, 2, 1, 2},
-          {2, 1, 1, 2, 1, 1, 2, true}, {6, 1, 1, 1, 2, 1, 1}, {1, 1, 1, 1, 1, 1, 1}};
+  return {{8, 2, 1, 2, 2, 2, 1},
+          {8, 4, 1, 1, 8, 1, 1},
+          {4, 4, 1, 1, 1, 4, 1},
+          {8, 1, 2, 4, 2, 1, 1},
+          {8, 2, 2, 1, 4, 2, 1},
+          {4, 1, 1, 2, 2, 1, 2},
+          {2, 1, 1, 2, 1, 1, 2, true},
+          {6, 1, 1, 1, 2, 1, 1},
+          {1, 1, 1, 1, 1, 1, 1},
+          {4, 1, 1, 1, 1, 1, 1, false, true},
+          {8, 2, 2, 1, 2, 1, 1, false, true, 2},
+          {6, 2, 1, 1, 1, 1, 1, false, true}};
 }
 
 // ---- One rank's state ----
@@ -168,19 +185,30 @@ std::vector<StateId> kept(const Parameter& parameter) {
 
 using Coverage = std::map<std::string, std::set<int64_t>>;
 
+// The numbers of what the rank has of one of a parameter's state tensors: of the slice, or of the
+// shard.
+std::vector<int64_t> elements_held(const Parameter& parameter, StateId id) {
+  std::vector<int64_t> numbers = elements_of(parameter.slice, parameter.whole_shape);
+  if (id.index == parameter.value.index) return numbers;
+  return {numbers.begin() + parameter.shard.begin, numbers.begin() + parameter.shard.end};
+}
+
 // Every element of the rank's weights (and masters) is the whole model's.
 void expect_slices_of(const RankState& whole, const RankState& rank, Coverage& covered) {
   for (const Parameter& own : rank.state.parameters) {
     const Parameter& of_whole = whole.state.parameters.at(own.number);
     const std::string& name = (*rank.state.table)[own.value].name;
     ASSERT_EQ(name, (*whole.state.table)[of_whole.value].name);
-    const std::vector<int64_t> numbers = elements_of(own.slice, own.whole_shape);
-    ASSERT_EQ(static_cast<int64_t>(numbers.size()),
-              (*rank.state.table)[own.value].shape.elements());
     for (const auto& [id, whole_id] :
          {std::pair(own.value, of_whole.value), std::pair(own.master, of_whole.master)}) {
-      ASSERT_EQ(id.valid(), whole_id.valid());
-      if (!id.valid()) continue;
+      if (!id.valid()) {
+        ASSERT_TRUE(!whole_id.valid() || own.shard.begin == own.shard.end);
+        continue;
+      }
+      ASSERT_TRUE(whole_id.valid());
+      const std::vector<int64_t> numbers = elements_held(own, id);
+      ASSERT_EQ(static_cast<int64_t>(numbers.size()), (*rank.state.table)[id].shape.elements());
+      covered[(*rank.state.table)[id].name].insert(numbers.begin(), numbers.end());
       const TensorView found = rank.storage.view(id);
       const TensorView expected = whole.storage.view(whole_id);
       for (size_t i = 0; i < numbers.size(); ++i) {
@@ -189,16 +217,18 @@ void expect_slices_of(const RankState& whole, const RankState& rank, Coverage& c
             << name << ", rank " << rank.state.part.rank << ", element " << numbers[i];
       }
     }
-    covered[name].insert(numbers.begin(), numbers.end());
   }
 }
 
 void expect_complete(const RankState& whole, const Coverage& covered) {
   for (const Parameter& parameter : whole.state.parameters) {
-    const StateTensor& tensor = (*whole.state.table)[parameter.value];
-    ASSERT_TRUE(covered.contains(tensor.name)) << tensor.name << " is on no rank";
-    EXPECT_EQ(static_cast<int64_t>(covered.at(tensor.name).size()), tensor.shape.elements())
-        << tensor.name;
+    for (const StateId id : {parameter.value, parameter.master}) {
+      if (!id.valid()) continue;
+      const StateTensor& tensor = (*whole.state.table)[id];
+      ASSERT_TRUE(covered.contains(tensor.name)) << tensor.name << " is on no rank";
+      EXPECT_EQ(static_cast<int64_t>(covered.at(tensor.name).size()), tensor.shape.elements())
+          << tensor.name;
+    }
   }
 }
 
@@ -223,6 +253,37 @@ TEST(SliceRuns, AreTheElementsInOrder) {
           ASSERT_EQ(numbers, elements_of(parameter.slice, parameter.whole_shape))
               << (*state.table)[parameter.value].name;
         }
+      }
+    }
+  }
+}
+
+// ---- Shards ----
+
+TEST(ShardPieces, AreTheElementsInOrder) {
+  const ModelConfig config = model(false, false);
+  for (Sizes sizes : telling_sizes()) {
+    sizes.distributed_optimizer = true;
+    const auto run = make_layout(config, sizes);
+    ASSERT_NE(run, nullptr);
+    for (int32_t rank = 0; rank < sizes.world; ++rank) {
+      const ModelState state =
+          declare_model_state(config, DType::f32, true, {.run = run, .rank = rank});
+      for (const Parameter& parameter : state.parameters) {
+        if (!parameter.exp_avg.valid()) continue;
+        std::vector<int64_t> numbers;
+        for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.shard)) {
+          ASSERT_EQ(piece.first, static_cast<int64_t>(numbers.size()));
+          ParameterSlice box;
+          for (int i = 0; i < parameter.whole_shape.rank(); ++i) {
+            const int64_t begin = piece.offset[static_cast<size_t>(i)];
+            box.ranges.push_back({{begin, begin + piece.shape[i]}});
+          }
+          const std::vector<int64_t> own = elements_of(box, parameter.whole_shape);
+          numbers.insert(numbers.end(), own.begin(), own.end());
+        }
+        ASSERT_EQ(numbers, elements_held(parameter, parameter.exp_avg))
+            << (*state.table)[parameter.value].name;
       }
     }
   }
@@ -280,7 +341,10 @@ TEST_P(SlicedHfWeights, AreThoseOfOneRank) {
     for (const int32_t tp : {1, 2}) {
       for (const int32_t pp : {1, 2}) {
         for (const int32_t ep : {1, 2}) {
-          for (const int32_t etp : {1, 2}) all.push_back({4, tp, 1, pp, ep, etp, 1});
+          for (const int32_t etp : {1, 2}) {
+            all.push_back({4, tp, 1, pp, ep, etp, 1});
+            all.push_back({4, tp, 1, pp, ep, etp, 1, false, true});
+          }
         }
       }
     }
@@ -327,8 +391,7 @@ void for_each_element(const RankState& rank, const Visit& visit) {
     }
   };
   for (const Parameter& parameter : rank.state.parameters) {
-    const std::vector<int64_t> numbers = elements_of(parameter.slice, parameter.whole_shape);
-    for (const StateId id : kept(parameter)) tensor(id, numbers);
+    for (const StateId id : kept(parameter)) tensor(id, elements_held(parameter, id));
   }
   for (const StateId id : rank.state.expert_biases) {
     if (!id.valid()) continue;

@@ -52,7 +52,9 @@ std::vector<double> read(const TensorView& view) {
 // A program that is one AdamW update, with its state.
 class Update {
  public:
-  Update(DType dtype, const AdamWAttributes& attributes, int threads = 2) : pool_(threads) {
+  // Moments and master have `rows` rows.
+  Update(DType dtype, const AdamWAttributes& attributes, int threads = 2, int64_t rows = kRows)
+      : pool_(threads), first_(attributes.first) {
     const DType sums = accumulation_dtype(dtype);
     const Shape shape{kRows, kColumns};
     auto table = std::make_shared<StateTable>();
@@ -65,7 +67,8 @@ class Update {
                              .gradient = gradient});
     gradient_ = gradient;
     const auto moment = [&](const std::string& name) {
-      return table->add({.name = name, .dtype = sums, .shape = shape, .role = Role::optimizer});
+      return table->add(
+          {.name = name, .dtype = sums, .shape = {rows, kColumns}, .role = Role::optimizer});
     };
     exp_avg_ = moment("w.exp_avg");
     exp_avg_sq_ = moment("w.exp_avg_sq");
@@ -93,7 +96,10 @@ class Update {
   // Starts from this parameter and zero moments.
   void set_parameter(const std::vector<double>& values) {
     write(storage_->view(parameter_), values);
-    if (master_.valid()) write(storage_->view(master_), values);
+    if (!master_.valid()) return;
+    const TensorView master = storage_->view(master_);
+    const auto first = values.begin() + first_;
+    write(master, std::vector<double>(first, first + master.shape.elements()));
   }
 
   void run(int64_t step, const std::vector<double>& gradient, double coefficient = 1,
@@ -115,6 +121,7 @@ class Update {
 
  private:
   ThreadPool pool_;
+  int64_t first_;
   StateId parameter_, gradient_, exp_avg_, exp_avg_sq_, master_;
   std::unique_ptr<Program> program_;
   AdamWScalars scalars_;
@@ -221,6 +228,38 @@ TEST(AdamW, NothingChangesWhenTheStepIsSkipped) {
     EXPECT_EQ(update.parameter(), parameter);
     EXPECT_EQ(update.exp_avg(), exp_avg);
     EXPECT_EQ(update.exp_avg_sq(), exp_avg_sq);
+  }
+}
+
+// Stretches of the elements, updated one by one, become what they become together.
+TEST(AdamW, AShardIsUpdatedAsInTheWhole) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    Update whole(dtype, {});
+    whole.set_parameter(normals(0));
+    for (uint32_t step = 1; step <= 2; ++step) whole.run(step, normals(step));
+    for (const auto& [row, rows] :
+         {std::pair<int64_t, int64_t>(0, 2), std::pair<int64_t, int64_t>(2, 3)}) {
+      const int64_t begin = row * kColumns;
+      const int64_t end = begin + rows * kColumns;
+      Update part(dtype, {.first = begin}, 2, rows);
+      part.set_parameter(normals(0));
+      const std::vector<double> start = part.parameter();
+      for (uint32_t step = 1; step <= 2; ++step) part.run(step, normals(step));
+      const auto same = [&](const std::vector<double>& own, const std::vector<double>& of_whole) {
+        return std::equal(own.begin(), own.end(), of_whole.begin() + begin, of_whole.begin() + end);
+      };
+      EXPECT_TRUE(same(part.exp_avg(), whole.exp_avg()));
+      EXPECT_TRUE(same(part.exp_avg_sq(), whole.exp_avg_sq()));
+      if (dtype == DType::bf16) {
+        EXPECT_TRUE(same(part.master(), whole.master()));
+      }
+      const std::vector<double> found = part.parameter();
+      const std::vector<double> expected = whole.parameter();
+      for (int64_t i = 0; i < kElements; ++i) {
+        const auto at = static_cast<size_t>(i);
+        ASSERT_EQ(found[at], begin <= i && i < end ? expected[at] : start[at]) << i;
+      }
+    }
   }
 }
 

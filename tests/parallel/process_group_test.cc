@@ -15,6 +15,7 @@
 #include "base/random.h"
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/prefix_sum/prefix_sum.h"
+#include "program/shard.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
 
@@ -145,6 +146,67 @@ TEST_P(Sums, AreThoseInAscendingOrderOfRanksOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Sums, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
+
+// 40003 rows of 3 are several blocks; 1 and 2 rows are fewer than the ranks.
+TEST_P(Sums, OfShardsAreThoseOfAllAndEveryRankGathersThem) {
+  const int ranks = GetParam();
+  const std::vector<Shape> shapes = {{40003, 3}, {1, 5}, {2, 2, 3}, {7}};
+  ProcessGroup group(ranks, kPatient);
+  run_ranks(group, [&](int rank) {
+    Communicator& communicator = group.member(rank);
+    ThreadPool pool(2);
+    const Shard shard{.place = rank, .count = ranks};
+    std::vector<std::vector<double>> data;
+    std::vector<TensorView> views;
+    for (size_t t = 0; t < shapes.size(); ++t) {
+      auto& tensor = data.emplace_back(static_cast<size_t>(shapes[t].elements()));
+      for (size_t i = 0; i < tensor.size(); ++i) {
+        tensor[i] = draw(rank, static_cast<int>(t), static_cast<int64_t>(i));
+      }
+    }
+    for (size_t t = 0; t < shapes.size(); ++t) {
+      views.push_back({.data = data[t].data(), .dtype = DType::f64, .shape = shapes[t]});
+    }
+    const auto sum = [&](size_t t, size_t i) {
+      double sum = draw(0, static_cast<int>(t), static_cast<int64_t>(i));
+      for (int r = 1; r < ranks; ++r) sum += draw(r, static_cast<int>(t), static_cast<int64_t>(i));
+      return sum;
+    };
+    communicator.reduce_shards({}, views, pool);
+    for (size_t t = 0; t < shapes.size(); ++t) {
+      const IndexRange own = shard_of(shapes[t], shard);
+      for (size_t i = 0; i < data[t].size(); ++i) {
+        const auto at = static_cast<int64_t>(i);
+        const bool is_own = own.begin <= at && at < own.end;
+        ASSERT_EQ(data[t][i], is_own ? sum(t, i) : draw(rank, static_cast<int>(t), at))
+            << "rank " << rank << " tensor " << t << " element " << i;
+      }
+    }
+    communicator.gather_shards({}, views, pool);
+    for (size_t t = 0; t < shapes.size(); ++t) {
+      for (size_t i = 0; i < data[t].size(); ++i) {
+        ASSERT_EQ(data[t][i], sum(t, i)) << "rank " << rank << " tensor " << t << " element " << i;
+      }
+    }
+  });
+}
+
+TEST(Shards, CoverWholeRowsOnce) {
+  for (const Shape& shape : {Shape{5, 3}, Shape{2, 3, 4}, Shape{7}, Shape{1, 9}, Shape{1}}) {
+    const int64_t row = shape.rank() > 1 ? shape.back() : 1;
+    for (const int32_t count : {1, 2, 3, 8}) {
+      int64_t end = 0;
+      for (int32_t place = 0; place < count; ++place) {
+        const IndexRange shard = shard_of(shape, {place, count});
+        EXPECT_EQ(shard.begin, end);
+        EXPECT_EQ(shard.begin % row, 0);
+        EXPECT_LE(shard.end - shard.begin, (shape.elements() / row + count - 1) / count * row);
+        end = shard.end;
+      }
+      EXPECT_EQ(end, shape.elements());
+    }
+  }
+}
 
 TEST(AllReduce, SumsMainGradientsInSinglePrecision) {
   auto table = std::make_shared<StateTable>();

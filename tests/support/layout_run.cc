@@ -19,25 +19,6 @@ constexpr uint64_t kSeed = 1;
 // A busy machine may hold a rank up for seconds.
 constexpr std::chrono::milliseconds kPatient{60'000};
 
-std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
-  const bool even = wanted.stages.empty();
-  const int32_t pp = wanted.layout.pipeline_parallel;
-  const StagePlacement placement =
-      wanted.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
-  PipelinePartition partition =
-      even ? even_partition(wanted.model.num_layers, pp, wanted.chunks, placement)
-           : parse_partition(wanted.stages, wanted.model.num_layers, 0, pp, placement);
-  LayoutOptions options = wanted.layout;
-  options.embedding_places = partition.embedding_ranks(wanted.model.tie_embeddings);
-  options.key_value_heads = wanted.model.num_query_groups;
-  PipelineShape schedule{.schedule = wanted.schedule,
-                         .ranks = pp,
-                         .chunks = partition.chunks,
-                         .micro_batches = wanted.micro_batches};
-  return std::make_shared<const RunLayout>(
-      RunLayout{.layout = Layout(options), .partition = partition, .schedule = schedule});
-}
-
 // The initial value of an element, with norms and biases away from their starts, where mistakes
 // would not show.
 double start_value(const Parameter& parameter, int64_t element) {
@@ -126,8 +107,9 @@ class Rank {
       const auto elements = static_cast<size_t>(held.parameter->whole_shape.elements());
       if (whole.empty()) whole.assign(elements, std::nan(""));
       for_each_element(*held.parameter, [&](int64_t own, int64_t element) {
+        if (own < held.part.begin || own >= held.part.end) return;
         double& value = whole[static_cast<size_t>(element)];
-        const double found = held.values[static_cast<size_t>(own)];
+        const double found = held.values[static_cast<size_t>(own - held.part.begin)];
         if (std::isnan(value)) value = found;
         ASSERT_EQ(value, found) << held.name << " element " << element << " of rank "
                                 << state_.part.rank << " differs from another rank's";
@@ -136,10 +118,11 @@ class Rank {
   }
 
  private:
-  // A tensor of the rank's slice of a parameter.
+  // A tensor of the rank's slice of a parameter, or a part of it.
   struct Held {
     std::string name;
     const Parameter* parameter;
+    IndexRange part;  // elements of the slice
     std::vector<double> values;
   };
 
@@ -197,11 +180,14 @@ class Rank {
       }
     }
     for (const Parameter& parameter : state_.parameters) {
-      hold(step + "gradient of ", parameter, parameter.gradient);
+      const IndexRange all{0, parameter.slice.elements()};
+      const IndexRange& shard = parameter.shard;
+      hold(step + "gradient of ", parameter, parameter.gradient, shard, shard.begin);
       if (number < kSteps) continue;
-      hold("after it ", parameter, parameter.value);
-      hold("after it, first moment of ", parameter, parameter.exp_avg);
-      hold("after it, second moment of ", parameter, parameter.exp_avg_sq);
+      hold("after it ", parameter, parameter.value, all, 0);
+      if (!parameter.exp_avg.valid()) continue;
+      hold("after it, first moment of ", parameter, parameter.exp_avg, shard, 0);
+      hold("after it, second moment of ", parameter, parameter.exp_avg_sq, shard, 0);
     }
     if (number < kSteps) return;
     for (const StateId id : state_.expert_biases) {
@@ -212,11 +198,14 @@ class Rank {
     }
   }
 
-  void hold(const std::string& what, const Parameter& parameter, StateId id) {
+  // Elements `part` of the parameter, which begin at element `first` of the state tensor.
+  void hold(const std::string& what, const Parameter& parameter, StateId id, const IndexRange& part,
+            int64_t first) {
     const TensorView view = storage_.view(id);
-    const auto* data = view.as<double>();
-    held_.push_back({what + (*state_.table)[parameter.value].name, &parameter,
-                     std::vector<double>(data, data + view.shape.elements())});
+    ASSERT_LE(first + part.end - part.begin, view.shape.elements());
+    const auto* data = view.as<double>() + first;
+    held_.push_back({what + (*state_.table)[parameter.value].name, &parameter, part,
+                     std::vector<double>(data, data + (part.end - part.begin))});
   }
 
   const LayoutCase& wanted_;
@@ -230,6 +219,28 @@ class Rank {
 };
 
 }  // namespace
+
+std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
+  const bool even = wanted.stages.empty();
+  const int32_t pp = wanted.layout.pipeline_parallel;
+  const StagePlacement placement =
+      wanted.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
+  PipelinePartition partition =
+      even ? even_partition(wanted.model.num_layers, pp, wanted.chunks, placement)
+           : parse_partition(wanted.stages, wanted.model.num_layers, 0, pp, placement);
+  LayoutOptions options = wanted.layout;
+  options.embedding_places = partition.embedding_ranks(wanted.model.tie_embeddings);
+  options.key_value_heads = wanted.model.num_query_groups;
+  PipelineShape schedule{.schedule = wanted.schedule,
+                         .ranks = pp,
+                         .chunks = partition.chunks,
+                         .micro_batches = wanted.micro_batches};
+  return std::make_shared<const RunLayout>(
+      RunLayout{.layout = Layout(options),
+                .partition = partition,
+                .schedule = schedule,
+                .distributed_optimizer = wanted.distributed_optimizer});
+}
 
 Outcome run_layout(const LayoutCase& layout) {
   const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
@@ -253,6 +264,7 @@ Outcome run_one_rank(const LayoutCase& layout) {
   LayoutCase single = layout;
   const Layout ranks(run_layout_of(layout)->layout.options());
   single.layout = {};
+  single.distributed_optimizer = false;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;

@@ -11,6 +11,7 @@
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
+#include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
 
@@ -32,6 +33,7 @@ struct LayoutCase {
   int32_t sequence = 12;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
+  bool distributed_optimizer = false;
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
@@ -40,6 +42,9 @@ using Outcome = std::map<std::string, std::vector<double>>;
 
 // Runs three steps. Replicas of a slice that differ by a bit are a test failure.
 Outcome run_layout(const LayoutCase& layout);
+
+// The run of such a case, as its ranks know it.
+std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted);
 
 // The same model and samples on one rank.
 Outcome run_one_rank(const LayoutCase& layout);

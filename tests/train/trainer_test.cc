@@ -433,6 +433,27 @@ TEST_F(TrainerRun, GoesOnWithOtherRanks) {
   }
 }
 
+// Sharded optimizer state, in one instance or two: the same run, which goes on with and without it.
+TEST_F(TrainerRun, ShardedOptimizersTrainAsOneDoes) {
+  const Arguments run = {"--compute-dtype",     "fp64", "--train-iters", "6",
+                         "--global-batch-size", "8",    "--ranks",       "4"};
+  const Arguments one = {"--use-distributed-optimizer"};
+  const Arguments two = one + Arguments{"--num-distributed-optimizer-instances", "2"};
+  EXPECT_EQ(train(run + Arguments{"--save", save}), ExitStatus::done);
+  const std::vector<std::pair<Arguments, Arguments>> parts = {{one, {}}, {{}, two}, {two, one}};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string cut = save + "_" + std::to_string(i);
+    const Arguments to = run + Arguments{"--save", cut, "--load", cut};
+    EXPECT_EQ(train(to + parts[i].first + Arguments{"--exit-after-step", "3"}), ExitStatus::done);
+    EXPECT_EQ(train(to + parts[i].second), ExitStatus::done);
+    for (const char* name : kLogged) expect_close(logged(cut, name), logged(save, name), name);
+  }
+  EXPECT_NE(refusal(run + Arguments{"--num-distributed-optimizer-instances", "2"})
+                .find("add --use-distributed-optimizer"),
+            std::string::npos);
+}
+
 TEST_F(TrainerRun, ABatchThatRanksCannotShareIsRefused) {
   EXPECT_EQ(
       refusal({"--train-iters", "1", "--global-batch-size", "6", "--micro-batch-size", "2",

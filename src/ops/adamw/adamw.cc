@@ -25,10 +25,15 @@ void infer_adamw(InferContext& context) {
   for (int i = 1; i <= 4; ++i) {
     if (!context.has_input(i)) continue;
     const Value& value = context.input(i);
-    TROUPE_CHECK(value.dtype == accumulation_dtype(parameter.dtype) &&
-                     value.shape == parameter.shape && !value.rows.valid(),
+    const Shape& shape = i == 1 ? parameter.shape : context.input(2).shape;
+    TROUPE_CHECK(value.dtype == accumulation_dtype(parameter.dtype) && value.shape == shape &&
+                     !value.rows.valid(),
                  "adamw: unlike its parameter: " + value.name);
   }
+  const int64_t first = context.attributes<AdamWAttributes>().first;
+  TROUPE_CHECK(
+      first >= 0 && first + context.input(2).shape.elements() <= parameter.shape.elements(),
+      "adamw: moments of more than the parameter has: " + parameter.name);
   check_adamw_scalar(context, 5, DType::f64);
   check_adamw_scalar(context, 6, DType::f64);
   check_adamw_scalar(context, 7, DType::i64);
@@ -43,11 +48,11 @@ void infer_adamw(InferContext& context) {
 // State is read and written, the gradient read; a bf16 parameter is only written.
 Cost cost_adamw(const OpView& view) {
   const bool has_master = view.has_input(4);
-  const uint64_t bytes = (has_master ? 1U : 2U) * view.input(0).bytes() + view.input(1).bytes() +
-                         2 * view.input(2).bytes() + 2 * view.input(3).bytes() +
-                         (has_master ? 2 * view.input(4).bytes() : 0);
-  return {.flops = 15 * static_cast<double>(view.input(0).shape.elements()),
-          .bytes = static_cast<double>(bytes)};
+  const auto elements = static_cast<uint64_t>(view.input(2).shape.elements());
+  const uint64_t state = view.input(2).bytes();  // as many as of the gradient
+  const uint64_t bytes = (has_master ? 1U : 2U) * elements * size_of(view.input(0).dtype) +
+                         (has_master ? 7U : 5U) * state;
+  return {.flops = 15 * static_cast<double>(elements), .bytes = static_cast<double>(bytes)};
 }
 
 CpuKernel adamw_kernel(const OpView& view) {
@@ -56,8 +61,8 @@ CpuKernel adamw_kernel(const OpView& view) {
 
 std::string print_adamw(const Attributes& attributes) {
   const auto& a = attributes.as<AdamWAttributes>();
-  return fmt::format("beta1={} beta2={} epsilon={} decay={:d}", a.beta1, a.beta2, a.epsilon,
-                     a.decay);
+  return fmt::format("beta1={} beta2={} epsilon={} decay={:d}{}", a.beta1, a.beta2, a.epsilon,
+                     a.decay, a.first > 0 ? fmt::format(" first={}", a.first) : "");
 }
 
 }  // namespace

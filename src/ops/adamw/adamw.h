@@ -24,9 +24,12 @@ struct AdamWAttributes {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   bool decay = true;
+  int64_t first = 0;  // the element of the parameter with which the moments begin
 };
 
-// All of the same shape. With A the accumulation dtype of the parameter (f64 for f64, else f32):
+// Parameter and gradient have one shape, moments and master one, too: the same, or that of a
+// stretch of the parameter's elements, from `first` on, of which alone the update is. With A the
+// accumulation dtype of the parameter (f64 for f64, else f32):
 struct AdamWTensors {
   ValueId parameter;   // f64, f32 or bf16; state, changed in place
   ValueId gradient;    // A

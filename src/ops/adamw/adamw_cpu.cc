@@ -61,8 +61,9 @@ struct AdamWKernel {
     using A = accumulation_t<T>;
     if (args.in<int32_t>(9)[0] != 0) return;
     const AdamWFactors<A> factors(args);
-    const A* gradient = args.in<A>(1);
-    T* parameter = args.out<T>(0);
+    const int64_t first = args.attributes->as<AdamWAttributes>().first;
+    const A* gradient = args.in<A>(1) + first;
+    T* parameter = args.out<T>(0) + first;
     A* exp_avg = args.out<A>(1);
     A* exp_avg_sq = args.out<A>(2);
     A* master;
@@ -72,7 +73,7 @@ struct AdamWKernel {
       master = args.out<A>(3);
     }
     args.pool->parallel_ranges(
-        args.output(0).shape.elements(), kAdamWChunkElements, [&](int64_t begin, int64_t end, int) {
+        args.output(1).shape.elements(), kAdamWChunkElements, [&](int64_t begin, int64_t end, int) {
           update_adamw_range(factors, gradient + begin, master + begin, exp_avg + begin,
                              exp_avg_sq + begin, end - begin);
           if constexpr (!std::is_same_v<T, A>)

@@ -8,24 +8,27 @@ namespace {
 
 void infer_all_reduce(InferContext& context) {
   TROUPE_CHECK(context.input_count() > 0, "all_reduce needs a tensor");
+  const auto& attributes = context.attributes<AllReduceAttributes>();
+  TROUPE_CHECK(attributes.first_row == 0 || attributes.shard.count == 1,
+               "all_reduce: of some rows, or of a shard");
   for (int i = 0; i < context.input_count(); ++i) {
     const Value& tensor = context.input(i);
     TROUPE_CHECK(
         tensor.dtype == DType::f64 || tensor.dtype == DType::f32 || tensor.dtype == DType::i32,
         "all_reduce: not f64, f32 or i32: " + tensor.name);
     TROUPE_CHECK(!tensor.rows.valid(), "all_reduce: ragged: " + tensor.name);
-    TROUPE_CHECK(context.attributes<AllReduceAttributes>().first_row <= tensor.shape[0],
-                 "all_reduce: fewer rows: " + tensor.name);
+    TROUPE_CHECK(attributes.first_row <= tensor.shape[0], "all_reduce: fewer rows: " + tensor.name);
     context.mutates(i);
   }
 }
 
 // One addition for each element and rank; a rank does its share of all ranks' additions.
 Cost cost_all_reduce(const OpView& op) {
+  const double part = 1.0 / op.attributes<AllReduceAttributes>().shard.count;
   Cost cost;
   for (int i = 0; i < op.op.input_count; ++i) {
-    cost.flops += static_cast<double>(op.input(i).shape.elements());
-    cost.bytes += 2 * static_cast<double>(op.input(i).bytes());
+    cost.flops += part * static_cast<double>(op.input(i).shape.elements());
+    cost.bytes += 2 * part * static_cast<double>(op.input(i).bytes());
   }
   return cost;
 }
@@ -34,11 +37,11 @@ RankGroup group_of_all_reduce(const Attributes& attributes) {
   return attributes.as<AllReduceAttributes>().group;
 }
 
-// Views of the rows that are summed.
+// Views of what is summed.
 uint64_t all_reduce_workspace_bytes(const OpView& op) {
-  return op.attributes<AllReduceAttributes>().first_row == 0
-             ? 0
-             : op.op.input_count * sizeof(TensorView);
+  const auto& attributes = op.attributes<AllReduceAttributes>();
+  const bool all = attributes.first_row == 0 && attributes.shard.count == 1;
+  return all ? 0 : op.op.input_count * sizeof(TensorView);
 }
 
 CpuKernel all_reduce_kernel(const OpView&) {
@@ -49,6 +52,10 @@ std::string print_all_reduce(const Attributes& attributes) {
   const auto& values = attributes.as<AllReduceAttributes>();
   std::string text = "group=" + std::string(name_of(values.group));
   if (values.first_row > 0) text += " first_row=" + std::to_string(values.first_row);
+  if (values.shard.count > 1) {
+    text +=
+        " shard=" + std::to_string(values.shard.place) + "/" + std::to_string(values.shard.count);
+  }
   return text;
 }
 

@@ -15,12 +15,14 @@
 
 #include "program/builder.h"
 #include "program/op_spec.h"
+#include "program/shard.h"
 
 namespace troupe {
 
 struct AllReduceAttributes {
   RankGroup group = RankGroup::dp_cp;
   int64_t first_row = 0;  // only rows (of the first dimension) from here on are summed
+  Shard shard = {};       // of each tensor only these elements are; with first_row 0
 };
 
 // Emits the reduction on the communication queue.

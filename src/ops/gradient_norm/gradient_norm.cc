@@ -39,17 +39,21 @@ CpuKernel squared_norm_kernel(const OpView&) {
 
 // The first chunk of each gradient (and the end), and the partial sum of each chunk.
 uint64_t squared_norm_workspace_bytes(const OpView& view) {
-  const int64_t rows = view.attributes<SquaredNormAttributes>().rows;
+  const auto& attributes = view.attributes<SquaredNormAttributes>();
   uint64_t chunks = 0;
   for (int i = 0; i < view.op.input_count; ++i) {
-    chunks += static_cast<uint64_t>(norm_chunks(counted_elements(view.input(i).shape, rows)));
+    chunks += static_cast<uint64_t>(norm_chunks(counted_elements(view.input(i).shape, attributes)));
   }
   return (view.op.input_count + 1U) * sizeof(int64_t) + chunks * sizeof(double);
 }
 
 std::string print_squared_norm(const Attributes& attributes) {
-  const int64_t rows = attributes.as<SquaredNormAttributes>().rows;
-  return rows > 0 ? fmt::format("rows={}", rows) : "";
+  const auto& [rows, shard] = attributes.as<SquaredNormAttributes>();
+  std::string text = rows > 0 ? fmt::format("rows={}", rows) : "";
+  if (shard.count > 1) {
+    text += fmt::format("{}shard={}/{}", text.empty() ? "" : " ", shard.place, shard.count);
+  }
+  return text;
 }
 
 void infer_clip_coefficient(InferContext& context) {
@@ -101,6 +105,10 @@ std::vector<OpSample> samples_squared_norm() {
       sample_gradient_norm("one tensor of one element", {{1}}, 100),
       sample_gradient_norm("several shapes", {{5, 7}, {17}, {2, 3, 4}}, 1),
       sample_gradient_norm("the first rows", {{5, 7}, {17}, {4, 20000}}, 1, {.rows = 3}),
+      sample_gradient_norm("a shard", {{5, 7}, {17}, {1, 4}, {100, 1000}}, 1,
+                           {.shard = {.place = 1, .count = 3}}),
+      sample_gradient_norm("a shard of the first rows", {{5, 7}, {6}, {4, 20000}}, 1,
+                           {.rows = 3, .shard = {.place = 1, .count = 2}}),
       sample_gradient_norm("many chunks", {{3}, {2 * kNormChunkElements + 5}, {100, 700}}, 10),
   };
 }

@@ -14,11 +14,13 @@
 
 #include "program/builder.h"
 #include "program/op_spec.h"
+#include "program/shard.h"
 
 namespace troupe {
 
 struct SquaredNormAttributes {
   int64_t rows = 0;  // only the first rows of each gradient count; 0: all
+  Shard shard = {};  // and of them only elements of this shard of the gradient
 };
 
 // `gradients`: n >= 1 tensors of any shape, each f32 or f64, not ragged. Returns f64 [1]: the sum

@@ -24,18 +24,18 @@ void squared_norm_cpu(const KernelArguments& args) {
   const auto count = static_cast<int64_t>(args.inputs.size());
   auto* first_chunk = reinterpret_cast<int64_t*>(args.workspace);
   auto* partial = reinterpret_cast<double*>(first_chunk + count + 1);
-  const int64_t rows = args.attributes->as<SquaredNormAttributes>().rows;
+  const auto& attributes = args.attributes->as<SquaredNormAttributes>();
   first_chunk[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
-    first_chunk[i + 1] =
-        first_chunk[i] + norm_chunks(counted_elements(args.input(static_cast<int>(i)).shape, rows));
+    first_chunk[i + 1] = first_chunk[i] + norm_chunks(counted_elements(
+                                              args.input(static_cast<int>(i)).shape, attributes));
   }
   args.pool->parallel_for(first_chunk[count], [&](int64_t chunk, int) {
     const auto i = static_cast<int>(std::upper_bound(first_chunk, first_chunk + count + 1, chunk) -
                                     first_chunk - 1);
-    const int64_t begin = (chunk - first_chunk[i]) * kNormChunkElements;
-    const int64_t size =
-        std::min(kNormChunkElements, counted_elements(args.input(i).shape, rows) - begin);
+    const IndexRange counted = counted_elements(args.input(i).shape, attributes);
+    const int64_t begin = counted.begin + (chunk - first_chunk[i]) * kNormChunkElements;
+    const int64_t size = std::min(kNormChunkElements, counted.end - begin);
     partial[chunk] = args.input(i).dtype == DType::f64
                          ? sum_of_squares_in_double(args.in<double>(i) + begin, size)
                          : sum_of_squares_in_double(args.in<float>(i) + begin, size);

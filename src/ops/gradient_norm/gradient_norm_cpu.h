@@ -6,18 +6,23 @@
 #include <cstdint>
 
 #include "base/shape.h"
+#include "ops/gradient_norm/gradient_norm.h"
 
 namespace troupe {
 
 inline constexpr int64_t kNormChunkElements = 32768;
 
-inline int64_t norm_chunks(int64_t elements) {
-  return (elements + kNormChunkElements - 1) / kNormChunkElements;
+inline int64_t norm_chunks(const IndexRange& elements) {
+  return (elements.end - elements.begin + kNormChunkElements - 1) / kNormChunkElements;
 }
 
-// Of the first `rows` rows (0: of all).
-inline int64_t counted_elements(const Shape& shape, int64_t rows) {
-  return rows > 0 ? std::min(rows, shape[0]) * shape.row_elements() : shape.elements();
+inline IndexRange counted_elements(const Shape& shape, const SquaredNormAttributes& attributes) {
+  IndexRange counted = shard_of(shape, attributes.shard);
+  if (attributes.rows > 0) {
+    counted.end = std::min(counted.end, attributes.rows * shape.row_elements());
+    counted.begin = std::min(counted.begin, counted.end);
+  }
+  return counted;
 }
 
 }  // namespace troupe

@@ -1,0 +1,99 @@
+#include "ops/shards/shards.h"
+
+#include <string>
+
+namespace troupe {
+
+void reduce_shards_cpu(const KernelArguments& args);
+void gather_shards_cpu(const KernelArguments& args);
+
+namespace {
+
+void infer_shards(InferContext& context) {
+  TROUPE_CHECK(context.input_count() > 0, "a collective of shards needs a tensor");
+  for (int i = 0; i < context.input_count(); ++i) {
+    TROUPE_CHECK(!context.input(i).rows.valid(), "shards: ragged: " + context.input(i).name);
+    context.mutates(i);
+  }
+}
+
+void infer_reduce_shards(InferContext& context) {
+  for (int i = 0; i < context.input_count(); ++i) {
+    const DType dtype = context.input(i).dtype;
+    TROUPE_CHECK(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::i32,
+                 "reduce_shards: not f64, f32 or i32: " + context.input(i).name);
+  }
+  infer_shards(context);
+}
+
+double bytes_of(const OpView& op) {
+  double bytes = 0;
+  for (int i = 0; i < op.op.input_count; ++i) bytes += static_cast<double>(op.input(i).bytes());
+  return bytes;
+}
+
+// A rank adds up the ranks' terms of its shard: as many as a tensor has elements.
+Cost cost_reduce_shards(const OpView& op) {
+  Cost cost;
+  for (int i = 0; i < op.op.input_count; ++i) {
+    cost.flops += static_cast<double>(op.input(i).shape.elements());
+  }
+  cost.bytes = bytes_of(op);
+  return cost;
+}
+
+Cost cost_gather_shards(const OpView& op) {
+  return {.flops = 0, .bytes = 2 * bytes_of(op)};
+}
+
+RankGroup group_of_shards(const Attributes& attributes) {
+  return attributes.as<ShardsAttributes>().group;
+}
+
+CpuKernel reduce_shards_kernel(const OpView&) {
+  return &reduce_shards_cpu;
+}
+
+CpuKernel gather_shards_kernel(const OpView&) {
+  return &gather_shards_cpu;
+}
+
+std::string print_shards(const Attributes& attributes) {
+  return "group=" + std::string(name_of(attributes.as<ShardsAttributes>().group));
+}
+
+void emit_shards(Builder& builder, const OpSpec& spec, std::span<const ValueId> tensors,
+                 const ShardsAttributes& attributes) {
+  const Place caller_place = builder.place;
+  builder.place.queue = Queue::communication;
+  builder.emit(spec, Attributes(attributes), tensors, std::string(spec.name));
+  builder.place = caller_place;
+}
+
+}  // namespace
+
+void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
+                   const ShardsAttributes& attributes) {
+  emit_shards(builder, kReduceShards, tensors, attributes);
+}
+
+void gather_shards(Builder& builder, std::span<const ValueId> tensors,
+                   const ShardsAttributes& attributes) {
+  emit_shards(builder, kGatherShards, tensors, attributes);
+}
+
+const OpSpec kReduceShards{.name = "reduce_shards",
+                           .infer = infer_reduce_shards,
+                           .cost = cost_reduce_shards,
+                           .cpu_kernel = reduce_shards_kernel,
+                           .group = group_of_shards,
+                           .print_attributes = print_shards};
+
+const OpSpec kGatherShards{.name = "gather_shards",
+                           .infer = infer_shards,
+                           .cost = cost_gather_shards,
+                           .cpu_kernel = gather_shards_kernel,
+                           .group = group_of_shards,
+                           .print_attributes = print_shards};
+
+}  // namespace troupe

@@ -1,0 +1,35 @@
+// The collectives of a sharded optimizer, both in place. The rank at place r of a group of n has
+// shard r of n of every tensor (program/shard.h):
+//   reduce_shards   the rank's own shard becomes the sum of the ranks' tensors there, in ascending
+//                   order of ranks; the other elements keep the rank's own terms
+//   gather_shards   every shard comes from the rank whose own it is
+//
+// Kinds
+//   reduce_shards (t0, t1, ...) -> t0, t1, ...   each f64, f32 or i32
+//   gather_shards (t0, t1, ...) -> t0, t1, ...   any dtypes
+// Any number of tensors at once, so that many small ones cost one meeting of the ranks. None is
+// ragged; each is state or a metric; every rank passes tensors of the same dtypes and sizes in the
+// same order. There is no derivative: they stand around the update, after the backward pass.
+#pragma once
+
+#include <span>
+
+#include "program/builder.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+struct ShardsAttributes {
+  RankGroup group = RankGroup::dp_cp_within_instance;
+};
+
+// Both emit on the communication queue.
+void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
+                   const ShardsAttributes& attributes);
+void gather_shards(Builder& builder, std::span<const ValueId> tensors,
+                   const ShardsAttributes& attributes);
+
+extern const OpSpec kReduceShards;
+extern const OpSpec kGatherShards;
+
+}  // namespace troupe

@@ -1,0 +1,35 @@
+// Shards: a tensor that several ranks hold alike, cut into as many parts, one for each, of which
+// the rank keeps the optimizer state. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "base/shape.h"
+
+namespace troupe {
+
+// Indices begin to end - 1.
+struct IndexRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const IndexRange&) const = default;
+};
+
+// Number `place` of `count` shards.
+struct Shard {
+  int32_t place = 0;
+  int32_t count = 1;
+  bool operator==(const Shard&) const = default;
+};
+
+// The elements of a shard, in row-major order. With R vectors of the last dimension (of a tensor of
+// one dimension: elements) they are those of vectors R * place / count to R * (place + 1) / count.
+// A shard may be empty.
+inline IndexRange shard_of(const Shape& shape, Shard shard) {
+  const int64_t vector = shape.rank() > 1 ? shape.back() : 1;
+  const int64_t vectors = vector == 0 ? 0 : shape.elements() / vector;
+  return {vectors * shard.place / shard.count * vector,
+          vectors * (shard.place + 1) / shard.count * vector};
+}
+
+}  // namespace troupe
