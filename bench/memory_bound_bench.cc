@@ -81,12 +81,10 @@ int32_t emit_rope(Builder& builder) {
 int32_t emit_cross_entropy(Builder& builder) {
   const ValueId logits = tensor(builder, "logits", {2048, 32000});
   const ValueId labels = builder.input("labels", DType::i32, {2048});
-  cross_entropy(builder,
-                {.logits = logits,
-                 .labels = labels,
-                 .mask = tensor(builder, "mask", {2048}),
-                 .tokens = {}},
-                "loss");
+  cross_entropy(
+      builder,
+      {.logits = logits, .labels = labels, .mask = tensor(builder, "mask", {2048}), .tokens = {}},
+      "loss");
   return 0;
 }
 Routing emit_routing(Builder& builder) {

@@ -80,6 +80,12 @@ int32_t expert_tensor_parallel_of(const Options& options) {
 }  // namespace
 
 RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
+  if (options.num_distributed_optimizer_instances > 1 && !options.use_distributed_optimizer) {
+    throw_bad_request(
+        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks the "
+                    "optimizer state is sharded; add --use-distributed-optimizer.",
+                    options.num_distributed_optimizer_instances));
+  }
   LayoutOptions asked;
   asked.world_size = options.ranks;
   asked.tensor_parallel = options.tensor_model_parallel_size;
@@ -114,10 +120,8 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
 void check_runnable_layout(const Options& options) {
   const auto refuse_above_one = [&](std::string_view flag, int32_t size) {
     if (size == 1) return;
-    throw_bad_request(fmt::format(
-        "{} {}: troupe {} runs data parallelism only in this version. Leave the flag out; `troupe "
-        "plan` shows layouts of any size.",
-        flag, size, info_of(options.command).name));
+    throw_bad_request(fmt::format("{} {}: troupe {} works with one rank. Leave the flag out.", flag,
+                                  size, info_of(options.command).name));
   };
   refuse_above_one("--tensor-model-parallel-size", options.tensor_model_parallel_size);
   refuse_above_one("--context-parallel-size", options.context_parallel_size);
@@ -127,12 +131,6 @@ void check_runnable_layout(const Options& options) {
                    options.expert_tensor_parallel_size.value_or(1));
   refuse_above_one("--num-virtual-stages-per-pipeline-rank",
                    options.num_virtual_stages_per_pipeline_rank.value_or(1));
-  if (options.num_distributed_optimizer_instances > 1 && !options.use_distributed_optimizer) {
-    throw_bad_request(
-        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks the "
-                    "optimizer state is sharded; add --use-distributed-optimizer.",
-                    options.num_distributed_optimizer_instances));
-  }
 }
 
 }  // namespace troupe

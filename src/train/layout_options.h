@@ -15,7 +15,7 @@ namespace troupe {
 // batch: the global batch size must be a multiple of the micro-batch size times DP.
 RunLayout run_layout_of(const Options& options, const ModelConfig& config);
 
-// Refuses every layout but that of one rank.
+// Refuses every layout but that of one rank: for commands that work with one.
 void check_runnable_layout(const Options& options);
 
 }  // namespace troupe

@@ -231,7 +231,10 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--rank {}: there are the ranks 0 to {} (--ranks).", options.rank,
                                   options.ranks - 1));
   }
-  if (options.command != Command::plan) check_runnable_layout(options);
+  const bool has_layouts = options.command == Command::plan || options.command == Command::train ||
+                           options.command == Command::verify ||
+                           options.command == Command::inspect;
+  if (!has_layouts) check_runnable_layout(options);
   check_schedules(options);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(

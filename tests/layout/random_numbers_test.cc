@@ -3,8 +3,8 @@
 // norm over all heads sums up is that of all ranks' heads.
 #include <gtest/gtest.h>
 
-#include "support/layout_run.h"
 #include "program/test_models.h"
+#include "support/layout_run.h"
 
 namespace troupe::testing {
 namespace {

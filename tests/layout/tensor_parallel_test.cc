@@ -1,8 +1,8 @@
 // Tensor parallelism, with and without sequence parallelism, computes what one rank computes.
 #include <gtest/gtest.h>
 
-#include "support/layout_run.h"
 #include "program/test_models.h"
+#include "support/layout_run.h"
 
 namespace troupe::testing {
 namespace {

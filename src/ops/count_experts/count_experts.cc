@@ -20,8 +20,8 @@ void infer_count_experts(InferContext& context) {
                "count_experts needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1, "count_experts needs at least one expert");
   TROUPE_CHECK(attributes.sequences >= 1 &&
-                   are_sequences(indices.shape[0], attributes.sequences,
-                                 attributes.sequence_tokens, attributes.first_token),
+                   are_sequences(indices.shape[0], attributes.sequences, attributes.sequence_tokens,
+                                 attributes.first_token),
                "count_experts needs sequences of equal length: " + indices.name);
   const Shape shape = expert_counts_shape(attributes.sequences, attributes.experts);
   TROUPE_CHECK(!context.has_input(1) ||
@@ -43,9 +43,8 @@ CpuKernel count_experts_kernel(const OpView&) {
 uint64_t count_experts_workspace_bytes(const OpView& view) {
   const auto& attributes = view.attributes<CountExpertsAttributes>();
   const Shape& indices = view.input(0).shape;
-  const int64_t slots = attributes.sequence_tokens > 0
-                            ? attributes.sequence_tokens * indices[1]
-                            : indices.elements() / attributes.sequences;
+  const int64_t slots = attributes.sequence_tokens > 0 ? attributes.sequence_tokens * indices[1]
+                                                       : indices.elements() / attributes.sequences;
   return static_cast<uint64_t>(slot_chunks(slots) * attributes.sequences * attributes.experts) *
          sizeof(int32_t);
 }

@@ -1,10 +1,10 @@
 // Count experts: how many slots chose each expert, separately for G groups of consecutive tokens
 // (the sequences of a micro-batch):
 //   counts[g, e] = previous[g, e] + number of indices equal to e among the tokens of group g
-// where `previous` is 0 when absent. Token t here is number first_token + t of all tokens, and group g
-// is tokens g * S up to (g + 1) * S of those; by default these are all tokens and S is T/G. A rank
-// that has a stretch of the tokens counts its own and leaves the other groups at 0. Passing the
-// counts of the micro-batch before as `previous` gives the running sums of global_aux_loss.
+// where `previous` is 0 when absent. Token t here is number first_token + t of all tokens, and
+// group g is tokens g * S up to (g + 1) * S of those; by default these are all tokens and S is T/G.
+// A rank that has a stretch of the tokens counts its own and leaves the other groups at 0. Passing
+// the counts of the micro-batch before as `previous` gives the running sums of global_aux_loss.
 //
 // Integers that stay on the device; there is no derivative. The kernel counts fixed chunks of
 // tokens in parallel.
@@ -19,8 +19,8 @@
 namespace troupe {
 
 struct CountExpertsAttributes {
-  int32_t experts = 0;    // E
-  int32_t sequences = 1;  // G
+  int32_t experts = 0;          // E
+  int32_t sequences = 1;        // G
   int32_t sequence_tokens = 0;  // S; 0: T/G, which G must divide
   int32_t first_token = 0;      // first_token + T <= G S
 };

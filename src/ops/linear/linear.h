@@ -49,8 +49,8 @@ struct LinearOptions {
 ValueId linear(Builder& builder, ValueId x, ValueId weight, const LinearOptions& options,
                const std::string& name);
 
-// For derivative rules: emits the gradient of input `i`, a bias [N] that was added to each row, from
-// dy [T, N], and hands it over.
+// For derivative rules: emits the gradient of input `i`, a bias [N] that was added to each row,
+// from dy [T, N], and hands it over.
 void add_bias_gradient(DerivativeContext& context, int i, ValueId dy);
 
 extern const OpSpec kLinear;

@@ -18,8 +18,8 @@
 // The scores are those of the clean logits, and the counts should be: whatever the routing did with
 // them (pre- or post-softmax, bias, groups, dropping). Counts carry no gradient. When counts are
 // summed over several ranks the T*^2 of the formula is that of all these ranks' tokens: with m
-// equal ranks the caller passes c / m^2; or, where the ranks have stretches of the same tokens, T* and
-// the first of its own. L is then this rank's part of the loss.
+// equal ranks the caller passes c / m^2; or, where the ranks have stretches of the same tokens, T*
+// and the first of its own. L is then this rank's part of the loss.
 #pragma once
 
 #include <string>
