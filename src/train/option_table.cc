@@ -120,9 +120,9 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::ranks,
      .group = kGlobal,
      .metavar = "N",
-     .help = "Ranks, as threads of this process, which share each step's micro-batches (data "
-             "parallelism): train, verify and inspect, up to 1,024. --threads are divided among "
-             "them. plan takes any number, in any layout.",
+     .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
+             "what these leave is data parallelism: train, verify and inspect, up to 1,024. "
+             "--threads are divided among them. plan takes any number.",
      .range = at_least(1),
      .commands = kAllButHelp},
     {.name = "collective-timeout-s",

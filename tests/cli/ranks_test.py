@@ -101,7 +101,8 @@ class Ranks(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             kinds = [op["kind"] for op in json.loads(result.stdout)["operations"]
                      if op["queue"] == "comm"]
-            self.assertEqual(kinds, ["all_reduce"] * 4)  # two layers, what is outside, metrics
+            # Two layers, what is outside, metrics; the squared norm.
+            self.assertEqual(kinds, ["all_reduce"] * 4 + ["sum_over_ranks"])
         self.assertEqual(run("inspect", *shape, "--rank", 2).returncode, 2)
         plan = json.loads(run("plan", *shape).stdout)
         self.assertEqual((plan["ranks"], plan["micro_batches"]), (2, 2))
@@ -114,6 +115,39 @@ class Ranks(unittest.TestCase):
         result = run("verify", fixture, "--ranks", 3)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("--ranks 3: the 2 sequences", result.stderr)
+
+    # EP exceeds DP in the first of them.
+    def test_references_in_layouts(self):
+        mixtral = SOURCE / "tests/fixtures/hf/mixtral"
+        folded = ["--ranks", 8, "--tensor-model-parallel-size", 2,
+                  "--pipeline-model-parallel-size", 2, "--expert-model-parallel-size", 4]
+        for dispatcher in ("allgather", "alltoall", "flex"):
+            with self.subTest(dispatcher=dispatcher):
+                result = run("verify", mixtral, *folded, "--moe-token-dispatcher-type", dispatcher,
+                             "--json")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertTrue(json.loads(result.stdout)["pass"])
+
+    def test_training_in_layouts_has_the_curve_of_one_rank(self):
+        def curve(name, *flags):
+            save = FOLDER / f"layout_{name}"
+            result = run(*train_arguments(save, *flags, "--train-iters", 4))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return [line["loss"] for line in metrics(save) if "loss" in line]
+
+        one = curve("one")
+        layouts = {
+            "tp_pp": ["--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2],
+            "ep": ["--expert-model-parallel-size", 4, "--moe-token-dispatcher-type", "flex"],
+            "sharded": ["--use-distributed-optimizer"],
+        }
+        for name, flags in layouts.items():
+            with self.subTest(layout=name):
+                found = curve(name, "--ranks", 4, *flags)
+                self.assertEqual(len(found), len(one))
+                for expected, loss in zip(one, found):
+                    # The order of sums differs: rounding of f64, over four steps.
+                    self.assertAlmostEqual(loss, expected, delta=1e-10)
 
 
 def main():
