@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -142,10 +143,10 @@ void Trainer::prepare_step(int32_t batch_size) {
 
 void Trainer::verify_with_others() const {
   // Ranks are threads of one process: the programs can be shown as they are.
-  const auto own = reinterpret_cast<uintptr_t>(step_.program.get());
+  const auto own = std::bit_cast<uint64_t>(static_cast<const Program*>(step_.program.get()));
   std::vector<const Program*> programs;
   for (const uint64_t address : group_->exchange(rank_, own)) {
-    programs.push_back(reinterpret_cast<const Program*>(static_cast<uintptr_t>(address)));
+    programs.push_back(std::bit_cast<const Program*>(address));
   }
   if (leads()) verify_collectives(programs, part_.layout());
   group_->exchange(rank_, 0);  // nobody changes a program that is still looked at

@@ -177,8 +177,8 @@ std::vector<OpSample> samples_cross_entropy() {
 
 // All of the vocabulary as the only part.
 std::vector<OpSample> samples_cross_entropy_of_parts() {
-  const auto with = [](int64_t vocabulary, std::vector<int32_t> labels, std::vector<double> counts,
-                       double tokens) {
+  const auto with = [](int64_t vocabulary, const std::vector<int32_t>& labels,
+                       const std::vector<double>& counts, double tokens) {
     return [=](SampleBuilder& sample) {
       const auto rows = static_cast<int64_t>(labels.size());
       SampleBuilder::Options constant;
