@@ -217,14 +217,6 @@ std::vector<SlicePiece> pieces_of(const ParameterSlice& slice, const IndexRange&
   return pieces;
 }
 
-const Parameter& ModelState::get(ParameterKind kind, int32_t layer) const {
-  for (const Parameter& parameter : parameters) {
-    if (parameter.kind == kind && parameter.layer == layer) return parameter;
-  }
-  TROUPE_CHECK(false, "the rank has this parameter");
-  return parameters.front();
-}
-
 std::vector<SliceRun> runs_of(const ParameterSlice& slice, const Shape& whole) {
   // The last dimensions that are held in full belong to every run; the one before them ends it.
   const auto rank = static_cast<size_t>(whole.rank());
@@ -265,11 +257,28 @@ std::vector<SliceRun> runs_within(std::vector<SliceRun> runs, const IndexRange& 
   return runs;
 }
 
-StateId ModelState::find(ParameterKind kind, int32_t layer) const {
+namespace {
+
+// nullptr when the rank has no such parameter.
+const Parameter* search(const std::vector<Parameter>& parameters, ParameterKind kind,
+                        int32_t layer) {
   for (const Parameter& parameter : parameters) {
-    if (parameter.kind == kind && parameter.layer == layer) return parameter.value;
+    if (parameter.kind == kind && parameter.layer == layer) return &parameter;
   }
-  return {};
+  return nullptr;
+}
+
+}  // namespace
+
+const Parameter& ModelState::get(ParameterKind kind, int32_t layer) const {
+  const Parameter* parameter = search(parameters, kind, layer);
+  TROUPE_CHECK(parameter != nullptr, "the rank has this parameter");
+  return *parameter;
+}
+
+StateId ModelState::find(ParameterKind kind, int32_t layer) const {
+  const Parameter* parameter = search(parameters, kind, layer);
+  return parameter == nullptr ? StateId{} : parameter->value;
 }
 
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "parallel/rank_communicators.h"
+#include "support/slice_elements.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -165,26 +166,6 @@ class RankRun {
     }
   }
 
- public:
-  // visit(element of the rank's tensor, element of the whole tensor)
-  static void for_each_element(const Parameter& parameter,
-                               const std::function<void(int64_t, int64_t)>& visit) {
-    for (const SlicePiece& piece : pieces_of(parameter.slice)) {
-      for (int64_t i = 0; i < piece.shape.elements(); ++i) {
-        int64_t rest = i;
-        int64_t whole = 0;
-        int64_t stride = 1;
-        for (int d = piece.shape.rank() - 1; d >= 0; --d) {
-          whole += (piece.offset[static_cast<size_t>(d)] + rest % piece.shape[d]) * stride;
-          rest /= piece.shape[d];
-          stride *= parameter.whole_shape[d];
-        }
-        visit(piece.first + i, whole);
-      }
-    }
-  }
-
- private:
   CpuInterpreter interpreter_;
 };
 
@@ -203,7 +184,7 @@ void record_tensors(const std::vector<std::unique_ptr<RankRun>>& runs, const std
       const TensorView view = run->storage.view(which(parameter));
       std::vector<double>& whole = outcome.values[name];
       whole.resize(static_cast<size_t>(parameter.whole_shape.elements()), std::nan(""));
-      RankRun::for_each_element(parameter, [&](int64_t here, int64_t at) {
+      for_each_element(parameter, [&](int64_t here, int64_t at) {
         double& element_of_whole = whole[static_cast<size_t>(at)];
         const double value = element(view, here);
         ASSERT_TRUE(std::isnan(element_of_whole) || element_of_whole == value)

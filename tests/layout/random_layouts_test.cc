@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "model/parameter_layout.h"
-#include "program/test_models.h"
+#include "support/layout_models.h"
 #include "support/layout_run.h"
 
 namespace troupe::testing {
@@ -21,11 +21,6 @@ namespace {
 
 constexpr int kLayouts = 240;
 constexpr uint64_t kDraw = 20;
-
-struct NamedModel {
-  std::string name;
-  ModelConfig config;
-};
 
 // Four layers, so that there are pipelines; eight experts; eight query heads on four others.
 std::vector<NamedModel> models() {

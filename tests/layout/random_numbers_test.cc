@@ -3,16 +3,11 @@
 // norm over all heads sums up is that of all ranks' heads.
 #include <gtest/gtest.h>
 
-#include "program/test_models.h"
+#include "support/layout_models.h"
 #include "support/layout_run.h"
 
 namespace troupe::testing {
 namespace {
-
-struct NamedModel {
-  std::string name;
-  ModelConfig config;
-};
 
 void drop(ModelConfig& config) {
   config.num_query_groups = 4;

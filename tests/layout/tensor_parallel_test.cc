@@ -1,16 +1,11 @@
 // Tensor parallelism, with and without sequence parallelism, computes what one rank computes.
 #include <gtest/gtest.h>
 
-#include "program/test_models.h"
+#include "support/layout_models.h"
 #include "support/layout_run.h"
 
 namespace troupe::testing {
 namespace {
-
-struct NamedModel {
-  std::string name;
-  ModelConfig config;
-};
 
 std::vector<NamedModel> dense_models() {
   ModelConfig tied = dense_model(2);  // tied embeddings, norms of queries and keys by head
@@ -27,23 +22,7 @@ std::vector<NamedModel> dense_models() {
 }
 
 std::vector<NamedModel> moe_models() {
-  ModelConfig aux = moe_model(2);
-  aux.moe_aux_loss_coeff = 0.5;
-  aux.moe_z_loss_coeff = 0.1;
-  aux.moe_shared_expert_intermediate_size = 28;
-  aux.moe_shared_expert_gate = true;
-  ModelConfig sequences = aux;
-  sequences.moe_aux_loss_coeff = 0;
-  sequences.moe_seq_aux_loss_coeff = 0.5;
-  sequences.moe_layers[0] = false;  // first dense
-  sequences.ffn_hidden_size = 40;
-  ModelConfig global = aux;
-  global.moe_aux_loss_coeff = 0;
-  global.moe_global_aux_loss_coeff = 0.5;
-  global.moe_router_enable_expert_bias = true;
-  global.moe_router_score_function = ScoreFunction::sigmoid;
-  global.moe_router_bias_update_rate = 0.05;
-  return {{"aux", aux}, {"seq_aux", sequences}, {"global_aux", global}};
+  return auxiliary_loss_models(moe_model(2));
 }
 
 std::vector<LayoutCase> cases() {

@@ -10,6 +10,7 @@
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "support/slice_elements.h"
 
 namespace troupe::testing {
 namespace {
@@ -25,26 +26,6 @@ double start_value(const Parameter& parameter, int64_t element) {
   return initial_value(parameter, kSeed, element) +
          0.1 * random_normal(kSeed, RandomStream::test, 1000 + parameter.number,
                              static_cast<uint64_t>(element));
-}
-
-// Calls visit(element of the slice, element of the whole tensor) for all of the slice.
-template <class Visit>
-void for_each_element(const Parameter& parameter, const Visit& visit) {
-  const Shape& whole = parameter.whole_shape;
-  for (const SlicePiece& piece : pieces_of(parameter.slice)) {
-    for (int64_t i = 0; i < piece.shape.elements(); ++i) {
-      int64_t rest = i;
-      int64_t stride = 1;
-      int64_t element = 0;
-      for (int d = whole.rank() - 1; d >= 0; --d) {
-        const int64_t extent = piece.shape[d];
-        element += (piece.offset[static_cast<size_t>(d)] + rest % extent) * stride;
-        rest /= extent;
-        stride *= whole[d];
-      }
-      visit(piece.first + i, element);
-    }
-  }
 }
 
 // One rank of a run.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/emit_collective.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 #include "program/derivative.h"
 
@@ -53,11 +54,7 @@ std::string print_all_gather(const Attributes& attributes) {
 
 ValueId all_gather(Builder& builder, ValueId x, const AllGatherAttributes& attributes,
                    const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  const ValueId y = builder.emit(kAllGather, Attributes(attributes), {x}, name)[0];
-  builder.place = caller_place;
-  return y;
+  return emit_collective(builder, kAllGather, Attributes(attributes), {x}, name)[0];
 }
 
 const OpSpec kAllGather{.name = "all_gather",

@@ -1,5 +1,7 @@
 #include "ops/all_reduce/all_reduce.h"
 
+#include "ops/emit_collective.h"
+
 namespace troupe {
 
 void all_reduce_cpu(const KernelArguments& args);
@@ -63,10 +65,7 @@ std::string print_all_reduce(const Attributes& attributes) {
 
 void all_reduce(Builder& builder, std::span<const ValueId> tensors,
                 const AllReduceAttributes& attributes) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  builder.emit(kAllReduce, Attributes(attributes), tensors, "all_reduce");
-  builder.place = caller_place;
+  emit_collective(builder, kAllReduce, Attributes(attributes), tensors, "all_reduce");
 }
 
 const OpSpec kAllReduce{.name = "all_reduce",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/emit_collective.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -91,25 +92,16 @@ std::string print_exchange(const Attributes& attributes) {
       a.head_dim);
 }
 
-ValueId emit_exchange(Builder& builder, const OpSpec& spec, ValueId x,
-                      const ExchangeHeadsAttributes& attributes, const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  const ValueId y = builder.emit(spec, Attributes(attributes), {x}, name)[0];
-  builder.place = caller_place;
-  return y;
-}
-
 }  // namespace
 
 ValueId sequence_to_heads(Builder& builder, ValueId x, const ExchangeHeadsAttributes& attributes,
                           const std::string& name) {
-  return emit_exchange(builder, kSequenceToHeads, x, attributes, name);
+  return emit_collective(builder, kSequenceToHeads, Attributes(attributes), {x}, name)[0];
 }
 
 ValueId heads_to_sequence(Builder& builder, ValueId y, const ExchangeHeadsAttributes& attributes,
                           const std::string& name) {
-  return emit_exchange(builder, kHeadsToSequence, y, attributes, name);
+  return emit_collective(builder, kHeadsToSequence, Attributes(attributes), {y}, name)[0];
 }
 
 const OpSpec kSequenceToHeads{.name = "sequence_to_heads",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/emit_collective.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -61,22 +62,13 @@ void infer_return_rows(InferContext& context) {
   context.output("", dtype, shape);
 }
 
-ValueId emit_exchange(Builder& builder, const OpSpec& kind, const Attributes& attributes,
-                      std::initializer_list<ValueId> inputs, const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  const ValueId result = builder.emit(kind, attributes, inputs, name)[0];
-  builder.place = caller_place;
-  return result;
-}
-
 void differentiate_exchange(DerivativeContext& context, const OpSpec& other) {
   if (!context.wants(0)) return;
   context.add_gradient(
-      0, emit_exchange(
+      0, emit_collective(
              context.builder(), other, Attributes(context.attributes<ExchangeRowsAttributes>()),
              {context.output_gradient(0), context.input(1), context.input(2), context.input(3)},
-             "d_" + context.input_name(0)));
+             "d_" + context.input_name(0))[0]);
 }
 
 void differentiate_send_rows(DerivativeContext& context) {
@@ -149,20 +141,20 @@ std::string print_exchange(const Attributes& attributes) {
 RowExchange exchange_counts(Builder& builder, const DispatchPlan& plan,
                             const ExchangeRowsAttributes& attributes, const std::string& name) {
   const ValueId offsets =
-      emit_exchange(builder, kExchangeCounts, Attributes(attributes), {plan.counts}, name);
+      emit_collective(builder, kExchangeCounts, Attributes(attributes), {plan.counts}, name)[0];
   return {.plan = plan, .offsets = offsets, .attributes = attributes};
 }
 
 ValueId send_rows(Builder& builder, ValueId x, const RowExchange& exchange,
                   const std::string& name) {
-  return emit_exchange(builder, kSendRows, Attributes(exchange.attributes),
-                       {x, exchange.plan.slots, exchange.plan.counts, exchange.offsets}, name);
+  return emit_collective(builder, kSendRows, Attributes(exchange.attributes),
+                         {x, exchange.plan.slots, exchange.plan.counts, exchange.offsets}, name)[0];
 }
 
 ValueId return_rows(Builder& builder, ValueId y, const RowExchange& exchange,
                     const std::string& name) {
-  return emit_exchange(builder, kReturnRows, Attributes(exchange.attributes),
-                       {y, exchange.plan.slots, exchange.plan.counts, exchange.offsets}, name);
+  return emit_collective(builder, kReturnRows, Attributes(exchange.attributes),
+                         {y, exchange.plan.slots, exchange.plan.counts, exchange.offsets}, name)[0];
 }
 
 const OpSpec kExchangeCounts{.name = "exchange_counts",

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "ops/emit_collective.h"
+
 namespace troupe {
 
 void send_cpu(const KernelArguments& args);
@@ -65,28 +67,19 @@ std::string print_receive(const Attributes& attributes) {
   return fmt::format("group={} from={}", name_of(way.group), way.peer);
 }
 
-std::vector<ValueId> emit_message(Builder& builder, const OpSpec& spec,
-                                  const Attributes& attributes, std::span<const ValueId> inputs,
-                                  const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  std::vector<ValueId> outputs = builder.emit(spec, attributes, inputs, name);
-  builder.place = caller_place;
-  return outputs;
-}
-
 }  // namespace
 
 void send(Builder& builder, ValueId x, const MessageAttributes& attributes) {
-  emit_message(builder, kSend, Attributes(attributes), {&x, 1}, "send");
+  emit_collective(builder, kSend, Attributes(attributes), {x}, "send");
 }
 
 void finish_send(Builder& builder, ValueId x, const MessageAttributes& attributes) {
-  emit_message(builder, kFinishSend, Attributes(attributes), {&x, 1}, "finish_send");
+  emit_collective(builder, kFinishSend, Attributes(attributes), {x}, "finish_send");
 }
 
 ValueId receive(Builder& builder, const ReceiveAttributes& attributes, const std::string& name) {
-  return emit_message(builder, kReceive, Attributes(attributes), {}, name)[0];
+  return emit_collective(builder, kReceive, Attributes(attributes), std::span<const ValueId>(),
+                         name)[0];
 }
 
 std::optional<MessageUse> message_use(const Op& op) {

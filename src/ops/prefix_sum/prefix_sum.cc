@@ -1,5 +1,7 @@
 #include "ops/prefix_sum/prefix_sum.h"
 
+#include "ops/emit_collective.h"
+
 namespace troupe {
 
 void prefix_sum_cpu(const KernelArguments& args);
@@ -42,10 +44,8 @@ std::string print_prefix_sum(const Attributes& attributes) {
 
 PrefixSumResult prefix_sum(Builder& builder, ValueId counts, ValueId previous,
                            const PrefixSumAttributes& attributes, const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  const auto outputs = builder.emit(kPrefixSum, Attributes(attributes), {counts, previous}, name);
-  builder.place = caller_place;
+  const auto outputs =
+      emit_collective(builder, kPrefixSum, Attributes(attributes), {counts, previous}, name);
   return {.running = outputs[0], .total = outputs[1]};
 }
 

@@ -1,5 +1,6 @@
 #include "ops/push_rows/push_rows.h"
 
+#include "ops/emit_collective.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -49,15 +50,6 @@ void infer_push_rows_back(InferContext& context) {
   }
 }
 
-std::vector<ValueId> emit_push(Builder& builder, const OpSpec& kind, const Attributes& attributes,
-                               std::span<const ValueId> inputs, const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  std::vector<ValueId> outputs = builder.emit(kind, attributes, inputs, name);
-  builder.place = caller_place;
-  return outputs;
-}
-
 // All gradients that arrived go back together.
 void differentiate_push_rows(DerivativeContext& context) {
   std::vector<ValueId> inputs = {context.input(0), context.input(1), context.output(0)};
@@ -69,9 +61,9 @@ void differentiate_push_rows(DerivativeContext& context) {
     tensors.push_back(i);
   }
   if (tensors.empty()) return;
-  const auto gradients = emit_push(context.builder(), kPushRowsBack,
-                                   Attributes(context.attributes<PushRowsAttributes>()), inputs,
-                                   "d_" + context.input_name(tensors.front()));
+  const auto gradients = emit_collective(context.builder(), kPushRowsBack,
+                                         Attributes(context.attributes<PushRowsAttributes>()),
+                                         inputs, "d_" + context.input_name(tensors.front()));
   for (size_t j = 0; j < tensors.size(); ++j) context.add_gradient(tensors[j], gradients[j]);
 }
 
@@ -85,9 +77,9 @@ void differentiate_push_rows_back(DerivativeContext& context) {
     tensors.push_back(i);
   }
   if (tensors.empty()) return;
-  const auto outputs =
-      emit_push(context.builder(), kPushRows, Attributes(context.attributes<PushRowsAttributes>()),
-                inputs, "d_" + context.input_name(tensors.front()));
+  const auto outputs = emit_collective(context.builder(), kPushRows,
+                                       Attributes(context.attributes<PushRowsAttributes>()), inputs,
+                                       "d_" + context.input_name(tensors.front()));
   for (size_t j = 0; j < tensors.size(); ++j) context.add_gradient(tensors[j], outputs[j + 1]);
 }
 
@@ -142,14 +134,14 @@ PushedRows push_rows(Builder& builder, std::span<const ValueId> tensors, const D
                      const PushRowsAttributes& attributes, const std::string& name) {
   std::vector<ValueId> inputs = {plan.slots, plan.counts};
   inputs.insert(inputs.end(), tensors.begin(), tensors.end());
-  const auto outputs = emit_push(builder, kPushRows, Attributes(attributes), inputs, name);
+  const auto outputs = emit_collective(builder, kPushRows, Attributes(attributes), inputs, name);
   return {.received = outputs[0], .rows = {outputs.begin() + 1, outputs.end()}};
 }
 
 ValueId push_rows_back(Builder& builder, ValueId rows, const DispatchPlan& plan, ValueId received,
                        const PushRowsAttributes& attributes, const std::string& name) {
   const std::vector<ValueId> inputs = {plan.slots, plan.counts, received, rows};
-  return emit_push(builder, kPushRowsBack, Attributes(attributes), inputs, name)[0];
+  return emit_collective(builder, kPushRowsBack, Attributes(attributes), inputs, name)[0];
 }
 
 const OpSpec kPushRows{.name = "push_rows",

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/all_gather/all_gather.h"
+#include "ops/emit_collective.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -57,11 +58,7 @@ std::string print_reduce_scatter(const Attributes& attributes) {
 
 ValueId reduce_scatter(Builder& builder, ValueId x, const ReduceScatterAttributes& attributes,
                        const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  const ValueId y = builder.emit(kReduceScatter, Attributes(attributes), {x}, name)[0];
-  builder.place = caller_place;
-  return y;
+  return emit_collective(builder, kReduceScatter, Attributes(attributes), {x}, name)[0];
 }
 
 const OpSpec kReduceScatter{.name = "reduce_scatter",

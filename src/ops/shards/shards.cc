@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "ops/emit_collective.h"
+
 namespace troupe {
 
 void reduce_shards_cpu(const KernelArguments& args);
@@ -62,24 +64,16 @@ std::string print_shards(const Attributes& attributes) {
   return "group=" + std::string(name_of(attributes.as<ShardsAttributes>().group));
 }
 
-void emit_shards(Builder& builder, const OpSpec& spec, std::span<const ValueId> tensors,
-                 const ShardsAttributes& attributes) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  builder.emit(spec, Attributes(attributes), tensors, std::string(spec.name));
-  builder.place = caller_place;
-}
-
 }  // namespace
 
 void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
                    const ShardsAttributes& attributes) {
-  emit_shards(builder, kReduceShards, tensors, attributes);
+  emit_collective(builder, kReduceShards, Attributes(attributes), tensors, "reduce_shards");
 }
 
 void gather_shards(Builder& builder, std::span<const ValueId> tensors,
                    const ShardsAttributes& attributes) {
-  emit_shards(builder, kGatherShards, tensors, attributes);
+  emit_collective(builder, kGatherShards, Attributes(attributes), tensors, "gather_shards");
 }
 
 const OpSpec kReduceShards{.name = "reduce_shards",

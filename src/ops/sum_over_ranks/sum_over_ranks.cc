@@ -1,5 +1,6 @@
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 
+#include "ops/emit_collective.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -42,11 +43,7 @@ std::string print_sum_over_ranks(const Attributes& attributes) {
 
 ValueId sum_over_ranks(Builder& builder, ValueId x, const SumOverRanksAttributes& attributes,
                        const std::string& name) {
-  const Place caller_place = builder.place;
-  builder.place.queue = Queue::communication;
-  const ValueId y = builder.emit(kSumOverRanks, Attributes(attributes), {x}, name)[0];
-  builder.place = caller_place;
-  return y;
+  return emit_collective(builder, kSumOverRanks, Attributes(attributes), {x}, name)[0];
 }
 
 // In place: a rank reads and writes its own share of the elements, of all ranks, and each element
