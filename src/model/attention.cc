@@ -53,6 +53,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
               .sequence = batch.sequence,
               .inverse = false},
              "qkv_rotated");
+  builder.place.module = Module::core_attention;
   const double dropped = options.training ? config.attention_dropout : 0;
   const ValueId context = attend_over_context(
       builder, state.part, options.context_exchange, qkv, dropped > 0 ? options.step : ValueId{},
@@ -69,6 +70,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
        .first_head = tensor_parallel.rank() * heads,
        .all_heads = tensor_parallel.ranks() > 1 ? config.num_attention_heads : 0},
       "context");
+  builder.place.module = Module::attention;
   return leave_linear(builder, tensor_parallel, context, parameter(ParameterKind::w_attention_out),
                       bias(config.add_bias_linear, ParameterKind::b_attention_out),
                       "attention_out");

@@ -45,7 +45,8 @@ bool writes_main_gradient(const Program& program, const Op& op) {
 std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
                                      std::span<const GradientSeed> seeds,
                                      std::span<const ValueId> differentiable_inputs,
-                                     MainGradients& main_gradients) {
+                                     MainGradients& main_gradients,
+                                     const BeforeGradients& before_gradients) {
   Program& program = builder.program();
   GradientTable table;
   table.wanted = find_wanted(program, first, last, differentiable_inputs);
@@ -75,6 +76,8 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
 
     builder.place = op.place;
     builder.place.phase = Phase::data_gradient;
+    builder.place.queue = Queue::compute;
+    if (before_gradients) before_gradients(index, table.stand_in);
     const int32_t before = program.op_count();
     DerivativeContext context(builder, table, index);
     op.spec->differentiate(context);

@@ -6,6 +6,7 @@
 // gradients of the StateTable: the first one of the step stores, later ones accumulate.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -26,12 +27,17 @@ struct MainGradients {
   std::vector<bool> written;  // by StateId of the gradient
 };
 
+// Called before the gradients of each operation are emitted, in descending order. It may emit
+// operations, and say what is to be read instead of a value (GradientTable::stand_in).
+using BeforeGradients = std::function<void(int32_t op, std::vector<ValueId>& stand_in)>;
+
 // Differentiates operations [first, last). `differentiable_inputs` are values (besides parameters)
 // whose gradients are wanted too. Returns the gradient of every value, by ValueId of the values
 // that existed before the call; invalid where there is none (parameters: see MainGradients).
 std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
                                      std::span<const GradientSeed> seeds,
                                      std::span<const ValueId> differentiable_inputs,
-                                     MainGradients& main_gradients);
+                                     MainGradients& main_gradients,
+                                     const BeforeGradients& before_gradients = {});
 
 }  // namespace troupe

@@ -17,6 +17,8 @@
 
 #include "model/decoder.h"
 #include "model/parameters.h"
+#include "passes/overlap.h"
+#include "passes/recompute.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -37,6 +39,8 @@ struct TrainingStepOptions {
   RoutingTrace routing_trace = RoutingTrace::none;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
+  OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
+  RecomputeOptions recompute = {};
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

@@ -2,39 +2,54 @@
 
 namespace troupe {
 
-ValueId DerivativeContext::input(int i) const {
+ValueId DerivativeContext::own_input(int i) const {
   const OpView view = op();
   return view.program.inputs(view.op)[static_cast<size_t>(i)];
 }
 
-ValueId DerivativeContext::output(int i) const {
+ValueId DerivativeContext::own_output(int i) const {
   const OpView view = op();
   return view.program.outputs(view.op)[static_cast<size_t>(i)];
 }
 
+ValueId DerivativeContext::stand_in(ValueId id) const {
+  if (!id.valid() || static_cast<size_t>(id.index) >= table_.stand_in.size()) return id;
+  const ValueId clone = table_.stand_in[static_cast<size_t>(id.index)];
+  return clone.valid() ? clone : id;
+}
+
+ValueId DerivativeContext::input(int i) const {
+  return stand_in(own_input(i));
+}
+
+ValueId DerivativeContext::output(int i) const {
+  return stand_in(own_output(i));
+}
+
 const std::string& DerivativeContext::input_name(int i) const {
-  return builder_.value(input(i)).name;
+  return builder_.value(own_input(i)).name;
 }
 
 ValueId DerivativeContext::output_gradient(int i) const {
-  const auto index = static_cast<size_t>(output(i).index);
+  const auto index = static_cast<size_t>(own_output(i).index);
   return index < table_.gradient.size() ? table_.gradient[index] : ValueId{};
 }
 
 bool DerivativeContext::wants(int i) const {
-  const ValueId id = input(i);
+  const ValueId id = own_input(i);
   return id.valid() && static_cast<size_t>(id.index) < table_.wanted.size() &&
          table_.wanted[static_cast<size_t>(id.index)];
 }
 
 void DerivativeContext::add_gradient(int i, ValueId gradient) {
+  const ValueId id = own_input(i);
   TROUPE_CHECK(wants(i), "a gradient nobody wants: " + input_name(i));
   TROUPE_CHECK(gradient.valid(), "missing gradient of " + input_name(i));
-  TROUPE_CHECK(!is_state(builder_.value(input(i)).role),
+  TROUPE_CHECK(!is_state(builder_.value(id).role),
                "weight gradients go through add_weight_gradient: " + input_name(i));
-  TROUPE_CHECK(builder_.value(gradient).shape == builder_.value(input(i)).shape,
+  TROUPE_CHECK(builder_.value(gradient).shape == builder_.value(id).shape,
                "gradient of another shape: " + input_name(i));
-  table_.arrived.push_back({input(i), gradient});
+  table_.arrived.push_back({id, gradient});
 }
 
 DerivativeContext::WeightTarget DerivativeContext::weight_target(int i) {

@@ -25,6 +25,9 @@ struct GradientTable {
   std::vector<bool> wanted;            // a parameter or differentiable input lies behind this value
   std::vector<bool> gradient_written;  // by StateId: this main gradient has been stored in the step
   std::vector<Arrival> arrived;        // what the rule that is running has handed over
+  // By value: the clone that the backward pass reads in its place. Invalid, or not in the list: the
+  // value itself.
+  std::vector<ValueId> stand_in;
 };
 
 class DerivativeContext {
@@ -39,6 +42,8 @@ class DerivativeContext {
     return op().attributes<T>();
   }
 
+  // The operands as gradient operations are to read them: where the forward operation is run again,
+  // the clones'.
   ValueId input(int i) const;
   ValueId output(int i) const;
   // Name of input i or output i, for naming gradients: "d_" + input_name(0).
@@ -67,6 +72,10 @@ class DerivativeContext {
   void add_weight_gradient(int i, ValueId gradient);
 
  private:
+  ValueId own_input(int i) const;
+  ValueId own_output(int i) const;
+  ValueId stand_in(ValueId id) const;
+
   Builder& builder_;
   GradientTable& table_;
   int32_t op_;

@@ -15,6 +15,7 @@
 #include "io/hf_config.h"
 #include "train/flag_model.h"
 #include "train/moe_options.h"
+#include "train/recompute_options.h"
 #include "train/schedules.h"
 #include "train/suggest.h"
 
@@ -264,7 +265,10 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .adam_epsilon = options.adam_eps,
           .seed = static_cast<uint64_t>(options.seed),
           .dispatcher = token_dispatcher_of(options),
-          .context_exchange = context_exchange_of(options)};
+          .context_exchange = context_exchange_of(options),
+          .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
+                      .shared_expert = options.moe_shared_expert_overlap},
+          .recompute = recompute_options_of(options, config)};
 }
 
 }  // namespace troupe

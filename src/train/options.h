@@ -146,8 +146,17 @@ struct Options {
   int32_t num_distributed_optimizer_instances = 1;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
+  bool overlap_moe_expert_parallel_comm = false;
+  bool delay_wgrad_compute = false;
+  bool moe_shared_expert_overlap = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
+
+  // Memory.
+  std::string recompute_granularity;
+  std::vector<std::string> recompute_modules;
+  std::string recompute_method;
+  std::optional<int32_t> recompute_num_layers;
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()

@@ -14,6 +14,8 @@
 #include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
+#include "passes/overlap.h"
+#include "passes/recompute.h"
 
 namespace troupe::testing {
 
@@ -34,6 +36,9 @@ struct LayoutCase {
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
   bool distributed_optimizer = false;
+  bool merged = false;  // forwards with backwards
+  OverlapOptions overlap = {};
+  RecomputeOptions recompute = {};
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
@@ -51,5 +56,8 @@ Outcome run_one_rank(const LayoutCase& layout);
 
 // Test failures name the first value that differs by more than the tolerance.
 void expect_same_outcome(const Outcome& one, const Outcome& ranks);
+
+// Likewise the first one that differs at all.
+void expect_same_bits(const Outcome& expected, const Outcome& found);
 
 }  // namespace troupe::testing
