@@ -122,6 +122,7 @@ ordered_json op_json(const Inspected& inspected, int32_t index) {
                        {"queue", name_of(op.place.queue)},
                        {"layer", index_or_null(op.place.layer)},
                        {"micro_batch", index_or_null(op.place.micro_batch)},
+                       {"recompute_of", index_or_null(op.place.recompute_of)},
                        {"inputs", std::move(inputs)},
                        {"outputs", std::move(outputs)},
                        {"shapes", std::move(shapes)},

@@ -25,7 +25,10 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
   const int32_t groups = std::max(1, config.num_query_groups / tensor_parallel.ranks());
   const int32_t head_dim = config.kv_channels;
 
+  // Of the norm that made them: where it is recomputed, the rows of all ranks are, too.
+  builder.place.module = Module::norm;
   const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
+  builder.place.module = Module::attention;
   ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
                        {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   if (config.qk_layernorm) {

@@ -105,6 +105,38 @@ std::vector<std::span<const int32_t>> cut_at_exchanges(const Program& program,
   return pieces;
 }
 
+// Where in a piece another module or layer begins, in front of its exchanges. Ranks of a group may
+// differ by an operation within a module, not in these places.
+std::vector<size_t> find_seams(const Program& program, std::span<const int32_t> piece) {
+  std::vector<size_t> seams;
+  for (size_t i = 1; i < piece.size() && !is_exchange(program.op(piece[i])); ++i) {
+    const Place& before = program.op(piece[i - 1]).place;
+    const Place& place = program.op(piece[i]).place;
+    if (before.layer != place.layer || before.module != place.module) seams.push_back(i);
+  }
+  return seams;
+}
+
+// Cuts the pieces with most seams in two, until there are `count` or nothing is left to be cut.
+void cut_further(const Program& program, size_t count,
+                 std::vector<std::span<const int32_t>>& pieces) {
+  while (pieces.size() < count) {
+    size_t longest = 0;
+    std::vector<size_t> seams;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      std::vector<size_t> found = find_seams(program, pieces[i]);
+      if (found.size() <= seams.size()) continue;
+      seams = std::move(found);
+      longest = i;
+    }
+    if (seams.empty()) return;
+    const auto piece = pieces[longest];
+    const size_t middle = seams[seams.size() / 2];
+    pieces[longest] = piece.first(middle);
+    pieces.insert(pieces.begin() + static_cast<int64_t>(longest) + 1, piece.subspan(middle));
+  }
+}
+
 // What an operation reads and writes: each value with the number of times that it has been written
 // by then. Two orders are equal for an operation that sees the same.
 class Versions {
@@ -155,8 +187,10 @@ std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const
 
 std::vector<int32_t> merge_at_exchanges(const Program& program, std::span<const int32_t> forward,
                                         std::span<const int32_t> backward) {
-  const auto forward_pieces = cut_at_exchanges(program, forward);
-  const auto backward_pieces = cut_at_exchanges(program, backward);
+  auto forward_pieces = cut_at_exchanges(program, forward);
+  auto backward_pieces = cut_at_exchanges(program, backward);
+  cut_further(program, backward_pieces.size(), forward_pieces);
+  cut_further(program, forward_pieces.size(), backward_pieces);
   std::vector<int32_t> order;
   order.reserve(forward.size() + backward.size());
   for (size_t i = 0; i < std::max(forward_pieces.size(), backward_pieces.size()); ++i) {

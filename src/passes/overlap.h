@@ -35,7 +35,9 @@ std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const
                                          const OverlapOptions& options);
 
 // Merges a forward and a backward that do not depend on each other, the backward first, changing
-// over behind every block of exchanges. Each keeps its own order.
+// over behind every block of exchanges. Each keeps its own order. Where one has fewer blocks (the
+// forward, when exchanges are recomputed) it is also cut between, so that all of the other's are
+// covered.
 std::vector<int32_t> merge_at_exchanges(const Program& program, std::span<const int32_t> forward,
                                         std::span<const int32_t> backward);
 

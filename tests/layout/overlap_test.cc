@@ -122,7 +122,8 @@ TrainingStep step_of(const LayoutCase& c, int32_t rank = 0) {
                               .micro_batches = c.micro_batches,
                               .sequence = c.sequence,
                               .dispatcher = c.dispatcher,
-                              .overlap = c.overlap});
+                              .overlap = c.overlap,
+                              .recompute = c.recompute});
 }
 
 // Of a layer with routed experts alone: nothing covers an exchange of itself.
@@ -153,6 +154,17 @@ TEST(OverlapExposure, MergedStepsHideAllButTheFirstForwardAndTheLastBackward) {
       EXPECT_GT(merged.flops, plain.flops);
     }
   }
+}
+
+// A recomputed MoE block has a dispatch more in its backward; the forward's work is spread over
+// all.
+TEST(OverlapExposure, MergedStepsHideRecomputedExchanges) {
+  LayoutCase c = bare(3, 4);
+  c.recompute = {.granularity = RecomputeOptions::Granularity::selective, .moe = true};
+  c.merged = true;
+  const Exposure exposure = measure_exposure(*step_of(c).program);
+  EXPECT_EQ(exposure.exchanges, (4 + 1) * 3 * 4);
+  EXPECT_EQ(exposure.covered, exposure.exchanges - (4 + 1) * 3) << text_of(exposure);
 }
 
 // As above in a pipeline: of a rank's chunks, what is in no pair of a forward and a backward stays

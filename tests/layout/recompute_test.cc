@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <gtest/gtest.h>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -148,16 +149,24 @@ struct Planned {
   MemoryPlan plan;
 };
 
-// On one rank, in f32.
-Planned plan_step(const ModelConfig& model, const RecomputeOptions& recompute,
-                  int32_t sequence = 64) {
-  const ModelState state = declare_model_state(model, DType::f32, /*trained=*/true);
+// In f32. `part`: of the first rank.
+Planned plan_step(const ModelConfig& model, const ModelPart& part,
+                  const RecomputeOptions& recompute, int32_t sequence) {
+  const ModelState state = declare_model_state(model, DType::f32, /*trained=*/true, part);
   Planned planned;
   planned.step = build_training_step(model, state, {.sequence = sequence, .recompute = recompute});
   verify_program(*planned.step.program);
   planned.plan = plan_memory(*planned.step.program, 1);
   verify_memory_plan(*planned.step.program, planned.plan);
   return planned;
+}
+
+// On one rank.
+Planned plan_step(const ModelConfig& model, const RecomputeOptions& recompute,
+                  int32_t sequence = 64) {
+  const ModelPart alone{
+      .run = std::make_shared<const RunLayout>(layout_of_one_rank(model.num_layers)), .rank = 0};
+  return plan_step(model, alone, recompute, sequence);
 }
 
 uint64_t activations(const Planned& planned) {
@@ -184,6 +193,25 @@ TEST(RecomputeMemory, NeedsFewerBytes) {
       }
     }
   }
+}
+
+// The rows that attention gathers from the ranks of TP are gathered again. Of a layer two branches
+// are kept for them and for the sum between the norms, each half as large as what is gathered.
+TEST(RecomputeMemory, NormsAreGatheredAgain) {
+  constexpr int32_t kLayers = 8;
+  constexpr int32_t kSequence = 64;
+  LayoutCase c;
+  c.model = dense_model_of(kLayers);
+  c.model.hidden_dropout = c.model.attention_dropout = 0;
+  c.layout.world_size = c.layout.tensor_parallel = 2;
+  c.layout.sequence_parallel = true;
+  const ModelPart part{.run = run_layout_of(c), .rank = 0};
+  const uint64_t kept = activations(plan_step(c.model, part, {}, kSequence));
+  const uint64_t again = activations(
+      plan_step(c.model, part, {.granularity = Granularity::selective, .norms = true}, kSequence));
+  // Of one rank. Memory is fullest in the backward, where the last layers are computed again.
+  const uint64_t stream = uint64_t{kSequence} / 2 * 32 * sizeof(float);
+  EXPECT_LE(again + (kLayers - 2) * stream, kept);
 }
 
 // With whole layers what is kept of a layer is two tensors of the residual stream: activations grow

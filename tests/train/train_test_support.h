@@ -98,6 +98,7 @@ struct StepRunOptions {
   uint64_t seed = 1;
   int32_t data_parallel_size = 1;  // ranks that share the steps, this one being number
   int32_t data_parallel_rank = 0;
+  RecomputeOptions recompute = {};
   Communicators communicators = {};
 };
 
@@ -116,7 +117,8 @@ class StepRun {
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
-                                  .seed = run.seed})),
+                                  .seed = run.seed,
+                                  .recompute = run.recompute})),
         storage(state.table),
         interpreter(*step.program, plan(*step.program, run), storage, pool, run.communicators) {
     initialize_parameters(state, storage, run.seed, pool);
