@@ -25,6 +25,10 @@ struct GradientTable {
   std::vector<bool> wanted;            // a parameter or differentiable input lies behind this value
   std::vector<bool> gradient_written;  // by StateId: this main gradient has been stored in the step
   std::vector<Arrival> arrived;        // what the rule that is running has handed over
+  // By value of the forward pass: the operation that is to be run again when a rule first asks for
+  // the value; -1: the value is kept. And the value of that repetition, once there is one.
+  std::vector<int32_t> repeated;
+  std::vector<ValueId> stand_in;
 };
 
 class DerivativeContext {
@@ -39,6 +43,8 @@ class DerivativeContext {
     return op().attributes<T>();
   }
 
+  // Inputs and outputs as gradient operations read them. Where an operation is to be repeated
+  // rather than its results kept, asking emits the repetition.
   ValueId input(int i) const;
   ValueId output(int i) const;
   // Name of input i or output i, for naming gradients: "d_" + input_name(0).
@@ -67,6 +73,12 @@ class DerivativeContext {
   void add_weight_gradient(int i, ValueId gradient);
 
  private:
+  // Of the forward pass itself.
+  ValueId own_input(int i) const;
+  ValueId own_output(int i) const;
+  ValueId readable(ValueId id) const;
+  void repeat(int32_t op) const;
+
   Builder& builder_;
   GradientTable& table_;
   int32_t op_;

@@ -77,13 +77,29 @@ int32_t expert_tensor_parallel_of(const Options& options) {
   return suffices ? options.tensor_model_parallel_size : 1;
 }
 
+StateSharding sharding_of(const Options& options) {
+  const std::string& strategy = options.data_parallel_sharding_strategy;
+  if (!options.use_megatron_fsdp) {
+    if (!strategy.empty()) {
+      throw_bad_request(fmt::format(
+          "--data-parallel-sharding-strategy {}: it belongs to --use-megatron-fsdp; add that.",
+          strategy));
+    }
+    return options.use_distributed_optimizer ? StateSharding::optimizer : StateSharding::none;
+  }
+  if (strategy == "no_shard") return StateSharding::none;
+  if (strategy == "optim") return StateSharding::optimizer;
+  return StateSharding::parameters;
+}
+
 }  // namespace
 
 RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
-  if (options.num_distributed_optimizer_instances > 1 && !options.use_distributed_optimizer) {
+  const StateSharding sharding = sharding_of(options);
+  if (options.num_distributed_optimizer_instances > 1 && sharding == StateSharding::none) {
     throw_bad_request(
-        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks the "
-                    "optimizer state is sharded; add --use-distributed-optimizer.",
+        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks state "
+                    "is sharded; add --use-distributed-optimizer or --use-megatron-fsdp.",
                     options.num_distributed_optimizer_instances));
   }
   LayoutOptions asked;
@@ -114,7 +130,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
       (options.micro_batch_size * layout.dp());
   schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
   check_shape(schedule);
-  return {std::move(layout), std::move(partition), schedule, options.use_distributed_optimizer};
+  return {std::move(layout), std::move(partition), schedule, sharding};
 }
 
 void check_runnable_layout(const Options& options) {

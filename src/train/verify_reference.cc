@@ -419,6 +419,7 @@ void compare_logits(const ModelConfig& config, const Reference& reference, const
 // A rank's slice of a gradient.
 struct GradientSlice {
   std::vector<SliceRun> runs;
+  int64_t first;  // the element of the rank's slice with which the values begin
   std::vector<double> values;
 };
 
@@ -431,7 +432,8 @@ void add_differences(const GradientSlice& slice, int64_t first, const std::vecto
     const int64_t stop = std::min(run.whole + run.elements, end);
     for (int64_t i = std::max(run.whole, first); i < stop; ++i) {
       const auto at = static_cast<size_t>(i - first);
-      const double own = slice.values[static_cast<size_t>(run.own + i - run.whole)] - expected[at];
+      const double own =
+          slice.values[static_cast<size_t>(run.own - slice.first + i - run.whole)] - expected[at];
       if (!seen[at] || is_worse(own, difference[at])) difference[at] = own;
       seen[at] = true;
     }
@@ -446,7 +448,7 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
     for (const Parameter& parameter : rank->state().parameters) {
       gradients[parameter.number].push_back(
           {runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.shard),
-           rank->gradient(parameter)});
+           parameter.held.begin, rank->gradient(parameter)});
     }
   }
   read_hf_tensors(join_path(folder, "grads"), config,

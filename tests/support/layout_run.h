@@ -33,7 +33,10 @@ struct LayoutCase {
   int32_t sequence = 12;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
-  bool distributed_optimizer = false;
+  StateSharding sharding = StateSharding::none;
+  bool per_token_loss = false;
+  int64_t gradient_bucket_elements = 0;
+  bool overlap = false;  // of gradient sums and parameter gathers
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
