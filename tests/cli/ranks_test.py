@@ -140,6 +140,8 @@ class Ranks(unittest.TestCase):
             "tp_pp": ["--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2],
             "ep": ["--expert-model-parallel-size", 4, "--moe-token-dispatcher-type", "flex"],
             "sharded": ["--use-distributed-optimizer"],
+            "all_sharded": ["--use-megatron-fsdp", "--expert-model-parallel-size", 2,
+                            "--overlap-param-gather", "--overlap-grad-reduce"],
         }
         for name, flags in layouts.items():
             with self.subTest(layout=name):
