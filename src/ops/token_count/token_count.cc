@@ -7,6 +7,7 @@
 namespace troupe {
 
 CpuKernel token_count_cpu_kernel(const OpView& op);
+CudaKernel token_count_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -45,6 +46,7 @@ const OpSpec kTokenCount{.name = "token_count",
                          .infer = infer_token_count,
                          .cost = cost_token_count,
                          .cpu_kernel = token_count_cpu_kernel,
+                         .cuda_kernel = TROUPE_CUDA(token_count_cuda_kernel),
                          .samples = samples_token_count};
 
 }  // namespace troupe
