@@ -25,6 +25,9 @@ function(troupe_add_room room)
   add_library(troupe_${room} STATIC ${sources})
   target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_options
                                               troupe_dependencies)
+  if(TROUPE_CUDA AND room IN_LIST TROUPE_CUDA_ROOMS)
+    troupe_use_cuda(troupe_${room})
+  endif()
   set(TROUPE_LIBRARIES troupe_${room} ${TROUPE_LIBRARIES} PARENT_SCOPE)
 endfunction()
 

@@ -13,6 +13,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "ops/cpu/gemm.h"
+#include "runtime/device_memory.h"
 
 namespace troupe {
 namespace {
@@ -30,11 +31,12 @@ Finding find_version() {
 }
 
 Finding find_cuda() {
-#ifdef TROUPE_WITH_CUDA
-  return {"cuda", "in this build", true, {}};
-#else
-  return {"cuda", "not in this build", false, {}};
-#endif
+  if (!has_cuda()) return {"cuda", "not in this build", false, {}};
+  const std::string reason = why_no_gpu();
+  return {"cuda",
+          "in this build" + (reason.empty() ? "" : "; no GPU can be used: " + reason),
+          true,
+          {}};
 }
 
 Finding find_cores() {

@@ -19,7 +19,8 @@ ExitStatus run_verify(const Options& options) {
       verify_reference(options.hf_dir, dtype, options.oracle,
                        {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config)),
                         .threads = threads_per_rank(options),
-                        .limit = std::chrono::seconds(options.collective_timeout_s)});
+                        .limit = std::chrono::seconds(options.collective_timeout_s)},
+                       device_of(options));
   if (options.json) {
     nlohmann::ordered_json document = {
         {"loss", result.loss},

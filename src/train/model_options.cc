@@ -203,6 +203,10 @@ DType compute_dtype_of(const Options& options) {
   return DType::f32;
 }
 
+Device device_of(const Options& options) {
+  return options.device == "cuda" ? Device::cuda : Device::cpu;
+}
+
 int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
   const int32_t sequence = options.seq_length.value_or(config.max_position_embeddings);
   if (sequence > config.max_position_embeddings) {

@@ -72,6 +72,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       group_(group),
       start_(std::chrono::steady_clock::now()),
       pool_(threads_per_rank(options)),
+      device_(device_of(options)),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
                       .dead_experts = options.warn_dead_experts,
                       .router_entropy = options.warn_router_entropy}) {
@@ -97,19 +98,20 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   if (!evaluation_sets_.empty()) {
     evaluation_plan_ =
         plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
-                        options.eval_iters * batch_sizes_.largest(), pool_.threads());
+                        options.eval_iters * batch_sizes_.largest(), pool_.threads(), device_);
     evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
 }
 
 void Trainer::start() {
-  storage_ = std::make_unique<StateStorage>(state_.table);
+  storage_ = std::make_unique<StateStorage>(state_.table, device_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
     evaluation_ = std::make_unique<Evaluation>(std::move(evaluation_plan_), *storage_, pool_,
                                                evaluation_sets_, part_, group_);
   }
   load_weights();
+  storage_->to_device();
   if (leads()) refuse_foreign_folder();
 }
 
@@ -118,8 +120,8 @@ void Trainer::build_step(int32_t batch_size) {
   step_ = build_training_step(identity_.model, state_, step_options_);
   step_batch_size_ = batch_size;
   verify_program(*step_.program);
-  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads())
-                          : plan_memory(*step_.program, pool_.threads());
+  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads(), device_)
+                          : plan_memory(*step_.program, pool_.threads(), device_);
   verify_memory_plan(*step_.program, plan_);
 }
 
@@ -137,8 +139,7 @@ void Trainer::prepare_step(int32_t batch_size) {
   }
   const Communicators communicators =
       group_ == nullptr ? Communicators{} : communicators_of(*group_, part_.layout(), rank_);
-  interpreter_ =
-      std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_, communicators);
+  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_, communicators);
 }
 
 void Trainer::verify_with_others() const {
@@ -277,15 +278,16 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
 }
 
 void Trainer::check_memory(uint64_t others) const {
-  const uint64_t available = available_memory_bytes();
+  const bool on_gpu = device_ == Device::cuda;
+  const uint64_t available = on_gpu ? available_device_bytes() : available_memory_bytes();
   const uint64_t wanted = planned_bytes() + others;
   if (available == 0 || wanted <= available) return;
   const bool several = options_.ranks > 1;
   throw UserError(
       ExitStatus::does_not_fit,
-      fmt::format("The run needs {}, this machine has {} available{}:\n{}Use a smaller "
+      fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
                   "--micro-batch-size, --seq-length or model{}.",
-                  format_bytes(wanted), format_bytes(available),
+                  format_bytes(wanted), on_gpu ? "GPU" : "machine", format_bytes(available),
                   several ? fmt::format("; of rank {}", rank_) : "",
                   describe_memory(plan_, evaluation_bytes_), several ? ", or fewer ranks" : ""));
 }
@@ -410,9 +412,11 @@ ExitStatus Trainer::run() {
   double limit = 1;  // only the leader reports
   if (leads()) {
     ThreadPool all_threads(thread_count(options_));
-    limit = measure_matmul_limit(identity_.compute_dtype, all_threads);
-    say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
-                              all_threads.threads()));
+    limit = measure_matmul_limit(identity_.compute_dtype, all_threads, device_);
+    say(options_,
+        fmt::format("Matrix products reach {} flop/s on {}.", format_count(limit),
+                    device_ == Device::cuda ? "the GPU"
+                                            : fmt::format("{} threads", all_threads.threads())));
   }
   open_logs();
   progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence,
@@ -518,7 +522,8 @@ StepMetrics Trainer::do_step() {
   metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
                            static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
                            1e12;
-  metrics.peak_bytes = Arena::peak_allocated_bytes();
+  metrics.peak_bytes = device_ == Device::cuda ? DeviceMemory::peak_allocated_bytes()
+                                               : Arena::peak_allocated_bytes();
   return metrics;
 }
 
@@ -531,6 +536,7 @@ std::string Trainer::non_finite_gradients() const {
   const ModelState whole = declare_model_state(identity_.model, state_.dtype, /*trained=*/false);
   constexpr size_t kBits = 64;
   std::vector<uint64_t> found((whole.parameters.size() + kBits - 1) / kBits);
+  storage_->to_host();
   for (const Parameter& parameter : state_.parameters) {
     if (is_finite(storage_->view(parameter.gradient))) continue;
     found[parameter.number / kBits] |= uint64_t{1} << parameter.number % kBits;
@@ -643,6 +649,7 @@ void Trainer::evaluate() {
 void Trainer::save() {
   if (options_.save.empty() || last_saved_step_ == position_.step) return;
   const auto start = std::chrono::steady_clock::now();
+  storage_->to_host();
   const CheckpointInfo info =
       save_training_checkpoint(options_.save, identity_, position_, state_, *storage_, group_);
   last_saved_step_ = position_.step;

@@ -22,7 +22,7 @@
 #include "io/tensorboard.h"
 #include "parallel/process_group.h"
 #include "passes/step_programs.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 #include "train/batch_feed.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
@@ -109,6 +109,7 @@ class Trainer {
   ModelPart part_;
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
+  Device device_;
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
@@ -122,7 +123,7 @@ class Trainer {
   int32_t step_batch_size_ = 0;  // of step_
   MemoryPlan plan_;
   std::unique_ptr<StateStorage> storage_;
-  std::unique_ptr<CpuInterpreter> interpreter_;
+  std::unique_ptr<Interpreter> interpreter_;
 
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;

@@ -22,7 +22,7 @@
 #include "parallel/rank_communicators.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 
 namespace troupe {
 namespace {
@@ -112,7 +112,7 @@ Reference read_reference(const std::string& folder, const ModelConfig& config) {
 }
 
 // The sequences from `first` on, of those inputs that the program has.
-void write_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
+void write_batch(const Interpreter& interpreter, const BatchValues& batch,
                  const Reference& reference, int32_t first) {
   const auto elements = static_cast<size_t>(batch.batch) * static_cast<size_t>(batch.sequence);
   const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(batch.sequence);
@@ -147,6 +147,7 @@ struct RunOptions {
   bool oracle = false;
   RoutingTrace trace = RoutingTrace::none;
   VerifyRanks ranks;
+  Device device = Device::cpu;
 
   int32_t sequences(const Reference& reference) const {  // of one rank
     return reference.batch / ranks.layout->layout.dp();
@@ -161,7 +162,7 @@ class ReferenceRank {
       : pool_(options.ranks.threads),
         state_(declare_model_state(config, options.dtype, /*trained=*/true,
                                    {.run = options.ranks.layout, .rank = rank})),
-        storage_(state_.table),
+        storage_(state_.table, options.device),
         logits_step_(build_logits_step(config, state_, options.sequences(reference),
                                        reference.sequence, false, options.trace)),
         training_step_(build_training_step(config, state_,
@@ -173,26 +174,29 @@ class ReferenceRank {
                                             .adam_beta2 = reference.beta2,
                                             .adam_epsilon = reference.epsilon,
                                             .routing_trace = options.trace})),
-        logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
-                communicators_of(group, state_.part.layout(), rank)),
-        training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
-                  communicators_of(group, state_.part.layout(), rank)) {
+        logits_(make_interpreter(*logits_step_.program, plan(*logits_step_.program, options),
+                                 storage_, pool_,
+                                 communicators_of(group, state_.part.layout(), rank))),
+        training_(make_interpreter(*training_step_.program, plan(*training_step_.program, options),
+                                   storage_, pool_,
+                                   communicators_of(group, state_.part.layout(), rank))) {
     load_hf_weights(folder, config, state_, storage_);
+    storage_.to_device();
     const int32_t first = first_sequence();
-    write_batch(logits_, logits_step_.batch, reference, first);
-    write_batch(training_, training_step_.micro_batches.front(), reference, first);
-    *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
-    *training_.view(training_step_.weight_decay).as<double>() = reference.weight_decay;
+    write_batch(*logits_, logits_step_.batch, reference, first);
+    write_batch(*training_, training_step_.micro_batches.front(), reference, first);
+    *training_->view(training_step_.learning_rate).as<double>() = reference.learning_rate;
+    *training_->view(training_step_.weight_decay).as<double>() = reference.weight_decay;
   }
 
-  void compute_logits() { logits_.run(); }
+  void compute_logits() { logits_->run(); }
 
   // Hands the rank's logits to `visit(number, value)`, with their numbers in those of the whole
   // batch. Nothing on ranks that compute none.
   template <class Visit>
   void visit_logits(const ModelConfig& config, const Visit& visit) const {
     if (!logits_step_.logits.valid()) return;
-    const TensorView view = logits_.view(logits_step_.logits);
+    const TensorView view = logits_->view(logits_step_.logits);
     const std::vector<double> values = read_doubles(view);
     const int64_t columns = view.shape[1];
     const int64_t first_column = columns == config.vocab_size ? 0 : first_token();
@@ -205,20 +209,21 @@ class ReferenceRank {
   }
 
   void update(int64_t number) {
-    *training_.view(training_step_.update_number).as<int64_t>() = number;
-    training_.run();
+    *training_->view(training_step_.update_number).as<int64_t>() = number;
+    training_->run();
+    storage_.to_host();
   }
 
   void replay_logits_routing(const ReferenceRank& other) {
-    copy_routing(other.logits_, other.logits_step_.selected, logits_, logits_step_.selected);
+    copy_routing(*other.logits_, other.logits_step_.selected, *logits_, logits_step_.selected);
   }
   void replay_update_routing(const ReferenceRank& other) {
-    copy_routing(other.training_, other.training_step_.selected.front(), training_,
+    copy_routing(*other.training_, other.training_step_.selected.front(), *training_,
                  training_step_.selected.front());
   }
 
-  double loss() const { return *training_.view(training_step_.loss).as<double>(); }
-  double grad_norm() const { return *training_.view(training_step_.grad_norm).as<double>(); }
+  double loss() const { return *training_->view(training_step_.loss).as<double>(); }
+  double grad_norm() const { return *training_->view(training_step_.grad_norm).as<double>(); }
   std::vector<double> gradient(const Parameter& parameter) const {
     return read_doubles(storage_.view(parameter.gradient));
   }
@@ -228,8 +233,8 @@ class ReferenceRank {
 
   bool same_logits(const ReferenceRank& other) const {
     return !logits_step_.logits.valid() ||
-           read_doubles(logits_.view(logits_step_.logits)) ==
-               read_doubles(other.logits_.view(other.logits_step_.logits));
+           read_doubles(logits_->view(logits_step_.logits)) ==
+               read_doubles(other.logits_->view(other.logits_step_.logits));
   }
 
   bool same_state(const ReferenceRank& other) const {
@@ -273,8 +278,8 @@ class ReferenceRank {
     return (first_sequence() + row / length) * batch.sequence + position;
   }
 
-  static void copy_routing(const CpuInterpreter& from, const std::vector<ValueId>& recorded,
-                           const CpuInterpreter& to, const std::vector<ValueId>& replayed) {
+  static void copy_routing(const Interpreter& from, const std::vector<ValueId>& recorded,
+                           const Interpreter& to, const std::vector<ValueId>& replayed) {
     for (size_t layer = 0; layer < recorded.size(); ++layer) {
       if (!recorded[layer].valid()) continue;
       const TensorView source = from.view(recorded[layer]);
@@ -285,8 +290,8 @@ class ReferenceRank {
 
   static MemoryPlan plan(const Program& program, const RunOptions& options) {
     verify_program(program);
-    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads)
-                                     : plan_memory(program, options.ranks.threads);
+    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads, options.device)
+                                     : plan_memory(program, options.ranks.threads, options.device);
     verify_memory_plan(program, plan);
     return plan;
   }
@@ -296,8 +301,8 @@ class ReferenceRank {
   StateStorage storage_;
   InferenceStep logits_step_;
   TrainingStep training_step_;
-  CpuInterpreter logits_;
-  CpuInterpreter training_;
+  std::unique_ptr<Interpreter> logits_;
+  std::unique_ptr<Interpreter> training_;
 };
 
 // One complete run of the reference's batch on all ranks.
@@ -481,7 +486,7 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, VerifyRanks ranks) {
+                                     bool with_oracle, VerifyRanks ranks, Device device) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   if (ranks.layout == nullptr) {
     ranks.layout = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers));
@@ -494,7 +499,8 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   check_ranks(reference, ranks.layout->layout, folder);
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
-                     .ranks = ranks};
+                     .ranks = ranks,
+                     .device = device};
   ReferenceRun run(folder, config, reference, options);
   std::unique_ptr<ReferenceRun> oracle;
   if (with_oracle) {
@@ -503,9 +509,11 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   }
   std::unique_ptr<ReferenceRun> router;  // whose choice of experts is replayed
   if (replay) {
-    router = std::make_unique<ReferenceRun>(
-        folder, config, reference,
-        RunOptions{.dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks});
+    router = std::make_unique<ReferenceRun>(folder, config, reference,
+                                            RunOptions{.dtype = DType::f32,
+                                                       .trace = RoutingTrace::recorded,
+                                                       .ranks = ranks,
+                                                       .device = device});
   }
 
   ReferenceComparison result;

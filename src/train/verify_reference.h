@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "base/device.h"
 #include "base/dtype.h"
 #include "model/model_part.h"
 
@@ -61,6 +62,7 @@ struct VerifyRanks {
 // the weights to 8 bits moves router logits, and a token near a tie then goes to another expert.
 // Such a token says nothing about the arithmetic, but changes gradients by more than all rounding.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, VerifyRanks ranks);
+                                     bool with_oracle, VerifyRanks ranks,
+                                     Device device = Device::cpu);
 
 }  // namespace troupe

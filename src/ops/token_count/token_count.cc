@@ -9,6 +9,8 @@ namespace troupe {
 
 CpuKernel token_count_cpu_kernel(const OpView& op);
 CpuKernel token_share_cpu_kernel(const OpView& op);
+CudaKernel token_count_cuda_kernel(const OpView& op);
+CudaKernel token_share_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -80,12 +82,14 @@ const OpSpec kTokenCount{.name = "token_count",
                          .infer = infer_token_count,
                          .cost = cost_token_count,
                          .cpu_kernel = token_count_cpu_kernel,
+                         .cuda_kernel = TROUPE_CUDA(token_count_cuda_kernel),
                          .samples = samples_token_count};
 
 const OpSpec kTokenShare{.name = "token_share",
                          .infer = infer_token_share,
                          .cost = cost_token_share,
                          .cpu_kernel = token_share_cpu_kernel,
+                         .cuda_kernel = TROUPE_CUDA(token_share_cuda_kernel),
                          .print_attributes = print_token_share,
                          .samples = samples_token_share};
 
