@@ -101,8 +101,8 @@ class Ranks(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             kinds = [op["kind"] for op in json.loads(result.stdout)["operations"]
                      if op["queue"] == "comm"]
-            # Two layers, what is outside, metrics; the squared norm.
-            self.assertEqual(kinds, ["all_reduce"] * 4 + ["sum_over_ranks"])
+            # Two layers, what is before and behind them, metrics; the squared norm.
+            self.assertEqual(kinds, ["all_reduce"] * 5 + ["sum_over_ranks"])
         self.assertEqual(run("inspect", *shape, "--rank", 2).returncode, 2)
         plan = json.loads(run("plan", *shape).stdout)
         self.assertEqual((plan["ranks"], plan["micro_batches"]), (2, 2))

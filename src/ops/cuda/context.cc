@@ -90,8 +90,16 @@ class Preference {
 using ProductKey =
     std::tuple<int64_t, int64_t, int64_t, DType, DType, bool, bool, int64_t, int64_t, bool, bool>;
 
-// What the memory plan promises of every operand.
+// What the memory plan promises of every operand, and what cuBLASLt demands of its workspace.
 constexpr uint32_t kOperandAlignment = 64;
+constexpr uint64_t kWorkspaceAlignment = 256;
+constexpr uint64_t kWorkspaceBytes =
+    CudaContext::kProductScratchBytes - (kWorkspaceAlignment - kOperandAlignment);
+
+std::byte* workspace_in(std::byte* scratch) {
+  const auto address = reinterpret_cast<uintptr_t>(scratch);
+  return scratch + (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
+}
 
 }  // namespace
 
@@ -151,7 +159,7 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
   auto found = library_->algorithms.find(key);
   if (found == library_->algorithms.end()) {
     Preference preference;
-    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kProductScratchBytes);
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -181,7 +189,7 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
   check_blas(
       cublasLtMatmul(library_->handle, description.get(), alpha, product.right.data, right.get(),
                      product.left.data, left.get(), beta, product.out, out.get(), product.out,
-                     out.get(), &*found->second, scratch, kProductScratchBytes, stream),
+                     out.get(), &*found->second, workspace_in(scratch), kWorkspaceBytes, stream),
       "a matrix product");
   return true;
 }

@@ -260,6 +260,7 @@ void multiply_rows(const CudaKernelArguments& args) {
   if constexpr (std::is_same_v<T, Bf16>) {
     Launch shape = rows_launch(x[0], weight[0], outputs, kMmaTile);
     shape.shared_bytes = mma_shared_bytes<false, !kForward>();
+    allow_shared_bytes(rows_mma_kernel<kForward>, shape.shared_bytes);
     launch(args, shape, rows_mma_kernel<kForward>, args.in<T>(0), args.in<T>(1),
            args.in<int32_t>(2), args.out<T>(0), static_cast<int>(weight[0]), x[1], outputs,
            x[1] % 8 == 0 && outputs % 8 == 0);
@@ -294,6 +295,7 @@ struct GroupedWeightGradientCuda {
     shape.block = kTileThreads;
     if constexpr (kTensorCores) {
       shape.shared_bytes = mma_shared_bytes<true, true>();
+      allow_shared_bytes(weights_mma_kernel, shape.shared_bytes);
       launch(args, shape, weights_mma_kernel, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
              args.out<float>(0), out[1], out[2], accumulate, out[1] % 8 == 0 && out[2] % 8 == 0);
     } else {
@@ -304,9 +306,6 @@ struct GroupedWeightGradientCuda {
 };
 
 static_assert(kMmaThreads == kTileThreads);
-static_assert(mma_shared_bytes<false, false>() <= 48 * 1024 &&
-              mma_shared_bytes<false, true>() <= 48 * 1024 &&
-              mma_shared_bytes<true, true>() <= 48 * 1024);
 
 }  // namespace
 
