@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "passes/memory_plan.h"
+#include "passes/overlap.h"
 #include "passes/step_programs.h"
 #include "program/op_spec.h"
 #include "program/print.h"
@@ -121,6 +122,7 @@ ordered_json op_json(const Inspected& inspected, int32_t index) {
                        {"queue", name_of(op.place.queue)},
                        {"layer", index_or_null(op.place.layer)},
                        {"micro_batch", index_or_null(op.place.micro_batch)},
+                       {"recompute_of", index_or_null(op.place.recompute_of)},
                        {"inputs", std::move(inputs)},
                        {"outputs", std::move(outputs)},
                        {"shapes", std::move(shapes)},
@@ -184,6 +186,8 @@ ExitStatus run_inspect(const Options& options) {
   std::string text = print_program(*inspected.program, filters);
   if (!filters.layer && !filters.micro_batch && !filters.phase) {
     text += "\n" + draw_live_bytes(*inspected.program, inspected.plan.live_bytes, kChartWidth);
+    const std::string exchange = text_of(measure_exposure(*inspected.program));
+    if (!exchange.empty()) text += "\nexpert exchange: " + exchange + "\n";
   }
   std::fputs(text.c_str(), stdout);
   return ExitStatus::done;

@@ -30,10 +30,11 @@ struct Planned {
   int32_t ranks = 1;
   TrainingStepOptions step;
   MemoryPlan memory;
-  std::string peak_operation;    // where most transient bytes are live
-  double operation_flops = 0;    // of all operations of the step
-  double model_flops = 0;        // of the model's products alone
-  uint64_t available_bytes = 0;  // 0: not known
+  std::string peak_operation;      // where most transient bytes are live
+  double operation_flops = 0;      // of all operations of the step
+  double model_flops = 0;          // of the model's products alone
+  uint64_t available_bytes = 0;    // 0: not known
+  uint64_t without_recompute = 0;  // bytes of a rank; 0: nothing is recomputed
   // Ranks differ in the numbers of their micro-batches alone.
   uint64_t total_bytes() const { return static_cast<uint64_t>(ranks) * memory.total_bytes(); }
   bool fits() const { return available_bytes == 0 || total_bytes() <= available_bytes; }
@@ -57,6 +58,10 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   planned.memory = plan_memory(*step.program, threads_per_rank(options), device_of(options));
   verify_memory_plan(*step.program, planned.memory);
 
+  if (planned.step.recompute.any()) {
+    planned.without_recompute =
+        bytes_without_recompute(planned.config, state, planned.step, threads_per_rank(options));
+  }
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
@@ -90,6 +95,9 @@ std::string make_json(const Planned& planned) {
                                      {"model_flops_per_step", planned.model_flops},
                                      {"operation_flops_per_step", planned.operation_flops}};
   if (planned.available_bytes == 0) document["available_bytes"] = nullptr;
+  if (planned.without_recompute > 0) {
+    document["bytes_without_recompute"] = planned.without_recompute;
+  }
   return document.dump(2) + "\n";
 }
 
@@ -110,6 +118,10 @@ std::string make_text(const Options& options, const Planned& planned) {
   }
   text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total",
                       format_bytes(planned.memory.total_bytes()), planned.peak_operation);
+  if (planned.without_recompute > 0) {
+    text +=
+        fmt::format("  {:<14}{:>12}\n", "if all is kept", format_bytes(planned.without_recompute));
+  }
   const uint64_t total = planned.total_bytes();
   if (planned.ranks > 1) {
     text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", planned.ranks),
@@ -128,8 +140,10 @@ std::string make_text(const Options& options, const Planned& planned) {
            "Parameters, gradients and optimizer state alone are too large for this machine.\n";
   }
   return text +
-         "A smaller --micro-batch-size (with the same --global-batch-size), a smaller --seq-length "
-         "or --compute-dtype bf16 need fewer bytes for activations.\n";
+         "--recompute-granularity, a smaller --micro-batch-size (with the same "
+         "--global-batch-size), a smaller --seq-length or --compute-dtype bf16 need fewer bytes "
+         "for "
+         "activations.\n";
 }
 
 }  // namespace

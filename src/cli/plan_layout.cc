@@ -203,6 +203,7 @@ std::string describe_schedule(const PipelineShape& shape) {
                                  interleaved ? " interleaved" : "", shape.ranks);
   if (shape.chunks > 1) text += fmt::format(" x {} stages", shape.chunks);
   if (interleaved) text += fmt::format(" in groups of {}", shape.group());
+  if (shape.merged) text += ", forwards merged with backwards";
   return text + ", " + count_of(shape.micro_batches, "micro-batch", "micro-batches");
 }
 

@@ -48,6 +48,25 @@ std::string programs_line(const RanksReport& report) {
       format_count(static_cast<double>(sum_of(report, &RankPlan::messages))));
 }
 
+// Of all ranks.
+Exposure exposure_of(const RanksReport& report) {
+  Exposure sum;
+  for (const RankPlan& plan : report.classes) {
+    sum.exchanges += plan.expert_exchange.exchanges * plan.ranks;
+    sum.covered += plan.expert_exchange.covered * plan.ranks;
+    sum.flops += plan.expert_exchange.flops * plan.ranks;
+  }
+  return sum;
+}
+
+uint64_t bytes_without_recompute(const RanksReport& report) {
+  uint64_t sum = 0;
+  for (const RankPlan& plan : report.classes) {
+    sum += plan.bytes_without_recompute * static_cast<uint64_t>(plan.ranks);
+  }
+  return sum;
+}
+
 }  // namespace
 
 uint64_t RanksReport::total_bytes() const {
@@ -85,6 +104,13 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
                         format_bytes(plan.total_bytes));
   }
   text += programs_line(report);
+  if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
+    text += "  expert exchange: " + exchange + "\n";
+  }
+  if (const uint64_t without = bytes_without_recompute(report); without > 0) {
+    text += fmt::format("  recompute: {} instead of {} on all ranks\n",
+                        format_bytes(report.total_bytes()), format_bytes(without));
+  }
   text += fmt::format("  built and checked in {}, with at most {} of memory\n\n",
                       format_duration(report.seconds), format_bytes(report.peak_bytes));
   if (report.available_bytes == 0) {
@@ -110,6 +136,9 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
       bytes[std::string(name_of(role))] = bytes_of(plan, role);
     }
     bytes["total"] = plan.total_bytes;
+    ordered_json exchange = {{"operations", plan.expert_exchange.exchanges},
+                             {"covered", plan.expert_exchange.covered},
+                             {"flops_behind", plan.expert_exchange.flops}};
     document["rank_classes"].push_back({{"first_rank", plan.first_rank},
                                         {"ranks", plan.ranks},
                                         {"pp", layout.dense_place(plan.first_rank).pp},
@@ -118,7 +147,10 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
                                         {"operations", plan.operations},
                                         {"collectives", plan.collectives},
                                         {"messages", plan.messages},
-                                        {"operation_flops", plan.operation_flops}});
+                                        {"operation_flops", plan.operation_flops},
+                                        {"expert_exchange", std::move(exchange)}});
+    if (plan.bytes_without_recompute == 0) continue;
+    document["rank_classes"].back()["bytes_without_recompute"] = plan.bytes_without_recompute;
   }
   document["check"] = {{"seconds", report.seconds}, {"peak_bytes", report.peak_bytes}};
 }

@@ -28,7 +28,10 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
   const int32_t groups = std::max(1, config.num_query_groups / tensor_parallel.ranks());
   const int32_t head_dim = config.kv_channels;
 
+  // Of the norm that made them: where it is recomputed, the rows of all ranks are, too.
+  builder.place.module = Module::norm;
   const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
+  builder.place.module = Module::attention;
   ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
                        {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   if (config.qk_layernorm) {
@@ -56,6 +59,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
               .sequence = batch.sequence,
               .inverse = false},
              "qkv_rotated");
+  builder.place.module = Module::core_attention;
   const double dropped = options.training ? config.attention_dropout : 0;
   const ValueId context = attend_over_context(
       builder, state.part, options.context_exchange, qkv, dropped > 0 ? options.step : ValueId{},
@@ -72,6 +76,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
        .first_head = tensor_parallel.rank() * heads,
        .all_heads = tensor_parallel.ranks() > 1 ? config.num_attention_heads : 0},
       "context");
+  builder.place.module = Module::attention;
   return leave_linear(builder, tensor_parallel, context, parameter(ParameterKind::w_attention_out),
                       bias(config.add_bias_linear, ParameterKind::b_attention_out),
                       "attention_out");

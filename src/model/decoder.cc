@@ -175,18 +175,25 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
     builder.place.layer = static_cast<int16_t>(layer);
+    builder.place.module = Module::norm;
     const ValueId attention_input = add_and_norm(
         ParameterKind::input_norm, ParameterKind::input_norm_bias, layer, "attention_in");
-    branch = drop(
-        build_attention(builder, config, state, layer, rope_table, batch, attention_input, options),
-        RandomPlace::attention_branch_dropout, layer);
+    builder.place.module = Module::attention;
+    branch =
+        build_attention(builder, config, state, layer, rope_table, batch, attention_input, options);
+    builder.place.module = Module::other;
+    branch = drop(branch, RandomPlace::attention_branch_dropout, layer);
+    builder.place.module = Module::norm;
     const ValueId ffn_input =
         add_and_norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias,
                      layer, "ffn_in");
-    branch = drop(config.is_moe_layer(layer)
-                      ? build_moe(builder, config, state, layer, batch, ffn_input, options, result)
-                      : build_dense_mlp(builder, config, state, layer, ffn_input),
-                  RandomPlace::feed_forward_branch_dropout, layer);
+    const bool has_experts = config.is_moe_layer(layer);
+    builder.place.module = has_experts ? Module::moe : Module::mlp;
+    branch = has_experts
+                 ? build_moe(builder, config, state, layer, batch, ffn_input, options, result)
+                 : build_dense_mlp(builder, config, state, layer, ffn_input);
+    builder.place.module = Module::other;
+    branch = drop(branch, RandomPlace::feed_forward_branch_dropout, layer);
   }
   if (!stage.loss) {
     result.output = branch.valid() ? add(builder, residual, branch, "stage_out") : residual;

@@ -72,7 +72,10 @@ class MoeBlock {
     if (options_.training) add_losses(logits);
     const ValueId routed = dispatcher->collect(build_experts(tokens, routing));
     if (!config_.has_shared_expert()) return routed;
-    return add(builder_, routed, build_shared_expert(), "moe_and_shared_out");
+    builder_.place.module = Module::shared_expert;
+    const ValueId shared = build_shared_expert();
+    builder_.place.module = Module::moe;
+    return add(builder_, routed, shared, "moe_and_shared_out");
   }
 
  private:
@@ -265,8 +268,10 @@ class MoeBlock {
       gate_up = grouped_bias(builder_, gate_up, parameter(ParameterKind::b_gate_up),
                              routing.offsets, {}, "gate_up_biased");
     }
+    builder_.place.module = Module::expert_activation;
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
                                          activation_of(config_), "activated");
+    builder_.place.module = Module::moe;
     ValueId out = grouped_linear(builder_, activated, parameter(ParameterKind::w_down),
                                  routing.offsets, "expert_out");
     if (config_.add_bias_linear) {

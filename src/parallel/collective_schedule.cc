@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -25,9 +26,21 @@ RankGroup group_of(const Op& op) {
   return op.spec->group(op.attributes);
 }
 
-// What the operation hands over, or what it gets.
-std::span<const ValueId> tensors_of(const Program& program, const Op& op) {
-  return op.input_count > 0 ? program.inputs(op) : program.outputs(op);
+// What the operation hands over, or what it gets: what all ranks must have alike. State is, if
+// nothing else takes part: where a rank keeps a shard of something, others may keep more of it.
+std::vector<ValueId> tensors_of(const Program& program, const Op& op) {
+  const auto is_kept = [&](ValueId id) {
+    if (!id.valid()) return false;
+    const Role role = program.value(id).role;
+    return is_state(role) || role == Role::metric;
+  };
+  std::vector<ValueId> tensors;
+  for (const auto operands : {program.inputs(op), program.outputs(op)}) {
+    std::remove_copy_if(operands.begin(), operands.end(), std::back_inserter(tensors), is_kept);
+    if (!tensors.empty()) return tensors;
+  }
+  const auto operands = op.input_count > 0 ? program.inputs(op) : program.outputs(op);
+  return {operands.begin(), operands.end()};
 }
 
 std::string describe(const Event& event) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -22,14 +23,23 @@ int32_t stage_of(const PipelineShape& shape, int32_t rank, int32_t chunk) {
   return stage_at(shape.placement(), shape.ranks, {rank, chunk});
 }
 
+// A backward, of one piece with the forward before it if `paired`.
+PipelineStep backward_step(int32_t micro_batch, int32_t chunk, bool paired) {
+  return {Action::backward, micro_batch, chunk, /*peer=*/-1, paired};
+}
+
 // One chunk per rank: pp - r - 1 forwards to fill the pipeline, then one forward and one backward,
-// then the backwards that are left.
+// then the backwards that are left. Merged, what a pair makes is at the next rank when the pair is
+// done: the way of a micro-batch to the end and back takes twice as many pieces.
 Order order_1f1b(const PipelineShape& shape, int32_t rank) {
-  const int32_t warm_up = std::min(shape.ranks - rank - 1, shape.micro_batches);
+  const int32_t behind = shape.ranks - rank - 1;
+  const int32_t warm_up = std::min(shape.merged ? 2 * behind + 1 : behind, shape.micro_batches);
   Order order;
   for (int32_t i = 0; i < shape.micro_batches + warm_up; ++i) {
-    if (i < shape.micro_batches) order.push_back({Action::forward, i, 0});
-    if (i >= warm_up) order.push_back({Action::backward, i - warm_up, 0});
+    const bool forward = i < shape.micro_batches;
+    if (forward) order.push_back({Action::forward, i, 0});
+    if (i < warm_up) continue;
+    order.push_back(backward_step(i - warm_up, 0, shape.merged && forward));
   }
   return order;
 }
@@ -49,14 +59,18 @@ std::vector<std::pair<int32_t, int32_t>> interleaving(const PipelineShape& shape
 Order order_interleaved(const PipelineShape& shape, int32_t rank) {
   const auto batches = interleaving(shape);
   const size_t count = batches.size();
-  const auto warm_up = static_cast<size_t>(2 * (shape.ranks - rank - 1)) +
-                       static_cast<size_t>(shape.chunks - 1) * static_cast<size_t>(shape.group());
+  // Merged: one more, so that the backward of a pair does not need its forward.
+  const auto full = static_cast<size_t>(2 * (shape.ranks - rank - 1)) +
+                    static_cast<size_t>(shape.chunks - 1) * static_cast<size_t>(shape.group()) +
+                    (shape.merged ? 1 : 0);
+  const size_t warm_up = std::min(full, count);
   Order order;
-  for (size_t i = 0; i < count + std::min(warm_up, count); ++i) {
+  for (size_t i = 0; i < count + warm_up; ++i) {
     if (i < count) order.push_back({Action::forward, batches[i].first, batches[i].second});
-    if (i < std::min(warm_up, count)) continue;
-    const auto [micro_batch, chunk] = batches[i - std::min(warm_up, count)];
-    order.push_back({Action::backward, micro_batch, shape.chunks - 1 - chunk});
+    if (i < warm_up) continue;
+    const auto [micro_batch, chunk] = batches[i - warm_up];
+    order.push_back(
+        backward_step(micro_batch, shape.chunks - 1 - chunk, shape.merged && i < count));
   }
   return order;
 }
@@ -223,48 +237,67 @@ int32_t rank_of_stage(const PipelineShape& shape, int32_t stage) {
 template <class Item>
 using Channels = std::map<std::pair<int32_t, int32_t>, std::deque<Item>>;
 
-// Adds sends right behind what makes the data, and receives right before what needs it. What was
-// sent earlier on the same way is received first.
-void add_messages(PipelineTable& table, const std::vector<Order>& orders) {
-  const PipelineShape& shape = table.shape;
-  Channels<Message> channels;
-  for (int32_t rank = 0; rank < shape.ranks; ++rank) {
-    for (const PipelineStep& step : orders[static_cast<size_t>(rank)]) {
-      const int32_t next = needing_stage(shape, step.action, stage_of(shape, rank, step.chunk));
-      if (next < 0 || rank_of_stage(shape, next) == rank) continue;
-      channels[{rank, rank_of_stage(shape, next)}].push_back(
-          {makes_gradient(step.action), step.micro_batch, next});
-    }
-  }
-  for (int32_t rank = 0; rank < shape.ranks; ++rank) {
-    Order& steps = table.ranks.emplace_back();
-    std::set<Message> received;
-    for (const PipelineStep& step : orders[static_cast<size_t>(rank)]) {
-      const int32_t stage = stage_of(shape, rank, step.chunk);
-      const bool gradient = makes_gradient(step.action);
-      const int32_t from = needed_stage(shape, step.action, stage);
-      if (from >= 0 && rank_of_stage(shape, from) != rank) {
-        const int32_t peer = rank_of_stage(shape, from);
-        std::deque<Message>& channel = channels[{peer, rank}];
-        while (!received.contains({gradient, step.micro_batch, stage})) {
-          TROUPE_CHECK(!channel.empty(), "somebody sends what a stage needs");
-          const Message& message = channel.front();
-          const StagePlace place = place_of_stage(shape.placement(), shape.ranks, message.stage);
-          steps.push_back({message.gradient ? Action::receive_gradient : Action::receive_activation,
-                           message.micro_batch, place.chunk, peer});
-          received.insert(message);
-          channel.pop_front();
-        }
-      }
-      steps.push_back(step);
-      const int32_t next = needing_stage(shape, step.action, stage);
-      if (next >= 0 && rank_of_stage(shape, next) != rank) {
-        steps.push_back({gradient ? Action::send_gradient : Action::send_activation,
-                         step.micro_batch, step.chunk, rank_of_stage(shape, next)});
+// Adds sends right behind what makes the data, and receives right before what needs it; merged
+// steps receive and send together. What was sent earlier on the same way is received first.
+class MessageAdder {
+ public:
+  MessageAdder(PipelineTable& table, const std::vector<Order>& orders)
+      : shape_(table.shape), table_(table) {
+    for (int32_t rank = 0; rank < shape_.ranks; ++rank) {
+      for (const PipelineStep& step : orders[static_cast<size_t>(rank)]) {
+        const int32_t next = needing_stage(shape_, step.action, stage_of(shape_, rank, step.chunk));
+        if (next < 0 || rank_of_stage(shape_, next) == rank) continue;
+        channels_[{rank, rank_of_stage(shape_, next)}].push_back(
+            {makes_gradient(step.action), step.micro_batch, next});
       }
     }
   }
-}
+
+  void add(int32_t rank, const Order& order) {
+    table_.ranks.emplace_back();
+    received_.clear();
+    for (size_t first = 0; first < order.size();) {
+      const bool pair = first + 1 < order.size() && order[first + 1].merged;
+      const auto piece = std::span(order).subspan(first, pair ? 2 : 1);
+      for (const PipelineStep& step : piece) receive_for(rank, step);
+      for (const PipelineStep& step : piece) table_.ranks.back().push_back(step);
+      for (const PipelineStep& step : piece) send_from(rank, step);
+      first += piece.size();
+    }
+  }
+
+ private:
+  void receive_for(int32_t rank, const PipelineStep& step) {
+    const int32_t stage = stage_of(shape_, rank, step.chunk);
+    const int32_t from = needed_stage(shape_, step.action, stage);
+    if (from < 0 || rank_of_stage(shape_, from) == rank) return;
+    const int32_t peer = rank_of_stage(shape_, from);
+    std::deque<Message>& channel = channels_[{peer, rank}];
+    while (!received_.contains({makes_gradient(step.action), step.micro_batch, stage})) {
+      TROUPE_CHECK(!channel.empty(), "somebody sends what a stage needs");
+      const Message& message = channel.front();
+      const StagePlace place = place_of_stage(shape_.placement(), shape_.ranks, message.stage);
+      table_.ranks.back().push_back(
+          {message.gradient ? Action::receive_gradient : Action::receive_activation,
+           message.micro_batch, place.chunk, peer});
+      received_.insert(message);
+      channel.pop_front();
+    }
+  }
+
+  void send_from(int32_t rank, const PipelineStep& step) {
+    const int32_t next = needing_stage(shape_, step.action, stage_of(shape_, rank, step.chunk));
+    if (next < 0 || rank_of_stage(shape_, next) == rank) return;
+    const bool gradient = makes_gradient(step.action);
+    table_.ranks.back().push_back({gradient ? Action::send_gradient : Action::send_activation,
+                                   step.micro_batch, step.chunk, rank_of_stage(shape_, next)});
+  }
+
+  const PipelineShape& shape_;
+  PipelineTable& table_;
+  Channels<Message> channels_;
+  std::set<Message> received_;  // by the rank whose turn it is
+};
 
 std::string describe(const PipelineStep& step, int32_t rank) {
   constexpr std::string_view kNames[] = {
@@ -500,6 +533,12 @@ std::string_view name_of(PipelineSchedule schedule) {
 void check_shape(const PipelineShape& shape) {
   TROUPE_CHECK(shape.ranks >= 1 && shape.chunks >= 1 && shape.micro_batches >= 1,
                "a shape with ranks, chunks and micro-batches");
+  if (shape.merged && shape.schedule != PipelineSchedule::one_f_one_b) {
+    throw_bad_request(
+        fmt::format("--overlap-moe-expert-parallel-comm pairs forwards and backwards of 1f1b; "
+                    "--pipeline-schedule {} has an order of its own. Leave one of them out.",
+                    name_of(shape.schedule)));
+  }
   if (shape.schedule == PipelineSchedule::zb_h1 && shape.chunks != 1) {
     throw_bad_request(
         fmt::format("--pipeline-schedule zb-h1 has one stage per rank, not {}. Leave the virtual "
@@ -552,7 +591,11 @@ PipelineTable build_pipeline_table(const PipelineShape& shape) {
   check_shape(shape);
   PipelineTable table;
   table.shape = shape;
-  add_messages(table, computing_orders(shape));
+  const std::vector<Order> orders = computing_orders(shape);
+  MessageAdder messages(table, orders);
+  for (int32_t rank = 0; rank < shape.ranks; ++rank) {
+    messages.add(rank, orders[static_cast<size_t>(rank)]);
+  }
   return table;
 }
 

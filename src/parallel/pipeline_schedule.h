@@ -38,6 +38,10 @@ struct PipelineShape {
   // Interleaved: micro-batches that pass one chunk before the next chunk's turn; 0: as many as
   // ranks.
   int32_t group_size = 0;
+  // 1f1b: between warm-up and the end, a forward and a backward that do not depend on each other
+  // are one piece of work, so that each can go on while the other one waits for the experts'
+  // exchange. For that one forward more (without chunks: pp - r more) is in flight.
+  bool merged = false;
 
   StagePlacement placement() const {
     return schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
@@ -68,8 +72,9 @@ constexpr bool is_compute(PipelineAction action) {
 struct PipelineStep {
   PipelineAction action = PipelineAction::forward;
   int32_t micro_batch = 0;
-  int32_t chunk = 0;  // the rank's own, which computes it, needs it, or made it
-  int32_t peer = -1;  // of messages: the other rank of the pipeline
+  int32_t chunk = 0;    // the rank's own, which computes it, needs it, or made it
+  int32_t peer = -1;    // of messages: the other rank of the pipeline
+  bool merged = false;  // of a backward: it is one piece of work with the forward right before it
   bool operator==(const PipelineStep&) const = default;
 };
 

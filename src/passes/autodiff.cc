@@ -71,19 +71,12 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
                                      std::span<const GradientSeed> seeds,
                                      std::span<const ValueId> differentiable_inputs,
                                      MainGradients& main_gradients,
-                                     std::span<const int32_t> repeated) {
+                                     const BeforeGradients& before_gradients) {
   Program& program = builder.program();
   GradientTable table;
   table.wanted = find_wanted(program, first, last, differentiable_inputs);
   table.gradient.resize(static_cast<size_t>(program.value_count()));
   table.gradient_written = std::move(main_gradients.written);
-  table.repeated.resize(static_cast<size_t>(program.value_count()), -1);
-  table.stand_in.resize(static_cast<size_t>(program.value_count()));
-  for (const int32_t index : repeated) {
-    for (const ValueId output : program.outputs(program.op(index))) {
-      table.repeated[static_cast<size_t>(output.index)] = index;
-    }
-  }
   for (const GradientSeed& seed : seeds) {
     TROUPE_CHECK(builder.value(seed.gradient).shape == builder.value(seed.value).shape,
                  "a seed has the shape of its value: " + builder.value(seed.value).name);
@@ -109,6 +102,8 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
 
     builder.place = op.place;
     builder.place.phase = Phase::data_gradient;
+    builder.place.queue = Queue::compute;
+    if (before_gradients) before_gradients(index, table.stand_in);
     const int32_t before = program.op_count();
     DerivativeContext context(builder, table, index);
     op.spec->differentiate(context);

@@ -4,11 +4,9 @@
 // its gradient operations; sums gradients of values that are used several times, in the order in
 // which the walk meets them. Forward operations are not changed. Weight gradients go to the main
 // gradients of the StateTable: the first one of the step stores, later ones accumulate.
-//
-// Operations whose results are not to be kept for the backward pass are run again where it first
-// reads one of them: clones with phase recompute, which give the same bits.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -29,14 +27,17 @@ struct MainGradients {
   std::vector<bool> written;  // by StateId of the gradient
 };
 
-// Differentiates operations [first, last). `repeated` are those that are run again; they change
-// nothing in place. `differentiable_inputs` are values (besides parameters)
+// Called before the gradients of each operation are emitted, in descending order. It may emit
+// operations, and say what is to be read instead of a value (GradientTable::stand_in).
+using BeforeGradients = std::function<void(int32_t op, std::vector<ValueId>& stand_in)>;
+
+// Differentiates operations [first, last). `differentiable_inputs` are values (besides parameters)
 // whose gradients are wanted too. Returns the gradient of every value, by ValueId of the values
 // that existed before the call; invalid where there is none (parameters: see MainGradients).
 std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
                                      std::span<const GradientSeed> seeds,
                                      std::span<const ValueId> differentiable_inputs,
                                      MainGradients& main_gradients,
-                                     std::span<const int32_t> repeated = {});
+                                     const BeforeGradients& before_gradients = {});
 
 }  // namespace troupe

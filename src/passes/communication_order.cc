@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "passes/overlap.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -75,6 +76,7 @@ void start_gradient_sums_early(Program& program) {
     const std::vector<int32_t>& sums = followers[static_cast<size_t>(index)];
     order.insert(order.end(), sums.begin(), sums.end());
   }
+  verify_order(program, order);
   program.select_ops(order);
 }
 
@@ -106,6 +108,7 @@ void start_gathers_early(Program& program) {
     if (i + 1 < stretches.size()) append(stretches[i + 1].gathers);
     append(stretches[i].others);
   }
+  verify_order(program, order);
   program.select_ops(order);
 }
 

@@ -144,9 +144,42 @@ Placement place_blocks(const std::vector<Block>& blocks) {
   return best;
 }
 
+// Passes whose operations are interleaved are one run: gives the runs that lie between the first
+// and the last operation of a forward, or of a backward without its weight gradients, one number.
+void join_interleaved(const Program& program, std::vector<int32_t>& run) {
+  using Pass = std::tuple<int32_t, int32_t, bool>;    // micro-batch, chunk, forward?
+  std::map<Pass, std::pair<int32_t, int32_t>> reach;  // first and last run
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Place& place = program.op(index).place;
+    if (place.micro_batch < 0 || place.queue == Queue::communication ||
+        place.phase == Phase::weight_gradient) {
+      continue;
+    }
+    const int32_t number = run[static_cast<size_t>(index)];
+    const auto [pass, is_new] = reach.try_emplace(
+        {place.micro_batch, place.chunk, place.phase == Phase::forward}, number, number);
+    pass->second.second = number;
+  }
+  if (run.empty()) return;
+  std::vector<int32_t> joined_to(static_cast<size_t>(run.back()) + 1, 0);  // by run: a later one
+  for (const auto& [pass, runs] : reach) {
+    int32_t& last = joined_to[static_cast<size_t>(runs.first)];
+    last = std::max(last, runs.second);
+  }
+  std::vector<int32_t> renumbered(joined_to.size(), 0);
+  int32_t number = -1;
+  int32_t end = -1;  // the last run that belongs to the current number
+  for (size_t i = 0; i < joined_to.size(); ++i) {
+    if (static_cast<int32_t>(i) > end) ++number;
+    end = std::max({end, joined_to[i], static_cast<int32_t>(i)});
+    renumbered[i] = number;
+  }
+  for (int32_t& each : run) each = renumbered[static_cast<size_t>(each)];
+}
+
 // The program cut into runs of operations of one stage and micro-batch, one after the other.
 // Returns for each operation the number of its run. A message that stands between operations of
-// other micro-batches belongs to their run.
+// other micro-batches belongs to their run, and passes that are merged are one.
 std::vector<int32_t> find_runs(const Program& program) {
   const auto same = [&](int32_t a, int32_t b) {
     const Place& x = program.op(a).place;
@@ -172,6 +205,7 @@ std::vector<int32_t> find_runs(const Program& program) {
     }
     run[static_cast<size_t>(index)] = number;
   }
+  join_interleaved(program, run);
   return run;
 }
 

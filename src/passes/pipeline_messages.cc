@@ -59,6 +59,7 @@ std::vector<PipelineWork> training_work(const ModelPart& part, int32_t micro_bat
     if (is_send(step.action)) ++unfinished[step.peer];
     if (!is_compute(step.action)) continue;
     const double begin = timeline.ranks[static_cast<size_t>(rank)][next++].begin;
+    if (step.merged) continue;  // nothing stands within a pair; later is safe, too
     for (auto& [peer, count] : unfinished) {
       std::deque<double>& received = times[peer];
       for (; count > 0 && received.front() <= begin; --count) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <deque>
-#include <set>
+#include <iterator>
+#include <optional>
 #include <utility>
 
-#include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
@@ -17,78 +17,10 @@
 #include "passes/communication_order.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
+#include "passes/step_metrics.h"
 
 namespace troupe {
 namespace {
-
-std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
-                                                bool training) {
-  std::vector<LayerMetrics> layers;
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.is_moe_layer(layer)) continue;
-    LayerMetrics metrics;
-    metrics.layer = layer;
-    metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
-    metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
-    for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
-      if (!training || coefficient_of(kind, config) == 0) continue;
-      metrics.losses.push_back({kind, builder.metric(std::string(name_of(kind)), DType::f64, {1})});
-    }
-    layers.push_back(std::move(metrics));
-  }
-  return layers;
-}
-
-// The step's metrics, which micro-batches add to. The first contribution stores.
-class MetricSums {
- public:
-  explicit MetricSums(Builder& builder) : builder_(builder) {}
-
-  void add(ValueId metric, ValueId value, double weight) {
-    accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second);
-  }
-
-  // For what other ranks contribute to and this one does not.
-  void add_nothing(ValueId metric) {
-    if (written_.contains(metric.index)) return;
-    const Shape shape = builder_.value(metric).shape;
-    add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
-  }
-
- private:
-  Builder& builder_;
-  std::set<int32_t> written_;
-};
-
-// Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
-// sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of
-// means over the tokens each has its part. `share` is the weight of one of the micro-batches,
-// `loss_share` that of its loss.
-void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                        const ForwardResult& forward, ValueId loss,
-                        const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
-                        double loss_share) {
-  const Layout& layout = part.layout();
-  const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
-  if (forward.loss.valid()) sums.add(loss, forward.loss, part.dense().tp == 0 ? loss_share : 0);
-  const Place caller_place = builder.place;
-  for (const LayerMetrics& metrics : layers) {
-    builder.place.layer = static_cast<int16_t>(metrics.layer);
-    for (const auto& router : forward.routers) {
-      if (router.layer != metrics.layer) continue;
-      sums.add(metrics.counts, router.counts, 1.0);
-      sums.add(metrics.entropy, router.entropy, token_share);
-    }
-    for (const auto& auxiliary : forward.auxiliary_losses) {
-      if (auxiliary.layer != metrics.layer) continue;
-      for (const LayerMetrics::Loss& target : metrics.losses) {
-        if (target.kind != auxiliary.kind) continue;
-        sums.add(target.value, auxiliary.value, share / coefficient_of(auxiliary.kind, config));
-      }
-    }
-  }
-  builder.place = caller_place;
-}
 
 // Which of a rank's stages, of those that it has at all.
 template <class Predicate>
@@ -147,18 +79,6 @@ void record_selections(Program& program, const ModelConfig& config, const Forwar
     program.add_result(router.selected);
     selections[static_cast<size_t>(router.layer)] = router.selected;
   }
-}
-
-// All that a step measures.
-std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers) {
-  std::vector<ValueId> metrics;
-  if (loss.valid()) metrics.push_back(loss);
-  for (const LayerMetrics& layer : layers) {
-    metrics.push_back(layer.counts);
-    metrics.push_back(layer.entropy);
-    for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
-  }
-  return metrics;
 }
 
 // Sums metrics over the ranks, each of which has counted what no other has.
@@ -268,18 +188,6 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   return step;
 }
 
-// Of operations [first, last) of a forward pass those that gather a layer's parameters: they are
-// not kept until the backward pass, but gathered again. (What stands around the layers is: the
-// backward pass begins with the head, and does not read the embedding.)
-std::vector<int32_t> layer_gathers(const Program& program, int32_t first, int32_t last) {
-  std::vector<int32_t> gathers;
-  for (int32_t index = first; index < last; ++index) {
-    const Op& op = program.op(index);
-    if (op.place.layer >= 0 && gathers_parameters(program, op)) gathers.push_back(index);
-  }
-  return gathers;
-}
-
 // Emits the forward and backward work of one rank, and the messages between.
 class TrainingEmission {
  public:
@@ -308,13 +216,15 @@ class TrainingEmission {
   }
 
   void emit_all() {
-    for (const PipelineWork& work : training_work(part_, options_.micro_batches)) {
-      const PipelineStep& item = work.step;
+    const std::vector<PipelineWork> list = training_work(part_, options_.micro_batches);
+    for (size_t i = 0; i < list.size(); ++i) {
+      const PipelineStep& item = list[i].step;
       builder_.place =
           Place{.chunk = static_cast<int16_t>(item.chunk), .micro_batch = item.micro_batch};
-      for (const int32_t peer : work.finished) messages_.finish(peer);
-      emit(item);
+      for (const int32_t peer : list[i].finished) messages_.finish(peer);
+      emit(item, /*is_merged_with_next=*/i + 1 < list.size() && list[i + 1].step.merged);
     }
+    TROUPE_CHECK(unmerged_.empty(), "a forward is merged with the backward behind it");
     messages_.finish_all();
     TROUPE_CHECK(held_back_.empty(), "every weight gradient has its turn");
     for (const Parameter& parameter : state_.parameters) {
@@ -325,12 +235,12 @@ class TrainingEmission {
 
   MetricSums& sums() { return sums_; }
 
-  // Puts weight gradients where the schedule has them, after everything has been emitted.
+  // Puts operations where schedule and overlap have them, after everything has been emitted.
   void reorder() {
-    if (moved_) {
-      order_up_to_here();
-      step_.program->select_ops(order_);
-    }
+    if (!moved_) return;
+    order_up_to_here();
+    verify_order(*step_.program, order_);
+    step_.program->select_ops(order_);
   }
 
  private:
@@ -378,6 +288,7 @@ class TrainingEmission {
     std::vector<GradientSeed> losses;
     ValueId d_input;
     ValueId d_output;
+    std::optional<Recompute> recompute;
   };
 
   Pass& pass(int32_t micro_batch, int32_t chunk) {
@@ -397,22 +308,23 @@ class TrainingEmission {
     return place.rank == pp ? &pass(item.micro_batch, place.chunk) : nullptr;
   }
 
-  void emit(const PipelineStep& item) {
+  void emit(const PipelineStep& item, bool is_merged_with_next) {
     Pass& own = pass(item.micro_batch, item.chunk);
     switch (item.action) {
       case PipelineAction::forward:
         if (const Pass* before = neighbour(item, -1)) own.input = before->output;
+        order_up_to_here();
         emit_forward(item, own);
+        order_pass(item, is_merged_with_next);
         break;
       case PipelineAction::backward:
-      case PipelineAction::data_gradient: {
+      case PipelineAction::data_gradient:
         if (const Pass* behind = neighbour(item, 1)) own.d_output = behind->d_input;
-        const int32_t first = builder_.program().op_count();
         order_up_to_here();
         emit_backward(own);
-        if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, first);
+        order_pass(item, /*is_merged_with_next=*/false);
+        own.recompute.reset();
         break;
-      }
       case PipelineAction::weight_gradient:
         emit_weight_gradients(item);
         break;
@@ -469,6 +381,10 @@ class TrainingEmission {
     }
     accumulate_metrics(builder_, config_, part_, forward, step_.loss, step_.layers, sums_, share_,
                        options_.per_token_loss ? 1 : share_);
+    const RecomputeOptions& recompute = options_.recompute;
+    if (recompute.any() || part_.run->sharding == StateSharding::parameters) {
+      own.recompute.emplace(builder_.program(), own.first, own.last, recompute);
+    }
   }
 
   void emit_backward(Pass& own) {
@@ -476,29 +392,75 @@ class TrainingEmission {
     if (own.output.valid()) seeds.push_back({own.output, own.d_output});
     std::vector<ValueId> inputs;
     if (own.input.valid()) inputs.push_back(own.input);
-    const std::vector<ValueId> gradients =
-        append_backward(builder_, own.first, own.last, seeds, inputs, main_gradients_,
-                        layer_gathers(builder_.program(), own.first, own.last));
+    BeforeGradients before_gradients;
+    if (own.recompute) {
+      before_gradients = [&](int32_t op, std::vector<ValueId>& stand_in) {
+        own.recompute->emit_for(builder_, op, stand_in);
+      };
+    }
+    const std::vector<ValueId> gradients = append_backward(
+        builder_, own.first, own.last, seeds, inputs, main_gradients_, before_gradients);
     if (!own.input.valid()) return;
     own.d_input = gradients[static_cast<size_t>(own.input.index)];
     TROUPE_CHECK(own.d_input.valid(), "no gradient reaches the stage before");
   }
 
-  // Puts the operations that were emitted lately into the order of the program.
-  void order_up_to_here() {
+  // The operations that were emitted lately, which are in no order yet.
+  std::vector<int32_t> take_emitted() {
+    std::vector<int32_t> taken;
     const int32_t end = builder_.program().op_count();
-    while (ordered_ < end) order_.push_back(ordered_++);
+    while (ordered_ < end) taken.push_back(ordered_++);
+    return taken;
   }
 
-  // Keeps the weight gradients among the operations from `first` on out of the order.
-  void hold_weight_gradients(const PipelineStep& item, int32_t first) {
+  void append_to_order(const std::vector<int32_t>& operations) {
+    order_.insert(order_.end(), operations.begin(), operations.end());
+  }
+
+  // Puts the operations that were emitted lately into the order of the program.
+  void order_up_to_here() { append_to_order(take_emitted()); }
+
+  // Likewise those of a pass. A forward that is to be merged stays out of the order until its
+  // backward comes, which is the next.
+  void order_pass(const PipelineStep& item, bool is_merged_with_next) {
+    std::vector<int32_t> operations = take_emitted();
+    if (item.action != PipelineAction::forward) leave_out_unused(item, operations);
+    if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, operations);
     const Program& program = builder_.program();
-    std::vector<int32_t>& held = held_back_.emplace_back(item, std::vector<int32_t>{}).second;
-    ordered_ = program.op_count();
-    for (int32_t index = first; index < ordered_; ++index) {
-      const bool of_weights = program.op(index).place.phase == Phase::weight_gradient;
-      (of_weights ? held : order_).push_back(index);
+    if (options_.overlap.any()) {
+      operations = overlap_within_pass(program, operations, options_.overlap);
+      moved_ = true;
     }
+    if (is_merged_with_next) {
+      unmerged_ = std::move(operations);
+    } else if (item.merged) {
+      append_to_order(merge_at_exchanges(program, std::exchange(unmerged_, {}), operations));
+      moved_ = true;
+    } else {
+      append_to_order(operations);
+    }
+  }
+
+  // Takes out what was recomputed for nobody.
+  void leave_out_unused(const PipelineStep& item, std::vector<int32_t>& operations) {
+    const std::optional<Recompute>& recompute = pass(item.micro_batch, item.chunk).recompute;
+    if (!recompute) return;
+    const std::vector<int32_t> unused = recompute->unused(builder_.program());
+    std::erase_if(operations, [&](int32_t index) {
+      return std::binary_search(unused.begin(), unused.end(), index);
+    });
+    moved_ = true;
+  }
+
+  // Takes the weight gradients out.
+  void hold_weight_gradients(const PipelineStep& item, std::vector<int32_t>& operations) {
+    const Program& program = builder_.program();
+    const auto of_weights = [&](int32_t index) {
+      return program.op(index).place.phase == Phase::weight_gradient;
+    };
+    std::vector<int32_t>& held = held_back_.emplace_back(item, std::vector<int32_t>{}).second;
+    std::copy_if(operations.begin(), operations.end(), std::back_inserter(held), of_weights);
+    std::erase_if(operations, of_weights);
     moved_ = true;
   }
 
@@ -533,6 +495,7 @@ class TrainingEmission {
   std::vector<Pass> passes_;    // by micro-batch and chunk
   std::vector<int32_t> order_;  // of the program's operations, up to `ordered_`
   int32_t ordered_ = 0;
+  std::vector<int32_t> unmerged_;  // a forward that waits for its backward
   std::deque<std::pair<PipelineStep, std::vector<int32_t>>> held_back_;
   bool moved_ = false;
 };

@@ -17,6 +17,8 @@
 
 #include "model/decoder.h"
 #include "model/parameters.h"
+#include "passes/overlap.h"
+#include "passes/recompute.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -45,6 +47,8 @@ struct TrainingStepOptions {
   // their use, or as soon as they are updated (passes/communication_order.h).
   bool overlap_gradient_sums = false;
   bool overlap_parameter_gathers = false;
+  OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
+  RecomputeOptions recompute = {};
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

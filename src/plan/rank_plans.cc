@@ -77,6 +77,10 @@ BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& 
   plan.peak_operation = describe_operation(program, peak_operation(memory.live_bytes));
   plan.operations = program.op_count();
   plan.operation_flops = count_flops(program);
+  plan.expert_exchange = measure_exposure(program);
+  if (options.recompute.any()) {
+    plan.bytes_without_recompute = bytes_without_recompute(config, state, options, threads);
+  }
   for (const CollectiveTrace::Event& event : built.trace.events) {
     if (!event.message) {
       ++plan.collectives;
@@ -147,6 +151,13 @@ double count_flops(const Program& program) {
     if (op.spec->cost != nullptr) flops += op.spec->cost(OpView{program, op}).flops;
   }
   return flops;
+}
+
+uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
+                                 const TrainingStepOptions& options, int threads) {
+  TrainingStepOptions keeping = options;
+  keeping.recompute = {};
+  return plan_memory(*build_training_step(config, state, keeping).program, threads).total_bytes();
 }
 
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,

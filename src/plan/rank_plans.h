@@ -17,6 +17,7 @@
 
 #include "model/model_config.h"
 #include "model/model_part.h"
+#include "passes/overlap.h"
 #include "passes/step_programs.h"
 
 namespace troupe {
@@ -42,6 +43,8 @@ struct RankPlan {
   int64_t collectives = 0;
   int64_t messages = 0;  // sent or received
   double operation_flops = 0;
+  Exposure expert_exchange;              // passes/overlap.h
+  uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
 };
 
 // "operation 7 (attention, layer 2, micro-batch 0)"
@@ -52,6 +55,10 @@ int32_t peak_operation(const std::vector<uint64_t>& live_bytes);
 
 // Of all operations.
 double count_flops(const Program& program);
+
+// The bytes of the step as it would be without recompute.
+uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
+                                 const TrainingStepOptions& options, int threads);
 
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the

@@ -12,37 +12,18 @@ ValueId DerivativeContext::own_output(int i) const {
   return view.program.outputs(view.op)[static_cast<size_t>(i)];
 }
 
+ValueId DerivativeContext::stand_in(ValueId id) const {
+  if (!id.valid() || static_cast<size_t>(id.index) >= table_.stand_in.size()) return id;
+  const ValueId clone = table_.stand_in[static_cast<size_t>(id.index)];
+  return clone.valid() ? clone : id;
+}
+
 ValueId DerivativeContext::input(int i) const {
-  return readable(own_input(i));
+  return stand_in(own_input(i));
 }
 
 ValueId DerivativeContext::output(int i) const {
-  return readable(own_output(i));
-}
-
-ValueId DerivativeContext::readable(ValueId id) const {
-  const auto index = static_cast<size_t>(id.index);
-  if (!id.valid() || index >= table_.repeated.size() || table_.repeated[index] < 0) return id;
-  if (!table_.stand_in[index].valid()) repeat(table_.repeated[index]);
-  return table_.stand_in[index];
-}
-
-void DerivativeContext::repeat(int32_t index) const {
-  const Program& program = builder_.program();
-  const Op op = program.op(index);
-  std::vector<ValueId> inputs;
-  for (const ValueId input : program.inputs(op)) inputs.push_back(readable(input));
-  const std::vector<ValueId> outputs(program.outputs(op).begin(), program.outputs(op).end());
-  const Place caller_place = builder_.place;
-  builder_.place = op.place;
-  builder_.place.phase = Phase::recompute;
-  builder_.place.recompute_of = index;
-  const std::string name = program.value(outputs.front()).name;
-  const std::vector<ValueId> again = builder_.emit(*op.spec, op.attributes, inputs, name);
-  builder_.place = caller_place;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    table_.stand_in[static_cast<size_t>(outputs[i].index)] = again[i];
-  }
+  return stand_in(own_output(i));
 }
 
 const std::string& DerivativeContext::input_name(int i) const {
@@ -61,17 +42,18 @@ bool DerivativeContext::wants(int i) const {
 }
 
 void DerivativeContext::add_gradient(int i, ValueId gradient) {
+  const ValueId id = own_input(i);
   TROUPE_CHECK(wants(i), "a gradient nobody wants: " + input_name(i));
   TROUPE_CHECK(gradient.valid(), "missing gradient of " + input_name(i));
-  TROUPE_CHECK(!is_state(builder_.value(own_input(i)).role),
+  TROUPE_CHECK(!is_state(builder_.value(id).role),
                "weight gradients go through add_weight_gradient: " + input_name(i));
-  TROUPE_CHECK(builder_.value(gradient).shape == builder_.value(own_input(i)).shape,
+  TROUPE_CHECK(builder_.value(gradient).shape == builder_.value(id).shape,
                "gradient of another shape: " + input_name(i));
-  table_.arrived.push_back({own_input(i), gradient});
+  table_.arrived.push_back({id, gradient});
 }
 
 DerivativeContext::WeightTarget DerivativeContext::weight_target(int i) {
-  const Value& weight = builder_.value(own_input(i));
+  const Value& weight = builder_.value(input(i));
   if (!is_state(weight.role)) return {};
   const StateId gradient = builder_.program().state()[weight.state].gradient;
   TROUPE_CHECK(gradient.valid(), "a parameter without main gradient: " + weight.name);
@@ -80,7 +62,7 @@ DerivativeContext::WeightTarget DerivativeContext::weight_target(int i) {
 }
 
 void DerivativeContext::add_weight_gradient(int i, ValueId gradient) {
-  const Value& weight = builder_.value(own_input(i));
+  const Value& weight = builder_.value(input(i));
   if (!is_state(weight.role)) {
     add_gradient(i, gradient);
     return;

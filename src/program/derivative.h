@@ -25,9 +25,8 @@ struct GradientTable {
   std::vector<bool> wanted;            // a parameter or differentiable input lies behind this value
   std::vector<bool> gradient_written;  // by StateId: this main gradient has been stored in the step
   std::vector<Arrival> arrived;        // what the rule that is running has handed over
-  // By value of the forward pass: the operation that is to be run again when a rule first asks for
-  // the value; -1: the value is kept. And the value of that repetition, once there is one.
-  std::vector<int32_t> repeated;
+  // By value: the clone that the backward pass reads in its place. Invalid, or not in the list: the
+  // value itself.
   std::vector<ValueId> stand_in;
 };
 
@@ -43,8 +42,8 @@ class DerivativeContext {
     return op().attributes<T>();
   }
 
-  // Inputs and outputs as gradient operations read them. Where an operation is to be repeated
-  // rather than its results kept, asking emits the repetition.
+  // The operands as gradient operations are to read them: where the forward operation is run again,
+  // the clones'.
   ValueId input(int i) const;
   ValueId output(int i) const;
   // Name of input i or output i, for naming gradients: "d_" + input_name(0).
@@ -73,11 +72,9 @@ class DerivativeContext {
   void add_weight_gradient(int i, ValueId gradient);
 
  private:
-  // Of the forward pass itself.
   ValueId own_input(int i) const;
   ValueId own_output(int i) const;
-  ValueId readable(ValueId id) const;
-  void repeat(int32_t op) const;
+  ValueId stand_in(ValueId id) const;
 
   Builder& builder_;
   GradientTable& table_;

@@ -62,10 +62,24 @@ std::string_view name_of(Phase phase);
 enum class Queue : uint8_t { compute, copy, communication };
 std::string_view name_of(Queue queue);
 
+// The part of the model that an operation belongs to, with its derivatives: what options that move
+// or repeat operations choose by.
+enum class Module : uint8_t {
+  other,           // embedding, head, loss, and all outside the model
+  norm,            // the two norms of a layer, with the additions to the residual stream
+  attention,       // but for its core
+  core_attention,  // scores, softmax, and the weighted sum of values
+  mlp,             // of a dense layer
+  moe,             // router, dispatch, experts, combination; but for the next two
+  expert_activation,
+  shared_expert,
+};
+
 // Where an operation stands in the step. Plain facts: nothing is derived from names.
 struct Place {
   Phase phase = Phase::forward;
   Queue queue = Queue::compute;
+  Module module = Module::other;
   int16_t layer = -1;         // decoder layer; -1 outside the layers
   int16_t chunk = 0;          // virtual pipeline stage
   int32_t micro_batch = -1;   // -1 outside micro-batches

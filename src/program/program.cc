@@ -124,16 +124,16 @@ void Program::add_op(Op op, std::span<const ValueId> inputs, std::span<const Val
 }
 
 void Program::select_ops(std::span<const int32_t> order) {
+  std::vector<int32_t> place(ops_.size(), -1);
+  for (size_t i = 0; i < order.size(); ++i) {
+    place[static_cast<size_t>(order[i])] = static_cast<int32_t>(i);
+  }
   std::vector<Op> selected;
   selected.reserve(order.size());
-  std::vector<int32_t> place_of(ops_.size(), -1);
   for (const int32_t index : order) {
-    place_of[static_cast<size_t>(index)] = static_cast<int32_t>(selected.size());
-    selected.push_back(ops_[static_cast<size_t>(index)]);
-  }
-  for (Op& op : selected) {
+    Op& op = selected.emplace_back(ops_[static_cast<size_t>(index)]);
     int32_t& original = op.place.recompute_of;
-    if (original >= 0) original = place_of[static_cast<size_t>(original)];
+    if (original >= 0) original = place[static_cast<size_t>(original)];
   }
   ops_ = std::move(selected);
 }

@@ -193,9 +193,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("moe-flex-dispatcher-num-sms", "", kTransport),
     accepted_value("moe-deepep-num-sms", "", kTransport),
     accepted_value("moe-hybridep-num-sms", "", kTransport),
-    accepted("moe-shared-expert-overlap", kSpeed),
-    accepted("overlap-moe-expert-parallel-comm", kSpeed),
-    accepted("delay-wgrad-compute", kSpeed),
     accepted("moe-per-layer-logging", kSeeMetrics),
     accepted("moe-layer-recompute", kMemory),
     accepted("moe-paged-stash", kMemory),
@@ -287,7 +284,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("hybrid-context-parallel", "say --context-parallel-size and --cp-comm-type."),
 
     // Memory.
-    accepted("recompute-activations", kMemory),
     accepted("distribute-saved-activations", kMemory),
     accepted("checkpoint-activations", kMemory),
     accepted("fine-grained-activation-offloading", kMemory),
@@ -295,13 +291,9 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("overlap-cpu-optimizer-d2h-h2d", kMemory),
     accepted("no-pin-cpu-grads", kMemory),
     accepted("no-pin-cpu-params", kMemory),
-    accepted_value("recompute-granularity", "", kMemory),
-    accepted_value("recompute-method", "", kMemory),
-    accepted_value("recompute-num-layers", "", kMemory),
     accepted_value("cpu-offloading-num-layers", "", kMemory),
     accepted_value("optimizer-offload-fraction", "", kMemory),
     accepted_value("empty-unused-memory-level", "", kMemory),
-    accepted_values("recompute-modules", kMemory),
     accepted_values("offload-modules", kMemory),
 
     // Data.

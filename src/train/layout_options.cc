@@ -129,6 +129,12 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
       make_batch_sizes(options, sequence_length_of(options, config)).largest() /
       (options.micro_batch_size * layout.dp());
   schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
+  schedule.merged = options.overlap_moe_expert_parallel_comm;
+  if (schedule.merged && layout.ep() * layout.etp() == 1) {
+    throw_bad_request(
+        "--overlap-moe-expert-parallel-comm hides exchanges between ranks that share the experts; "
+        "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
+  }
   check_shape(schedule);
   return {std::move(layout), std::move(partition), schedule, sharding};
 }

@@ -15,6 +15,7 @@
 #include "io/hf_config.h"
 #include "train/flag_model.h"
 #include "train/moe_options.h"
+#include "train/recompute_options.h"
 #include "train/schedules.h"
 #include "train/suggest.h"
 
@@ -272,7 +273,10 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .per_token_loss = options.calculate_per_token_loss,
           .gradient_bucket_elements = options.ddp_bucket_size.value_or(0),
           .overlap_gradient_sums = options.overlap_grad_reduce,
-          .overlap_parameter_gathers = options.overlap_param_gather};
+          .overlap_parameter_gathers = options.overlap_param_gather,
+          .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
+                      .shared_expert = options.moe_shared_expert_overlap},
+          .recompute = recompute_options_of(options, config)};
 }
 
 }  // namespace troupe

@@ -26,6 +26,7 @@ constexpr std::string_view kGlobal = "Global";
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kMoe = "Mixture of Experts";
 constexpr std::string_view kLayout = "Parallel layout";
+constexpr std::string_view kMemory = "Memory";
 constexpr std::string_view kData = "Data";
 constexpr std::string_view kTraining = "Training";
 constexpr std::string_view kCheckpoints = "Checkpoints and evaluation";
@@ -53,6 +54,8 @@ constexpr std::string_view kWsdDecayStyles[] = {"linear", "cosine", "exponential
 constexpr std::string_view kIncreaseStyles[] = {"constant", "linear", "cosine"};
 constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
+constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
+constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
 constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
                                         "optimizer"};
@@ -737,6 +740,24 @@ constexpr OptionSpec kOptions[] = {
      .help = "Updated weights are gathered while the next forward pass goes on "
              "(--use-distributed-optimizer).",
      .commands = kCompute},
+    {.name = "overlap-moe-expert-parallel-comm",
+     .member = &Options::overlap_moe_expert_parallel_comm,
+     .group = kLayout,
+     .help = "The forward of one micro-batch and the backward of another change over at the "
+             "experts' exchanges: what one sends is under way while the other computes. One "
+             "micro-batch more is in flight; without virtual stages up to PP.",
+     .commands = kCompute},
+    {.name = "delay-wgrad-compute",
+     .member = &Options::delay_wgrad_compute,
+     .group = kLayout,
+     .help = "Weight gradients are computed while the next exchange of the backward pass is under "
+             "way.",
+     .commands = kCompute},
+    {.name = "moe-shared-expert-overlap",
+     .member = &Options::moe_shared_expert_overlap,
+     .group = kLayout,
+     .help = "The shared expert is computed while tokens are on their way to the experts and back.",
+     .commands = kCompute},
     {.name = "rank-order",
      .member = &Options::rank_order,
      .group = kLayout,
@@ -756,6 +777,50 @@ constexpr OptionSpec kOptions[] = {
      .help = "Build the programs of all ranks on this machine, check each and that all fit "
              "together, plan their memory, and run nothing: no data, no weights, no other rank.",
      .commands = kTrain | kPlan},
+
+    // Memory.
+    {.name = "recompute-granularity",
+     .member = &Options::recompute_granularity,
+     .group = kMemory,
+     .metavar = "NAME",
+     .help = "Activations are computed a second time in the backward pass instead of being kept: "
+             "selective, those of --recompute-modules; full, those of whole layers.",
+     .unset = "all are kept",
+     .choices = kRecomputeGranularities,
+     .commands = kCompute},
+    {.name = "recompute-activations",
+     .member = &Options::recompute_granularity,
+     .group = kMemory,
+     .help = "Short for --recompute-granularity selective.",
+     .commands = kCompute,
+     .shorthand = "selective"},
+    {.name = "recompute-modules",
+     .member = &Options::recompute_modules,
+     .group = kMemory,
+     .metavar = "NAME...",
+     .help =
+         "What --recompute-granularity selective computes again: core_attn, moe_act, layernorm, "
+         "mlp, moe, shared_experts.",
+     .unset = "core_attn",
+     .commands = kCompute},
+    {.name = "recompute-method",
+     .member = &Options::recompute_method,
+     .group = kMemory,
+     .metavar = "NAME",
+     .help = "Of --recompute-granularity full: uniform keeps the inputs of groups of "
+             "--recompute-num-layers layers; block, those of each of the first "
+             "--recompute-num-layers layers of a stage, and all that is in its other layers.",
+     .unset = "none",
+     .choices = kRecomputeMethods,
+     .commands = kCompute},
+    {.name = "recompute-num-layers",
+     .member = &Options::recompute_num_layers,
+     .group = kMemory,
+     .metavar = "N",
+     .help = "Layers of a group (uniform), or to be recomputed in each stage (block).",
+     .unset = "none",
+     .range = at_least(1),
+     .commands = kCompute},
 
     // Data.
     {.name = "data-path",

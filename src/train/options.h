@@ -150,8 +150,17 @@ struct Options {
   bool overlap_param_gather = false;
   std::optional<int64_t> ddp_bucket_size;
   bool calculate_per_token_loss = false;
+  bool overlap_moe_expert_parallel_comm = false;
+  bool delay_wgrad_compute = false;
+  bool moe_shared_expert_overlap = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
+
+  // Memory.
+  std::string recompute_granularity;
+  std::vector<std::string> recompute_modules;
+  std::string recompute_method;
+  std::optional<int32_t> recompute_num_layers;
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()

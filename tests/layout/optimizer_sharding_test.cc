@@ -81,10 +81,10 @@ TEST_P(OptimizerSharding, ComputesWhatOneRankComputes) {
   for (const StateSharding sharding : {StateSharding::optimizer, StateSharding::parameters}) {
     SCOPED_TRACE(sharding == StateSharding::parameters ? "parameters" : "optimizer");
     layout.sharding = sharding;
-    layout.overlap = false;
+    layout.early_collectives = false;
     const Outcome sharded = run_layout(layout);
     expect_same_outcome(one, sharded);
-    layout.overlap = true;
+    layout.early_collectives = true;
     layout.gradient_bucket_elements = 10'000;
     EXPECT_EQ(run_layout(layout), sharded) << "order changes no bit";
   }

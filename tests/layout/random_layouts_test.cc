@@ -1,8 +1,9 @@
 // Layouts of up to 16 ranks drawn from everything that is valid compute what one rank computes:
 // TP with and without sequence parallelism, CP in its forms, PP with all schedules and uneven
 // stages, EP and ETP with all dispatchers, orders of the ranks, micro-batches, and models with
-// every kind of layer and loss; state sharded or not, collectives early or in their places. The
-// draw is seeded: a layout has the same number, and the same name, for ever.
+// every kind of layer and loss; with state sharded or not, collectives early or in their places,
+// with and without overlap and recompute. The draw is seeded: a layout has the same number, and the
+// same name, for ever.
 #include <array>
 #include <gtest/gtest.h>
 #include <map>
@@ -107,9 +108,36 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (c.sharding == StateSharding::parameters) text += "_fsdp";
   add("instances", o.optimizer_instances);
   if (c.per_token_loss) text += "_per_token";
-  if (c.overlap) text += "_overlap";
+  if (c.early_collectives) text += "_early";
   if (c.gradient_bucket_elements > 0) text += "_buckets";
+  if (c.merged) text += "_merged";
+  if (c.overlap.delay_weight_gradients) text += "_delayed";
+  if (c.overlap.shared_expert) text += "_shared_overlap";
+  if (c.recompute.granularity == RecomputeOptions::Granularity::full) text += "_recompute";
+  if (c.recompute.granularity == RecomputeOptions::Granularity::selective) text += "_selective";
   return text;
+}
+
+// What is computed when, and how often: whether forwards and backwards are merged, weight gradients
+// delayed, the shared expert spread, layers or modules recomputed.
+void draw_order(Draw& draw, LayoutCase& c) {
+  const bool merged = draw.of(std::array{false, false, true});
+  c.merged = merged && c.schedule == PipelineSchedule::one_f_one_b;
+  c.overlap.delay_weight_gradients = draw.of(std::array{false, false, true});
+  c.overlap.shared_expert = draw.of(std::array{false, false, true});
+  RecomputeOptions& recompute = c.recompute;
+  recompute.granularity = draw.of(
+      std::array{RecomputeOptions::Granularity::none, RecomputeOptions::Granularity::none,
+                 RecomputeOptions::Granularity::selective, RecomputeOptions::Granularity::full});
+  recompute.method =
+      draw.of(std::array{RecomputeOptions::Method::uniform, RecomputeOptions::Method::block});
+  recompute.layers = draw.of(std::array{1, 2});
+  for (bool RecomputeOptions::*module :
+       {&RecomputeOptions::core_attention, &RecomputeOptions::expert_activation,
+        &RecomputeOptions::norms, &RecomputeOptions::mlp, &RecomputeOptions::moe,
+        &RecomputeOptions::shared_experts}) {
+    recompute.*module = draw.of(std::array{false, true});
+  }
 }
 
 // Nothing when what was drawn is not valid.
@@ -148,10 +176,11 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   c.sequence = 16;
   c.sharding =
       draw.of(std::array{StateSharding::none, StateSharding::optimizer, StateSharding::parameters});
-  c.overlap = draw.of(std::array{false, true});
+  c.early_collectives = draw.of(std::array{false, true});
   c.gradient_bucket_elements = draw.of(std::array{0, 0, 5000});
   c.per_token_loss = draw.of(std::array{false, false, true});
   if (c.sharding != StateSharding::none) o.optimizer_instances = draw.of(std::array{1, 1, 2});
+  draw_order(draw, c);
   try {
     o.key_value_heads = c.model.num_query_groups;
     const Layout layout(o);
@@ -159,7 +188,8 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
     check_shape({.schedule = c.schedule,
                  .ranks = o.pipeline_parallel,
                  .chunks = c.chunks,
-                 .micro_batches = c.micro_batches});
+                 .micro_batches = c.micro_batches,
+                 .merged = c.merged});
     if (c.stages.empty()) {
       even_partition(
           c.model.num_layers, o.pipeline_parallel, c.chunks,

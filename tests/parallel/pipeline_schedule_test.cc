@@ -30,7 +30,8 @@ PipelineShape plain(int32_t ranks, int32_t micro_batches) {
 std::string describe(const PipelineShape& shape) {
   return std::string(name_of(shape.schedule)) + " ranks " + std::to_string(shape.ranks) +
          " chunks " + std::to_string(shape.chunks) + " micro-batches " +
-         std::to_string(shape.micro_batches) + " group " + std::to_string(shape.group_size);
+         std::to_string(shape.micro_batches) + " group " + std::to_string(shape.group_size) +
+         (shape.merged ? " merged" : "");
 }
 
 // Idle time of a rank, of all ranks the longest, counted over the whole step.
@@ -223,6 +224,7 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
     if (shape.schedule == PipelineSchedule::one_f_one_b) {
       shape.chunks = 1 + below(4);
       if (shape.chunks > 1) shape.group_size = below(12);
+      shape.merged = below(2) == 1;
     }
     SCOPED_TRACE(describe(shape));
     PipelineTable table;
@@ -245,6 +247,37 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
     if (HasFailure()) break;
   }
   EXPECT_GT(built, 500);
+}
+
+// A pair is a forward and the backward right behind it, of something else. With one more forward in
+// flight (without chunks: twice as many and one) all backwards are in pairs, but for as many as
+// there are forwards in flight.
+TEST(PipelineSchedule, MergedPairs) {
+  for (const int32_t p : {1, 2, 4}) {
+    for (const int32_t chunks : {1, 2}) {
+      if (p == 1 && chunks > 1) continue;
+      PipelineShape shape = shape_of(PipelineSchedule::one_f_one_b, p, chunks, 4 * p);
+      shape.merged = true;
+      const PipelineTable table = build_pipeline_table(shape);
+      const std::vector<int32_t> live = peak_live(table);
+      for (int32_t rank = 0; rank < p; ++rank) {
+        const auto& steps = table.ranks[static_cast<size_t>(rank)];
+        const int32_t warm_up = 2 * (p - rank - 1) + (chunks - 1) * p + 1;
+        int32_t pairs = 0;
+        for (size_t i = 0; i < steps.size(); ++i) {
+          if (!steps[i].merged) continue;
+          ++pairs;
+          ASSERT_EQ(steps[i].action, Action::backward);
+          ASSERT_EQ(steps[i - 1].action, Action::forward);
+          const bool same = steps[i].micro_batch == steps[i - 1].micro_batch &&
+                            steps[i].chunk == steps[i - 1].chunk;
+          EXPECT_FALSE(same) << "a backward beside its own forward";
+        }
+        EXPECT_EQ(pairs, 4 * p * chunks - warm_up) << describe(shape) << " rank " << rank;
+        EXPECT_EQ(live[static_cast<size_t>(rank)], warm_up + 1) << describe(shape);
+      }
+    }
+  }
 }
 
 TEST(PipelineSchedule, VHasNoMessagesAtTheTurn) {
@@ -345,6 +378,9 @@ void expect_refused(const PipelineShape& shape, const std::string& phrase) {
 TEST(PipelineSchedule, RefusalsNameTheRule) {
   using enum PipelineSchedule;
   expect_refused(shape_of(zb_h1, 4, 2, 8), "has one stage per rank, not 2");
+  PipelineShape merged = shape_of(zb_h1, 4, 1, 8);
+  merged.merged = true;
+  expect_refused(merged, "zb-h1 has an order of its own");
   expect_refused(shape_of(zb_v, 4, 1, 8), "two stages on each of at least two ranks");
   expect_refused(shape_of(zb_v, 1, 2, 8), "two stages on each of at least two ranks");
   expect_refused(shape_of(one_f_one_b, 1, 2, 8), "--pipeline-model-parallel-size 2 or more");

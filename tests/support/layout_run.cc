@@ -46,8 +46,10 @@ class Rank {
                                    .context_exchange = wanted.context_exchange,
                                    .per_token_loss = wanted.per_token_loss,
                                    .gradient_bucket_elements = wanted.gradient_bucket_elements,
-                                   .overlap_gradient_sums = wanted.overlap,
-                                   .overlap_parameter_gathers = wanted.overlap})),
+                                   .overlap_gradient_sums = wanted.early_collectives,
+                                   .overlap_parameter_gathers = wanted.early_collectives,
+                                   .overlap = wanted.overlap,
+                                   .recompute = wanted.recompute})),
         storage_(state_.table),
         interpreter_(*step_.program, plan(), storage_, pool_,
                      communicators_of(group, state_.part.layout(), rank)) {
@@ -222,7 +224,8 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
   PipelineShape schedule{.schedule = wanted.schedule,
                          .ranks = pp,
                          .chunks = partition.chunks,
-                         .micro_batches = wanted.micro_batches};
+                         .micro_batches = wanted.micro_batches,
+                         .merged = wanted.merged};
   return std::make_shared<const RunLayout>(RunLayout{.layout = Layout(options),
                                                      .partition = partition,
                                                      .schedule = schedule,
@@ -237,6 +240,9 @@ Outcome run_layout(const LayoutCase& layout) {
   for (int32_t rank = 0; rank < size; ++rank) {
     ranks.push_back(std::make_unique<Rank>(layout, run, rank, group));
   }
+  std::vector<const Program*> programs;
+  for (const auto& rank : ranks) programs.push_back(&rank->program());
+  verify_collectives(programs, run->layout);
   run_ranks(group, [&](int rank) {
     for (int64_t number = 1; number <= kSteps; ++number) {
       ranks[static_cast<size_t>(rank)]->run_step(number);
@@ -253,7 +259,10 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.layout = {};
   single.sharding = StateSharding::none;
   single.gradient_bucket_elements = 0;
-  single.overlap = false;
+  single.early_collectives = false;
+  single.merged = false;
+  single.overlap = {};
+  single.recompute = {};
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;
@@ -274,6 +283,18 @@ void expect_same_outcome(const Outcome& one, const Outcome& ranks) {
     }
   }
   ASSERT_EQ(one.size(), ranks.size());
+}
+
+void expect_same_bits(const Outcome& expected, const Outcome& found) {
+  ASSERT_EQ(expected.size(), found.size());
+  for (const auto& [name, values] : expected) {
+    const auto place = found.find(name);
+    ASSERT_NE(place, found.end()) << name;
+    ASSERT_EQ(place->second.size(), values.size()) << name;
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(place->second[i], values[i]) << name << " element " << i;
+    }
+  }
 }
 
 }  // namespace troupe::testing

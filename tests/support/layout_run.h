@@ -14,6 +14,8 @@
 #include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
+#include "passes/overlap.h"
+#include "passes/recompute.h"
 
 namespace troupe::testing {
 
@@ -36,7 +38,10 @@ struct LayoutCase {
   StateSharding sharding = StateSharding::none;
   bool per_token_loss = false;
   int64_t gradient_bucket_elements = 0;
-  bool overlap = false;  // of gradient sums and parameter gathers
+  bool early_collectives = false;  // of gradient sums and parameter gathers
+  bool merged = false;             // forwards with backwards
+  OverlapOptions overlap = {};
+  RecomputeOptions recompute = {};
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
@@ -54,5 +59,8 @@ Outcome run_one_rank(const LayoutCase& layout);
 
 // Test failures name the first value that differs by more than the tolerance.
 void expect_same_outcome(const Outcome& one, const Outcome& ranks);
+
+// Likewise the first one that differs at all.
+void expect_same_bits(const Outcome& expected, const Outcome& found);
 
 }  // namespace troupe::testing

@@ -11,6 +11,7 @@
 #include "program/test_models.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "train/layout_options.h"
 
 namespace troupe {
 namespace {
@@ -156,6 +157,65 @@ TEST_F(ModelOptions, ImpossibleStepsAreRefused) {
   options.global_batch_size.reset();
   options.micro_batch_size = 1 << 20;  // times 1024 tokens times top 2: 2^31 rows
   expect_part(refused_step(), "too much for one micro-batch");
+}
+
+TEST_F(ModelOptions, Recompute) {
+  const ModelConfig config = load_model_config(options);
+  const auto recompute = [&] { return training_step_options(options, config).recompute; };
+  EXPECT_FALSE(recompute().any());
+  options.recompute_granularity = "selective";
+  EXPECT_TRUE(recompute().core_attention) << "Megatron's default";
+  options.recompute_modules = {"layernorm", "moe_act"};
+  EXPECT_TRUE(recompute().norms && recompute().expert_activation);
+  EXPECT_FALSE(recompute().core_attention || recompute().moe || recompute().mlp ||
+               recompute().shared_experts);
+  options.recompute_modules = {"mlp", "moe", "shared_experts"};
+  EXPECT_TRUE(recompute().mlp && recompute().moe && recompute().shared_experts);
+  options.recompute_modules.clear();
+  options.recompute_granularity = "full";
+  options.recompute_method = "block";
+  options.recompute_num_layers = 2;
+  EXPECT_EQ(recompute().granularity, RecomputeOptions::Granularity::full);
+  EXPECT_EQ(recompute().method, RecomputeOptions::Method::block);
+  EXPECT_EQ(recompute().layers, 2);
+}
+
+TEST_F(ModelOptions, ImpossibleRecomputeIsRefused) {
+  const ModelConfig config = load_model_config(options);
+  const auto refused = [&] { return refusal([&] { training_step_options(options, config); }); };
+  options.recompute_modules = {"moe"};
+  expect_part(refused(), "--recompute-modules: it belongs to --recompute-granularity selective");
+  options.recompute_granularity = "selective";
+  options.recompute_modules = {"mla_up_proj"};
+  expect_part(refused(), "mla_up_proj belongs to multi-latent attention");
+  options.recompute_modules = {"moe", "attn"};
+  expect_part(refused(), "'attn': there is no such module. Choose among core_attn, moe_act");
+  options.recompute_modules.clear();
+  options.recompute_num_layers = 1;
+  expect_part(refused(), "--recompute-num-layers: it belongs to --recompute-granularity full");
+  options.recompute_granularity = "full";
+  expect_part(refused(), "needs --recompute-method uniform or block");
+  options.recompute_method = "uniform";
+  options.recompute_num_layers = 3;
+  expect_part(refused(), "--recompute-num-layers 3: the model has 2 layers");
+}
+
+TEST_F(ModelOptions, Overlap) {
+  const ModelConfig config = load_model_config(options);
+  EXPECT_FALSE(training_step_options(options, config).overlap.any());
+  options.delay_wgrad_compute = options.moe_shared_expert_overlap = true;
+  EXPECT_TRUE(training_step_options(options, config).overlap.delay_weight_gradients);
+  EXPECT_TRUE(training_step_options(options, config).overlap.shared_expert);
+
+  options.overlap_moe_expert_parallel_comm = true;
+  expect_part(refusal([&] { run_layout_of(options, config); }),
+              "--overlap-moe-expert-parallel-comm hides exchanges between ranks");
+  options.ranks = options.expert_model_parallel_size = 2;
+  EXPECT_TRUE(run_layout_of(options, config).schedule.merged);
+  options.ranks = 4;
+  options.pipeline_model_parallel_size = 2;
+  options.pipeline_schedule = "zb-h1";
+  expect_part(refusal([&] { run_layout_of(options, config); }), "zb-h1 has an order of its own");
 }
 
 }  // namespace

@@ -98,6 +98,7 @@ struct StepRunOptions {
   uint64_t seed = 1;
   int32_t data_parallel_size = 1;  // ranks that share the steps, this one being number
   int32_t data_parallel_rank = 0;
+  RecomputeOptions recompute = {};
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -118,7 +119,8 @@ class StepRun {
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
-                                  .seed = run.seed})),
+                                  .seed = run.seed,
+                                   .recompute = run.recompute})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
                                          run.communicators, run.capture)),

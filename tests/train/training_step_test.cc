@@ -59,6 +59,40 @@ TEST_P(TrainingStepBits, DoNotDependOnThreadsOrPlan) {
   }
 }
 
+// With the oracle's plan, too: no clone reads what is dead.
+TEST_P(TrainingStepBits, DoNotDependOnRecompute) {
+  ModelConfig model = trained_model();
+  model.hidden_dropout = model.attention_dropout = 0.1;
+  const auto options = [](const RecomputeOptions& recompute, bool oracle) {
+    return StepRunOptions{.dtype = GetParam(),
+                          .oracle = oracle,
+                          .micro_batch_size = 2,
+                          .micro_batches = 2,
+                          .sequence = 32,
+                          .recompute = recompute};
+  };
+  const auto run = [](StepRun& step) {
+    for (int64_t number = 1; number <= 3; ++number) {
+      step.write_samples(4 * number);
+      step.update(number);
+    }
+  };
+  StepRun plain(model, options({}, false));
+  run(plain);
+  using Granularity = RecomputeOptions::Granularity;
+  for (const Granularity granularity : {Granularity::selective, Granularity::full}) {
+    for (const bool oracle : {false, true}) {
+      StepRun other(
+          model,
+          options({.granularity = granularity, .core_attention = true, .norms = true, .moe = true},
+                  oracle));
+      run(other);
+      EXPECT_EQ(other.objective(), plain.objective());
+      expect_same_state(plain.storage, other.storage);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, TrainingStepBits,
                          ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });

@@ -1,0 +1,63 @@
+// Overlap: puts independent operations behind the exchanges by which tokens reach the experts of
+// other ranks and come back, so that there is something to compute while one is under way.
+//
+// Contract: the functions take operations in an order that is right and return another order of the
+// same ones, for Program::select_ops. They never add, remove or change an operation, so every value
+// keeps its bits; verify_order() holds the whole program to that. They look at nothing but where
+// operations stand (Place), what they read and write, and their kinds' costs, which the ranks of a
+// dispatch group share: so these ranks keep the same order of collectives among each other, and
+// verify_collectives() confirms it. Messages of a pipeline keep their order on each rank.
+//
+// An exchange is a collective of the MoE block over the dispatch group, forward, backward, or
+// recomputed. Exchanges that follow each other directly are one block.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/program.h"
+
+namespace troupe {
+
+struct OverlapOptions {
+  // Weight gradients stand behind the next exchange of their backward pass.
+  bool delay_weight_gradients = false;
+  // The shared expert stands behind dispatch and combination, in both directions.
+  bool shared_expert = false;
+
+  bool any() const { return delay_weight_gradients || shared_expert; }
+};
+
+// Orders one pass (a stage's forward or backward of one micro-batch) by the options.
+std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const int32_t> order,
+                                         const OverlapOptions& options);
+
+// Merges a forward and a backward that do not depend on each other, the backward first, changing
+// over behind every block of exchanges. Each keeps its own order. Where one has fewer blocks (the
+// forward, when exchanges are recomputed) it is also cut between, so that all of the other's are
+// covered.
+std::vector<int32_t> merge_at_exchanges(const Program& program, std::span<const int32_t> forward,
+                                        std::span<const int32_t> backward);
+
+// Aborts unless `order` names operations of the program, each at most once, such that each reads
+// what it reads in the program as it is: results of the same operations, state and metrics after
+// the same changes, changed in the same order; and messages keep their order. What is left out
+// must not be read.
+void verify_order(const Program& program, std::span<const int32_t> order);
+
+// What there is to compute while exchanges are under way: all that stands between them and the
+// first operation of the compute queue that needs their results, directly or through further
+// collectives.
+struct Exposure {
+  int32_t exchanges = 0;
+  int32_t covered = 0;  // those that have something behind them
+  double flops = 0;     // behind all of them; what stands behind several counts for each
+};
+Exposure measure_exposure(const Program& program);
+
+// "24 operations, 22 have compute behind them (1.53 Gflop)"; empty when there are none.
+std::string text_of(const Exposure& exposure);
+
+}  // namespace troupe

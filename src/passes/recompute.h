@@ -1,0 +1,84 @@
+// Recompute: forward operations run again in the backward pass, so that what they computed need not
+// be kept until then.
+//
+// Contract: forward operations are not changed. What is computed again is cloned operations of
+// phase `recompute`, each with the number of its original (Place::recompute_of), before the first
+// gradient operation that may read their results; gradient operations read the clones' results
+// instead of the originals', which then die in the forward pass. Clones read the values that the
+// originals read, or their clones, and random numbers are keyed by elements: they compute the same
+// bits. Nothing that changes state or metrics is cloned. Clones that turn out not to be needed are
+// left out (unused()); that, too, depends on nothing but the operations, so ranks that share a
+// program keep the same collectives.
+//
+// What is computed again and what is kept (semantics 18.1):
+//   full          all of a group of layers; kept: what enters the group, which is the residual
+//                 stream and the branch that is still to be added to it
+//   core_attention, mlp, moe, shared_experts
+//                 all of the module; kept: its inputs, and its outputs where others read them
+//   parameters that ranks share out (StateSharding::parameters)
+//                 always: a layer's are gathered again where gradients read them
+//   norms, expert_activation
+//                 the module's outputs, too: kept are its inputs alone. Of norms with an addition
+//                 these are the stream and the branch; sums that other layers read are kept
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "program/builder.h"
+
+namespace troupe {
+
+struct RecomputeOptions {
+  enum class Granularity : uint8_t { none, selective, full };
+  enum class Method : uint8_t {
+    uniform,  // groups of `layers` layers
+    block,    // each of the first `layers` layers of a stage; nothing of its other layers
+  };
+  Granularity granularity = Granularity::none;
+  // full
+  Method method = Method::uniform;
+  int32_t layers = 1;
+  // selective
+  bool core_attention = false;
+  bool expert_activation = false;
+  bool norms = false;
+  bool mlp = false;
+  bool moe = false;  // router, dispatch, experts, combination, shared expert
+  bool shared_experts = false;
+
+  bool any() const { return granularity != Granularity::none; }
+};
+
+// What is computed again of one stage's forward of one micro-batch.
+class Recompute {
+ public:
+  // Of operations [first, last); those behind may read their results, too.
+  Recompute(const Program& program, int32_t first, int32_t last, const RecomputeOptions& options);
+
+  // Called before the gradients of operation `op` are emitted, for all operations in descending
+  // order: emits the clones that these may read. `stand_in`: by value, the clone.
+  void emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in);
+
+  // Called when all gradients have been emitted: the clones that nothing reads, ascending.
+  std::vector<int32_t> unused(const Program& program) const;
+
+ private:
+  // What is computed again together.
+  struct Region {
+    std::vector<int32_t> ops;  // ascending
+    bool is_emitted = false;
+  };
+
+  void find_regions(const Program& program, int32_t first, int32_t last,
+                    const RecomputeOptions& options);
+  void find_discarded(const Program& program, int32_t first, const RecomputeOptions& options);
+  int32_t region_of(ValueId id) const;
+  void emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in);
+
+  std::vector<Region> regions_;
+  std::vector<int32_t> region_of_;  // by value: in whose clones it has a stand-in; -1: it is kept
+  std::vector<int32_t> clones_;
+};
+
+}  // namespace troupe

@@ -1,0 +1,88 @@
+#include "train/recompute_options.h"
+
+#include <array>
+#include <fmt/format.h>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace troupe {
+namespace {
+
+struct ModuleName {
+  std::string_view name;
+  bool RecomputeOptions::*member;
+};
+constexpr std::array kModules = {
+    ModuleName{"core_attn", &RecomputeOptions::core_attention},
+    ModuleName{"moe_act", &RecomputeOptions::expert_activation},
+    ModuleName{"layernorm", &RecomputeOptions::norms},
+    ModuleName{"mlp", &RecomputeOptions::mlp},
+    ModuleName{"moe", &RecomputeOptions::moe},
+    ModuleName{"shared_experts", &RecomputeOptions::shared_experts},
+};
+
+void choose_module(const std::string& name, RecomputeOptions& chosen) {
+  for (const ModuleName& module : kModules) {
+    if (name != module.name) continue;
+    chosen.*module.member = true;
+    return;
+  }
+  std::string known;
+  for (const ModuleName& module : kModules) {
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", module.name);
+  }
+  if (name == "mla_up_proj") {
+    throw_bad_request(
+        fmt::format("--recompute-modules mla_up_proj belongs to multi-latent attention, which this "
+                    "version does not have. Choose among {}.",
+                    known));
+  }
+  throw_bad_request(
+      fmt::format("--recompute-modules '{}': there is no such module. Choose among {}.",
+                  printable(name), known));
+}
+
+// A flag that belongs to another granularity, or to any.
+void refuse(bool given, std::string_view flag, std::string_view granularity) {
+  if (!given) return;
+  throw_bad_request(fmt::format(
+      "--{}: it belongs to --recompute-granularity {}. Add that, or leave the flag out.", flag,
+      granularity));
+}
+
+}  // namespace
+
+RecomputeOptions recompute_options_of(const Options& options, const ModelConfig& config) {
+  RecomputeOptions chosen;
+  const bool full = options.recompute_granularity == "full";
+  const bool selective = options.recompute_granularity == "selective";
+  if (!full) {
+    refuse(!options.recompute_method.empty(), "recompute-method", "full");
+    refuse(options.recompute_num_layers.has_value(), "recompute-num-layers", "full");
+  }
+  if (!selective) refuse(!options.recompute_modules.empty(), "recompute-modules", "selective");
+  if (selective) {
+    chosen.granularity = RecomputeOptions::Granularity::selective;
+    chosen.core_attention = options.recompute_modules.empty();
+    for (const std::string& name : options.recompute_modules) choose_module(name, chosen);
+  }
+  if (!full) return chosen;
+  if (options.recompute_method.empty() || !options.recompute_num_layers) {
+    throw_bad_request(
+        "--recompute-granularity full needs --recompute-method uniform or block, and "
+        "--recompute-num-layers.");
+  }
+  if (*options.recompute_num_layers > config.num_layers) {
+    throw_bad_request(fmt::format("--recompute-num-layers {}: the model has {} layers.",
+                                  *options.recompute_num_layers, config.num_layers));
+  }
+  chosen.granularity = RecomputeOptions::Granularity::full;
+  chosen.method = options.recompute_method == "block" ? RecomputeOptions::Method::block
+                                                      : RecomputeOptions::Method::uniform;
+  chosen.layers = *options.recompute_num_layers;
+  return chosen;
+}
+
+}  // namespace troupe
