@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "parallel/rank_communicators.h"
+#include "runtime/cpu/cpu_interpreter.h"
 #include "support/slice_elements.h"
 #include "train/train_test_support.h"
 

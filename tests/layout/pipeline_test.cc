@@ -12,6 +12,7 @@
 #include "parallel/collective_schedule.h"
 #include "parallel/process_group.h"
 #include "parallel/rank_communicators.h"
+#include "runtime/cpu/cpu_interpreter.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
