@@ -186,11 +186,15 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
     alpha = &double_factors[0];
     beta = &double_factors[1];
   }
-  check_blas(
+  const cublasStatus_t status =
       cublasLtMatmul(library_->handle, description.get(), alpha, product.right.data, right.get(),
                      product.left.data, left.get(), beta, product.out, out.get(), product.out,
-                     out.get(), &*found->second, workspace_in(scratch), kWorkspaceBytes, stream),
-      "a matrix product");
+                     out.get(), &*found->second, workspace_in(scratch), kWorkspaceBytes, stream);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) {  // the choice was too hopeful
+    found->second.reset();
+    return false;
+  }
+  check_blas(status, "a matrix product");
   return true;
 }
 

@@ -16,8 +16,8 @@ CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const St
       arena_(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
              "activations and workspace") {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
-  TROUPE_CHECK(plan_.device == Device::cpu && plan_.threads == pool.threads(),
-               "planned for another device or number of threads");
+  TROUPE_CHECK(plan_.device == Device::cpu, "planned for another device");
+  TROUPE_CHECK(plan_.threads == pool.threads(), "planned for another number of threads");
   bind();
 }
 
