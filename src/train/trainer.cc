@@ -16,6 +16,7 @@
 #include "io/hf_weights.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "program/verify.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
@@ -662,7 +663,7 @@ void Trainer::save() {
 }
 
 ExitStatus train(const Options& options) {
-  std::optional<ProcessGroup> group;
+  std::optional<ThreadGroup> group;
   if (options.ranks > 1) {
     group.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
   }

@@ -18,8 +18,8 @@
 #include "io/safetensors.h"
 #include "model/parameter_layout.h"
 #include "parallel/collective_schedule.h"
-#include "parallel/process_group.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -359,7 +359,7 @@ class ReferenceRun {
     run_ranks(group_, [&](int rank) { body(static_cast<size_t>(rank)); });
   }
 
-  ProcessGroup group_;
+  ThreadGroup group_;
   std::vector<std::unique_ptr<ReferenceRank>> ranks_;
 };
 
