@@ -66,9 +66,12 @@ std::string missing_message(int32_t rank, const CallSite& site, std::chrono::mil
                             std::span<const AbsentRank> absent) {
   std::string missing;
   for (const AbsentRank& each : absent) {
-    missing +=
-        fmt::format("{}rank {} ({}, last seen in {})", missing.empty() ? "" : ", ", each.rank,
-                    each.has_ended ? "has ended" : "is missing", describe(each.last_seen));
+    const std::string_view state = each.state == AbsentRank::State::waits ? "waits itself in"
+                                   : each.state == AbsentRank::State::has_ended
+                                       ? "has ended, last seen in"
+                                       : "is missing, last seen in";
+    missing += fmt::format("{}rank {} ({} {})", missing.empty() ? "" : ", ", each.rank, state,
+                           describe(each.last_seen));
   }
   return fmt::format("Rank {} waited in vain ({} s at most) in {} for: {}. All ranks end.", rank,
                      std::chrono::duration<double>(limit).count(), describe(site), missing);

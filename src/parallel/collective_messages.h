@@ -28,10 +28,11 @@ struct RankCall {
   std::span<const TensorView> tensors;
 };
 
-// A rank that others wait for.
+// A rank that others wait for. It may be known to wait itself, for yet another one.
 struct AbsentRank {
+  enum class State : uint8_t { is_missing, has_ended, waits };
   int32_t rank = 0;
-  bool has_ended = false;
+  State state = State::is_missing;
   CallSite last_seen;
 };
 

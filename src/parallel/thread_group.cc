@@ -429,7 +429,10 @@ std::string ThreadGroup::Room::missing(size_t place) const {
     const bool wanted =
         slot.waits_for < 0 ? !is_here : other == static_cast<size_t>(slot.waits_for);
     if (!wanted) continue;
-    absent.push_back({ranks_[other], group_.left_[static_cast<size_t>(ranks_[other])],
+    absent.push_back({ranks_[other],
+                      group_.left_[static_cast<size_t>(ranks_[other])]
+                          ? AbsentRank::State::has_ended
+                          : AbsentRank::State::is_missing,
                       site_of(slots_[other].call)});
   }
   return missing_message(ranks_[place], site_of(slot.call), group_.limit(), absent);

@@ -12,7 +12,8 @@ namespace troupe {
 // True once a signal has come.
 std::atomic<bool>& interrupt_requested();
 
-// Until this is called, a signal ends the process as usual. Calling it again changes nothing.
-void install_interrupt_handlers();
+// Until this is called, a signal ends the process as usual. `quiet`: the first signal prints
+// nothing. Calling it again changes nothing.
+void install_interrupt_handlers(bool quiet = false);
 
 }  // namespace troupe

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>
 
+#include "parallel/bytes.h"
 #include "parallel/ordered_sum.h"
 #include "program/shard.h"
 
@@ -36,81 +38,39 @@ uint64_t hash_of(const std::vector<int32_t>& members) {
   return hash;
 }
 
-// The fixed part of an announcement under way. All processes are of one build.
-struct AnnouncementHead {
-  uint64_t room;
-  uint64_t number;
-  int32_t channel;
-  int32_t index;
-  int32_t layer;
-  int32_t micro_batch;
-  uint32_t text_bytes;
-  uint32_t tensors;
-  Kind kind;
-};
-struct TensorHead {
-  std::array<int64_t, Shape::kMaxRank> extents;
-  int32_t rank;
-  DType dtype;
-};
-
-template <class T>
-void append(std::string& bytes, const T& value) {
-  bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
-}
-
-template <class T>
-T take(std::string_view& bytes) {
-  TROUPE_CHECK(bytes.size() >= sizeof(T), "an announcement is cut short");
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  bytes.remove_prefix(sizeof(T));
-  return value;
-}
-
 std::string to_bytes(const Announcement& announcement) {
   std::string bytes;
-  AnnouncementHead head{};
-  head.room = announcement.room;
-  head.number = announcement.number;
-  head.channel = announcement.channel;
-  head.index = announcement.index;
-  head.layer = announcement.layer;
-  head.micro_batch = announcement.micro_batch;
-  head.text_bytes = static_cast<uint32_t>(announcement.text.size());
-  head.tensors = static_cast<uint32_t>(announcement.tensors.size());
-  head.kind = announcement.kind;
-  append(bytes, head);
-  bytes += announcement.text;
+  append_bytes(bytes, announcement.kind);
+  append_bytes(bytes, announcement.room);
+  append_bytes(bytes, announcement.number);
+  append_bytes(bytes, announcement.channel);
+  append_bytes(bytes, announcement.index);
+  append_bytes(bytes, announcement.layer);
+  append_bytes(bytes, announcement.micro_batch);
+  append_bytes(bytes, std::string_view(announcement.text));
+  append_bytes(bytes, announcement.tensors.size());
   for (const TensorView& tensor : announcement.tensors) {
-    TensorHead view{};
-    view.rank = tensor.shape.rank();
-    for (int i = 0; i < view.rank; ++i) view.extents[static_cast<size_t>(i)] = tensor.shape[i];
-    view.dtype = tensor.dtype;
-    append(bytes, view);
+    append_bytes(bytes, tensor.dtype);
+    append_bytes(bytes, tensor.shape);
   }
   return bytes;
 }
 
 Announcement from_bytes(std::string_view bytes) {
-  const auto head = take<AnnouncementHead>(bytes);
-  Announcement announcement{.kind = head.kind,
-                            .room = head.room,
-                            .number = head.number,
-                            .channel = head.channel,
-                            .index = head.index,
-                            .layer = head.layer,
-                            .micro_batch = head.micro_batch,
-                            .text = std::string(bytes.substr(0, head.text_bytes)),
-                            .tensors = {}};
-  bytes.remove_prefix(std::min<size_t>(head.text_bytes, bytes.size()));
-  for (uint32_t i = 0; i < head.tensors; ++i) {
-    const auto view = take<TensorHead>(bytes);
-    const auto rank = static_cast<size_t>(view.rank);
-    TROUPE_CHECK(rank <= view.extents.size(), "an announced tensor has too many dimensions");
-    announcement.tensors.push_back({.data = nullptr,
-                                    .dtype = view.dtype,
-                                    .shape = Shape(std::span(view.extents.data(), rank))});
+  ByteReader reader(bytes);
+  Announcement announcement;
+  announcement.kind = reader.take<Kind>();
+  announcement.room = reader.take<uint64_t>();
+  announcement.number = reader.take<uint64_t>();
+  announcement.channel = reader.take<int32_t>();
+  announcement.index = reader.take<int32_t>();
+  announcement.layer = reader.take<int32_t>();
+  announcement.micro_batch = reader.take<int32_t>();
+  announcement.text = reader.take_text();
+  announcement.tensors.resize(reader.take<size_t>());
+  for (TensorView& tensor : announcement.tensors) {
+    tensor.dtype = reader.take<DType>();
+    tensor.shape = reader.take<Shape>();
   }
   return announcement;
 }
@@ -142,7 +102,13 @@ std::vector<Block> blocks_of(const Stretches& stretches) {
   return blocks;
 }
 
-// In pieces of about `bytes`, whatever they are of.
+int64_t bytes_of(const Stretches& stretches) {
+  int64_t bytes = 0;
+  for (const Block& block : blocks_of(stretches)) bytes += block.bytes;
+  return bytes;
+}
+
+// In pieces of about `bytes`, whatever they are of; none is larger than the first.
 std::vector<Stretches> cut(const Stretches& stretches, int64_t bytes) {
   std::vector<Stretches> rounds;
   int64_t room = 0;
@@ -260,6 +226,13 @@ class MpiGroup::Member : public Communicator {
 // One collective of one member, from its announcement to the end of all its transfers.
 class MpiGroup::Call {
  public:
+  // Where a call is cut short, its transfers are not, and their memory stays.
+  ~Call() {
+    if (!sends_.empty() || !receives_.empty()) group_.abandoned_.push_back(std::move(memory_));
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
   Call(Member& member, const CollectiveCall& call, std::span<const TensorView> tensors)
       : member_(member), group_(member.group_), site_(site_of(call)) {
     const std::lock_guard lock(group_.mutex_);
@@ -290,6 +263,12 @@ class MpiGroup::Call {
   void wait_for_received() { wait_for(receives_); }
   void wait_for_sent() { wait_for(sends_); }
 
+  // Memory for what is sent or received, as long as the call; zeros.
+  Block allocate(int64_t bytes) {
+    std::vector<std::byte>& memory = memory_.emplace_back(static_cast<size_t>(bytes));
+    return {memory.data(), bytes};
+  }
+
  private:
   using Transfers = std::vector<std::pair<int32_t, MpiPost::Transfer>>;
 
@@ -314,6 +293,7 @@ class MpiGroup::Call {
   std::vector<Announcement> others_;  // by place
   Transfers sends_;
   Transfers receives_;
+  std::deque<std::vector<std::byte>> memory_;
 };
 
 Announcement MpiGroup::Member::describe(Kind kind, const CollectiveCall& call,
@@ -391,15 +371,14 @@ void MpiGroup::Member::sum_share(Call& call, const Terms& terms, const Stretches
   }
   call.meet();
   const std::vector<Stretches> own_results = cut(results, round_bytes);
-  std::vector<std::vector<std::byte>> staged(ranks_.size());
+  std::vector<Block> staged(ranks_.size());  // the first round is the largest
   for (size_t round = 0; round < own_results.size(); ++round) {
     const Stretches& own = rounds[place_][round];
-    int64_t bytes = 0;
-    for (const Block& block : blocks_of(own)) bytes += block.bytes;
+    const int64_t bytes = bytes_of(own);
     for (size_t place = 0; place < ranks_.size(); ++place) {
       if (place == place_) continue;
-      staged[place].resize(static_cast<size_t>(bytes));
-      const Block block{staged[place].data(), bytes};
+      if (round == 0) staged[place] = call.allocate(bytes);
+      const Block block{staged[place].data, bytes};
       call.receive(place, {&block, 1});
     }
     call.wait_for_received();
@@ -407,8 +386,8 @@ void MpiGroup::Member::sum_share(Call& call, const Terms& terms, const Stretches
     for (size_t i = 0; i < own.size(); ++i) {
       with_sum_types(own[i].dtype, [&]<class T, class Sum>() {
         const auto source = [&](size_t place) {
-          return reinterpret_cast<const T*>(place == place_ ? own[i].data
-                                                            : staged[place].data() + offset);
+          const auto* others = static_cast<const std::byte*>(staged[place].data) + offset;
+          return reinterpret_cast<const T*>(place == place_ ? own[i].data : others);
         };
         sum_elements<T, Sum>(
             ranks_.size(), source, 1,
@@ -579,11 +558,15 @@ void MpiGroup::Member::put(int member, size_t window, int64_t offset, Block byte
 void MpiGroup::Member::close() {
   Call& call = *open_call_;
   const size_t windows = windows_.size();
-  const auto head = [&](std::vector<int64_t>& lengths) {
-    return Block{lengths.data(), static_cast<int64_t>(windows * sizeof(int64_t))};
+  std::vector<Block> sent;
+  std::vector<Block> received;
+  for (size_t place = 0; place < ranks_.size(); ++place) {
+    sent.push_back(call.allocate(static_cast<int64_t>(windows * sizeof(int64_t))));
+    received.push_back(call.allocate(static_cast<int64_t>(windows * sizeof(int64_t))));
+  }
+  const auto length_at = [](const Block& lengths, size_t window) -> int64_t& {
+    return static_cast<int64_t*>(lengths.data)[window];
   };
-  std::vector<std::vector<int64_t>> sent(ranks_.size(), std::vector<int64_t>(windows));
-  std::vector<std::vector<int64_t>> received = sent;
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place == place_) continue;
     std::vector<Put>& puts = put_[place];
@@ -592,20 +575,18 @@ void MpiGroup::Member::close() {
     });
     std::vector<Block> blocks;
     for (const Put& each : puts) {
-      int64_t& length = sent[place][each.window];
+      int64_t& length = length_at(sent[place], each.window);
       TROUPE_CHECK(each.offset == length, "a section of a window has a gap");
       length += each.bytes.bytes;
       blocks.push_back(each.bytes);
     }
     puts.clear();
-    const Block lengths = head(sent[place]);
-    call.send(place, {&lengths, 1});
+    call.send(place, {&sent[place], 1});
     call.send(place, blocks);
   }
   call.meet();
   for (size_t place = 0; place < ranks_.size(); ++place) {
-    const Block lengths = head(received[place]);
-    if (place != place_) call.receive(place, {&lengths, 1});
+    if (place != place_) call.receive(place, {&received[place], 1});
   }
   call.wait_for_received();
   for (size_t place = 0; place < ranks_.size(); ++place) {
@@ -613,10 +594,11 @@ void MpiGroup::Member::close() {
     std::vector<Block> blocks;
     for (size_t window = 0; window < windows; ++window) {
       const int64_t section = windows_[window].bytes / size();
-      TROUPE_CHECK(received[place][window] <= section, "a section of a window is too small");
+      const int64_t length = length_at(received[place], window);
+      TROUPE_CHECK(length <= section, "a section of a window is too small");
       blocks.push_back(
           {static_cast<std::byte*>(windows_[window].data) + static_cast<int64_t>(place) * section,
-           received[place][window]});
+           length});
     }
     call.receive(place, blocks);
   }
@@ -628,22 +610,22 @@ void MpiGroup::Member::close() {
 void MpiGroup::Member::prefix_sum(const CollectiveCall& collective, const TensorView& own,
                                   const TensorView& running, const TensorView& total) {
   const auto elements = static_cast<size_t>(own.shape.elements());
-  std::vector<std::vector<int32_t>> counts(ranks_.size(), std::vector<int32_t>(elements));
   Call call(*this, collective, {&own, 1});
+  std::vector<Block> counts;
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.send(place, blocks_of({stretch_of(own)}));
   }
   call.meet();
   for (size_t place = 0; place < ranks_.size(); ++place) {
-    const Block block{counts[place].data(), static_cast<int64_t>(elements * sizeof(int32_t))};
-    if (place != place_) call.receive(place, {&block, 1});
+    counts.push_back(call.allocate(static_cast<int64_t>(elements * sizeof(int32_t))));
+    if (place != place_) call.receive(place, {&counts[place], 1});
   }
   call.wait_for_received();
   sum_counts(
       size(), rank(), elements,
       [&](int place) {
         const auto at = static_cast<size_t>(place);
-        return at == place_ ? own.as<int32_t>() : counts[at].data();
+        return at == place_ ? own.as<int32_t>() : static_cast<const int32_t*>(counts[at].data);
       },
       running.as<int32_t>(), total.as<int32_t>());
   call.wait_for_sent();
@@ -684,12 +666,15 @@ void MpiGroup::Member::receive(const CollectiveCall& call, const TensorView& ten
                   group_.post_.receive(sender, message.channel, blocks_of({stretch_of(tensor)})));
 }
 
-MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit)
+MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail)
     : ProcessGroup(post.size(), limit, {post.rank()}, post.ranks_of_machine()),
       post_(post),
       rank_(post.rank()),
       ended_(static_cast<size_t>(post.size())),
-      seen_(static_cast<size_t>(post.size())) {}
+      seen_(static_cast<size_t>(post.size())),
+      waits_(static_cast<size_t>(post.size())),
+      lowest_failed_(post.size()),
+      fail_(std::move(fail)) {}
 
 MpiGroup::~MpiGroup() = default;
 
@@ -735,22 +720,19 @@ std::vector<std::string> MpiGroup::gather(int /*rank*/, std::string bytes) {
           /*for_transfer=*/true},
          [&] { return post_.done(transfer); });
   };
+  gathered_.assign(announced.size(), {});
+  gathered_[own] = std::move(bytes);
   if (rank_ != 0) {
-    const Block block = block_of(bytes);
+    const Block block = block_of(gathered_[own]);
     wait_for(0, post_.send(0, announced[own].channel, {&block, 1}));
     return {};
   }
-  std::vector<std::string> all_bytes(announced.size());
-  for (size_t rank = 0; rank < announced.size(); ++rank) {
-    if (rank == own) {
-      all_bytes[rank] = std::move(bytes);
-      continue;
-    }
-    all_bytes[rank].resize(announced[rank].number);
-    const Block block = block_of(all_bytes[rank]);
+  for (size_t rank = 1; rank < announced.size(); ++rank) {
+    gathered_[rank].resize(announced[rank].number);
+    const Block block = block_of(gathered_[rank]);
     wait_for(rank, post_.receive(static_cast<int>(rank), announced[rank].channel, {&block, 1}));
   }
-  return all_bytes;
+  return std::move(gathered_);
 }
 
 int MpiGroup::next_channel() {
@@ -774,11 +756,21 @@ void MpiGroup::read_notes() {
         ended_[from] = announcement.number;
         break;
       case Kind::failed:
+        lowest_failed_ = std::min(lowest_failed_, note->from);
         if (failure_) break;
         failure_ = std::make_exception_ptr(
             UserError(static_cast<ExitStatus>(announcement.number), announcement.text));
         break;
+      case Kind::spoken:
+        spoken_ = true;
+        break;
+      case Kind::waits:
+        waits_[from] = true;
+        seen_[from] = announcement.site();
+        seen_[from].operation = *names_.insert(announcement.text).first;
+        break;
       default: {
+        waits_[from] = false;
         seen_[from] = announcement.site();
         seen_[from].operation = *names_.insert(announcement.text).first;
         Mail& mail = mail_[announcement.room];
@@ -788,7 +780,6 @@ void MpiGroup::read_notes() {
       }
     }
   }
-  if (failure_) std::rethrow_exception(failure_);
 }
 
 bool MpiGroup::has_ended(int32_t rank) const {
@@ -797,12 +788,25 @@ bool MpiGroup::has_ended(int32_t rank) const {
 
 template <class Done>
 void MpiGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done) {
-  const auto deadline = std::chrono::steady_clock::now() + limit();
+  const auto start = std::chrono::steady_clock::now();
+  bool has_told = !wait.has_limit;
   for (int polls = 0;; ++polls) {
     read_notes();
+    if (failure_) std::rethrow_exception(failure_);
     if (done()) return;
     const std::vector<int32_t> absent = wait.absent();
-    const bool too_late = wait.has_limit && std::chrono::steady_clock::now() > deadline;
+    const auto waited = std::chrono::steady_clock::now() - start;
+    if (!has_told && waited > limit() / 2) {
+      // Whoever waits for this rank is to know that it is not the one to blame.
+      has_told = true;
+      announce_to_all({.kind = Kind::waits,
+                       .index = wait.site.index,
+                       .layer = wait.site.layer,
+                       .micro_batch = wait.site.micro_batch,
+                       .text = std::string(wait.site.operation),
+                       .tensors = {}});
+    }
+    const bool too_late = wait.has_limit && waited > limit();
     if (too_late ||
         std::any_of(absent.begin(), absent.end(), [&](int32_t rank) { return has_ended(rank); })) {
       throw_failed(missing(wait));
@@ -822,7 +826,12 @@ void MpiGroup::wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site
 std::string MpiGroup::missing(const Wait& wait) const {
   std::vector<AbsentRank> absent;
   for (const int32_t rank : wait.absent()) {
-    absent.push_back({rank, has_ended(rank), seen_[static_cast<size_t>(rank)]});
+    const auto at = static_cast<size_t>(rank);
+    absent.push_back({rank,
+                      has_ended(rank) ? AbsentRank::State::has_ended
+                      : waits_[at]    ? AbsentRank::State::waits
+                                      : AbsentRank::State::is_missing,
+                      seen_[at]});
   }
   return missing_message(rank_, wait.site, limit(), absent);
 }
@@ -851,8 +860,7 @@ void MpiGroup::run(const std::function<void(int)>& body) {
     body(rank_);
   } catch (...) {
     const auto [status, message] = contents_of(std::current_exception());
-    announce_failure(status, message);
-    throw;
+    fail_(status, message);
   }
   runs_now_ = false;
   end(runs_);
@@ -872,26 +880,36 @@ void MpiGroup::finish() {
   end(kEnd);
 }
 
-void MpiGroup::announce_failure(ExitStatus status, const std::string& message) {
-  const std::lock_guard lock(mutex_);
-  if (failure_ || std::exchange(has_announced_failure_, true)) return;
-  announce_to_all({.kind = Kind::failed,
-                   .number = static_cast<uint64_t>(status),
-                   .text = message,
-                   .tensors = {}});
-}
-
-void MpiGroup::wait_for_end(std::chrono::milliseconds duration) {
-  const auto end = std::chrono::steady_clock::now() + duration;
-  while (std::chrono::steady_clock::now() < end) {
-    post_.next_note();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+bool MpiGroup::announce_failure(ExitStatus status, const std::string& message) {
+  std::unique_lock lock(mutex_);
+  const bool is_own = !failure_;
+  if (is_own) {
+    announce_to_all({.kind = Kind::failed,
+                     .number = static_cast<uint64_t>(status),
+                     .text = message,
+                     .tensors = {}});
   }
+  if (rank_ == 0) {
+    read_notes();
+    return !spoken_;
+  }
+  const auto end = std::chrono::steady_clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
+  while (std::chrono::steady_clock::now() < end) {
+    read_notes();
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+  const bool speaks = is_own && rank_ < lowest_failed_;
+  if (speaks) announce_to_all({.kind = Kind::spoken, .text = {}, .tensors = {}});
+  return speaks;
 }
 
 ProcessGroup& MpiProcesses::group(std::chrono::milliseconds limit) {
   TROUPE_CHECK(group_ == nullptr, "processes form one group");
-  group_ = std::make_unique<MpiGroup>(post_, limit);
+  group_ = std::make_unique<MpiGroup>(
+      post_, limit,
+      [this](ExitStatus status, const std::string& message) { fail(status, message); });
   return *group_;
 }
 
@@ -906,16 +924,16 @@ void MpiProcesses::finish() {
 }
 
 void MpiProcesses::fail(ExitStatus status, const std::string& message) {
+  // Processes are ended by this signal, which a program may have taken for a request.
+  std::signal(SIGTERM, SIG_DFL);
+  bool speaks = true;
   try {
-    group().announce_failure(status, message);
-    if (rank() != 0) group().wait_for_end(kSpeakerLimit);
+    speaks = group().announce_failure(status, message);
   } catch (const std::exception&) {
     // The others cannot be reached. They are ended all the same.
   }
-  if (rank() == 0 || !group().was_told_of_failure()) {
-    std::fprintf(stderr, "troupe: %s\n", message.c_str());
-    std::fflush(nullptr);
-  }
+  if (speaks) std::fprintf(stderr, "troupe: %s\n", message.c_str());
+  std::fflush(nullptr);
   post_.abort(static_cast<int>(status));
 }
 

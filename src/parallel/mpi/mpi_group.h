@@ -33,9 +33,10 @@ namespace troupe {
 
 // A rank's announcement, as it came.
 struct Announcement {
-  // A message is one of send(); ended: the rank has come to the end of a run_ranks(), or of all;
-  // failed: so all ranks must end.
-  enum class Kind : uint8_t { collective, exchange, message, ended, failed };
+  // A message is one of send(); waits: a rank has waited for long already; ended: it has come to
+  // the end of a run_ranks(), or of all; failed: so all ranks must end; spoken: the sender has said
+  // so.
+  enum class Kind : uint8_t { collective, exchange, message, waits, ended, failed, spoken };
   Kind kind = Kind::collective;
   uint64_t room = 0;  // of collectives, exchanges and messages: among which ranks
   uint64_t number =
@@ -52,8 +53,12 @@ struct Announcement {
 
 class MpiGroup : public ProcessGroup {
  public:
-  // `post` must outlive the group.
-  MpiGroup(MpiPost& post, std::chrono::milliseconds limit);
+  // Ends all processes; see Processes::fail().
+  using Fail = std::function<void(ExitStatus, const std::string&)>;
+
+  // `post` must outlive the group. What run_ranks() throws goes to `fail` at once, and not on to
+  // the caller: what is under way must not lose its memory while MPI works on it.
+  MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail);
   ~MpiGroup() override;
 
   Communicator& member(int rank, const std::vector<int32_t>& members) override;
@@ -63,12 +68,10 @@ class MpiGroup : public ProcessGroup {
 
   // Waits until all ranks have come here.
   void finish();
-  // Tells the others that this rank has failed, unless it has told them or was told so itself.
-  void announce_failure(ExitStatus status, const std::string& message);
-  // Has another rank told this one that it has failed?
-  bool was_told_of_failure() const { return failure_ != nullptr; }
-  // Lets messages under way go on for so long, in which somebody may end this process.
-  void wait_for_end(std::chrono::milliseconds duration);
+  // Tells the others that this rank has failed, unless it was told so itself. Then lets messages go
+  // on for a while, in which another rank may speak and end all processes. True: none has, and this
+  // one is to speak.
+  bool announce_failure(ExitStatus status, const std::string& message);
 
  private:
   class Member;
@@ -91,7 +94,7 @@ class MpiGroup : public ProcessGroup {
   void end(uint64_t number);
   int next_channel();
   void announce_to_all(const Announcement& announcement);
-  // Takes in all that has come; throws what another rank has failed of.
+  // Takes in all that has come.
   void read_notes();
   // Reads notes until `done`, or throws. Gives up the lock now and then.
   template <class Done>
@@ -111,9 +114,15 @@ class MpiGroup : public ProcessGroup {
   bool runs_now_ = false;        // the last one of them
   std::vector<uint64_t> ended_;  // by rank, the number of the last one it has ended
   std::vector<CallSite> seen_;   // by rank, where it announced something last
+  std::vector<bool> waits_;      // by rank, whether it waits there
   std::set<std::string> names_;  // of operations, for seen_
   std::exception_ptr failure_;   // of another rank
-  bool has_announced_failure_ = false;
+  int32_t lowest_failed_;        // of those that have told so; the group's size: none
+  bool spoken_ = false;          // by another rank
+  Fail fail_;
+  std::vector<std::string> gathered_;  // in gather(), which may be cut short
+  // Of calls that were cut short.
+  std::vector<std::deque<std::vector<std::byte>>> abandoned_;
   std::map<uint64_t, Mail> mail_;  // by room
   std::map<std::vector<int32_t>, std::unique_ptr<Member>> members_;
 };
