@@ -30,6 +30,20 @@ std::string describe(const RankCall& call) {
   return text;
 }
 
+std::string_view text_of(AbsentRank::State state) {
+  switch (state) {
+    case AbsentRank::State::has_ended:
+      return "has ended, last seen in";
+    case AbsentRank::State::waits:
+      return "waits itself in";
+    case AbsentRank::State::is_silent:
+      return "does not answer, last seen in";
+    case AbsentRank::State::is_missing:
+      break;
+  }
+  return "is missing, last seen in";
+}
+
 }  // namespace
 
 CallSite site_of(const CollectiveCall& call) {
@@ -66,10 +80,7 @@ std::string missing_message(int32_t rank, const CallSite& site, std::chrono::mil
                             std::span<const AbsentRank> absent) {
   std::string missing;
   for (const AbsentRank& each : absent) {
-    const std::string_view state = each.state == AbsentRank::State::waits ? "waits itself in"
-                                   : each.state == AbsentRank::State::has_ended
-                                       ? "has ended, last seen in"
-                                       : "is missing, last seen in";
+    const std::string_view state = text_of(each.state);
     missing += fmt::format("{}rank {} ({} {})", missing.empty() ? "" : ", ", each.rank, state,
                            describe(each.last_seen));
   }

@@ -28,9 +28,10 @@ struct RankCall {
   std::span<const TensorView> tensors;
 };
 
-// A rank that others wait for. It may be known to wait itself, for yet another one.
+// A rank that others wait for. It may be known to wait itself, for yet another one, or not to
+// answer when it is asked.
 struct AbsentRank {
-  enum class State : uint8_t { is_missing, has_ended, waits };
+  enum class State : uint8_t { is_missing, has_ended, waits, is_silent };
   int32_t rank = 0;
   State state = State::is_missing;
   CallSite last_seen;

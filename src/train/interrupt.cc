@@ -37,6 +37,7 @@ void install_interrupt_handlers(bool quiet) {
   action.sa_flags = SA_RESTART;  // file operations under way go on
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);
 }
 
 }  // namespace troupe

@@ -1,5 +1,5 @@
-// A polite end on Ctrl-C (SIGINT) and SIGTERM: the first signal asks, the second one ends the
-// process at once with status 130.
+// A polite end on Ctrl-C (SIGINT), SIGTERM, and SIGUSR1, which mpirun passes on and then waits: the
+// first signal asks, the second one ends the process at once with status 130.
 //
 // Commands that can stop cleanly look at interrupt_requested() between their steps, save, and
 // return ExitStatus::interrupted. Both functions may be called from any thread.

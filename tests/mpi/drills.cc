@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLimit{1000};
+constexpr milliseconds kLimit{3000};
 // Where the launcher is to notice.
 constexpr milliseconds kPatient{60'000};
 
@@ -58,6 +58,16 @@ constexpr std::array kFaults = {
           [](Drill& drill) {
             if (drill.rank == 1) raise(SIGSTOP);
             drill.step();
+          }},
+    Fault{"stopped_between_steps",
+          [](Drill& drill) {
+            if (drill.rank == 1) raise(SIGSTOP);
+            drill.group.exchange(drill.rank, 0);
+          }},
+    Fault{"slow_between_steps",
+          [](Drill& drill) {
+            if (drill.rank == 1) std::this_thread::sleep_for(kLimit * 2);
+            drill.group.exchange(drill.rank, 0);
           }},
     Fault{"killed",
           [](Drill& drill) {

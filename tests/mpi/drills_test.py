@@ -26,11 +26,18 @@ class Drills(unittest.TestCase):
         self.check("none", 0)
 
     def test_delayed_rank(self):
-        self.check("delayed", 1, f"Rank 0 waited in vain (1 s at most) in {FIRST} for: rank 1 (is "
+        self.check("delayed", 1, f"Rank 0 waited in vain (3 s at most) in {FIRST} for: rank 1 (is "
                                  f"missing, last seen in {LAST})")
 
     def test_stopped_rank(self):
         self.check("stopped", 1, f"in {FIRST} for: rank 1 (is missing, last seen in {LAST})")
+
+    def test_rank_that_is_stopped_between_steps(self):
+        self.check("stopped_between_steps", 1,
+                   f"in no operation for: rank 1 (does not answer, last seen in {LAST})")
+
+    def test_rank_with_a_slow_disk_is_waited_for(self):
+        self.check("slow_between_steps", 0)
 
     def test_killed_rank(self):
         # The launcher notices; 128 + 9.

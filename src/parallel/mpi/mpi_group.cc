@@ -639,6 +639,8 @@ void MpiGroup::Member::send(const CollectiveCall& call, const TensorView& tensor
   group_.post_.send_note(ranks_[place], to_bytes(announcement));
   sent_[place].push_back(
       group_.post_.send(ranks_[place], announcement.channel, blocks_of({stretch_of(tensor)})));
+  ++group_.messages_;
+  group_.changed_.notify_one();
 }
 
 void MpiGroup::Member::finish_send(const CollectiveCall& call, int to) {
@@ -648,6 +650,7 @@ void MpiGroup::Member::finish_send(const CollectiveCall& call, int to) {
   const MpiPost::Transfer transfer = sent_[place].front();
   sent_[place].pop_front();
   group_.wait_for(lock, site_of(call), ranks_[place], transfer);
+  --group_.messages_;
 }
 
 void MpiGroup::Member::receive(const CollectiveCall& call, const TensorView& tensor, int from) {
@@ -673,10 +676,38 @@ MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail)
       ended_(static_cast<size_t>(post.size())),
       seen_(static_cast<size_t>(post.size())),
       waits_(static_cast<size_t>(post.size())),
+      heard_(static_cast<size_t>(post.size())),
       lowest_failed_(post.size()),
-      fail_(std::move(fail)) {}
+      fail_(std::move(fail)),
+      mover_([this] { move_messages(); }) {}
 
-MpiGroup::~MpiGroup() = default;
+MpiGroup::~MpiGroup() {
+  stop();
+}
+
+void MpiGroup::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+    changed_.notify_one();
+  }
+  if (mover_.joinable()) mover_.join();
+}
+
+void MpiGroup::move_messages() {
+  constexpr std::chrono::microseconds kMoving{200};
+  constexpr std::chrono::milliseconds kIdle{100};
+  std::unique_lock lock(mutex_);
+  while (!is_over_) {
+    try {
+      read_notes();
+    } catch (const UserError&) {  // of MPI
+      if (!failure_) failure_ = std::current_exception();
+      return;
+    }
+    changed_.wait_for(lock, messages_ > 0 ? kMoving : kIdle);
+  }
+}
 
 Communicator& MpiGroup::member(int rank, const std::vector<int32_t>& members) {
   TROUPE_CHECK(rank == rank_ && std::is_sorted(members.begin(), members.end()) &&
@@ -751,7 +782,13 @@ void MpiGroup::read_notes() {
   while (std::optional<MpiPost::Note> note = post_.next_note()) {
     Announcement announcement = from_bytes(note->bytes);
     const auto from = static_cast<size_t>(note->from);
+    heard_[from] = Clock::now();
     switch (announcement.kind) {
+      case Kind::asks:
+        post_.send_note(note->from, to_bytes({.kind = Kind::answers, .text = {}, .tensors = {}}));
+        break;
+      case Kind::answers:
+        break;
       case Kind::ended:
         ended_[from] = announcement.number;
         break;
@@ -786,29 +823,43 @@ bool MpiGroup::has_ended(int32_t rank) const {
   return ended_[static_cast<size_t>(rank)] >= (runs_now_ ? runs_ : kEnd);
 }
 
+bool MpiGroup::is_silent(int32_t rank, Clock::time_point start) const {
+  return Clock::now() - std::max(start, heard_[static_cast<size_t>(rank)]) > limit();
+}
+
 template <class Done>
 void MpiGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done) {
-  const auto start = std::chrono::steady_clock::now();
-  bool has_told = !wait.has_limit;
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next_note = start + limit() / 2;
   for (int polls = 0;; ++polls) {
     read_notes();
     if (failure_) std::rethrow_exception(failure_);
     if (done()) return;
     const std::vector<int32_t> absent = wait.absent();
-    const auto waited = std::chrono::steady_clock::now() - start;
-    if (!has_told && waited > limit() / 2) {
-      // Whoever waits for this rank is to know that it is not the one to blame.
-      has_told = true;
-      announce_to_all({.kind = Kind::waits,
-                       .index = wait.site.index,
-                       .layer = wait.site.layer,
-                       .micro_batch = wait.site.micro_batch,
-                       .text = std::string(wait.site.operation),
-                       .tensors = {}});
+    const auto any_absent = [&](const auto& condition) {
+      return std::any_of(absent.begin(), absent.end(), condition);
+    };
+    const Clock::time_point now = Clock::now();
+    if (now > next_note) {
+      next_note = now + limit() / 2;
+      if (wait.has_limit) {
+        // Whoever waits for this rank is to know that it is not the one to blame.
+        announce_to_all({.kind = Kind::waits,
+                         .index = wait.site.index,
+                         .layer = wait.site.layer,
+                         .micro_batch = wait.site.micro_batch,
+                         .text = std::string(wait.site.operation),
+                         .tensors = {}});
+      } else {
+        const std::string question = to_bytes({.kind = Kind::asks, .text = {}, .tensors = {}});
+        for (const int32_t rank : absent) post_.send_note(rank, question);
+      }
     }
-    const bool too_late = wait.has_limit && waited > limit();
+    const bool too_late = wait.has_limit
+                              ? now - start > limit()
+                              : any_absent([&](int32_t rank) { return is_silent(rank, start); });
     if (too_late ||
-        std::any_of(absent.begin(), absent.end(), [&](int32_t rank) { return has_ended(rank); })) {
+        (!wait.for_transfer && any_absent([&](int32_t rank) { return has_ended(rank); }))) {
       throw_failed(missing(wait));
     }
     lock.unlock();
@@ -824,14 +875,17 @@ void MpiGroup::wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site
 }
 
 std::string MpiGroup::missing(const Wait& wait) const {
+  using State = AbsentRank::State;
   std::vector<AbsentRank> absent;
   for (const int32_t rank : wait.absent()) {
     const auto at = static_cast<size_t>(rank);
-    absent.push_back({rank,
-                      has_ended(rank) ? AbsentRank::State::has_ended
-                      : waits_[at]    ? AbsentRank::State::waits
-                                      : AbsentRank::State::is_missing,
-                      seen_[at]});
+    State state = waits_[at] ? State::waits : State::is_missing;
+    if (!wait.has_limit) {
+      if (!has_ended(rank) && !is_silent(rank, {})) continue;
+      state = State::is_silent;
+    }
+    if (has_ended(rank)) state = State::has_ended;
+    absent.push_back({rank, state, seen_[at]});
   }
   return missing_message(rank_, wait.site, limit(), absent);
 }
@@ -870,14 +924,19 @@ void MpiGroup::end(uint64_t number) {
   std::unique_lock lock(mutex_);
   announce_to_all({.kind = Kind::ended, .number = number, .text = {}, .tensors = {}});
   ended_[static_cast<size_t>(rank_)] = number;
-  wait(lock, {{}, false, [] { return std::vector<int32_t>(); }}, [&] {
-    return std::all_of(ended_.begin(), ended_.end(),
-                       [&](uint64_t ended) { return ended >= number; });
-  });
+  const auto absent = [&] {
+    std::vector<int32_t> ranks;
+    for (size_t rank = 0; rank < ended_.size(); ++rank) {
+      if (ended_[rank] < number) ranks.push_back(static_cast<int32_t>(rank));
+    }
+    return ranks;
+  };
+  wait(lock, {{}, false, absent}, [&] { return absent().empty(); });
 }
 
 void MpiGroup::finish() {
   end(kEnd);
+  stop();
 }
 
 bool MpiGroup::announce_failure(ExitStatus status, const std::string& message) {
@@ -893,8 +952,8 @@ bool MpiGroup::announce_failure(ExitStatus status, const std::string& message) {
     read_notes();
     return !spoken_;
   }
-  const auto end = std::chrono::steady_clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
-  while (std::chrono::steady_clock::now() < end) {
+  const auto end = Clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
+  while (Clock::now() < end) {
     read_notes();
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -929,6 +988,7 @@ void MpiProcesses::fail(ExitStatus status, const std::string& message) {
   bool speaks = true;
   try {
     speaks = group().announce_failure(status, message);
+    group().stop();
   } catch (const std::exception&) {
     // The others cannot be reached. They are ended all the same.
   }

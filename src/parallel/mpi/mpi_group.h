@@ -9,10 +9,14 @@
 // Terms that wait to be summed take memory of their own, beside the memory plan: at most 16 MiB per
 // call.
 //
-// Several threads of a rank may call at the same time, for different members.
+// Several threads of a rank may call at the same time, for different members. A thread of the
+// group's own keeps messages moving that this rank has sent and not finished, while it computes:
+// MPI does nothing unless it is called. It also answers other ranks, which ask in waits without
+// limit: so a rank that is dead can be told from one that writes to a slow disk.
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -22,6 +26,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "parallel/collective_messages.h"
@@ -31,21 +36,27 @@
 
 namespace troupe {
 
-// A rank's announcement, as it came.
+// What ranks tell each other in notes.
 struct Announcement {
-  // A message is one of send(); waits: a rank has waited for long already; ended: it has come to
-  // the end of a run_ranks(), or of all; failed: so all ranks must end; spoken: the sender has said
-  // so.
-  enum class Kind : uint8_t { collective, exchange, message, waits, ended, failed, spoken };
+  enum class Kind : uint8_t {
+    collective,
+    exchange,
+    message,  // of send()
+    waits,    // the rank has waited for long already
+    ended,    // it has come to the end of a run_ranks(), or of all
+    failed,   // so all ranks must end
+    spoken,   // it has said what has failed
+    asks,     // is the receiver alive?
+    answers,
+  };
   Kind kind = Kind::collective;
-  uint64_t room = 0;  // of collectives, exchanges and messages: among which ranks
-  uint64_t number =
-      0;  // exchange: the number that is handed over; ended: of the run; failed: status
+  uint64_t room = 0;    // of collectives, exchanges and messages: among which ranks
+  uint64_t number = 0;  // exchange: what is handed over; ended: of the run; failed: the status
   int32_t channel = 0;  // on which the sender's tensors come
   int32_t index = -1;   // of the operation, see CallSite
   int32_t layer = -1;
   int32_t micro_batch = -1;
-  std::string text;                 // its kind; failed: the message
+  std::string text;                 // the operation's kind; failed: the message
   std::vector<TensorView> tensors;  // without data
 
   CallSite site() const { return {text, index, layer, micro_batch}; }
@@ -66,8 +77,10 @@ class MpiGroup : public ProcessGroup {
   std::vector<uint64_t> exchange(int rank, uint64_t value) override;
   std::vector<std::string> gather(int rank, std::string bytes) override;
 
-  // Waits until all ranks have come here.
+  // Waits until all ranks have come here. The group does nothing any more then.
   void finish();
+  // Ends what goes on in the background.
+  void stop();
   // Tells the others that this rank has failed, unless it was told so itself. Then lets messages go
   // on for a while, in which another rank may speak and end all processes. True: none has, and this
   // one is to speak.
@@ -76,6 +89,7 @@ class MpiGroup : public ProcessGroup {
  private:
   class Member;
   class Call;
+  using Clock = std::chrono::steady_clock;
   // What came for the members of a room and is not taken yet, by rank.
   struct Mail {
     std::map<int32_t, std::deque<Announcement>> meetings;  // collectives and exchanges
@@ -90,6 +104,8 @@ class MpiGroup : public ProcessGroup {
   };
 
   void run(const std::function<void(int)>& body) override;
+  // What goes on in the background.
+  void move_messages();
   // Waits until all ranks have ended their run of this number.
   void end(uint64_t number);
   int next_channel();
@@ -102,6 +118,8 @@ class MpiGroup : public ProcessGroup {
   void wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site, int32_t other,
                 MpiPost::Transfer transfer);
   std::string missing(const Wait& wait) const;
+  // Has nothing come from the rank for too long, since `start`?
+  bool is_silent(int32_t rank, Clock::time_point start) const;
   bool has_ended(int32_t rank) const;
   Member& member_of_all();
 
@@ -110,21 +128,26 @@ class MpiGroup : public ProcessGroup {
   // Guards everything below, and the post.
   std::mutex mutex_;
   int last_channel_ = 0;
-  uint64_t runs_ = 0;            // how many run_ranks() there were
-  bool runs_now_ = false;        // the last one of them
-  std::vector<uint64_t> ended_;  // by rank, the number of the last one it has ended
-  std::vector<CallSite> seen_;   // by rank, where it announced something last
-  std::vector<bool> waits_;      // by rank, whether it waits there
-  std::set<std::string> names_;  // of operations, for seen_
-  std::exception_ptr failure_;   // of another rank
-  int32_t lowest_failed_;        // of those that have told so; the group's size: none
-  bool spoken_ = false;          // by another rank
+  uint64_t runs_ = 0;                     // how many run_ranks() there were
+  bool runs_now_ = false;                 // the last one of them
+  std::vector<uint64_t> ended_;           // by rank, the number of the last one it has ended
+  std::vector<CallSite> seen_;            // by rank, where it announced something last
+  std::vector<bool> waits_;               // by rank, whether it waits there
+  std::vector<Clock::time_point> heard_;  // by rank, when anything came from it last
+  std::set<std::string> names_;           // of operations, for seen_
+  std::exception_ptr failure_;            // of another rank
+  int32_t lowest_failed_;                 // of those that have told so; the group's size: none
+  bool spoken_ = false;                   // by another rank
   Fail fail_;
   std::vector<std::string> gathered_;  // in gather(), which may be cut short
   // Of calls that were cut short.
   std::vector<std::deque<std::vector<std::byte>>> abandoned_;
   std::map<uint64_t, Mail> mail_;  // by room
   std::map<std::vector<int32_t>, std::unique_ptr<Member>> members_;
+  int messages_ = 0;  // sent and not finished
+  bool is_over_ = false;
+  std::condition_variable changed_;  // one of these two
+  std::thread mover_;                // the last member: it uses the others
 };
 
 class MpiProcesses : public Processes {
