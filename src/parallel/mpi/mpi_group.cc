@@ -337,14 +337,12 @@ std::vector<Announcement> MpiGroup::Member::meet(std::unique_lock<std::mutex>& l
   };
   group_.wait(lock, {own.site(), own.kind == Kind::collective, absent},
               [&] { return absent().empty(); });
-  std::vector<Announcement> all;
-  for (const int32_t rank : ranks_) {
-    if (rank == group_.rank_) {
-      all.push_back(std::move(own));
-      continue;
-    }
-    std::deque<Announcement>& meetings = mail.meetings[rank];
-    all.push_back(std::move(meetings.front()));
+  std::vector<Announcement> all(ranks_.size());
+  all[place_] = std::move(own);
+  for (size_t place = 0; place < all.size(); ++place) {
+    if (place == place_) continue;
+    std::deque<Announcement>& meetings = mail.meetings[ranks_[place]];
+    all[place] = std::move(meetings.front());
     meetings.pop_front();
   }
   const auto call_of = [&](size_t place) {
