@@ -1,7 +1,8 @@
 # troupe_add_room(<room>)             the static library troupe_<room> from src/<room>/**
 # troupe_add_program(<name> <room>)   the executable <name> from src/<room>/**, linking every room
 #
-# Files under a folder named `cuda` and .cu files belong to CUDA builds only.
+# Files under a folder named `cuda` and .cu files belong to CUDA builds only, those under `mpi` to
+# builds with MPI.
 include_guard()
 
 set(TROUPE_LIBRARIES "")
@@ -13,6 +14,9 @@ function(troupe_glob_sources room result)
     list(APPEND sources ${cuda_sources})
   else()
     list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?cuda/")
+  endif()
+  if(NOT TROUPE_MPI_FOUND)
+    list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?mpi/")
   endif()
   set(${result} "${sources}" PARENT_SCOPE)
 endfunction()

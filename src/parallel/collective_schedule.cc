@@ -461,6 +461,7 @@ void verify_collectives(std::span<const Program* const> programs, const Layout& 
 }
 
 uint64_t hash_collectives(const Program& program) {
+  std::map<int32_t, size_t> messages;  // the number of each tensor that is sent or received
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, 64 bits
   const auto add = [&](std::string_view text) {
     for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
@@ -470,7 +471,9 @@ uint64_t hash_collectives(const Program& program) {
     if (op.spec->group == nullptr) continue;
     add(fmt::format("{}@{}", op.spec->name, name_of(group_of(op))));
     if (const std::optional<MessageUse> message = message_use(op)) {
-      add(fmt::format(":{}", message->way.peer));
+      const ValueId tensor = tensors_of(program, op).front();
+      const size_t number = messages.try_emplace(tensor.index, messages.size()).first->second;
+      add(fmt::format(":{}#{}", message->way.peer, number));
     }
     add("(");
     for (const ValueId id : tensors_of(program, op)) {

@@ -21,7 +21,7 @@ constexpr std::string_view kMemory =
 constexpr std::string_view kTransport =
     "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
-    "it sets up Megatron's processes; ranks are threads of one process here.";
+    "it sets up Megatron's processes; here ranks are threads, or what mpirun or srun starts.";
 constexpr std::string_view kAlways = "this is always so here.";
 constexpr std::string_view kRope = "positions are always rotary here.";
 constexpr std::string_view kRopeKind =

@@ -1,9 +1,11 @@
 #include "train/layout_options.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <utility>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "model/parameter_layout.h"
 #include "train/model_options.h"
 #include "train/schedules.h"
@@ -137,6 +139,17 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   }
   check_shape(schedule);
   return {std::move(layout), std::move(partition), schedule, sharding};
+}
+
+int threads_of_rank(const Options& options, const ProcessGroup* group) {
+  if (group == nullptr) return threads_per_rank(options);
+  const auto ranks_of_process = static_cast<int>(group->own_ranks().size());
+  const auto ranks = static_cast<int>(group->ranks_of_machine().size());
+  int threads = thread_count(options);
+  if (options.threads > 0) return std::max(1, threads / ranks);
+  const int processes = ranks / ranks_of_process;
+  if (threads * processes > installed_cores()) threads /= processes;
+  return std::max(1, threads / ranks_of_process);
 }
 
 void check_runnable_layout(const Options& options) {

@@ -126,7 +126,8 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "N",
      .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
              "what these leave is data parallelism: train, verify and inspect, up to 1,024. "
-             "--threads are divided among them. plan takes any number.",
+             "--threads are divided among them. plan takes any number. Under mpirun or srun, ranks "
+             "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
      .commands = kAllButHelp},
     {.name = "collective-timeout-s",

@@ -14,6 +14,7 @@
 #include "base/device.h"
 #include "base/dtype.h"
 #include "model/model_part.h"
+#include "parallel/process_group.h"
 
 namespace troupe {
 
@@ -47,14 +48,18 @@ ReferenceTolerance reference_tolerance(DType compute_dtype);
 // The ranks that share a comparison.
 struct VerifyRanks {
   std::shared_ptr<const RunLayout> layout = nullptr;  // null: one rank
-  int threads = 1;                                    // of each
-  std::chrono::milliseconds limit{10'000};            // see ProcessGroup
+  ProcessGroup* group = nullptr;                      // of the layout's ranks; null: threads
+  int threads = 1;                                    // of each rank
+  std::chrono::milliseconds limit{10'000};            // of threads, see ProcessGroup
 };
 
 // The sequences of the batch are divided among the replicas (DP). Sequences that cannot be divided,
 // or of which the replicas would count different numbers of labels, are a bad request. Logits and
 // gradients are compared where they are: a tensor is put together from the slices of all ranks, and
 // of an element that several ranks hold the worst copy counts.
+//
+// Where ranks are processes all must call it; only rank 0 gets differences, but `pass` is the same
+// everywhere.
 //
 // `with_oracle` runs everything a second time in the oracle and compares bit by bit.
 //

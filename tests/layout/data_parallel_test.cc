@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "parallel/collective_schedule.h"
-#include "parallel/process_group.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -171,7 +171,7 @@ Outcome run_steps(StepRun& run, int32_t ranks, int32_t rank) {
 }
 
 std::vector<Outcome> run_layout(const Layout& layout) {
-  ProcessGroup group(layout.ranks, kPatient);
+  ThreadGroup group(layout.ranks, kPatient);
   std::vector<std::unique_ptr<StepRun>> runs;
   std::vector<const Program*> programs;
   for (int32_t rank = 0; rank < layout.ranks; ++rank) {

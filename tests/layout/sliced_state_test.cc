@@ -16,7 +16,7 @@
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "model/parameter_layout.h"
-#include "parallel/process_group.h"
+#include "parallel/thread_group.h"
 #include "train/initialize.h"
 #include "train/train_test_support.h"
 #include "train/training_checkpoint.h"
@@ -436,7 +436,7 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
 void save(const std::string& dir, int64_t step, const ModelConfig& config, DType dtype,
           bool trained, const std::shared_ptr<const RunLayout>& run,
           const CheckpointOptions& options = {}) {
-  ProcessGroup group(run->layout.world_size(), kPatient);
+  ThreadGroup group(run->layout.world_size(), kPatient);
   const auto ranks = all_ranks(config, dtype, trained, run);
   for (const auto& rank : ranks) fill(*rank, static_cast<uint64_t>(step));
   run_ranks(group, [&](int number) {

@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -235,7 +236,7 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
 Outcome run_layout(const LayoutCase& layout) {
   const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
   const int32_t size = run->layout.world_size();
-  ProcessGroup group(size, kPatient);
+  ThreadGroup group(size, kPatient);
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int32_t rank = 0; rank < size; ++rank) {
     ranks.push_back(std::make_unique<Rank>(layout, run, rank, group));
