@@ -1,7 +1,8 @@
 # troupe_add_room(<room>)             the static library troupe_<room> from src/<room>/**
 # troupe_add_program(<name> <room>)   the executable <name> from src/<room>/**, linking every room
 #
-# Files under a folder named `cuda` and .cu files belong to CUDA builds only.
+# Files under a folder named `cuda` and .cu files belong to CUDA builds only, those under `mpi` to
+# builds with MPI.
 include_guard()
 
 set(TROUPE_LIBRARIES "")
@@ -14,6 +15,9 @@ function(troupe_glob_sources room result)
   else()
     list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?cuda/")
   endif()
+  if(NOT TROUPE_MPI_FOUND)
+    list(FILTER sources EXCLUDE REGEX "/src/${room}/(.*/)?mpi/")
+  endif()
   set(${result} "${sources}" PARENT_SCOPE)
 endfunction()
 
@@ -25,6 +29,9 @@ function(troupe_add_room room)
   add_library(troupe_${room} STATIC ${sources})
   target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_options
                                               troupe_dependencies)
+  if(TROUPE_CUDA AND room IN_LIST TROUPE_CUDA_ROOMS)
+    troupe_use_cuda(troupe_${room})
+  endif()
   set(TROUPE_LIBRARIES troupe_${room} ${TROUPE_LIBRARIES} PARENT_SCOPE)
 endfunction()
 

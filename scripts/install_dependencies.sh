@@ -10,7 +10,7 @@ set -euo pipefail
 build_packages=(
   g++:g++ cmake:cmake ninja-build:ninja make:make ccache:ccache python3:python3
   libopenblas-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libtomlplusplus-dev
-  libpcre2-dev libutf8proc-dev libsentencepiece-dev
+  libpcre2-dev libutf8proc-dev libsentencepiece-dev libopenmpi-dev openmpi-bin
   libgtest-dev libbenchmark-dev
 )
 lint_packages=(clang-format:clang-format clang-tidy:clang-tidy)

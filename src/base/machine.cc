@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sched.h>
 #include <string>
+#include <unistd.h>
 
 namespace troupe {
 
@@ -12,6 +13,10 @@ int usable_cores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
+}
+
+int installed_cores() {
+  return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 uint64_t available_memory_bytes() {

@@ -7,6 +7,8 @@ namespace troupe {
 
 // Cores that the process may run on (its affinity mask), at least 1.
 int usable_cores();
+// Cores of the machine, at least 1.
+int installed_cores();
 
 // Bytes that can be allocated without swapping, as the kernel estimates (MemAvailable); 0 when the
 // kernel does not say.

@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "program/op_spec.h"
 #include "runtime/cpu/copy_limit.h"
+#include "runtime/device_limits.h"
 #include "train/initialize.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
@@ -44,7 +45,7 @@ struct KindTime {
   double bytes = 0;
 };
 
-void write_random_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
+void write_random_batch(const Interpreter& interpreter, const BatchValues& batch,
                         int32_t vocab_size) {
   const int64_t tokens = static_cast<int64_t>(batch.batch) * batch.sequence;
   for (int64_t i = 0; i < tokens; ++i) {
@@ -74,29 +75,33 @@ ExitStatus run_bench(const Options& options) {
   const ModelState state = declare_model_state(config, dtype, /*trained=*/true);
   const TrainingStep step = build_training_step(config, state, step_options);
   const Program& program = *step.program;
-  const StateStorage storage(state.table);
-  CpuInterpreter interpreter(program, plan_memory(program, pool.threads()), storage, pool);
+  const Device device = device_of(options);
+  const bool on_gpu = device == Device::cuda;
+  const StateStorage storage(state.table, device);
+  const auto interpreter =
+      make_interpreter(program, plan_memory(program, pool.threads(), device), storage, pool);
   initialize_parameters(state, storage, static_cast<uint64_t>(options.seed), pool);
+  storage.to_device();
   for (const BatchValues& batch : step.micro_batches) {
-    write_random_batch(interpreter, batch, config.vocab_size);
+    write_random_batch(*interpreter, batch, config.vocab_size);
   }
-  *interpreter.view(step.update_number).as<int64_t>() = 1;
-  if (step.step_number.valid()) *interpreter.view(step.step_number).as<int64_t>() = 0;
+  *interpreter->view(step.update_number).as<int64_t>() = 1;
+  if (step.step_number.valid()) *interpreter->view(step.step_number).as<int64_t>() = 0;
 
-  const double flop_limit = measure_matmul_limit(dtype, pool);
-  const double copy_limit = measure_copy_limit(pool);
+  const double flop_limit = measure_matmul_limit(dtype, pool, device);
+  const double copy_limit = on_gpu ? measure_device_copy_limit() : measure_copy_limit(pool);
 
-  interpreter.run();  // touches all memory
+  interpreter->run();  // touches all memory
   std::vector<double> whole;
   for (int run = 0; run < kRuns; ++run) {
     const auto start = Clock::now();
-    interpreter.run();
+    interpreter->run();
     whole.push_back(seconds(Clock::now() - start));
   }
   std::vector<std::vector<double>> times(static_cast<size_t>(program.op_count()));
   for (int run = 0; run < kRuns; ++run) {
     auto last = Clock::now();
-    interpreter.run_observed([&](int32_t op) {
+    interpreter->run_observed([&](int32_t op) {
       const auto now = Clock::now();
       times[static_cast<size_t>(op)].push_back(seconds(now - last));
       last = Clock::now();
@@ -145,7 +150,8 @@ ExitStatus run_bench(const Options& options) {
     fmt::print("{}\n", document.dump(2));
     return ExitStatus::done;
   }
-  fmt::print("limits on {} threads: {}flop/s in matrix products, {}/s copying\n", pool.threads(),
+  fmt::print("limits on {}: {}flop/s in matrix products, {}/s copying\n",
+             on_gpu ? "the GPU" : fmt::format("{} threads", pool.threads()),
              format_count(flop_limit), format_bytes(static_cast<uint64_t>(copy_limit)));
   fmt::print("step {} (median of {}), {} tokens/s, {:.0f}% of the matmul limit\n\n",
              format_duration(step_time), kRuns, format_count(tokens_per_s),

@@ -11,16 +11,17 @@ struct Entry {
 };
 
 constexpr Entry kEntries[] = {
-    {Command::train, run_train},       {Command::eval, run_eval},
-    {Command::generate, run_generate}, {Command::tokenize, run_tokenize},
-    {Command::convert, run_convert},   {Command::verify, run_verify},
+    {Command::eval, run_eval},         {Command::generate, run_generate},
+    {Command::tokenize, run_tokenize}, {Command::convert, run_convert},
     {Command::inspect, run_inspect},   {Command::plan, run_plan},
     {Command::bench, run_bench},       {Command::doctor, run_doctor},
 };
 
 }  // namespace
 
-ExitStatus run_command(const Options& options) {
+ExitStatus run_command(const Options& options, ProcessGroup* processes) {
+  if (options.command == Command::train) return run_train(options, processes);
+  if (options.command == Command::verify) return run_verify(options, processes);
   for (const Entry& entry : kEntries) {
     if (entry.command == options.command) return entry.run(options);
   }

@@ -13,6 +13,8 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "ops/cpu/gemm.h"
+#include "parallel/processes.h"
+#include "runtime/device_memory.h"
 
 namespace troupe {
 namespace {
@@ -30,17 +32,23 @@ Finding find_version() {
 }
 
 Finding find_cuda() {
-#ifdef TROUPE_WITH_CUDA
-  return {"cuda", "in this build", true, {}};
-#else
-  return {"cuda", "not in this build", false, {}};
-#endif
+  if (!has_cuda()) return {"cuda", "not in this build", false, {}};
+  const std::string reason = why_no_gpu();
+  return {"cuda",
+          "in this build" + (reason.empty() ? "" : "; no GPU can be used: " + reason),
+          true,
+          {}};
+}
+
+Finding find_mpi() {
+  const std::string library = mpi_library();
+  if (library.empty()) return {"mpi", "not in this build: ranks are threads only", nullptr, {}};
+  return {"mpi", library, library, {}};
 }
 
 Finding find_cores() {
   const int cores = usable_cores();
-  const long installed = sysconf(_SC_NPROCESSORS_ONLN);
-  return {"cores", fmt::format("{} of {} usable", cores, installed), cores, {}};
+  return {"cores", fmt::format("{} of {} usable", cores, installed_cores()), cores, {}};
 }
 
 // The kernels' own path to BLAS: a product whose exact result is known, in both types.
@@ -145,9 +153,9 @@ void print_text(const std::vector<Finding>& findings, bool healthy) {
 }  // namespace
 
 ExitStatus run_doctor(const Options& options) {
-  const std::vector<Finding> findings = {find_version(), find_cuda(),      find_cores(),
-                                         find_memory(),  find_page_size(), find_huge_pages(),
-                                         find_blas()};
+  const std::vector<Finding> findings = {find_version(),    find_cuda(),   find_mpi(),
+                                         find_cores(),      find_memory(), find_page_size(),
+                                         find_huge_pages(), find_blas()};
   bool healthy = true;
   for (const Finding& finding : findings) healthy = healthy && finding.problem.empty();
   if (options.json) {

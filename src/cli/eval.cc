@@ -14,7 +14,8 @@ namespace troupe {
 
 ExitStatus run_eval(const Options& options) {
   ThreadPool pool(thread_count(options));
-  const LoadedModel model = load_model(options.load, compute_dtype_of(options), options.ckpt_step);
+  const LoadedModel model =
+      load_model(options.load, compute_dtype_of(options), options.ckpt_step, device_of(options));
   const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
   const int32_t sequence = options.seq_length.value_or(
       model.from_checkpoint ? model.identity.sequence : model.config.max_position_embeddings);
@@ -26,10 +27,10 @@ ExitStatus run_eval(const Options& options) {
        .eod = tokenizer->eod(),
        .eod_mask_loss = options.eod_mask_loss},
       /*data=*/nullptr);
-  Evaluation evaluation(
-      plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
-                      options.eval_iters * options.micro_batch_size, pool.threads()),
-      *model.storage, pool, sets, model.state.part);
+  Evaluation evaluation(plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
+                                        options.eval_iters * options.micro_batch_size,
+                                        pool.threads(), device_of(options)),
+                        *model.storage, pool, sets, model.state.part);
   const std::vector<EvaluationResult> results = evaluation.run();
   if (options.json) {
     nlohmann::ordered_json document = {{"step", model.position.step},

@@ -16,7 +16,8 @@ namespace troupe {
 ExitStatus run_generate(const Options& options) {
   install_interrupt_handlers();
   ThreadPool pool(thread_count(options));
-  const LoadedModel model = load_model(options.load, compute_dtype_of(options), options.ckpt_step);
+  const LoadedModel model =
+      load_model(options.load, compute_dtype_of(options), options.ckpt_step, device_of(options));
   const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
   if (tokenizer->vocab_size() > model.config.vocab_size) {
     throw_bad_request(fmt::format("The {} tokenizer has {} ids, the model only {}.",

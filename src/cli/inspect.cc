@@ -39,8 +39,8 @@ Inspected build(const Options& options, const ModelConfig& config) {
                : build_evaluation_step(config, state, step.micro_batch_size, step.sequence).program;
   verify_program(*inspected.program);
   const int threads = threads_per_rank(options);
-  inspected.plan = options.oracle ? plan_oracle(*inspected.program, threads)
-                                  : plan_memory(*inspected.program, threads);
+  inspected.plan = options.oracle ? plan_oracle(*inspected.program, threads, device_of(options))
+                                  : plan_memory(*inspected.program, threads, device_of(options));
   verify_memory_plan(*inspected.program, inspected.plan);
   return inspected;
 }

@@ -1,8 +1,11 @@
 // The program: reads the command line, runs the command, and turns errors into one line and an exit
 // status.
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -10,12 +13,25 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "parallel/processes.h"
 #include "train/command_line.h"
 
 namespace troupe {
 namespace {
 
-ExitStatus report(ExitStatus status, const char* message) {
+// Were there other processes started with this one, as ranks of one run? Launchers of MPI say so in
+// the environment: mpirun of Open MPI and of MPICH, and srun with PMIx, which does not say how
+// many.
+bool is_one_of_several() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    if (const char* size = std::getenv(name)) return std::atoi(size) > 1;
+  }
+  return std::getenv("PMIX_RANK") != nullptr;
+}
+
+// Ends all ranks, if there are several.
+ExitStatus report(Processes* processes, ExitStatus status, const char* message) {
+  if (processes != nullptr) processes->fail(status, message);
   std::fprintf(stderr, "troupe: %s\n", message);
   return status;
 }
@@ -44,28 +60,40 @@ void install_file_signal_handlers() {
 ExitStatus flush_output(ExitStatus status) {
   const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
   if (!failed || status != ExitStatus::done) return status;
-  return report(ExitStatus::failed, "standard output cannot be written (is the disk full?).");
+  throw_failed("standard output cannot be written (is the disk full?).");
 }
 
-ExitStatus run(const std::vector<std::string>& arguments) {
+ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) {
+  const bool leads = processes == nullptr || processes->rank() == 0;
+  const CommandLine command_line =
+      parse_command_line(arguments, processes == nullptr ? 1 : processes->size());
+  if (!command_line.text.empty()) {
+    if (leads) std::fputs(command_line.text.c_str(), stdout);
+    return flush_output(ExitStatus::done);
+  }
+  const Options& options = command_line.options;
+  if (leads && !options.quiet) {
+    for (const std::string& note : command_line.notes) std::fprintf(stderr, "%s\n", note.c_str());
+  }
+  ProcessGroup* const group =
+      processes == nullptr ? nullptr
+                           : &processes->group(std::chrono::seconds(options.collective_timeout_s));
+  return flush_output(run_command(options, group));
+}
+
+ExitStatus run_and_report(const std::vector<std::string>& arguments) {
+  std::unique_ptr<Processes> processes;
   try {
-    const CommandLine command_line = parse_command_line(arguments);
-    if (!command_line.text.empty()) {
-      std::fputs(command_line.text.c_str(), stdout);
-      return flush_output(ExitStatus::done);
-    }
-    if (!command_line.options.quiet) {
-      for (const std::string& note : command_line.notes) {
-        std::fprintf(stderr, "%s\n", note.c_str());
-      }
-    }
-    return flush_output(run_command(command_line.options));
+    if (is_one_of_several()) processes = join_processes();
+    const ExitStatus status = run(arguments, processes.get());
+    if (processes != nullptr) processes->finish();
+    return status;
   } catch (const UserError& error) {
-    return report(error.status(), error.what());
+    return report(processes.get(), error.status(), error.what());
   } catch (const std::bad_alloc&) {
-    return report(ExitStatus::failed, "out of memory.");
+    return report(processes.get(), ExitStatus::failed, "out of memory.");
   } catch (const std::exception& error) {
-    return report(ExitStatus::failed, error.what());
+    return report(processes.get(), ExitStatus::failed, error.what());
   }
 }
 
@@ -75,5 +103,5 @@ ExitStatus run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   troupe::install_file_signal_handlers();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-  return static_cast<int>(troupe::run(arguments));
+  return static_cast<int>(troupe::run_and_report(arguments));
 }

@@ -55,7 +55,7 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                           {.run = std::make_shared<const RunLayout>(run), .rank = 0});
   const TrainingStep step = build_training_step(planned.config, state, planned.step);
   verify_program(*step.program);
-  planned.memory = plan_memory(*step.program, threads_per_rank(options));
+  planned.memory = plan_memory(*step.program, threads_per_rank(options), device_of(options));
   verify_memory_plan(*step.program, planned.memory);
 
   if (planned.step.recompute.any()) {

@@ -59,7 +59,7 @@ std::vector<double> stage_flops(const ModelConfig& config, const ModelState& sta
     // Causal attention: half of two products with the whole sequence.
     double sum = 2.0 * stage.layers * sequence * config.attention_size();
     for (const Parameter& parameter : state.parameters) {
-      const Shape& shape = (*state.table)[parameter.value].shape;
+      const Shape& shape = parameter.whole_shape;
       const bool in_layers = parameter.layer >= stage.first_layer &&
                              parameter.layer < stage.first_layer + stage.layers;
       const bool head =

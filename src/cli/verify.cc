@@ -12,14 +12,18 @@
 
 namespace troupe {
 
-ExitStatus run_verify(const Options& options) {
+ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
   const DType dtype = compute_dtype_of(options);
   const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
   const ReferenceComparison result =
       verify_reference(options.hf_dir, dtype, options.oracle,
                        {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config)),
-                        .threads = threads_per_rank(options),
-                        .limit = std::chrono::seconds(options.collective_timeout_s)});
+                        .group = processes,
+                        .threads = threads_of_rank(options, processes),
+                        .limit = std::chrono::seconds(options.collective_timeout_s)},
+                       device_of(options));
+  const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;
+  if (processes != nullptr && processes->own_ranks().front() != 0) return status;
   if (options.json) {
     nlohmann::ordered_json document = {
         {"loss", result.loss},
@@ -57,7 +61,7 @@ ExitStatus run_verify(const Options& options) {
     }
     fmt::print("{}\n", result.pass ? "pass" : "FAIL");
   }
-  return result.pass ? ExitStatus::done : ExitStatus::failed;
+  return status;
 }
 
 }  // namespace troupe

@@ -216,7 +216,7 @@ struct Target {
   int64_t written = 0;  // elements
 };
 
-// Copies what the slice holds of the tensor.
+// Copies what the rank holds of the tensor.
 void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dtype,
                  std::span<const std::byte> bytes, Target& target, const StateStorage& storage) {
   const int64_t end = tensor.offset + tensor.shape.elements();
@@ -234,7 +234,8 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dt
     const int64_t place = run->own + begin - run->whole;  // in the slice
     const TensorView value = storage.view(target.parameter->value);
     std::byte* own =
-        static_cast<std::byte*>(value.data) + static_cast<size_t>(place) * size_of(value.dtype);
+        static_cast<std::byte*>(value.data) +
+        static_cast<size_t>(place - target.parameter->held.begin) * size_of(value.dtype);
     convert_elements(dtype, source, value.dtype, own, elements);
     require_finite(folder, tensor, value.dtype, own, first, elements);
     if (target.parameter->master.valid()) {
@@ -278,7 +279,8 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   named.hf_architecture = read_hf_config(join_path(folder, "config.json")).hf_architecture;
   std::unordered_map<uint32_t, Target> targets;
   for (const Parameter& parameter : state.parameters) {
-    targets[parameter.number] = {&parameter, runs_of(parameter.slice, parameter.whole_shape)};
+    targets[parameter.number] = {
+        &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
   }
   visit_folder(folder, named,
                [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
@@ -287,7 +289,8 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
                  load_tensor(folder, tensor, dtype, bytes, target->second, storage);
                });
   for (const auto& [number, target] : targets) {
-    TROUPE_CHECK(target.written == target.parameter->slice.elements(),
+    const IndexRange& held = target.parameter->held;
+    TROUPE_CHECK(target.written == held.end - held.begin,
                  "a parameter was not filled exactly once");
   }
 }

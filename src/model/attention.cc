@@ -5,6 +5,7 @@
 
 #include "model/context_parallel.h"
 #include "model/random_place.h"
+#include "model/read_parameter.h"
 #include "model/tensor_parallel.h"
 #include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
@@ -16,7 +17,9 @@ namespace troupe {
 ValueId build_attention(Builder& builder, const ModelConfig& config, const ModelState& state,
                         int32_t layer, ValueId rope_table, const BatchValues& batch, ValueId input,
                         const ForwardOptions& options) {
-  const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
+  const auto parameter = [&](ParameterKind kind) {
+    return read_parameter(builder, state, kind, layer);
+  };
   const auto bias = [&](bool wanted, ParameterKind kind) {
     return wanted ? parameter(kind) : ValueId{};
   };

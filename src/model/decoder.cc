@@ -6,6 +6,7 @@
 #include "model/context_parallel.h"
 #include "model/feed_forward.h"
 #include "model/random_place.h"
+#include "model/read_parameter.h"
 #include "model/tensor_parallel.h"
 #include "ops/add/add.h"
 #include "ops/all_gather/all_gather.h"
@@ -93,22 +94,24 @@ ValueId build_embedding(Builder& builder, const ModelConfig& config, const Model
   const ValueId ids = shift_ids(builder, tokens, {.first = first}, "ids");
   const bool whole = tensor_parallel.ranks() == 1;
   const ValueId rows = embedding(
-      builder, ids, builder.state(state.get(ParameterKind::embedding).value),
+      builder, ids, read_parameter(builder, state, ParameterKind::embedding),
       {.padding_token = has_padding ? config.padding_token - first : -1}, whole ? "x" : "x_part");
   return tensor_parallel.leave(rows, "x");
 }
 
 void build_head(Builder& builder, const ModelConfig& config, const ModelState& state,
-                const BatchValues& batch, ValueId final_state, ForwardResult& result) {
+                const BatchValues& batch, ValueId final_state, ValueId loss_tokens,
+                ForwardResult& result) {
   const TensorParallel tensor_parallel(builder, state.part);
   const ParameterKind kind = config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
   const ValueId rows = tensor_parallel.enter(final_state, "head_in_all");
-  result.logits = linear(builder, rows, builder.state(state.get(kind).value), {}, "logits");
+  result.logits = linear(builder, rows, read_parameter(builder, state, kind), {}, "logits");
   if (!batch.labels.valid()) return;
-  CrossEntropyInputs inputs{.logits = result.logits,
-                            .labels = batch.labels,
-                            .mask = batch.mask,
-                            .tokens = count_tokens(builder, state.part, batch.mask)};
+  CrossEntropyInputs inputs{
+      .logits = result.logits,
+      .labels = batch.labels,
+      .mask = batch.mask,
+      .tokens = loss_tokens.valid() ? loss_tokens : count_tokens(builder, state.part, batch.mask)};
   if (tensor_parallel.ranks() == 1) {
     result.loss = cross_entropy(builder, inputs, "loss").loss;
     return;
@@ -127,7 +130,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
                             ValueId rope_table, const BatchValues& batch,
                             const ForwardOptions& options) {
   const auto parameter = [&](ParameterKind kind, int32_t layer = -1) {
-    return builder.state(state.find(kind, layer));
+    return read_parameter(builder, state, kind, layer);
   };
   const PipelineStage& stage = state.part.stage(options.chunk);
   ForwardResult result;
@@ -201,7 +204,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   const ValueId final_state =
       add_and_norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "head_in");
-  build_head(builder, config, state, batch, final_state, result);
+  build_head(builder, config, state, batch, final_state, options.loss_tokens, result);
   return result;
 }
 

@@ -92,6 +92,9 @@ struct ForwardOptions {
   // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
   uint64_t seed = 0;
   ValueId step = {};
+  // What the sum of the tokens' losses is divided by, [1]: the count of all tokens that share the
+  // loss. Invalid: those of the micro-batch that the ranks of cp have.
+  ValueId loss_tokens = {};
   // Router replay: by layer, i32 [tokens, top-k] the experts to be used instead of choosing. Empty,
   // or invalid where a layer has no router.
   std::vector<ValueId> selected = {};

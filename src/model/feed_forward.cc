@@ -5,6 +5,7 @@
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/random_place.h"
+#include "model/read_parameter.h"
 #include "model/tensor_parallel.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
@@ -78,7 +79,9 @@ class MoeBlock {
   }
 
  private:
-  ValueId parameter(ParameterKind kind) const { return builder_.state(state_.find(kind, layer_)); }
+  ValueId parameter(ParameterKind kind) const {
+    return read_parameter(builder_, state_, kind, layer_);
+  }
   ValueId bias(ParameterKind kind) const {
     return config_.add_bias_linear ? parameter(kind) : ValueId{};
   }
@@ -309,7 +312,9 @@ class MoeBlock {
 
 ValueId build_dense_mlp(Builder& builder, const ModelConfig& config, const ModelState& state,
                         int32_t layer, ValueId input) {
-  const auto parameter = [&](ParameterKind kind) { return builder.state(state.find(kind, layer)); };
+  const auto parameter = [&](ParameterKind kind) {
+    return read_parameter(builder, state, kind, layer);
+  };
   const auto bias = [&](ParameterKind kind) {
     return config.add_bias_linear ? parameter(kind) : ValueId{};
   };

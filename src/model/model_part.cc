@@ -11,7 +11,7 @@ RunLayout layout_of_one_rank(int32_t layers) {
 }
 
 Shard ModelPart::shard(GradientClass gradient) const {
-  if (!run->distributed_optimizer) return {};
+  if (run->sharding == StateSharding::none) return {};
   const std::vector<int32_t> ranks = layout().members(shard_groups(gradient).within, rank);
   return {
       .place = static_cast<int32_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()),

@@ -12,18 +12,23 @@
 
 namespace troupe {
 
+// What the ranks that use the same slice of a parameter share out among them, so that each keeps a
+// shard of it. With optimizer instances: the ranks of one instance.
+enum class StateSharding : uint8_t {
+  none,
+  optimizer,   // moments and master weights: a rank updates its shard, and gives it to the others
+  parameters,  // all state: values are gathered for each use, gradients summed into shards
+};
+
 // The same for all ranks: the two meshes, the stages of the pipeline, the order of its work.
 struct RunLayout {
   Layout layout;
   PipelinePartition partition;
   PipelineShape schedule;  // its micro-batches are those of one step and one pipeline
-  // Each of the ranks that hold the same slice of a parameter keeps the optimizer state of a shard
-  // of it, and updates that. With optimizer instances: the ranks of one instance.
-  bool distributed_optimizer = false;
+  StateSharding sharding = StateSharding::none;
 };
 
-// Among whom a parameter is sharded, and who hold the same shard; nobody else without the
-// distributed optimizer.
+// Among whom a parameter is sharded, and who have the same shard.
 struct ShardGroups {
   RankGroup within = RankGroup::dp_cp_within_instance;
   RankGroup across = RankGroup::dp_cp_across_instances;
@@ -53,7 +58,7 @@ struct ModelPart {
     if (gradient != GradientClass::expert) return {};
     return {RankGroup::edp_within_instance, RankGroup::edp_across_instances};
   }
-  // The shard of such parameters whose optimizer state the rank keeps.
+  // The shard of such parameters that is the rank's.
   Shard shard(GradientClass gradient) const;
   // The stage that is this rank's chunk number `chunk`.
   const PipelineStage& stage(int32_t chunk) const {

@@ -262,7 +262,8 @@ RankParameters count_parameters(const ModelConfig& config, const ModelState& sta
   for (const Parameter& parameter : state.parameters) {
     if (!holds(partition, place, parameter.kind, parameter.layer, config)) continue;
     const StateTensor& tensor = (*state.table)[parameter.value];
-    const ParameterSlice slice = slice_of(parameter.kind, tensor.shape, config, layout, rank);
+    const ParameterSlice slice =
+        slice_of(parameter.kind, parameter.whole_shape, config, layout, rank);
     const int64_t elements = slice.elements();
     (slice.gradient == GradientClass::expert ? count.expert : count.dense) += elements;
     count.bytes += static_cast<uint64_t>(elements) * size_of(tensor.dtype);

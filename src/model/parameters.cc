@@ -83,22 +83,23 @@ class Declaration {
     std::vector<int64_t> extents;
     for (int i = 0; i < whole.rank(); ++i) extents.push_back(parameter.slice.extent(i));
     const Shape shape = Shape(extents);
-    parameter.shard = shard_of(shape, part_.shard(parameter.slice.gradient));
+    const Shard shard = part_.shard(parameter.slice.gradient);
+    parameter.shard = shard_of(shape, shard);
+    const bool is_sharded = part_.run->sharding == StateSharding::parameters;
+    parameter.held = is_sharded ? parameter.shard : IndexRange{0, shape.elements()};
+    const Shape kept = shape_of_shard(shape, shard);
+    const Shape& held = is_sharded ? kept : shape;
     parameter.value = table_->add(
-        {.name = name, .dtype = dtype, .shape = shape, .role = Role::parameter, .gradient = {}});
+        {.name = name, .dtype = dtype, .shape = held, .role = Role::parameter, .gradient = {}});
     if (trained_) {
       const DType wide = accumulation_dtype(dtype);
       const auto add_state = [&](const char* prefix, const Shape& of, Role role) {
         return table_->add(
             {.name = prefix + name, .dtype = wide, .shape = of, .role = role, .gradient = {}});
       };
-      parameter.gradient = add_state("grad.", shape, Role::gradient);
+      parameter.gradient = add_state("grad.", held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
-      const int64_t elements = parameter.shard.end - parameter.shard.begin;
-      if (elements > 0) {
-        const Shape kept = elements == shape.elements() ? shape
-                           : shape.rank() > 1 ? Shape{elements / shape.back(), shape.back()}
-                                              : Shape{elements};
+      if (kept.elements() > 0) {
         parameter.exp_avg = add_state("exp_avg.", kept, Role::optimizer);
         parameter.exp_avg_sq = add_state("exp_avg_sq.", kept, Role::optimizer);
         if (dtype != wide) parameter.master = add_state("master.", kept, Role::optimizer);
@@ -257,27 +258,21 @@ std::vector<SliceRun> runs_within(std::vector<SliceRun> runs, const IndexRange& 
   return runs;
 }
 
-namespace {
-
-// nullptr when the rank has no such parameter.
-const Parameter* search(const std::vector<Parameter>& parameters, ParameterKind kind,
-                        int32_t layer) {
+const Parameter* ModelState::search(ParameterKind kind, int32_t layer) const {
   for (const Parameter& parameter : parameters) {
     if (parameter.kind == kind && parameter.layer == layer) return &parameter;
   }
   return nullptr;
 }
 
-}  // namespace
-
 const Parameter& ModelState::get(ParameterKind kind, int32_t layer) const {
-  const Parameter* parameter = search(parameters, kind, layer);
+  const Parameter* parameter = search(kind, layer);
   TROUPE_CHECK(parameter != nullptr, "the rank has this parameter");
   return *parameter;
 }
 
 StateId ModelState::find(ParameterKind kind, int32_t layer) const {
-  const Parameter* parameter = search(parameters, kind, layer);
+  const Parameter* parameter = search(kind, layer);
   return parameter == nullptr ? StateId{} : parameter->value;
 }
 

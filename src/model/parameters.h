@@ -90,12 +90,15 @@ struct Parameter {
   Shape whole_shape;     // in the whole model
   ParameterSlice slice;  // what this rank holds of it
   // Elements of the slice: what this rank keeps the optimizer state of, and updates. All of them
-  // without the distributed optimizer.
+  // unless state is sharded.
   IndexRange shard;
+  // Elements of the slice that `value` and `gradient` have: all, or with sharded parameters
+  // `shard`.
+  IndexRange held;
   StateId value;
   StateId gradient;  // invalid when the model is not trained
-  // AdamW moments and fp32 master weights, of the shard: [vectors, last dimension] or [elements].
-  // Invalid when the model is not trained, or the shard is empty.
+  // AdamW moments and fp32 master weights, of the shard (shape_of_shard). Invalid when the model is
+  // not trained, or the shard is empty.
   StateId exp_avg;
   StateId exp_avg_sq;
   StateId master;       // only when `value` is bf16
@@ -113,6 +116,8 @@ struct ModelState {
   std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none,
                                        // or the rank has not the layer
 
+  // nullptr when the rank has no such parameter.
+  const Parameter* search(ParameterKind kind, int32_t layer = -1) const;
   // Aborts when the rank has no such parameter.
   const Parameter& get(ParameterKind kind, int32_t layer = -1) const;
   // Invalid when the rank has no such parameter.

@@ -23,6 +23,7 @@
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
 #include "ops/fill/fill.h"
+#include "ops/gather_parameter/gather_parameter.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -85,6 +86,8 @@ constexpr std::array kOperations = {
     &kExpertBiasUpdate,
     &kExpertCapacity,
     &kFill,
+    &kGatherParameter,
+    &kSumParameterGradient,
     &kFinishSend,
     &kSquaredNorm,
     &kClipCoefficient,
@@ -142,6 +145,7 @@ constexpr std::array kOperations = {
     &kSplitColumns,
     &kSumOverRanks,
     &kTokenCount,
+    &kTokenShare,
     &kRowGate,
     &kRowGateGradient,
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -25,9 +26,21 @@ RankGroup group_of(const Op& op) {
   return op.spec->group(op.attributes);
 }
 
-// What the operation hands over, or what it gets.
-std::span<const ValueId> tensors_of(const Program& program, const Op& op) {
-  return op.input_count > 0 ? program.inputs(op) : program.outputs(op);
+// What the operation hands over, or what it gets: what all ranks must have alike. State is, if
+// nothing else takes part: where a rank keeps a shard of something, others may keep more of it.
+std::vector<ValueId> tensors_of(const Program& program, const Op& op) {
+  const auto is_kept = [&](ValueId id) {
+    if (!id.valid()) return false;
+    const Role role = program.value(id).role;
+    return is_state(role) || role == Role::metric;
+  };
+  std::vector<ValueId> tensors;
+  for (const auto operands : {program.inputs(op), program.outputs(op)}) {
+    std::remove_copy_if(operands.begin(), operands.end(), std::back_inserter(tensors), is_kept);
+    if (!tensors.empty()) return tensors;
+  }
+  const auto operands = op.input_count > 0 ? program.inputs(op) : program.outputs(op);
+  return {operands.begin(), operands.end()};
 }
 
 std::string describe(const Event& event) {
@@ -448,6 +461,7 @@ void verify_collectives(std::span<const Program* const> programs, const Layout& 
 }
 
 uint64_t hash_collectives(const Program& program) {
+  std::map<int32_t, size_t> messages;  // the number of each tensor that is sent or received
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, 64 bits
   const auto add = [&](std::string_view text) {
     for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
@@ -457,7 +471,9 @@ uint64_t hash_collectives(const Program& program) {
     if (op.spec->group == nullptr) continue;
     add(fmt::format("{}@{}", op.spec->name, name_of(group_of(op))));
     if (const std::optional<MessageUse> message = message_use(op)) {
-      add(fmt::format(":{}", message->way.peer));
+      const ValueId tensor = tensors_of(program, op).front();
+      const size_t number = messages.try_emplace(tensor.index, messages.size()).first->second;
+      add(fmt::format(":{}#{}", message->way.peer, number));
     }
     add("(");
     for (const ValueId id : tensors_of(program, op)) {

@@ -57,9 +57,10 @@ void verify_collectives(std::span<const Program* const> programs, const Layout& 
 void verify_collectives(std::span<const CollectiveTrace> traces,
                         std::span<const int32_t> trace_of_rank, const Layout& layout);
 
-// Of the kinds, groups, peers, dtypes and shapes of all collectives and messages. Ranks at the same
-// place of the pipeline have equal ones when verify_collectives() finds that their programs agree,
-// and otherwise practically never.
+// Of the kinds, groups, peers, dtypes and shapes of all collectives and messages, and of which
+// message each end of a send is. Programs with equal ones look the same to other ranks; those of
+// ranks at the same place of the pipeline are equal when verify_collectives() finds that they
+// agree.
 uint64_t hash_collectives(const Program& program);
 
 }  // namespace troupe

@@ -1,27 +1,22 @@
-// A process group: several ranks, as threads of one process, that compute together.
+// A process group: all ranks of a run, which compute together, as far as this process sees them.
 //
 // Every rank has a communicator for each set of ranks that it works with, through which the
-// collectives of its programs run (Communicator). Ranks read and write each other's tensors in
-// place; nothing is staged. Sums are taken in ascending order of ranks: every rank gets the same
-// bits at any timing.
+// collectives of its programs run (Communicator). There are two kinds of group, with the same
+// results to the bit: ranks as threads of one process (ThreadGroup), and ranks that are processes,
+// on one host or several (MpiGroup).
 //
 // Every wait for a rank is watched. One that does not come within the limit, has ended, has
 // failed, or calls another collective (kind, group, dtypes or sizes) ends the work of all: each
-// member's call throws one UserError (failed) that says who waited where, and for whom. What fails
-// first is kept and is the cause; nothing can be done with the group afterwards.
+// call throws one UserError that says who waited where, and for whom. Nothing can be done with the
+// group afterwards.
 //
-// Owns no threads. Members are used by one thread each; all other functions may be called from any
-// thread. The group must outlive its use; tensors belong to the callers.
+// A rank's functions are called by the thread that runs it. The group must outlive its use;
+// tensors belong to the callers.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -34,52 +29,51 @@ inline constexpr std::chrono::milliseconds kCollectiveLimit{10'000};
 
 class ProcessGroup {
  public:
-  explicit ProcessGroup(int size, std::chrono::milliseconds limit = kCollectiveLimit);
-  ~ProcessGroup();
+  virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   int size() const { return size_; }
   std::chrono::milliseconds limit() const { return limit_; }
+  // The ranks that this process runs, and those that share the memory and the cores of its machine;
+  // ascending.
+  const std::vector<int32_t>& own_ranks() const { return own_ranks_; }
+  const std::vector<int32_t>& ranks_of_machine() const { return ranks_of_machine_; }
 
-  // The communicator of `rank` among `members`: ranks of this group, ascending, `rank` among them.
-  // The same one whenever the members are the same. Owned by the group.
-  Communicator& member(int rank, const std::vector<int32_t>& members);
+  // The communicator of `rank`, one of this process, among `members`: ranks of this group,
+  // ascending, `rank` among them. The same one whenever the members are the same. Owned by the
+  // group.
+  virtual Communicator& member(int rank, const std::vector<int32_t>& members) = 0;
   // Among all ranks.
   Communicator& member(int rank);
 
   // Outside of programs, between steps: hands each rank's number to all, by rank. The wait has no
   // limit, because one rank may be writing to a slow disk meanwhile; it ends when a rank fails.
-  std::vector<uint64_t> exchange(int rank, uint64_t value);
+  virtual std::vector<uint64_t> exchange(int rank, uint64_t value) = 0;
+  // The same with bytes, of any number, which only rank 0 gets; the others get nothing.
+  virtual std::vector<std::string> gather(int rank, std::string bytes) = 0;
 
-  // This rank will call nothing any more, until the next run_ranks(): who waits for it, or comes
-  // to, fails.
-  void leave(int rank);
-  // Takes all ranks that left in again. None may be at work.
-  void rejoin();
-  // The group's work is over because of `cause`, unless it was over before. Wakes all who wait.
-  void fail(std::exception_ptr cause);
-  // What failed first; null: nothing has.
-  std::exception_ptr failure() const;
+ protected:
+  ProcessGroup(int size, std::chrono::milliseconds limit, std::vector<int32_t> own_ranks,
+               std::vector<int32_t> ranks_of_machine);
 
  private:
-  class Room;
-  Room& room_of(const std::vector<int32_t>& members);  // locked
-  void fail_locked(std::exception_ptr cause);
+  friend void run_ranks(ProcessGroup& group, const std::function<void(int)>& body);
+  virtual void run(const std::function<void(int)>& body) = 0;
 
   const int size_;
   const std::chrono::milliseconds limit_;
-  // Guards everything below, and all that the rooms hold.
-  mutable std::mutex mutex_;
-  std::vector<bool> left_;  // by rank
-  std::exception_ptr failure_;
-  std::map<std::vector<int32_t>, std::unique_ptr<Room>> rooms_;  // by members
+  const std::vector<int32_t> own_ranks_;
+  const std::vector<int32_t> ranks_of_machine_;
 };
 
-// Runs body(rank) for every rank of the group, each on a thread of its own, and returns when all
-// have ended. What a body throws ends the work of all; the first failure is thrown again here. A
-// rank that does not end even then, twice the limit after the failure, cannot be stopped from
-// outside: the cause is printed and the process exits with the status of a failure.
+// Runs body(rank) for every rank of the group that is this process's, and returns when all ranks
+// have ended, also those elsewhere. All processes must call it. What a body throws ends the work of
+// all; the first failure is thrown again here. A rank that has returned calls nothing any more: who
+// waits for it, or comes to, fails.
 void run_ranks(ProcessGroup& group, const std::function<void(int)>& body);
+
+// 0, 1, ..., size - 1.
+std::vector<int32_t> ranks_below(int size);
 
 }  // namespace troupe

@@ -40,6 +40,31 @@ bool writes_main_gradient(const Program& program, const Op& op) {
   return false;
 }
 
+// Where a collective sums a weight's gradient into the main gradient, what makes only its terms is
+// a weight-gradient operation, too.
+void mark_terms_of_sums(Program& program, int32_t first) {
+  std::vector<int32_t> uses(static_cast<size_t>(program.value_count()));
+  std::vector<int32_t> producer(static_cast<size_t>(program.value_count()), -1);
+  for (int32_t index = first; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    for (const ValueId input : program.inputs(op)) {
+      if (input.valid()) ++uses[static_cast<size_t>(input.index)];
+    }
+    for (const ValueId output : program.outputs(op)) {
+      producer[static_cast<size_t>(output.index)] = index;
+    }
+  }
+  for (int32_t index = first; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    if (op.spec->group == nullptr || op.place.phase != Phase::weight_gradient) continue;
+    const ValueId term = program.inputs(op).front();
+    const int32_t made = producer[static_cast<size_t>(term.index)];
+    if (made < 0 || uses[static_cast<size_t>(term.index)] > 1) continue;
+    if (program.outputs(program.op(made)).size() > 1) continue;
+    program.set_phase(made, Phase::weight_gradient);
+  }
+}
+
 }  // namespace
 
 std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
@@ -61,6 +86,7 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
   }
 
   const Place caller_place = builder.place;
+  const int32_t first_gradient = program.op_count();
   for (int32_t index = last - 1; index >= first; --index) {
     const Op op = program.op(index);
     if (op.spec->differentiate == nullptr) continue;
@@ -92,6 +118,7 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
     }
   }
   builder.place = caller_place;
+  mark_terms_of_sums(program, first_gradient);
   main_gradients.written = std::move(table.gradient_written);
   return std::move(table.gradient);
 }

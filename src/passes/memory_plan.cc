@@ -29,7 +29,7 @@ bool is_transient(const Value& value) {
   return !is_persistent(value.role);
 }
 
-std::vector<Lifetime> find_lifetimes(const Program& program) {
+std::vector<Lifetime> find_lifetimes(const Program& program, Device device) {
   std::vector<Lifetime> lifetimes(static_cast<size_t>(program.value_count()));
   const auto touch = [&](ValueId id, int32_t index) {
     Lifetime& lifetime = lifetimes[static_cast<size_t>(id.index)];
@@ -47,7 +47,7 @@ std::vector<Lifetime> find_lifetimes(const Program& program) {
     const Op& op = program.op(index);
     for (const ValueId input : program.inputs(op)) touch_with_counter(input, index);
     for (const ValueId output : program.outputs(op)) touch_with_counter(output, index);
-    if (op.workspace.valid()) touch(op.workspace, index);
+    if (op.workspace.valid() && device == Device::cpu) touch(op.workspace, index);
   }
   // What the host reads is live until after the last operation.
   for (const ValueId id : program.results()) touch_with_counter(id, program.op_count() - 1);
@@ -424,9 +424,10 @@ void count_live_bytes(const Program& program, const std::vector<Lifetime>& lifet
 }
 
 // Everything but the transient values.
-MemoryPlan plan_fixed_parts(const Program& program, int threads) {
+MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) {
   MemoryPlan plan;
-  plan.threads = threads;
+  plan.device = device;
+  plan.threads = device == Device::cpu ? threads : 1;
   const StateLayout state(program.state());
   plan.state_bytes = state.bytes;
   plan.bytes_by_role = state.bytes_by_role;
@@ -440,9 +441,11 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads) {
   }
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
-    if (op.spec->scratch_bytes == nullptr) continue;
+    const auto scratch_bytes =
+        device == Device::cpu ? op.spec->scratch_bytes : op.spec->cuda_scratch_bytes;
+    if (scratch_bytes == nullptr) continue;
     plan.scratch_bytes_per_thread =
-        std::max(plan.scratch_bytes_per_thread, align(op.spec->scratch_bytes(OpView{program, op})));
+        std::max(plan.scratch_bytes_per_thread, align(scratch_bytes(OpView{program, op})));
   }
   return plan;
 }
@@ -461,18 +464,18 @@ StateLayout::StateLayout(const StateTable& state) {
   }
 }
 
-MemoryPlan plan_memory(const Program& program, int threads) {
-  MemoryPlan plan = plan_fixed_parts(program, threads);
-  std::vector<Lifetime> lifetimes = find_lifetimes(program);
+MemoryPlan plan_memory(const Program& program, int threads, Device device) {
+  MemoryPlan plan = plan_fixed_parts(program, threads, device);
+  std::vector<Lifetime> lifetimes = find_lifetimes(program, device);
   share_in_place(program, lifetimes);
   place_transients(program, lifetimes, plan);
   count_live_bytes(program, lifetimes, plan);
   return plan;
 }
 
-MemoryPlan plan_oracle(const Program& program, int threads) {
-  MemoryPlan plan = plan_fixed_parts(program, threads);
-  const std::vector<Lifetime> lifetimes = find_lifetimes(program);
+MemoryPlan plan_oracle(const Program& program, int threads, Device device) {
+  MemoryPlan plan = plan_fixed_parts(program, threads, device);
+  const std::vector<Lifetime> lifetimes = find_lifetimes(program, device);
   plan.dead_after.resize(static_cast<size_t>(program.op_count()));
   const auto results = program.results();
   for (int32_t i = 0; i < program.value_count(); ++i) {
@@ -490,7 +493,7 @@ MemoryPlan plan_oracle(const Program& program, int threads) {
 }
 
 void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
-  std::vector<Lifetime> lifetimes = find_lifetimes(program);
+  std::vector<Lifetime> lifetimes = find_lifetimes(program, plan.device);
   const auto ops = static_cast<size_t>(program.op_count());
   std::vector<std::vector<ValueId>> begins(ops);
   std::vector<std::vector<ValueId>> ends(ops);

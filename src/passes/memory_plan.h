@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/device.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -39,6 +40,7 @@ struct MemoryPlan {
   uint64_t transient_bytes = 0;
   uint64_t scratch_bytes_per_thread = 0;
   int threads = 1;
+  Device device = Device::cpu;
 
   // Bytes by role: state and persistent roles in full; activations, workspace and communication as
   // they stand at the operation where most transient bytes are live (plus scratch, as workspace,
@@ -59,12 +61,13 @@ struct MemoryPlan {
   }
 };
 
-// Plans the program for a pool of `threads` threads.
-MemoryPlan plan_memory(const Program& program, int threads);
+// Plans the program for a pool of `threads` threads, or for a GPU, whose kernels have no workspace:
+// their private memory is scratch, one block for all of them.
+MemoryPlan plan_memory(const Program& program, int threads, Device device = Device::cpu);
 
 // The plan in which every value has its own memory, nothing is reused and nothing is done in place.
 // With it an interpreter is the oracle that planned runs are compared with.
-MemoryPlan plan_oracle(const Program& program, int threads);
+MemoryPlan plan_oracle(const Program& program, int threads, Device device = Device::cpu);
 
 // Aborts unless no two values that are live at the same time overlap (a result stored over an
 // operand on purpose excepted), and everything lies inside its arena.

@@ -1,8 +1,10 @@
 #include "passes/rank_sums.h"
 
+#include <algorithm>
 #include <array>
-#include <functional>
+#include <limits>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "ops/add/add.h"
@@ -19,22 +21,25 @@ bool is_key_value(ParameterKind kind) {
   return kind == ParameterKind::w_qkv || kind == ParameterKind::b_qkv;
 }
 
-// Where the keys' and values' rows begin that other ranks of the tp group hold, too; 0: no others
-// hold them, or it has no such rows.
-int64_t first_shared_row(const Parameter& parameter, const ModelPart& part) {
-  if (!is_key_value(parameter.kind)) return 0;
-  if (part.layout().members(RankGroup::kv_replicas, part.rank).size() == 1) return 0;
+// The keys' and values' rows of the main gradient that other ranks of the tp group hold, too: from
+// this one on. Nothing when there are none.
+std::optional<int64_t> first_shared_row(const Parameter& parameter, const ModelPart& part) {
+  if (!is_key_value(parameter.kind)) return std::nullopt;
+  if (part.layout().members(RankGroup::kv_replicas, part.rank).size() == 1) return std::nullopt;
   const IndexRange& queries = parameter.slice.ranges[0].front();
-  return queries.end - queries.begin;
+  const int64_t row = parameter.whole_shape.row_elements();
+  const int64_t shared = queries.end - queries.begin - parameter.held.begin / row;
+  if (shared >= (parameter.held.end - parameter.held.begin) / row) return std::nullopt;
+  return std::max<int64_t>(shared, 0);
 }
 
 // The first of the ranks that hold this shard of the slice.
 bool leads(const Parameter& parameter, const ModelPart& part) {
   const DensePlace dense = part.dense();
   const GradientClass gradient = parameter.slice.gradient;
-  const RankGroup replicas = part.run->distributed_optimizer
-                                 ? part.shard_groups(gradient).across
-                                 : part.layout().reduction_of(gradient).replicas;
+  const RankGroup replicas = part.run->sharding == StateSharding::none
+                                 ? part.layout().reduction_of(gradient).replicas
+                                 : part.shard_groups(gradient).across;
   if (part.layout().members(replicas, part.rank).front() != part.rank) return false;
   switch (gradient) {
     case GradientClass::replicated:
@@ -61,30 +66,45 @@ ShardGroups shard_groups(GradientClass gradient, const ModelPart& part) {
   return alike ? dense : own;
 }
 
-// Sums, over one group after the other, of the gradients of one layer.
-class LayerSums {
+// When the backward pass completes the gradient: first what stands behind the layers, then layer by
+// layer, and the embedding in the end.
+int32_t completion(const Parameter& parameter) {
+  if (parameter.layer >= 0) return -parameter.layer;
+  return parameter.kind == ParameterKind::embedding ? 1 : std::numeric_limits<int32_t>::min();
+}
+
+// Sums, over one group after the other, of the gradients of one bucket.
+class GradientSums {
  public:
-  LayerSums(Builder& builder, const ModelPart& part) : builder_(builder), part_(part) {}
+  GradientSums(Builder& builder, const ModelPart& part) : builder_(builder), part_(part) {}
 
   void add(ValueId gradient, const Parameter& parameter) {
     const GradientReduction reduction = part_.layout().reduction_of(parameter.slice.gradient);
     if (reduction.partial) partial_[*reduction.partial].push_back(gradient);
-    if (part_.run->distributed_optimizer) {
-      const ShardGroups groups = shard_groups(parameter.slice.gradient, part_);
-      Sharded& sharded = sharded_[groups.within];
-      sharded.across = groups.across;
-      sharded.shard = part_.shard(parameter.slice.gradient);
-      sharded.gradients.push_back(gradient);
-    } else {
-      // One meeting for both where experts are spread as everything else.
-      const Layout& layout = part_.layout();
-      const bool alike = layout.members(reduction.replicas, part_.rank) ==
-                         layout.members(RankGroup::dp_cp, part_.rank);
-      replicas_[alike ? RankGroup::dp_cp : reduction.replicas].push_back(gradient);
+    const ShardGroups groups = shard_groups(parameter.slice.gradient, part_);
+    switch (part_.run->sharding) {
+      case StateSharding::none: {
+        // One meeting for both where experts are spread as everything else.
+        const Layout& layout = part_.layout();
+        const bool alike = layout.members(reduction.replicas, part_.rank) ==
+                           layout.members(RankGroup::dp_cp, part_.rank);
+        replicas_[alike ? RankGroup::dp_cp : reduction.replicas].push_back(gradient);
+        break;
+      }
+      case StateSharding::optimizer: {
+        Sharded& sharded = sharded_[groups.within];
+        sharded.across = groups.across;
+        sharded.shard = part_.shard(parameter.slice.gradient);
+        sharded.gradients.push_back(gradient);
+        break;
+      }
+      case StateSharding::parameters:  // summed within the group as the backward pass went
+        replicas_[groups.across].push_back(gradient);
+        break;
     }
     if (reduction.copies) copies_[*reduction.copies].push_back(gradient);
-    if (const int64_t row = first_shared_row(parameter, part_); row > 0) {
-      shared_rows_[row].push_back(gradient);
+    if (const std::optional<int64_t> row = first_shared_row(parameter, part_)) {
+      shared_rows_[*row].push_back(gradient);
     }
   }
 
@@ -130,17 +150,26 @@ class LayerSums {
 
 }  // namespace
 
-void sum_gradients_over_ranks(Builder& builder, const ModelState& state) {
+void sum_gradients_over_ranks(Builder& builder, const ModelState& state, int64_t bucket_elements) {
   if (state.part.layout().world_size() == 1) return;
-  const Place caller_place = builder.place;
-  std::map<int32_t, LayerSums, std::greater<>> layers;
+  std::map<int32_t, std::vector<const Parameter*>> steps;
   for (const Parameter& parameter : state.parameters) {
-    layers.try_emplace(parameter.layer, builder, state.part)
-        .first->second.add(builder.state(parameter.gradient), parameter);
+    steps[completion(parameter)].push_back(&parameter);
   }
-  for (auto& [layer, sums] : layers) {
-    builder.place.layer = static_cast<int16_t>(layer);
-    sums.emit();
+  const Place caller_place = builder.place;
+  std::optional<GradientSums> bucket;
+  int64_t elements = 0;
+  for (const auto& [step, parameters] : steps) {
+    if (!bucket) bucket.emplace(builder, state.part);
+    for (const Parameter* parameter : parameters) {
+      bucket->add(builder.state(parameter->gradient), *parameter);
+      elements += parameter->held.end - parameter->held.begin;
+    }
+    if (elements < bucket_elements && step != steps.rbegin()->first) continue;
+    builder.place.layer = static_cast<int16_t>(parameters.front()->layer);
+    bucket->emit();
+    bucket.reset();
+    elements = 0;
   }
   builder.place = caller_place;
 }
@@ -150,13 +179,16 @@ ValueId squared_gradient_norm(Builder& builder, const ModelState& state) {
   std::map<std::array<int64_t, 3>, std::vector<ValueId>> counted;
   for (const Parameter& parameter : state.parameters) {
     if (!leads(parameter, state.part)) continue;
-    const int64_t shared = first_shared_row(parameter, state.part);
+    const std::optional<int64_t> shared = first_shared_row(parameter, state.part);
     const bool leads_shared =
-        shared == 0 ||
-        state.part.layout().members(RankGroup::kv_replicas, state.part.rank).front() ==
-            state.part.rank;
-    const Shard shard = state.part.shard(parameter.slice.gradient);
-    counted[{leads_shared ? 0 : shared, shard.place, shard.count}].push_back(
+        !shared || state.part.layout().members(RankGroup::kv_replicas, state.part.rank).front() ==
+                       state.part.rank;
+    if (!leads_shared && *shared == 0) continue;
+    // A gradient of which only the shard is here, or else only the shard is summed.
+    const Shard shard = state.part.run->sharding == StateSharding::optimizer
+                            ? state.part.shard(parameter.slice.gradient)
+                            : Shard{};
+    counted[{leads_shared ? 0 : *shared, shard.place, shard.count}].push_back(
         builder.state(parameter.gradient));
   }
   ValueId sum;
@@ -171,16 +203,17 @@ ValueId squared_gradient_norm(Builder& builder, const ModelState& state) {
   return sum_over_ranks(builder, sum, {.group = RankGroup::world}, "squared_norm_of_all");
 }
 
-void gather_parameters_over_ranks(Builder& builder, const ModelState& state) {
-  if (!state.part.run->distributed_optimizer) return;
-  std::map<RankGroup, std::vector<ValueId>> gathered;
-  for (const Parameter& parameter : state.parameters) {
+void gather_parameters_over_ranks(Builder& builder, const ModelState& state,
+                                  std::span<const Parameter> parameters) {
+  if (state.part.run->sharding != StateSharding::optimizer) return;
+  std::map<RankGroup, std::vector<ValueId>> values_of;
+  for (const Parameter& parameter : parameters) {
     const GradientClass gradient = parameter.slice.gradient;
     if (state.part.shard(gradient).count == 1) continue;
-    gathered[shard_groups(gradient, state.part).within].push_back(builder.state(parameter.value));
+    values_of[shard_groups(gradient, state.part).within].push_back(builder.state(parameter.value));
   }
-  for (const auto& [group, parameters] : gathered) {
-    gather_shards(builder, parameters, {.group = group});
+  for (const auto& [group, values] : values_of) {
+    gather_shards(builder, values, {.group = group});
   }
 }
 

@@ -16,17 +16,20 @@
 namespace troupe {
 
 // Sums the main gradients, layer by layer, the last one first: the order in which the backward pass
-// completes them. Emits nothing for one rank. With the distributed optimizer only the rank's shard
-// of a gradient is the sum; the rest of it is no longer of use.
-void sum_gradients_over_ranks(Builder& builder, const ModelState& state);
+// completes them. Successive layers share one meeting of the ranks (a bucket) until their gradients
+// have `bucket_elements`; 0: each layer has its own. Emits nothing for one rank. With the
+// distributed optimizer only the rank's shard of a gradient is the sum; the rest of it is no longer
+// of use. Shards of sharded parameters have been summed by the backward pass.
+void sum_gradients_over_ranks(Builder& builder, const ModelState& state, int64_t bucket_elements);
 
 // The square of the norm of all gradients of the model, once summed: every element of the model
 // counts once, whoever holds it. f64 [1], the same bits on all ranks.
 ValueId squared_gradient_norm(Builder& builder, const ModelState& state);
 
-// With the distributed optimizer, gives every rank the shards of parameters that others have
+// With the distributed optimizer, gives every rank the shards of these parameters that others have
 // updated.
-void gather_parameters_over_ranks(Builder& builder, const ModelState& state);
+void gather_parameters_over_ranks(Builder& builder, const ModelState& state,
+                                  std::span<const Parameter> parameters);
 
 // Sums metrics over all ranks, of which each has a part. Emits nothing for one rank.
 void sum_metrics_over_ranks(Builder& builder, const ModelState& state,

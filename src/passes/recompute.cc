@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "passes/communication_order.h"
+
 namespace troupe {
 namespace {
 
@@ -50,6 +52,12 @@ int32_t region_key(const Place& place, int32_t first_layer, const Options& optio
   }
   constexpr int32_t kModules = static_cast<int32_t>(Module::shared_expert) + 1;
   return chosen ? place.layer * kModules + static_cast<int32_t>(region) : -1;
+}
+
+// What stands around the layers is gathered once: the backward pass begins with the head, and does
+// not read the embedding.
+bool gathers_layer_parameters(const Program& program, const Op& op) {
+  return op.place.layer >= 0 && gathers_parameters(program, op);
 }
 
 // Are outputs that others of the same layer read computed again, too?
@@ -97,8 +105,11 @@ void Recompute::find_regions(const Program& program, int32_t first, int32_t last
   for (int32_t index = first; index < last; ++index) {
     const Op& op = program.op(index);
     if (first_layer < 0) first_layer = op.place.layer;
-    const int32_t key = region_key(op.place, first_layer, options);
-    if (key < 0) continue;
+    // Gatherings are not kept in any case, and each is a region of its own.
+    const int32_t key = gathers_layer_parameters(program, op)
+                            ? -2 - index
+                            : region_key(op.place, first_layer, options);
+    if (key == -1) continue;
     const auto [found, is_new] = numbers.emplace(key, static_cast<int32_t>(regions_.size()));
     if (is_new) regions_.emplace_back();
     regions_[static_cast<size_t>(found->second)].ops.push_back(index);
@@ -127,7 +138,9 @@ void Recompute::find_discarded(const Program& program, int32_t first, const Opti
     for_each_read(program, op, [&](ValueId id) {
       int32_t& region = region_of_[static_cast<size_t>(id.index)];
       if (region < 0 || region == region_of_op[static_cast<size_t>(index - first)]) return;
-      const Place& place = program.op(definer[static_cast<size_t>(id.index)]).place;
+      const Op& made_by = program.op(definer[static_cast<size_t>(id.index)]);
+      const Place& place = made_by.place;
+      if (gathers_layer_parameters(program, made_by)) return;
       if (discards_outputs(place, options) && place.layer == op.place.layer) return;
       region = -1;
     });

@@ -15,6 +15,8 @@
 //                 stream and the branch that is still to be added to it
 //   core_attention, mlp, moe, shared_experts
 //                 all of the module; kept: its inputs, and its outputs where others read them
+//   parameters that ranks share out (StateSharding::parameters)
+//                 always: a layer's are gathered again where gradients read them
 //   norms, expert_activation
 //                 the module's outputs, too: kept are its inputs alone. Of norms with an addition
 //                 these are the stream and the branch; sums that other layers read are kept

@@ -4,87 +4,23 @@
 #include <deque>
 #include <iterator>
 #include <optional>
-#include <set>
 #include <utility>
 
-#include "ops/accumulate/accumulate.h"
 #include "ops/adamw/adamw.h"
+#include "ops/add/add.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
 #include "ops/gradient_norm/gradient_norm.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/token_count/token_count.h"
 #include "passes/autodiff.h"
+#include "passes/communication_order.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
+#include "passes/step_metrics.h"
 
 namespace troupe {
 namespace {
-
-std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
-                                                bool training) {
-  std::vector<LayerMetrics> layers;
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.is_moe_layer(layer)) continue;
-    LayerMetrics metrics;
-    metrics.layer = layer;
-    metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
-    metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
-    for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
-      if (!training || coefficient_of(kind, config) == 0) continue;
-      metrics.losses.push_back({kind, builder.metric(std::string(name_of(kind)), DType::f64, {1})});
-    }
-    layers.push_back(std::move(metrics));
-  }
-  return layers;
-}
-
-// The step's metrics, which micro-batches add to. The first contribution stores.
-class MetricSums {
- public:
-  explicit MetricSums(Builder& builder) : builder_(builder) {}
-
-  void add(ValueId metric, ValueId value, double weight) {
-    accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second);
-  }
-
-  // For what other ranks contribute to and this one does not.
-  void add_nothing(ValueId metric) {
-    if (written_.contains(metric.index)) return;
-    const Shape shape = builder_.value(metric).shape;
-    add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
-  }
-
- private:
-  Builder& builder_;
-  std::set<int32_t> written_;
-};
-
-// Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
-// sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of
-// means over the tokens each has its part.
-void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                        const ForwardResult& forward, ValueId loss,
-                        const std::vector<LayerMetrics>& layers, MetricSums& sums, double share) {
-  const Layout& layout = part.layout();
-  const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
-  if (forward.loss.valid()) sums.add(loss, forward.loss, part.dense().tp == 0 ? share : 0);
-  const Place caller_place = builder.place;
-  for (const LayerMetrics& metrics : layers) {
-    builder.place.layer = static_cast<int16_t>(metrics.layer);
-    for (const auto& router : forward.routers) {
-      if (router.layer != metrics.layer) continue;
-      sums.add(metrics.counts, router.counts, 1.0);
-      sums.add(metrics.entropy, router.entropy, token_share);
-    }
-    for (const auto& auxiliary : forward.auxiliary_losses) {
-      if (auxiliary.layer != metrics.layer) continue;
-      for (const LayerMetrics::Loss& target : metrics.losses) {
-        if (target.kind != auxiliary.kind) continue;
-        sums.add(target.value, auxiliary.value, share / coefficient_of(auxiliary.kind, config));
-      }
-    }
-  }
-  builder.place = caller_place;
-}
 
 // Which of a rank's stages, of those that it has at all.
 template <class Predicate>
@@ -145,18 +81,6 @@ void record_selections(Program& program, const ModelConfig& config, const Forwar
   }
 }
 
-// All that a step measures.
-std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers) {
-  std::vector<ValueId> metrics;
-  if (loss.valid()) metrics.push_back(loss);
-  for (const LayerMetrics& layer : layers) {
-    metrics.push_back(layer.counts);
-    metrics.push_back(layer.entropy);
-    for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
-  }
-  return metrics;
-}
-
 // Sums metrics over the ranks, each of which has counted what no other has.
 void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
                     MetricSums& sums) {
@@ -177,7 +101,14 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
                              .step = step.update_number,
                              .coefficient = clip.coefficient,
                              .skip = clip.skip};
-  for (const Parameter& parameter : state.parameters) {
+  const std::span<const Parameter> all = state.parameters;
+  size_t gathered = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Parameter& parameter = all[i];
+    if (options.overlap_parameter_gathers && parameter.layer != all[gathered].layer) {
+      gather_parameters_over_ranks(builder, state, all.subspan(gathered, i - gathered));
+      gathered = i;
+    }
     if (!parameter.exp_avg.valid()) continue;  // an empty shard
     builder.place.layer = static_cast<int16_t>(parameter.layer);
     const AdamWTensors tensors{
@@ -191,11 +122,11 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
            .beta2 = options.adam_beta2,
            .epsilon = options.adam_epsilon,
            .decay = parameter.decay,
-           .first = parameter.shard.begin},
+           .first = parameter.shard.begin - parameter.held.begin},
           (*state.table)[parameter.value].name);
   }
   builder.place.layer = Place{}.layer;
-  gather_parameters_over_ranks(builder, state);
+  gather_parameters_over_ranks(builder, state, all.subspan(gathered));
   for (const LayerMetrics& metrics : step.layers) {
     const StateId expert_bias = state.expert_biases[static_cast<size_t>(metrics.layer)];
     if (!expert_bias.valid()) continue;
@@ -250,7 +181,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     }
     if (with_loss) {
       accumulate_metrics(builder, config, part, forward, step.loss, step.layers, sums,
-                         /*share=*/1.0);
+                         /*share=*/1.0, /*loss_share=*/1.0);
     }
   }
   for (const ValueId metric : metrics_of(step.loss, step.layers)) sums.add_nothing(metric);
@@ -272,8 +203,6 @@ class TrainingEmission {
         share_(1.0 / (options.micro_batches * state.part.layout().dp())),
         rope_(build_rope_table(builder, config, part_, rows_of_sequence(part_, options.sequence),
                                wide_)),
-        // The step's loss is the mean over the micro-batches of all ranks.
-        d_loss_(fill(builder, share_, wide_, {1}, "d_loss")),
         messages_(builder, state.dtype,
                   stream_shape(config, part_, options.micro_batch_size, options.sequence)),
         sums_(builder),
@@ -283,6 +212,7 @@ class TrainingEmission {
                 static_cast<size_t>(part_.partition().chunks)) {
     step.micro_batches.resize(static_cast<size_t>(options.micro_batches));
     step.selected.resize(static_cast<size_t>(options.micro_batches));
+    weigh_losses();
   }
 
   void emit_all() {
@@ -314,6 +244,41 @@ class TrainingEmission {
   }
 
  private:
+  // The step's loss is the mean over the micro-batches of all ranks, or over their tokens.
+  void weigh_losses() {
+    if (!options_.per_token_loss) {
+      d_loss_ = d_auxiliary_loss_ = fill(builder_, share_, wide_, {1}, "d_loss");
+      return;
+    }
+    for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
+      const BatchValues& batch = batch_of(i);
+      // The ranks of a tp group have the same tokens.
+      if (!batch.mask.valid() || part_.dense().tp != 0) continue;
+      const ValueId count = token_count(builder_, batch.mask, "tokens_here");
+      loss_tokens_ =
+          loss_tokens_.valid() ? add(builder_, loss_tokens_, count, "tokens_so_far") : count;
+    }
+    if (!loss_tokens_.valid()) loss_tokens_ = fill(builder_, 0, wide_, {1}, "tokens_here");
+    if (part_.layout().world_size() > 1) {
+      loss_tokens_ =
+          sum_over_ranks(builder_, loss_tokens_, {.group = RankGroup::world}, "tokens_of_step");
+    }
+    d_loss_ = fill(builder_, 1, wide_, {1}, "d_loss");
+    d_auxiliary_loss_ = token_share(builder_, loss_tokens_,
+                                    {.numerator = static_cast<double>(options_.micro_batch_size) *
+                                                  static_cast<double>(options_.sequence)},
+                                    "d_auxiliary_loss");
+  }
+
+  BatchValues& batch_of(size_t micro_batch) {
+    BatchValues& batch = step_.micro_batches[micro_batch];
+    if (batch.batch == 0) {
+      batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
+                               /*with_labels=*/true, wide_);
+    }
+    return batch;
+  }
+
   // What one stage does for one micro-batch.
   struct Pass {
     int32_t first = 0;  // the forward operations that are differentiated
@@ -382,11 +347,9 @@ class TrainingEmission {
 
   void emit_forward(const PipelineStep& item, Pass& own) {
     const auto number = static_cast<size_t>(item.micro_batch);
-    BatchValues& batch = step_.micro_batches[number];
+    const BatchValues& batch = batch_of(number);
     std::vector<ValueId>& selected = step_.selected[number];
-    if (batch.batch == 0) {
-      batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
-                               /*with_labels=*/true, wide_);
+    if (selected.empty()) {
       selected = declare_selections(
           builder_, config_, part_,
           stream_shape(config_, part_, options_.micro_batch_size, options_.sequence)[0],
@@ -404,20 +367,23 @@ class TrainingEmission {
                        .context_exchange = options_.context_exchange,
                        .seed = options_.seed,
                        .step = step_.step_number,
+                       .loss_tokens = loss_tokens_,
                        .selected = replayed ? selected : std::vector<ValueId>{},
                        .running_counts = &running_counts_});
     own.last = builder_.program().op_count();
     own.output = forward.output;
     if (forward.loss.valid()) own.losses.push_back({forward.loss, d_loss_});
     for (const auto& auxiliary : forward.auxiliary_losses) {
-      own.losses.push_back({auxiliary.value, d_loss_});
+      own.losses.push_back({auxiliary.value, d_auxiliary_loss_});
     }
     if (options_.routing_trace == RoutingTrace::recorded) {
       record_selections(builder_.program(), config_, forward, selected);
     }
-    accumulate_metrics(builder_, config_, part_, forward, step_.loss, step_.layers, sums_, share_);
-    if (options_.recompute.any()) {
-      own.recompute.emplace(builder_.program(), own.first, own.last, options_.recompute);
+    accumulate_metrics(builder_, config_, part_, forward, step_.loss, step_.layers, sums_, share_,
+                       options_.per_token_loss ? 1 : share_);
+    const RecomputeOptions& recompute = options_.recompute;
+    if (recompute.any() || part_.run->sharding == StateSharding::parameters) {
+      own.recompute.emplace(builder_.program(), own.first, own.last, recompute);
     }
   }
 
@@ -519,7 +485,9 @@ class TrainingEmission {
   const DType wide_;
   const double share_;
   const ValueId rope_;
-  const ValueId d_loss_;
+  ValueId loss_tokens_;  // with a loss per token: how many the step has
+  ValueId d_loss_;
+  ValueId d_auxiliary_loss_;
   StageMessages messages_;
   MetricSums sums_;
   MainGradients main_gradients_;
@@ -552,10 +520,12 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   TrainingEmission emission(builder, config, state, options, step);
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
-  sum_gradients_over_ranks(builder, state);
+  sum_gradients_over_ranks(builder, state, options.gradient_bucket_elements);
   reduce_metrics(builder, state, step, emission.sums());
   build_update(builder, config, state, options, step);
   emission.reorder();
+  if (options.overlap_gradient_sums) start_gradient_sums_early(*step.program);
+  if (options.overlap_parameter_gathers) start_gathers_early(*step.program);
   return step;
 }
 

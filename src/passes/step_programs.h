@@ -39,6 +39,14 @@ struct TrainingStepOptions {
   RoutingTrace routing_trace = RoutingTrace::none;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
+  // The loss is the mean over the tokens of the whole step, and not of the means of micro-batches.
+  // An auxiliary loss then has the weight of the tokens that it is of (semantics 2 and 3.11).
+  bool per_token_loss = false;
+  int64_t gradient_bucket_elements = 0;  // see sum_gradients_over_ranks
+  // Gradients are summed as soon as they are complete, and parameters gathered one layer ahead of
+  // their use, or as soon as they are updated (passes/communication_order.h).
+  bool overlap_gradient_sums = false;
+  bool overlap_parameter_gathers = false;
   OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
   RecomputeOptions recompute = {};
 };
@@ -62,7 +70,7 @@ struct TrainingStep {
   ValueId weight_decay;                    // f64 [1], input
   ValueId update_number;  // i64 [1], input: counts updates from 1, for Adam's bias correction
   ValueId step_number;    // i64 [1], input: keys random numbers; invalid when the step draws none
-  ValueId loss;           // f64 [1], metric: mean over micro-batches, nats per token
+  ValueId loss;           // f64 [1], metric: mean over micro-batches or tokens, nats per token
   ValueId grad_norm;      // f64 [1], metric: before clipping
   ValueId skipped;        // i32 [1], metric: 1 when the norm was not finite and nothing was updated
   std::vector<LayerMetrics> layers;

@@ -75,12 +75,15 @@ class Communicator {
   virtual void all_to_all(const CollectiveCall& call, std::span<const Block> sent,
                           std::span<const Block> received, ThreadPool& pool) = 0;
 
-  // Opens memory of this rank to all members, who do the same, each with as many windows; until
-  // close() every member may write into all windows. What is written to which place is agreed on
-  // by the kernel; no place is written twice. After close() this rank's windows hold what was
-  // written, and nobody writes into them any more.
+  // Opens memory of this rank to all members, who do the same, each with as many windows of the
+  // same sizes. A window is cut into size() sections of one length, one for each member in order:
+  // until close() a member may put bytes into its own section of every window, each once, and all
+  // from the section's beginning on. After close() this rank's windows hold what was put there, and
+  // nobody writes into them any more. The windows' list stays until then.
   virtual void open(const CollectiveCall& call, std::span<const Block> windows) = 0;
-  virtual const Block& window(int member, size_t which) const = 0;
+  // `offset` is one within the section. Any thread of this rank's pool; the bytes stay as they are
+  // until close().
+  virtual void put(int member, size_t window, int64_t offset, Block bytes) = 0;
   virtual void close() = 0;
 
   // `running` = the sum of `own` over ranks 0 to this one, `total` = over all ranks. All i32, of as

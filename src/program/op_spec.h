@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "program/communicator.h"
+#include "program/cuda_kernel.h"
 #include "program/kernel.h"
 #include "program/program.h"
 
@@ -87,11 +88,15 @@ struct OpSpec {
 
   // The CPU kernel for the operation's dtypes.
   CpuKernel (*cpu_kernel)(const OpView&) = nullptr;
+  // The CUDA kernel; nullptr: none is written yet, or the build has no CUDA.
+  CudaKernel (*cuda_kernel)(const OpView&) = nullptr;
 
   // Private memory of the operation while it runs; nullptr means none. `workspace_bytes` is shared
   // by all threads, `scratch_bytes` is wanted for each thread.
   uint64_t (*workspace_bytes)(const OpView&) = nullptr;
   uint64_t (*scratch_bytes)(const OpView&) = nullptr;
+  // The same for the CUDA kernel, which gets neither of the two.
+  uint64_t (*cuda_scratch_bytes)(const OpView&) = nullptr;
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;

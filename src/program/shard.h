@@ -1,5 +1,5 @@
-// Shards: a tensor that several ranks hold alike, cut into as many parts, one for each, of which
-// the rank keeps the optimizer state. Plain values; any thread.
+// Shards: a tensor that several ranks use alike, cut into as many parts, one for each, of which the
+// rank keeps the optimizer state, or which are all that it keeps. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,15 @@ inline IndexRange shard_of(const Shape& shape, Shard shard) {
   const int64_t vectors = vector == 0 ? 0 : shape.elements() / vector;
   return {vectors * shard.place / shard.count * vector,
           vectors * (shard.place + 1) / shard.count * vector};
+}
+
+// A tensor of the elements of a shard: [vectors, last dimension] or [elements]; `shape` itself
+// where they are all.
+inline Shape shape_of_shard(const Shape& shape, Shard shard) {
+  const IndexRange range = shard_of(shape, shard);
+  const int64_t elements = range.end - range.begin;
+  if (elements == shape.elements()) return shape;
+  return shape.rank() > 1 ? Shape{elements / shape.back(), shape.back()} : Shape{elements};
 }
 
 }  // namespace troupe

@@ -1,16 +1,34 @@
 #include "runtime/state_storage.h"
 
 namespace troupe {
+namespace {
 
-StateStorage::StateStorage(std::shared_ptr<const StateTable> table)
-    : table_(std::move(table)),
-      layout_(*table_),
-      arena_(layout_.bytes, "parameters, gradients and optimizer states") {}
+constexpr const char* kPurpose = "parameters, gradients and optimizer states";
+
+}  // namespace
+
+StateStorage::StateStorage(std::shared_ptr<const StateTable> table, Device device)
+    : table_(std::move(table)), device_(device), layout_(*table_), arena_(layout_.bytes, kPurpose) {
+  if (device == Device::cuda) device_memory_ = DeviceMemory(layout_.bytes, kPurpose);
+}
 
 TensorView StateStorage::view(StateId id) const {
   const StateTensor& tensor = (*table_)[id];
   return {arena_.data() + layout_.offset[static_cast<size_t>(id.index)], tensor.dtype, tensor.shape,
           nullptr};
+}
+
+void StateStorage::to_device() const {
+  if (device_ == Device::cuda) device_memory_.copy_in(arena_.data());
+}
+
+void StateStorage::to_host() const {
+  if (device_ == Device::cuda) device_memory_.copy_out(arena_.data());
+}
+
+std::byte* StateStorage::device_address(StateId id) const {
+  TROUPE_CHECK(device_ == Device::cuda, "the state is on the CPU");
+  return device_memory_.data() + layout_.offset[static_cast<size_t>(id.index)];
 }
 
 }  // namespace troupe

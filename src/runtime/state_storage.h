@@ -1,31 +1,49 @@
-// The memory of a StateTable on the CPU: parameters, gradients, optimizer and router state.
-// Programs that are built on the same table (training, evaluation, generation) run on the same
-// storage.
+// The memory of a StateTable: parameters, gradients, optimizer and router state. Programs that are
+// built on the same table (training, evaluation, generation) run on the same storage.
+//
+// The host always has room for the whole state: there it is initialised, loaded and saved. On the
+// CPU that is what programs work with. On a GPU programs work with a copy, and what is written on
+// one side must be carried to the other: to_device() after the host has written, to_host() before
+// it reads.
 //
 // Owns its memory, which starts as zeros. Not synchronised: one interpreter runs at a time.
 #pragma once
 
 #include <memory>
 
+#include "base/device.h"
 #include "passes/memory_plan.h"
 #include "program/kernel.h"
 #include "runtime/arena.h"
+#include "runtime/device_memory.h"
 
 namespace troupe {
 
 class StateStorage {
  public:
-  explicit StateStorage(std::shared_ptr<const StateTable> table);
+  explicit StateStorage(std::shared_ptr<const StateTable> table, Device device = Device::cpu);
 
   const StateTable& table() const { return *table_; }
   std::shared_ptr<const StateTable> shared_table() const { return table_; }
-  TensorView view(StateId id) const;
+  Device device() const { return device_; }
   uint64_t bytes() const { return arena_.bytes(); }
+
+  // The host's memory of a tensor.
+  TensorView view(StateId id) const;
+
+  // Copies all of it; nothing on the CPU.
+  void to_device() const;
+  void to_host() const;
+
+  // The GPU's memory of a tensor.
+  std::byte* device_address(StateId id) const;
 
  private:
   std::shared_ptr<const StateTable> table_;
+  Device device_;
   StateLayout layout_;
   Arena arena_;
+  DeviceMemory device_memory_;
 };
 
 }  // namespace troupe

@@ -10,8 +10,7 @@ BatchFeed::BatchFeed(const SampleSource& source)
       labels_(tokens_.size()),
       mask_(tokens_.size()) {}
 
-int64_t BatchFeed::write(const CpuInterpreter& interpreter, const BatchValues& batch,
-                         int64_t first) {
+int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batch, int64_t first) {
   const int64_t rows = batch.sequence;
   TROUPE_CHECK(static_cast<int64_t>(mask_.size()) == rows * batch.chunks.ranks,
                "batch and samples differ in length");

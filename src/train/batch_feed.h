@@ -6,7 +6,7 @@
 
 #include "data/sampler.h"
 #include "model/decoder.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 
 namespace troupe {
 
@@ -16,7 +16,7 @@ class BatchFeed {
 
   // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and mask, those of
   // them that the program has. Returns how many of the samples' tokens count in the loss.
-  int64_t write(const CpuInterpreter& interpreter, const BatchValues& batch, int64_t first);
+  int64_t write(const Interpreter& interpreter, const BatchValues& batch, int64_t first);
 
  private:
   const SampleSource& source_;

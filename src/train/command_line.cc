@@ -246,8 +246,27 @@ std::vector<std::string> notes_on_options(const Options& options,
   return notes;
 }
 
-Options parse_options(Command command, const std::vector<std::string>& arguments, bool& wants_help,
-                      std::vector<std::string>& notes) {
+// Ranks that are processes are as many as were started.
+void check_processes(const Options& options, int32_t processes) {
+  const bool runs_on_several = options.command == Command::verify ||
+                               (options.command == Command::train && !options.fake_process_group);
+  if (!runs_on_several) {
+    throw_bad_request(
+        fmt::format("A launcher has started {} processes, but troupe {}{} works in one. Start it "
+                    "without the launcher.",
+                    processes, info_of(options.command).name,
+                    options.fake_process_group ? " --fake-process-group" : ""));
+  }
+  if (options.ranks != processes) {
+    throw_bad_request(
+        fmt::format("--ranks {}: a launcher has started {} processes, one for each rank. Leave the "
+                    "flag out.",
+                    options.ranks, processes));
+  }
+}
+
+Options parse_options(Command command, const std::vector<std::string>& arguments, int32_t processes,
+                      bool& wants_help, std::vector<std::string>& notes) {
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();
@@ -284,6 +303,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
 
   Options options;
   options.command = command;
+  options.ranks = processes;
   wants_help = help->count() > 0;
   if (wants_help) return options;
 
@@ -327,6 +347,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }
   }
+  if (processes > 1) check_processes(options, processes);
   check_options(options);
   for (std::string& note : notes_on_options(options, left_out)) notes.push_back(std::move(note));
   return options;
@@ -483,7 +504,7 @@ std::string foreign_flags_markdown() {
 
 }  // namespace
 
-CommandLine parse_command_line(std::span<const std::string> arguments) {
+CommandLine parse_command_line(std::span<const std::string> arguments, int32_t processes) {
   const size_t position = find_command_position(arguments);
   if (position >= arguments.size()) {
     for (const std::string& argument : arguments) {
@@ -501,7 +522,7 @@ CommandLine parse_command_line(std::span<const std::string> arguments) {
 
   CommandLine result;
   bool wants_help = false;
-  result.options = parse_options(command, rest, wants_help, result.notes);
+  result.options = parse_options(command, rest, processes, wants_help, result.notes);
   if (wants_help) {
     result.text = command_help(command);
   } else if (command == Command::help) {

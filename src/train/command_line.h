@@ -4,6 +4,7 @@
 // every mistake of the user is a bad request that names the flag and, where it can, the remedy.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -24,7 +25,10 @@ struct CommandLine {
 // for lists. Commands that look at a run (inspect, plan, bench) also take those flags of train that
 // they do not use, and all that describe a run the flags of Megatron (train/foreign_flags.h). The
 // options of the result have passed check_options().
-CommandLine parse_command_line(std::span<const std::string> arguments);
+//
+// `processes`: how many of them a launcher has started, as ranks of one run, which --ranks must
+// say, too, if it is given. Other commands than train and verify are then refused.
+CommandLine parse_command_line(std::span<const std::string> arguments, int32_t processes = 1);
 
 // `troupe --help`: the commands, the global flags, the exit statuses.
 std::string overview_help();

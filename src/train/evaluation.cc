@@ -71,7 +71,7 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
 
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int threads) {
+                               int threads, Device device) {
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
@@ -79,7 +79,7 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
       build_evaluation_step(config, state, static_cast<int32_t>(rows),
                             static_cast<int32_t>(sets.front().source->options().sequence_length));
   verify_program(*plan.step.program);
-  plan.memory = plan_memory(*plan.step.program, threads);
+  plan.memory = plan_memory(*plan.step.program, threads, device);
   for (const EvaluationSet& set : sets) {
     const int64_t available = set.source->num_samples();
     plan.batches.push_back(std::max<int64_t>(1, std::min(samples, available) / rows));
@@ -94,9 +94,10 @@ Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadP
       part_(part),
       group_(group),
       plan_(std::move(plan)),
-      interpreter_(*plan_.step.program, plan_.memory, storage, pool,
-                   group == nullptr ? Communicators{}
-                                    : communicators_of(*group, part.layout(), part.rank)) {}
+      interpreter_(make_interpreter(*plan_.step.program, plan_.memory, storage, pool,
+                                    group == nullptr
+                                        ? Communicators{}
+                                        : communicators_of(*group, part.layout(), part.rank))) {}
 
 std::vector<EvaluationResult> Evaluation::run() {
   // One rank may have been writing to a slow disk; collectives wait within a limit.
@@ -118,11 +119,11 @@ EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches) {
     // Experts may be spread over replicas: one that has no batch left runs with the others.
     const bool has_batch = first + place.dp < batches;
     const int64_t number = has_batch ? first + place.dp : 0;
-    const int64_t counted = feed.write(interpreter_, batch, number * batch.batch);
-    interpreter_.run();
+    const int64_t counted = feed.write(*interpreter_, batch, number * batch.batch);
+    interpreter_->run();
     if (!has_batch) continue;
     if (plan_.step.loss.valid()) {
-      sum += *interpreter_.view(plan_.step.loss).as<double>() * static_cast<double>(counted);
+      sum += *interpreter_->view(plan_.step.loss).as<double>() * static_cast<double>(counted);
     }
     if (counts_tokens) tokens += counted;
   }

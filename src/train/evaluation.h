@@ -13,7 +13,7 @@
 
 #include "parallel/process_group.h"
 #include "passes/step_programs.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 #include "train/data_sets.h"
 #include "train/options.h"
 
@@ -54,7 +54,7 @@ struct EvaluationPlan {
 // its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int threads);
+                               int threads, Device device = Device::cpu);
 
 // Owns its program and memory; shares the weights. Borrows all other arguments. One thread per
 // rank.
@@ -81,7 +81,7 @@ class Evaluation {
   ModelPart part_;
   ProcessGroup* group_;
   EvaluationPlan plan_;
-  CpuInterpreter interpreter_;
+  std::unique_ptr<Interpreter> interpreter_;
 };
 
 }  // namespace troupe

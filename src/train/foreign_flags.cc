@@ -21,7 +21,7 @@ constexpr std::string_view kMemory =
 constexpr std::string_view kTransport =
     "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
-    "it sets up Megatron's processes; ranks are threads of one process here.";
+    "it sets up Megatron's processes; here ranks are threads, or what mpirun or srun starts.";
 constexpr std::string_view kAlways = "this is always so here.";
 constexpr std::string_view kRope = "positions are always rotary here.";
 constexpr std::string_view kRopeKind =
@@ -59,8 +59,7 @@ constexpr std::string_view kInitialization = "initial weights are normal, with -
 constexpr std::string_view kPartition =
     "say what each stage holds with --pipeline-model-parallel-layout.";
 constexpr std::string_view kSharding =
-    "parameters are not sharded in this version. --use-distributed-optimizer asks for sharded "
-    "optimizer states.";
+    "say --use-megatron-fsdp: parameters, gradients and optimizer state are sharded.";
 constexpr std::string_view kOtherOptimizer =
     "there is one optimizer here, AdamW (Megatron's adam).";
 constexpr std::string_view kOneDecay =
@@ -267,7 +266,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("optimizer-cuda-graph", kSpeed),
     accepted_value("tp-comm-overlap-cfg", "", kSpeed),
     accepted_value("tp-comm-bootstrap-backend", "", kSpeed),
-    accepted_value("ddp-bucket-size", "", kSpeed),
     accepted_value("ddp-num-buckets", "", kSpeed),
     accepted_value("wgrad-deferral-limit", "", kSpeed),
     accepted_value("cuda-graph-impl", "", kSpeed),
@@ -280,9 +278,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("account-for-loss-in-pipeline-split", kPartition),
     refused("pipeline-model-parallel-split-rank", kPartition),
     refused("use-torch-fsdp2", kSharding),
-    refused("use-megatron-fsdp", kSharding),
     refused("use-custom-fsdp", kSharding),
-    refused("data-parallel-sharding-strategy", kSharding),
     refused("hierarchical-context-parallel-sizes",
             "say --context-parallel-size and --cp-comm-type."),
     refused("hybrid-context-parallel", "say --context-parallel-size and --cp-comm-type."),
@@ -333,9 +329,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("decoupled-min-lr", kOneDecay),
     refused("apply-wd-to-qk-layernorm", kOneDecay),
     refused("no-weight-decay-cond-type", kOneDecay),
-    refused("calculate-per-token-loss",
-            "the loss is the mean over micro-batches of their means (--calculate-per-token-loss "
-            "would weight tokens)."),
     accepted("check-for-nan-in-loss-and-grad", kNotFinite),
     accepted("no-check-for-nan-in-loss-and-grad", kNotFinite),
     refused("check-for-spiky-loss", kNotFinite),

@@ -75,10 +75,10 @@ std::vector<int32_t> generate(const ModelConfig& config, const ModelState& state
   const InferenceStep step = build_logits_step(config, state, /*batch=*/1, options.context,
                                                /*with_loss=*/false);
   verify_program(*step.program);
-  CpuInterpreter interpreter(*step.program, plan_memory(*step.program, pool.threads()), storage,
-                             pool);
-  auto* tokens = interpreter.view(step.batch.tokens).as<int32_t>();
-  const TensorView logits = interpreter.view(step.logits);
+  const auto interpreter = make_interpreter(
+      *step.program, plan_memory(*step.program, pool.threads(), storage.device()), storage, pool);
+  auto* tokens = interpreter->view(step.batch.tokens).as<int32_t>();
+  const TensorView logits = interpreter->view(step.logits);
 
   std::vector<int32_t> text = prompt;
   std::vector<int32_t> generated;
@@ -87,7 +87,7 @@ std::vector<int32_t> generate(const ModelConfig& config, const ModelState& state
     const size_t visible = std::min(text.size(), context);
     std::copy(text.end() - static_cast<std::ptrdiff_t>(visible), text.end(), tokens);
     std::fill(tokens + visible, tokens + context, 0);  // attention is causal: never looked at
-    interpreter.run();
+    interpreter->run();
     const std::vector<double> row =
         read_row(logits, static_cast<int64_t>(visible) - 1, options.vocabulary);
     const int32_t token = sample_token(

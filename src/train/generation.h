@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "passes/step_programs.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 
 namespace troupe {
 

@@ -39,7 +39,9 @@ void initialize_parameters(const ModelState& state, const StateStorage& storage,
     for (const StateId id : {parameter.value, parameter.master}) {
       if (!id.valid()) continue;
       const TensorView view = storage.view(id);
-      const int64_t first = id.index == parameter.master.index ? parameter.shard.begin : 0;
+      const IndexRange& held =
+          id.index == parameter.master.index ? parameter.shard : parameter.held;
+      const int64_t first = held.begin;
       switch (view.dtype) {
         case DType::f64:
           fill<double>(parameter, runs, first, view, seed, pool);

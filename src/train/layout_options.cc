@@ -1,9 +1,11 @@
 #include "train/layout_options.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <utility>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "model/parameter_layout.h"
 #include "train/model_options.h"
 #include "train/schedules.h"
@@ -77,13 +79,29 @@ int32_t expert_tensor_parallel_of(const Options& options) {
   return suffices ? options.tensor_model_parallel_size : 1;
 }
 
+StateSharding sharding_of(const Options& options) {
+  const std::string& strategy = options.data_parallel_sharding_strategy;
+  if (!options.use_megatron_fsdp) {
+    if (!strategy.empty()) {
+      throw_bad_request(fmt::format(
+          "--data-parallel-sharding-strategy {}: it belongs to --use-megatron-fsdp; add that.",
+          strategy));
+    }
+    return options.use_distributed_optimizer ? StateSharding::optimizer : StateSharding::none;
+  }
+  if (strategy == "no_shard") return StateSharding::none;
+  if (strategy == "optim") return StateSharding::optimizer;
+  return StateSharding::parameters;
+}
+
 }  // namespace
 
 RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
-  if (options.num_distributed_optimizer_instances > 1 && !options.use_distributed_optimizer) {
+  const StateSharding sharding = sharding_of(options);
+  if (options.num_distributed_optimizer_instances > 1 && sharding == StateSharding::none) {
     throw_bad_request(
-        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks the "
-                    "optimizer state is sharded; add --use-distributed-optimizer.",
+        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks state "
+                    "is sharded; add --use-distributed-optimizer or --use-megatron-fsdp.",
                     options.num_distributed_optimizer_instances));
   }
   LayoutOptions asked;
@@ -120,7 +138,18 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
         "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
   }
   check_shape(schedule);
-  return {std::move(layout), std::move(partition), schedule, options.use_distributed_optimizer};
+  return {std::move(layout), std::move(partition), schedule, sharding};
+}
+
+int threads_of_rank(const Options& options, const ProcessGroup* group) {
+  if (group == nullptr) return threads_per_rank(options);
+  const auto ranks_of_process = static_cast<int>(group->own_ranks().size());
+  const auto ranks = static_cast<int>(group->ranks_of_machine().size());
+  int threads = thread_count(options);
+  if (options.threads > 0) return std::max(1, threads / ranks);
+  const int processes = ranks / ranks_of_process;
+  if (threads * processes > installed_cores()) threads /= processes;
+  return std::max(1, threads / ranks_of_process);
 }
 
 void check_runnable_layout(const Options& options) {

@@ -7,6 +7,7 @@
 
 #include "model/model_config.h"
 #include "model/model_part.h"
+#include "parallel/process_group.h"
 #include "train/options.h"
 
 namespace troupe {
@@ -14,6 +15,11 @@ namespace troupe {
 // The layout of one training step of this model, checked against the model, the sequences and the
 // batch: the global batch size must be a multiple of the micro-batch size times DP.
 RunLayout run_layout_of(const Options& options, const ModelConfig& config);
+
+// The threads of each rank of `group` (null: of a run of one rank). --threads are those of a
+// machine and divided among its ranks, as are its cores without --threads. Processes that a
+// launcher has bound to cores of their own keep these.
+int threads_of_rank(const Options& options, const ProcessGroup* group);
 
 // Refuses every layout but that of one rank: for commands that work with one.
 void check_runnable_layout(const Options& options);

@@ -10,12 +10,12 @@
 namespace troupe {
 namespace {
 
-void declare(LoadedModel& model) {
+void declare(LoadedModel& model, Device device) {
   model.state = declare_model_state(model.config, model.compute_dtype, /*trained=*/false);
-  model.storage = std::make_unique<StateStorage>(model.state.table);
+  model.storage = std::make_unique<StateStorage>(model.state.table, device);
 }
 
-LoadedModel load_checkpoint(const std::string& path) {
+LoadedModel load_checkpoint(const std::string& path, Device device) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   const StoredRun stored = read_stored_run(checkpoint);
   LoadedModel model;
@@ -24,25 +24,28 @@ LoadedModel load_checkpoint(const std::string& path) {
   model.position = stored.position;
   model.config = stored.identity.model;
   model.compute_dtype = stored.identity.compute_dtype;
-  declare(model);
+  declare(model, device);
   load_training_state(checkpoint, model.config, model.state, *model.storage);
+  model.storage->to_device();
   return model;
 }
 
 }  // namespace
 
-LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<int64_t> step) {
+LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<int64_t> step,
+                       Device device) {
   if (path_exists(join_path(path, "config.json"))) {
     LoadedModel model;
     model.config = read_hf_config(join_path(path, "config.json"));
     model.compute_dtype = hf_dtype;
-    declare(model);
+    declare(model, device);
     load_hf_weights(path, model.config, model.state, *model.storage);
+    model.storage->to_device();
     return model;
   }
   std::vector<std::string> incomplete;
   if (const auto checkpoint = find_checkpoint(path, step, &incomplete)) {
-    return load_checkpoint(*checkpoint);
+    return load_checkpoint(*checkpoint, device);
   }
   if (!incomplete.empty()) {
     throw_failed(fmt::format("{}: none of its checkpoints is complete, the last because of: {}",

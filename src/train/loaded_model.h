@@ -27,8 +27,9 @@ struct LoadedModel {
 // `hf_dtype` is the compute dtype for Hugging Face folders; checkpoints keep their own. `step`
 // chooses one of a run's checkpoints; otherwise it is the newest. A path that is neither is a bad
 // request that says what was looked for.
+// The state is on `device`, and on the host.
 LoadedModel load_model(const std::string& path, DType hf_dtype,
-                       std::optional<int64_t> step = std::nullopt);
+                       std::optional<int64_t> step = std::nullopt, Device device = Device::cpu);
 
 // The tokenizer of a model from options.load: a checkpoint's own; for a Hugging Face folder as the
 // options say, the file being the folder's when they name none. A bad request when the options name

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/cpu/gemm.h"
+#include "runtime/device_limits.h"
 
 namespace troupe {
 namespace {
@@ -40,7 +41,8 @@ double measure(ThreadPool& pool) {
 
 }  // namespace
 
-double measure_matmul_limit(DType compute_dtype, ThreadPool& pool) {
+double measure_matmul_limit(DType compute_dtype, ThreadPool& pool, Device device) {
+  if (device == Device::cuda) return measure_device_matmul_limit(compute_dtype);
   return compute_dtype == DType::f64 ? measure<double>(pool) : measure<float>(pool);
 }
 

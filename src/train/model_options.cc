@@ -204,6 +204,10 @@ DType compute_dtype_of(const Options& options) {
   return DType::f32;
 }
 
+Device device_of(const Options& options) {
+  return options.device == "cuda" ? Device::cuda : Device::cpu;
+}
+
 int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
   const int32_t sequence = options.seq_length.value_or(config.max_position_embeddings);
   if (sequence > config.max_position_embeddings) {
@@ -266,6 +270,10 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .seed = static_cast<uint64_t>(options.seed),
           .dispatcher = token_dispatcher_of(options),
           .context_exchange = context_exchange_of(options),
+          .per_token_loss = options.calculate_per_token_loss,
+          .gradient_bucket_elements = options.ddp_bucket_size.value_or(0),
+          .overlap_gradient_sums = options.overlap_grad_reduce,
+          .overlap_parameter_gathers = options.overlap_param_gather,
           .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
                       .shared_expert = options.moe_shared_expert_overlap},
           .recompute = recompute_options_of(options, config)};

@@ -5,6 +5,7 @@
 // request) that name the flag or the file.
 #pragma once
 
+#include "base/device.h"
 #include "base/dtype.h"
 #include "model/model_config.h"
 #include "passes/step_programs.h"
@@ -27,6 +28,7 @@ ModelConfig load_model_config(const Options& options);
 
 // --compute-dtype: fp32, fp64 or bf16.
 DType compute_dtype_of(const Options& options);
+Device device_of(const Options& options);
 
 // Tokens per sequence: --seq-length, or all positions of the model. Refuses more than those.
 int32_t sequence_length_of(const Options& options, const ModelConfig& config);

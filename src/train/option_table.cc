@@ -52,6 +52,7 @@ constexpr std::string_view kDecayStyles[] = {"constant", "linear", "cosine", "in
                                              "WSD"};
 constexpr std::string_view kWsdDecayStyles[] = {"linear", "cosine", "exponential", "minus_sqrt"};
 constexpr std::string_view kIncreaseStyles[] = {"constant", "linear", "cosine"};
+constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
 constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
@@ -125,7 +126,8 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "N",
      .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
              "what these leave is data parallelism: train, verify and inspect, up to 1,024. "
-             "--threads are divided among them. plan takes any number.",
+             "--threads are divided among them. plan takes any number. Under mpirun or srun, ranks "
+             "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
      .commands = kAllButHelp},
     {.name = "collective-timeout-s",
@@ -699,6 +701,19 @@ constexpr OptionSpec kOptions[] = {
      .group = kLayout,
      .help = "Each rank keeps and updates its share of master weights and optimizer state.",
      .commands = kCompute},
+    {.name = "use-megatron-fsdp",
+     .member = &Options::use_megatron_fsdp,
+     .group = kLayout,
+     .help = "Each rank keeps its share of parameters, gradients and optimizer state; parameters "
+             "are gathered for each use (FSDP, ZeRO-3).",
+     .commands = kCompute},
+    {.name = "data-parallel-sharding-strategy",
+     .member = &Options::data_parallel_sharding_strategy,
+     .group = kLayout,
+     .metavar = "STRATEGY",
+     .help = "What --use-megatron-fsdp shards. optim: as --use-distributed-optimizer.",
+     .choices = kShardingStrategies,
+     .commands = kCompute},
     {.name = "num-distributed-optimizer-instances",
      .member = &Options::num_distributed_optimizer_instances,
      .group = kLayout,
@@ -710,6 +725,15 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::overlap_grad_reduce,
      .group = kLayout,
      .help = "Gradients are reduced while the backward pass goes on.",
+     .commands = kCompute},
+    {.name = "ddp-bucket-size",
+     .member = &Options::ddp_bucket_size,
+     .group = kLayout,
+     .metavar = "ELEMENTS",
+     .help =
+         "Gradients of successive layers are summed over the ranks together, until they have so "
+         "many elements.",
+     .range = at_least(1),
      .commands = kCompute},
     {.name = "overlap-param-gather",
      .member = &Options::overlap_param_gather,
@@ -1068,6 +1092,12 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "X",
      .help = "Added to the denominator of AdamW's update.",
      .range = above(0),
+     .commands = kShape},
+    {.name = "calculate-per-token-loss",
+     .member = &Options::calculate_per_token_loss,
+     .group = kTraining,
+     .help = "The loss is the mean over all tokens of a step that count, not of the means of its "
+             "micro-batches.",
      .commands = kShape},
     {.name = "clip-grad",
      .member = &Options::clip_grad,

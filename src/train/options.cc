@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "base/text.h"
 #include "io/json.h"
+#include "runtime/device_memory.h"
 #include "train/layout_options.h"
 #include "train/schedules.h"
 
@@ -210,7 +211,14 @@ std::string range_text(const OptionSpec& spec) {
 
 void check_options(const Options& options) {
   if (options.device == "cuda") {
-    throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
+    if (!has_cuda()) {
+      throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
+    }
+    if (options.ranks != 1) {
+      throw_bad_request(fmt::format(
+          "--device cuda runs one rank for now. Use --ranks 1 instead of {}, or --device cpu.",
+          options.ranks));
+    }
   }
   const bool has_ranks = options.command == Command::train || options.command == Command::verify ||
                          options.command == Command::inspect || options.command == Command::plan;

@@ -143,9 +143,13 @@ struct Options {
   int32_t expert_model_parallel_size = 1;
   std::optional<int32_t> expert_tensor_parallel_size;
   bool use_distributed_optimizer = false;
+  bool use_megatron_fsdp = false;
+  std::string data_parallel_sharding_strategy;  // empty: optim_grads_params
   int32_t num_distributed_optimizer_instances = 1;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
+  std::optional<int64_t> ddp_bucket_size;
+  bool calculate_per_token_loss = false;
   bool overlap_moe_expert_parallel_comm = false;
   bool delay_wgrad_compute = false;
   bool moe_shared_expert_overlap = false;

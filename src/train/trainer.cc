@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -9,13 +8,16 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <limits>
+#include <map>
 
 #include "base/machine.h"
 #include "base/units.h"
 #include "data/tokenizer.h"
+#include "io/hash.h"
 #include "io/hf_weights.h"
-#include "parallel/collective_schedule.h"
+#include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "program/verify.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
@@ -71,7 +73,8 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       rank_(rank),
       group_(group),
       start_(std::chrono::steady_clock::now()),
-      pool_(threads_per_rank(options)),
+      pool_(threads_of_rank(options, group)),
+      device_(device_of(options)),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
                       .dead_experts = options.warn_dead_experts,
                       .router_entropy = options.warn_router_entropy}) {
@@ -97,19 +100,20 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   if (!evaluation_sets_.empty()) {
     evaluation_plan_ =
         plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
-                        options.eval_iters * batch_sizes_.largest(), pool_.threads());
+                        options.eval_iters * batch_sizes_.largest(), pool_.threads(), device_);
     evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
 }
 
 void Trainer::start() {
-  storage_ = std::make_unique<StateStorage>(state_.table);
+  storage_ = std::make_unique<StateStorage>(state_.table, device_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
     evaluation_ = std::make_unique<Evaluation>(std::move(evaluation_plan_), *storage_, pool_,
                                                evaluation_sets_, part_, group_);
   }
   load_weights();
+  storage_->to_device();
   if (leads()) refuse_foreign_folder();
 }
 
@@ -118,8 +122,8 @@ void Trainer::build_step(int32_t batch_size) {
   step_ = build_training_step(identity_.model, state_, step_options_);
   step_batch_size_ = batch_size;
   verify_program(*step_.program);
-  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads())
-                          : plan_memory(*step_.program, pool_.threads());
+  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads(), device_)
+                          : plan_memory(*step_.program, pool_.threads(), device_);
   verify_memory_plan(*step_.program, plan_);
 }
 
@@ -133,33 +137,50 @@ void Trainer::prepare_step(int32_t batch_size) {
   interpreter_.reset();
   if (step_batch_size_ != batch_size) {
     build_step(batch_size);
-    if (group_ != nullptr) verify_with_others();
+    if (group_ != nullptr) verify_collectives(*group_, rank_, *step_.program, part_.layout());
   }
   const Communicators communicators =
       group_ == nullptr ? Communicators{} : communicators_of(*group_, part_.layout(), rank_);
-  interpreter_ =
-      std::make_unique<CpuInterpreter>(*step_.program, plan_, *storage_, pool_, communicators);
+  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_, communicators);
 }
 
-void Trainer::verify_with_others() const {
-  // Ranks are threads of one process: the programs can be shown as they are.
-  const auto own = std::bit_cast<uint64_t>(static_cast<const Program*>(step_.program.get()));
-  std::vector<const Program*> programs;
-  for (const uint64_t address : group_->exchange(rank_, own)) {
-    programs.push_back(std::bit_cast<const Program*>(address));
+void Trainer::check_with_others() const {
+  if (group_ == nullptr) return check_memory(0);
+  const std::string start =
+      fmt::format("{} {} {}", identity_.options_json, identity_.data, position_.consumed_samples);
+  const std::vector<uint64_t> starts =
+      group_->exchange(rank_, hash_bytes(start.data(), start.size()));
+  for (size_t rank = 1; leads() && rank < starts.size(); ++rank) {
+    if (starts[rank] == starts[0]) continue;
+    throw_bad_request(fmt::format(
+        "Rank {} was not started as rank 0 was: its options, its data or the checkpoint that it "
+        "goes on from are others. Give all ranks the same flags, and folders that all hosts share.",
+        rank));
   }
-  if (leads()) verify_collectives(programs, part_.layout());
-  group_->exchange(rank_, 0);  // nobody changes a program that is still looked at
+  // On each machine the rank that needs most speaks for all.
+  const std::vector<uint64_t> needs = group_->exchange(rank_, planned_bytes());
+  uint64_t bytes = 0;
+  int32_t largest = group_->ranks_of_machine().front();
+  for (const int32_t rank : group_->ranks_of_machine()) {
+    bytes += needs[static_cast<size_t>(rank)];
+    if (needs[static_cast<size_t>(rank)] > needs[static_cast<size_t>(largest)]) largest = rank;
+  }
+  if (rank_ == largest) check_memory(bytes - planned_bytes());
+  verify_collectives(*group_, rank_, *step_.program, part_.layout());
+  if (evaluation_plan_.step.program != nullptr) {
+    verify_collectives(*group_, rank_, *evaluation_plan_.step.program, part_.layout());
+  }
 }
 
 void Trainer::warn(const std::string& text) const {
   if (leads()) std::fprintf(stderr, "%s\n", text.c_str());
 }
 
-bool Trainer::any_rank(bool value) {
-  if (group_ == nullptr) return value;
-  const std::vector<uint64_t> values = group_->exchange(rank_, value ? 1 : 0);
-  return std::any_of(values.begin(), values.end(), [](uint64_t each) { return each != 0; });
+uint32_t Trainer::votes_of_all(uint32_t votes) const {
+  if (group_ == nullptr) return votes;
+  uint64_t all = 0;
+  for (const uint64_t each : group_->exchange(rank_, votes)) all |= each;
+  return static_cast<uint32_t>(all);
 }
 
 void Trainer::find_start() {
@@ -277,15 +298,16 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
 }
 
 void Trainer::check_memory(uint64_t others) const {
-  const uint64_t available = available_memory_bytes();
+  const bool on_gpu = device_ == Device::cuda;
+  const uint64_t available = on_gpu ? available_device_bytes() : available_memory_bytes();
   const uint64_t wanted = planned_bytes() + others;
   if (available == 0 || wanted <= available) return;
   const bool several = options_.ranks > 1;
   throw UserError(
       ExitStatus::does_not_fit,
-      fmt::format("The run needs {}, this machine has {} available{}:\n{}Use a smaller "
+      fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
                   "--micro-batch-size, --seq-length or model{}.",
-                  format_bytes(wanted), format_bytes(available),
+                  format_bytes(wanted), on_gpu ? "GPU" : "machine", format_bytes(available),
                   several ? fmt::format("; of rank {}", rank_) : "",
                   describe_memory(plan_, evaluation_bytes_), several ? ", or fewer ranks" : ""));
 }
@@ -405,24 +427,31 @@ bool Trainer::due(const std::optional<int64_t>& interval) const {
 }
 
 ExitStatus Trainer::run() {
+  check_with_others();
   start();
   print_start();
   double limit = 1;  // only the leader reports
   if (leads()) {
     ThreadPool all_threads(thread_count(options_));
-    limit = measure_matmul_limit(identity_.compute_dtype, all_threads);
-    say(options_, fmt::format("Matrix products reach {} flop/s on {} threads.", format_count(limit),
-                              all_threads.threads()));
+    limit = measure_matmul_limit(identity_.compute_dtype, all_threads, device_);
+    say(options_,
+        fmt::format("Matrix products reach {} flop/s on {}.", format_count(limit),
+                    device_ == Device::cuda ? "the GPU"
+                                            : fmt::format("{} threads", all_threads.threads())));
   }
   open_logs();
   progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence,
                                          limit / options_.ranks, options_.quiet);
 
   StepMetrics metrics;
-  bool stops = false;
   if (position_.step == 0) evaluate();
   // Clocks and signals are not the same for all ranks: they end together.
-  while (position_.step < last_step_ && !any_rank(stops || interrupt_requested())) {
+  constexpr uint32_t kStop = 1;
+  constexpr uint32_t kInterrupt = 2;
+  uint32_t votes = 0;
+  while (true) {
+    votes = votes_of_all(votes | (interrupt_requested() ? kInterrupt : 0));
+    if (votes != 0 || position_.step >= last_step_) break;
     metrics = do_step();
     routing_watch_.add(metrics);
     if (position_.step % options_.log_interval == 0 || position_.step == last_step_) {
@@ -432,14 +461,14 @@ ExitStatus Trainer::run() {
     stop_if_hopeless(metrics);
     if (due(options_.eval_interval) || position_.step == last_step_) evaluate();
     if (due(options_.save_interval)) save();
-    stops = must_exit();
+    votes = must_exit() ? kStop : 0;
   }
   save();
   if (!options_.quiet && !metrics.layers.empty()) {
     progress_->note("Expert load of the last step:");
     std::fputs(expert_load_chart(metrics, 40).c_str(), stderr);
   }
-  if (interrupt_requested()) {
+  if ((votes & kInterrupt) != 0) {
     progress_->note(options_.save.empty()
                         ? "Interrupted. Nothing was saved: there is no --save."
                         : fmt::format("Interrupted after step {}, saved. --load {} goes on.",
@@ -518,7 +547,8 @@ StepMetrics Trainer::do_step() {
   metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
                            static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
                            1e12;
-  metrics.peak_bytes = Arena::peak_allocated_bytes();
+  metrics.peak_bytes = device_ == Device::cuda ? DeviceMemory::peak_allocated_bytes()
+                                               : Arena::peak_allocated_bytes();
   return metrics;
 }
 
@@ -531,6 +561,7 @@ std::string Trainer::non_finite_gradients() const {
   const ModelState whole = declare_model_state(identity_.model, state_.dtype, /*trained=*/false);
   constexpr size_t kBits = 64;
   std::vector<uint64_t> found((whole.parameters.size() + kBits - 1) / kBits);
+  storage_->to_host();
   for (const Parameter& parameter : state_.parameters) {
     if (is_finite(storage_->view(parameter.gradient))) continue;
     found[parameter.number / kBits] |= uint64_t{1} << parameter.number % kBits;
@@ -643,6 +674,7 @@ void Trainer::evaluate() {
 void Trainer::save() {
   if (options_.save.empty() || last_saved_step_ == position_.step) return;
   const auto start = std::chrono::steady_clock::now();
+  storage_->to_host();
   const CheckpointInfo info =
       save_training_checkpoint(options_.save, identity_, position_, state_, *storage_, group_);
   last_saved_step_ = position_.step;
@@ -661,35 +693,21 @@ void Trainer::save() {
   progress_->note(fmt::format("saved {} in {}", info.path, format_duration(seconds_since(start))));
 }
 
-ExitStatus train(const Options& options) {
-  std::optional<ProcessGroup> group;
-  if (options.ranks > 1) {
-    group.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
+ExitStatus train(const Options& options, ProcessGroup* processes) {
+  std::optional<ThreadGroup> threads;
+  if (processes == nullptr && options.ranks > 1) {
+    threads.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
   }
-  std::vector<std::unique_ptr<Trainer>> trainers;
-  std::vector<const Program*> steps;
-  std::vector<const Program*> evaluations;
-  uint64_t bytes = 0;
-  for (int32_t rank = 0; rank < options.ranks; ++rank) {
-    trainers.push_back(std::make_unique<Trainer>(options, rank, group ? &*group : nullptr));
-    const Trainer& trainer = *trainers.back();
-    steps.push_back(&trainer.program());
-    if (trainer.evaluation_program() != nullptr) {
-      evaluations.push_back(trainer.evaluation_program());
-    }
-    bytes += trainer.planned_bytes();
+  ProcessGroup* const group = threads ? &*threads : processes;
+  if (group == nullptr) return Trainer(options).run();
+  std::map<int, std::unique_ptr<Trainer>> trainers;  // by rank
+  for (const int32_t rank : group->own_ranks()) {
+    trainers.emplace(rank, std::make_unique<Trainer>(options, rank, group));
   }
-  const auto& largest = *std::max_element(
-      trainers.begin(), trainers.end(),
-      [](const auto& a, const auto& b) { return a->planned_bytes() < b->planned_bytes(); });
-  largest->check_memory(bytes - largest->planned_bytes());
-  if (!group) return trainers.front()->run();
-  verify_collectives(steps, largest->layout());
-  if (!evaluations.empty()) verify_collectives(evaluations, largest->layout());
-  ExitStatus status = ExitStatus::done;
+  ExitStatus status = ExitStatus::done;  // the same for all ranks
   run_ranks(*group, [&](int rank) {
-    const ExitStatus of_rank = trainers[static_cast<size_t>(rank)]->run();
-    if (rank == 0) status = of_rank;
+    const ExitStatus of_rank = trainers.at(rank)->run();
+    if (rank == group->own_ranks().front()) status = of_rank;
   });
   return status;
 }

@@ -6,8 +6,9 @@
 // course of the run, the largest step is planned first and later ones are built when they are due.
 // One thread; computes on its own pool. Errors are UserErrors; what was saved before stays.
 //
-// With --ranks N there are N Trainers in one process, one for each rank of the layout. Each holds
-// its part of the model and does its part of every step, on the micro-batches of its dp coordinate.
+// With --ranks N there are N Trainers, one for each rank of the layout, in one process or in one
+// each. Each holds its part of the model and does its part of every step, on the micro-batches of
+// its dp coordinate.
 // All read the same metrics and so decide alike; they evaluate and save together. Rank 0 leads: it
 // alone speaks and logs, commits checkpoints and deletes old ones.
 #pragma once
@@ -22,7 +23,7 @@
 #include "io/tensorboard.h"
 #include "parallel/process_group.h"
 #include "passes/step_programs.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 #include "train/batch_feed.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
@@ -42,25 +43,23 @@ class Trainer {
   explicit Trainer(const Options& options, int32_t rank = 0, ProcessGroup* group = nullptr);
 
   // Trains. Returns `done` or `interrupted` (after saving). All ranks' run() must run at the same
-  // time.
+  // time. Refuses at first (exit status 3) what the machine has not enough memory for, and programs
+  // whose collectives do not fit together.
   ExitStatus run();
-
-  // Until run(): the programs that it will run, the first step's and, in a run that evaluates, that
-  // of evaluation (null otherwise), and the bytes that it will allocate for them.
-  const Program& program() const { return *step_.program; }
-  const Layout& layout() const { return part_.layout(); }
-  const Program* evaluation_program() const { return evaluation_plan_.step.program.get(); }
-  uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
-  // Refuses (exit status 3) a run of this and `others` bytes when the machine has not enough
-  // memory.
-  void check_memory(uint64_t others) const;
 
  private:
   bool leads() const { return rank_ == 0; }
   // Prints a warning, also when quiet.
   void warn(const std::string& text) const;
-  // Is it true for any rank? All ranks must ask.
-  bool any_rank(bool value);
+  // The bits that any rank has set. All ranks must ask.
+  uint32_t votes_of_all(uint32_t votes) const;
+  // Before anything is allocated: all ranks were started alike, their programs fit together, and
+  // each machine has the memory for its ranks. All ranks must ask.
+  void check_with_others() const;
+  // The bytes that run() allocates for the programs.
+  uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
+  // Refuses a run of this and `others` bytes.
+  void check_memory(uint64_t others) const;
   // Where --load points; refuses what is not this run.
   void find_start();
   // From the position on, by --train-iters or --train-samples.
@@ -83,8 +82,6 @@ class Trainer {
   int64_t needed_samples() const;
   // Allocates what was planned, and fills the state.
   void start();
-  // All ranks' new programs must fit together.
-  void verify_with_others() const;
   void print_start() const;
   void open_logs();
 
@@ -109,6 +106,7 @@ class Trainer {
   ModelPart part_;
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
+  Device device_;
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
@@ -122,7 +120,7 @@ class Trainer {
   int32_t step_batch_size_ = 0;  // of step_
   MemoryPlan plan_;
   std::unique_ptr<StateStorage> storage_;
-  std::unique_ptr<CpuInterpreter> interpreter_;
+  std::unique_ptr<Interpreter> interpreter_;
 
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;
@@ -138,9 +136,9 @@ class Trainer {
   int64_t last_saved_step_ = -1;
 };
 
-// A whole run of options.ranks ranks: what `troupe train` does. Programs whose collectives do not
-// fit together are refused before the first step.
-ExitStatus train(const Options& options);
+// A whole run of options.ranks ranks: what `troupe train` does. `processes`: these ranks; all
+// processes must call it. Null: they are threads.
+ExitStatus train(const Options& options, ProcessGroup* processes = nullptr);
 
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
 // needs beside it, and the total.

@@ -38,11 +38,6 @@ CheckpointRole to_checkpoint_role(Role role) {
   }
 }
 
-// The boxes that a rank holds of what the optimizer keeps of a parameter.
-std::vector<SlicePiece> optimizer_pieces(const Parameter& parameter) {
-  return pieces_of(parameter.slice, parameter.shard);
-}
-
 // What the optimizer keeps of a parameter.
 std::vector<StateId> optimizer_tensors(const Parameter& parameter) {
   std::vector<StateId> ids;
@@ -52,14 +47,14 @@ std::vector<StateId> optimizer_tensors(const Parameter& parameter) {
   return ids;
 }
 
-// Tells which of a rank's boxes no lower rank holds, so that each is saved once: boxes of values,
-// or of what the optimizer keeps.
+// Tells which of a rank's boxes no lower rank holds, so that each is saved once: boxes of slices,
+// or of shards of them.
 class LowestHolder {
  public:
-  LowestHolder(const ModelConfig& config, const ModelPart& part, bool of_optimizer)
-      : config_(config), part_(part), of_optimizer_(of_optimizer) {
-    // Of ranks at the same place in both meshes, the first stands for all; as far as the optimizer
-    // goes they have the same shards, too.
+  LowestHolder(const ModelConfig& config, const ModelPart& part, bool of_shards)
+      : config_(config), part_(part), of_shards_(of_shards) {
+    // Of ranks at the same place in both meshes, the first stands for all; as far as shards go they
+    // have the same, too.
     std::set<std::array<int32_t, 6>> places;
     for (int32_t rank = 0; rank <= part.rank; ++rank) {
       const DensePlace dense = part.layout().dense_place(rank);
@@ -94,11 +89,11 @@ class LowestHolder {
 
  private:
   Shard shard_of_rank(int32_t rank, GradientClass gradient) const {
-    return of_optimizer_ ? ModelPart{part_.run, rank}.shard(gradient) : Shard{};
+    return of_shards_ ? ModelPart{part_.run, rank}.shard(gradient) : Shard{};
   }
 
-  // Does the rank hold the box? Boxes of optimizer state are cut alike on all ranks that hold some
-  // of the same elements: these are at the same place of equally large slices.
+  // Does the rank hold the box? Boxes of shards are cut alike on all ranks that hold some of the
+  // same elements: these are at the same place of equally large slices.
   bool contains(int32_t rank, const Parameter& parameter, const SlicePiece& piece) const {
     const ParameterSlice slice =
         slice_of(parameter.kind, parameter.whole_shape, config_, part_.layout(), rank);
@@ -123,7 +118,7 @@ class LowestHolder {
 
   const ModelConfig& config_;
   const ModelPart& part_;
-  const bool of_optimizer_;
+  const bool of_shards_;
   std::vector<int32_t> lower_;
   bool first_of_place_ = false;
 };
@@ -152,13 +147,13 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
     slices.push_back(std::move(slice));
   };
   for (const Parameter& parameter : state.parameters) {
-    for (const SlicePiece& piece : pieces_of(parameter.slice)) {
+    for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.held)) {
       if (holders != nullptr && !holders->values.is_lowest(parameter, piece)) continue;
       add(parameter.value, parameter.whole_shape, piece);
     }
     const std::vector<StateId> kept = optimizer_tensors(parameter);
     if (kept.empty()) continue;
-    for (const SlicePiece& piece : optimizer_pieces(parameter)) {
+    for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.shard)) {
       if (holders != nullptr && !holders->optimizer.is_lowest(parameter, piece)) continue;
       for (const StateId id : kept) add(id, parameter.whole_shape, piece);
     }
@@ -277,8 +272,9 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   if (any_failed(group, rank, failure != nullptr)) stop(group, rank, failure);
 
   failure = failure_of([&] {
-    const Holders holders{.values = {identity.model, state.part, /*of_optimizer=*/false},
-                          .optimizer = {identity.model, state.part, /*of_optimizer=*/true}};
+    const bool values_are_sharded = state.part.run->sharding == StateSharding::parameters;
+    const Holders holders{.values = {identity.model, state.part, values_are_sharded},
+                          .optimizer = {identity.model, state.part, /*of_shards=*/true}};
     std::vector<SliceToSave> slices = slices_of<SliceToSave>(state, storage, &holders);
     if (const std::string& file = identity.tokenizer.contents; first && !file.empty()) {
       auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));

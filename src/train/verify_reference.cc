@@ -4,10 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
-#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -17,12 +18,13 @@
 #include "io/json.h"
 #include "io/safetensors.h"
 #include "model/parameter_layout.h"
-#include "parallel/collective_schedule.h"
-#include "parallel/process_group.h"
+#include "parallel/bytes.h"
+#include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 
 namespace troupe {
 namespace {
@@ -112,7 +114,7 @@ Reference read_reference(const std::string& folder, const ModelConfig& config) {
 }
 
 // The sequences from `first` on, of those inputs that the program has.
-void write_batch(const CpuInterpreter& interpreter, const BatchValues& batch,
+void write_batch(const Interpreter& interpreter, const BatchValues& batch,
                  const Reference& reference, int32_t first) {
   const auto elements = static_cast<size_t>(batch.batch) * static_cast<size_t>(batch.sequence);
   const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(batch.sequence);
@@ -147,6 +149,7 @@ struct RunOptions {
   bool oracle = false;
   RoutingTrace trace = RoutingTrace::none;
   VerifyRanks ranks;
+  Device device = Device::cpu;
 
   int32_t sequences(const Reference& reference) const {  // of one rank
     return reference.batch / ranks.layout->layout.dp();
@@ -161,7 +164,7 @@ class ReferenceRank {
       : pool_(options.ranks.threads),
         state_(declare_model_state(config, options.dtype, /*trained=*/true,
                                    {.run = options.ranks.layout, .rank = rank})),
-        storage_(state_.table),
+        storage_(state_.table, options.device),
         logits_step_(build_logits_step(config, state_, options.sequences(reference),
                                        reference.sequence, false, options.trace)),
         training_step_(build_training_step(config, state_,
@@ -173,26 +176,29 @@ class ReferenceRank {
                                             .adam_beta2 = reference.beta2,
                                             .adam_epsilon = reference.epsilon,
                                             .routing_trace = options.trace})),
-        logits_(*logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
-                communicators_of(group, state_.part.layout(), rank)),
-        training_(*training_step_.program, plan(*training_step_.program, options), storage_, pool_,
-                  communicators_of(group, state_.part.layout(), rank)) {
+        logits_(make_interpreter(*logits_step_.program, plan(*logits_step_.program, options),
+                                 storage_, pool_,
+                                 communicators_of(group, state_.part.layout(), rank))),
+        training_(make_interpreter(*training_step_.program, plan(*training_step_.program, options),
+                                   storage_, pool_,
+                                   communicators_of(group, state_.part.layout(), rank))) {
     load_hf_weights(folder, config, state_, storage_);
+    storage_.to_device();
     const int32_t first = first_sequence();
-    write_batch(logits_, logits_step_.batch, reference, first);
-    write_batch(training_, training_step_.micro_batches.front(), reference, first);
-    *training_.view(training_step_.learning_rate).as<double>() = reference.learning_rate;
-    *training_.view(training_step_.weight_decay).as<double>() = reference.weight_decay;
+    write_batch(*logits_, logits_step_.batch, reference, first);
+    write_batch(*training_, training_step_.micro_batches.front(), reference, first);
+    *training_->view(training_step_.learning_rate).as<double>() = reference.learning_rate;
+    *training_->view(training_step_.weight_decay).as<double>() = reference.weight_decay;
   }
 
-  void compute_logits() { logits_.run(); }
+  void compute_logits() { logits_->run(); }
 
   // Hands the rank's logits to `visit(number, value)`, with their numbers in those of the whole
   // batch. Nothing on ranks that compute none.
   template <class Visit>
   void visit_logits(const ModelConfig& config, const Visit& visit) const {
     if (!logits_step_.logits.valid()) return;
-    const TensorView view = logits_.view(logits_step_.logits);
+    const TensorView view = logits_->view(logits_step_.logits);
     const std::vector<double> values = read_doubles(view);
     const int64_t columns = view.shape[1];
     const int64_t first_column = columns == config.vocab_size ? 0 : first_token();
@@ -205,20 +211,21 @@ class ReferenceRank {
   }
 
   void update(int64_t number) {
-    *training_.view(training_step_.update_number).as<int64_t>() = number;
-    training_.run();
+    *training_->view(training_step_.update_number).as<int64_t>() = number;
+    training_->run();
+    storage_.to_host();
   }
 
   void replay_logits_routing(const ReferenceRank& other) {
-    copy_routing(other.logits_, other.logits_step_.selected, logits_, logits_step_.selected);
+    copy_routing(*other.logits_, other.logits_step_.selected, *logits_, logits_step_.selected);
   }
   void replay_update_routing(const ReferenceRank& other) {
-    copy_routing(other.training_, other.training_step_.selected.front(), training_,
+    copy_routing(*other.training_, other.training_step_.selected.front(), *training_,
                  training_step_.selected.front());
   }
 
-  double loss() const { return *training_.view(training_step_.loss).as<double>(); }
-  double grad_norm() const { return *training_.view(training_step_.grad_norm).as<double>(); }
+  double loss() const { return *training_->view(training_step_.loss).as<double>(); }
+  double grad_norm() const { return *training_->view(training_step_.grad_norm).as<double>(); }
   std::vector<double> gradient(const Parameter& parameter) const {
     return read_doubles(storage_.view(parameter.gradient));
   }
@@ -228,8 +235,8 @@ class ReferenceRank {
 
   bool same_logits(const ReferenceRank& other) const {
     return !logits_step_.logits.valid() ||
-           read_doubles(logits_.view(logits_step_.logits)) ==
-               read_doubles(other.logits_.view(other.logits_step_.logits));
+           read_doubles(logits_->view(logits_step_.logits)) ==
+               read_doubles(other.logits_->view(other.logits_step_.logits));
   }
 
   bool same_state(const ReferenceRank& other) const {
@@ -273,8 +280,8 @@ class ReferenceRank {
     return (first_sequence() + row / length) * batch.sequence + position;
   }
 
-  static void copy_routing(const CpuInterpreter& from, const std::vector<ValueId>& recorded,
-                           const CpuInterpreter& to, const std::vector<ValueId>& replayed) {
+  static void copy_routing(const Interpreter& from, const std::vector<ValueId>& recorded,
+                           const Interpreter& to, const std::vector<ValueId>& replayed) {
     for (size_t layer = 0; layer < recorded.size(); ++layer) {
       if (!recorded[layer].valid()) continue;
       const TensorView source = from.view(recorded[layer]);
@@ -285,8 +292,8 @@ class ReferenceRank {
 
   static MemoryPlan plan(const Program& program, const RunOptions& options) {
     verify_program(program);
-    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads)
-                                     : plan_memory(program, options.ranks.threads);
+    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads, options.device)
+                                     : plan_memory(program, options.ranks.threads, options.device);
     verify_memory_plan(program, plan);
     return plan;
   }
@@ -296,71 +303,96 @@ class ReferenceRank {
   StateStorage storage_;
   InferenceStep logits_step_;
   TrainingStep training_step_;
-  CpuInterpreter logits_;
-  CpuInterpreter training_;
+  std::unique_ptr<Interpreter> logits_;
+  std::unique_ptr<Interpreter> training_;
 };
 
-// One complete run of the reference's batch on all ranks.
+// One complete run of the reference's batch on all ranks, of which this process has some.
 class ReferenceRun {
  public:
   ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
-               const RunOptions& options)
-      : group_(options.ranks.layout->layout.world_size(), options.ranks.limit) {
-    std::vector<const Program*> training;
-    std::vector<const Program*> logits;
-    for (int32_t rank = 0; rank < group_.size(); ++rank) {
-      ranks_.push_back(
-          std::make_unique<ReferenceRank>(folder, config, reference, options, group_, rank));
-      training.push_back(&ranks_.back()->training_program());
-      logits.push_back(&ranks_.back()->logits_program());
+               const RunOptions& options, ProcessGroup& group)
+      : group_(group) {
+    for (const int32_t rank : group.own_ranks()) {
+      ranks_[rank] =
+          std::make_unique<ReferenceRank>(folder, config, reference, options, group, rank);
     }
-    verify_collectives(training, options.ranks.layout->layout);
-    verify_collectives(logits, options.ranks.layout->layout);
+    const Layout& layout = options.ranks.layout->layout;
+    for_each_rank([&](int rank, const ReferenceRank& each) {
+      verify_collectives(group, rank, each.training_program(), layout);
+      verify_collectives(group, rank, each.logits_program(), layout);
+    });
   }
 
   void compute_logits() {
-    for_each_rank([&](size_t rank) { ranks_[rank]->compute_logits(); });
+    for_each_rank([](int, ReferenceRank& each) { each.compute_logits(); });
   }
 
   // Runs update `number` (from 1) and returns the loss before it.
   double update(int64_t number) {
-    for_each_rank([&](size_t rank) { ranks_[rank]->update(number); });
+    for_each_rank([&](int, ReferenceRank& each) { each.update(number); });
     return first().loss();
   }
 
   // Makes the next logits, or the next update, use the experts that `other` has just used.
   void replay_logits_routing(const ReferenceRun& other) {
-    for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i]->replay_logits_routing(*other.ranks_[i]);
+    for (const auto& [rank, each] : ranks_) each->replay_logits_routing(*other.ranks_.at(rank));
   }
   void replay_update_routing(const ReferenceRun& other) {
-    for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i]->replay_update_routing(*other.ranks_[i]);
+    for (const auto& [rank, each] : ranks_) each->replay_update_routing(*other.ranks_.at(rank));
   }
 
   // Metrics are the same on all ranks.
-  const ReferenceRank& first() const { return *ranks_.front(); }
-  const std::vector<std::unique_ptr<ReferenceRank>>& ranks() const { return ranks_; }
+  const ReferenceRank& first() const { return *ranks_.begin()->second; }
+
+  // What bytes_of() gives for every rank, by rank. Nothing in processes without rank 0.
+  template <class BytesOf>
+  std::vector<std::string> gather(const BytesOf& bytes_of) const {
+    std::vector<std::string> all;
+    for_each_rank([&](int rank, const ReferenceRank& each) {
+      std::vector<std::string> gathered = group_.gather(rank, bytes_of(each));
+      if (rank == 0) all = std::move(gathered);
+    });
+    return all;
+  }
+
+  // On all ranks what they say on rank 0, and whether it is true on all.
+  bool of_rank_0(bool value) const { return exchange(value).front(); }
+  bool all(bool value) const {
+    const std::vector<bool> values = exchange(value);
+    return std::find(values.begin(), values.end(), false) == values.end();
+  }
 
   bool same_logits(const ReferenceRun& other) const {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      if (!ranks_[i]->same_logits(*other.ranks_[i])) return false;
-    }
-    return true;
+    return all(std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& each) {
+      return each.second->same_logits(*other.ranks_.at(each.first));
+    }));
   }
 
   bool same_state(const ReferenceRun& other) const {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      if (!ranks_[i]->same_state(*other.ranks_[i])) return false;
-    }
-    return true;
+    return all(std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& each) {
+      return each.second->same_state(*other.ranks_.at(each.first));
+    }));
   }
 
  private:
-  void for_each_rank(const std::function<void(size_t)>& body) {
-    run_ranks(group_, [&](int rank) { body(static_cast<size_t>(rank)); });
+  // All at the same time, with those of other processes.
+  template <class Body>
+  void for_each_rank(const Body& body) const {
+    run_ranks(group_, [&](int rank) { body(rank, *ranks_.at(rank)); });
   }
 
-  ProcessGroup group_;
-  std::vector<std::unique_ptr<ReferenceRank>> ranks_;
+  std::vector<bool> exchange(bool value) const {
+    std::vector<bool> values;
+    for_each_rank([&](int rank, const ReferenceRank&) {
+      const std::vector<uint64_t> all = group_.exchange(rank, value ? 1 : 0);
+      if (rank == ranks_.begin()->first) values.assign(all.begin(), all.end());
+    });
+    return values;
+  }
+
+  ProcessGroup& group_;
+  std::map<int, std::unique_ptr<ReferenceRank>> ranks_;  // of this process
 };
 
 // The mean over ranks is the reference's mean over tokens only if they have as many tokens.
@@ -396,18 +428,28 @@ bool is_worse(double difference, double than) {
   return !(std::abs(difference) <= std::abs(than));
 }
 
-// Every logit, by the rank that is furthest off.
+// Every logit, by the rank that is furthest off. The result is rank 0's.
 void compare_logits(const ModelConfig& config, const Reference& reference, const ReferenceRun& run,
                     ReferenceComparison& result) {
+  const std::vector<std::string> logits = run.gather([&](const ReferenceRank& rank) {
+    std::string bytes;
+    rank.visit_logits(config, [&](size_t number, double logit) {
+      append_bytes(bytes, number);
+      append_bytes(bytes, logit);
+    });
+    return bytes;
+  });
+  if (logits.empty()) return;
   std::vector<bool> seen(reference.logits.size());
-  for (const auto& rank : run.ranks()) {
-    rank->visit_logits(config, [&](size_t number, double logit) {
+  for (const std::string& of_rank : logits) {
+    for (ByteReader reader(of_rank); !reader.at_end();) {
+      const auto number = reader.take<size_t>();
       seen.at(number) = true;
-      const double difference = logit - reference.logits[number];
+      const double difference = reader.take<double>() - reference.logits[number];
       if (is_worse(difference, result.logits_max_abs)) {
         result.logits_max_abs = std::abs(difference);
       }
-    });
+    }
   }
   TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),
                "some logits are on no rank");
@@ -419,6 +461,7 @@ void compare_logits(const ModelConfig& config, const Reference& reference, const
 // A rank's slice of a gradient.
 struct GradientSlice {
   std::vector<SliceRun> runs;
+  int64_t first;  // the element of the rank's slice with which the values begin
   std::vector<double> values;
 };
 
@@ -431,22 +474,37 @@ void add_differences(const GradientSlice& slice, int64_t first, const std::vecto
     const int64_t stop = std::min(run.whole + run.elements, end);
     for (int64_t i = std::max(run.whole, first); i < stop; ++i) {
       const auto at = static_cast<size_t>(i - first);
-      const double own = slice.values[static_cast<size_t>(run.own + i - run.whole)] - expected[at];
+      const double own =
+          slice.values[static_cast<size_t>(run.own - slice.first + i - run.whole)] - expected[at];
       if (!seen[at] || is_worse(own, difference[at])) difference[at] = own;
       seen[at] = true;
     }
   }
 }
 
-// Tensors are compared whole, put together from the slices of all ranks.
+// Tensors are compared whole, put together from the slices of all ranks. The result is rank 0's.
 void compare_gradients(const std::string& folder, const ModelConfig& config,
                        const ReferenceRun& run, ReferenceComparison& result) {
+  const std::vector<std::string> slices = run.gather([](const ReferenceRank& rank) {
+    std::string bytes;
+    for (const Parameter& parameter : rank.state().parameters) {
+      append_bytes(bytes, parameter.number);
+      append_bytes(bytes,
+                   runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.shard));
+      append_bytes(bytes, parameter.held.begin);
+      append_bytes(bytes, rank.gradient(parameter));
+    }
+    return bytes;
+  });
+  if (slices.empty()) return;
   std::map<uint32_t, std::vector<GradientSlice>> gradients;  // by the parameter's number
-  for (const auto& rank : run.ranks()) {
-    for (const Parameter& parameter : rank->state().parameters) {
-      gradients[parameter.number].push_back(
-          {runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.shard),
-           rank->gradient(parameter)});
+  for (const std::string& of_rank : slices) {
+    for (ByteReader reader(of_rank); !reader.at_end();) {
+      std::vector<GradientSlice>& of_parameter =
+          gradients[reader.take<decltype(Parameter::number)>()];
+      auto runs = reader.take_values<SliceRun>();
+      const auto first = reader.take<int64_t>();
+      of_parameter.push_back({std::move(runs), first, reader.take_values<double>()});
     }
   }
   read_hf_tensors(join_path(folder, "grads"), config,
@@ -479,7 +537,7 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, VerifyRanks ranks) {
+                                     bool with_oracle, VerifyRanks ranks, Device device) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   if (ranks.layout == nullptr) {
     ranks.layout = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers));
@@ -487,23 +545,31 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
+  std::optional<ThreadGroup> own_group;
+  if (ranks.group == nullptr) {
+    ranks.group = &own_group.emplace(ranks.layout->layout.world_size(), ranks.limit);
+  }
+  ProcessGroup& group = *ranks.group;
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
   check_layout(config, ranks.layout->layout, reference.sequence);
   check_ranks(reference, ranks.layout->layout, folder);
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
-                     .ranks = ranks};
-  ReferenceRun run(folder, config, reference, options);
+                     .ranks = ranks,
+                     .device = device};
+  ReferenceRun run(folder, config, reference, options, group);
   std::unique_ptr<ReferenceRun> oracle;
   if (with_oracle) {
     options.oracle = true;
-    oracle = std::make_unique<ReferenceRun>(folder, config, reference, options);
+    oracle = std::make_unique<ReferenceRun>(folder, config, reference, options, group);
   }
   std::unique_ptr<ReferenceRun> router;  // whose choice of experts is replayed
   if (replay) {
     router = std::make_unique<ReferenceRun>(
         folder, config, reference,
-        RunOptions{.dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks});
+        RunOptions{
+            .dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks, .device = device},
+        group);
   }
 
   ReferenceComparison result;
@@ -555,6 +621,7 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
                     tolerance.gradient * result.grad_norm_ref &&
                 result.trajectory_max_abs <= tolerance.trajectory &&
                 (!with_oracle || result.oracle_identical);
+  result.pass = run.of_rank_0(result.pass);
   return result;
 }
 

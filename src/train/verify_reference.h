@@ -11,8 +11,10 @@
 #include <memory>
 #include <string>
 
+#include "base/device.h"
 #include "base/dtype.h"
 #include "model/model_part.h"
+#include "parallel/process_group.h"
 
 namespace troupe {
 
@@ -46,8 +48,9 @@ ReferenceTolerance reference_tolerance(DType compute_dtype);
 // The ranks that share a comparison.
 struct VerifyRanks {
   std::shared_ptr<const RunLayout> layout = nullptr;  // null: one rank
-  int threads = 1;                                    // of each
-  std::chrono::milliseconds limit{10'000};            // see ProcessGroup
+  ProcessGroup* group = nullptr;                      // of the layout's ranks; null: threads
+  int threads = 1;                                    // of each rank
+  std::chrono::milliseconds limit{10'000};            // of threads, see ProcessGroup
 };
 
 // The sequences of the batch are divided among the replicas (DP). Sequences that cannot be divided,
@@ -55,12 +58,16 @@ struct VerifyRanks {
 // gradients are compared where they are: a tensor is put together from the slices of all ranks, and
 // of an element that several ranks hold the worst copy counts.
 //
+// Where ranks are processes all must call it; only rank 0 gets differences, but `pass` is the same
+// everywhere.
+//
 // `with_oracle` runs everything a second time in the oracle and compares bit by bit.
 //
 // In bf16 the experts of every token are those that a run in fp32, beside it, has chosen: rounding
 // the weights to 8 bits moves router logits, and a token near a tie then goes to another expert.
 // Such a token says nothing about the arithmetic, but changes gradients by more than all rounding.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, VerifyRanks ranks);
+                                     bool with_oracle, VerifyRanks ranks,
+                                     Device device = Device::cpu);
 
 }  // namespace troupe

@@ -51,7 +51,7 @@ refused 'Unknown command trian. Did you mean train?' trian
 refused 'Name a command: '
 refused '--lr needs a value.' train --lr
 refused '--ranks 2: ' doctor --ranks 2
-refused '--device cuda: ' doctor --device cuda
+"$troupe" doctor | grep -q 'cuda .*not in this build' && refused '--device cuda: ' doctor --device cuda
 refused '--threads takes a whole number, 0 to 4096, not' doctor --threads many
 
 expect 2 tokenize --input "$scratch/missing.txt" --output-prefix "$scratch/corpus"

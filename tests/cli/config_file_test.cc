@@ -103,7 +103,7 @@ TEST_F(ConfigFile, MistakesAreNamedWithTheirLine) {
   };
   expect("\nlr-decay-stile = \"cosine\"", "2", "Did you mean lr-decay-style?");
   expect("xyzzy = 1", "1", "no option");
-  expect("calculate_per_token_loss = true", "1", "mean over micro-batches");
+  expect("use_torch_fsdp2 = true", "1", "say --use-megatron-fsdp");
   expect("lr = \"fast\"", "1", "lr takes no text");
   expect("lr = -1", "1", "--lr takes a number, at least 0, not '-1'");
   expect("seed = 1.5", "1", "--seed takes a whole number");

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device_memory.h"
 #include "support/errors.h"
 
 namespace troupe {
@@ -254,7 +255,15 @@ TEST(CheckOptions, RefusesContradictions) {
         message_of(ExitStatus::bad_request, [&] { check_options(options); });
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  refused([](Options& o) { o.device = "cuda"; }, "no CUDA");
+  if (!has_cuda()) refused([](Options& o) { o.device = "cuda"; }, "no CUDA");
+  if (has_cuda()) {
+    refused(
+        [](Options& o) {
+          o.device = "cuda";
+          o.ranks = 2;
+        },
+        "one rank");
+  }
   refused([](Options& o) { o.rank = 1; }, "--rank 1");
   refused(
       [](Options& o) {

@@ -101,8 +101,8 @@ class Ranks(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             kinds = [op["kind"] for op in json.loads(result.stdout)["operations"]
                      if op["queue"] == "comm"]
-            # Two layers, what is outside, metrics; the squared norm.
-            self.assertEqual(kinds, ["all_reduce"] * 4 + ["sum_over_ranks"])
+            # Two layers, what is before and behind them, metrics; the squared norm.
+            self.assertEqual(kinds, ["all_reduce"] * 5 + ["sum_over_ranks"])
         self.assertEqual(run("inspect", *shape, "--rank", 2).returncode, 2)
         plan = json.loads(run("plan", *shape).stdout)
         self.assertEqual((plan["ranks"], plan["micro_batches"]), (2, 2))
@@ -140,6 +140,8 @@ class Ranks(unittest.TestCase):
             "tp_pp": ["--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2],
             "ep": ["--expert-model-parallel-size", 4, "--moe-token-dispatcher-type", "flex"],
             "sharded": ["--use-distributed-optimizer"],
+            "all_sharded": ["--use-megatron-fsdp", "--expert-model-parallel-size", 2,
+                            "--overlap-param-gather", "--overlap-grad-reduce"],
         }
         for name, flags in layouts.items():
             with self.subTest(layout=name):

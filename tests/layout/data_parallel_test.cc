@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "parallel/collective_schedule.h"
-#include "parallel/process_group.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -171,7 +171,7 @@ Outcome run_steps(StepRun& run, int32_t ranks, int32_t rank) {
 }
 
 std::vector<Outcome> run_layout(const Layout& layout) {
-  ProcessGroup group(layout.ranks, kPatient);
+  ThreadGroup group(layout.ranks, kPatient);
   std::vector<std::unique_ptr<StepRun>> runs;
   std::vector<const Program*> programs;
   for (int32_t rank = 0; rank < layout.ranks; ++rank) {
@@ -284,9 +284,9 @@ TEST_F(CollectiveSchedule, OfAllRanksAgrees) {
   const TrainingStep b = build(1);
   EXPECT_EQ(refusal(*a.program, *b.program), "");
   EXPECT_EQ(hash_collectives(*a.program), hash_collectives(*b.program));
-  // Two micro-batches of two layers, a bucket of gradients for each layer and for what is outside
-  // of them, the metrics, and the squared norm.
-  EXPECT_EQ(collectives(*a.program).size(), 2U * 2 + 3 + 1 + 1);
+  // Two micro-batches of two layers, a bucket of gradients for each layer and for what is before
+  // and behind them, the metrics, and the squared norm.
+  EXPECT_EQ(collectives(*a.program).size(), 2U * 2 + 4 + 1 + 1);
 }
 
 TEST_F(CollectiveSchedule, WithOneLeftOutIsRefused) {

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
+#include "runtime/cpu/cpu_interpreter.h"
 #include "support/slice_elements.h"
 #include "train/train_test_support.h"
 
@@ -218,7 +220,7 @@ Case on_one_rank(Case c) {
 
 Outcome run_case(const Case& c, DType dtype, TokenDispatcher dispatcher, int64_t steps = kSteps,
                  bool oracle = false) {
-  ProcessGroup group(c.ranks, kPatient);
+  ThreadGroup group(c.ranks, kPatient);
   std::vector<std::unique_ptr<RankRun>> runs;
   for (int32_t rank = 0; rank < c.ranks; ++rank) {
     const ModelPart part = part_of(c, rank);

@@ -44,7 +44,7 @@ LayoutCase make_case(const std::string& name, const ModelConfig& model, const Si
   each.layout.optimizer_instances = sizes.instances;
   each.layout.sequence_parallel = true;
   each.micro_batches = 2;
-  each.distributed_optimizer = true;
+  each.sharding = StateSharding::optimizer;
   return each;
 }
 
@@ -74,19 +74,44 @@ std::vector<LayoutCase> cases() {
 
 class OptimizerSharding : public ::testing::TestWithParam<LayoutCase> {};
 
+// Sharding the optimizer state or everything, with collectives as early as they can be, too.
 TEST_P(OptimizerSharding, ComputesWhatOneRankComputes) {
-  const LayoutCase& layout = GetParam();
-  expect_same_outcome(run_one_rank(layout), run_layout(layout));
+  LayoutCase layout = GetParam();
+  const Outcome one = run_one_rank(layout);
+  for (const StateSharding sharding : {StateSharding::optimizer, StateSharding::parameters}) {
+    SCOPED_TRACE(sharding == StateSharding::parameters ? "parameters" : "optimizer");
+    layout.sharding = sharding;
+    layout.early_collectives = false;
+    const Outcome sharded = run_layout(layout);
+    expect_same_outcome(one, sharded);
+    layout.early_collectives = true;
+    layout.gradient_bucket_elements = 10'000;
+    EXPECT_EQ(run_layout(layout), sharded) << "order changes no bit";
+  }
 }
 
-int64_t optimizer_bytes(const ModelState& state) {
+int64_t bytes_of(const ModelState& state, Role role) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < state.table->size(); ++i) {
     const StateTensor& tensor = (*state.table)[StateId{i}];
-    if (tensor.role != Role::optimizer) continue;
+    if (tensor.role != role) continue;
     bytes += tensor.shape.elements() * static_cast<int64_t>(size_of(tensor.dtype));
   }
   return bytes;
+}
+
+// With sharded parameters a rank holds of values and gradients no more than of moments.
+TEST_P(OptimizerSharding, ShardsParametersAndGradientsAlike) {
+  LayoutCase layout = GetParam();
+  layout.sharding = StateSharding::parameters;
+  const auto sharded = run_layout_of(layout);
+  for (int32_t rank = 0; rank < sharded->layout.world_size(); ++rank) {
+    const ModelState state =
+        declare_model_state(layout.model, DType::f64, true, {.run = sharded, .rank = rank});
+    const int64_t values = bytes_of(state, Role::parameter);
+    EXPECT_EQ(bytes_of(state, Role::gradient), values);
+    EXPECT_EQ(bytes_of(state, Role::optimizer), 2 * values);
+  }
 }
 
 // Together the ranks of an instance keep the optimizer state once, and none much more than its
@@ -95,7 +120,7 @@ TEST_P(OptimizerSharding, KeepsEveryElementOnce) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     LayoutCase layout = GetParam();
     const auto sharded = run_layout_of(layout);
-    layout.distributed_optimizer = false;
+    layout.sharding = StateSharding::none;
     const auto whole = run_layout_of(layout);
     int64_t sum = 0;
     int64_t sum_of_whole = 0;
@@ -114,10 +139,11 @@ TEST_P(OptimizerSharding, KeepsEveryElementOnce) {
         EXPECT_LT(parameter.shard.end - parameter.shard.begin, elements / shards + row + 1);
         EXPECT_EQ(parameter.exp_avg.valid(), parameter.shard.end > parameter.shard.begin);
       }
-      EXPECT_EQ(optimizer_bytes(state), expected);
-      sum += optimizer_bytes(state);
-      sum_of_whole += optimizer_bytes(
-          declare_model_state(layout.model, dtype, true, {.run = whole, .rank = rank}));
+      EXPECT_EQ(bytes_of(state, Role::optimizer), expected);
+      sum += bytes_of(state, Role::optimizer);
+      sum_of_whole +=
+          bytes_of(declare_model_state(layout.model, dtype, true, {.run = whole, .rank = rank}),
+                   Role::optimizer);
     }
     if (sharded->layout.options().optimizer_instances < sharded->layout.dp()) {
       EXPECT_LT(sum, sum_of_whole);

@@ -68,7 +68,7 @@ std::vector<OverlapCase> cases() {
     c.layout.tensor_parallel = 2;
     c.layout.context_parallel = 2;
     c.layout.expert_tensor_parallel = 2;
-    c.distributed_optimizer = true;
+    c.sharding = StateSharding::optimizer;
   });
   add("pp2", 4, 4, [](LayoutCase& c) { c.layout.pipeline_parallel = 2; });
   add("pp4_ep2_flex", 4, 8, [](LayoutCase& c) {

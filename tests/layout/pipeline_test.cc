@@ -10,8 +10,9 @@
 
 #include "model/parameter_layout.h"
 #include "parallel/collective_schedule.h"
-#include "parallel/process_group.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
+#include "runtime/cpu/cpu_interpreter.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -199,7 +200,7 @@ std::vector<Outcome> run_pipeline(const Model& model, const Pipeline& pipeline,
                                   bool oracle = false) {
   const auto layout = run_layout(model.config, pipeline);
   const int32_t world = layout->layout.world_size();
-  ProcessGroup group(world, kPatient);
+  ThreadGroup group(world, kPatient);
   std::vector<std::unique_ptr<RankRun>> runs;
   std::vector<const Program*> programs;
   for (int32_t rank = 0; rank < world; ++rank) {
@@ -401,7 +402,7 @@ TEST(PipelineForward, EqualsOneRank) {
     if (pipeline.replicas > 1) continue;  // all would evaluate the same samples here
     SCOPED_TRACE(pipeline.name);
     const auto layout = run_layout(config, pipeline);
-    ProcessGroup group(pipeline.ranks, kPatient);
+    ThreadGroup group(pipeline.ranks, kPatient);
     std::vector<std::unique_ptr<ForwardRun>> runs;
     std::vector<const Program*> evaluations;
     std::vector<const Program*> readings;

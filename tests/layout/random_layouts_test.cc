@@ -1,8 +1,9 @@
 // Layouts of up to 16 ranks drawn from everything that is valid compute what one rank computes:
 // TP with and without sequence parallelism, CP in its forms, PP with all schedules and uneven
 // stages, EP and ETP with all dispatchers, orders of the ranks, micro-batches, and models with
-// every kind of layer and loss, with and without overlap and recompute. The draw is seeded: a
-// layout has the same number, and the same name, for ever.
+// every kind of layer and loss; with state sharded or not, collectives early or in their places,
+// with and without overlap and recompute. The draw is seeded: a layout has the same number, and the
+// same name, for ever.
 #include <array>
 #include <gtest/gtest.h>
 #include <map>
@@ -19,7 +20,7 @@
 namespace troupe::testing {
 namespace {
 
-constexpr int kLayouts = 240;
+constexpr int kLayouts = 320;
 constexpr uint64_t kDraw = 20;
 
 // Four layers, so that there are pipelines; eight experts; eight query heads on four others.
@@ -103,6 +104,12 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (o.order != kDefaultRankOrder) text += "_other_order";
   add("mbs", c.micro_batch_size);
   add("acc", c.micro_batches);
+  if (c.sharding == StateSharding::optimizer) text += "_zero1";
+  if (c.sharding == StateSharding::parameters) text += "_fsdp";
+  add("instances", o.optimizer_instances);
+  if (c.per_token_loss) text += "_per_token";
+  if (c.early_collectives) text += "_early";
+  if (c.gradient_bucket_elements > 0) text += "_buckets";
   if (c.merged) text += "_merged";
   if (c.overlap.delay_weight_gradients) text += "_delayed";
   if (c.overlap.shared_expert) text += "_shared_overlap";
@@ -167,6 +174,12 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   c.micro_batch_size = draw.of(std::array{1, 1, 2});
   c.micro_batches = draw.of(std::array{1, 2, 4});
   c.sequence = 16;
+  c.sharding =
+      draw.of(std::array{StateSharding::none, StateSharding::optimizer, StateSharding::parameters});
+  c.early_collectives = draw.of(std::array{false, true});
+  c.gradient_bucket_elements = draw.of(std::array{0, 0, 5000});
+  c.per_token_loss = draw.of(std::array{false, false, true});
+  if (c.sharding != StateSharding::none) o.optimizer_instances = draw.of(std::array{1, 1, 2});
   draw_order(draw, c);
   try {
     o.key_value_heads = c.model.num_query_groups;

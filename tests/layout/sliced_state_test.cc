@@ -16,7 +16,7 @@
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "model/parameter_layout.h"
-#include "parallel/process_group.h"
+#include "parallel/thread_group.h"
 #include "train/initialize.h"
 #include "train/train_test_support.h"
 #include "train/training_checkpoint.h"
@@ -57,7 +57,7 @@ ModelConfig model(bool tied, bool biases) {
 struct Sizes {
   int32_t world, tp, cp, pp, ep, etp, chunks;
   bool v = false;
-  bool distributed_optimizer = false;
+  StateSharding sharding = StateSharding::none;
   int32_t instances = 1;
 };
 
@@ -78,7 +78,7 @@ std::shared_ptr<const RunLayout> make_layout(const ModelConfig& config, const Si
                    .embedding_places = partition.embedding_ranks(config.tie_embeddings)});
     check_layout(config, layout, 64);
     return std::make_shared<const RunLayout>(
-        RunLayout{std::move(layout), std::move(partition), {}, sizes.distributed_optimizer});
+        RunLayout{std::move(layout), std::move(partition), {}, sizes.sharding});
   } catch (const UserError&) {
     return nullptr;
   }
@@ -89,10 +89,9 @@ std::string name_of(const RunLayout& run) {
   return std::to_string(layout.world_size()) + " ranks, tp " + std::to_string(layout.tp()) +
          " cp " + std::to_string(layout.cp()) + " pp " + std::to_string(layout.pp()) + " ep " +
          std::to_string(layout.ep()) + " etp " + std::to_string(layout.etp()) + " chunks " +
-         std::to_string(run.partition.chunks) +
-         (run.distributed_optimizer ? " distributed optimizer, instances " +
-                                          std::to_string(layout.options().optimizer_instances)
-                                    : "");
+         std::to_string(run.partition.chunks) + " sharding " +
+         std::to_string(static_cast<int>(run.sharding)) + " instances " +
+         std::to_string(layout.options().optimizer_instances);
 }
 
 std::shared_ptr<const RunLayout> random_layout(const ModelConfig& config, uint64_t number) {
@@ -108,7 +107,9 @@ std::shared_ptr<const RunLayout> random_layout(const ModelConfig& config, uint64
                       .etp = draw(5),
                       .chunks = std::min(2, draw(6)),
                       .v = draw(7) > 4,
-                      .distributed_optimizer = draw(8) > 2,
+                      .sharding = draw(8) > 2   ? StateSharding::parameters
+                                  : draw(8) > 1 ? StateSharding::optimizer
+                                                : StateSharding::none,
                       .instances = std::min(2, draw(9))};
     if (sizes.pp > 4) continue;
     if (auto layout = make_layout(config, sizes)) return layout;
@@ -125,9 +126,9 @@ std::vector<Sizes> telling_sizes() {
           {2, 1, 1, 2, 1, 1, 2, true},
           {6, 1, 1, 1, 2, 1, 1},
           {1, 1, 1, 1, 1, 1, 1},
-          {4, 1, 1, 1, 1, 1, 1, false, true},
-          {8, 2, 2, 1, 2, 1, 1, false, true, 2},
-          {6, 2, 1, 1, 1, 1, 1, false, true}};
+          {4, 1, 1, 1, 1, 1, 1, false, StateSharding::optimizer},
+          {8, 2, 2, 1, 2, 1, 1, false, StateSharding::parameters, 2},
+          {6, 2, 1, 1, 1, 1, 1, false, StateSharding::optimizer}};
 }
 
 // ---- One rank's state ----
@@ -185,12 +186,11 @@ std::vector<StateId> kept(const Parameter& parameter) {
 
 using Coverage = std::map<std::string, std::set<int64_t>>;
 
-// The numbers of what the rank has of one of a parameter's state tensors: of the slice, or of the
-// shard.
+// The numbers of what the rank has of one of a parameter's state tensors.
 std::vector<int64_t> elements_held(const Parameter& parameter, StateId id) {
   std::vector<int64_t> numbers = elements_of(parameter.slice, parameter.whole_shape);
-  if (id.index == parameter.value.index) return numbers;
-  return {numbers.begin() + parameter.shard.begin, numbers.begin() + parameter.shard.end};
+  const IndexRange& part = id.index == parameter.value.index ? parameter.held : parameter.shard;
+  return {numbers.begin() + part.begin, numbers.begin() + part.end};
 }
 
 // Every element of the rank's weights (and masters) is the whole model's.
@@ -263,7 +263,7 @@ TEST(SliceRuns, AreTheElementsInOrder) {
 TEST(ShardPieces, AreTheElementsInOrder) {
   const ModelConfig config = model(false, false);
   for (Sizes sizes : telling_sizes()) {
-    sizes.distributed_optimizer = true;
+    sizes.sharding = StateSharding::optimizer;
     const auto run = make_layout(config, sizes);
     ASSERT_NE(run, nullptr);
     for (int32_t rank = 0; rank < sizes.world; ++rank) {
@@ -343,7 +343,7 @@ TEST_P(SlicedHfWeights, AreThoseOfOneRank) {
         for (const int32_t ep : {1, 2}) {
           for (const int32_t etp : {1, 2}) {
             all.push_back({4, tp, 1, pp, ep, etp, 1});
-            all.push_back({4, tp, 1, pp, ep, etp, 1, false, true});
+            all.push_back({4, tp, 1, pp, ep, etp, 1, false, StateSharding::parameters});
           }
         }
       }
@@ -436,7 +436,7 @@ RunIdentity identity_of(const ModelConfig& config, DType dtype) {
 void save(const std::string& dir, int64_t step, const ModelConfig& config, DType dtype,
           bool trained, const std::shared_ptr<const RunLayout>& run,
           const CheckpointOptions& options = {}) {
-  ProcessGroup group(run->layout.world_size(), kPatient);
+  ThreadGroup group(run->layout.world_size(), kPatient);
   const auto ranks = all_ranks(config, dtype, trained, run);
   for (const auto& rank : ranks) fill(*rank, static_cast<uint64_t>(step));
   run_ranks(group, [&](int number) {

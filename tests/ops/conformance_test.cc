@@ -154,15 +154,30 @@ TEST(Registry, EveryKindIsExercised) {
     for (int32_t i = 0; i < run.program().op_count(); ++i) seen.insert(run.program().op(i).spec);
   }
   // Neither state nor other ranks can be declared by a sample; these have tests of their own.
-  const std::set<std::string> own_tests = {
-      "adamw",         "all_gather",      "all_reduce",
-      "copy_to_ranks", "exchange_counts", "expert_bias_update",
-      "finish_send",   "gather_shards",   "heads_to_sequence",
-      "prefix_sum",    "push_rows",       "push_rows_back",
-      "receive",       "reduce_scatter",  "reduce_shards",
-      "return_rows",   "ring_attention",  "ring_attention_gradient",
-      "send",          "send_rows",       "sequence_to_heads",
-      "sum_over_ranks"};
+  const std::set<std::string> own_tests = {"adamw",
+                                           "all_gather",
+                                           "all_reduce",
+                                           "copy_to_ranks",
+                                           "exchange_counts",
+                                           "expert_bias_update",
+                                           "finish_send",
+                                           "gather_parameter",
+                                           "gather_shards",
+                                           "heads_to_sequence",
+                                           "prefix_sum",
+                                           "push_rows",
+                                           "push_rows_back",
+                                           "receive",
+                                           "reduce_scatter",
+                                           "reduce_shards",
+                                           "return_rows",
+                                           "ring_attention",
+                                           "ring_attention_gradient",
+                                           "send",
+                                           "send_rows",
+                                           "sequence_to_heads",
+                                           "sum_over_ranks",
+                                           "sum_parameter_gradient"};
   for (const OpSpec* spec : all_operations()) {
     EXPECT_TRUE(seen.contains(spec) || own_tests.contains(spec->name))
         << spec->name << " occurs in no sample";

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "model/context_parallel.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -64,7 +65,7 @@ Outcome run(const Case& c, int32_t ranks, ContextExchange exchange) {
   Outcome outcome{.out = Numbers(static_cast<size_t>(tokens * out_width)),
                   .d_qkv = Numbers(static_cast<size_t>(tokens * width))};
   const std::shared_ptr<const RunLayout> layout = layout_of(ranks);
-  ProcessGroup group(ranks, kPatient);
+  ThreadGroup group(ranks, kPatient);
   run_ranks(group, [&](int rank) {
     const ModelPart part{.run = layout, .rank = rank};
     AttentionAttributes own = whole;

@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "ops/exchange_rows/exchange_rows.h"
 #include "ops/push_rows/push_rows.h"
-#include "parallel/process_group.h"
+#include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -116,7 +116,7 @@ class Dispatch : public ::testing::TestWithParam<Case> {};
 TEST_P(Dispatch, BringsRowsThereAndBack) {
   const Case& c = GetParam();
   const int32_t ranks = c.ranks();
-  ProcessGroup group(ranks, kPatient);
+  ThreadGroup group(ranks, kPatient);
   run_ranks(group, [&](int rank) {
     const auto table = std::make_shared<const StateTable>();
     Program program(table);

@@ -11,7 +11,7 @@
 #include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
-#include "parallel/process_group.h"
+#include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -96,7 +96,7 @@ struct Outcome {
 // x, y = build(x), and the gradient of x where that of y is given; on every rank.
 std::vector<Outcome> run(int ranks, DType dtype, int64_t rows_in, int64_t rows_out,
                          const Build& build) {
-  ProcessGroup group(ranks, kPatient);
+  ThreadGroup group(ranks, kPatient);
   std::vector<Outcome> runs(static_cast<size_t>(ranks));
   run_ranks(group, [&](int rank) {
     const auto table = std::make_shared<const StateTable>();

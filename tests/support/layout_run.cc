@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
@@ -44,6 +45,10 @@ class Rank {
                                    .seed = kSeed,
                                    .dispatcher = wanted.dispatcher,
                                    .context_exchange = wanted.context_exchange,
+                                   .per_token_loss = wanted.per_token_loss,
+                                   .gradient_bucket_elements = wanted.gradient_bucket_elements,
+                                   .overlap_gradient_sums = wanted.early_collectives,
+                                   .overlap_parameter_gathers = wanted.early_collectives,
                                    .overlap = wanted.overlap,
                                    .recompute = wanted.recompute})),
         storage_(state_.table),
@@ -52,7 +57,9 @@ class Rank {
     for (const Parameter& parameter : state_.parameters) {
       auto* data = storage_.view(parameter.value).as<double>();
       for_each_element(parameter, [&](int64_t own, int64_t element) {
-        data[own] = start_value(parameter, element);
+        const IndexRange& held = parameter.held;
+        if (own < held.begin || own >= held.end) return;
+        data[own - held.begin] = start_value(parameter, element);
       });
     }
     *interpreter_.view(step_.learning_rate).as<double>() = 1e-3;
@@ -139,7 +146,8 @@ class Rank {
         if (batch.tokens.valid()) interpreter_.view(batch.tokens).as<int32_t>()[at] = draw(0);
         if (!batch.labels.valid()) continue;
         interpreter_.view(batch.labels).as<int32_t>()[at] = draw(1);
-        interpreter_.view(batch.mask).as<double>()[at] = position % 5 == 3 ? 0 : 1;
+        // So that micro-batches differ in how many tokens count.
+        interpreter_.view(batch.mask).as<double>()[at] = position % (3 + sample % 3) == 1 ? 0 : 1;
       }
     }
   }
@@ -163,11 +171,11 @@ class Rank {
       }
     }
     for (const Parameter& parameter : state_.parameters) {
-      const IndexRange all{0, parameter.slice.elements()};
+      const IndexRange& held = parameter.held;
       const IndexRange& shard = parameter.shard;
-      hold(step + "gradient of ", parameter, parameter.gradient, shard, shard.begin);
+      hold(step + "gradient of ", parameter, parameter.gradient, shard, shard.begin - held.begin);
       if (number < kSteps) continue;
-      hold("after it ", parameter, parameter.value, all, 0);
+      hold("after it ", parameter, parameter.value, held, 0);
       if (!parameter.exp_avg.valid()) continue;
       hold("after it, first moment of ", parameter, parameter.exp_avg, shard, 0);
       hold("after it, second moment of ", parameter, parameter.exp_avg_sq, shard, 0);
@@ -219,17 +227,16 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                          .chunks = partition.chunks,
                          .micro_batches = wanted.micro_batches,
                          .merged = wanted.merged};
-  return std::make_shared<const RunLayout>(
-      RunLayout{.layout = Layout(options),
-                .partition = partition,
-                .schedule = schedule,
-                .distributed_optimizer = wanted.distributed_optimizer});
+  return std::make_shared<const RunLayout>(RunLayout{.layout = Layout(options),
+                                                     .partition = partition,
+                                                     .schedule = schedule,
+                                                     .sharding = wanted.sharding});
 }
 
 Outcome run_layout(const LayoutCase& layout) {
   const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
   const int32_t size = run->layout.world_size();
-  ProcessGroup group(size, kPatient);
+  ThreadGroup group(size, kPatient);
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int32_t rank = 0; rank < size; ++rank) {
     ranks.push_back(std::make_unique<Rank>(layout, run, rank, group));
@@ -251,7 +258,9 @@ Outcome run_one_rank(const LayoutCase& layout) {
   LayoutCase single = layout;
   const Layout ranks(run_layout_of(layout)->layout.options());
   single.layout = {};
-  single.distributed_optimizer = false;
+  single.sharding = StateSharding::none;
+  single.gradient_bucket_elements = 0;
+  single.early_collectives = false;
   single.merged = false;
   single.overlap = {};
   single.recompute = {};

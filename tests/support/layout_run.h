@@ -35,8 +35,11 @@ struct LayoutCase {
   int32_t sequence = 12;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;
-  bool distributed_optimizer = false;
-  bool merged = false;  // forwards with backwards
+  StateSharding sharding = StateSharding::none;
+  bool per_token_loss = false;
+  int64_t gradient_bucket_elements = 0;
+  bool early_collectives = false;  // of gradient sums and parameter gathers
+  bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
   RecomputeOptions recompute = {};
 };

@@ -103,12 +103,20 @@ SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
     if (id.valid()) watched_[static_cast<size_t>(id.index)] = true;
   }
 
-  MemoryPlan plan = options.oracle ? plan_oracle(*program_, options.threads)
-                                   : plan_memory(*program_, options.threads);
+  MemoryPlan plan = options.oracle ? plan_oracle(*program_, options.threads, options.device)
+                                   : plan_memory(*program_, options.threads, options.device);
   verify_memory_plan(*program_, plan);
-  state_ = std::make_unique<StateStorage>(table_);
+  state_ = std::make_unique<StateStorage>(table_, options.device);
   pool_ = std::make_unique<ThreadPool>(options.threads);
-  interpreter_ = std::make_unique<CpuInterpreter>(*program_, std::move(plan), *state_, *pool_);
+  interpreter_ = make_interpreter(*program_, std::move(plan), *state_, *pool_);
+}
+
+TensorView SampleRun::snapshot(ValueId id) const {
+  const Value& value = program_->value(id);
+  std::vector<std::byte>& bytes = snapshots_[id.index];
+  bytes.resize(value.bytes());
+  interpreter_->read(id, bytes.data());
+  return {bytes.data(), value.dtype, value.shape, nullptr};
 }
 
 void SampleRun::write(ValueId id, const std::vector<double>& data) {
@@ -123,14 +131,22 @@ void SampleRun::write(ValueId id, const std::vector<double>& data) {
 }
 
 int64_t SampleRun::live_elements(ValueId id) const {
-  const TensorView view = interpreter_->view(id);
-  return view.shape.rank() == 0 ? 1 : view.rows() * view.shape.row_elements();
+  const Value& value = program_->value(id);
+  if (value.shape.rank() == 0) return 1;
+  int64_t rows = value.shape[0];
+  if (value.rows.valid()) {
+    const ValueId counter = value.rows.counter;
+    const bool is_input = program_->value(counter).role == Role::input;
+    const TensorView counts = is_input ? interpreter_->view(counter) : snapshot(counter);
+    rows = counts.as<int32_t>()[value.rows.element];
+  }
+  return rows * value.shape.row_elements();
 }
 
 void SampleRun::capture(int32_t op) {
   for (const ValueId output : program_->outputs(program_->op(op))) {
     if (!watched_[static_cast<size_t>(output.index)]) continue;
-    const TensorView view = interpreter_->view(output);
+    const TensorView view = snapshot(output);
     auto& data = captured_[static_cast<size_t>(output.index)];
     data.resize(static_cast<size_t>(live_elements(output)));
     for (size_t i = 0; i < data.size(); ++i) {
@@ -138,11 +154,12 @@ void SampleRun::capture(int32_t op) {
     }
     for (size_t i = 0; i < cotangent_ids_.size(); ++i) {
       if (sample_.results()[i].id != output || !cotangent_ids_[i].valid()) continue;
-      const TensorView cotangent = interpreter_->view(cotangent_ids_[i]);
+      const TensorView cotangent = snapshot(cotangent_ids_[i]);
       for (int64_t j = live_elements(output); j < cotangent.shape.elements(); ++j) {
         store_element(cotangent, j,
                       options_.poison_padding ? std::numeric_limits<double>::quiet_NaN() : 0.0);
       }
+      interpreter_->write(cotangent_ids_[i], cotangent.data);
     }
   }
 }

@@ -2,7 +2,9 @@
 // Shared by the generic operation tests. One thread at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,7 +12,7 @@
 #include "passes/memory_plan.h"
 #include "program/op_sample.h"
 #include "program/op_spec.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 
 namespace troupe::testing {
 
@@ -21,6 +23,7 @@ struct SampleRunOptions {
   bool backward = true;
   bool poison_padding = true;  // rows beyond the live count hold NaN, otherwise zero
   bool round_to_bf16 = false;  // inputs are rounded to bf16 first, whatever the dtype
+  Device device = Device::cpu;
 };
 
 class SampleRun {
@@ -47,6 +50,8 @@ class SampleRun {
   // its memory may serve another value.
   void capture(int32_t op);
   void write(ValueId id, const std::vector<double>& data);
+  // The bytes of a value as the operations see them, in memory of this object.
+  TensorView snapshot(ValueId id) const;
 
   SampleRunOptions options_;
   std::shared_ptr<const StateTable> table_;
@@ -60,7 +65,8 @@ class SampleRun {
   std::vector<std::vector<double>> captured_;  // by value
   std::unique_ptr<StateStorage> state_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<CpuInterpreter> interpreter_;
+  std::unique_ptr<Interpreter> interpreter_;
+  mutable std::map<int32_t, std::vector<std::byte>> snapshots_;  // by value
 };
 
 }  // namespace troupe::testing

@@ -13,7 +13,7 @@
 #include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "program/verify.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/interpreter.h"
 #include "support/files.h"
 #include "train/initialize.h"
 
@@ -100,6 +100,8 @@ struct StepRunOptions {
   int32_t data_parallel_rank = 0;
   RecomputeOptions recompute = {};
   Communicators communicators = {};
+  Device device = Device::cpu;
+  bool capture = false;  // on a GPU
 };
 
 // A model with its training step, planned and initialised. Samples are numbered: the same number
@@ -118,10 +120,13 @@ class StepRun {
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
-                                  .recompute = run.recompute})),
-        storage(state.table),
-        interpreter(*step.program, plan(*step.program, run), storage, pool, run.communicators) {
+                                   .recompute = run.recompute})),
+        storage(state.table, run.device),
+        own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
+                                         run.communicators, run.capture)),
+        interpreter(*own_interpreter) {
     initialize_parameters(state, storage, run.seed, pool);
+    storage.to_device();
     set_learning_rate(1e-3);
     *interpreter.view(step.weight_decay).as<double>() = 0.1;
     write_samples(0);
@@ -185,12 +190,14 @@ class StepRun {
   ModelState state;
   TrainingStep step;
   StateStorage storage;
-  CpuInterpreter interpreter;
+  std::unique_ptr<Interpreter> own_interpreter;
+  Interpreter& interpreter;
 
  private:
   static MemoryPlan plan(const Program& program, const StepRunOptions& run) {
     verify_program(program);
-    return run.oracle ? plan_oracle(program, run.threads) : plan_memory(program, run.threads);
+    return run.oracle ? plan_oracle(program, run.threads, run.device)
+                      : plan_memory(program, run.threads, run.device);
   }
 
   void write_sample(const BatchValues& batch, int32_t row, int64_t sample) {

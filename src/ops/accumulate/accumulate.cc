@@ -7,6 +7,7 @@
 namespace troupe {
 
 CpuKernel accumulate_cpu_kernel(const OpView& op);
+CudaKernel accumulate_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -74,6 +75,7 @@ const OpSpec kAccumulate{.name = "accumulate",
                          .infer = infer_accumulate,
                          .cost = cost_accumulate,
                          .cpu_kernel = accumulate_cpu_kernel,
+                         .cuda_kernel = TROUPE_CUDA(accumulate_cuda_kernel),
                          .print_attributes = print_accumulate,
                          .samples = samples_accumulate};
 

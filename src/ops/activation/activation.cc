@@ -11,6 +11,8 @@ namespace troupe {
 
 CpuKernel activation_cpu_kernel(const OpView& op);
 CpuKernel activation_gradient_cpu_kernel(const OpView& op);
+CudaKernel activation_cuda_kernel(const OpView& op);
+CudaKernel activation_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -248,6 +250,7 @@ const OpSpec kActivation{.name = "activation",
                          .differentiate = differentiate_activation,
                          .cost = cost_activation,
                          .cpu_kernel = activation_cpu_kernel,
+                         .cuda_kernel = TROUPE_CUDA(activation_cuda_kernel),
                          .print_attributes = print_activation,
                          .samples = samples_activation};
 
@@ -255,6 +258,7 @@ const OpSpec kActivationGradient{.name = "activation_gradient",
                                  .infer = infer_activation_gradient,
                                  .cost = cost_activation_gradient,
                                  .cpu_kernel = activation_gradient_cpu_kernel,
+                                 .cuda_kernel = TROUPE_CUDA(activation_gradient_cuda_kernel),
                                  .in_place = {.output = 0, .input = 0},
                                  .print_attributes = print_activation};
 

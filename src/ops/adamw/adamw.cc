@@ -5,6 +5,7 @@
 namespace troupe {
 
 CpuKernel adamw_cpu_kernel(DType dtype);
+CudaKernel adamw_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -80,6 +81,7 @@ const OpSpec kAdamW{.name = "adamw",
                     .infer = infer_adamw,
                     .cost = cost_adamw,
                     .cpu_kernel = adamw_kernel,
+                    .cuda_kernel = TROUPE_CUDA(adamw_cuda_kernel),
                     .print_attributes = print_adamw};
 
 }  // namespace troupe

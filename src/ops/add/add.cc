@@ -6,6 +6,7 @@
 namespace troupe {
 
 CpuKernel add_cpu_kernel(const OpView& op);
+CudaKernel add_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -86,6 +87,7 @@ const OpSpec kAdd{.name = "add",
                   .differentiate = differentiate_add,
                   .cost = cost_add,
                   .cpu_kernel = add_cpu_kernel,
+                  .cuda_kernel = TROUPE_CUDA(add_cuda_kernel),
                   .in_place = {.output = 0, .input = 0},
                   .samples = samples_add};
 

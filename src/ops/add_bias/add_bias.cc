@@ -7,6 +7,7 @@
 namespace troupe {
 
 CpuKernel add_bias_cpu_kernel(const OpView& op);
+CudaKernel add_bias_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -53,6 +54,7 @@ const OpSpec kAddBias{.name = "add_bias",
                       .differentiate = differentiate_add_bias,
                       .cost = cost_add_bias,
                       .cpu_kernel = add_bias_cpu_kernel,
+                      .cuda_kernel = TROUPE_CUDA(add_bias_cuda_kernel),
                       .in_place = {.output = 0, .input = 0},
                       .samples = samples_add_bias};
 

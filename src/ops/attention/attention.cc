@@ -9,6 +9,11 @@
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel attention_cuda_kernel(const OpView& op);
+CudaKernel attention_gradient_cuda_kernel(const OpView& op);
+uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op);
+
 namespace {
 
 Shape attention_qkv_shape(const AttentionAttributes& a) {
@@ -244,16 +249,20 @@ const OpSpec kAttention{.name = "attention",
                         .differentiate = differentiate_attention,
                         .cost = cost_attention,
                         .cpu_kernel = attention_cpu_kernel,
+                        .cuda_kernel = TROUPE_CUDA(attention_cuda_kernel),
                         .scratch_bytes = scratch_attention,
                         .print_attributes = print_attention,
                         .samples = samples_attention};
 
-const OpSpec kAttentionGradient{.name = "attention_gradient",
-                                .infer = infer_attention_gradient,
-                                .cost = cost_attention_gradient,
-                                .cpu_kernel = attention_gradient_cpu_kernel,
-                                .workspace_bytes = workspace_attention_gradient,
-                                .scratch_bytes = scratch_attention_gradient,
-                                .print_attributes = print_attention};
+const OpSpec kAttentionGradient{
+    .name = "attention_gradient",
+    .infer = infer_attention_gradient,
+    .cost = cost_attention_gradient,
+    .cpu_kernel = attention_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(attention_gradient_cuda_kernel),
+    .workspace_bytes = workspace_attention_gradient,
+    .scratch_bytes = scratch_attention_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(attention_gradient_cuda_scratch_bytes),
+    .print_attributes = print_attention};
 
 }  // namespace troupe

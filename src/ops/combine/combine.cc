@@ -9,6 +9,7 @@
 namespace troupe {
 
 CpuKernel combine_cpu_kernel(DType dtype);
+CudaKernel combine_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -121,6 +122,7 @@ const OpSpec kCombine{.name = "combine",
                       .differentiate = differentiate_combine,
                       .cost = cost_combine,
                       .cpu_kernel = combine_kernel,
+                      .cuda_kernel = TROUPE_CUDA(combine_cuda_kernel),
                       .scratch_bytes = combine_scratch_bytes,
                       .samples = samples_combine};
 

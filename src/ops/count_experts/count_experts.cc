@@ -9,6 +9,7 @@
 namespace troupe {
 
 void count_experts_cpu(const KernelArguments& args);
+CudaKernel count_experts_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -117,6 +118,7 @@ const OpSpec kCountExperts{.name = "count_experts",
                            .infer = infer_count_experts,
                            .cost = cost_count_experts,
                            .cpu_kernel = count_experts_kernel,
+                           .cuda_kernel = TROUPE_CUDA(count_experts_cuda_kernel),
                            .workspace_bytes = count_experts_workspace_bytes,
                            .print_attributes = print_count_experts,
                            .samples = samples_count_experts};

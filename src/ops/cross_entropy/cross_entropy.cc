@@ -5,6 +5,13 @@
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel cross_entropy_cuda_kernel(const OpView& op);
+CudaKernel cross_entropy_part_cuda_kernel(const OpView& op);
+CudaKernel cross_entropy_of_parts_cuda_kernel(const OpView& op);
+CudaKernel cross_entropy_gradient_cuda_kernel(const OpView& op);
+uint64_t cross_entropy_cuda_scratch_bytes(const OpView& op);
+
 namespace {
 
 // Of each token and part: the largest logit, the sum, the label's logit.
@@ -230,26 +237,35 @@ const OpSpec kCrossEntropy{.name = "cross_entropy",
                            .differentiate = differentiate_cross_entropy,
                            .cost = cost_cross_entropy,
                            .cpu_kernel = cross_entropy_cpu_kernel,
+                           .cuda_kernel = TROUPE_CUDA(cross_entropy_cuda_kernel),
                            .workspace_bytes = workspace_cross_entropy,
+                           .cuda_scratch_bytes = TROUPE_CUDA(cross_entropy_cuda_scratch_bytes),
                            .samples = samples_cross_entropy};
 
 const OpSpec kCrossEntropyPart{.name = "cross_entropy_part",
                                .infer = infer_cross_entropy_part,
                                .cost = cost_cross_entropy_part,
-                               .cpu_kernel = cross_entropy_part_cpu_kernel};
+                               .cpu_kernel = cross_entropy_part_cpu_kernel,
+                               .cuda_kernel = TROUPE_CUDA(cross_entropy_part_cuda_kernel)};
 
-const OpSpec kCrossEntropyOfParts{.name = "cross_entropy_of_parts",
-                                  .infer = infer_cross_entropy_of_parts,
-                                  .differentiate = differentiate_cross_entropy_of_parts,
-                                  .cost = cost_cross_entropy_of_parts,
-                                  .cpu_kernel = cross_entropy_of_parts_cpu_kernel,
-                                  .workspace_bytes = workspace_cross_entropy,
-                                  .samples = samples_cross_entropy_of_parts};
+const OpSpec kCrossEntropyOfParts{
+    .name = "cross_entropy_of_parts",
+    .infer = infer_cross_entropy_of_parts,
+    .differentiate = differentiate_cross_entropy_of_parts,
+    .cost = cost_cross_entropy_of_parts,
+    .cpu_kernel = cross_entropy_of_parts_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(cross_entropy_of_parts_cuda_kernel),
+    .workspace_bytes = workspace_cross_entropy,
+    .cuda_scratch_bytes = TROUPE_CUDA(cross_entropy_cuda_scratch_bytes),
+    .samples = samples_cross_entropy_of_parts};
 
-const OpSpec kCrossEntropyGradient{.name = "cross_entropy_gradient",
-                                   .infer = infer_cross_entropy_gradient,
-                                   .cost = cost_cross_entropy_gradient,
-                                   .cpu_kernel = cross_entropy_gradient_cpu_kernel,
-                                   .in_place = {.output = 0, .input = 0}};
+const OpSpec kCrossEntropyGradient{
+    .name = "cross_entropy_gradient",
+    .infer = infer_cross_entropy_gradient,
+    .cost = cost_cross_entropy_gradient,
+    .cpu_kernel = cross_entropy_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(cross_entropy_gradient_cuda_kernel),
+    .cuda_scratch_bytes = TROUPE_CUDA(cross_entropy_cuda_scratch_bytes),
+    .in_place = {.output = 0, .input = 0}};
 
 }  // namespace troupe

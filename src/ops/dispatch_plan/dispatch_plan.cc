@@ -9,6 +9,7 @@
 namespace troupe {
 
 void dispatch_plan_cpu(const KernelArguments& args);
+CudaKernel dispatch_plan_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -95,6 +96,7 @@ const OpSpec kDispatchPlan{.name = "dispatch_plan",
                            .infer = infer_dispatch_plan,
                            .cost = cost_dispatch_plan,
                            .cpu_kernel = dispatch_plan_kernel,
+                           .cuda_kernel = TROUPE_CUDA(dispatch_plan_cuda_kernel),
                            .workspace_bytes = dispatch_plan_workspace_bytes,
                            .print_attributes = print_dispatch_plan,
                            .samples = samples_dispatch_plan};

@@ -9,6 +9,7 @@
 namespace troupe {
 
 CpuKernel dropout_cpu_kernel(const OpView& op);
+CudaKernel dropout_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -112,6 +113,7 @@ const OpSpec kDropout{.name = "dropout",
                       .differentiate = differentiate_dropout,
                       .cost = cost_dropout,
                       .cpu_kernel = dropout_cpu_kernel,
+                      .cuda_kernel = TROUPE_CUDA(dropout_cuda_kernel),
                       .in_place = {.output = 0, .input = 0},
                       .print_attributes = print_dropout,
                       .samples = samples_dropout};

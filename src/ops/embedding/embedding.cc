@@ -10,6 +10,9 @@ namespace troupe {
 
 CpuKernel embedding_cpu_kernel(const OpView& op);
 CpuKernel embedding_weight_gradient_cpu_kernel(const OpView& op);
+CudaKernel embedding_cuda_kernel(const OpView& op);
+CudaKernel embedding_weight_gradient_cuda_kernel(const OpView& op);
+uint64_t embedding_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -136,14 +139,18 @@ const OpSpec kEmbedding{.name = "embedding",
                         .differentiate = differentiate_embedding,
                         .cost = cost_embedding,
                         .cpu_kernel = embedding_cpu_kernel,
+                        .cuda_kernel = TROUPE_CUDA(embedding_cuda_kernel),
                         .print_attributes = print_embedding,
                         .samples = samples_embedding};
 
-const OpSpec kEmbeddingWeightGradient{.name = "embedding_weight_gradient",
-                                      .infer = infer_embedding_weight_gradient,
-                                      .cost = cost_embedding_weight_gradient,
-                                      .cpu_kernel = embedding_weight_gradient_cpu_kernel,
-                                      .workspace_bytes = workspace_embedding_weight_gradient,
-                                      .print_attributes = print_embedding_weight_gradient};
+const OpSpec kEmbeddingWeightGradient{
+    .name = "embedding_weight_gradient",
+    .infer = infer_embedding_weight_gradient,
+    .cost = cost_embedding_weight_gradient,
+    .cpu_kernel = embedding_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(embedding_weight_gradient_cuda_kernel),
+    .workspace_bytes = workspace_embedding_weight_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(embedding_weight_gradient_cuda_scratch_bytes),
+    .print_attributes = print_embedding_weight_gradient};
 
 }  // namespace troupe

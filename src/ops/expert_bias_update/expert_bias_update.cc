@@ -5,6 +5,7 @@
 namespace troupe {
 
 void expert_bias_update_cpu(const KernelArguments& args);
+CudaKernel expert_bias_update_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -49,6 +50,7 @@ const OpSpec kExpertBiasUpdate{.name = "expert_bias_update",
                                .infer = infer_expert_bias_update,
                                .cost = cost_expert_bias_update,
                                .cpu_kernel = expert_bias_update_kernel,
+                               .cuda_kernel = TROUPE_CUDA(expert_bias_update_cuda_kernel),
                                .print_attributes = print_expert_bias_update};
 
 }  // namespace troupe

@@ -11,6 +11,7 @@
 namespace troupe {
 
 CpuKernel expert_capacity_cpu_kernel(const OpView& view);
+CudaKernel expert_capacity_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -124,6 +125,7 @@ const OpSpec kExpertCapacity{.name = "expert_capacity",
                              .infer = infer_expert_capacity,
                              .cost = cost_expert_capacity,
                              .cpu_kernel = expert_capacity_cpu_kernel,
+                             .cuda_kernel = TROUPE_CUDA(expert_capacity_cuda_kernel),
                              .workspace_bytes = expert_capacity_workspace_bytes,
                              .print_attributes = print_expert_capacity,
                              .samples = samples_expert_capacity};

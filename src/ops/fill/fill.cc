@@ -7,6 +7,7 @@
 namespace troupe {
 
 CpuKernel fill_cpu_kernel(const OpView& op);
+CudaKernel fill_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -53,6 +54,7 @@ const OpSpec kFill{.name = "fill",
                    .infer = infer_fill,
                    .cost = cost_fill,
                    .cpu_kernel = fill_cpu_kernel,
+                   .cuda_kernel = TROUPE_CUDA(fill_cuda_kernel),
                    .print_attributes = print_fill,
                    .samples = samples_fill};
 

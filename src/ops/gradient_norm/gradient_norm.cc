@@ -10,6 +10,9 @@ namespace troupe {
 
 void squared_norm_cpu(const KernelArguments& args);
 void clip_coefficient_cpu(const KernelArguments& args);
+CudaKernel squared_norm_cuda_kernel(const OpView& op);
+CudaKernel clip_coefficient_cuda_kernel(const OpView& op);
+uint64_t squared_norm_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -138,7 +141,9 @@ const OpSpec kSquaredNorm{.name = "squared_norm",
                           .infer = infer_squared_norm,
                           .cost = cost_squared_norm,
                           .cpu_kernel = squared_norm_kernel,
+                          .cuda_kernel = TROUPE_CUDA(squared_norm_cuda_kernel),
                           .workspace_bytes = squared_norm_workspace_bytes,
+                          .cuda_scratch_bytes = TROUPE_CUDA(squared_norm_cuda_scratch_bytes),
                           .print_attributes = print_squared_norm,
                           .samples = samples_squared_norm};
 
@@ -146,6 +151,7 @@ const OpSpec kClipCoefficient{.name = "clip_coefficient",
                               .infer = infer_clip_coefficient,
                               .cost = cost_clip_coefficient,
                               .cpu_kernel = clip_coefficient_kernel,
+                              .cuda_kernel = TROUPE_CUDA(clip_coefficient_cuda_kernel),
                               .print_attributes = print_clip_coefficient,
                               .samples = samples_clip_coefficient};
 

@@ -8,6 +8,9 @@ namespace troupe {
 CpuKernel grouped_bias_cpu_kernel(const OpView& op);
 CpuKernel grouped_bias_weight_gradient_cpu_kernel(const OpView& op);
 CpuKernel grouped_bias_probability_gradient_cpu_kernel(const OpView& op);
+CudaKernel grouped_bias_cuda_kernel(const OpView& op);
+CudaKernel grouped_bias_weight_gradient_cuda_kernel(const OpView& op);
+CudaKernel grouped_bias_probability_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -190,19 +193,23 @@ const OpSpec kGroupedBias{.name = "grouped_bias",
                           .differentiate = differentiate_grouped_bias,
                           .cost = cost_grouped_bias,
                           .cpu_kernel = grouped_bias_cpu_kernel,
+                          .cuda_kernel = TROUPE_CUDA(grouped_bias_cuda_kernel),
                           .in_place = {.output = 0, .input = 0},
                           .samples = samples_grouped_bias};
 
-const OpSpec kGroupedBiasWeightGradient{.name = "grouped_bias_weight_gradient",
-                                        .infer = infer_grouped_bias_weight_gradient,
-                                        .cost = cost_grouped_bias_weight_gradient,
-                                        .cpu_kernel = grouped_bias_weight_gradient_cpu_kernel,
-                                        .print_attributes = print_grouped_bias_weight_gradient};
+const OpSpec kGroupedBiasWeightGradient{
+    .name = "grouped_bias_weight_gradient",
+    .infer = infer_grouped_bias_weight_gradient,
+    .cost = cost_grouped_bias_weight_gradient,
+    .cpu_kernel = grouped_bias_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(grouped_bias_weight_gradient_cuda_kernel),
+    .print_attributes = print_grouped_bias_weight_gradient};
 
 const OpSpec kGroupedBiasProbabilityGradient{
     .name = "grouped_bias_probability_gradient",
     .infer = infer_grouped_bias_probability_gradient,
     .cost = cost_grouped_bias,
-    .cpu_kernel = grouped_bias_probability_gradient_cpu_kernel};
+    .cpu_kernel = grouped_bias_probability_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(grouped_bias_probability_gradient_cuda_kernel)};
 
 }  // namespace troupe

@@ -5,6 +5,11 @@
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel grouped_linear_cuda_kernel(const OpView& op);
+CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op);
+CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op);
+
 namespace {
 
 bool is_group_offsets(const Value& offsets, int64_t experts) {
@@ -177,22 +182,27 @@ const OpSpec kGroupedLinear{.name = "grouped_linear",
                             .differentiate = differentiate_grouped_linear,
                             .cost = cost_grouped_linear,
                             .cpu_kernel = grouped_linear_cpu_kernel,
+                            .cuda_kernel = TROUPE_CUDA(grouped_linear_cuda_kernel),
                             .workspace_bytes = workspace_grouped_linear,
                             .scratch_bytes = scratch_grouped_linear,
                             .samples = samples_grouped_linear};
 
-const OpSpec kGroupedLinearDataGradient{.name = "grouped_linear_data_gradient",
-                                        .infer = infer_grouped_linear_data_gradient,
-                                        .cost = cost_grouped_linear,
-                                        .cpu_kernel = grouped_linear_data_gradient_cpu_kernel,
-                                        .workspace_bytes = workspace_grouped_linear,
-                                        .scratch_bytes = scratch_grouped_linear};
+const OpSpec kGroupedLinearDataGradient{
+    .name = "grouped_linear_data_gradient",
+    .infer = infer_grouped_linear_data_gradient,
+    .cost = cost_grouped_linear,
+    .cpu_kernel = grouped_linear_data_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(grouped_linear_data_gradient_cuda_kernel),
+    .workspace_bytes = workspace_grouped_linear,
+    .scratch_bytes = scratch_grouped_linear};
 
-const OpSpec kGroupedLinearWeightGradient{.name = "grouped_linear_weight_gradient",
-                                          .infer = infer_grouped_linear_weight_gradient,
-                                          .cost = cost_grouped_linear_weight_gradient,
-                                          .cpu_kernel = grouped_linear_weight_gradient_cpu_kernel,
-                                          .scratch_bytes = scratch_grouped_linear_weight_gradient,
-                                          .print_attributes = print_grouped_linear_weight_gradient};
+const OpSpec kGroupedLinearWeightGradient{
+    .name = "grouped_linear_weight_gradient",
+    .infer = infer_grouped_linear_weight_gradient,
+    .cost = cost_grouped_linear_weight_gradient,
+    .cpu_kernel = grouped_linear_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(grouped_linear_weight_gradient_cuda_kernel),
+    .scratch_bytes = scratch_grouped_linear_weight_gradient,
+    .print_attributes = print_grouped_linear_weight_gradient};
 
 }  // namespace troupe

@@ -9,6 +9,7 @@
 namespace troupe {
 
 CpuKernel jitter_cpu_kernel(const OpView& op);
+CudaKernel jitter_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -89,6 +90,7 @@ const OpSpec kJitter{.name = "jitter",
                      .differentiate = differentiate_jitter,
                      .cost = cost_jitter,
                      .cpu_kernel = jitter_cpu_kernel,
+                     .cuda_kernel = TROUPE_CUDA(jitter_cuda_kernel),
                      .in_place = {.output = 0, .input = 0},
                      .print_attributes = print_jitter,
                      .samples = samples_jitter};

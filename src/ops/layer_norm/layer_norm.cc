@@ -12,6 +12,11 @@ CpuKernel layer_norm_cpu_kernel(const OpView& op);
 CpuKernel layer_norm_gradient_cpu_kernel(const OpView& op);
 CpuKernel layer_norm_weight_gradient_cpu_kernel(const OpView& op);
 CpuKernel layer_norm_bias_gradient_cpu_kernel(const OpView& op);
+CudaKernel layer_norm_cuda_kernel(const OpView& op);
+CudaKernel layer_norm_gradient_cuda_kernel(const OpView& op);
+CudaKernel layer_norm_weight_gradient_cuda_kernel(const OpView& op);
+CudaKernel layer_norm_bias_gradient_cuda_kernel(const OpView& op);
+uint64_t layer_norm_sums_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -265,6 +270,7 @@ const OpSpec kLayerNorm{.name = "layer_norm",
                         .differentiate = differentiate_layer_norm,
                         .cost = cost_layer_norm,
                         .cpu_kernel = layer_norm_cpu_kernel,
+                        .cuda_kernel = TROUPE_CUDA(layer_norm_cuda_kernel),
                         .print_attributes = print_layer_norm,
                         .samples = samples_layer_norm};
 
@@ -272,21 +278,28 @@ const OpSpec kLayerNormGradient{.name = "layer_norm_gradient",
                                 .infer = infer_layer_norm_gradient,
                                 .cost = cost_layer_norm_gradient,
                                 .cpu_kernel = layer_norm_gradient_cpu_kernel,
+                                .cuda_kernel = TROUPE_CUDA(layer_norm_gradient_cuda_kernel),
                                 .in_place = {.output = 0, .input = 5},
                                 .print_attributes = print_layer_norm};
 
-const OpSpec kLayerNormWeightGradient{.name = "layer_norm_weight_gradient",
-                                      .infer = infer_layer_norm_weight_gradient,
-                                      .cost = cost_layer_norm_weight_gradient,
-                                      .cpu_kernel = layer_norm_weight_gradient_cpu_kernel,
-                                      .workspace_bytes = workspace_layer_norm_sum,
-                                      .print_attributes = print_layer_norm_weight_gradient};
+const OpSpec kLayerNormWeightGradient{
+    .name = "layer_norm_weight_gradient",
+    .infer = infer_layer_norm_weight_gradient,
+    .cost = cost_layer_norm_weight_gradient,
+    .cpu_kernel = layer_norm_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(layer_norm_weight_gradient_cuda_kernel),
+    .workspace_bytes = workspace_layer_norm_sum,
+    .cuda_scratch_bytes = TROUPE_CUDA(layer_norm_sums_cuda_scratch_bytes),
+    .print_attributes = print_layer_norm_weight_gradient};
 
-const OpSpec kLayerNormBiasGradient{.name = "layer_norm_bias_gradient",
-                                    .infer = infer_layer_norm_bias_gradient,
-                                    .cost = cost_layer_norm_bias_gradient,
-                                    .cpu_kernel = layer_norm_bias_gradient_cpu_kernel,
-                                    .workspace_bytes = workspace_layer_norm_sum,
-                                    .print_attributes = print_layer_norm_bias_gradient};
+const OpSpec kLayerNormBiasGradient{
+    .name = "layer_norm_bias_gradient",
+    .infer = infer_layer_norm_bias_gradient,
+    .cost = cost_layer_norm_bias_gradient,
+    .cpu_kernel = layer_norm_bias_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(layer_norm_bias_gradient_cuda_kernel),
+    .workspace_bytes = workspace_layer_norm_sum,
+    .cuda_scratch_bytes = TROUPE_CUDA(layer_norm_sums_cuda_scratch_bytes),
+    .print_attributes = print_layer_norm_bias_gradient};
 
 }  // namespace troupe

@@ -5,6 +5,14 @@
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel linear_cuda_kernel(const OpView& op);
+CudaKernel linear_data_gradient_cuda_kernel(const OpView& op);
+CudaKernel linear_weight_gradient_cuda_kernel(const OpView& op);
+CudaKernel linear_bias_gradient_cuda_kernel(const OpView& op);
+uint64_t linear_cuda_scratch_bytes(const OpView& op);
+uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op);
+
 namespace {
 
 bool is_linear_matrix(const Value& value) {
@@ -255,7 +263,9 @@ const OpSpec kLinear{.name = "linear",
                      .differentiate = differentiate_linear,
                      .cost = cost_linear,
                      .cpu_kernel = linear_cpu_kernel,
+                     .cuda_kernel = TROUPE_CUDA(linear_cuda_kernel),
                      .scratch_bytes = scratch_linear,
+                     .cuda_scratch_bytes = TROUPE_CUDA(linear_cuda_scratch_bytes),
                      .print_attributes = print_linear,
                      .samples = samples_linear};
 
@@ -263,21 +273,28 @@ const OpSpec kLinearDataGradient{.name = "linear_data_gradient",
                                  .infer = infer_linear_data_gradient,
                                  .cost = cost_linear_data_gradient,
                                  .cpu_kernel = linear_data_gradient_cpu_kernel,
-                                 .scratch_bytes = scratch_linear_data_gradient};
+                                 .cuda_kernel = TROUPE_CUDA(linear_data_gradient_cuda_kernel),
+                                 .scratch_bytes = scratch_linear_data_gradient,
+                                 .cuda_scratch_bytes = TROUPE_CUDA(linear_cuda_scratch_bytes)};
 
 const OpSpec kLinearWeightGradient{.name = "linear_weight_gradient",
                                    .infer = infer_linear_weight_gradient,
                                    .cost = cost_linear_weight_gradient,
                                    .cpu_kernel = linear_weight_gradient_cpu_kernel,
+                                   .cuda_kernel = TROUPE_CUDA(linear_weight_gradient_cuda_kernel),
                                    .workspace_bytes = workspace_linear_weight_gradient,
                                    .scratch_bytes = scratch_linear_weight_gradient,
+                                   .cuda_scratch_bytes = TROUPE_CUDA(linear_cuda_scratch_bytes),
                                    .print_attributes = print_linear_weight_gradient};
 
-const OpSpec kLinearBiasGradient{.name = "linear_bias_gradient",
-                                 .infer = infer_linear_bias_gradient,
-                                 .cost = cost_linear_bias_gradient,
-                                 .cpu_kernel = linear_bias_gradient_cpu_kernel,
-                                 .workspace_bytes = workspace_linear_bias_gradient,
-                                 .print_attributes = print_linear_bias_gradient};
+const OpSpec kLinearBiasGradient{
+    .name = "linear_bias_gradient",
+    .infer = infer_linear_bias_gradient,
+    .cost = cost_linear_bias_gradient,
+    .cpu_kernel = linear_bias_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(linear_bias_gradient_cuda_kernel),
+    .workspace_bytes = workspace_linear_bias_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(linear_bias_gradient_cuda_scratch_bytes),
+    .print_attributes = print_linear_bias_gradient};
 
 }  // namespace troupe

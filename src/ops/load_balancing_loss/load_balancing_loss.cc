@@ -12,6 +12,9 @@ namespace troupe {
 
 CpuKernel load_balancing_loss_cpu_kernel(DType dtype);
 CpuKernel load_balancing_loss_gradient_cpu_kernel(DType dtype);
+CudaKernel load_balancing_loss_cuda_kernel(const OpView& op);
+CudaKernel load_balancing_loss_gradient_cuda_kernel(const OpView& op);
+uint64_t load_balancing_loss_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -152,20 +155,25 @@ ValueId load_balancing_loss(Builder& builder, ValueId logits, ValueId counts,
   return builder.emit(kLoadBalancingLoss, Attributes(attributes), {logits, counts}, name)[0];
 }
 
-const OpSpec kLoadBalancingLoss{.name = "load_balancing_loss",
-                                .infer = infer_load_balancing_loss,
-                                .differentiate = differentiate_load_balancing_loss,
-                                .cost = cost_load_balancing_loss,
-                                .cpu_kernel = load_balancing_loss_kernel,
-                                .workspace_bytes = router_loss_workspace_bytes,
-                                .scratch_bytes = router_loss_scratch_bytes,
-                                .print_attributes = print_load_balancing_loss,
-                                .samples = samples_load_balancing_loss};
+const OpSpec kLoadBalancingLoss{
+    .name = "load_balancing_loss",
+    .infer = infer_load_balancing_loss,
+    .differentiate = differentiate_load_balancing_loss,
+    .cost = cost_load_balancing_loss,
+    .cpu_kernel = load_balancing_loss_kernel,
+    .cuda_kernel = TROUPE_CUDA(load_balancing_loss_cuda_kernel),
+    .workspace_bytes = router_loss_workspace_bytes,
+    .scratch_bytes = router_loss_scratch_bytes,
+    .cuda_scratch_bytes = TROUPE_CUDA(load_balancing_loss_cuda_scratch_bytes),
+    .print_attributes = print_load_balancing_loss,
+    .samples = samples_load_balancing_loss};
 
-const OpSpec kLoadBalancingLossGradient{.name = "load_balancing_loss_gradient",
-                                        .infer = infer_load_balancing_loss_gradient,
-                                        .cost = cost_load_balancing_loss_gradient,
-                                        .cpu_kernel = load_balancing_loss_gradient_kernel,
-                                        .print_attributes = print_load_balancing_loss};
+const OpSpec kLoadBalancingLossGradient{
+    .name = "load_balancing_loss_gradient",
+    .infer = infer_load_balancing_loss_gradient,
+    .cost = cost_load_balancing_loss_gradient,
+    .cpu_kernel = load_balancing_loss_gradient_kernel,
+    .cuda_kernel = TROUPE_CUDA(load_balancing_loss_gradient_cuda_kernel),
+    .print_attributes = print_load_balancing_loss};
 
 }  // namespace troupe

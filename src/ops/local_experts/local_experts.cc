@@ -8,6 +8,7 @@
 namespace troupe {
 
 void local_experts_cpu(const KernelArguments& args);
+CudaKernel local_experts_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -79,6 +80,7 @@ const OpSpec kLocalExperts{.name = "local_experts",
                            .infer = infer_local_experts,
                            .cost = cost_local_experts,
                            .cpu_kernel = local_experts_kernel,
+                           .cuda_kernel = TROUPE_CUDA(local_experts_cuda_kernel),
                            .print_attributes = print_local_experts,
                            .samples = samples_local_experts};
 

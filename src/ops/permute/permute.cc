@@ -9,6 +9,7 @@
 namespace troupe {
 
 CpuKernel permute_cpu_kernel(DType dtype);
+CudaKernel permute_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -100,6 +101,7 @@ const OpSpec kPermute{.name = "permute",
                       .differentiate = differentiate_permute,
                       .cost = cost_permute,
                       .cpu_kernel = permute_kernel,
+                      .cuda_kernel = TROUPE_CUDA(permute_cuda_kernel),
                       .samples = samples_permute};
 
 }  // namespace troupe

@@ -1,4 +1,4 @@
-#include <cstring>
+#include <algorithm>
 
 #include "ops/cpu/partial_rows.h"
 #include "ops/push_rows/push_rows.h"
@@ -17,8 +17,8 @@ int64_t bytes_of(const TensorView& tensor) {
   return tensor.shape.elements() * static_cast<int64_t>(size_of(tensor.dtype));
 }
 
-std::byte* bytes_at(void* data, int64_t offset) {
-  return static_cast<std::byte*>(data) + offset;
+Block bytes_at(void* data, int64_t offset, int64_t bytes) {
+  return {.data = static_cast<std::byte*>(data) + offset, .bytes = bytes};
 }
 
 template <class T>
@@ -38,7 +38,7 @@ void sum_windows(const KernelArguments& args, const Block& window, const TensorV
 void push_rows_cpu(const KernelArguments& args) {
   Communicator& communicator = *args.communicator;
   const auto* slots = args.in<int32_t>(0);
-  const auto* counts = args.in<int32_t>(1);
+  const TensorView& counts = args.input(1);
   const int64_t tokens = args.input(0).shape[0];
   const int64_t ranks = args.input(0).shape[1];
   const int64_t here = communicator.rank();
@@ -48,7 +48,8 @@ void push_rows_cpu(const KernelArguments& args) {
   }
   communicator.open({.op = args.op, .index = args.op_index}, {windows, args.outputs.size()});
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    static_cast<int32_t*>(communicator.window(static_cast<int>(rank), 0).data)[here] = counts[rank];
+    constexpr int64_t kCount = sizeof(int32_t);
+    communicator.put(static_cast<int>(rank), 0, 0, bytes_at(counts.data, rank * kCount, kCount));
   }
   for (size_t j = 0; j + 2 < args.inputs.size(); ++j) {
     const TensorView& x = args.inputs[j + 2];
@@ -57,12 +58,11 @@ void push_rows_cpu(const KernelArguments& args) {
     args.pool->parallel_ranges(tokens, grain, [&](int64_t begin, int64_t end, int) {
       for (int64_t step = 0; step < ranks; ++step) {
         const int64_t rank = (here + step) % ranks;
-        const Block& window = communicator.window(static_cast<int>(rank), j + 1);
         for (int64_t token = begin; token < end; ++token) {
           const int32_t slot = slots[token * ranks + rank];
           if (slot < 0) continue;
-          std::memcpy(bytes_at(window.data, (here * tokens + slot) * row_bytes),
-                      bytes_at(x.data, token * row_bytes), static_cast<size_t>(row_bytes));
+          communicator.put(static_cast<int>(rank), j + 1, slot * row_bytes,
+                           bytes_at(x.data, token * row_bytes, row_bytes));
         }
       }
     });
@@ -89,12 +89,10 @@ void push_rows_back_cpu(const KernelArguments& args) {
     const int64_t row_bytes = row_bytes_of(y);
     for (int64_t step = 0; step < ranks; ++step) {
       const int64_t rank = (here + step) % ranks;
-      std::byte* target =
-          bytes_at(communicator.window(static_cast<int>(rank), j).data, here * tokens * row_bytes);
-      const std::byte* source = bytes_at(y.data, rank * tokens * row_bytes);
       args.pool->parallel_ranges(
-          received[rank] * row_bytes, kPushGrain, [=](int64_t begin, int64_t end, int) {
-            std::memcpy(target + begin, source + begin, static_cast<size_t>(end - begin));
+          received[rank] * row_bytes, kPushGrain, [&](int64_t begin, int64_t end, int) {
+            communicator.put(static_cast<int>(rank), j, begin,
+                             bytes_at(y.data, rank * tokens * row_bytes + begin, end - begin));
           });
     }
   }

@@ -14,6 +14,12 @@ CpuKernel qk_norm_gradient_cpu_kernel(const OpView& op);
 CpuKernel qk_norm_weight_gradient_cpu_kernel(const OpView& op);
 CpuKernel qk_squares_cpu_kernel(const OpView& op);
 CpuKernel qk_squares_gradient_cpu_kernel(const OpView& op);
+CudaKernel qk_norm_cuda_kernel(const OpView& op);
+CudaKernel qk_norm_gradient_cuda_kernel(const OpView& op);
+CudaKernel qk_norm_weight_gradient_cuda_kernel(const OpView& op);
+CudaKernel qk_squares_cuda_kernel(const OpView& op);
+CudaKernel qk_squares_gradient_cuda_kernel(const OpView& op);
+uint64_t qk_norm_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -354,6 +360,7 @@ const OpSpec kQkNorm{.name = "qk_norm",
                      .differentiate = differentiate_qk_norm,
                      .cost = cost_qk_norm,
                      .cpu_kernel = qk_norm_cpu_kernel,
+                     .cuda_kernel = TROUPE_CUDA(qk_norm_cuda_kernel),
                      .print_attributes = print_qk_norm,
                      .samples = samples_qk_norm};
 
@@ -361,26 +368,32 @@ const OpSpec kQkNormGradient{.name = "qk_norm_gradient",
                              .infer = infer_qk_norm_gradient,
                              .cost = cost_qk_norm_gradient,
                              .cpu_kernel = qk_norm_gradient_cpu_kernel,
+                             .cuda_kernel = TROUPE_CUDA(qk_norm_gradient_cuda_kernel),
                              .print_attributes = print_qk_norm};
 
-const OpSpec kQkNormWeightGradient{.name = "qk_norm_weight_gradient",
-                                   .infer = infer_qk_norm_weight_gradient,
-                                   .cost = cost_qk_norm_weight_gradient,
-                                   .cpu_kernel = qk_norm_weight_gradient_cpu_kernel,
-                                   .workspace_bytes = workspace_qk_norm_weight_gradient,
-                                   .print_attributes = print_qk_norm_weight_gradient};
+const OpSpec kQkNormWeightGradient{
+    .name = "qk_norm_weight_gradient",
+    .infer = infer_qk_norm_weight_gradient,
+    .cost = cost_qk_norm_weight_gradient,
+    .cpu_kernel = qk_norm_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(qk_norm_weight_gradient_cuda_kernel),
+    .workspace_bytes = workspace_qk_norm_weight_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(qk_norm_weight_gradient_cuda_scratch_bytes),
+    .print_attributes = print_qk_norm_weight_gradient};
 
 const OpSpec kQkSquares{.name = "qk_squares",
                         .infer = infer_qk_squares,
                         .differentiate = differentiate_qk_squares,
                         .cost = cost_qk_squares,
                         .cpu_kernel = qk_squares_cpu_kernel,
+                        .cuda_kernel = TROUPE_CUDA(qk_squares_cuda_kernel),
                         .print_attributes = print_qk_norm};
 
 const OpSpec kQkSquaresGradient{.name = "qk_squares_gradient",
                                 .infer = infer_qk_squares_gradient,
                                 .cost = cost_qk_squares_gradient,
                                 .cpu_kernel = qk_squares_gradient_cpu_kernel,
+                                .cuda_kernel = TROUPE_CUDA(qk_squares_gradient_cuda_kernel),
                                 .print_attributes = print_qk_norm};
 
 }  // namespace troupe

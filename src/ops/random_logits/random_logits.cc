@@ -10,6 +10,7 @@
 namespace troupe {
 
 CpuKernel random_logits_cpu_kernel(DType dtype);
+CudaKernel random_logits_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -88,6 +89,7 @@ const OpSpec kRandomLogits{.name = "random_logits",
                            .differentiate = differentiate_random_logits,
                            .cost = cost_random_logits,
                            .cpu_kernel = random_logits_kernel,
+                           .cuda_kernel = TROUPE_CUDA(random_logits_cuda_kernel),
                            .in_place = {.output = 0, .input = 0},
                            .print_attributes = print_random_logits,
                            .samples = samples_random_logits};

@@ -11,6 +11,10 @@ namespace troupe {
 CpuKernel rms_norm_cpu_kernel(const OpView& op);
 CpuKernel rms_norm_gradient_cpu_kernel(const OpView& op);
 CpuKernel rms_norm_weight_gradient_cpu_kernel(const OpView& op);
+CudaKernel rms_norm_cuda_kernel(const OpView& op);
+CudaKernel rms_norm_gradient_cuda_kernel(const OpView& op);
+CudaKernel rms_norm_weight_gradient_cuda_kernel(const OpView& op);
+uint64_t rms_norm_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -211,6 +215,7 @@ const OpSpec kRmsNorm{.name = "rms_norm",
                       .differentiate = differentiate_rms_norm,
                       .cost = cost_rms_norm,
                       .cpu_kernel = rms_norm_cpu_kernel,
+                      .cuda_kernel = TROUPE_CUDA(rms_norm_cuda_kernel),
                       .print_attributes = print_rms_norm,
                       .samples = samples_rms_norm};
 
@@ -218,14 +223,18 @@ const OpSpec kRmsNormGradient{.name = "rms_norm_gradient",
                               .infer = infer_rms_norm_gradient,
                               .cost = cost_rms_norm_gradient,
                               .cpu_kernel = rms_norm_gradient_cpu_kernel,
+                              .cuda_kernel = TROUPE_CUDA(rms_norm_gradient_cuda_kernel),
                               .in_place = {.output = 0, .input = 4},
                               .print_attributes = print_rms_norm};
 
-const OpSpec kRmsNormWeightGradient{.name = "rms_norm_weight_gradient",
-                                    .infer = infer_rms_norm_weight_gradient,
-                                    .cost = cost_rms_norm_weight_gradient,
-                                    .cpu_kernel = rms_norm_weight_gradient_cpu_kernel,
-                                    .workspace_bytes = workspace_rms_norm_weight_gradient,
-                                    .print_attributes = print_rms_norm_weight_gradient};
+const OpSpec kRmsNormWeightGradient{
+    .name = "rms_norm_weight_gradient",
+    .infer = infer_rms_norm_weight_gradient,
+    .cost = cost_rms_norm_weight_gradient,
+    .cpu_kernel = rms_norm_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(rms_norm_weight_gradient_cuda_kernel),
+    .workspace_bytes = workspace_rms_norm_weight_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(rms_norm_weight_gradient_cuda_scratch_bytes),
+    .print_attributes = print_rms_norm_weight_gradient};
 
 }  // namespace troupe

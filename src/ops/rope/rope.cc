@@ -9,6 +9,8 @@ namespace troupe {
 
 CpuKernel rope_table_cpu_kernel(const OpView& op);
 CpuKernel rope_cpu_kernel(const OpView& op);
+CudaKernel rope_table_cuda_kernel(const OpView& op);
+CudaKernel rope_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -178,6 +180,7 @@ const OpSpec kRopeTable{.name = "rope_table",
                         .infer = infer_rope_table,
                         .cost = cost_rope_table,
                         .cpu_kernel = rope_table_cpu_kernel,
+                        .cuda_kernel = TROUPE_CUDA(rope_table_cuda_kernel),
                         .print_attributes = print_rope_table,
                         .samples = samples_rope_table};
 
@@ -186,6 +189,7 @@ const OpSpec kRope{.name = "rope",
                    .differentiate = differentiate_rope,
                    .cost = cost_rope,
                    .cpu_kernel = rope_cpu_kernel,
+                   .cuda_kernel = TROUPE_CUDA(rope_cuda_kernel),
                    .in_place = {.output = 0, .input = 0},
                    .print_attributes = print_rope,
                    .samples = samples_rope};

@@ -11,6 +11,8 @@
 namespace troupe {
 
 void route_cpu(const KernelArguments& args);
+CudaKernel route_cuda_kernel(const OpView& op);
+uint64_t route_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -149,7 +151,9 @@ const OpSpec kRoute{.name = "route",
                     .infer = infer_route,
                     .cost = cost_route,
                     .cpu_kernel = route_kernel,
+                    .cuda_kernel = TROUPE_CUDA(route_cuda_kernel),
                     .workspace_bytes = route_workspace_bytes,
+                    .cuda_scratch_bytes = TROUPE_CUDA(route_cuda_scratch_bytes),
                     .print_attributes = print_route,
                     .samples = samples_route};
 

@@ -9,6 +9,8 @@
 namespace troupe {
 
 CpuKernel router_entropy_cpu_kernel(DType dtype);
+CudaKernel router_entropy_cuda_kernel(const OpView& op);
+uint64_t router_entropy_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -66,8 +68,10 @@ const OpSpec kRouterEntropy{.name = "router_entropy",
                             .infer = infer_router_entropy,
                             .cost = cost_router_entropy,
                             .cpu_kernel = router_entropy_kernel,
+                            .cuda_kernel = TROUPE_CUDA(router_entropy_cuda_kernel),
                             .workspace_bytes = router_loss_workspace_bytes,
                             .scratch_bytes = router_loss_scratch_bytes,
+                            .cuda_scratch_bytes = TROUPE_CUDA(router_entropy_cuda_scratch_bytes),
                             .samples = samples_router_entropy};
 
 }  // namespace troupe

@@ -12,6 +12,8 @@ namespace troupe {
 
 CpuKernel router_topk_cpu_kernel(DType logits, DType probabilities);
 CpuKernel router_topk_gradient_cpu_kernel(DType logits, DType probabilities);
+CudaKernel router_topk_cuda_kernel(const OpView& op);
+CudaKernel router_topk_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -343,6 +345,7 @@ const OpSpec kRouterTopk{.name = "router_topk",
                          .differentiate = differentiate_router_topk,
                          .cost = cost_router_topk,
                          .cpu_kernel = router_topk_kernel,
+                         .cuda_kernel = TROUPE_CUDA(router_topk_cuda_kernel),
                          .scratch_bytes = router_topk_scratch_bytes,
                          .print_attributes = print_router_topk,
                          .samples = samples_router_topk};
@@ -351,6 +354,7 @@ const OpSpec kRouterTopkGradient{.name = "router_topk_gradient",
                                  .infer = infer_router_topk_gradient,
                                  .cost = cost_router_topk_gradient,
                                  .cpu_kernel = router_topk_gradient_kernel,
+                                 .cuda_kernel = TROUPE_CUDA(router_topk_gradient_cuda_kernel),
                                  .scratch_bytes = router_topk_gradient_scratch_bytes,
                                  .print_attributes = print_router_topk_gradient};
 

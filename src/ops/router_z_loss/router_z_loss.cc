@@ -11,6 +11,9 @@ namespace troupe {
 
 CpuKernel router_z_loss_cpu_kernel(DType dtype);
 CpuKernel router_z_loss_gradient_cpu_kernel(DType dtype);
+CudaKernel router_z_loss_cuda_kernel(const OpView& op);
+CudaKernel router_z_loss_gradient_cuda_kernel(const OpView& op);
+uint64_t router_z_loss_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -98,8 +101,10 @@ const OpSpec kRouterZLoss{.name = "router_z_loss",
                           .differentiate = differentiate_router_z_loss,
                           .cost = cost_router_z_loss,
                           .cpu_kernel = router_z_loss_kernel,
+                          .cuda_kernel = TROUPE_CUDA(router_z_loss_cuda_kernel),
                           .workspace_bytes = router_loss_workspace_bytes,
                           .scratch_bytes = router_loss_scratch_bytes,
+                          .cuda_scratch_bytes = TROUPE_CUDA(router_z_loss_cuda_scratch_bytes),
                           .print_attributes = print_router_z_loss,
                           .samples = samples_router_z_loss};
 
@@ -107,6 +112,7 @@ const OpSpec kRouterZLossGradient{.name = "router_z_loss_gradient",
                                   .infer = infer_router_z_loss_gradient,
                                   .cost = cost_router_z_loss_gradient,
                                   .cpu_kernel = router_z_loss_gradient_kernel,
+                                  .cuda_kernel = TROUPE_CUDA(router_z_loss_gradient_cuda_kernel),
                                   .print_attributes = print_router_z_loss};
 
 }  // namespace troupe

@@ -7,6 +7,8 @@ namespace troupe {
 
 CpuKernel row_gate_cpu_kernel(const OpView& op);
 CpuKernel row_gate_gradient_cpu_kernel(const OpView& op);
+CudaKernel row_gate_cuda_kernel(const OpView& op);
+CudaKernel row_gate_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -104,6 +106,7 @@ const OpSpec kRowGate{.name = "row_gate",
                       .differentiate = differentiate_row_gate,
                       .cost = cost_row_gate,
                       .cpu_kernel = row_gate_cpu_kernel,
+                      .cuda_kernel = TROUPE_CUDA(row_gate_cuda_kernel),
                       .in_place = {.output = 0, .input = 0},
                       .samples = samples_row_gate};
 
@@ -111,6 +114,7 @@ const OpSpec kRowGateGradient{.name = "row_gate_gradient",
                               .infer = infer_row_gate_gradient,
                               .cost = cost_row_gate_gradient,
                               .cpu_kernel = row_gate_gradient_cpu_kernel,
+                              .cuda_kernel = TROUPE_CUDA(row_gate_gradient_cuda_kernel),
                               .in_place = {.output = 0, .input = 1}};
 
 }  // namespace troupe

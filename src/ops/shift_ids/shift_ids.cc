@@ -7,6 +7,7 @@
 namespace troupe {
 
 void shift_ids_cpu(const KernelArguments& args);
+CudaKernel shift_ids_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -51,6 +52,7 @@ const OpSpec kShiftIds{.name = "shift_ids",
                        .infer = infer_shift_ids,
                        .cost = cost_shift_ids,
                        .cpu_kernel = shift_ids_kernel,
+                       .cuda_kernel = TROUPE_CUDA(shift_ids_cuda_kernel),
                        .in_place = {.output = 0, .input = 0},
                        .print_attributes = print_shift_ids,
                        .samples = samples_shift_ids};

@@ -9,6 +9,8 @@
 namespace troupe {
 
 CpuKernel sinkhorn_topk_cpu_kernel(DType dtype);
+CudaKernel sinkhorn_topk_cuda_kernel(const OpView& op);
+uint64_t sinkhorn_topk_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -83,8 +85,10 @@ const OpSpec kSinkhornTopk{.name = "sinkhorn_topk",
                            .infer = infer_sinkhorn_topk,
                            .cost = cost_sinkhorn_topk,
                            .cpu_kernel = sinkhorn_topk_kernel,
+                           .cuda_kernel = TROUPE_CUDA(sinkhorn_topk_cuda_kernel),
                            .workspace_bytes = sinkhorn_topk_workspace_bytes,
                            .scratch_bytes = sinkhorn_topk_scratch_bytes,
+                           .cuda_scratch_bytes = TROUPE_CUDA(sinkhorn_topk_cuda_scratch_bytes),
                            .print_attributes = print_sinkhorn_topk,
                            .samples = samples_sinkhorn_topk};
 

@@ -10,6 +10,8 @@ namespace troupe {
 
 void split_columns_cpu(const KernelArguments& args);
 void join_columns_cpu(const KernelArguments& args);
+CudaKernel split_columns_cuda_kernel(const OpView& op);
+CudaKernel join_columns_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -128,6 +130,7 @@ const OpSpec kSplitColumns{.name = "split_columns",
                            .differentiate = differentiate_split_columns,
                            .cost = cost_split_columns,
                            .cpu_kernel = split_columns_kernel,
+                           .cuda_kernel = TROUPE_CUDA(split_columns_cuda_kernel),
                            .print_attributes = print_split_columns,
                            .samples = samples_split_columns};
 
@@ -136,6 +139,7 @@ const OpSpec kJoinColumns{.name = "join_columns",
                           .differentiate = differentiate_join_columns,
                           .cost = cost_join_columns,
                           .cpu_kernel = join_columns_kernel,
+                          .cuda_kernel = TROUPE_CUDA(join_columns_cuda_kernel),
                           .samples = samples_join_columns};
 
 }  // namespace troupe

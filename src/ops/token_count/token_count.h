@@ -1,7 +1,9 @@
-// Token count: the sum of a mask, that is of the weights that tokens have in the loss.
+// Token count: the sum of a mask, that is of the weights that tokens have in the loss; and the
+// factor that makes a sum over tokens a share of such a count.
 //
 // Kinds
-//   token_count (mask [T]) -> [1]
+//   token_count (mask [T])     -> [1]
+//   token_share (tokens [1])   -> [1] = numerator / max(tokens, 1)
 // f64 or f32; summed in double, in order, and rounded once. A mask has no gradient.
 #pragma once
 
@@ -12,8 +14,15 @@
 
 namespace troupe {
 
+struct TokenShareAttributes {
+  double numerator = 1;
+};
+
 ValueId token_count(Builder& builder, ValueId mask, const std::string& name);
+ValueId token_share(Builder& builder, ValueId tokens, const TokenShareAttributes& attributes,
+                    const std::string& name);
 
 extern const OpSpec kTokenCount;
+extern const OpSpec kTokenShare;
 
 }  // namespace troupe

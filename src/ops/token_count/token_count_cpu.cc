@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/token_count/token_count.h"
 
 namespace troupe {
@@ -11,7 +13,17 @@ void run_token_count(const KernelArguments& args) {
   *args.out<A>(0) = static_cast<A>(sum);
 }
 
+template <class A>
+void run_token_share(const KernelArguments& args) {
+  const double numerator = args.attributes->as<TokenShareAttributes>().numerator;
+  *args.out<A>(0) = static_cast<A>(numerator / std::max(1.0, static_cast<double>(*args.in<A>(0))));
+}
+
 }  // namespace
+
+CpuKernel token_share_cpu_kernel(const OpView& op) {
+  return op.input(0).dtype == DType::f64 ? &run_token_share<double> : &run_token_share<float>;
+}
 
 CpuKernel token_count_cpu_kernel(const OpView& op) {
   return op.input(0).dtype == DType::f64 ? &run_token_count<double> : &run_token_count<float>;

@@ -16,6 +16,7 @@ CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const St
       arena_(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
              "activations and workspace") {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
+  TROUPE_CHECK(plan_.device == Device::cpu, "planned for another device");
   TROUPE_CHECK(plan_.threads == pool.threads(), "planned for another number of threads");
   bind();
 }
@@ -89,6 +90,14 @@ void CpuInterpreter::run_observed(const std::function<void(int32_t)>& after) {
     if (plan_.dead_after.empty()) continue;
     for (const ValueId id : plan_.dead_after[index]) poison(id);
   }
+}
+
+void CpuInterpreter::read(ValueId id, void* bytes) const {
+  std::memcpy(bytes, view(id).data, program_.value(id).bytes());
+}
+
+void CpuInterpreter::write(ValueId id, const void* bytes) {
+  std::memcpy(view(id).data, bytes, program_.value(id).bytes());
 }
 
 void CpuInterpreter::poison(ValueId id) {

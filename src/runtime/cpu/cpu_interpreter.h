@@ -20,28 +20,27 @@
 #include "program/communicator.h"
 #include "program/program.h"
 #include "runtime/arena.h"
+#include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
 
 namespace troupe {
 
-class CpuInterpreter {
+class CpuInterpreter final : public Interpreter {
  public:
   CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
                  ThreadPool& pool, const Communicators& communicators = {});
 
-  // The memory of a value. The host writes inputs before a run and reads metrics after it; other
-  // values hold what the plan left there.
-  TensorView view(ValueId id) const;
+  // The memory of any value; what is no input, metric or result holds what the plan left there.
+  TensorView view(ValueId id) const override;
 
-  void run();
+  void run() override;
+  void run_observed(const std::function<void(int32_t)>& after) override;
+  void read(ValueId id, void* bytes) const override;
+  void write(ValueId id, const void* bytes) override;
+  const MemoryPlan& plan() const override { return plan_; }
 
-  // Runs like run(), and calls after(operation) when each operation has finished.
-  void run_observed(const std::function<void(int32_t)>& after);
-
-  const MemoryPlan& plan() const { return plan_; }
-  // What this interpreter holds, without the state. Equals persistent + transient + scratch bytes
-  // of the plan.
-  uint64_t allocated_bytes() const { return arena_.bytes(); }
+  // Equals persistent + transient + scratch bytes of the plan.
+  uint64_t allocated_bytes() const override { return arena_.bytes(); }
 
  private:
   struct BoundOp {

@@ -1,5 +1,5 @@
 // Ranks as threads: sums in a fixed order, and every way in which a rank can fail the others.
-#include "parallel/process_group.h"
+#include "parallel/thread_group.h"
 
 #include <array>
 #include <atomic>
@@ -14,10 +14,9 @@
 
 #include "base/random.h"
 #include "ops/all_reduce/all_reduce.h"
-#include "ops/prefix_sum/prefix_sum.h"
 #include "program/shard.h"
-#include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "support/rank_program.h"
 
 namespace troupe {
 namespace {
@@ -32,55 +31,6 @@ double draw(int rank, int tensor, int64_t i) {
   return random_normal(3, RandomStream::test, static_cast<uint32_t>(10 * rank + tensor),
                        static_cast<uint64_t>(i));
 }
-
-Communicators of_all_ranks(ProcessGroup& group, int rank) {
-  Communicators communicators;
-  communicators.members.fill(&group.member(rank));
-  return communicators;
-}
-
-// A program of one rank: metrics (f64 [sizes[t]] each) that are reduced, and i32 counts that are
-// summed up to the rank.
-struct RankProgram {
-  explicit RankProgram(const std::vector<int64_t>& sizes, bool scan = true)
-      : table(std::make_shared<const StateTable>()), program(table) {
-    Builder builder(program);
-    builder.place.layer = 2;
-    builder.place.micro_batch = 1;
-    for (const int64_t size : sizes) {
-      metrics.push_back(builder.metric("metric", DType::f64, {size}));
-    }
-    counts = builder.input("counts", DType::i32, {5});
-    previous = builder.input("previous", DType::i32, {5});
-    if (scan) {
-      const PrefixSumResult first = prefix_sum(builder, counts, {}, {}, "first");
-      const PrefixSumResult second = prefix_sum(builder, counts, previous, {}, "second");
-      sums = {first.running, first.total, second.running, second.total};
-      for (const ValueId id : sums) program.add_result(id);
-    }
-    all_reduce(builder, metrics, {});
-    verify_program(program);
-  }
-
-  std::shared_ptr<const StateTable> table;
-  Program program;
-  std::vector<ValueId> metrics;
-  ValueId counts;
-  ValueId previous;
-  std::vector<ValueId> sums;
-};
-
-// One rank's interpreter.
-struct Rank {
-  Rank(ProcessGroup& group, int rank, const RankProgram& program, int threads = 1)
-      : storage(program.table),
-        pool(threads),
-        interpreter(program.program, plan_memory(program.program, threads), storage, pool,
-                    of_all_ranks(group, rank)) {}
-  StateStorage storage;
-  ThreadPool pool;
-  CpuInterpreter interpreter;
-};
 
 std::string failure_of(const std::function<void()>& run) {
   try {
@@ -102,7 +52,7 @@ TEST_P(Sums, AreThoseInAscendingOrderOfRanksOnEveryRank) {
   const std::vector<int64_t> sizes = {40003, 1, 3, 1024};
   const RankProgram program(sizes);
   for (const int threads : {1, 2}) {
-    ProcessGroup group(ranks, kPatient);
+    ThreadGroup group(ranks, kPatient);
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, program, threads);
       for (int repeat = 0; repeat < 3; ++repeat) {
@@ -151,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Sums, ::testing::Values(1, 2, 3, 4),
 TEST_P(Sums, OfShardsAreThoseOfAllAndEveryRankGathersThem) {
   const int ranks = GetParam();
   const std::vector<Shape> shapes = {{40003, 3}, {1, 5}, {2, 2, 3}, {7}};
-  ProcessGroup group(ranks, kPatient);
+  ThreadGroup group(ranks, kPatient);
   run_ranks(group, [&](int rank) {
     Communicator& communicator = group.member(rank);
     ThreadPool pool(2);
@@ -216,7 +166,7 @@ TEST(AllReduce, SumsMainGradientsInSinglePrecision) {
   Builder builder(program);
   const ValueId value = builder.state(gradient);
   all_reduce(builder, std::array{value}, {});
-  ProcessGroup group(2, kPatient);
+  ThreadGroup group(2, kPatient);
   run_ranks(group, [&](int rank) {
     StateStorage storage(table);
     ThreadPool pool(1);
@@ -230,7 +180,7 @@ TEST(AllReduce, SumsMainGradientsInSinglePrecision) {
 }
 
 TEST(ProcessGroup, ExchangesNumbers) {
-  ProcessGroup group(3, kPatient);
+  ThreadGroup group(3, kPatient);
   run_ranks(group, [&](int rank) {
     for (uint64_t round = 0; round < 50; ++round) {
       const auto values = group.exchange(rank, 100 * round + static_cast<uint64_t>(rank));
@@ -242,7 +192,7 @@ TEST(ProcessGroup, ExchangesNumbers) {
 // A rank that comes too late ends all, itself too, with one message that says where and who.
 // A rank may end as soon as it has received, before the sender has noticed.
 TEST(ProcessGroup, MessageToARankThatEndsAtOnceArrives) {
-  ProcessGroup group(2, kPatient);
+  ThreadGroup group(2, kPatient);
   for (int round = 0; round < 200; ++round) {
     std::array<double, 2> numbers = {static_cast<double>(round), 0};
     const auto view = [&](int rank) {
@@ -264,7 +214,7 @@ TEST(ProcessGroup, MessageToARankThatEndsAtOnceArrives) {
 
 TEST(FaultDrill, DelayedRank) {
   const RankProgram program({7});
-  ProcessGroup group(3, kShort);
+  ThreadGroup group(3, kShort);
   std::array<std::string, 3> messages;
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
@@ -288,7 +238,7 @@ TEST(FaultDrill, DelayedRank) {
 
 TEST(FaultDrill, RankThatThrows) {
   const RankProgram program({7});
-  ProcessGroup group(4, kPatient);
+  ThreadGroup group(4, kPatient);
   std::atomic<int> cancelled{0};
   const auto drill = [&] {
     run_ranks(group, [&](int rank) {
@@ -317,7 +267,7 @@ TEST(FaultDrill, RankThatThrows) {
 
 TEST(FaultDrill, RankThatEndsEarly) {
   const RankProgram program({7});
-  ProcessGroup group(2, kPatient);
+  ThreadGroup group(2, kPatient);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, program);
@@ -333,7 +283,7 @@ TEST(FaultDrill, RankThatEndsEarly) {
 TEST(FaultDrill, MismatchedSize) {
   const RankProgram program({7});
   const RankProgram other({8});
-  ProcessGroup group(3, kPatient);
+  ThreadGroup group(3, kPatient);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, rank == 2 ? other : program);
@@ -352,7 +302,7 @@ TEST(FaultDrill, MismatchedSize) {
 TEST(FaultDrill, CollectiveLeftOut) {
   const RankProgram program({7});
   const RankProgram other({7}, /*scan=*/false);
-  ProcessGroup group(2, kPatient);
+  ThreadGroup group(2, kPatient);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, rank == 1 ? other : program);
@@ -366,7 +316,7 @@ TEST(FaultDrill, CollectiveLeftOut) {
 // One rank goes on to the end of the step, the other has one more collective.
 TEST(FaultDrill, StepThatEndsEarlier) {
   const RankProgram program({7});
-  ProcessGroup group(2, kPatient);
+  ThreadGroup group(2, kPatient);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, program);
@@ -385,7 +335,7 @@ TEST(FaultDrillDeathTest, RankThatNeverComesBack) {
   EXPECT_EXIT(
       {
         const RankProgram program({7});
-        ProcessGroup group(2, kShort);
+        ThreadGroup group(2, kShort);
         run_ranks(group, [&](int rank) {
           Rank mine(group, rank, program);
           while (rank == 1) std::this_thread::sleep_for(milliseconds(50));

@@ -1,0 +1,39 @@
+#include "ops/accumulate/accumulate.h"
+#include "ops/cuda/device.cuh"
+
+namespace troupe {
+namespace {
+
+template <class Source>
+__global__ void accumulate_kernel(const Source* source, double* target, int64_t elements,
+                                  double weight, bool overwrite) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= elements) return;
+  // As on the CPU: the product is rounded before the sum.
+  const double term = __dmul_rn(weight, static_cast<double>(source[i]));
+  target[i] = overwrite ? term : __dadd_rn(target[i], term);
+}
+
+template <class Source>
+void run_accumulate(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<AccumulateAttributes>();
+  const int64_t elements = args.input(1).shape.elements();
+  launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, accumulate_kernel<Source>,
+         args.in<Source>(1), args.out<double>(0), elements, attributes.weight,
+         attributes.overwrite);
+}
+
+}  // namespace
+
+CudaKernel accumulate_cuda_kernel(const OpView& op) {
+  switch (op.input(1).dtype) {
+    case DType::f64:
+      return &run_accumulate<double>;
+    case DType::f32:
+      return &run_accumulate<float>;
+    default:
+      return &run_accumulate<int32_t>;
+  }
+}
+
+}  // namespace troupe

@@ -1,0 +1,104 @@
+#include <type_traits>
+
+#include "ops/adamw/adamw.h"
+#include "ops/cuda/device.cuh"
+
+namespace troupe {
+namespace {
+
+struct AdamWScalarAddresses {
+  const double* learning_rate;
+  const double* weight_decay;
+  const int64_t* step;
+  const double* coefficient;
+  const int32_t* skip;
+};
+
+// The scalars of one update, as they multiply in the loop: AdamWFactors of adamw_cpu.cc.
+template <class A>
+struct DeviceAdamWFactors {
+  A clip, keep, first_weight, second_decay, second_weight, inverse_root_bias, step_size, epsilon;
+
+  __device__ DeviceAdamWFactors(const AdamWScalarAddresses& scalars,
+                                const AdamWAttributes& attributes) {
+    const double learning_rate = *scalars.learning_rate;
+    const double weight_decay = attributes.decay ? *scalars.weight_decay : 0.0;
+    const auto step = static_cast<double>(*scalars.step);
+    clip = static_cast<A>(*scalars.coefficient);
+    keep = static_cast<A>(1 - learning_rate * weight_decay);
+    first_weight = static_cast<A>(1 - attributes.beta1);
+    second_decay = static_cast<A>(attributes.beta2);
+    second_weight = static_cast<A>(1 - attributes.beta2);
+    inverse_root_bias = static_cast<A>(1 / sqrt(1 - pow(attributes.beta2, step)));
+    step_size = static_cast<A>(learning_rate / (1 - pow(attributes.beta1, step)));
+    epsilon = static_cast<A>(attributes.epsilon);
+  }
+};
+
+// The factors are computed once for each block. `master` is the parameter itself where that has the
+// accumulation type.
+template <class T>
+__global__ void adamw_kernel(const accumulation_t<T>* gradient, T* parameter,
+                             accumulation_t<T>* master, accumulation_t<T>* exp_avg,
+                             accumulation_t<T>* exp_avg_sq, int64_t elements,
+                             AdamWScalarAddresses scalars, AdamWAttributes attributes) {
+  using A = accumulation_t<T>;
+  if (*scalars.skip != 0) return;
+  __shared__ A shared[8];
+  if (threadIdx.x == 0) {
+    const DeviceAdamWFactors<A> f(scalars, attributes);
+    shared[0] = f.clip;
+    shared[1] = f.keep;
+    shared[2] = f.first_weight;
+    shared[3] = f.second_decay;
+    shared[4] = f.second_weight;
+    shared[5] = f.inverse_root_bias;
+    shared[6] = f.step_size;
+    shared[7] = f.epsilon;
+  }
+  __syncthreads();
+  const A clip = shared[0], keep = shared[1], first_weight = shared[2], second_decay = shared[3],
+          second_weight = shared[4], inverse_root_bias = shared[5], step_size = shared[6],
+          epsilon = shared[7];
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += threads) {
+    const A g = gradient[i] * clip;
+    const A m = exp_avg[i] + first_weight * (g - exp_avg[i]);
+    const A v = second_decay * exp_avg_sq[i] + second_weight * g * g;
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    const A value = master[i] * keep - step_size * m / (sqrt(v) * inverse_root_bias + epsilon);
+    master[i] = value;
+    if constexpr (!std::is_same_v<T, A>) parameter[i] = round_to<T>(value);
+  }
+}
+
+template <class T>
+struct AdamWCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto& attributes = args.attributes->as<AdamWAttributes>();
+    const int64_t elements = args.output(1).shape.elements();
+    T* parameter = args.out<T>(0) + attributes.first;
+    A* master = nullptr;
+    if constexpr (std::is_same_v<T, A>) {
+      master = parameter;
+    } else {
+      master = args.out<A>(3);
+    }
+    launch(args, {blocks_for(elements, 256), 256}, adamw_kernel<T>,
+           args.in<A>(1) + attributes.first, parameter, master, args.out<A>(1), args.out<A>(2),
+           elements,
+           AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
+                                args.in<double>(8), args.in<int32_t>(9)},
+           attributes);
+  }
+};
+
+}  // namespace
+
+CudaKernel adamw_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<AdamWCuda>(op.output(0).dtype);
+}
+
+}  // namespace troupe

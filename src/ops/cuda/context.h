@@ -1,0 +1,58 @@
+// What the kernels of one CUDA interpreter share: the handle of cuBLASLt with the algorithms that
+// it has chosen, and dense matrix products through it. One thread at a time. Only in builds with
+// CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "base/dtype.h"
+#include "program/cuda_kernel.h"
+
+namespace troupe {
+
+// A matrix in row-major order; transposed: the operand of the product is its transpose.
+struct DenseOperand {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t stride = 0;  // elements from row to row, as stored
+  bool transposed = false;
+};
+
+// out [m, n] (+)= left [m, k] right [k, n] (+ bias [n]), summed in the accumulation type of the
+// operands and rounded once.
+struct DenseProduct {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  DenseOperand left;
+  DenseOperand right;
+  void* out = nullptr;  // its rows follow each other without gaps
+  DType out_dtype = DType::f32;
+  bool accumulate = false;
+  const void* bias = nullptr;  // of out_dtype; nullptr: none
+};
+
+class CudaContext {
+ public:
+  CudaContext();
+  ~CudaContext();
+  CudaContext(const CudaContext&) = delete;
+  CudaContext& operator=(const CudaContext&) = delete;
+
+  // Scratch memory that multiply() may use.
+  static constexpr uint64_t kProductScratchBytes = uint64_t{32} << 20;
+
+  // Launches the product. False, with nothing done, when cuBLASLt has no algorithm for it: then the
+  // caller has to multiply. Operands of one dtype; f32 is not reduced to TF32. The same product
+  // gives the same bits, since the algorithm is chosen once and by sizes alone.
+  bool multiply(const DenseProduct& product, CUstream_st* stream, std::byte* scratch);
+
+ private:
+  struct Library;
+  std::unique_ptr<Library> library_;
+};
+
+}  // namespace troupe

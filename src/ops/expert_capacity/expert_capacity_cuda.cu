@@ -1,0 +1,61 @@
+#include "ops/cuda/device.cuh"
+#include "ops/expert_capacity/expert_capacity.h"
+
+namespace troupe {
+namespace {
+
+constexpr int kTile = 256;  // slots that a block looks at, and compares with, at a time
+
+// A slot is kept when fewer than `capacity` slots of its expert come before it: those that are more
+// probable, of equal ones (and with the policy position, of all) the earlier ones. Counting them
+// needs no sorting, and is the same however the work is spread.
+template <class T>
+__global__ void expert_capacity_kernel(const T* probabilities, const int32_t* indices,
+                                       int32_t* kept, int64_t slots, int32_t experts,
+                                       int64_t capacity) {
+  __shared__ int32_t tile_experts[kTile];
+  __shared__ T tile_keys[kTile];
+  const auto key_of = [=](int64_t slot) {
+    if (probabilities == nullptr) return T(0);
+    const T p = probabilities[slot];
+    return p == p ? p : -infinity<T>();
+  };
+  const int64_t slot = int64_t{blockIdx.x} * kTile + threadIdx.x;
+  const int32_t expert = slot < slots ? indices[slot] : -1;
+  const bool counts = expert >= 0 && expert < experts;
+  const T key = counts ? key_of(slot) : T(0);
+  int64_t before = 0;
+  for (int64_t first = 0; first < slots; first += kTile) {
+    const int64_t other = first + threadIdx.x;
+    __syncthreads();
+    tile_experts[threadIdx.x] = other < slots ? indices[other] : -1;
+    tile_keys[threadIdx.x] = other < slots ? key_of(other) : T(0);
+    __syncthreads();
+    if (!counts) continue;
+    for (int i = 0; i < kTile; ++i) {
+      if (tile_experts[i] != expert) continue;
+      if (tile_keys[i] > key || (tile_keys[i] == key && first + i < slot)) ++before;
+    }
+  }
+  if (slot < slots) kept[slot] = counts && before < capacity ? expert : -1;
+}
+
+template <class T>
+void run_expert_capacity(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<ExpertCapacityAttributes>();
+  const int64_t slots = args.input(1).shape.elements();
+  const T* probabilities = attributes.policy == DropPolicy::probs ? args.in<T>(0) : nullptr;
+  launch(args, {static_cast<unsigned>(ceil_divide(slots, kTile)), kTile}, expert_capacity_kernel<T>,
+         probabilities, args.in<int32_t>(1), args.out<int32_t>(0), slots, attributes.experts,
+         attributes.capacity);
+}
+
+}  // namespace
+
+CudaKernel expert_capacity_cuda_kernel(const OpView& op) {
+  const bool looks = op.attributes<ExpertCapacityAttributes>().policy == DropPolicy::probs;
+  return looks && op.input(0).dtype == DType::f64 ? &run_expert_capacity<double>
+                                                  : &run_expert_capacity<float>;
+}
+
+}  // namespace troupe

@@ -1,0 +1,59 @@
+#include <algorithm>
+
+#include "ops/gather_parameter/gather_parameter.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;
+
+template <class T>
+struct GatherParameter {
+  static void run(const KernelArguments& args) {
+    const auto& attributes = args.attributes->as<GatherParameterAttributes>();
+    const IndexRange own = shard_of(attributes.shape, attributes.shard);
+    const T* shard = args.in<T>(0);
+    T* whole = args.out<T>(0);
+    args.pool->parallel_ranges(own.end - own.begin, kGrain, [&](int64_t begin, int64_t end, int) {
+      std::copy(shard + begin, shard + end, whole + own.begin + begin);
+    });
+    args.communicator->gather_shards({.op = args.op, .index = args.op_index}, args.outputs,
+                                     *args.pool);
+  }
+};
+
+template <class T>
+struct SumParameterGradient {
+  static void run(const KernelArguments& args) {
+    const auto& attributes = args.attributes->as<GatherParameterAttributes>();
+    const IndexRange own = shard_of(attributes.shape, attributes.shard);
+    TensorView sums = args.input(0);
+    sums.data = args.workspace;
+    const T* gradient = args.in<T>(0);
+    args.pool->parallel_ranges(sums.shape.elements(), kGrain, [&](int64_t begin, int64_t end, int) {
+      std::copy(gradient + begin, gradient + end, sums.as<T>() + begin);
+    });
+    args.communicator->reduce_shards({.op = args.op, .index = args.op_index}, {&sums, 1},
+                                     *args.pool);
+    const T* sum = sums.as<T>() + own.begin;
+    T* shard = args.out<T>(0);
+    args.pool->parallel_ranges(own.end - own.begin, kGrain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        shard[i] = attributes.accumulate ? shard[i] + sum[i] : sum[i];
+      }
+    });
+  }
+};
+
+}  // namespace
+
+CpuKernel gather_parameter_cpu_kernel(DType dtype) {
+  return select_float_kernel<GatherParameter>(dtype);
+}
+
+CpuKernel sum_parameter_gradient_cpu_kernel(DType dtype) {
+  return dtype == DType::f64 ? &SumParameterGradient<double>::run
+                             : &SumParameterGradient<float>::run;
+}
+
+}  // namespace troupe

@@ -1,0 +1,121 @@
+#include <algorithm>
+
+#include "ops/cuda/device.cuh"
+#include "ops/gradient_norm/gradient_norm.h"
+#include "ops/gradient_norm/gradient_norm_cpu.h"
+
+namespace troupe {
+namespace {
+
+// So many gradients are named to one launch: its parameters have 4 KiB.
+constexpr int kGradientsPerLaunch = 64;
+
+struct Gradients {
+  struct Each {
+    const void* data;     // of the first counted element
+    int64_t elements;     // that are counted
+    int32_t first_chunk;  // among the chunks of this launch
+    bool is_double;
+  };
+  Each each[kGradientsPerLaunch];
+  int32_t count;
+};
+
+template <class T>
+__device__ double sum_of_squares(const T* x, int64_t n) {
+  double sum = 0;
+  for_row(n, [&](int64_t i) {
+    const auto value = static_cast<double>(x[i]);
+    sum += value * value;
+  });
+  return sum;
+}
+
+// A block for each chunk of a gradient.
+__global__ void squared_chunks_kernel(Gradients gradients, double* partial) {
+  __shared__ double shared[32];
+  const auto chunk = static_cast<int32_t>(blockIdx.x);
+  int i = 0;
+  while (i + 1 < gradients.count && gradients.each[i + 1].first_chunk <= chunk) ++i;
+  const Gradients::Each& gradient = gradients.each[i];
+  const int64_t begin = (chunk - gradient.first_chunk) * kNormChunkElements;
+  const int64_t left = gradient.elements - begin;
+  const int64_t size = left < kNormChunkElements ? left : kNormChunkElements;
+  double sum = gradient.is_double
+                   ? sum_of_squares(static_cast<const double*>(gradient.data) + begin, size)
+                   : sum_of_squares(static_cast<const float*>(gradient.data) + begin, size);
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) partial[chunk] = sum;
+}
+
+__global__ void sum_chunks_kernel(const double* partial, int64_t chunks, double* out) {
+  __shared__ double shared[32];
+  double sum = 0;
+  for_row(chunks, [&](int64_t i) { sum += partial[i]; });
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) *out = sum;
+}
+
+void run_squared_norm(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<SquaredNormAttributes>();
+  auto* partial = reinterpret_cast<double*>(args.scratch);
+  const auto count = static_cast<int>(args.inputs.size());
+  int64_t total = 0;
+  for (int first = 0; first < count; first += kGradientsPerLaunch) {
+    Gradients gradients{};
+    int64_t chunks = 0;
+    for (int i = first; i < std::min(count, first + kGradientsPerLaunch); ++i) {
+      const CudaTensor& input = args.input(i);
+      const IndexRange counted = counted_elements(input.shape, attributes);
+      if (counted.begin == counted.end) continue;
+      Gradients::Each& each = gradients.each[gradients.count++];
+      each.data = static_cast<const std::byte*>(input.data) +
+                  static_cast<size_t>(counted.begin) * size_of(input.dtype);
+      each.elements = counted.end - counted.begin;
+      each.first_chunk = static_cast<int32_t>(chunks);
+      each.is_double = input.dtype == DType::f64;
+      chunks += norm_chunks(counted);
+    }
+    if (chunks == 0) continue;
+    launch(args, {static_cast<unsigned>(chunks), 256}, squared_chunks_kernel, gradients,
+           partial + total);
+    total += chunks;
+  }
+  launch(args, {1, 1024}, sum_chunks_kernel, partial, total, args.out<double>(0));
+}
+
+__global__ void clip_coefficient_kernel(const double* squares, double* norm, double* coefficient,
+                                        int32_t* skip, double max_norm) {
+  const double value = sqrt(*squares);
+  const bool finite = isfinite(value);
+  const double limited = max_norm / (value + 1e-6);
+  *norm = value;
+  *coefficient = finite && max_norm > 0 && limited < 1.0 ? limited : 1.0;
+  *skip = finite ? 0 : 1;
+}
+
+void run_clip_coefficient(const CudaKernelArguments& args) {
+  launch(args, {1, 1}, clip_coefficient_kernel, args.in<double>(0), args.out<double>(0),
+         args.out<double>(1), args.out<int32_t>(2), args.attributes->as<ClipAttributes>().max_norm);
+}
+
+}  // namespace
+
+CudaKernel squared_norm_cuda_kernel(const OpView&) {
+  return &run_squared_norm;
+}
+
+uint64_t squared_norm_cuda_scratch_bytes(const OpView& op) {
+  const auto& attributes = op.attributes<SquaredNormAttributes>();
+  int64_t chunks = 0;
+  for (int i = 0; i < op.op.input_count; ++i) {
+    chunks += norm_chunks(counted_elements(op.input(i).shape, attributes));
+  }
+  return static_cast<uint64_t>(chunks) * sizeof(double);
+}
+
+CudaKernel clip_coefficient_cuda_kernel(const OpView&) {
+  return &run_clip_coefficient;
+}
+
+}  // namespace troupe

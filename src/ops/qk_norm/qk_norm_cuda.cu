@@ -1,0 +1,268 @@
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/row_sums.cuh"
+#include "ops/qk_norm/qk_norm.h"
+
+namespace troupe {
+namespace {
+
+// The vectors of a row that are normalised: those of the queries, then those of the keys.
+struct DeviceQkVectors {
+  template <class Heads>
+  explicit DeviceQkVectors(const Heads& attributes)
+      : per_head(attributes.scope == QkNormScope::head),
+        count(per_head ? attributes.heads + attributes.groups : 2),
+        queries(per_head ? attributes.heads : 1),
+        head_dim(attributes.head_dim),
+        query_elements(attributes.heads * attributes.head_dim),
+        elements(query_elements + attributes.groups * attributes.head_dim) {}
+
+  bool per_head;
+  int count, queries, head_dim, query_elements, elements;
+
+  __device__ bool is_query(int vector) const { return vector < queries; }
+  __device__ int offset(int vector) const {
+    return per_head ? vector * head_dim : vector * query_elements;
+  }
+  __device__ int size(int vector) const {
+    if (per_head) return head_dim;
+    return is_query(vector) ? query_elements : elements - query_elements;
+  }
+};
+
+// A block for each row. Vectors of one head are taken by one warp each; the two vectors of a
+// projection by the whole block, one after the other. `each(vector, begin, step, sum)` handles
+// elements begin, begin + step, ... and sums over all who share the vector.
+template <class A, class Each>
+__device__ __forceinline__ void for_vectors(const DeviceQkVectors& vectors, A* shared,
+                                            const Each& each) {
+  if (vectors.per_head) {
+    const int warps = static_cast<int>(blockDim.x) / 32;
+    for (int i = static_cast<int>(threadIdx.x) / 32; i < vectors.count; i += warps) {
+      each(i, static_cast<int>(threadIdx.x) % 32, 32, [](A value) { return warp_sum(value); });
+    }
+  } else {
+    for (int i = 0; i < vectors.count; ++i) {
+      each(i, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
+           [=](A value) { return block_sum(value, shared); });
+    }
+  }
+}
+
+template <class T>
+__global__ void qk_norm_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
+                               const accumulation_t<T>* gamma_k, const accumulation_t<T>* squares,
+                               T* y, accumulation_t<T>* rstd, LiveRows rows, int64_t width,
+                               DeviceQkVectors vectors, QkNormAttributes attributes) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[32];
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  const T* in = qkv + row * width;
+  T* out = y + row * width;
+  const A offset = attributes.zero_centered ? A(1) : A(0);
+  for_vectors(vectors, shared, [&](int i, int begin, int step, const auto& sum) {
+    const int at = vectors.offset(i);
+    const int n = vectors.size(i);
+    A total = 0;
+    int64_t terms = n;
+    if (squares == nullptr) {
+      for (int j = begin; j < n; j += step) total += widen(in[at + j]) * widen(in[at + j]);
+      total = sum(total);
+    } else {
+      total = squares[row * vectors.count + i];
+      terms *= attributes.ranks;
+    }
+    const A scale = A(1) / sqrt(total / static_cast<A>(terms) + static_cast<A>(attributes.epsilon));
+    if (begin == 0) rstd[row * vectors.count + i] = scale;
+    const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
+    for (int j = begin; j < n; j += step) {
+      out[at + j] = round_to<T>(widen(in[at + j]) * scale * (offset + gamma[j]));
+    }
+  });
+  for (int64_t i = vectors.elements + threadIdx.x; i < width; i += blockDim.x) out[i] = in[i];
+}
+
+template <class T>
+struct QkNormCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto& attributes = args.attributes->as<QkNormAttributes>();
+    const Shape& shape = args.input(0).shape;
+    launch(args, {static_cast<unsigned>(shape[0]), 256}, qk_norm_kernel<T>, args.in<T>(0),
+           args.in<A>(1), args.in<A>(2), args.in<A>(3), args.out<T>(0), args.out<A>(1),
+           LiveRows(args.input(0)), shape[1], DeviceQkVectors(attributes), attributes);
+  }
+};
+
+template <class T>
+__global__ void qk_norm_gradient_kernel(const T* dy, const T* qkv, const accumulation_t<T>* gamma_q,
+                                        const accumulation_t<T>* gamma_k,
+                                        const accumulation_t<T>* rstd, T* d_qkv,
+                                        accumulation_t<T>* d_squares, LiveRows rows, int64_t width,
+                                        DeviceQkVectors vectors, QkNormAttributes attributes) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[32];
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  const A offset = attributes.zero_centered ? A(1) : A(0);
+  for_vectors(vectors, shared, [&](int i, int begin, int step, const auto& sum) {
+    const int64_t at = row * width + vectors.offset(i);
+    const int n = vectors.size(i);
+    const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
+    const auto g = [=](int j) { return widen(dy[at + j]) * (offset + gamma[j]); };
+    A projection = 0;
+    for (int j = begin; j < n; j += step) projection += g(j) * widen(qkv[at + j]);
+    projection = sum(projection);
+    const A scale = rstd[row * vectors.count + i];
+    const A cubed = scale * scale * scale * projection;
+    if (d_squares != nullptr) {
+      if (begin == 0) {
+        d_squares[row * vectors.count + i] =
+            -cubed / static_cast<A>(int64_t{2} * n * attributes.ranks);
+      }
+      for (int j = begin; j < n; j += step) d_qkv[at + j] = round_to<T>(scale * g(j));
+      return;
+    }
+    const A along = cubed / static_cast<A>(n);
+    for (int j = begin; j < n; j += step) {
+      d_qkv[at + j] = round_to<T>(scale * g(j) - along * widen(qkv[at + j]));
+    }
+  });
+  for (int64_t i = row * width + vectors.elements + threadIdx.x; i < (row + 1) * width;
+       i += blockDim.x) {
+    d_qkv[i] = dy[i];
+  }
+}
+
+template <class T>
+struct QkNormGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto& attributes = args.attributes->as<QkNormAttributes>();
+    const Shape& shape = args.input(0).shape;
+    A* d_squares = args.input(5).data != nullptr ? args.out<A>(1) : nullptr;
+    launch(args, {static_cast<unsigned>(shape[0]), 256}, qk_norm_gradient_kernel<T>, args.in<T>(0),
+           args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4), args.out<T>(0), d_squares,
+           LiveRows(args.input(0)), shape[1], DeviceQkVectors(attributes), attributes);
+  }
+};
+
+template <class T>
+struct QkGainTerm {
+  const T* dy;
+  const T* qkv;
+  const accumulation_t<T>* rstd;
+  int64_t width;
+  DeviceQkVectors vectors;
+  int first, end;  // the vectors that share the gain
+  __device__ accumulation_t<T> operator()(int64_t row, int64_t j) const {
+    accumulation_t<T> sum = 0;
+    for (int i = first; i < end; ++i) {
+      const int64_t at = row * width + vectors.offset(i) + j;
+      sum += widen(dy[at]) * widen(qkv[at]) * rstd[row * vectors.count + i];
+    }
+    return sum;
+  }
+};
+
+template <class T>
+struct QkNormWeightGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto& attributes = args.attributes->as<QkNormWeightGradientAttributes>();
+    const DeviceQkVectors vectors(attributes);
+    const bool queries = attributes.first_head == 0;
+    const QkGainTerm<T> term{args.in<T>(0),
+                             args.in<T>(1),
+                             args.in<A>(2),
+                             args.input(0).shape[1],
+                             vectors,
+                             queries ? 0 : vectors.queries,
+                             queries ? vectors.queries : vectors.count};
+    sum_rows<A>(args, LiveRows(args.input(0)), args.output(0).shape.elements(), term,
+                args.out<A>(0), attributes.accumulate);
+  }
+};
+
+template <class T>
+__global__ void qk_squares_kernel(const T* qkv, accumulation_t<T>* squares, LiveRows rows,
+                                  int64_t width, DeviceQkVectors vectors) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[32];
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  for_vectors(vectors, shared, [&](int i, int begin, int step, const auto& sum) {
+    const T* x = qkv + row * width + vectors.offset(i);
+    A total = 0;
+    for (int j = begin; j < vectors.size(i); j += step) total += widen(x[j]) * widen(x[j]);
+    total = sum(total);
+    if (begin == 0) squares[row * vectors.count + i] = total;
+  });
+}
+
+template <class T>
+struct QkSquaresCuda {
+  static void run(const CudaKernelArguments& args) {
+    const Shape& shape = args.input(0).shape;
+    launch(args, {static_cast<unsigned>(shape[0]), 256}, qk_squares_kernel<T>, args.in<T>(0),
+           args.out<accumulation_t<T>>(0), LiveRows(args.input(0)), shape[1],
+           DeviceQkVectors(args.attributes->as<QkNormAttributes>()));
+  }
+};
+
+template <class T>
+__global__ void qk_squares_gradient_kernel(const accumulation_t<T>* d_squares, const T* qkv,
+                                           T* d_qkv, LiveRows rows, int64_t width,
+                                           DeviceQkVectors vectors) {
+  using A = accumulation_t<T>;
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  for_row(width, [=](int64_t j) {
+    A gradient = 0;
+    if (j < vectors.elements) {
+      const int64_t i =
+          vectors.per_head ? j / vectors.head_dim : (j < vectors.query_elements ? 0 : 1);
+      gradient = A(2) * d_squares[row * vectors.count + i] * widen(qkv[row * width + j]);
+    }
+    d_qkv[row * width + j] = round_to<T>(gradient);
+  });
+}
+
+template <class T>
+struct QkSquaresGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    const Shape& shape = args.input(1).shape;
+    launch(args, {static_cast<unsigned>(shape[0]), 256}, qk_squares_gradient_kernel<T>,
+           args.in<accumulation_t<T>>(0), args.in<T>(1), args.out<T>(0), LiveRows(args.input(1)),
+           shape[1], DeviceQkVectors(args.attributes->as<QkNormAttributes>()));
+  }
+};
+
+}  // namespace
+
+CudaKernel qk_norm_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<QkNormCuda>(op.output(0).dtype);
+}
+
+CudaKernel qk_norm_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<QkNormGradientCuda>(op.output(0).dtype);
+}
+
+CudaKernel qk_norm_weight_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<QkNormWeightGradientCuda>(op.input(0).dtype);
+}
+
+uint64_t qk_norm_weight_gradient_cuda_scratch_bytes(const OpView& op) {
+  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), op.input(0).shape[0],
+                        op.output(0).shape.elements());
+}
+
+CudaKernel qk_squares_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<QkSquaresCuda>(op.input(0).dtype);
+}
+
+CudaKernel qk_squares_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<QkSquaresGradientCuda>(op.output(0).dtype);
+}
+
+}  // namespace troupe

@@ -1,0 +1,171 @@
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/row_sums.cuh"
+#include "ops/rms_norm/rms_norm.h"
+
+namespace troupe {
+namespace {
+
+// A block for each row, which is read twice: the second time it is in the cache.
+template <class T, int kStep>
+__global__ void rms_norm_kernel(const T* x, const accumulation_t<T>* gamma, const T* delta, T* y,
+                                accumulation_t<T>* rstd, T* sum, LiveRows rows, int64_t n,
+                                RmsNormAttributes attributes) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[32];
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  const int64_t first = row * n;
+  A squares = 0;
+  const auto elements = [=](int64_t i, A(&s)[kStep]) {
+    const Pack<T> a = load_step<T, kStep>(x + first + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) s[j] = widen(a.values[j]);
+    if (delta == nullptr) return;
+    const Pack<T> b = load_step<T, kStep>(delta + first + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) s[j] += widen(b.values[j]);
+  };
+  for_row_steps<kStep>(n, [&](int64_t i) {
+    A s[kStep];
+    elements(i, s);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) squares += s[j] * s[j];
+  });
+  squares = block_sum(squares, shared);
+  const A scale = A(1) / sqrt(squares / static_cast<A>(n) + static_cast<A>(attributes.epsilon));
+  if (threadIdx.x == 0) rstd[row] = scale;
+  const A offset = attributes.zero_centered ? A(1) : A(0);
+  for_row_steps<kStep>(n, [&](int64_t i) {
+    A s[kStep];
+    elements(i, s);
+    Pack<T> normed;
+    Pack<T> summed;
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      normed.values[j] = round_to<T>(s[j] * scale * (offset + gamma[i + j]));
+      summed.values[j] = round_to<T>(s[j]);
+    }
+    store_step<T, kStep>(y + first + i, normed);
+    if (delta != nullptr) store_step<T, kStep>(sum + first + i, summed);
+  });
+}
+
+template <class T>
+struct RmsNormCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const Shape& shape = args.input(0).shape;
+    const bool packs = is_made_of_packs<T>(shape[1]);
+    const T* delta = args.in<T>(2);
+    launch(args,
+           {static_cast<unsigned>(shape[0]),
+            threads_for_row(shape[1], packs ? Pack<T>::kElements : 1)},
+           packs ? rms_norm_kernel<T, Pack<T>::kElements> : rms_norm_kernel<T, 1>, args.in<T>(0),
+           args.in<A>(1), delta, args.out<T>(0), args.out<A>(1),
+           delta != nullptr ? args.out<T>(2) : nullptr, LiveRows(args.input(0)), shape[1],
+           args.attributes->as<RmsNormAttributes>());
+  }
+};
+
+// dx may be d_sum.
+template <class T, int kStep>
+__global__ void rms_norm_gradient_kernel(const T* dy, const T* s, const accumulation_t<T>* gamma,
+                                         const accumulation_t<T>* rstd, const T* d_sum, T* dx,
+                                         LiveRows rows, int64_t n, bool zero_centered) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[32];
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  const int64_t first = row * n;
+  const A offset = zero_centered ? A(1) : A(0);
+  A projection = 0;
+  for_row_steps<kStep>(n, [&](int64_t i) {
+    const Pack<T> d = load_step<T, kStep>(dy + first + i);
+    const Pack<T> x = load_step<T, kStep>(s + first + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      projection += widen(d.values[j]) * (offset + gamma[i + j]) * widen(x.values[j]);
+    }
+  });
+  projection = block_sum(projection, shared);
+  const A scale = rstd[row];
+  const A along = scale * scale * scale * projection / static_cast<A>(n);
+  for_row_steps<kStep>(n, [&](int64_t i) {
+    const Pack<T> d = load_step<T, kStep>(dy + first + i);
+    const Pack<T> x = load_step<T, kStep>(s + first + i);
+    A gradient[kStep];
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      const A g = widen(d.values[j]) * (offset + gamma[i + j]);
+      gradient[j] = scale * g - along * widen(x.values[j]);
+    }
+    if (d_sum != nullptr) {
+      const Pack<T> base = load_step<T, kStep>(d_sum + first + i);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) gradient[j] += widen(base.values[j]);
+    }
+    Pack<T> result;
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) result.values[j] = round_to<T>(gradient[j]);
+    store_step<T, kStep>(dx + first + i, result);
+  });
+}
+
+template <class T>
+struct RmsNormGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const Shape& shape = args.input(0).shape;
+    const bool packs = is_made_of_packs<T>(shape[1]);
+    launch(args,
+           {static_cast<unsigned>(shape[0]),
+            threads_for_row(shape[1], packs ? Pack<T>::kElements : 1)},
+           packs ? rms_norm_gradient_kernel<T, Pack<T>::kElements> : rms_norm_gradient_kernel<T, 1>,
+           args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<T>(4),
+           args.out<T>(0), LiveRows(args.input(0)), shape[1],
+           args.attributes->as<RmsNormAttributes>().zero_centered);
+  }
+};
+
+template <class T>
+struct GainTerm {
+  const T* dy;
+  const T* s;
+  const accumulation_t<T>* rstd;
+  int64_t n;
+  __device__ accumulation_t<T> operator()(int64_t row, int64_t i) const {
+    return widen(dy[row * n + i]) * widen(s[row * n + i]) * rstd[row];
+  }
+};
+
+template <class T>
+struct RmsNormWeightGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const int64_t n = args.input(0).shape[1];
+    sum_rows<A>(args, LiveRows(args.input(0)), n,
+                GainTerm<T>{args.in<T>(0), args.in<T>(1), args.in<A>(2), n}, args.out<A>(0),
+                args.attributes->as<RmsNormWeightGradientAttributes>().accumulate);
+  }
+};
+
+}  // namespace
+
+CudaKernel rms_norm_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<RmsNormCuda>(op.output(0).dtype);
+}
+
+CudaKernel rms_norm_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<RmsNormGradientCuda>(op.output(0).dtype);
+}
+
+CudaKernel rms_norm_weight_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<RmsNormWeightGradientCuda>(op.input(0).dtype);
+}
+
+uint64_t rms_norm_weight_gradient_cuda_scratch_bytes(const OpView& op) {
+  const Shape& shape = op.input(0).shape;
+  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), shape[0], shape[1]);
+}
+
+}  // namespace troupe

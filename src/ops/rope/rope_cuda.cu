@@ -1,0 +1,92 @@
+#include "ops/cuda/device.cuh"
+#include "ops/rope/rope.h"
+
+namespace troupe {
+namespace {
+
+template <class A>
+__global__ void rope_table_kernel(A* table, RopeTableAttributes attributes) {
+  const int64_t pairs = attributes.rotary_dim / 2;
+  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (entry >= attributes.positions * pairs) return;
+  const int64_t row = entry / pairs;
+  const int64_t pair = entry % pairs;
+  int64_t position = row;
+  if (attributes.chunks.ranks != 1) {  // SequenceChunks::position()
+    const int64_t chunk = attributes.positions / 2;
+    position = row < chunk
+                   ? attributes.chunks.rank * chunk + row
+                   : (2 * attributes.chunks.ranks - 2 - attributes.chunks.rank) * chunk + row;
+  }
+  const double frequency =
+      pow(attributes.base, -2.0 * static_cast<double>(pair) / attributes.rotary_dim);
+  const double angle = static_cast<double>(position) * frequency;
+  table[entry * 2] = static_cast<A>(cos(angle));
+  table[entry * 2 + 1] = static_cast<A>(sin(angle));
+}
+
+template <class A>
+void run_rope_table(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<RopeTableAttributes>();
+  const int64_t entries = int64_t{attributes.positions} * (attributes.rotary_dim / 2);
+  launch(args, {static_cast<unsigned>(ceil_divide(entries, 128)), 128}, rope_table_kernel<A>,
+         args.out<A>(0), attributes);
+}
+
+// A block for each row. A thread turns pairs; y may be qkv.
+template <class T>
+__global__ void rope_kernel(const T* qkv, const accumulation_t<T>* table, T* y, LiveRows rows,
+                            int64_t width, RopeAttributes attributes) {
+  using A = accumulation_t<T>;
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  const int d = attributes.head_dim;
+  const int rotary = attributes.rotary_dim;
+  const int pairs = rotary / 2;
+  const int turned = attributes.heads + attributes.groups;
+  const T* in = qkv + row * width;
+  T* out = y + row * width;
+  const A* angles = table + row % attributes.sequence * rotary;
+  const A sign = attributes.inverse ? A(-1) : A(1);
+  for (int i = static_cast<int>(threadIdx.x); i < turned * pairs;
+       i += static_cast<int>(blockDim.x)) {
+    const int head = i / pairs;
+    const int pair = i % pairs;
+    const A cosine = angles[2 * pair];
+    const A sine = sign * angles[2 * pair + 1];
+    const A first = widen(in[head * d + pair]);
+    const A second = widen(in[head * d + pair + pairs]);
+    out[head * d + pair] = round_to<T>(first * cosine - second * sine);
+    out[head * d + pair + pairs] = round_to<T>(second * cosine + first * sine);
+  }
+  if (out == in) return;
+  const int rest = d - rotary;
+  for (int i = static_cast<int>(threadIdx.x); i < turned * rest;
+       i += static_cast<int>(blockDim.x)) {
+    const int at = i / rest * d + rotary + i % rest;
+    out[at] = in[at];
+  }
+  for (int64_t i = int64_t{turned} * d + threadIdx.x; i < width; i += blockDim.x) out[i] = in[i];
+}
+
+template <class T>
+struct RopeCuda {
+  static void run(const CudaKernelArguments& args) {
+    const Shape& shape = args.input(0).shape;
+    launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)}, rope_kernel<T>,
+           args.in<T>(0), args.in<accumulation_t<T>>(1), args.out<T>(0), LiveRows(args.input(0)),
+           shape[1], args.attributes->as<RopeAttributes>());
+  }
+};
+
+}  // namespace
+
+CudaKernel rope_table_cuda_kernel(const OpView& op) {
+  return op.output(0).dtype == DType::f64 ? &run_rope_table<double> : &run_rope_table<float>;
+}
+
+CudaKernel rope_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<RopeCuda>(op.output(0).dtype);
+}
+
+}  // namespace troupe

@@ -1,0 +1,138 @@
+#include "ops/cuda/device.cuh"
+#include "ops/route/route.h"
+
+namespace troupe {
+namespace {
+
+// A counting sort in three launches: each chunk of slots counts its slots per expert; one block
+// lays out the experts' rows; each chunk places its slots. A chunk is the work of one warp, which
+// takes 32 slots at a time and so keeps their order.
+constexpr int kChunkSlots = 256;
+
+// Calls each(slot, expert, rank) for the slots of this warp's chunk that have an expert, where
+// `rank` counts the slots of the same expert before, from next[expert] on; next[] is moved on. An
+// expert of -1 is reported with rank -1. `next` is shared memory.
+template <class Each>
+__device__ __forceinline__ void walk_chunk(const int32_t* indices, int64_t slots, int32_t experts,
+                                           int32_t* next, const Each& each) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t begin = int64_t{blockIdx.x} * kChunkSlots;
+  for (int64_t first = begin; first < begin + kChunkSlots; first += 32) {
+    const int64_t slot = first + lane;
+    int32_t expert = slot < slots ? indices[slot] : -1;
+    if (expert < 0 || expert >= experts) expert = -1;
+    const uint32_t same = __match_any_sync(0xffffffffU, expert);
+    const int32_t rank = expert < 0 ? -1 : next[expert] + __popc(same & ((1U << lane) - 1U));
+    __syncwarp();
+    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) next[expert] += __popc(same);
+    __syncwarp();
+    if (slot < slots) each(slot, expert, rank);
+  }
+}
+
+__global__ void count_slots_kernel(const int32_t* indices, int64_t slots, int32_t experts,
+                                   int32_t* histograms) {
+  extern __shared__ int32_t next[];
+  for_row(experts, [=](int64_t e) { next[e] = 0; });
+  __syncwarp();
+  walk_chunk(indices, slots, experts, next, [](int64_t, int32_t, int32_t) {});
+  for_row(experts, [=](int64_t e) { histograms[blockIdx.x * int64_t{experts} + e] = next[e]; });
+}
+
+// One block. The histograms become the number of slots that each expert has in earlier chunks.
+__global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t* counts,
+                                    int32_t* offsets, int32_t* row_slot,
+                                    RouteAttributes attributes) {
+  const int32_t experts = attributes.experts;
+  for_row(experts, [=](int64_t e) {
+    int32_t total = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      int32_t& cell = histograms[chunk * experts + e];
+      const int32_t count = cell;
+      cell = total;
+      total += count;
+    }
+    counts[e] = total;
+  });
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x < 32) {
+    int32_t row = 0;
+    for (int32_t first = 0; first < experts; first += 32) {
+      const int32_t e = first + lane;
+      int32_t rows = 0;
+      if (e < experts) {
+        rows = attributes.padded_capacity;
+        if (rows == 0) {
+          rows = (counts[e] + attributes.row_multiple - 1) / attributes.row_multiple *
+                 attributes.row_multiple;
+        }
+      }
+      int32_t through = rows;  // of this expert and those before it in the warp
+#pragma unroll
+      for (int width = 1; width < 32; width *= 2) {
+        const int32_t other = __shfl_up_sync(0xffffffffU, through, static_cast<unsigned>(width));
+        if (lane >= width) through += other;
+      }
+      if (e < experts) {
+        offsets[e] = row + through - rows;
+        if (counts[e] > rows) counts[e] = rows;
+      }
+      row += __shfl_sync(0xffffffffU, through, 31);
+    }
+    if (lane == 0) offsets[experts] = row;
+  }
+  __syncthreads();
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  for (int32_t e = static_cast<int32_t>(threadIdx.x) / 32; e < experts; e += warps) {
+    for (int32_t row = offsets[e] + counts[e] + lane; row < offsets[e + 1]; row += 32) {
+      row_slot[row] = -1;
+    }
+  }
+}
+
+__global__ void place_slots_kernel(const int32_t* indices, int64_t slots, int32_t experts,
+                                   const int32_t* histograms, const int32_t* counts,
+                                   const int32_t* offsets, int32_t* row_slot, int32_t* slot_row) {
+  extern __shared__ int32_t next[];
+  for_row(experts, [=](int64_t e) { next[e] = histograms[blockIdx.x * int64_t{experts} + e]; });
+  __syncwarp();
+  walk_chunk(indices, slots, experts, next, [=](int64_t slot, int32_t expert, int32_t rank) {
+    if (expert < 0 || rank >= counts[expert]) {
+      slot_row[slot] = -1;
+      return;
+    }
+    const int32_t row = offsets[expert] + rank;
+    row_slot[row] = static_cast<int32_t>(slot);
+    slot_row[slot] = row;
+  });
+}
+
+void run_route(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<RouteAttributes>();
+  const int64_t slots = args.input(0).shape.elements();
+  const int64_t chunks = ceil_divide(slots, kChunkSlots);
+  auto* histograms = reinterpret_cast<int32_t*>(args.scratch);
+  const Launch by_chunk{static_cast<unsigned>(chunks), 32,
+                        static_cast<size_t>(attributes.experts) * sizeof(int32_t)};
+  launch(args, by_chunk, count_slots_kernel, args.in<int32_t>(0), slots, attributes.experts,
+         histograms);
+  launch(args, {1, 1024}, lay_out_rows_kernel, histograms, chunks, args.out<int32_t>(0),
+         args.out<int32_t>(1), args.out<int32_t>(2), attributes);
+  launch(args, by_chunk, place_slots_kernel, args.in<int32_t>(0), slots, attributes.experts,
+         histograms, args.out<int32_t>(0), args.out<int32_t>(1), args.out<int32_t>(2),
+         args.out<int32_t>(3));
+}
+
+}  // namespace
+
+CudaKernel route_cuda_kernel(const OpView&) {
+  return &run_route;
+}
+
+uint64_t route_cuda_scratch_bytes(const OpView& op) {
+  const int64_t chunks = ceil_divide(op.input(0).shape.elements(), kChunkSlots);
+  return static_cast<uint64_t>(chunks * op.attributes<RouteAttributes>().experts) * sizeof(int32_t);
+}
+
+}  // namespace troupe

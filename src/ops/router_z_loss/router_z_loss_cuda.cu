@@ -1,0 +1,70 @@
+#include "ops/cuda/router_tokens.cuh"
+#include "ops/router_z_loss/router_z_loss.h"
+
+namespace troupe {
+namespace {
+
+template <class T>
+struct LogSum {
+  T largest;
+  T total;  // of exp(z_i - largest)
+  T log_sum;
+  __device__ explicit LogSum(const TokenLogits<T>& logits) : largest(logits.largest()) {
+    total = logits.sum([&](int i) { return exp(logits.z[i] - largest); });
+    log_sum = largest + log(total);
+  }
+};
+
+template <class T>
+struct SquaredLogSumTerm {
+  __device__ double operator()(int64_t, const TokenLogits<T>& logits) const {
+    const double log_sum = LogSum<T>(logits).log_sum;
+    return log_sum * log_sum;
+  }
+};
+
+template <class T>
+void run_router_z_loss(const CudaKernelArguments& args) {
+  const double coefficient = args.attributes->as<RouterZLossAttributes>().coefficient;
+  sum_over_tokens<T>(args, coefficient / static_cast<double>(args.input(0).shape[0]),
+                     SquaredLogSumTerm<T>{});
+}
+
+template <class T>
+struct ZLossGradient {
+  const T* d_loss;
+  double factor;
+  __device__ void operator()(int64_t, const TokenLogits<T>& logits, T* dz) const {
+    const LogSum<T> sums(logits);
+    const T scale =
+        static_cast<T>(factor * static_cast<double>(*d_loss)) * sums.log_sum / sums.total;
+    for (int i = logits.lane; i < logits.experts; i += 32) {
+      dz[i] = exp(logits.z[i] - sums.largest) * scale;
+    }
+  }
+};
+
+template <class T>
+void run_router_z_loss_gradient(const CudaKernelArguments& args) {
+  const double coefficient = args.attributes->as<RouterZLossAttributes>().coefficient;
+  for_each_token<T>(
+      args, ZLossGradient<T>{args.in<T>(1),
+                             2 * coefficient / static_cast<double>(args.input(0).shape[0])});
+}
+
+}  // namespace
+
+CudaKernel router_z_loss_cuda_kernel(const OpView& op) {
+  return op.input(0).dtype == DType::f64 ? &run_router_z_loss<double> : &run_router_z_loss<float>;
+}
+
+uint64_t router_z_loss_cuda_scratch_bytes(const OpView& op) {
+  return sum_over_tokens_bytes(op);
+}
+
+CudaKernel router_z_loss_gradient_cuda_kernel(const OpView& op) {
+  return op.input(0).dtype == DType::f64 ? &run_router_z_loss_gradient<double>
+                                         : &run_router_z_loss_gradient<float>;
+}
+
+}  // namespace troupe

@@ -1,0 +1,43 @@
+#include "ops/cuda/device.cuh"
+#include "ops/token_count/token_count.h"
+
+namespace troupe {
+namespace {
+
+template <class A>
+__global__ void token_count_kernel(const A* mask, A* count, int64_t tokens) {
+  __shared__ double shared[32];
+  double sum = 0;
+  for_row(tokens, [&](int64_t i) { sum += static_cast<double>(mask[i]); });
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) *count = static_cast<A>(sum);
+}
+
+template <class A>
+void run_token_count(const CudaKernelArguments& args) {
+  launch(args, {1, 1024}, token_count_kernel<A>, args.in<A>(0), args.out<A>(0),
+         args.input(0).shape[0]);
+}
+
+template <class A>
+__global__ void token_share_kernel(const A* tokens, A* share, double numerator) {
+  *share = static_cast<A>(numerator / fmax(1.0, static_cast<double>(*tokens)));
+}
+
+template <class A>
+void run_token_share(const CudaKernelArguments& args) {
+  launch(args, {1, 1}, token_share_kernel<A>, args.in<A>(0), args.out<A>(0),
+         args.attributes->as<TokenShareAttributes>().numerator);
+}
+
+}  // namespace
+
+CudaKernel token_share_cuda_kernel(const OpView& op) {
+  return op.input(0).dtype == DType::f64 ? &run_token_share<double> : &run_token_share<float>;
+}
+
+CudaKernel token_count_cuda_kernel(const OpView& op) {
+  return op.input(0).dtype == DType::f64 ? &run_token_count<double> : &run_token_count<float>;
+}
+
+}  // namespace troupe

@@ -1,0 +1,91 @@
+#include "parallel/collective_messages.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "program/op_spec.h"
+
+namespace troupe {
+namespace {
+
+std::string describe(const TensorView& tensor) {
+  return fmt::format("{} {}", name_of(tensor.dtype), tensor.shape.to_string());
+}
+
+// "operation 12 (all_reduce), layer 1, micro-batch 0"
+std::string describe(const CallSite& site) {
+  if (site.operation.empty()) return "no operation";
+  std::string text = fmt::format("operation {} ({})", site.index, site.operation);
+  if (site.layer >= 0) text += fmt::format(", layer {}", site.layer);
+  if (site.micro_batch >= 0) text += fmt::format(", micro-batch {}", site.micro_batch);
+  return text;
+}
+
+std::string describe(const RankCall& call) {
+  std::string text = describe(call.site);
+  if (!call.tensors.empty()) text += " of ";
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + describe(call.tensors[i]);
+  }
+  return text;
+}
+
+std::string_view text_of(AbsentRank::State state) {
+  switch (state) {
+    case AbsentRank::State::has_ended:
+      return "has ended, last seen in";
+    case AbsentRank::State::waits:
+      return "waits itself in";
+    case AbsentRank::State::is_silent:
+      return "does not answer, last seen in";
+    case AbsentRank::State::is_missing:
+      break;
+  }
+  return "is missing, last seen in";
+}
+
+}  // namespace
+
+CallSite site_of(const CollectiveCall& call) {
+  if (call.op == nullptr) return {};
+  return {.operation = call.op->spec->name,
+          .index = call.index,
+          .layer = call.op->place.layer,
+          .micro_batch = call.op->place.micro_batch};
+}
+
+bool same_type(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && a.shape == b.shape;
+}
+
+bool same_call(const RankCall& a, const RankCall& b) {
+  return a.site.operation == b.site.operation &&
+         std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(),
+                    same_type);
+}
+
+std::string mismatch_message(const RankCall& a, const RankCall& b) {
+  return fmt::format(
+      "The ranks do not run the same collective: rank {} is in {}, rank {} in {}. All ranks end.",
+      a.rank, describe(a), b.rank, describe(b));
+}
+
+std::string wrong_type_message(const RankCall& sender, const RankCall& receiver) {
+  return fmt::format("Rank {} sends {} in {}, but rank {} receives {} in {}. All ranks end.",
+                     sender.rank, describe(sender.tensors.front()), describe(sender.site),
+                     receiver.rank, describe(receiver.tensors.front()), describe(receiver.site));
+}
+
+std::string missing_message(int32_t rank, const CallSite& site, std::chrono::milliseconds limit,
+                            std::span<const AbsentRank> absent) {
+  std::string missing;
+  for (const AbsentRank& each : absent) {
+    const std::string_view state = text_of(each.state);
+    missing += fmt::format("{}rank {} ({} {})", missing.empty() ? "" : ", ", each.rank, state,
+                           describe(each.last_seen));
+  }
+  return fmt::format("Rank {} waited in vain ({} s at most) in {} for: {}. All ranks end.", rank,
+                     std::chrono::duration<double>(limit).count(), describe(site), missing);
+}
+
+}  // namespace troupe

@@ -1,0 +1,50 @@
+// What process groups say of collectives in which ranks fail each other, and how they compare what
+// the ranks call. Pure functions; any thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "program/communicator.h"
+
+namespace troupe {
+
+// The operation that calls, as far as messages name it.
+struct CallSite {
+  std::string_view operation = {};  // empty: none
+  int32_t index = -1;               // in its program
+  int32_t layer = -1;
+  int32_t micro_batch = -1;
+};
+CallSite site_of(const CollectiveCall& call);
+
+// A rank in a call, with what it shows to the others. Tensors are not read.
+struct RankCall {
+  int32_t rank = 0;
+  CallSite site;
+  std::span<const TensorView> tensors;
+};
+
+// A rank that others wait for. It may be known to wait itself, for yet another one, or not to
+// answer when it is asked.
+struct AbsentRank {
+  enum class State : uint8_t { is_missing, has_ended, waits, is_silent };
+  int32_t rank = 0;
+  State state = State::is_missing;
+  CallSite last_seen;
+};
+
+bool same_type(const TensorView& a, const TensorView& b);
+// Do both ranks call the same?
+bool same_call(const RankCall& a, const RankCall& b);
+
+std::string mismatch_message(const RankCall& a, const RankCall& b);
+// The sender's tensor is of another type than the receiver's; one each.
+std::string wrong_type_message(const RankCall& sender, const RankCall& receiver);
+std::string missing_message(int32_t rank, const CallSite& site, std::chrono::milliseconds limit,
+                            std::span<const AbsentRank> absent);
+
+}  // namespace troupe

@@ -1,0 +1,115 @@
+#include "passes/communication_order.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "passes/overlap.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+namespace {
+
+bool spans_pipeline(RankGroup group) {
+  switch (group) {
+    case RankGroup::world:
+    case RankGroup::pp:
+    case RankGroup::tp_pp:
+    case RankGroup::etp_ep_pp:
+    case RankGroup::embedding:
+    case RankGroup::optimizer_instance:
+      return true;
+    default:
+      return false;
+  }
+}
+
+template <class Predicate>
+bool is_collective_of(const Program& program, const Op& op, const Predicate& operand) {
+  return op.spec->group != nullptr && op.place.queue == Queue::communication &&
+         op.input_count > 0 && std::ranges::all_of(program.inputs(op), [&](ValueId id) {
+           return id.valid() && operand(program.value(id).role);
+         });
+}
+
+bool sums_gradients(const Program& program, const Op& op) {
+  return is_collective_of(program, op, [](Role role) { return role == Role::gradient; }) &&
+         !spans_pipeline(op.spec->group(op.attributes));
+}
+
+}  // namespace
+
+bool gathers_parameters(const Program& program, const Op& op) {
+  const auto outputs = program.outputs(op);
+  return is_collective_of(program, op, [](Role role) { return role == Role::parameter; }) &&
+         std::ranges::none_of(outputs,
+                              [&](ValueId id) { return is_state(program.value(id).role); });
+}
+
+void start_gradient_sums_early(Program& program) {
+  // Behind each operation that stays, in their order, the sums that follow it.
+  std::vector<std::vector<int32_t>> followers(static_cast<size_t>(program.op_count()));
+  std::vector<bool> moves(static_cast<size_t>(program.op_count()));
+  // By value: the operation that stays and last uses it, or is followed by the sum that does.
+  std::vector<int32_t> last_use(static_cast<size_t>(program.value_count()), -1);
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    int32_t place = index;
+    if (sums_gradients(program, op)) {
+      place = -1;
+      for (const ValueId id : program.inputs(op)) {
+        place = std::max(place, last_use[static_cast<size_t>(id.index)]);
+      }
+      TROUPE_CHECK(place >= 0, "a gradient is summed that was never written");
+      followers[static_cast<size_t>(place)].push_back(index);
+      moves[static_cast<size_t>(index)] = true;
+    }
+    for (const ValueId id : program.inputs(op)) {
+      if (id.valid()) last_use[static_cast<size_t>(id.index)] = place;
+    }
+    for (const ValueId id : program.outputs(op)) last_use[static_cast<size_t>(id.index)] = place;
+  }
+  std::vector<int32_t> order;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    if (moves[static_cast<size_t>(index)]) continue;
+    order.push_back(index);
+    const std::vector<int32_t>& sums = followers[static_cast<size_t>(index)];
+    order.insert(order.end(), sums.begin(), sums.end());
+  }
+  verify_order(program, order);
+  program.select_ops(order);
+}
+
+void start_gathers_early(Program& program) {
+  // Stretches of one layer's work for one micro-batch, forward or backward.
+  struct Stretch {
+    std::vector<int32_t> gathers;
+    std::vector<int32_t> others;
+  };
+  const auto work_of = [](const Place& place) {
+    return std::tuple(place.layer, place.chunk, place.micro_batch, place.phase == Phase::forward,
+                      place.phase == Phase::optimizer);
+  };
+  std::vector<Stretch> stretches;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    if (index == 0 || work_of(op.place) != work_of(program.op(index - 1).place)) {
+      stretches.emplace_back();
+    }
+    Stretch& own = stretches.back();
+    (gathers_parameters(program, op) ? own.gathers : own.others).push_back(index);
+  }
+  std::vector<int32_t> order;
+  const auto append = [&](const std::vector<int32_t>& ops) {
+    order.insert(order.end(), ops.begin(), ops.end());
+  };
+  for (size_t i = 0; i < stretches.size(); ++i) {
+    if (i == 0) append(stretches[i].gathers);
+    if (i + 1 < stretches.size()) append(stretches[i + 1].gathers);
+    append(stretches[i].others);
+  }
+  verify_order(program, order);
+  program.select_ops(order);
+}
+
+}  // namespace troupe

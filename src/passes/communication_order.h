@@ -1,0 +1,22 @@
+// When collectives on state stand in the program: as early as they can, so that other operations
+// run while they do. The passes move operations and change nothing else; every value has the same
+// bits with and without them. All ranks of a group move alike, as their programs are alike.
+#pragma once
+
+#include "program/program.h"
+
+namespace troupe {
+
+// A collective that reads parameters and nothing else.
+bool gathers_parameters(const Program& program, const Op& op);
+
+// Moves each sum of main gradients up behind the last operation that changes one of them. Sums over
+// groups that span the pipeline stay: their ranks complete the gradients at different times, and
+// would wait for each other.
+void start_gradient_sums_early(Program& program);
+
+// Moves each gathering of parameters to the beginning of the work before that which reads it: a
+// layer's parameters travel while the layer before it computes.
+void start_gathers_early(Program& program);
+
+}  // namespace troupe

@@ -1,0 +1,76 @@
+#include "passes/step_metrics.h"
+
+#include <string>
+#include <utility>
+
+#include "ops/accumulate/accumulate.h"
+#include "ops/fill/fill.h"
+
+namespace troupe {
+
+std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
+                                                bool training) {
+  std::vector<LayerMetrics> layers;
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    if (!config.is_moe_layer(layer)) continue;
+    LayerMetrics metrics;
+    metrics.layer = layer;
+    metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
+    metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
+    for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
+      if (!training || coefficient_of(kind, config) == 0) continue;
+      metrics.losses.push_back({kind, builder.metric(std::string(name_of(kind)), DType::f64, {1})});
+    }
+    layers.push_back(std::move(metrics));
+  }
+  return layers;
+}
+
+std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers) {
+  std::vector<ValueId> metrics;
+  if (loss.valid()) metrics.push_back(loss);
+  for (const LayerMetrics& layer : layers) {
+    metrics.push_back(layer.counts);
+    metrics.push_back(layer.entropy);
+    for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
+  }
+  return metrics;
+}
+
+void MetricSums::add(ValueId metric, ValueId value, double weight) {
+  accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second);
+}
+
+void MetricSums::add_nothing(ValueId metric) {
+  if (written_.contains(metric.index)) return;
+  const Shape shape = builder_.value(metric).shape;
+  add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
+}
+
+void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                        const ForwardResult& forward, ValueId loss,
+                        const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
+                        double loss_share) {
+  const Layout& layout = part.layout();
+  const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
+  if (forward.loss.valid()) sums.add(loss, forward.loss, part.dense().tp == 0 ? loss_share : 0);
+  const Place caller_place = builder.place;
+  for (const LayerMetrics& metrics : layers) {
+    builder.place.layer = static_cast<int16_t>(metrics.layer);
+    for (const auto& router : forward.routers) {
+      if (router.layer != metrics.layer) continue;
+      sums.add(metrics.counts, router.counts, 1.0);
+      sums.add(metrics.entropy, router.entropy, token_share);
+    }
+    for (const auto& auxiliary : forward.auxiliary_losses) {
+      if (auxiliary.layer != metrics.layer) continue;
+      for (const LayerMetrics::Loss& target : metrics.losses) {
+        if (target.kind != auxiliary.kind) continue;
+        sums.add(target.value, auxiliary.value, share / coefficient_of(auxiliary.kind, config));
+      }
+    }
+  }
+  builder.place = caller_place;
+}
+
+}  // namespace troupe

@@ -1,0 +1,43 @@
+// What training and evaluation programs measure, and how the parts that micro-batches, stages and
+// ranks contribute add up. All functions emit operations at the builder's place.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "passes/step_programs.h"
+
+namespace troupe {
+
+// The metrics of all MoE layers of the model; the losses only in training.
+std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
+                                                bool training);
+
+// All that a step measures.
+std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers);
+
+// The step's metrics, which micro-batches add to. The first contribution stores.
+class MetricSums {
+ public:
+  explicit MetricSums(Builder& builder) : builder_(builder) {}
+
+  void add(ValueId metric, ValueId value, double weight);
+
+  // For what other ranks contribute to and this one does not.
+  void add_nothing(ValueId metric);
+
+ private:
+  Builder& builder_;
+  std::set<int32_t> written_;
+};
+
+// Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
+// sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of
+// means over the tokens each has its part. `share` is the weight of one of the micro-batches,
+// `loss_share` that of its loss.
+void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                        const ForwardResult& forward, ValueId loss,
+                        const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
+                        double loss_share);
+
+}  // namespace troupe

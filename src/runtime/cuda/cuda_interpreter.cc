@@ -1,0 +1,233 @@
+#include "runtime/cuda/cuda_interpreter.h"
+
+#include <cstring>
+#include <cuda_runtime.h>
+#include <string>
+
+#include "ops/cuda/check.h"
+#include "ops/cuda/context.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+namespace {
+
+constexpr uint64_t kNoResult = ~uint64_t{0};
+
+uint64_t align(uint64_t bytes) {
+  return (bytes + MemoryPlan::kAlignment - 1) / MemoryPlan::kAlignment * MemoryPlan::kAlignment;
+}
+
+}  // namespace
+
+CudaInterpreter::PinnedMemory::PinnedMemory(uint64_t bytes) {
+  if (bytes == 0) return;
+  void* memory = nullptr;
+  check_cuda(cudaMallocHost(&memory, bytes), "allocating the host's copy of inputs and metrics");
+  data = static_cast<std::byte*>(memory);
+  std::memset(data, 0, bytes);
+}
+
+CudaInterpreter::PinnedMemory::~PinnedMemory() {
+  if (data != nullptr) cudaFreeHost(data);
+}
+
+CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                                 const CudaInterpreterOptions& options)
+    : program_(program), plan_(std::move(plan)), state_(state), options_(options) {
+  TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
+  TROUPE_CHECK(plan_.device == Device::cuda && state.device() == Device::cuda,
+               "planned for another device");
+  arena_ = DeviceMemory(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
+                        "activations and scratch memory");
+  uint64_t host_bytes = plan_.persistent_bytes;
+  result_offset_.resize(static_cast<size_t>(program.value_count()), kNoResult);
+  for (const ValueId id : program.results()) {
+    if (is_persistent(program.value(id).role)) continue;
+    result_offset_[static_cast<size_t>(id.index)] = host_bytes;
+    host_bytes += align(program.value(id).bytes());
+  }
+  host_ = std::make_unique<PinnedMemory>(host_bytes);
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+  context_ = std::make_unique<CudaContext>();
+  bind();
+}
+
+CudaInterpreter::~CudaInterpreter() {
+  if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+CUstream_st* CudaInterpreter::stream_of(Queue) const {
+  return stream_;
+}
+
+CudaTensor CudaInterpreter::tensor(ValueId id) const {
+  const Value& value = program_.value(id);
+  CudaTensor tensor{nullptr, value.dtype, value.shape, nullptr};
+  if (is_state(value.role)) {
+    tensor.data = state_.device_address(value.state);
+    return tensor;
+  }
+  const uint64_t base = is_persistent(value.role) ? 0 : plan_.persistent_bytes;
+  tensor.data = arena_.data() + base + plan_.offset[static_cast<size_t>(id.index)];
+  if (value.rows.valid()) {
+    tensor.live_rows = this->tensor(value.rows.counter).as<int32_t>() + value.rows.element;
+  }
+  return tensor;
+}
+
+TensorView CudaInterpreter::view(ValueId id) const {
+  const Value& value = program_.value(id);
+  const uint64_t offset = is_persistent(value.role) && !is_state(value.role)
+                              ? plan_.offset[static_cast<size_t>(id.index)]
+                              : result_offset_[static_cast<size_t>(id.index)];
+  TROUPE_CHECK(offset != kNoResult,
+               "the host sees inputs, metrics and results only, not " + value.name);
+  return {host_->data + offset, value.dtype, value.shape, nullptr};
+}
+
+void CudaInterpreter::bind() {
+  size_t operand_count = 0;
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    const Op& op = program_.op(index);
+    operand_count += op.input_count + op.output_count;
+  }
+  operands_.reserve(operand_count);  // spans into it must stay valid
+  ops_.reserve(static_cast<size_t>(program_.op_count()));
+  std::byte* const scratch = arena_.data() + plan_.persistent_bytes + plan_.transient_bytes;
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    const Op& op = program_.op(index);
+    if (op.spec->group != nullptr) {
+      throw_bad_request(std::string("--device cuda runs one rank for now: the operation ") +
+                        op.spec->name + " reaches other ranks. Use --ranks 1, or --device cpu.");
+    }
+    BoundOp bound;
+    if (op.spec->cuda_kernel != nullptr) bound.kernel = op.spec->cuda_kernel({program_, op});
+    if (bound.kernel == nullptr) {
+      throw_bad_request(std::string("--device cuda: the operation ") + op.spec->name +
+                        " has no CUDA kernel yet. Use --device cpu.");
+    }
+    const CudaTensor* first = operands_.data() + operands_.size();
+    for (const ValueId id : program_.inputs(op)) {
+      operands_.push_back(id.valid() ? tensor(id) : CudaTensor{});
+    }
+    for (const ValueId id : program_.outputs(op)) operands_.push_back(tensor(id));
+    bound.arguments.attributes = &op.attributes;
+    bound.arguments.inputs = {first, op.input_count};
+    bound.arguments.outputs = {first + op.input_count, op.output_count};
+    bound.arguments.scratch = scratch;
+    bound.arguments.stream = stream_of(op.place.queue);
+    bound.arguments.context = context_.get();
+    ops_.push_back(bound);
+  }
+  if (!plan_.dead_after.empty() && plan_.transient_bytes > 0) {
+    check_cuda(cudaMemset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes),
+               "filling memory with NaN");
+    check_cuda(cudaDeviceSynchronize(), "filling memory with NaN");
+  }
+}
+
+std::string CudaInterpreter::describe(int32_t index) const {
+  const Op& op = program_.op(index);
+  std::string text = std::string("operation ") + std::to_string(index) + " (" + op.spec->name;
+  for (const ValueId id : program_.outputs(op)) {
+    text += " " + program_.value(id).name + " " + program_.value(id).shape.to_string();
+  }
+  return text + ")";
+}
+
+void CudaInterpreter::copy_inputs() {
+  if (plan_.persistent_bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(arena_.data(), host_->data, plan_.persistent_bytes,
+                             cudaMemcpyHostToDevice, stream_),
+             "copying the inputs to the GPU");
+}
+
+void CudaInterpreter::copy_results() {
+  if (plan_.persistent_bytes > 0) {
+    check_cuda(cudaMemcpyAsync(host_->data, arena_.data(), plan_.persistent_bytes,
+                               cudaMemcpyDeviceToHost, stream_),
+               "copying metrics from the GPU");
+  }
+  for (const ValueId id : program_.results()) {
+    const Value& value = program_.value(id);
+    if (is_persistent(value.role)) continue;
+    check_cuda(cudaMemcpyAsync(host_->data + result_offset_[static_cast<size_t>(id.index)],
+                               tensor(id).data, value.bytes(), cudaMemcpyDeviceToHost, stream_),
+               "copying results from the GPU");
+  }
+}
+
+void CudaInterpreter::launch(size_t index) {
+  ops_[index].kernel(ops_[index].arguments);
+  poison_after(index);
+}
+
+void CudaInterpreter::poison_after(size_t index) {
+  if (plan_.dead_after.empty()) return;
+  // All bits set is NaN in every float type and -1 in the integers.
+  for (const ValueId id : plan_.dead_after[index]) {
+    check_cuda(cudaMemsetAsync(tensor(id).data, 0xff, program_.value(id).bytes(), stream_),
+               "filling memory with NaN");
+  }
+}
+
+void CudaInterpreter::launch_all() {
+  copy_inputs();
+  for (size_t index = 0; index < ops_.size(); ++index) launch(index);
+  copy_results();
+}
+
+void CudaInterpreter::wait(const std::string& what) const {
+  check_cuda(cudaStreamSynchronize(stream_), what);
+}
+
+void CudaInterpreter::capture() {
+  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+             "capturing the step");
+  launch_all();
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream_, &graph), "capturing the step");
+  const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
+  cudaGraphDestroy(graph);
+  check_cuda(error, "making a graph of the step");
+}
+
+void CudaInterpreter::run() {
+  // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
+  if (options_.capture && runs_ == 1) capture();
+  if (graph_ != nullptr) {
+    check_cuda(cudaGraphLaunch(graph_, stream_), "launching the step");
+  } else {
+    launch_all();
+  }
+  ++runs_;
+  wait("running the step");
+}
+
+void CudaInterpreter::run_observed(const std::function<void(int32_t)>& after) {
+  copy_inputs();
+  wait("copying the inputs to the GPU");
+  for (size_t index = 0; index < ops_.size(); ++index) {
+    const auto number = static_cast<int32_t>(index);
+    ops_[index].kernel(ops_[index].arguments);
+    check_cuda(cudaStreamSynchronize(stream_), describe(number));
+    after(number);
+    poison_after(index);
+  }
+  copy_results();
+  wait("copying results from the GPU");
+}
+
+void CudaInterpreter::read(ValueId id, void* bytes) const {
+  check_cuda(cudaMemcpy(bytes, tensor(id).data, program_.value(id).bytes(), cudaMemcpyDeviceToHost),
+             "reading a value");
+}
+
+void CudaInterpreter::write(ValueId id, const void* bytes) {
+  check_cuda(cudaMemcpy(tensor(id).data, bytes, program_.value(id).bytes(), cudaMemcpyHostToDevice),
+             "writing a value");
+  check_cuda(cudaDeviceSynchronize(), "writing a value");
+}
+
+}  // namespace troupe

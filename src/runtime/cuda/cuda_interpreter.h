@@ -1,0 +1,94 @@
+// The CUDA interpreter: runs a program on one GPU. It keeps the promises of CpuInterpreter:
+// everything is decided before the first run, one arena holds what the plan says, a run allocates
+// nothing, and the same program with the same inputs gives the same bits.
+//
+// A run copies the inputs to the GPU, launches the operations in program order, copies metrics and
+// results back, and waits once. With `capture` the first run does that, the second one captures it
+// as a CUDA graph, and all later ones launch the graph: the numbers that change from step to step
+// are values on the GPU, and all addresses stay. Operations have a stream by their queue; for now
+// all queues have the same one.
+//
+// With an oracle plan the memory of dead values is filled with NaN, as on the CPU.
+//
+// Owns its arena, its streams and the context of its kernels; borrows program and state.
+// Construction may throw UserError: no GPU, too little memory, or an operation that has no CUDA
+// kernel. A run throws UserError when the GPU fails. One thread at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "passes/memory_plan.h"
+#include "program/cuda_kernel.h"
+#include "program/program.h"
+#include "runtime/device_memory.h"
+#include "runtime/interpreter.h"
+#include "runtime/state_storage.h"
+
+struct CUgraphExec_st;  // what cudaGraphExec_t points to
+
+namespace troupe {
+
+struct CudaInterpreterOptions {
+  bool capture = false;
+};
+
+class CudaInterpreter final : public Interpreter {
+ public:
+  CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                  const CudaInterpreterOptions& options = {});
+  ~CudaInterpreter() override;
+  CudaInterpreter(const CudaInterpreter&) = delete;
+  CudaInterpreter& operator=(const CudaInterpreter&) = delete;
+
+  TensorView view(ValueId id) const override;
+  void run() override;
+  void run_observed(const std::function<void(int32_t)>& after) override;
+  void read(ValueId id, void* bytes) const override;
+  void write(ValueId id, const void* bytes) override;
+  const MemoryPlan& plan() const override { return plan_; }
+  uint64_t allocated_bytes() const override { return arena_.bytes(); }
+
+ private:
+  struct BoundOp {
+    CudaKernel kernel = nullptr;
+    CudaKernelArguments arguments;
+  };
+  // Memory of the host that copies do not wait for.
+  struct PinnedMemory {
+    explicit PinnedMemory(uint64_t bytes);
+    ~PinnedMemory();
+    PinnedMemory(const PinnedMemory&) = delete;
+    PinnedMemory& operator=(const PinnedMemory&) = delete;
+    std::byte* data = nullptr;
+  };
+
+  CudaTensor tensor(ValueId id) const;
+  void bind();
+  CUstream_st* stream_of(Queue queue) const;
+  void copy_inputs();
+  void copy_results();
+  void launch(size_t index);
+  void launch_all();
+  void poison_after(size_t index);
+  void wait(const std::string& what) const;
+  void capture();
+  std::string describe(int32_t index) const;
+
+  const Program& program_;
+  MemoryPlan plan_;
+  const StateStorage& state_;
+  CudaInterpreterOptions options_;
+  DeviceMemory arena_;
+  std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
+  std::unique_ptr<PinnedMemory> host_;   // inputs and metrics as in the arena, then results
+  CUstream_st* stream_ = nullptr;
+  std::unique_ptr<CudaContext> context_;
+  std::vector<CudaTensor> operands_;
+  std::vector<BoundOp> ops_;
+  CUgraphExec_st* graph_ = nullptr;
+  int64_t runs_ = 0;
+};
+
+}  // namespace troupe

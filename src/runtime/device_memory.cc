@@ -1,0 +1,123 @@
+#include "runtime/device_memory.h"
+
+#include <atomic>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+
+#ifdef TROUPE_WITH_CUDA
+#include <cuda_runtime.h>
+
+#include "ops/cuda/check.h"
+#endif
+
+namespace troupe {
+namespace {
+
+std::atomic<uint64_t> allocated{0};
+std::atomic<uint64_t> peak{0};
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+uint64_t DeviceMemory::peak_allocated_bytes() {
+  return peak.load();
+}
+
+#ifdef TROUPE_WITH_CUDA
+
+bool has_cuda() {
+  return true;
+}
+
+std::string why_no_gpu() {
+  int devices = 0;
+  const cudaError_t found = cudaGetDeviceCount(&devices);
+  if (found != cudaSuccess) return cudaGetErrorString(found);
+  return devices > 0 ? "" : "there is none";
+}
+
+uint64_t available_device_bytes() {
+  size_t free = 0;
+  size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "asking the GPU for its free memory");
+  return free;
+}
+
+DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose) : bytes_(bytes) {
+  if (const std::string reason = why_no_gpu(); !reason.empty()) {
+    throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
+                      "). Use --device cpu.");
+  }
+  if (bytes == 0) return;
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // the failure is not remembered
+    throw UserError(ExitStatus::does_not_fit,
+                    "The GPU refuses " + format_bytes(bytes) + " for " + purpose + "; " +
+                        format_bytes(available_device_bytes()) +
+                        " are free. Use a smaller model, sequence or micro-batch.");
+  }
+  check_cuda(error, "allocating memory");
+  data_ = static_cast<std::byte*>(memory);
+  check_cuda(cudaMemset(data_, 0, bytes), "clearing memory");
+  check_cuda(cudaDeviceSynchronize(), "clearing memory");
+  const uint64_t now = allocated.fetch_add(bytes) + bytes;
+  uint64_t seen = peak.load();
+  while (now > seen && !peak.compare_exchange_weak(seen, now)) {
+  }
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ == nullptr) return;
+  cudaFree(data_);  // after a fault of the GPU this fails, too, and there is nothing left to do
+  allocated.fetch_sub(bytes_);
+}
+
+void DeviceMemory::copy_in(const std::byte* host) const {
+  if (bytes_ == 0) return;
+  check_cuda(cudaMemcpy(data_, host, bytes_, cudaMemcpyHostToDevice), "copying to the GPU");
+  // The host's memory has been read, but the last of it may still be on its way.
+  check_cuda(cudaDeviceSynchronize(), "copying to the GPU");
+}
+
+void DeviceMemory::copy_out(std::byte* host) const {
+  if (bytes_ == 0) return;
+  check_cuda(cudaMemcpy(host, data_, bytes_, cudaMemcpyDeviceToHost), "copying from the GPU");
+}
+
+#else
+
+bool has_cuda() {
+  return false;
+}
+
+std::string why_no_gpu() {
+  return "this build has no CUDA";
+}
+
+uint64_t available_device_bytes() {
+  TROUPE_CHECK(false, "this build has no CUDA");
+}
+
+DeviceMemory::DeviceMemory(uint64_t, const std::string&) {
+  TROUPE_CHECK(false, "this build has no CUDA");
+}
+
+DeviceMemory::~DeviceMemory() = default;
+void DeviceMemory::copy_in(const std::byte*) const {}
+void DeviceMemory::copy_out(std::byte*) const {}
+
+#endif
+
+}  // namespace troupe

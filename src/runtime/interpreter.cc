@@ -1,0 +1,25 @@
+#include "runtime/interpreter.h"
+
+#include "base/error.h"
+#include "runtime/cpu/cpu_interpreter.h"
+#ifdef TROUPE_WITH_CUDA
+#include "runtime/cuda/cuda_interpreter.h"
+#endif
+
+namespace troupe {
+
+std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
+                                              const StateStorage& state, ThreadPool& pool,
+                                              const Communicators& communicators,
+                                              [[maybe_unused]] bool capture) {
+  TROUPE_CHECK(plan.device == state.device(), "plan and state are for different devices");
+#ifdef TROUPE_WITH_CUDA
+  if (plan.device == Device::cuda) {
+    return std::make_unique<CudaInterpreter>(program, std::move(plan), state,
+                                             CudaInterpreterOptions{.capture = capture});
+  }
+#endif
+  return std::make_unique<CpuInterpreter>(program, std::move(plan), state, pool, communicators);
+}
+
+}  // namespace troupe

@@ -1,0 +1,52 @@
+// Interpreter: runs a program, whatever it runs on. What differs between the CPU and a GPU is
+// behind this interface; the training loop, evaluation and checkpoints know only it.
+//
+// The host writes inputs into view() before a run and reads metrics and results from it after one.
+// On the CPU that is the memory the program works with, on a GPU a copy that travels with each run.
+// One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "passes/memory_plan.h"
+#include "program/communicator.h"
+#include "program/program.h"
+#include "runtime/state_storage.h"
+
+namespace troupe {
+
+class Interpreter {
+ public:
+  virtual ~Interpreter() = default;
+
+  // The host's memory of an input, a metric or a result of the program.
+  virtual TensorView view(ValueId id) const = 0;
+
+  // Runs the program and waits for its end.
+  virtual void run() = 0;
+
+  // As run(), and calls after(operation) when each operation has finished.
+  virtual void run_observed(const std::function<void(int32_t)>& after) = 0;
+
+  // For observers: the bytes of any value as they are now, and other bytes in their place. Inputs
+  // and metrics are those that the operations work with, not those of view().
+  virtual void read(ValueId id, void* bytes) const = 0;
+  virtual void write(ValueId id, const void* bytes) = 0;
+
+  virtual const MemoryPlan& plan() const = 0;
+  // What this interpreter holds on its device, without the state: as the plan says.
+  virtual uint64_t allocated_bytes() const = 0;
+};
+
+// The interpreter for the device that the plan was made for, on which the state must be, too. It
+// borrows all but the plan. On a GPU the pool is not used, and operations between ranks are a bad
+// request; with `capture` the second run is recorded and the ones after it replay it
+// (cuda/cuda_interpreter.h), which changes no bit. On the CPU `capture` changes nothing.
+std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
+                                              const StateStorage& state, ThreadPool& pool,
+                                              const Communicators& communicators = {},
+                                              bool capture = false);
+
+}  // namespace troupe

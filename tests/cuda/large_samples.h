@@ -1,0 +1,195 @@
+// Samples for the GPU: of several tiles, blocks and chunks, with sizes that are no multiples of
+// them, where the operations' own samples are small. Without finite differences they may be large.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/random.h"
+#include "ops/activation/activation.h"
+#include "ops/attention/attention.h"
+#include "ops/combine/combine.h"
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/embedding/embedding.h"
+#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/linear/linear.h"
+#include "ops/permute/permute.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/route/route.h"
+#include "ops/router_topk/router_topk.h"
+#include "program/op_sample.h"
+#include "program/op_spec.h"
+
+namespace troupe::testing {
+// The operation whose kernels a sample is for, and the sample.
+struct LargeSample {
+  const OpSpec* spec;
+  OpSample sample;
+};
+
+inline std::vector<int32_t> draw(int64_t count, uint64_t bound, uint32_t stream) {
+  std::vector<int32_t> numbers;
+  for (int64_t i = 0; i < count; ++i) {
+    numbers.push_back(static_cast<int32_t>(
+        random_below(bound, /*seed=*/5, RandomStream::test, stream, static_cast<uint64_t>(i))));
+  }
+  return numbers;
+}
+
+inline OpSample linear_sample(int64_t t, int64_t n, int64_t k, bool bias, LinearOutput output) {
+  return {"linear " + std::to_string(t) + "x" + std::to_string(n) + "x" + std::to_string(k) +
+              (bias ? " bias" : "") + (output == LinearOutput::compute ? "" : " wide"),
+          [=](SampleBuilder& sample) {
+            const ValueId x = sample.tensor("x", {t, k});
+            const ValueId w = sample.tensor("w", {n, k}, {.deviation = 0.1});
+            const ValueId b = bias ? sample.tensor("b", {n}) : ValueId{};
+            sample.result(linear(sample.builder(), x, w, {.bias = b, .output = output}, "y"));
+          }};
+}
+
+inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>& offsets,
+                               int64_t bound) {
+  return {"grouped " + std::to_string(bound) + "x" + std::to_string(n) + "x" + std::to_string(k),
+          [=](SampleBuilder& sample) {
+            const auto experts = static_cast<int32_t>(offsets.size()) - 1;
+            const ValueId rows = sample.integers("offsets", {experts + 1}, offsets);
+            SampleBuilder::Options options;
+            options.rows = rows;
+            options.rows_element = experts;
+            const ValueId x = sample.tensor("x", {bound, k}, options);
+            const ValueId w = sample.tensor("w", {experts, n, k}, {.deviation = 0.1});
+            sample.result(grouped_linear(sample.builder(), x, w, rows, "y"));
+          }};
+}
+
+inline OpSample attention_sample(const AttentionAttributes& attributes) {
+  return {"sequence " + std::to_string(attributes.sequence) + " head " +
+              std::to_string(attributes.head_dim) + " window " + std::to_string(attributes.window) +
+              (attributes.probability > 0 ? " dropout" : ""),
+          [=](SampleBuilder& sample) {
+            const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+            const int64_t width =
+                int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim;
+            const ValueId qkv = sample.tensor("qkv", {rows, width});
+            const ValueId step =
+                attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
+            sample.result(attention(sample.builder(), qkv, step, attributes, "out"));
+          }};
+}
+
+// Route, permute, activation, combine: a small expert layer, without the products.
+inline OpSample dispatch_sample(int64_t tokens, int32_t top_k, int32_t experts, int64_t hidden,
+                                int32_t row_multiple) {
+  return {
+      "dispatch " + std::to_string(tokens) + " of " + std::to_string(experts) + " experts, " +
+          std::to_string(hidden) + " wide, multiples of " + std::to_string(row_multiple),
+      [=](SampleBuilder& sample) {
+        Builder& builder = sample.builder();
+        const ValueId logits = sample.tensor("logits", {tokens, experts}, {.accumulation = true});
+        const RouterTopkResult chosen =
+            router_topk(builder, {.logits = logits}, {.top_k = top_k}, "chosen");
+        const Routing routing = route(
+            builder, chosen.indices, {.experts = experts, .row_multiple = row_multiple}, "routing");
+        const ValueId x = sample.tensor("x", {tokens, 2 * hidden});
+        const ValueId rows = permute(builder, x, routing, "rows");
+        const ValueId active =
+            activation(builder, rows, chosen.probabilities, routing.row_slot, {}, "active");
+        sample.result(combine(builder, active, routing, "y"));
+        sample.result_without_gradient(routing.offsets);
+        sample.result_without_gradient(routing.slot_row);
+      }};
+}
+
+inline OpSample norm_sample(int64_t tokens, int64_t n, bool delta) {
+  return {std::to_string(tokens) + "x" + std::to_string(n) + (delta ? " of a sum" : ""),
+          [=](SampleBuilder& sample) {
+            const ValueId x = sample.tensor("x", {tokens, n});
+            const ValueId gamma = sample.tensor("gamma", {n}, {.mean = 1, .accumulation = true});
+            if (!delta) {
+              sample.result(rms_norm(sample.builder(), x, gamma, {}, "y").normalized);
+              return;
+            }
+            const ValueId other = sample.tensor("delta", {tokens, n});
+            const RmsNormResult y = add_rms_norm(sample.builder(), x, other, gamma, {}, "y");
+            sample.result(y.normalized);
+            sample.result(y.sum);
+          }};
+}
+
+inline OpSample cross_entropy_sample(int64_t tokens, int64_t vocabulary) {
+  return {
+      std::to_string(tokens) + "x" + std::to_string(vocabulary), [=](SampleBuilder& sample) {
+        const ValueId logits = sample.tensor("logits", {tokens, vocabulary}, {.deviation = 3});
+        const ValueId labels =
+            sample.integers("labels", {tokens}, draw(tokens, static_cast<uint64_t>(vocabulary), 1));
+        std::vector<double> weights;
+        for (int64_t t = 0; t < tokens; ++t) weights.push_back(t % 7 == 3 ? 0 : 1);
+        const ValueId mask = sample.values("mask", {tokens}, weights,
+                                           {.differentiable = false, .accumulation = true});
+        sample.result(
+            cross_entropy(sample.builder(),
+                          {.logits = logits, .labels = labels, .mask = mask, .tokens = {}}, "loss")
+                .loss);
+      }};
+}
+
+inline OpSample embedding_sample(int64_t tokens, int64_t vocabulary, int64_t hidden) {
+  return {std::to_string(tokens) + " of " + std::to_string(vocabulary) + ", " +
+              std::to_string(hidden) + " wide",
+          [=](SampleBuilder& sample) {
+            const ValueId ids = sample.integers("tokens", {tokens},
+                                                draw(tokens, static_cast<uint64_t>(vocabulary), 2));
+            const ValueId weight = sample.tensor("weight", {vocabulary, hidden});
+            sample.result(embedding(sample.builder(), ids, weight, {}, "y"));
+          }};
+}
+
+inline std::vector<LargeSample> large_samples() {
+  std::vector<LargeSample> all;
+  const auto add = [&](const OpSpec& spec, OpSample sample) {
+    all.push_back({&spec, std::move(sample)});
+  };
+  add(kLinear, linear_sample(300, 520, 264, false, LinearOutput::compute));
+  add(kLinear, linear_sample(129, 257, 131, false, LinearOutput::compute));
+  add(kLinear, linear_sample(256, 192, 128, true, LinearOutput::compute));
+  add(kLinear, linear_sample(200, 64, 256, false, LinearOutput::accumulation));
+  add(kLinear, linear_sample(200, 96, 200, false, LinearOutput::f64));
+
+  std::vector<int32_t> offsets = {0, 130, 130, 131, 400, 655};
+  add(kGroupedLinear, grouped_sample(192, 256, offsets, 700));
+  add(kGroupedLinear, grouped_sample(130, 75, offsets, 700));
+  add(kGroupedLinear, grouped_sample(256, 128, {0, 0, 0, 0}, 5));
+  std::vector<int32_t> many(101);
+  for (size_t e = 0; e < many.size(); ++e) many[e] = static_cast<int32_t>(e * e / 12);
+  add(kGroupedLinear, grouped_sample(136, 64, many, 840));
+
+  for (const int32_t head_dim : {20, 64, 96, 128, 192, 256}) {
+    AttentionAttributes attributes{
+        .batch = 2, .sequence = 150, .heads = 4, .groups = 2, .head_dim = head_dim, .scale = 0.11};
+    add(kAttention, attention_sample(attributes));
+    if (head_dim != 64 && head_dim != 256) continue;
+    attributes.window = 37;
+    add(kAttention, attention_sample(attributes));
+    attributes.window = 0;
+    attributes.seed = 3;
+    attributes.substream = 2;
+    attributes.probability = 0.2;
+    add(kAttention, attention_sample(attributes));
+  }
+
+  add(kPermute, dispatch_sample(600, 2, 8, 64, 1));
+  add(kPermute, dispatch_sample(333, 8, 128, 40, 1));
+  add(kPermute, dispatch_sample(500, 4, 70, 33, 16));
+
+  add(kRmsNorm, norm_sample(70, 2048, false));
+  add(kRmsNorm, norm_sample(200, 4096, true));
+  add(kRmsNorm, norm_sample(33, 1001, true));
+  add(kCrossEntropy, cross_entropy_sample(40, 5003));
+  add(kCrossEntropy, cross_entropy_sample(64, 8192));
+  add(kEmbedding, embedding_sample(900, 300, 72));
+  add(kEmbedding, embedding_sample(400, 5000, 50));
+  return all;
+}
+
+}  // namespace troupe::testing

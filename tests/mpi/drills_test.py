@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Faults on purpose (drills.cc): each ends all processes, with the right message and status."""
+
+import unittest
+
+from mpi_test_support import HERE, left_behind, main
+
+FIRST = "operation 0 (prefix_sum), layer 2, micro-batch 1"
+LAST = "operation 2 (all_reduce), layer 2, micro-batch 1"
+
+
+class Drills(unittest.TestCase):
+    def check(self, fault, status, *messages, absent=()):
+        result = HERE.launcher.run(3, HERE.programs / "mpi_drills", fault)
+        errors = result.stderr_text
+        self.assertEqual(left_behind(result.mark), [], "processes are left behind")
+        self.assertEqual(result.returncode, status, errors)
+        for message in messages:
+            self.assertIn(message, errors)
+        for message in absent:
+            self.assertNotIn(message, errors)
+        ours = [line for line in errors.splitlines() if line.startswith("troupe: ")]
+        self.assertEqual(len(ours), 1 if messages else 0, errors)
+
+    def test_none(self):
+        self.check("none", 0)
+
+    def test_delayed_rank(self):
+        self.check("delayed", 1, f"Rank 0 waited in vain (3 s at most) in {FIRST} for: rank 1 (is "
+                                 f"missing, last seen in {LAST})")
+
+    def test_stopped_rank(self):
+        self.check("stopped", 1, f"in {FIRST} for: rank 1 (is missing, last seen in {LAST})")
+
+    def test_rank_that_is_stopped_between_steps(self):
+        self.check("stopped_between_steps", 1,
+                   f"in no operation for: rank 1 (does not answer, last seen in {LAST})")
+
+    def test_rank_with_a_slow_disk_is_waited_for(self):
+        self.check("slow_between_steps", 0)
+
+    def test_killed_rank(self):
+        # The launcher notices; 128 + 9.
+        self.check("killed", 137)
+
+    def test_rank_that_exits(self):
+        result = HERE.launcher.run(3, HERE.programs / "mpi_drills", "gone")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertEqual(left_behind(result.mark), [])
+
+    def test_rank_that_throws(self):
+        self.check("throws", 1, "troupe: the disk of rank 1 is full.")
+
+    def test_rank_that_refuses(self):
+        self.check("refuses", 2, "troupe: rank 1 has no such file.")
+
+    def test_all_refuse(self):
+        self.check("all_refuse", 2, "troupe: no rank has such a file.")
+
+    def test_rank_that_ends_early(self):
+        self.check("ends_early", 1, f"in {FIRST} for: rank 1 (has ended, last seen in {LAST})")
+
+    def test_mismatched_size(self):
+        self.check("other_size", 1, "do not run the same collective",
+                   f"rank 0 is in {LAST} of f64 [7], rank 1 in {LAST} of f64 [8]")
+
+    def test_collective_left_out(self):
+        self.check("left_out", 1, "do not run the same collective", f"rank 0 is in {FIRST}",
+                   "rank 1 in operation 0 (all_reduce)")
+
+    def test_step_that_ends_earlier(self):
+        self.check("step_ends_earlier", 1, f"rank 0 is in no operation, rank 1 in {FIRST}")
+
+    def test_verifier_refuses_what_is_left_out_before_launch(self):
+        self.check("left_out_and_verified", 3, "do not fit together", "rank 1 has no collective 0",
+                   absent=["launched"])
+
+    def test_verifier_refuses_mismatched_size_before_launch(self):
+        self.check("other_size_and_verified", 3, "do not fit together", "f64 [7]", "f64 [8]",
+                   absent=["launched"])
+
+    def test_message_that_is_not_sent(self):
+        self.check("message_not_sent", 1, "waited in vain")
+
+    def test_message_of_other_size(self):
+        self.check("message_of_other_size", 1,
+                   "Rank 1 sends f64 [1] in no operation, but rank 0 receives f64 [2]")
+
+
+if __name__ == "__main__":
+    main()

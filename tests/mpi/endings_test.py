@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""How runs of several processes end: interrupted, killed, stuck, refused. Nothing is left behind."""
+
+import os
+import pathlib
+import signal
+import time
+
+from mpi_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, left_behind, main, marked,
+                              metrics, run, tensors, train_arguments)
+
+
+class Endings(ProcessesTest):
+    def start_run(self, name, *flags):
+        """A long run that has done a step; its ranks' processes."""
+        save = HERE.folder / name
+        process = HERE.launcher.start(PROCESSES, HERE.troupe, *train_arguments(
+            save, *FOLDED, "--train-iters", 20000, "--quiet", "--collective-timeout-s", 5,
+            *flags))
+        deadline = time.monotonic() + 60
+        while not (save / "metrics.jsonl").exists() or not metrics(save):
+            self.assertLess(time.monotonic(), deadline, "no step was done")
+            time.sleep(0.05)
+        ranks = {}
+        for pid in marked(process.mark):
+            for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
+                    ranks[int(entry.split(b"=")[1])] = pid
+        self.assertEqual(len(ranks), PROCESSES)
+        return save, process, ranks
+
+    def wait(self, process):
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(left_behind(process.mark), [], "processes are left behind")
+        return errors
+
+    def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_as_threads(self):
+        save, process, ranks = self.start_run("interrupted")
+        os.kill(ranks[2], signal.SIGINT)
+        errors = self.wait(process)
+        self.assertEqual(process.returncode, 130, errors)
+        last = metrics(save)[-1]["step"]
+        self.assertEqual(len(tensors(save, last)), PROCESSES, errors)
+        result = run(*train_arguments(save, "--load", save, "--train-iters", 20000,
+                                      "--exit-after-step", last + 1))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(metrics(save)[-1]["step"], last + 1)
+
+    def test_an_interrupted_launcher_lets_ranks_save(self):
+        save, process, _ = self.start_run("launcher_interrupted")
+        process.send_signal(signal.SIGINT)
+        errors = self.wait(process)
+        self.assertNotEqual(process.returncode, 0, errors)
+        last = metrics(save)[-1]["step"]
+        self.assertEqual(len(tensors(save, last)), PROCESSES, errors)
+
+    def test_a_request_that_the_launcher_passes_on_stops_all(self):
+        save, process, _ = self.start_run("requested")
+        process.send_signal(signal.SIGUSR1)
+        errors = self.wait(process)
+        self.assertEqual(process.returncode, 130, errors)
+        self.assertEqual(len(tensors(save, metrics(save)[-1]["step"])), PROCESSES, errors)
+
+    def test_a_killed_rank_ends_all_and_checkpoints_stay(self):
+        save, process, ranks = self.start_run("killed", "--save-interval", 1)
+        os.kill(ranks[1], signal.SIGKILL)
+        errors = self.wait(process)
+        self.assertNotEqual(process.returncode, 0, errors)
+        result = self.launch(0, *train_arguments(save, *FOLDED, "--load", save, "--train-iters",
+                                                 20000, "--exit-interval", 1))
+        self.assertIn("saved", result.stderr_text)
+
+    def test_a_stopped_rank_is_named_and_all_end(self):
+        _, process, ranks = self.start_run("stopped")
+        os.kill(ranks[3], signal.SIGSTOP)
+        errors = self.wait(process)
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertEqual(errors.count("waited in vain (5 s at most) in"), 1, errors)
+        self.assertRegex(errors, r"for: rank 3 \((is missing|does not answer), last seen in")
+
+    def test_what_is_wrong_is_said_once(self):
+        cases = [
+            (train_arguments(HERE.folder / "wrong", "--ranks", 3, "--train-iters", 1),
+             "--ranks 3: a launcher has started 2 processes"),
+            (["plan", "--model", HERE.folder / "config.json"], "troupe plan works in one"),
+            (["verify", HERE.folder / "nothing"], "nothing"),
+        ]
+        for arguments, message in cases:
+            with self.subTest(arguments=arguments):
+                errors = self.launch(2, *arguments, processes=2).stderr_text
+                self.assertEqual(errors.count("troupe: "), 1, errors)
+                self.assertIn(message, errors)
+
+    def test_ranks_that_start_differently_are_refused(self):
+        script = HERE.folder / "rank.sh"
+        script.write_text(
+            'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then seed=5; else seed=6; fi\n'
+            f'exec "{HERE.troupe}" "$@" --seed $seed\n')
+        result = HERE.launcher.run(2, "sh", script, *train_arguments(HERE.folder / "unlike", "--train-iters",
+                                                                1))
+        self.assertEqual(result.returncode, 2, result.stderr_text)
+        self.assertIn("Rank 1 was not started as rank 0 was", result.stderr_text)
+
+
+if __name__ == "__main__":
+    main()

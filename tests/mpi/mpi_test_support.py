@@ -1,0 +1,137 @@
+"""What the tests of several processes share: the launcher, who must be gone afterwards, and a
+small run. Scripts are called with TROUPE SOURCE_FOLDER LAUNCHER PROGRAM_FOLDER [TEST...]."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import unittest
+import uuid
+
+PROCESSES = 4
+FOLDED = ["--tensor-model-parallel-size", 2, "--expert-model-parallel-size", 2]
+PIPELINE = ["--pipeline-model-parallel-size", 2, "--tensor-model-parallel-size", 2]
+
+# What the script was called with, and a folder of its own.
+HERE = types.SimpleNamespace(troupe="", source=None, launcher=None, programs=None, folder=None)
+
+# --allow-run-as-root and --oversubscribe are for test machines: containers with few cores.
+LAUNCHER_FLAGS = ["--allow-run-as-root", "--oversubscribe"]
+
+
+class Launcher:
+    """Runs programs on several processes, all of which carry a mark of their own."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def start(self, processes, program, *arguments, **options):
+        environment = {**os.environ, "TROUPE_TEST_MARK": uuid.uuid4().hex}
+        process = subprocess.Popen(
+            [self.command, *LAUNCHER_FLAGS, "-np", str(processes), str(program),
+             *map(str, arguments)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment, **options)
+        process.mark = environment["TROUPE_TEST_MARK"]
+        return process
+
+    def run(self, processes, program, *arguments, timeout=60):
+        process = self.start(processes, program, *arguments)
+        try:
+            process.stdout_text, process.stderr_text = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for pid in marked(process.mark):
+                os.kill(pid, signal.SIGKILL)
+            process.stdout_text, process.stderr_text = process.communicate()
+            process.stderr_text += "\n(did not end)"
+        return process
+
+
+def marked(mark):
+    """The processes that carry the mark in their environment, the launcher among them."""
+    found = []
+    for folder in pathlib.Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # it has ended, or belongs to somebody else
+            pass
+    return found
+
+
+def left_behind(mark, seconds=10):
+    """Those that still carry the mark after a while in which they may come to their end."""
+    deadline = time.monotonic() + seconds
+    while (found := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "max_position_embeddings": 64, "moe_intermediate_size": 32, "num_experts": 4,
+    "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.01,
+}
+
+
+def run(*arguments):
+    return subprocess.run([HERE.troupe, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=False)
+
+
+def train_arguments(save, *flags):
+    return ["train", "--model", HERE.folder / "config.json", "--data-path", HERE.folder / "corpus", "--lr",
+            "1e-3", "--compute-dtype", "fp64", "--micro-batch-size", "2", "--global-batch-size",
+            "8", "--split", "90,10,0", "--threads", "2", "--save", save, *flags]
+
+
+def metrics(save):
+    return [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
+
+
+def numbers(save):
+    """What must not depend on how ranks run."""
+    return [{name: line[name] for name in ("step", "loss", "grad_norm", "val_loss") if name in line}
+            for line in metrics(save)]
+
+
+def tensors(save, step):
+    folder = save / "checkpoints" / f"step_{step:08}"
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
+
+
+class ProcessesTest(unittest.TestCase):
+    def launch(self, status, *arguments, processes=PROCESSES):
+        result = HERE.launcher.run(processes, HERE.troupe, *arguments)
+        self.assertEqual(result.returncode, status, result.stderr_text)
+        self.assertEqual(left_behind(result.mark), [], "processes are left behind")
+        return result
+
+
+def make_corpus():
+    (HERE.folder / "config.json").write_text(json.dumps(CONFIG))
+    documents = [" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(40)) for i in range(200)]
+    (HERE.folder / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in documents))
+    result = run("tokenize", "--input", HERE.folder / "corpus.jsonl", "--output-prefix",
+                 HERE.folder / "corpus")
+    if result.returncode != 0:
+        sys.exit(result.stderr)
+
+
+def main():
+    HERE.troupe, HERE.source = sys.argv[1], pathlib.Path(sys.argv[2])
+    HERE.launcher, HERE.programs = Launcher(sys.argv[3]), pathlib.Path(sys.argv[4])
+    with tempfile.TemporaryDirectory(prefix="troupe_mpi_") as folder:
+        HERE.folder = pathlib.Path(folder)
+        make_corpus()
+        unittest.main(argv=[sys.argv[0], *sys.argv[5:]])
