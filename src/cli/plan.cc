@@ -59,8 +59,8 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   verify_memory_plan(*step.program, planned.memory);
 
   if (planned.step.recompute.any()) {
-    planned.without_recompute =
-        bytes_without_recompute(planned.config, state, planned.step, threads_per_rank(options));
+    planned.without_recompute = bytes_without_recompute(
+        planned.config, state, planned.step, threads_per_rank(options), device_of(options));
   }
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));

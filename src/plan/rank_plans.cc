@@ -79,7 +79,8 @@ BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& 
   plan.operation_flops = count_flops(program);
   plan.expert_exchange = measure_exposure(program);
   if (options.recompute.any()) {
-    plan.bytes_without_recompute = bytes_without_recompute(config, state, options, threads);
+    plan.bytes_without_recompute =
+        bytes_without_recompute(config, state, options, threads, Device::cpu);
   }
   for (const CollectiveTrace::Event& event : built.trace.events) {
     if (!event.message) {
@@ -154,10 +155,11 @@ double count_flops(const Program& program) {
 }
 
 uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
-                                 const TrainingStepOptions& options, int threads) {
+                                 const TrainingStepOptions& options, int threads, Device device) {
   TrainingStepOptions keeping = options;
   keeping.recompute = {};
-  return plan_memory(*build_training_step(config, state, keeping).program, threads).total_bytes();
+  return plan_memory(*build_training_step(config, state, keeping).program, threads, device)
+      .total_bytes();
 }
 
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
 #include "passes/overlap.h"
@@ -58,7 +59,7 @@ double count_flops(const Program& program);
 
 // The bytes of the step as it would be without recompute.
 uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
-                                 const TrainingStepOptions& options, int threads);
+                                 const TrainingStepOptions& options, int threads, Device device);
 
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the

@@ -70,6 +70,10 @@ std::vector<OverlapCase> cases() {
     c.layout.expert_tensor_parallel = 2;
     c.sharding = StateSharding::optimizer;
   });
+  add("ep2_sharded_parameters", 2, 4, [](LayoutCase& c) {
+    c.sharding = StateSharding::parameters;
+    c.early_collectives = true;
+  });
   add("pp2", 4, 4, [](LayoutCase& c) { c.layout.pipeline_parallel = 2; });
   add("pp4_ep2_flex", 4, 8, [](LayoutCase& c) {
     c.layout.pipeline_parallel = 4;

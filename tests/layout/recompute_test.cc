@@ -119,6 +119,12 @@ std::vector<LayoutCase> cases() {
     c.schedule = PipelineSchedule::zb_v;
     c.chunks = 2;
   });
+  add("ep2_sharded_parameters", moe_model_of(2, 0), 4, [](LayoutCase& c) {
+    c.layout.expert_parallel = 2;
+    c.sharding = StateSharding::parameters;
+    c.early_collectives = true;
+    c.merged = true;
+  });
   add("ep2_overlap", moe_model_of(2, 2), 2, [](LayoutCase& c) {
     c.layout.expert_parallel = 2;
     c.dispatcher = TokenDispatcher::flex;
