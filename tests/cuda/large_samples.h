@@ -78,7 +78,8 @@ inline OpSample attention_sample(const AttentionAttributes& attributes) {
           }};
 }
 
-// Route, permute, activation, combine: a small expert layer, without the products.
+// Route, permute, activation, combine: a small expert layer, without the products. As all experts
+// do the same, weights that add up to one would leave nothing of the logits' gradient but rounding.
 inline OpSample dispatch_sample(int64_t tokens, int32_t top_k, int32_t experts, int64_t hidden,
                                 int32_t row_multiple) {
   return {
@@ -87,8 +88,8 @@ inline OpSample dispatch_sample(int64_t tokens, int32_t top_k, int32_t experts, 
       [=](SampleBuilder& sample) {
         Builder& builder = sample.builder();
         const ValueId logits = sample.tensor("logits", {tokens, experts}, {.accumulation = true});
-        const RouterTopkResult chosen =
-            router_topk(builder, {.logits = logits}, {.top_k = top_k}, "chosen");
+        const RouterTopkResult chosen = router_topk(
+            builder, {.logits = logits}, {.top_k = top_k, .pre_softmax = true}, "chosen");
         const Routing routing = route(
             builder, chosen.indices, {.experts = experts, .row_multiple = row_multiple}, "routing");
         const ValueId x = sample.tensor("x", {tokens, 2 * hidden});

@@ -173,7 +173,7 @@ TEST_F(ToyProgramDeathTest, RefusesStrangers) {
   ThreadPool pool(1);
   const StateStorage storage(table);
   EXPECT_DEATH(CpuInterpreter(*program, plan_memory(*program, 2), storage, pool),
-               "another device or number of threads");
+               "another number of threads");
   const StateStorage other(std::make_shared<StateTable>());
   EXPECT_DEATH(CpuInterpreter(*program, plan_memory(*program, 1), other, pool), "different states");
   CpuInterpreter interpreter(*program, plan_memory(*program, 1), storage, pool);
