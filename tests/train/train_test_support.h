@@ -120,7 +120,7 @@ class StepRun {
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
-                                   .recompute = run.recompute})),
+                                  .recompute = run.recompute})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
                                          run.communicators, run.capture)),
