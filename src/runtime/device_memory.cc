@@ -13,12 +13,6 @@
 #endif
 
 namespace troupe {
-namespace {
-
-std::atomic<uint64_t> allocated{0};
-std::atomic<uint64_t> peak{0};
-
-}  // namespace
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -29,11 +23,14 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   return *this;
 }
 
-uint64_t DeviceMemory::peak_allocated_bytes() {
-  return peak.load();
-}
-
 #ifdef TROUPE_WITH_CUDA
+
+namespace {
+
+std::atomic<uint64_t> allocated{0};
+std::atomic<uint64_t> peak{0};
+
+}  // namespace
 
 bool has_cuda() {
   return true;
@@ -78,6 +75,10 @@ DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose) : bytes_(
   }
 }
 
+uint64_t DeviceMemory::peak_allocated_bytes() {
+  return peak.load();
+}
+
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   cudaFree(data_);  // after a fault of the GPU this fails, too, and there is nothing left to do
@@ -114,7 +115,13 @@ DeviceMemory::DeviceMemory(uint64_t, const std::string&) {
   TROUPE_CHECK(false, "this build has no CUDA");
 }
 
-DeviceMemory::~DeviceMemory() = default;
+uint64_t DeviceMemory::peak_allocated_bytes() {
+  return 0;
+}
+
+DeviceMemory::~DeviceMemory() {
+  TROUPE_CHECK(data_ == nullptr, "this build has no CUDA");
+}
 void DeviceMemory::copy_in(const std::byte*) const {}
 void DeviceMemory::copy_out(std::byte*) const {}
 
