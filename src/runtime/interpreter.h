@@ -41,8 +41,8 @@ class Interpreter {
 };
 
 // The interpreter for the device that the plan was made for, on which the state must be, too. It
-// borrows all but the plan. On a GPU the pool is not used, and operations between ranks are a bad
-// request; with `capture` the second run is recorded and the ones after it replay it
+// borrows all but the plan. On a GPU the pool only helps the ranks to find each other, which they
+// do in the first run; with `capture` the second run is recorded and the ones after it replay it
 // (cuda/cuda_interpreter.h), which changes no bit. On the CPU `capture` changes nothing.
 std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
                                               const StateStorage& state, ThreadPool& pool,

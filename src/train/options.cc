@@ -214,11 +214,6 @@ void check_options(const Options& options) {
     if (!has_cuda()) {
       throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
     }
-    if (options.ranks != 1) {
-      throw_bad_request(fmt::format(
-          "--device cuda runs one rank for now. Use --ranks 1 instead of {}, or --device cpu.",
-          options.ranks));
-    }
   }
   const bool has_ranks = options.command == Command::train || options.command == Command::verify ||
                          options.command == Command::inspect || options.command == Command::plan;

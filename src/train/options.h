@@ -65,6 +65,7 @@ struct Options {
   std::string config;  // a file of options
   std::string device = "cpu";
   int32_t ranks = 1;
+  int32_t ranks_per_gpu = 1;
   int32_t collective_timeout_s = 10;
   int32_t threads = 0;  // 0: see thread_count()
   bool json = false;

@@ -107,6 +107,7 @@ class Trainer {
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
   Device device_;
+  int gpu_ = 0;  // of Device::cuda
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;

@@ -8,11 +8,16 @@
 // are values on the GPU, and all addresses stay. Operations have a stream by their queue; for now
 // all queues have the same one.
 //
+// Operations that reach other ranks need the communicators of this rank. Their first run connects
+// the GPUs (peer_connection.h): all ranks must be in it at the same time. A rank that does not come
+// in time is noticed when the run ends.
+//
 // With an oracle plan the memory of dead values is filled with NaN, as on the CPU.
 //
-// Owns its arena, its streams and the context of its kernels; borrows program and state.
-// Construction may throw UserError: no GPU, too little memory, or an operation that has no CUDA
-// kernel. A run throws UserError when the GPU fails. One thread at a time.
+// Owns its arena, its streams and the context of its kernels; borrows program, state and
+// communicators. Runs on the GPU of the state. Construction may throw UserError: no GPU, too little
+// memory, or an operation that has no CUDA kernel. A run throws UserError when the GPU fails, or
+// another rank. One thread at a time.
 #pragma once
 
 #include <functional>
@@ -20,8 +25,10 @@
 #include <vector>
 
 #include "passes/memory_plan.h"
+#include "program/communicator.h"
 #include "program/cuda_kernel.h"
 #include "program/program.h"
+#include "runtime/cuda/peer_connection.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
@@ -37,6 +44,7 @@ struct CudaInterpreterOptions {
 class CudaInterpreter final : public Interpreter {
  public:
   CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                  ThreadPool& pool, const Communicators& communicators = {},
                   const CudaInterpreterOptions& options = {});
   ~CudaInterpreter() override;
   CudaInterpreter(const CudaInterpreter&) = delete;
@@ -66,6 +74,8 @@ class CudaInterpreter final : public Interpreter {
 
   CudaTensor tensor(ValueId id) const;
   void bind();
+  // Before the first run.
+  void connect();
   CUstream_st* stream_of(Queue queue) const;
   void copy_inputs();
   void copy_results();
@@ -79,6 +89,7 @@ class CudaInterpreter final : public Interpreter {
   const Program& program_;
   MemoryPlan plan_;
   const StateStorage& state_;
+  ThreadPool& pool_;
   CudaInterpreterOptions options_;
   DeviceMemory arena_;
   std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
@@ -87,6 +98,8 @@ class CudaInterpreter final : public Interpreter {
   std::unique_ptr<CudaContext> context_;
   std::vector<CudaTensor> operands_;
   std::vector<BoundOp> ops_;
+  std::unique_ptr<PeerConnection> peers_;  // of programs that reach other ranks
+  bool is_connected_ = false;
   CUgraphExec_st* graph_ = nullptr;
   int64_t runs_ = 0;
 };
