@@ -31,12 +31,11 @@ bool is_one_of_several() {
 
 // What CUDA reads from the environment when it starts. NVLink's multicast stays off, whoever uses
 // NCCL in this process. Ranks that share a GPU wait for each other in kernels: each needs a queue
-// of its own, and no kernel may be loaded while others wait.
+// of its own.
 void prepare_for_several_gpus(bool are_shared) {
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/1);
   if (!are_shared) return;
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
-  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
 }
 
 // Ends all ranks, if there are several.

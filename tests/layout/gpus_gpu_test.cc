@@ -41,7 +41,6 @@ namespace {
 
 const bool kIsPrepared = [] {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   return true;
 }();
 
@@ -351,19 +350,27 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuReference, ::testing::ValuesIn(reference_cas
 TEST(GpuRanks, DoNotWaitForEver) {
   TROUPE_NEED_GPU();
   ThreadGroup group(2, std::chrono::milliseconds(2'000));
+  struct Rank {
+    CollectivesProgram program;
+    StateStorage storage;
+    ThreadPool pool;
+    std::unique_ptr<Interpreter> interpreter;
+    Rank(ThreadGroup& group, int rank)
+        : program(2, rank), storage(program.table, Device::cuda, rank % gpu_count()), pool(1) {
+      Communicators communicators;
+      communicators.of(RankGroup::world) = &group.member(rank);
+      interpreter = make_interpreter(program.program, plan_memory(program.program, 1, Device::cuda),
+                                     storage, pool, communicators);
+    }
+  };
+  // They outlive the wait: a rank that is late still has its memory.
+  Rank first(group, 0);
+  Rank second(group, 1);
   std::string message;
   try {
     run_ranks(group, [&](int rank) {
-      const CollectivesProgram of_rank(2, rank);
-      Communicators communicators;
-      communicators.of(RankGroup::world) = &group.member(rank);
-      const StateStorage storage(of_rank.table, Device::cuda, rank % gpu_count());
-      ThreadPool pool(1);
-      const auto interpreter =
-          make_interpreter(of_rank.program, plan_memory(of_rank.program, 1, Device::cuda), storage,
-                           pool, communicators);
-      interpreter->run();
-      if (rank == 0) interpreter->run();
+      (rank == 0 ? first : second).interpreter->run();
+      if (rank == 0) first.interpreter->run();
     });
   } catch (const UserError& error) {
     message = error.what();

@@ -1,3 +1,6 @@
+#include <chrono>
+#include <thread>
+
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/peers.h"
 
@@ -40,17 +43,20 @@ __device__ void wait_for(const uint32_t* flag, uint32_t value, const PeerGroup& 
   fault->happened = 1;
 }
 
-__global__ void meet_kernel(PeerGroup group, int32_t op) {
+// Comes to the next meeting, or waits in the one that it has come to, or both.
+__global__ void meet_kernel(PeerGroup group, int32_t op, bool comes, bool waits) {
   PeerBoard* const own = group.boards[static_cast<size_t>(group.rank)];
   const auto place = static_cast<int>(threadIdx.x);
-  const uint32_t number = own->meetings + 1;
+  const uint32_t number = own->meetings + (comes ? 1 : 0);
   __syncthreads();
   if (place == 0) own->meetings = number;
   if (place >= group.size || place == group.rank) return;
-  __threadfence_system();
-  release(&group.boards[static_cast<size_t>(place)]->arrived[static_cast<size_t>(group.rank)],
-          number);
-  wait_for(&own->arrived[static_cast<size_t>(place)], number, group, op, place);
+  if (comes) {
+    __threadfence_system();
+    release(&group.boards[static_cast<size_t>(place)]->arrived[static_cast<size_t>(group.rank)],
+            number);
+  }
+  if (waits) wait_for(&own->arrived[static_cast<size_t>(place)], number, group, op, place);
 }
 
 __global__ void post_kernel(PeerGroup group, int to) {
@@ -116,7 +122,13 @@ __global__ void copy_kernel(PeerCopies::Parameters copies) {
   }
 }
 
-__device__ __forceinline__ int32_t widen(int32_t value) {
+// What a term is in a sum, and back.
+template <class Sum, class T>
+__device__ __forceinline__ Sum term_of(T value) {
+  return widen(value);
+}
+template <>
+__device__ __forceinline__ int32_t term_of<int32_t, int32_t>(int32_t value) {
   return value;
 }
 template <class T>
@@ -143,7 +155,7 @@ __device__ __forceinline__ void sum_step(const PeerSums::Parameters& sums, void*
   Sum total[kStep];
   const Pack<T> first = term(0);
 #pragma unroll
-  for (int i = 0; i < kStep; ++i) total[i] = widen(first.values[i]);
+  for (int i = 0; i < kStep; ++i) total[i] = term_of<Sum>(first.values[i]);
   for (int k = 1; k < sums.terms; k += kFlight) {
     Pack<T> next[kFlight];
 #pragma unroll
@@ -154,7 +166,7 @@ __device__ __forceinline__ void sum_step(const PeerSums::Parameters& sums, void*
     for (int j = 0; j < kFlight; ++j) {
       if (k + j >= sums.terms) continue;
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) total[i] += widen(next[j].values[i]);
+      for (int i = 0; i < kStep; ++i) total[i] += term_of<Sum>(next[j].values[i]);
     }
   }
   for (int k = 0; k < sums.results; ++k) {
@@ -213,8 +225,40 @@ void launch_sums(const CudaKernelArguments& args, const PeerSums::Parameters& su
 
 }  // namespace
 
+// The waits of a first run: kernels are loaded then, and a library may allocate, for which CUDA
+// waits until the GPU is idle. It never would be while a kernel waits for another rank that is not
+// so far yet. So the host looks at the rank's board until the wait is over.
+void CudaPeers::wait_on_host(const CudaKernelArguments& args,
+                             const std::function<int(const PeerBoard&)>& missing) const {
+  const auto start = std::chrono::steady_clock::now();
+  const std::chrono::nanoseconds limit(group_.limit_ns);
+  PeerBoard board;
+  while (group_.fault->happened == 0) {
+    check_cuda(cudaMemcpyAsync(&board, group_.boards[static_cast<size_t>(group_.rank)],
+                               sizeof(board), cudaMemcpyDeviceToHost, args.stream),
+               "reading flags");
+    check_cuda(cudaStreamSynchronize(args.stream), "reading flags");
+    const int place = missing(board);
+    if (place < 0) return;
+    if (std::chrono::steady_clock::now() - start > limit) {
+      *group_.fault = {.happened = 1, .op = op_, .place = place};
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 void CudaPeers::meet(const CudaKernelArguments& args) const {
-  launch(args, {1, kMostPeers}, meet_kernel, group_, op_);
+  const bool by_host = *group_.waits_on_host;
+  launch(args, {1, kMostPeers}, meet_kernel, group_, op_, true, !by_host);
+  if (!by_host) return;
+  wait_on_host(args, [this](const PeerBoard& own) {
+    for (int place = 0; place < group_.size; ++place) {
+      const uint32_t arrived = own.arrived[static_cast<size_t>(place)];
+      if (place != group_.rank && static_cast<int32_t>(arrived - own.meetings) < 0) return place;
+    }
+    return -1;
+  });
+  launch(args, {1, kMostPeers}, meet_kernel, group_, op_, false, true);
 }
 
 void CudaPeers::post_message(const CudaKernelArguments& args, int to) const {
@@ -222,6 +266,12 @@ void CudaPeers::post_message(const CudaKernelArguments& args, int to) const {
 }
 
 void CudaPeers::await_message(const CudaKernelArguments& args, int from) const {
+  if (*group_.waits_on_host) {
+    wait_on_host(args, [from](const PeerBoard& own) {
+      const auto i = static_cast<size_t>(from);
+      return static_cast<int32_t>(own.posted[i] - own.receives[i] - 1) < 0 ? from : -1;
+    });
+  }
   launch(args, {1, 1}, await_kernel, group_, op_, from);
 }
 
@@ -230,6 +280,12 @@ void CudaPeers::message_fetched(const CudaKernelArguments& args, int from) const
 }
 
 void CudaPeers::finish_message(const CudaKernelArguments& args, int to) const {
+  if (*group_.waits_on_host) {
+    wait_on_host(args, [to](const PeerBoard& own) {
+      const auto i = static_cast<size_t>(to);
+      return static_cast<int32_t>(own.fetched[i] - own.ends[i] - 1) < 0 ? to : -1;
+    });
+  }
   launch(args, {1, 1}, finish_kernel, group_, op_, to);
 }
 

@@ -15,12 +15,14 @@
 // goes on without: what it computes from there on is worthless, and all later waits are over at
 // once. Whoever runs the program must look after each run.
 //
-// A waiting kernel is one small block, so that ranks can share a GPU.
+// A waiting kernel is one small block, so that ranks can share a GPU. In the first run the host
+// waits instead: see wait_on_host().
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -59,6 +61,7 @@ struct PeerGroup {
   std::array<PeerBoard*, kMostPeers> boards{};
   PeerFault* fault = nullptr;
   uint64_t limit_ns = 0;
+  const bool* waits_on_host = nullptr;  // of the host: this is a first run
 };
 
 // What a collective has of the other ranks. Made by the interpreter.
@@ -104,6 +107,9 @@ class CudaPeers {
   void finish_message(const CudaKernelArguments& args, int to) const;
 
  private:
+  // Until `missing` finds nobody any more on this rank's board: a member's place, or -1.
+  void wait_on_host(const CudaKernelArguments& args,
+                    const std::function<int(const PeerBoard&)>& missing) const;
   std::byte* at(int place, int operand) const {
     return addresses_[static_cast<size_t>(place * operands_ + operand)];
   }

@@ -214,7 +214,11 @@ void CudaInterpreter::capture() {
 void CudaInterpreter::run() {
   connect();
   // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
-  if (options_.capture && runs_ == 1) capture();
+  if (options_.capture && runs_ == 1) {
+    capture();
+    // Making a graph takes memory of the GPU, for which nobody must wait on it.
+    if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  }
   if (graph_ != nullptr) {
     check_cuda(cudaGraphLaunch(graph_, stream_), "launching the step");
   } else {
@@ -222,6 +226,7 @@ void CudaInterpreter::run() {
   }
   ++runs_;
   wait("running the step");
+  if (peers_ != nullptr) peers_->first_run_is_over();
 }
 
 void CudaInterpreter::run_observed(const std::function<void(int32_t)>& after) {
@@ -237,6 +242,7 @@ void CudaInterpreter::run_observed(const std::function<void(int32_t)>& after) {
   }
   copy_results();
   wait("copying results from the GPU");
+  if (peers_ != nullptr) peers_->first_run_is_over();
 }
 
 void CudaInterpreter::read(ValueId id, void* bytes) const {

@@ -246,6 +246,7 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
 
   PeerGroup members{.rank = communicator.rank(), .size = size};
   members.fault = fault_.get();
+  members.waits_on_host = &waits_on_host_;
   members.limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(communicator.limit()).count());
   for (int place = 0; place < size; ++place) {
     members.boards[static_cast<size_t>(place)] =
@@ -300,6 +301,13 @@ void PeerConnection::connect(std::span<CudaKernelArguments* const> arguments, Th
     TROUPE_CHECK(program_.op(index).spec->group == nullptr ||
                      arguments[static_cast<size_t>(index)]->peers != nullptr,
                  std::string("no communicator for ") + program_.op(index).spec->name);
+  }
+}
+
+void PeerConnection::meet_on_host(ThreadPool& pool) const {
+  for (Communicator* const communicator : communicators_.members) {
+    const std::array<int64_t, 1> nothing{};
+    if (communicator != nullptr) gather_numbers(*communicator, nothing, pool);
   }
 }
 

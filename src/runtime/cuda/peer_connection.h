@@ -45,6 +45,11 @@ class PeerConnection {
   // After a run: throws if the GPU has waited for another rank in vain.
   void check() const;
 
+  // The first run is over: from now on GPUs wait for each other, and hosts do not.
+  void first_run_is_over() { waits_on_host_ = false; }
+  // Waits for the hosts of all ranks with which this one has to do. All must call it.
+  void meet_on_host(ThreadPool& pool) const;
+
  private:
   struct Greeting;
   struct Group;
@@ -59,6 +64,7 @@ class PeerConnection {
   const Communicators communicators_;
   std::vector<PeerMemory> memory_;  // the boards, then what the interpreter gave
   std::unique_ptr<PeerFault, void (*)(PeerFault*)> fault_;
+  bool waits_on_host_ = true;
   std::vector<std::unique_ptr<CudaPeers>> peers_;
   mutable std::vector<void*> opened_;  // memory of other processes
 };
