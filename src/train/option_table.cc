@@ -55,6 +55,8 @@ constexpr std::string_view kIncreaseStyles[] = {"constant", "linear", "cosine"};
 constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
+constexpr std::string_view kCudaGraphs[] = {"none", "full_iteration", "local",
+                                            "transformer_engine"};
 constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
 constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
@@ -120,6 +122,15 @@ constexpr OptionSpec kOptions[] = {
      .help = "Where to compute.",
      .choices = kDevices,
      .commands = kAllButHelp},
+    {.name = "cuda-graph-impl",
+     .member = &Options::cuda_graph_impl,
+     .group = kGlobal,
+     .metavar = "NAME",
+     .help = "On a GPU: full_iteration, the second step is captured as a CUDA graph, which later "
+             "steps replay; none, operations are launched one by one. The numbers are the same. "
+             "local and transformer_engine, Megatron's graphs of parts, mean full_iteration.",
+     .choices = kCudaGraphs,
+     .commands = kTrain | kBench},
     {.name = "ranks",
      .member = &Options::ranks,
      .group = kGlobal,
@@ -1419,6 +1430,39 @@ constexpr OptionSpec kOptions[] = {
      .help = "The mode in which every value has a buffer of its own and nothing is reused. verify: "
              "compare it, bit for bit, with the planned one.",
      .commands = kTrain | kVerify | kInspect},
+    {.name = "profile",
+     .member = &Options::profile,
+     .group = kLooking,
+     .help =
+         "Write timelines for Perfetto into --profile-dir, and print where the time goes. train: "
+         "of some steps, see below; such a step takes longer than others.",
+     .commands = kTrain | kBench},
+    {.name = "profile-step-start",
+     .member = &Options::profile_step_start,
+     .group = kLooking,
+     .metavar = "N",
+     .help = "Steps after this one are profiled.",
+     .range = at_least(0),
+     .commands = kTrain},
+    {.name = "profile-step-end",
+     .member = &Options::profile_step_end,
+     .group = kLooking,
+     .metavar = "N",
+     .help = "The last step that is profiled.",
+     .range = at_least(1),
+     .commands = kTrain},
+    {.name = "profile-ranks",
+     .member = &Options::profile_ranks,
+     .group = kLooking,
+     .metavar = "R...",
+     .help = "The ranks that are profiled.",
+     .commands = kTrain},
+    {.name = "profile-dir",
+     .member = &Options::profile_dir,
+     .group = kLooking,
+     .metavar = "DIR",
+     .help = "Folder for timelines: rank<R>_step<N>.json.",
+     .commands = kTrain | kBench},
     {.name = "op",
      .member = &Options::op,
      .group = kLooking,
