@@ -93,16 +93,19 @@ class Declaration {
         {.name = name, .dtype = dtype, .shape = held, .role = Role::parameter, .gradient = {}});
     if (trained_) {
       const DType wide = accumulation_dtype(dtype);
-      const auto add_state = [&](const char* prefix, const Shape& of, Role role) {
+      const auto add_state = [&](const char* prefix, DType type, const Shape& of, Role role) {
         return table_->add(
-            {.name = prefix + name, .dtype = wide, .shape = of, .role = role, .gradient = {}});
+            {.name = prefix + name, .dtype = type, .shape = of, .role = role, .gradient = {}});
       };
-      parameter.gradient = add_state("grad.", held, Role::gradient);
+      const auto moment = [&](DType type) { return wide == DType::f64 ? wide : type; };
+      parameter.gradient = add_state("grad.", wide, held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
       if (kept.elements() > 0) {
-        parameter.exp_avg = add_state("exp_avg.", kept, Role::optimizer);
-        parameter.exp_avg_sq = add_state("exp_avg_sq.", kept, Role::optimizer);
-        if (dtype != wide) parameter.master = add_state("master.", kept, Role::optimizer);
+        parameter.exp_avg =
+            add_state("exp_avg.", moment(part_.run->exp_avg), kept, Role::optimizer);
+        parameter.exp_avg_sq =
+            add_state("exp_avg_sq.", moment(part_.run->exp_avg_sq), kept, Role::optimizer);
+        if (dtype != wide) parameter.master = add_state("master.", wide, kept, Role::optimizer);
       }
     }
     parameters_.push_back(std::move(parameter));

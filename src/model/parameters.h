@@ -125,7 +125,8 @@ struct ModelState {
 };
 
 // Declares the state of a rank's part of the model. `dtype` is that of the weights, except those of
-// norms, which have its accumulation type, as gradients, moments and master weights do. `trained`
+// norms, which have its accumulation type, as gradients and master weights do, and moments unless
+// part.run says otherwise. `trained`
 // adds gradients and optimizer state. Expert biases are router state, fp32 in every model: the step
 // moves them, the optimizer does not. Refuses what check_layout refuses of the model.
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,

@@ -230,11 +230,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("fp32-residual-connection",
             "the residual stream has the type of --compute-dtype. Use fp32 for all of it."),
     refused("fp16-lm-cross-entropy", "the loss is always computed in fp32. Leave it out."),
-    accepted("use-precision-aware-optimizer", kFp32State),
     accepted_value("main-grads-dtype", "fp32", kFp32State),
     accepted_value("main-params-dtype", "fp32", kFp32State),
-    accepted_value("exp-avg-dtype", "fp32", kFp32State),
-    accepted_value("exp-avg-sq-dtype", "fp32", kFp32State),
 
     // Ranks and communication.
     accepted_value("distributed-backend", "", kProcesses),

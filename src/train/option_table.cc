@@ -55,6 +55,7 @@ constexpr std::string_view kIncreaseStyles[] = {"constant", "linear", "cosine"};
 constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
+constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16"};
 constexpr std::string_view kCudaGraphs[] = {"none", "full_iteration", "local",
                                             "transformer_engine"};
 constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
@@ -1103,6 +1104,27 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "X",
      .help = "Added to the denominator of AdamW's update.",
      .range = above(0),
+     .commands = kShape},
+    {.name = "use-precision-aware-optimizer",
+     .member = &Options::use_precision_aware_optimizer,
+     .group = kMemory,
+     .help = "Let --exp-avg-dtype and --exp-avg-sq-dtype choose; master weights and gradients are "
+             "kept in fp32.",
+     .commands = kShape},
+    {.name = "exp-avg-dtype",
+     .member = &Options::exp_avg_dtype,
+     .group = kMemory,
+     .metavar = "DTYPE",
+     .help = "How AdamW's mean gradient is kept; computed with in fp32. Not of fp64 weights.",
+     .choices = kMomentDtypes,
+     .commands = kShape},
+    {.name = "exp-avg-sq-dtype",
+     .member = &Options::exp_avg_sq_dtype,
+     .group = kMemory,
+     .metavar = "DTYPE",
+     .help = "How AdamW's mean squared gradient is kept. In bf16 it stands still once an update "
+             "changes it by less than 1/512 of it: choose --adam-beta2 0.99 or less.",
+     .choices = kMomentDtypes,
      .commands = kShape},
     {.name = "calculate-per-token-loss",
      .member = &Options::calculate_per_token_loss,

@@ -201,6 +201,9 @@ struct Options {
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
+  bool use_precision_aware_optimizer = false;
+  std::string exp_avg_dtype = "fp32";
+  std::string exp_avg_sq_dtype = "fp32";
   double clip_grad = 1.0;          // 0: no clipping
   int64_t max_skipped_steps = 20;  // in a row; 0: no limit
   int64_t seed = 1234;
