@@ -6,6 +6,7 @@ PRESET ?= release
 export JOBS ?= $(shell nproc)
 ARGS ?=
 
+dependencies = build $(if $(filter cuda,$(PRESET)),cuda)
 build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
@@ -20,21 +21,21 @@ quickstart:  ## Train a small model on this machine, from nothing, in minutes
 	@bash scripts/quickstart.sh
 
 build:  ## Build the program: build/troupe
-	@bash scripts/install_dependencies.sh build
+	@bash scripts/install_dependencies.sh $(dependencies)
 	@bash scripts/build.sh $(PRESET) troupe
 
 test:  ## Build everything, then run every test that needs no GPU
-	@bash scripts/install_dependencies.sh build
+	@bash scripts/install_dependencies.sh $(dependencies)
 	@bash scripts/build.sh $(PRESET) all
 	@ctest --preset $(PRESET) $(ARGS)
 
 gpu-test:  ## Build with CUDA, then run the tests that need a GPU
-	@bash scripts/install_dependencies.sh build
+	@bash scripts/install_dependencies.sh build cuda
 	@bash scripts/build.sh cuda all
 	@ctest --preset gpu $(ARGS)
 
 bench:  ## Build and run the benchmarks
-	@bash scripts/install_dependencies.sh build
+	@bash scripts/install_dependencies.sh $(dependencies)
 	@bash scripts/build.sh $(PRESET) troupe_bench -DTROUPE_BENCH=ON
 	@for benchmark in $(build_dir)/bench/*_bench; do "$$benchmark" || exit 1; done
 

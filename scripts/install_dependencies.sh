@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that are missing, and only those. Says in one line what it
 # installs; says nothing when nothing is missing. On other systems it does nothing: the build names
-# what it lacks.
+# what it lacks. The group cuda, for machines with the CUDA toolkit, also installs Python packages
+# with the libraries that no toolkit contains into the folder build-dependencies: those that are
+# found nowhere else (cmake/TroupeCudaLibraries.cmake).
 # Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
-#   quickstart
+#   quickstart, cuda
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 # PACKAGE, or PACKAGE:COMMAND when a command found in PATH serves as well, however it came there.
 build_packages=(
@@ -19,53 +22,75 @@ fuzz_packages=(clang:clang++)
 # Ubuntu 22.04.
 if ! grep -qs '^VERSION_ID="22.04"' /etc/os-release; then fuzz_packages+=(libclang-rt-dev); fi
 quickstart_packages=(bible-kjv:bible)
-
-command -v dpkg-query >/dev/null || exit 0
+cuda_packages=(cmake:cmake python3:python3 python3-pip:pip3)
 
 if (($# == 0)); then set -- build; fi
 wanted=()
+with_cuda=false
 for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
     quickstart) wanted+=("${quickstart_packages[@]}") ;;
+    cuda)
+      wanted+=("${cuda_packages[@]}")
+      with_cuda=true
+      ;;
     *)
-      echo "error: unknown group '$group'; the groups are build, lint, fuzz and quickstart." >&2
+      echo "error: unknown group '$group'; the groups are build, lint, fuzz, quickstart and cuda." >&2
       exit 2
       ;;
   esac
 done
 
-missing=()
-for entry in "${wanted[@]}"; do
-  package=${entry%%:*}
-  if [[ $entry == *:* ]] && command -v "${entry#*:}" >/dev/null; then continue; fi
-  status=$(dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null || true)
-  if ! grep -qx installed <<<"$status"; then missing+=("$package"); fi
-done
-if ((${#missing[@]} == 0)); then exit 0; fi
-
-as_root=()
-if ((EUID != 0)); then
-  if ! command -v sudo >/dev/null; then
-    echo "error: packages are missing and neither root nor sudo is available. Run as root:" >&2
-    echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
-    exit 1
-  fi
-  as_root=(sudo)
-fi
-
-echo "Installing Debian packages: ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q "$@"; }
-# One unreachable source must not keep the others from serving, so a failed update is no error yet.
-if ! {
-  apt update || true
-  apt install -y --no-install-recommends "${missing[@]}"
-} >"$log" 2>&1; then
-  tail -n 40 "$log" >&2
-  echo "error: apt-get could not install: ${missing[*]}" >&2
-  exit 1
-fi
+
+install_debian_packages() {
+  local missing=() as_root=() entry package status
+  for entry in "${wanted[@]}"; do
+    package=${entry%%:*}
+    if [[ $entry == *:* ]] && command -v "${entry#*:}" >/dev/null; then continue; fi
+    status=$(dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null || true)
+    if ! grep -qx installed <<<"$status"; then missing+=("$package"); fi
+  done
+  if ((${#missing[@]} == 0)); then return; fi
+
+  if ((EUID != 0)); then
+    if ! command -v sudo >/dev/null; then
+      echo "error: packages are missing and neither root nor sudo is available. Run as root:" >&2
+      echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+
+  echo "Installing Debian packages: ${missing[*]}"
+  apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q "$@"; }
+  # One unreachable source must not keep the others from serving, so a failed update is no error yet.
+  if ! {
+    apt update || true
+    apt install -y --no-install-recommends "${missing[@]}"
+  } >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    echo "error: apt-get could not install: ${missing[*]}" >&2
+    exit 1
+  fi
+}
+
+install_python_packages() {
+  local missing
+  mapfile -t missing < <(cmake -P cmake/TroupeCudaLibraries.cmake | grep .)
+  if ((${#missing[@]} == 0)); then return; fi
+  echo "Installing Python packages into build-dependencies: ${missing[*]}"
+  if ! python3 -m pip install --disable-pip-version-check --no-deps --upgrade \
+    --target build-dependencies "${missing[@]}" >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    echo "error: pip could not install: ${missing[*]}" >&2
+    exit 1
+  fi
+}
+
+if command -v dpkg-query >/dev/null; then install_debian_packages; fi
+if [[ $with_cuda == true ]]; then install_python_packages; fi

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "ops/cpu/gemm.h"
 #include "parallel/processes.h"
+#include "runtime/cuda_libraries.h"
 #include "runtime/device_memory.h"
 
 namespace troupe {
@@ -38,6 +39,15 @@ Finding find_cuda() {
           "in this build" + (reason.empty() ? "" : "; no GPU can be used: " + reason),
           true,
           {}};
+}
+
+Finding find_cuda_libraries() {
+  Finding finding{"cuda_libraries", {}, nlohmann::ordered_json::object(), {}};
+  for (const auto& [name, version] : cuda_library_versions()) {
+    finding.text += (finding.text.empty() ? "" : ", ") + fmt::format("{} {}", name, version);
+    finding.value[name] = version;
+  }
+  return finding;
 }
 
 Finding find_mpi() {
@@ -153,9 +163,10 @@ void print_text(const std::vector<Finding>& findings, bool healthy) {
 }  // namespace
 
 ExitStatus run_doctor(const Options& options) {
-  const std::vector<Finding> findings = {find_version(),    find_cuda(),   find_mpi(),
-                                         find_cores(),      find_memory(), find_page_size(),
-                                         find_huge_pages(), find_blas()};
+  std::vector<Finding> findings = {find_version(),    find_cuda(),   find_mpi(),
+                                   find_cores(),      find_memory(), find_page_size(),
+                                   find_huge_pages(), find_blas()};
+  if (has_cuda()) findings.insert(findings.begin() + 2, find_cuda_libraries());
   bool healthy = true;
   for (const Finding& finding : findings) healthy = healthy && finding.problem.empty();
   if (options.json) {

@@ -1,0 +1,88 @@
+# The libraries of CUDA builds that no toolkit contains: cuDNN (attention) with its C++ frontend, and
+# NCCL (collectives). Each is taken from the usual places, from the toolkit's folder, or from the
+# Python packages that carry it, wherever python3 looks for packages, in
+# <source folder>/build-dependencies, or in TROUPE_PYTHON_PACKAGES.
+#
+# Defines the target troupe_cuda_libraries. As a script (cmake -P) it prints the Python packages of
+# those that are missing, for scripts/install_dependencies.sh.
+include_guard()
+
+set(TROUPE_PYTHON_PACKAGES "" CACHE PATH "Folder of Python packages with cuDNN and NCCL")
+
+get_filename_component(troupe_source_dir "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
+find_program(TROUPE_NVCC nvcc HINTS /usr/local/cuda/bin)
+find_program(TROUPE_PYTHON python3)
+mark_as_advanced(TROUPE_NVCC TROUPE_PYTHON)
+
+set(troupe_package_folders ${TROUPE_PYTHON_PACKAGES} "${troupe_source_dir}/build-dependencies")
+if(TROUPE_PYTHON)
+  execute_process(OUTPUT_VARIABLE output ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE
+    COMMAND "${TROUPE_PYTHON}" -c
+            "import site; print(';'.join([site.getusersitepackages()] + site.getsitepackages()))")
+  list(APPEND troupe_package_folders ${output})
+endif()
+set(troupe_roots /usr /usr/local)
+if(TROUPE_NVCC)
+  get_filename_component(nvcc "${TROUPE_NVCC}" REALPATH)
+  get_filename_component(toolkit "${nvcc}/../.." ABSOLUTE)
+  list(APPEND troupe_roots "${toolkit}" "${toolkit}/targets/x86_64-linux")
+endif()
+foreach(folder IN LISTS troupe_package_folders)
+  list(APPEND troupe_roots "${folder}" "${folder}/nvidia/cudnn" "${folder}/nvidia/nccl")
+endforeach()
+list(TRANSFORM troupe_roots APPEND /include OUTPUT_VARIABLE troupe_include_folders)
+
+set(troupe_missing "")
+
+# <variable>_INCLUDE and, with a soname, <variable>_LIBRARY, both from the same place if they can be:
+# the library next to the header comes first. Python packages have no libX.so, so the library is
+# looked for under its full name.
+macro(troupe_find variable package header)
+  find_path(${variable}_INCLUDE ${header} PATHS ${troupe_include_folders})
+  set(${variable}_found "${${variable}_INCLUDE}")
+  mark_as_advanced(${variable}_INCLUDE)
+  if(${variable}_found AND ${ARGC} GREATER 3)
+    find_library(${variable}_LIBRARY ${ARGV3}
+      HINTS "${${variable}_INCLUDE}/../lib" "${${variable}_INCLUDE}/../lib64"
+            "${${variable}_INCLUDE}/../lib/x86_64-linux-gnu"
+            "${${variable}_INCLUDE}/../../lib/x86_64-linux-gnu")
+    set(${variable}_found "${${variable}_LIBRARY}")
+    mark_as_advanced(${variable}_LIBRARY)
+  endif()
+  if(NOT ${variable}_found)
+    list(APPEND troupe_missing "${package}")
+  endif()
+endmacro()
+
+# The versions that the figures in docs/benchmarks were measured with.
+troupe_find(TROUPE_CUDNN nvidia-cudnn-cu13==9.19.* cudnn.h libcudnn.so.9)
+troupe_find(TROUPE_CUDNN_FRONTEND nvidia-cudnn-frontend==1.23.* cudnn_frontend.h)
+troupe_find(TROUPE_NCCL nvidia-nccl-cu13==2.28.* nccl.h libnccl.so.2)
+
+if(CMAKE_SCRIPT_MODE_FILE)
+  list(JOIN troupe_missing "\n" text)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "${text}")
+  return()
+endif()
+if(troupe_missing)
+  list(JOIN troupe_missing "' '" packages)
+  message(FATAL_ERROR "Builds with CUDA need libraries that were not found. Run\n"
+    "  scripts/install_dependencies.sh cuda\n"
+    "which is: python3 -m pip install --target build-dependencies --no-deps '${packages}'\n"
+    "or install cuDNN 9 (libcudnn9-dev-cuda-13), NCCL (libnccl-dev) and the headers of "
+    "cudnn-frontend from NVIDIA's repositories. Folders of Python packages elsewhere: "
+    "-DTROUPE_PYTHON_PACKAGES=<folder>; other folders: -DCMAKE_PREFIX_PATH=<folder>.")
+endif()
+
+# As imported libraries, so that programs find them at run time where they were found now. Kernels
+# (.cu) use none of them.
+add_library(troupe_cuda_libraries INTERFACE)
+foreach(name CUDNN NCCL)
+  add_library(troupe_${name} SHARED IMPORTED)
+  set_target_properties(troupe_${name} PROPERTIES IMPORTED_LOCATION "${TROUPE_${name}_LIBRARY}")
+  target_link_libraries(troupe_cuda_libraries INTERFACE troupe_${name})
+endforeach()
+foreach(name CUDNN CUDNN_FRONTEND NCCL)
+  target_include_directories(troupe_cuda_libraries SYSTEM INTERFACE
+                             "$<$<COMPILE_LANGUAGE:CXX>:${TROUPE_${name}_INCLUDE}>")
+endforeach()
