@@ -35,9 +35,23 @@ struct DeviceAdamWFactors {
   }
 };
 
+// So many elements that lie side by side, read and written at once.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Group {
+  T values[kCount];
+};
+template <int kCount, class T>
+__device__ __forceinline__ Group<T, kCount> load_group(const T* address) {
+  return *reinterpret_cast<const Group<T, kCount>*>(address);
+}
+template <int kCount, class T>
+__device__ __forceinline__ void store_group(T* address, const Group<T, kCount>& group) {
+  *reinterpret_cast<Group<T, kCount>*>(address) = group;
+}
+
 // The factors are computed once for each block. `master` is the parameter itself where that has the
-// accumulation type.
-template <class T>
+// accumulation type. Elements are taken kStep at a time, and singly what is left over.
+template <class T, int kStep>
 __global__ void adamw_kernel(const accumulation_t<T>* gradient, T* parameter,
                              accumulation_t<T>* master, accumulation_t<T>* exp_avg,
                              accumulation_t<T>* exp_avg_sq, int64_t elements,
@@ -60,16 +74,37 @@ __global__ void adamw_kernel(const accumulation_t<T>* gradient, T* parameter,
   const A clip = shared[0], keep = shared[1], first_weight = shared[2], second_decay = shared[3],
           second_weight = shared[4], inverse_root_bias = shared[5], step_size = shared[6],
           epsilon = shared[7];
+  const auto update = [=](int64_t i, auto count) {
+    constexpr int kCount = decltype(count)::value;
+    const Group<A, kCount> g = load_group<kCount>(gradient + i);
+    Group<A, kCount> m = load_group<kCount>(exp_avg + i);
+    Group<A, kCount> v = load_group<kCount>(exp_avg_sq + i);
+    Group<A, kCount> value = load_group<kCount>(master + i);
+    Group<T, kCount> rounded;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const A clipped = g.values[j] * clip;
+      A& average = m.values[j];
+      average = average + first_weight * (clipped - average);
+      A& square = v.values[j];
+      square = second_decay * square + second_weight * clipped * clipped;
+      A& weight = value.values[j];
+      weight = weight * keep - step_size * average / (sqrt(square) * inverse_root_bias + epsilon);
+      rounded.values[j] = round_to<T>(weight);
+    }
+    store_group(exp_avg + i, m);
+    store_group(exp_avg_sq + i, v);
+    store_group(master + i, value);
+    if constexpr (!std::is_same_v<T, A>) store_group(parameter + i, rounded);
+  };
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += threads) {
-    const A g = gradient[i] * clip;
-    const A m = exp_avg[i] + first_weight * (g - exp_avg[i]);
-    const A v = second_decay * exp_avg_sq[i] + second_weight * g * g;
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
-    const A value = master[i] * keep - step_size * m / (sqrt(v) * inverse_root_bias + epsilon);
-    master[i] = value;
-    if constexpr (!std::is_same_v<T, A>) parameter[i] = round_to<T>(value);
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t whole = elements / kStep * kStep;
+  for (int64_t i = thread * kStep; i < whole; i += threads * kStep) {
+    update(i, std::integral_constant<int, kStep>{});
+  }
+  for (int64_t i = whole + thread; i < elements; i += threads) {
+    update(i, std::integral_constant<int, 1>{});
   }
 }
 
@@ -86,9 +121,12 @@ struct AdamWCuda {
     } else {
       master = args.out<A>(3);
     }
-    launch(args, {blocks_for(elements, 256), 256}, adamw_kernel<T>,
-           args.in<A>(1) + attributes.first, parameter, master, args.out<A>(1), args.out<A>(2),
-           elements,
+    // A shard may begin anywhere in its parameter.
+    constexpr int kStep = Pack<A>::kElements;
+    const bool steps = attributes.first % kStep == 0;
+    launch(args, {blocks_for(elements, 256 * (steps ? kStep : 1)), 256},
+           steps ? adamw_kernel<T, kStep> : adamw_kernel<T, 1>, args.in<A>(1) + attributes.first,
+           parameter, master, args.out<A>(1), args.out<A>(2), elements,
            AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
                                 args.in<double>(8), args.in<int32_t>(9)},
            attributes);

@@ -24,10 +24,21 @@ struct Gradients {
 template <class T>
 __device__ double sum_of_squares(const T* x, int64_t n) {
   double sum = 0;
-  for_row(n, [&](int64_t i) {
-    const auto value = static_cast<double>(x[i]);
+  const auto add = [&](T element) {
+    const auto value = static_cast<double>(element);
     sum += value * value;
-  });
+  };
+  constexpr int kPack = Pack<T>::kElements;
+  const bool packs =
+      reinterpret_cast<uintptr_t>(x) % sizeof(Pack<T>) == 0;  // shards begin anywhere
+  const int64_t whole = packs ? n / kPack * kPack : 0;
+#pragma unroll 4
+  for (int64_t i = int64_t{threadIdx.x} * kPack; i < whole; i += int64_t{blockDim.x} * kPack) {
+    const Pack<T> pack = load_pack(x + i);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) add(pack.values[j]);
+  }
+  for (int64_t i = whole + threadIdx.x; i < n; i += blockDim.x) add(x[i]);
   return sum;
 }
 

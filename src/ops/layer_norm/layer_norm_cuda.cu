@@ -98,15 +98,20 @@ struct LayerNormGradientCuda {
   }
 };
 
-template <class T>
+template <class T, int kStep>
 struct CenteredGainTerm {
   const T* dy;
   const T* sums;
   const accumulation_t<T>* means;
   const accumulation_t<T>* rstds;
   int64_t n;
-  __device__ accumulation_t<T> operator()(int64_t row, int64_t i) const {
-    return widen(dy[row * n + i]) * ((widen(sums[row * n + i]) - means[row]) * rstds[row]);
+  __device__ void operator()(int64_t row, int64_t i, accumulation_t<T> (&to)[kStep]) const {
+    const Pack<T> d = load_step<T, kStep>(dy + row * n + i);
+    const Pack<T> s = load_step<T, kStep>(sums + row * n + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      to[j] += widen(d.values[j]) * ((widen(s.values[j]) - means[row]) * rstds[row]);
+    }
   }
 };
 
@@ -115,29 +120,20 @@ struct LayerNormWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
-    sum_rows<A>(args, LiveRows(args.input(0)), n,
-                CenteredGainTerm<T>{args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), n},
-                args.out<A>(0),
-                args.attributes->as<LayerNormWeightGradientAttributes>().accumulate);
-  }
-};
-
-template <class T>
-struct BiasTerm {
-  const T* dy;
-  int64_t n;
-  __device__ accumulation_t<T> operator()(int64_t row, int64_t i) const {
-    return widen(dy[row * n + i]);
+    sum_rows<T, CenteredGainTerm>(
+        args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<A>(0),
+        args.attributes->as<LayerNormWeightGradientAttributes>().accumulate, args.in<T>(0),
+        args.in<T>(1), args.in<A>(2), args.in<A>(3), n);
   }
 };
 
 template <class T>
 struct LayerNormBiasGradientCuda {
   static void run(const CudaKernelArguments& args) {
-    using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
-    sum_rows<A>(args, LiveRows(args.input(0)), n, BiasTerm<T>{args.in<T>(0), n}, args.out<A>(0),
-                args.attributes->as<LayerNormBiasGradientAttributes>().accumulate);
+    sum_rows<T, RowTerm>(
+        args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<accumulation_t<T>>(0),
+        args.attributes->as<LayerNormBiasGradientAttributes>().accumulate, args.in<T>(0), n);
   }
 };
 

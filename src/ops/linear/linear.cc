@@ -11,6 +11,7 @@ CudaKernel linear_data_gradient_cuda_kernel(const OpView& op);
 CudaKernel linear_weight_gradient_cuda_kernel(const OpView& op);
 CudaKernel linear_bias_gradient_cuda_kernel(const OpView& op);
 uint64_t linear_cuda_scratch_bytes(const OpView& op);
+uint64_t linear_gradient_cuda_scratch_bytes(const OpView& op);
 uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
@@ -269,23 +270,25 @@ const OpSpec kLinear{.name = "linear",
                      .print_attributes = print_linear,
                      .samples = samples_linear};
 
-const OpSpec kLinearDataGradient{.name = "linear_data_gradient",
-                                 .infer = infer_linear_data_gradient,
-                                 .cost = cost_linear_data_gradient,
-                                 .cpu_kernel = linear_data_gradient_cpu_kernel,
-                                 .cuda_kernel = TROUPE_CUDA(linear_data_gradient_cuda_kernel),
-                                 .scratch_bytes = scratch_linear_data_gradient,
-                                 .cuda_scratch_bytes = TROUPE_CUDA(linear_cuda_scratch_bytes)};
+const OpSpec kLinearDataGradient{
+    .name = "linear_data_gradient",
+    .infer = infer_linear_data_gradient,
+    .cost = cost_linear_data_gradient,
+    .cpu_kernel = linear_data_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(linear_data_gradient_cuda_kernel),
+    .scratch_bytes = scratch_linear_data_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(linear_gradient_cuda_scratch_bytes)};
 
-const OpSpec kLinearWeightGradient{.name = "linear_weight_gradient",
-                                   .infer = infer_linear_weight_gradient,
-                                   .cost = cost_linear_weight_gradient,
-                                   .cpu_kernel = linear_weight_gradient_cpu_kernel,
-                                   .cuda_kernel = TROUPE_CUDA(linear_weight_gradient_cuda_kernel),
-                                   .workspace_bytes = workspace_linear_weight_gradient,
-                                   .scratch_bytes = scratch_linear_weight_gradient,
-                                   .cuda_scratch_bytes = TROUPE_CUDA(linear_cuda_scratch_bytes),
-                                   .print_attributes = print_linear_weight_gradient};
+const OpSpec kLinearWeightGradient{
+    .name = "linear_weight_gradient",
+    .infer = infer_linear_weight_gradient,
+    .cost = cost_linear_weight_gradient,
+    .cpu_kernel = linear_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(linear_weight_gradient_cuda_kernel),
+    .workspace_bytes = workspace_linear_weight_gradient,
+    .scratch_bytes = scratch_linear_weight_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(linear_gradient_cuda_scratch_bytes),
+    .print_attributes = print_linear_weight_gradient};
 
 const OpSpec kLinearBiasGradient{
     .name = "linear_bias_gradient",

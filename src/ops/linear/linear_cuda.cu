@@ -63,12 +63,86 @@ void run_linear(const CudaKernelArguments& args) {
                     weight[0], x[1], args.in<T>(2), args.out<Y>(0), false);
 }
 
+// Gradients of a router's logits: dy is f32 and the other operand bf16. For tensor cores each dy is
+// written as the sum of three bf16 numbers, which is exact to 2^-26 of it (an infinity
+// becomes NaN): the first is dy rounded, the others are what is missing. With the three side by
+// side, [T, 3 N], both gradients are products of bf16 with sums in f32, as they are with plain
+// arithmetic.
+constexpr int64_t kSplitParts = 3;
+
+__global__ void split_kernel(const float* dy, Bf16* parts, int64_t rows, int64_t columns) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= rows * columns) return;
+  Bf16* to = parts + i / columns * kSplitParts * columns + i % columns;
+  float rest = dy[i];
+#pragma unroll
+  for (int part = 0; part < kSplitParts; ++part) {
+    const Bf16 rounded = __float2bfloat16_rn(rest);
+    rest -= __bfloat162float(rounded);
+    to[part * columns] = rounded;
+  }
+}
+
+__global__ void add_parts_kernel(const float* parts, float* out, int64_t elements,
+                                 bool accumulate) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= elements) return;
+  const float sum = parts[i] + (parts[elements + i] + parts[2 * elements + i]);
+  out[i] = accumulate ? out[i] + sum : sum;
+}
+
+bool is_split(DType dy, DType other) {
+  return dy == DType::f32 && other == DType::bf16;
+}
+
+// Scratch memory behind that of the products: the parts of dy, then `second`: W three times, or the
+// weight gradient of each part.
+struct SplitScratch {
+  SplitScratch(int64_t rows, int64_t outputs, int64_t inputs)
+      : second_offset(align(rows * kSplitParts * outputs * int64_t{sizeof(Bf16)})),
+        bytes(second_offset + align(kSplitParts * outputs * inputs * int64_t{sizeof(float)})) {}
+  static int64_t align(int64_t size) { return ceil_divide(size, 256) * 256; }
+
+  Bf16* parts(const CudaKernelArguments& args) const {
+    return reinterpret_cast<Bf16*>(args.scratch + CudaContext::kProductScratchBytes);
+  }
+  template <class T>
+  T* second(const CudaKernelArguments& args) const {
+    return reinterpret_cast<T*>(args.scratch + CudaContext::kProductScratchBytes + second_offset);
+  }
+
+  int64_t second_offset;
+  int64_t bytes;
+};
+
+Bf16* split(const CudaKernelArguments& args, const SplitScratch& scratch) {
+  const Shape& dy = args.input(0).shape;
+  launch(args, {static_cast<unsigned>(ceil_divide(dy.elements(), 256)), 256}, split_kernel,
+         args.in<float>(0), scratch.parts(args), dy[0], dy[1]);
+  return scratch.parts(args);
+}
+
 template <class T, class Dy>
 void run_linear_data_gradient(const CudaKernelArguments& args) {
   const Shape& dy = args.input(0).shape;
   const Shape& weight = args.input(1).shape;
-  multiply<Dy, T, T>(args, {args.in<Dy>(0), dy[1], false}, {args.in<T>(1), weight[1], false}, dy[0],
-                     weight[1], dy[1], nullptr, args.out<T>(0), false);
+  if constexpr (std::is_same_v<Dy, float> && std::is_same_v<T, Bf16>) {
+    const SplitScratch scratch(dy[0], dy[1], weight[1]);
+    const Bf16* parts = split(args, scratch);
+    Bf16* weights = scratch.second<Bf16>(args);
+    for (int64_t part = 0; part < kSplitParts; ++part) {
+      check_cuda(cudaMemcpyAsync(weights + part * weight.elements(), args.in<Bf16>(1),
+                                 static_cast<size_t>(weight.elements()) * sizeof(Bf16),
+                                 cudaMemcpyDeviceToDevice, args.stream),
+                 "copying a weight");
+    }
+    const int64_t depth = kSplitParts * dy[1];
+    multiply<Bf16, Bf16, Bf16>(args, {parts, depth, false}, {weights, weight[1], false}, dy[0],
+                               weight[1], depth, nullptr, args.out<Bf16>(0), false);
+  } else {
+    multiply<Dy, T, T>(args, {args.in<Dy>(0), dy[1], false}, {args.in<T>(1), weight[1], false},
+                       dy[0], weight[1], dy[1], nullptr, args.out<T>(0), false);
+  }
 }
 
 template <class T, class Dy>
@@ -76,9 +150,21 @@ void run_linear_weight_gradient(const CudaKernelArguments& args) {
   using A = accumulation_t<T>;
   const Shape& dy = args.input(0).shape;
   const Shape& x = args.input(1).shape;
-  multiply<Dy, T, A>(args, {args.in<Dy>(0), dy[1], true}, {args.in<T>(1), x[1], false}, dy[1], x[1],
-                     dy[0], nullptr, args.out<A>(0),
-                     args.attributes->as<LinearWeightGradientAttributes>().accumulate);
+  const bool accumulate = args.attributes->as<LinearWeightGradientAttributes>().accumulate;
+  if constexpr (std::is_same_v<Dy, float> && std::is_same_v<T, Bf16>) {
+    const SplitScratch scratch(dy[0], dy[1], x[1]);
+    const int64_t outputs = kSplitParts * dy[1];
+    auto* gradients = scratch.second<float>(args);
+    multiply<Bf16, Bf16, float>(args, {split(args, scratch), outputs, true},
+                                {args.in<Bf16>(1), x[1], false}, outputs, x[1], dy[0], nullptr,
+                                gradients, false);
+    const int64_t elements = dy[1] * x[1];
+    launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, add_parts_kernel,
+           gradients, args.out<float>(0), elements, accumulate);
+  } else {
+    multiply<Dy, T, A>(args, {args.in<Dy>(0), dy[1], true}, {args.in<T>(1), x[1], false}, dy[1],
+                       x[1], dy[0], nullptr, args.out<A>(0), accumulate);
+  }
 }
 
 template <class T>
@@ -131,21 +217,12 @@ CudaKernel select_linear_kernel(DType compute, DType output) {
   return select_cuda_kernel<Double>(compute);
 }
 
-template <class T>
-struct LinearBiasTerm {
-  const T* dy;
-  int64_t columns;
-  __device__ accumulation_t<T> operator()(int64_t row, int64_t i) const {
-    return widen(dy[row * columns + i]);
-  }
-};
-
 template <class T, class Out>
 void run_linear_bias_gradient(const CudaKernelArguments& args) {
   const int64_t columns = args.input(0).shape[1];
-  sum_rows<accumulation_t<T>>(args, LiveRows(args.input(0)), columns,
-                              LinearBiasTerm<T>{args.in<T>(0), columns}, args.out<Out>(0),
-                              args.attributes->as<LinearBiasGradientAttributes>().accumulate);
+  sum_rows<T, RowTerm>(
+      args, LiveRows(args.input(0)), columns, is_made_of_packs<T>(columns), args.out<Out>(0),
+      args.attributes->as<LinearBiasGradientAttributes>().accumulate, args.in<T>(0), columns);
 }
 
 template <class T>
@@ -180,9 +257,16 @@ CudaKernel linear_bias_gradient_cuda_kernel(const OpView& op) {
   return &run_linear_bias_gradient<double, float>;
 }
 
-// Of all three products.
 uint64_t linear_cuda_scratch_bytes(const OpView&) {
   return CudaContext::kProductScratchBytes;
+}
+
+// Of both gradients.
+uint64_t linear_gradient_cuda_scratch_bytes(const OpView& op) {
+  const Shape& dy = op.input(0).shape;
+  if (!is_split(op.input(0).dtype, op.input(1).dtype)) return CudaContext::kProductScratchBytes;
+  return CudaContext::kProductScratchBytes +
+         static_cast<uint64_t>(SplitScratch(dy[0], dy[1], op.input(1).shape[1]).bytes);
 }
 
 uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op) {

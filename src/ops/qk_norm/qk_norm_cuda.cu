@@ -29,26 +29,43 @@ struct DeviceQkVectors {
   }
 };
 
-// A block for each row. Vectors of one head are taken by one warp each; the two vectors of a
-// projection by the whole block, one after the other. `each(vector, begin, step, sum)` handles
-// elements begin, begin + step, ... and sums over all who share the vector.
-template <class A, class Each>
+// A block for each row. Vectors of one head are taken by a group of lanes each, so many that each
+// has one step of kStep elements if 32 are enough; the two vectors of a projection by the whole
+// block, one after the other. `each(vector, begin, stride, sum)` handles the steps at begin,
+// begin + stride, ... and sums over all who share the vector.
+template <int kStep, class A, class Each>
 __device__ __forceinline__ void for_vectors(const DeviceQkVectors& vectors, A* shared,
                                             const Each& each) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
   if (vectors.per_head) {
-    const int warps = static_cast<int>(blockDim.x) / 32;
-    for (int i = static_cast<int>(threadIdx.x) / 32; i < vectors.count; i += warps) {
-      each(i, static_cast<int>(threadIdx.x) % 32, 32, [](A value) { return warp_sum(value); });
+    int lanes = 32;
+    while (lanes > 1 && lanes / 2 * kStep >= vectors.head_dim) lanes /= 2;
+    const int first_lane = thread % 32 / lanes * lanes;
+    const uint32_t group = (lanes == 32 ? 0xffffffffU : (1U << lanes) - 1U) << first_lane;
+    const auto sum = [=](A value) {
+      for (int width = lanes / 2; width > 0; width /= 2) {
+        value += __shfl_xor_sync(group, value, width);
+      }
+      return value;
+    };
+    for (int i = thread / lanes; i < vectors.count; i += threads / lanes) {
+      each(i, thread % lanes * kStep, lanes * kStep, sum);
     }
   } else {
     for (int i = 0; i < vectors.count; ++i) {
-      each(i, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
-           [=](A value) { return block_sum(value, shared); });
+      each(i, thread * kStep, threads * kStep, [=](A value) { return block_sum(value, shared); });
     }
   }
 }
 
+// Whether all vectors of all rows begin and end with packs.
 template <class T>
+bool are_made_of_packs(const DeviceQkVectors& vectors, int64_t width) {
+  return is_made_of_packs<T>(vectors.head_dim) && is_made_of_packs<T>(width);
+}
+
+template <class T, int kStep>
 __global__ void qk_norm_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
                                const accumulation_t<T>* gamma_k, const accumulation_t<T>* squares,
                                T* y, accumulation_t<T>* rstd, LiveRows rows, int64_t width,
@@ -60,13 +77,17 @@ __global__ void qk_norm_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
   const T* in = qkv + row * width;
   T* out = y + row * width;
   const A offset = attributes.zero_centered ? A(1) : A(0);
-  for_vectors(vectors, shared, [&](int i, int begin, int step, const auto& sum) {
+  for_vectors<kStep>(vectors, shared, [&](int i, int begin, int stride, const auto& sum) {
     const int at = vectors.offset(i);
     const int n = vectors.size(i);
     A total = 0;
     int64_t terms = n;
     if (squares == nullptr) {
-      for (int j = begin; j < n; j += step) total += widen(in[at + j]) * widen(in[at + j]);
+      for (int j = begin; j < n; j += stride) {
+        const Pack<T> x = load_step<T, kStep>(in + at + j);
+#pragma unroll
+        for (int e = 0; e < kStep; ++e) total += widen(x.values[e]) * widen(x.values[e]);
+      }
       total = sum(total);
     } else {
       total = squares[row * vectors.count + i];
@@ -75,11 +96,19 @@ __global__ void qk_norm_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
     const A scale = A(1) / sqrt(total / static_cast<A>(terms) + static_cast<A>(attributes.epsilon));
     if (begin == 0) rstd[row * vectors.count + i] = scale;
     const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
-    for (int j = begin; j < n; j += step) {
-      out[at + j] = round_to<T>(widen(in[at + j]) * scale * (offset + gamma[j]));
+    for (int j = begin; j < n; j += stride) {
+      Pack<T> x = load_step<T, kStep>(in + at + j);
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) {
+        x.values[e] = round_to<T>(widen(x.values[e]) * scale * (offset + gamma[j + e]));
+      }
+      store_step<T, kStep>(out + at + j, x);
     }
   });
-  for (int64_t i = vectors.elements + threadIdx.x; i < width; i += blockDim.x) out[i] = in[i];
+  for (int64_t i = vectors.elements + int64_t{threadIdx.x} * kStep; i < width;
+       i += int64_t{blockDim.x} * kStep) {
+    store_step<T, kStep>(out + i, load_step<T, kStep>(in + i));
+  }
 }
 
 template <class T>
@@ -88,13 +117,16 @@ struct QkNormCuda {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<QkNormAttributes>();
     const Shape& shape = args.input(0).shape;
-    launch(args, {static_cast<unsigned>(shape[0]), 256}, qk_norm_kernel<T>, args.in<T>(0),
-           args.in<A>(1), args.in<A>(2), args.in<A>(3), args.out<T>(0), args.out<A>(1),
-           LiveRows(args.input(0)), shape[1], DeviceQkVectors(attributes), attributes);
+    const DeviceQkVectors vectors(attributes);
+    launch(args, {static_cast<unsigned>(shape[0]), 256},
+           are_made_of_packs<T>(vectors, shape[1]) ? qk_norm_kernel<T, Pack<T>::kElements>
+                                                   : qk_norm_kernel<T, 1>,
+           args.in<T>(0), args.in<A>(1), args.in<A>(2), args.in<A>(3), args.out<T>(0),
+           args.out<A>(1), LiveRows(args.input(0)), shape[1], vectors, attributes);
   }
 };
 
-template <class T>
+template <class T, int kStep>
 __global__ void qk_norm_gradient_kernel(const T* dy, const T* qkv, const accumulation_t<T>* gamma_q,
                                         const accumulation_t<T>* gamma_k,
                                         const accumulation_t<T>* rstd, T* d_qkv,
@@ -105,32 +137,42 @@ __global__ void qk_norm_gradient_kernel(const T* dy, const T* qkv, const accumul
   const int64_t row = blockIdx.x;
   if (row >= rows.count()) return;
   const A offset = attributes.zero_centered ? A(1) : A(0);
-  for_vectors(vectors, shared, [&](int i, int begin, int step, const auto& sum) {
+  for_vectors<kStep>(vectors, shared, [&](int i, int begin, int stride, const auto& sum) {
     const int64_t at = row * width + vectors.offset(i);
     const int n = vectors.size(i);
     const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
-    const auto g = [=](int j) { return widen(dy[at + j]) * (offset + gamma[j]); };
-    A projection = 0;
-    for (int j = begin; j < n; j += step) projection += g(j) * widen(qkv[at + j]);
-    projection = sum(projection);
     const A scale = rstd[row * vectors.count + i];
-    const A cubed = scale * scale * scale * projection;
-    if (d_squares != nullptr) {
-      if (begin == 0) {
-        d_squares[row * vectors.count + i] =
-            -cubed / static_cast<A>(int64_t{2} * n * attributes.ranks);
+    A projection = 0;
+    for (int j = begin; j < n; j += stride) {
+      const Pack<T> d = load_step<T, kStep>(dy + at + j);
+      const Pack<T> x = load_step<T, kStep>(qkv + at + j);
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) {
+        projection += widen(d.values[e]) * (offset + gamma[j + e]) * widen(x.values[e]);
       }
-      for (int j = begin; j < n; j += step) d_qkv[at + j] = round_to<T>(scale * g(j));
-      return;
     }
-    const A along = cubed / static_cast<A>(n);
-    for (int j = begin; j < n; j += step) {
-      d_qkv[at + j] = round_to<T>(scale * g(j) - along * widen(qkv[at + j]));
+    projection = sum(projection);
+    const A cubed = scale * scale * scale * projection;
+    if (d_squares != nullptr && begin == 0) {
+      d_squares[row * vectors.count + i] =
+          -cubed / static_cast<A>(int64_t{2} * n * attributes.ranks);
+    }
+    const A along = d_squares != nullptr ? A(0) : cubed / static_cast<A>(n);
+    for (int j = begin; j < n; j += stride) {
+      const Pack<T> d = load_step<T, kStep>(dy + at + j);
+      const Pack<T> x = load_step<T, kStep>(qkv + at + j);
+      Pack<T> result;
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) {
+        const A g = widen(d.values[e]) * (offset + gamma[j + e]);
+        result.values[e] = round_to<T>(scale * g - along * widen(x.values[e]));
+      }
+      store_step<T, kStep>(d_qkv + at + j, result);
     }
   });
-  for (int64_t i = row * width + vectors.elements + threadIdx.x; i < (row + 1) * width;
-       i += blockDim.x) {
-    d_qkv[i] = dy[i];
+  for (int64_t i = row * width + vectors.elements + int64_t{threadIdx.x} * kStep;
+       i < (row + 1) * width; i += int64_t{blockDim.x} * kStep) {
+    store_step<T, kStep>(d_qkv + i, load_step<T, kStep>(dy + i));
   }
 }
 
@@ -141,13 +183,16 @@ struct QkNormGradientCuda {
     const auto& attributes = args.attributes->as<QkNormAttributes>();
     const Shape& shape = args.input(0).shape;
     A* d_squares = args.input(5).data != nullptr ? args.out<A>(1) : nullptr;
-    launch(args, {static_cast<unsigned>(shape[0]), 256}, qk_norm_gradient_kernel<T>, args.in<T>(0),
-           args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4), args.out<T>(0), d_squares,
-           LiveRows(args.input(0)), shape[1], DeviceQkVectors(attributes), attributes);
+    const DeviceQkVectors vectors(attributes);
+    launch(args, {static_cast<unsigned>(shape[0]), 256},
+           are_made_of_packs<T>(vectors, shape[1]) ? qk_norm_gradient_kernel<T, Pack<T>::kElements>
+                                                   : qk_norm_gradient_kernel<T, 1>,
+           args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4),
+           args.out<T>(0), d_squares, LiveRows(args.input(0)), shape[1], vectors, attributes);
   }
 };
 
-template <class T>
+template <class T, int kStep>
 struct QkGainTerm {
   const T* dy;
   const T* qkv;
@@ -155,13 +200,16 @@ struct QkGainTerm {
   int64_t width;
   DeviceQkVectors vectors;
   int first, end;  // the vectors that share the gain
-  __device__ accumulation_t<T> operator()(int64_t row, int64_t j) const {
-    accumulation_t<T> sum = 0;
+  __device__ void operator()(int64_t row, int64_t j, accumulation_t<T> (&sums)[kStep]) const {
+#pragma unroll 4
     for (int i = first; i < end; ++i) {
       const int64_t at = row * width + vectors.offset(i) + j;
-      sum += widen(dy[at]) * widen(qkv[at]) * rstd[row * vectors.count + i];
+      const Pack<T> d = load_step<T, kStep>(dy + at);
+      const Pack<T> x = load_step<T, kStep>(qkv + at);
+      const accumulation_t<T> scale = rstd[row * vectors.count + i];
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) sums[e] += widen(d.values[e]) * widen(x.values[e]) * scale;
     }
-    return sum;
   }
 };
 
@@ -172,15 +220,12 @@ struct QkNormWeightGradientCuda {
     const auto& attributes = args.attributes->as<QkNormWeightGradientAttributes>();
     const DeviceQkVectors vectors(attributes);
     const bool queries = attributes.first_head == 0;
-    const QkGainTerm<T> term{args.in<T>(0),
-                             args.in<T>(1),
-                             args.in<A>(2),
-                             args.input(0).shape[1],
-                             vectors,
-                             queries ? 0 : vectors.queries,
-                             queries ? vectors.queries : vectors.count};
-    sum_rows<A>(args, LiveRows(args.input(0)), args.output(0).shape.elements(), term,
-                args.out<A>(0), attributes.accumulate);
+    const int64_t width = args.input(0).shape[1];
+    sum_rows<T, QkGainTerm>(args, LiveRows(args.input(0)), args.output(0).shape.elements(),
+                            are_made_of_packs<T>(vectors, width), args.out<A>(0),
+                            attributes.accumulate, args.in<T>(0), args.in<T>(1), args.in<A>(2),
+                            width, vectors, queries ? 0 : vectors.queries,
+                            queries ? vectors.queries : vectors.count);
   }
 };
 
@@ -191,10 +236,10 @@ __global__ void qk_squares_kernel(const T* qkv, accumulation_t<T>* squares, Live
   __shared__ A shared[32];
   const int64_t row = blockIdx.x;
   if (row >= rows.count()) return;
-  for_vectors(vectors, shared, [&](int i, int begin, int step, const auto& sum) {
+  for_vectors<1>(vectors, shared, [&](int i, int begin, int stride, const auto& sum) {
     const T* x = qkv + row * width + vectors.offset(i);
     A total = 0;
-    for (int j = begin; j < vectors.size(i); j += step) total += widen(x[j]) * widen(x[j]);
+    for (int j = begin; j < vectors.size(i); j += stride) total += widen(x[j]) * widen(x[j]);
     total = sum(total);
     if (begin == 0) squares[row * vectors.count + i] = total;
   });

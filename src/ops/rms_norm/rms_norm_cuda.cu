@@ -127,14 +127,18 @@ struct RmsNormGradientCuda {
   }
 };
 
-template <class T>
+template <class T, int kStep>
 struct GainTerm {
   const T* dy;
   const T* s;
   const accumulation_t<T>* rstd;
   int64_t n;
-  __device__ accumulation_t<T> operator()(int64_t row, int64_t i) const {
-    return widen(dy[row * n + i]) * widen(s[row * n + i]) * rstd[row];
+  __device__ void operator()(int64_t row, int64_t i, accumulation_t<T> (&sums)[kStep]) const {
+    const Pack<T> d = load_step<T, kStep>(dy + row * n + i);
+    const Pack<T> x = load_step<T, kStep>(s + row * n + i);
+    const accumulation_t<T> scale = rstd[row];
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) sums[j] += widen(d.values[j]) * widen(x.values[j]) * scale;
   }
 };
 
@@ -143,9 +147,9 @@ struct RmsNormWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
-    sum_rows<A>(args, LiveRows(args.input(0)), n,
-                GainTerm<T>{args.in<T>(0), args.in<T>(1), args.in<A>(2), n}, args.out<A>(0),
-                args.attributes->as<RmsNormWeightGradientAttributes>().accumulate);
+    sum_rows<T, GainTerm>(args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<A>(0),
+                          args.attributes->as<RmsNormWeightGradientAttributes>().accumulate,
+                          args.in<T>(0), args.in<T>(1), args.in<A>(2), n);
   }
 };
 

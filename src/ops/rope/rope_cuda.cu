@@ -33,8 +33,8 @@ void run_rope_table(const CudaKernelArguments& args) {
          args.out<A>(0), attributes);
 }
 
-// A block for each row. A thread turns pairs; y may be qkv.
-template <class T>
+// A block for each row. A thread turns kStep neighbouring pairs at a time; y may be qkv.
+template <class T, int kStep>
 __global__ void rope_kernel(const T* qkv, const accumulation_t<T>* table, T* y, LiveRows rows,
                             int64_t width, RopeAttributes attributes) {
   using A = accumulation_t<T>;
@@ -48,34 +48,48 @@ __global__ void rope_kernel(const T* qkv, const accumulation_t<T>* table, T* y, 
   T* out = y + row * width;
   const A* angles = table + row % attributes.sequence * rotary;
   const A sign = attributes.inverse ? A(-1) : A(1);
-  for (int i = static_cast<int>(threadIdx.x); i < turned * pairs;
-       i += static_cast<int>(blockDim.x)) {
-    const int head = i / pairs;
-    const int pair = i % pairs;
-    const A cosine = angles[2 * pair];
-    const A sine = sign * angles[2 * pair + 1];
-    const A first = widen(in[head * d + pair]);
-    const A second = widen(in[head * d + pair + pairs]);
-    out[head * d + pair] = round_to<T>(first * cosine - second * sine);
-    out[head * d + pair + pairs] = round_to<T>(second * cosine + first * sine);
+  for (int i = static_cast<int>(threadIdx.x) * kStep; i < turned * pairs;
+       i += static_cast<int>(blockDim.x) * kStep) {
+    const int at = i / pairs * d + i % pairs;
+    const A* angle = angles + 2 * (i % pairs);
+    Pack<T> first = load_step<T, kStep>(in + at);
+    Pack<T> second = load_step<T, kStep>(in + at + pairs);
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      const A cosine = angle[2 * e];
+      const A sine = sign * angle[2 * e + 1];
+      const A x = widen(first.values[e]);
+      const A z = widen(second.values[e]);
+      first.values[e] = round_to<T>(x * cosine - z * sine);
+      second.values[e] = round_to<T>(z * cosine + x * sine);
+    }
+    store_step<T, kStep>(out + at, first);
+    store_step<T, kStep>(out + at + pairs, second);
   }
   if (out == in) return;
   const int rest = d - rotary;
-  for (int i = static_cast<int>(threadIdx.x); i < turned * rest;
-       i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x) * kStep; i < turned * rest;
+       i += static_cast<int>(blockDim.x) * kStep) {
     const int at = i / rest * d + rotary + i % rest;
-    out[at] = in[at];
+    store_step<T, kStep>(out + at, load_step<T, kStep>(in + at));
   }
-  for (int64_t i = int64_t{turned} * d + threadIdx.x; i < width; i += blockDim.x) out[i] = in[i];
+  for (int64_t i = int64_t{turned} * d + int64_t{threadIdx.x} * kStep; i < width;
+       i += int64_t{blockDim.x} * kStep) {
+    store_step<T, kStep>(out + i, load_step<T, kStep>(in + i));
+  }
 }
 
 template <class T>
 struct RopeCuda {
   static void run(const CudaKernelArguments& args) {
     const Shape& shape = args.input(0).shape;
-    launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], 4)}, rope_kernel<T>,
-           args.in<T>(0), args.in<accumulation_t<T>>(1), args.out<T>(0), LiveRows(args.input(0)),
-           shape[1], args.attributes->as<RopeAttributes>());
+    const auto& attributes = args.attributes->as<RopeAttributes>();
+    const bool packs = is_made_of_packs<T>(attributes.rotary_dim / 2) &&
+                       is_made_of_packs<T>(attributes.head_dim) && is_made_of_packs<T>(shape[1]);
+    launch(args, {static_cast<unsigned>(shape[0]), threads_for_row(shape[1], packs ? 16 : 4)},
+           packs ? rope_kernel<T, Pack<T>::kElements> : rope_kernel<T, 1>, args.in<T>(0),
+           args.in<accumulation_t<T>>(1), args.out<T>(0), LiveRows(args.input(0)), shape[1],
+           attributes);
   }
 };
 
