@@ -22,7 +22,8 @@ class DeviceRun {
  public:
   // Float inputs are filled with normal random numbers that bf16 can hold, the same ones in every
   // dtype; integer inputs with random numbers below `integers`.
-  DeviceRun(const std::function<void(Builder&)>& emit, int32_t integers) : program_(std::make_shared<StateTable>()) {
+  DeviceRun(const std::function<void(Builder&)>& emit, int32_t integers)
+      : program_(std::make_shared<StateTable>()) {
     Builder builder(program_);
     emit(builder);
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");

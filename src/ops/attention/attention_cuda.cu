@@ -1,4 +1,3 @@
-#include "ops/attention/attention_mma.cuh"
 #include "ops/attention/attention_sizes.cuh"
 #include "ops/attention/cuda/attention_cudnn.h"
 
@@ -448,8 +447,6 @@ CudaKernel select_attention(const OpView& op, const Visit& visit) {
     case DType::f32:
       return by_head_size<float, 4>(head_dim, visit);
     default:
-      if (head_dim == 64) return visit(AttentionMma<64>());
-      if (head_dim == 128) return visit(AttentionMma<128>());
       return by_head_size<Bf16, 4>(head_dim, visit);
   }
 }
@@ -469,7 +466,7 @@ CudaKernel attention_gradient_cuda_kernel(const OpView& op) {
 }
 
 uint64_t attention_cuda_scratch_bytes(const OpView& op) {
-  return cudnn_takes(op) ? cudnn_attention_scratch_bytes(op.attributes<AttentionAttributes>()) : 0;
+  return cudnn_takes(op) ? cudnn_attention_scratch_bytes() : 0;
 }
 
 uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op) {
