@@ -370,4 +370,15 @@ double initial_value(const Parameter& parameter, uint64_t seed, int64_t element)
                                             static_cast<uint64_t>(element));
 }
 
+void fill_initial_values(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
+                         double* values) {
+  if (parameter.init_std == 0) {
+    std::fill(values, values + count, parameter.init_constant);
+    return;
+  }
+  fill_random_normals(seed, RandomStream::parameter, parameter.number, static_cast<uint64_t>(first),
+                      count, values);
+  for (int64_t i = 0; i < count; ++i) values[i] *= parameter.init_std;
+}
+
 }  // namespace troupe

@@ -139,4 +139,9 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
 // arguments.
 double initial_value(const Parameter& parameter, uint64_t seed, int64_t element);
 
+// values[i] = initial_value(parameter, seed, first + i) for `count` elements, in a fraction of the
+// time.
+void fill_initial_values(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
+                         double* values);
+
 }  // namespace troupe
