@@ -214,6 +214,9 @@ void check_options(const Options& options) {
     if (!has_cuda()) {
       throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
     }
+    if (options.profile && options.ranks > 1) {
+      throw_bad_request("--profile: on GPUs one rank can be profiled for now. Use --ranks 1.");
+    }
   }
   const bool has_ranks = options.command == Command::train || options.command == Command::verify ||
                          options.command == Command::inspect || options.command == Command::plan;

@@ -24,6 +24,7 @@
 #include "train/layout_options.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
+#include "train/step_profile.h"
 
 namespace troupe {
 namespace {
@@ -68,6 +69,18 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
                             format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
+void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
+                    const std::string& whose, const std::string& remedy, int gpu) {
+  const bool on_gpu = device == Device::cuda;
+  const uint64_t available = on_gpu ? available_device_bytes(gpu) : available_memory_bytes();
+  if (available == 0 || bytes <= available) return;
+  throw UserError(ExitStatus::does_not_fit,
+                  fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
+                              "--micro-batch-size, --seq-length or model{}.",
+                              format_bytes(bytes), on_gpu ? "GPU" : "machine",
+                              format_bytes(available), whose, breakdown, remedy));
+}
+
 Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
     : options_(options),
       rank_(rank),
@@ -107,6 +120,9 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
 }
 
 void Trainer::start() {
+  // Before the memory is taken that the measurement needs, too.
+  if (options_.profile && leads())
+    profile_limits_ = measure_limits(identity_.compute_dtype, pool_, device_);
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
@@ -142,7 +158,9 @@ void Trainer::prepare_step(int32_t batch_size) {
   }
   const Communicators communicators =
       group_ == nullptr ? Communicators{} : communicators_of(*group_, part_.layout(), rank_);
-  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_, communicators);
+  interpreter_ =
+      make_interpreter(*step_.program, plan_, *storage_, pool_, communicators,
+                       {.capture = captures_graph(options_), .profile = options_.profile});
 }
 
 void Trainer::check_with_others() const {
@@ -305,18 +323,10 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
 }
 
 void Trainer::check_memory(uint64_t others) const {
-  const bool on_gpu = device_ == Device::cuda;
-  const uint64_t available = on_gpu ? available_device_bytes(gpu_) : available_memory_bytes();
-  const uint64_t wanted = planned_bytes() + others;
-  if (available == 0 || wanted <= available) return;
   const bool several = options_.ranks > 1;
-  throw UserError(
-      ExitStatus::does_not_fit,
-      fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
-                  "--micro-batch-size, --seq-length or model{}.",
-                  format_bytes(wanted), on_gpu ? "GPU" : "machine", format_bytes(available),
-                  several ? fmt::format("; of rank {}", rank_) : "",
-                  describe_memory(plan_, evaluation_bytes_), several ? ", or fewer ranks" : ""));
+  require_memory(planned_bytes() + others, device_, describe_memory(plan_, evaluation_bytes_),
+                 several ? fmt::format("; of rank {}", rank_) : "",
+                 several ? ", or fewer ranks" : "", gpu_);
 }
 
 void Trainer::load_weights() {
@@ -529,7 +539,11 @@ StepMetrics Trainer::do_step() {
   if (step_.step_number.valid()) {
     *interpreter_->view(step_.step_number).as<int64_t>() = position_.step;
   }
-  interpreter_->run();
+  if (is_profiled(options_, rank_, position_.step + 1)) {
+    profile_step();
+  } else {
+    interpreter_->run();
+  }
 
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
   position_.step += 1;
@@ -557,6 +571,18 @@ StepMetrics Trainer::do_step() {
   metrics.peak_bytes = device_ == Device::cuda ? DeviceMemory::peak_allocated_bytes()
                                                : Arena::peak_allocated_bytes();
   return metrics;
+}
+
+void Trainer::profile_step() {
+  StepProfile profile(*step_.program);
+  profile.add(interpreter_->run_profiled());
+  const std::string path = profile_path(options_, rank_, position_.step + 1);
+  profile.write_timeline(path, rank_);
+  if (leads()) {
+    progress_->note(describe_profile(profile, profile_limits_));
+  }
+  progress_->note(
+      fmt::format("step {} of rank {}: timeline in {}", position_.step + 1, rank_, path));
 }
 
 void Trainer::note_skipped_step() const {

@@ -32,6 +32,7 @@
 #include "train/progress.h"
 #include "train/routing_watch.h"
 #include "train/schedules.h"
+#include "train/step_profile.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {
@@ -86,6 +87,9 @@ class Trainer {
   void open_logs();
 
   StepMetrics do_step();
+  // In place of the interpreter's run(): writes the step's timeline, and prints where the time
+  // went.
+  void profile_step();
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless(const StepMetrics& metrics) const;
   void note_skipped_step() const;
@@ -122,6 +126,7 @@ class Trainer {
   MemoryPlan plan_;
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<Interpreter> interpreter_;
+  ProfileLimits profile_limits_;  // with --profile, of the leader
 
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;
@@ -144,5 +149,10 @@ ExitStatus train(const Options& options, ProcessGroup* processes = nullptr);
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
 // needs beside it, and the total.
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
+
+// Throws UserError (does_not_fit) with the breakdown when the machine, or its GPU, has not so many
+// bytes available. `whose` and `remedy` are added to what it says. `gpu`: see gpu_of_rank().
+void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
+                    const std::string& whose = {}, const std::string& remedy = {}, int gpu = 0);
 
 }  // namespace troupe
