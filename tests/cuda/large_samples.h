@@ -63,6 +63,23 @@ inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>&
           }};
 }
 
+// Two products with one weight: the gradient of the second use is added to that of the first.
+inline OpSample grouped_twice_sample(int64_t n, const std::vector<int32_t>& offsets,
+                                     int64_t bound) {
+  return {"grouped twice " + std::to_string(bound) + "x" + std::to_string(n),
+          [=](SampleBuilder& sample) {
+            const auto experts = static_cast<int32_t>(offsets.size()) - 1;
+            const ValueId rows = sample.integers("offsets", {experts + 1}, offsets);
+            SampleBuilder::Options options;
+            options.rows = rows;
+            options.rows_element = experts;
+            const ValueId x = sample.tensor("x", {bound, n}, options);
+            const ValueId w = sample.tensor("w", {experts, n, n}, {.deviation = 0.1});
+            const ValueId hidden = grouped_linear(sample.builder(), x, w, rows, "hidden");
+            sample.result(grouped_linear(sample.builder(), hidden, w, rows, "y"));
+          }};
+}
+
 inline OpSample attention_sample(const AttentionAttributes& attributes) {
   return {"sequence " + std::to_string(attributes.sequence) + " head " +
               std::to_string(attributes.head_dim) + " window " + std::to_string(attributes.window) +
@@ -164,6 +181,11 @@ inline std::vector<LargeSample> large_samples() {
   std::vector<int32_t> many(101);
   for (size_t e = 0; e < many.size(); ++e) many[e] = static_cast<int32_t>(e * e / 12);
   add(kGroupedLinear, grouped_sample(136, 64, many, 840));
+  // Several tiles in every direction, none of which they fill; depths of less than one.
+  add(kGroupedLinear, grouped_sample(1408, 264, {0, 1, 300, 300, 557, 640}, 700));
+  add(kGroupedLinear, grouped_sample(264, 1408, {0, 513, 513, 530}, 530));
+  add(kGroupedLinear, grouped_sample(768, 40, {0, 0, 385, 900}, 1100));
+  add(kGroupedLinear, grouped_twice_sample(328, {0, 190, 190, 205, 460}, 500));
 
   for (const int32_t head_dim : {8, 20, 64, 96, 128, 192, 256}) {
     AttentionAttributes attributes{

@@ -1,0 +1,71 @@
+#include "ops/cuda/tensor_map.h"
+
+#include <cuda_runtime_api.h>
+#include <string>
+
+#include "base/error.h"
+#include "ops/cuda/check.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kCopyAlignment = 16;
+
+// The driver's function is found at run time, so that the program also starts where no driver is.
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+EncodeTiled find_encode_tiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                              cudaEnableDefault, &found),
+             "looking for cuTensorMapEncodeTiled");
+  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
+    throw_failed(
+        "CUDA: the driver has no cuTensorMapEncodeTiled; it needs to be of CUDA 12 or "
+        "later.");
+  }
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+CUtensorMapDataType data_type(DType dtype) {
+  TROUPE_CHECK(dtype == DType::bf16 || dtype == DType::f32, "no tiles of this dtype");
+  return dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+}  // namespace
+
+bool has_tiled_rows(int64_t elements, DType dtype) {
+  return elements * static_cast<int64_t>(size_of(dtype)) % kCopyAlignment == 0;
+}
+
+CUtensorMap make_tensor_map(const TiledTensor& tensor) {
+  static const EncodeTiled encode = find_encode_tiled();
+  const auto bytes = static_cast<int64_t>(size_of(tensor.dtype));
+  TROUPE_CHECK(tensor.tile[0] * bytes == 128 && has_tiled_rows(tensor.sizes[0], tensor.dtype),
+               "a tensor that cannot be copied in tiles");
+  std::array<cuuint64_t, 3> sizes{};
+  std::array<cuuint64_t, 2> strides{};
+  uint64_t stride = static_cast<uint64_t>(bytes);
+  for (size_t i = 0; i < 3; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(tensor.sizes[i]);
+    stride *= sizes[i];
+    if (i < 2) strides[i] = stride;
+  }
+  const std::array<cuuint32_t, 3> tile = {static_cast<cuuint32_t>(tensor.tile[0]),
+                                          static_cast<cuuint32_t>(tensor.tile[1]), 1};
+  const std::array<cuuint32_t, 3> steps = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, data_type(tensor.dtype), 3, const_cast<void*>(tensor.data), sizes.data(),
+             strides.data(), tile.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw_failed("CUDA: describing a tensor for copies in tiles failed: error " +
+                 std::to_string(static_cast<int>(result)) + ".");
+  }
+  return map;
+}
+
+}  // namespace troupe
