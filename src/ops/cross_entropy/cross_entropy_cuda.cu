@@ -20,44 +20,26 @@ __device__ RowSum<accumulation_t<T>> sum_exponentials(const T* row, int64_t voca
   using A = accumulation_t<T>;
   A largest = -infinity<A>();
   A total = 0;
-  // Some steps at a time, so that several loads are on their way.
-  constexpr int kBatch = 4;
-  const int64_t stride = int64_t{blockDim.x} * kStep;
-  for (int64_t v = int64_t{threadIdx.x} * kStep; v < vocabulary; v += kBatch * stride) {
-    Pack<T> logits[kBatch];
+  for_row_steps<kStep>(vocabulary, [&](int64_t v) {
+    const Pack<T> logits = load_step<T, kStep>(row + v);
+    A pack_largest = largest;
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (v + b * stride < vocabulary) {
-        logits[b] = load_step<T, kStep>(row + v + b * stride);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kStep; ++j) logits[b].values[j] = round_to<T>(-infinity<A>());
-      }
+    for (int j = 0; j < kStep; ++j) {
+      const A logit = widen(logits.values[j]);
+      pack_largest = logit > pack_largest ? logit : pack_largest;
     }
-    A batch_largest = largest;
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-      for (int j = 0; j < kStep; ++j) {
-        const A logit = widen(logits[b].values[j]);
-        batch_largest = logit > batch_largest ? logit : batch_largest;
-      }
-    }
-    if (batch_largest > largest) {
-      total *= exp(largest - batch_largest);
-      largest = batch_largest;
+    if (pack_largest > largest) {
+      total *= exp(largest - pack_largest);
+      largest = pack_largest;
     }
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-      for (int j = 0; j < kStep; ++j) {
-        const A logit = widen(logits[b].values[j]);
-        // -infinity adds nothing, also as long as there is nothing else; NaN is not lost.
-        const bool is_none = logit == -infinity<A>();
-        total += is_none ? A(0) : exp(logit - largest);
-      }
+    for (int j = 0; j < kStep; ++j) {
+      const A logit = widen(logits.values[j]);
+      // -infinity adds nothing, also as long as there is nothing else; NaN is not lost.
+      const bool is_none = logit == -infinity<A>();
+      total += is_none ? A(0) : exp(logit - largest);
     }
-  }
+  });
   const A of_all = block_max(largest, shared);
   // A thread without elements has -infinity, and adds nothing.
   const A scaled = largest == of_all ? total : total * exp(largest - of_all);
