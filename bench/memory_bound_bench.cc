@@ -87,6 +87,15 @@ int32_t emit_cross_entropy(Builder& builder) {
       "loss");
   return 0;
 }
+int32_t emit_cross_entropy_gradient(Builder& builder) {
+  const Shape tokens{2048};
+  builder.emit(kCrossEntropyGradient, Attributes(NoAttributes()),
+               {tensor(builder, "logits", {2048, 32000}),
+                builder.input("labels", DType::i32, tokens), tensor(builder, "mask", tokens),
+                tensor(builder, "lse", tokens), tensor(builder, "d_loss", {1}), ValueId{}},
+               "d_logits");
+  return 0;
+}
 Routing emit_routing(Builder& builder) {
   // One of eight experts for each token: top-1 keeps chosen experts distinct.
   const ValueId indices = builder.input("indices", DType::i32, {kTokens, 1});
@@ -106,9 +115,15 @@ int32_t emit_combine(Builder& builder) {
 
 const bool registered = [] {
   const std::pair<const char*, int32_t (*)(Builder&)> all[] = {
-      {"add", emit_add},         {"rms_norm", emit_rms_norm}, {"add_rms_norm", emit_add_rms_norm},
-      {"swiglu", emit_swiglu},   {"rope", emit_rope},         {"cross_entropy", emit_cross_entropy},
-      {"permute", emit_permute}, {"combine", emit_combine},
+      {"add", emit_add},
+      {"rms_norm", emit_rms_norm},
+      {"add_rms_norm", emit_add_rms_norm},
+      {"swiglu", emit_swiglu},
+      {"rope", emit_rope},
+      {"cross_entropy", emit_cross_entropy},
+      {"cross_entropy_gradient", emit_cross_entropy_gradient},
+      {"permute", emit_permute},
+      {"combine", emit_combine},
   };
   for (const auto& [name, emit] : all) {
     benchmark::RegisterBenchmark(

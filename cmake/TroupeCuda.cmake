@@ -31,6 +31,6 @@ function(troupe_use_cuda target)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources EXCLUDE REGEX "_cpu\\.cc$|/cpu/")
   set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_DEFINITIONS TROUPE_WITH_CUDA)
-  target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt CUDA::nvrtc
+  target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt CUDA::cupti CUDA::nvrtc
                                           troupe_cuda_libraries)
 endfunction()

@@ -41,7 +41,12 @@ double random_uniform(uint64_t seed, RandomStream stream, uint32_t substream, ui
 uint64_t random_below(uint64_t bound, uint64_t seed, RandomStream stream, uint32_t substream,
                       uint64_t index);
 
-// Standard normal by the Box-Muller transform, in double.
+// Standard normal by the Box-Muller transform, in double (within a few units of the last place).
 double random_normal(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index);
+
+// values[i] = random_normal(..., first_index + i) for `count` positions: the same bits, in a
+// fraction of the time.
+void fill_random_normals(uint64_t seed, RandomStream stream, uint32_t substream,
+                         uint64_t first_index, int64_t count, double* values);
 
 }  // namespace troupe

@@ -6,19 +6,15 @@
 #include <chrono>
 #include <cstdio>
 #include <fmt/format.h>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/random.h"
 #include "base/units.h"
 #include "cli/command.h"
-#include "program/op_spec.h"
-#include "runtime/cpu/copy_limit.h"
-#include "runtime/device_limits.h"
 #include "train/initialize.h"
-#include "train/matmul_limit.h"
 #include "train/model_options.h"
+#include "train/step_profile.h"
 #include "train/trainer.h"
 
 namespace troupe {
@@ -31,19 +27,6 @@ constexpr int kRuns = 7;
 double seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
-struct KindTime {
-  int64_t count = 0;
-  double seconds = 0;  // sum of the medians of its operations
-  double flops = 0;
-  double bytes = 0;
-};
 
 void write_random_batch(const Interpreter& interpreter, const BatchValues& batch,
                         int32_t vocab_size) {
@@ -79,7 +62,8 @@ ExitStatus run_bench(const Options& options) {
   const bool on_gpu = device == Device::cuda;
   const StateStorage storage(state.table, device);
   const auto interpreter =
-      make_interpreter(program, plan_memory(program, pool.threads(), device), storage, pool);
+      make_interpreter(program, plan_memory(program, pool.threads(), device), storage, pool,
+                       Communicators{}, {.capture = captures_graph(options), .profile = true});
   initialize_parameters(state, storage, static_cast<uint64_t>(options.seed), pool);
   storage.to_device();
   for (const BatchValues& batch : step.micro_batches) {
@@ -88,82 +72,61 @@ ExitStatus run_bench(const Options& options) {
   *interpreter->view(step.update_number).as<int64_t>() = 1;
   if (step.step_number.valid()) *interpreter->view(step.step_number).as<int64_t>() = 0;
 
-  const double flop_limit = measure_matmul_limit(dtype, pool, device);
-  const double copy_limit = on_gpu ? measure_device_copy_limit() : measure_copy_limit(pool);
+  const ProfileLimits limits = measure_limits(dtype, pool, device);
 
   interpreter->run();  // touches all memory
+  interpreter->run();  // captures the step as a graph, where that is asked for
   std::vector<double> whole;
   for (int run = 0; run < kRuns; ++run) {
     const auto start = Clock::now();
     interpreter->run();
     whole.push_back(seconds(Clock::now() - start));
   }
-  std::vector<std::vector<double>> times(static_cast<size_t>(program.op_count()));
-  for (int run = 0; run < kRuns; ++run) {
-    auto last = Clock::now();
-    interpreter->run_observed([&](int32_t op) {
-      const auto now = Clock::now();
-      times[static_cast<size_t>(op)].push_back(seconds(now - last));
-      last = Clock::now();
-    });
-  }
+  StepProfile profile(program);
+  for (int run = 0; run < kRuns; ++run) profile.add(interpreter->run_profiled());
 
-  std::map<std::string, KindTime> kinds;
-  double sum = 0;
-  for (int32_t i = 0; i < program.op_count(); ++i) {
-    const Op& op = program.op(i);
-    const Cost cost = op.spec->cost(OpView{program, op});
-    const double time = median(times[static_cast<size_t>(i)]);
-    KindTime& kind = kinds[op.spec->name];
-    kind.count += 1;
-    kind.seconds += time;
-    kind.flops += cost.flops;
-    kind.bytes += cost.bytes;
-    sum += time;
-  }
-  std::vector<std::pair<std::string, KindTime>> rows(kinds.begin(), kinds.end());
-  std::erase_if(rows,
-                [&](const auto& row) { return row.first.find(options.op) == std::string::npos; });
-  std::sort(rows.begin(), rows.end(),
-            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-
-  const double step_time = median(whole);
+  std::nth_element(whole.begin(), whole.begin() + kRuns / 2, whole.end());
+  const double step_time = whole[kRuns / 2];
   const double samples = static_cast<double>(step_options.micro_batch_size) *
                          static_cast<double>(step_options.micro_batches);
   const double model_flops = config.training_flops_per_sequence(step_options.sequence) * samples;
   const double tokens_per_s = samples * step_options.sequence / step_time;
+  if (options.profile) {
+    const std::string path = profile_path(options, /*rank=*/0, /*step=*/1);
+    profile.write_timeline(path, /*rank=*/0);
+    fmt::print(stderr, "timeline: {}\n", path);
+  }
   if (options.json) {
     nlohmann::ordered_json document = {{"threads", pool.threads()},
-                                       {"matmul_limit_flops_per_s", flop_limit},
-                                       {"copy_limit_bytes_per_s", copy_limit},
+                                       {"matmul_limit_flops_per_s", limits.flops},
+                                       {"copy_limit_bytes_per_s", limits.copy_bytes},
                                        {"step_time_s", step_time},
                                        {"tokens_per_s", tokens_per_s},
                                        {"tflops_per_gpu", model_flops / step_time / 1e12},
                                        {"operations", program.op_count()}};
-    for (const auto& [name, kind] : rows) {
-      document["kinds"].push_back({{"kind", name},
+    for (const KindTime& kind : profile.kinds()) {
+      if (kind.kind.find(options.op) == std::string::npos) continue;
+      document["kinds"].push_back({{"kind", kind.kind},
                                    {"count", kind.count},
                                    {"time_s", kind.seconds},
                                    {"flops_per_s", kind.flops / kind.seconds},
                                    {"bytes_per_s", kind.bytes / kind.seconds}});
     }
+    const StepTimes times = profile.times();
+    document["profiled_step_s"] = times.seconds;
+    document["idle_s"] = times.seconds - times.busy_s;
+    document["largest_gap_s"] = times.largest_gap_s;
     fmt::print("{}\n", document.dump(2));
     return ExitStatus::done;
   }
   fmt::print("limits on {}: {}flop/s in matrix products, {}/s copying\n",
              on_gpu ? "the GPU" : fmt::format("{} threads", pool.threads()),
-             format_count(flop_limit), format_bytes(static_cast<uint64_t>(copy_limit)));
-  fmt::print("step {} (median of {}), {} tokens/s, {:.0f}% of the matmul limit\n\n",
-             format_duration(step_time), kRuns, format_count(tokens_per_s),
-             100.0 * model_flops / step_time / flop_limit);
-  fmt::print("{:<32} {:>5} {:>10} {:>6} {:>10} {:>6} {:>10} {:>6}\n", "operation kind", "count",
-             "time", "share", "Gflop/s", "limit", "GB/s", "limit");
-  for (const auto& [name, kind] : rows) {
-    fmt::print("{:<32} {:>5} {:>10} {:>5.1f}% {:>10.1f} {:>5.0f}% {:>10.1f} {:>5.0f}%\n", name,
-               kind.count, format_duration(kind.seconds), 100 * kind.seconds / sum,
-               kind.flops / kind.seconds / 1e9, 100 * kind.flops / kind.seconds / flop_limit,
-               kind.bytes / kind.seconds / 1e9, 100 * kind.bytes / kind.seconds / copy_limit);
-  }
+             format_count(limits.flops), format_bytes(static_cast<uint64_t>(limits.copy_bytes)));
+  fmt::print(
+      "step {} (median of {}), {} tokens/s, {:.1f} model TFLOP/s, {:.0f}% of the matmul limit\n\n",
+      format_duration(step_time), kRuns, format_count(tokens_per_s), model_flops / step_time / 1e12,
+      100.0 * model_flops / step_time / limits.flops);
+  fmt::print("{}", describe_profile(profile, limits, options.op));
   return ExitStatus::done;
 }
 

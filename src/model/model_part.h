@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/dtype.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 #include "parallel/pipeline_schedule.h"
@@ -26,6 +27,9 @@ struct RunLayout {
   PipelinePartition partition;
   PipelineShape schedule;  // its micro-batches are those of one step and one pipeline
   StateSharding sharding = StateSharding::none;
+  // Of AdamW's moments, f32 or bf16. Those of f64 parameters are f64 all the same.
+  DType exp_avg = DType::f32;
+  DType exp_avg_sq = DType::f32;
 };
 
 // Among whom a parameter is sharded, and who have the same shard.

@@ -93,16 +93,19 @@ class Declaration {
         {.name = name, .dtype = dtype, .shape = held, .role = Role::parameter, .gradient = {}});
     if (trained_) {
       const DType wide = accumulation_dtype(dtype);
-      const auto add_state = [&](const char* prefix, const Shape& of, Role role) {
+      const auto add_state = [&](const char* prefix, DType type, const Shape& of, Role role) {
         return table_->add(
-            {.name = prefix + name, .dtype = wide, .shape = of, .role = role, .gradient = {}});
+            {.name = prefix + name, .dtype = type, .shape = of, .role = role, .gradient = {}});
       };
-      parameter.gradient = add_state("grad.", held, Role::gradient);
+      const auto moment = [&](DType type) { return wide == DType::f64 ? wide : type; };
+      parameter.gradient = add_state("grad.", wide, held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
       if (kept.elements() > 0) {
-        parameter.exp_avg = add_state("exp_avg.", kept, Role::optimizer);
-        parameter.exp_avg_sq = add_state("exp_avg_sq.", kept, Role::optimizer);
-        if (dtype != wide) parameter.master = add_state("master.", kept, Role::optimizer);
+        parameter.exp_avg =
+            add_state("exp_avg.", moment(part_.run->exp_avg), kept, Role::optimizer);
+        parameter.exp_avg_sq =
+            add_state("exp_avg_sq.", moment(part_.run->exp_avg_sq), kept, Role::optimizer);
+        if (dtype != wide) parameter.master = add_state("master.", wide, kept, Role::optimizer);
       }
     }
     parameters_.push_back(std::move(parameter));
@@ -365,6 +368,17 @@ double initial_value(const Parameter& parameter, uint64_t seed, int64_t element)
   if (parameter.init_std == 0) return parameter.init_constant;
   return parameter.init_std * random_normal(seed, RandomStream::parameter, parameter.number,
                                             static_cast<uint64_t>(element));
+}
+
+void fill_initial_values(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
+                         double* values) {
+  if (parameter.init_std == 0) {
+    std::fill(values, values + count, parameter.init_constant);
+    return;
+  }
+  fill_random_normals(seed, RandomStream::parameter, parameter.number, static_cast<uint64_t>(first),
+                      count, values);
+  for (int64_t i = 0; i < count; ++i) values[i] *= parameter.init_std;
 }
 
 }  // namespace troupe

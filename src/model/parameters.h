@@ -125,7 +125,8 @@ struct ModelState {
 };
 
 // Declares the state of a rank's part of the model. `dtype` is that of the weights, except those of
-// norms, which have its accumulation type, as gradients, moments and master weights do. `trained`
+// norms, which have its accumulation type, as gradients and master weights do, and moments unless
+// part.run says otherwise. `trained`
 // adds gradients and optimizer state. Expert biases are router state, fp32 in every model: the step
 // moves them, the optimizer does not. Refuses what check_layout refuses of the model.
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,
@@ -137,5 +138,10 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
 // The initial value of one element, by its number in the whole tensor: a pure function of its
 // arguments.
 double initial_value(const Parameter& parameter, uint64_t seed, int64_t element);
+
+// values[i] = initial_value(parameter, seed, first + i) for `count` elements, in a fraction of the
+// time.
+void fill_initial_values(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
+                         double* values);
 
 }  // namespace troupe

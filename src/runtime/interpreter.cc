@@ -11,12 +11,11 @@ namespace troupe {
 std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
                                               const StateStorage& state, ThreadPool& pool,
                                               const Communicators& communicators,
-                                              [[maybe_unused]] bool capture) {
+                                              [[maybe_unused]] const InterpreterOptions& options) {
   TROUPE_CHECK(plan.device == state.device(), "plan and state are for different devices");
 #ifdef TROUPE_WITH_CUDA
   if (plan.device == Device::cuda) {
-    return std::make_unique<CudaInterpreter>(program, std::move(plan), state,
-                                             CudaInterpreterOptions{.capture = capture});
+    return std::make_unique<CudaInterpreter>(program, std::move(plan), state, options);
   }
 #endif
   return std::make_unique<CpuInterpreter>(program, std::move(plan), state, pool, communicators);

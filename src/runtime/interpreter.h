@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "passes/memory_plan.h"
 #include "program/communicator.h"
@@ -16,6 +18,24 @@
 #include "runtime/state_storage.h"
 
 namespace troupe {
+
+// A piece of work of one run: an operation on the CPU; a kernel, a copy or a fill on a GPU.
+struct WorkSpan {
+  int32_t op = -1;     // in the program; -1: inputs, metrics and results on their way
+  int32_t lane = 0;    // 0, 1, ...: what has the same lane runs one after the other
+  std::string name;    // of the operation's kind, or of the kernel
+  double begin_s = 0;  // since the first span began
+  double duration_s = 0;
+};
+
+struct InterpreterOptions {
+  // On a GPU: the second run is recorded as a CUDA graph, and the ones after it replay it, which
+  // changes no bit.
+  bool capture = false;
+  // run_profiled() will be called. On a GPU the first run is traced to learn what each operation
+  // launches.
+  bool profile = false;
+};
 
 class Interpreter {
  public:
@@ -30,6 +50,9 @@ class Interpreter {
   // As run(), and calls after(operation) when each operation has finished.
   virtual void run_observed(const std::function<void(int32_t)>& after) = 0;
 
+  // As run(), and says what was done when, in the order of the beginnings.
+  virtual std::vector<WorkSpan> run_profiled() = 0;
+
   // For observers: the bytes of any value as they are now, and other bytes in their place. Inputs
   // and metrics are those that the operations work with, not those of view().
   virtual void read(ValueId id, void* bytes) const = 0;
@@ -42,11 +65,10 @@ class Interpreter {
 
 // The interpreter for the device that the plan was made for, on which the state must be, too. It
 // borrows all but the plan. On a GPU the pool is not used, and operations between ranks are a bad
-// request; with `capture` the second run is recorded and the ones after it replay it
-// (cuda/cuda_interpreter.h), which changes no bit. On the CPU `capture` changes nothing.
+// request.
 std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
                                               const StateStorage& state, ThreadPool& pool,
                                               const Communicators& communicators = {},
-                                              bool capture = false);
+                                              const InterpreterOptions& options = {});
 
 }  // namespace troupe

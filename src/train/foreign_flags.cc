@@ -30,8 +30,7 @@ constexpr std::string_view kHalf =
     "half precision with loss scaling is not available. Use --bf16, or fp32.";
 constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
 constexpr std::string_view kNarrow = "products in 8 or 4 bits are not available. Use --bf16.";
-constexpr std::string_view kFp32State =
-    "main gradients and weights and the optimizer's moments are kept in fp32.";
+constexpr std::string_view kFp32State = "main gradients and weights are kept in fp32.";
 constexpr std::string_view kNotFinite =
     "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
 constexpr std::string_view kFormat =
@@ -41,7 +40,8 @@ constexpr std::string_view kSamePart =
     "weights alone.";
 constexpr std::string_view kSeeMetrics =
     "metrics.jsonl in --save holds what a run measures, and --tensorboard-dir makes curves of it.";
-constexpr std::string_view kSeeBench = "`troupe bench` measures the operations of a step.";
+constexpr std::string_view kSeeBench =
+    "`troupe bench` measures the operations of a step, and --profile writes timelines.";
 constexpr std::string_view kNotMeasured = "this is not measured here.";
 constexpr std::string_view kNoService =
     "runs report to files alone (metrics.jsonl, --tensorboard-dir).";
@@ -230,11 +230,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("fp32-residual-connection",
             "the residual stream has the type of --compute-dtype. Use fp32 for all of it."),
     refused("fp16-lm-cross-entropy", "the loss is always computed in fp32. Leave it out."),
-    accepted("use-precision-aware-optimizer", kFp32State),
     accepted_value("main-grads-dtype", "fp32", kFp32State),
     accepted_value("main-params-dtype", "fp32", kFp32State),
-    accepted_value("exp-avg-dtype", "fp32", kFp32State),
-    accepted_value("exp-avg-sq-dtype", "fp32", kFp32State),
 
     // Ranks and communication.
     accepted_value("distributed-backend", "", kProcesses),
@@ -268,7 +265,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("tp-comm-bootstrap-backend", "", kSpeed),
     accepted_value("ddp-num-buckets", "", kSpeed),
     accepted_value("wgrad-deferral-limit", "", kSpeed),
-    accepted_value("cuda-graph-impl", "", kSpeed),
     accepted_value("cuda-graph-warmup-steps", "", kSpeed),
     accepted_values("cuda-graph-scope", kSpeed),
     accepted_values("cuda-graph-modules", kSpeed),
@@ -393,7 +389,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("log-straggler", kNotMeasured),
     accepted("log-energy", kNotMeasured),
     accepted("log-max-attention-logit", kNotMeasured),
-    accepted("profile", kSeeBench),
     accepted("use-pytorch-profiler", kSeeBench),
     accepted("use-nsys-profiler", kSeeBench),
     accepted("record-memory-history", kSeeBench),
@@ -401,9 +396,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("no-barrier-with-level-1-timing", kSeeBench),
     accepted_value("timing-log-level", "", kSeeBench),
     accepted_value("timing-log-option", "", kSeeBench),
-    accepted_value("profile-step-start", "", kSeeBench),
-    accepted_value("profile-step-end", "", kSeeBench),
-    accepted_values("profile-ranks", kSeeBench),
     accepted_value("wandb-project", "", kNoService),
     accepted_value("wandb-entity", "", kNoService),
     accepted_value("wandb-exp-name", "", kNoService),

@@ -8,6 +8,8 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;
+// Values that are drawn at a time; they stay in the first-level cache.
+constexpr int64_t kBlock = 1024;
 
 // Elements `first` on of the rank's slice.
 template <class T>
@@ -23,8 +25,13 @@ void fill(const Parameter& parameter, std::span<const SliceRun> runs, int64_t fi
     for (; begin < end; ++run) {
       const int64_t to_whole = run->whole - run->own;
       const int64_t stop = std::min(end, run->own + run->elements);
-      for (; begin < stop; ++begin) {
-        data[begin] = static_cast<T>(initial_value(parameter, seed, begin + to_whole));
+      while (begin < stop) {
+        double values[kBlock];
+        const int64_t count = std::min(kBlock, stop - begin);
+        fill_initial_values(parameter, seed, begin + to_whole, count, values);
+        std::transform(values, values + count, data + begin,
+                       [](double value) { return static_cast<T>(value); });
+        begin += count;
       }
     }
   });

@@ -79,6 +79,15 @@ int32_t expert_tensor_parallel_of(const Options& options) {
   return suffices ? options.tensor_model_parallel_size : 1;
 }
 
+DType moment_dtype(const Options& options, const std::string& name, const char* flag) {
+  if (name == "fp32") return DType::f32;
+  if (!options.use_precision_aware_optimizer) {
+    throw_bad_request(
+        fmt::format("{} {}: it belongs to --use-precision-aware-optimizer; add that.", flag, name));
+  }
+  return DType::bf16;
+}
+
 StateSharding sharding_of(const Options& options) {
   const std::string& strategy = options.data_parallel_sharding_strategy;
   if (!options.use_megatron_fsdp) {
@@ -138,7 +147,12 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
         "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
   }
   check_shape(schedule);
-  return {std::move(layout), std::move(partition), schedule, sharding};
+  return {std::move(layout),
+          std::move(partition),
+          schedule,
+          sharding,
+          moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype"),
+          moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype")};
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {

@@ -208,6 +208,10 @@ Device device_of(const Options& options) {
   return options.device == "cuda" ? Device::cuda : Device::cpu;
 }
 
+bool captures_graph(const Options& options) {
+  return options.cuda_graph_impl != "none";
+}
+
 int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
   const int32_t sequence = options.seq_length.value_or(config.max_position_embeddings);
   if (sequence > config.max_position_embeddings) {

@@ -29,6 +29,8 @@ ModelConfig load_model_config(const Options& options);
 // --compute-dtype: fp32, fp64 or bf16.
 DType compute_dtype_of(const Options& options);
 Device device_of(const Options& options);
+// --cuda-graph-impl: whether training steps become CUDA graphs. Without meaning on a CPU.
+bool captures_graph(const Options& options);
 
 // Tokens per sequence: --seq-length, or all positions of the model. Refuses more than those.
 int32_t sequence_length_of(const Options& options, const ModelConfig& config);

@@ -64,6 +64,7 @@ struct Options {
   // Global.
   std::string config;  // a file of options
   std::string device = "cpu";
+  std::string cuda_graph_impl = "full_iteration";
   int32_t ranks = 1;
   int32_t collective_timeout_s = 10;
   int32_t threads = 0;  // 0: see thread_count()
@@ -200,6 +201,9 @@ struct Options {
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
+  bool use_precision_aware_optimizer = false;
+  std::string exp_avg_dtype = "fp32";
+  std::string exp_avg_sq_dtype = "fp32";
   double clip_grad = 1.0;          // 0: no clipping
   int64_t max_skipped_steps = 20;  // in a row; 0: no limit
   int64_t seed = 1234;
@@ -245,6 +249,11 @@ struct Options {
   // Looking inside.
   std::string hf_dir;  // positional of `verify`
   bool oracle = false;
+  bool profile = false;
+  int32_t profile_step_start = 10;
+  int32_t profile_step_end = 12;
+  std::vector<std::string> profile_ranks = {"0"};
+  std::string profile_dir = "profile";
   std::optional<int32_t> layer;
   std::optional<int32_t> micro_batch;
   std::string phase;

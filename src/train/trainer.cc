@@ -24,6 +24,7 @@
 #include "train/layout_options.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
+#include "train/step_profile.h"
 
 namespace troupe {
 namespace {
@@ -106,6 +107,9 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
 }
 
 void Trainer::start() {
+  // Before the memory is taken that the measurement needs, too.
+  if (options_.profile && leads())
+    profile_limits_ = measure_limits(identity_.compute_dtype, pool_, device_);
   storage_ = std::make_unique<StateStorage>(state_.table, device_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
@@ -141,7 +145,9 @@ void Trainer::prepare_step(int32_t batch_size) {
   }
   const Communicators communicators =
       group_ == nullptr ? Communicators{} : communicators_of(*group_, part_.layout(), rank_);
-  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_, communicators);
+  interpreter_ =
+      make_interpreter(*step_.program, plan_, *storage_, pool_, communicators,
+                       {.capture = captures_graph(options_), .profile = options_.profile});
 }
 
 void Trainer::check_with_others() const {
@@ -522,7 +528,11 @@ StepMetrics Trainer::do_step() {
   if (step_.step_number.valid()) {
     *interpreter_->view(step_.step_number).as<int64_t>() = position_.step;
   }
-  interpreter_->run();
+  if (is_profiled(options_, rank_, position_.step + 1)) {
+    profile_step();
+  } else {
+    interpreter_->run();
+  }
 
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
   position_.step += 1;
@@ -550,6 +560,18 @@ StepMetrics Trainer::do_step() {
   metrics.peak_bytes = device_ == Device::cuda ? DeviceMemory::peak_allocated_bytes()
                                                : Arena::peak_allocated_bytes();
   return metrics;
+}
+
+void Trainer::profile_step() {
+  StepProfile profile(*step_.program);
+  profile.add(interpreter_->run_profiled());
+  const std::string path = profile_path(options_, rank_, position_.step + 1);
+  profile.write_timeline(path, rank_);
+  if (leads()) {
+    progress_->note(describe_profile(profile, profile_limits_));
+  }
+  progress_->note(
+      fmt::format("step {} of rank {}: timeline in {}", position_.step + 1, rank_, path));
 }
 
 void Trainer::note_skipped_step() const {

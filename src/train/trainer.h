@@ -32,6 +32,7 @@
 #include "train/progress.h"
 #include "train/routing_watch.h"
 #include "train/schedules.h"
+#include "train/step_profile.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {
@@ -86,6 +87,9 @@ class Trainer {
   void open_logs();
 
   StepMetrics do_step();
+  // In place of the interpreter's run(): writes the step's timeline, and prints where the time
+  // went.
+  void profile_step();
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless(const StepMetrics& metrics) const;
   void note_skipped_step() const;
@@ -121,6 +125,7 @@ class Trainer {
   MemoryPlan plan_;
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<Interpreter> interpreter_;
+  ProfileLimits profile_limits_;  // with --profile, of the leader
 
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;

@@ -79,6 +79,40 @@ TEST(RandomWords, FilledInBulkAreTheSame) {
   }
 }
 
+// The same cases, and the same bits: whatever the compiler makes of the vectors.
+TEST(RandomNormal, FilledInBulkAreTheSame) {
+  constexpr uint64_t kSeed = 0x123456789abcdefU;
+  for (const int64_t count : {0, 1, 15, 16, 17, 1000}) {
+    for (const uint64_t first : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 32) - 5}) {
+      std::vector<double> values(static_cast<size_t>(count));
+      fill_random_normals(kSeed, RandomStream::parameter, 7, first, count, values.data());
+      for (size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(values[i], random_normal(kSeed, RandomStream::parameter, 7, first + i))
+            << count << " from " << first << ", value " << i;
+      }
+    }
+  }
+}
+
+// Against the C library's functions in long double; the angle is reduced exactly, as its cosine has
+// zeros. 2.4 units of the last place was the largest error of two million draws.
+TEST(RandomNormal, IsTheBoxMullerTransform) {
+  constexpr long double kHalfPi = 1.57079632679489661923132169163975144L;
+  const auto unit = [](uint32_t high, uint32_t low) {
+    return static_cast<long double>(((uint64_t{high} << 32) | low) >> 11) * 0x1.0p-53L;
+  };
+  for (uint64_t i = 0; i < 50000; ++i) {
+    const Words words = random_words(5, RandomStream::test, 0, i);
+    const long double u = 1 - unit(words[0], words[1]);
+    const long double v = unit(words[2], words[3]);
+    const long double exact =
+        std::sqrt(-2 * std::log(u)) * std::sin(kHalfPi * (std::abs(4 * v - 2) - 1));
+    ASSERT_NEAR(random_normal(5, RandomStream::test, 0, i), static_cast<double>(exact),
+                4 * 0x1.0p-52 * static_cast<double>(std::abs(exact)))
+        << i;
+  }
+}
+
 constexpr int kDraws = 100000;
 
 // Bounds are five standard errors of the mean over the draws; the numbers are fixed by the seed, so

@@ -187,7 +187,7 @@ inline std::vector<LargeSample> large_samples() {
   add(kGroupedLinear, grouped_sample(768, 40, {0, 0, 385, 900}, 1100));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 190, 190, 205, 460}, 500));
 
-  for (const int32_t head_dim : {20, 64, 96, 128, 192, 256}) {
+  for (const int32_t head_dim : {8, 20, 64, 96, 128, 192, 256}) {
     AttentionAttributes attributes{
         .batch = 2, .sequence = 150, .heads = 4, .groups = 2, .head_dim = head_dim, .scale = 0.11};
     add(kAttention, attention_sample(attributes));
@@ -200,6 +200,22 @@ inline std::vector<LargeSample> large_samples() {
     attributes.probability = 0.2;
     add(kAttention, attention_sample(attributes));
   }
+
+  // A window of one token; whole tiles, and all heads in one group.
+  add(kAttention, attention_sample({.batch = 1,
+                                    .sequence = 2,
+                                    .heads = 4,
+                                    .groups = 4,
+                                    .head_dim = 16,
+                                    .scale = 0.3,
+                                    .window = 1}));
+  add(kAttention, attention_sample({.batch = 3,
+                                    .sequence = 256,
+                                    .heads = 6,
+                                    .groups = 1,
+                                    .head_dim = 32,
+                                    .scale = 0.2,
+                                    .window = 128}));
 
   add(kPermute, dispatch_sample(600, 2, 8, 64, 1));
   add(kPermute, dispatch_sample(333, 8, 128, 40, 1));

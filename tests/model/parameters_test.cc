@@ -169,6 +169,18 @@ TEST(InitialValues, DoNotDependOnTheTable) {
   }
 }
 
+// Blocks of elements, of drawn and of constant parameters.
+TEST(InitialValues, FilledInBulkAreTheSame) {
+  const ModelState state = declare_model_state(moe_model(1), DType::f32, false);
+  for (const Parameter& parameter : state.parameters) {
+    std::vector<double> filled(100);
+    fill_initial_values(parameter, 5, 77, 100, filled.data());
+    for (int64_t i = 0; i < 100; ++i) {
+      EXPECT_EQ(filled[static_cast<size_t>(i)], initial_value(parameter, 5, 77 + i));
+    }
+  }
+}
+
 // A value that is written down: seeds must mean the same in every version.
 TEST(InitialValues, AreTheSameInEveryVersion) {
   const ModelState state = declare_model_state(moe_model(2), DType::f32, false);

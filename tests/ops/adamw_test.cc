@@ -54,6 +54,10 @@ class Update {
  public:
   // Moments and master have `rows` rows.
   Update(DType dtype, const AdamWAttributes& attributes, int threads = 2, int64_t rows = kRows)
+      : Update(dtype, accumulation_dtype(dtype), accumulation_dtype(dtype), attributes, threads,
+               rows) {}
+  Update(DType dtype, DType exp_avg, DType exp_avg_sq, const AdamWAttributes& attributes,
+         int threads = 2, int64_t rows = kRows)
       : pool_(threads), first_(attributes.first) {
     const DType sums = accumulation_dtype(dtype);
     const Shape shape{kRows, kColumns};
@@ -66,13 +70,13 @@ class Update {
                              .role = Role::parameter,
                              .gradient = gradient});
     gradient_ = gradient;
-    const auto moment = [&](const std::string& name) {
+    const auto add = [&](const std::string& name, DType type) {
       return table->add(
-          {.name = name, .dtype = sums, .shape = {rows, kColumns}, .role = Role::optimizer});
+          {.name = name, .dtype = type, .shape = {rows, kColumns}, .role = Role::optimizer});
     };
-    exp_avg_ = moment("w.exp_avg");
-    exp_avg_sq_ = moment("w.exp_avg_sq");
-    if (dtype == DType::bf16) master_ = moment("w.master");
+    exp_avg_ = add("w.exp_avg", exp_avg);
+    exp_avg_sq_ = add("w.exp_avg_sq", exp_avg_sq);
+    if (dtype == DType::bf16) master_ = add("w.master", sums);
 
     program_ = std::make_unique<Program>(table);
     Builder builder(*program_);
@@ -100,6 +104,11 @@ class Update {
     const TensorView master = storage_->view(master_);
     const auto first = values.begin() + first_;
     write(master, std::vector<double>(first, first + master.shape.elements()));
+  }
+
+  void set_moments(const std::vector<double>& exp_avg, const std::vector<double>& exp_avg_sq) {
+    write(storage_->view(exp_avg_), exp_avg);
+    write(storage_->view(exp_avg_sq_), exp_avg_sq);
   }
 
   void run(int64_t step, const std::vector<double>& gradient, double coefficient = 1,
@@ -228,6 +237,42 @@ TEST(AdamW, NothingChangesWhenTheStepIsSkipped) {
     EXPECT_EQ(update.parameter(), parameter);
     EXPECT_EQ(update.exp_avg(), exp_avg);
     EXPECT_EQ(update.exp_avg_sq(), exp_avg_sq);
+  }
+}
+
+std::vector<double> rounded(std::vector<double> values) {
+  for (double& value : values) value = static_cast<double>(bf16(value));
+  return values;
+}
+
+// An update with narrow moments is one with wide moments that start from the narrow ones, and are
+// rounded afterwards.
+TEST(AdamW, NarrowMomentsAreRoundedWhenTheyAreStored) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [mean, square] :
+         {std::pair(DType::bf16, DType::bf16), std::pair(DType::bf16, DType::f32),
+          std::pair(DType::f32, DType::bf16)}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::string(name_of(mean)) + " " +
+                   std::string(name_of(square)));
+      Update narrow(dtype, mean, square, {});
+      Update wide(dtype, {});
+      narrow.set_parameter(normals(0));
+      wide.set_parameter(normals(0));
+      for (uint32_t step = 1; step <= 3; ++step) {
+        wide.set_moments(narrow.exp_avg(), narrow.exp_avg_sq());
+        narrow.run(step, normals(step));
+        wide.run(step, normals(step));
+        const auto stored = [](DType type, const std::vector<double>& values) {
+          return type == DType::bf16 ? rounded(values) : values;
+        };
+        EXPECT_EQ(narrow.exp_avg(), stored(mean, wide.exp_avg()));
+        EXPECT_EQ(narrow.exp_avg_sq(), stored(square, wide.exp_avg_sq()));
+        EXPECT_EQ(narrow.parameter(), wide.parameter());
+        if (dtype == DType::bf16) {
+          EXPECT_EQ(narrow.master(), wide.master());
+        }
+      }
+    }
   }
 }
 

@@ -136,6 +136,25 @@ TEST_F(ToyProgram, ObserverSeesEveryOperationInOrder) {
   EXPECT_EQ(outputs[2], (std::vector<double>{2, 4, 6, 8}));
 }
 
+TEST_F(ToyProgram, ProfiledRunSaysWhenEachOperationRan) {
+  ThreadPool pool(1);
+  const StateStorage storage(table);
+  CpuInterpreter interpreter(*program, plan_memory(*program, 1), storage, pool);
+  set(interpreter.view(x), {0, 1, 2, 3});
+  const std::vector<WorkSpan> spans = interpreter.run_profiled();
+  ASSERT_EQ(spans.size(), 6U);
+  double end = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    EXPECT_EQ(spans[i].op, static_cast<int32_t>(i));
+    EXPECT_EQ(spans[i].lane, 0);
+    EXPECT_GE(spans[i].begin_s, end) << "operations run one after the other";
+    EXPECT_GE(spans[i].duration_s, 0);
+    end = spans[i].begin_s + spans[i].duration_s;
+  }
+  EXPECT_EQ(spans[0].name, "fill");
+  EXPECT_EQ(get(interpreter.view(seen)), (std::vector<double>{1, 2, 3, 4})) << "it is a run";
+}
+
 TEST_F(ToyProgram, OraclePoisonsTheDead) {
   ThreadPool pool(1);
   const StateStorage storage(table);

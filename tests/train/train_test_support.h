@@ -123,7 +123,8 @@ class StepRun {
                                   .recompute = run.recompute})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
-                                         run.communicators, run.capture)),
+                                         run.communicators,
+                                         {.capture = run.capture})),
         interpreter(*own_interpreter) {
     initialize_parameters(state, storage, run.seed, pool);
     storage.to_device();

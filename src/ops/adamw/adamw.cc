@@ -4,7 +4,7 @@
 
 namespace troupe {
 
-CpuKernel adamw_cpu_kernel(DType dtype);
+CpuKernel adamw_cpu_kernel(const OpView& op);
 CudaKernel adamw_cuda_kernel(const OpView& op);
 
 namespace {
@@ -27,8 +27,10 @@ void infer_adamw(InferContext& context) {
     if (!context.has_input(i)) continue;
     const Value& value = context.input(i);
     const Shape& shape = i == 1 ? parameter.shape : context.input(2).shape;
-    TROUPE_CHECK(value.dtype == accumulation_dtype(parameter.dtype) && value.shape == shape &&
-                     !value.rows.valid(),
+    const DType wide = accumulation_dtype(parameter.dtype);
+    const bool is_moment = i == 2 || i == 3;
+    const bool narrow = is_moment && wide == DType::f32 && value.dtype == DType::bf16;
+    TROUPE_CHECK((value.dtype == wide || narrow) && value.shape == shape && !value.rows.valid(),
                  "adamw: unlike its parameter: " + value.name);
   }
   const int64_t first = context.attributes<AdamWAttributes>().first;
@@ -50,14 +52,11 @@ void infer_adamw(InferContext& context) {
 Cost cost_adamw(const OpView& view) {
   const bool has_master = view.has_input(4);
   const auto elements = static_cast<uint64_t>(view.input(2).shape.elements());
-  const uint64_t state = view.input(2).bytes();  // as many as of the gradient
+  const uint64_t wide = elements * size_of(view.input(1).dtype);
+  const uint64_t moments = view.input(2).bytes() + view.input(3).bytes();
   const uint64_t bytes = (has_master ? 1U : 2U) * elements * size_of(view.input(0).dtype) +
-                         (has_master ? 7U : 5U) * state;
+                         (has_master ? 3U : 1U) * wide + 2 * moments;
   return {.flops = 15 * static_cast<double>(elements), .bytes = static_cast<double>(bytes)};
-}
-
-CpuKernel adamw_kernel(const OpView& view) {
-  return adamw_cpu_kernel(view.input(0).dtype);
 }
 
 std::string print_adamw(const Attributes& attributes) {
@@ -80,7 +79,7 @@ void adamw(Builder& builder, const AdamWTensors& tensors, const AdamWScalars& sc
 const OpSpec kAdamW{.name = "adamw",
                     .infer = infer_adamw,
                     .cost = cost_adamw,
-                    .cpu_kernel = adamw_kernel,
+                    .cpu_kernel = adamw_cpu_kernel,
                     .cuda_kernel = TROUPE_CUDA(adamw_cuda_kernel),
                     .print_attributes = print_adamw};
 

@@ -6,7 +6,9 @@
 //   v = beta2 * v + (1 - beta2) * g^2
 //   p = p - learning_rate * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
 // Scalars are computed in double and rounded once to the accumulation dtype, in which all
-// elementwise arithmetic is done. When skip is not 0 nothing changes. The gradient is only read.
+// elementwise arithmetic is done; moments kept in bf16 are rounded to nearest when they are stored,
+// and the update uses them as they were before. When skip is not 0 nothing changes. The gradient is
+// only read.
 //
 // The learning rate, weight decay, step, clip coefficient and skip flag are values on the device,
 // so the same program serves every step. There is no derivative.
@@ -33,8 +35,8 @@ struct AdamWAttributes {
 struct AdamWTensors {
   ValueId parameter;   // f64, f32 or bf16; state, changed in place
   ValueId gradient;    // A
-  ValueId exp_avg;     // A; state, changed in place: m
-  ValueId exp_avg_sq;  // A; state, changed in place: v
+  ValueId exp_avg;     // A, or bf16 where A is f32; state, changed in place: m
+  ValueId exp_avg_sq;  // likewise: v
   ValueId master;      // f32; state, changed in place. Exactly when the parameter is bf16: the
                        // parameter itself, of which `parameter` becomes the rounded copy
 };

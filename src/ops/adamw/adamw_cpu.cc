@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -54,38 +55,84 @@ void update_adamw_range(const AdamWFactors<A> f, const A* gradient, A* parameter
   }
 }
 
-// T is the type of the parameter.
-template <class T>
-struct AdamWKernel {
-  static void run(const KernelArguments& args) {
-    using A = accumulation_t<T>;
-    if (args.in<int32_t>(9)[0] != 0) return;
-    const AdamWFactors<A> factors(args);
-    const int64_t first = args.attributes->as<AdamWAttributes>().first;
-    const A* gradient = args.in<A>(1) + first;
-    T* parameter = args.out<T>(0) + first;
-    A* exp_avg = args.out<A>(1);
-    A* exp_avg_sq = args.out<A>(2);
-    A* master;
-    if constexpr (std::is_same_v<T, A>) {
-      master = parameter;
+// Elements that are widened at a time, where moments are narrow.
+constexpr int64_t kAdamWBlockElements = 512;
+
+// A stretch of a moment in the type that it is computed with: the moment itself, or a widened copy.
+template <class M, class A>
+class WideMoment {
+ public:
+  A* read(M* moment, int64_t n) {
+    if constexpr (std::is_same_v<M, A>) {
+      return moment;
     } else {
-      master = args.out<A>(3);
+      load(moment, copy_, n);
+      return copy_;
     }
-    args.pool->parallel_ranges(
-        args.output(1).shape.elements(), kAdamWChunkElements, [&](int64_t begin, int64_t end, int) {
-          update_adamw_range(factors, gradient + begin, master + begin, exp_avg + begin,
-                             exp_avg_sq + begin, end - begin);
-          if constexpr (!std::is_same_v<T, A>)
-            store(master + begin, parameter + begin, end - begin);
-        });
   }
+  void write(M* moment, int64_t n) const {
+    if constexpr (!std::is_same_v<M, A>) store(copy_, moment, n);
+  }
+
+ private:
+  A copy_[std::is_same_v<M, A> ? 1 : kAdamWBlockElements];
 };
+
+// T, M and V are the types of the parameter, of exp_avg and of exp_avg_sq.
+template <class T, class M, class V>
+void run_adamw(const KernelArguments& args) {
+  using A = accumulation_t<T>;
+  if (args.in<int32_t>(9)[0] != 0) return;
+  const AdamWFactors<A> factors(args);
+  const int64_t first = args.attributes->as<AdamWAttributes>().first;
+  const A* gradient = args.in<A>(1) + first;
+  T* parameter = args.out<T>(0) + first;
+  M* exp_avg = args.out<M>(1);
+  V* exp_avg_sq = args.out<V>(2);
+  A* master;
+  if constexpr (std::is_same_v<T, A>) {
+    master = parameter;
+  } else {
+    master = args.out<A>(3);
+  }
+  constexpr bool kWide = std::is_same_v<M, A> && std::is_same_v<V, A>;
+  constexpr int64_t kBlock = kWide ? kAdamWChunkElements : kAdamWBlockElements;
+  args.pool->parallel_ranges(
+      args.output(1).shape.elements(), kAdamWChunkElements, [&](int64_t begin, int64_t end, int) {
+        WideMoment<M, A> means;
+        WideMoment<V, A> squares;
+        for (int64_t i = begin; i < end; i += kBlock) {
+          const int64_t n = std::min(kBlock, end - i);
+          update_adamw_range(factors, gradient + i, master + i, means.read(exp_avg + i, n),
+                             squares.read(exp_avg_sq + i, n), n);
+          means.write(exp_avg + i, n);
+          squares.write(exp_avg_sq + i, n);
+        }
+        if constexpr (!std::is_same_v<T, A>) store(master + begin, parameter + begin, end - begin);
+      });
+}
+
+template <class T>
+CpuKernel select_moments(const OpView& op) {
+  const bool narrow_mean = op.input(2).dtype == DType::bf16;
+  const bool narrow_square = op.input(3).dtype == DType::bf16;
+  if (narrow_mean) {
+    return narrow_square ? &run_adamw<T, bf16, bf16> : &run_adamw<T, bf16, float>;
+  }
+  return narrow_square ? &run_adamw<T, float, bf16> : &run_adamw<T, float, float>;
+}
 
 }  // namespace
 
-CpuKernel adamw_cpu_kernel(DType dtype) {
-  return select_float_kernel<AdamWKernel>(dtype);
+CpuKernel adamw_cpu_kernel(const OpView& op) {
+  switch (op.input(0).dtype) {
+    case DType::f64:
+      return &run_adamw<double, double, double>;
+    case DType::f32:
+      return select_moments<float>(op);
+    default:
+      return select_moments<bf16>(op);
+  }
 }
 
 }  // namespace troupe

@@ -51,10 +51,9 @@ __device__ __forceinline__ void store_group(T* address, const Group<T, kCount>& 
 
 // The factors are computed once for each block. `master` is the parameter itself where that has the
 // accumulation type. Elements are taken kStep at a time, and singly what is left over.
-template <class T, int kStep>
+template <class T, class M, class V, int kStep>
 __global__ void adamw_kernel(const accumulation_t<T>* gradient, T* parameter,
-                             accumulation_t<T>* master, accumulation_t<T>* exp_avg,
-                             accumulation_t<T>* exp_avg_sq, int64_t elements,
+                             accumulation_t<T>* master, M* exp_avg, V* exp_avg_sq, int64_t elements,
                              AdamWScalarAddresses scalars, AdamWAttributes attributes) {
   using A = accumulation_t<T>;
   if (*scalars.skip != 0) return;
@@ -77,17 +76,19 @@ __global__ void adamw_kernel(const accumulation_t<T>* gradient, T* parameter,
   const auto update = [=](int64_t i, auto count) {
     constexpr int kCount = decltype(count)::value;
     const Group<A, kCount> g = load_group<kCount>(gradient + i);
-    Group<A, kCount> m = load_group<kCount>(exp_avg + i);
-    Group<A, kCount> v = load_group<kCount>(exp_avg_sq + i);
+    Group<M, kCount> m = load_group<kCount>(exp_avg + i);
+    Group<V, kCount> v = load_group<kCount>(exp_avg_sq + i);
     Group<A, kCount> value = load_group<kCount>(master + i);
     Group<T, kCount> rounded;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       const A clipped = g.values[j] * clip;
-      A& average = m.values[j];
+      A average = widen(m.values[j]);
       average = average + first_weight * (clipped - average);
-      A& square = v.values[j];
+      A square = widen(v.values[j]);
       square = second_decay * square + second_weight * clipped * clipped;
+      m.values[j] = round_to<M>(average);
+      v.values[j] = round_to<V>(square);
       A& weight = value.values[j];
       weight = weight * keep - step_size * average / (sqrt(square) * inverse_root_bias + epsilon);
       rounded.values[j] = round_to<T>(weight);
@@ -108,35 +109,52 @@ __global__ void adamw_kernel(const accumulation_t<T>* gradient, T* parameter,
   }
 }
 
-template <class T>
-struct AdamWCuda {
-  static void run(const CudaKernelArguments& args) {
-    using A = accumulation_t<T>;
-    const auto& attributes = args.attributes->as<AdamWAttributes>();
-    const int64_t elements = args.output(1).shape.elements();
-    T* parameter = args.out<T>(0) + attributes.first;
-    A* master = nullptr;
-    if constexpr (std::is_same_v<T, A>) {
-      master = parameter;
-    } else {
-      master = args.out<A>(3);
-    }
-    // A shard may begin anywhere in its parameter.
-    constexpr int kStep = Pack<A>::kElements;
-    const bool steps = attributes.first % kStep == 0;
-    launch(args, {blocks_for(elements, 256 * (steps ? kStep : 1)), 256},
-           steps ? adamw_kernel<T, kStep> : adamw_kernel<T, 1>, args.in<A>(1) + attributes.first,
-           parameter, master, args.out<A>(1), args.out<A>(2), elements,
-           AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
-                                args.in<double>(8), args.in<int32_t>(9)},
-           attributes);
+// T, M and V are the types of the parameter, of exp_avg and of exp_avg_sq.
+template <class T, class M, class V>
+void run_adamw(const CudaKernelArguments& args) {
+  using A = accumulation_t<T>;
+  const auto& attributes = args.attributes->as<AdamWAttributes>();
+  const int64_t elements = args.output(1).shape.elements();
+  T* parameter = args.out<T>(0) + attributes.first;
+  A* master = nullptr;
+  if constexpr (std::is_same_v<T, A>) {
+    master = parameter;
+  } else {
+    master = args.out<A>(3);
   }
-};
+  // A shard may begin anywhere in its parameter.
+  constexpr int kStep = Pack<A>::kElements;
+  const bool steps = attributes.first % kStep == 0;
+  launch(args, {blocks_for(elements, 256 * (steps ? kStep : 1)), 256},
+         steps ? adamw_kernel<T, M, V, kStep> : adamw_kernel<T, M, V, 1>,
+         args.in<A>(1) + attributes.first, parameter, master, args.out<M>(1), args.out<V>(2),
+         elements,
+         AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
+                              args.in<double>(8), args.in<int32_t>(9)},
+         attributes);
+}
+
+template <class T>
+CudaKernel select_moments(const OpView& op) {
+  const bool narrow_mean = op.input(2).dtype == DType::bf16;
+  const bool narrow_square = op.input(3).dtype == DType::bf16;
+  if (narrow_mean) {
+    return narrow_square ? &run_adamw<T, Bf16, Bf16> : &run_adamw<T, Bf16, float>;
+  }
+  return narrow_square ? &run_adamw<T, float, Bf16> : &run_adamw<T, float, float>;
+}
 
 }  // namespace
 
 CudaKernel adamw_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<AdamWCuda>(op.output(0).dtype);
+  switch (op.input(0).dtype) {
+    case DType::f64:
+      return &run_adamw<double, double, double>;
+    case DType::f32:
+      return select_moments<float>(op);
+    default:
+      return select_moments<Bf16>(op);
+  }
 }
 
 }  // namespace troupe

@@ -12,6 +12,7 @@ namespace troupe {
 
 CudaKernel attention_cuda_kernel(const OpView& op);
 CudaKernel attention_gradient_cuda_kernel(const OpView& op);
+uint64_t attention_cuda_scratch_bytes(const OpView& op);
 uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
@@ -251,6 +252,7 @@ const OpSpec kAttention{.name = "attention",
                         .cpu_kernel = attention_cpu_kernel,
                         .cuda_kernel = TROUPE_CUDA(attention_cuda_kernel),
                         .scratch_bytes = scratch_attention,
+                        .cuda_scratch_bytes = TROUPE_CUDA(attention_cuda_scratch_bytes),
                         .print_attributes = print_attention,
                         .samples = samples_attention};
 

@@ -1,5 +1,5 @@
-#include "ops/attention/attention_mma.cuh"
 #include "ops/attention/attention_sizes.cuh"
+#include "ops/attention/cuda/attention_cudnn.h"
 
 namespace troupe {
 namespace {
@@ -434,6 +434,10 @@ CudaKernel by_head_size(int head_dim, const Visit& visit) {
       "yet. Use --device cpu.");
 }
 
+bool cudnn_takes(const OpView& op) {
+  return cudnn_takes_attention(op.attributes<AttentionAttributes>(), op.output(0).dtype);
+}
+
 template <class Visit>
 CudaKernel select_attention(const OpView& op, const Visit& visit) {
   const int head_dim = op.attributes<AttentionAttributes>().head_dim;
@@ -443,8 +447,6 @@ CudaKernel select_attention(const OpView& op, const Visit& visit) {
     case DType::f32:
       return by_head_size<float, 4>(head_dim, visit);
     default:
-      if (head_dim == 64) return visit(AttentionMma<64>());
-      if (head_dim == 128) return visit(AttentionMma<128>());
       return by_head_size<Bf16, 4>(head_dim, visit);
   }
 }
@@ -452,16 +454,25 @@ CudaKernel select_attention(const OpView& op, const Visit& visit) {
 }  // namespace
 
 CudaKernel attention_cuda_kernel(const OpView& op) {
+  if (cudnn_takes(op)) return cudnn_attention;
   return select_attention(op,
                           [](auto kernels) -> CudaKernel { return &decltype(kernels)::forward; });
 }
 
 CudaKernel attention_gradient_cuda_kernel(const OpView& op) {
+  if (cudnn_takes(op)) return cudnn_attention_gradient;
   return select_attention(op,
                           [](auto kernels) -> CudaKernel { return &decltype(kernels)::backward; });
 }
 
+uint64_t attention_cuda_scratch_bytes(const OpView& op) {
+  return cudnn_takes(op) ? cudnn_attention_scratch_bytes() : 0;
+}
+
 uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op) {
+  if (cudnn_takes(op)) {
+    return cudnn_attention_gradient_scratch_bytes(op.attributes<AttentionAttributes>());
+  }
   return op.input(3).bytes();  // D has the shape and dtype of lse
 }
 

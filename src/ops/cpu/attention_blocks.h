@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "ops/cpu/dropout_mask.h"
+#include "ops/cpu/exponentials.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/vector.h"
 
@@ -154,8 +155,7 @@ void attend_to_block(const AttentionHead<A>& head, AttentionDropout& dropout,
     if (begin == end) continue;
     const A before = running.largest[i];
     const A now = std::max(before, max(p + begin, end - begin));
-    TROUPE_INDEPENDENT
-    for (int64_t j = begin; j < end; ++j) p[j] = exp_fast(p[j] - now);
+    scaled_exponentials(p + begin, end - begin, now, A(1), p + begin);
     const A grown = before == -std::numeric_limits<A>::infinity() ? A(0) : exp_fast(before - now);
     running.total[i] = running.total[i] * grown + sum(p + begin, end - begin);
     running.largest[i] = now;
@@ -234,11 +234,9 @@ void attend_to_block_backward(const AttentionHead<A>& head, AttentionDropout& dr
       dropout.draw(head.number, queries.first + i, keys.first + begin, end - begin);
       dropout.apply(kept, ds_row + begin, end - begin);
     }
+    scaled_exponentials(p_row + begin, end - begin, shift, A(1), p_row + begin);
     TROUPE_INDEPENDENT
-    for (int64_t j = begin; j < end; ++j) {
-      p_row[j] = exp_fast(p_row[j] - shift);
-      ds_row[j] = p_row[j] * (ds_row[j] - dot);
-    }
+    for (int64_t j = begin; j < end; ++j) ds_row[j] = p_row[j] * (ds_row[j] - dot);
     if (dropout.active()) dropout.apply(kept, p_row + begin, end - begin);
     std::fill(p_row + end, p_row + keys.count, A(0));
     std::fill(ds_row + end, ds_row + keys.count, A(0));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/exponentials.h"
 #include "ops/cpu/vector.h"
 #include "ops/router_topk/router_topk.h"
 
@@ -13,8 +14,7 @@ namespace troupe {
 template <class T>
 inline T shifted_exponentials(const T* z, int64_t experts, T* e) {
   const T largest = max(z, experts);
-  TROUPE_INDEPENDENT
-  for (int64_t i = 0; i < experts; ++i) e[i] = exp_fast(z[i] - largest);
+  scaled_exponentials(z, experts, largest, T(1), e);
   return largest;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/exponentials.h"
 #include "ops/cpu/vector.h"
 
 namespace troupe {
@@ -47,9 +48,7 @@ struct CrossEntropyKernel {
         tokens, cross_entropy_rows_per_piece(vocabulary), [&](int64_t begin, int64_t end, int) {
           for (int64_t t = begin; t < end; ++t) {
             const T* row = logits + t * vocabulary;
-            const A largest = max(row, vocabulary);
-            const A total = lane_sum<A>(
-                vocabulary, [=](int64_t v) { return exp_fast(widen(row[v]) - largest); });
+            const auto [largest, total] = exponential_sum(row, vocabulary);
             lse[t] = largest + std::log(total);
             losses[t] = 0;
             if (mask[t] != A(0) && labels[t] >= 0 && labels[t] < vocabulary) {
@@ -74,11 +73,9 @@ struct CrossEntropyPartKernel {
                                [&](int64_t begin, int64_t end, int) {
                                  for (int64_t t = begin; t < end; ++t) {
                                    const T* row = logits + t * vocabulary;
-                                   const A largest = max(row, vocabulary);
+                                   const auto [largest, total] = exponential_sum(row, vocabulary);
                                    part[3 * t] = largest;
-                                   part[3 * t + 1] = lane_sum<A>(vocabulary, [=](int64_t v) {
-                                     return exp_fast(widen(row[v]) - largest);
-                                   });
+                                   part[3 * t + 1] = total;
                                    const bool here = labels[t] >= 0 && labels[t] < vocabulary;
                                    part[3 * t + 2] = here ? widen(row[labels[t]]) : A(0);
                                  }
@@ -143,10 +140,7 @@ struct CrossEntropyGradientKernel {
             // The label's probability is needed unrounded, and `out` may be `row`.
             const bool valid = label >= 0 && label < vocabulary;
             const A hit = valid ? exp_fast(widen(row[label]) - shift) - A(1) : A(0);
-            TROUPE_INDEPENDENT
-            for (int64_t v = 0; v < vocabulary; ++v) {
-              out[v] = T(factor * exp_fast(widen(row[v]) - shift));
-            }
+            scaled_exponentials(row, vocabulary, shift, factor, out);
             if (valid) out[label] = T(factor * hit);
           }
         });

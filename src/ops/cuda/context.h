@@ -1,12 +1,13 @@
 // What the kernels of one CUDA interpreter share: the handle of cuBLASLt with the algorithms that
-// it has chosen, and dense matrix products through it. One thread at a time. Only in builds with
-// CUDA.
+// it has chosen, dense matrix products through it, and what single kinds of operations keep for
+// themselves. One thread at a time. Only in builds with CUDA.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <typeindex>
 
 #include "base/dtype.h"
 #include "program/cuda_kernel.h"
@@ -50,9 +51,19 @@ class CudaContext {
   // gives the same bits, since the algorithm is chosen once and by sizes alone.
   bool multiply(const DenseProduct& product, CUstream_st* stream, std::byte* scratch);
 
+  // The context's one object of type T, made when it is first asked for: what the kernels of an
+  // operation keep from run to run, such as another library's handle.
+  template <class T>
+  T& kept() {
+    std::shared_ptr<void>& object = kept_[std::type_index(typeid(T))];
+    if (object == nullptr) object = std::make_shared<T>();
+    return *static_cast<T*>(object.get());
+  }
+
  private:
   struct Library;
   std::unique_ptr<Library> library_;
+  std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 
 }  // namespace troupe

@@ -1,11 +1,15 @@
+#include <algorithm>
+
 #include "base/random.h"
 #include "ops/random_logits/random_logits.h"
 
 namespace troupe {
 namespace {
 
-// Numbers per chunk; each takes some tens of nanoseconds.
-constexpr int64_t kRandomLogitsGrain = 2048;
+// Numbers per chunk; each takes some ten nanoseconds.
+constexpr int64_t kRandomLogitsGrain = 4096;
+// Numbers that are drawn at a time.
+constexpr int64_t kRandomLogitsBlock = 256;
 
 template <class T>
 void run_random_logits(const KernelArguments& args) {
@@ -17,9 +21,13 @@ void run_random_logits(const KernelArguments& args) {
   const RowOrigin origin = attributes.origin;
   const int64_t width = args.output(0).shape.row_elements();
   const auto draw_run = [=](int64_t begin, int64_t end, int64_t whole) {
-    for (int64_t i = begin; i < end; ++i) {
-      out[i] = static_cast<T>(random_normal(seed, RandomStream::random_logits, substream,
-                                            static_cast<uint64_t>(whole + i - begin)));
+    for (int64_t i = begin; i < end; i += kRandomLogitsBlock) {
+      double drawn[kRandomLogitsBlock];
+      const int64_t count = std::min(kRandomLogitsBlock, end - i);
+      fill_random_normals(seed, RandomStream::random_logits, substream,
+                          static_cast<uint64_t>(whole + i - begin), count, drawn);
+      std::transform(drawn, drawn + count, out + i,
+                     [](double value) { return static_cast<T>(value); });
     }
   };
   args.pool->parallel_ranges(

@@ -1,5 +1,6 @@
 #include "runtime/cpu/cpu_interpreter.h"
 
+#include <chrono>
 #include <cstring>
 
 #include "program/op_spec.h"
@@ -90,6 +91,21 @@ void CpuInterpreter::run_observed(const std::function<void(int32_t)>& after) {
     if (plan_.dead_after.empty()) continue;
     for (const ValueId id : plan_.dead_after[index]) poison(id);
   }
+}
+
+std::vector<WorkSpan> CpuInterpreter::run_profiled() {
+  using Clock = std::chrono::steady_clock;
+  std::vector<WorkSpan> spans;
+  spans.reserve(ops_.size());
+  const auto start = Clock::now();
+  double last = 0;
+  run_observed([&](int32_t op) {
+    const double now = std::chrono::duration<double>(Clock::now() - start).count();
+    spans.push_back(
+        {.op = op, .name = program_.op(op).spec->name, .begin_s = last, .duration_s = now - last});
+    last = std::chrono::duration<double>(Clock::now() - start).count();
+  });
+  return spans;
 }
 
 void CpuInterpreter::read(ValueId id, void* bytes) const {

@@ -35,6 +35,7 @@ class CpuInterpreter final : public Interpreter {
 
   void run() override;
   void run_observed(const std::function<void(int32_t)>& after) override;
+  std::vector<WorkSpan> run_profiled() override;
   void read(ValueId id, void* bytes) const override;
   void write(ValueId id, const void* bytes) override;
   const MemoryPlan& plan() const override { return plan_; }

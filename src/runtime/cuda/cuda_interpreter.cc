@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
 #include <string>
 
 #include "ops/cuda/check.h"
@@ -12,6 +13,13 @@ namespace troupe {
 namespace {
 
 constexpr uint64_t kNoResult = ~uint64_t{0};
+
+std::string range_name(const Op& op) {
+  std::string name = op.spec->name;
+  if (op.place.layer >= 0) name += " layer " + std::to_string(op.place.layer);
+  if (op.place.micro_batch >= 0) name += " micro-batch " + std::to_string(op.place.micro_batch);
+  return name;
+}
 
 uint64_t align(uint64_t bytes) {
   return (bytes + MemoryPlan::kAlignment - 1) / MemoryPlan::kAlignment * MemoryPlan::kAlignment;
@@ -32,7 +40,7 @@ CudaInterpreter::PinnedMemory::~PinnedMemory() {
 }
 
 CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
-                                 const CudaInterpreterOptions& options)
+                                 const InterpreterOptions& options)
     : program_(program), plan_(std::move(plan)), state_(state), options_(options) {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
   TROUPE_CHECK(plan_.device == Device::cuda && state.device() == Device::cuda,
@@ -118,7 +126,8 @@ void CudaInterpreter::bind() {
     bound.arguments.scratch = scratch;
     bound.arguments.stream = stream_of(op.place.queue);
     bound.arguments.context = context_.get();
-    ops_.push_back(bound);
+    bound.range = range_name(op);
+    ops_.push_back(std::move(bound));
   }
   if (!plan_.dead_after.empty() && plan_.transient_bytes > 0) {
     check_cuda(cudaMemset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes),
@@ -159,7 +168,11 @@ void CudaInterpreter::copy_results() {
 }
 
 void CudaInterpreter::launch(size_t index) {
+  if (trace_ != nullptr) trace_->begin_op(static_cast<int32_t>(index));
+  nvtxRangePushA(ops_[index].range.c_str());
   ops_[index].kernel(ops_[index].arguments);
+  nvtxRangePop();
+  if (trace_ != nullptr) trace_->end_op();
   poison_after(index);
 }
 
@@ -194,6 +207,56 @@ void CudaInterpreter::capture() {
 }
 
 void CudaInterpreter::run() {
+  if (options_.profile && runs_ == 0) {
+    learn_launches(trace_run());
+  } else {
+    run_untraced();
+  }
+}
+
+std::vector<TraceRecord> CudaInterpreter::trace_run() {
+  trace_ = std::make_unique<KernelTrace>();
+  run_untraced();
+  std::vector<TraceRecord> records = trace_->finish();
+  trace_.reset();
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the GPU");
+  std::erase_if(records, [&](const TraceRecord& record) {
+    return record.device != static_cast<uint32_t>(device);
+  });
+  return records;
+}
+
+void CudaInterpreter::learn_launches(const std::vector<TraceRecord>& records) {
+  for (const TraceRecord& record : records) launches_[record.name].push_back(record.op);
+}
+
+std::vector<WorkSpan> CudaInterpreter::run_profiled() {
+  TROUPE_CHECK(options_.profile, "the interpreter was not made for profiling");
+  const bool first = runs_ == 0;
+  const std::vector<TraceRecord> records = trace_run();
+  if (first) learn_launches(records);
+  std::map<std::string, size_t> seen;
+  std::map<uint32_t, int32_t> lanes;
+  std::vector<WorkSpan> spans;
+  for (const TraceRecord& record : records) {
+    const auto lane = static_cast<int32_t>(lanes.size());
+    const size_t number = seen[record.name]++;
+    int32_t op = record.op;
+    const auto known = launches_.find(record.name);
+    if (op < 0 && known != launches_.end() && number < known->second.size()) {
+      op = known->second[number];
+    }
+    spans.push_back({.op = op,
+                     .lane = lanes.try_emplace(record.stream, lane).first->second,
+                     .name = record.name,
+                     .begin_s = static_cast<double>(record.begin_ns - records[0].begin_ns) * 1e-9,
+                     .duration_s = static_cast<double>(record.end_ns - record.begin_ns) * 1e-9});
+  }
+  return spans;
+}
+
+void CudaInterpreter::run_untraced() {
   // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
   if (options_.capture && runs_ == 1) capture();
   if (graph_ != nullptr) {

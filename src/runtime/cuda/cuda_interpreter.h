@@ -8,6 +8,11 @@
 // are values on the GPU, and all addresses stay. Operations have a stream by their queue; for now
 // all queues have the same one.
 //
+// Launches are in NVTX ranges, "grouped_linear layer 3 micro-batch 0", for those who look from
+// outside. run_profiled() looks by itself (kernel_trace.h). What a graph launches says nothing of
+// operations: with `profile` the first run, which is no graph, is traced to learn which operations
+// launch a kernel of some name, and in what order.
+//
 // With an oracle plan the memory of dead values is filled with NaN, as on the CPU.
 //
 // Owns its arena, its streams and the context of its kernels; borrows program and state.
@@ -16,12 +21,15 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "passes/memory_plan.h"
 #include "program/cuda_kernel.h"
 #include "program/program.h"
+#include "runtime/cuda/kernel_trace.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
@@ -30,14 +38,10 @@ struct CUgraphExec_st;  // what cudaGraphExec_t points to
 
 namespace troupe {
 
-struct CudaInterpreterOptions {
-  bool capture = false;
-};
-
 class CudaInterpreter final : public Interpreter {
  public:
   CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
-                  const CudaInterpreterOptions& options = {});
+                  const InterpreterOptions& options = {});
   ~CudaInterpreter() override;
   CudaInterpreter(const CudaInterpreter&) = delete;
   CudaInterpreter& operator=(const CudaInterpreter&) = delete;
@@ -45,6 +49,7 @@ class CudaInterpreter final : public Interpreter {
   TensorView view(ValueId id) const override;
   void run() override;
   void run_observed(const std::function<void(int32_t)>& after) override;
+  std::vector<WorkSpan> run_profiled() override;
   void read(ValueId id, void* bytes) const override;
   void write(ValueId id, const void* bytes) override;
   const MemoryPlan& plan() const override { return plan_; }
@@ -54,6 +59,7 @@ class CudaInterpreter final : public Interpreter {
   struct BoundOp {
     CudaKernel kernel = nullptr;
     CudaKernelArguments arguments;
+    std::string range;  // what NVTX calls it
   };
   // Memory of the host that copies do not wait for.
   struct PinnedMemory {
@@ -75,11 +81,14 @@ class CudaInterpreter final : public Interpreter {
   void wait(const std::string& what) const;
   void capture();
   std::string describe(int32_t index) const;
+  void run_untraced();
+  std::vector<TraceRecord> trace_run();
+  void learn_launches(const std::vector<TraceRecord>& records);
 
   const Program& program_;
   MemoryPlan plan_;
   const StateStorage& state_;
-  CudaInterpreterOptions options_;
+  InterpreterOptions options_;
   DeviceMemory arena_;
   std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
   std::unique_ptr<PinnedMemory> host_;   // inputs and metrics as in the arena, then results
@@ -89,6 +98,9 @@ class CudaInterpreter final : public Interpreter {
   std::vector<BoundOp> ops_;
   CUgraphExec_st* graph_ = nullptr;
   int64_t runs_ = 0;
+  std::unique_ptr<KernelTrace> trace_;  // of this run, if it is traced
+  // By name of kernel: the operations that launch it, in order; -1 outside of operations.
+  std::map<std::string, std::vector<int32_t>> launches_;
 };
 
 }  // namespace troupe

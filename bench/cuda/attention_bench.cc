@@ -1,0 +1,151 @@
+// Attention in bf16 on a GPU, at the shapes of models: how far it is from fp32, whether a second
+// run and a CUDA graph give the same bits, and how fast it is. Causal attention counts half of the
+// scores, as the operation's cost does. Exits with 1 if results are wrong.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "cuda/device_run.h"
+#include "ops/attention/attention.h"
+
+namespace troupe {
+namespace {
+
+struct NamedShape {
+  const char* name;
+  AttentionAttributes attributes;
+};
+
+// Errors in bf16 come from roundings of probabilities and results: 2^-9 each, relative.
+constexpr double kTolerance = 1e-2;
+
+struct Values {
+  ValueId out;
+  ValueId lse;
+  ValueId d_qkv;
+};
+
+Values emit(Builder& builder, const AttentionAttributes& a, DType dtype) {
+  const int64_t rows = int64_t{a.batch} * a.sequence;
+  const ValueId qkv =
+      builder.input("qkv", dtype, {rows, int64_t{a.heads + 2 * a.groups} * a.head_dim});
+  const ValueId d_out = builder.input("d_out", dtype, {rows, int64_t{a.heads} * a.head_dim});
+  const auto forward = builder.emit(kAttention, Attributes(a), {qkv, ValueId{}}, "out");
+  const auto backward = builder.emit(kAttentionGradient, Attributes(a),
+                                     {d_out, qkv, forward[0], forward[1], ValueId{}}, "d_qkv");
+  return {forward[0], forward[1], backward[0]};
+}
+
+double distance(const std::vector<double>& actual, const std::vector<double>& reference) {
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < reference.size(); ++i) {
+    difference += (actual[i] - reference[i]) * (actual[i] - reference[i]);
+    norm += reference[i] * reference[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+std::vector<std::byte> bits(const DeviceRun& run, const Values& values) {
+  std::vector<std::byte> all = run.bytes(values.out);
+  for (const ValueId id : {values.lse, values.d_qkv}) {
+    const auto more = run.bytes(id);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+void poison(DeviceRun& run, const Values& values) {
+  for (const ValueId id : {values.out, values.lse, values.d_qkv}) run.poison(id);
+}
+
+bool graph_gives(DeviceRun& run, const Values& values, const std::vector<std::byte>& expected) {
+  poison(run, values);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaStreamBeginCapture(run.stream(), cudaStreamCaptureModeThreadLocal), "capturing");
+  run.launch(0);
+  run.launch(1);
+  check_cuda(cudaStreamEndCapture(run.stream(), &graph), "capturing");
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "making a graph");
+  check_cuda(cudaGraphLaunch(executable, run.stream()), "launching a graph");
+  run.wait();
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  return bits(run, values) == expected;
+}
+
+bool measure(const std::string& name, const AttentionAttributes& a) {
+  Values values;
+  DeviceRun run([&](Builder& builder) { values = emit(builder, a, DType::bf16); }, 1);
+  run.run();
+  const auto first = bits(run, values);
+  poison(run, values);
+  run.run();
+  const bool same = bits(run, values) == first;
+  const bool same_in_graph = graph_gives(run, values, first);
+
+  Values exact;
+  DeviceRun reference([&](Builder& builder) { exact = emit(builder, a, DType::f32); }, 1);
+  reference.run();
+  const double out = distance(run.numbers(values.out), reference.numbers(exact.out));
+  const double lse = distance(run.numbers(values.lse), reference.numbers(exact.lse));
+  const double d_qkv = distance(run.numbers(values.d_qkv), reference.numbers(exact.d_qkv));
+
+  const double forward = run.seconds(0);
+  const double backward = run.seconds(1);
+  const bool good =
+      same && same_in_graph && out < kTolerance && lse < kTolerance && d_qkv < kTolerance;
+  std::printf("%-22s %8.3f %6.0f %8.3f %6.0f %7.0f   %.1e %.1e %.1e  %s\n", name.c_str(),
+              forward * 1e3, run.cost(0).flops / forward * 1e-12, backward * 1e3,
+              run.cost(1).flops / backward * 1e-12,
+              static_cast<double>(run.scratch_bytes()) / (1 << 20), out, lse, d_qkv,
+              !same            ? "OTHER BITS"
+              : !same_in_graph ? "OTHER BITS IN A GRAPH"
+              : good           ? "good"
+                               : "WRONG");
+  return good;
+}
+
+int measure_all() {
+  const auto shape = [](int32_t batch, int32_t sequence, int32_t heads, int32_t groups,
+                        int32_t head_dim, int32_t window = 0) {
+    return AttentionAttributes{.batch = batch,
+                               .sequence = sequence,
+                               .heads = heads,
+                               .groups = groups,
+                               .head_dim = head_dim,
+                               .scale = 1 / std::sqrt(static_cast<double>(head_dim)),
+                               .window = window};
+  };
+  const NamedShape shapes[] = {
+      {"OLMoE 2x4096", shape(2, 4096, 16, 16, 128)},
+      {"Qwen3-30B 2x4096", shape(2, 4096, 32, 4, 128)},
+      {"Mixtral-8x7B 2x4096", shape(2, 4096, 32, 8, 128)},
+      {"Mixtral-8x22B 2x4096", shape(2, 4096, 48, 8, 128)},
+      {"heads of 64, 2x4096", shape(2, 4096, 32, 8, 64)},
+      {"heads of 256, 2x2048", shape(2, 2048, 16, 4, 256)},
+      {"window 1024, 2x4096", shape(2, 4096, 32, 8, 128, 1024)},
+      {"32/4, 1x8192", shape(1, 8192, 32, 4, 128)},
+      {"8/1, 1x16384: blocks", shape(1, 16384, 8, 1, 128)},
+      {"same, window 3000", shape(1, 16384, 8, 1, 128, 3000)},
+      {"odd: 2x1001, 96", shape(2, 1001, 12, 4, 96, 333)},
+  };
+  std::printf("%-22s %8s %6s %8s %6s %7s   %s\n", "", "fwd ms", "TFLOP", "bwd ms", "TFLOP", "MiB",
+              "off from fp32: out, lse, d_qkv");
+  bool good = true;
+  for (const auto& [name, attributes] : shapes) good = measure(name, attributes) && good;
+  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace troupe
+
+int main() {
+  try {
+    return troupe::measure_all();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return EXIT_FAILURE;
+  }
+}

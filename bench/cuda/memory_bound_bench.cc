@@ -1,0 +1,165 @@
+// Memory-bound operations on a GPU at the sizes of models, in bf16, against the GPU's own copying:
+// 8192 tokens, or the experts' rows of as many. Bytes are those of the operations' costs. Each
+// launch finds nothing of its operands in the cache.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "cuda/device_run.h"
+#include "ops/activation/activation.h"
+#include "ops/add/add.h"
+#include "ops/combine/combine.h"
+#include "ops/cross_entropy/cross_entropy.h"
+#include "ops/embedding/embedding.h"
+#include "ops/permute/permute.h"
+#include "ops/qk_norm/qk_norm.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
+#include "ops/route/route.h"
+#include "ops/router_topk/router_topk.h"
+#include "ops/split_columns/split_columns.h"
+#include "passes/autodiff.h"
+#include "runtime/device_limits.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kTokens = 8192;
+constexpr DType kDType = DType::bf16;
+
+// The forward operations of a case; returns the results at which gradients enter.
+using Emit = std::function<std::vector<ValueId>(Builder&)>;
+
+Emit norm(int64_t hidden) {
+  return [=](Builder& builder) -> std::vector<ValueId> {
+    const ValueId x = builder.input("x", kDType, {kTokens, hidden});
+    const ValueId delta = builder.input("delta", kDType, {kTokens, hidden});
+    const ValueId gamma = builder.input("gamma", DType::f32, {hidden});
+    const RmsNormResult result = add_rms_norm(builder, x, delta, gamma, {}, "normed");
+    return {result.normalized, result.sum};
+  };
+}
+
+Emit heads(int32_t heads, int32_t groups, int32_t head_dim, QkNormScope scope) {
+  return [=](Builder& builder) -> std::vector<ValueId> {
+    const bool per_head = scope == QkNormScope::head;
+    const ValueId qkv =
+        builder.input("qkv", kDType, {kTokens, int64_t{heads + 2 * groups} * head_dim});
+    const ValueId gamma_q =
+        builder.input("gamma_q", DType::f32, {int64_t{per_head ? 1 : heads} * head_dim});
+    const ValueId gamma_k =
+        builder.input("gamma_k", DType::f32, {int64_t{per_head ? 1 : groups} * head_dim});
+    const ValueId normed =
+        qk_norm(builder, {.qkv = qkv, .gamma_q = gamma_q, .gamma_k = gamma_k},
+                {.heads = heads, .groups = groups, .head_dim = head_dim, .scope = scope}, "normed");
+    const ValueId table = rope_table(
+        builder, {.positions = 4096, .rotary_dim = head_dim, .base = 10000}, DType::f32, "table");
+    return {rope(builder, normed, table,
+                 {.heads = heads,
+                  .groups = groups,
+                  .head_dim = head_dim,
+                  .rotary_dim = head_dim,
+                  .sequence = 4096,
+                  .inverse = false},
+                 "rotated")};
+  };
+}
+
+// Rows to the experts and back; the two products are left out, so rows are twice as wide.
+Emit experts(int64_t hidden, int32_t count, int32_t top_k) {
+  return [=](Builder& builder) -> std::vector<ValueId> {
+    const ValueId logits = builder.input("logits", DType::f32, {kTokens, count});
+    const RouterTopkResult chosen =
+        router_topk(builder, {.logits = logits}, {.top_k = top_k}, "chosen");
+    const Routing routing = route(builder, chosen.indices, {.experts = count}, "routing");
+    const ValueId x = builder.input("x", kDType, {kTokens, 2 * hidden});
+    const ValueId rows = permute(builder, x, routing, "rows");
+    const ValueId active =
+        activation(builder, rows, chosen.probabilities, routing.row_slot, {}, "active");
+    return {combine(builder, active, routing, "y")};
+  };
+}
+
+Emit vocabulary(int64_t hidden, int64_t words) {
+  return [=](Builder& builder) -> std::vector<ValueId> {
+    const ValueId tokens = builder.input("tokens", DType::i32, {kTokens});
+    const ValueId weight = builder.input("weight", kDType, {words, hidden});
+    const ValueId embedded = embedding(builder, tokens, weight, {}, "embedded");
+    const ValueId logits = builder.input("logits", kDType, {kTokens, words});
+    const ValueId labels = builder.input("labels", DType::i32, {kTokens});
+    const ValueId mask = builder.input("mask", DType::f32, {kTokens});
+    const CrossEntropyResult loss = cross_entropy(
+        builder, {.logits = logits, .labels = labels, .mask = mask, .tokens = {}}, "loss");
+    return {embedded, loss.loss};
+  };
+}
+
+Emit columns(int64_t first, int64_t rest) {
+  return [=](Builder& builder) -> std::vector<ValueId> {
+    const ValueId x = builder.input("x", kDType, {kTokens, first + rest});
+    const SplitColumnsResult parts = split_columns(builder, x, {.columns = first}, "first");
+    return {add(builder, parts.first, parts.first, "sum"), parts.rest};
+  };
+}
+
+void emit_with_gradients(Builder& builder, const Emit& emit) {
+  Program& program = builder.program();
+  std::vector<GradientSeed> seeds;
+  const std::vector<ValueId> results = emit(builder);
+  const int32_t forward_ops = program.op_count();
+  std::vector<ValueId> inputs;
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    const Value& value = program.value(ValueId{i});
+    if (value.role == Role::input && is_float(value.dtype) && value.name != "mask") {
+      inputs.push_back(ValueId{i});
+    }
+  }
+  for (const ValueId result : results) {
+    const Value value = program.value(result);
+    seeds.push_back({result, builder.input("d_" + value.name, value.dtype, value.shape)});
+  }
+  MainGradients main_gradients(program.state());
+  append_backward(builder, 0, forward_ops, seeds, inputs, main_gradients);
+}
+
+void measure(const char* name, const Emit& emit, double copy_limit) {
+  DeviceRun run([&](Builder& builder) { emit_with_gradients(builder, emit); },
+                /*integers=*/8192);
+  run.run();
+  std::printf("%s\n", name);
+  for (int32_t i = 0; i < run.program().op_count(); ++i) {
+    const Op& op = run.program().op(i);
+    const double seconds = run.seconds(i);
+    const double rate = run.cost(i).bytes / seconds;
+    std::printf("  %-28s %-16s %8.1f us %7.0f GB/s %4.0f%%\n", op.spec->name,
+                run.program().value(run.program().outputs(op)[0]).shape.to_string().c_str(),
+                seconds * 1e6, rate * 1e-9, 100 * rate / copy_limit);
+  }
+}
+
+void measure_all() {
+  const double limit = measure_device_copy_limit();
+  std::printf("copying: %.0f GB/s\n", limit * 1e-9);
+  measure("OLMoE norms", norm(2048), limit);
+  measure("Mixtral-8x7B norms", norm(4096), limit);
+  measure("OLMoE heads", heads(16, 16, 128, QkNormScope::projection), limit);
+  measure("Qwen3-30B heads", heads(32, 4, 128, QkNormScope::head), limit);
+  measure("OLMoE rows", experts(1024, 64, 8), limit);
+  measure("Qwen3-30B rows", experts(768, 128, 8), limit);
+  measure("Mixtral-8x7B rows", experts(4096, 8, 2), limit);
+  measure("OLMoE vocabulary", vocabulary(2048, 50304), limit);
+  measure("columns", columns(1536, 512), limit);
+}
+
+}  // namespace
+}  // namespace troupe
+
+int main() {
+  try {
+    troupe::measure_all();
+    return EXIT_SUCCESS;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return EXIT_FAILURE;
+  }
+}

@@ -1,0 +1,35 @@
+// Attention in bf16 through cuDNN's fused kernels. Private to attention_cuda.cu.
+//
+// Probabilities and the gradients of scores are rounded to bf16 where they enter a product, and so
+// are the gradients of keys and values of each query head before they are summed over a group.
+// Everything else between the operands is in fp32.
+//
+// The backward pass is cuDNN's deterministic one, which stores the gradients of all scores that it
+// works on. So it works on pieces of at most about kAttentionPieceBytes: some sequences; some
+// groups of heads of one sequence; or, of long sequences, a block of queries of one group, with the
+// keys that they see. In the last case the gradients of keys and values are summed over the blocks
+// in fp32. Smaller pieces are slower: they fill the GPU less well.
+//
+// Plans are built at the first run of a shape and kept in the CudaContext: that takes up to a
+// second for each kind, and must not happen while a graph is captured. Kernels throw UserError when
+// cuDNN cannot do what is asked, or wants more scratch memory than these functions say.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/attention/attention.h"
+
+namespace troupe {
+
+inline constexpr uint64_t kAttentionPieceBytes = uint64_t{2304} << 20;
+
+// Bf16 without dropout, and heads of up to 256 elements that are whole multiples of 16 bytes.
+bool cudnn_takes_attention(const AttentionAttributes& a, DType dtype);
+
+uint64_t cudnn_attention_scratch_bytes();
+uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionAttributes& a);
+
+void cudnn_attention(const CudaKernelArguments& args);
+void cudnn_attention_gradient(const CudaKernelArguments& args);
+
+}  // namespace troupe

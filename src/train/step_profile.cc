@@ -1,0 +1,191 @@
+#include "train/step_profile.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fmt/format.h>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "io/file.h"
+#include "program/op_spec.h"
+#include "runtime/cpu/copy_limit.h"
+#include "runtime/device_limits.h"
+#include "train/matmul_limit.h"
+
+namespace troupe {
+namespace {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Calls each(begin, end) for the stretches of time, in s, that the chosen spans cover together.
+// Spans are in the order of their beginnings.
+template <class Choose, class Each>
+void for_covered(const std::vector<WorkSpan>& spans, const Choose& choose, const Each& each) {
+  double begin = 0;
+  double end = -1;
+  for (const WorkSpan& span : spans) {
+    if (!choose(span)) continue;
+    if (span.begin_s > end) {
+      if (end >= 0) each(begin, end);
+      begin = span.begin_s;
+    }
+    end = std::max(end, span.begin_s + span.duration_s);
+  }
+  if (end >= 0) each(begin, end);
+}
+
+template <class Choose>
+double covered_s(const std::vector<WorkSpan>& spans, const Choose& choose) {
+  double sum = 0;
+  for_covered(spans, choose, [&](double begin, double end) { sum += end - begin; });
+  return sum;
+}
+
+}  // namespace
+
+StepProfile::StepProfile(const Program& program)
+    : program_(program), times_(static_cast<size_t>(program.op_count())) {}
+
+void StepProfile::add(std::vector<WorkSpan> spans) {
+  std::vector<double> sums(times_.size(), 0.0);
+  for (const WorkSpan& span : spans) {
+    if (span.op >= 0) sums[static_cast<size_t>(span.op)] += span.duration_s;
+  }
+  for (size_t i = 0; i < sums.size(); ++i) times_[i].push_back(sums[i]);
+  last_ = std::move(spans);
+}
+
+std::vector<KindTime> StepProfile::kinds() const {
+  std::map<std::string, KindTime> kinds;
+  for (int32_t i = 0; i < program_.op_count(); ++i) {
+    const Op& op = program_.op(i);
+    const Cost cost = op.spec->cost(OpView{program_, op});
+    KindTime& kind = kinds[op.spec->name];
+    kind.kind = op.spec->name;
+    kind.count += 1;
+    kind.seconds += median(times_[static_cast<size_t>(i)]);
+    kind.flops += cost.flops;
+    kind.bytes += cost.bytes;
+  }
+  std::vector<KindTime> sorted;
+  for (auto& [name, kind] : kinds) sorted.push_back(std::move(kind));
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const KindTime& a, const KindTime& b) { return a.seconds > b.seconds; });
+  return sorted;
+}
+
+StepTimes StepProfile::times() const {
+  const auto any = [](const WorkSpan&) { return true; };
+  const auto between_ranks = [&](const WorkSpan& span) {
+    return span.op >= 0 && program_.op(span.op).spec->group != nullptr;
+  };
+  const auto other = [&](const WorkSpan& span) { return !between_ranks(span); };
+  StepTimes times;
+  times.busy_s = covered_s(last_, any);
+  times.communication_s = covered_s(last_, between_ranks);
+  times.exposed_communication_s = times.busy_s - covered_s(last_, other);
+  double end = -1;
+  for (const WorkSpan& span : last_) {
+    times.seconds = std::max(times.seconds, span.begin_s + span.duration_s);
+    if (span.op < 0) continue;
+    if (end >= 0 && span.begin_s - end > times.largest_gap_s) {
+      times.largest_gap_s = span.begin_s - end;
+      times.after_gap = program_.op(span.op).spec->name;
+    }
+    end = std::max(end, span.begin_s + span.duration_s);
+  }
+  return times;
+}
+
+void StepProfile::write_timeline(const std::string& path, int32_t rank) const {
+  nlohmann::ordered_json events = nlohmann::ordered_json::array();
+  events.push_back({{"ph", "M"},
+                    {"name", "process_name"},
+                    {"pid", rank},
+                    {"args", {{"name", fmt::format("rank {}", rank)}}}});
+  for (const WorkSpan& span : last_) {
+    nlohmann::ordered_json event = {{"ph", "X"},
+                                    {"name", span.name},
+                                    {"cat", "step"},
+                                    {"pid", rank},
+                                    {"tid", span.lane},
+                                    {"ts", span.begin_s * 1e6},
+                                    {"dur", span.duration_s * 1e6}};
+    if (span.op >= 0) {
+      const Op& op = program_.op(span.op);
+      event["name"] = op.spec->name;
+      event["cat"] = name_of(op.place.phase);
+      event["args"] = {{"operation", span.op},
+                       {"phase", name_of(op.place.phase)},
+                       {"queue", name_of(op.place.queue)},
+                       {"kernel", span.name}};
+      if (op.place.layer >= 0) event["args"]["layer"] = op.place.layer;
+      if (op.place.micro_batch >= 0) event["args"]["micro_batch"] = op.place.micro_batch;
+      if (op.output_count > 0) {
+        event["args"]["result"] = program_.value(program_.outputs(op)[0]).name;
+      }
+    }
+    events.push_back(std::move(event));
+  }
+  const nlohmann::ordered_json document = {{"displayTimeUnit", "ms"},
+                                           {"traceEvents", std::move(events)}};
+  const Disk disk;
+  disk.make_directories(std::filesystem::path(path).parent_path().string());
+  disk.write_file(path, document.dump());
+}
+
+std::string profile_path(const Options& options, int32_t rank, int64_t step) {
+  return fmt::format("{}/rank{}_step{}.json", options.profile_dir, rank, step);
+}
+
+bool is_profiled(const Options& options, int32_t rank, int64_t step) {
+  if (!options.profile || step <= options.profile_step_start || step > options.profile_step_end) {
+    return false;
+  }
+  return std::find(options.profile_ranks.begin(), options.profile_ranks.end(),
+                   std::to_string(rank)) != options.profile_ranks.end();
+}
+
+ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device device) {
+  return {.flops = measure_matmul_limit(compute_dtype, pool, device),
+          .copy_bytes =
+              device == Device::cuda ? measure_device_copy_limit() : measure_copy_limit(pool)};
+}
+
+std::string describe_profile(const StepProfile& profile, const ProfileLimits& limits,
+                             const std::string& filter) {
+  const std::vector<KindTime> kinds = profile.kinds();
+  double sum = 0;
+  for (const KindTime& kind : kinds) sum += kind.seconds;
+  std::string text =
+      fmt::format("{:<32} {:>5} {:>10} {:>6} {:>10} {:>6} {:>10} {:>6}\n", "operation kind",
+                  "count", "time", "share", "Gflop/s", "limit", "GB/s", "limit");
+  for (const KindTime& kind : kinds) {
+    if (kind.kind.find(filter) == std::string::npos) continue;
+    // An operation that does nothing on this device takes no time.
+    const double seconds = std::max(kind.seconds, 1e-12);
+    text +=
+        fmt::format("{:<32} {:>5} {:>10} {:>5.1f}% {:>10.1f} {:>5.0f}% {:>10.1f} {:>5.0f}%\n",
+                    kind.kind, kind.count, format_duration(kind.seconds), 100 * kind.seconds / sum,
+                    kind.flops / seconds / 1e9, 100 * kind.flops / seconds / limits.flops,
+                    kind.bytes / seconds / 1e9, 100 * kind.bytes / seconds / limits.copy_bytes);
+  }
+  const StepTimes times = profile.times();
+  text += fmt::format("\n{} from first to last, idle {} of it, at most {} between operations{}",
+                      format_duration(times.seconds), format_duration(times.seconds - times.busy_s),
+                      format_duration(times.largest_gap_s),
+                      times.after_gap.empty() ? "" : fmt::format(" (before {})", times.after_gap));
+  if (times.communication_s > 0) {
+    text +=
+        fmt::format("; communication {}, {} of it exposed", format_duration(times.communication_s),
+                    format_duration(times.exposed_communication_s));
+  }
+  return text + "\n";
+}
+
+}  // namespace troupe

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Fifty steps on a GPU end in the same bits: run twice, launched one by one instead of as a CUDA
+graph, profiled, and killed and resumed.
+
+The model is small, but large enough that its products and its attention take the kernels that large
+models take.
+
+Usage: repeat_gpu_test.py TROUPE SOURCE_FOLDER
+"""
+
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+STEPS = 50
+WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "moe_intermediate_size": 192,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.01,
+}
+# What a run computes, without what it measures.
+STABLE_METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "load_balancing_loss", "experts")
+
+TROUPE = ""
+FOLDER = pathlib.Path()
+
+
+def command(save, *flags):
+    return [TROUPE, "train", "--device", "cuda", "--bf16", "--quiet", "--model",
+            str(FOLDER / "config.json"), "--data-path", str(FOLDER / "corpus"), "--train-iters",
+            str(STEPS), "--lr", "1e-3", "--micro-batch-size", "2", "--global-batch-size", "4",
+            "--seq-length", "256", "--log-interval", "1", "--split", "100,0,0", "--save", str(save),
+            *flags]
+
+
+def run(arguments):
+    return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False)
+
+
+def metrics(save):
+    """Lines of metrics.jsonl; a line that is just being written is left out."""
+    try:
+        text = (save / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def steps_done(save):
+    return max((line["step"] for line in metrics(save) if "loss" in line), default=0)
+
+
+def outcome(save):
+    """Losses, norms and loads of all steps, and the hash of every tensor in the end."""
+    steps = [{key: line[key] for key in STABLE_METRICS if key in line} for line in metrics(save)]
+    index = json.loads(
+        (save / "checkpoints" / f"step_{STEPS:08d}" / "index.json").read_text())
+    return steps, {tensor["name"]: tensor for tensor in index["tensors"]}
+
+
+def setUpModule():
+    generator = random.Random(7)
+    documents = (" ".join(generator.choice(WORDS) for _ in range(400)) for _ in range(300))
+    (FOLDER / "text.txt").write_text("\n\n".join(documents))
+    (FOLDER / "config.json").write_text(json.dumps(CONFIG))
+    done = run([TROUPE, "tokenize", "--quiet", "--input", str(FOLDER / "text.txt"),
+                "--output-prefix", str(FOLDER / "corpus"), "--split-documents", "1"])
+    assert done.returncode == 0, done.stderr
+    done = run(command(FOLDER / "first"))
+    assert done.returncode == 0, done.stderr
+
+
+class Repeat(unittest.TestCase):
+    maxDiff = 4000
+
+    def setUp(self):
+        self.save = FOLDER / self.id().rsplit(".", 1)[-1]
+
+    def train(self, *flags):
+        done = run(command(self.save, *flags))
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def expect_same(self):
+        steps, tensors = outcome(self.save)
+        first_steps, first_tensors = outcome(FOLDER / "first")
+        self.assertEqual(steps, first_steps)
+        self.assertEqual(tensors, first_tensors)
+
+    def test_first_run_learns(self):
+        steps, _ = outcome(FOLDER / "first")
+        self.assertEqual(len(steps), STEPS)
+        self.assertLess(steps[-1]["loss"], 0.8 * steps[0]["loss"])
+
+    def test_second_run(self):
+        self.train()
+        self.expect_same()
+
+    def test_launched_one_by_one(self):
+        self.train("--cuda-graph-impl", "none")
+        self.expect_same()
+
+    def test_profiled(self):
+        folder = self.save.with_suffix(".profile")
+        self.train("--profile", "--profile-dir", str(folder))
+        self.expect_same()
+        self.assertEqual(sorted(path.name for path in folder.iterdir()),
+                         ["rank0_step11.json", "rank0_step12.json"])
+        events = json.loads((folder / "rank0_step11.json").read_text())["traceEvents"]
+        names = {event["name"] for event in events}
+        self.assertLessEqual({"attention", "grouped_linear", "adamw", "linear"}, names)
+        unknown = [event for event in events
+                   if event["ph"] == "X" and "args" not in event and event["name"] != "copy"]
+        self.assertEqual(unknown, [], "kernels that no operation is known of")
+
+    def test_killed_and_resumed(self):
+        arguments = command(self.save, "--load", str(self.save), "--save-interval", "5")
+        for kill_after in (7, 23, 36):
+            process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while process.poll() is None and steps_done(self.save) < kill_after:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        done = run(arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.expect_same()
+
+
+if __name__ == "__main__":
+    TROUPE = sys.argv.pop(1)
+    sys.argv.pop(1)
+    with tempfile.TemporaryDirectory() as folder:
+        FOLDER = pathlib.Path(folder)
+        unittest.main(verbosity=2)

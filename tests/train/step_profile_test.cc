@@ -1,0 +1,106 @@
+// Step profiles of made-up spans: times by kind, gaps, exposed communication, timelines; and which
+// steps are profiled.
+#include "train/step_profile.h"
+
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "ops/add/add.h"
+#include "ops/fill/fill.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "program/builder.h"
+#include "support/files.h"
+
+namespace troupe {
+namespace {
+
+// 0: fill, 1: sum over the ranks, 2: add.
+class ProfiledProgram : public ::testing::Test {
+ protected:
+  ProfiledProgram() : program(std::make_shared<StateTable>()) {
+    Builder builder(program);
+    builder.place.layer = 3;
+    const ValueId one = fill(builder, 1.0, DType::f64, {4}, "one");
+    const ValueId all = sum_over_ranks(builder, one, {RankGroup::dp}, "all");
+    builder.place.micro_batch = 1;
+    program.add_result(add(builder, all, one, "result"));
+  }
+  Program program;
+};
+
+TEST_F(ProfiledProgram, KindsAreMediansOverRuns) {
+  StepProfile profile(program);
+  for (const double seconds : {5.0, 1.0, 2.0}) {
+    // Two kernels of one operation count together; what belongs to none does not count.
+    profile.add({{.op = -1, .name = "copy", .begin_s = 0, .duration_s = 100},
+                 {.op = 0, .name = "fill", .begin_s = 100, .duration_s = seconds},
+                 {.op = 0, .name = "fill", .begin_s = 110, .duration_s = 1},
+                 {.op = 2, .name = "add", .begin_s = 120, .duration_s = 0.5}});
+  }
+  const std::vector<KindTime> kinds = profile.kinds();
+  ASSERT_EQ(kinds.size(), 3U);
+  EXPECT_EQ(kinds[0].kind, "fill");
+  EXPECT_EQ(kinds[0].count, 1);
+  EXPECT_DOUBLE_EQ(kinds[0].seconds, 3.0);
+  EXPECT_EQ(kinds[1].kind, "add");
+  EXPECT_DOUBLE_EQ(kinds[1].seconds, 0.5);
+  EXPECT_DOUBLE_EQ(kinds[2].seconds, 0.0) << "an operation that launches nothing";
+}
+
+TEST_F(ProfiledProgram, TimesCountGapsAndWhatIsExposed) {
+  StepProfile profile(program);
+  // 0..2 fill, 1..5 communication beside it, 5..6 idle, 6..7 add.
+  profile.add({{.op = 0, .lane = 0, .name = "fill", .begin_s = 0, .duration_s = 2},
+               {.op = 1, .lane = 1, .name = "sum", .begin_s = 1, .duration_s = 4},
+               {.op = 2, .lane = 0, .name = "add", .begin_s = 6, .duration_s = 1}});
+  const StepTimes times = profile.times();
+  EXPECT_DOUBLE_EQ(times.seconds, 7);
+  EXPECT_DOUBLE_EQ(times.busy_s, 6);
+  EXPECT_DOUBLE_EQ(times.communication_s, 4);
+  EXPECT_DOUBLE_EQ(times.exposed_communication_s, 3);
+  EXPECT_DOUBLE_EQ(times.largest_gap_s, 1);
+  EXPECT_EQ(times.after_gap, "add");
+}
+
+TEST_F(ProfiledProgram, TimelineNamesOperations) {
+  const testing::TempFolder folder;
+  StepProfile profile(program);
+  profile.add({{.op = -1, .lane = 0, .name = "copy", .begin_s = 0, .duration_s = 1e-6},
+               {.op = 2, .lane = 1, .name = "add_kernel", .begin_s = 2e-6, .duration_s = 3e-6}});
+  const std::string path = folder.path() + "/deeper/timeline.json";
+  profile.write_timeline(path, /*rank=*/5);
+  std::ifstream file(path);
+  const auto events = nlohmann::json::parse(file).at("traceEvents");
+  ASSERT_EQ(events.size(), 3U);
+  EXPECT_EQ(events[0].at("args").at("name"), "rank 5");
+  EXPECT_EQ(events[1].at("name"), "copy");
+  EXPECT_EQ(events[2].at("name"), "add");
+  EXPECT_EQ(events[2].at("pid"), 5);
+  EXPECT_EQ(events[2].at("tid"), 1);
+  EXPECT_DOUBLE_EQ(events[2].at("ts").get<double>(), 2.0) << "microseconds";
+  EXPECT_DOUBLE_EQ(events[2].at("dur").get<double>(), 3.0);
+  EXPECT_EQ(events[2].at("args").at("kernel"), "add_kernel");
+  EXPECT_EQ(events[2].at("args").at("layer"), 3);
+  EXPECT_EQ(events[2].at("args").at("micro_batch"), 1);
+  EXPECT_EQ(events[2].at("args").at("result"), "result");
+}
+
+TEST(StepProfile, ProfilesStepsAndRanksThatAreAskedFor) {
+  Options options;
+  EXPECT_FALSE(is_profiled(options, 0, 11));
+  options.profile = true;
+  EXPECT_FALSE(is_profiled(options, 0, 10)) << "Megatron's defaults: after 10, through 12";
+  EXPECT_TRUE(is_profiled(options, 0, 11));
+  EXPECT_TRUE(is_profiled(options, 0, 12));
+  EXPECT_FALSE(is_profiled(options, 0, 13));
+  EXPECT_FALSE(is_profiled(options, 1, 11));
+  options.profile_ranks = {"1", "3"};
+  EXPECT_FALSE(is_profiled(options, 0, 11));
+  EXPECT_TRUE(is_profiled(options, 3, 11));
+}
+
+}  // namespace
+}  // namespace troupe
