@@ -120,11 +120,42 @@ __device__ __forceinline__ void load_tile_to(uint16_t blocks, const CUtensorMap&
       : "memory");
 }
 
-// red.add: adds both numbers to those in global memory, which are aligned like a float2.
-__device__ __forceinline__ void add_global(float* to, float2 value) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x),
-               "f"(value.y)
-               : "memory");
+// cp.async.bulk.tensor from shared to global memory. The tile must be visible to copies
+// (fence_copies) before.
+__device__ __forceinline__ void store_tile(const CUtensorMap& map, uint32_t from, int32_t x,
+                                           int32_t y, int32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// cp.reduce.async.bulk.tensor: adds the tile to what global memory holds.
+__device__ __forceinline__ void add_tile(const CUtensorMap& map, uint32_t from, int32_t x,
+                                         int32_t y, int32_t z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], "
+      "[%1];" ::"l"(&map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// cp.async.bulk.commit_group: makes a group, possibly empty, of this thread's stores since the
+// last.
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// cp.async.bulk.wait_group.read: of this thread's groups, all but the last kPending have read their
+// shared memory.
+template <int kPending>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// cp.async.bulk.wait_group: this thread's stores have been made.
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // fence.proxy.async: what this thread has written to shared memory can be read by copies and
@@ -151,6 +182,10 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, float2 value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y)
+               : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, int4 value) {
   asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)

@@ -31,15 +31,13 @@ enum class GroupedProduct {
 //   kAlternating   the two warpgroups take tiles in turns, so that one stores while the other one
 //                  multiplies; otherwise they share each tile
 //   kPair          blocks of a cluster, neighbours of which share the tiles of W or x: 1 or 2
-template <GroupedProduct kProduct_, int kTileColumns_, bool kAlternating_, int kPair_, int kStages_,
-          int kPending_ = 0>
+template <GroupedProduct kProduct_, int kTileColumns_, bool kAlternating_, int kPair_, int kStages_>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
   static constexpr int kTileColumns = kTileColumns_;
   static constexpr bool kAlternating = kAlternating_;
   static constexpr int kPair = kPair_;
   static constexpr int kStages = kStages_;
-  static constexpr int kPending = kPending_;
 
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
@@ -60,14 +58,15 @@ struct GroupedCut {
   static constexpr int kLoaderRegisters = kAlternating ? 40 : 56;
   static constexpr int kMathRegisters = kAlternating ? 232 : 224;
 
-  // Results in bf16 are put in order in boxes of 16 rows of 128 bytes; each warp has two.
-  static constexpr int kResultBytes = kDepthGrouped ? 0 : 2048;
+  // Results leave in boxes of 64 rows of 128 bytes; a warpgroup has two on their way.
+  static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
+  static constexpr int kBoxes = 2;
 
   // Shared memory: stages, boxes of results, barriers, notes.
   static constexpr int kNotes = 4;
-  static constexpr int kNoteBytes = 48;
+  static constexpr int kNoteBytes = 32;
   static constexpr int kBoxesAt = kStages * kStageBytes;
-  static constexpr int kBarriersAt = kBoxesAt + kWarpgroups * 4 * 2 * kResultBytes;
+  static constexpr int kBarriersAt = kBoxesAt + kWarpgroups * kBoxes * kBoxBytes;
   static constexpr int kNotesAt = kBarriersAt + 8 * (2 * kStages + 2 * kNotes);
   static constexpr int kSharedBytes = kNotesAt + kNotes * kNoteBytes + 1024;  // to align the start
   static_assert(kSharedBytes <= 232448 && kTileColumns % (64 * kPair) == 0 && kNotesAt % 16 == 0);
@@ -79,7 +78,7 @@ struct GroupedSizes {
   int32_t rows = 0;         // M, of the weight gradient; otherwise the groups have them
   int32_t columns = 0;      // N
   int32_t depth = 0;        // K, but of the weight gradient
-  int32_t panel = 0;        // tiles of rows that are swept together over all columns
+  int32_t panel = 0;        // about as many tiles of rows are swept together over all columns
   bool accumulate = false;  // the weight gradient is added to what is there
   void* out = nullptr;
 };
@@ -92,13 +91,12 @@ struct GroupedNote {
   int32_t column;
   int32_t blocks;       // stages of depth, at least one
   int32_t last_depth;   // elements of the last one that count; 0: there is no depth at all
+  int32_t first_block;  // number of the first stage, counted from the start of the kernel
   int32_t depth_begin;  // first element of depth
   bool shared_right;    // the neighbour's tile has the same columns of the same group
 };
 
-// Finds tiles by their numbers, which must not decrease. All lanes of a warp together. In shared
-// memory a note is group, row, rows, column; blocks, last_depth, number of the first stage since
-// the kernel's start, depth_begin; shared_right.
+// Finds tiles by their numbers, which must not decrease. All lanes of a warp together.
 template <class Cut>
 class GroupedTiles {
  public:
@@ -107,7 +105,7 @@ class GroupedTiles {
     load();
   }
 
-  // `rank`: of the block in its pair.
+  // `rank`: of the block in its pair. first_block is left to the caller.
   __device__ GroupedNote find(int32_t tile, int32_t rank) {
     while (tile >= through_ && window_ + 32 < sizes_.groups) {
       window_ += 32;
@@ -204,8 +202,8 @@ struct GroupedShared {
 
   __device__ uint32_t left(int stage) const { return base + stage * Cut::kStageBytes; }
   __device__ uint32_t right(int stage) const { return left(stage) + Cut::kLeftBytes; }
-  __device__ uint32_t box(int warp, int i) const {
-    return base + Cut::kBoxesAt + (warp * 2 + i) * Cut::kResultBytes;
+  __device__ uint32_t box(int warpgroup, int i) const {
+    return base + Cut::kBoxesAt + (warpgroup * Cut::kBoxes + i) * Cut::kBoxBytes;
   }
   __device__ uint32_t full(int stage) const { return base + Cut::kBarriersAt + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return full(Cut::kStages + stage); }
@@ -232,96 +230,86 @@ struct RingPlace {
   }
 };
 
-// The warp that finds tiles.
-template <class Cut>
-__device__ __forceinline__ void announce_grouped_tiles(const GroupedSizes& sizes,
-                                                       const GroupedShared<Cut>& shared) {
-  const int32_t rank = Cut::kPair == 2 ? static_cast<int32_t>(sm90::cluster_rank()) : 0;
-  GroupedTiles<Cut> tiles(sizes);
-  int32_t blocks = 0;
-  int32_t ends = 0;
-  for (uint32_t number = 0;; ++number) {
-    const GroupedNote note =
-        tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
-    const int slot = static_cast<int>(number % Cut::kNotes);
-    sm90::barrier_wait(shared.note_empty(slot), (number / Cut::kNotes & 1) ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      const uint32_t to = shared.note(slot);
-      sm90::store_shared(to, make_int4(note.group, note.row, note.rows, note.column));
-      sm90::store_shared(to + 16,
-                         make_int4(note.blocks, note.last_depth, blocks, note.depth_begin));
-      sm90::store_shared(to + 32, make_int4(note.shared_right ? 1 : 0, 0, 0, 0));
-      sm90::barrier_arrive(shared.note_full(slot));
-    }
-    __syncwarp();
-    blocks += note.blocks;
-    // Each team of warpgroups needs to be told of the end.
-    if (note.group < 0 && ++ends == Cut::kWarpgroups / Cut::kTeam) break;
-  }
-}
-
-// The thread that loads.
+// The loading warp.
 template <class Cut>
 __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                                                    const CUtensorMap& right_map,
+                                                   const GroupedSizes& sizes,
                                                    const GroupedShared<Cut>& shared) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int32_t rank = Cut::kPair == 2 ? static_cast<int32_t>(sm90::cluster_rank()) : 0;
-  RingPlace<Cut::kStages> ring;
+  GroupedTiles<Cut> tiles(sizes);
+  RingPlace<Cut::kStages> place;
+  int32_t blocks = 0;
+  int32_t ends = 0;
   for (uint32_t number = 0;; ++number) {
+    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
+    note.first_block = blocks;
     const int slot = static_cast<int>(number % Cut::kNotes);
-    sm90::barrier_wait(shared.note_full(slot), number / Cut::kNotes & 1);
-    const auto [group, row, rows, first_column] = sm90::load_shared(shared.note(slot));
-    const auto [blocks, last_depth, first_block, begin] = sm90::load_shared(shared.note(slot) + 16);
-    const bool shared_right = sm90::load_shared(shared.note(slot) + 32).x != 0;
-    sm90::barrier_arrive(shared.note_empty(slot));
-    if (group < 0) break;
-    const bool loads = rows > 0 && last_depth > 0;
-    for (int32_t i = 0; i < blocks; ++i) {
-      const int stage = ring.stage;
-      sm90::barrier_wait(shared.empty(stage), ring.parity ^ 1);
-      ring.advance();
-      const uint32_t full = shared.full(stage);
-      if (!loads) {
-        sm90::barrier_arrive(full);
-        continue;
-      }
-      sm90::barrier_arrive_expecting(full, Cut::kStageBytes);
-      const int32_t depth = begin + i * Cut::kDepth;
-      if constexpr (Cut::kLeftRowsFirst) {
-#pragma unroll
-        for (int box = 0; box < Cut::kTileRows / 64; ++box) {
-          sm90::load_tile(left_map, full, shared.left(stage) + box * Cut::kBoxBytes, row + box * 64,
-                          depth, 0);
+    sm90::barrier_wait(shared.note_empty(slot), (number / Cut::kNotes & 1) ^ 1);
+    if (lane == 0) {
+      sm90::store_shared(shared.note(slot),
+                         make_int4(note.group, note.row, note.rows, note.column));
+      sm90::store_shared(shared.note(slot) + 16,
+                         make_int4(note.blocks, note.last_depth, note.first_block, 0));
+      sm90::barrier_arrive(shared.note_full(slot));
+    }
+    if (note.group < 0) {
+      // Each team of warpgroups needs to be told.
+      if (++ends == Cut::kWarpgroups / Cut::kTeam) break;
+      continue;
+    }
+    if (lane == 0) {
+      const bool loads = note.rows > 0 && note.last_depth > 0;
+      for (int32_t i = 0; i < note.blocks; ++i) {
+        const int stage = place.stage;
+        sm90::barrier_wait(shared.empty(stage), place.parity ^ 1);
+        place.advance();
+        const uint32_t full = shared.full(stage);
+        if (!loads) {
+          sm90::barrier_arrive(full);
+          continue;
         }
-      } else {
-        sm90::load_tile(left_map, full, shared.left(stage), depth, row, 0);
-      }
-      // The right operand comes in as many parts as there are blocks in a pair; of a shared one
-      // each block loads its own for both.
-      const int32_t matrix = Cut::kDepthGrouped ? 0 : group;
-      const auto load_right = [&](uint32_t to, int32_t x, int32_t y) {
-        if (Cut::kPair == 2 && shared_right) {
-          sm90::load_tile_to(3, right_map, full, to, x, y, matrix);
-        } else {
-          sm90::load_tile(right_map, full, to, x, y, matrix);
-        }
-      };
+        sm90::barrier_arrive_expecting(full, Cut::kStageBytes);
+        const int32_t depth = note.depth_begin + i * Cut::kDepth;
+        if constexpr (Cut::kLeftRowsFirst) {
 #pragma unroll
-      for (int part = 0; part < Cut::kPair; ++part) {
-        if (Cut::kPair == 2 && shared_right && part != rank) continue;
-        constexpr int kPartColumns = Cut::kTileColumns / Cut::kPair;
-        const uint32_t to = shared.right(stage) + part * (Cut::kRightBytes / Cut::kPair);
-        const int32_t column = first_column + part * kPartColumns;
-        if constexpr (Cut::kRightColumnsFirst) {
-#pragma unroll
-          for (int box = 0; box < kPartColumns / 64; ++box) {
-            load_right(to + box * Cut::kBoxBytes, column + box * 64, depth);
+          for (int box = 0; box < Cut::kTileRows / 64; ++box) {
+            sm90::load_tile(left_map, full, shared.left(stage) + box * Cut::kBoxBytes,
+                            note.row + box * 64, depth, 0);
           }
         } else {
-          load_right(to, depth, column);
+          sm90::load_tile(left_map, full, shared.left(stage), depth, note.row, 0);
+        }
+        // The right operand comes in as many parts as there are blocks in a pair; of a shared one
+        // each block loads its own for both.
+        const int32_t matrix = Cut::kDepthGrouped ? 0 : note.group;
+        const auto load_right = [&](uint32_t to, int32_t x, int32_t y) {
+          if (Cut::kPair == 2 && note.shared_right) {
+            sm90::load_tile_to(3, right_map, full, to, x, y, matrix);
+          } else {
+            sm90::load_tile(right_map, full, to, x, y, matrix);
+          }
+        };
+#pragma unroll
+        for (int part = 0; part < Cut::kPair; ++part) {
+          if (Cut::kPair == 2 && note.shared_right && part != rank) continue;
+          constexpr int kPartColumns = Cut::kTileColumns / Cut::kPair;
+          const uint32_t to = shared.right(stage) + part * (Cut::kRightBytes / Cut::kPair);
+          const int32_t column = note.column + part * kPartColumns;
+          if constexpr (Cut::kRightColumnsFirst) {
+#pragma unroll
+            for (int box = 0; box < kPartColumns / 64; ++box) {
+              load_right(to + box * Cut::kBoxBytes, column + box * 64, depth);
+            }
+          } else {
+            load_right(to, depth, column);
+          }
         }
       }
     }
+    blocks += note.blocks;
+    __syncwarp();
   }
 }
 
@@ -329,8 +317,10 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
 template <class Cut>
 class GroupedMath {
  public:
-  __device__ GroupedMath(const GroupedSizes& sizes, const GroupedShared<Cut>& shared, int warpgroup)
-      : sizes_(sizes),
+  __device__ GroupedMath(const CUtensorMap& out_map, const GroupedSizes& sizes,
+                         const GroupedShared<Cut>& shared, int warpgroup)
+      : out_map_(out_map),
+        sizes_(sizes),
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(static_cast<int>(threadIdx.x) % 128) {}
@@ -371,6 +361,7 @@ class GroupedMath {
         store(sums[block], place.x, row, rows - block * 64, place.w);
       }
     }
+    if (thread_ == 0) sm90::wait_stores();
   }
 
  private:
@@ -446,16 +437,9 @@ class GroupedMath {
   __device__ __forceinline__ void multiply(float (&sums)[Cut::kRowBlocks][Cut::kTileColumns / 2],
                                            int32_t blocks, int32_t last_depth) {
     int add = 0;
-    int last = -1;  // the stage whose products may still run
     const auto finish = [&] {
-      if constexpr (Cut::kPending == 0) {
-        sm90::wait_products<0>();
-        release(ring_.stage);
-      } else {
-        sm90::wait_products<1>();
-        if (last >= 0) release(last);
-        last = ring_.stage;
-      }
+      sm90::wait_products<0>();
+      release(ring_.stage);
       ring_.advance();
     };
     const int32_t whole = Cut::kDepthGrouped ? blocks - 1 : blocks;
@@ -470,69 +454,83 @@ class GroupedMath {
       multiply_stage<false>(sums, (last_depth + 15) / 16, add);
       finish();
     }
-    if constexpr (Cut::kPending != 0) {
-      sm90::wait_products<0>();
-      release(last);
+  }
+
+  // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
+  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t group,
+                                        int32_t row, int32_t rows, int32_t column) {
+    constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
+#pragma unroll
+    for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
+      const int32_t first = column + i * Cut::kBoxColumns;
+      if (rows <= 0 || first >= sizes_.columns) continue;
+      const uint32_t box = shared_.box(warpgroup_, next_box_);
+      next_box_ = (next_box_ + 1) % Cut::kBoxes;
+      if (thread_ == 0) sm90::wait_stores_read<Cut::kBoxes - 1>();
+      sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
+      float own[kSums];
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
+      put(own, box);
+      // A copy stops at the end of the tensor, but not at that of a group.
+      const bool whole = Cut::kDepthGrouped || rows >= 64;
+      if (whole) sm90::fence_copies();
+      sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
+      if (thread_ == 0 && whole) {
+        if constexpr (!Cut::kDepthGrouped) {
+          sm90::store_tile(out_map_, box, first, row, 0);
+        } else if (sizes_.accumulate) {
+          sm90::add_tile(out_map_, box, first, row, group);
+        } else {
+          sm90::store_tile(out_map_, box, first, row, group);
+        }
+      }
+      if (thread_ == 0) sm90::commit_stores();  // of nothing, too: they are counted
+      if (!whole) store_rows(box, row, rows, first);
     }
   }
 
-  // Stores the sums of 64 rows from `row` on, of which `rows` count. Each warp has 16 of them. None
-  // waits for the memory.
-  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t group,
-                                        int32_t row, int32_t rows, int32_t column) {
-    const int warp = thread_ / 32;
+  // Writes this thread's sums of a box to shared memory, swizzled.
+  __device__ __forceinline__ void put(const float (&sums)[32], uint32_t box) {
     const int lane = thread_ % 32;
-    if constexpr (Cut::kDepthGrouped) {
-      float* out =
-          static_cast<float*>(sizes_.out) + (int64_t{group} * sizes_.rows + row) * sizes_.columns;
+    const int row = thread_ / 32 * 16 + lane % 16;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = warp * 16 + half * 8 + lane / 4;
-        if (r >= rows) continue;
-        float* to = out + int64_t{r} * sizes_.columns;
+    for (int j = 0; j < 4; ++j) {
+      uint32_t pairs[4];
 #pragma unroll
-        for (int j = 0; j < Cut::kTileColumns / 8; ++j) {
-          const int32_t c = column + j * 8 + lane % 4 * 2;
-          if (c >= sizes_.columns) continue;
-          const float2 pair = make_float2(sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]);
-          if (sizes_.accumulate) {
-            sm90::add_global(to + c, pair);
-          } else {
-            *reinterpret_cast<float2*>(to + c) = pair;
-          }
-        }
+      for (int i = 0; i < 4; ++i) {
+        const __nv_bfloat162 pair =
+            __floats2bfloat162_rn(sums[j * 8 + i * 2], sums[j * 8 + i * 2 + 1]);
+        pairs[i] = *reinterpret_cast<const uint32_t*>(&pair);
       }
-    } else {
-      // Through shared memory, so that whole lines are written: 64 columns at a time, in turns in
-      // two boxes, one of which may still be read when the other one is written.
-      Bf16* out = static_cast<Bf16*>(sizes_.out) + int64_t{row} * sizes_.columns + column;
+      const int chunk = (j * 2 + lane / 16) ^ (row % 8);
+      sm90::store_matrices(box + row * 128 + chunk * 16, pairs);
+    }
+  }
+  __device__ __forceinline__ void put(const float (&sums)[16], uint32_t box) {
+    const int lane = thread_ % 32;
 #pragma unroll
-      for (int i = 0; i < Cut::kTileColumns / 64; ++i) {
-        if (column + i * 64 >= sizes_.columns) continue;
-        const uint32_t box = shared_.box(warpgroup_ * 4 + warp, i % 2);
+    for (int half = 0; half < 2; ++half) {
+      const int row = thread_ / 32 * 16 + half * 8 + lane / 4;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          uint32_t pairs[4];
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const int at = i * 32 + j * 8 + k * 2;
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[at], sums[at + 1]);
-            pairs[k] = *reinterpret_cast<const uint32_t*>(&pair);
-          }
-          const int chunk = (j * 2 + lane / 16) ^ (lane % 8);
-          sm90::store_matrices(box + lane % 16 * 128 + chunk * 16, pairs);
-        }
-        __syncwarp();
-        const int32_t c = i * 64 + lane % 8 * 8;
-#pragma unroll
-        for (int r = lane / 8; r < 16; r += 4) {
-          const int4 values = sm90::load_shared(box + r * 128 + (lane % 8 ^ r % 8) * 16);
-          if (warp * 16 + r < rows && column + c < sizes_.columns) {
-            *reinterpret_cast<int4*>(out + int64_t{warp * 16 + r} * sizes_.columns + c) = values;
-          }
-        }
+      for (int j = 0; j < 4; ++j) {
+        const int chunk = (j * 2 + lane % 4 / 2) ^ (row % 8);
+        sm90::store_shared(box + row * 128 + chunk * 16 + lane % 2 * 8,
+                           make_float2(sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]));
       }
-      __syncwarp();
+    }
+  }
+
+  // The first `rows` rows of a box, to columns from `column` on.
+  __device__ __forceinline__ void store_rows(uint32_t box, int32_t row, int32_t rows,
+                                             int32_t column) {
+    const int chunk = thread_ % 8;
+    if (column + chunk * 8 >= sizes_.columns) return;
+    for (int r = thread_ / 8; r < rows; r += 16) {
+      const int4 values = sm90::load_shared(box + r * 128 + (chunk ^ (r % 8)) * 16);
+      auto* out = static_cast<Bf16*>(sizes_.out);
+      *reinterpret_cast<int4*>(out + int64_t{row + r} * sizes_.columns + column + chunk * 8) =
+          values;
     }
   }
 
@@ -547,10 +545,12 @@ class GroupedMath {
     }
   }
 
+  const CUtensorMap& out_map_;
   const GroupedSizes& sizes_;
   const GroupedShared<Cut>& shared_;
   int warpgroup_;
-  int thread_;  // of the warpgroup
+  int thread_;        // of the warpgroup
+  int next_box_ = 0;  // they are used in turns, so that the oldest store is waited for
   RingPlace<Cut::kStages> ring_;
 };
 
@@ -558,6 +558,7 @@ template <class Cut>
 __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThreads, 1)
     grouped_product_kernel(const __grid_constant__ CUtensorMap left_map,
                            const __grid_constant__ CUtensorMap right_map,
+                           const __grid_constant__ CUtensorMap out_map,
                            const __grid_constant__ GroupedSizes sizes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte shared_memory[];
@@ -566,13 +567,14 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
   if (threadIdx.x == 0) {
     sm90::prefetch_map(left_map);
     sm90::prefetch_map(right_map);
+    sm90::prefetch_map(out_map);
     for (int i = 0; i < Cut::kStages; ++i) {
       sm90::barrier_init(shared.full(i), 1);
       sm90::barrier_init(shared.empty(i), Cut::kTeam * Cut::kPair);
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
-      sm90::barrier_init(shared.note_empty(i), Cut::kTeam + 1);
+      sm90::barrier_init(shared.note_empty(i), Cut::kTeam);
     }
     sm90::fence_barriers();
   }
@@ -583,15 +585,12 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
   }
   if (warpgroup == Cut::kWarpgroups) {
     sm90::release_registers<Cut::kLoaderRegisters>();
-    const int warp = static_cast<int>(threadIdx.x) / 32 - Cut::kWarpgroups * 4;
-    if (warp == 0) {
-      if (threadIdx.x % 32 == 0) load_grouped_tiles<Cut>(left_map, right_map, shared);
-    } else if (warp == 1) {
-      announce_grouped_tiles<Cut>(sizes, shared);
+    if (threadIdx.x / 32 == Cut::kWarpgroups * 4) {
+      load_grouped_tiles<Cut>(left_map, right_map, sizes, shared);
     }
   } else {
     sm90::take_registers<Cut::kMathRegisters>();
-    GroupedMath<Cut>(sizes, shared, warpgroup).run();
+    GroupedMath<Cut>(out_map, sizes, shared, warpgroup).run();
   }
   // The neighbour may still copy to this block's memory and arrive at its barriers.
   if constexpr (Cut::kPair == 2) {
@@ -614,6 +613,10 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
                            .dtype = DType::bf16,
                            .sizes = {sizes.depth, columns, sizes.groups},
                            .tile = {64, Cut::kTileColumns / Cut::kPair}};
+  TiledTensor out_tensor{.data = sizes.out,
+                         .dtype = dtype_of<typename Cut::Out>,
+                         .sizes = {columns, buffer_rows, 1},
+                         .tile = {Cut::kBoxColumns, 64}};
   if constexpr (Cut::kRightColumnsFirst) {
     right_tensor.sizes = {columns, sizes.depth, sizes.groups};
     right_tensor.tile = {64, 64};
@@ -622,6 +625,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
     left_tensor.sizes = {sizes.rows, buffer_rows, 1};
     left_tensor.tile = {64, 64};
     right_tensor.sizes = {columns, buffer_rows, 1};
+    out_tensor.sizes = {columns, sizes.rows, sizes.groups};
   }
   Launch shape;
   shape.grid = dim3(static_cast<unsigned>(multiprocessors / Cut::kPair * Cut::kPair));
@@ -629,7 +633,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
   shape.shared_bytes = Cut::kSharedBytes;
   allow_shared_bytes(grouped_product_kernel<Cut>, shape.shared_bytes);
   launch(args, shape, grouped_product_kernel<Cut>, make_tensor_map(left_tensor),
-         make_tensor_map(right_tensor), sizes);
+         make_tensor_map(right_tensor), make_tensor_map(out_tensor), sizes);
 }
 
 }  // namespace troupe
