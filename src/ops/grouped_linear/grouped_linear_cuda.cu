@@ -110,7 +110,7 @@ constexpr int32_t kPanel = 16;
 
 template <GroupedProduct kProduct>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct, 256, false, 1, 4>;
+  using Cut = GroupedCut<kProduct>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;

@@ -27,24 +27,17 @@ enum class GroupedProduct {
 };
 
 // How the kernel is cut.
-//   kTileColumns   of a tile, which has 128 rows
-//   kAlternating   the two warpgroups take tiles in turns, so that one stores while the other one
-//                  multiplies; otherwise they share each tile
-//   kPair          blocks of a cluster, neighbours of which share the tiles of W or x: 1 or 2
-template <GroupedProduct kProduct_, int kTileColumns_, bool kAlternating_, int kPair_, int kStages_>
+template <GroupedProduct kProduct_>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
-  static constexpr int kTileColumns = kTileColumns_;
-  static constexpr bool kAlternating = kAlternating_;
-  static constexpr int kPair = kPair_;
-  static constexpr int kStages = kStages_;
-
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
   using Out = std::conditional_t<kDepthGrouped, float, Bf16>;
 
   static constexpr int kTileRows = 128;
+  static constexpr int kTileColumns = 256;
+  static constexpr int kStages = 4;
   static constexpr int kDepth = 64;       // of a stage
   static constexpr int kBoxBytes = 8192;  // 64 x 64 elements of bf16
   static constexpr int kLeftBytes = kTileRows * kDepth * 2;
@@ -53,10 +46,9 @@ struct GroupedCut {
 
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = (1 + kWarpgroups) * 128;
-  static constexpr int kTeam = kAlternating ? 1 : 2;       // warpgroups that share a tile
-  static constexpr int kRowBlocks = kAlternating ? 2 : 1;  // of 64 rows, of a warpgroup
-  static constexpr int kLoaderRegisters = kAlternating ? 40 : 56;
-  static constexpr int kMathRegisters = kAlternating ? 232 : 224;
+  // What setmaxnreg makes of the 168 registers that each thread begins with.
+  static constexpr int kLoaderRegisters = 56;
+  static constexpr int kMathRegisters = 224;
 
   // Results leave in boxes of 64 rows of 128 bytes; a warpgroup has two on their way.
   static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
@@ -69,7 +61,7 @@ struct GroupedCut {
   static constexpr int kBarriersAt = kBoxesAt + kWarpgroups * kBoxes * kBoxBytes;
   static constexpr int kNotesAt = kBarriersAt + 8 * (2 * kStages + 2 * kNotes);
   static constexpr int kSharedBytes = kNotesAt + kNotes * kNoteBytes + 1024;  // to align the start
-  static_assert(kSharedBytes <= 232448 && kTileColumns % (64 * kPair) == 0 && kNotesAt % 16 == 0);
+  static_assert(kSharedBytes <= 232448 && kNotesAt % 16 == 0);
 };
 
 struct GroupedSizes {
@@ -78,7 +70,7 @@ struct GroupedSizes {
   int32_t rows = 0;         // M, of the weight gradient; otherwise the groups have them
   int32_t columns = 0;      // N
   int32_t depth = 0;        // K, but of the weight gradient
-  int32_t panel = 0;        // tiles of rows that are swept together over all columns
+  int32_t panel = 0;        // about as many tiles of rows are swept together over all columns
   bool accumulate = false;  // the weight gradient is added to what is there
   void* out = nullptr;
 };
@@ -93,7 +85,6 @@ struct GroupedNote {
   int32_t last_depth;   // elements of the last one that count; 0: there is no depth at all
   int32_t first_block;  // number of the first stage, counted from the start of the kernel
   int32_t depth_begin;  // first element of depth
-  bool shared_right;    // the neighbour's tile has the same columns of the same group
 };
 
 // Finds tiles by their numbers, which must not decrease. All lanes of a warp together.
@@ -105,21 +96,15 @@ class GroupedTiles {
     load();
   }
 
-  // `rank`: of the block in its pair. first_block is left to the caller.
-  __device__ GroupedNote find(int32_t tile, int32_t rank) {
+  // first_block is left to the caller.
+  __device__ GroupedNote find(int32_t tile) {
     while (tile >= through_ && window_ + 32 < sizes_.groups) {
       window_ += 32;
       load();
     }
     GroupedNote note{};
     note.group = -1;
-    if (tile >= through_) {
-      // The block whose neighbour has the very last tile goes through the motions with it.
-      if (tile - rank >= through_) return note;
-      note.group = 0;
-      set_depth(note, 0, sizes_.depth);
-      return note;
-    }
+    if (tile >= through_) return note;
     const uint32_t finder =
         __ballot_sync(0xffffffffU, tile >= lane_start_ && tile < lane_start_ + lane_tiles_);
     const int lane = __ffs(static_cast<int>(finder)) - 1;
@@ -130,18 +115,16 @@ class GroupedTiles {
 
     const int32_t rows = Cut::kDepthGrouped ? sizes_.rows : count;
     const int32_t row_tiles = ceil_of(rows, Cut::kTileRows);
-    const int32_t panel = within / (sizes_.panel * column_tiles_);
-    const int32_t in_panel = within - panel * sizes_.panel * column_tiles_;
-    const int32_t height = min(sizes_.panel, row_tiles - panel * sizes_.panel);
-    if (height > 0) {  // it is not when a group's tiles have been made an even number
-      const int32_t column_tile = in_panel / height;
-      const int32_t in_column = in_panel - column_tile * height;
-      const int32_t row = (panel * sizes_.panel + in_column) * Cut::kTileRows;
-      note.column = column_tile * Cut::kTileColumns;
-      note.row = Cut::kDepthGrouped ? row : begin + row;
-      note.rows = column_tile < column_tiles_ ? min(rows - row, Cut::kTileRows) : 0;
-      note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
-    }
+    const int32_t panels = max((row_tiles + sizes_.panel / 2) / sizes_.panel, 1);
+    const int32_t most = ceil_of(row_tiles, panels);  // tiles of rows, of each but the last
+    const int32_t panel = within / (most * column_tiles_);
+    const int32_t in_panel = within - panel * most * column_tiles_;
+    const int32_t height = min(most, row_tiles - panel * most);
+    const int32_t column_tile = in_panel / height;
+    const int32_t row = (panel * most + in_panel - column_tile * height) * Cut::kTileRows;
+    note.column = column_tile * Cut::kTileColumns;
+    note.row = Cut::kDepthGrouped ? row : begin + row;
+    note.rows = min(rows - row, Cut::kTileRows);
     if constexpr (Cut::kDepthGrouped) {
       set_depth(note, begin, count);
     } else {
@@ -168,8 +151,7 @@ class GroupedTiles {
     lane_rows_ = exists ? sizes_.offsets[group + 1] - lane_begin_ : 0;
     if constexpr (Cut::kDepthGrouped) {
       const bool counts = exists && (lane_rows_ > 0 || !sizes_.accumulate);
-      const int32_t tiles = ceil_of(sizes_.rows, Cut::kTileRows) * column_tiles_;
-      lane_tiles_ = counts ? ceil_of(tiles, Cut::kPair) * Cut::kPair : 0;
+      lane_tiles_ = counts ? ceil_of(sizes_.rows, Cut::kTileRows) * column_tiles_ : 0;
     } else {
       lane_tiles_ = ceil_of(lane_rows_, Cut::kTileRows) * column_tiles_;
     }
@@ -235,13 +217,11 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                                                    const GroupedSizes& sizes,
                                                    const GroupedShared<Cut>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t rank = Cut::kPair == 2 ? static_cast<int32_t>(sm90::cluster_rank()) : 0;
   GroupedTiles<Cut> tiles(sizes);
   RingPlace<Cut::kStages> place;
   int32_t blocks = 0;
-  int32_t ends = 0;
   for (uint32_t number = 0;; ++number) {
-    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
+    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x));
     note.first_block = blocks;
     const int slot = static_cast<int>(number % Cut::kNotes);
     sm90::barrier_wait(shared.note_empty(slot), (number / Cut::kNotes & 1) ^ 1);
@@ -252,13 +232,9 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                          make_int4(note.blocks, note.last_depth, note.first_block, 0));
       sm90::barrier_arrive(shared.note_full(slot));
     }
-    if (note.group < 0) {
-      // Each team of warpgroups needs to be told.
-      if (++ends == Cut::kWarpgroups / Cut::kTeam) break;
-      continue;
-    }
+    if (note.group < 0) break;
     if (lane == 0) {
-      const bool loads = note.rows > 0 && note.last_depth > 0;
+      const bool loads = note.last_depth > 0;
       for (int32_t i = 0; i < note.blocks; ++i) {
         const int stage = place.stage;
         sm90::barrier_wait(shared.empty(stage), place.parity ^ 1);
@@ -279,30 +255,15 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
         } else {
           sm90::load_tile(left_map, full, shared.left(stage), depth, note.row, 0);
         }
-        // The right operand comes in as many parts as there are blocks in a pair; of a shared one
-        // each block loads its own for both.
         const int32_t matrix = Cut::kDepthGrouped ? 0 : note.group;
-        const auto load_right = [&](uint32_t to, int32_t x, int32_t y) {
-          if (Cut::kPair == 2 && note.shared_right) {
-            sm90::load_tile_to(3, right_map, full, to, x, y, matrix);
-          } else {
-            sm90::load_tile(right_map, full, to, x, y, matrix);
-          }
-        };
+        if constexpr (Cut::kRightColumnsFirst) {
 #pragma unroll
-        for (int part = 0; part < Cut::kPair; ++part) {
-          if (Cut::kPair == 2 && note.shared_right && part != rank) continue;
-          constexpr int kPartColumns = Cut::kTileColumns / Cut::kPair;
-          const uint32_t to = shared.right(stage) + part * (Cut::kRightBytes / Cut::kPair);
-          const int32_t column = note.column + part * kPartColumns;
-          if constexpr (Cut::kRightColumnsFirst) {
-#pragma unroll
-            for (int box = 0; box < kPartColumns / 64; ++box) {
-              load_right(to + box * Cut::kBoxBytes, column + box * 64, depth);
-            }
-          } else {
-            load_right(to, depth, column);
+          for (int box = 0; box < Cut::kTileColumns / 64; ++box) {
+            sm90::load_tile(right_map, full, shared.right(stage) + box * Cut::kBoxBytes,
+                            note.column + box * 64, depth, matrix);
           }
+        } else {
+          sm90::load_tile(right_map, full, shared.right(stage), depth, note.column, matrix);
         }
       }
     }
@@ -324,14 +285,10 @@ class GroupedMath {
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   __device__ __forceinline__ void run() {
-    constexpr int kTeams = Cut::kWarpgroups / Cut::kTeam;
-    float sums[Cut::kRowBlocks][Cut::kTileColumns / 2];
+    float sums[Cut::kTileColumns / 2];
 #pragma unroll
-    for (auto& block : sums) {
-#pragma unroll
-      for (float& sum : block) sum = 0;
-    }
-    for (uint32_t number = Cut::kAlternating ? warpgroup_ : 0;; number += kTeams) {
+    for (float& sum : sums) sum = 0;
+    for (uint32_t number = 0;; ++number) {
       const int slot = static_cast<int>(number % Cut::kNotes);
       sm90::barrier_wait(shared_.note_full(slot), number / Cut::kNotes & 1);
       const int4 place = sm90::load_shared(shared_.note(slot));
@@ -340,8 +297,8 @@ class GroupedMath {
       sm90::named_barrier(kOwnBarrier + warpgroup_, 128);  // all have read it
       if (thread_ == 0) sm90::barrier_arrive(shared_.note_empty(slot));
 
-      const int32_t skipped = Cut::kAlternating ? 0 : warpgroup_ * 64;
-      const int32_t rows = place.z - skipped;
+      const int32_t row = place.y + warpgroup_ * 64;
+      const int32_t rows = place.z - warpgroup_ * 64;
       ring_.move_to(static_cast<uint32_t>(depth.z));
       if (rows <= 0 || depth.y == 0) {
         pass(depth.x, depth.y);
@@ -350,44 +307,36 @@ class GroupedMath {
       }
       if (rows <= 0) continue;
       if (Cut::kDepthGrouped && depth.y == 0) {
-        store_zeros(place.x, place.y + skipped, rows, place.w);
+        store_zeros(place.x, row, rows, place.w);
         continue;
       }
-#pragma unroll
-      for (int block = 0; block < Cut::kRowBlocks; ++block) {
-        const int32_t row = place.y + skipped + block * 64;
-        store(sums[block], place.x, row, rows - block * 64, place.w);
-      }
+      store(sums, place.x, row, rows, place.w);
     }
     if (thread_ == 0) sm90::wait_stores();
   }
 
  private:
   static constexpr int kOwnBarrier = 1;   // and the next: of a warpgroup
-  static constexpr int kTeamBarrier = 3;  // and the next: of a team
+  static constexpr int kBothBarrier = 3;  // of both
 
   // Gives a stage back to whoever fills it.
   __device__ __forceinline__ void release(int stage) {
-    if constexpr (Cut::kPair == 2) {
-      if (thread_ < 2) sm90::barrier_arrive_at(shared_.empty(stage), thread_);
-    } else {
-      if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
-    }
+    if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
   }
 
   // Sets what lies beyond `depth` in a stage to zero, as far as it is going to be multiplied.
   __device__ __forceinline__ void clear_beyond(int stage, int32_t depth) {
     const int32_t rows = (16 - depth % 16) % 16;  // of 128 bytes, in each box
-    constexpr int kTeamThreads = Cut::kTeam * 128;
-    const int first = Cut::kAlternating ? thread_ : warpgroup_ * 128 + thread_;
-    for (int i = first; i < rows * 8 * (Cut::kStageBytes / Cut::kBoxBytes); i += kTeamThreads) {
+    constexpr int kBoth = Cut::kWarpgroups * 128;
+    const int first = warpgroup_ * 128 + thread_;
+    for (int i = first; i < rows * 8 * (Cut::kStageBytes / Cut::kBoxBytes); i += kBoth) {
       const int box = i / (rows * 8);
       const int within = i - box * rows * 8;
       sm90::store_shared(shared_.left(stage) + box * Cut::kBoxBytes + depth * 128 + within * 16,
                          make_int4(0, 0, 0, 0));
     }
     sm90::fence_copies();
-    sm90::named_barrier(kTeamBarrier + (Cut::kAlternating ? warpgroup_ : 0), kTeamThreads);
+    sm90::named_barrier(kBothBarrier, kBoth);
   }
 
   // Goes past a tile of which this warpgroup has nothing to compute.
@@ -404,12 +353,11 @@ class GroupedMath {
 
   // Adds products of `steps` times 16 elements of depth.
   template <bool kWhole>
-  __device__ __forceinline__ void multiply_stage(
-      float (&sums)[Cut::kRowBlocks][Cut::kTileColumns / 2], int steps, int& add) {
+  __device__ __forceinline__ void multiply_stage(float (&sums)[Cut::kTileColumns / 2], int steps,
+                                                 int& add) {
     constexpr uint32_t kLeftStep = (Cut::kLeftRowsFirst ? 2048 : 32) >> 4;
     constexpr uint32_t kRightStep = (Cut::kRightColumnsFirst ? 2048 : 32) >> 4;
-    const uint32_t left_at =
-        shared_.left(ring_.stage) + (Cut::kAlternating ? 0 : warpgroup_ * Cut::kBoxBytes);
+    const uint32_t left_at = shared_.left(ring_.stage) + warpgroup_ * Cut::kBoxBytes;
     const uint64_t left =
         sm90::matrix_descriptor(left_at, Cut::kLeftRowsFirst ? Cut::kBoxBytes : 16);
     const uint64_t right = sm90::matrix_descriptor(shared_.right(ring_.stage),
@@ -421,41 +369,33 @@ class GroupedMath {
         if (step >= steps) break;
         sm90::fence_products();
       }
-#pragma unroll
-      for (int block = 0; block < Cut::kRowBlocks; ++block) {
-        sm90::multiply_add<Cut::kTileColumns, Cut::kLeftRowsFirst, Cut::kRightColumnsFirst>(
-            sums[block], left + step * kLeftStep + block * (Cut::kBoxBytes >> 4),
-            right + step * kRightStep, add);
-      }
+      sm90::multiply_add<Cut::kTileColumns, Cut::kLeftRowsFirst, Cut::kRightColumnsFirst>(
+          sums, left + step * kLeftStep, right + step * kRightStep, add);
       add = 1;
     }
     sm90::commit_products();
   }
 
-  __device__ __forceinline__ void multiply(float (&sums)[Cut::kRowBlocks][Cut::kTileColumns / 2],
-                                           int32_t blocks, int32_t last_depth) {
+  __device__ __forceinline__ void multiply(float (&sums)[Cut::kTileColumns / 2], int32_t blocks,
+                                           int32_t last_depth) {
     int add = 0;
-    int last = -1;  // the stage whose products may still run
+    const auto finish = [&] {
+      sm90::wait_products<0>();
+      release(ring_.stage);
+      ring_.advance();
+    };
     const int32_t whole = Cut::kDepthGrouped ? blocks - 1 : blocks;
     for (int32_t i = 0; i < whole; ++i) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
       multiply_stage<true>(sums, 4, add);
-      sm90::wait_products<1>();
-      if (last >= 0) release(last);
-      last = ring_.stage;
-      ring_.advance();
+      finish();
     }
     if constexpr (Cut::kDepthGrouped) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
       if (last_depth % 16 != 0) clear_beyond(ring_.stage, last_depth);
       multiply_stage<false>(sums, (last_depth + 15) / 16, add);
-      sm90::wait_products<1>();
-      if (last >= 0) release(last);
-      last = ring_.stage;
-      ring_.advance();
+      finish();
     }
-    sm90::wait_products<0>();
-    release(last);
   }
 
   // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
@@ -542,7 +482,7 @@ class GroupedMath {
     const int32_t columns = min(sizes_.columns - column, Cut::kTileColumns);
     float* out = static_cast<float*>(sizes_.out) +
                  (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
-    for (int32_t r = 0; r < min(rows, Cut::kRowBlocks * 64); ++r) {
+    for (int32_t r = 0; r < min(rows, 64); ++r) {
       for (int32_t c = thread_; c < columns; c += 128) out[int64_t{r} * sizes_.columns + c] = 0;
     }
   }
@@ -557,7 +497,7 @@ class GroupedMath {
 };
 
 template <class Cut>
-__global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThreads, 1)
+__global__ void __launch_bounds__(Cut::kThreads, 1)
     grouped_product_kernel(const __grid_constant__ CUtensorMap left_map,
                            const __grid_constant__ CUtensorMap right_map,
                            const __grid_constant__ CUtensorMap out_map,
@@ -572,19 +512,15 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
     sm90::prefetch_map(out_map);
     for (int i = 0; i < Cut::kStages; ++i) {
       sm90::barrier_init(shared.full(i), 1);
-      sm90::barrier_init(shared.empty(i), Cut::kTeam * Cut::kPair);
+      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups);
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
-      sm90::barrier_init(shared.note_empty(i), Cut::kTeam);
+      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups);
     }
     sm90::fence_barriers();
   }
-  if constexpr (Cut::kPair == 2) {
-    sm90::cluster_barrier();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   if (warpgroup == Cut::kWarpgroups) {
     sm90::release_registers<Cut::kLoaderRegisters>();
     if (threadIdx.x / 32 == Cut::kWarpgroups * 4) {
@@ -593,11 +529,6 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
   } else {
     sm90::take_registers<Cut::kMathRegisters>();
     GroupedMath<Cut>(out_map, sizes, shared, warpgroup).run();
-  }
-  // The neighbour may still copy to this block's memory and arrive at its barriers.
-  if constexpr (Cut::kPair == 2) {
-    __syncwarp();
-    sm90::cluster_barrier();
   }
 #endif
 }
@@ -614,7 +545,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
   TiledTensor right_tensor{.data = right,
                            .dtype = DType::bf16,
                            .sizes = {sizes.depth, columns, sizes.groups},
-                           .tile = {64, Cut::kTileColumns / Cut::kPair}};
+                           .tile = {64, Cut::kTileColumns}};
   TiledTensor out_tensor{.data = sizes.out,
                          .dtype = dtype_of<typename Cut::Out>,
                          .sizes = {columns, buffer_rows, 1},
@@ -630,7 +561,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
     out_tensor.sizes = {columns, sizes.rows, sizes.groups};
   }
   Launch shape;
-  shape.grid = dim3(static_cast<unsigned>(multiprocessors / Cut::kPair * Cut::kPair));
+  shape.grid = dim3(static_cast<unsigned>(multiprocessors));
   shape.block = dim3(Cut::kThreads);
   shape.shared_bytes = Cut::kSharedBytes;
   allow_shared_bytes(grouped_product_kernel<Cut>, shape.shared_bytes);
