@@ -169,6 +169,10 @@ int threads_of_rank(const Options& options, const ProcessGroup* group) {
 
 int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) {
   if (group == nullptr) return 0;
+  if (const std::string reason = why_no_gpu(); !reason.empty()) {
+    throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
+                      "). Use --device cpu.");
+  }
   const std::vector<int32_t>& ranks = group->ranks_of_machine();
   const auto wanted = (static_cast<int32_t>(ranks.size()) + ranks_per_gpu - 1) / ranks_per_gpu;
   if (const int found = gpu_count(); found < wanted) {
@@ -176,7 +180,7 @@ int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) 
         "--device cuda: {} ranks on this machine want {} {}, and it has {}. Use as many ranks as "
         "there are GPUs, or let them share: --ranks-per-gpu {}.",
         ranks.size(), wanted, wanted == 1 ? "GPU" : "GPUs", found,
-        (static_cast<int>(ranks.size()) + std::max(found, 1) - 1) / std::max(found, 1)));
+        (static_cast<int>(ranks.size()) + found - 1) / found));
   }
   const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
   return static_cast<int>(place) / ranks_per_gpu;
