@@ -20,17 +20,21 @@ namespace troupe {
 
 class DeviceRun {
  public:
-  // Float inputs are filled with normal random numbers that bf16 can hold, the same ones in every
-  // dtype; integer inputs with random numbers below `integers`.
-  DeviceRun(const std::function<void(Builder&)>& emit, int32_t integers)
-      : program_(std::make_shared<StateTable>()) {
+  // Float inputs, parameters and gradients are filled with normal random numbers that bf16 can
+  // hold, the same ones in every dtype; integer inputs with random numbers below `integers`; other
+  // state with zeros.
+  DeviceRun(const std::function<void(Builder&)>& emit, int32_t integers,
+            const std::shared_ptr<const StateTable>& state = std::make_shared<StateTable>())
+      : program_(state) {
     Builder builder(program_);
     emit(builder);
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
     for (int32_t i = 0; i < program_.value_count(); ++i) {
       const Value& value = program_.value(ValueId{i});
       memory_.emplace_back(value.bytes(), "a value");
-      if (value.role == Role::input) fill(value, memory_.back(), integers);
+      const bool filled = value.role == Role::input || value.role == Role::parameter ||
+                          value.role == Role::gradient;
+      if (filled) fill(value, memory_.back(), integers);
     }
     uint64_t scratch_bytes = 0;
     for (int32_t i = 0; i < program_.op_count(); ++i) {

@@ -7,10 +7,12 @@
 
 #include "cuda/device_run.h"
 #include "ops/activation/activation.h"
+#include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/combine/combine.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
+#include "ops/gradient_norm/gradient_norm.h"
 #include "ops/permute/permute.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -122,9 +124,7 @@ void emit_with_gradients(Builder& builder, const Emit& emit) {
   append_backward(builder, 0, forward_ops, seeds, inputs, main_gradients);
 }
 
-void measure(const char* name, const Emit& emit, double copy_limit) {
-  DeviceRun run([&](Builder& builder) { emit_with_gradients(builder, emit); },
-                /*integers=*/8192);
+void print(const char* name, DeviceRun& run, double copy_limit) {
   run.run();
   std::printf("%s\n", name);
   for (int32_t i = 0; i < run.program().op_count(); ++i) {
@@ -135,6 +135,45 @@ void measure(const char* name, const Emit& emit, double copy_limit) {
                 run.program().value(run.program().outputs(op)[0]).shape.to_string().c_str(),
                 seconds * 1e6, rate * 1e-9, 100 * rate / copy_limit);
   }
+}
+
+void measure(const char* name, const Emit& emit, double copy_limit) {
+  DeviceRun run([&](Builder& builder) { emit_with_gradients(builder, emit); },
+                /*integers=*/8192);
+  print(name, run, copy_limit);
+}
+
+// The norm of one gradient, and the update of its parameter.
+void measure_update(int64_t elements, double copy_limit) {
+  StateTable table;
+  const auto add = [&](const char* name, DType dtype, Role role) {
+    return table.add({.name = name, .dtype = dtype, .shape = {elements}, .role = role});
+  };
+  const StateId parameter = add("parameter", kDType, Role::parameter);
+  const StateId gradient = add("gradient", DType::f32, Role::gradient);
+  const StateId mean = add("mean", DType::f32, Role::optimizer);
+  const StateId square = add("square", DType::f32, Role::optimizer);
+  const StateId master = add("master", DType::f32, Role::optimizer);
+  DeviceRun run(
+      [&](Builder& builder) {
+        const ValueId gradients[] = {builder.state(gradient)};
+        const ValueId squares = squared_norm(builder, gradients, {}, "squares");
+        const ClipResult clip = clip_coefficient(builder, squares, {}, "clip");
+        adamw(builder,
+              {.parameter = builder.state(parameter),
+               .gradient = gradients[0],
+               .exp_avg = builder.state(mean),
+               .exp_avg_sq = builder.state(square),
+               .master = builder.state(master)},
+              {.learning_rate = builder.input("learning_rate", DType::f64, {1}),
+               .weight_decay = builder.input("weight_decay", DType::f64, {1}),
+               .step = builder.input("step", DType::i64, {1}),
+               .coefficient = clip.coefficient,
+               .skip = clip.skip},
+              {}, "updated");
+      },
+      /*integers=*/8192, std::make_shared<const StateTable>(table));
+  print("update", run, copy_limit);
 }
 
 void measure_all() {
@@ -149,6 +188,7 @@ void measure_all() {
   measure("Mixtral-8x7B rows", experts(4096, 8, 2), limit);
   measure("OLMoE vocabulary", vocabulary(2048, 50304), limit);
   measure("columns", columns(1536, 512), limit);
+  measure_update(int64_t{128} << 20, limit);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "train/initialize.h"
+#include "train/layout_options.h"
 #include "train/model_options.h"
 #include "train/step_profile.h"
 #include "train/trainer.h"
@@ -55,15 +56,20 @@ ExitStatus run_bench(const Options& options) {
   const ModelConfig config = load_model_config(options);
   const DType dtype = compute_dtype_of(options);
   const TrainingStepOptions step_options = training_step_options(options, config);
-  const ModelState state = declare_model_state(config, dtype, /*trained=*/true);
+  const ModelPart part{.run = std::make_shared<const RunLayout>(run_layout_of(options, config))};
+  const ModelState state = declare_model_state(config, dtype, /*trained=*/true, part);
   const TrainingStep step = build_training_step(config, state, step_options);
   const Program& program = *step.program;
   const Device device = device_of(options);
   const bool on_gpu = device == Device::cuda;
+  const MemoryPlan plan = plan_memory(program, pool.threads(), device);
+  require_memory(plan.total_bytes(), device, describe_memory(plan, 0));
+  const ProfileLimits limits = measure_limits(dtype, pool, device);
+
+  const uint64_t free_before = on_gpu ? available_device_bytes() : 0;
   const StateStorage storage(state.table, device);
-  const auto interpreter =
-      make_interpreter(program, plan_memory(program, pool.threads(), device), storage, pool,
-                       Communicators{}, {.capture = captures_graph(options), .profile = true});
+  const auto interpreter = make_interpreter(program, plan, storage, pool, Communicators{},
+                                            {.capture = captures_graph(options), .profile = true});
   initialize_parameters(state, storage, static_cast<uint64_t>(options.seed), pool);
   storage.to_device();
   for (const BatchValues& batch : step.micro_batches) {
@@ -71,8 +77,6 @@ ExitStatus run_bench(const Options& options) {
   }
   *interpreter->view(step.update_number).as<int64_t>() = 1;
   if (step.step_number.valid()) *interpreter->view(step.step_number).as<int64_t>() = 0;
-
-  const ProfileLimits limits = measure_limits(dtype, pool, device);
 
   interpreter->run();  // touches all memory
   interpreter->run();  // captures the step as a graph, where that is asked for
@@ -87,6 +91,9 @@ ExitStatus run_bench(const Options& options) {
 
   std::nth_element(whole.begin(), whole.begin() + kRuns / 2, whole.end());
   const double step_time = whole[kRuns / 2];
+  const uint64_t allocated = storage.bytes() + interpreter->allocated_bytes();
+  // What the driver, libraries and the graph hold, too.
+  const uint64_t others = on_gpu ? free_before - available_device_bytes() - allocated : 0;
   const double samples = static_cast<double>(step_options.micro_batch_size) *
                          static_cast<double>(step_options.micro_batches);
   const double model_flops = config.training_flops_per_sequence(step_options.sequence) * samples;
@@ -103,7 +110,10 @@ ExitStatus run_bench(const Options& options) {
                                        {"step_time_s", step_time},
                                        {"tokens_per_s", tokens_per_s},
                                        {"tflops_per_gpu", model_flops / step_time / 1e12},
-                                       {"operations", program.op_count()}};
+                                       {"operations", program.op_count()},
+                                       {"planned_bytes", plan.total_bytes()},
+                                       {"allocated_bytes", allocated}};
+    if (on_gpu) document["other_device_bytes"] = others;
     for (const KindTime& kind : profile.kinds()) {
       if (kind.kind.find(options.op) == std::string::npos) continue;
       document["kinds"].push_back({{"kind", kind.kind},
@@ -123,9 +133,14 @@ ExitStatus run_bench(const Options& options) {
              on_gpu ? "the GPU" : fmt::format("{} threads", pool.threads()),
              format_count(limits.flops), format_bytes(static_cast<uint64_t>(limits.copy_bytes)));
   fmt::print(
-      "step {} (median of {}), {} tokens/s, {:.1f} model TFLOP/s, {:.0f}% of the matmul limit\n\n",
+      "step {} (median of {}), {} tokens/s, {:.1f} model TFLOP/s, {:.0f}% of the matmul limit\n",
       format_duration(step_time), kRuns, format_count(tokens_per_s), model_flops / step_time / 1e12,
       100.0 * model_flops / step_time / limits.flops);
+  fmt::print("memory planned {}, allocated {}{}\n\n", format_bytes(plan.total_bytes()),
+             format_bytes(allocated),
+             on_gpu ? fmt::format("; {} beside it for the driver, libraries and the graph",
+                                  format_bytes(others))
+                    : "");
   fmt::print("{}", describe_profile(profile, limits, options.op));
   return ExitStatus::done;
 }

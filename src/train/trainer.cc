@@ -69,6 +69,18 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
                             format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
+void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
+                    const std::string& whose, const std::string& remedy) {
+  const bool on_gpu = device == Device::cuda;
+  const uint64_t available = on_gpu ? available_device_bytes() : available_memory_bytes();
+  if (available == 0 || bytes <= available) return;
+  throw UserError(ExitStatus::does_not_fit,
+                  fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
+                              "--micro-batch-size, --seq-length or model{}.",
+                              format_bytes(bytes), on_gpu ? "GPU" : "machine",
+                              format_bytes(available), whose, breakdown, remedy));
+}
+
 Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
     : options_(options),
       rank_(rank),
@@ -304,18 +316,10 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
 }
 
 void Trainer::check_memory(uint64_t others) const {
-  const bool on_gpu = device_ == Device::cuda;
-  const uint64_t available = on_gpu ? available_device_bytes() : available_memory_bytes();
-  const uint64_t wanted = planned_bytes() + others;
-  if (available == 0 || wanted <= available) return;
   const bool several = options_.ranks > 1;
-  throw UserError(
-      ExitStatus::does_not_fit,
-      fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
-                  "--micro-batch-size, --seq-length or model{}.",
-                  format_bytes(wanted), on_gpu ? "GPU" : "machine", format_bytes(available),
-                  several ? fmt::format("; of rank {}", rank_) : "",
-                  describe_memory(plan_, evaluation_bytes_), several ? ", or fewer ranks" : ""));
+  require_memory(planned_bytes() + others, device_, describe_memory(plan_, evaluation_bytes_),
+                 several ? fmt::format("; of rank {}", rank_) : "",
+                 several ? ", or fewer ranks" : "");
 }
 
 void Trainer::load_weights() {

@@ -149,4 +149,9 @@ ExitStatus train(const Options& options, ProcessGroup* processes = nullptr);
 // needs beside it, and the total.
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
+// Throws UserError (does_not_fit) with the breakdown when the machine, or its GPU, has not so many
+// bytes available. `whose` and `remedy` are added to what it says.
+void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
+                    const std::string& whose = {}, const std::string& remedy = {});
+
 }  // namespace troupe

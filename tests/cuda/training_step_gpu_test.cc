@@ -1,5 +1,5 @@
 // Whole training steps on a GPU: losses and gradients are those of the CPU, and the bits do not
-// depend on the run, on the memory plan, or on the capture as a graph.
+// depend on the run, on the memory plan, on the capture as a graph, or on what is recomputed.
 #include <cmath>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -152,6 +152,16 @@ TEST_P(CudaTrainingStep, GivesTheSameBits) {
   options.capture = false;
   options.oracle = true;
   same("oracle");
+  options.oracle = false;
+  options.recompute.granularity = RecomputeOptions::Granularity::full;
+  same("layers recomputed");
+  options.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                       .core_attention = true,
+                       .expert_activation = true,
+                       .norms = true,
+                       .mlp = true,
+                       .shared_experts = true};
+  same("modules recomputed");
   EXPECT_EQ(first.interpreter.allocated_bytes(),
             first.interpreter.plan().total_bytes() - first.interpreter.plan().state_bytes);
 }

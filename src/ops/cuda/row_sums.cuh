@@ -17,7 +17,7 @@ inline constexpr int kAddRows = 8;  // pieces that a block adds at a time
 // Pieces for n sums over `rows` rows: enough for all of the GPU where n is small, and not so many
 // that adding them would take long.
 inline int64_t row_sum_pieces(int64_t rows, int64_t n) {
-  const int64_t wanted = ceil_divide(kMostBlocks / 2, ceil_divide(n, 256));
+  const int64_t wanted = ceil_divide(kMostBlocks / 4, ceil_divide(n, 256));
   return std::clamp<int64_t>(std::min(wanted, ceil_divide(rows, 16)), 1, 512);
 }
 
@@ -68,7 +68,7 @@ __global__ void add_pieces_kernel(const A* partial, int64_t pieces, int64_t n, O
   const int64_t column = int64_t{blockIdx.x} * 32 + threadIdx.x;
   A sum = 0;
   if (column < n) {
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t piece = threadIdx.y; piece < pieces; piece += kAddRows) {
       sum += partial[piece * n + column];
     }

@@ -77,6 +77,11 @@ __global__ void qk_norm_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
   const T* in = qkv + row * width;
   T* out = y + row * width;
   const A offset = attributes.zero_centered ? A(1) : A(0);
+  // First, because nothing waits for it.
+  for (int64_t i = vectors.elements + int64_t{threadIdx.x} * kStep; i < width;
+       i += int64_t{blockDim.x} * kStep) {
+    store_step<T, kStep>(out + i, load_step<T, kStep>(in + i));
+  }
   for_vectors<kStep>(vectors, shared, [&](int i, int begin, int stride, const auto& sum) {
     const int at = vectors.offset(i);
     const int n = vectors.size(i);
@@ -105,10 +110,6 @@ __global__ void qk_norm_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
       store_step<T, kStep>(out + at + j, x);
     }
   });
-  for (int64_t i = vectors.elements + int64_t{threadIdx.x} * kStep; i < width;
-       i += int64_t{blockDim.x} * kStep) {
-    store_step<T, kStep>(out + i, load_step<T, kStep>(in + i));
-  }
 }
 
 template <class T>

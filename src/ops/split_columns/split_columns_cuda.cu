@@ -4,68 +4,67 @@
 namespace troupe {
 namespace {
 
-// Copies `columns` elements of each of `rows` rows, whose beginnings lie `from_stride` and
-// `to_stride` elements apart. Element is as wide as the tensor's.
-template <class Element>
-__global__ void copy_columns_kernel(const Element* from, int64_t from_stride, Element* to,
-                                    int64_t to_stride, int64_t rows, int64_t columns) {
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (int64_t i = first; i < rows * columns; i += threads) {
-    to[i / columns * to_stride + i % columns] = from[i / columns * from_stride + i % columns];
+// A block for each row of the wide tensor, of whose `columns` elements `first` are in one narrow
+// tensor and the others in another. Split: from wide to narrow; else the other way.
+template <class Element, bool kSplit>
+__global__ void copy_columns_kernel(Element* wide, Element* left, Element* right, int64_t columns,
+                                    int64_t first) {
+  const int64_t row = blockIdx.x;
+  wide += row * columns;
+  left += row * first;
+  right += row * (columns - first);
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) {
+    Element& narrow = i < first ? left[i] : right[i - first];
+    if constexpr (kSplit) {
+      narrow = wide[i];
+    } else {
+      wide[i] = narrow;
+    }
   }
 }
 
-template <class Element>
-void copy_columns(const CudaKernelArguments& args, const void* from, int64_t from_stride, void* to,
-                  int64_t to_stride, int64_t rows, int64_t columns) {
-  launch(args, {blocks_for(rows * columns, 256), 256}, copy_columns_kernel<Element>,
-         static_cast<const Element*>(from), from_stride, static_cast<Element*>(to), to_stride, rows,
-         columns);
+// Moved in elements as wide as all rows allow.
+template <bool kSplit>
+void copy_columns(const CudaKernelArguments& args, const CudaTensor& wide, const CudaTensor& left,
+                  const CudaTensor& right) {
+  const auto element = static_cast<int64_t>(size_of(wide.dtype));
+  const int64_t bytes = wide.shape[1] * element;
+  const int64_t first = left.shape[1] * element;
+  const auto copy = [&]<class Element>(Element) {
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(Element));
+    launch(args, {static_cast<unsigned>(wide.shape[0]), threads_for_row(bytes / kBytes, 2)},
+           copy_columns_kernel<Element, kSplit>, static_cast<Element*>(wide.data),
+           static_cast<Element*>(left.data), static_cast<Element*>(right.data), bytes / kBytes,
+           first / kBytes);
+  };
+  if (bytes % 16 == 0 && first % 16 == 0) {
+    copy(uint4());
+  } else if (element == 8) {
+    copy(uint64_t());
+  } else if (element == 4) {
+    copy(uint32_t());
+  } else {
+    copy(uint16_t());
+  }
 }
 
-template <class Element>
-struct Columns {
-  static void split(const CudaKernelArguments& args) {
-    const Shape& x = args.input(0).shape;
-    const int64_t columns = args.output(0).shape[1];
-    const auto* from = static_cast<const Element*>(args.input(0).data);
-    copy_columns<Element>(args, from, x[1], args.output(0).data, columns, x[0], columns);
-    copy_columns<Element>(args, from + columns, x[1], args.output(1).data, x[1] - columns, x[0],
-                          x[1] - columns);
-  }
-  static void join(const CudaKernelArguments& args) {
-    const Shape& x = args.output(0).shape;
-    const int64_t columns = args.input(0).shape[1];
-    auto* to = static_cast<Element*>(args.output(0).data);
-    copy_columns<Element>(args, args.input(0).data, columns, to, x[1], x[0], columns);
-    copy_columns<Element>(args, args.input(1).data, x[1] - columns, to + columns, x[1], x[0],
-                          x[1] - columns);
-  }
-};
+void run_split_columns(const CudaKernelArguments& args) {
+  copy_columns<true>(args, args.input(0), args.output(0), args.output(1));
+}
+
+void run_join_columns(const CudaKernelArguments& args) {
+  copy_columns<false>(args, args.output(0), args.input(0), args.input(1));
+}
 
 }  // namespace
 
-CudaKernel split_columns_cuda_kernel(const OpView& op) {
-  switch (size_of(op.input(0).dtype)) {
-    case 8:
-      return &Columns<uint64_t>::split;
-    case 4:
-      return &Columns<uint32_t>::split;
-    default:
-      return &Columns<uint16_t>::split;
-  }
+CudaKernel split_columns_cuda_kernel(const OpView&) {
+  return &run_split_columns;
 }
 
-CudaKernel join_columns_cuda_kernel(const OpView& op) {
-  switch (size_of(op.input(0).dtype)) {
-    case 8:
-      return &Columns<uint64_t>::join;
-    case 4:
-      return &Columns<uint32_t>::join;
-    default:
-      return &Columns<uint16_t>::join;
-  }
+CudaKernel join_columns_cuda_kernel(const OpView&) {
+  return &run_join_columns;
 }
 
 }  // namespace troupe

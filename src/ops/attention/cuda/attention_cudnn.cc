@@ -240,8 +240,8 @@ void Attention::build(const AttentionAttributes& a, const Piece& piece, bool gra
   }
 }
 
-// One call of the backward pass: the gradients of queries go to d_qkv, those of keys and values to
-// `d_keys` and `d_values`.
+// One call of the backward pass. The gradients of queries go to d_qkv, and so do those of keys and
+// values unless they have a place of their own.
 struct GradientCall {
   int64_t b, group, first_query, first_key;
   bf16* d_keys;
