@@ -72,7 +72,7 @@ uint64_t workspace_exchange(const OpView& op) {
   return 2 * (op.input(0).bytes() + ranks * sizeof(Block));
 }
 
-RankGroup group_of_exchange(const Attributes& attributes) {
+RankGroup group_of_exchanged_heads(const Attributes& attributes) {
   return attributes.as<ExchangeHeadsAttributes>().group;
 }
 
@@ -84,7 +84,7 @@ CpuKernel heads_to_sequence_kernel(const OpView&) {
   return &heads_to_sequence_cpu;
 }
 
-std::string print_exchange(const Attributes& attributes) {
+std::string print_exchanged_heads(const Attributes& attributes) {
   const auto& a = attributes.as<ExchangeHeadsAttributes>();
   return fmt::format(
       "group={} ranks={} rank={} batch={} sequence={} heads={} groups={} head_dim={}",
@@ -110,8 +110,8 @@ const OpSpec kSequenceToHeads{.name = "sequence_to_heads",
                               .cost = cost_exchange,
                               .cpu_kernel = sequence_to_heads_kernel,
                               .workspace_bytes = workspace_exchange,
-                              .group = group_of_exchange,
-                              .print_attributes = print_exchange};
+                              .group = group_of_exchanged_heads,
+                              .print_attributes = print_exchanged_heads};
 
 const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
                               .infer = infer_heads_to_sequence,
@@ -119,7 +119,7 @@ const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
                               .cost = cost_exchange,
                               .cpu_kernel = heads_to_sequence_kernel,
                               .workspace_bytes = workspace_exchange,
-                              .group = group_of_exchange,
-                              .print_attributes = print_exchange};
+                              .group = group_of_exchanged_heads,
+                              .print_attributes = print_exchanged_heads};
 
 }  // namespace troupe
