@@ -29,6 +29,15 @@ bool is_one_of_several() {
   return std::getenv("PMIX_RANK") != nullptr;
 }
 
+// What CUDA reads from the environment when it starts. NVLink's multicast stays off, whoever uses
+// NCCL in this process. Ranks that share a GPU wait for each other in kernels: each needs a queue
+// of its own.
+void prepare_for_several_gpus(bool are_shared) {
+  setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/1);
+  if (!are_shared) return;
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
+}
+
 // Ends all ranks, if there are several.
 ExitStatus report(Processes* processes, ExitStatus status, const char* message) {
   if (processes != nullptr) processes->fail(status, message);
@@ -72,6 +81,9 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
     return flush_output(ExitStatus::done);
   }
   const Options& options = command_line.options;
+  if (options.device == "cuda" && options.ranks > 1) {
+    prepare_for_several_gpus(options.ranks_per_gpu > 1);
+  }
   if (leads && !options.quiet) {
     for (const std::string& note : command_line.notes) std::fprintf(stderr, "%s\n", note.c_str());
   }

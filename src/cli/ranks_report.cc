@@ -78,9 +78,10 @@ uint64_t RanksReport::total_bytes() const {
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
-  report.classes = plan_ranks(
-      config, compute_dtype_of(options), std::make_shared<const RunLayout>(run),
-      training_step_options(options, config), threads_per_rank(options), thread_count(options));
+  report.classes =
+      plan_ranks(config, compute_dtype_of(options), std::make_shared<const RunLayout>(run),
+                 training_step_options(options, config), threads_per_rank(options),
+                 thread_count(options), device_of(options));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
   report.available_bytes = available_memory_bytes();

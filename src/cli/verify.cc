@@ -20,7 +20,8 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
                        {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config)),
                         .group = processes,
                         .threads = threads_of_rank(options, processes),
-                        .limit = std::chrono::seconds(options.collective_timeout_s)},
+                        .limit = std::chrono::seconds(options.collective_timeout_s),
+                        .ranks_per_gpu = options.ranks_per_gpu},
                        device_of(options));
   const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;
   if (processes != nullptr && processes->own_ranks().front() != 0) return status;

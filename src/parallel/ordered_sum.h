@@ -19,15 +19,6 @@ namespace troupe {
 inline constexpr int64_t kSumBlock = 1024;
 inline constexpr int64_t kSumGrain = 32 * kSumBlock;
 
-// A rank's share of the elements of a sum that all get: whole cache lines, so that no two ranks
-// write one.
-inline IndexRange share_of(int64_t elements, int rank, int ranks) {
-  constexpr int64_t kLine = 16;
-  const int64_t lines = (elements + kLine - 1) / kLine;
-  return {std::min(elements, lines * rank / ranks * kLine),
-          std::min(elements, lines * (rank + 1) / ranks * kLine)};
-}
-
 // The sum over sources 0, 1, ... of their element i, for i of `range`, in Sum's arithmetic; it goes
 // to every result, which may be a source. `source(k)` and `result(k)` are where they lie.
 template <class T, class Sum, class Source, class Result>

@@ -38,6 +38,9 @@ class ThreadGroup::Room {
     return static_cast<size_t>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
   }
 
+  int32_t rank_at(size_t place) const { return ranks_[place]; }
+  std::chrono::milliseconds limit() const { return group_.limit(); }
+
   // What a meeting is for.
   enum class Meeting : uint8_t {
     begin_collective,  // limited; all must call the same
@@ -114,6 +117,8 @@ class ThreadGroup::Room::Member : public Communicator {
 
   int rank() const override { return static_cast<int>(place_); }
   int size() const override { return static_cast<int>(size_); }
+  int32_t rank_at(int place) const override { return room_.rank_at(static_cast<size_t>(place)); }
+  std::chrono::milliseconds limit() const override { return room_.limit(); }
 
   void all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,
                   ThreadPool& pool) override {

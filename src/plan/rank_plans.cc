@@ -59,12 +59,12 @@ CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& st
 }
 
 BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& part,
-                       const TrainingStepOptions& options, int threads) {
+                       const TrainingStepOptions& options, int threads, Device device) {
   const ModelState state = declare_model_state(config, dtype, /*trained=*/true, part);
   const TrainingStep step = build_training_step(config, state, options);
   const Program& program = *step.program;
   verify_program(program);
-  const MemoryPlan memory = plan_memory(program, threads);
+  const MemoryPlan memory = plan_memory(program, threads, device);
   verify_memory_plan(program, memory);
   BuiltClass built;
   built.trace = trace_collectives(program);
@@ -79,8 +79,7 @@ BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& 
   plan.operation_flops = count_flops(program);
   plan.expert_exchange = measure_exposure(program);
   if (options.recompute.any()) {
-    plan.bytes_without_recompute =
-        bytes_without_recompute(config, state, options, threads, Device::cpu);
+    plan.bytes_without_recompute = bytes_without_recompute(config, state, options, threads, device);
   }
   for (const CollectiveTrace::Event& event : built.trace.events) {
     if (!event.message) {
@@ -164,14 +163,15 @@ uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& st
 
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
-                                 const TrainingStepOptions& options, int threads, int workers) {
+                                 const TrainingStepOptions& options, int threads, int workers,
+                                 Device device) {
   const RankClasses classes = classify_ranks(config, dtype, run);
   std::vector<RankPlan> plans(classes.first_rank.size());
   std::vector<CollectiveTrace> traces(plans.size());
   std::vector<CollectiveTrace> evaluations(plans.size());
   for_each(plans.size(), workers, [&](size_t i) {
-    BuiltClass built =
-        build_class(config, dtype, {.run = run, .rank = classes.first_rank[i]}, options, threads);
+    BuiltClass built = build_class(config, dtype, {.run = run, .rank = classes.first_rank[i]},
+                                   options, threads, device);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);
     evaluations[i] = std::move(built.evaluation);

@@ -67,6 +67,7 @@ uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& st
 // counted. `threads`: of one rank's pool. `workers` programs are in memory at once.
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
-                                 const TrainingStepOptions& options, int threads, int workers);
+                                 const TrainingStepOptions& options, int threads, int workers,
+                                 Device device = Device::cpu);
 
 }  // namespace troupe

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -42,6 +43,10 @@ class Communicator {
   // This rank's place among the members, and their number.
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // The rank of a member among all ranks of the run.
+  virtual int32_t rank_at(int place) const = 0;
+  // How long a call waits for a member.
+  virtual std::chrono::milliseconds limit() const = 0;
 
   // Replaces every tensor by its sum over the ranks. f64, f32 or i32; not ragged.
   virtual void all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,

@@ -32,6 +32,7 @@ struct CUstream_st;  // what cudaStream_t points to
 namespace troupe {
 
 class CudaContext;  // ops/cuda/context.h
+class CudaPeers;    // ops/cuda/peers.h
 
 struct CudaTensor {
   void* data = nullptr;  // nullptr: an optional operand that is absent
@@ -53,6 +54,7 @@ struct CudaKernelArguments {
   std::byte* scratch = nullptr;  // OpSpec::cuda_scratch_bytes, uninitialised
   CUstream_st* stream = nullptr;
   CudaContext* context = nullptr;
+  const CudaPeers* peers = nullptr;  // of collectives: the way to the other ranks' GPUs
 
   template <class T>
   const T* in(int i) const {

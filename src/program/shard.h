@@ -2,6 +2,7 @@
 // rank keeps the optimizer state, or which are all that it keeps. Plain values; any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/shape.h"
@@ -39,6 +40,15 @@ inline Shape shape_of_shard(const Shape& shape, Shard shard) {
   const int64_t elements = range.end - range.begin;
   if (elements == shape.elements()) return shape;
   return shape.rank() > 1 ? Shape{elements / shape.back(), shape.back()} : Shape{elements};
+}
+
+// A rank's share of the elements of a sum that all get: whole cache lines, so that no two ranks
+// write one.
+inline IndexRange share_of(int64_t elements, int rank, int ranks) {
+  constexpr int64_t kLine = 16;
+  const int64_t lines = (elements + kLine - 1) / kLine;
+  return {std::min(elements, lines * rank / ranks * kLine),
+          std::min(elements, lines * (rank + 1) / ranks * kLine)};
 }
 
 }  // namespace troupe

@@ -15,11 +15,14 @@
 namespace troupe {
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      gpu_(other.gpu_) {}
 
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(gpu_, other.gpu_);
   return *this;
 }
 
@@ -43,32 +46,45 @@ std::string why_no_gpu() {
   return devices > 0 ? "" : "there is none";
 }
 
-uint64_t available_device_bytes() {
+int gpu_count() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+void use_gpu(int gpu) {
+  check_cuda(cudaSetDevice(gpu), "choosing GPU " + std::to_string(gpu));
+}
+
+uint64_t available_device_bytes(int gpu) {
+  use_gpu(gpu);
   size_t free = 0;
   size_t total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "asking the GPU for its free memory");
   return free;
 }
 
-DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose) : bytes_(bytes) {
+DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose, int gpu)
+    : bytes_(bytes), gpu_(gpu) {
   if (const std::string reason = why_no_gpu(); !reason.empty()) {
     throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
                       "). Use --device cpu.");
   }
   if (bytes == 0) return;
+  use_gpu(gpu);
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, bytes);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // the failure is not remembered
     throw UserError(ExitStatus::does_not_fit,
                     "The GPU refuses " + format_bytes(bytes) + " for " + purpose + "; " +
-                        format_bytes(available_device_bytes()) +
+                        format_bytes(available_device_bytes(gpu)) +
                         " are free. Use a smaller model, sequence or micro-batch.");
   }
   check_cuda(error, "allocating memory");
   data_ = static_cast<std::byte*>(memory);
   check_cuda(cudaMemset(data_, 0, bytes), "clearing memory");
-  check_cuda(cudaDeviceSynchronize(), "clearing memory");
+  // Not all of the GPU: another rank's step may run there, and wait for this one.
+  check_cuda(cudaStreamSynchronize(nullptr), "clearing memory");
   const uint64_t now = allocated.fetch_add(bytes) + bytes;
   uint64_t seen = peak.load();
   while (now > seen && !peak.compare_exchange_weak(seen, now)) {
@@ -81,19 +97,22 @@ uint64_t DeviceMemory::peak_allocated_bytes() {
 
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
+  cudaSetDevice(gpu_);
   cudaFree(data_);  // after a fault of the GPU this fails, too, and there is nothing left to do
   allocated.fetch_sub(bytes_);
 }
 
 void DeviceMemory::copy_in(const std::byte* host) const {
   if (bytes_ == 0) return;
+  use_gpu(gpu_);
   check_cuda(cudaMemcpy(data_, host, bytes_, cudaMemcpyHostToDevice), "copying to the GPU");
   // The host's memory has been read, but the last of it may still be on its way.
-  check_cuda(cudaDeviceSynchronize(), "copying to the GPU");
+  check_cuda(cudaStreamSynchronize(nullptr), "copying to the GPU");
 }
 
 void DeviceMemory::copy_out(std::byte* host) const {
   if (bytes_ == 0) return;
+  use_gpu(gpu_);
   check_cuda(cudaMemcpy(host, data_, bytes_, cudaMemcpyDeviceToHost), "copying from the GPU");
 }
 
@@ -107,11 +126,19 @@ std::string why_no_gpu() {
   return "this build has no CUDA";
 }
 
-uint64_t available_device_bytes() {
+int gpu_count() {
+  return 0;
+}
+
+void use_gpu(int) {
   TROUPE_CHECK(false, "this build has no CUDA");
 }
 
-DeviceMemory::DeviceMemory(uint64_t, const std::string&) {
+uint64_t available_device_bytes(int) {
+  TROUPE_CHECK(false, "this build has no CUDA");
+}
+
+DeviceMemory::DeviceMemory(uint64_t, const std::string&, int) {
   TROUPE_CHECK(false, "this build has no CUDA");
 }
 

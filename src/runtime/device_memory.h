@@ -1,9 +1,9 @@
 // Memory of a GPU: one block for the whole life of its owner, and a count of what all blocks hold
-// (see arena.h for that of the host).
+// on all GPUs (see arena.h for that of the host).
 //
 // Construction may throw UserError: the machine has no GPU, or not that much memory. Copies wait
 // until they are done, and throw UserError when the GPU has failed. In builds without CUDA nothing
-// here may be called but has_cuda() and why_no_gpu(). Counting is thread-safe.
+// here may be called but has_cuda(), why_no_gpu() and gpu_count(). Counting is thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,20 @@ bool has_cuda();
 // Why no GPU can be used; empty when one can.
 std::string why_no_gpu();
 
-// Bytes that are free on the GPU now.
-uint64_t available_device_bytes();
+// How many GPUs this process sees; 0 in builds without CUDA.
+int gpu_count();
+
+// What the calling thread does from here on is done on that GPU.
+void use_gpu(int gpu);
+
+// Bytes that are free on a GPU now.
+uint64_t available_device_bytes(int gpu = 0);
 
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   // Zero-initialised, aligned to 256 bytes. `purpose` appears in the error message.
-  DeviceMemory(uint64_t bytes, const std::string& purpose);
+  DeviceMemory(uint64_t bytes, const std::string& purpose, int gpu = 0);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
@@ -34,6 +40,7 @@ class DeviceMemory {
 
   std::byte* data() const { return data_; }  // an address on the GPU
   uint64_t bytes() const { return bytes_; }
+  int gpu() const { return gpu_; }
 
   // All of it, from or to as many bytes of the host.
   void copy_in(const std::byte* host) const;
@@ -44,6 +51,7 @@ class DeviceMemory {
  private:
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
+  int gpu_ = 0;
 };
 
 }  // namespace troupe

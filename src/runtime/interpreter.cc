@@ -15,7 +15,8 @@ std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan
   TROUPE_CHECK(plan.device == state.device(), "plan and state are for different devices");
 #ifdef TROUPE_WITH_CUDA
   if (plan.device == Device::cuda) {
-    return std::make_unique<CudaInterpreter>(program, std::move(plan), state, options);
+    return std::make_unique<CudaInterpreter>(program, std::move(plan), state, pool, communicators,
+                                             options);
   }
 #endif
   return std::make_unique<CpuInterpreter>(program, std::move(plan), state, pool, communicators);

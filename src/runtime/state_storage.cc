@@ -7,9 +7,13 @@ constexpr const char* kPurpose = "parameters, gradients and optimizer states";
 
 }  // namespace
 
-StateStorage::StateStorage(std::shared_ptr<const StateTable> table, Device device)
-    : table_(std::move(table)), device_(device), layout_(*table_), arena_(layout_.bytes, kPurpose) {
-  if (device == Device::cuda) device_memory_ = DeviceMemory(layout_.bytes, kPurpose);
+StateStorage::StateStorage(std::shared_ptr<const StateTable> table, Device device, int gpu)
+    : table_(std::move(table)),
+      device_(device),
+      gpu_(gpu),
+      layout_(*table_),
+      arena_(layout_.bytes, kPurpose) {
+  if (device == Device::cuda) device_memory_ = DeviceMemory(layout_.bytes, kPurpose, gpu);
 }
 
 TensorView StateStorage::view(StateId id) const {

@@ -21,11 +21,14 @@ namespace troupe {
 
 class StateStorage {
  public:
-  explicit StateStorage(std::shared_ptr<const StateTable> table, Device device = Device::cpu);
+  // `gpu`: which one, of Device::cuda. Interpreters of this state run there, too.
+  explicit StateStorage(std::shared_ptr<const StateTable> table, Device device = Device::cpu,
+                        int gpu = 0);
 
   const StateTable& table() const { return *table_; }
   std::shared_ptr<const StateTable> shared_table() const { return table_; }
   Device device() const { return device_; }
+  int gpu() const { return gpu_; }
   uint64_t bytes() const { return arena_.bytes(); }
 
   // The host's memory of a tensor.
@@ -37,10 +40,13 @@ class StateStorage {
 
   // The GPU's memory of a tensor.
   std::byte* device_address(StateId id) const;
+  // All of it.
+  const DeviceMemory& device_memory() const { return device_memory_; }
 
  private:
   std::shared_ptr<const StateTable> table_;
   Device device_;
+  int gpu_;
   StateLayout layout_;
   Arena arena_;
   DeviceMemory device_memory_;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/machine.h"
 #include "model/parameter_layout.h"
+#include "runtime/device_memory.h"
 #include "train/model_options.h"
 #include "train/schedules.h"
 
@@ -164,6 +165,21 @@ int threads_of_rank(const Options& options, const ProcessGroup* group) {
   const int processes = ranks / ranks_of_process;
   if (threads * processes > installed_cores()) threads /= processes;
   return std::max(1, threads / ranks_of_process);
+}
+
+int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) {
+  if (group == nullptr) return 0;
+  const std::vector<int32_t>& ranks = group->ranks_of_machine();
+  const auto wanted = (static_cast<int32_t>(ranks.size()) + ranks_per_gpu - 1) / ranks_per_gpu;
+  if (const int found = gpu_count(); found < wanted) {
+    throw_bad_request(fmt::format(
+        "--device cuda: {} ranks on this machine want {} {}, and it has {}. Use as many ranks as "
+        "there are GPUs, or let them share: --ranks-per-gpu {}.",
+        ranks.size(), wanted, wanted == 1 ? "GPU" : "GPUs", found,
+        (static_cast<int>(ranks.size()) + std::max(found, 1) - 1) / std::max(found, 1)));
+  }
+  const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  return static_cast<int>(place) / ranks_per_gpu;
 }
 
 void check_runnable_layout(const Options& options) {

@@ -21,6 +21,11 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config);
 // launcher has bound to cores of their own keep these.
 int threads_of_rank(const Options& options, const ProcessGroup* group);
 
+// The GPU of a rank among those that this process sees: each rank of a machine has the next one, or
+// `ranks_per_gpu` of them share each. A bad request when there are too few. `group`: null for a run
+// of one rank.
+int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu);
+
 // Refuses every layout but that of one rank: for commands that work with one.
 void check_runnable_layout(const Options& options);
 

@@ -214,10 +214,8 @@ void check_options(const Options& options) {
     if (!has_cuda()) {
       throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
     }
-    if (options.ranks != 1) {
-      throw_bad_request(fmt::format(
-          "--device cuda runs one rank for now. Use --ranks 1 instead of {}, or --device cpu.",
-          options.ranks));
+    if (options.profile && options.ranks > 1) {
+      throw_bad_request("--profile: on GPUs one rank can be profiled for now. Use --ranks 1.");
     }
   }
   const bool has_ranks = options.command == Command::train || options.command == Command::verify ||

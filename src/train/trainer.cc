@@ -70,9 +70,9 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
 }
 
 void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
-                    const std::string& whose, const std::string& remedy) {
+                    const std::string& whose, const std::string& remedy, int gpu) {
   const bool on_gpu = device == Device::cuda;
-  const uint64_t available = on_gpu ? available_device_bytes() : available_memory_bytes();
+  const uint64_t available = on_gpu ? available_device_bytes(gpu) : available_memory_bytes();
   if (available == 0 || bytes <= available) return;
   throw UserError(ExitStatus::does_not_fit,
                   fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
@@ -88,6 +88,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       start_(std::chrono::steady_clock::now()),
       pool_(threads_of_rank(options, group)),
       device_(device_of(options)),
+      gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
                       .dead_experts = options.warn_dead_experts,
                       .router_entropy = options.warn_router_entropy}) {
@@ -122,7 +123,7 @@ void Trainer::start() {
   // Before the memory is taken that the measurement needs, too.
   if (options_.profile && leads())
     profile_limits_ = measure_limits(identity_.compute_dtype, pool_, device_);
-  storage_ = std::make_unique<StateStorage>(state_.table, device_);
+  storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
     evaluation_ = std::make_unique<Evaluation>(std::move(evaluation_plan_), *storage_, pool_,
@@ -175,13 +176,19 @@ void Trainer::check_with_others() const {
         "goes on from are others. Give all ranks the same flags, and folders that all hosts share.",
         rank));
   }
-  // On each machine the rank that needs most speaks for all.
+  // On each machine, or GPU, the rank that needs most speaks for all.
   const std::vector<uint64_t> needs = group_->exchange(rank_, planned_bytes());
   uint64_t bytes = 0;
-  int32_t largest = group_->ranks_of_machine().front();
+  const auto shares_memory = [&](int32_t rank) {
+    return device_ != Device::cuda || gpu_of_rank(group_, rank, options_.ranks_per_gpu) == gpu_;
+  };
+  int32_t largest = rank_;
   for (const int32_t rank : group_->ranks_of_machine()) {
+    if (!shares_memory(rank)) continue;
     bytes += needs[static_cast<size_t>(rank)];
-    if (needs[static_cast<size_t>(rank)] > needs[static_cast<size_t>(largest)]) largest = rank;
+    const uint64_t need = needs[static_cast<size_t>(rank)];
+    const uint64_t most = needs[static_cast<size_t>(largest)];
+    if (need > most || (need == most && rank < largest)) largest = rank;
   }
   if (rank_ == largest) check_memory(bytes - planned_bytes());
   verify_collectives(*group_, rank_, *step_.program, part_.layout());
@@ -319,7 +326,7 @@ void Trainer::check_memory(uint64_t others) const {
   const bool several = options_.ranks > 1;
   require_memory(planned_bytes() + others, device_, describe_memory(plan_, evaluation_bytes_),
                  several ? fmt::format("; of rank {}", rank_) : "",
-                 several ? ", or fewer ranks" : "");
+                 several ? ", or fewer ranks" : "", gpu_);
 }
 
 void Trainer::load_weights() {

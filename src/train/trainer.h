@@ -111,6 +111,7 @@ class Trainer {
   std::chrono::steady_clock::time_point start_;
   ThreadPool pool_;
   Device device_;
+  int gpu_ = 0;  // of Device::cuda
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
@@ -150,8 +151,8 @@ ExitStatus train(const Options& options, ProcessGroup* processes = nullptr);
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
 // Throws UserError (does_not_fit) with the breakdown when the machine, or its GPU, has not so many
-// bytes available. `whose` and `remedy` are added to what it says.
+// bytes available. `whose` and `remedy` are added to what it says. `gpu`: see gpu_of_rank().
 void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
-                    const std::string& whose = {}, const std::string& remedy = {});
+                    const std::string& whose = {}, const std::string& remedy = {}, int gpu = 0);
 
 }  // namespace troupe

@@ -25,6 +25,7 @@
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/interpreter.h"
+#include "train/layout_options.h"
 
 namespace troupe {
 namespace {
@@ -173,7 +174,10 @@ class ReferenceRank {
       : pool_(options.ranks.threads),
         state_(declare_model_state(config, options.dtype, /*trained=*/true,
                                    {.run = options.ranks.layout, .rank = rank})),
-        storage_(state_.table, options.device),
+        storage_(state_.table, options.device,
+                 options.device == Device::cuda
+                     ? gpu_of_rank(&group, rank, options.ranks.ranks_per_gpu)
+                     : 0),
         logits_step_(build_logits_step(config, state_, options.sequences(reference),
                                        reference.sequence, false, options.trace)),
         training_step_(build_training_step(config, state_,

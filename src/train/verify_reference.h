@@ -51,6 +51,7 @@ struct VerifyRanks {
   ProcessGroup* group = nullptr;                      // of the layout's ranks; null: threads
   int threads = 1;                                    // of each rank
   std::chrono::milliseconds limit{10'000};            // of threads, see ProcessGroup
+  int32_t ranks_per_gpu = 1;                          // see gpu_of_rank()
 };
 
 // The sequences of the batch are divided among the replicas (DP). Sequences that cannot be divided,

@@ -261,6 +261,7 @@ TEST(CheckOptions, RefusesContradictions) {
         [](Options& o) {
           o.device = "cuda";
           o.ranks = 2;
+          o.profile = true;
         },
         "one rank");
   }

@@ -10,7 +10,8 @@
 #include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
-#include "runtime/cpu/cpu_interpreter.h"
+#include "runtime/device_memory.h"
+#include "runtime/interpreter.h"
 #include "support/slice_elements.h"
 
 namespace troupe::testing {
@@ -18,8 +19,9 @@ namespace {
 
 constexpr int64_t kSteps = 3;
 constexpr uint64_t kSeed = 1;
-// A busy machine may hold a rank up for seconds.
+// A busy machine may hold a rank up for seconds; those of GPUs have one for themselves.
 constexpr std::chrono::milliseconds kPatient{60'000};
+constexpr std::chrono::milliseconds kPatientOnGpus{10'000};
 
 // The initial value of an element, with norms and biases away from their starts, where mistakes
 // would not show.
@@ -32,9 +34,10 @@ double start_value(const Parameter& parameter, int64_t element) {
 // One rank of a run.
 class Rank {
  public:
-  Rank(const LayoutCase& wanted, std::shared_ptr<const RunLayout> run, int32_t rank,
-       ProcessGroup& group)
+  Rank(const LayoutCase& wanted, const RunOn& on, std::shared_ptr<const RunLayout> run,
+       int32_t rank, ProcessGroup& group)
       : wanted_(wanted),
+        device_(on.device),
         pool_(1),
         state_(declare_model_state(wanted.model, DType::f64, /*trained=*/true,
                                    {.run = std::move(run), .rank = rank})),
@@ -51,9 +54,10 @@ class Rank {
                                    .overlap_parameter_gathers = wanted.early_collectives,
                                    .overlap = wanted.overlap,
                                    .recompute = wanted.recompute})),
-        storage_(state_.table),
-        interpreter_(*step_.program, plan(), storage_, pool_,
-                     communicators_of(group, state_.part.layout(), rank)) {
+        storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
+        interpreter_(make_interpreter(*step_.program, plan(), storage_, pool_,
+                                      communicators_of(group, state_.part.layout(), rank),
+                                      {.capture = on.capture})) {
     for (const Parameter& parameter : state_.parameters) {
       auto* data = storage_.view(parameter.value).as<double>();
       for_each_element(parameter, [&](int64_t own, int64_t element) {
@@ -62,8 +66,9 @@ class Rank {
         data[own - held.begin] = start_value(parameter, element);
       });
     }
-    *interpreter_.view(step_.learning_rate).as<double>() = 1e-3;
-    *interpreter_.view(step_.weight_decay).as<double>() = 0.1;
+    storage_.to_device();
+    *interpreter_->view(step_.learning_rate).as<double>() = 1e-3;
+    *interpreter_->view(step_.weight_decay).as<double>() = 0.1;
   }
 
   const Program& program() const { return *step_.program; }
@@ -77,11 +82,12 @@ class Rank {
           number * step_samples + int64_t{i} * part.layout().dp() + part.dense().dp;
       write_micro_batch(step_.micro_batches[static_cast<size_t>(i)], micro_batch);
     }
-    *interpreter_.view(step_.update_number).as<int64_t>() = number;
+    *interpreter_->view(step_.update_number).as<int64_t>() = number;
     if (step_.step_number.valid()) {
-      *interpreter_.view(step_.step_number).as<int64_t>() = number;
+      *interpreter_->view(step_.step_number).as<int64_t>() = number;
     }
-    interpreter_.run();
+    interpreter_->run();
+    storage_.to_host();
     measure(number);
   }
 
@@ -118,7 +124,7 @@ class Rank {
 
   MemoryPlan plan() const {
     verify_program(*step_.program);
-    MemoryPlan plan = plan_memory(*step_.program, 1);
+    MemoryPlan plan = plan_memory(*step_.program, 1, device_);
     verify_memory_plan(*step_.program, plan);
     return plan;
   }
@@ -143,11 +149,11 @@ class Rank {
                            static_cast<uint64_t>(sample * wanted_.sequence + position)));
         };
         const int64_t at = row * here + i;
-        if (batch.tokens.valid()) interpreter_.view(batch.tokens).as<int32_t>()[at] = draw(0);
+        if (batch.tokens.valid()) interpreter_->view(batch.tokens).as<int32_t>()[at] = draw(0);
         if (!batch.labels.valid()) continue;
-        interpreter_.view(batch.labels).as<int32_t>()[at] = draw(1);
+        interpreter_->view(batch.labels).as<int32_t>()[at] = draw(1);
         // So that micro-batches differ in how many tokens count.
-        interpreter_.view(batch.mask).as<double>()[at] = position % (3 + sample % 3) == 1 ? 0 : 1;
+        interpreter_->view(batch.mask).as<double>()[at] = position % (3 + sample % 3) == 1 ? 0 : 1;
       }
     }
   }
@@ -155,11 +161,11 @@ class Rank {
   void measure(int64_t number) {
     const std::string step = "step " + std::to_string(number) + " ";
     const auto metric = [&](const std::string& name, ValueId id) {
-      const TensorView view = interpreter_.view(id);
+      const TensorView view = interpreter_->view(id);
       const auto* data = view.as<double>();
       own_[step + name].assign(data, data + view.shape.elements());
     };
-    EXPECT_EQ(*interpreter_.view(step_.skipped).as<int32_t>(), 0);
+    EXPECT_EQ(*interpreter_->view(step_.skipped).as<int32_t>(), 0);
     metric("loss", step_.loss);
     metric("grad_norm", step_.grad_norm);
     for (const LayerMetrics& layer : step_.layers) {
@@ -200,11 +206,12 @@ class Rank {
   }
 
   const LayoutCase& wanted_;
+  const Device device_;
   ThreadPool pool_;
   ModelState state_;
   TrainingStep step_;
   StateStorage storage_;
-  CpuInterpreter interpreter_;
+  std::unique_ptr<Interpreter> interpreter_;
   Outcome own_;  // measurements, the same on all ranks
   std::vector<Held> held_;
 };
@@ -233,13 +240,13 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                                                      .sharding = wanted.sharding});
 }
 
-Outcome run_layout(const LayoutCase& layout) {
+Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
   const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
   const int32_t size = run->layout.world_size();
-  ThreadGroup group(size, kPatient);
+  ThreadGroup group(size, on.device == Device::cuda ? kPatientOnGpus : kPatient);
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int32_t rank = 0; rank < size; ++rank) {
-    ranks.push_back(std::make_unique<Rank>(layout, run, rank, group));
+    ranks.push_back(std::make_unique<Rank>(layout, on, run, rank, group));
   }
   std::vector<const Program*> programs;
   for (const auto& rank : ranks) programs.push_back(&rank->program());

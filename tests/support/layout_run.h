@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device.h"
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
@@ -48,8 +49,15 @@ struct LayoutCase {
 // step, and parameters and moments after the last one. Whole tensors.
 using Outcome = std::map<std::string, std::vector<double>>;
 
+// What the ranks run on. On GPUs they are spread over those that there are; several share one where
+// these are too few. `capture`: the second step is captured as a graph, the third one replays it.
+struct RunOn {
+  Device device = Device::cpu;
+  bool capture = false;
+};
+
 // Runs three steps. Replicas of a slice that differ by a bit are a test failure.
-Outcome run_layout(const LayoutCase& layout);
+Outcome run_layout(const LayoutCase& layout, const RunOn& on = {});
 
 // The run of such a case, as its ranks know it.
 std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted);

@@ -10,6 +10,7 @@
 namespace troupe {
 
 void all_gather_cpu(const KernelArguments& args);
+CudaKernel all_gather_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -62,6 +63,7 @@ const OpSpec kAllGather{.name = "all_gather",
                         .differentiate = differentiate_all_gather,
                         .cost = cost_all_gather,
                         .cpu_kernel = all_gather_kernel,
+                        .cuda_kernel = TROUPE_CUDA(all_gather_cuda_kernel),
                         .group = group_of_all_gather,
                         .print_attributes = print_all_gather};
 

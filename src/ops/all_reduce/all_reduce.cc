@@ -5,6 +5,7 @@
 namespace troupe {
 
 void all_reduce_cpu(const KernelArguments& args);
+CudaKernel all_reduce_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -72,6 +73,7 @@ const OpSpec kAllReduce{.name = "all_reduce",
                         .infer = infer_all_reduce,
                         .cost = cost_all_reduce,
                         .cpu_kernel = all_reduce_kernel,
+                        .cuda_kernel = TROUPE_CUDA(all_reduce_cuda_kernel),
                         .workspace_bytes = all_reduce_workspace_bytes,
                         .group = group_of_all_reduce,
                         .print_attributes = print_all_reduce};

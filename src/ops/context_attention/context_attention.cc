@@ -10,6 +10,15 @@
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel context_attention_cuda_kernel(const OpView& op);
+CudaKernel context_attention_gradient_cuda_kernel(const OpView& op);
+CudaKernel ring_attention_cuda_kernel(const OpView& op);
+CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op);
+uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op);
+uint64_t ring_attention_cuda_scratch_bytes(const OpView& op);
+uint64_t ring_attention_gradient_cuda_scratch_bytes(const OpView& op);
+
 namespace {
 
 int64_t own_rows(const ContextAttentionAttributes& a) {
@@ -254,36 +263,45 @@ const OpSpec kContextAttention{.name = "context_attention",
                                .differentiate = differentiate_context_attention,
                                .cost = cost_context_attention,
                                .cpu_kernel = context_attention_cpu_kernel,
+                               .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
                                .workspace_bytes = workspace_context_attention,
                                .scratch_bytes = scratch_context_attention,
                                .print_attributes = print_context_attention,
                                .samples = samples_context_attention};
 
-const OpSpec kContextAttentionGradient{.name = "context_attention_gradient",
-                                       .infer = infer_context_attention_gradient,
-                                       .cost = cost_context_attention_gradient,
-                                       .cpu_kernel = context_attention_gradient_cpu_kernel,
-                                       .workspace_bytes = workspace_context_attention_gradient,
-                                       .scratch_bytes = scratch_context_attention_gradient,
-                                       .print_attributes = print_context_attention};
+const OpSpec kContextAttentionGradient{
+    .name = "context_attention_gradient",
+    .infer = infer_context_attention_gradient,
+    .cost = cost_context_attention_gradient,
+    .cpu_kernel = context_attention_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(context_attention_gradient_cuda_kernel),
+    .workspace_bytes = workspace_context_attention_gradient,
+    .scratch_bytes = scratch_context_attention_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_gradient_cuda_scratch_bytes),
+    .print_attributes = print_context_attention};
 
 const OpSpec kRingAttention{.name = "ring_attention",
                             .infer = infer_ring_attention,
                             .differentiate = differentiate_ring_attention,
                             .cost = cost_context_attention,
                             .cpu_kernel = ring_attention_cpu_kernel,
+                            .cuda_kernel = TROUPE_CUDA(ring_attention_cuda_kernel),
                             .workspace_bytes = workspace_ring_attention,
                             .scratch_bytes = scratch_context_attention,
+                            .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_cuda_scratch_bytes),
                             .group = group_of_ring,
                             .print_attributes = print_context_attention};
 
-const OpSpec kRingAttentionGradient{.name = "ring_attention_gradient",
-                                    .infer = infer_ring_attention_gradient,
-                                    .cost = cost_context_attention_gradient,
-                                    .cpu_kernel = ring_attention_gradient_cpu_kernel,
-                                    .workspace_bytes = workspace_ring_attention_gradient,
-                                    .scratch_bytes = scratch_context_attention_gradient,
-                                    .group = group_of_ring,
-                                    .print_attributes = print_context_attention};
+const OpSpec kRingAttentionGradient{
+    .name = "ring_attention_gradient",
+    .infer = infer_ring_attention_gradient,
+    .cost = cost_context_attention_gradient,
+    .cpu_kernel = ring_attention_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
+    .workspace_bytes = workspace_ring_attention_gradient,
+    .scratch_bytes = scratch_context_attention_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_gradient_cuda_scratch_bytes),
+    .group = group_of_ring,
+    .print_attributes = print_context_attention};
 
 }  // namespace troupe

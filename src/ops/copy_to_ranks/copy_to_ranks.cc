@@ -6,6 +6,7 @@
 namespace troupe {
 
 void copy_to_ranks_cpu(const KernelArguments& args);
+CudaKernel copy_to_ranks_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -49,6 +50,7 @@ const OpSpec kCopyToRanks{.name = "copy_to_ranks",
                           .differentiate = differentiate_copy_to_ranks,
                           .cost = cost_copy_to_ranks,
                           .cpu_kernel = copy_to_ranks_kernel,
+                          .cuda_kernel = TROUPE_CUDA(copy_to_ranks_cuda_kernel),
                           .in_place = {.output = 0, .input = 0},
                           .print_attributes = print_copy_to_ranks};
 

@@ -9,6 +9,8 @@ namespace troupe {
 
 void sequence_to_heads_cpu(const KernelArguments& args);
 void heads_to_sequence_cpu(const KernelArguments& args);
+CudaKernel sequence_to_heads_cuda_kernel(const OpView& op);
+CudaKernel heads_to_sequence_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -109,6 +111,7 @@ const OpSpec kSequenceToHeads{.name = "sequence_to_heads",
                               .differentiate = differentiate_sequence_to_heads,
                               .cost = cost_exchange,
                               .cpu_kernel = sequence_to_heads_kernel,
+                              .cuda_kernel = TROUPE_CUDA(sequence_to_heads_cuda_kernel),
                               .workspace_bytes = workspace_exchange,
                               .group = group_of_exchanged_heads,
                               .print_attributes = print_exchanged_heads};
@@ -118,6 +121,7 @@ const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
                               .differentiate = differentiate_heads_to_sequence,
                               .cost = cost_exchange,
                               .cpu_kernel = heads_to_sequence_kernel,
+                              .cuda_kernel = TROUPE_CUDA(heads_to_sequence_cuda_kernel),
                               .workspace_bytes = workspace_exchange,
                               .group = group_of_exchanged_heads,
                               .print_attributes = print_exchanged_heads};

@@ -10,6 +10,9 @@ namespace troupe {
 void exchange_counts_cpu(const KernelArguments& args);
 void send_rows_cpu(const KernelArguments& args);
 CpuKernel return_rows_cpu_kernel(DType dtype);
+CudaKernel exchange_counts_cuda_kernel(const OpView& op);
+CudaKernel send_rows_cuda_kernel(const OpView& op);
+CudaKernel return_rows_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -161,6 +164,7 @@ const OpSpec kExchangeCounts{.name = "exchange_counts",
                              .infer = infer_exchange_counts,
                              .cost = cost_exchange_counts,
                              .cpu_kernel = exchange_counts_kernel,
+                             .cuda_kernel = TROUPE_CUDA(exchange_counts_cuda_kernel),
                              .workspace_bytes = exchange_counts_workspace_bytes,
                              .group = group_of_exchanged_rows,
                              .print_attributes = print_exchanged_rows};
@@ -170,6 +174,7 @@ const OpSpec kSendRows{.name = "send_rows",
                        .differentiate = differentiate_send_rows,
                        .cost = cost_send_rows,
                        .cpu_kernel = send_rows_kernel,
+                       .cuda_kernel = TROUPE_CUDA(send_rows_cuda_kernel),
                        .workspace_bytes = send_rows_workspace_bytes,
                        .group = group_of_exchanged_rows,
                        .print_attributes = print_exchanged_rows};
@@ -179,6 +184,7 @@ const OpSpec kReturnRows{.name = "return_rows",
                          .differentiate = differentiate_return_rows,
                          .cost = cost_return_rows,
                          .cpu_kernel = return_rows_kernel,
+                         .cuda_kernel = TROUPE_CUDA(return_rows_cuda_kernel),
                          .workspace_bytes = return_rows_workspace_bytes,
                          .group = group_of_exchanged_rows,
                          .print_attributes = print_exchanged_rows};

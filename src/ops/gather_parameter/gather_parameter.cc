@@ -9,6 +9,8 @@ namespace troupe {
 
 CpuKernel gather_parameter_cpu_kernel(DType dtype);
 CpuKernel sum_parameter_gradient_cpu_kernel(DType dtype);
+CudaKernel gather_parameter_cuda_kernel(const OpView& op);
+CudaKernel sum_parameter_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -89,6 +91,7 @@ const OpSpec kGatherParameter{.name = "gather_parameter",
                               .differentiate = differentiate_gather_parameter,
                               .cost = cost_gather_parameter,
                               .cpu_kernel = gather_parameter_kernel,
+                              .cuda_kernel = TROUPE_CUDA(gather_parameter_cuda_kernel),
                               .group = group_of_gather_parameter,
                               .print_attributes = print_gather_parameter};
 
@@ -96,6 +99,7 @@ const OpSpec kSumParameterGradient{.name = "sum_parameter_gradient",
                                    .infer = infer_sum_parameter_gradient,
                                    .cost = cost_sum_parameter_gradient,
                                    .cpu_kernel = sum_parameter_gradient_kernel,
+                                   .cuda_kernel = TROUPE_CUDA(sum_parameter_gradient_cuda_kernel),
                                    .workspace_bytes = workspace_sum_parameter_gradient,
                                    .group = group_of_gather_parameter,
                                    .print_attributes = print_gather_parameter};

@@ -9,6 +9,9 @@ namespace troupe {
 void send_cpu(const KernelArguments& args);
 void finish_send_cpu(const KernelArguments& args);
 void receive_cpu(const KernelArguments& args);
+CudaKernel send_cuda_kernel(const OpView& op);
+CudaKernel finish_send_cuda_kernel(const OpView& op);
+CudaKernel receive_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -96,6 +99,7 @@ const OpSpec kSend{.name = "send",
                    .infer = infer_sent,
                    .cost = cost_send,
                    .cpu_kernel = send_kernel,
+                   .cuda_kernel = TROUPE_CUDA(send_cuda_kernel),
                    .group = group_of_sent,
                    .print_attributes = print_sent};
 
@@ -103,6 +107,7 @@ const OpSpec kFinishSend{.name = "finish_send",
                          .infer = infer_sent,
                          .cost = cost_finish_send,
                          .cpu_kernel = finish_send_kernel,
+                         .cuda_kernel = TROUPE_CUDA(finish_send_cuda_kernel),
                          .group = group_of_sent,
                          .print_attributes = print_sent};
 
@@ -110,6 +115,7 @@ const OpSpec kReceive{.name = "receive",
                       .infer = infer_receive,
                       .cost = cost_receive,
                       .cpu_kernel = receive_kernel,
+                      .cuda_kernel = TROUPE_CUDA(receive_cuda_kernel),
                       .group = group_of_receive,
                       .print_attributes = print_receive};
 

@@ -5,6 +5,7 @@
 namespace troupe {
 
 void prefix_sum_cpu(const KernelArguments& args);
+CudaKernel prefix_sum_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -53,6 +54,7 @@ const OpSpec kPrefixSum{.name = "prefix_sum",
                         .infer = infer_prefix_sum,
                         .cost = cost_prefix_sum,
                         .cpu_kernel = prefix_sum_kernel,
+                        .cuda_kernel = TROUPE_CUDA(prefix_sum_cuda_kernel),
                         .group = group_of_prefix_sum,
                         .print_attributes = print_prefix_sum};
 

@@ -7,6 +7,8 @@ namespace troupe {
 
 void push_rows_cpu(const KernelArguments& args);
 void push_rows_back_cpu(const KernelArguments& args);
+CudaKernel push_rows_cuda_kernel(const OpView& op);
+CudaKernel push_rows_back_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -149,6 +151,7 @@ const OpSpec kPushRows{.name = "push_rows",
                        .differentiate = differentiate_push_rows,
                        .cost = cost_push_rows,
                        .cpu_kernel = push_rows_kernel,
+                       .cuda_kernel = TROUPE_CUDA(push_rows_cuda_kernel),
                        .workspace_bytes = push_rows_workspace_bytes,
                        .group = group_of_push,
                        .print_attributes = print_push};
@@ -158,6 +161,7 @@ const OpSpec kPushRowsBack{.name = "push_rows_back",
                            .differentiate = differentiate_push_rows_back,
                            .cost = cost_push_rows_back,
                            .cpu_kernel = push_rows_back_kernel,
+                           .cuda_kernel = TROUPE_CUDA(push_rows_back_cuda_kernel),
                            .workspace_bytes = push_rows_back_workspace_bytes,
                            .group = group_of_push,
                            .print_attributes = print_push};

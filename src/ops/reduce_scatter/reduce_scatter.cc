@@ -10,6 +10,7 @@
 namespace troupe {
 
 void reduce_scatter_cpu(const KernelArguments& args);
+CudaKernel reduce_scatter_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -66,6 +67,7 @@ const OpSpec kReduceScatter{.name = "reduce_scatter",
                             .differentiate = differentiate_reduce_scatter,
                             .cost = cost_reduce_scatter,
                             .cpu_kernel = reduce_scatter_kernel,
+                            .cuda_kernel = TROUPE_CUDA(reduce_scatter_cuda_kernel),
                             .group = group_of_reduce_scatter,
                             .print_attributes = print_reduce_scatter};
 

@@ -8,6 +8,8 @@ namespace troupe {
 
 void reduce_shards_cpu(const KernelArguments& args);
 void gather_shards_cpu(const KernelArguments& args);
+CudaKernel reduce_shards_cuda_kernel(const OpView& op);
+CudaKernel gather_shards_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -80,6 +82,7 @@ const OpSpec kReduceShards{.name = "reduce_shards",
                            .infer = infer_reduce_shards,
                            .cost = cost_reduce_shards,
                            .cpu_kernel = reduce_shards_kernel,
+                           .cuda_kernel = TROUPE_CUDA(reduce_shards_cuda_kernel),
                            .group = group_of_shards,
                            .print_attributes = print_shards};
 
@@ -87,6 +90,7 @@ const OpSpec kGatherShards{.name = "gather_shards",
                            .infer = infer_shards,
                            .cost = cost_gather_shards,
                            .cpu_kernel = gather_shards_kernel,
+                           .cuda_kernel = TROUPE_CUDA(gather_shards_cuda_kernel),
                            .group = group_of_shards,
                            .print_attributes = print_shards};
 

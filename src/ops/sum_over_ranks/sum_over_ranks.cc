@@ -6,6 +6,7 @@
 namespace troupe {
 
 void sum_over_ranks_cpu(const KernelArguments& args);
+CudaKernel sum_over_ranks_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -53,6 +54,7 @@ const OpSpec kSumOverRanks{.name = "sum_over_ranks",
                            .differentiate = differentiate_sum_over_ranks,
                            .cost = cost_sum_over_ranks,
                            .cpu_kernel = sum_over_ranks_kernel,
+                           .cuda_kernel = TROUPE_CUDA(sum_over_ranks_cuda_kernel),
                            .group = group_of_sum_over_ranks,
                            .in_place = {.output = 0, .input = 0},
                            .print_attributes = print_sum_over_ranks};

@@ -154,6 +154,8 @@ class MpiGroup::Member : public Communicator {
 
   int rank() const override { return static_cast<int>(place_); }
   int size() const override { return static_cast<int>(ranks_.size()); }
+  int32_t rank_at(int place) const override { return ranks_[static_cast<size_t>(place)]; }
+  std::chrono::milliseconds limit() const override { return group_.limit(); }
 
   void all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,
                   ThreadPool& pool) override;

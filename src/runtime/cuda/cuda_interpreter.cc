@@ -40,13 +40,15 @@ CudaInterpreter::PinnedMemory::~PinnedMemory() {
 }
 
 CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                                 ThreadPool& pool, const Communicators& communicators,
                                  const InterpreterOptions& options)
-    : program_(program), plan_(std::move(plan)), state_(state), options_(options) {
+    : program_(program), plan_(std::move(plan)), state_(state), pool_(pool), options_(options) {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
   TROUPE_CHECK(plan_.device == Device::cuda && state.device() == Device::cuda,
                "planned for another device");
   arena_ = DeviceMemory(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
-                        "activations and scratch memory");
+                        "activations and scratch memory", state.gpu());
+  use_gpu(state.gpu());
   uint64_t host_bytes = plan_.persistent_bytes;
   result_offset_.resize(static_cast<size_t>(program.value_count()), kNoResult);
   for (const ValueId id : program.results()) {
@@ -58,9 +60,17 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
   context_ = std::make_unique<CudaContext>();
   bind();
+  if (PeerConnection::is_needed(program)) {
+    const DeviceMemory& of_state = state.device_memory();
+    peers_ = std::make_unique<PeerConnection>(
+        program, communicators,
+        std::vector<PeerMemory>{{arena_.data(), arena_.bytes()},
+                                {of_state.data(), of_state.bytes()}});
+  }
 }
 
 CudaInterpreter::~CudaInterpreter() {
+  cudaSetDevice(state_.gpu());
   if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
@@ -105,10 +115,6 @@ void CudaInterpreter::bind() {
   std::byte* const scratch = arena_.data() + plan_.persistent_bytes + plan_.transient_bytes;
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
-    if (op.spec->group != nullptr) {
-      throw_bad_request(std::string("--device cuda runs one rank for now: the operation ") +
-                        op.spec->name + " reaches other ranks. Use --ranks 1, or --device cpu.");
-    }
     BoundOp bound;
     if (op.spec->cuda_kernel != nullptr) bound.kernel = op.spec->cuda_kernel({program_, op});
     if (bound.kernel == nullptr) {
@@ -132,8 +138,17 @@ void CudaInterpreter::bind() {
   if (!plan_.dead_after.empty() && plan_.transient_bytes > 0) {
     check_cuda(cudaMemset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes),
                "filling memory with NaN");
-    check_cuda(cudaDeviceSynchronize(), "filling memory with NaN");
+    check_cuda(cudaStreamSynchronize(nullptr), "filling memory with NaN");
   }
+}
+
+void CudaInterpreter::connect() {
+  use_gpu(state_.gpu());
+  if (peers_ == nullptr || is_connected_) return;
+  std::vector<CudaKernelArguments*> arguments;
+  for (BoundOp& op : ops_) arguments.push_back(&op.arguments);
+  peers_->connect(arguments, pool_);
+  is_connected_ = true;
 }
 
 std::string CudaInterpreter::describe(int32_t index) const {
@@ -192,7 +207,10 @@ void CudaInterpreter::launch_all() {
 }
 
 void CudaInterpreter::wait(const std::string& what) const {
-  check_cuda(cudaStreamSynchronize(stream_), what);
+  const cudaError_t error = cudaStreamSynchronize(stream_);
+  // A rank that was missing is the cause of whatever else goes wrong.
+  if (peers_ != nullptr) peers_->check();
+  check_cuda(error, what);
 }
 
 void CudaInterpreter::capture() {
@@ -257,8 +275,13 @@ std::vector<WorkSpan> CudaInterpreter::run_profiled() {
 }
 
 void CudaInterpreter::run_untraced() {
+  connect();
   // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
-  if (options_.capture && runs_ == 1) capture();
+  if (options_.capture && runs_ == 1) {
+    capture();
+    // Making a graph takes memory of the GPU, for which nobody must wait on it.
+    if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  }
   if (graph_ != nullptr) {
     check_cuda(cudaGraphLaunch(graph_, stream_), "launching the step");
   } else {
@@ -266,31 +289,36 @@ void CudaInterpreter::run_untraced() {
   }
   ++runs_;
   wait("running the step");
+  if (peers_ != nullptr) peers_->first_run_is_over();
 }
 
 void CudaInterpreter::run_observed(const std::function<void(int32_t)>& after) {
+  connect();
   copy_inputs();
   wait("copying the inputs to the GPU");
   for (size_t index = 0; index < ops_.size(); ++index) {
     const auto number = static_cast<int32_t>(index);
     ops_[index].kernel(ops_[index].arguments);
-    check_cuda(cudaStreamSynchronize(stream_), describe(number));
+    wait(describe(number));
     after(number);
     poison_after(index);
   }
   copy_results();
   wait("copying results from the GPU");
+  if (peers_ != nullptr) peers_->first_run_is_over();
 }
 
 void CudaInterpreter::read(ValueId id, void* bytes) const {
+  use_gpu(state_.gpu());
   check_cuda(cudaMemcpy(bytes, tensor(id).data, program_.value(id).bytes(), cudaMemcpyDeviceToHost),
              "reading a value");
 }
 
 void CudaInterpreter::write(ValueId id, const void* bytes) {
+  use_gpu(state_.gpu());
   check_cuda(cudaMemcpy(tensor(id).data, bytes, program_.value(id).bytes(), cudaMemcpyHostToDevice),
              "writing a value");
-  check_cuda(cudaDeviceSynchronize(), "writing a value");
+  check_cuda(cudaStreamSynchronize(nullptr), "writing a value");
 }
 
 }  // namespace troupe

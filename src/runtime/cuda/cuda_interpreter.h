@@ -8,6 +8,10 @@
 // are values on the GPU, and all addresses stay. Operations have a stream by their queue; for now
 // all queues have the same one.
 //
+// Operations that reach other ranks need the communicators of this rank. Their first run connects
+// the GPUs (peer_connection.h): all ranks must be in it at the same time. A rank that does not come
+// in time is noticed when the run ends.
+//
 // Launches are in NVTX ranges, "grouped_linear layer 3 micro-batch 0", for those who look from
 // outside. run_profiled() looks by itself (kernel_trace.h). What a graph launches says nothing of
 // operations: with `profile` the first run, which is no graph, is traced to learn which operations
@@ -15,9 +19,10 @@
 //
 // With an oracle plan the memory of dead values is filled with NaN, as on the CPU.
 //
-// Owns its arena, its streams and the context of its kernels; borrows program and state.
-// Construction may throw UserError: no GPU, too little memory, or an operation that has no CUDA
-// kernel. A run throws UserError when the GPU fails. One thread at a time.
+// Owns its arena, its streams and the context of its kernels; borrows program, state and
+// communicators. Runs on the GPU of the state. Construction may throw UserError: no GPU, too little
+// memory, or an operation that has no CUDA kernel. A run throws UserError when the GPU fails, or
+// another rank. One thread at a time.
 #pragma once
 
 #include <functional>
@@ -27,9 +32,11 @@
 #include <vector>
 
 #include "passes/memory_plan.h"
+#include "program/communicator.h"
 #include "program/cuda_kernel.h"
 #include "program/program.h"
 #include "runtime/cuda/kernel_trace.h"
+#include "runtime/cuda/peer_connection.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
@@ -41,6 +48,7 @@ namespace troupe {
 class CudaInterpreter final : public Interpreter {
  public:
   CudaInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
+                  ThreadPool& pool, const Communicators& communicators = {},
                   const InterpreterOptions& options = {});
   ~CudaInterpreter() override;
   CudaInterpreter(const CudaInterpreter&) = delete;
@@ -72,6 +80,8 @@ class CudaInterpreter final : public Interpreter {
 
   CudaTensor tensor(ValueId id) const;
   void bind();
+  // Before the first run.
+  void connect();
   CUstream_st* stream_of(Queue queue) const;
   void copy_inputs();
   void copy_results();
@@ -88,6 +98,7 @@ class CudaInterpreter final : public Interpreter {
   const Program& program_;
   MemoryPlan plan_;
   const StateStorage& state_;
+  ThreadPool& pool_;
   InterpreterOptions options_;
   DeviceMemory arena_;
   std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
@@ -96,6 +107,8 @@ class CudaInterpreter final : public Interpreter {
   std::unique_ptr<CudaContext> context_;
   std::vector<CudaTensor> operands_;
   std::vector<BoundOp> ops_;
+  std::unique_ptr<PeerConnection> peers_;  // of programs that reach other ranks
+  bool is_connected_ = false;
   CUgraphExec_st* graph_ = nullptr;
   int64_t runs_ = 0;
   std::unique_ptr<KernelTrace> trace_;  // of this run, if it is traced

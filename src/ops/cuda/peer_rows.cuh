@@ -1,0 +1,164 @@
+// Rows of tokens that go to other ranks' GPUs and come back: what exchange_rows and push_rows have
+// in common. A row is written straight into its place on the receiver's GPU, and read from there
+// when it comes back: nothing is packed.
+#pragma once
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/peers.h"
+
+namespace troupe {
+namespace {
+
+// Where this rank's rows lie among those of a member: slot i of its section is row i, counted from
+// the section's beginning, which is offsets[member][rank] or, without offsets, rank times `tokens`.
+struct PeerSections {
+  int rank = 0;
+  int ranks = 0;
+  int64_t tokens = 0;
+  std::array<const int32_t*, kMostPeers> offsets{};
+
+  __device__ int64_t begin(int member) const {
+    const int32_t* table = offsets[static_cast<size_t>(member)];
+    return table == nullptr ? rank * tokens : table[rank];
+  }
+};
+
+template <class T>
+struct PeerRows {
+  std::array<T*, kMostPeers> data{};  // of each member
+};
+
+constexpr int kRowWarps = 8;
+
+// A warp's lane r has where the token's row lies on member r; -1: nowhere.
+__device__ __forceinline__ int64_t row_of_lane(const PeerSections& sections, const int32_t* slots,
+                                               int64_t token, const int64_t* begins, int lane) {
+  if (lane >= sections.ranks) return -1;
+  const int32_t slot = slots[token * sections.ranks + lane];
+  return slot < 0 ? -1 : begins[lane] + slot;
+}
+
+// The beginnings of this rank's sections, which may be far away: once for each block.
+__device__ __forceinline__ void load_begins(const PeerSections& sections, int64_t* begins) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < sections.ranks) begins[thread] = sections.begin(thread);
+  __syncthreads();
+}
+
+// A warp for each token. Every rank begins with itself and goes on with the one after it, so that
+// no two write to the same rank at first.
+template <class Unit>
+__global__ void send_rows_kernel(const Unit* x, const int32_t* slots, PeerSections sections,
+                                 PeerRows<Unit> targets, int64_t units) {
+  __shared__ int64_t begins[kMostPeers];
+  load_begins(sections, begins);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t warps = int64_t{gridDim.x} * kRowWarps;
+  for (int64_t token = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32; token < sections.tokens;
+       token += warps) {
+    const int64_t own = row_of_lane(sections, slots, token, begins, lane);
+    for (int step = 0; step < sections.ranks; ++step) {
+      const int member = (sections.rank + step) % sections.ranks;
+      const int64_t row = __shfl_sync(0xffffffffU, own, member);
+      if (row < 0) continue;
+      const Unit* from = x + token * units;
+      Unit* to = targets.data[static_cast<size_t>(member)] + row * units;
+#pragma unroll 4
+      for (int64_t i = lane; i < units; i += 32) to[i] = from[i];
+    }
+  }
+}
+
+// Sends the rows of x, [tokens, ...], to their places in `data` of the members.
+template <class Unit>
+void send_rows_in_units(const CudaKernelArguments& args, const CudaTensor& x, const int32_t* slots,
+                        const PeerSections& sections, std::byte* const* data, int64_t row_bytes) {
+  PeerRows<Unit> targets;
+  for (int r = 0; r < sections.ranks; ++r) {
+    targets.data[static_cast<size_t>(r)] = reinterpret_cast<Unit*>(data[r]);
+  }
+  launch(args, {blocks_for(sections.tokens, kRowWarps), 32 * kRowWarps}, send_rows_kernel<Unit>,
+         static_cast<const Unit*>(x.data), slots, sections, targets,
+         row_bytes / static_cast<int64_t>(sizeof(Unit)));
+}
+
+inline void send_rows_to_peers(const CudaKernelArguments& args, const CudaTensor& x,
+                               const int32_t* slots, const PeerSections& sections,
+                               std::byte* const* data) {
+  const int64_t row_bytes = x.shape[1] * static_cast<int64_t>(size_of(x.dtype));
+  if (row_bytes % 16 == 0) {
+    send_rows_in_units<uint4>(args, x, slots, sections, data, row_bytes);
+  } else if (row_bytes % 4 == 0) {
+    send_rows_in_units<uint32_t>(args, x, slots, sections, data, row_bytes);
+  } else {
+    send_rows_in_units<uint16_t>(args, x, slots, sections, data, row_bytes);
+  }
+}
+
+// out[t] = the sum over members of the token's row there, in ascending order. A member without a
+// row adds +0, as on the CPU (ops/cpu/partial_rows.h). A warp for each token.
+template <class T, int kStep>
+__global__ void sum_rows_kernel(PeerRows<const T> rows, const int32_t* slots, PeerSections sections,
+                                T* out, int64_t width) {
+  using A = accumulation_t<T>;
+  __shared__ int64_t begins[kMostPeers];
+  load_begins(sections, begins);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t warps = int64_t{gridDim.x} * kRowWarps;
+  for (int64_t token = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32; token < sections.tokens;
+       token += warps) {
+    const int64_t own = row_of_lane(sections, slots, token, begins, lane);
+    const unsigned members = __ballot_sync(0xffffffffU, own >= 0);
+    const bool lacks = __popc(members) < sections.ranks;
+    // All lanes take part in the exchange of rows; those beyond the row have nothing to do.
+    const int64_t steps = (width + 32 * kStep - 1) / (32 * kStep);
+#pragma unroll 2
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t at = (step * 32 + lane) * kStep;
+      A total[kStep] = {};
+      bool first = true;
+      for (unsigned left = members; left != 0; left &= left - 1) {
+        const int member = __ffs(static_cast<int>(left)) - 1;
+        const int64_t row = __shfl_sync(0xffffffffU, own, member);
+        if (at >= width) continue;
+        const Pack<T> pack =
+            load_step<T, kStep>(rows.data[static_cast<size_t>(member)] + row * width + at);
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+          const A value = widen(pack.values[i]);
+          total[i] = first ? value : total[i] + value;
+        }
+        first = false;
+      }
+      if (at >= width) continue;
+      Pack<T> rounded;
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) {
+        rounded.values[i] = round_to<T>(lacks ? total[i] + A(0) : total[i]);
+      }
+      store_step<T, kStep>(out + token * width + at, rounded);
+    }
+  }
+}
+
+// x = the sums of the rows that lie in `data` of the members, where send_rows_to_peers would put
+// those of x.
+template <class T>
+void sum_rows_of_peers(const CudaKernelArguments& args, const int32_t* slots,
+                       const PeerSections& sections, std::byte* const* data, const CudaTensor& x) {
+  PeerRows<const T> rows;
+  for (int r = 0; r < sections.ranks; ++r) {
+    rows.data[static_cast<size_t>(r)] = reinterpret_cast<const T*>(data[r]);
+  }
+  const int64_t width = x.shape[1];
+  const Launch shape{blocks_for(sections.tokens, kRowWarps), 32 * kRowWarps};
+  if (is_made_of_packs<T>(width)) {
+    launch(args, shape, sum_rows_kernel<T, Pack<T>::kElements>, rows, slots, sections, x.as<T>(),
+           width);
+  } else {
+    launch(args, shape, sum_rows_kernel<T, 1>, rows, slots, sections, x.as<T>(), width);
+  }
+}
+
+}  // namespace
+}  // namespace troupe

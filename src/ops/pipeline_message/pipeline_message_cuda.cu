@@ -1,0 +1,40 @@
+#include "ops/cuda/peers.h"
+#include "ops/pipeline_message/pipeline_message.h"
+
+namespace troupe {
+namespace {
+
+void post(const CudaKernelArguments& args) {
+  args.peers->post_message(args, args.attributes->as<MessageAttributes>().peer);
+}
+
+void finish(const CudaKernelArguments& args) {
+  args.peers->finish_message(args, args.attributes->as<MessageAttributes>().peer);
+}
+
+void fetch(const CudaKernelArguments& args) {
+  const int from = args.attributes->as<ReceiveAttributes>().way.peer;
+  const CudaTensor& y = args.output(0);
+  args.peers->await_message(args, from);
+  PeerCopies copies(args);
+  copies.add(args.peers->message(), y.data,
+             y.shape.elements() * static_cast<int64_t>(size_of(y.dtype)));
+  copies.launch();
+  args.peers->message_fetched(args, from);
+}
+
+}  // namespace
+
+CudaKernel send_cuda_kernel(const OpView&) {
+  return &post;
+}
+
+CudaKernel finish_send_cuda_kernel(const OpView&) {
+  return &finish;
+}
+
+CudaKernel receive_cuda_kernel(const OpView&) {
+  return &fetch;
+}
+
+}  // namespace troupe

@@ -1,0 +1,44 @@
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/peers.h"
+#include "ops/prefix_sum/prefix_sum.h"
+
+namespace troupe {
+namespace {
+
+struct Counts {
+  std::array<const int32_t*, kMostPeers> of{};  // of each rank
+};
+
+__global__ void prefix_sum_kernel(Counts counts, int rank, int ranks, const int32_t* previous,
+                                  int32_t* running, int32_t* total, int64_t elements) {
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += threads) {
+    int32_t sum = previous == nullptr ? 0 : previous[i];
+    for (int r = 0; r < ranks; ++r) {
+      sum += counts.of[static_cast<size_t>(r)][i];
+      if (r == rank) running[i] = sum;
+    }
+    total[i] = sum;
+  }
+}
+
+void sum(const CudaKernelArguments& args) {
+  const CudaPeers& peers = *args.peers;
+  const int64_t elements = args.input(0).shape.elements();
+  Counts counts;
+  for (int r = 0; r < peers.size(); ++r) {
+    counts.of[static_cast<size_t>(r)] = peers.in<int32_t>(r, 0);
+  }
+  peers.meet(args);
+  launch(args, {blocks_for(elements, 128), 128}, prefix_sum_kernel, counts, peers.rank(),
+         peers.size(), args.in<int32_t>(1), args.out<int32_t>(0), args.out<int32_t>(1), elements);
+  peers.meet(args);
+}
+
+}  // namespace
+
+CudaKernel prefix_sum_cuda_kernel(const OpView&) {
+  return &sum;
+}
+
+}  // namespace troupe

@@ -1,0 +1,72 @@
+// The GPUs of a program's ranks, connected: for each operation that reaches other ranks, where
+// their operands lie (ops/cuda/peers.h).
+//
+// GPUs of one process map each other's memory by peer access, those of several processes of one
+// machine by CUDA's handles; several ranks may share a GPU. connect() exchanges the addresses once,
+// by way of the ranks' communicators on the host; after it the host has no part in what operations
+// exchange. Holds a few KiB on the GPU for flags, beside the memory plan.
+//
+// One thread at a time. Errors are UserErrors: GPUs that cannot reach each other, ranks on several
+// machines, groups of too many ranks; and in check() a rank that did not come in time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ops/cuda/peers.h"
+#include "program/communicator.h"
+#include "program/program.h"
+
+namespace troupe {
+
+// Memory of this rank in which operands lie: all of an allocation.
+struct PeerMemory {
+  std::byte* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+class PeerConnection {
+ public:
+  // On the GPU that the calling thread uses. Does the program reach other ranks?
+  static bool is_needed(const Program& program);
+  PeerConnection(const Program& program, const Communicators& communicators,
+                 std::vector<PeerMemory> memory);
+  ~PeerConnection();
+  PeerConnection(const PeerConnection&) = delete;
+  PeerConnection& operator=(const PeerConnection&) = delete;
+
+  // All ranks must call it at the same time, before their first run. arguments[i]: of operation i
+  // of the program; their `peers` are set, good as long as this object.
+  void connect(std::span<CudaKernelArguments* const> arguments, ThreadPool& pool);
+
+  // After a run: throws if the GPU has waited for another rank in vain.
+  void check() const;
+
+  // The first run is over: from now on GPUs wait for each other, and hosts do not.
+  void first_run_is_over() { waits_on_host_ = false; }
+  // Waits for the hosts of all ranks with which this one has to do. All must call it.
+  void meet_on_host(ThreadPool& pool) const;
+
+ private:
+  struct Greeting;
+  struct Group;
+
+  // What operations know of a group's members.
+  void connect_group(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
+                     ThreadPool& pool);
+  void open_memory(const Greeting& own, Group& group) const;
+  int64_t encode(const void* address) const;
+
+  const Program& program_;
+  const Communicators communicators_;
+  std::vector<PeerMemory> memory_;  // the boards, then what the interpreter gave
+  std::unique_ptr<PeerFault, void (*)(PeerFault*)> fault_;
+  bool waits_on_host_ = true;
+  std::vector<std::unique_ptr<CudaPeers>> peers_;
+  mutable std::vector<void*> opened_;  // memory of other processes
+};
+
+}  // namespace troupe

@@ -1,0 +1,384 @@
+// Several ranks on GPUs: what operations between ranks compute is what the CPU's communicators
+// compute, bit by bit; whole training steps in all kinds of layouts are those of one rank on a CPU,
+// and have the same bits when they run again and when they are captured as graphs.
+//
+// The ranks are spread over the GPUs that there are. Where several share one they wait for each
+// other on it; what CUDA must know for that is set before it starts.
+#include "cuda/gpu.h"
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "io/hf_config.h"
+#include "ops/all_gather/all_gather.h"
+#include "ops/all_reduce/all_reduce.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
+#include "ops/exchange_heads/exchange_heads.h"
+#include "ops/exchange_rows/exchange_rows.h"
+#include "ops/prefix_sum/prefix_sum.h"
+#include "ops/push_rows/push_rows.h"
+#include "ops/reduce_scatter/reduce_scatter.h"
+#include "ops/shards/shards.h"
+#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "parallel/thread_group.h"
+#include "program/verify.h"
+#include "runtime/device_memory.h"
+#include "runtime/interpreter.h"
+#include "support/layout_models.h"
+#include "support/layout_run.h"
+#include "support/random_layouts.h"
+#include "train/verify_reference.h"
+
+namespace troupe::testing {
+namespace {
+
+const bool kIsPrepared = [] {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  return true;
+}();
+
+constexpr std::chrono::milliseconds kPatient{10'000};
+constexpr std::array kFloats = {DType::f64, DType::f32, DType::bf16};
+
+// A program of one rank that uses every operation between ranks on tensors of several types and
+// sizes, some of which are no multiples of anything.
+struct CollectivesProgram {
+  CollectivesProgram(int ranks, int rank)
+      : table(std::make_shared<const StateTable>()), program(table), builder(program) {
+    for (const auto& [tokens, width] : {std::pair<int64_t, int64_t>{7, 5}, {600, 1024}}) {
+      for (const DType dtype : kFloats) {
+        add_floats(dtype, tokens, width, ranks, rank);
+      }
+    }
+    add_integers();
+    add_reductions();
+    verify_program(program);
+  }
+
+  void add_floats(DType dtype, int64_t tokens, int64_t width, int ranks, int rank) {
+    constexpr RankGroup kGroup = RankGroup::world;
+    const ValueId x = input("x", dtype, {tokens, width});
+    const ValueId all = input("all", dtype, {tokens * ranks, width});
+    result(all_gather(builder, x, {.group = kGroup, .ranks = ranks}, "gathered"));
+    result(reduce_scatter(builder, all, {.group = kGroup, .ranks = ranks}, "scattered"));
+    result(sum_over_ranks(builder, x, {.group = kGroup}, "summed"));
+
+    const ValueId indices = input("indices", DType::i32, {tokens, 2});
+    const DispatchPlan plan = dispatch_plan(builder, indices,
+                                            {.experts = 2 * ranks,
+                                             .parts = ranks,
+                                             .slices = 1,
+                                             .part_stride = 1,
+                                             .slice_stride = ranks},
+                                            "plan");
+    const RowExchange exchange =
+        exchange_counts(builder, plan, {.group = kGroup, .copies = std::min(ranks, 2)}, "offsets");
+    result(exchange.offsets);
+    const ValueId sent = send_rows(builder, x, exchange, "sent");
+    const ValueId chosen = send_rows(builder, indices, exchange, "chosen");
+    result(return_rows(builder, sent, exchange, "returned"));
+    ragged.push_back({sent, exchange.offsets, ranks});
+    ragged.push_back({chosen, exchange.offsets, ranks});
+    program.add_result(sent);
+    program.add_result(chosen);
+    const std::array both = {x, indices};
+    const PushedRows pushed = push_rows(builder, both, plan, {.group = kGroup}, "pushed");
+    result(pushed.received);
+    result(push_rows_back(builder, pushed.rows[0], plan, pushed.received, {.group = kGroup},
+                          "pushed_back"));
+
+    const int32_t head_dim = width == 5 ? 5 : 64;
+    const ExchangeHeadsAttributes heads{.group = kGroup,
+                                        .chunks = {.ranks = ranks, .rank = rank},
+                                        .batch = 2,
+                                        .sequence = 6 * ranks,
+                                        .heads = 2 * ranks,
+                                        .groups = ranks,
+                                        .head_dim = head_dim};
+    const ValueId by_sequence = input("by_sequence", dtype, {2 * 6, int64_t{4} * ranks * head_dim});
+    const ValueId by_heads = sequence_to_heads(builder, by_sequence, heads, "by_heads");
+    result(by_heads);
+    result(heads_to_sequence(builder, by_heads, heads, "by_sequence_again"));
+  }
+
+  void add_integers() {
+    const ValueId counts = input("counts", DType::i32, {37});
+    const ValueId previous = input("previous", DType::i32, {37});
+    const PrefixSumResult first =
+        prefix_sum(builder, counts, {}, {.group = RankGroup::world}, "first");
+    const PrefixSumResult second =
+        prefix_sum(builder, counts, previous, {.group = RankGroup::world}, "second");
+    for (const ValueId id : {first.running, first.total, second.running, second.total}) result(id);
+  }
+
+  // More tensors than one launch takes.
+  void add_reductions() {
+    std::vector<ValueId> sums;
+    std::vector<ValueId> shards;
+    for (int i = 0; i < 70; ++i) {
+      const DType dtype = std::array{DType::f64, DType::f32, DType::i32}[i % 3];
+      sums.push_back(metric(dtype, {i == 3 ? 100'000 : 1 + i, 3 + i % 4}));
+      shards.push_back(metric(dtype, {i == 4 ? 100'000 : 1 + i, 3 + i % 4}));
+    }
+    all_reduce(builder, sums, {.group = RankGroup::world});
+    all_reduce(builder, {sums.data() + 5, 8}, {.group = RankGroup::world, .first_row = 2});
+    all_reduce(builder, {sums.data() + 40, 8},
+               {.group = RankGroup::world, .shard = {.place = 1, .count = 3}});
+    reduce_shards(builder, shards, {.group = RankGroup::world});
+    gather_shards(builder, shards, {.group = RankGroup::world});
+  }
+
+  ValueId input(const std::string& name, DType dtype, const Shape& shape) {
+    inputs.push_back(builder.input(name, dtype, shape));
+    return inputs.back();
+  }
+  ValueId metric(DType dtype, const Shape& shape) {
+    inputs.push_back(builder.metric("metric", dtype, shape));
+    results.push_back(inputs.back());
+    return inputs.back();
+  }
+  void result(ValueId id) {
+    program.add_result(id);
+    results.push_back(id);
+  }
+
+  struct Ragged {
+    ValueId rows;
+    ValueId counter;
+    int element;
+  };
+  std::shared_ptr<const StateTable> table;
+  Program program;
+  Builder builder;
+  std::vector<ValueId> inputs;
+  std::vector<ValueId> results;
+  std::vector<Ragged> ragged;
+};
+
+void draw_input(const Value& value, const TensorView& view, int rank, int number) {
+  for (int64_t i = 0; i < view.shape.elements(); ++i) {
+    const auto stream = static_cast<uint32_t>(number * 32 + rank);
+    const double normal = random_normal(11, RandomStream::test, stream, static_cast<uint64_t>(i));
+    switch (view.dtype) {
+      case DType::f64:
+        view.as<double>()[i] = normal;
+        break;
+      case DType::f32:
+        view.as<float>()[i] = static_cast<float>(normal);
+        break;
+      case DType::bf16:
+        view.as<bf16>()[i] = static_cast<bf16>(static_cast<float>(normal));
+        break;
+      default:
+        view.as<int32_t>()[i] = static_cast<int32_t>(
+            random_below(value.name == "indices" ? 4 : 1000, 11, RandomStream::test, stream,
+                         static_cast<uint64_t>(i)));
+    }
+  }
+}
+
+std::string bytes_of(const TensorView& view, int64_t rows) {
+  const auto bytes = static_cast<size_t>(rows * view.shape.row_elements()) * size_of(view.dtype);
+  return {static_cast<const char*>(view.data), bytes};
+}
+
+// The bytes of all results, by rank.
+std::vector<std::vector<std::string>> run_collectives(int ranks, Device device) {
+  ThreadGroup group(ranks, kPatient);
+  std::vector<std::vector<std::string>> outcomes(static_cast<size_t>(ranks));
+  run_ranks(group, [&](int rank) {
+    const CollectivesProgram of_rank(ranks, rank);
+    const Program& program = of_rank.program;
+    Communicators communicators;
+    communicators.of(RankGroup::world) = &group.member(rank);
+    const StateStorage storage(of_rank.table, device,
+                               device == Device::cuda ? rank % gpu_count() : 0);
+    ThreadPool pool(1);
+    const auto interpreter =
+        make_interpreter(program, plan_memory(program, 1, device), storage, pool, communicators);
+    // Twice: flags and counts go on.
+    for (int run = 0; run < 2; ++run) {
+      int number = 0;
+      for (const ValueId id : of_rank.inputs) {
+        draw_input(program.value(id), interpreter->view(id), rank, ++number);
+      }
+      interpreter->run();
+    }
+    std::vector<std::string>& outcome = outcomes[static_cast<size_t>(rank)];
+    for (const ValueId id : of_rank.results) {
+      const TensorView view = interpreter->view(id);
+      outcome.push_back(bytes_of(view, view.shape[0]));
+    }
+    for (const auto& each : of_rank.ragged) {
+      const int32_t rows = interpreter->view(each.counter).as<int32_t>()[each.element];
+      outcome.push_back(bytes_of(interpreter->view(each.rows), rows));
+    }
+  });
+  return outcomes;
+}
+
+class GpuCollectives : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuCollectives, HaveTheBitsOfTheCpu) {
+  TROUPE_NEED_GPU();
+  const int ranks = GetParam();
+  const auto expected = run_collectives(ranks, Device::cpu);
+  const auto found = run_collectives(ranks, Device::cuda);
+  int different = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto& of_cpu = expected[static_cast<size_t>(rank)];
+    const auto& of_gpu = found[static_cast<size_t>(rank)];
+    ASSERT_EQ(of_cpu.size(), of_gpu.size());
+    for (size_t i = 0; i < of_cpu.size(); ++i) {
+      const bool same = of_cpu[i] == of_gpu[i];
+      different += same ? 0 : 1;
+      EXPECT_TRUE(same) << "rank " << rank << " result " << i << ", " << of_cpu[i].size()
+                        << " bytes";
+    }
+  }
+  report(fmt::format("collectives of {} ranks on {} GPUs: {} results, {} different", ranks,
+                     gpu_count(), expected[0].size() * static_cast<size_t>(ranks), different));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuCollectives, ::testing::Values(2, 3, 4, 8),
+                         [](const auto& info) { return std::to_string(info.param); });
+
+// As many as fit into a minute; all kinds of everything are among them.
+constexpr int kLayouts = 40;
+
+class GpuLayout : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(GpuLayout, EqualsOneRank) {
+  TROUPE_NEED_GPU();
+  const LayoutCase& c = GetParam();
+  const Outcome gpus = run_layout(c, {.device = Device::cuda});
+  expect_same_outcome(run_one_rank(c), gpus);
+  expect_same_bits(gpus, run_layout(c, {.device = Device::cuda, .capture = true}));
+  report("layout " + c.name + (HasFailure() ? " FAIL" : " same as one rank, captured or not"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, GpuLayout, ::testing::ValuesIn(random_layouts(kLayouts)),
+                         [](const auto& info) { return info.param.name; });
+
+struct ReferenceCase {
+  std::string name;
+  std::string fixture;
+  DType dtype;
+  LayoutOptions layout;
+  StateSharding sharding = StateSharding::none;
+};
+
+// The fixtures have two sequences: DP is 1 or 2.
+std::vector<ReferenceCase> reference_cases() {
+  std::vector<ReferenceCase> cases;
+  const auto add = [&](const std::string& name, const std::string& fixture,
+                       const LayoutOptions& layout, StateSharding sharding = StateSharding::none) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      cases.push_back({name + "_" + fixture + "_" + std::string(name_of(dtype)), fixture, dtype,
+                       layout, sharding});
+    }
+  };
+  add("ep2", "qwen3_moe", {.world_size = 2, .expert_parallel = 2});
+  add("tp2_ep4", "olmoe",
+      {.world_size = 4,
+       .tensor_parallel = 2,
+       .expert_parallel = 4,
+       .expert_tensor_parallel = 1,
+       .sequence_parallel = true});
+  add("pp2_ep2", "mixtral", {.world_size = 4, .pipeline_parallel = 2, .expert_parallel = 2});
+  add("cp2_ep4", "qwen3_moe", {.world_size = 4, .context_parallel = 2, .expert_parallel = 4});
+  add("tp2_cp2_ep4", "qwen2_moe",
+      {.world_size = 8,
+       .tensor_parallel = 2,
+       .context_parallel = 2,
+       .expert_parallel = 4,
+       .expert_tensor_parallel = 1,
+       .sequence_parallel = true});
+  add("fsdp_ep2", "mixtral", {.world_size = 4, .context_parallel = 2, .expert_parallel = 2},
+      StateSharding::parameters);
+  return cases;
+}
+
+class GpuReference : public ::testing::TestWithParam<ReferenceCase> {};
+
+TEST_P(GpuReference, Agrees) {
+  TROUPE_NEED_GPU();
+  const ReferenceCase& c = GetParam();
+  const std::string built = TROUPE_FIXTURE_DIR "/hf/";
+  const std::string folder =
+      (std::filesystem::exists(built) ? built : "tests/fixtures/hf/") + c.fixture;
+  LayoutCase layout;
+  layout.model = read_hf_config(folder + "/config.json");
+  layout.layout = c.layout;
+  layout.sharding = c.sharding;
+  const int32_t ranks = c.layout.world_size;
+  const ReferenceComparison result =
+      verify_reference(folder, c.dtype, /*with_oracle=*/true,
+                       {.layout = run_layout_of(layout),
+                        .limit = kPatient,
+                        .ranks_per_gpu = (ranks + gpu_count() - 1) / gpu_count()},
+                       Device::cuda);
+  report(fmt::format(
+      "reference {:<28} {} logits {:.1e} loss {:.1e} gradients {:.1e} ({}) "
+      "trajectory {:.1e} oracle {}",
+      c.name, result.pass ? "pass" : "FAIL", result.logits_max_abs,
+      std::abs(result.loss - result.loss_ref), result.grad_worst_rel, result.grad_worst_name,
+      result.trajectory_max_abs, result.oracle_identical ? "identical" : "DIFFERS"));
+  EXPECT_TRUE(result.oracle_identical);
+  if (c.dtype != DType::bf16) {
+    EXPECT_TRUE(result.pass);
+    return;
+  }
+  // As on one GPU (tests/cuda/reference_gpu_test.cc).
+  const ReferenceTolerance tolerance = reference_tolerance(c.dtype);
+  EXPECT_LE(std::abs(result.loss - result.loss_ref), tolerance.loss);
+  EXPECT_LE(result.logits_max_abs, tolerance.logits * result.logits_largest);
+  EXPECT_LE(result.grad_worst_rel, 2 * tolerance.gradient);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuReference, ::testing::ValuesIn(reference_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// A rank that stays away ends the run of all with a message that names it.
+TEST(GpuRanks, DoNotWaitForEver) {
+  TROUPE_NEED_GPU();
+  ThreadGroup group(2, std::chrono::milliseconds(2'000));
+  struct Rank {
+    CollectivesProgram program;
+    StateStorage storage;
+    ThreadPool pool;
+    std::unique_ptr<Interpreter> interpreter;
+    Rank(ThreadGroup& group, int rank)
+        : program(2, rank), storage(program.table, Device::cuda, rank % gpu_count()), pool(1) {
+      Communicators communicators;
+      communicators.of(RankGroup::world) = &group.member(rank);
+      interpreter = make_interpreter(program.program, plan_memory(program.program, 1, Device::cuda),
+                                     storage, pool, communicators);
+    }
+  };
+  // They outlive the wait: a rank that is late still has its memory.
+  Rank first(group, 0);
+  Rank second(group, 1);
+  std::string message;
+  try {
+    run_ranks(group, [&](int rank) {
+      (rank == 0 ? first : second).interpreter->run();
+      if (rank == 0) first.interpreter->run();
+    });
+  } catch (const UserError& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find("Rank 0 waited in vain (2 s at most) in operation"), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace troupe::testing

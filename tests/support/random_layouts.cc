@@ -1,0 +1,210 @@
+#include "support/random_layouts.h"
+
+#include <array>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "model/parameter_layout.h"
+#include "support/layout_models.h"
+
+namespace troupe::testing {
+namespace {
+
+constexpr uint64_t kDraw = 20;
+
+// Four layers, so that there are pipelines; eight experts; eight query heads on four others.
+std::vector<NamedModel> models() {
+  ModelConfig dense = dense_model(4);
+  dense.num_attention_heads = 8;
+  dense.num_query_groups = 4;
+
+  ModelConfig biased = dense;
+  biased.tie_embeddings = false;
+  biased.normalization = Normalization::layer_norm;
+  biased.add_bias_linear = true;
+  biased.add_qkv_bias = true;
+  biased.vocab_size = 97;
+
+  ModelConfig aux = moe_model(4);
+  aux.num_attention_heads = 8;
+  aux.num_query_groups = 4;
+  aux.num_experts = 8;
+  aux.moe_aux_loss_coeff = 0.5;
+  aux.moe_z_loss_coeff = 0.1;
+
+  ModelConfig shared = aux;
+  shared.moe_aux_loss_coeff = 0;
+  shared.moe_seq_aux_loss_coeff = 0.5;
+  shared.moe_shared_expert_intermediate_size = 32;
+  shared.moe_shared_expert_gate = true;
+  shared.moe_layers[0] = false;
+  shared.ffn_hidden_size = 40;
+  shared.tie_embeddings = true;
+
+  ModelConfig biases = aux;
+  biases.moe_aux_loss_coeff = 0;
+  biases.moe_global_aux_loss_coeff = 0.5;
+  biases.moe_router_enable_expert_bias = true;
+  biases.moe_router_score_function = ScoreFunction::sigmoid;
+  biases.moe_router_bias_update_rate = 0.05;
+  biases.moe_router_topk = 1;  // so that experts, and whole ranks, stay without tokens
+
+  return {{"dense", dense}, {"biased", biased}, {"aux", aux}, {"shared", shared}, {"bias", biases}};
+}
+
+class Draw {
+ public:
+  explicit Draw(uint64_t number) : number_(number) {}
+  template <class T, size_t N>
+  T of(const std::array<T, N>& choices) {
+    return choices[static_cast<size_t>(
+        random_below(N, kDraw, RandomStream::test, static_cast<uint32_t>(number_), next_++))];
+  }
+
+ private:
+  uint64_t number_;
+  uint64_t next_ = 0;
+};
+
+std::string text_of(const LayoutCase& c, const std::string& model) {
+  const LayoutOptions& o = c.layout;
+  std::string text = model + "_ranks" + std::to_string(o.world_size);
+  const auto add = [&](const char* name, int32_t size) {
+    if (size > 1) text += std::string("_") + name + std::to_string(size);
+  };
+  add("tp", o.tensor_parallel);
+  if (o.sequence_parallel && o.tensor_parallel > 1) text += "_sp";
+  add("cp", o.context_parallel);
+  if (o.context_parallel > 1) {
+    constexpr std::array kNames = {"p2p", "a2a", "allgather"};
+    text += std::string("_") + kNames[static_cast<size_t>(c.context_exchange)];
+  }
+  add("pp", o.pipeline_parallel);
+  add("chunks", c.chunks);
+  if (c.schedule == PipelineSchedule::zb_h1) text += "_zbh1";
+  if (c.schedule == PipelineSchedule::zb_v) text += "_zbv";
+  if (!c.stages.empty()) text += "_uneven";
+  add("ep", o.expert_parallel);
+  add("etp", o.expert_tensor_parallel.value_or(1));
+  if (o.expert_parallel * o.expert_tensor_parallel.value_or(1) > 1) {
+    constexpr std::array kNames = {"allgather", "alltoall", "flex"};
+    text += std::string("_by_") + kNames[static_cast<size_t>(c.dispatcher)];
+  }
+  if (o.order != kDefaultRankOrder) text += "_other_order";
+  add("mbs", c.micro_batch_size);
+  add("acc", c.micro_batches);
+  if (c.sharding == StateSharding::optimizer) text += "_zero1";
+  if (c.sharding == StateSharding::parameters) text += "_fsdp";
+  add("instances", o.optimizer_instances);
+  if (c.per_token_loss) text += "_per_token";
+  if (c.early_collectives) text += "_early";
+  if (c.gradient_bucket_elements > 0) text += "_buckets";
+  if (c.merged) text += "_merged";
+  if (c.overlap.delay_weight_gradients) text += "_delayed";
+  if (c.overlap.shared_expert) text += "_shared_overlap";
+  if (c.recompute.granularity == RecomputeOptions::Granularity::full) text += "_recompute";
+  if (c.recompute.granularity == RecomputeOptions::Granularity::selective) text += "_selective";
+  return text;
+}
+
+// What is computed when, and how often: whether forwards and backwards are merged, weight gradients
+// delayed, the shared expert spread, layers or modules recomputed.
+void draw_order(Draw& draw, LayoutCase& c) {
+  const bool merged = draw.of(std::array{false, false, true});
+  c.merged = merged && c.schedule == PipelineSchedule::one_f_one_b;
+  c.overlap.delay_weight_gradients = draw.of(std::array{false, false, true});
+  c.overlap.shared_expert = draw.of(std::array{false, false, true});
+  RecomputeOptions& recompute = c.recompute;
+  recompute.granularity = draw.of(
+      std::array{RecomputeOptions::Granularity::none, RecomputeOptions::Granularity::none,
+                 RecomputeOptions::Granularity::selective, RecomputeOptions::Granularity::full});
+  recompute.method =
+      draw.of(std::array{RecomputeOptions::Method::uniform, RecomputeOptions::Method::block});
+  recompute.layers = draw.of(std::array{1, 2});
+  for (bool RecomputeOptions::*module :
+       {&RecomputeOptions::core_attention, &RecomputeOptions::expert_activation,
+        &RecomputeOptions::norms, &RecomputeOptions::mlp, &RecomputeOptions::moe,
+        &RecomputeOptions::shared_experts}) {
+    recompute.*module = draw.of(std::array{false, true});
+  }
+}
+
+// Nothing when what was drawn is not valid.
+std::optional<LayoutCase> draw_layout(uint64_t number) {
+  Draw draw(number);
+  static const std::vector<NamedModel> all = models();
+  const NamedModel& model = all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4}))];
+  LayoutCase c;
+  c.model = model.config;
+  LayoutOptions& o = c.layout;
+  o.world_size = draw.of(std::array{2, 4, 4, 8, 8, 8, 16});
+  o.tensor_parallel = draw.of(std::array{1, 1, 2, 2, 4});
+  o.context_parallel = draw.of(std::array{1, 1, 1, 2, 4});
+  o.pipeline_parallel = draw.of(std::array{1, 1, 2, 2, 4});
+  const bool has_experts = c.model.num_experts > 0;
+  o.expert_parallel = has_experts ? draw.of(std::array{1, 2, 2, 4, 8}) : 1;
+  o.expert_tensor_parallel = has_experts ? draw.of(std::array{1, 1, 2}) : o.tensor_parallel;
+  o.sequence_parallel = has_experts || draw.of(std::array{false, true});
+  if (draw.of(std::array{false, false, true})) o.order = "cp-tp-ep-dp-pp";
+  c.dispatcher = draw.of(
+      std::array{TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex});
+  c.context_exchange =
+      draw.of(std::array{ContextExchange::p2p, ContextExchange::a2a, ContextExchange::allgather});
+  c.schedule = draw.of(std::array{PipelineSchedule::one_f_one_b, PipelineSchedule::one_f_one_b,
+                                  PipelineSchedule::zb_h1, PipelineSchedule::zb_v});
+  if (o.pipeline_parallel == 1) c.schedule = PipelineSchedule::one_f_one_b;
+  c.chunks = c.schedule == PipelineSchedule::zb_v ? 2 : 1;
+  const bool may_interleave =
+      c.schedule == PipelineSchedule::one_f_one_b && o.pipeline_parallel > 1;
+  if (may_interleave) c.chunks = draw.of(std::array{1, 1, 2});
+  if (o.pipeline_parallel == 2 && c.chunks == 1 && draw.of(std::array{false, true})) {
+    c.stages = draw.of(std::array{"Ettt|tL", "E|ttttL", "Et|tttL"});
+  }
+  c.micro_batch_size = draw.of(std::array{1, 1, 2});
+  c.micro_batches = draw.of(std::array{1, 2, 4});
+  c.sequence = 16;
+  c.sharding =
+      draw.of(std::array{StateSharding::none, StateSharding::optimizer, StateSharding::parameters});
+  c.early_collectives = draw.of(std::array{false, true});
+  c.gradient_bucket_elements = draw.of(std::array{0, 0, 5000});
+  c.per_token_loss = draw.of(std::array{false, false, true});
+  if (c.sharding != StateSharding::none) o.optimizer_instances = draw.of(std::array{1, 1, 2});
+  draw_order(draw, c);
+  try {
+    o.key_value_heads = c.model.num_query_groups;
+    const Layout layout(o);
+    check_layout(c.model, layout, c.sequence, c.context_exchange);
+    check_shape({.schedule = c.schedule,
+                 .ranks = o.pipeline_parallel,
+                 .chunks = c.chunks,
+                 .micro_batches = c.micro_batches,
+                 .merged = c.merged});
+    if (c.stages.empty()) {
+      even_partition(
+          c.model.num_layers, o.pipeline_parallel, c.chunks,
+          c.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop);
+    }
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
+  c.name = text_of(c, model.name);
+  return c;
+}
+
+}  // namespace
+
+std::vector<LayoutCase> random_layouts(int count) {
+  std::vector<LayoutCase> all;
+  std::map<std::string, int> seen;
+  for (uint64_t number = 0; all.size() < static_cast<size_t>(count); ++number) {
+    std::optional<LayoutCase> c = draw_layout(number);
+    if (!c || ++seen[c->name] > 1) continue;
+    all.push_back(std::move(*c));
+  }
+  return all;
+}
+
+}  // namespace troupe::testing
