@@ -27,7 +27,7 @@ build:  ## Build the program: build/troupe
 test:  ## Build everything, then run every test that needs no GPU
 	@bash scripts/install_dependencies.sh $(dependencies)
 	@bash scripts/build.sh $(PRESET) all
-	@ctest --preset $(PRESET) $(ARGS)
+	@bash scripts/run_tests.sh $(PRESET) $(ARGS)
 
 gpu-test:  ## Build with CUDA, then run the tests that need a GPU
 	@bash scripts/install_dependencies.sh build cuda

@@ -14,13 +14,29 @@ if [[ $mode != --tidy-only ]]; then
   python3 scripts/check_structure.py
 fi
 
-# clang-tidy reads the compile commands of the release preset; configuring is enough, nothing is
-# built. Sources that this configuration does not compile (CUDA) are left out.
-bash scripts/build.sh release configure
-
+# All sources are checked eight at a time, as the sources of a unity build: a header is parsed once
+# for eight, which takes a fifth of the time. (So the sources of a room must not give two things one
+# name, not even in unnamed namespaces.) Single sources are checked by themselves. Configuring is
+# enough, nothing is built; sources that this configuration does not compile (CUDA) are left out.
 case $mode in
-  --all | --tidy-only) candidates=$(find src -name '*.cc' | sort) ;;
+  --all | --tidy-only)
+    folder=build-tidy
+    # Unity builds include sources by design.
+    options=(--checks=-bugprone-suspicious-include)
+    rm -rf "$folder"
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    if ! cmake --preset release -B "$folder" -DTROUPE_TESTS=OFF -DCMAKE_UNITY_BUILD=ON \
+         -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 >"$log" 2>&1; then
+      cat "$log" >&2
+      exit 1
+    fi
+    candidates=.
+    ;;
   --changed)
+    folder=build
+    options=()
+    bash scripts/build.sh release configure
     commit=${2:-HEAD}
     candidates=$({
       git diff --name-only --diff-filter=d "$commit" -- src
@@ -33,18 +49,21 @@ case $mode in
     ;;
 esac
 
-files=$(python3 - "$candidates" <<'PYTHON'
+files=$(python3 - "$folder" "$candidates" <<'PYTHON'
 import json, os, sys
-compiled = {os.path.realpath(entry["file"]) for entry in json.load(open("build/compile_commands.json"))}
-print("\n".join(f for f in sys.argv[1].split() if os.path.realpath(f) in compiled))
+folder, candidates = sys.argv[1:]
+compiled = [os.path.relpath(entry["file"])
+            for entry in json.load(open(folder + "/compile_commands.json"))]
+wanted = set(candidates.split())
+print("\n".join(sorted(f for f in compiled if wanted == {"."} or f in wanted)))
 PYTHON
 )
 if [[ -z $files ]]; then
   echo "clang-tidy: no files to check"
   exit 0
 fi
-echo "clang-tidy: $(wc -l <<<"$files") files"
+echo "clang-tidy: $(wc -l <<<"$files") translation units"
 # g++'s own warning options are unknown to clang-tidy.
-xargs -P "$(nproc)" -n 1 clang-tidy -p build --quiet \
+xargs -P "$(nproc)" -n 1 clang-tidy -p "$folder" --quiet "${options[@]}" \
   --extra-arg=-Wno-unknown-warning-option <<<"$files" 2>&1 |
   { grep -v -E '^[0-9]+ warnings? (generated|treated)|^[0-9]+ warnings? and' || true; }

@@ -13,43 +13,53 @@ constexpr uint32_t kWeyl0 = 0x9E3779B9U;
 constexpr uint32_t kWeyl1 = 0xBB67AE85U;
 constexpr int kRounds = 10;
 
-// Positions that are computed side by side, in vector registers.
+// Positions that are computed side by side: two vectors of eight.
 constexpr int kLanes = 16;
+using VectorWords [[gnu::vector_size(64)]] = uint64_t;
 
-// The words of `Lanes` positions: lane i holds those of the i-th.
-template <int Lanes>
-struct Words {
-  uint32_t c0[Lanes];
-  uint32_t c1[Lanes];
-  uint32_t c2[Lanes];
-  uint32_t c3[Lanes];
-};
-
-// The positions from `index` on.
-template <int Lanes>
-Words<Lanes> philox(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index) {
-  Words<Lanes> words;
-  auto& [c0, c1, c2, c3] = words;
-  for (int i = 0; i < Lanes; ++i) {
-    const uint64_t position = index + static_cast<uint64_t>(i);
-    c0[i] = static_cast<uint32_t>(position);
-    c1[i] = static_cast<uint32_t>(position >> 32);
-    c2[i] = substream;
-    c3[i] = static_cast<uint32_t>(stream);
-  }
+// The rounds, on one position or on those of a vector. Words are the low halves of 64 bits; what
+// the high halves hold does not matter.
+template <class Word>
+void philox(uint64_t seed, Word& c0, Word& c1, Word& c2, Word& c3) {
+  constexpr uint64_t kLow = 0xffffffffU;
   uint32_t key0 = static_cast<uint32_t>(seed);
   uint32_t key1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < kRounds; ++round) {
-    for (int i = 0; i < Lanes; ++i) {
-      const uint64_t product0 = static_cast<uint64_t>(kMultiplier0) * c0[i];
-      const uint64_t product1 = static_cast<uint64_t>(kMultiplier1) * c2[i];
-      c0[i] = static_cast<uint32_t>(product1 >> 32) ^ c1[i] ^ key0;
-      c1[i] = static_cast<uint32_t>(product1);
-      c2[i] = static_cast<uint32_t>(product0 >> 32) ^ c3[i] ^ key1;
-      c3[i] = static_cast<uint32_t>(product0);
-    }
+    const Word product0 = (c0 & kLow) * kMultiplier0;
+    const Word product1 = (c2 & kLow) * kMultiplier1;
+    c0 = (product1 >> 32) ^ c1 ^ key0;
+    c1 = product1;
+    c2 = (product0 >> 32) ^ c3 ^ key1;
+    c3 = product0;
     key0 += kWeyl0;
     key1 += kWeyl1;
+  }
+}
+
+// The words of kLanes positions from `index` on: lane i holds those of the i-th.
+struct Words {
+  uint32_t c0[kLanes];
+  uint32_t c1[kLanes];
+  uint32_t c2[kLanes];
+  uint32_t c3[kLanes];
+};
+
+Words words_from(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t index) {
+  constexpr int kVector = sizeof(VectorWords) / sizeof(uint64_t);
+  Words words;
+  for (int first = 0; first < kLanes; first += kVector) {
+    VectorWords c0 = {0, 1, 2, 3, 4, 5, 6, 7};
+    c0 += index + static_cast<uint64_t>(first);
+    VectorWords c1 = c0 >> 32;
+    VectorWords c2 = VectorWords{} + uint64_t{substream};
+    VectorWords c3 = VectorWords{} + static_cast<uint64_t>(stream);
+    philox(seed, c0, c1, c2, c3);
+    for (int i = 0; i < kVector; ++i) {
+      words.c0[first + i] = static_cast<uint32_t>(c0[i]);
+      words.c1[first + i] = static_cast<uint32_t>(c1[i]);
+      words.c2[first + i] = static_cast<uint32_t>(c2[i]);
+      words.c3[first + i] = static_cast<uint32_t>(c3[i]);
+    }
   }
   return words;
 }
@@ -122,15 +132,20 @@ inline double to_normal(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
 
 std::array<uint32_t, 4> random_words(uint64_t seed, RandomStream stream, uint32_t substream,
                                      uint64_t index) {
-  const auto [c0, c1, c2, c3] = philox<1>(seed, stream, substream, index);
-  return {c0[0], c1[0], c2[0], c3[0]};
+  uint64_t c0 = index;
+  uint64_t c1 = index >> 32;
+  uint64_t c2 = substream;
+  auto c3 = static_cast<uint64_t>(stream);
+  philox(seed, c0, c1, c2, c3);
+  return {static_cast<uint32_t>(c0), static_cast<uint32_t>(c1), static_cast<uint32_t>(c2),
+          static_cast<uint32_t>(c3)};
 }
 
 void fill_random_words(uint64_t seed, RandomStream stream, uint32_t substream, uint64_t first_index,
                        int64_t count, uint32_t* words) {
   for (int64_t begin = 0; begin < count; begin += kLanes) {
-    const Words<kLanes> drawn =
-        philox<kLanes>(seed, stream, substream, first_index + static_cast<uint64_t>(begin));
+    const Words drawn =
+        words_from(seed, stream, substream, first_index + static_cast<uint64_t>(begin));
     const int64_t wanted = std::min<int64_t>(kLanes, count - begin);
     for (int64_t i = 0; i < wanted; ++i) {
       words[4 * (begin + i)] = drawn.c0[i];
@@ -166,8 +181,8 @@ double random_normal(uint64_t seed, RandomStream stream, uint32_t substream, uin
 void fill_random_normals(uint64_t seed, RandomStream stream, uint32_t substream,
                          uint64_t first_index, int64_t count, double* values) {
   for (int64_t begin = 0; begin < count; begin += kLanes) {
-    const Words<kLanes> drawn =
-        philox<kLanes>(seed, stream, substream, first_index + static_cast<uint64_t>(begin));
+    const Words drawn =
+        words_from(seed, stream, substream, first_index + static_cast<uint64_t>(begin));
     double normals[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       normals[i] = to_normal(drawn.c0[i], drawn.c1[i], drawn.c2[i], drawn.c3[i]);

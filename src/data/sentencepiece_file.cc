@@ -27,8 +27,6 @@ constexpr size_t kMaxReplacementBytes = 4096;
 constexpr int kMaxRuleMatches = 32;
 constexpr size_t kMaxNestedPieces = 64;
 
-constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";  // U+2581
-
 // ---- Protocol Buffers' wire format ----
 
 enum class Wire : uint8_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };

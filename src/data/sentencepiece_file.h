@@ -4,10 +4,14 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "data/tokenizer.h"
 
 namespace troupe {
+
+// What stands for a space in pieces: U+2581.
+inline constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";
 
 // The file's ModelProto (a message of Protocol Buffers), as it may be given to the library: with it
 // any text can be encoded, and any ids decoded. Samples for a test of the library that the file may

@@ -11,7 +11,6 @@
 namespace troupe {
 namespace {
 
-constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";    // U+2581
 constexpr std::string_view kUnknownText = " \xe2\x81\x87 ";  // U+2047, as the library writes it
 
 std::string with_spaces(const std::string& piece) {

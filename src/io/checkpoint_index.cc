@@ -29,9 +29,9 @@ constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16,
                              DType::i64, DType::i32, DType::u8};
 
 // Reads fields of one JSON object, with messages that say where.
-class Fields {
+class IndexFields {
  public:
-  Fields(const json& object, std::string where) : object_(object), where_(std::move(where)) {
+  IndexFields(const json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object.is_object()) fail("is not an object");
   }
 
@@ -119,7 +119,7 @@ bool size_overflows(const Shape& shape, DType dtype) {
 
 StoredTensor parse_tensor(const json& value, const std::string& path,
                           const std::unordered_set<std::string>& files, bool whole) {
-  Fields fields(value, path + ": an entry of \"tensors\"");
+  IndexFields fields(value, path + ": an entry of \"tensors\"");
   StoredTensor tensor;
   tensor.name = fields.text("name");
   const std::string where = path + ": tensor " + quote_name(tensor.name);
@@ -130,7 +130,7 @@ StoredTensor parse_tensor(const json& value, const std::string& path,
   if (size_overflows(tensor.shape, tensor.dtype)) fields.fail("has a shape too large to address");
   std::vector<Box> boxes;
   for (const json& slice_value : fields.array("slices")) {
-    const Fields slice_fields(slice_value, where + ": a slice");
+    const IndexFields slice_fields(slice_value, where + ": a slice");
     StoredSlice slice;
     slice.file = slice_fields.file_name("file");
     if (!files.contains(slice.file)) {
@@ -297,7 +297,7 @@ namespace {
 // `whole`: the slices of a tensor cover it.
 CheckpointIndex parse(std::string_view text, const std::string& path, bool whole) {
   const json document = parse_json(text, path, kMaxDepth);
-  const Fields fields(document, path + ": the index");
+  const IndexFields fields(document, path + ": the index");
   if (fields.text("format") != kFormat) fields.fail("is not that of a Troupe checkpoint");
   const int64_t version = fields.number("version");
   if (version != static_cast<int64_t>(kVersion)) {
@@ -313,7 +313,7 @@ CheckpointIndex parse(std::string_view text, const std::string& path, bool whole
 
   std::unordered_set<std::string> files;
   for (const json& value : fields.array("shards")) {
-    const Fields shard_fields(value, path + ": an entry of \"shards\"");
+    const IndexFields shard_fields(value, path + ": an entry of \"shards\"");
     StoredShard shard;
     shard.file = shard_fields.file_name("file");
     shard.bytes = static_cast<uint64_t>(shard_fields.number("bytes"));

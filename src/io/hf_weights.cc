@@ -15,9 +15,9 @@ namespace troupe {
 namespace {
 
 // Lists the tensors of a model in the naming of its architecture.
-class TensorList {
+class HfTensorList {
  public:
-  explicit TensorList(const ModelConfig& config)
+  explicit HfTensorList(const ModelConfig& config)
       : config_(config), state_(declare_model_state(config, DType::f32, /*trained=*/false)) {}
 
   std::vector<HfTensor> build() {
@@ -130,7 +130,7 @@ class TensorList {
   int64_t offset_ = 0;
 };
 
-std::vector<int64_t> extents_of(const Shape& shape) {
+std::vector<int64_t> file_shape_of(const Shape& shape) {
   std::vector<int64_t> extents;
   for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
   return extents;
@@ -183,7 +183,7 @@ void visit_folder(
       throw_bad_request(fmt::format("{}: the tensor {} is missing.", path, tensor.name));
     }
     const std::string where = fmt::format("{}: the tensor {}", located.file->path(), tensor.name);
-    if (located.entry->shape != extents_of(tensor.shape)) {
+    if (located.entry->shape != file_shape_of(tensor.shape)) {
       throw_bad_request(fmt::format("{} has the shape [{}], the configuration wants {}.", where,
                                     fmt::join(located.entry->shape, ", "),
                                     tensor.shape.to_string()));
@@ -258,7 +258,7 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dt
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
-  return TensorList(config).build();
+  return HfTensorList(config).build();
 }
 
 DType hf_folder_dtype(const std::string& folder) {
@@ -315,7 +315,7 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   const DType dtype = state.dtype;
   std::vector<TensorSpec> specs;
   for (const HfTensor& tensor : tensors) {
-    specs.push_back({tensor.name, to_file_dtype(dtype), extents_of(tensor.shape)});
+    specs.push_back({tensor.name, to_file_dtype(dtype), file_shape_of(tensor.shape)});
   }
   std::vector<std::byte> rounded;
   const Disk disk;

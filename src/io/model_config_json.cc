@@ -12,7 +12,7 @@
 namespace troupe {
 namespace {
 
-constexpr int kMaxDepth = 4;
+constexpr int kMaxStoredConfigDepth = 4;
 
 // Calls visit(name, member) for every field, in the order of the struct.
 template <class Config, class Visit>
@@ -136,7 +136,7 @@ std::string write_model_config(const ModelConfig& config) {
 }
 
 ModelConfig parse_model_config(std::string_view text, const std::string& where) {
-  const nlohmann::json document = parse_json(text, where, kMaxDepth);
+  const nlohmann::json document = parse_json(text, where, kMaxStoredConfigDepth);
   if (!document.is_object()) {
     throw_failed(where + ": the description of the model is not a JSON object.");
   }

@@ -15,7 +15,7 @@ constexpr std::string_view kKernels =
     "it chooses between kernels of Megatron; here there is one of each.";
 constexpr std::string_view kSpeed =
     "it makes Megatron faster and changes no number; here it has no effect.";
-constexpr std::string_view kMemory =
+constexpr std::string_view kSavesMemory =
     "it saves memory in Megatron and changes no number; here activations and states stay where "
     "they are (`troupe plan` says what they take).";
 constexpr std::string_view kTransport =
@@ -194,8 +194,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("moe-deepep-num-sms", "", kTransport),
     accepted_value("moe-hybridep-num-sms", "", kTransport),
     accepted("moe-per-layer-logging", kSeeMetrics),
-    accepted("moe-layer-recompute", kMemory),
-    accepted("moe-paged-stash", kMemory),
+    accepted("moe-layer-recompute", kSavesMemory),
+    accepted("moe-paged-stash", kSavesMemory),
     refused("moe-router-force-biased", kRouting),
     refused("moe-enable-routing-replay", kRouting),
     refused("moe-apply-probs-on-input", kRouting),
@@ -280,17 +280,17 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("hybrid-context-parallel", "say --context-parallel-size and --cp-comm-type."),
 
     // Memory.
-    accepted("distribute-saved-activations", kMemory),
-    accepted("checkpoint-activations", kMemory),
-    accepted("fine-grained-activation-offloading", kMemory),
-    accepted("optimizer-cpu-offload", kMemory),
-    accepted("overlap-cpu-optimizer-d2h-h2d", kMemory),
-    accepted("no-pin-cpu-grads", kMemory),
-    accepted("no-pin-cpu-params", kMemory),
-    accepted_value("cpu-offloading-num-layers", "", kMemory),
-    accepted_value("optimizer-offload-fraction", "", kMemory),
-    accepted_value("empty-unused-memory-level", "", kMemory),
-    accepted_values("offload-modules", kMemory),
+    accepted("distribute-saved-activations", kSavesMemory),
+    accepted("checkpoint-activations", kSavesMemory),
+    accepted("fine-grained-activation-offloading", kSavesMemory),
+    accepted("optimizer-cpu-offload", kSavesMemory),
+    accepted("overlap-cpu-optimizer-d2h-h2d", kSavesMemory),
+    accepted("no-pin-cpu-grads", kSavesMemory),
+    accepted("no-pin-cpu-params", kSavesMemory),
+    accepted_value("cpu-offloading-num-layers", "", kSavesMemory),
+    accepted_value("optimizer-offload-fraction", "", kSavesMemory),
+    accepted_value("empty-unused-memory-level", "", kSavesMemory),
+    accepted_values("offload-modules", kSavesMemory),
 
     // Data.
     accepted_value("num-workers", "", "samples are read where they are needed, without workers."),

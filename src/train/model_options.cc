@@ -92,11 +92,6 @@ ModelConfig read_config(const std::string& model) {
   return read_named_config(model);
 }
 
-template <class T>
-void override_with(const std::optional<T>& flag, T& field) {
-  if (flag) field = *flag;
-}
-
 void override_depth(int32_t num_layers, ModelConfig& config) {
   std::vector<bool>& kinds = config.moe_layers;
   const auto layers = static_cast<size_t>(num_layers);

@@ -160,11 +160,6 @@ void override_balancing(const Options& options, ModelConfig& config) {
   }
 }
 
-template <class T>
-void override_with(const std::optional<T>& flag, T& field) {
-  if (flag) field = *flag;
-}
-
 }  // namespace
 
 std::vector<bool> parse_moe_layer_freq(const std::string& pattern, int32_t layers) {

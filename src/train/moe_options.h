@@ -3,6 +3,7 @@
 // Errors are UserErrors (bad request) that name the flag.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,12 @@
 #include "train/options.h"
 
 namespace troupe {
+
+// A flag that was given replaces what the model's configuration says.
+template <class T>
+void override_with(const std::optional<T>& flag, T& field) {
+  if (flag) field = *flag;
+}
 
 // Which of `layers` layers have experts, as --moe-layer-freq writes it: "N" for layer i with
 // i mod N = 0, or a list of 0 and 1 with one entry per layer, in which lists are joined by "+",

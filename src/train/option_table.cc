@@ -48,10 +48,11 @@ constexpr std::string_view kTokenizerTypes[] = {"byte", "HuggingFaceTokenizer",
                                                 "SentencePieceTokenizer", "Llama2Tokenizer"};
 constexpr std::string_view kTokenDispatchers[] = {"allgather", "alltoall", "flex"};
 constexpr std::string_view kContextExchanges[] = {"p2p", "a2a", "allgather", "a2a+p2p"};
-constexpr std::string_view kDecayStyles[] = {"constant", "linear", "cosine", "inverse-square-root",
-                                             "WSD"};
-constexpr std::string_view kWsdDecayStyles[] = {"linear", "cosine", "exponential", "minus_sqrt"};
-constexpr std::string_view kIncreaseStyles[] = {"constant", "linear", "cosine"};
+constexpr std::string_view kDecayStyleChoices[] = {"constant", "linear", "cosine",
+                                                   "inverse-square-root", "WSD"};
+constexpr std::string_view kWsdDecayStyleChoices[] = {"linear", "cosine", "exponential",
+                                                      "minus_sqrt"};
+constexpr std::string_view kIncreaseStyleChoices[] = {"constant", "linear", "cosine"};
 constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
@@ -980,7 +981,7 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "STYLE",
      .help = "How the learning rate falls after the warm-up. WSD (warm-up, stable, decay) stays at "
              "--lr until shortly before the end.",
-     .choices = kDecayStyles,
+     .choices = kDecayStyleChoices,
      .commands = kShape},
     {.name = "lr-decay-iters",
      .member = &Options::lr_decay_iters,
@@ -1032,7 +1033,7 @@ constexpr OptionSpec kOptions[] = {
      .group = kTraining,
      .metavar = "STYLE",
      .help = "WSD: how the learning rate falls at the end.",
-     .choices = kWsdDecayStyles,
+     .choices = kWsdDecayStyleChoices,
      .commands = kShape},
     {.name = "lr-wsd-decay-iters",
      .member = &Options::lr_wsd_decay_iters,
@@ -1090,7 +1091,7 @@ constexpr OptionSpec kOptions[] = {
      .group = kTraining,
      .metavar = "STYLE",
      .help = "How the weight decay goes from --start-weight-decay to --end-weight-decay.",
-     .choices = kIncreaseStyles,
+     .choices = kIncreaseStyleChoices,
      .commands = kShape},
     {.name = "adam-beta1",
      .member = &Options::adam_beta1,

@@ -114,18 +114,27 @@ Reference read_reference(const std::string& folder, const ModelConfig& config) {
   return reference;
 }
 
-// The sequences from `first` on, of those inputs that the program has.
+// The token of the whole batch to which row `row` of a rank's batch belongs, when that begins with
+// sequence `first`. Ranks of cp have two chunks of each sequence, one from each end.
+size_t token_of_row(const BatchValues& batch, int32_t first, int64_t row) {
+  const int64_t rows = batch.sequence;
+  const int64_t sequence = first + row / rows;
+  return static_cast<size_t>(sequence * rows * batch.chunks.ranks +
+                             batch.chunks.position(row % rows, rows));
+}
+
+// The rank's tokens, labels and mask, as far as the program has them.
 void write_batch(const Interpreter& interpreter, const BatchValues& batch,
                  const Reference& reference, int32_t first) {
-  const auto elements = static_cast<size_t>(batch.batch) * static_cast<size_t>(batch.sequence);
-  const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(batch.sequence);
-  for (size_t i = 0; i < elements; ++i) {
+  const int64_t rows = int64_t{batch.batch} * batch.sequence;
+  for (int64_t i = 0; i < rows; ++i) {
+    const size_t token = token_of_row(batch, first, i);
     if (batch.tokens.valid()) {
       interpreter.view(batch.tokens).as<int32_t>()[i] =
-          static_cast<int32_t>(reference.tokens[begin + i]);
+          static_cast<int32_t>(reference.tokens[token]);
     }
     if (!batch.labels.valid()) continue;
-    const int64_t label = reference.labels[begin + i];
+    const int64_t label = reference.labels[token];
     const bool counted = label >= 0;
     interpreter.view(batch.labels).as<int32_t>()[i] = counted ? static_cast<int32_t>(label) : 0;
     const TensorView mask = interpreter.view(batch.mask);
@@ -207,7 +216,8 @@ class ReferenceRank {
     const int64_t columns = view.shape[1];
     const int64_t first_column = columns == config.vocab_size ? 0 : first_token();
     for (int64_t row = 0; row < view.shape[0]; ++row) {
-      const int64_t begin = token_of_row(row, view.shape[0]) * config.vocab_size + first_column;
+      const size_t token = token_of_row(logits_step_.batch, first_sequence(), row);
+      const int64_t begin = static_cast<int64_t>(token) * config.vocab_size + first_column;
       for (int64_t i = 0; i < columns; ++i) {
         visit(static_cast<size_t>(begin + i), values[static_cast<size_t>(row * columns + i)]);
       }
@@ -266,22 +276,6 @@ class ReferenceRank {
     }
     TROUPE_CHECK(false, "a rank has logits without a head");
     return 0;
-  }
-
-  // The token of the whole batch to which one of `rows` rows of this rank belongs. Ranks of cp hold
-  // two chunks of each sequence, one from each end.
-  int64_t token_of_row(int64_t row, int64_t rows) const {
-    const BatchValues& batch = logits_step_.batch;
-    const int64_t length = rows / batch.batch;
-    const int64_t parts = batch.sequence / length;
-    int64_t position = row % length;
-    if (parts > 1) {
-      const int64_t chunk = length / 2;
-      const int64_t place = state_.part.dense().cp;
-      const bool from_the_end = position >= chunk;
-      position += (from_the_end ? 2 * parts - 2 - place : place) * chunk;
-    }
-    return (first_sequence() + row / length) * batch.sequence + position;
   }
 
   static void copy_routing(const Interpreter& from, const std::vector<ValueId>& recorded,

@@ -128,6 +128,18 @@ class Ranks(unittest.TestCase):
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.assertTrue(json.loads(result.stdout)["pass"])
 
+    def test_references_in_chunks_and_shards(self):
+        qwen = SOURCE / "tests/fixtures/hf/qwen2_moe"
+        for flags in (["--ranks", 4, "--context-parallel-size", 2,
+                       "--expert-model-parallel-size", 4],
+                      ["--ranks", 4, "--context-parallel-size", 2,
+                       "--tensor-model-parallel-size", 2],
+                      ["--ranks", 2, "--use-megatron-fsdp", "--expert-model-parallel-size", 2]):
+            with self.subTest(flags=flags):
+                result = run("verify", qwen, *flags, "--json")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertTrue(json.loads(result.stdout)["pass"])
+
     def test_training_in_layouts_has_the_curve_of_one_rank(self):
         def curve(name, *flags):
             save = FOLDER / f"layout_{name}"

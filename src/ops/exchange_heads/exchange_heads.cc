@@ -74,7 +74,7 @@ uint64_t workspace_exchange(const OpView& op) {
   return 2 * (op.input(0).bytes() + ranks * sizeof(Block));
 }
 
-RankGroup group_of_exchange(const Attributes& attributes) {
+RankGroup group_of_exchanged_heads(const Attributes& attributes) {
   return attributes.as<ExchangeHeadsAttributes>().group;
 }
 
@@ -86,7 +86,7 @@ CpuKernel heads_to_sequence_kernel(const OpView&) {
   return &heads_to_sequence_cpu;
 }
 
-std::string print_exchange(const Attributes& attributes) {
+std::string print_exchanged_heads(const Attributes& attributes) {
   const auto& a = attributes.as<ExchangeHeadsAttributes>();
   return fmt::format(
       "group={} ranks={} rank={} batch={} sequence={} heads={} groups={} head_dim={}",
@@ -113,8 +113,8 @@ const OpSpec kSequenceToHeads{.name = "sequence_to_heads",
                               .cpu_kernel = sequence_to_heads_kernel,
                               .cuda_kernel = TROUPE_CUDA(sequence_to_heads_cuda_kernel),
                               .workspace_bytes = workspace_exchange,
-                              .group = group_of_exchange,
-                              .print_attributes = print_exchange};
+                              .group = group_of_exchanged_heads,
+                              .print_attributes = print_exchanged_heads};
 
 const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
                               .infer = infer_heads_to_sequence,
@@ -123,7 +123,7 @@ const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
                               .cpu_kernel = heads_to_sequence_kernel,
                               .cuda_kernel = TROUPE_CUDA(heads_to_sequence_cuda_kernel),
                               .workspace_bytes = workspace_exchange,
-                              .group = group_of_exchange,
-                              .print_attributes = print_exchange};
+                              .group = group_of_exchanged_heads,
+                              .print_attributes = print_exchanged_heads};
 
 }  // namespace troupe

@@ -101,7 +101,7 @@ Cost cost_return_rows(const OpView& op) {
   return {.flops = sent / static_cast<double>(size_of(op.output(0).dtype)), .bytes = 3 * sent};
 }
 
-RankGroup group_of_exchange(const Attributes& attributes) {
+RankGroup group_of_exchanged_rows(const Attributes& attributes) {
   return attributes.as<ExchangeRowsAttributes>().group;
 }
 
@@ -134,7 +134,7 @@ uint64_t return_rows_workspace_bytes(const OpView& op) {
   return packed_bytes(op, op.output(0));
 }
 
-std::string print_exchange(const Attributes& attributes) {
+std::string print_exchanged_rows(const Attributes& attributes) {
   const auto& a = attributes.as<ExchangeRowsAttributes>();
   return fmt::format("group={} copies={}", name_of(a.group), a.copies);
 }
@@ -166,8 +166,8 @@ const OpSpec kExchangeCounts{.name = "exchange_counts",
                              .cpu_kernel = exchange_counts_kernel,
                              .cuda_kernel = TROUPE_CUDA(exchange_counts_cuda_kernel),
                              .workspace_bytes = exchange_counts_workspace_bytes,
-                             .group = group_of_exchange,
-                             .print_attributes = print_exchange};
+                             .group = group_of_exchanged_rows,
+                             .print_attributes = print_exchanged_rows};
 
 const OpSpec kSendRows{.name = "send_rows",
                        .infer = infer_send_rows,
@@ -176,8 +176,8 @@ const OpSpec kSendRows{.name = "send_rows",
                        .cpu_kernel = send_rows_kernel,
                        .cuda_kernel = TROUPE_CUDA(send_rows_cuda_kernel),
                        .workspace_bytes = send_rows_workspace_bytes,
-                       .group = group_of_exchange,
-                       .print_attributes = print_exchange};
+                       .group = group_of_exchanged_rows,
+                       .print_attributes = print_exchanged_rows};
 
 const OpSpec kReturnRows{.name = "return_rows",
                          .infer = infer_return_rows,
@@ -186,7 +186,7 @@ const OpSpec kReturnRows{.name = "return_rows",
                          .cpu_kernel = return_rows_kernel,
                          .cuda_kernel = TROUPE_CUDA(return_rows_cuda_kernel),
                          .workspace_bytes = return_rows_workspace_bytes,
-                         .group = group_of_exchange,
-                         .print_attributes = print_exchange};
+                         .group = group_of_exchanged_rows,
+                         .print_attributes = print_exchanged_rows};
 
 }  // namespace troupe
