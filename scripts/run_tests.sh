@@ -2,8 +2,7 @@
 # Runs the tests of a built preset that need no GPU, on all cores, and ends with their number. The
 # test programs run as they are: ctest would start each of some thousand tests by itself, and
 # starting a program takes longer than most tests. The tests of a program are dealt out to as many
-# processes as there are cores; what has to be ctest's, scripts and runs of several processes,
-# follows. Prints what failed, and fails if anything did.
+# processes as there are cores; scripts and runs of several processes, which ctest starts, follow. Prints what failed, and fails if anything did.
 # Usage: scripts/run_tests.sh PRESET [CTEST_ARG...]
 #   With arguments ctest runs what they select, e.g. -R Softmax, -L layout.
 #   JOBS in the environment: how many tests run at once (default: nproc).
@@ -28,7 +27,7 @@ for program in "$folder"/tests/*_tests; do
     echo "GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard timeout $limit_s $program --gtest_brief=1"
   done
 done | xargs -P "$jobs" -L 1 env 2>&1 | tee "$results" || status=1
-ctest --preset "$preset" -L '^(cli|mpi)$' -j "$jobs" | tee -a "$results" || status=1
+ctest --preset "$preset" -R '_test\.(sh|py)$|^mpi/' -j "$jobs" | tee -a "$results" || status=1
 
 read -r passed failed < <(awk '
   /^\[  PASSED  \]/ { passed += $4 }

@@ -147,8 +147,9 @@ bool is_profiled(const Options& options, int32_t rank, int64_t step) {
   if (!options.profile || step <= options.profile_step_start || step > options.profile_step_end) {
     return false;
   }
-  return std::find(options.profile_ranks.begin(), options.profile_ranks.end(),
-                   std::to_string(rank)) != options.profile_ranks.end();
+  const std::vector<std::string>& ranks = options.profile_ranks;
+  if (ranks.empty()) return rank == 0;
+  return std::find(ranks.begin(), ranks.end(), std::to_string(rank)) != ranks.end();
 }
 
 ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device device) {

@@ -4,6 +4,10 @@
 namespace troupe {
 namespace {
 
+// Room for so many numbers at least: the compiler reads several ahead of the loop that may use
+// them.
+constexpr int64_t kSortedPad = 4;
+
 // A block for each token. `sorted` holds the token's rows in ascending order: each finds its place
 // by counting the lower ones.
 template <class T, int kStep>
@@ -52,7 +56,7 @@ struct CombineCuda {
     launch(
         args,
         {static_cast<unsigned>(slots[0]), threads_for_row(hidden, packs ? Pack<T>::kElements : 1),
-         static_cast<size_t>(slots[1]) * sizeof(int32_t)},
+         static_cast<size_t>(ceil_divide(slots[1], kSortedPad) * kSortedPad) * sizeof(int32_t)},
         packs ? combine_kernel<T, Pack<T>::kElements> : combine_kernel<T, 1>, args.in<T>(0),
         args.in<int32_t>(2), args.out<T>(0), hidden, static_cast<int>(slots[1]));
   }

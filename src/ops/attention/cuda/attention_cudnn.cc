@@ -276,7 +276,7 @@ std::byte* aligned(std::byte* scratch) {
 }  // namespace
 
 bool cudnn_takes_attention(const AttentionAttributes& a, DType dtype) {
-  return dtype == DType::bf16 && a.probability == 0 && a.head_dim % 8 == 0 && a.head_dim <= 256 &&
+  return dtype == DType::bf16 && a.probability == 0 && (a.head_dim == 64 || a.head_dim == 128) &&
          a.sequence > 1;
 }
 

@@ -23,7 +23,10 @@ namespace troupe {
 
 inline constexpr uint64_t kAttentionPieceBytes = uint64_t{2304} << 20;
 
-// Bf16 without dropout, and heads of up to 256 elements that are whole multiples of 16 bytes.
+// Bf16 without dropout, and heads of 64 or 128 elements. Others, which cuDNN 9.19 takes too, have
+// another kernel in their backward pass (compute_dot_do_o instead of compute_dot_do_o_specialized),
+// with which replayed CUDA graphs gave NaN or an illegal access in one of two builds: it may read
+// what the graph does not keep. With 64 and 128 graphs and single launches agree in every bit.
 bool cudnn_takes_attention(const AttentionAttributes& a, DType dtype);
 
 uint64_t cudnn_attention_scratch_bytes();
