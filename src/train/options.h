@@ -253,7 +253,7 @@ struct Options {
   bool profile = false;
   int32_t profile_step_start = 10;
   int32_t profile_step_end = 12;
-  std::vector<std::string> profile_ranks = {"0"};
+  std::vector<std::string> profile_ranks;  // empty: rank 0
   std::string profile_dir = "profile";
   std::optional<int32_t> layer;
   std::optional<int32_t> micro_batch;

@@ -147,6 +147,7 @@ bool is_profiled(const Options& options, int32_t rank, int64_t step) {
   if (!options.profile || step <= options.profile_step_start || step > options.profile_step_end) {
     return false;
   }
+  if (options.profile_ranks.empty()) return rank == 0;
   return std::find(options.profile_ranks.begin(), options.profile_ranks.end(),
                    std::to_string(rank)) != options.profile_ranks.end();
 }
