@@ -123,8 +123,7 @@ class StepRun {
                                   .recompute = run.recompute})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
-                                         run.communicators,
-                                         {.capture = run.capture})),
+                                         run.communicators, {.capture = run.capture})),
         interpreter(*own_interpreter) {
     initialize_parameters(state, storage, run.seed, pool);
     storage.to_device();
