@@ -1,12 +1,20 @@
 #!/usr/bin/env python3
 """Faults on purpose (drills.cc): each ends all processes, with the right message and status."""
 
+import re
 import unittest
 
 from mpi_test_support import HERE, left_behind, main
 
 FIRST = "operation 0 (prefix_sum), layer 2, micro-batch 1"
 LAST = "operation 2 (all_reduce), layer 2, micro-batch 1"
+
+
+def waited_for(state):
+    """A message about rank 1. Whoever waits longest says it; on a busy machine others may be late,
+    too, and are named beside it."""
+    return re.compile(re.escape(f"in {FIRST} for: ") + r"(rank \d \([^)]*\)[^)]*\), )*" +
+                      re.escape(f"rank 1 ({state}, last seen in {LAST})"))
 
 
 class Drills(unittest.TestCase):
@@ -16,7 +24,10 @@ class Drills(unittest.TestCase):
         self.assertEqual(left_behind(result.mark), [], "processes are left behind")
         self.assertEqual(result.returncode, status, errors)
         for message in messages:
-            self.assertIn(message, errors)
+            if isinstance(message, str):
+                self.assertIn(message, errors)
+            else:
+                self.assertRegex(errors, message)
         for message in absent:
             self.assertNotIn(message, errors)
         ours = [line for line in errors.splitlines() if line.startswith("troupe: ")]
@@ -26,11 +37,10 @@ class Drills(unittest.TestCase):
         self.check("none", 0)
 
     def test_delayed_rank(self):
-        self.check("delayed", 1, f"Rank 0 waited in vain (3 s at most) in {FIRST} for: rank 1 (is "
-                                 f"missing, last seen in {LAST})")
+        self.check("delayed", 1, "waited in vain (3 s at most)", waited_for("is missing"))
 
     def test_stopped_rank(self):
-        self.check("stopped", 1, f"in {FIRST} for: rank 1 (is missing, last seen in {LAST})")
+        self.check("stopped", 1, waited_for("is missing"))
 
     def test_rank_that_is_stopped_between_steps(self):
         self.check("stopped_between_steps", 1,
@@ -58,7 +68,7 @@ class Drills(unittest.TestCase):
         self.check("all_refuse", 2, "troupe: no rank has such a file.")
 
     def test_rank_that_ends_early(self):
-        self.check("ends_early", 1, f"in {FIRST} for: rank 1 (has ended, last seen in {LAST})")
+        self.check("ends_early", 1, waited_for("has ended"))
 
     def test_mismatched_size(self):
         self.check("other_size", 1, "do not run the same collective",
