@@ -157,14 +157,18 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {
-  if (group == nullptr) return threads_per_rank(options);
+  return std::max(1, thread_count(options) / ranks_that_share(options, group, Device::cpu));
+}
+
+int ranks_that_share(const Options& options, const ProcessGroup* group, Device device) {
+  const auto ranks =
+      group == nullptr ? options.ranks : static_cast<int>(group->ranks_of_machine().size());
+  if (device == Device::cuda) return std::min(ranks, options.ranks_per_gpu);
+  if (group == nullptr || options.threads > 0) return ranks;
   const auto ranks_of_process = static_cast<int>(group->own_ranks().size());
-  const auto ranks = static_cast<int>(group->ranks_of_machine().size());
-  int threads = thread_count(options);
-  if (options.threads > 0) return std::max(1, threads / ranks);
   const int processes = ranks / ranks_of_process;
-  if (threads * processes > installed_cores()) threads /= processes;
-  return std::max(1, threads / ranks_of_process);
+  const bool share_cores = usable_cores() * processes > installed_cores();
+  return share_cores ? ranks : ranks_of_process;
 }
 
 int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) {

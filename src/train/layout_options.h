@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/device.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
 #include "parallel/process_group.h"
@@ -20,6 +21,10 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config);
 // machine and divided among its ranks, as are its cores without --threads. Processes that a
 // launcher has bound to cores of their own keep these.
 int threads_of_rank(const Options& options, const ProcessGroup* group);
+
+// Among how many ranks what one process of the run may use is divided: its thread_count() threads,
+// or on Device::cuda a GPU. `group`: null where all ranks are this process's.
+int ranks_that_share(const Options& options, const ProcessGroup* group, Device device);
 
 // The GPU of a rank among those that this process sees: each rank of a machine has the next one, or
 // `ranks_per_gpu` of them share each. A bad request when there are too few. `group`: null for a run
