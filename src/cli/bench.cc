@@ -138,7 +138,7 @@ class BenchRank {
 
 void BenchRank::prepare() {
   const Program& program = *planned_.step.program;
-  require_memory(group_, rank_, planned_.plan.total_bytes(), device_, gpu_,
+  require_memory(options_, group_, rank_, planned_.plan.total_bytes(), gpu_,
                  describe_memory(planned_.plan, 0));
   if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
   limits_ = measure_limits_of_rank(options_, group_, rank_, compute_dtype_of(options_), device_);

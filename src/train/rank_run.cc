@@ -10,6 +10,7 @@
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "train/layout_options.h"
+#include "train/model_options.h"
 
 namespace troupe {
 
@@ -39,18 +40,21 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
                             format_bytes(plan.total_bytes() + evaluation_bytes));
 }
 
-void require_memory(ProcessGroup* group, int32_t rank, uint64_t bytes, Device device, int gpu,
-                    const std::string& breakdown) {
+void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
+                    int gpu, const std::string& breakdown) {
+  const bool on_gpu = device_of(options) == Device::cuda;
   uint64_t sum = bytes;
   size_t sharing = 1;
   if (group != nullptr) {
+    const uint64_t identity = on_gpu ? gpu_identity(gpu) : 0;
+    if (on_gpu) require_own_gpu(*group, rank, identity, options.ranks_per_gpu);
     const std::vector<uint64_t> needs = group->exchange(rank, bytes);
-    const std::vector<uint64_t> gpus = group->exchange(rank, static_cast<uint64_t>(gpu));
+    const std::vector<uint64_t> gpus = group->exchange(rank, identity);
     sum = 0;
     sharing = 0;
     bool speaks = true;
     for (const int32_t other : group->ranks_of_machine()) {
-      if (gpus[static_cast<size_t>(other)] != static_cast<uint64_t>(gpu)) continue;
+      if (gpus[static_cast<size_t>(other)] != identity) continue;
       const uint64_t need = needs[static_cast<size_t>(other)];
       sum += need;
       ++sharing;
@@ -58,7 +62,6 @@ void require_memory(ProcessGroup* group, int32_t rank, uint64_t bytes, Device de
     }
     if (!speaks) return;
   }
-  const bool on_gpu = device == Device::cuda;
   const uint64_t available = on_gpu ? available_device_bytes(gpu) : available_memory_bytes();
   if (available == 0 || sum <= available) return;
   throw UserError(

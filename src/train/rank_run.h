@@ -63,9 +63,10 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
 // Refuses (does_not_fit) what the machine has no memory for, or with Device::cuda the GPU: `bytes`
 // of this rank with those of the ranks that share it. The one that needs most of these speaks, with
-// its `breakdown`. `gpu`: see gpu_of_rank().
-void require_memory(ProcessGroup* group, int32_t rank, uint64_t bytes, Device device, int gpu,
-                    const std::string& breakdown);
+// its `breakdown`. `gpu`: see gpu_of_rank(); a GPU that more ranks have got than may share one is a
+// bad request.
+void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
+                    int gpu, const std::string& breakdown);
 
 // What a rank can do at best: its share of the machine, or of its GPU, measured by rank 0 while the
 // others wait.

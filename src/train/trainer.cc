@@ -151,7 +151,7 @@ void Trainer::check_with_others() const {
           rank));
     }
   }
-  require_memory(group_, rank_, planned_bytes(), device_, gpu_,
+  require_memory(options_, group_, rank_, planned_bytes(), gpu_,
                  describe_memory(plan_, evaluation_bytes_));
   if (group_ == nullptr) return;
   verify_collectives(*group_, rank_, *step_.program, part_.layout());
