@@ -27,8 +27,8 @@ struct KindTime {
 struct StepTimes {
   double seconds = 0;          // from the beginning of the first span to the end of the last
   double busy_s = 0;           // when anything ran
-  double communication_s = 0;  // when operations between ranks ran
-  double exposed_communication_s = 0;  // and nothing else did
+  double communication_s = 0;  // when the communication queue ran
+  double exposed_communication_s = 0;  // and the compute queue did not
   double largest_gap_s = 0;            // between operations, when none ran
   std::string after_gap;               // the kind of operation that began then
 };
@@ -46,9 +46,9 @@ class StepProfile {
   // Of the last run.
   StepTimes times() const;
 
-  // Writes the last run as Trace Event JSON, which Perfetto and Chrome open: a track for each lane,
-  // a span named by its operation, with layer, micro-batch, phase and kernel as arguments. `rank`
-  // numbers the process in it. Throws UserError when the file cannot be written.
+  // Writes the last run as Trace Event JSON, which Perfetto and Chrome open: a track for each
+  // queue, a span named by its operation, with layer, micro-batch, phase and kernel as arguments.
+  // `rank` numbers the process in it. Throws UserError when the file cannot be written.
   void write_timeline(const std::string& path, int32_t rank) const;
 
  private:
