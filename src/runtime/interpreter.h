@@ -22,7 +22,6 @@ namespace troupe {
 // A piece of work of one run: an operation on the CPU; a kernel, a copy or a fill on a GPU.
 struct WorkSpan {
   int32_t op = -1;     // in the program; -1: inputs, metrics and results on their way
-  int32_t lane = 0;    // 0, 1, ...: what has the same lane runs one after the other
   std::string name;    // of the operation's kind, or of the kernel
   double begin_s = 0;  // since the first span began
   double duration_s = 0;
