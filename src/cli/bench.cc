@@ -148,7 +148,9 @@ void BenchRank::prepare() {
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   interpreter_ = make_interpreter(program, planned_.plan, *storage_, pool_,
                                   communicators_of(group_, layout(), rank_),
-                                  {.capture = captures_graph(options_), .profile = is_profiled()});
+                                  {.capture = captures_graph(options_),
+                                   .profile = is_profiled(),
+                                   .one_stream = options_.ranks_per_gpu > 1});
   initialize_parameters(state_, *storage_, static_cast<uint64_t>(options_.seed), pool_);
   storage_->to_device();
   const TrainingStep& step = planned_.step;

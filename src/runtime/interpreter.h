@@ -31,9 +31,13 @@ struct InterpreterOptions {
   // On a GPU: the second run is recorded as a CUDA graph, and the ones after it replay it, which
   // changes no bit.
   bool capture = false;
-  // run_profiled() will be called. On a GPU the first run is traced to learn what each operation
+  // run_profiled() will be called. On a GPU an early run is traced to learn what each operation
   // launches.
   bool profile = false;
+  // On a GPU that several ranks share: the operations of all queues run one after the other. Ranks
+  // wait for each other in kernels, and CUDA does not promise that what another rank has launched
+  // on one of many streams goes on meanwhile.
+  bool one_stream = false;
 };
 
 class Interpreter {

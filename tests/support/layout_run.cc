@@ -65,7 +65,7 @@ class Rank {
         storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
         interpreter_(make_interpreter(*step_.program, plan(), storage_, pool_,
                                       communicators_of(group, state_.part.layout(), rank),
-                                      {.capture = on.capture})) {
+                                      {.capture = on.capture, .one_stream = !on.streams})) {
     for (const Parameter& parameter : state_.parameters) {
       auto* data = storage_.view(parameter.value).as<double>();
       for_each_element(parameter, [&](int64_t own, int64_t element) {
