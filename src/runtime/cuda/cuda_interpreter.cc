@@ -235,13 +235,10 @@ void CudaInterpreter::run() {
 std::vector<TraceRecord> CudaInterpreter::trace_run() {
   trace_ = std::make_unique<KernelTrace>();
   run_untraced();
-  std::vector<TraceRecord> records = trace_->finish();
+  // What other ranks have launched has ended, too: only then are all records handed over.
+  if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  std::vector<TraceRecord> records = trace_->finish(static_cast<uint32_t>(state_.gpu()));
   trace_.reset();
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the GPU");
-  std::erase_if(records, [&](const TraceRecord& record) {
-    return record.device != static_cast<uint32_t>(device);
-  });
   return records;
 }
 
