@@ -52,6 +52,7 @@ class Rank {
                                    .gradient_bucket_elements = wanted.gradient_bucket_elements,
                                    .overlap_gradient_sums = wanted.early_collectives,
                                    .overlap_parameter_gathers = wanted.early_collectives,
+                                   .loss_chunk_tokens = wanted.loss_chunk_tokens,
                                    .overlap = wanted.overlap,
                                    .recompute = wanted.recompute})),
         storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
@@ -271,6 +272,7 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.merged = false;
   single.overlap = {};
   single.recompute = {};
+  single.loss_chunk_tokens = 0;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;

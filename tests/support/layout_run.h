@@ -43,6 +43,7 @@ struct LayoutCase {
   bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each

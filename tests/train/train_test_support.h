@@ -99,6 +99,7 @@ struct StepRunOptions {
   int32_t data_parallel_size = 1;  // ranks that share the steps, this one being number
   int32_t data_parallel_rank = 0;
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -120,6 +121,7 @@ class StepRun {
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
+                                  .loss_chunk_tokens = run.loss_chunk_tokens,
                                   .recompute = run.recompute})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
