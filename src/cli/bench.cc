@@ -149,7 +149,9 @@ void BenchRank::prepare() {
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   interpreter_ = make_interpreter(program, planned_.plan, *storage_, pool_,
                                   communicators_of(group_, layout(), rank_),
-                                  {.capture = captures_graph(options_), .profile = is_profiled()});
+                                  {.capture = captures_graph(options_),
+                                   .profile = is_profiled(),
+                                   .one_stream = options_.ranks_per_gpu > 1});
   initialize_parameters(state_, *storage_, static_cast<uint64_t>(options_.seed), pool_);
   storage_->to_device();
   const TrainingStep& step = planned_.step;
@@ -160,9 +162,8 @@ void BenchRank::prepare() {
   *interpreter_->view(step.update_number).as<int64_t>() = 1;
   if (step.step_number.valid()) *interpreter_->view(step.step_number).as<int64_t>() = 0;
 
-  // The first run touches all memory, the second captures the step as a graph, where that is asked
-  // for.
-  for (int run = 0; run < 2; ++run) {
+  // The first run touches all memory; on GPUs one is traced, and one captured as a graph.
+  for (int run = 0; run < 3; ++run) {
     meet(group_, rank_);
     interpreter_->run();
   }

@@ -53,7 +53,8 @@ class EvalRank {
     }
     const StateStorage storage(state_.table, device_of(options_), gpu_);
     load_saved_model(evaluated_.model, state_, storage);
-    Evaluation evaluation(std::move(plan_), storage, pool_, evaluated_.sets, state_.part, group_);
+    Evaluation evaluation(std::move(plan_), storage, pool_, evaluated_.sets, state_.part, group_,
+                          {.one_stream = options_.ranks_per_gpu > 1});
     const std::vector<EvaluationResult> results = evaluation.run();
     if (rank_ == 0) print(results);
   }

@@ -105,8 +105,9 @@ class GenerateRank {
       }
       return !interrupt_requested();
     };
-    const std::vector<int32_t> tokens = generate(std::move(plan_), storage, pool_, task_.prompt,
-                                                 task_.generation, emit, state_.part, group_);
+    const std::vector<int32_t> tokens =
+        generate(std::move(plan_), storage, pool_, task_.prompt, task_.generation, emit,
+                 state_.part, group_, {.one_stream = options_.ranks_per_gpu > 1});
     if (writes) std::fputs("\n", stdout);
     if (rank_ == 0 && options_.json) {
       const nlohmann::ordered_json document = {

@@ -45,9 +45,7 @@ struct EvaluationPlan {
   std::vector<int64_t> batches;  // of each set
 
   // Without the weights, which are the training run's.
-  uint64_t own_bytes() const {
-    return step.program == nullptr ? 0 : memory.total_bytes() - memory.state_bytes;
-  }
+  uint64_t own_bytes() const { return step.program == nullptr ? 0 : memory.own_bytes(); }
 };
 
 // `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
@@ -61,10 +59,10 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
 // rank.
 class Evaluation {
  public:
-  // `group`: of the ranks of `part`; null for one rank.
+  // `group`: of the ranks of `part`; null for one rank. `options`: of the interpreter.
   Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
              std::span<const EvaluationSet> sets, const ModelPart& part,
-             ProcessGroup* group = nullptr);
+             ProcessGroup* group = nullptr, const InterpreterOptions& options = {});
 
   // One result for each set, in their order. All ranks must run at the same time.
   std::vector<EvaluationResult> run();

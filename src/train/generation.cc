@@ -112,11 +112,12 @@ GenerationPlan plan_generation(const ModelConfig& config, const ModelState& stat
 std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, ThreadPool& pool,
                               const std::vector<int32_t>& prompt, const GenerationOptions& options,
                               const std::function<bool(int32_t)>& emit, const ModelPart& part,
-                              ProcessGroup* group) {
+                              ProcessGroup* group, const InterpreterOptions& interpreter_options) {
   TROUPE_CHECK(!prompt.empty(), "generation starts from a prompt");
   const InferenceStep& step = plan.step;
-  const auto interpreter = make_interpreter(*step.program, std::move(plan.memory), storage, pool,
-                                            communicators_of(group, part.layout(), part.rank));
+  const auto interpreter =
+      make_interpreter(*step.program, std::move(plan.memory), storage, pool,
+                       communicators_of(group, part.layout(), part.rank), interpreter_options);
 
   std::vector<int32_t> text = prompt;
   std::vector<int32_t> generated;

@@ -44,7 +44,8 @@ GenerationPlan plan_generation(const ModelConfig& config, const ModelState& stat
 std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, ThreadPool& pool,
                               const std::vector<int32_t>& prompt, const GenerationOptions& options,
                               const std::function<bool(int32_t)>& emit, const ModelPart& part,
-                              ProcessGroup* group = nullptr);
+                              ProcessGroup* group = nullptr,
+                              const InterpreterOptions& interpreter_options = {});
 
 // Refuses (bad request) layouts in which ranks could do no more than repeat others' work, or whose
 // ranks have parts of a sequence that grows.

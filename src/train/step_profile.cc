@@ -86,14 +86,16 @@ std::vector<KindTime> StepProfile::kinds() const {
 
 StepTimes StepProfile::times() const {
   const auto any = [](const WorkSpan&) { return true; };
-  const auto between_ranks = [&](const WorkSpan& span) {
-    return span.op >= 0 && program_.op(span.op).spec->group != nullptr;
+  const auto is_on = [&](const WorkSpan& span, Queue queue) {
+    return span.op >= 0 && program_.op(span.op).place.queue == queue;
   };
-  const auto other = [&](const WorkSpan& span) { return !between_ranks(span); };
+  const auto communicates = [&](const WorkSpan& span) { return is_on(span, Queue::communication); };
+  const auto computes = [&](const WorkSpan& span) { return is_on(span, Queue::compute); };
+  const auto either = [&](const WorkSpan& span) { return communicates(span) || computes(span); };
   StepTimes times;
   times.busy_s = covered_s(last_, any);
-  times.communication_s = covered_s(last_, between_ranks);
-  times.exposed_communication_s = times.busy_s - covered_s(last_, other);
+  times.communication_s = covered_s(last_, communicates);
+  times.exposed_communication_s = covered_s(last_, either) - covered_s(last_, computes);
   double end = -1;
   for (const WorkSpan& span : last_) {
     times.seconds = std::max(times.seconds, span.begin_s + span.duration_s);
@@ -113,12 +115,28 @@ std::string StepProfile::timeline_events(int32_t rank) const {
                                        {"pid", rank},
                                        {"args", {{"name", fmt::format("rank {}", rank)}}}};
   std::string events = name.dump();
+  // Inputs and metrics travel on the compute queue.
+  const auto queue_of = [&](const WorkSpan& span) {
+    return span.op < 0 ? Queue::compute : program_.op(span.op).place.queue;
+  };
+  for (const Queue queue : {Queue::compute, Queue::copy, Queue::communication}) {
+    if (std::none_of(last_.begin(), last_.end(),
+                     [&](const WorkSpan& span) { return queue_of(span) == queue; })) {
+      continue;
+    }
+    const nlohmann::ordered_json track = {{"ph", "M"},
+                                          {"name", "thread_name"},
+                                          {"pid", rank},
+                                          {"tid", static_cast<int>(queue)},
+                                          {"args", {{"name", name_of(queue)}}}};
+    events += "," + track.dump();
+  }
   for (const WorkSpan& span : last_) {
     nlohmann::ordered_json event = {{"ph", "X"},
                                     {"name", span.name},
                                     {"cat", "step"},
                                     {"pid", rank},
-                                    {"tid", span.lane},
+                                    {"tid", static_cast<int>(queue_of(span))},
                                     {"ts", (begin_s_ + span.begin_s) * 1e6},
                                     {"dur", span.duration_s * 1e6}};
     if (span.op >= 0) {

@@ -28,8 +28,8 @@ struct KindTime {
 struct StepTimes {
   double seconds = 0;          // from the beginning of the first span to the end of the last
   double busy_s = 0;           // when anything ran
-  double communication_s = 0;  // when operations between ranks ran
-  double exposed_communication_s = 0;  // and nothing else did
+  double communication_s = 0;  // when the communication queue ran
+  double exposed_communication_s = 0;  // and the compute queue did not
   double largest_gap_s = 0;            // between operations, when none ran
   std::string after_gap;               // the kind of operation that began then
 };
@@ -48,7 +48,7 @@ class StepProfile {
   // Of the last run.
   StepTimes times() const;
 
-  // The last run as Trace Event JSON: a track for each lane, a span named by its operation, with
+  // The last run as Trace Event JSON: a track for each queue, a span named by its operation, with
   // layer, micro-batch, phase and kernel as arguments. `rank` numbers the process in it. The events
   // alone, with commas between them.
   std::string timeline_events(int32_t rank) const;

@@ -103,8 +103,9 @@ void Trainer::start() {
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
-    evaluation_ = std::make_unique<Evaluation>(std::move(evaluation_plan_), *storage_, pool_,
-                                               evaluation_sets_, part_, group_);
+    evaluation_ = std::make_unique<Evaluation>(
+        std::move(evaluation_plan_), *storage_, pool_, evaluation_sets_, part_, group_,
+        InterpreterOptions{.one_stream = options_.ranks_per_gpu > 1});
   }
   load_weights();
   storage_->to_device();
@@ -132,9 +133,11 @@ void Trainer::prepare_step(int32_t batch_size) {
     build_step(batch_size);
     if (group_ != nullptr) verify_collectives(*group_, rank_, *step_.program, part_.layout());
   }
-  interpreter_ = make_interpreter(
-      *step_.program, plan_, *storage_, pool_, communicators_of(group_, part_.layout(), rank_),
-      {.capture = captures_graph(options_), .profile = options_.profile});
+  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_,
+                                  communicators_of(group_, part_.layout(), rank_),
+                                  {.capture = captures_graph(options_),
+                                   .profile = options_.profile,
+                                   .one_stream = options_.ranks_per_gpu > 1});
 }
 
 void Trainer::check_with_others() const {
@@ -346,8 +349,9 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   load_training_state(checkpoint, identity_.model, state_, *storage_);
   if (!resume) {
     for (const Parameter& parameter : state_.parameters) {
-      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
-        if (!id.valid()) continue;  // of an empty shard
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
+                               parameter.exp_avg_sq_scale}) {
+        if (!id.valid()) continue;  // of an empty shard, or without scales
         const TensorView view = storage_->view(id);
         std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
       }

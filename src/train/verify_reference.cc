@@ -190,12 +190,12 @@ class ReferenceRank {
                                             .adam_beta2 = reference.beta2,
                                             .adam_epsilon = reference.epsilon,
                                             .routing_trace = options.trace})),
-        logits_(make_interpreter(*logits_step_.program, plan(*logits_step_.program, options),
-                                 storage_, pool_,
-                                 communicators_of(group, state_.part.layout(), rank))),
-        training_(make_interpreter(*training_step_.program, plan(*training_step_.program, options),
-                                   storage_, pool_,
-                                   communicators_of(group, state_.part.layout(), rank))) {
+        logits_(make_interpreter(
+            *logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
+            communicators_of(group, state_.part.layout(), rank), interpreter_options(options))),
+        training_(make_interpreter(
+            *training_step_.program, plan(*training_step_.program, options), storage_, pool_,
+            communicators_of(group, state_.part.layout(), rank), interpreter_options(options))) {
     load_hf_weights(folder, config, state_, storage_);
     storage_.to_device();
     const int32_t first = first_sequence();
@@ -287,6 +287,10 @@ class ReferenceRank {
       std::memcpy(to.view(replayed[layer]).data, source.data,
                   static_cast<size_t>(source.shape.elements()) * sizeof(int32_t));
     }
+  }
+
+  static InterpreterOptions interpreter_options(const RunOptions& options) {
+    return {.one_stream = options.ranks.ranks_per_gpu > 1};
   }
 
   static MemoryPlan plan(const Program& program, const RunOptions& options) {

@@ -38,7 +38,7 @@ Traces& traces() {
 // What CUPTI hands over, possibly on a thread of its own, of all GPUs.
 struct Collected {
   std::mutex mutex;
-  std::vector<TraceRecord> records;
+  std::vector<LaunchRecord> records;
   std::vector<uint32_t> correlations;        // of the records
   std::map<uint32_t, int32_t> op_of_launch;  // by correlation
 };
@@ -52,7 +52,6 @@ template <class Record>
 void add(Collected& to, const Record& record, std::string name) {
   to.records.push_back({.name = std::move(name),
                         .device = record.deviceId,
-                        .stream = record.streamId,
                         .begin_ns = record.start,
                         .end_ns = record.end});
   to.correlations.push_back(record.correlationId);
@@ -160,15 +159,15 @@ void KernelTrace::end_op() {
   check_cupti(cuptiActivityPopExternalCorrelationId(kOperations, &op), "naming an operation");
 }
 
-std::vector<TraceRecord> KernelTrace::finish(uint32_t device) {
+std::vector<LaunchRecord> KernelTrace::finish(uint32_t device) {
   check_cupti(cuptiActivityFlushAll(0), "handing over records");
   stop();
   Collected& from = collected();
   const std::lock_guard lock(from.mutex);
-  std::vector<TraceRecord> records;
+  std::vector<LaunchRecord> records;
   size_t others = 0;
   for (size_t i = 0; i < from.records.size(); ++i) {
-    TraceRecord& record = from.records[i];
+    LaunchRecord& record = from.records[i];
     if (record.device != device) {
       from.correlations[others] = from.correlations[i];
       if (others != i) from.records[others] = std::move(record);
@@ -181,9 +180,9 @@ std::vector<TraceRecord> KernelTrace::finish(uint32_t device) {
   }
   from.records.resize(others);
   from.correlations.resize(others);
-  std::stable_sort(records.begin(), records.end(), [](const TraceRecord& a, const TraceRecord& b) {
-    return a.begin_ns < b.begin_ns;
-  });
+  std::stable_sort(
+      records.begin(), records.end(),
+      [](const LaunchRecord& a, const LaunchRecord& b) { return a.begin_ns < b.begin_ns; });
   return records;
 }
 
