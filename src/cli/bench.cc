@@ -98,7 +98,8 @@ class BenchRank {
   void run();
 
  private:
-  bool is_profiled() const { return device_ == Device::cpu || group_ == nullptr; }
+  // The kernels of ranks that share a GPU could not be told apart.
+  bool is_profiled() const { return device_ == Device::cpu || options_.ranks_per_gpu == 1; }
   std::vector<uint64_t> of_all(uint64_t number) const {
     return group_ == nullptr ? std::vector<uint64_t>{number} : group_->exchange(rank_, number);
   }
@@ -161,9 +162,8 @@ void BenchRank::prepare() {
   *interpreter_->view(step.update_number).as<int64_t>() = 1;
   if (step.step_number.valid()) *interpreter_->view(step.step_number).as<int64_t>() = 0;
 
-  // The first run touches all memory, the second captures the step as a graph, where that is asked
-  // for.
-  for (int run = 0; run < 2; ++run) {
+  // The first run touches all memory; on GPUs one is traced, and one captured as a graph.
+  for (int run = 0; run < 3; ++run) {
     meet(group_, rank_);
     interpreter_->run();
   }
@@ -305,7 +305,7 @@ std::string BenchRank::text() const {
     text += several ? fmt::format("\nRank {}\n", profiled_[i]) : "\n";
     text += tables_[i];
   }
-  if (!is_profiled()) text += "\nOn several GPUs there is no table of operations yet.\n";
+  if (!is_profiled()) text += "\nRanks that share a GPU have no table of operations.\n";
   return text;
 }
 

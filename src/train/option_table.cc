@@ -22,7 +22,7 @@ constexpr CommandMask kAllButHelp = kTrain | kEval | kGenerate | kTokenize | kCo
 constexpr CommandMask kShape = kTrain | kInspect | kPlan | kBench;
 constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
 // Commands that run on several ranks.
-constexpr CommandMask kOnRanks = kTrain | kVerify | kBench;
+constexpr CommandMask kOnRanks = kTrain | kEval | kGenerate | kVerify | kBench;
 
 constexpr std::string_view kGlobal = "Global";
 constexpr std::string_view kModel = "Model";
@@ -140,10 +140,12 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::ranks,
      .group = kGlobal,
      .metavar = "N",
-     .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
-             "what these leave is data parallelism: train, verify, bench and inspect, up to 1,024. "
-             "--threads are divided among them. plan takes any number. Under mpirun or srun, ranks "
-             "are the processes that it starts, and the flag can be left out.",
+     .help =
+         "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
+         "what these leave is data parallelism; up to 1,024. "
+         "--threads are divided among them. plan takes any number; tokenize and convert take one. "
+         "Under mpirun or srun, ranks "
+         "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
      .commands = kAllButHelp},
     {.name = "ranks-per-gpu",

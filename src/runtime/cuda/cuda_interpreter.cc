@@ -321,15 +321,14 @@ void CudaInterpreter::run() {
 }
 
 std::vector<LaunchRecord> CudaInterpreter::trace_run() {
+  // No rank's earlier work is under way when the first one begins to record.
+  if (peers_ != nullptr) peers_->meet_on_host(pool_);
   trace_ = std::make_unique<KernelTrace>();
   run_untraced();
-  std::vector<LaunchRecord> records = trace_->finish();
+  // What other ranks have launched has ended, too: only then are all records handed over.
+  if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  std::vector<LaunchRecord> records = trace_->finish(static_cast<uint32_t>(state_.gpu()));
   trace_.reset();
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the GPU");
-  std::erase_if(records, [&](const LaunchRecord& record) {
-    return record.device != static_cast<uint32_t>(device);
-  });
   return records;
 }
 
