@@ -45,8 +45,10 @@ TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
                               .gradient_bucket_elements = wanted.gradient_bucket_elements,
                               .overlap_gradient_sums = wanted.early_collectives,
                               .overlap_parameter_gathers = wanted.early_collectives,
+                              .loss_chunk_tokens = wanted.loss_chunk_tokens,
                               .overlap = wanted.overlap,
-                              .recompute = wanted.recompute});
+                              .recompute = wanted.recompute,
+                              .offload = wanted.offload});
 }
 
 // One rank of a run.
@@ -255,10 +257,12 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                          .chunks = partition.chunks,
                          .micro_batches = wanted.micro_batches,
                          .merged = wanted.merged};
-  return std::make_shared<const RunLayout>(RunLayout{.layout = Layout(options),
-                                                     .partition = partition,
-                                                     .schedule = schedule,
-                                                     .sharding = wanted.sharding});
+  return std::make_shared<const RunLayout>(
+      RunLayout{.layout = Layout(options),
+                .partition = partition,
+                .schedule = schedule,
+                .sharding = wanted.sharding,
+                .optimizer_offload = wanted.optimizer_offload});
 }
 
 std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank) {
@@ -298,6 +302,9 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.merged = false;
   single.overlap = {};
   single.recompute = {};
+  single.loss_chunk_tokens = 0;
+  single.offload = {};
+  single.optimizer_offload = 0;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;
