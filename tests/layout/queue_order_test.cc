@@ -99,7 +99,7 @@ class QueueOrder : public ::testing::TestWithParam<LayoutCase> {};
 TEST_P(QueueOrder, KeepsEveryBit) {
   const LayoutCase& c = GetParam();
   const Outcome expected = run_layout(c);
-  const uint32_t count = c.layout.world_size <= 2 ? 48 : 8;
+  const uint32_t count = c.layout.world_size <= 2 ? 24 : 8;
   for (uint32_t seed = 0; seed < count; ++seed) {
     SCOPED_TRACE("interleaving " + std::to_string(seed));
     expect_same_bits(expected, run_layout(c, {.interleaving = seed}));
