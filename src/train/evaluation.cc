@@ -94,10 +94,8 @@ Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadP
       part_(part),
       group_(group),
       plan_(std::move(plan)),
-      interpreter_(make_interpreter(
-          *plan_.step.program, plan_.memory, storage, pool,
-          group == nullptr ? Communicators{} : communicators_of(*group, part.layout(), part.rank),
-          options)) {}
+      interpreter_(make_interpreter(*plan_.step.program, plan_.memory, storage, pool,
+                                    communicators_of(group, part.layout(), part.rank), options)) {}
 
 std::vector<EvaluationResult> Evaluation::run() {
   // One rank may have been writing to a slow disk; collectives wait within a limit.

@@ -24,6 +24,7 @@
 #include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
+#include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
 #include "train/layout_options.h"
 
@@ -555,6 +556,12 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
   check_layout(config, ranks.layout->layout, reference.sequence);
   check_ranks(reference, ranks.layout->layout, folder);
+  if (device == Device::cuda) {
+    run_ranks(group, [&](int rank) {
+      const int gpu = gpu_of_rank(&group, rank, ranks.ranks_per_gpu);
+      require_own_gpu(group, rank, gpu_identity(gpu), ranks.ranks_per_gpu);
+    });
+  }
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
                      .ranks = ranks,

@@ -3,6 +3,7 @@
 #include "train/step_profile.h"
 
 #include <filesystem>
+#include <fmt/format.h>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "ops/fill/fill.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "program/builder.h"
+#include "support/errors.h"
 #include "support/files.h"
 
 namespace troupe {
@@ -98,7 +100,8 @@ TEST_F(ProfiledProgram, TimelineHasATrackForEachQueue) {
   profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 1},
                {.op = 1, .name = "sum", .begin_s = 0.5, .duration_s = 1}});
   const std::string path = folder.path() + "/timeline.json";
-  profile.write_timeline(path, /*rank=*/0);
+  const std::vector<std::string> ranks = {profile.timeline_events(/*rank=*/0)};
+  write_timeline(path, ranks);
   std::ifstream file(path);
   const auto events = nlohmann::json::parse(file).at("traceEvents");
   ASSERT_EQ(events.size(), 5U);
@@ -116,7 +119,8 @@ TEST_F(ProfiledProgram, TimelineNamesOperations) {
   profile.add({{.op = -1, .name = "copy", .begin_s = 0, .duration_s = 1e-6},
                {.op = 2, .name = "add_kernel", .begin_s = 2e-6, .duration_s = 3e-6}});
   const std::string path = folder.path() + "/deeper/timeline.json";
-  profile.write_timeline(path, /*rank=*/5);
+  const std::vector<std::string> ranks = {profile.timeline_events(/*rank=*/5)};
+  write_timeline(path, ranks);
   std::ifstream file(path);
   const auto events = nlohmann::json::parse(file).at("traceEvents");
   ASSERT_EQ(events.size(), 4U);
@@ -133,18 +137,47 @@ TEST_F(ProfiledProgram, TimelineNamesOperations) {
   EXPECT_EQ(events[3].at("args").at("result"), "result");
 }
 
-TEST(StepProfile, ProfilesStepsAndRanksThatAreAskedFor) {
+TEST_F(ProfiledProgram, TimelinesOfSeveralRanksHaveOneClock) {
+  const testing::TempFolder folder;
+  const std::string path = folder.path() + "/timeline.json";
+  std::vector<std::string> ranks;
+  for (const int32_t rank : {0, 2}) {
+    StepProfile profile(program);
+    profile.add({{.op = 0, .name = "fill", .begin_s = 1e-6, .duration_s = 1e-6}}, rank * 1e-3);
+    ranks.push_back(profile.timeline_events(rank));
+  }
+  write_timeline(path, ranks);
+  std::ifstream file(path);
+  const auto events = nlohmann::json::parse(file).at("traceEvents");
+  ASSERT_EQ(events.size(), 6U);
+  EXPECT_EQ(events[3].at("args").at("name"), "rank 2");
+  EXPECT_EQ(events[5].at("pid"), 2);
+  EXPECT_DOUBLE_EQ(events[2].at("ts").get<double>(), 1.0);
+  EXPECT_DOUBLE_EQ(events[5].at("ts").get<double>(), 2001.0);
+}
+
+TEST(StepProfile, ProfilesStepsThatAreAskedFor) {
   Options options;
-  EXPECT_FALSE(is_profiled(options, 0, 11));
+  EXPECT_FALSE(is_profiled(options, 11));
   options.profile = true;
-  EXPECT_FALSE(is_profiled(options, 0, 10)) << "Megatron's defaults: after 10, through 12";
-  EXPECT_TRUE(is_profiled(options, 0, 11));
-  EXPECT_TRUE(is_profiled(options, 0, 12));
-  EXPECT_FALSE(is_profiled(options, 0, 13));
-  EXPECT_FALSE(is_profiled(options, 1, 11));
-  options.profile_ranks = {"1", "3"};
-  EXPECT_FALSE(is_profiled(options, 0, 11));
-  EXPECT_TRUE(is_profiled(options, 3, 11));
+  EXPECT_FALSE(is_profiled(options, 10)) << "Megatron's defaults: after 10, through 12";
+  EXPECT_TRUE(is_profiled(options, 11));
+  EXPECT_TRUE(is_profiled(options, 12));
+  EXPECT_FALSE(is_profiled(options, 13));
+}
+
+TEST(StepProfile, ProfilesRanksThatAreAskedFor) {
+  Options options;
+  options.ranks = 4;
+  EXPECT_EQ(profiled_ranks(options), std::vector<int32_t>{0});
+  EXPECT_EQ(profiled_ranks(options, {0, 1, 2, 3}).size(), 4U);
+  options.profile_ranks = {"3", "1", "3"};
+  EXPECT_EQ(profiled_ranks(options, {0, 1, 2, 3}), (std::vector<int32_t>{1, 3}));
+  for (const char* unknown : {"4", "-1", "1x", ""}) {
+    options.profile_ranks = {unknown};
+    EXPECT_EQ(testing::message_of(ExitStatus::bad_request, [&] { profiled_ranks(options); }),
+              fmt::format("--profile-ranks {}: there are the ranks 0 to 3 (--ranks).", unknown));
+  }
 }
 
 }  // namespace
