@@ -35,6 +35,9 @@ struct RunLayout {
   // f64 parameters are f64 all the same.
   DType exp_avg = DType::f32;
   DType exp_avg_sq = DType::f32;
+  // Moments and master weights of a rank's first parameters, up to this part of all that it
+  // updates, are kept on the host (StateTensor::on_host).
+  double optimizer_offload = 0;
 };
 
 // Among whom a parameter is sharded, and who have the same shard.

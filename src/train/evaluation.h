@@ -44,9 +44,7 @@ struct EvaluationPlan {
   std::vector<int64_t> batches;  // of each set
 
   // Without the weights, which are the training run's.
-  uint64_t own_bytes() const {
-    return step.program == nullptr ? 0 : memory.total_bytes() - memory.state_bytes;
-  }
+  uint64_t own_bytes() const { return step.program == nullptr ? 0 : memory.own_bytes(); }
 };
 
 // `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
@@ -54,7 +52,7 @@ struct EvaluationPlan {
 // its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int threads, Device device = Device::cpu);
+                               int32_t loss_chunk_tokens, int threads, Device device = Device::cpu);
 
 // Owns its program and memory; shares the weights. Borrows all other arguments. One thread per
 // rank.

@@ -163,6 +163,7 @@ struct Options {
   std::vector<std::string> recompute_modules;
   std::string recompute_method;
   std::optional<int32_t> recompute_num_layers;
+  int32_t loss_chunk_tokens = 0;
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()

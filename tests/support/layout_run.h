@@ -16,6 +16,7 @@
 #include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
+#include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/recompute.h"
 
@@ -44,6 +45,9 @@ struct LayoutCase {
   bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
+  OffloadOptions offload = {};
+  double optimizer_offload = 0;  // RunLayout::optimizer_offload
   DType dtype = DType::f64;
   // See RunLayout.
   DType main_gradients = DType::f32;

@@ -90,8 +90,9 @@ struct NarrowState {
 
 // One of `ranks` ranks that all hold the whole model.
 inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank,
-                                    const NarrowState& narrow = {}) {
+                                    double optimizer_offload = 0, const NarrowState& narrow = {}) {
   RunLayout run = layout_of_one_rank(layers);
+  run.optimizer_offload = optimizer_offload;
   run.main_gradients = narrow.main_gradients;
   run.exp_avg = narrow.exp_avg;
   run.exp_avg_sq = narrow.exp_avg_sq;
@@ -111,6 +112,9 @@ struct StepRunOptions {
   int32_t data_parallel_rank = 0;
   NarrowState narrow = {};
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
+  OffloadOptions offload = {};
+  double optimizer_offload = 0;  // RunLayout::optimizer_offload
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -124,15 +128,18 @@ class StepRun {
       : config(model),
         options(run),
         pool(run.threads),
-        state(declare_model_state(config, run.dtype, /*trained=*/true,
-                                  data_parallel_part(config.num_layers, run.data_parallel_size,
-                                                     run.data_parallel_rank, run.narrow))),
+        state(declare_model_state(
+            config, run.dtype, /*trained=*/true,
+            data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank,
+                               run.optimizer_offload, run.narrow))),
         step(build_training_step(config, state,
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
-                                  .recompute = run.recompute})),
+                                  .loss_chunk_tokens = run.loss_chunk_tokens,
+                                  .recompute = run.recompute,
+                                  .offload = run.offload})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
                                          run.communicators, {.capture = run.capture})),
