@@ -90,12 +90,12 @@ struct NarrowState {
 
 // One of `ranks` ranks that all hold the whole model.
 inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank,
-                                    double optimizer_offload = 0, const NarrowState& narrow = {}) {
+                                    const NarrowState& narrow = {}, double optimizer_offload = 0) {
   RunLayout run = layout_of_one_rank(layers);
-  run.optimizer_offload = optimizer_offload;
   run.main_gradients = narrow.main_gradients;
   run.exp_avg = narrow.exp_avg;
   run.exp_avg_sq = narrow.exp_avg_sq;
+  run.optimizer_offload = optimizer_offload;
   run.layout = Layout({.world_size = ranks, .embedding_places = {0}});
   return {.run = std::make_shared<const RunLayout>(std::move(run)), .rank = rank};
 }
@@ -131,7 +131,7 @@ class StepRun {
         state(declare_model_state(
             config, run.dtype, /*trained=*/true,
             data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank,
-                               run.optimizer_offload, run.narrow))),
+                               run.narrow, run.optimizer_offload))),
         step(build_training_step(config, state,
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
