@@ -64,6 +64,7 @@ ExitStatus run_bench(const Options& options) {
   const bool on_gpu = device == Device::cuda;
   const MemoryPlan plan = plan_memory(program, pool.threads(), device);
   require_memory(plan.total_bytes(), device, describe_memory(plan, 0));
+  if (on_gpu) require_memory(plan.host_bytes(), Device::cpu, describe_memory(plan, 0));
   const ProfileLimits limits = measure_limits(dtype, pool, device);
 
   const uint64_t free_before = on_gpu ? available_device_bytes() : 0;
@@ -91,7 +92,8 @@ ExitStatus run_bench(const Options& options) {
 
   std::nth_element(whole.begin(), whole.begin() + kRuns / 2, whole.end());
   const double step_time = whole[kRuns / 2];
-  const uint64_t allocated = storage.bytes() + interpreter->allocated_bytes();
+  const uint64_t allocated =
+      storage.bytes() + (on_gpu ? 0 : storage.host_bytes()) + interpreter->allocated_bytes();
   // What the driver, libraries and the graph hold, too.
   const uint64_t others = on_gpu ? free_before - available_device_bytes() - allocated : 0;
   const double samples = static_cast<double>(step_options.micro_batch_size) *
@@ -112,6 +114,7 @@ ExitStatus run_bench(const Options& options) {
                                        {"tflops_per_gpu", model_flops / step_time / 1e12},
                                        {"operations", program.op_count()},
                                        {"planned_bytes", plan.total_bytes()},
+                                       {"planned_host_bytes", plan.host_bytes()},
                                        {"allocated_bytes", allocated}};
     if (on_gpu) document["other_device_bytes"] = others;
     for (const KindTime& kind : profile.kinds()) {
@@ -136,7 +139,11 @@ ExitStatus run_bench(const Options& options) {
       "step {} (median of {}), {} tokens/s, {:.1f} model TFLOP/s, {:.0f}% of the matmul limit\n",
       format_duration(step_time), kRuns, format_count(tokens_per_s), model_flops / step_time / 1e12,
       100.0 * model_flops / step_time / limits.flops);
-  fmt::print("memory planned {}, allocated {}{}\n\n", format_bytes(plan.total_bytes()),
+  fmt::print("memory planned {}{}, allocated {}{}\n\n", format_bytes(plan.total_bytes()),
+             plan.host_bytes() > 0
+                 ? fmt::format(" ({} {} on the host)", on_gpu ? "beside" : "of it",
+                               format_bytes(plan.host_bytes()))
+                 : "",
              format_bytes(allocated),
              on_gpu ? fmt::format("; {} beside it for the driver, libraries and the graph",
                                   format_bytes(others))

@@ -9,6 +9,7 @@
 #include "model/parameter_layout.h"
 #include "runtime/device_memory.h"
 #include "train/model_options.h"
+#include "train/offload_options.h"
 #include "train/schedules.h"
 
 namespace troupe {
@@ -153,7 +154,8 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
           schedule,
           sharding,
           moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype"),
-          moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype")};
+          moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype"),
+          optimizer_offload_of(options)};
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {

@@ -57,16 +57,24 @@ bool is_finite(const TensorView& view) {
 
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
   std::string text;
+  const auto add_line = [&](std::string_view name, uint64_t bytes, const char* where) {
+    if (bytes == 0) return;
+    text += fmt::format("  {:<14} {:>12}{}\n", name, format_bytes(bytes), where);
+  };
+  const auto add_host = [&](const char* where) {
+    for (const Role role : {Role::optimizer, Role::offloaded}) {
+      add_line(name_of(role), plan.host_bytes_by_role[static_cast<size_t>(role)], where);
+    }
+  };
   for (int i = 0; i < kRoleCount; ++i) {
-    const uint64_t bytes = plan.bytes_by_role[static_cast<size_t>(i)];
-    if (bytes == 0) continue;
-    text += fmt::format("  {:<14} {:>12}\n", name_of(static_cast<Role>(i)), format_bytes(bytes));
+    add_line(name_of(static_cast<Role>(i)), plan.bytes_by_role[static_cast<size_t>(i)], "");
   }
-  if (evaluation_bytes > 0) {
-    text += fmt::format("  {:<14} {:>12}\n", "evaluation", format_bytes(evaluation_bytes));
-  }
-  return text + fmt::format("  {:<14} {:>12}\n", "total",
-                            format_bytes(plan.total_bytes() + evaluation_bytes));
+  const bool on_gpu = plan.device == Device::cuda;
+  if (!on_gpu) add_host("  offloaded to the host");
+  add_line("evaluation", evaluation_bytes, "");
+  add_line("total", plan.total_bytes() + evaluation_bytes, "");
+  if (on_gpu) add_host("  in the host's memory");
+  return text;
 }
 
 void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
@@ -164,7 +172,11 @@ void Trainer::prepare_step(int32_t batch_size) {
 }
 
 void Trainer::check_with_others() const {
-  if (group_ == nullptr) return check_memory(0);
+  if (group_ == nullptr) {
+    check_memory(0);
+    check_host_memory(plan_.host_bytes());
+    return;
+  }
   const std::string start =
       fmt::format("{} {} {}", identity_.options_json, identity_.data, position_.consumed_samples);
   const std::vector<uint64_t> starts =
@@ -191,6 +203,13 @@ void Trainer::check_with_others() const {
     if (need > most || (need == most && rank < largest)) largest = rank;
   }
   if (rank_ == largest) check_memory(bytes - planned_bytes());
+  // All ranks of a machine share the host's memory; the first of them speaks.
+  const std::vector<uint64_t> host_needs = group_->exchange(rank_, plan_.host_bytes());
+  uint64_t host_bytes = 0;
+  for (const int32_t rank : group_->ranks_of_machine()) {
+    host_bytes += host_needs[static_cast<size_t>(rank)];
+  }
+  if (rank_ == group_->ranks_of_machine().front()) check_host_memory(host_bytes);
   verify_collectives(*group_, rank_, *step_.program, part_.layout());
   if (evaluation_plan_.step.program != nullptr) {
     verify_collectives(*group_, rank_, *evaluation_plan_.step.program, part_.layout());
@@ -320,6 +339,12 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
   options.num_samples = identity_.ordered_samples = needed;
   options.num_read = 0;
   return make_source(data, options_.split, options);
+}
+
+void Trainer::check_host_memory(uint64_t bytes) const {
+  if (device_ != Device::cuda) return;
+  require_memory(bytes, Device::cpu, describe_memory(plan_, evaluation_bytes_),
+                 " for what is offloaded", ", or offload less");
 }
 
 void Trainer::check_memory(uint64_t others) const {

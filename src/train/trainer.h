@@ -61,6 +61,8 @@ class Trainer {
   uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
   // Refuses a run of this and `others` bytes.
   void check_memory(uint64_t others) const;
+  // Refuses what the ranks of this machine want to offload to its memory, beside their GPUs.
+  void check_host_memory(uint64_t bytes) const;
   // Where --load points; refuses what is not this run.
   void find_start();
   // From the position on, by --train-iters or --train-samples.
@@ -147,7 +149,7 @@ class Trainer {
 ExitStatus train(const Options& options, ProcessGroup* processes = nullptr);
 
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
-// needs beside it, and the total.
+// needs beside it, and the total, which has what lies in the host's memory on the CPU alone.
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
 // Throws UserError (does_not_fit) with the breakdown when the machine, or its GPU, has not so many
