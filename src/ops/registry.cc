@@ -51,6 +51,7 @@
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/split_columns/split_columns.h"
+#include "ops/split_rows/split_rows.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "ops/token_count/token_count.h"
 
@@ -102,6 +103,7 @@ constexpr std::array kOperations = {
     &kHeadsToSequence,
     &kJitter,
     &kJoinColumns,
+    &kJoinRows,
     &kLayerNorm,
     &kLayerNormGradient,
     &kLayerNormWeightGradient,
@@ -146,6 +148,7 @@ constexpr std::array kOperations = {
     &kShiftIds,
     &kSinkhornTopk,
     &kSplitColumns,
+    &kSplitRows,
     &kSumOverRanks,
     &kTokenCount,
     &kTokenShare,

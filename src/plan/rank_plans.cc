@@ -52,8 +52,8 @@ struct BuiltClass {
 // Of an evaluation, which runs between steps.
 CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& state,
                                  const TrainingStepOptions& options) {
-  const InferenceStep step =
-      build_evaluation_step(config, state, options.micro_batch_size, options.sequence);
+  const InferenceStep step = build_evaluation_step(config, state, options.micro_batch_size,
+                                                   options.sequence, options.loss_chunk_tokens);
   verify_program(*step.program);
   return trace_collectives(*step.program);
 }

@@ -71,13 +71,13 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
 
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int threads, Device device) {
+                               int32_t loss_chunk_tokens, int threads, Device device) {
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
-  plan.step =
-      build_evaluation_step(config, state, static_cast<int32_t>(rows),
-                            static_cast<int32_t>(sets.front().source->options().sequence_length));
+  plan.step = build_evaluation_step(
+      config, state, static_cast<int32_t>(rows),
+      static_cast<int32_t>(sets.front().source->options().sequence_length), loss_chunk_tokens);
   verify_program(*plan.step.program);
   plan.memory = plan_memory(*plan.step.program, threads, device);
   for (const EvaluationSet& set : sets) {

@@ -149,6 +149,15 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
         "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
   }
   check_shape(schedule);
+  // The head's gradients would come between those of the embedding, which such schedules move.
+  if (options.loss_chunk_tokens > 0 && config.tie_embeddings &&
+      partition.rank_of_embedding() == partition.rank_of_loss() &&
+      (schedule.merged || schedule.schedule != PipelineSchedule::one_f_one_b)) {
+    throw_bad_request(
+        "--loss-chunk-tokens: here the rank of the head has the embedding, too, with the same "
+        "weights, and its gradients are moved by --overlap-moe-expert-parallel-comm or a "
+        "zero-bubble schedule. Leave one of them out.");
+  }
   return {std::move(layout),
           std::move(partition),
           schedule,

@@ -885,6 +885,15 @@ constexpr OptionSpec kOptions[] = {
      .help = "Of a rank's parameters, the first part whose optimizer states stay on the host.",
      .range = between(0, 1),
      .commands = kShape},
+    {.name = "loss-chunk-tokens",
+     .member = &Options::loss_chunk_tokens,
+     .group = kMemory,
+     .metavar = "N",
+     .help = "Compute logits and loss for N tokens of a micro-batch at a time, and their gradients "
+             "directly behind, so that the logits of all tokens are never there at once; 0: for "
+             "all.",
+     .range = at_least(0),
+     .commands = kCompute},
     {.name = "use-precision-aware-optimizer",
      .member = &Options::use_precision_aware_optimizer,
      .group = kMemory,

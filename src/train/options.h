@@ -169,6 +169,7 @@ struct Options {
   double activation_offload_fraction = 1.0;
   bool optimizer_cpu_offload = false;
   double optimizer_offload_fraction = 1.0;
+  int32_t loss_chunk_tokens = 0;
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()

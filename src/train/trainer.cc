@@ -122,7 +122,8 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   if (!evaluation_sets_.empty()) {
     evaluation_plan_ =
         plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
-                        options.eval_iters * batch_sizes_.largest(), pool_.threads(), device_);
+                        options.eval_iters * batch_sizes_.largest(), options.loss_chunk_tokens,
+                        pool_.threads(), device_);
     evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
 }

@@ -52,6 +52,7 @@ class Rank {
                                    .gradient_bucket_elements = wanted.gradient_bucket_elements,
                                    .overlap_gradient_sums = wanted.early_collectives,
                                    .overlap_parameter_gathers = wanted.early_collectives,
+                                   .loss_chunk_tokens = wanted.loss_chunk_tokens,
                                    .overlap = wanted.overlap,
                                    .recompute = wanted.recompute,
                                    .offload = wanted.offload})),
@@ -276,6 +277,7 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.recompute = {};
   single.offload = {};
   single.optimizer_offload = 0;
+  single.loss_chunk_tokens = 0;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;

@@ -46,6 +46,7 @@ struct LayoutCase {
   RecomputeOptions recompute = {};
   OffloadOptions offload = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
+  int32_t loss_chunk_tokens = 0;
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each

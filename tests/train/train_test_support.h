@@ -103,6 +103,7 @@ struct StepRunOptions {
   RecomputeOptions recompute = {};
   OffloadOptions offload = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
+  int32_t loss_chunk_tokens = 0;
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -125,6 +126,7 @@ class StepRun {
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
+                                  .loss_chunk_tokens = run.loss_chunk_tokens,
                                   .recompute = run.recompute,
                                   .offload = run.offload})),
         storage(state.table, run.device),
