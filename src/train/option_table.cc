@@ -21,6 +21,8 @@ constexpr CommandMask kAllButHelp = kTrain | kEval | kGenerate | kTokenize | kCo
 // Commands that build a step program from a model's shape, and those that run a model at all.
 constexpr CommandMask kShape = kTrain | kInspect | kPlan | kBench;
 constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
+// Commands that run on several ranks.
+constexpr CommandMask kOnRanks = kTrain | kVerify | kBench;
 
 constexpr std::string_view kGlobal = "Global";
 constexpr std::string_view kModel = "Model";
@@ -138,7 +140,7 @@ constexpr OptionSpec kOptions[] = {
      .group = kGlobal,
      .metavar = "N",
      .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
-             "what these leave is data parallelism: train, verify and inspect, up to 1,024. "
+             "what these leave is data parallelism: train, verify, bench and inspect, up to 1,024. "
              "--threads are divided among them. plan takes any number. Under mpirun or srun, ranks "
              "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
@@ -150,14 +152,14 @@ constexpr OptionSpec kOptions[] = {
      .help = "With --device cuda: so many ranks of a machine share a GPU, for trying layouts out. "
              "Each rank has one of its own otherwise.",
      .range = between(1, 32),
-     .commands = kTrain | kVerify},
+     .commands = kOnRanks | kPlan},
     {.name = "collective-timeout-s",
      .member = &Options::collective_timeout_s,
      .group = kGlobal,
      .metavar = "SECONDS",
      .help = "How long ranks wait in a collective for one that is missing before all end.",
      .range = between(1, 86400),
-     .commands = kTrain | kVerify},
+     .commands = kOnRanks},
     {.name = "threads",
      .member = &Options::threads,
      .group = kGlobal,
@@ -1537,14 +1539,17 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::profile_ranks,
      .group = kLooking,
      .metavar = "R...",
-     .help = "The ranks that are profiled.",
+     .help =
+         "The ranks that are profiled. bench prints the tables of these, and writes timelines of "
+         "all ranks when it is not given.",
      .unset = "0",
-     .commands = kTrain},
+     .commands = kTrain | kBench},
     {.name = "profile-dir",
      .member = &Options::profile_dir,
      .group = kLooking,
      .metavar = "DIR",
-     .help = "Folder for timelines: rank<R>_step<N>.json.",
+     .help = "Folder for timelines: rank<R>_step<N>.json, and of several ranks together "
+             "ranks_step<N>.json.",
      .commands = kTrain | kBench},
     {.name = "op",
      .member = &Options::op,
@@ -1571,6 +1576,10 @@ constexpr OptionSpec kOptions[] = {
 };
 
 }  // namespace
+
+bool runs_on_ranks(Command command) {
+  return (kOnRanks & mask_of(command)) != 0;
+}
 
 std::span<const CommandInfo> command_table() {
   return kCommands;

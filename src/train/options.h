@@ -53,6 +53,9 @@ struct CommandInfo {
 std::span<const CommandInfo> command_table();
 const CommandInfo& info_of(Command command);
 
+// Whether the command runs on the ranks of a layout: threads, or processes of a launcher.
+bool runs_on_ranks(Command command);
+
 // Ranks that may run as threads of one process.
 inline constexpr int32_t kMostThreadRanks = 1024;
 

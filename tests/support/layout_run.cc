@@ -10,8 +10,10 @@
 #include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
+#include "runtime/cpu/cpu_interpreter.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
+#include "support/interleaving.h"
 #include "support/slice_elements.h"
 
 namespace troupe::testing {
@@ -31,35 +33,39 @@ double start_value(const Parameter& parameter, int64_t element) {
                              static_cast<uint64_t>(element));
 }
 
+TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
+  return build_training_step(wanted.model, state,
+                             {.micro_batch_size = wanted.micro_batch_size,
+                              .micro_batches = wanted.micro_batches,
+                              .sequence = wanted.sequence,
+                              .seed = kSeed,
+                              .dispatcher = wanted.dispatcher,
+                              .context_exchange = wanted.context_exchange,
+                              .per_token_loss = wanted.per_token_loss,
+                              .gradient_bucket_elements = wanted.gradient_bucket_elements,
+                              .overlap_gradient_sums = wanted.early_collectives,
+                              .overlap_parameter_gathers = wanted.early_collectives,
+                              .loss_chunk_tokens = wanted.loss_chunk_tokens,
+                              .overlap = wanted.overlap,
+                              .recompute = wanted.recompute,
+                              .offload = wanted.offload});
+}
+
 // One rank of a run.
 class Rank {
  public:
   Rank(const LayoutCase& wanted, const RunOn& on, std::shared_ptr<const RunLayout> run,
        int32_t rank, ProcessGroup& group)
       : wanted_(wanted),
-        device_(on.device),
+        on_(on),
         pool_(1),
         state_(declare_model_state(wanted.model, DType::f64, /*trained=*/true,
                                    {.run = std::move(run), .rank = rank})),
-        step_(build_training_step(wanted.model, state_,
-                                  {.micro_batch_size = wanted.micro_batch_size,
-                                   .micro_batches = wanted.micro_batches,
-                                   .sequence = wanted.sequence,
-                                   .seed = kSeed,
-                                   .dispatcher = wanted.dispatcher,
-                                   .context_exchange = wanted.context_exchange,
-                                   .per_token_loss = wanted.per_token_loss,
-                                   .gradient_bucket_elements = wanted.gradient_bucket_elements,
-                                   .overlap_gradient_sums = wanted.early_collectives,
-                                   .overlap_parameter_gathers = wanted.early_collectives,
-                                   .loss_chunk_tokens = wanted.loss_chunk_tokens,
-                                   .overlap = wanted.overlap,
-                                   .recompute = wanted.recompute,
-                                   .offload = wanted.offload})),
+        step_(build_step(wanted, state_)),
         storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
         interpreter_(make_interpreter(*step_.program, plan(), storage_, pool_,
                                       communicators_of(group, state_.part.layout(), rank),
-                                      {.capture = on.capture})) {
+                                      {.capture = on.capture, .one_stream = !on.streams})) {
     for (const Parameter& parameter : state_.parameters) {
       auto* data = storage_.view(parameter.value).as<double>();
       for_each_element(parameter, [&](int64_t own, int64_t element) {
@@ -88,7 +94,7 @@ class Rank {
     if (step_.step_number.valid()) {
       *interpreter_->view(step_.step_number).as<int64_t>() = number;
     }
-    interpreter_->run();
+    run_program(number);
     storage_.to_host();
     measure(number);
   }
@@ -126,9 +132,24 @@ class Rank {
 
   MemoryPlan plan() const {
     verify_program(*step_.program);
-    MemoryPlan plan = plan_memory(*step_.program, 1, device_);
+    MemoryPlan plan = on_.oracle ? plan_oracle(*step_.program, 1, on_.device)
+                                 : plan_memory(*step_.program, 1, on_.device);
     verify_memory_plan(*step_.program, plan);
     return plan;
+  }
+
+  void run_program(int64_t number) {
+    if (!on_.interleaving.has_value()) {
+      interpreter_->run();
+      return;
+    }
+    auto& interpreter = dynamic_cast<CpuInterpreter&>(*interpreter_);
+    const std::vector<QueueEvent> events = find_queue_events(*step_.program, interpreter.plan());
+    verify_queue_events(*step_.program, interpreter.plan(), events);
+    const auto seed = *on_.interleaving + 4 * static_cast<uint32_t>(16 * number + state_.part.rank);
+    for (const int32_t index : draw_interleaving(*step_.program, events, seed)) {
+      interpreter.run_op(index);
+    }
   }
 
   void write_micro_batch(const BatchValues& batch, int64_t number) {
@@ -208,7 +229,7 @@ class Rank {
   }
 
   const LayoutCase& wanted_;
-  const Device device_;
+  const RunOn on_;
   ThreadPool pool_;
   ModelState state_;
   TrainingStep step_;
@@ -244,6 +265,12 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                 .optimizer_offload = wanted.optimizer_offload});
 }
 
+std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank) {
+  const ModelState state = declare_model_state(layout.model, DType::f64, /*trained=*/true,
+                                               {.run = run_layout_of(layout), .rank = rank});
+  return build_step(layout, state).program;
+}
+
 Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
   const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
   const int32_t size = run->layout.world_size();
@@ -275,9 +302,9 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.merged = false;
   single.overlap = {};
   single.recompute = {};
+  single.loss_chunk_tokens = 0;
   single.offload = {};
   single.optimizer_offload = 0;
-  single.loss_chunk_tokens = 0;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;

@@ -101,9 +101,9 @@ struct StepRunOptions {
   int32_t data_parallel_size = 1;  // ranks that share the steps, this one being number
   int32_t data_parallel_rank = 0;
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
-  int32_t loss_chunk_tokens = 0;
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU

@@ -93,6 +93,43 @@ TEST_P(TrainingStepBits, DoNotDependOnRecompute) {
   }
 }
 
+// In chunks of tokens only the sums over tokens have another order: those of the weight of the head
+// (here the embedding's, too) and of the loss. With the oracle's plan and more threads the chunks
+// have the same bits.
+TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
+  const auto options = [](int32_t loss_chunk_tokens, int threads, bool oracle) {
+    return StepRunOptions{.dtype = GetParam(),
+                          .threads = threads,
+                          .oracle = oracle,
+                          .micro_batch_size = 2,
+                          .micro_batches = 2,
+                          .sequence = 96,
+                          .loss_chunk_tokens = loss_chunk_tokens};
+  };
+  StepRun whole(trained_model(), options(0, 1, false));
+  whole.update();
+  // Of the mean of some hundred losses, of which each chunk rounds its part.
+  const double tolerance = GetParam() == DType::f64 ? 1e-14 : 1e-6;
+  for (const int32_t tokens : {64, 100}) {
+    SCOPED_TRACE(std::to_string(tokens) + " tokens");
+    StepRun chunks(trained_model(), options(tokens, 1, false));
+    chunks.update();
+    EXPECT_NEAR(chunks.loss(), whole.loss(), tolerance * whole.loss());
+    for (const Parameter& parameter : whole.state.parameters) {
+      if (parameter.layer < 0 && parameter.kind != ParameterKind::final_norm) continue;
+      EXPECT_EQ(bytes_of(chunks.storage.view(parameter.gradient)),
+                bytes_of(whole.storage.view(parameter.gradient)))
+          << whole.name(parameter);
+    }
+    for (const bool oracle : {false, true}) {
+      StepRun other(trained_model(), options(tokens, 3, oracle));
+      other.update();
+      EXPECT_EQ(other.loss(), chunks.loss());
+      expect_same_state(other.storage, chunks.storage);
+    }
+  }
+}
+
 // Likewise: no gradient reads what is dead, on the device or on the host.
 TEST_P(TrainingStepBits, DoNotDependOnOffload) {
   ModelConfig model = trained_model();
@@ -138,43 +175,6 @@ TEST_P(TrainingStepBits, DoNotDependOnOffload) {
       EXPECT_GT(other.storage.host_bytes(), 0U);
       EXPECT_EQ(other.objective(), plain.objective());
       expect_same_state(plain.storage, other.storage);
-    }
-  }
-}
-
-// In chunks of tokens only the sums over tokens have another order: those of the weight of the head
-// (here the embedding's, too) and of the loss. With the oracle's plan and more threads the chunks
-// have the same bits.
-TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
-  const auto options = [](int32_t loss_chunk_tokens, int threads, bool oracle) {
-    return StepRunOptions{.dtype = GetParam(),
-                          .threads = threads,
-                          .oracle = oracle,
-                          .micro_batch_size = 2,
-                          .micro_batches = 2,
-                          .sequence = 96,
-                          .loss_chunk_tokens = loss_chunk_tokens};
-  };
-  StepRun whole(trained_model(), options(0, 1, false));
-  whole.update();
-  // Of the mean of some hundred losses, of which each chunk rounds its part.
-  const double tolerance = GetParam() == DType::f64 ? 1e-14 : 1e-6;
-  for (const int32_t tokens : {64, 100}) {
-    SCOPED_TRACE(std::to_string(tokens) + " tokens");
-    StepRun chunks(trained_model(), options(tokens, 1, false));
-    chunks.update();
-    EXPECT_NEAR(chunks.loss(), whole.loss(), tolerance * whole.loss());
-    for (const Parameter& parameter : whole.state.parameters) {
-      if (parameter.layer < 0 && parameter.kind != ParameterKind::final_norm) continue;
-      EXPECT_EQ(bytes_of(chunks.storage.view(parameter.gradient)),
-                bytes_of(whole.storage.view(parameter.gradient)))
-          << whole.name(parameter);
-    }
-    for (const bool oracle : {false, true}) {
-      StepRun other(trained_model(), options(tokens, 3, oracle));
-      other.update();
-      EXPECT_EQ(other.loss(), chunks.loss());
-      expect_same_state(other.storage, chunks.storage);
     }
   }
 }
