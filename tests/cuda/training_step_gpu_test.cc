@@ -172,6 +172,23 @@ TEST_P(CudaTrainingStep, GivesTheSameBits) {
                        .mlp = true,
                        .shared_experts = true};
   same("modules recomputed");
+  options.offload = {.attention_norm = true,
+                     .qkv = true,
+                     .core_attention = true,
+                     .attention_out = true,
+                     .mlp_norm = true,
+                     .expert_fc1 = true,
+                     .expert_activation = true,
+                     .least_elements = 1};
+  same("modules recomputed, others offloaded");
+  options.recompute = {};
+  options.optimizer_offload = 0.5;
+  same("offloaded");
+  options.capture = true;
+  same("offloaded and captured");
+  options.capture = false;
+  options.oracle = true;
+  same("offloaded, oracle");
   EXPECT_EQ(first.interpreter.allocated_bytes(),
             first.interpreter.plan().total_bytes() - first.interpreter.plan().state_bytes);
 }
