@@ -210,8 +210,9 @@ std::vector<int32_t> find_ends_of_next_layer(const Program& program) {
   std::vector<int32_t> result;
   result.reserve(layer_at.size());
   for (const int32_t layer : layer_at) {
-    const auto next = static_cast<size_t>(layer + 1);
-    result.push_back(next < ends.size() ? ends[next] : program.op_count() - 1);
+    const int32_t next = layer + 1;
+    result.push_back(next < static_cast<int32_t>(ends.size()) ? ends[static_cast<size_t>(next)]
+                                                              : program.op_count() - 1);
   }
   return result;
 }
