@@ -75,7 +75,7 @@ class BenchRanks(unittest.TestCase):
                          ["rank0_step1.json", "rank1_step1.json", "ranks_step1.json"])
         self.assertIn(f"all together in {folder}/ranks_step1.json", result.stderr)
         events = json.loads((folder / "ranks_step1.json").read_text())["traceEvents"]
-        self.assertEqual([event["args"]["name"] for event in events if event["ph"] == "M"],
+        self.assertEqual([event["args"]["name"] for event in events if event["name"] == "process_name"],
                          ["rank 0", "rank 1"])
         own = json.loads((folder / "rank1_step1.json").read_text())["traceEvents"]
         self.assertEqual([event for event in events if event["pid"] == 1], own)
