@@ -87,7 +87,17 @@ DType moment_dtype(const Options& options, const std::string& name, const char* 
     throw_bad_request(
         fmt::format("{} {}: it belongs to --use-precision-aware-optimizer; add that.", flag, name));
   }
-  return DType::bf16;
+  return name == "fp8" ? DType::f8e4m3 : DType::bf16;
+}
+
+DType main_gradient_dtype(const Options& options) {
+  if (options.main_grads_dtype == "bf16" && !options.use_precision_aware_optimizer) {
+    throw_bad_request(
+        "--main-grads-dtype bf16: it belongs to --use-precision-aware-optimizer; add that, or use "
+        "--grad-reduce-in-bf16.");
+  }
+  const bool narrow = options.main_grads_dtype == "bf16" || options.grad_reduce_in_bf16;
+  return narrow ? DType::bf16 : DType::f32;
 }
 
 StateSharding sharding_of(const Options& options) {
@@ -133,6 +143,10 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
   Layout layout(std::move(asked));
   check_layout(config, layout, sequence_length_of(options, config), context_exchange_of(options));
+  const DType exp_avg = moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype");
+  const DType exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype");
+  if (exp_avg == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-dtype");
+  if (exp_avg_sq == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-sq-dtype");
 
   PipelineShape schedule;
   schedule.schedule = schedule_of(options);
@@ -158,13 +172,9 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
         "weights, and its gradients are moved by --overlap-moe-expert-parallel-comm or a "
         "zero-bubble schedule. Leave one of them out.");
   }
-  return {std::move(layout),
-          std::move(partition),
-          schedule,
-          sharding,
-          moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype"),
-          moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype"),
-          optimizer_offload_of(options)};
+  return {std::move(layout), std::move(partition),         schedule,
+          sharding,          main_gradient_dtype(options), exp_avg,
+          exp_avg_sq,        optimizer_offload_of(options)};
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {

@@ -58,7 +58,8 @@ constexpr std::string_view kIncreaseStyleChoices[] = {"constant", "linear", "cos
 constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
-constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16"};
+constexpr std::string_view kGradientDtypes[] = {"fp32", "bf16"};
+constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16", "fp8"};
 constexpr std::string_view kCudaGraphs[] = {"none", "full_iteration", "local",
                                             "transformer_engine"};
 constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
@@ -899,22 +900,42 @@ constexpr OptionSpec kOptions[] = {
     {.name = "use-precision-aware-optimizer",
      .member = &Options::use_precision_aware_optimizer,
      .group = kMemory,
-     .help = "Let --exp-avg-dtype and --exp-avg-sq-dtype choose; master weights and gradients are "
-             "kept in fp32.",
+     .help =
+         "Let --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype choose; master weights "
+         "are kept in fp32.",
+     .commands = kShape},
+    {.name = "main-grads-dtype",
+     .member = &Options::main_grads_dtype,
+     .group = kMemory,
+     .metavar = "DTYPE",
+     .help =
+         "How the main gradients of bf16 weights are kept. In bf16 they take 2 bytes a parameter "
+         "less; every addition, and every sum over ranks, is made in fp32 and rounded once.",
+     .choices = kGradientDtypes,
+     .commands = kShape},
+    {.name = "grad-reduce-in-bf16",
+     .member = &Options::grad_reduce_in_bf16,
+     .group = kMemory,
+     .help = "The same as --main-grads-dtype bf16, without --use-precision-aware-optimizer: what "
+             "ranks sum are the main gradients themselves.",
      .commands = kShape},
     {.name = "exp-avg-dtype",
      .member = &Options::exp_avg_dtype,
      .group = kMemory,
      .metavar = "DTYPE",
-     .help = "How AdamW's mean gradient is kept; computed with in fp32. Not of fp64 weights.",
+     .help =
+         "How AdamW's mean gradient is kept; computed with in fp32. Not of fp64 weights. fp8: a "
+         "byte an element and one for the scale of 32, in tensors of two dimensions and more.",
      .choices = kMomentDtypes,
      .commands = kShape},
     {.name = "exp-avg-sq-dtype",
      .member = &Options::exp_avg_sq_dtype,
      .group = kMemory,
      .metavar = "DTYPE",
-     .help = "How AdamW's mean squared gradient is kept. In bf16 it stands still once an update "
-             "changes it by less than 1/512 of it: choose --adam-beta2 0.99 or less.",
+     .help =
+         "How AdamW's mean squared gradient is kept. In bf16 it stands still once an update "
+         "changes it by less than 1/512 of it: choose --adam-beta2 0.99 or less. In fp8 its root "
+         "is kept, rounded without bias, as of the mean gradient: it moves at any beta2.",
      .choices = kMomentDtypes,
      .commands = kShape},
 

@@ -350,8 +350,9 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   load_training_state(checkpoint, identity_.model, state_, *storage_);
   if (!resume) {
     for (const Parameter& parameter : state_.parameters) {
-      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
-        if (!id.valid()) continue;  // of an empty shard
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
+                               parameter.exp_avg_sq_scale}) {
+        if (!id.valid()) continue;  // of an empty shard, or without scales
         const TensorView view = storage_->view(id);
         std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
       }

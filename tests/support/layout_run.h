@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/device.h"
+#include "base/dtype.h"
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
@@ -49,10 +50,16 @@ struct LayoutCase {
   int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
+  DType dtype = DType::f64;
+  // See RunLayout.
+  DType main_gradients = DType::f32;
+  DType exp_avg = DType::f32;
+  DType exp_avg_sq = DType::f32;
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
-// step, and parameters and moments after the last one. Whole tensors.
+// step, and parameters and moments after the last one. Whole tensors. Moments in 8 bits are what
+// their codes and scales stand for: of the second the root.
 using Outcome = std::map<std::string, std::vector<double>>;
 
 // What the ranks run on. On GPUs they are spread over those that there are; several share one where
