@@ -10,24 +10,25 @@
 namespace troupe {
 namespace {
 
-struct ModuleName {
+struct OffloadModule {
   std::string_view name;
   bool OffloadOptions::*member;
   bool of_experts = false;
 };
-constexpr std::array kModules = {
-    ModuleName{"attn_norm", &OffloadOptions::attention_norm},
-    ModuleName{"qkv_linear", &OffloadOptions::qkv},
-    ModuleName{"core_attn", &OffloadOptions::core_attention},
-    ModuleName{"attn_proj", &OffloadOptions::attention_out},
-    ModuleName{"mlp_norm", &OffloadOptions::mlp_norm},
-    ModuleName{"expert_fc1", &OffloadOptions::expert_fc1, /*of_experts=*/true},
-    ModuleName{"moe_act", &OffloadOptions::expert_activation, /*of_experts=*/true},
+constexpr std::array kOffloadModules = {
+    OffloadModule{"attn_norm", &OffloadOptions::attention_norm},
+    OffloadModule{"qkv_linear", &OffloadOptions::qkv},
+    OffloadModule{"core_attn", &OffloadOptions::core_attention},
+    OffloadModule{"attn_proj", &OffloadOptions::attention_out},
+    OffloadModule{"mlp_norm", &OffloadOptions::mlp_norm},
+    OffloadModule{"expert_fc1", &OffloadOptions::expert_fc1, /*of_experts=*/true},
+    OffloadModule{"moe_act", &OffloadOptions::expert_activation, /*of_experts=*/true},
 };
 
-void choose_module(const std::string& name, const ModelConfig& config, OffloadOptions& chosen) {
+void choose_offload_module(const std::string& name, const ModelConfig& config,
+                           OffloadOptions& chosen) {
   std::string known;
-  for (const ModuleName& module : kModules) {
+  for (const OffloadModule& module : kOffloadModules) {
     known += fmt::format("{}{}", known.empty() ? "" : ", ", module.name);
     if (name != module.name) continue;
     if (module.of_experts && config.num_experts == 0) {
@@ -43,7 +44,7 @@ void choose_module(const std::string& name, const ModelConfig& config, OffloadOp
 }
 
 // A flag that needs another one.
-void refuse(bool given, std::string_view flag, std::string_view needed) {
+void refuse_without(bool given, std::string_view flag, std::string_view needed) {
   if (!given) return;
   throw_bad_request(
       fmt::format("--{}: it belongs to --{}. Add that, or leave the flag out.", flag, needed));
@@ -56,11 +57,11 @@ OffloadOptions offload_options_of(const Options& options, const ModelConfig& con
   OffloadOptions chosen;
   if (!options.fine_grained_activation_offloading) {
     constexpr std::string_view kNeeded = "fine-grained-activation-offloading";
-    refuse(!options.offload_modules.empty(), "offload-modules", kNeeded);
-    refuse(options.min_offloaded_tensor_size != defaults.least_elements,
-           "min-offloaded-tensor-size", kNeeded);
-    refuse(options.activation_offload_fraction != defaults.fraction, "activation-offload-fraction",
-           kNeeded);
+    refuse_without(!options.offload_modules.empty(), "offload-modules", kNeeded);
+    refuse_without(options.min_offloaded_tensor_size != defaults.least_elements,
+                   "min-offloaded-tensor-size", kNeeded);
+    refuse_without(options.activation_offload_fraction != defaults.fraction,
+                   "activation-offload-fraction", kNeeded);
     return chosen;
   }
   if (options.offload_modules.empty()) {
@@ -68,7 +69,8 @@ OffloadOptions offload_options_of(const Options& options, const ModelConfig& con
         "--fine-grained-activation-offloading: say whose inputs go to the host: --offload-modules "
         "with some of attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act.");
   }
-  for (const std::string& name : options.offload_modules) choose_module(name, config, chosen);
+  for (const std::string& name : options.offload_modules)
+    choose_offload_module(name, config, chosen);
   chosen.least_elements = options.min_offloaded_tensor_size;
   chosen.fraction = options.activation_offload_fraction;
   return chosen;
@@ -76,8 +78,8 @@ OffloadOptions offload_options_of(const Options& options, const ModelConfig& con
 
 double optimizer_offload_of(const Options& options) {
   if (options.optimizer_cpu_offload) return options.optimizer_offload_fraction;
-  refuse(options.optimizer_offload_fraction != Options{}.optimizer_offload_fraction,
-         "optimizer-offload-fraction", "optimizer-cpu-offload");
+  refuse_without(options.optimizer_offload_fraction != Options{}.optimizer_offload_fraction,
+                 "optimizer-offload-fraction", "optimizer-cpu-offload");
   return 0;
 }
 
