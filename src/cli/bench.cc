@@ -295,7 +295,7 @@ std::string BenchRank::text() const {
                   several && !on_gpu ? 3 : 1, several ? fmt::format(" of each {}", unit) : "",
                   100.0 * flops_per_s / limits_.flops);
   const auto range_text = [&](const RankRange& range) {
-    const std::string most = format_bytes(range.most);
+    std::string most = format_bytes(range.most);
     if (!several) return most;
     if (range.least == range.most) return most + " on each rank";
     return fmt::format("{} (rank {}; least {})", most, range.of_rank, format_bytes(range.least));
