@@ -332,7 +332,7 @@ void BenchRank::run() {
 ExitStatus run_bench(const Options& options, ProcessGroup* processes) {
   profiled_ranks(options);  // refuses ranks that there are not
   const ModelConfig config = load_model_config(options);
-  const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config));
+  const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));
   run_all_ranks(
       options, processes,
       [&](int32_t rank, ProcessGroup* group) {

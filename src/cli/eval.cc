@@ -109,7 +109,8 @@ ExitStatus run_eval(const Options& options, ProcessGroup* processes) {
        .eod = tokenizer->eod(),
        .eod_mask_loss = options.eod_mask_loss},
       /*data=*/nullptr);
-  evaluated.layout = std::make_shared<const RunLayout>(run_layout_of(of_sequences, model.config));
+  evaluated.layout =
+      std::make_shared<const RunLayout>(run_layout_of(of_sequences, model.config, processes));
   run_all_ranks(
       options, processes,
       [&](int32_t rank, ProcessGroup* group) {

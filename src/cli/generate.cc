@@ -38,7 +38,7 @@ int32_t context_of(const Task& task, const Options& options) {
   return static_cast<int32_t>(std::min(most, (text + tp - 1) / tp * tp));
 }
 
-Task make_task(const Options& options) {
+Task make_task(const Options& options, const ProcessGroup* processes) {
   Task task{.model = find_model(options.load, compute_dtype_of(options), options.ckpt_step)};
   task.tokenizer = make_tokenizer(tokenizer_of(task.model, options));
   const int32_t ids = task.tokenizer->vocab_size();
@@ -62,7 +62,8 @@ Task make_task(const Options& options) {
 
   Options of_sequences = options;
   of_sequences.seq_length = generation.context;
-  task.layout = std::make_shared<const RunLayout>(run_layout_of(of_sequences, task.model.config));
+  task.layout =
+      std::make_shared<const RunLayout>(run_layout_of(of_sequences, task.model.config, processes));
   check_generation_layout(task.model.config, task.layout->layout);
   return task;
 }
@@ -135,7 +136,7 @@ class GenerateRank {
 ExitStatus run_generate(const Options& options, ProcessGroup* processes) {
   const bool leads = processes == nullptr || processes->own_ranks().front() == 0;
   install_interrupt_handlers(/*quiet=*/!leads);
-  const Task task = make_task(options);
+  const Task task = make_task(options, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(
       options, processes,

@@ -15,14 +15,14 @@ namespace troupe {
 ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
   const DType dtype = compute_dtype_of(options);
   const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
-  const ReferenceComparison result =
-      verify_reference(options.hf_dir, dtype, options.oracle,
-                       {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config)),
-                        .group = processes,
-                        .threads = threads_of_rank(options, processes),
-                        .limit = std::chrono::seconds(options.collective_timeout_s),
-                        .ranks_per_gpu = options.ranks_per_gpu},
-                       device_of(options));
+  const ReferenceComparison result = verify_reference(
+      options.hf_dir, dtype, options.oracle,
+      {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes)),
+       .group = processes,
+       .threads = threads_of_rank(options, processes),
+       .limit = std::chrono::seconds(options.collective_timeout_s),
+       .ranks_per_gpu = options.ranks_per_gpu},
+      device_of(options));
   const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;
   if (processes != nullptr && processes->own_ranks().front() != 0) return status;
   if (options.json) {

@@ -10,6 +10,16 @@ RunLayout layout_of_one_rank(int32_t layers) {
           .schedule = {}};
 }
 
+StagedGroups ModelPart::staged_groups() const {
+  StagedGroups staged{};
+  for (size_t i = 0; i < kRankGroupCount; ++i) {
+    if (!run->is_staged[i]) continue;
+    const size_t ranks = layout().members(static_cast<RankGroup>(i), rank).size();
+    if (ranks > 1) staged[i] = static_cast<int32_t>(ranks);
+  }
+  return staged;
+}
+
 Shard ModelPart::shard(GradientClass gradient) const {
   if (run->sharding == StateSharding::none) return {};
   const std::vector<int32_t> ranks = layout().members(shard_groups(gradient).within, rank);

@@ -2,6 +2,7 @@
 // rank's place in it. Plain values; any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -38,6 +39,8 @@ struct RunLayout {
   // Moments and master weights of a rank's first parameters, up to this part of all that it
   // updates, are kept on the host (StateTensor::on_host).
   double optimizer_offload = 0;
+  // By RankGroup: the GPUs of some such group do not reach each other's memory (--gpu-exchange).
+  std::array<bool, kRankGroupCount> is_staged{};
 };
 
 // Among whom a parameter is sharded, and who have the same shard.
@@ -70,6 +73,8 @@ struct ModelPart {
     if (gradient != GradientClass::expert) return {};
     return {RankGroup::edp_within_instance, RankGroup::edp_across_instances};
   }
+  // The rank's groups that are staged, with their sizes; those of one rank exchange nothing.
+  StagedGroups staged_groups() const;
   // The shard of such parameters that is the rank's.
   Shard shard(GradientClass gradient) const;
   // The stage that is this rank's chunk number `chunk`.

@@ -5,13 +5,17 @@
 
 namespace troupe {
 
-ProcessGroup::ProcessGroup(int size, std::chrono::milliseconds limit,
-                           std::vector<int32_t> own_ranks, std::vector<int32_t> ranks_of_machine)
-    : size_(size),
+ProcessGroup::ProcessGroup(std::chrono::milliseconds limit, std::vector<int32_t> own_ranks,
+                           std::vector<int32_t> machine_of_rank)
+    : size_(static_cast<int>(machine_of_rank.size())),
       limit_(limit),
       own_ranks_(std::move(own_ranks)),
-      ranks_of_machine_(std::move(ranks_of_machine)) {
-  TROUPE_CHECK(size >= 1 && !own_ranks_.empty(), "a group has a member");
+      machine_of_rank_(std::move(machine_of_rank)) {
+  TROUPE_CHECK(size_ >= 1 && !own_ranks_.empty(), "a group has a member");
+  const int32_t machine = machine_of_rank_[static_cast<size_t>(own_ranks_.front())];
+  for (int32_t rank = 0; rank < size_; ++rank) {
+    if (machine_of_rank_[static_cast<size_t>(rank)] == machine) ranks_of_machine_.push_back(rank);
+  }
 }
 
 Communicator& ProcessGroup::member(int rank) {

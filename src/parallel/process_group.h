@@ -39,6 +39,8 @@ class ProcessGroup {
   // ascending.
   const std::vector<int32_t>& own_ranks() const { return own_ranks_; }
   const std::vector<int32_t>& ranks_of_machine() const { return ranks_of_machine_; }
+  // By rank: the first rank of its machine.
+  const std::vector<int32_t>& machine_of_rank() const { return machine_of_rank_; }
 
   // The communicator of `rank`, one of this process, among `members`: ranks of this group,
   // ascending, `rank` among them. The same one whenever the members are the same. Owned by the
@@ -54,8 +56,8 @@ class ProcessGroup {
   virtual std::vector<std::string> gather(int rank, std::string bytes) = 0;
 
  protected:
-  ProcessGroup(int size, std::chrono::milliseconds limit, std::vector<int32_t> own_ranks,
-               std::vector<int32_t> ranks_of_machine);
+  ProcessGroup(std::chrono::milliseconds limit, std::vector<int32_t> own_ranks,
+               std::vector<int32_t> machine_of_rank);
 
  private:
   friend void run_ranks(ProcessGroup& group, const std::function<void(int)>& body);
@@ -64,7 +66,8 @@ class ProcessGroup {
   const int size_;
   const std::chrono::milliseconds limit_;
   const std::vector<int32_t> own_ranks_;
-  const std::vector<int32_t> ranks_of_machine_;
+  const std::vector<int32_t> machine_of_rank_;
+  std::vector<int32_t> ranks_of_machine_;
 };
 
 // Runs body(rank) for every rank of the group that is this process's, and returns when all ranks

@@ -462,7 +462,7 @@ void ThreadGroup::Room::fail(const std::string& message) {
 }
 
 ThreadGroup::ThreadGroup(int size, std::chrono::milliseconds limit)
-    : ProcessGroup(size, limit, ranks_below(size), ranks_below(size)),
+    : ProcessGroup(limit, ranks_below(size), std::vector<int32_t>(static_cast<size_t>(size), 0)),
       left_(static_cast<size_t>(size)) {}
 
 ThreadGroup::~ThreadGroup() = default;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "passes/cuda_scratch.h"
 #include "passes/queue_events.h"
 #include "program/op_spec.h"
 
@@ -473,13 +474,14 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
   }
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
-    const auto scratch_bytes =
-        device == Device::cpu ? op.spec->scratch_bytes : op.spec->cuda_scratch_bytes;
-    if (scratch_bytes == nullptr) continue;
-    uint64_t& most = device == Device::cpu
-                         ? plan.scratch_bytes_per_thread
-                         : plan.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
-    most = std::max(most, align(scratch_bytes(OpView{program, op})));
+    const OpView view{program, op};
+    if (device == Device::cuda) {
+      uint64_t& most = plan.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
+      most = std::max(most, cuda_scratch_of(view).bytes());
+    } else if (op.spec->scratch_bytes != nullptr) {
+      plan.scratch_bytes_per_thread =
+          std::max(plan.scratch_bytes_per_thread, align(op.spec->scratch_bytes(view)));
+    }
   }
   return plan;
 }

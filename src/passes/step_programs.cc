@@ -143,6 +143,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
                               RoutingTrace trace, int32_t loss_chunk_tokens) {
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
+  step.program->set_staged_groups(state.part.staged_groups());
   Builder builder(*step.program);
   const ModelPart& part = state.part;
   const DType wide = accumulation_dtype(state.dtype);
@@ -559,6 +560,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
                                  const TrainingStepOptions& options) {
   TrainingStep step;
   step.program = std::make_unique<Program>(state.table);
+  step.program->set_staged_groups(state.part.staged_groups());
   Builder builder(*step.program);
 
   step.learning_rate = builder.input("learning_rate", DType::f64, {1});

@@ -100,6 +100,9 @@ struct OpSpec {
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;
+  // What the CUDA kernel of a collective wants beside its scratch memory where the GPUs of its
+  // `ranks` members do not reach each other's (Program::staged_groups); nullptr means none.
+  uint64_t (*cuda_staging_bytes)(const OpView&, int32_t ranks) = nullptr;
 
   // Output `output` may be stored over input `input` when that input is not used afterwards: every
   // element is read before, and only for, the element that replaces it.

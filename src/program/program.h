@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "program/op.h"
+#include "program/rank_group.h"
 #include "program/value.h"
 
 namespace troupe {
@@ -55,6 +56,11 @@ class Program {
   void add_result(ValueId id) { results_.push_back(id); }
   std::span<const ValueId> results() const { return results_; }
 
+  // Of a program for a GPU. Operations of such groups want memory to receive into
+  // (OpSpec::cuda_staging_bytes).
+  void set_staged_groups(const StagedGroups& staged) { staged_groups_ = staged; }
+  const StagedGroups& staged_groups() const { return staged_groups_; }
+
   // Says which phase the operation at `index` belongs to (the autodiff pass learns it afterwards).
   void set_phase(int32_t index, Phase phase) {
     ops_[static_cast<size_t>(index)].place.phase = phase;
@@ -71,6 +77,7 @@ class Program {
   std::vector<ValueId> operands_;
   std::vector<ValueId> value_of_state_;
   std::vector<ValueId> results_;
+  StagedGroups staged_groups_{};
 };
 
 // An operation together with its program: what the functions of an OpSpec read.

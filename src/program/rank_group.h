@@ -3,6 +3,7 @@
 // meshes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -33,6 +34,10 @@ enum class RankGroup : uint8_t {
   optimizer_instance,  // all ranks of one instance: statistics of gradients
 };
 inline constexpr int kRankGroupCount = 21;
+
+// By RankGroup: how many ranks the group has, where its members' GPUs do not reach each other's
+// memory and what they exchange is sent and received (ops/cuda/peers.h); 0 where they do.
+using StagedGroups = std::array<int32_t, kRankGroupCount>;
 
 // "dp-cp"
 std::string_view name_of(RankGroup group);

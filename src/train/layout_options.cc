@@ -117,7 +117,8 @@ StateSharding sharding_of(const Options& options) {
 
 }  // namespace
 
-RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
+RunLayout run_layout_of(const Options& options, const ModelConfig& config,
+                        const ProcessGroup* group) {
   const StateSharding sharding = sharding_of(options);
   if (options.num_distributed_optimizer_instances > 1 && sharding == StateSharding::none) {
     throw_bad_request(
@@ -172,9 +173,58 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
         "weights, and its gradients are moved by --overlap-moe-expert-parallel-comm or a "
         "zero-bubble schedule. Leave one of them out.");
   }
-  return {std::move(layout), std::move(partition),         schedule,
-          sharding,          main_gradient_dtype(options), exp_avg,
-          exp_avg_sq,        optimizer_offload_of(options)};
+  std::array<bool, kRankGroupCount> is_staged{};
+  if (device_of(options) == Device::cuda) {
+    const std::vector<int32_t> one_machine(static_cast<size_t>(options.ranks), 0);
+    is_staged = staged_groups_of(layout, options.gpu_exchange,
+                                 group == nullptr ? one_machine : group->machine_of_rank(),
+                                 options.ranks_per_gpu);
+  }
+  return {.layout = std::move(layout),
+          .partition = std::move(partition),
+          .schedule = schedule,
+          .sharding = sharding,
+          .main_gradients = main_gradient_dtype(options),
+          .exp_avg = exp_avg,
+          .exp_avg_sq = exp_avg_sq,
+          .optimizer_offload = optimizer_offload_of(options),
+          .is_staged = is_staged};
+}
+
+std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,
+                                                   const std::string& exchange,
+                                                   const std::vector<int32_t>& machine_of_rank,
+                                                   int32_t ranks_per_gpu) {
+  std::array<bool, kRankGroupCount> is_staged{};
+  const auto machine = [&](int32_t rank) { return machine_of_rank[static_cast<size_t>(rank)]; };
+  const bool is_one = std::all_of(machine_of_rank.begin(), machine_of_rank.end(),
+                                  [&](int32_t each) { return each == machine_of_rank.front(); });
+  if (is_one && exchange != "nccl") return is_staged;
+  bool any = false;
+  for (size_t i = 0; i < kRankGroupCount; ++i) {
+    for (const std::vector<int32_t>& ranks : layout.groups(static_cast<RankGroup>(i))) {
+      const bool spans = std::any_of(ranks.begin(), ranks.end(), [&](int32_t rank) {
+        return machine(rank) != machine(ranks.front());
+      });
+      if (spans && exchange == "peer") {
+        throw_bad_request(
+            "--gpu-exchange peer: the ranks lie on several machines, whose GPUs do not reach each "
+            "other's memory. Leave the flag out, or use --gpu-exchange nccl.");
+      }
+      if (ranks.size() > 1 && (spans || exchange == "nccl")) is_staged[i] = true;
+    }
+    any |= is_staged[i];
+  }
+  if (any && ranks_per_gpu > 1) {
+    throw_bad_request(fmt::format(
+        "--ranks-per-gpu {}: NCCL, through which {}, wants a GPU for each rank. Leave the flag "
+        "out{}.",
+        ranks_per_gpu,
+        exchange == "nccl" ? "--gpu-exchange nccl lets them exchange"
+                           : "GPUs of several machines exchange",
+        exchange == "nccl" ? ", or use --gpu-exchange peer" : ""));
+  }
+  return is_staged;
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {

@@ -62,6 +62,7 @@ constexpr std::string_view kGradientDtypes[] = {"fp32", "bf16"};
 constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16", "fp8"};
 constexpr std::string_view kCudaGraphs[] = {"none", "full_iteration", "local",
                                             "transformer_engine"};
+constexpr std::string_view kGpuExchanges[] = {"auto", "peer", "nccl"};
 constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
 constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
@@ -155,6 +156,17 @@ constexpr OptionSpec kOptions[] = {
      .help = "With --device cuda: so many ranks of a machine share a GPU, for trying layouts out. "
              "Each rank has one of its own otherwise.",
      .range = between(1, 32),
+     .commands = kOnRanks | kPlan},
+    {.name = "gpu-exchange",
+     .member = &Options::gpu_exchange,
+     .group = kGlobal,
+     .metavar = "NAME",
+     .help = "With --device cuda: how the GPUs of several ranks exchange. peer: kernels read and "
+             "write each other's memory, on one machine; nccl: what they exchange is sent and "
+             "received through NCCL, which also reaches other machines and takes more memory; "
+             "auto: nccl for groups of ranks that lie on several machines, peer for the others. "
+             "The numbers are the same.",
+     .choices = kGpuExchanges,
      .commands = kOnRanks | kPlan},
     {.name = "collective-timeout-s",
      .member = &Options::collective_timeout_s,

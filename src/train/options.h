@@ -70,6 +70,7 @@ struct Options {
   std::string cuda_graph_impl = "full_iteration";
   int32_t ranks = 1;
   int32_t ranks_per_gpu = 1;
+  std::string gpu_exchange = "auto";
   int32_t collective_timeout_s = 10;
   int32_t threads = 0;  // 0: see thread_count()
   bool json = false;

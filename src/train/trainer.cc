@@ -75,7 +75,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   identity_.schedules = make_schedules(options);
   identity_.options_json = to_json(options);
   step_options_ = training_step_options(options, identity_.model);
-  part_ = {.run = std::make_shared<const RunLayout>(run_layout_of(options, identity_.model)),
+  part_ = {.run = std::make_shared<const RunLayout>(run_layout_of(options, identity_.model, group)),
            .rank = rank};
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options, step_options_.sequence);

@@ -1,6 +1,7 @@
 #include "ops/all_reduce/all_reduce.h"
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 
 namespace troupe {
 
@@ -46,6 +47,13 @@ uint64_t all_reduce_workspace_bytes(const OpView& op) {
   return all ? 0 : op.op.input_count * sizeof(TensorView);
 }
 
+uint64_t all_reduce_staging_bytes(const OpView& op, int32_t ranks) {
+  const auto& attributes = op.attributes<AllReduceAttributes>();
+  return staged_sum_bytes(op, ranks, [&](const Shape& shape) -> ShareOf {
+    return [&, shape](int place) { return all_reduce_share(shape, attributes, place, ranks); };
+  });
+}
+
 CpuKernel all_reduce_kernel(const OpView&) {
   return &all_reduce_cpu;
 }
@@ -75,6 +83,7 @@ const OpSpec kAllReduce{.name = "all_reduce",
                         .cuda_kernel = TROUPE_CUDA(all_reduce_cuda_kernel),
                         .workspace_bytes = all_reduce_workspace_bytes,
                         .group = group_of_all_reduce,
+                        .cuda_staging_bytes = all_reduce_staging_bytes,
                         .print_attributes = print_all_reduce};
 
 }  // namespace troupe

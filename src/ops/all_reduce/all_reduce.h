@@ -26,6 +26,16 @@ struct AllReduceAttributes {
   Shard shard = {};       // of each tensor only these elements are; with first_row 0
 };
 
+// Of the elements of a tensor that are summed, those that the rank at `place` of `ranks` sums on a
+// GPU and hands to all.
+inline IndexRange all_reduce_share(const Shape& shape, const AllReduceAttributes& attributes,
+                                   int place, int ranks) {
+  IndexRange summed = shard_of(shape, attributes.shard);
+  if (attributes.first_row > 0) summed.begin = attributes.first_row * shape.row_elements();
+  const IndexRange share = share_of(summed.end - summed.begin, place, ranks);
+  return {summed.begin + share.begin, summed.begin + share.end};
+}
+
 // Emits the reduction on the communication queue.
 void all_reduce(Builder& builder, std::span<const ValueId> tensors,
                 const AllReduceAttributes& attributes);

@@ -6,6 +6,7 @@
 
 #include "ops/context_attention/context_attention_cpu.h"
 #include "ops/linear/linear.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -176,6 +177,13 @@ uint64_t workspace_ring_attention_gradient(const OpView& op) {
                                                     op.input(1).dtype, true);
 }
 
+// All ranks' parts of the gradients of this rank's keys and values.
+uint64_t ring_attention_gradient_staging_bytes(const OpView& op, int32_t ranks) {
+  const DType wide = accumulation_dtype(op.output(1).dtype);
+  return staged_section_bytes(op.output(1).shape.elements() * static_cast<int64_t>(size_of(wide)),
+                              ranks);
+}
+
 RankGroup group_of_ring(const Attributes&) {
   return RankGroup::cp;
 }
@@ -302,6 +310,7 @@ const OpSpec kRingAttentionGradient{
     .scratch_bytes = scratch_context_attention_gradient,
     .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_gradient_cuda_scratch_bytes),
     .group = group_of_ring,
+    .cuda_staging_bytes = ring_attention_gradient_staging_bytes,
     .print_attributes = print_context_attention};
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -74,6 +75,11 @@ uint64_t workspace_exchange(const OpView& op) {
   return 2 * (op.input(0).bytes() + ranks * sizeof(Block));
 }
 
+// What each rank gets, packed and received.
+uint64_t exchange_heads_staging_bytes(const OpView& op, int32_t ranks) {
+  return 2 * staged_section_bytes(static_cast<int64_t>(op.input(0).bytes()) / ranks, ranks);
+}
+
 RankGroup group_of_exchanged_heads(const Attributes& attributes) {
   return attributes.as<ExchangeHeadsAttributes>().group;
 }
@@ -114,6 +120,7 @@ const OpSpec kSequenceToHeads{.name = "sequence_to_heads",
                               .cuda_kernel = TROUPE_CUDA(sequence_to_heads_cuda_kernel),
                               .workspace_bytes = workspace_exchange,
                               .group = group_of_exchanged_heads,
+                              .cuda_staging_bytes = exchange_heads_staging_bytes,
                               .print_attributes = print_exchanged_heads};
 
 const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
@@ -124,6 +131,7 @@ const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
                               .cuda_kernel = TROUPE_CUDA(heads_to_sequence_cuda_kernel),
                               .workspace_bytes = workspace_exchange,
                               .group = group_of_exchanged_heads,
+                              .cuda_staging_bytes = exchange_heads_staging_bytes,
                               .print_attributes = print_exchanged_heads};
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -101,6 +102,17 @@ Cost cost_return_rows(const OpView& op) {
   return {.flops = sent / static_cast<double>(size_of(op.output(0).dtype)), .bytes = 3 * sent};
 }
 
+// The counts of all ranks; and rows for each rank, packed and received.
+uint64_t exchange_counts_staging_bytes(const OpView& op, int32_t ranks) {
+  return staged_section_bytes(static_cast<int64_t>(op.input(0).bytes()), ranks);
+}
+uint64_t send_rows_staging_bytes(const OpView& op, int32_t ranks) {
+  return 2 * staged_section_bytes(static_cast<int64_t>(op.input(0).bytes()), ranks);
+}
+uint64_t return_rows_staging_bytes(const OpView& op, int32_t ranks) {
+  return 2 * staged_section_bytes(static_cast<int64_t>(op.output(0).bytes()), ranks);
+}
+
 RankGroup group_of_exchanged_rows(const Attributes& attributes) {
   return attributes.as<ExchangeRowsAttributes>().group;
 }
@@ -167,6 +179,7 @@ const OpSpec kExchangeCounts{.name = "exchange_counts",
                              .cuda_kernel = TROUPE_CUDA(exchange_counts_cuda_kernel),
                              .workspace_bytes = exchange_counts_workspace_bytes,
                              .group = group_of_exchanged_rows,
+                             .cuda_staging_bytes = exchange_counts_staging_bytes,
                              .print_attributes = print_exchanged_rows};
 
 const OpSpec kSendRows{.name = "send_rows",
@@ -177,6 +190,7 @@ const OpSpec kSendRows{.name = "send_rows",
                        .cuda_kernel = TROUPE_CUDA(send_rows_cuda_kernel),
                        .workspace_bytes = send_rows_workspace_bytes,
                        .group = group_of_exchanged_rows,
+                       .cuda_staging_bytes = send_rows_staging_bytes,
                        .print_attributes = print_exchanged_rows};
 
 const OpSpec kReturnRows{.name = "return_rows",
@@ -187,6 +201,7 @@ const OpSpec kReturnRows{.name = "return_rows",
                          .cuda_kernel = TROUPE_CUDA(return_rows_cuda_kernel),
                          .workspace_bytes = return_rows_workspace_bytes,
                          .group = group_of_exchanged_rows,
+                         .cuda_staging_bytes = return_rows_staging_bytes,
                          .print_attributes = print_exchanged_rows};
 
 }  // namespace troupe

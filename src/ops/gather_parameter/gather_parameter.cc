@@ -1,8 +1,10 @@
 #include "ops/gather_parameter/gather_parameter.h"
 
+#include <array>
 #include <fmt/format.h>
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -58,6 +60,13 @@ Cost cost_sum_parameter_gradient(const OpView& op) {
           .bytes = 2 * static_cast<double>(op.input(0).bytes())};
 }
 
+uint64_t sum_parameter_gradient_staging_bytes(const OpView& op, int32_t ranks) {
+  const Shape whole = op.attributes<GatherParameterAttributes>().shape;
+  const std::array<ShareOf, 1> shards = {
+      [whole, ranks](int place) { return shard_of(whole, {.place = place, .count = ranks}); }};
+  return staged_sum_bytes(shards, op.input(0).dtype, ranks);
+}
+
 RankGroup group_of_gather_parameter(const Attributes& attributes) {
   return attributes.as<GatherParameterAttributes>().group;
 }
@@ -100,6 +109,7 @@ const OpSpec kSumParameterGradient{.name = "sum_parameter_gradient",
                                    .cuda_kernel = TROUPE_CUDA(sum_parameter_gradient_cuda_kernel),
                                    .workspace_bytes = workspace_sum_parameter_gradient,
                                    .group = group_of_gather_parameter,
+                                   .cuda_staging_bytes = sum_parameter_gradient_staging_bytes,
                                    .print_attributes = print_gather_parameter};
 
 }  // namespace troupe

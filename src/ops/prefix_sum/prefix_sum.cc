@@ -1,6 +1,7 @@
 #include "ops/prefix_sum/prefix_sum.h"
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 
 namespace troupe {
 
@@ -27,6 +28,11 @@ void infer_prefix_sum(InferContext& context) {
 Cost cost_prefix_sum(const OpView& op) {
   return {.flops = 2 * static_cast<double>(op.input(0).shape.elements()),
           .bytes = 3 * static_cast<double>(op.input(0).bytes())};
+}
+
+// The counts of all ranks.
+uint64_t prefix_sum_staging_bytes(const OpView& op, int32_t ranks) {
+  return staged_section_bytes(static_cast<int64_t>(op.input(0).bytes()), ranks);
 }
 
 RankGroup group_of_prefix_sum(const Attributes& attributes) {
@@ -56,6 +62,7 @@ const OpSpec kPrefixSum{.name = "prefix_sum",
                         .cpu_kernel = prefix_sum_kernel,
                         .cuda_kernel = TROUPE_CUDA(prefix_sum_cuda_kernel),
                         .group = group_of_prefix_sum,
+                        .cuda_staging_bytes = prefix_sum_staging_bytes,
                         .print_attributes = print_prefix_sum};
 
 }  // namespace troupe

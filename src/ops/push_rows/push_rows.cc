@@ -1,6 +1,7 @@
 #include "ops/push_rows/push_rows.h"
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -103,6 +104,22 @@ Cost cost_push_rows_back(const OpView& op) {
   return cost;
 }
 
+// Rows for each rank, of one tensor after the other: packed for them, and coming back from them.
+uint64_t push_rows_staging_bytes(const OpView& op, int32_t ranks) {
+  uint64_t most = 0;
+  for (int i = kPlanInputs; i < op.op.input_count; ++i) {
+    most = std::max(most, staged_section_bytes(static_cast<int64_t>(op.input(i).bytes()), ranks));
+  }
+  return most;
+}
+uint64_t push_rows_back_staging_bytes(const OpView& op, int32_t ranks) {
+  uint64_t most = 0;
+  for (int i = 0; i < op.op.output_count; ++i) {
+    most = std::max(most, staged_section_bytes(static_cast<int64_t>(op.output(i).bytes()), ranks));
+  }
+  return most;
+}
+
 RankGroup group_of_push(const Attributes& attributes) {
   return attributes.as<PushRowsAttributes>().group;
 }
@@ -154,6 +171,7 @@ const OpSpec kPushRows{.name = "push_rows",
                        .cuda_kernel = TROUPE_CUDA(push_rows_cuda_kernel),
                        .workspace_bytes = push_rows_workspace_bytes,
                        .group = group_of_push,
+                       .cuda_staging_bytes = push_rows_staging_bytes,
                        .print_attributes = print_push};
 
 const OpSpec kPushRowsBack{.name = "push_rows_back",
@@ -164,6 +182,7 @@ const OpSpec kPushRowsBack{.name = "push_rows_back",
                            .cuda_kernel = TROUPE_CUDA(push_rows_back_cuda_kernel),
                            .workspace_bytes = push_rows_back_workspace_bytes,
                            .group = group_of_push,
+                           .cuda_staging_bytes = push_rows_back_staging_bytes,
                            .print_attributes = print_push};
 
 }  // namespace troupe

@@ -1,10 +1,12 @@
 #include "ops/reduce_scatter/reduce_scatter.h"
 
+#include <array>
 #include <fmt/format.h>
 #include <vector>
 
 #include "ops/all_gather/all_gather.h"
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -42,6 +44,14 @@ Cost cost_reduce_scatter(const OpView& op) {
           .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
 }
 
+uint64_t reduce_scatter_staging_bytes(const OpView& op, int32_t ranks) {
+  const int64_t elements = op.output(0).shape.elements();
+  const std::array<ShareOf, 1> rows = {[elements](int place) {
+    return IndexRange{place * elements, (place + 1) * elements};
+  }};
+  return staged_sum_bytes(rows, op.output(0).dtype, ranks);
+}
+
 RankGroup group_of_reduce_scatter(const Attributes& attributes) {
   return attributes.as<ReduceScatterAttributes>().group;
 }
@@ -69,6 +79,7 @@ const OpSpec kReduceScatter{.name = "reduce_scatter",
                             .cpu_kernel = reduce_scatter_kernel,
                             .cuda_kernel = TROUPE_CUDA(reduce_scatter_cuda_kernel),
                             .group = group_of_reduce_scatter,
+                            .cuda_staging_bytes = reduce_scatter_staging_bytes,
                             .print_attributes = print_reduce_scatter};
 
 }  // namespace troupe

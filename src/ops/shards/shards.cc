@@ -3,6 +3,7 @@
 #include <string>
 
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 
 namespace troupe {
 
@@ -54,6 +55,12 @@ RankGroup group_of_shards(const Attributes& attributes) {
   return attributes.as<ShardsAttributes>().group;
 }
 
+uint64_t reduce_shards_staging_bytes(const OpView& op, int32_t ranks) {
+  return staged_sum_bytes(op, ranks, [ranks](const Shape& shape) -> ShareOf {
+    return [ranks, shape](int place) { return shard_of(shape, {.place = place, .count = ranks}); };
+  });
+}
+
 CpuKernel reduce_shards_kernel(const OpView&) {
   return &reduce_shards_cpu;
 }
@@ -84,6 +91,7 @@ const OpSpec kReduceShards{.name = "reduce_shards",
                            .cpu_kernel = reduce_shards_kernel,
                            .cuda_kernel = TROUPE_CUDA(reduce_shards_cuda_kernel),
                            .group = group_of_shards,
+                           .cuda_staging_bytes = reduce_shards_staging_bytes,
                            .print_attributes = print_shards};
 
 const OpSpec kGatherShards{.name = "gather_shards",

@@ -1,6 +1,9 @@
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 
+#include <array>
+
 #include "ops/emit_collective.h"
+#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {
@@ -26,6 +29,13 @@ void differentiate_sum_over_ranks(DerivativeContext& context) {
 Cost cost_sum_over_ranks(const OpView& op) {
   return {.flops = static_cast<double>(op.input(0).shape.elements()),
           .bytes = 2 * static_cast<double>(op.input(0).bytes())};
+}
+
+uint64_t sum_over_ranks_staging_bytes(const OpView& op, int32_t ranks) {
+  const int64_t elements = op.output(0).shape.elements();
+  const std::array<ShareOf, 1> shares = {
+      [elements, ranks](int place) { return share_of(elements, place, ranks); }};
+  return staged_sum_bytes(shares, op.output(0).dtype, ranks);
 }
 
 RankGroup group_of_sum_over_ranks(const Attributes& attributes) {
@@ -56,6 +66,7 @@ const OpSpec kSumOverRanks{.name = "sum_over_ranks",
                            .cpu_kernel = sum_over_ranks_kernel,
                            .cuda_kernel = TROUPE_CUDA(sum_over_ranks_cuda_kernel),
                            .group = group_of_sum_over_ranks,
+                           .cuda_staging_bytes = sum_over_ranks_staging_bytes,
                            .in_place = {.output = 0, .input = 0},
                            .print_attributes = print_sum_over_ranks};
 

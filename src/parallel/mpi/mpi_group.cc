@@ -674,7 +674,7 @@ void MpiGroup::Member::receive(const CollectiveCall& call, const TensorView& ten
 }
 
 MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail)
-    : ProcessGroup(post.size(), limit, {post.rank()}, post.ranks_of_machine()),
+    : ProcessGroup(limit, {post.rank()}, post.machine_of_rank()),
       post_(post),
       rank_(post.rank()),
       ended_(static_cast<size_t>(post.size())),

@@ -58,19 +58,19 @@ class BlocksType {
   int64_t bytes_ = 0;
 };
 
-std::vector<int32_t> find_ranks_of_machine(MPI_Comm world, int rank) {
+std::vector<int32_t> find_machines(MPI_Comm world, int rank, int size) {
   MPI_Comm machine = MPI_COMM_NULL;
   check(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine),
         "find the ranks of this machine");
-  int size = 0;
-  check(MPI_Comm_size(machine, &size), "find the ranks of this machine");
-  std::vector<int32_t> ranks(static_cast<size_t>(size));
   const auto own = static_cast<int32_t>(rank);
-  check(MPI_Allgather(&own, 1, MPI_INT32_T, ranks.data(), 1, MPI_INT32_T, machine),
+  int32_t first = own;
+  check(MPI_Allreduce(&own, &first, 1, MPI_INT32_T, MPI_MIN, machine),
         "find the ranks of this machine");
   MPI_Comm_free(&machine);
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
+  std::vector<int32_t> machines(static_cast<size_t>(size));
+  check(MPI_Allgather(&first, 1, MPI_INT32_T, machines.data(), 1, MPI_INT32_T, world),
+        "find the machines of all ranks");
+  return machines;
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ MpiPost::MpiPost() : state_(std::make_unique<State>()) {
   check(MPI_Comm_set_errhandler(state_->world, MPI_ERRORS_RETURN), "start");
   check(MPI_Comm_rank(state_->world, &rank_), "start");
   check(MPI_Comm_size(state_->world, &size_), "start");
-  ranks_of_machine_ = find_ranks_of_machine(state_->world, rank_);
+  machine_of_rank_ = find_machines(state_->world, rank_, size_);
 }
 
 MpiPost::~MpiPost() = default;

@@ -37,8 +37,8 @@ class MpiPost {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // The processes that share this one's memory, ascending.
-  const std::vector<int32_t>& ranks_of_machine() const { return ranks_of_machine_; }
+  // By process: the first one of those that share its memory.
+  const std::vector<int32_t>& machine_of_rank() const { return machine_of_rank_; }
 
   struct Note {
     int32_t from = 0;
@@ -65,7 +65,7 @@ class MpiPost {
   std::unique_ptr<State> state_;
   int rank_ = 0;
   int size_ = 1;
-  std::vector<int32_t> ranks_of_machine_;
+  std::vector<int32_t> machine_of_rank_;
 };
 
 }  // namespace troupe
