@@ -77,11 +77,11 @@ void refuse_foreign_launch(const Options& options) {
 }
 
 // What CUDA reads from the environment when it starts. NVLink's multicast stays off, whoever uses
-// NCCL in this process. Ranks that share a GPU wait for each other in kernels: each needs a queue
-// of its own.
-void prepare_for_several_gpus(bool are_shared) {
+// NCCL in this process. Where ranks that share a GPU wait for each other in kernels, or a GPU for
+// several ranks at once (messages through NCCL), each wait needs a queue of its own.
+void prepare_for_several_gpus(bool wait_at_once) {
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/1);
-  if (!are_shared) return;
+  if (!wait_at_once) return;
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
 }
 
@@ -130,7 +130,8 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
   const Options& options = command_line.options;
   if (processes == nullptr || processes->size() == 1) refuse_foreign_launch(options);
   if (options.device == "cuda" && options.ranks > 1) {
-    prepare_for_several_gpus(options.ranks_per_gpu > 1);
+    prepare_for_several_gpus(options.ranks_per_gpu > 1 || options.gpu_exchange == "nccl" ||
+                             processes != nullptr);
   }
   if (leads && !options.quiet) {
     for (const std::string& note : command_line.notes) std::fprintf(stderr, "%s\n", note.c_str());

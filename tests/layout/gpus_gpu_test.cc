@@ -3,7 +3,8 @@
 // and have the same bits when they run again and when they are captured as graphs.
 //
 // The ranks are spread over the GPUs that there are. Where several share one they wait for each
-// other on it; what CUDA must know for that is set before it starts.
+// other on it; what CUDA must know for that is set before it starts. Through NCCL, which wants a
+// GPU for each rank, the same is done again where there are as many.
 #include "cuda/gpu.h"
 
 #include <array>
@@ -43,8 +44,18 @@ namespace {
 
 const bool kIsPrepared = [] {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
   return true;
 }();
+
+// At the start of tests of NCCL.
+#define TROUPE_NEED_GPU_FOR_EACH(ranks)                                                            \
+  do {                                                                                             \
+    TROUPE_NEED_GPU();                                                                             \
+    if (gpu_count() < (ranks)) {                                                                   \
+      GTEST_SKIP() << (ranks) << " ranks want a GPU each for NCCL, and there are " << gpu_count(); \
+    }                                                                                              \
+  } while (false)
 
 constexpr std::chrono::milliseconds kPatient{10'000};
 constexpr std::array kFloats = {DType::f64, DType::f32, DType::bf16};
@@ -191,21 +202,32 @@ std::string bytes_of(const TensorView& view, int64_t rows) {
   return {static_cast<const char*>(view.data), bytes};
 }
 
+// How the GPUs of CollectivesProgram exchange, and whether its queues share a stream.
+struct CollectivesOn {
+  bool nccl = false;
+  bool one_stream = true;
+  bool capture = false;
+};
+
 // The bytes of all results, by rank.
 std::vector<std::vector<std::string>> run_collectives(int ranks, Device device,
-                                                      bool one_stream = true) {
+                                                      const CollectivesOn& on = {}) {
   ThreadGroup group(ranks, kPatient);
   std::vector<std::vector<std::string>> outcomes(static_cast<size_t>(ranks));
   run_ranks(group, [&](int rank) {
-    const CollectivesProgram of_rank(ranks, rank);
+    CollectivesProgram of_rank(ranks, rank);
+    StagedGroups staged{};
+    if (on.nccl) staged[static_cast<size_t>(RankGroup::world)] = ranks;
+    of_rank.program.set_staged_groups(staged);
     const Program& program = of_rank.program;
     Communicators communicators;
     communicators.of(RankGroup::world) = &group.member(rank);
     const StateStorage storage(of_rank.table, device,
                                device == Device::cuda ? rank % gpu_count() : 0);
     ThreadPool pool(1);
-    const auto interpreter = make_interpreter(program, plan_memory(program, 1, device), storage,
-                                              pool, communicators, {.one_stream = one_stream});
+    const auto interpreter =
+        make_interpreter(program, plan_memory(program, 1, device), storage, pool, communicators,
+                         {.capture = on.capture, .one_stream = on.one_stream});
     int number = 0;
     for (const ValueId id : of_rank.inputs) {
       draw_input(program.value(id), interpreter->view(id), rank, ++number);
@@ -249,6 +271,30 @@ TEST_P(GpuCollectives, HaveTheBitsOfTheCpu) {
                      gpu_count(), expected[0].size() * static_cast<size_t>(ranks), different));
 }
 
+// Without, and captured in the second run, with a stream for each queue.
+TEST_P(GpuCollectives, HaveTheBitsOfTheCpuThroughNccl) {
+  const int ranks = GetParam();
+  TROUPE_NEED_GPU_FOR_EACH(ranks);
+  const auto expected = run_collectives(ranks, Device::cpu);
+  for (const bool capture : {false, true}) {
+    const auto found = run_collectives(ranks, Device::cuda,
+                                       {.nccl = true, .one_stream = false, .capture = capture});
+    int different = 0;
+    for (size_t rank = 0; rank < expected.size(); ++rank) {
+      ASSERT_EQ(expected[rank].size(), found[rank].size());
+      for (size_t i = 0; i < expected[rank].size(); ++i) {
+        const bool same = expected[rank][i] == found[rank][i];
+        different += same ? 0 : 1;
+        EXPECT_TRUE(same) << "rank " << rank << " result " << i << ", " << expected[rank][i].size()
+                          << " bytes";
+      }
+    }
+    report(fmt::format("collectives of {} ranks through NCCL{}: {} results, {} different", ranks,
+                       capture ? ", captured" : "", expected[0].size() * static_cast<size_t>(ranks),
+                       different));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, GpuCollectives, ::testing::Values(2, 3, 4, 8),
                          [](const auto& info) { return std::to_string(info.param); });
 
@@ -274,7 +320,7 @@ TEST(GpuStreams, CollectivesHaveTheBitsOfTheCpu) {
   TROUPE_NEED_GPU();
   for (const int ranks : {2, 4}) {
     EXPECT_TRUE(run_collectives(ranks, Device::cpu) ==
-                run_collectives(ranks, Device::cuda, /*one_stream=*/false))
+                run_collectives(ranks, Device::cuda, {.one_stream = false}))
         << ranks << " ranks";
   }
 }
@@ -288,6 +334,21 @@ TEST_P(GpuLayout, EqualsOneRank) {
   expect_same_outcome(run_one_rank(c), gpus);
   expect_same_bits(gpus, run_layout(c, {.device = Device::cuda, .capture = true}));
   report("layout " + c.name + (HasFailure() ? " FAIL" : " same as one rank, captured or not"));
+}
+
+// What NCCL brings is summed by the same kernels in the same order, so the bits are those of GPUs
+// that reach each other's memory.
+TEST_P(GpuLayout, HasTheSameBitsThroughNccl) {
+  const LayoutCase& c = GetParam();
+  TROUPE_NEED_GPU_FOR_EACH(c.layout.world_size);
+  const Outcome expected = run_layout(c, {.device = Device::cuda});
+  for (const bool capture : {false, true}) {
+    SCOPED_TRACE(capture ? "captured" : "launched one by one");
+    expect_same_bits(
+        expected,
+        run_layout(c, {.device = Device::cuda, .capture = capture, .nccl = true, .streams = true}));
+  }
+  report("NCCL " + c.name + (HasFailure() ? " FAIL" : " same bits, captured or not"));
 }
 
 // Queues on streams of their own, launched one by one and captured with fork and join, have the
@@ -348,9 +409,7 @@ std::vector<ReferenceCase> reference_cases() {
 
 class GpuReference : public ::testing::TestWithParam<ReferenceCase> {};
 
-TEST_P(GpuReference, Agrees) {
-  TROUPE_NEED_GPU();
-  const ReferenceCase& c = GetParam();
+void expect_reference(const ReferenceCase& c, bool nccl) {
   const std::string built = TROUPE_FIXTURE_DIR "/hf/";
   const std::string folder =
       (std::filesystem::exists(built) ? built : "tests/fixtures/hf/") + c.fixture;
@@ -359,16 +418,16 @@ TEST_P(GpuReference, Agrees) {
   layout.layout = c.layout;
   layout.sharding = c.sharding;
   const int32_t ranks = c.layout.world_size;
-  const ReferenceComparison result =
-      verify_reference(folder, c.dtype, /*with_oracle=*/true,
-                       {.layout = run_layout_of(layout),
-                        .limit = kPatient,
-                        .ranks_per_gpu = (ranks + gpu_count() - 1) / gpu_count()},
-                       Device::cuda);
+  const auto run = std::make_shared<RunLayout>(*run_layout_of(layout));
+  run->is_staged.fill(nccl);
+  const ReferenceComparison result = verify_reference(
+      folder, c.dtype, /*with_oracle=*/true,
+      {.layout = run, .limit = kPatient, .ranks_per_gpu = (ranks + gpu_count() - 1) / gpu_count()},
+      Device::cuda);
   report(fmt::format(
-      "reference {:<28} {} logits {:.1e} loss {:.1e} gradients {:.1e} ({}) "
+      "reference {:<28}{} {} logits {:.1e} loss {:.1e} gradients {:.1e} ({}) "
       "trajectory {:.1e} oracle {}",
-      c.name, result.pass ? "pass" : "FAIL", result.logits_max_abs,
+      c.name, nccl ? " NCCL" : "", result.pass ? "pass" : "FAIL", result.logits_max_abs,
       std::abs(result.loss - result.loss_ref), result.grad_worst_rel, result.grad_worst_name,
       result.trajectory_max_abs, result.oracle_identical ? "identical" : "DIFFERS"));
   EXPECT_TRUE(result.oracle_identical);
@@ -383,29 +442,41 @@ TEST_P(GpuReference, Agrees) {
   EXPECT_LE(result.grad_worst_rel, 2 * tolerance.gradient);
 }
 
+TEST_P(GpuReference, Agrees) {
+  TROUPE_NEED_GPU();
+  expect_reference(GetParam(), /*nccl=*/false);
+}
+
+TEST_P(GpuReference, AgreesThroughNccl) {
+  TROUPE_NEED_GPU_FOR_EACH(GetParam().layout.world_size);
+  expect_reference(GetParam(), /*nccl=*/true);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, GpuReference, ::testing::ValuesIn(reference_cases()),
                          [](const auto& info) { return info.param.name; });
 
 // A rank that stays away ends the run of all with a message that names it.
-TEST(GpuRanks, DoNotWaitForEver) {
-  TROUPE_NEED_GPU();
+void expect_end_of_wait(bool nccl) {
   ThreadGroup group(2, std::chrono::milliseconds(2'000));
   struct Rank {
     CollectivesProgram program;
     StateStorage storage;
     ThreadPool pool;
     std::unique_ptr<Interpreter> interpreter;
-    Rank(ThreadGroup& group, int rank)
+    Rank(ThreadGroup& group, int rank, bool nccl)
         : program(2, rank), storage(program.table, Device::cuda, rank % gpu_count()), pool(1) {
       Communicators communicators;
+      StagedGroups staged{};
+      if (nccl) staged[static_cast<size_t>(RankGroup::world)] = 2;
+      program.program.set_staged_groups(staged);
       communicators.of(RankGroup::world) = &group.member(rank);
       interpreter = make_interpreter(program.program, plan_memory(program.program, 1, Device::cuda),
                                      storage, pool, communicators, {.one_stream = true});
     }
   };
   // They outlive the wait: a rank that is late still has its memory.
-  Rank first(group, 0);
-  Rank second(group, 1);
+  Rank first(group, 0, nccl);
+  Rank second(group, 1, nccl);
   std::string message;
   try {
     run_ranks(group, [&](int rank) {
@@ -418,6 +489,16 @@ TEST(GpuRanks, DoNotWaitForEver) {
   EXPECT_NE(message.find("Rank 0 waited in vain (2 s at most) in operation"), std::string::npos)
       << message;
   EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
+}
+
+TEST(GpuRanks, DoNotWaitForEver) {
+  TROUPE_NEED_GPU();
+  expect_end_of_wait(/*nccl=*/false);
+}
+
+TEST(GpuRanks, DoNotWaitForEverThroughNccl) {
+  TROUPE_NEED_GPU_FOR_EACH(2);
+  expect_end_of_wait(/*nccl=*/true);
 }
 
 }  // namespace

@@ -318,7 +318,8 @@ std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank
 }
 
 Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
-  const std::shared_ptr<const RunLayout> run = run_layout_of(layout);
+  const auto run = std::make_shared<RunLayout>(*run_layout_of(layout));
+  run->is_staged.fill(on.nccl);
   const int32_t size = run->layout.world_size();
   ThreadGroup group(size, on.device == Device::cuda ? kPatientOnGpus : kPatient);
   std::vector<std::unique_ptr<Rank>> ranks;

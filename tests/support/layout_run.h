@@ -64,12 +64,14 @@ using Outcome = std::map<std::string, std::vector<double>>;
 
 // What the ranks run on. On GPUs they are spread over those that there are; several share one where
 // these are too few. `capture`: the second step is captured as a graph, the third one replays it.
-// `streams`: on GPUs, queues run side by side. `oracle`: every value has memory of its own.
+// `nccl`: GPUs exchange through NCCL, and each rank has one. `streams`: on GPUs, queues run side by
+// side. `oracle`: every value has memory of its own.
 // `interleaving`, on CPUs: every rank and step runs its operations in another order that the queues
 // and their events allow, drawn from this seed (support/interleaving.h).
 struct RunOn {
   Device device = Device::cpu;
   bool capture = false;
+  bool nccl = false;
   bool streams = false;
   bool oracle = false;
   std::optional<uint32_t> interleaving = {};

@@ -1,5 +1,5 @@
 #include "ops/all_gather/all_gather.h"
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 
 namespace troupe {
 namespace {
@@ -10,15 +10,15 @@ void gather(const CudaKernelArguments& args) {
                "all_gather: the group has another size");
   const CudaTensor& own = args.input(0);
   const int64_t bytes = own.shape.elements() * static_cast<int64_t>(size_of(own.dtype));
-  peers.meet(args);
-  PeerCopies copies(args);
-  for (int step = 0; step < peers.size(); ++step) {
-    const int place = (peers.rank() + step) % peers.size();
-    copies.add(peers.in<std::byte>(place, 0),
-               static_cast<std::byte*>(args.output(0).data) + place * bytes, bytes);
-  }
-  copies.launch();
-  peers.meet(args);
+  auto* const gathered = static_cast<std::byte*>(args.output(0).data);
+  const std::array<PeerGather, 1> rows = {
+      {{.operand = 0,
+        .block =
+            [bytes](int) {
+              return IndexRange{0, bytes};
+            },
+        .to = [=](int place) { return gathered + place * bytes; }}}};
+  gather_from_peers(args, rows);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
+#include <vector>
+
 #include "ops/all_reduce/all_reduce.h"
-#include "ops/cuda/peers.h"
-#include "program/shard.h"
+#include "ops/cuda/peer_exchange.h"
 
 namespace troupe {
 namespace {
@@ -10,23 +11,20 @@ void reduce(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const auto& attributes = args.attributes->as<AllReduceAttributes>();
   peers.meet(args);
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32}) {
-    PeerSums sums(args, dtype, peers.size(), peers.size());
+  for (const DType dtype : kSummedDtypes) {
+    std::vector<PeerSum> sums;
     for (size_t i = 0; i < args.outputs.size(); ++i) {
       const CudaTensor& tensor = args.outputs[i];
       if (tensor.dtype != dtype) continue;
-      IndexRange summed = shard_of(tensor.shape, attributes.shard);
-      if (attributes.first_row > 0) {
-        summed.begin = attributes.first_row * tensor.shape.row_elements();
-      }
-      const IndexRange share = share_of(summed.end - summed.begin, peers.rank(), peers.size());
-      const int64_t first = (summed.begin + share.begin) * static_cast<int64_t>(size_of(dtype));
-      const auto at = [&](int place) {
-        return peers.out<std::byte>(place, static_cast<int>(i)) + first;
-      };
-      sums.add(share.end - share.begin, at, at);
+      const auto operand = static_cast<int>(args.inputs.size() + i);
+      sums.push_back({.operand = operand,
+                      .share =
+                          [&](int place) {
+                            return all_reduce_share(tensor.shape, attributes, place, peers.size());
+                          },
+                      .handed_to = operand});
     }
-    sums.launch();
+    sum_over_peers(args, dtype, sums);
   }
   peers.meet(args);
 }

@@ -1,7 +1,7 @@
 #include "ops/attention/attention_sizes.cuh"
 #include "ops/attention/attention_tiles.cuh"
 #include "ops/context_attention/context_attention.h"
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 
 namespace troupe {
 namespace {
@@ -404,16 +404,15 @@ struct RingScratch {
 // Brings all ranks' keys and values to this one, by rank.
 void gather_keys(const CudaKernelArguments& args, const CudaTensor& own, int input,
                  std::byte* keys) {
-  const CudaPeers& peers = *args.peers;
   const int64_t bytes = own.shape.elements() * static_cast<int64_t>(size_of(own.dtype));
-  peers.meet(args);
-  PeerCopies copies(args);
-  for (int step = 0; step < peers.size(); ++step) {
-    const int place = (peers.rank() + step) % peers.size();
-    copies.add(peers.in<std::byte>(place, input), keys + place * bytes, bytes);
-  }
-  copies.launch();
-  peers.meet(args);
+  const std::array<PeerGather, 1> blocks = {
+      {{.operand = input,
+        .block =
+            [bytes](int) {
+              return IndexRange{0, bytes};
+            },
+        .to = [=](int place) { return keys + place * bytes; }}}};
+  gather_from_peers(args, blocks);
 }
 
 template <class T, int kSide, int kColumns>
@@ -489,11 +488,16 @@ struct ContextKernels {
     peers.meet(args);
     // From the keys' own rank on up the ring.
     const int64_t elements = args.output(1).shape.elements();
+    const int64_t bytes = elements * static_cast<int64_t>(sizeof(A));
+    if (peers.is_staged()) exchange_sections(args, gradients, args.staging, bytes);
     KeyGradientParts<A> parts;
     for (int k = 0; k < peers.size(); ++k) {
       const int place = (peers.rank() + k) % peers.size();
-      parts.of[static_cast<size_t>(k)] =
-          reinterpret_cast<const A*>(peers.scratch(place) + scratch.keys) + peers.rank() * elements;
+      const std::byte* const part =
+          peers.is_staged() && place != peers.rank()
+              ? args.staging + place * bytes
+              : peers.scratch(place) + scratch.keys + peers.rank() * bytes;
+      parts.of[static_cast<size_t>(k)] = reinterpret_cast<const A*>(part);
     }
     launch(args, {blocks_for(elements, 256), 256}, sum_key_gradients_kernel<T>, parts, peers.size(),
            args.out<T>(1), elements);

@@ -1,6 +1,9 @@
 // Rows of tokens that go to other ranks' GPUs and come back: what exchange_rows and push_rows have
 // in common. A row is written straight into its place on the receiver's GPU, and read from there
 // when it comes back: nothing is packed.
+//
+// In a staged group (peers.h) a rank's rows for a member are packed into a section with room for
+// all of its tokens, so that sizes do not depend on what the router chooses, and sections travel.
 #pragma once
 
 #include "ops/cuda/device.cuh"
@@ -92,6 +95,75 @@ inline void send_rows_to_peers(const CudaKernelArguments& args, const CudaTensor
     send_rows_in_units<uint32_t>(args, x, slots, sections, data, row_bytes);
   } else {
     send_rows_in_units<uint16_t>(args, x, slots, sections, data, row_bytes);
+  }
+}
+
+// Sections of `bytes` in one block of memory, by member.
+struct SectionPieces {
+  std::array<std::byte*, kMostPeers> data{};
+};
+inline SectionPieces pieces_of(std::byte* memory, int64_t bytes, int ranks) {
+  SectionPieces pieces;
+  for (int r = 0; r < ranks; ++r) pieces.data[static_cast<size_t>(r)] = memory + r * bytes;
+  return pieces;
+}
+
+// What makes the kernels here find this rank's rows for member r at the beginning of section r:
+// they look for them `rank` sections behind.
+inline std::array<std::byte*, kMostPeers> section_starts(std::byte* memory, int64_t bytes, int rank,
+                                                         int ranks) {
+  std::array<std::byte*, kMostPeers> starts{};
+  for (int r = 0; r < ranks; ++r) {
+    starts[static_cast<size_t>(r)] = memory + (r - rank) * bytes;
+  }
+  return starts;
+}
+
+// Rows `offsets[r]` to `offsets[r + 1]` of `rows` to the beginning of section r, or from there.
+template <class Unit, bool kPack>
+__global__ void move_sections_kernel(SectionPieces sections, Unit* rows, const int32_t* offsets,
+                                     int64_t units) {
+  const auto member = static_cast<int>(blockIdx.y);
+  Unit* const section = reinterpret_cast<Unit*>(sections.data[static_cast<size_t>(member)]);
+  Unit* const own = rows + offsets[member] * units;
+  const int64_t count = (offsets[member + 1] - offsets[member]) * units;
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+#pragma unroll 4
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += threads) {
+    if constexpr (kPack) {
+      section[i] = own[i];
+    } else {
+      own[i] = section[i];
+    }
+  }
+}
+
+template <bool kPack, class Unit>
+void move_sections_in_units(const CudaKernelArguments& args, const SectionPieces& sections,
+                            int ranks, std::byte* rows, const int32_t* offsets, int64_t row_bytes,
+                            int64_t section_bytes) {
+  const auto unit = static_cast<int64_t>(sizeof(Unit));
+  const auto blocks = static_cast<unsigned>(
+      std::clamp<int64_t>(ceil_divide(section_bytes / unit, 1024), 1, 264 / ranks + 1));
+  launch(args, {dim3(blocks, static_cast<unsigned>(ranks)), 256}, move_sections_kernel<Unit, kPack>,
+         sections, reinterpret_cast<Unit*>(rows), offsets, row_bytes / unit);
+}
+
+// `tokens`: rows that a section of `section_bytes` has room for.
+template <bool kPack>
+void move_sections(const CudaKernelArguments& args, const SectionPieces& sections, int ranks,
+                   int64_t tokens, std::byte* rows, const int32_t* offsets, int64_t section_bytes) {
+  if (section_bytes == 0) return;
+  const int64_t row_bytes = section_bytes / tokens;
+  if (row_bytes % 16 == 0) {
+    move_sections_in_units<kPack, uint4>(args, sections, ranks, rows, offsets, row_bytes,
+                                         section_bytes);
+  } else if (row_bytes % 4 == 0) {
+    move_sections_in_units<kPack, uint32_t>(args, sections, ranks, rows, offsets, row_bytes,
+                                            section_bytes);
+  } else {
+    move_sections_in_units<kPack, uint16_t>(args, sections, ranks, rows, offsets, row_bytes,
+                                            section_bytes);
   }
 }
 

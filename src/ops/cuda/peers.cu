@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/nccl_group.h"
 #include "ops/cuda/peers.h"
 
 namespace troupe {
@@ -84,6 +85,11 @@ __global__ void finish_kernel(PeerGroup group, int32_t op, int to) {
   PeerBoard* const own = group.boards[static_cast<size_t>(group.rank)];
   const uint32_t number = ++own->ends[static_cast<size_t>(to)];
   wait_for(&own->fetched[static_cast<size_t>(to)], number, group, op, to);
+}
+
+__global__ void mark_kernel(int32_t* place, int32_t value) {
+  *static_cast<volatile int32_t*>(place) = value;
+  __threadfence_system();
 }
 
 // Units of one type from one place to another; several are under way at once, because memory of
@@ -260,6 +266,7 @@ void CudaPeers::wait_on_host(const CudaKernelArguments& args,
 }
 
 void CudaPeers::meet(const CudaKernelArguments& args) const {
+  if (is_staged()) return;
   const bool by_host = *group_.waits_on_host;
   launch(args, {1, kMostPeers}, meet_kernel, group_, op_, true, !by_host);
   if (!by_host) return;
@@ -299,6 +306,10 @@ void CudaPeers::finish_message(const CudaKernelArguments& args, int to) const {
     });
   }
   launch(args, {1, 1}, finish_kernel, group_, op_, to);
+}
+
+void launch_mark(const CudaKernelArguments& args, int32_t* place, int32_t value) {
+  launch(args, {1, 1}, mark_kernel, place, value);
 }
 
 void PeerCopies::add(const void* from, void* to, int64_t bytes) {

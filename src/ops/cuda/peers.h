@@ -1,12 +1,18 @@
 // How the kernels of operations between ranks reach the GPUs of the other ranks: what Communicator
 // (program/communicator.h) is to CPU kernels. Only in builds with CUDA.
 //
-// All GPUs of a group map each other's memory, and every rank knows where the operands of each of
-// its collectives lie on all members: addresses are those of the memory plans and never change. So
-// a collective is a meeting, kernels that read or write the memory of others, and a meeting after
-// which everyone may use his memory again. A message is posted by its sender and fetched by its
-// receiver. Everything runs on the stream, in the order of the program, and can be captured: what
-// counts meetings and messages lies on the GPU. The host takes no part.
+// Usually all GPUs of a group map each other's memory, and every rank knows where the operands of
+// each of its collectives lie on all members: addresses are those of the memory plans and never
+// change. So a collective is a meeting, kernels that read or write the memory of others, and a
+// meeting after which everyone may use his memory again. A message is posted by its sender and
+// fetched by its receiver. Everything runs on the stream, in the order of the program, and can be
+// captured: what counts meetings and messages lies on the GPU. The host takes no part.
+//
+// A group is "staged" where they do not, as those of several machines: what one member needs of
+// another is then sent and received through NCCL (nccl_group.h), with sizes that the host knows.
+// A meeting does nothing there; only addresses of the rank's own memory are known, and what comes
+// from others lies in its staging memory. Kernels are the same: they are given one or the other
+// address. Helpers for what most operations do are in peer_exchange.h.
 //
 // Order of sums, as everywhere: ascending rank, element by element, in the accumulation dtype,
 // rounded once.
@@ -19,11 +25,13 @@
 // waits instead: see wait_on_host().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/dtype.h"
@@ -31,6 +39,9 @@
 #include "program/cuda_kernel.h"
 
 namespace troupe {
+
+class NcclGroup;  // ops/cuda/nccl_group.h
+struct Op;
 
 inline constexpr int kMostPeers = 32;  // members of a group
 
@@ -65,6 +76,20 @@ struct PeerGroup {
   const bool* waits_on_host = nullptr;  // of the host: this is a first run
 };
 
+// Memory of this rank for one member of a staged group, or from it.
+struct PeerBlock {
+  int place = 0;
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// A block of each member, all of one size, that all members of a staged group get, by place.
+struct PeerWhole {
+  const void* own = nullptr;
+  void* all = nullptr;  // may contain `own`, at its place
+  int64_t bytes = 0;    // of one
+};
+
 // What a collective has of the other ranks. Made by the interpreter.
 class CudaPeers {
  public:
@@ -83,8 +108,23 @@ class CudaPeers {
   CudaPeers(const PeerGroup& group, int32_t op, const std::byte* message)
       : group_(group), op_(op), message_(message) {}
 
+  // Of a staged group: the rank's own operands, as above, or none for a message.
+  CudaPeers(NcclGroup& nccl, const PeerGroup& group, const Op& op, int32_t index, int inputs,
+            int outputs, std::span<std::byte* const> own)
+      : group_(group),
+        op_(index),
+        inputs_(inputs),
+        operands_(inputs + outputs + 1),
+        addresses_(static_cast<size_t>(group.size * operands_), nullptr),
+        nccl_(&nccl),
+        staged_op_(&op) {
+    std::copy(own.begin(), own.end(),
+              addresses_.begin() + static_cast<std::ptrdiff_t>(group.rank) * operands_);
+  }
+
   int rank() const { return group_.rank; }
   int size() const { return group_.size; }
+  bool is_staged() const { return nccl_ != nullptr; }
   const std::byte* message() const { return message_; }
 
   // Memory of a member, as this GPU sees it; nullptr for an operand that is absent. It belongs to
@@ -98,10 +138,21 @@ class CudaPeers {
     return reinterpret_cast<T*>(at(place, inputs_ + i));
   }
   std::byte* scratch(int place) const { return at(place, operands_ - 1); }
+  // Any of them: inputs first, then outputs.
+  std::byte* operand(int place, int number) const { return at(place, number); }
 
-  // Launch the wait until all members have come here.
+  // Launch the wait until all members have come here. In a staged group it does nothing.
   void meet(const CudaKernelArguments& args) const;
-  // Of messages. await_message() and message_fetched() belong together.
+  // Of staged groups, on all members at once: sends these blocks and receives those; what a member
+  // sends to another one is received there in this order. Memory may be used again behind it.
+  void exchange(const CudaKernelArguments& args, std::span<const PeerBlock> sends,
+                std::span<const PeerBlock> receives, std::span<const PeerWhole> wholes = {}) const;
+
+  // Of messages in staged groups: `args` are those of the operation.
+  void send_staged(const CudaKernelArguments& args, int to) const;
+  void finish_staged(const CudaKernelArguments& args, int to) const;
+  void receive_staged(const CudaKernelArguments& args, int from) const;
+  // Of messages in others. await_message() and message_fetched() belong together.
   void post_message(const CudaKernelArguments& args, int to) const;
   void await_message(const CudaKernelArguments& args, int from) const;
   void message_fetched(const CudaKernelArguments& args, int from) const;
@@ -121,6 +172,8 @@ class CudaPeers {
   int operands_ = 0;
   std::vector<std::byte*> addresses_;
   const std::byte* message_ = nullptr;
+  NcclGroup* nccl_ = nullptr;  // of a staged group
+  const Op* staged_op_ = nullptr;
 };
 
 // Copies from and to any GPU's memory, gathered into as few launches as possible. Nothing happens

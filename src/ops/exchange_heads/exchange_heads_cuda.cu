@@ -1,5 +1,5 @@
 #include "ops/cuda/device.cuh"
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 #include "ops/exchange_heads/exchange_heads.h"
 
 namespace troupe {
@@ -15,7 +15,7 @@ struct HeadSizes {
   int64_t queries = 0;   // a rank's share of a row's query heads
   int64_t keys = 0;      // likewise
 
-  __device__ int64_t width() const { return queries + 2 * keys; }
+  __host__ __device__ int64_t width() const { return queries + 2 * keys; }
   // Where `rank` has its row `row` in the whole.
   __device__ int64_t whole_row(int place, int64_t row) const {
     const int64_t half = here / 2;
@@ -35,14 +35,19 @@ struct HeadSizes {
 
 template <class Unit>
 struct HeadsOfRanks {
-  std::array<const Unit*, kMostPeers> of{};
+  std::array<Unit*, kMostPeers> of{};
 };
 
-// Rows of rank blockIdx.y with this rank's heads, or rows of this rank with that one's heads.
-template <class Unit, bool kToHeads>
+// Where the two meet, or, in a staged group, where heads are packed for a rank, and where they are
+// put into place.
+enum class HeadStep { all, pack, unpack };
+
+// Rows of rank blockIdx.y with this rank's heads, or rows of this rank with that one's heads. What
+// is packed for a rank is what it would fetch: the sources are then places for it.
+template <class Unit, bool kToHeads, HeadStep kStep>
 __global__ void exchange_heads_kernel(HeadsOfRanks<Unit> sources, Unit* target, HeadSizes sizes) {
   const int other = (sizes.rank + static_cast<int>(blockIdx.y)) % sizes.ranks;
-  const Unit* source = sources.of[static_cast<size_t>(other)];
+  Unit* const source = sources.of[static_cast<size_t>(other)];
   const int64_t width = sizes.width();
   const int64_t all = width * sizes.ranks;
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
@@ -51,32 +56,57 @@ __global__ void exchange_heads_kernel(HeadsOfRanks<Unit> sources, Unit* target, 
        n += threads) {
     const int64_t row = n / width;
     const int64_t i = n % width;
-    if constexpr (kToHeads) {
-      target[sizes.whole_row(other, row) * width + i] =
-          source[row * all + sizes.column(sizes.rank, i)];
+    if constexpr (kStep == HeadStep::pack) {
+      source[n] = kToHeads ? target[row * all + sizes.column(other, i)]
+                           : target[sizes.whole_row(other, row) * width + i];
+    } else if constexpr (kToHeads) {
+      const int64_t from = kStep == HeadStep::all ? row * all + sizes.column(sizes.rank, i) : n;
+      target[sizes.whole_row(other, row) * width + i] = source[from];
     } else {
-      target[row * all + sizes.column(other, i)] =
-          source[sizes.whole_row(sizes.rank, row) * width + i];
+      const int64_t from =
+          kStep == HeadStep::all ? sizes.whole_row(sizes.rank, row) * width + i : n;
+      target[row * all + sizes.column(other, i)] = source[from];
     }
   }
+}
+
+template <class Unit, bool kToHeads, HeadStep kStep>
+void launch_exchange(const CudaKernelArguments& args, const HeadsOfRanks<Unit>& sources,
+                     void* target, const HeadSizes& sizes) {
+  const int64_t elements = sizes.rows * sizes.width();
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<int64_t>(ceil_divide(elements, 1024), 1, 264 / sizes.ranks));
+  launch(args, {dim3(blocks, static_cast<unsigned>(sizes.ranks)), 256},
+         exchange_heads_kernel<Unit, kToHeads, kStep>, sources, static_cast<Unit*>(target), sizes);
 }
 
 template <class Unit, bool kToHeads>
 void exchange_in_units(const CudaKernelArguments& args, HeadSizes sizes) {
   const CudaPeers& peers = *args.peers;
-  HeadsOfRanks<Unit> sources;
-  for (int r = 0; r < peers.size(); ++r) {
-    sources.of[static_cast<size_t>(r)] = peers.in<Unit>(r, 0);
-  }
   const auto unit = static_cast<int64_t>(sizeof(Unit));
   sizes.queries /= unit;
   sizes.keys /= unit;
-  const int64_t elements = sizes.rows * (sizes.queries + 2 * sizes.keys);
-  const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_divide(elements, 1024), 1, 264 / peers.size()));
-  launch(args, {dim3(blocks, static_cast<unsigned>(peers.size())), 256},
-         exchange_heads_kernel<Unit, kToHeads>, sources, static_cast<Unit*>(args.output(0).data),
-         sizes);
+  HeadsOfRanks<Unit> sources;
+  if (!peers.is_staged()) {
+    for (int r = 0; r < peers.size(); ++r) {
+      sources.of[static_cast<size_t>(r)] = peers.in<Unit>(r, 0);
+    }
+    launch_exchange<Unit, kToHeads, HeadStep::all>(args, sources, args.output(0).data, sizes);
+    return;
+  }
+  // A section for each rank, of its heads or its rows, is sent, and one received.
+  const int64_t bytes = sizes.rows * sizes.width() * unit;
+  std::byte* const received = args.staging + staged_section_bytes(bytes, peers.size());
+  for (int r = 0; r < peers.size(); ++r) {
+    sources.of[static_cast<size_t>(r)] = reinterpret_cast<Unit*>(args.staging + r * bytes);
+  }
+  launch_exchange<Unit, kToHeads, HeadStep::pack>(args, sources, args.input(0).data, sizes);
+  exchange_sections(args, args.staging, received, bytes);
+  for (int r = 0; r < peers.size(); ++r) {
+    if (r == peers.rank()) continue;
+    sources.of[static_cast<size_t>(r)] = reinterpret_cast<Unit*>(received + r * bytes);
+  }
+  launch_exchange<Unit, kToHeads, HeadStep::unpack>(args, sources, args.output(0).data, sizes);
 }
 
 template <bool kToHeads>

@@ -1,41 +1,42 @@
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 #include "ops/gather_parameter/gather_parameter.h"
 
 namespace troupe {
 namespace {
 
 void gather(const CudaKernelArguments& args) {
-  const CudaPeers& peers = *args.peers;
   const auto& attributes = args.attributes->as<GatherParameterAttributes>();
   const CudaTensor& whole = args.output(0);
   const auto size = static_cast<int64_t>(size_of(whole.dtype));
-  peers.meet(args);
-  PeerCopies copies(args);
-  for (int step = 0; step < peers.size(); ++step) {
-    const int place = (peers.rank() + step) % peers.size();
-    const IndexRange shard =
-        shard_of(attributes.shape, {.place = place, .count = attributes.shard.count});
-    copies.add(peers.in<std::byte>(place, 0),
-               static_cast<std::byte*>(whole.data) + shard.begin * size,
-               (shard.end - shard.begin) * size);
-  }
-  copies.launch();
-  peers.meet(args);
+  const auto shard = [&](int place) {
+    return shard_of(attributes.shape, {.place = place, .count = attributes.shard.count});
+  };
+  const std::array<PeerGather, 1> shards = {
+      {{.operand = 0,
+        .block =
+            [&](int place) {
+              return IndexRange{0, (shard(place).end - shard(place).begin) * size};
+            },
+        .to =
+            [&](int place) {
+              return static_cast<std::byte*>(whole.data) + shard(place).begin * size;
+            }}}};
+  gather_from_peers(args, shards);
 }
 
 void sum_gradient(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const auto& attributes = args.attributes->as<GatherParameterAttributes>();
-  const IndexRange own = shard_of(attributes.shape, attributes.shard);
   const CudaTensor& shard = args.output(0);
-  const DType terms = args.input(0).dtype;
-  const int64_t first = own.begin * static_cast<int64_t>(size_of(terms));
+  const std::array<PeerSum, 1> shards = {
+      {{.operand = 0,
+        .share =
+            [&](int place) {
+              return shard_of(attributes.shape, {.place = place, .count = attributes.shard.count});
+            },
+        .result = static_cast<std::byte*>(shard.data)}}};
   peers.meet(args);
-  PeerSums sums(args, terms, peers.size(), 1, attributes.accumulate, shard.dtype);
-  sums.add(
-      own.end - own.begin, [&](int place) { return peers.in<std::byte>(place, 0) + first; },
-      [&](int) { return shard.data; });
-  sums.launch();
+  sum_over_peers(args, args.input(0).dtype, shards, attributes.accumulate, shard.dtype);
   peers.meet(args);
 }
 

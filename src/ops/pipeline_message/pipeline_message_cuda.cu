@@ -5,15 +5,20 @@ namespace troupe {
 namespace {
 
 void post(const CudaKernelArguments& args) {
-  args.peers->post_message(args, args.attributes->as<MessageAttributes>().peer);
+  const int to = args.attributes->as<MessageAttributes>().peer;
+  if (args.peers->is_staged()) return args.peers->send_staged(args, to);
+  args.peers->post_message(args, to);
 }
 
 void finish(const CudaKernelArguments& args) {
-  args.peers->finish_message(args, args.attributes->as<MessageAttributes>().peer);
+  const int to = args.attributes->as<MessageAttributes>().peer;
+  if (args.peers->is_staged()) return args.peers->finish_staged(args, to);
+  args.peers->finish_message(args, to);
 }
 
 void fetch(const CudaKernelArguments& args) {
   const int from = args.attributes->as<ReceiveAttributes>().way.peer;
+  if (args.peers->is_staged()) return args.peers->receive_staged(args, from);
   const CudaTensor& y = args.output(0);
   args.peers->await_message(args, from);
   PeerCopies copies(args);

@@ -1,5 +1,5 @@
 #include "ops/cuda/device.cuh"
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 #include "ops/prefix_sum/prefix_sum.h"
 
 namespace troupe {
@@ -25,11 +25,12 @@ __global__ void prefix_sum_kernel(Counts counts, int rank, int ranks, const int3
 void sum(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const int64_t elements = args.input(0).shape.elements();
-  Counts counts;
-  for (int r = 0; r < peers.size(); ++r) {
-    counts.of[static_cast<size_t>(r)] = peers.in<int32_t>(r, 0);
-  }
   peers.meet(args);
+  const auto addresses = read_from_peers(args, 0, elements * static_cast<int64_t>(sizeof(int32_t)));
+  Counts counts;
+  for (size_t r = 0; r < addresses.size(); ++r) {
+    counts.of[r] = reinterpret_cast<const int32_t*>(addresses[r]);
+  }
   launch(args, {blocks_for(elements, 128), 128}, prefix_sum_kernel, counts, peers.rank(),
          peers.size(), args.in<int32_t>(1), args.out<int32_t>(0), args.out<int32_t>(1), elements);
   peers.meet(args);

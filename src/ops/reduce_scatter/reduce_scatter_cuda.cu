@@ -1,4 +1,4 @@
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 
 namespace troupe {
@@ -10,13 +10,15 @@ void scatter(const CudaKernelArguments& args) {
                "reduce_scatter: the group has another size");
   const CudaTensor& result = args.output(0);
   const int64_t elements = result.shape.elements();
-  const int64_t first = peers.rank() * elements * static_cast<int64_t>(size_of(result.dtype));
+  const std::array<PeerSum, 1> rows = {
+      {{.operand = 0,
+        .share =
+            [elements](int place) {
+              return IndexRange{place * elements, (place + 1) * elements};
+            },
+        .result = static_cast<std::byte*>(result.data)}}};
   peers.meet(args);
-  PeerSums sums(args, result.dtype, peers.size(), 1);
-  sums.add(
-      elements, [&](int place) { return peers.in<std::byte>(place, 0) + first; },
-      [&](int) { return result.data; });
-  sums.launch();
+  sum_over_peers(args, result.dtype, rows);
   peers.meet(args);
 }
 

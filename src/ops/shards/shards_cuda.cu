@@ -1,4 +1,6 @@
-#include "ops/cuda/peers.h"
+#include <vector>
+
+#include "ops/cuda/peer_exchange.h"
 #include "ops/shards/shards.h"
 #include "program/shard.h"
 
@@ -15,18 +17,20 @@ IndexRange shard_bytes(const CudaTensor& tensor, int place, int ranks) {
 void reduce(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   peers.meet(args);
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32}) {
-    PeerSums sums(args, dtype, peers.size(), 1);
+  for (const DType dtype : kSummedDtypes) {
+    std::vector<PeerSum> sums;
     for (size_t i = 0; i < args.outputs.size(); ++i) {
       const CudaTensor& tensor = args.outputs[i];
       if (tensor.dtype != dtype) continue;
-      const IndexRange bytes = shard_bytes(tensor, peers.rank(), peers.size());
-      sums.add(
-          (bytes.end - bytes.begin) / static_cast<int64_t>(size_of(dtype)),
-          [&](int place) { return peers.out<std::byte>(place, static_cast<int>(i)) + bytes.begin; },
-          [&](int) { return static_cast<std::byte*>(tensor.data) + bytes.begin; });
+      const IndexRange own = shard_bytes(tensor, peers.rank(), peers.size());
+      sums.push_back({.operand = static_cast<int>(args.inputs.size() + i),
+                      .share =
+                          [&](int place) {
+                            return shard_of(tensor.shape, {.place = place, .count = peers.size()});
+                          },
+                      .result = static_cast<std::byte*>(tensor.data) + own.begin});
     }
-    sums.launch();
+    sum_over_peers(args, dtype, sums);
   }
   peers.meet(args);
 }
@@ -34,19 +38,17 @@ void reduce(const CudaKernelArguments& args) {
 // A rank writes what is not its own, and the others read its own.
 void gather(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
-  peers.meet(args);
-  PeerCopies copies(args);
-  for (int step = 1; step < peers.size(); ++step) {
-    const int place = (peers.rank() + step) % peers.size();
-    for (size_t i = 0; i < args.outputs.size(); ++i) {
-      const IndexRange bytes = shard_bytes(args.outputs[i], place, peers.size());
-      copies.add(peers.out<std::byte>(place, static_cast<int>(i)) + bytes.begin,
-                 static_cast<std::byte*>(args.outputs[i].data) + bytes.begin,
-                 bytes.end - bytes.begin);
-    }
+  std::vector<PeerGather> shards;
+  for (size_t i = 0; i < args.outputs.size(); ++i) {
+    const CudaTensor& tensor = args.outputs[i];
+    const auto bytes = [&](int place) { return shard_bytes(tensor, place, peers.size()); };
+    shards.push_back({.operand = static_cast<int>(args.inputs.size() + i),
+                      .block = bytes,
+                      .to = [&tensor, bytes](int place) {
+                        return static_cast<std::byte*>(tensor.data) + bytes(place).begin;
+                      }});
   }
-  copies.launch();
-  peers.meet(args);
+  gather_from_peers(args, shards);
 }
 
 }  // namespace

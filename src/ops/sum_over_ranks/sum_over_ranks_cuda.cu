@@ -1,4 +1,4 @@
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_exchange.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "program/shard.h"
 
@@ -9,14 +9,12 @@ namespace {
 void sum(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const CudaTensor& x = args.input(0);
-  const IndexRange share = share_of(x.shape.elements(), peers.rank(), peers.size());
-  const int64_t first = share.begin * static_cast<int64_t>(size_of(x.dtype));
+  const std::array<PeerSum, 1> shares = {
+      {{.operand = 0,
+        .share = [&](int place) { return share_of(x.shape.elements(), place, peers.size()); },
+        .handed_to = 1}}};
   peers.meet(args);
-  PeerSums sums(args, x.dtype, peers.size(), peers.size());
-  sums.add(
-      share.end - share.begin, [&](int place) { return peers.in<std::byte>(place, 0) + first; },
-      [&](int place) { return peers.out<std::byte>(place, 0) + first; });
-  sums.launch();
+  sum_over_peers(args, x.dtype, shares);
   peers.meet(args);
 }
 

@@ -9,6 +9,7 @@
 
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "passes/cuda_scratch.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -210,6 +211,7 @@ void CudaInterpreter::bind() {
     bound.arguments.inputs = {first, op.input_count};
     bound.arguments.outputs = {first + op.input_count, op.output_count};
     bound.arguments.scratch = scratch_of(op.place.queue);
+    bound.arguments.staging = bound.arguments.scratch + cuda_scratch_of({program_, op}).own;
     bound.arguments.stream = stream_of(op.place.queue);
     bound.arguments.context = context_.get();
     bound.range = range_name(op);
@@ -298,10 +300,8 @@ void CudaInterpreter::launch_all() {
 }
 
 void CudaInterpreter::wait(CUstream_st* stream, const std::string& what) const {
-  const cudaError_t error = cudaStreamSynchronize(stream);
-  // A rank that was missing is the cause of whatever else goes wrong.
-  if (peers_ != nullptr) peers_->check();
-  check_cuda(error, what);
+  if (peers_ != nullptr) return peers_->wait(stream, what);
+  check_cuda(cudaStreamSynchronize(stream), what);
 }
 
 void CudaInterpreter::capture() {

@@ -1,11 +1,13 @@
 #include "runtime/cuda/peer_connection.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <cuda_runtime.h>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <unistd.h>
 
 #include "ops/cuda/check.h"
@@ -88,13 +90,19 @@ PeerConnection::PeerConnection(const Program& program, const Communicators& comm
     : program_(program),
       communicators_(communicators),
       memory_(std::move(memory)),
-      fault_(nullptr, [](PeerFault* fault) {
-        if (fault != nullptr) cudaFreeHost(fault);
+      fault_(nullptr,
+             [](PeerFault* fault) {
+               if (fault != nullptr) cudaFreeHost(fault);
+             }),
+      progress_(nullptr, [](int32_t* progress) {
+        if (progress != nullptr) cudaFreeHost(progress);
       }) {
   TROUPE_CHECK(memory_.size() + 1 == kMemories, "the memories of a rank");
   void* address = nullptr;
   check_cuda(cudaMallocHost(&address, sizeof(PeerFault)), "allocating memory of the host");
   fault_.reset(new (address) PeerFault);
+  check_cuda(cudaMallocHost(&address, sizeof(int32_t)), "allocating memory of the host");
+  progress_.reset(new (address) int32_t(kNoProgress));
   const size_t bytes = kRankGroupCount * sizeof(PeerBoard);
   check_cuda(cudaMalloc(&address, bytes), "allocating flags");
   memory_.insert(memory_.begin(), {static_cast<std::byte*>(address), bytes});
@@ -129,7 +137,8 @@ void PeerConnection::open_memory(const Greeting& own, Group& group) const {
         "rank " + std::to_string(group.communicator->rank_at(static_cast<int>(place)));
     if (other.machine != own.machine) {
       throw_bad_request("--device cuda: " + rank +
-                        " is on another machine. GPUs of one machine work together for now.");
+                        " is on another machine, whose GPUs cannot be reached through memory. "
+                        "Leave --gpu-exchange peer out.");
     }
     const bool same_process = other.process == own.process;
     if (same_process && other.gpu != own.gpu) {
@@ -139,7 +148,8 @@ void PeerConnection::open_memory(const Greeting& own, Group& group) const {
           "asking for peer access");
       if (can == 0) {
         throw_failed("GPU " + std::to_string(own.gpu) + " cannot reach the memory of GPU " +
-                     std::to_string(other.gpu) + " (" + rank + "), which several ranks need.");
+                     std::to_string(other.gpu) + " (" + rank +
+                     "), which several ranks need. Use --gpu-exchange nccl.");
       }
       const cudaError_t error = cudaDeviceEnablePeerAccess(static_cast<int>(other.gpu), 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -292,10 +302,82 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
   }
 }
 
+// The unique numbers of NCCL's communicators, and the messages that ranks send each other, travel
+// by way of the hosts.
+void PeerConnection::connect_staged(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
+                                    ThreadPool& pool) {
+  Communicator& communicator = *communicators_.of(kind);
+  const auto size = static_cast<size_t>(communicator.size());
+  if (size > kMostPeers) {
+    throw_bad_request("--device cuda: a group of " + std::to_string(size) + " ranks (" +
+                      std::string(name_of(kind)) + "); at most " + std::to_string(kMostPeers) +
+                      " can work together.");
+  }
+  std::vector<int64_t> own(size + 1, 0);  // messages by receiver, then collectives
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    const Op& op = program_.op(index);
+    if (!is_in(kind, op)) continue;
+    const std::optional<MessageUse> message = message_use(op);
+    if (!message) {
+      ++own[size];
+    } else if (message->action == MessageUse::Action::send) {
+      ++own[static_cast<size_t>(message->way.peer)];
+    }
+  }
+  const std::vector<int64_t> all = gather_numbers(communicator, own, pool);
+  std::vector<std::vector<int64_t>> messages(size);
+  bool any = false;
+  for (size_t place = 0; place < size; ++place) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(place * own.size());
+    messages[place].assign(begin, begin + static_cast<std::ptrdiff_t>(size));
+    any |= std::any_of(begin, begin + static_cast<std::ptrdiff_t>(own.size()),
+                       [](int64_t count) { return count > 0; });
+    TROUPE_CHECK(all[place * own.size() + size] == own[size],
+                 "ranks of a group run other collectives");
+  }
+  if (!any) return;
+  if (pace_ == nullptr) {
+    pace_ = std::make_unique<NcclPace>([this](const std::function<int()>& query) {
+      check_cuda(static_cast<cudaError_t>(watch(query)), "running a collective");
+    });
+  }
+  nccl_.push_back(std::make_unique<NcclGroup>(NcclGroup::Options{.kind = kind,
+                                                                 .communicator = &communicator,
+                                                                 .pool = &pool,
+                                                                 .has_collectives = own[size] > 0,
+                                                                 .messages = std::move(messages),
+                                                                 .progress = progress_.get(),
+                                                                 .is_first_run = &waits_on_host_,
+                                                                 .pace = pace_.get()}));
+  const PeerGroup members{.rank = communicator.rank(), .size = communicator.size()};
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    const Op& op = program_.op(index);
+    if (!is_in(kind, op)) continue;
+    CudaKernelArguments& of_op = *arguments[static_cast<size_t>(index)];
+    std::vector<std::byte*> operands;
+    for (const CudaTensor& tensor : of_op.inputs) {
+      operands.push_back(static_cast<std::byte*>(tensor.data));
+    }
+    for (const CudaTensor& tensor : of_op.outputs) {
+      operands.push_back(static_cast<std::byte*>(tensor.data));
+    }
+    operands.push_back(of_op.scratch);
+    peers_.push_back(std::make_unique<CudaPeers>(*nccl_.back(), members, op, index,
+                                                 static_cast<int>(of_op.inputs.size()),
+                                                 static_cast<int>(of_op.outputs.size()), operands));
+    of_op.peers = peers_.back().get();
+  }
+}
+
 void PeerConnection::connect(std::span<CudaKernelArguments* const> arguments, ThreadPool& pool) {
   for (int i = 0; i < kRankGroupCount; ++i) {
     const auto kind = static_cast<RankGroup>(i);
-    if (communicators_.of(kind) != nullptr) connect_group(kind, arguments, pool);
+    if (communicators_.of(kind) == nullptr) continue;
+    if (program_.staged_groups()[static_cast<size_t>(i)] > 0) {
+      connect_staged(kind, arguments, pool);
+    } else {
+      connect_group(kind, arguments, pool);
+    }
   }
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     TROUPE_CHECK(program_.op(index).spec->group == nullptr ||
@@ -311,7 +393,50 @@ void PeerConnection::meet_on_host(ThreadPool& pool) const {
   }
 }
 
-void PeerConnection::check() const {
+void PeerConnection::wait(CUstream_st* stream, const std::string& what) {
+  const auto query = [stream] { return static_cast<int>(cudaStreamQuery(stream)); };
+  const auto error =
+      nccl_.empty() ? cudaStreamSynchronize(stream) : static_cast<cudaError_t>(watch(query));
+  // A rank that was missing is the cause of whatever else goes wrong.
+  check_flags();
+  check_cuda(error, what);
+  for (const std::unique_ptr<NcclGroup>& group : nccl_) group->is_idle();
+}
+
+// NCCL waits for a rank without limit, so the host looks how long the GPU has been in an operation.
+int PeerConnection::watch(const std::function<int()>& query) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kLooks = 256;  // between those at NCCL's own errors, which take longer
+  const volatile int32_t* const progress = progress_.get();
+  int32_t seen = kNoProgress;
+  Clock::time_point since = Clock::now();
+  for (int look = 1;; ++look) {
+    const int error = query();
+    if (error != cudaErrorNotReady) return error;
+    if (*progress != seen) {
+      seen = *progress;
+      since = Clock::now();
+    }
+    if (look % kLooks == 0) {
+      for (const std::unique_ptr<NcclGroup>& group : nccl_) group->check();
+    }
+    if (seen != kNoProgress) {
+      const Op& op = program_.op(seen);
+      const RankGroup kind = op.spec->group(op.attributes);
+      if (Clock::now() - since > communicators_.of(kind)->limit()) {
+        std::string text;
+        for (const std::unique_ptr<NcclGroup>& group : nccl_) {
+          if (group->kind() == kind) text = group->missing_text({&op, seen});
+        }
+        for (const std::unique_ptr<NcclGroup>& group : nccl_) group->abort();
+        throw UserError(ExitStatus::failed, text);
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void PeerConnection::check_flags() const {
   const volatile PeerFault* const fault = fault_.get();
   if (fault->happened == 0) return;
   const int32_t index = fault->op;

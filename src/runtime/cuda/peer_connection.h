@@ -6,16 +6,22 @@
 // by way of the ranks' communicators on the host; after it the host has no part in what operations
 // exchange. Holds a few KiB on the GPU for flags, beside the memory plan.
 //
+// Groups that the program calls staged (Program::staged_groups) get communicators of NCCL instead
+// (ops/cuda/nccl_group.h), which take memory of the GPU for themselves.
+//
 // One thread at a time. Errors are UserErrors: GPUs that cannot reach each other, ranks on several
-// machines, groups of too many ranks; and in check() a rank that did not come in time.
+// machines, groups of too many ranks; and in wait() a rank that did not come in time.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "ops/cuda/nccl_group.h"
 #include "ops/cuda/peers.h"
 #include "program/communicator.h"
 #include "program/program.h"
@@ -42,8 +48,9 @@ class PeerConnection {
   // of the program; their `peers` are set, good as long as this object.
   void connect(std::span<CudaKernelArguments* const> arguments, ThreadPool& pool);
 
-  // After a run: throws if the GPU has waited for another rank in vain.
-  void check() const;
+  // Until the stream has done all that it was given in a run. Throws if the GPU has waited for
+  // another rank in vain; `what` was being done if it has failed.
+  void wait(CUstream_st* stream, const std::string& what);
 
   // The first run is over: from now on GPUs wait for each other, and hosts do not.
   void first_run_is_over() { waits_on_host_ = false; }
@@ -57,6 +64,13 @@ class PeerConnection {
   // What operations know of a group's members.
   void connect_group(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
                      ThreadPool& pool);
+  void connect_staged(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
+                      ThreadPool& pool);
+  // Throws if a GPU's wait for a flag was in vain.
+  void check_flags() const;
+  // Until `query` says anything but cudaErrorNotReady, while NCCL is watched. Throws if the GPU
+  // waits for another rank in vain, or NCCL has failed.
+  int watch(const std::function<int()>& query);
   void open_memory(const Greeting& own, Group& group) const;
   int64_t encode(const void* address) const;
 
@@ -64,7 +78,11 @@ class PeerConnection {
   const Communicators communicators_;
   std::vector<PeerMemory> memory_;  // the boards, then what the interpreter gave
   std::unique_ptr<PeerFault, void (*)(PeerFault*)> fault_;
+  // What the GPU waits in, in staged groups: an operation. Memory of the host.
+  std::unique_ptr<int32_t, void (*)(int32_t*)> progress_;
   bool waits_on_host_ = true;
+  std::unique_ptr<NcclPace> pace_;
+  std::vector<std::unique_ptr<NcclGroup>> nccl_;
   std::vector<std::unique_ptr<CudaPeers>> peers_;
   mutable std::vector<void*> opened_;  // memory of other processes
 };
