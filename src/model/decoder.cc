@@ -187,7 +187,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
     builder.place.layer = static_cast<int16_t>(layer);
-    builder.place.module = Module::norm;
+    builder.place.module = Module::attention_norm;
     const ValueId attention_input = add_and_norm(
         ParameterKind::input_norm, ParameterKind::input_norm_bias, layer, "attention_in");
     builder.place.module = Module::attention;
@@ -195,7 +195,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
         build_attention(builder, config, state, layer, rope_table, batch, attention_input, options);
     builder.place.module = Module::other;
     branch = drop(branch, RandomPlace::attention_branch_dropout, layer);
-    builder.place.module = Module::norm;
+    builder.place.module = Module::mlp_norm;
     const ValueId ffn_input =
         add_and_norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias,
                      layer, "ffn_in");

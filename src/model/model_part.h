@@ -30,6 +30,9 @@ struct RunLayout {
   // Of AdamW's moments, f32 or bf16. Those of f64 parameters are f64 all the same.
   DType exp_avg = DType::f32;
   DType exp_avg_sq = DType::f32;
+  // Moments and master weights of a rank's first parameters, up to this part of all that it
+  // updates, are kept on the host (StateTensor::on_host).
+  double optimizer_offload = 0;
 };
 
 // Among whom a parameter is sharded, and who have the same shard.

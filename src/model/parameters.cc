@@ -52,6 +52,7 @@ class Declaration {
   }
 
   ModelState finish(std::vector<StateId> expert_biases) {
+    keep_optimizer_on_host();
     return {part_,
             dtype_,
             trained_,
@@ -110,6 +111,24 @@ class Declaration {
     }
     parameters_.push_back(std::move(parameter));
     return &parameters_.back();
+  }
+
+  // As Megatron chooses them: in their order, until that many elements are reached.
+  void keep_optimizer_on_host() {
+    const auto elements_of = [&](const Parameter& parameter) {
+      return parameter.exp_avg.valid() ? (*table_)[parameter.exp_avg].shape.elements() : 0;
+    };
+    int64_t all = 0;
+    for (const Parameter& parameter : parameters_) all += elements_of(parameter);
+    const double wanted = part_.run->optimizer_offload * static_cast<double>(all);
+    int64_t chosen = 0;
+    for (const Parameter& parameter : parameters_) {
+      if (static_cast<double>(chosen) >= wanted) return;
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq, parameter.master}) {
+        if (id.valid()) table_->at(id).on_host = true;
+      }
+      chosen += elements_of(parameter);
+    }
   }
 
   const ModelConfig& config_;

@@ -32,6 +32,7 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/local_experts/local_experts.h"
+#include "ops/offload/offload.h"
 #include "ops/permute/permute.h"
 #include "ops/pipeline_message/pipeline_message.h"
 #include "ops/prefix_sum/prefix_sum.h"
@@ -114,6 +115,7 @@ constexpr std::array kOperations = {
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
     &kLocalExperts,
+    &kOffload,
     &kPermute,
     &kPrefixSum,
     &kPushRows,
@@ -127,6 +129,7 @@ constexpr std::array kOperations = {
     &kReceive,
     &kReduceScatter,
     &kReduceShards,
+    &kReload,
     &kRingAttention,
     &kRingAttentionGradient,
     &kRmsNorm,

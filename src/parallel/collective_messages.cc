@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "program/op_spec.h"
 
@@ -81,8 +82,12 @@ std::string missing_message(int32_t rank, const CallSite& site, std::chrono::mil
   std::string missing;
   for (const AbsentRank& each : absent) {
     const std::string_view state = text_of(each.state);
-    missing += fmt::format("{}rank {} ({} {})", missing.empty() ? "" : ", ", each.rank, state,
+    missing += fmt::format("{}rank {} ({} {}", missing.empty() ? "" : ", ", each.rank, state,
                            describe(each.last_seen));
+    if (!each.waits_for.empty()) {
+      missing += fmt::format(", for rank {}", fmt::join(each.waits_for, ", "));
+    }
+    missing += ")";
   }
   return fmt::format("Rank {} waited in vain ({} s at most) in {} for: {}. All ranks end.", rank,
                      std::chrono::duration<double>(limit).count(), describe(site), missing);

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "program/communicator.h"
 
@@ -28,13 +29,14 @@ struct RankCall {
   std::span<const TensorView> tensors;
 };
 
-// A rank that others wait for. It may be known to wait itself, for yet another one, or not to
-// answer when it is asked.
+// A rank that others wait for, directly or because others wait for it in turn. It may be known to
+// wait itself, for yet other ones, or not to answer when it is asked.
 struct AbsentRank {
   enum class State : uint8_t { is_missing, has_ended, waits, is_silent };
   int32_t rank = 0;
   State state = State::is_missing;
   CallSite last_seen;
+  std::vector<int32_t> waits_for = {};
 };
 
 bool same_type(const TensorView& a, const TensorView& b);

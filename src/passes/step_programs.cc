@@ -294,6 +294,7 @@ class TrainingEmission {
     ValueId d_input;
     ValueId d_output;
     std::optional<Recompute> recompute;
+    std::optional<Offload> offload;
   };
 
   Pass& pass(int32_t micro_batch, int32_t chunk) {
@@ -328,6 +329,7 @@ class TrainingEmission {
         order_up_to_here();
         emit_backward(own);
         order_pass(item, /*is_merged_with_next=*/false);
+        own.offload.reset();
         own.recompute.reset();
         break;
       case PipelineAction::weight_gradient:
@@ -390,6 +392,10 @@ class TrainingEmission {
     if (recompute.any() || part_.run->sharding == StateSharding::parameters) {
       own.recompute.emplace(builder_.program(), own.first, own.last, recompute);
     }
+    if (options_.offload.any()) {
+      own.offload.emplace(builder_.program(), own.first, own.last, options_.offload,
+                          own.recompute ? &*own.recompute : nullptr);
+    }
   }
 
   // The end of a forward pass. Of several chunks each is differentiated at once, so that its logits
@@ -429,12 +435,13 @@ class TrainingEmission {
     if (own.output.valid()) seeds.push_back({own.output, own.d_output});
     std::vector<ValueId> inputs;
     if (own.input.valid()) inputs.push_back(own.input);
-    BeforeGradients before_gradients;
-    if (own.recompute) {
-      before_gradients = [&](int32_t op, std::vector<ValueId>& stand_in) {
-        own.recompute->emit_for(builder_, op, stand_in);
+    const auto before_gradients = [&](int32_t op, std::vector<ValueId>& stand_in) {
+      const auto before_clone = [&](int32_t original, std::vector<ValueId>& of_clone) {
+        if (own.offload) own.offload->emit_for(builder_, op, original, of_clone);
       };
-    }
+      if (own.recompute) own.recompute->emit_for(builder_, op, stand_in, before_clone);
+      if (own.offload) own.offload->emit_for(builder_, op, op, stand_in);
+    };
     const std::vector<ValueId> gradients = append_backward(
         builder_, own.first, own.last, seeds, inputs, main_gradients_, before_gradients);
     if (!own.input.valid()) return;
@@ -461,7 +468,7 @@ class TrainingEmission {
   // backward comes, which is the next.
   void order_pass(const PipelineStep& item, bool is_merged_with_next) {
     std::vector<int32_t> operations = take_emitted();
-    if (item.action != PipelineAction::forward) leave_out_unused(item, operations);
+    if (item.action != PipelineAction::forward) leave_out_unread(item, operations);
     if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, operations);
     const Program& program = builder_.program();
     if (options_.overlap.any()) {
@@ -478,13 +485,20 @@ class TrainingEmission {
     }
   }
 
-  // Takes out what was recomputed for nobody.
-  void leave_out_unused(const PipelineStep& item, std::vector<int32_t>& operations) {
-    const std::optional<Recompute>& recompute = pass(item.micro_batch, item.chunk).recompute;
-    if (!recompute) return;
-    const std::vector<int32_t> unused = recompute->unused(builder_.program());
+  // Takes out what was recomputed or copied for nobody.
+  void leave_out_unread(const PipelineStep& item, std::vector<int32_t>& operations) {
+    const Pass& own = pass(item.micro_batch, item.chunk);
+    std::vector<int32_t> added;
+    if (own.recompute) added = own.recompute->clones();
+    if (own.offload) {
+      const std::vector<int32_t>& copies = own.offload->copies();
+      added.insert(added.end(), copies.begin(), copies.end());
+      std::sort(added.begin(), added.end());
+    }
+    if (added.empty()) return;
+    const std::vector<int32_t> unread = find_unread(builder_.program(), added);
     std::erase_if(operations, [&](int32_t index) {
-      return std::binary_search(unused.begin(), unused.end(), index);
+      return std::binary_search(unread.begin(), unread.end(), index);
     });
     moved_ = true;
   }
@@ -561,6 +575,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   reduce_metrics(builder, state, step, emission.sums());
   build_update(builder, config, state, options, step);
   emission.reorder();
+  if (options.offload.any()) place_copies(*step.program);
   if (options.overlap_gradient_sums) start_gradient_sums_early(*step.program);
   if (options.overlap_parameter_gathers) start_gathers_early(*step.program);
   return step;

@@ -17,6 +17,7 @@
 
 #include "model/decoder.h"
 #include "model/parameters.h"
+#include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/recompute.h"
 #include "program/program.h"
@@ -53,6 +54,7 @@ struct TrainingStepOptions {
   int32_t loss_chunk_tokens = 0;
   OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
   RecomputeOptions recompute = {};
+  OffloadOptions offload = {};
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.

@@ -44,9 +44,7 @@ struct EvaluationPlan {
   std::vector<int64_t> batches;  // of each set
 
   // Without the weights, which are the training run's.
-  uint64_t own_bytes() const {
-    return step.program == nullptr ? 0 : memory.total_bytes() - memory.state_bytes;
-  }
+  uint64_t own_bytes() const { return step.program == nullptr ? 0 : memory.own_bytes(); }
 };
 
 // `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:

@@ -48,10 +48,13 @@ inline OpSample linear_sample(int64_t t, int64_t n, int64_t k, bool bias, Linear
           }};
 }
 
-inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>& offsets,
-                               int64_t bound) {
-  return {"grouped " + std::to_string(bound) + "x" + std::to_string(n) + "x" + std::to_string(k),
-          [=](SampleBuilder& sample) {
+// `bound` rows, of which the last offset are live, in groups for experts with weights [n, k];
+// products(builder, x, w, rows) gives the result.
+template <class Products>
+OpSample grouped_sample_of(const std::string& name, int64_t n, int64_t k,
+                           const std::vector<int32_t>& offsets, int64_t bound,
+                           const Products& products) {
+  return {name, [=](SampleBuilder& sample) {
             const auto experts = static_cast<int32_t>(offsets.size()) - 1;
             const ValueId rows = sample.integers("offsets", {experts + 1}, offsets);
             SampleBuilder::Options options;
@@ -59,25 +62,27 @@ inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>&
             options.rows_element = experts;
             const ValueId x = sample.tensor("x", {bound, k}, options);
             const ValueId w = sample.tensor("w", {experts, n, k}, {.deviation = 0.1});
-            sample.result(grouped_linear(sample.builder(), x, w, rows, "y"));
+            sample.result(products(sample.builder(), x, w, rows));
           }};
+}
+
+inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>& offsets,
+                               int64_t bound) {
+  return grouped_sample_of(
+      "grouped " + std::to_string(bound) + "x" + std::to_string(n) + "x" + std::to_string(k), n, k,
+      offsets, bound, [](Builder& builder, ValueId x, ValueId w, ValueId rows) {
+        return grouped_linear(builder, x, w, rows, "y");
+      });
 }
 
 // Two products with one weight: the gradient of the second use is added to that of the first.
 inline OpSample grouped_twice_sample(int64_t n, const std::vector<int32_t>& offsets,
                                      int64_t bound) {
-  return {"grouped twice " + std::to_string(bound) + "x" + std::to_string(n),
-          [=](SampleBuilder& sample) {
-            const auto experts = static_cast<int32_t>(offsets.size()) - 1;
-            const ValueId rows = sample.integers("offsets", {experts + 1}, offsets);
-            SampleBuilder::Options options;
-            options.rows = rows;
-            options.rows_element = experts;
-            const ValueId x = sample.tensor("x", {bound, n}, options);
-            const ValueId w = sample.tensor("w", {experts, n, n}, {.deviation = 0.1});
-            const ValueId hidden = grouped_linear(sample.builder(), x, w, rows, "hidden");
-            sample.result(grouped_linear(sample.builder(), hidden, w, rows, "y"));
-          }};
+  return grouped_sample_of(
+      "grouped twice " + std::to_string(bound) + "x" + std::to_string(n), n, n, offsets, bound,
+      [](Builder& builder, ValueId x, ValueId w, ValueId rows) {
+        return grouped_linear(builder, grouped_linear(builder, x, w, rows, "hidden"), w, rows, "y");
+      });
 }
 
 inline OpSample attention_sample(const AttentionAttributes& attributes) {

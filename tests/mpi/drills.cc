@@ -124,6 +124,14 @@ constexpr std::array kFaults = {
             if (drill.rank != 0) return drill.step();
             drill.group.member(0).receive({}, view, 1);
           }},
+    Fault{"stopped_behind_another",  // rank 0 waits for rank 2, which waits for rank 1
+          [](Drill& drill) {
+            double number = 0;
+            const TensorView view{.data = &number, .dtype = DType::f64, .shape = Shape({1})};
+            if (drill.rank == 1) raise(SIGSTOP);
+            if (drill.rank > 2) return drill.step();
+            drill.group.member(drill.rank).receive({}, view, drill.rank == 0 ? 2 : 1);
+          }},
     Fault{"message_of_other_size",
           [](Drill& drill) {
             std::array<double, 2> numbers{};

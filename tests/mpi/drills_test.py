@@ -42,6 +42,11 @@ class Drills(unittest.TestCase):
     def test_stopped_rank(self):
         self.check("stopped", 1, waited_for("is missing"))
 
+    def test_stopped_rank_behind_another(self):
+        self.check("stopped_behind_another", 1, re.compile(
+            r"Rank (0 .* for: rank 2 \(waits itself in no operation, for rank 1\), rank 1"
+            r"|2 .* for: rank 1) \(is missing, last seen in operation 2 "))
+
     def test_rank_that_is_stopped_between_steps(self):
         self.check("stopped_between_steps", 1,
                    f"in no operation for: rank 1 (does not answer, last seen in {LAST})")

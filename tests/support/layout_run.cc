@@ -54,7 +54,8 @@ class Rank {
                                    .overlap_parameter_gathers = wanted.early_collectives,
                                    .loss_chunk_tokens = wanted.loss_chunk_tokens,
                                    .overlap = wanted.overlap,
-                                   .recompute = wanted.recompute})),
+                                   .recompute = wanted.recompute,
+                                   .offload = wanted.offload})),
         storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
         interpreter_(make_interpreter(*step_.program, plan(), storage_, pool_,
                                       communicators_of(group, state_.part.layout(), rank),
@@ -235,10 +236,12 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                          .chunks = partition.chunks,
                          .micro_batches = wanted.micro_batches,
                          .merged = wanted.merged};
-  return std::make_shared<const RunLayout>(RunLayout{.layout = Layout(options),
-                                                     .partition = partition,
-                                                     .schedule = schedule,
-                                                     .sharding = wanted.sharding});
+  return std::make_shared<const RunLayout>(
+      RunLayout{.layout = Layout(options),
+                .partition = partition,
+                .schedule = schedule,
+                .sharding = wanted.sharding,
+                .optimizer_offload = wanted.optimizer_offload});
 }
 
 Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
@@ -273,6 +276,8 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.overlap = {};
   single.recompute = {};
   single.loss_chunk_tokens = 0;
+  single.offload = {};
+  single.optimizer_offload = 0;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;

@@ -15,6 +15,7 @@
 #include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
+#include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/recompute.h"
 
@@ -44,6 +45,8 @@ struct LayoutCase {
   OverlapOptions overlap = {};
   RecomputeOptions recompute = {};
   int32_t loss_chunk_tokens = 0;
+  OffloadOptions offload = {};
+  double optimizer_offload = 0;  // RunLayout::optimizer_offload
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each

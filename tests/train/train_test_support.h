@@ -82,8 +82,10 @@ inline void expect_same_state(const StateStorage& a, const StateStorage& b) {
 }
 
 // One of `ranks` ranks that all hold the whole model.
-inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank) {
+inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank,
+                                    double optimizer_offload = 0) {
   RunLayout run = layout_of_one_rank(layers);
+  run.optimizer_offload = optimizer_offload;
   run.layout = Layout({.world_size = ranks, .embedding_places = {0}});
   return {.run = std::make_shared<const RunLayout>(std::move(run)), .rank = rank};
 }
@@ -100,6 +102,8 @@ struct StepRunOptions {
   int32_t data_parallel_rank = 0;
   RecomputeOptions recompute = {};
   int32_t loss_chunk_tokens = 0;
+  OffloadOptions offload = {};
+  double optimizer_offload = 0;  // RunLayout::optimizer_offload
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -113,16 +117,18 @@ class StepRun {
       : config(model),
         options(run),
         pool(run.threads),
-        state(declare_model_state(
-            config, run.dtype, /*trained=*/true,
-            data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank))),
+        state(
+            declare_model_state(config, run.dtype, /*trained=*/true,
+                                data_parallel_part(config.num_layers, run.data_parallel_size,
+                                                   run.data_parallel_rank, run.optimizer_offload))),
         step(build_training_step(config, state,
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
                                   .loss_chunk_tokens = run.loss_chunk_tokens,
-                                  .recompute = run.recompute})),
+                                  .recompute = run.recompute,
+                                  .offload = run.offload})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
                                          run.communicators, {.capture = run.capture})),

@@ -130,6 +130,55 @@ TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
   }
 }
 
+// Likewise: no gradient reads what is dead, on the device or on the host.
+TEST_P(TrainingStepBits, DoNotDependOnOffload) {
+  ModelConfig model = trained_model();
+  model.hidden_dropout = model.attention_dropout = 0.1;
+  const auto options = [](bool offload, const RecomputeOptions& recompute, bool oracle) {
+    return StepRunOptions{
+        .dtype = GetParam(),
+        .oracle = oracle,
+        .micro_batch_size = 2,
+        .micro_batches = 2,
+        .sequence = 32,
+        .recompute = recompute,
+        .offload = {.attention_norm = offload,
+                    .qkv = offload,
+                    .core_attention = offload,
+                    .attention_out = offload,
+                    .mlp_norm = offload,
+                    .expert_fc1 = offload,
+                    .expert_activation = offload,
+                    .least_elements = 1},
+        .optimizer_offload = offload ? 0.5 : 0,
+    };
+  };
+  const auto run = [](StepRun& step) {
+    for (int64_t number = 1; number <= 3; ++number) {
+      step.write_samples(4 * number);
+      step.update(number);
+    }
+  };
+  StepRun plain(model, options(false, {}, false));
+  run(plain);
+  using Granularity = RecomputeOptions::Granularity;
+  for (const Granularity granularity :
+       {Granularity::none, Granularity::selective, Granularity::full}) {
+    for (const bool oracle : {false, true}) {
+      StepRun other(model, options(true,
+                                   {.granularity = granularity,
+                                    .core_attention = granularity == Granularity::selective,
+                                    .expert_activation = granularity == Granularity::selective},
+                                   oracle));
+      run(other);
+      EXPECT_GT(other.interpreter.plan().host_transient_bytes, 0U);
+      EXPECT_GT(other.storage.host_bytes(), 0U);
+      EXPECT_EQ(other.objective(), plain.objective());
+      expect_same_state(plain.storage, other.storage);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, TrainingStepBits,
                          ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
@@ -324,11 +373,19 @@ TEST(TrainingStep, HoldsExactlyThePlannedMemory) {
   for (const bool oracle : {false, true}) {
     const uint64_t before = Arena::allocated_bytes();
     {
-      const StepRun run(trained_model(), {.threads = 2, .oracle = oracle, .micro_batches = 2});
+      const StepRun run(trained_model(),
+                        {.threads = 2,
+                         .oracle = oracle,
+                         .micro_batches = 2,
+                         .offload = {.mlp_norm = true, .expert_fc1 = true, .least_elements = 1},
+                         .optimizer_offload = 0.5});
       const MemoryPlan& plan = run.interpreter.plan();
       EXPECT_EQ(Arena::allocated_bytes() - before, plan.total_bytes());
       EXPECT_EQ(run.storage.bytes(), plan.state_bytes);
-      EXPECT_EQ(run.interpreter.allocated_bytes(), plan.total_bytes() - plan.state_bytes);
+      EXPECT_EQ(run.storage.host_bytes(), plan.host_state_bytes);
+      EXPECT_EQ(run.interpreter.allocated_bytes(), plan.own_bytes());
+      EXPECT_GT(plan.host_state_bytes, 0U);
+      EXPECT_GT(plan.host_transient_bytes, 0U);
     }
     EXPECT_EQ(Arena::allocated_bytes(), before);
   }

@@ -53,6 +53,8 @@ std::string to_bytes(const Announcement& announcement) {
     append_bytes(bytes, tensor.dtype);
     append_bytes(bytes, tensor.shape);
   }
+  append_bytes(bytes, announcement.waits_for.size());
+  for (const int32_t rank : announcement.waits_for) append_bytes(bytes, rank);
   return bytes;
 }
 
@@ -72,6 +74,8 @@ Announcement from_bytes(std::string_view bytes) {
     tensor.dtype = reader.take<DType>();
     tensor.shape = reader.take<Shape>();
   }
+  announcement.waits_for.resize(reader.take<size_t>());
+  for (int32_t& rank : announcement.waits_for) rank = reader.take<int32_t>();
   return announcement;
 }
 
@@ -675,7 +679,7 @@ MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail)
       rank_(post.rank()),
       ended_(static_cast<size_t>(post.size())),
       seen_(static_cast<size_t>(post.size())),
-      waits_(static_cast<size_t>(post.size())),
+      waits_for_(static_cast<size_t>(post.size())),
       heard_(static_cast<size_t>(post.size())),
       lowest_failed_(post.size()),
       fail_(std::move(fail)),
@@ -802,12 +806,12 @@ void MpiGroup::read_notes() {
         spoken_ = true;
         break;
       case Kind::waits:
-        waits_[from] = true;
+        waits_for_[from] = std::move(announcement.waits_for);
         seen_[from] = announcement.site();
         seen_[from].operation = *names_.insert(announcement.text).first;
         break;
       default: {
-        waits_[from] = false;
+        waits_for_[from].clear();
         seen_[from] = announcement.site();
         seen_[from].operation = *names_.insert(announcement.text).first;
         Mail& mail = mail_[announcement.room];
@@ -849,7 +853,8 @@ void MpiGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const 
                          .layer = wait.site.layer,
                          .micro_batch = wait.site.micro_batch,
                          .text = std::string(wait.site.operation),
-                         .tensors = {}});
+                         .tensors = {},
+                         .waits_for = absent});
       } else {
         const std::string question = to_bytes({.kind = Kind::asks, .text = {}, .tensors = {}});
         for (const int32_t rank : absent) post_.send_note(rank, question);
@@ -877,15 +882,27 @@ void MpiGroup::wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site
 std::string MpiGroup::missing(const Wait& wait) const {
   using State = AbsentRank::State;
   std::vector<AbsentRank> absent;
-  for (const int32_t rank : wait.absent()) {
+  // Ranks that wait themselves are followed by those for whom they do: one of these is to blame.
+  std::vector<int32_t> ranks = wait.absent();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int32_t rank = ranks[i];
     const auto at = static_cast<size_t>(rank);
-    State state = waits_[at] ? State::waits : State::is_missing;
-    if (!wait.has_limit) {
-      if (!has_ended(rank) && !is_silent(rank, {})) continue;
-      state = State::is_silent;
+    AbsentRank each{.rank = rank, .last_seen = seen_[at]};
+    if (has_ended(rank)) {
+      each.state = State::has_ended;
+    } else if (!wait.has_limit) {
+      if (!is_silent(rank, {})) continue;
+      each.state = State::is_silent;
+    } else if (!waits_for_[at].empty()) {
+      each.state = State::waits;
+      each.waits_for = waits_for_[at];
+      for (const int32_t next : each.waits_for) {
+        if (next != rank_ && std::find(ranks.begin(), ranks.end(), next) == ranks.end()) {
+          ranks.push_back(next);
+        }
+      }
     }
-    if (has_ended(rank)) state = State::has_ended;
-    absent.push_back({rank, state, seen_[at]});
+    absent.push_back(std::move(each));
   }
   return missing_message(rank_, wait.site, limit(), absent);
 }

@@ -56,8 +56,9 @@ struct Announcement {
   int32_t index = -1;   // of the operation, see CallSite
   int32_t layer = -1;
   int32_t micro_batch = -1;
-  std::string text;                 // the operation's kind; failed: the message
-  std::vector<TensorView> tensors;  // without data
+  std::string text;                     // the operation's kind; failed: the message
+  std::vector<TensorView> tensors;      // without data
+  std::vector<int32_t> waits_for = {};  // waits: the ranks
 
   CallSite site() const { return {text, index, layer, micro_batch}; }
 };
@@ -128,11 +129,12 @@ class MpiGroup : public ProcessGroup {
   // Guards everything below, and the post.
   std::mutex mutex_;
   int last_channel_ = 0;
-  uint64_t runs_ = 0;                     // how many run_ranks() there were
-  bool runs_now_ = false;                 // the last one of them
-  std::vector<uint64_t> ended_;           // by rank, the number of the last one it has ended
-  std::vector<CallSite> seen_;            // by rank, where it announced something last
-  std::vector<bool> waits_;               // by rank, whether it waits there
+  uint64_t runs_ = 0;            // how many run_ranks() there were
+  bool runs_now_ = false;        // the last one of them
+  std::vector<uint64_t> ended_;  // by rank, the number of the last one it has ended
+  std::vector<CallSite> seen_;   // by rank, where it announced something last
+  // By rank, for whom it has waited there for long; empty: it has not, as far as is known.
+  std::vector<std::vector<int32_t>> waits_for_;
   std::vector<Clock::time_point> heard_;  // by rank, when anything came from it last
   std::set<std::string> names_;           // of operations, for seen_
   std::exception_ptr failure_;            // of another rank

@@ -20,6 +20,7 @@
 #include "program/communicator.h"
 #include "program/program.h"
 #include "runtime/arena.h"
+#include "runtime/host_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
 
@@ -40,8 +41,8 @@ class CpuInterpreter final : public Interpreter {
   void write(ValueId id, const void* bytes) override;
   const MemoryPlan& plan() const override { return plan_; }
 
-  // Equals persistent + transient + scratch bytes of the plan.
-  uint64_t allocated_bytes() const override { return arena_.bytes(); }
+  // Equals persistent + transient + scratch bytes of the plan, and the transient ones of the host.
+  uint64_t allocated_bytes() const override { return arena_.bytes() + host_.bytes(); }
 
  private:
   struct BoundOp {
@@ -57,6 +58,7 @@ class CpuInterpreter final : public Interpreter {
   ThreadPool& pool_;
   Communicators communicators_;
   Arena arena_;
+  HostMemory host_;
   std::vector<TensorView> operands_;
   std::vector<BoundOp> ops_;
 };

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs test programs whole, without ctest, which would start each of their tests by itself: starting
+# a program takes longer than most tests. The tests of a program are dealt out to as many processes
+# as run at once. Prints what failed, and fails if anything did.
+# Usage: scripts/run_programs.sh LIMIT_S PROGRAM...
+#   LIMIT_S: seconds that a process may take; 0: any number.
+#   JOBS in the environment: how many processes run at once (default: nproc).
+set -euo pipefail
+
+limit_s=$1
+shift
+jobs=${JOBS:-$(nproc)}
+for program in "$@"; do
+  for ((shard = 0; shard < jobs; ++shard)); do
+    echo "GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard timeout $limit_s $program --gtest_brief=1"
+  done
+done | xargs -P "$jobs" -L 1 env
