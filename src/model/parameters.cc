@@ -6,9 +6,18 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "model/parameter_layout.h"
+#include "ops/adamw/moment_blocks.h"
 
 namespace troupe {
 namespace {
+
+// Do these ranges of a dimension of `extent` elements leave the blocks of moments whole?
+bool keeps_blocks(const std::vector<IndexRange>& ranges, int64_t extent) {
+  return std::all_of(ranges.begin(), ranges.end(), [&](const IndexRange& range) {
+    return range.begin % kMomentBlock == 0 &&
+           (range.end % kMomentBlock == 0 || range.end == extent);
+  });
+}
 
 class Declaration {
  public:
@@ -98,14 +107,24 @@ class Declaration {
         return table_->add(
             {.name = prefix + name, .dtype = type, .shape = of, .role = role, .gradient = {}});
       };
-      const auto moment = [&](DType type) { return wide == DType::f64 ? wide : type; };
-      parameter.gradient = add_state("grad.", wide, held, Role::gradient);
+      const auto add_moment = [&](DType type, const std::string& prefix, StateId& moment,
+                                  StateId& scales) {
+        if (wide == DType::f64) type = wide;
+        if (type == DType::f8e4m3 && whole.rank() == 1) type = DType::f32;
+        moment = add_state((prefix + ".").c_str(), type, kept, Role::optimizer);
+        if (type != DType::f8e4m3) return;
+        TROUPE_CHECK(keeps_blocks(parameter.slice.ranges.back(), whole.back()),
+                     "blocks of moments are cut: " + name);
+        scales = add_state((prefix + "_scale.").c_str(), DType::u8, moment_scales_shape(kept),
+                           Role::optimizer);
+      };
+      const DType gradient = dtype == DType::bf16 ? part_.run->main_gradients : wide;
+      parameter.gradient = add_state("grad.", gradient, held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
       if (kept.elements() > 0) {
-        parameter.exp_avg =
-            add_state("exp_avg.", moment(part_.run->exp_avg), kept, Role::optimizer);
-        parameter.exp_avg_sq =
-            add_state("exp_avg_sq.", moment(part_.run->exp_avg_sq), kept, Role::optimizer);
+        add_moment(part_.run->exp_avg, "exp_avg", parameter.exp_avg, parameter.exp_avg_scale);
+        add_moment(part_.run->exp_avg_sq, "exp_avg_sq", parameter.exp_avg_sq,
+                   parameter.exp_avg_sq_scale);
         if (dtype != wide) parameter.master = add_state("master.", wide, kept, Role::optimizer);
       }
     }

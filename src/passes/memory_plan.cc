@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "passes/queue_events.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -207,6 +208,20 @@ std::vector<int32_t> find_runs(const Program& program) {
   }
   join_interleaved(program, run);
   return run;
+}
+
+// Values that other queues than compute touch keep their memory as long as that queue has something
+// else to do, within the run.
+void reserve_for_queues(const Program& program, std::vector<Lifetime>& lifetimes) {
+  const std::vector<int32_t> until = find_queue_reservations(program);
+  const std::vector<int32_t> run = find_runs(program);
+  for (size_t i = 0; i < lifetimes.size(); ++i) {
+    int32_t& last = lifetimes[i].last;
+    if (until[i] <= last) continue;
+    const auto end = std::upper_bound(run.begin() + last, run.begin() + until[i] + 1,
+                                      run[static_cast<size_t>(last)]);
+    last = static_cast<int32_t>(end - run.begin()) - 1;
+  }
 }
 
 // Values that are stored together.
@@ -461,8 +476,10 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
     const auto scratch_bytes =
         device == Device::cpu ? op.spec->scratch_bytes : op.spec->cuda_scratch_bytes;
     if (scratch_bytes == nullptr) continue;
-    plan.scratch_bytes_per_thread =
-        std::max(plan.scratch_bytes_per_thread, align(scratch_bytes(OpView{program, op})));
+    uint64_t& most = device == Device::cpu
+                         ? plan.scratch_bytes_per_thread
+                         : plan.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
+    most = std::max(most, align(scratch_bytes(OpView{program, op})));
   }
   return plan;
 }
@@ -485,6 +502,7 @@ StateLayout::StateLayout(const StateTable& state) {
 MemoryPlan plan_memory(const Program& program, int threads, Device device) {
   MemoryPlan plan = plan_fixed_parts(program, threads, device);
   std::vector<Lifetime> lifetimes = find_lifetimes(program, device);
+  if (device == Device::cuda) reserve_for_queues(program, lifetimes);
   share_in_place(program, lifetimes);
   place_transients(program, lifetimes, plan);
   count_live_bytes(program, lifetimes, plan);

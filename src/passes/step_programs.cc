@@ -101,6 +101,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
                              .step = step.update_number,
                              .coefficient = clip.coefficient,
                              .skip = clip.skip};
+  const auto state_of = [&](StateId id) { return id.valid() ? builder.state(id) : ValueId{}; };
   const std::span<const Parameter> all = state.parameters;
   size_t gathered = 0;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -111,12 +112,13 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     }
     if (!parameter.exp_avg.valid()) continue;  // an empty shard
     builder.place.layer = static_cast<int16_t>(parameter.layer);
-    const AdamWTensors tensors{
-        .parameter = builder.state(parameter.value),
-        .gradient = builder.state(parameter.gradient),
-        .exp_avg = builder.state(parameter.exp_avg),
-        .exp_avg_sq = builder.state(parameter.exp_avg_sq),
-        .master = parameter.master.valid() ? builder.state(parameter.master) : ValueId{}};
+    const AdamWTensors tensors{.parameter = builder.state(parameter.value),
+                               .gradient = builder.state(parameter.gradient),
+                               .exp_avg = builder.state(parameter.exp_avg),
+                               .exp_avg_sq = builder.state(parameter.exp_avg_sq),
+                               .master = state_of(parameter.master),
+                               .exp_avg_scale = state_of(parameter.exp_avg_scale),
+                               .exp_avg_sq_scale = state_of(parameter.exp_avg_sq_scale)};
     adamw(builder, tensors, scalars,
           {.beta1 = options.adam_beta1,
            .beta2 = options.adam_beta2,

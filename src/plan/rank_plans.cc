@@ -182,4 +182,16 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   return plans;
 }
 
+uint64_t largest_gpu_bytes(const std::vector<RankPlan>& plans,
+                           const std::vector<int32_t>& class_of_rank, int32_t ranks_per_gpu) {
+  uint64_t largest = 0;
+  uint64_t sum = 0;
+  for (size_t rank = 0; rank < class_of_rank.size(); ++rank) {
+    if (rank % static_cast<size_t>(ranks_per_gpu) == 0) sum = 0;
+    sum += plans[static_cast<size_t>(class_of_rank[rank])].total_bytes;
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
 }  // namespace troupe

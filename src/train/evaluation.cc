@@ -89,15 +89,13 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
 
 Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
                        std::span<const EvaluationSet> sets, const ModelPart& part,
-                       ProcessGroup* group)
+                       ProcessGroup* group, const InterpreterOptions& options)
     : sets_(sets),
       part_(part),
       group_(group),
       plan_(std::move(plan)),
       interpreter_(make_interpreter(*plan_.step.program, plan_.memory, storage, pool,
-                                    group == nullptr
-                                        ? Communicators{}
-                                        : communicators_of(*group, part.layout(), part.rank))) {}
+                                    communicators_of(group, part.layout(), part.rank), options)) {}
 
 std::vector<EvaluationResult> Evaluation::run() {
   // One rank may have been writing to a slow disk; collectives wait within a limit.

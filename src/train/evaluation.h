@@ -58,10 +58,10 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
 // rank.
 class Evaluation {
  public:
-  // `group`: of the ranks of `part`; null for one rank.
+  // `group`: of the ranks of `part`; null for one rank. `options`: of the interpreter.
   Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
              std::span<const EvaluationSet> sets, const ModelPart& part,
-             ProcessGroup* group = nullptr);
+             ProcessGroup* group = nullptr, const InterpreterOptions& options = {});
 
   // One result for each set, in their order. All ranks must run at the same time.
   std::vector<EvaluationResult> run();

@@ -53,6 +53,9 @@ struct CommandInfo {
 std::span<const CommandInfo> command_table();
 const CommandInfo& info_of(Command command);
 
+// Whether the command runs on the ranks of a layout: threads, or processes of a launcher.
+bool runs_on_ranks(Command command);
+
 // Ranks that may run as threads of one process.
 inline constexpr int32_t kMostThreadRanks = 1024;
 
@@ -204,6 +207,8 @@ struct Options {
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
   bool use_precision_aware_optimizer = false;
+  std::string main_grads_dtype = "fp32";
+  bool grad_reduce_in_bf16 = false;
   std::string exp_avg_dtype = "fp32";
   std::string exp_avg_sq_dtype = "fp32";
   double clip_grad = 1.0;          // 0: no clipping

@@ -179,6 +179,73 @@ TEST_P(TrainingStepBits, DoNotDependOnOffload) {
   }
 }
 
+// With main gradients in bf16 and moments in 8 bits: planned or oracle, with any number of threads,
+// with recompute, a run is the same bits.
+TEST(NarrowTrainingStep, DoesNotDependOnThreadsPlanOrRecompute) {
+  constexpr int64_t kSteps = 4;
+  const NarrowState narrow{DType::bf16, DType::f8e4m3, DType::f8e4m3};
+  const auto options = [&](int threads, bool oracle) {
+    return StepRunOptions{.dtype = DType::bf16,
+                          .threads = threads,
+                          .oracle = oracle,
+                          .micro_batch_size = 4,
+                          .micro_batches = 2,
+                          .sequence = 128,
+                          .narrow = narrow};
+  };
+  const auto run_steps = [](StepRun& run) {
+    for (int64_t number = 1; number <= kSteps; ++number) {
+      run.write_samples(8 * number);
+      run.update(number);
+      ASSERT_FALSE(run.skipped());
+    }
+  };
+  StepRun first(trained_model(), options(1, false));
+  run_steps(first);
+  EXPECT_TRUE(std::isfinite(first.objective()));
+  for (const int threads : {2, 3}) {
+    StepRun other(trained_model(), options(threads, threads == 3));
+    run_steps(other);
+    EXPECT_EQ(other.objective(), first.objective());
+    expect_same_state(first.storage, other.storage);
+  }
+  StepRunOptions recomputed = options(2, false);
+  recomputed.recompute.granularity = RecomputeOptions::Granularity::full;
+  StepRun other(trained_model(), recomputed);
+  run_steps(other);
+  EXPECT_EQ(other.objective(), first.objective());
+  expect_same_state(first.storage, other.storage);
+}
+
+// Of a bf16 parameter: 2 bytes of gradient for 4, and for each moment 1 byte and one for each block
+// of 32 in a row for 4. Norms keep f32.
+TEST(NarrowTrainingStep, TakesAsManyBytesLessAsItSays) {
+  const auto bytes = [](const NarrowState& narrow) {
+    const StepRun run(trained_model(), {.dtype = DType::bf16, .narrow = narrow});
+    uint64_t sum = 0;
+    for (int32_t i = 0; i < run.state.table->size(); ++i) {
+      const StateTensor& tensor = (*run.state.table)[StateId{i}];
+      sum += static_cast<uint64_t>(tensor.shape.elements()) * size_of(tensor.dtype);
+    }
+    return sum;
+  };
+  uint64_t elements = 0;  // of bf16 parameters
+  uint64_t blocks = 0;
+  const StepRun wide(trained_model(), {.dtype = DType::bf16});
+  for (const Parameter& parameter : wide.state.parameters) {
+    const Shape& shape = parameter.whole_shape;
+    if (shape.rank() == 1) continue;
+    const auto size = static_cast<uint64_t>(shape.elements());
+    elements += size;
+    blocks += size / static_cast<uint64_t>(shape.back()) *
+              ((static_cast<uint64_t>(shape.back()) + 31) / 32);
+  }
+  const uint64_t all = bytes({});
+  EXPECT_EQ(bytes({.main_gradients = DType::bf16}), all - 2 * elements);
+  EXPECT_EQ(bytes({.exp_avg = DType::f8e4m3}), all - 3 * elements + blocks);
+  EXPECT_EQ(bytes({DType::bf16, DType::f8e4m3, DType::f8e4m3}), all - 8 * elements + 2 * blocks);
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, TrainingStepBits,
                          ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });

@@ -166,7 +166,8 @@ void infer_qk_norm_rope_weight_gradient(InferContext& context) {
                    is_qk_statistic(context.input(3), qkv, attributes) && (queries || keys),
                "qk_norm_rope_weight_gradient: operands do not belong to " + qkv.name);
   const int64_t vector_heads = attributes.scope == QkNormScope::head ? 1 : attributes.head_count;
-  declare_weight_gradient(context, 4, "", qkv.dtype, {vector_heads * attributes.head_dim});
+  declare_weight_gradient(context, 4, "", accumulation_dtype(qkv.dtype),
+                          {vector_heads * attributes.head_dim});
 }
 
 // The gains come first: d_qkv may then take the place of dy.

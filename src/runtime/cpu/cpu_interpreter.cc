@@ -88,9 +88,14 @@ void CpuInterpreter::run() {
   for (const BoundOp& op : ops_) op.kernel(op.arguments);
 }
 
+void CpuInterpreter::run_op(int32_t index) const {
+  const BoundOp& op = ops_[static_cast<size_t>(index)];
+  op.kernel(op.arguments);
+}
+
 void CpuInterpreter::run_observed(const std::function<void(int32_t)>& after) {
   for (size_t index = 0; index < ops_.size(); ++index) {
-    ops_[index].kernel(ops_[index].arguments);
+    run_op(static_cast<int32_t>(index));
     after(static_cast<int32_t>(index));
     if (plan_.dead_after.empty()) continue;
     for (const ValueId id : plan_.dead_after[index]) poison(id);

@@ -35,6 +35,9 @@ class CpuInterpreter final : public Interpreter {
   TensorView view(ValueId id) const override;
 
   void run() override;
+  // Runs a single operation: whoever runs all of them in another order than the program's answers
+  // for it.
+  void run_op(int32_t index) const;
   void run_observed(const std::function<void(int32_t)>& after) override;
   std::vector<WorkSpan> run_profiled() override;
   void read(ValueId id, void* bytes) const override;
