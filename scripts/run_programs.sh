@@ -14,4 +14,4 @@ for program in "$@"; do
   for ((shard = 0; shard < jobs; ++shard)); do
     echo "GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard timeout $limit_s $program --gtest_brief=1"
   done
-done | xargs -P "$jobs" -L 1 env
+done | xargs -P "$jobs" -L 1 sh -c 'env "$@" || exit 1' run # xargs ends when a signal ended one

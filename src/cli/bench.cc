@@ -98,7 +98,8 @@ class BenchRank {
   void run();
 
  private:
-  bool is_profiled() const { return device_ == Device::cpu || group_ == nullptr; }
+  // The kernels of ranks that share a GPU could not be told apart.
+  bool is_profiled() const { return device_ == Device::cpu || options_.ranks_per_gpu == 1; }
   std::vector<uint64_t> of_all(uint64_t number) const {
     return group_ == nullptr ? std::vector<uint64_t>{number} : group_->exchange(rank_, number);
   }
@@ -132,6 +133,7 @@ class BenchRank {
   std::vector<std::string> profiles_;  // the same as JSON
   double step_time_ = 0;
   RankRange planned_bytes_;
+  RankRange planned_host_bytes_;  // of what is offloaded
   RankRange allocated_bytes_;
   RankRange other_bytes_;  // of GPUs: what the driver, libraries and the graph hold, too
 };
@@ -140,6 +142,7 @@ void BenchRank::prepare() {
   const Program& program = *planned_.step.program;
   require_memory(options_, group_, rank_, planned_.plan.total_bytes(), gpu_,
                  describe_memory(planned_.plan, 0));
+  require_host_memory(options_, group_, rank_, planned_.plan);
   if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
   limits_ = measure_limits_of_rank(options_, group_, rank_, compute_dtype_of(options_), device_);
 
@@ -161,14 +164,16 @@ void BenchRank::prepare() {
   *interpreter_->view(step.update_number).as<int64_t>() = 1;
   if (step.step_number.valid()) *interpreter_->view(step.step_number).as<int64_t>() = 0;
 
-  // The first run touches all memory, the second captures the step as a graph, where that is asked
-  // for.
-  for (int run = 0; run < 2; ++run) {
+  // The first run touches all memory; on GPUs one is traced, and one captured as a graph.
+  for (int run = 0; run < 3; ++run) {
     meet(group_, rank_);
     interpreter_->run();
   }
-  const uint64_t allocated = storage_->bytes() + interpreter_->allocated_bytes();
+  const uint64_t allocated = storage_->bytes() +
+                             (device_ == Device::cpu ? storage_->host_bytes() : 0) +
+                             interpreter_->allocated_bytes();
   planned_bytes_ = range_of(of_all(planned_.plan.total_bytes()));
+  planned_host_bytes_ = range_of(of_all(planned_.plan.host_bytes()));
   allocated_bytes_ = range_of(of_all(allocated));
   other_bytes_ =
       range_of(of_all(has_gpu ? free_before - available_device_bytes(gpu_) - allocated : 0));
@@ -247,6 +252,7 @@ std::string BenchRank::json() const {
                            {"matmul_limit_share", flops / step_time_ / limits_.flops},
                            {"operations", planned_.step.program->op_count()},
                            {"planned_bytes", planned_bytes_.most},
+                           {"planned_host_bytes", planned_host_bytes_.most},
                            {"allocated_bytes", allocated_bytes_.most}};
   if (device_ == Device::cuda) document["other_device_bytes"] = other_bytes_.most;
   if (options_.ranks > 1) {
@@ -300,12 +306,15 @@ std::string BenchRank::text() const {
     text += fmt::format("; {} beside it for the driver, libraries and the graph",
                         format_bytes(other_bytes_.most));
   }
+  if (planned_host_bytes_.most > 0) {
+    text += fmt::format("; {} offloaded to the host", range_text(planned_host_bytes_));
+  }
   text += "\n";
   for (size_t i = 0; i < tables_.size(); ++i) {
     text += several ? fmt::format("\nRank {}\n", profiled_[i]) : "\n";
     text += tables_[i];
   }
-  if (!is_profiled()) text += "\nOn several GPUs there is no table of operations yet.\n";
+  if (!is_profiled()) text += "\nRanks that share a GPU have no table of operations.\n";
   return text;
 }
 

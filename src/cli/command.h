@@ -13,8 +13,8 @@
 namespace troupe {
 
 ExitStatus run_train(const Options& options, ProcessGroup* processes);
-ExitStatus run_eval(const Options& options);
-ExitStatus run_generate(const Options& options);
+ExitStatus run_eval(const Options& options, ProcessGroup* processes);
+ExitStatus run_generate(const Options& options, ProcessGroup* processes);
 ExitStatus run_tokenize(const Options& options);
 ExitStatus run_convert(const Options& options);
 ExitStatus run_verify(const Options& options, ProcessGroup* processes);

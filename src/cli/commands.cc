@@ -9,20 +9,27 @@ struct Entry {
   Command command;
   ExitStatus (*run)(const Options&);
 };
+struct RanksEntry {
+  Command command;
+  ExitStatus (*run)(const Options&, ProcessGroup*);
+};
 
 constexpr Entry kEntries[] = {
-    {Command::eval, run_eval},         {Command::generate, run_generate},
     {Command::tokenize, run_tokenize}, {Command::convert, run_convert},
     {Command::inspect, run_inspect},   {Command::plan, run_plan},
     {Command::doctor, run_doctor},
+};
+constexpr RanksEntry kRanksEntries[] = {
+    {Command::train, run_train},   {Command::eval, run_eval},   {Command::generate, run_generate},
+    {Command::verify, run_verify}, {Command::bench, run_bench},
 };
 
 }  // namespace
 
 ExitStatus run_command(const Options& options, ProcessGroup* processes) {
-  if (options.command == Command::train) return run_train(options, processes);
-  if (options.command == Command::verify) return run_verify(options, processes);
-  if (options.command == Command::bench) return run_bench(options, processes);
+  for (const RanksEntry& entry : kRanksEntries) {
+    if (entry.command == options.command) return entry.run(options, processes);
+  }
   for (const Entry& entry : kEntries) {
     if (entry.command == options.command) return entry.run(options);
   }

@@ -158,11 +158,16 @@ void print_json(const Options& options, const Inspected& inspected, const PrintO
         plan.bytes_by_role[static_cast<size_t>(role)];
   }
   bytes["total"] = plan.total_bytes();
+  ordered_json host_bytes;
+  for (const Role role : {Role::optimizer, Role::offloaded}) {
+    host_bytes[std::string(name_of(role))] = plan.host_bytes_by_role[static_cast<size_t>(role)];
+  }
   const ordered_json document = {{"program", options.program},
                                  {"operations", std::move(operations)},
                                  {"values", std::move(values)},
                                  {"plan",
                                   {{"bytes", std::move(bytes)},
+                                   {"host_bytes", std::move(host_bytes)},
                                    {"state_bytes", plan.state_bytes},
                                    {"persistent_bytes", plan.persistent_bytes},
                                    {"transient_bytes", plan.transient_bytes},
@@ -184,6 +189,7 @@ ExitStatus run_inspect(const Options& options) {
   }
   filters.live_bytes = inspected.plan.live_bytes;
   filters.bytes_by_role = inspected.plan.bytes_by_role;
+  filters.host_bytes_by_role = inspected.plan.host_bytes_by_role;
   std::string text = print_program(*inspected.program, filters);
   if (!filters.layer && !filters.micro_batch && !filters.phase) {
     text += "\n" + draw_live_bytes(*inspected.program, inspected.plan.live_bytes, kChartWidth);

@@ -34,6 +34,7 @@ struct Planned {
   double operation_flops = 0;      // of all operations of the step
   double model_flops = 0;          // of the model's products alone
   uint64_t without_recompute = 0;  // bytes of a rank; 0: nothing is recomputed
+  uint64_t without_offload = 0;    // likewise; 0: no activations are offloaded
   int32_t sharing = 1;             // ranks of this machine, or of a GPU
   MemoryOffer offer;
 };
@@ -56,10 +57,10 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   planned.memory = plan_memory(*step.program, threads_per_rank(options), device_of(options));
   verify_memory_plan(*step.program, planned.memory);
 
-  if (planned.step.recompute.any()) {
-    planned.without_recompute = bytes_without_recompute(
-        planned.config, state, planned.step, threads_per_rank(options), device_of(options));
-  }
+  planned.without_recompute = bytes_without_recompute(
+      planned.config, state, planned.step, threads_per_rank(options), device_of(options));
+  planned.without_offload = bytes_without_offload(planned.config, state, planned.step,
+                                                  threads_per_rank(options), device_of(options));
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
@@ -84,9 +85,16 @@ std::string make_json(const Planned& planned) {
         planned.memory.bytes_by_role[static_cast<size_t>(role)];
   }
   bytes["total"] = planned.memory.total_bytes();
+  nlohmann::ordered_json host_bytes;
+  for (const Role role : {Role::optimizer, Role::offloaded}) {
+    host_bytes[std::string(name_of(role))] =
+        planned.memory.host_bytes_by_role[static_cast<size_t>(role)];
+  }
+  host_bytes["total"] = planned.memory.host_bytes();
   nlohmann::ordered_json document = {{"fits", planned.offer.fits()},
                                      {"ranks", planned.ranks},
                                      {"bytes", std::move(bytes)},
+                                     {"host_bytes", std::move(host_bytes)},
                                      {"available_bytes", planned.offer.available},
                                      {"peak_operation", planned.peak_operation},
                                      {"parameters", planned.config.parameter_count()},
@@ -99,6 +107,7 @@ std::string make_json(const Planned& planned) {
   if (planned.without_recompute > 0) {
     document["bytes_without_recompute"] = planned.without_recompute;
   }
+  if (planned.without_offload > 0) document["bytes_without_offload"] = planned.without_offload;
   return document.dump(2) + "\n";
 }
 
@@ -112,18 +121,28 @@ std::string make_text(const Options& options, const Planned& planned) {
   text += fmt::format("flops   {} of the model, {} in all operations\n\n",
                       format_count(planned.model_flops), format_count(planned.operation_flops));
 
-  for (int role = 0; role < kRoleCount; ++role) {
-    const uint64_t bytes = planned.memory.bytes_by_role[static_cast<size_t>(role)];
-    if (bytes == 0) continue;
-    text += fmt::format("  {:<14}{:>12}\n", name_of(static_cast<Role>(role)), format_bytes(bytes));
-  }
+  const auto add_roles = [&](const std::array<uint64_t, kRoleCount>& bytes_by_role,
+                             const char* where) {
+    for (size_t role = 0; role < bytes_by_role.size(); ++role) {
+      if (bytes_by_role[role] == 0) continue;
+      text += fmt::format("  {:<14}{:>12}{}\n", name_of(static_cast<Role>(role)),
+                          format_bytes(bytes_by_role[role]), where);
+    }
+  };
+  // Of a GPU's run what lies on the host is no part of the total.
+  const bool on_gpu = planned.memory.device == Device::cuda;
+  add_roles(planned.memory.bytes_by_role, "");
+  if (!on_gpu) add_roles(planned.memory.host_bytes_by_role, "   offloaded to the host");
   text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total",
                       format_bytes(planned.memory.total_bytes()), planned.peak_operation);
+  if (on_gpu) add_roles(planned.memory.host_bytes_by_role, "   in the host's memory");
   if (planned.without_recompute > 0) {
     text +=
         fmt::format("  {:<14}{:>12}\n", "if all is kept", format_bytes(planned.without_recompute));
   }
-  const bool on_gpu = planned.offer.device == Device::cuda;
+  if (planned.without_offload > 0) {
+    text += fmt::format("  {:<14}{:>12}\n", "no offload", format_bytes(planned.without_offload));
+  }
   const auto sharing = static_cast<uint64_t>(planned.sharing);
   if (sharing > 1) {
     text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", sharing),

@@ -1,5 +1,6 @@
 #include "cli/ranks_report.h"
 
+#include <array>
 #include <chrono>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -25,10 +26,14 @@ uint64_t bytes_of(const RankPlan& plan, Role role) {
   return plan.bytes_by_role[static_cast<size_t>(role)];
 }
 
-// What is small has no column of its own.
+constexpr std::array kColumns = {Role::parameter,  Role::gradient,  Role::optimizer,
+                                 Role::activation, Role::workspace, Role::communication};
+
+// What has no column of its own because it is small, or because few runs offload.
 uint64_t other_bytes(const RankPlan& plan) {
-  return bytes_of(plan, Role::router_state) + bytes_of(plan, Role::input) +
-         bytes_of(plan, Role::metric);
+  uint64_t bytes = plan.total_bytes;
+  for (const Role role : kColumns) bytes -= bytes_of(plan, role);
+  return bytes;
 }
 
 int64_t sum_of(const RanksReport& report, int64_t RankPlan::*member) {
@@ -80,12 +85,29 @@ Exposure exposure_of(const RanksReport& report) {
   return sum;
 }
 
-uint64_t bytes_without_recompute(const RanksReport& report) {
+uint64_t sum_of_bytes(const RanksReport& report, uint64_t RankPlan::*member) {
   uint64_t sum = 0;
   for (const RankPlan& plan : report.classes) {
-    sum += plan.bytes_without_recompute * static_cast<uint64_t>(plan.ranks);
+    sum += plan.*member * static_cast<uint64_t>(plan.ranks);
   }
   return sum;
+}
+
+// What waits on the host: of all ranks.
+uint64_t bytes_on_host(const RanksReport& report, Role role) {
+  uint64_t sum = 0;
+  for (const RankPlan& plan : report.classes) {
+    sum += plan.host_bytes_by_role[static_cast<size_t>(role)] * static_cast<uint64_t>(plan.ranks);
+  }
+  return sum;
+}
+
+ordered_json host_json(const RankPlan& plan) {
+  ordered_json bytes;
+  for (const Role role : {Role::optimizer, Role::offloaded}) {
+    bytes[std::string(name_of(role))] = plan.host_bytes_by_role[static_cast<size_t>(role)];
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -101,9 +123,7 @@ MemoryOffer offer_memory(Device device, uint64_t needed) {
 }
 
 uint64_t RanksReport::total_bytes() const {
-  uint64_t sum = 0;
-  for (const RankPlan& plan : classes) sum += plan.total_bytes * static_cast<uint64_t>(plan.ranks);
-  return sum;
+  return sum_of_bytes(*this, &RankPlan::total_bytes);
 }
 
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
@@ -133,8 +153,7 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   for (const RankPlan& plan : report.classes) {
     text += fmt::format("  {:>5} {:>5} {:>3} ", plan.ranks, plan.first_rank,
                         layout.dense_place(plan.first_rank).pp);
-    for (const Role role : {Role::parameter, Role::gradient, Role::optimizer, Role::activation,
-                            Role::workspace, Role::communication}) {
+    for (const Role role : kColumns) {
       text += fmt::format("{:>{}}", format_bytes(bytes_of(plan, role)),
                           role == Role::communication ? 14 : 12);
     }
@@ -145,9 +164,20 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
     text += "  expert exchange: " + exchange + "\n";
   }
-  if (const uint64_t without = bytes_without_recompute(report); without > 0) {
-    text += fmt::format("  recompute: {} instead of {} on all ranks\n",
-                        format_bytes(report.total_bytes()), format_bytes(without));
+  const std::string total = format_bytes(report.total_bytes());
+  if (const uint64_t without = sum_of_bytes(report, &RankPlan::bytes_without_recompute);
+      without > 0) {
+    text +=
+        fmt::format("  recompute: {} instead of {} on all ranks\n", total, format_bytes(without));
+  }
+  if (const uint64_t without = sum_of_bytes(report, &RankPlan::bytes_without_offload);
+      without > 0) {
+    text += fmt::format("  offload: {} instead of {} on all ranks; {} of activations on the host\n",
+                        total, format_bytes(without),
+                        format_bytes(bytes_on_host(report, Role::offloaded)));
+  }
+  if (const uint64_t states = bytes_on_host(report, Role::optimizer); states > 0) {
+    text += fmt::format("  optimizer states on the host: {} of all ranks\n", format_bytes(states));
   }
   text += fmt::format("  built and checked in {}, with at most {} of memory\n\n",
                       format_duration(report.seconds), format_bytes(report.peak_bytes));
@@ -175,14 +205,20 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
                                         {"ranks", plan.ranks},
                                         {"pp", layout.dense_place(plan.first_rank).pp},
                                         {"bytes", std::move(bytes)},
+                                        {"host_bytes", host_json(plan)},
                                         {"peak_operation", plan.peak_operation},
                                         {"operations", plan.operations},
                                         {"collectives", plan.collectives},
                                         {"messages", plan.messages},
                                         {"operation_flops", plan.operation_flops},
                                         {"expert_exchange", std::move(exchange)}});
-    if (plan.bytes_without_recompute == 0) continue;
-    document["rank_classes"].back()["bytes_without_recompute"] = plan.bytes_without_recompute;
+    ordered_json& entry = document["rank_classes"].back();
+    if (plan.bytes_without_recompute > 0) {
+      entry["bytes_without_recompute"] = plan.bytes_without_recompute;
+    }
+    if (plan.bytes_without_offload > 0) {
+      entry["bytes_without_offload"] = plan.bytes_without_offload;
+    }
   }
   document["check"] = {{"seconds", report.seconds}, {"peak_bytes", report.peak_bytes}};
 }

@@ -143,7 +143,8 @@ class Declaration {
     int64_t chosen = 0;
     for (const Parameter& parameter : parameters_) {
       if (static_cast<double>(chosen) >= wanted) return;
-      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq, parameter.master}) {
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
+                               parameter.exp_avg_sq_scale, parameter.master}) {
         if (id.valid()) table_->at(id).on_host = true;
       }
       chosen += elements_of(parameter);

@@ -32,7 +32,7 @@ bool has_one_queue(const Program& program) {
   return true;
 }
 
-// All memory in one row: state, persistent, transient.
+// All memory in one row: state, persistent, transient, and the host's state and transient arenas.
 struct Bytes {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -42,14 +42,19 @@ constexpr Bytes kOtherRanks = {~uint64_t{0} - 1, ~uint64_t{0}};
 
 std::vector<Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan) {
   const StateLayout state(program.state());
+  const uint64_t host_state = plan.state_bytes + plan.persistent_bytes + plan.transient_bytes;
+  const uint64_t host_transient = host_state + plan.host_state_bytes;
   std::vector<Bytes> bytes(static_cast<size_t>(program.value_count()));
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
-    uint64_t begin = plan.offset[static_cast<size_t>(i)] + plan.state_bytes;
+    uint64_t begin = 0;
     if (is_state(value.role)) {
       begin = state.offset[static_cast<size_t>(value.state.index)];
-    } else if (!is_persistent(value.role)) {
-      begin += plan.persistent_bytes;
+      if (program.state()[value.state].on_host) begin += host_state;
+    } else {
+      begin = plan.offset[static_cast<size_t>(i)] + plan.state_bytes;
+      if (!is_persistent(value.role)) begin += plan.persistent_bytes;
+      if (is_on_host(value.role)) begin = plan.offset[static_cast<size_t>(i)] + host_transient;
     }
     bytes[static_cast<size_t>(i)] = {begin, begin + value.bytes()};
   }
@@ -205,8 +210,9 @@ std::vector<int32_t> find_ends_of_next_layer(const Program& program) {
   std::vector<int32_t> result;
   result.reserve(layer_at.size());
   for (const int32_t layer : layer_at) {
-    const auto next = static_cast<size_t>(layer + 1);
-    result.push_back(next < ends.size() ? ends[next] : program.op_count() - 1);
+    const int32_t next = layer + 1;
+    result.push_back(next < static_cast<int32_t>(ends.size()) ? ends[static_cast<size_t>(next)]
+                                                              : program.op_count() - 1);
   }
   return result;
 }
@@ -368,6 +374,7 @@ std::vector<int32_t> find_queue_reservations(const Program& program) {
     const int32_t last =
         std::min(awaited_by[static_cast<size_t>(index)] - 1, ends[static_cast<size_t>(index)]);
     for_each_operand(program, op, Device::cuda, [&](ValueId id, bool) {
+      if (is_on_host(program.value(id).role)) return;  // compute has no part in that
       int32_t& reserved = until[static_cast<size_t>(id.index)];
       reserved = std::max(reserved, last);
     });

@@ -72,15 +72,15 @@ BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& 
   RankPlan& plan = built.plan;
   plan.first_rank = part.rank;
   plan.bytes_by_role = memory.bytes_by_role;
+  plan.host_bytes_by_role = memory.host_bytes_by_role;
   plan.total_bytes = memory.total_bytes();
   plan.state_bytes = memory.state_bytes;
   plan.peak_operation = describe_operation(program, peak_operation(memory.live_bytes));
   plan.operations = program.op_count();
   plan.operation_flops = count_flops(program);
   plan.expert_exchange = measure_exposure(program);
-  if (options.recompute.any()) {
-    plan.bytes_without_recompute = bytes_without_recompute(config, state, options, threads, device);
-  }
+  plan.bytes_without_recompute = bytes_without_recompute(config, state, options, threads, device);
+  plan.bytes_without_offload = bytes_without_offload(config, state, options, threads, device);
   for (const CollectiveTrace::Event& event : built.trace.events) {
     if (!event.message) {
       ++plan.collectives;
@@ -155,8 +155,18 @@ double count_flops(const Program& program) {
 
 uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
                                  const TrainingStepOptions& options, int threads, Device device) {
+  if (!options.recompute.any()) return 0;
   TrainingStepOptions keeping = options;
   keeping.recompute = {};
+  return plan_memory(*build_training_step(config, state, keeping).program, threads, device)
+      .total_bytes();
+}
+
+uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& state,
+                               const TrainingStepOptions& options, int threads, Device device) {
+  if (!options.offload.any()) return 0;
+  TrainingStepOptions keeping = options;
+  keeping.offload = {};
   return plan_memory(*build_training_step(config, state, keeping).program, threads, device)
       .total_bytes();
 }

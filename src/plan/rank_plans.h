@@ -36,7 +36,8 @@ RankClasses classify_ranks(const ModelConfig& config, DType dtype,
 struct RankPlan {
   int32_t first_rank = 0;
   int32_t ranks = 0;
-  std::array<uint64_t, kRoleCount> bytes_by_role{};  // as in MemoryPlan
+  std::array<uint64_t, kRoleCount> bytes_by_role{};       // as in MemoryPlan
+  std::array<uint64_t, kRoleCount> host_bytes_by_role{};  // likewise
   uint64_t total_bytes = 0;
   uint64_t state_bytes = 0;
   std::string peak_operation;  // where most transient bytes are live
@@ -46,6 +47,7 @@ struct RankPlan {
   double operation_flops = 0;
   Exposure expert_exchange;              // passes/overlap.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
+  uint64_t bytes_without_offload = 0;    // likewise; 0: no activations are offloaded
 };
 
 // "operation 7 (attention, layer 2, micro-batch 0)"
@@ -57,9 +59,12 @@ int32_t peak_operation(const std::vector<uint64_t>& live_bytes);
 // Of all operations.
 double count_flops(const Program& program);
 
-// The bytes of the step as it would be without recompute.
+// The bytes of the step as it would be without recompute, or without offload of activations; 0
+// where it is without already.
 uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
                                  const TrainingStepOptions& options, int threads, Device device);
+uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& state,
+                               const TrainingStepOptions& options, int threads, Device device);
 
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the

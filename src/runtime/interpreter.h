@@ -31,8 +31,9 @@ struct InterpreterOptions {
   // On a GPU: the second run is recorded as a CUDA graph, and the ones after it replay it, which
   // changes no bit.
   bool capture = false;
-  // run_profiled() will be called. On a GPU an early run is traced to learn what each operation
-  // launches.
+  // run_profiled() will be called, on all ranks. On a GPU an early run is traced to learn what each
+  // operation launches. Ranks that share a GPU cannot be profiled: nobody could tell their kernels
+  // apart.
   bool profile = false;
   // On a GPU that several ranks share: the operations of all queues run one after the other. Ranks
   // wait for each other in kernels, and CUDA does not promise that what another rank has launched
@@ -53,7 +54,8 @@ class Interpreter {
   // As run(), and calls after(operation) when each operation has finished.
   virtual void run_observed(const std::function<void(int32_t)>& after) = 0;
 
-  // As run(), and says what was done when, in the order of the beginnings.
+  // As run(), and says what was done when, in the order of the beginnings. All ranks of a run call
+  // it at once, or none.
   virtual std::vector<WorkSpan> run_profiled() = 0;
 
   // For observers: the bytes of any value as they are now, and other bytes in their place. Inputs

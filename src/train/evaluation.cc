@@ -99,7 +99,7 @@ Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadP
 
 std::vector<EvaluationResult> Evaluation::run() {
   // One rank may have been writing to a slow disk; collectives wait within a limit.
-  over_ranks<uint64_t>(0);
+  of_ranks(0);
   std::vector<EvaluationResult> results;
   for (size_t i = 0; i < sets_.size(); ++i) results.push_back(run(sets_[i], plan_.batches[i]));
   return results;
@@ -111,7 +111,7 @@ EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches) {
   const bool counts_tokens = place.tp == 0 && place.cp == 0 && place.pp == 0;
   const int32_t replicas = part_.layout().dp();
   BatchFeed feed(*set.source);
-  double sum = 0;
+  std::vector<double> losses;  // what this rank adds to that of its batch in each round
   int64_t tokens = 0;
   for (int64_t first = 0; first < batches; first += replicas) {
     // Experts may be spread over replicas: one that has no batch left runs with the others.
@@ -119,25 +119,34 @@ EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches) {
     const int64_t number = has_batch ? first + place.dp : 0;
     const int64_t counted = feed.write(*interpreter_, batch, number * batch.batch);
     interpreter_->run();
-    if (!has_batch) continue;
-    if (plan_.step.loss.valid()) {
-      sum += *interpreter_->view(plan_.step.loss).as<double>() * static_cast<double>(counted);
-    }
-    if (counts_tokens) tokens += counted;
+    const bool adds_loss = has_batch && plan_.step.loss.valid();
+    losses.push_back(adds_loss ? *interpreter_->view(plan_.step.loss).as<double>() *
+                                     static_cast<double>(counted)
+                               : 0.0);
+    if (has_batch && counts_tokens) tokens += counted;
   }
-  sum = over_ranks(sum);
-  tokens = over_ranks(tokens);
-  return {set.name, tokens > 0 ? sum / static_cast<double>(tokens) : 0.0, tokens};
+  double sum = 0;
+  for (const double own : losses) {
+    std::vector<double> of_batch(static_cast<size_t>(replicas), 0.0);
+    const std::vector<double> all = of_ranks(own);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      const DensePlace of_rank = part_.layout().dense_place(static_cast<int32_t>(rank));
+      of_batch[static_cast<size_t>(of_rank.dp)] += all[rank];
+    }
+    for (const double loss : of_batch) sum += loss;
+  }
+  double all_tokens = 0;  // exact below 2^53
+  for (const double each : of_ranks(static_cast<double>(tokens))) all_tokens += each;
+  return {set.name, all_tokens > 0 ? sum / all_tokens : 0.0, static_cast<int64_t>(all_tokens)};
 }
 
-template <class T>
-T Evaluation::over_ranks(T own) {
-  if (group_ == nullptr) return own;
-  T sum = 0;
+std::vector<double> Evaluation::of_ranks(double own) {
+  if (group_ == nullptr) return {own};
+  std::vector<double> all;
   for (const uint64_t bits : group_->exchange(part_.rank, std::bit_cast<uint64_t>(own))) {
-    sum += std::bit_cast<T>(bits);
+    all.push_back(std::bit_cast<double>(bits));
   }
-  return sum;
+  return all;
 }
 
 }  // namespace troupe

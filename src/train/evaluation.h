@@ -2,7 +2,8 @@
 // same samples, so that values of one run can be compared.
 //
 // Of several ranks all evaluate together: the batches are divided among the dp coordinates, and the
-// results are the same on every rank, bit for bit.
+// results are the same on every rank, bit for bit. The losses of batches are summed in the order of
+// the batches, so the number of dp coordinates changes no bit of them.
 #pragma once
 
 #include <cstdint>
@@ -71,9 +72,8 @@ class Evaluation {
 
  private:
   EvaluationResult run(const EvaluationSet& set, int64_t batches);
-  // Their sum over the ranks, taken in ascending order.
-  template <class T>
-  T over_ranks(T own);
+  // What each rank has, by rank.
+  std::vector<double> of_ranks(double own);
 
   std::span<const EvaluationSet> sets_;
   ModelPart part_;

@@ -280,15 +280,14 @@ constexpr ForeignFlag kForeignFlags[] = {
     // Memory.
     accepted("distribute-saved-activations", kSavesMemory),
     accepted("checkpoint-activations", kSavesMemory),
-    accepted("fine-grained-activation-offloading", kSavesMemory),
-    accepted("optimizer-cpu-offload", kSavesMemory),
+    accepted("delay-offload-until-cuda-graph", kSavesMemory),
     accepted("overlap-cpu-optimizer-d2h-h2d", kSavesMemory),
     accepted("no-pin-cpu-grads", kSavesMemory),
     accepted("no-pin-cpu-params", kSavesMemory),
     accepted_value("cpu-offloading-num-layers", "", kSavesMemory),
-    accepted_value("optimizer-offload-fraction", "", kSavesMemory),
+    accepted_value("delta-offload-bytes-across-pp-ranks", "", kSavesMemory),
+    accepted_value("fine-grained-offloading-max-inflight-offloads", "", kSavesMemory),
     accepted_value("empty-unused-memory-level", "", kSavesMemory),
-    accepted_values("offload-modules", kSavesMemory),
 
     // Data.
     accepted_value("num-workers", "", "samples are read where they are needed, without workers."),

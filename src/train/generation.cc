@@ -2,17 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/random.h"
+#include "parallel/bytes.h"
+#include "parallel/rank_communicators.h"
 #include "program/verify.h"
 
 namespace troupe {
 namespace {
 
-std::vector<double> read_row(const TensorView& logits, int64_t row, int32_t count) {
-  std::vector<double> values(static_cast<size_t>(count));
+std::vector<double> read_row(const TensorView& logits, int64_t row) {
+  std::vector<double> values(static_cast<size_t>(logits.shape.back()));
   const int64_t begin = row * logits.shape.back();
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t at = begin + static_cast<int64_t>(i);
@@ -29,6 +34,34 @@ std::vector<double> read_row(const TensorView& logits, int64_t row, int32_t coun
     }
   }
   return values;
+}
+
+// The row of the whole vocabulary, of which the ranks of one replica have parts; on rank 0.
+std::vector<double> gather_row(std::vector<double> own, const ModelPart& part,
+                               ProcessGroup* group) {
+  if (group == nullptr) return own;
+  std::string bytes;
+  const DensePlace place = part.dense();
+  if (place.dp == 0) append_bytes(bytes, own);
+  const std::vector<std::string> all = group->gather(part.rank, std::move(bytes));
+  // The vocabulary is cut in the order of tp.
+  std::map<int32_t, std::vector<double>> pieces;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;
+    std::vector<double> piece = ByteReader(all[rank]).take_values<double>();
+    if (piece.empty()) continue;  // of a stage without logits
+    pieces[part.layout().dense_place(static_cast<int32_t>(rank)).tp] = std::move(piece);
+  }
+  std::vector<double> row;
+  for (const auto& [tp, piece] : pieces) row.insert(row.end(), piece.begin(), piece.end());
+  return row;
+}
+
+// On all ranks what rank 0 says.
+int32_t of_rank_0(int32_t value, const ModelPart& part, ProcessGroup* group) {
+  if (group == nullptr) return value;
+  return static_cast<int32_t>(
+      static_cast<int64_t>(group->exchange(part.rank, static_cast<uint64_t>(value)).front()));
 }
 
 }  // namespace
@@ -67,38 +100,79 @@ int32_t sample_token(const std::vector<double>& logits, const GenerationOptions&
   return order.back();
 }
 
-std::vector<int32_t> generate(const ModelConfig& config, const ModelState& state,
-                              const StateStorage& storage, ThreadPool& pool,
+GenerationPlan plan_generation(const ModelConfig& config, const ModelState& state, int32_t context,
+                               int threads, Device device) {
+  GenerationPlan plan;
+  plan.step = build_logits_step(config, state, /*batch=*/1, context, /*with_loss=*/false);
+  verify_program(*plan.step.program);
+  plan.memory = plan_memory(*plan.step.program, threads, device);
+  return plan;
+}
+
+std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, ThreadPool& pool,
                               const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                              const std::function<bool(int32_t)>& emit) {
+                              const std::function<bool(int32_t)>& emit, const ModelPart& part,
+                              ProcessGroup* group, const InterpreterOptions& interpreter_options) {
   TROUPE_CHECK(!prompt.empty(), "generation starts from a prompt");
-  const InferenceStep step = build_logits_step(config, state, /*batch=*/1, options.context,
-                                               /*with_loss=*/false);
-  verify_program(*step.program);
-  const auto interpreter = make_interpreter(
-      *step.program, plan_memory(*step.program, pool.threads(), storage.device()), storage, pool);
-  auto* tokens = interpreter->view(step.batch.tokens).as<int32_t>();
-  const TensorView logits = interpreter->view(step.logits);
+  const InferenceStep& step = plan.step;
+  const auto interpreter =
+      make_interpreter(*step.program, std::move(plan.memory), storage, pool,
+                       communicators_of(group, part.layout(), part.rank), interpreter_options);
 
   std::vector<int32_t> text = prompt;
   std::vector<int32_t> generated;
   const auto context = static_cast<size_t>(options.context);
   for (int64_t i = 0; i < options.new_tokens; ++i) {
     const size_t visible = std::min(text.size(), context);
-    std::copy(text.end() - static_cast<std::ptrdiff_t>(visible), text.end(), tokens);
-    std::fill(tokens + visible, tokens + context, 0);  // attention is causal: never looked at
+    if (step.batch.tokens.valid()) {
+      auto* const tokens = interpreter->view(step.batch.tokens).as<int32_t>();
+      std::copy(text.end() - static_cast<std::ptrdiff_t>(visible), text.end(), tokens);
+      std::fill(tokens + visible, tokens + context, 0);  // attention is causal: never looked at
+    }
     interpreter->run();
-    const std::vector<double> row =
-        read_row(logits, static_cast<int64_t>(visible) - 1, options.vocabulary);
-    const int32_t token = sample_token(
-        row, options,
-        random_uniform(options.seed, RandomStream::sampling, 0, static_cast<uint64_t>(i)));
+    std::vector<double> own;
+    if (step.logits.valid()) {
+      own = read_row(interpreter->view(step.logits), static_cast<int64_t>(visible) - 1);
+    }
+    std::vector<double> row = gather_row(std::move(own), part, group);
+    int32_t token = 0;
+    if (part.rank == 0) {
+      TROUPE_CHECK(static_cast<int64_t>(row.size()) >= options.vocabulary,
+                   "some logits are on no rank");
+      row.resize(static_cast<size_t>(options.vocabulary));
+      token = sample_token(
+          row, options,
+          random_uniform(options.seed, RandomStream::sampling, 0, static_cast<uint64_t>(i)));
+    }
+    token = of_rank_0(token, part, group);
     if (token == options.eod) break;
     text.push_back(token);
     generated.push_back(token);
-    if (!emit(token)) break;
+    const int32_t goes_on = part.rank == 0 && emit(token) ? 1 : 0;
+    if (of_rank_0(goes_on, part, group) == 0) break;
   }
   return generated;
+}
+
+void check_generation_layout(const ModelConfig& config, const Layout& layout) {
+  if (layout.cp() > 1) {
+    throw_bad_request(
+        fmt::format("--context-parallel-size {}: troupe generate does not cut a text that grows. "
+                    "Leave the flag out; --tensor-model-parallel-size, "
+                    "--expert-model-parallel-size and --pipeline-model-parallel-size spread the "
+                    "model over ranks.",
+                    layout.cp()));
+  }
+  const bool moe = config.num_experts > 0;
+  const int32_t replicas = moe ? layout.edp() : layout.dp();
+  if (replicas > 1) {
+    throw_bad_request(fmt::format(
+        "--ranks {}: {} ranks would hold the same part of the model, and a text has no use for "
+        "them. Use --ranks {}, or spread the model with --tensor-model-parallel-size{} or "
+        "--pipeline-model-parallel-size.",
+        layout.world_size(), replicas, layout.world_size() / replicas,
+        moe ? ", --expert-model-parallel-size" : ""));
+  }
 }
 
 }  // namespace troupe

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "parallel/process_group.h"
 #include "passes/step_programs.h"
 #include "runtime/interpreter.h"
 
@@ -24,12 +25,31 @@ struct GenerationOptions {
   int32_t eod = -1;        // ends the text early; -1: never
 };
 
+// What generation runs, before anything is allocated for it.
+struct GenerationPlan {
+  InferenceStep step;
+  MemoryPlan memory;
+};
+
+// `context`: see GenerationOptions.
+GenerationPlan plan_generation(const ModelConfig& config, const ModelState& state, int32_t context,
+                               int threads, Device device = Device::cpu);
+
 // Continues `prompt` (not empty) and returns the new tokens. `emit` is called with each as it comes
 // and may return false to stop.
-std::vector<int32_t> generate(const ModelConfig& config, const ModelState& state,
-                              const StateStorage& storage, ThreadPool& pool,
+//
+// Of several ranks (`group`, of those of `part`) all call it at once, with the same arguments, each
+// with its own part of the model: TP, EP and PP. Every replica of the dense part works on the same
+// text. Rank 0 chooses the tokens and calls `emit`; all return them.
+std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, ThreadPool& pool,
                               const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                              const std::function<bool(int32_t)>& emit);
+                              const std::function<bool(int32_t)>& emit, const ModelPart& part,
+                              ProcessGroup* group = nullptr,
+                              const InterpreterOptions& interpreter_options = {});
+
+// Refuses (bad request) layouts in which ranks could do no more than repeat others' work, or whose
+// ranks have parts of a sequence that grows.
+void check_generation_layout(const ModelConfig& config, const Layout& layout);
 
 // Draws one token id from logits by the rules above; `draw` is uniform in [0, 1). Exposed for
 // tests.

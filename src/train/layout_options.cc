@@ -9,6 +9,7 @@
 #include "model/parameter_layout.h"
 #include "runtime/device_memory.h"
 #include "train/model_options.h"
+#include "train/offload_options.h"
 #include "train/schedules.h"
 
 namespace troupe {
@@ -173,7 +174,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   }
   return {std::move(layout), std::move(partition),         schedule,
           sharding,          main_gradient_dtype(options), exp_avg,
-          exp_avg_sq};
+          exp_avg_sq,        optimizer_offload_of(options)};
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {

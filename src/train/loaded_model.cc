@@ -10,42 +10,29 @@
 namespace troupe {
 namespace {
 
-void declare(LoadedModel& model, Device device) {
-  model.state = declare_model_state(model.config, model.compute_dtype, /*trained=*/false);
-  model.storage = std::make_unique<StateStorage>(model.state.table, device);
-}
-
-LoadedModel load_checkpoint(const std::string& path, Device device) {
-  const Checkpoint checkpoint = Checkpoint::open(path);
-  const StoredRun stored = read_stored_run(checkpoint);
-  LoadedModel model;
-  model.from_checkpoint = true;
-  model.identity = stored.identity;
-  model.position = stored.position;
-  model.config = stored.identity.model;
-  model.compute_dtype = stored.identity.compute_dtype;
-  declare(model, device);
-  load_training_state(checkpoint, model.config, model.state, *model.storage);
-  model.storage->to_device();
-  return model;
+SavedModel describe_checkpoint(const std::string& path) {
+  const StoredRun stored = read_stored_run(Checkpoint::open(path));
+  return {.config = stored.identity.model,
+          .compute_dtype = stored.identity.compute_dtype,
+          .path = path,
+          .from_checkpoint = true,
+          .identity = stored.identity,
+          .position = stored.position};
 }
 
 }  // namespace
 
-LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<int64_t> step,
-                       Device device) {
+SavedModel find_model(const std::string& path, DType hf_dtype, std::optional<int64_t> step) {
   if (path_exists(join_path(path, "config.json"))) {
-    LoadedModel model;
+    SavedModel model;
     model.config = read_hf_config(join_path(path, "config.json"));
     model.compute_dtype = hf_dtype;
-    declare(model, device);
-    load_hf_weights(path, model.config, model.state, *model.storage);
-    model.storage->to_device();
+    model.path = path;
     return model;
   }
   std::vector<std::string> incomplete;
   if (const auto checkpoint = find_checkpoint(path, step, &incomplete)) {
-    return load_checkpoint(*checkpoint, device);
+    return describe_checkpoint(*checkpoint);
   }
   if (!incomplete.empty()) {
     throw_failed(fmt::format("{}: none of its checkpoints is complete, the last because of: {}",
@@ -57,7 +44,17 @@ LoadedModel load_model(const std::string& path, DType hf_dtype, std::optional<in
       path));
 }
 
-TokenizerModel tokenizer_of(const LoadedModel& model, const Options& options) {
+void load_saved_model(const SavedModel& model, const ModelState& state,
+                      const StateStorage& storage) {
+  if (model.from_checkpoint) {
+    load_training_state(Checkpoint::open(model.path), model.config, state, storage);
+  } else {
+    load_hf_weights(model.path, model.config, state, storage);
+  }
+  storage.to_device();
+}
+
+TokenizerModel tokenizer_of(const SavedModel& model, const Options& options) {
   if (model.from_checkpoint) {
     if (!options.tokenizer_model.empty()) {
       throw_bad_request(

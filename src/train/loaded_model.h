@@ -1,5 +1,5 @@
-// A model read from disk for use without training: from a Troupe run (the newest checkpoint below a
-// --save folder, or one checkpoint) or from a Hugging Face folder.
+// A model on disk, for use without training: of a Troupe run (the newest checkpoint below a --save
+// folder, or one checkpoint) or of a Hugging Face folder. Ranks find it and load their parts.
 #pragma once
 
 #include <memory>
@@ -13,27 +13,35 @@
 
 namespace troupe {
 
-struct LoadedModel {
+struct SavedModel {
   ModelConfig config;
   DType compute_dtype = DType::f32;
-  ModelState state;  // without gradients and optimizer state
-  std::unique_ptr<StateStorage> storage;
+  std::string path;  // of the checkpoint, or the Hugging Face folder
   // From Troupe checkpoints; a Hugging Face folder leaves the defaults.
   bool from_checkpoint = false;
   RunIdentity identity;
   TrainingPosition position;
+
+  // Tokens of the sequences that it was trained on, or all that it has positions for.
+  int32_t sequence() const {
+    return from_checkpoint ? identity.sequence : config.max_position_embeddings;
+  }
 };
 
 // `hf_dtype` is the compute dtype for Hugging Face folders; checkpoints keep their own. `step`
 // chooses one of a run's checkpoints; otherwise it is the newest. A path that is neither is a bad
-// request that says what was looked for.
-// The state is on `device`, and on the host.
-LoadedModel load_model(const std::string& path, DType hf_dtype,
-                       std::optional<int64_t> step = std::nullopt, Device device = Device::cpu);
+// request that says what was looked for. Reads no weights.
+SavedModel find_model(const std::string& path, DType hf_dtype,
+                      std::optional<int64_t> step = std::nullopt);
+
+// A rank's part of a model's weights, without gradients and optimizer state: what `state` declares,
+// from whatever layout saved it. On the storage's device, and on the host.
+void load_saved_model(const SavedModel& model, const ModelState& state,
+                      const StateStorage& storage);
 
 // The tokenizer of a model from options.load: a checkpoint's own; for a Hugging Face folder as the
 // options say, the file being the folder's when they name none. A bad request when the options name
 // a file and the checkpoint has its own.
-TokenizerModel tokenizer_of(const LoadedModel& model, const Options& options);
+TokenizerModel tokenizer_of(const SavedModel& model, const Options& options);
 
 }  // namespace troupe

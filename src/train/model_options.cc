@@ -15,6 +15,7 @@
 #include "io/hf_config.h"
 #include "train/flag_model.h"
 #include "train/moe_options.h"
+#include "train/offload_options.h"
 #include "train/recompute_options.h"
 #include "train/schedules.h"
 #include "train/suggest.h"
@@ -276,7 +277,8 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .loss_chunk_tokens = options.loss_chunk_tokens,
           .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
                       .shared_expert = options.moe_shared_expert_overlap},
-          .recompute = recompute_options_of(options, config)};
+          .recompute = recompute_options_of(options, config),
+          .offload = offload_options_of(options, config)};
 }
 
 }  // namespace troupe

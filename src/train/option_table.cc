@@ -22,7 +22,7 @@ constexpr CommandMask kAllButHelp = kTrain | kEval | kGenerate | kTokenize | kCo
 constexpr CommandMask kShape = kTrain | kInspect | kPlan | kBench;
 constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
 // Commands that run on several ranks.
-constexpr CommandMask kOnRanks = kTrain | kVerify | kBench;
+constexpr CommandMask kOnRanks = kTrain | kEval | kGenerate | kVerify | kBench;
 
 constexpr std::string_view kGlobal = "Global";
 constexpr std::string_view kModel = "Model";
@@ -140,10 +140,12 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::ranks,
      .group = kGlobal,
      .metavar = "N",
-     .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
-             "what these leave is data parallelism: train, verify, bench and inspect, up to 1,024. "
-             "--threads are divided among them. plan takes any number. Under mpirun or srun, ranks "
-             "are the processes that it starts, and the flag can be left out.",
+     .help =
+         "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
+         "what these leave is data parallelism; up to 1,024. "
+         "--threads are divided among them. plan takes any number; tokenize and convert take one. "
+         "Under mpirun or srun, ranks "
+         "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
      .commands = kAllButHelp},
     {.name = "ranks-per-gpu",
@@ -846,6 +848,48 @@ constexpr OptionSpec kOptions[] = {
      .unset = "none",
      .range = at_least(1),
      .commands = kCompute},
+    {.name = "fine-grained-activation-offloading",
+     .member = &Options::fine_grained_activation_offloading,
+     .group = kMemory,
+     .help = "Large activations that modules of --offload-modules keep for the backward pass wait "
+             "in the host's memory. On a CPU that is where they are anyway.",
+     .commands = kCompute},
+    {.name = "offload-modules",
+     .member = &Options::offload_modules,
+     .group = kMemory,
+     .metavar = "NAME...",
+     .help = "Whose inputs go to the host: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, "
+             "expert_fc1, moe_act.",
+     .unset = "none",
+     .commands = kCompute},
+    {.name = "min-offloaded-tensor-size",
+     .member = &Options::min_offloaded_tensor_size,
+     .group = kMemory,
+     .metavar = "N",
+     .help = "Tensors of fewer elements are not offloaded.",
+     .range = at_least(0),
+     .commands = kCompute},
+    {.name = "activation-offload-fraction",
+     .member = &Options::activation_offload_fraction,
+     .group = kMemory,
+     .metavar = "F",
+     .help = "Of the modules of all layers of a stage, but the last, the first part that is "
+             "offloaded.",
+     .range = between(0, 1),
+     .commands = kCompute},
+    {.name = "optimizer-cpu-offload",
+     .member = &Options::optimizer_cpu_offload,
+     .group = kMemory,
+     .help = "AdamW's moments and master weights stay in the host's memory, where the GPU reads "
+             "and writes them.",
+     .commands = kShape},
+    {.name = "optimizer-offload-fraction",
+     .member = &Options::optimizer_offload_fraction,
+     .group = kMemory,
+     .metavar = "F",
+     .help = "Of a rank's parameters, the first part whose optimizer states stay on the host.",
+     .range = between(0, 1),
+     .commands = kShape},
     {.name = "loss-chunk-tokens",
      .member = &Options::loss_chunk_tokens,
      .group = kMemory,

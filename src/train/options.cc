@@ -214,8 +214,10 @@ void check_options(const Options& options) {
     if (!has_cuda()) {
       throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
     }
-    if (options.profile && options.ranks > 1) {
-      throw_bad_request("--profile: on GPUs one rank can be profiled for now. Use --ranks 1.");
+    if (options.profile && options.ranks_per_gpu > 1) {
+      throw_bad_request(
+          "--profile: the kernels of ranks that share a GPU cannot be told apart. Leave "
+          "--ranks-per-gpu out.");
     }
   }
   const bool has_ranks = runs_on_ranks(options.command) || options.command == Command::inspect ||

@@ -166,6 +166,12 @@ struct Options {
   std::vector<std::string> recompute_modules;
   std::string recompute_method;
   std::optional<int32_t> recompute_num_layers;
+  bool fine_grained_activation_offloading = false;
+  std::vector<std::string> offload_modules;
+  int64_t min_offloaded_tensor_size = 1024 * 1024;  // elements
+  double activation_offload_fraction = 1.0;
+  bool optimizer_cpu_offload = false;
+  double optimizer_offload_fraction = 1.0;
   int32_t loss_chunk_tokens = 0;
 
   // Data.

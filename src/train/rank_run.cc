@@ -28,16 +28,24 @@ PlannedStep plan_training_step(const ModelConfig& config, const ModelState& stat
 
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
   std::string text;
+  const auto add_line = [&](std::string_view name, uint64_t bytes, const char* where) {
+    if (bytes == 0) return;
+    text += fmt::format("  {:<14} {:>12}{}\n", name, format_bytes(bytes), where);
+  };
+  const auto add_host = [&](const char* where) {
+    for (const Role role : {Role::optimizer, Role::offloaded}) {
+      add_line(name_of(role), plan.host_bytes_by_role[static_cast<size_t>(role)], where);
+    }
+  };
   for (int i = 0; i < kRoleCount; ++i) {
-    const uint64_t bytes = plan.bytes_by_role[static_cast<size_t>(i)];
-    if (bytes == 0) continue;
-    text += fmt::format("  {:<14} {:>12}\n", name_of(static_cast<Role>(i)), format_bytes(bytes));
+    add_line(name_of(static_cast<Role>(i)), plan.bytes_by_role[static_cast<size_t>(i)], "");
   }
-  if (evaluation_bytes > 0) {
-    text += fmt::format("  {:<14} {:>12}\n", "evaluation", format_bytes(evaluation_bytes));
-  }
-  return text + fmt::format("  {:<14} {:>12}\n", "total",
-                            format_bytes(plan.total_bytes() + evaluation_bytes));
+  const bool on_gpu = plan.device == Device::cuda;
+  if (!on_gpu) add_host("  offloaded to the host");
+  add_line("evaluation", evaluation_bytes, "");
+  add_line("total", plan.total_bytes() + evaluation_bytes, "");
+  if (on_gpu) add_host("  in the host's memory");
+  return text;
 }
 
 void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
@@ -72,6 +80,25 @@ void require_memory(const Options& options, ProcessGroup* group, int32_t rank, u
                   on_gpu ? "GPU" : "machine", format_bytes(available),
                   group != nullptr ? fmt::format("; of rank {}", rank) : "", breakdown,
                   sharing > 1 ? ", or fewer ranks" : ""));
+}
+
+void require_host_memory(const Options& options, ProcessGroup* group, int32_t rank,
+                         const MemoryPlan& plan) {
+  if (device_of(options) != Device::cuda) return;
+  uint64_t sum = plan.host_bytes();
+  if (group != nullptr) {
+    const std::vector<uint64_t> needs = group->exchange(rank, plan.host_bytes());
+    sum = 0;
+    for (const int32_t other : group->ranks_of_machine()) sum += needs[static_cast<size_t>(other)];
+    if (rank != group->ranks_of_machine().front()) return;
+  }
+  const uint64_t available = available_memory_bytes();
+  if (available == 0 || sum <= available) return;
+  throw UserError(
+      ExitStatus::does_not_fit,
+      fmt::format("The run offloads {} to the host, which has {} available:\n{}Offload less: "
+                  "--offload-modules, --activation-offload-fraction, --optimizer-offload-fraction.",
+                  format_bytes(sum), format_bytes(available), describe_memory(plan, 0)));
 }
 
 ProfileLimits measure_limits_of_rank(const Options& options, ProcessGroup* group, int32_t rank,

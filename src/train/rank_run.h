@@ -58,7 +58,7 @@ PlannedStep plan_training_step(const ModelConfig& config, const ModelState& stat
                                bool oracle = false);
 
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
-// needs beside it, and the total.
+// needs beside it, and the total, which has what lies in the host's memory on the CPU alone.
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 
 // Refuses (does_not_fit) what the machine has no memory for, or with Device::cuda the GPU: `bytes`
@@ -67,6 +67,10 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 // bad request.
 void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
                     int gpu, const std::string& breakdown);
+
+// Likewise what the ranks of a machine want of the host's memory, beside that of their GPUs.
+void require_host_memory(const Options& options, ProcessGroup* group, int32_t rank,
+                         const MemoryPlan& plan);
 
 // What a rank can do at best: its share of the machine, or of its GPU, measured by rank 0 while the
 // others wait.

@@ -157,6 +157,7 @@ void Trainer::check_with_others() const {
   }
   require_memory(options_, group_, rank_, planned_bytes(), gpu_,
                  describe_memory(plan_, evaluation_bytes_));
+  require_host_memory(options_, group_, rank_, plan_);
   if (group_ == nullptr) return;
   verify_collectives(*group_, rank_, *step_.program, part_.layout());
   if (evaluation_plan_.step.program != nullptr) {

@@ -287,9 +287,9 @@ TEST(MegatronFlags, FilesOfOptionsTakeThem) {
     return "plan --config " + path;
   };
   const CommandLine line =
-      parse(with("moe-grouped-gemm = true\nrotary_percent = 1.0\noffload-modules = [0, 1]\n"));
+      parse(with("moe-grouped-gemm = true\nrotary_percent = 1.0\ncuda-graph-modules = [0, 1]\n"));
   EXPECT_EQ(line.notes.size(), 3U);
-  EXPECT_EQ(notes_with(line, "--offload-modules 0 1 is accepted"), 1U);
+  EXPECT_EQ(notes_with(line, "--cuda-graph-modules 0 1 is accepted"), 1U);
   EXPECT_EQ(refusal(with("rotary-percent = 0.5")).find(path + ":1: --rotary-percent 0.5: only"),
             0U);
   EXPECT_EQ(refusal(with("fp16 = true")).find(path + ":1: --fp16: half precision"), 0U);

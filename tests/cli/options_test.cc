@@ -261,17 +261,18 @@ TEST(CheckOptions, RefusesContradictions) {
         [](Options& o) {
           o.device = "cuda";
           o.ranks = 2;
+          o.ranks_per_gpu = 2;
           o.profile = true;
         },
-        "one rank");
+        "cannot be told apart");
   }
   refused([](Options& o) { o.rank = 1; }, "--rank 1");
   refused(
       [](Options& o) {
-        o.command = Command::eval;
+        o.command = Command::doctor;
         o.ranks = 4;
       },
-      "--ranks 4: troupe eval");
+      "--ranks 4: troupe doctor");
   refused(
       [](Options& o) {
         o.ranks = 4;

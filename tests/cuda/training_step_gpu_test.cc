@@ -55,19 +55,29 @@ std::vector<Model> models() {
           {"noisy", noisy_model()}};
 }
 
-StepRunOptions options_of(DType dtype) {
-  return {.dtype = dtype, .micro_batch_size = 2, .micro_batches = 2, .sequence = 96};
-}
-
 struct Case {
   Model model;
   DType dtype;
+  NarrowState narrow = {};
 };
+
+StepRunOptions options_of(const Case& test) {
+  return {.dtype = test.dtype,
+          .micro_batch_size = 2,
+          .micro_batches = 2,
+          .sequence = 96,
+          .narrow = test.narrow};
+}
+
+StepRunOptions options_of(DType dtype) {
+  return options_of(Case{.model = {}, .dtype = dtype});
+}
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const Model& model : models()) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) cases.push_back({model, dtype});
+    cases.push_back({model, DType::bf16, {DType::bf16, DType::f8e4m3, DType::f8e4m3}});
   }
   return cases;
 }
@@ -83,8 +93,8 @@ TEST_P(CudaTrainingStep, AgreesWithTheCpu) {
   const bool rounded = dtype == DType::bf16;
   const double loss_tolerance = dtype == DType::f64 ? 1e-10 : rounded ? 1e-2 : 5e-5;
   const double gradient_tolerance = dtype == DType::f64 ? 1e-9 : 1e-3;
-  StepRun cpu(GetParam().model.config, options_of(dtype));
-  StepRunOptions on_gpu = options_of(dtype);
+  StepRun cpu(GetParam().model.config, options_of(GetParam()));
+  StepRunOptions on_gpu = options_of(GetParam());
   on_gpu.device = Device::cuda;
   StepRun gpu(GetParam().model.config, on_gpu);
   double worst_loss = 0;
@@ -127,7 +137,7 @@ TEST_P(CudaTrainingStep, AgreesWithTheCpu) {
 
 TEST_P(CudaTrainingStep, GivesTheSameBits) {
   TROUPE_NEED_GPU();
-  StepRunOptions options = options_of(GetParam().dtype);
+  StepRunOptions options = options_of(GetParam());
   options.device = Device::cuda;
   StepRun first(GetParam().model.config, options);
   const auto train = [](StepRun& run) {
@@ -162,14 +172,33 @@ TEST_P(CudaTrainingStep, GivesTheSameBits) {
                        .mlp = true,
                        .shared_experts = true};
   same("modules recomputed");
+  options.offload = {.attention_norm = true,
+                     .qkv = true,
+                     .core_attention = true,
+                     .attention_out = true,
+                     .mlp_norm = true,
+                     .expert_fc1 = true,
+                     .expert_activation = true,
+                     .least_elements = 1};
+  same("modules recomputed, others offloaded");
+  options.recompute = {};
+  options.optimizer_offload = 0.5;
+  same("offloaded");
+  options.capture = true;
+  same("offloaded and captured");
+  options.capture = false;
+  options.oracle = true;
+  same("offloaded, oracle");
   EXPECT_EQ(first.interpreter.allocated_bytes(),
             first.interpreter.plan().total_bytes() - first.interpreter.plan().state_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaTrainingStep, ::testing::ValuesIn(all_cases()),
                          [](const ::testing::TestParamInfo<Case>& info) {
+                           const bool narrow = info.param.narrow.exp_avg == DType::f8e4m3;
                            return info.param.model.name + "_" +
-                                  std::string(name_of(info.param.dtype));
+                                  std::string(name_of(info.param.dtype)) +
+                                  (narrow ? "_narrow" : "");
                          });
 
 // A broken gradient stops the update on the GPU as on the CPU.

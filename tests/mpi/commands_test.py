@@ -3,8 +3,10 @@
 compute is what threads compute."""
 
 import json
+import os
+import subprocess
 
-from mpi_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, main, metrics,
+from mpi_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, main, metrics, run,
                               train_arguments)
 
 
@@ -34,6 +36,29 @@ class Commands(ProcessesTest):
         self.assertIn("for 2 ranks", errors)
         self.assertIn("  parameters", errors)
 
+    def check_same(self, *arguments):
+        threads = run(*arguments, "--ranks", PROCESSES)
+        self.assertEqual(threads.returncode, 0, threads.stderr)
+        self.assertEqual(self.launch(0, *arguments).stdout_text, threads.stdout)
+
+    def test_eval_and_generate(self):
+        save = HERE.folder / "trained"
+        result = run(*train_arguments(save, "--train-iters", 2))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.check_same("eval", "--load", save, "--data-path", HERE.folder / "corpus", "--split",
+                        "90,10,0", "--eval-iters", 6, "--threads", 2, "--json", *FOLDED)
+        self.check_same("generate", "--load", save, "--prompt", "the river", "--max-new-tokens", 8,
+                        "--seed", 3, "--threads", 2, "--json", "--tensor-model-parallel-size", 2,
+                        "--expert-model-parallel-size", 4, "--expert-tensor-parallel-size", 1)
+
+    # As another MPI's launcher than this build's would leave it.
+    def test_processes_that_mpi_does_not_join_are_refused(self):
+        environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+        result = subprocess.run([HERE.troupe, *map(str, self.bench())], stdin=subprocess.DEVNULL,
+                                capture_output=True, text=True, check=False, env=environment)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("OMPI_COMM_WORLD_RANK=1 of OMPI_COMM_WORLD_SIZE=2 is set", result.stderr)
+
     def test_train_writes_timelines(self):
         save, folder = HERE.folder / "profiled", HERE.folder / "train_profile"
         result = self.launch(0, *train_arguments(
@@ -43,6 +68,15 @@ class Commands(ProcessesTest):
                          ["rank0_step2.json", "rank3_step2.json", "ranks_step2.json"])
         self.assertEqual(result.stderr_text.count("operation kind"), 2, "a table of each rank")
         self.assertEqual(metrics(save)[-1]["step"], 3)
+
+    def test_timelines_that_one_rank_cannot_write_end_all(self):
+        folder = HERE.folder / "blocked"
+        (folder / "rank2_step2.json").mkdir(parents=True)
+        errors = self.launch(1, *train_arguments(
+            HERE.folder / "blocked_run", "--train-iters", 4, "--profile", "--profile-step-start", 1,
+            "--profile-ranks", 0, 2, "--profile-dir", folder)).stderr_text
+        self.assertEqual(errors.count("troupe: "), 1, errors)
+        self.assertIn("rank2_step2.json", errors)
 
 
 if __name__ == "__main__":

@@ -360,10 +360,13 @@ TEST_F(InPlace, TheHostHasAnArenaOfItsOwn) {
     const uint64_t bytes = aligned(builder.value(a).bytes());
     const uint64_t bytes_b = aligned(builder.value(b).bytes());
     EXPECT_EQ(plan.host_transient_bytes, bytes + bytes_b);
-    EXPECT_EQ(plan.transient_bytes, bytes + bytes_b) << "most is live on the way back";
+    // Most is live on the way back; on a GPU what is copied out is kept beside it, as nothing waits
+    // for the copies before the end.
+    const bool on_gpu = device == Device::cuda;
+    EXPECT_EQ(plan.transient_bytes, (on_gpu ? 2 : 1) * (bytes + bytes_b));
     EXPECT_EQ(plan.host_bytes(), bytes + bytes_b);
     EXPECT_EQ(plan.total_bytes(),
-              (device == Device::cpu ? 2 : 1) * (bytes + bytes_b) + plan.state_bytes);
+              plan.transient_bytes + plan.state_bytes + (on_gpu ? 0 : plan.host_bytes()));
     verify_memory_plan(program, plan);
   }
 }

@@ -80,7 +80,7 @@ std::unique_ptr<Program> make_random_program(uint32_t seed, const ToyState& stat
 }
 
 struct Use {
-  int arena = 0;  // state, persistent, transient
+  int arena = 0;  // state, persistent, transient; the host's state and transient
   uint64_t begin = 0;
   uint64_t end = 0;
   bool writes = false;
@@ -96,8 +96,10 @@ std::vector<Use> uses_of(const Program& program, const MemoryPlan& plan, int32_t
     const auto place = static_cast<size_t>(id.index);
     Use use{.arena = 2, .begin = plan.offset[place], .writes = writes};
     if (is_state(value.role)) {
-      use.arena = 0;
+      use.arena = program.state()[value.state].on_host ? 3 : 0;
       use.begin = state.offset[static_cast<size_t>(value.state.index)];
+    } else if (is_on_host(value.role)) {
+      use.arena = 4;
     } else if (is_persistent(value.role)) {
       use.arena = 1;
     }

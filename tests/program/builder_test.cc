@@ -112,7 +112,7 @@ TEST(BuilderDeathTest, WeightGradientsHaveTheTargetsType) {
                  {x, x, builder.state(target)}, "dw");
   };
   EXPECT_DEATH(emit(wrong_shape), "weight gradient of another shape: grad.a");
-  EXPECT_DEATH(emit(wrong_dtype), "weight gradients have the accumulation dtype: grad.b");
+  EXPECT_DEATH(emit(wrong_dtype), "weight gradients have the weight.s dtype or its accumulation dtype: grad.b");
 }
 
 }  // namespace

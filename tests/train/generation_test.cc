@@ -98,7 +98,12 @@ class Generation : public ::testing::Test {
  protected:
   Generation() { initialize_parameters(state, storage, 3, pool); }
   std::vector<int32_t> run(const std::vector<int32_t>& prompt, const GenerationOptions& options) {
-    return generate(config, state, storage, pool, prompt, options, [](int32_t) { return true; });
+    return run(prompt, options, [](int32_t) { return true; });
+  }
+  std::vector<int32_t> run(const std::vector<int32_t>& prompt, const GenerationOptions& options,
+                           const std::function<bool(int32_t)>& emit) {
+    return generate(plan_generation(config, state, options.context, pool.threads()), storage, pool,
+                    prompt, options, emit, state.part);
   }
   static ModelConfig large_weights() {
     ModelConfig config = trained_model();
@@ -155,11 +160,10 @@ TEST_F(Generation, EndsAtTheEndOfTheDocument) {
 TEST_F(Generation, StopsWhenToldTo) {
   std::vector<int32_t> seen;
   const std::vector<int32_t> text =
-      generate(config, state, storage, pool, {1},
-               {.context = 8, .new_tokens = 10, .vocabulary = 96}, [&](int32_t token) {
-                 seen.push_back(token);
-                 return seen.size() < 4;
-               });
+      run({1}, {.context = 8, .new_tokens = 10, .vocabulary = 96}, [&](int32_t token) {
+        seen.push_back(token);
+        return seen.size() < 4;
+      });
   EXPECT_EQ(text.size(), 4U);
   EXPECT_EQ(text, seen);
 }

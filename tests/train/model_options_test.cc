@@ -159,6 +159,47 @@ TEST_F(ModelOptions, ImpossibleStepsAreRefused) {
   expect_part(refused_step(), "too much for one micro-batch");
 }
 
+TEST_F(ModelOptions, Offload) {
+  const ModelConfig config = load_model_config(options);
+  const auto refused = [&](const auto& set, const std::string& part) {
+    Options wrong = options;
+    set(wrong);
+    expect_part(refusal([&] {
+                  training_step_options(wrong, load_model_config(wrong));
+                  run_layout_of(wrong, load_model_config(wrong));
+                }),
+                part);
+  };
+  refused([](Options& o) { o.offload_modules = {"core_attn"}; },
+          "--offload-modules: it belongs to --fine-grained-activation-offloading");
+  refused([](Options& o) { o.min_offloaded_tensor_size = 7; },
+          "--min-offloaded-tensor-size: it belongs to --fine-grained-activation-offloading");
+  refused([](Options& o) { o.activation_offload_fraction = 0.5; },
+          "--activation-offload-fraction: it belongs to --fine-grained-activation-offloading");
+  refused([](Options& o) { o.optimizer_offload_fraction = 0.5; },
+          "--optimizer-offload-fraction: it belongs to --optimizer-cpu-offload");
+  EXPECT_FALSE(training_step_options(options, config).offload.any());
+  EXPECT_EQ(run_layout_of(options, config).optimizer_offload, 0);
+
+  options.fine_grained_activation_offloading = true;
+  refused([](Options&) {}, "say whose inputs go to the host: --offload-modules");
+  refused([](Options& o) { o.offload_modules = {"mlp"}; },
+          "--offload-modules 'mlp': there is no such module");
+  options.offload_modules = {"moe_act"};
+  expect_part(refusal([&] { training_step_options(options, dense_model(2)); }),
+              "--offload-modules moe_act: it belongs to experts, and the model has none");
+  options.offload_modules = {"core_attn", "expert_fc1"};
+  options.activation_offload_fraction = 0.5;
+  options.optimizer_cpu_offload = true;
+  const OffloadOptions offload = training_step_options(options, config).offload;
+  EXPECT_TRUE(offload.core_attention && offload.expert_fc1);
+  EXPECT_FALSE(offload.attention_norm || offload.qkv || offload.attention_out || offload.mlp_norm ||
+               offload.expert_activation);
+  EXPECT_EQ(offload.least_elements, 1024 * 1024);
+  EXPECT_EQ(offload.fraction, 0.5);
+  EXPECT_EQ(run_layout_of(options, config).optimizer_offload, 1);
+}
+
 TEST_F(ModelOptions, Recompute) {
   const ModelConfig config = load_model_config(options);
   const auto recompute = [&] { return training_step_options(options, config).recompute; };

@@ -10,7 +10,7 @@ void reduce(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const auto& attributes = args.attributes->as<AllReduceAttributes>();
   peers.meet(args);
-  for (const DType dtype : {DType::f64, DType::f32, DType::i32}) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32}) {
     PeerSums sums(args, dtype, peers.size(), peers.size());
     for (size_t i = 0; i < args.outputs.size(); ++i) {
       const CudaTensor& tensor = args.outputs[i];

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <thread>
+#include <type_traits>
 
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/peers.h"
@@ -145,7 +146,7 @@ __device__ __forceinline__ T round_sum(double value) {
 }
 
 // kStep elements from `at` on of one sum.
-template <class T, class Sum, int kStep>
+template <class T, class Sum, class Result, int kStep>
 __device__ __forceinline__ void sum_step(const PeerSums::Parameters& sums, void* const* pointers,
                                          int64_t at) {
   constexpr int kFlight = 4;
@@ -170,20 +171,30 @@ __device__ __forceinline__ void sum_step(const PeerSums::Parameters& sums, void*
     }
   }
   for (int k = 0; k < sums.results; ++k) {
-    T* const result = static_cast<T*>(pointers[sums.terms + k]) + at;
-    Pack<T> rounded;
+    Result* const result = static_cast<Result*>(pointers[sums.terms + k]) + at;
+    if constexpr (std::is_same_v<Result, T>) {
+      Pack<T> rounded;
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) rounded.values[i] = round_sum<T>(total[i]);
-    if (sums.accumulate) {
-      const Pack<T> before = load_step<T, kStep>(result);
+      for (int i = 0; i < kStep; ++i) rounded.values[i] = round_sum<T>(total[i]);
+      if (sums.accumulate) {
+        const Pack<T> before = load_step<T, kStep>(result);
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) rounded.values[i] = before.values[i] + rounded.values[i];
+        for (int i = 0; i < kStep; ++i) {
+          rounded.values[i] = before.values[i] + rounded.values[i];
+        }
+      }
+      store_step<T, kStep>(result, rounded);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) {
+        const Sum sum = sums.accumulate ? term_of<Sum>(result[i]) + total[i] : total[i];
+        result[i] = round_sum<Result>(sum);
+      }
     }
-    store_step<T, kStep>(result, rounded);
   }
 }
 
-template <class T, class Sum>
+template <class T, class Sum, class Result>
 __global__ void sum_kernel(PeerSums::Parameters sums) {
   constexpr int kElements = Pack<T>::kElements;
   const int of_piece = sums.terms + sums.results;
@@ -195,10 +206,10 @@ __global__ void sum_kernel(PeerSums::Parameters sums) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t packed = bits % 16 == 0 ? elements / kElements * kElements : 0;
   for (int64_t i = thread * kElements; i < packed; i += threads * kElements) {
-    sum_step<T, Sum, kElements>(sums, pointers, i);
+    sum_step<T, Sum, Result, kElements>(sums, pointers, i);
   }
   for (int64_t i = packed + thread; i < elements; i += threads) {
-    sum_step<T, Sum, 1>(sums, pointers, i);
+    sum_step<T, Sum, Result, 1>(sums, pointers, i);
   }
 }
 
@@ -214,13 +225,14 @@ Launch launch_for(int pieces, int64_t units_of_largest) {
           kThreads, 0};
 }
 
-template <class T, class Sum>
+template <class T, class Sum, class Result = T>
 void launch_sums(const CudaKernelArguments& args, const PeerSums::Parameters& sums) {
   int64_t largest = 0;
   for (int i = 0; i < sums.count; ++i) {
     largest = std::max(largest, sums.elements[static_cast<size_t>(i)]);
   }
-  launch(args, launch_for(sums.count, largest / Pack<T>::kElements), sum_kernel<T, Sum>, sums);
+  launch(args, launch_for(sums.count, largest / Pack<T>::kElements), sum_kernel<T, Sum, Result>,
+         sums);
 }
 
 }  // namespace
@@ -309,9 +321,10 @@ void PeerCopies::launch() {
 }
 
 PeerSums::PeerSums(const CudaKernelArguments& args, DType dtype, int terms, int results,
-                   bool accumulate)
+                   bool accumulate, std::optional<DType> result_dtype)
     : args_(args),
       dtype_(dtype),
+      result_dtype_(result_dtype.value_or(dtype)),
       terms_(terms),
       results_(results),
       room_(std::min(kMost, kMostPointers / (terms + results))) {
@@ -322,6 +335,13 @@ PeerSums::PeerSums(const CudaKernelArguments& args, DType dtype, int terms, int 
 
 void PeerSums::launch() {
   if (parameters_.count == 0) return;
+  if (result_dtype_ != dtype_) {
+    TROUPE_CHECK(dtype_ == DType::f32 && result_dtype_ == DType::bf16,
+                 "no sum over ranks into this dtype");
+    launch_sums<float, float, Bf16>(args_, parameters_);
+    parameters_.count = 0;
+    return;
+  }
   switch (dtype_) {
     case DType::f64:
       launch_sums<double, double>(args_, parameters_);

@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -147,9 +148,10 @@ class PeerCopies {
 // result; these may be places of terms. All sums of a batch have as many terms and results.
 class PeerSums {
  public:
-  // `accumulate`: the sum is added to what its place holds.
+  // `accumulate`: the sum is added to what its place holds. `result_dtype`: of the places, if it is
+  // not that of the terms: bf16 for f32.
   PeerSums(const CudaKernelArguments& args, DType dtype, int terms, int results,
-           bool accumulate = false);
+           bool accumulate = false, std::optional<DType> result_dtype = {});
   // term(k) and result(k): addresses of element 0 of `elements`.
   template <class Term, class Result>
   void add(int64_t elements, const Term& term, const Result& result) {
@@ -177,6 +179,7 @@ class PeerSums {
  private:
   const CudaKernelArguments& args_;
   DType dtype_;
+  DType result_dtype_;
   int terms_;
   int results_;
   int room_;

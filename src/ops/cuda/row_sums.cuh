@@ -77,8 +77,8 @@ __global__ void add_pieces_kernel(const A* partial, int64_t pieces, int64_t n, O
   __syncthreads();
   if (threadIdx.y != 0 || column >= n) return;
   for (int i = 1; i < kAddRows; ++i) sum += shared[i][threadIdx.x];
-  if (accumulate) sum += static_cast<A>(out[column]);
-  out[column] = static_cast<Out>(sum);
+  if (accumulate) sum += static_cast<A>(widen(out[column]));
+  out[column] = round_to<Out>(sum);
 }
 
 // Threads of a block side by side, a power of two, and its rows at a time.

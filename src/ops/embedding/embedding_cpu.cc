@@ -37,7 +37,7 @@ struct EmbeddingKernel {
 
 // Out is the type of the gradient.
 template <class T, class Out>
-void run_weight_gradient(const KernelArguments& args) {
+void run_embedding_weight_gradient(const KernelArguments& args) {
   using A = accumulation_t<T>;
   const auto& attributes = args.attributes->as<EmbeddingWeightGradientAttributes>();
   const bool accumulate = attributes.accumulate;
@@ -99,7 +99,9 @@ void run_weight_gradient(const KernelArguments& args) {
 
 template <class T>
 struct EmbeddingWeightGradientKernel {
-  static void run(const KernelArguments& args) { run_weight_gradient<T, accumulation_t<T>>(args); }
+  static void run(const KernelArguments& args) {
+    run_embedding_weight_gradient<T, accumulation_t<T>>(args);
+  }
 };
 
 }  // namespace
@@ -109,7 +111,7 @@ CpuKernel embedding_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel embedding_weight_gradient_cpu_kernel(const OpView& op) {
-  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<bf16, bf16>;
+  if (op.output(0).dtype == DType::bf16) return &run_embedding_weight_gradient<bf16, bf16>;
   return select_float_kernel<EmbeddingWeightGradientKernel>(op.input(0).dtype);
 }
 

@@ -73,37 +73,42 @@ __global__ void clear_rows_kernel(int32_t* first, int64_t vocabulary) {
   if (i < vocabulary) first[i] = -1;
 }
 
-template <class T>
+template <class T, class Out>
 __global__ void sum_tokens_kernel(const T* dy, const int32_t* next, const int32_t* first,
-                                  accumulation_t<T>* d_weight, int64_t hidden, bool accumulate) {
+                                  Out* d_weight, int64_t hidden, bool accumulate) {
   using A = accumulation_t<T>;
   const int64_t row = blockIdx.x;
   const int32_t begin = first[row];
   if (begin < 0 && accumulate) return;
   for_row(hidden, [=](int64_t i) {
-    A sum = accumulate ? d_weight[row * hidden + i] : A(0);
+    A sum = accumulate ? widen(d_weight[row * hidden + i]) : A(0);
     for (int32_t t = begin; t >= 0; t = next[t]) sum += widen(dy[t * hidden + i]);
-    d_weight[row * hidden + i] = sum;
+    d_weight[row * hidden + i] = round_to<Out>(sum);
   });
+}
+
+// Out is the type of the gradient.
+template <class T, class Out>
+void run_weight_gradient(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<EmbeddingWeightGradientAttributes>();
+  const int64_t vocabulary = attributes.vocabulary;
+  const int64_t count = args.input(1).shape[0];
+  const int64_t hidden = args.input(0).shape[1];
+  auto* first = reinterpret_cast<int32_t*>(args.scratch);
+  int32_t* next = first + vocabulary;
+  launch(args, {static_cast<unsigned>(ceil_divide(vocabulary, 256)), 256}, clear_rows_kernel, first,
+         vocabulary);
+  launch(args, {static_cast<unsigned>(count), 256}, chain_tokens_kernel, args.in<int32_t>(1), next,
+         first, count, vocabulary, attributes.padding_token);
+  launch(args, {static_cast<unsigned>(vocabulary), threads_for_row(hidden, 4)},
+         sum_tokens_kernel<T, Out>, args.in<T>(0), next, first, args.out<Out>(0), hidden,
+         attributes.accumulate);
 }
 
 template <class T>
 struct EmbeddingWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
-    using A = accumulation_t<T>;
-    const auto& attributes = args.attributes->as<EmbeddingWeightGradientAttributes>();
-    const int64_t vocabulary = attributes.vocabulary;
-    const int64_t count = args.input(1).shape[0];
-    const int64_t hidden = args.input(0).shape[1];
-    auto* first = reinterpret_cast<int32_t*>(args.scratch);
-    int32_t* next = first + vocabulary;
-    launch(args, {static_cast<unsigned>(ceil_divide(vocabulary, 256)), 256}, clear_rows_kernel,
-           first, vocabulary);
-    launch(args, {static_cast<unsigned>(count), 256}, chain_tokens_kernel, args.in<int32_t>(1),
-           next, first, count, vocabulary, attributes.padding_token);
-    launch(args, {static_cast<unsigned>(vocabulary), threads_for_row(hidden, 4)},
-           sum_tokens_kernel<T>, args.in<T>(0), next, first, args.out<A>(0), hidden,
-           attributes.accumulate);
+    run_weight_gradient<T, accumulation_t<T>>(args);
   }
 };
 
@@ -114,6 +119,7 @@ CudaKernel embedding_cuda_kernel(const OpView& op) {
 }
 
 CudaKernel embedding_weight_gradient_cuda_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<EmbeddingWeightGradientCuda>(op.input(0).dtype);
 }
 

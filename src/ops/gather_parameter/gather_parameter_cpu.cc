@@ -24,7 +24,7 @@ struct GatherParameter {
 
 // T and Out are the types of the terms and of the shard's gradient.
 template <class T, class Out>
-void run_sum(const KernelArguments& args) {
+void run_sum_parameter_gradient(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<GatherParameterAttributes>();
   const IndexRange own = shard_of(attributes.shape, attributes.shard);
   TensorView sums = args.input(0);
@@ -52,11 +52,11 @@ CpuKernel gather_parameter_cpu_kernel(DType dtype) {
 CpuKernel sum_parameter_gradient_cpu_kernel(const OpView& op) {
   switch (op.output(0).dtype) {
     case DType::f64:
-      return &run_sum<double, double>;
+      return &run_sum_parameter_gradient<double, double>;
     case DType::f32:
-      return &run_sum<float, float>;
+      return &run_sum_parameter_gradient<float, float>;
     default:
-      return &run_sum<float, bf16>;
+      return &run_sum_parameter_gradient<float, bf16>;
   }
 }
 

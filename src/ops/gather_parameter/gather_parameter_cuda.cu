@@ -28,9 +28,10 @@ void sum_gradient(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<GatherParameterAttributes>();
   const IndexRange own = shard_of(attributes.shape, attributes.shard);
   const CudaTensor& shard = args.output(0);
-  const int64_t first = own.begin * static_cast<int64_t>(size_of(shard.dtype));
+  const DType terms = args.input(0).dtype;
+  const int64_t first = own.begin * static_cast<int64_t>(size_of(terms));
   peers.meet(args);
-  PeerSums sums(args, shard.dtype, peers.size(), 1, attributes.accumulate);
+  PeerSums sums(args, terms, peers.size(), 1, attributes.accumulate, shard.dtype);
   sums.add(
       own.end - own.begin, [&](int place) { return peers.in<std::byte>(place, 0) + first; },
       [&](int) { return shard.data; });

@@ -15,7 +15,7 @@ struct Gradients {
     const void* data;     // of the first counted element
     int64_t elements;     // that are counted
     int32_t first_chunk;  // among the chunks of this launch
-    bool is_double;
+    DType dtype;
   };
   Each each[kGradientsPerLaunch];
   int32_t count;
@@ -25,7 +25,7 @@ template <class T>
 __device__ double sum_of_squares(const T* x, int64_t n) {
   double sum = 0;
   const auto add = [&](T element) {
-    const auto value = static_cast<double>(element);
+    const auto value = static_cast<double>(widen(element));
     sum += value * value;
   };
   constexpr int kPack = Pack<T>::kElements;
@@ -52,9 +52,17 @@ __global__ void squared_chunks_kernel(Gradients gradients, double* partial) {
   const int64_t begin = (chunk - gradient.first_chunk) * kNormChunkElements;
   const int64_t left = gradient.elements - begin;
   const int64_t size = left < kNormChunkElements ? left : kNormChunkElements;
-  double sum = gradient.is_double
-                   ? sum_of_squares(static_cast<const double*>(gradient.data) + begin, size)
-                   : sum_of_squares(static_cast<const float*>(gradient.data) + begin, size);
+  double sum = 0;
+  switch (gradient.dtype) {
+    case DType::f64:
+      sum = sum_of_squares(static_cast<const double*>(gradient.data) + begin, size);
+      break;
+    case DType::f32:
+      sum = sum_of_squares(static_cast<const float*>(gradient.data) + begin, size);
+      break;
+    default:
+      sum = sum_of_squares(static_cast<const Bf16*>(gradient.data) + begin, size);
+  }
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) partial[chunk] = sum;
 }
@@ -84,7 +92,7 @@ void run_squared_norm(const CudaKernelArguments& args) {
                   static_cast<size_t>(counted.begin) * size_of(input.dtype);
       each.elements = counted.end - counted.begin;
       each.first_chunk = static_cast<int32_t>(chunks);
-      each.is_double = input.dtype == DType::f64;
+      each.dtype = input.dtype;
       chunks += norm_chunks(counted);
     }
     if (chunks == 0) continue;

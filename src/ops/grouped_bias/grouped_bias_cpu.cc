@@ -70,7 +70,7 @@ struct GroupedBiasKernel {
 
 // Out is the type of the gradient.
 template <class T, class Out>
-void run_weight_gradient(const KernelArguments& args) {
+void run_grouped_bias_weight_gradient(const KernelArguments& args) {
   using A = accumulation_t<T>;
   const bool accumulate = args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate;
   const T* dy = args.in<T>(0);
@@ -103,7 +103,9 @@ void run_weight_gradient(const KernelArguments& args) {
 
 template <class T>
 struct GroupedBiasWeightGradientKernel {
-  static void run(const KernelArguments& args) { run_weight_gradient<T, accumulation_t<T>>(args); }
+  static void run(const KernelArguments& args) {
+    run_grouped_bias_weight_gradient<T, accumulation_t<T>>(args);
+  }
 };
 
 template <class T>
@@ -138,7 +140,7 @@ CpuKernel grouped_bias_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel grouped_bias_weight_gradient_cpu_kernel(const OpView& op) {
-  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<bf16, bf16>;
+  if (op.output(0).dtype == DType::bf16) return &run_grouped_bias_weight_gradient<bf16, bf16>;
   return select_float_kernel<GroupedBiasWeightGradientKernel>(op.input(0).dtype);
 }
 

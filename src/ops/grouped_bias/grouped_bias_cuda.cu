@@ -72,10 +72,10 @@ constexpr int kBiasColumns = 32;
 constexpr int kBiasRows = 8;
 
 // A block for some columns of one expert.
-template <class T>
+template <class T, class Out>
 __global__ void grouped_bias_weight_gradient_kernel(
     const T* dy, const int32_t* offsets, RowProbabilities<accumulation_t<T>> probabilities,
-    accumulation_t<T>* d_bias, int64_t columns, bool accumulate) {
+    Out* d_bias, int64_t columns, bool accumulate) {
   using A = accumulation_t<T>;
   __shared__ A shared[kBiasRows][kBiasColumns];
   const int64_t e = blockIdx.y;
@@ -94,22 +94,27 @@ __global__ void grouped_bias_weight_gradient_kernel(
   __syncthreads();
   if (threadIdx.y != 0 || column >= columns) return;
   for (int i = 1; i < kBiasRows; ++i) sum += shared[i][threadIdx.x];
-  A& out = d_bias[e * columns + column];
-  out = accumulate ? out + sum : sum;
+  Out& out = d_bias[e * columns + column];
+  out = round_to<Out>(accumulate ? widen(out) + sum : sum);
+}
+
+// Out is the type of the gradient.
+template <class T, class Out>
+void run_weight_gradient(const CudaKernelArguments& args) {
+  const int64_t columns = args.input(0).shape[1];
+  launch(args,
+         {dim3(static_cast<unsigned>(ceil_divide(columns, kBiasColumns)),
+               static_cast<unsigned>(args.output(0).shape[0])),
+          dim3(kBiasColumns, kBiasRows)},
+         grouped_bias_weight_gradient_kernel<T, Out>, args.in<T>(0), args.in<int32_t>(1),
+         row_probabilities<accumulation_t<T>>(args, 2), args.out<Out>(0), columns,
+         args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate);
 }
 
 template <class T>
 struct GroupedBiasWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
-    using A = accumulation_t<T>;
-    const int64_t columns = args.input(0).shape[1];
-    launch(args,
-           {dim3(static_cast<unsigned>(ceil_divide(columns, kBiasColumns)),
-                 static_cast<unsigned>(args.output(0).shape[0])),
-            dim3(kBiasColumns, kBiasRows)},
-           grouped_bias_weight_gradient_kernel<T>, args.in<T>(0), args.in<int32_t>(1),
-           row_probabilities<A>(args, 2), args.out<A>(0), columns,
-           args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate);
+    run_weight_gradient<T, accumulation_t<T>>(args);
   }
 };
 
@@ -150,6 +155,7 @@ CudaKernel grouped_bias_cuda_kernel(const OpView& op) {
 }
 
 CudaKernel grouped_bias_weight_gradient_cuda_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<GroupedBiasWeightGradientCuda>(op.input(0).dtype);
 }
 

@@ -62,7 +62,7 @@ struct GroupedLinearDataGradientKernel {
 
 // Out is the type of the gradient.
 template <class T, class Out>
-void run_weight_gradient(const KernelArguments& args) {
+void run_grouped_linear_weight_gradient(const KernelArguments& args) {
   const bool accumulate = args.attributes->as<GroupedLinearWeightGradientAttributes>().accumulate;
   const Shape& dy = args.input(0).shape;
   const Shape& x = args.input(1).shape;
@@ -88,7 +88,9 @@ void run_weight_gradient(const KernelArguments& args) {
 
 template <class T>
 struct GroupedLinearWeightGradientKernel {
-  static void run(const KernelArguments& args) { run_weight_gradient<T, accumulation_t<T>>(args); }
+  static void run(const KernelArguments& args) {
+    run_grouped_linear_weight_gradient<T, accumulation_t<T>>(args);
+  }
 };
 
 }  // namespace
@@ -113,7 +115,7 @@ CpuKernel grouped_linear_data_gradient_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel grouped_linear_weight_gradient_cpu_kernel(const OpView& op) {
-  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<bf16, bf16>;
+  if (op.output(0).dtype == DType::bf16) return &run_grouped_linear_weight_gradient<bf16, bf16>;
   return select_float_kernel<GroupedLinearWeightGradientKernel>(op.input(0).dtype);
 }
 

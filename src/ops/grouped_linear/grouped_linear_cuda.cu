@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(kTileThreads)
                    [=](int64_t i, int64_t j, A sum) { out[i * outputs + j] = round_to<T>(sum); });
 }
 
-template <class T>
+template <class T, class Out>
 __global__ void __launch_bounds__(kTileThreads)
-    weights_kernel(const T* dy, const T* x, const int32_t* offsets, accumulation_t<T>* out,
-                   int64_t outputs, int64_t inputs, bool accumulate) {
+    weights_kernel(const T* dy, const T* x, const int32_t* offsets, Out* out, int64_t outputs,
+                   int64_t inputs, bool accumulate) {
   using A = accumulation_t<T>;
   const int64_t e = blockIdx.z;
   const int64_t begin = offsets[e];
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kTileThreads)
   const TileOperand<T> right{x + begin * inputs, inputs, false};
   multiply_tile<A>(left, right, outputs, inputs, rows, int64_t{blockIdx.y} * kTile,
                    int64_t{blockIdx.x} * kTile, [=](int64_t i, int64_t j, A sum) {
-                     A& to = out[(e * outputs + i) * inputs + j];
-                     to = accumulate ? to + sum : sum;
+                     Out& to = out[(e * outputs + i) * inputs + j];
+                     to = round_to<Out>(accumulate ? widen(to) + sum : sum);
                    });
 }
 
@@ -70,17 +70,23 @@ bool accumulates(const CudaKernelArguments& args) {
   return args.attributes->as<GroupedLinearWeightGradientAttributes>().accumulate;
 }
 
+// Out is the type of the gradient.
+template <class T, class Out>
+void run_weight_gradient(const CudaKernelArguments& args) {
+  const Shape& out = args.output(0).shape;
+  Launch shape;
+  shape.grid =
+      dim3(static_cast<unsigned>(ceil_divide(out[2], kTile)),
+           static_cast<unsigned>(ceil_divide(out[1], kTile)), static_cast<unsigned>(out[0]));
+  shape.block = kTileThreads;
+  launch(args, shape, weights_kernel<T, Out>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
+         args.out<Out>(0), out[1], out[2], accumulates(args));
+}
+
 template <class T>
 struct GroupedWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
-    const Shape& out = args.output(0).shape;
-    Launch shape;
-    shape.grid =
-        dim3(static_cast<unsigned>(ceil_divide(out[2], kTile)),
-             static_cast<unsigned>(ceil_divide(out[1], kTile)), static_cast<unsigned>(out[0]));
-    shape.block = kTileThreads;
-    launch(args, shape, weights_kernel<T>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
-           args.out<accumulation_t<T>>(0), out[1], out[2], accumulates(args));
+    run_weight_gradient<T, accumulation_t<T>>(args);
   }
 };
 
@@ -150,6 +156,7 @@ CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<Bf16, Bf16>;
   if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::weight_gradient>;
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
 }

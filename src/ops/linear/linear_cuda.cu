@@ -83,12 +83,12 @@ __global__ void split_kernel(const float* dy, Bf16* parts, int64_t rows, int64_t
   }
 }
 
-__global__ void add_parts_kernel(const float* parts, float* out, int64_t elements,
-                                 bool accumulate) {
+template <class Out>
+__global__ void add_parts_kernel(const float* parts, Out* out, int64_t elements, bool accumulate) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= elements) return;
   const float sum = parts[i] + (parts[elements + i] + parts[2 * elements + i]);
-  out[i] = accumulate ? out[i] + sum : sum;
+  out[i] = round_to<Out>(accumulate ? widen(out[i]) + sum : sum);
 }
 
 bool is_split(DType dy, DType other) {
@@ -145,9 +145,9 @@ void run_linear_data_gradient(const CudaKernelArguments& args) {
   }
 }
 
-template <class T, class Dy>
+// T, Dy and Out are the types of x, dy and the gradient.
+template <class T, class Dy, class Out>
 void run_linear_weight_gradient(const CudaKernelArguments& args) {
-  using A = accumulation_t<T>;
   const Shape& dy = args.input(0).shape;
   const Shape& x = args.input(1).shape;
   const bool accumulate = args.attributes->as<LinearWeightGradientAttributes>().accumulate;
@@ -159,11 +159,11 @@ void run_linear_weight_gradient(const CudaKernelArguments& args) {
                                 {args.in<Bf16>(1), x[1], false}, outputs, x[1], dy[0], nullptr,
                                 gradients, false);
     const int64_t elements = dy[1] * x[1];
-    launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, add_parts_kernel,
-           gradients, args.out<float>(0), elements, accumulate);
+    launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, add_parts_kernel<Out>,
+           gradients, args.out<Out>(0), elements, accumulate);
   } else {
-    multiply<Dy, T, A>(args, {args.in<Dy>(0), dy[1], true}, {args.in<T>(1), x[1], false}, dy[1],
-                       x[1], dy[0], nullptr, args.out<A>(0), accumulate);
+    multiply<Dy, T, Out>(args, {args.in<Dy>(0), dy[1], true}, {args.in<T>(1), x[1], false}, dy[1],
+                         x[1], dy[0], nullptr, args.out<Out>(0), accumulate);
   }
 }
 
@@ -195,17 +195,21 @@ struct DataGradientDoubleCuda {
 };
 template <class T>
 struct WeightGradientCuda {
-  static void run(const CudaKernelArguments& args) { run_linear_weight_gradient<T, T>(args); }
+  static void run(const CudaKernelArguments& args) {
+    run_linear_weight_gradient<T, T, accumulation_t<T>>(args);
+  }
 };
 template <class T>
 struct WeightGradientAccumulationCuda {
   static void run(const CudaKernelArguments& args) {
-    run_linear_weight_gradient<T, accumulation_t<T>>(args);
+    run_linear_weight_gradient<T, accumulation_t<T>, accumulation_t<T>>(args);
   }
 };
 template <class T>
 struct WeightGradientDoubleCuda {
-  static void run(const CudaKernelArguments& args) { run_linear_weight_gradient<T, double>(args); }
+  static void run(const CudaKernelArguments& args) {
+    run_linear_weight_gradient<T, double, accumulation_t<T>>(args);
+  }
 };
 
 // The kernel for operands of dtype `compute` and a y, or dy, of dtype `output`.
@@ -245,12 +249,32 @@ CudaKernel linear_data_gradient_cuda_kernel(const OpView& op) {
 }
 
 CudaKernel linear_weight_gradient_cuda_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) {
+    switch (op.input(0).dtype) {
+      case DType::f64:
+        return &run_linear_weight_gradient<Bf16, double, Bf16>;
+      case DType::f32:
+        return &run_linear_weight_gradient<Bf16, float, Bf16>;
+      default:
+        return &run_linear_weight_gradient<Bf16, Bf16, Bf16>;
+    }
+  }
   return select_linear_kernel<WeightGradientCuda, WeightGradientAccumulationCuda,
                               WeightGradientDoubleCuda>(op.input(1).dtype, op.input(0).dtype);
 }
 
 CudaKernel linear_bias_gradient_cuda_kernel(const OpView& op) {
   const DType dy = op.input(0).dtype;
+  if (op.output(0).dtype == DType::bf16) {
+    switch (dy) {
+      case DType::f64:
+        return &run_linear_bias_gradient<double, Bf16>;
+      case DType::f32:
+        return &run_linear_bias_gradient<float, Bf16>;
+      default:
+        return &run_linear_bias_gradient<Bf16, Bf16>;
+    }
+  }
   if (op.output(0).dtype == accumulation_dtype(dy)) {
     return select_cuda_kernel<LinearBiasGradientCuda>(dy);
   }

@@ -15,7 +15,7 @@ IndexRange shard_bytes(const CudaTensor& tensor, int place, int ranks) {
 void reduce(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   peers.meet(args);
-  for (const DType dtype : {DType::f64, DType::f32, DType::i32}) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32}) {
     PeerSums sums(args, dtype, peers.size(), 1);
     for (size_t i = 0; i < args.outputs.size(); ++i) {
       const CudaTensor& tensor = args.outputs[i];

@@ -51,6 +51,7 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
   arena_ = DeviceMemory(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
                         "activations and scratch memory", state.gpu());
   use_gpu(state.gpu());
+  offloaded_ = HostMemory(plan_.host_transient_bytes, "offloaded activations", Device::cuda);
   uint64_t host_bytes = plan_.persistent_bytes;
   result_offset_.resize(static_cast<size_t>(program.value_count()), kNoResult);
   for (const ValueId id : program.results()) {
@@ -164,8 +165,10 @@ CudaTensor CudaInterpreter::tensor(ValueId id) const {
     tensor.data = state_.device_address(value.state);
     return tensor;
   }
-  const uint64_t base = is_persistent(value.role) ? 0 : plan_.persistent_bytes;
-  tensor.data = arena_.data() + base + plan_.offset[static_cast<size_t>(id.index)];
+  std::byte* const transient =
+      is_on_host(value.role) ? offloaded_.data() : arena_.data() + plan_.persistent_bytes;
+  std::byte* const base = is_persistent(value.role) ? arena_.data() : transient;
+  tensor.data = base + plan_.offset[static_cast<size_t>(id.index)];
   if (value.rows.valid()) {
     tensor.live_rows = this->tensor(value.rows.counter).as<int32_t>() + value.rows.element;
   }
@@ -277,8 +280,10 @@ void CudaInterpreter::launch(size_t index) {
 
 void CudaInterpreter::poison_after(size_t index) {
   if (plan_.dead_after.empty()) return;
-  // All bits set is NaN in every float type and -1 in the integers.
+  // All bits set is NaN in every float type and -1 in the integers. The host's memory is left as it
+  // is: a GPU's graph need not be able to fill that.
   for (const ValueId id : plan_.dead_after[index]) {
+    if (is_on_host(program_.value(id).role)) continue;
     check_cuda(cudaMemsetAsync(tensor(id).data, 0xff, program_.value(id).bytes(), stream_),
                "filling memory with NaN");
   }
@@ -321,15 +326,14 @@ void CudaInterpreter::run() {
 }
 
 std::vector<LaunchRecord> CudaInterpreter::trace_run() {
+  // No rank's earlier work is under way when the first one begins to record.
+  if (peers_ != nullptr) peers_->meet_on_host(pool_);
   trace_ = std::make_unique<KernelTrace>();
   run_untraced();
-  std::vector<LaunchRecord> records = trace_->finish();
+  // What other ranks have launched has ended, too: only then are all records handed over.
+  if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  std::vector<LaunchRecord> records = trace_->finish(static_cast<uint32_t>(state_.gpu()));
   trace_.reset();
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the GPU");
-  std::erase_if(records, [&](const LaunchRecord& record) {
-    return record.device != static_cast<uint32_t>(device);
-  });
   return records;
 }
 

@@ -47,6 +47,7 @@
 #include "runtime/cuda/kernel_trace.h"
 #include "runtime/cuda/peer_connection.h"
 #include "runtime/device_memory.h"
+#include "runtime/host_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/launch_order.h"
 #include "runtime/state_storage.h"
@@ -124,6 +125,7 @@ class CudaInterpreter final : public Interpreter {
   ThreadPool& pool_;
   InterpreterOptions options_;
   DeviceMemory arena_;
+  HostMemory offloaded_;
   std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
   std::unique_ptr<PinnedMemory> host_;   // inputs and metrics as in the arena, then results
   CUstream_st* stream_ = nullptr;        // of the compute queue

@@ -24,7 +24,18 @@ void check_cupti(CUptiResult result, const char* what) {
                "user profile. Run without --profile.");
 }
 
-// What CUPTI hands over, possibly on a thread of its own.
+// The traces that live. CUPTI records while there are any.
+struct Traces {
+  std::mutex mutex;
+  int count = 0;
+};
+
+Traces& traces() {
+  static Traces instance;
+  return instance;
+}
+
+// What CUPTI hands over, possibly on a thread of its own, of all GPUs.
 struct Collected {
   std::mutex mutex;
   std::vector<LaunchRecord> records;
@@ -96,9 +107,20 @@ constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                          CUPTI_ACTIVITY_KIND_RUNTIME,
                                          CUPTI_ACTIVITY_KIND_DRIVER};
 
+void stop_recording() {
+  for (const CUpti_ActivityKind kind : kKinds) cuptiActivityDisable(kind);
+  cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+}
+
 }  // namespace
 
 KernelTrace::KernelTrace() {
+  const std::lock_guard guard(traces().mutex);
+  if (traces().count > 0) {
+    ++traces().count;
+    running_ = true;
+    return;
+  }
   Collected& to = collected();
   {
     const std::lock_guard lock(to.mutex);
@@ -107,12 +129,13 @@ KernelTrace::KernelTrace() {
     to.op_of_launch.clear();
   }
   check_cupti(cuptiActivityRegisterCallbacks(give_buffer, take_buffer), "registering");
-  running_ = true;
   for (const CUpti_ActivityKind kind : kKinds) {
     const CUptiResult result = cuptiActivityEnable(kind);
-    if (result != CUPTI_SUCCESS) stop();
+    if (result != CUPTI_SUCCESS) stop_recording();
     check_cupti(result, "beginning to record");
   }
+  traces().count = 1;
+  running_ = true;
 }
 
 KernelTrace::~KernelTrace() {
@@ -122,8 +145,8 @@ KernelTrace::~KernelTrace() {
 void KernelTrace::stop() {
   if (!running_) return;
   running_ = false;
-  for (const CUpti_ActivityKind kind : kKinds) cuptiActivityDisable(kind);
-  cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  const std::lock_guard guard(traces().mutex);
+  if (--traces().count == 0) stop_recording();
 }
 
 void KernelTrace::begin_op(int32_t op) {
@@ -136,17 +159,27 @@ void KernelTrace::end_op() {
   check_cupti(cuptiActivityPopExternalCorrelationId(kOperations, &op), "naming an operation");
 }
 
-std::vector<LaunchRecord> KernelTrace::finish() {
+std::vector<LaunchRecord> KernelTrace::finish(uint32_t device) {
   check_cupti(cuptiActivityFlushAll(0), "handing over records");
   stop();
   Collected& from = collected();
   const std::lock_guard lock(from.mutex);
+  std::vector<LaunchRecord> records;
+  size_t others = 0;
   for (size_t i = 0; i < from.records.size(); ++i) {
+    LaunchRecord& record = from.records[i];
+    if (record.device != device) {
+      from.correlations[others] = from.correlations[i];
+      if (others != i) from.records[others] = std::move(record);
+      ++others;
+      continue;
+    }
     const auto found = from.op_of_launch.find(from.correlations[i]);
-    if (found != from.op_of_launch.end()) from.records[i].op = found->second;
+    if (found != from.op_of_launch.end()) record.op = found->second;
+    records.push_back(std::move(record));
   }
-  std::vector<LaunchRecord> records = std::move(from.records);
-  from.records.clear();
+  from.records.resize(others);
+  from.correlations.resize(others);
   std::stable_sort(
       records.begin(), records.end(),
       [](const LaunchRecord& a, const LaunchRecord& b) { return a.begin_ns < b.begin_ns; });
