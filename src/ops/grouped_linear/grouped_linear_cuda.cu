@@ -114,9 +114,10 @@ bool can_be_tiled(const OpView& op) {
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
 
-template <GroupedProduct kProduct>
+// Out is the type of the result.
+template <GroupedProduct kProduct, class Out>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct>;
+  using Cut = GroupedCut<kProduct, Out>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -146,18 +147,22 @@ void multiply_tiled(const CudaKernelArguments& args) {
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::forward>;
+  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::forward, Bf16>;
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::data_gradient>;
+  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::data_gradient, Bf16>;
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
-  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<Bf16, Bf16>;
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::weight_gradient>;
+  const bool narrow = op.output(0).dtype == DType::bf16;
+  if (can_be_tiled(op)) {
+    return narrow ? &multiply_tiled<GroupedProduct::weight_gradient, Bf16>
+                  : &multiply_tiled<GroupedProduct::weight_gradient, float>;
+  }
+  if (narrow) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
 }
 

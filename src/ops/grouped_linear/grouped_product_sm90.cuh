@@ -23,17 +23,21 @@ namespace troupe {
 enum class GroupedProduct {
   forward,          // y [R, N] = x [R, K] W^T, W [E, N, K]
   data_gradient,    // dx [R, N] = dy [R, K] W, W [E, K, N]
-  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N], in fp32
+  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
 };
 
-// How the kernel is cut.
-template <GroupedProduct kProduct_>
+// How the kernel is cut. Out_ is the type of the result: Bf16, or float for weight gradients.
+template <GroupedProduct kProduct_, class Out_ = Bf16>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
-  using Out = std::conditional_t<kDepthGrouped, float, Bf16>;
+  using Out = Out_;
+  // Where the result is f32, the copy unit adds to it; to bf16 it would add what is rounded
+  // already.
+  static constexpr bool kAddsCopies = std::is_same_v<Out, float>;
+  static_assert(kDepthGrouped || !kAddsCopies);
 
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 256;
@@ -416,22 +420,47 @@ class GroupedMath {
       float own[kSums];
 #pragma unroll
       for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
+      if constexpr (Cut::kDepthGrouped && !Cut::kAddsCopies) {
+        if (sizes_.accumulate) add_result(own, group, row, rows, first);
+      }
       put(own, box);
       // A copy stops at the end of the tensor, but not at that of a group.
       const bool whole = Cut::kDepthGrouped || rows >= 64;
       if (whole) sm90::fence_copies();
       sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
       if (thread_ == 0 && whole) {
-        if constexpr (!Cut::kDepthGrouped) {
-          sm90::store_tile(out_map_, box, first, row, 0);
-        } else if (sizes_.accumulate) {
-          sm90::add_tile(out_map_, box, first, row, group);
+        const int32_t matrix = Cut::kDepthGrouped ? group : 0;
+        if (Cut::kAddsCopies && sizes_.accumulate) {
+          sm90::add_tile(out_map_, box, first, row, matrix);
         } else {
-          sm90::store_tile(out_map_, box, first, row, group);
+          sm90::store_tile(out_map_, box, first, row, matrix);
         }
       }
       if (thread_ == 0) sm90::commit_stores();  // of nothing, too: they are counted
       if (!whole) store_rows(box, row, rows, first);
+    }
+  }
+
+  // Adds what the result holds to this thread's sums of a box of 64 columns from `column` on. Of
+  // each 8 columns a thread has two successive ones in two rows.
+  __device__ __forceinline__ void add_result(float (&sums)[32], int32_t group, int32_t row,
+                                             int32_t rows, int32_t column) {
+    const int lane = thread_ % 32;
+    const auto* out = static_cast<const Bf16*>(sizes_.out) +
+                      (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own_row = thread_ / 32 * 16 + half * 8 + lane / 4;
+      if (own_row >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int own_column = j * 8 + lane % 4 * 2;
+        if (column + own_column >= sizes_.columns) continue;
+        const auto pair = *reinterpret_cast<const __nv_bfloat162*>(
+            out + int64_t{own_row} * sizes_.columns + own_column);
+        sums[j * 4 + half * 2] += __bfloat162float(pair.x);
+        sums[j * 4 + half * 2 + 1] += __bfloat162float(pair.y);
+      }
     }
   }
 
@@ -483,10 +512,13 @@ class GroupedMath {
   __device__ __forceinline__ void store_zeros(int32_t group, int32_t row, int32_t rows,
                                               int32_t column) {
     const int32_t columns = min(sizes_.columns - column, Cut::kTileColumns);
-    float* out = static_cast<float*>(sizes_.out) +
-                 (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
+    using Out = typename Cut::Out;
+    Out* out = static_cast<Out*>(sizes_.out) +
+               (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
     for (int32_t r = 0; r < min(rows, 64); ++r) {
-      for (int32_t c = thread_; c < columns; c += 128) out[int64_t{r} * sizes_.columns + c] = 0;
+      for (int32_t c = thread_; c < columns; c += 128) {
+        out[int64_t{r} * sizes_.columns + c] = round_to<Out>(0.0F);
+      }
     }
   }
 
