@@ -108,9 +108,13 @@ bool can_be_tiled(const OpView& op) {
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
 
-template <GroupedProduct kProduct>
+// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
+// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
+constexpr int64_t kPairRows = 1024;
+
+template <GroupedProduct kProduct, int kPair>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct>;
+  using Cut = GroupedCut<kProduct, kPair>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -137,20 +141,31 @@ void multiply_tiled(const CudaKernelArguments& args) {
                               multiprocessors);
 }
 
+template <GroupedProduct kProduct>
+CudaKernel select_tiled(int64_t rows_of_group) {
+  return rows_of_group >= kPairRows ? &multiply_tiled<kProduct, 2> : &multiply_tiled<kProduct, 1>;
+}
+
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::forward>;
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::forward>(op.input(0).shape[0] / op.input(1).shape[0]);
+  }
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::data_gradient>;
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::data_gradient>(op.input(0).shape[0] / op.input(1).shape[0]);
+  }
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::weight_gradient>;
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::weight_gradient>(op.output(0).shape[1]);
+  }
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
 }
 

@@ -7,6 +7,14 @@
 // results. Every element of the result is computed by one warpgroup in a fixed order, so the same
 // operands give the same bits.
 //
+// Blocks work in pairs where groups have many rows (kPair). A pair's tiles are neighbours in the
+// order of tiles, mostly one below the other: then both need the same columns of the right operand,
+// the larger part of a stage, of which each loads one half and sends it to both. So a third less
+// comes out of the L2 cache, which bounds long products otherwise. Both go through equally many
+// stages of equal depth, whether they share or not: a stage is filled anew when both blocks'
+// warpgroups have given it back, and a block ends only with the other one. Where the number of
+// tiles is odd, one block goes past a tile that is not there.
+//
 // Tiles do not cross groups, but boxes of rows that are copied do. Where rows are the product's
 // rows, the strangers among them only reach rows of the result that are not stored. Where they are
 // the depth, they are set to zero in shared memory before they are multiplied: they may be NaN.
@@ -26,10 +34,11 @@ enum class GroupedProduct {
   weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N], in fp32
 };
 
-// How the kernel is cut.
-template <GroupedProduct kProduct_>
+// How the kernel is cut; kPair is the number of blocks in a cluster, 1 or 2.
+template <GroupedProduct kProduct_, int kPair_>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
+  static constexpr int kPair = kPair_;
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
@@ -85,6 +94,7 @@ struct GroupedNote {
   int32_t last_depth;   // elements of the last one that count; 0: there is no depth at all
   int32_t first_block;  // number of the first stage, counted from the start of the kernel
   int32_t depth_begin;  // first element of depth
+  bool shared_right;    // the other block of the pair has the same columns of the same group
 };
 
 // Finds tiles by their numbers, which must not decrease. All lanes of a warp together.
@@ -96,15 +106,22 @@ class GroupedTiles {
     load();
   }
 
-  // first_block is left to the caller.
-  __device__ GroupedNote find(int32_t tile) {
+  // `rank`: of the block in its pair, which has a number of the same parity. first_block is left to
+  // the caller.
+  __device__ GroupedNote find(int32_t tile, int32_t rank) {
     while (tile >= through_ && window_ + 32 < sizes_.groups) {
       window_ += 32;
       load();
     }
     GroupedNote note{};
     note.group = -1;
-    if (tile >= through_) return note;
+    if (tile >= through_) {
+      // Beside the very last tile, the other block of the pair goes through the motions.
+      if (tile - rank >= through_) return note;
+      note.group = 0;
+      set_depth(note, 0, sizes_.depth);
+      return note;
+    }
     const uint32_t finder =
         __ballot_sync(0xffffffffU, tile >= lane_start_ && tile < lane_start_ + lane_tiles_);
     const int lane = __ffs(static_cast<int>(finder)) - 1;
@@ -120,11 +137,15 @@ class GroupedTiles {
     const int32_t panel = within / (most * column_tiles_);
     const int32_t in_panel = within - panel * most * column_tiles_;
     const int32_t height = min(most, row_tiles - panel * most);
-    const int32_t column_tile = in_panel / height;
-    const int32_t row = (panel * most + in_panel - column_tile * height) * Cut::kTileRows;
-    note.column = column_tile * Cut::kTileColumns;
-    note.row = Cut::kDepthGrouped ? row : begin + row;
-    note.rows = min(rows - row, Cut::kTileRows);
+    if (height > 0) {  // it is not where an odd number of tiles was made even
+      const int32_t column_tile = in_panel / height;
+      const int32_t in_column = in_panel - column_tile * height;
+      const int32_t row = (panel * most + in_column) * Cut::kTileRows;
+      note.column = column_tile * Cut::kTileColumns;
+      note.row = Cut::kDepthGrouped ? row : begin + row;
+      note.rows = min(rows - row, Cut::kTileRows);
+      note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
+    }
     if constexpr (Cut::kDepthGrouped) {
       set_depth(note, begin, count);
     } else {
@@ -151,7 +172,8 @@ class GroupedTiles {
     lane_rows_ = exists ? sizes_.offsets[group + 1] - lane_begin_ : 0;
     if constexpr (Cut::kDepthGrouped) {
       const bool counts = exists && (lane_rows_ > 0 || !sizes_.accumulate);
-      lane_tiles_ = counts ? ceil_of(sizes_.rows, Cut::kTileRows) * column_tiles_ : 0;
+      const int32_t tiles = ceil_of(sizes_.rows, Cut::kTileRows) * column_tiles_;
+      lane_tiles_ = counts ? ceil_of(tiles, Cut::kPair) * Cut::kPair : 0;
     } else {
       lane_tiles_ = ceil_of(lane_rows_, Cut::kTileRows) * column_tiles_;
     }
@@ -217,11 +239,12 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                                                    const GroupedSizes& sizes,
                                                    const GroupedShared<Cut>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t rank = Cut::kPair == 2 ? static_cast<int32_t>(sm90::cluster_rank()) : 0;
   GroupedTiles<Cut> tiles(sizes);
   RingPlace<Cut::kStages> place;
   int32_t blocks = 0;
   for (uint32_t number = 0;; ++number) {
-    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x));
+    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
     note.first_block = blocks;
     const int slot = static_cast<int>(number % Cut::kNotes);
     sm90::barrier_wait(shared.note_empty(slot), (number / Cut::kNotes & 1) ^ 1);
@@ -234,7 +257,7 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
     }
     if (note.group < 0) break;
     if (lane == 0) {
-      const bool loads = note.last_depth > 0;
+      const bool loads = note.rows > 0 && note.last_depth > 0;
       for (int32_t i = 0; i < note.blocks; ++i) {
         const int stage = place.stage;
         sm90::barrier_wait(shared.empty(stage), place.parity ^ 1);
@@ -255,15 +278,30 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
         } else {
           sm90::load_tile(left_map, full, shared.left(stage), depth, note.row, 0);
         }
+        // A right operand that the pair shares comes in two halves, of which each block loads one
+        // for both.
         const int32_t matrix = Cut::kDepthGrouped ? 0 : note.group;
-        if constexpr (Cut::kRightColumnsFirst) {
-#pragma unroll
-          for (int box = 0; box < Cut::kTileColumns / 64; ++box) {
-            sm90::load_tile(right_map, full, shared.right(stage) + box * Cut::kBoxBytes,
-                            note.column + box * 64, depth, matrix);
+        const auto load_right = [&](uint32_t to, int32_t x, int32_t y) {
+          if (Cut::kPair == 2 && note.shared_right) {
+            sm90::load_tile_to(3, right_map, full, to, x, y, matrix);
+          } else {
+            sm90::load_tile(right_map, full, to, x, y, matrix);
           }
-        } else {
-          sm90::load_tile(right_map, full, shared.right(stage), depth, note.column, matrix);
+        };
+#pragma unroll
+        for (int part = 0; part < Cut::kPair; ++part) {
+          if (Cut::kPair == 2 && note.shared_right && part != rank) continue;
+          constexpr int kPartColumns = Cut::kTileColumns / Cut::kPair;
+          const uint32_t to = shared.right(stage) + part * (Cut::kRightBytes / Cut::kPair);
+          const int32_t column = note.column + part * kPartColumns;
+          if constexpr (Cut::kRightColumnsFirst) {
+#pragma unroll
+            for (int box = 0; box < kPartColumns / 64; ++box) {
+              load_right(to + box * Cut::kBoxBytes, column + box * 64, depth);
+            }
+          } else {
+            load_right(to, depth, column);
+          }
         }
       }
     }
@@ -321,7 +359,11 @@ class GroupedMath {
 
   // Gives a stage back to whoever fills it.
   __device__ __forceinline__ void release(int stage) {
-    if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
+    if constexpr (Cut::kPair == 2) {
+      if (thread_ < 2) sm90::barrier_arrive_at(shared_.empty(stage), thread_);
+    } else {
+      if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
+    }
   }
 
   // Sets what lies beyond `depth` in a stage to zero, as far as it is going to be multiplied.
@@ -379,23 +421,30 @@ class GroupedMath {
   __device__ __forceinline__ void multiply(float (&sums)[Cut::kTileColumns / 2], int32_t blocks,
                                            int32_t last_depth) {
     int add = 0;
-    const auto finish = [&] {
-      sm90::wait_products<0>();
-      release(ring_.stage);
+    int last_stage = -1;
+    // A stage is given back when the next one's products have been handed to the tensor cores.
+    const auto finish_last = [&] {
+      if (last_stage >= 0) {
+        sm90::wait_products<1>();
+        release(last_stage);
+      }
+      last_stage = ring_.stage;
       ring_.advance();
     };
     const int32_t whole = Cut::kDepthGrouped ? blocks - 1 : blocks;
     for (int32_t i = 0; i < whole; ++i) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
       multiply_stage<true>(sums, 4, add);
-      finish();
+      finish_last();
     }
     if constexpr (Cut::kDepthGrouped) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
       if (last_depth % 16 != 0) clear_beyond(ring_.stage, last_depth);
       multiply_stage<false>(sums, (last_depth + 15) / 16, add);
-      finish();
+      finish_last();
     }
+    sm90::wait_products<0>();
+    release(last_stage);
   }
 
   // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
@@ -497,7 +546,7 @@ class GroupedMath {
 };
 
 template <class Cut>
-__global__ void __launch_bounds__(Cut::kThreads, 1)
+__global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThreads, 1)
     grouped_product_kernel(const __grid_constant__ CUtensorMap left_map,
                            const __grid_constant__ CUtensorMap right_map,
                            const __grid_constant__ CUtensorMap out_map,
@@ -512,7 +561,7 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     sm90::prefetch_map(out_map);
     for (int i = 0; i < Cut::kStages; ++i) {
       sm90::barrier_init(shared.full(i), 1);
-      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups);
+      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups * Cut::kPair);
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
@@ -520,7 +569,11 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     }
     sm90::fence_barriers();
   }
-  __syncthreads();
+  if constexpr (Cut::kPair == 2) {
+    sm90::cluster_barrier();
+  } else {
+    __syncthreads();
+  }
   if (warpgroup == Cut::kWarpgroups) {
     sm90::release_registers<Cut::kLoaderRegisters>();
     if (threadIdx.x / 32 == Cut::kWarpgroups * 4) {
@@ -529,6 +582,11 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
   } else {
     sm90::take_registers<Cut::kMathRegisters>();
     GroupedMath<Cut>(out_map, sizes, shared, warpgroup).run();
+  }
+  // The other block may still arrive at this one's barriers.
+  if constexpr (Cut::kPair == 2) {
+    __syncwarp();
+    sm90::cluster_barrier();
   }
 #endif
 }
@@ -545,7 +603,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
   TiledTensor right_tensor{.data = right,
                            .dtype = DType::bf16,
                            .sizes = {sizes.depth, columns, sizes.groups},
-                           .tile = {64, Cut::kTileColumns}};
+                           .tile = {64, Cut::kTileColumns / Cut::kPair}};
   TiledTensor out_tensor{.data = sizes.out,
                          .dtype = dtype_of<typename Cut::Out>,
                          .sizes = {columns, buffer_rows, 1},
@@ -561,7 +619,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
     out_tensor.sizes = {columns, sizes.rows, sizes.groups};
   }
   Launch shape;
-  shape.grid = dim3(static_cast<unsigned>(multiprocessors));
+  shape.grid = dim3(static_cast<unsigned>(multiprocessors / Cut::kPair * Cut::kPair));
   shape.block = dim3(Cut::kThreads);
   shape.shared_bytes = Cut::kSharedBytes;
   allow_shared_bytes(grouped_product_kernel<Cut>, shape.shared_bytes);
