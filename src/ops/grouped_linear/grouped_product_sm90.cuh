@@ -248,6 +248,7 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
     note.first_block = blocks;
     const int slot = static_cast<int>(number % Cut::kNotes);
     sm90::barrier_wait(shared.note_empty(slot), (number / Cut::kNotes & 1) ^ 1);
+    __syncwarp();
     if (lane == 0) {
       sm90::store_shared(shared.note(slot),
                          make_int4(note.group, note.row, note.rows, note.column));
@@ -388,6 +389,8 @@ class GroupedMath {
       if (Cut::kDepthGrouped && i == blocks - 1 && last_depth % 16 != 0) {
         clear_beyond(ring_.stage, last_depth);
       }
+      // A warp that came late might otherwise wait for a phase that is long over.
+      sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
       release(ring_.stage);
       ring_.advance();
     }
