@@ -132,6 +132,14 @@ __device__ __forceinline__ void store_tile(const CUtensorMap& map, uint32_t from
       : "memory");
 }
 
+// cp.async.bulk.prefetch.tensor: brings the tile into the L2 cache.
+__device__ __forceinline__ void prefetch_tile(const CUtensorMap& map, int32_t x, int32_t y,
+                                              int32_t z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(z)
+               : "memory");
+}
+
 // cp.reduce.async.bulk.tensor: adds the tile to what global memory holds.
 __device__ __forceinline__ void add_tile(const CUtensorMap& map, uint32_t from, int32_t x,
                                          int32_t y, int32_t z) {

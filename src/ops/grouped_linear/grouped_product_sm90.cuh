@@ -236,6 +236,7 @@ struct RingPlace {
 template <class Cut>
 __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                                                    const CUtensorMap& right_map,
+                                                   const CUtensorMap& out_map,
                                                    const GroupedSizes& sizes,
                                                    const GroupedShared<Cut>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -243,6 +244,7 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
   GroupedTiles<Cut> tiles(sizes);
   RingPlace<Cut::kStages> place;
   int32_t blocks = 0;
+  constexpr int32_t kAhead = 10;  // stages before the end of a tile
   for (uint32_t number = 0;; ++number) {
     GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
     note.first_block = blocks;
@@ -263,6 +265,15 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
         const int stage = place.stage;
         sm90::barrier_wait(shared.empty(stage), place.parity ^ 1);
         place.advance();
+        if (Cut::kDepthGrouped && sizes.accumulate && i == max(note.blocks - kAhead, 0)) {
+          // What the tile is added to: additions in the L2 cache are fast, in memory they are not.
+          for (int32_t box = 0; box < Cut::kTileColumns / Cut::kBoxColumns; ++box) {
+            for (int32_t row = 0; row < note.rows; row += 64) {
+              sm90::prefetch_tile(out_map, note.column + box * Cut::kBoxColumns, note.row + row,
+                                  note.group);
+            }
+          }
+        }
         const uint32_t full = shared.full(stage);
         if (!loads) {
           sm90::barrier_arrive(full);
@@ -580,7 +591,7 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
   if (warpgroup == Cut::kWarpgroups) {
     sm90::release_registers<Cut::kLoaderRegisters>();
     if (threadIdx.x / 32 == Cut::kWarpgroups * 4) {
-      load_grouped_tiles<Cut>(left_map, right_map, sizes, shared);
+      load_grouped_tiles<Cut>(left_map, right_map, out_map, sizes, shared);
     }
   } else {
     sm90::take_registers<Cut::kMathRegisters>();
