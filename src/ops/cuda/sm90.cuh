@@ -132,24 +132,6 @@ __device__ __forceinline__ void store_tile(const CUtensorMap& map, uint32_t from
       : "memory");
 }
 
-// cp.async.bulk.prefetch.tensor: brings the tile into the L2 cache.
-__device__ __forceinline__ void prefetch_tile(const CUtensorMap& map, int32_t x, int32_t y,
-                                              int32_t z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x),
-               "r"(y), "r"(z)
-               : "memory");
-}
-
-// cp.reduce.async.bulk.tensor: adds the tile to what global memory holds.
-__device__ __forceinline__ void add_tile(const CUtensorMap& map, uint32_t from, int32_t x,
-                                         int32_t y, int32_t z) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], "
-      "[%1];" ::"l"(&map),
-      "r"(from), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
 // cp.async.bulk.commit_group: makes a group, possibly empty, of this thread's stores since the
 // last.
 __device__ __forceinline__ void commit_stores() {
@@ -200,6 +182,14 @@ __device__ __forceinline__ void store_shared(uint32_t address, int4 value) {
   asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
+}
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
 }
 __device__ __forceinline__ int4 load_shared(uint32_t address) {
   int4 value;

@@ -3,9 +3,15 @@
 //
 // The kernel is persistent: a block takes every gridDim.x-th tile of the result. One warp finds
 // the tiles from the offsets, tells the others in notes, and keeps a ring of stages in shared
-// memory filled with operands, 64 elements deep each; two warpgroups multiply them and store the
+// memory filled with operands, 64 elements deep each; two warpgroups multiply them and hand on the
 // results. Every element of the result is computed by one warpgroup in a fixed order, so the same
 // operands give the same bits.
+//
+// Weight gradients are long results of short products: they take about as long to store as to
+// multiply, and longer when they are added to what is there. So a thread for each warpgroup fetches
+// that box by box while the tile is multiplied, and stores the boxes while the next one is; the
+// warpgroup adds its sums in shared memory. (Additions in memory, cp.reduce, go at a quarter of its
+// speed.)
 //
 // Blocks work in pairs where groups have many rows (kPair). A pair's tiles are neighbours in the
 // order of tiles, mostly one below the other: then both need the same columns of the right operand,
@@ -46,7 +52,7 @@ struct GroupedCut {
 
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 256;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = kDepthGrouped ? 3 : 4;
   static constexpr int kDepth = 64;       // of a stage
   static constexpr int kBoxBytes = 8192;  // 64 x 64 elements of bf16
   static constexpr int kLeftBytes = kTileRows * kDepth * 2;
@@ -59,17 +65,19 @@ struct GroupedCut {
   static constexpr int kLoaderRegisters = 56;
   static constexpr int kMathRegisters = 224;
 
-  // Results leave in boxes of 64 rows of 128 bytes; a warpgroup has two on their way.
+  // Results leave in boxes of 64 rows of 128 bytes, of which each warpgroup has some.
   static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
-  static constexpr int kBoxes = 2;
+  static constexpr int kBoxes = kDepthGrouped ? 5 : 2;
 
-  // Shared memory: stages, boxes of results, barriers, notes.
+  // Shared memory: stages, boxes of results, barriers, notes, places of boxes.
   static constexpr int kNotes = 4;
   static constexpr int kNoteBytes = 32;
   static constexpr int kBoxesAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kBoxesAt + kWarpgroups * kBoxes * kBoxBytes;
-  static constexpr int kNotesAt = kBarriersAt + 8 * (2 * kStages + 2 * kNotes);
-  static constexpr int kSharedBytes = kNotesAt + kNotes * kNoteBytes + 1024;  // to align the start
+  static constexpr int kBarriers = 2 * (kStages + kNotes + kWarpgroups * kBoxes);
+  static constexpr int kNotesAt = kBarriersAt + 8 * kBarriers;
+  static constexpr int kPlacesAt = kNotesAt + kNotes * kNoteBytes;
+  static constexpr int kSharedBytes = kPlacesAt + kWarpgroups * kBoxes * 16 + 1024;  // to align it
   static_assert(kSharedBytes <= 232448 && kNotesAt % 16 == 0);
 };
 
@@ -211,7 +219,16 @@ struct GroupedShared {
   __device__ uint32_t empty(int stage) const { return full(Cut::kStages + stage); }
   __device__ uint32_t note_full(int i) const { return full(2 * Cut::kStages + i); }
   __device__ uint32_t note_empty(int i) const { return note_full(Cut::kNotes + i); }
+  __device__ uint32_t box_open(int warpgroup, int i) const {
+    return note_empty(Cut::kNotes + warpgroup * Cut::kBoxes + i);
+  }
+  __device__ uint32_t box_ready(int warpgroup, int i) const {
+    return box_open(Cut::kWarpgroups + warpgroup, i);
+  }
   __device__ uint32_t note(int i) const { return base + Cut::kNotesAt + i * Cut::kNoteBytes; }
+  __device__ uint32_t box_place(int warpgroup, int i) const {
+    return base + Cut::kPlacesAt + (warpgroup * Cut::kBoxes + i) * 16;
+  }
 };
 
 // A place in the ring of stages.
@@ -236,7 +253,6 @@ struct RingPlace {
 template <class Cut>
 __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                                                    const CUtensorMap& right_map,
-                                                   const CUtensorMap& out_map,
                                                    const GroupedSizes& sizes,
                                                    const GroupedShared<Cut>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -244,7 +260,6 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
   GroupedTiles<Cut> tiles(sizes);
   RingPlace<Cut::kStages> place;
   int32_t blocks = 0;
-  constexpr int32_t kAhead = 10;  // stages before the end of a tile
   for (uint32_t number = 0;; ++number) {
     GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
     note.first_block = blocks;
@@ -265,15 +280,6 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
         const int stage = place.stage;
         sm90::barrier_wait(shared.empty(stage), place.parity ^ 1);
         place.advance();
-        if (Cut::kDepthGrouped && sizes.accumulate && i == max(note.blocks - kAhead, 0)) {
-          // What the tile is added to: additions in the L2 cache are fast, in memory they are not.
-          for (int32_t box = 0; box < Cut::kTileColumns / Cut::kBoxColumns; ++box) {
-            for (int32_t row = 0; row < note.rows; row += 64) {
-              sm90::prefetch_tile(out_map, note.column + box * Cut::kBoxColumns, note.row + row,
-                                  note.group);
-            }
-          }
-        }
         const uint32_t full = shared.full(stage);
         if (!loads) {
           sm90::barrier_arrive(full);
@@ -322,6 +328,90 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
   }
 }
 
+// The thread that serves the boxes of a warpgroup, of weight gradients. It opens one box after the
+// other for the results: fetches what they are added to, long before they are there, or only says
+// that the box is free. When the results are ready it stores them, and opens the box again once
+// they have been read.
+template <class Cut>
+class GroupedBoxes {
+ public:
+  __device__ GroupedBoxes(const CUtensorMap& out_map, const GroupedSizes& sizes,
+                          const GroupedShared<Cut>& shared, int warpgroup)
+      : out_map_(out_map), sizes_(sizes), shared_(shared), warpgroup_(warpgroup) {}
+
+  __device__ void run() {
+    // It never waits for a tile with boxes open that the warpgroup cannot fill: what has been
+    // opened leads through all tiles before that one.
+    uint32_t opened = 0;
+    while (opened < Cut::kBoxes && open(opened)) ++opened;
+    bool more = opened == Cut::kBoxes;
+    for (uint32_t stored = 0; stored < opened; ++stored) {
+      store(stored);
+      if (stored == 0) continue;
+      sm90::wait_stores_read<1>();  // the box before this one can be used again
+      more = more && open(opened);
+      if (more) ++opened;
+    }
+    sm90::wait_stores();
+  }
+
+ private:
+  // Opens the box of a use; false when there are no more tiles.
+  __device__ bool open(uint32_t use) {
+    while (column_ >= columns_end_) {
+      if (!next_tile()) return false;
+    }
+    const int i = static_cast<int>(use % Cut::kBoxes);
+    const uint32_t barrier = shared_.box_open(warpgroup_, i);
+    sm90::store_shared(shared_.box_place(warpgroup_, i), make_int4(column_, row_, group_, 0));
+    if (sizes_.accumulate) {
+      sm90::barrier_arrive_expecting(barrier, Cut::kBoxBytes);
+      sm90::load_tile(out_map_, barrier, shared_.box(warpgroup_, i), column_, row_, group_);
+    } else {
+      sm90::barrier_arrive(barrier);
+    }
+    column_ += Cut::kBoxColumns;
+    return true;
+  }
+
+  // Stores the box of a use when it is ready.
+  __device__ void store(uint32_t use) {
+    const int i = static_cast<int>(use % Cut::kBoxes);
+    sm90::barrier_wait(shared_.box_ready(warpgroup_, i), use / Cut::kBoxes & 1);
+    const int4 place = sm90::load_shared(shared_.box_place(warpgroup_, i));
+    sm90::store_tile(out_map_, shared_.box(warpgroup_, i), place.x, place.y, place.z);
+    sm90::commit_stores();
+  }
+
+  // Goes to the next tile, in which there may be no boxes; false when there is none.
+  __device__ bool next_tile() {
+    const int slot = static_cast<int>(number_ % Cut::kNotes);
+    sm90::barrier_wait(shared_.note_full(slot), number_ / Cut::kNotes & 1);
+    const int4 place = sm90::load_shared(shared_.note(slot));
+    const int4 depth = sm90::load_shared(shared_.note(slot) + 16);
+    if (place.x < 0) return false;
+    sm90::barrier_arrive(shared_.note_empty(slot));
+    ++number_;
+    group_ = place.x;
+    row_ = place.y + warpgroup_ * 64;
+    column_ = place.w;
+    const bool boxes = place.z > warpgroup_ * 64 && depth.y > 0;
+    columns_end_ = boxes ? min(column_ + Cut::kTileColumns, sizes_.columns) : column_;
+    return true;
+  }
+
+  const CUtensorMap& out_map_;
+  const GroupedSizes& sizes_;
+  const GroupedShared<Cut>& shared_;
+  int warpgroup_;
+  uint32_t number_ = 0;  // of the next tile
+  // The next box to be opened.
+  int32_t group_ = 0;
+  int32_t row_ = 0;
+  int32_t column_ = 0;
+  int32_t columns_end_ = 0;  // of the tile; none are left when column_ is there
+};
+
 // A multiplying warpgroup.
 template <class Cut>
 class GroupedMath {
@@ -360,9 +450,13 @@ class GroupedMath {
         store_zeros(place.x, row, rows, place.w);
         continue;
       }
-      store(sums, place.x, row, rows, place.w);
+      if constexpr (Cut::kDepthGrouped) {
+        fill_boxes(sums, place.w);
+      } else {
+        store(sums, row, rows, place.w);
+      }
     }
-    if (thread_ == 0) sm90::wait_stores();
+    if (!Cut::kDepthGrouped && thread_ == 0) sm90::wait_stores();
   }
 
  private:
@@ -461,16 +555,35 @@ class GroupedMath {
     release(last_stage);
   }
 
+  // Hands the sums of a weight gradient over, box by box as they open.
+  __device__ __forceinline__ void fill_boxes(const float (&sums)[Cut::kTileColumns / 2],
+                                             int32_t column) {
+    constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
+#pragma unroll
+    for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
+      if (column + i * Cut::kBoxColumns >= sizes_.columns) continue;
+      float own[kSums];
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
+      sm90::barrier_wait(shared_.box_open(warpgroup_, boxes_.stage), boxes_.parity);
+      put(own, shared_.box(warpgroup_, boxes_.stage));
+      sm90::fence_copies();
+      __syncwarp();
+      if (thread_ % 32 == 0) sm90::barrier_arrive(shared_.box_ready(warpgroup_, boxes_.stage));
+      boxes_.advance();
+    }
+  }
+
   // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
-  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t group,
-                                        int32_t row, int32_t rows, int32_t column) {
+  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t row,
+                                        int32_t rows, int32_t column) {
     constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
 #pragma unroll
     for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
       const int32_t first = column + i * Cut::kBoxColumns;
-      if (rows <= 0 || first >= sizes_.columns) continue;
-      const uint32_t box = shared_.box(warpgroup_, next_box_);
-      next_box_ = (next_box_ + 1) % Cut::kBoxes;
+      if (first >= sizes_.columns) continue;
+      const uint32_t box = shared_.box(warpgroup_, boxes_.stage);
+      boxes_.advance();
       if (thread_ == 0) sm90::wait_stores_read<Cut::kBoxes - 1>();
       sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
       float own[kSums];
@@ -478,18 +591,10 @@ class GroupedMath {
       for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
       put(own, box);
       // A copy stops at the end of the tensor, but not at that of a group.
-      const bool whole = Cut::kDepthGrouped || rows >= 64;
+      const bool whole = rows >= 64;
       if (whole) sm90::fence_copies();
       sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
-      if (thread_ == 0 && whole) {
-        if constexpr (!Cut::kDepthGrouped) {
-          sm90::store_tile(out_map_, box, first, row, 0);
-        } else if (sizes_.accumulate) {
-          sm90::add_tile(out_map_, box, first, row, group);
-        } else {
-          sm90::store_tile(out_map_, box, first, row, group);
-        }
-      }
+      if (thread_ == 0 && whole) sm90::store_tile(out_map_, box, first, row, 0);
       if (thread_ == 0) sm90::commit_stores();  // of nothing, too: they are counted
       if (!whole) store_rows(box, row, rows, first);
     }
@@ -512,16 +617,28 @@ class GroupedMath {
       sm90::store_matrices(box + row * 128 + chunk * 16, pairs);
     }
   }
+  // The same in fp32, or added to what is there. Lanes of odd rows take the other half of the box
+  // first: so half a warp, whose 16 places of 8 bytes lie in four rows, meets every bank once.
   __device__ __forceinline__ void put(const float (&sums)[16], uint32_t box) {
     const int lane = thread_ % 32;
+    const bool odd = lane / 4 % 2 != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = thread_ / 32 * 16 + half * 8 + lane / 4;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int chunk = (j * 2 + lane % 4 / 2) ^ (row % 8);
-        sm90::store_shared(box + row * 128 + chunk * 16 + lane % 2 * 8,
-                           make_float2(sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]));
+        const int even_at = j * 4 + half * 2;
+        const int odd_at = even_at ^ 8;
+        float2 own = make_float2(odd ? sums[odd_at] : sums[even_at],
+                                 odd ? sums[odd_at + 1] : sums[even_at + 1]);
+        const int chunk = ((odd ? j ^ 2 : j) * 2 + lane % 4 / 2) ^ (row % 8);
+        const uint32_t at = box + row * 128 + chunk * 16 + lane % 2 * 8;
+        if (sizes_.accumulate) {
+          const float2 before = sm90::load_shared_pair(at);
+          own.x += before.x;
+          own.y += before.y;
+        }
+        sm90::store_shared(at, own);
       }
     }
   }
@@ -554,8 +671,8 @@ class GroupedMath {
   const GroupedSizes& sizes_;
   const GroupedShared<Cut>& shared_;
   int warpgroup_;
-  int thread_;        // of the warpgroup
-  int next_box_ = 0;  // they are used in turns, so that the oldest store is waited for
+  int thread_;                    // of the warpgroup
+  RingPlace<Cut::kBoxes> boxes_;  // used in turns, so that the oldest store is waited for
   RingPlace<Cut::kStages> ring_;
 };
 
@@ -579,7 +696,13 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
-      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups);
+      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups * (Cut::kDepthGrouped ? 2 : 1));
+    }
+    for (int warpgroup = 0; Cut::kDepthGrouped && warpgroup < Cut::kWarpgroups; ++warpgroup) {
+      for (int i = 0; i < Cut::kBoxes; ++i) {
+        sm90::barrier_init(shared.box_open(warpgroup, i), 1);
+        sm90::barrier_init(shared.box_ready(warpgroup, i), 4);
+      }
     }
     sm90::fence_barriers();
   }
@@ -590,8 +713,11 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
   }
   if (warpgroup == Cut::kWarpgroups) {
     sm90::release_registers<Cut::kLoaderRegisters>();
-    if (threadIdx.x / 32 == Cut::kWarpgroups * 4) {
-      load_grouped_tiles<Cut>(left_map, right_map, out_map, sizes, shared);
+    const int warp = static_cast<int>(threadIdx.x) / 32 - Cut::kWarpgroups * 4;
+    if (warp == 0) {
+      load_grouped_tiles<Cut>(left_map, right_map, sizes, shared);
+    } else if (Cut::kDepthGrouped && warp <= Cut::kWarpgroups && threadIdx.x % 32 == 0) {
+      GroupedBoxes<Cut>(out_map, sizes, shared, warp - 1).run();
     }
   } else {
     sm90::take_registers<Cut::kMathRegisters>();
