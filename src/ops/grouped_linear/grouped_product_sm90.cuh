@@ -10,8 +10,8 @@
 // Weight gradients are long results of short products: they take about as long to store as to
 // multiply, and longer when they are added to what is there. So a thread for each warpgroup fetches
 // that box by box while the tile is multiplied, and stores the boxes while the next one is; the
-// warpgroup adds its sums in shared memory. (Additions in memory, cp.reduce, go at a quarter of its
-// speed.)
+// warpgroup adds its sums in shared memory. (cp.reduce, which adds in memory, took twice the time
+// of reading it.)
 //
 // Blocks work in pairs where groups have many rows (kPair). A pair's tiles are neighbours in the
 // order of tiles, mostly one below the other: then both need the same columns of the right operand,
