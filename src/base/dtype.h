@@ -8,7 +8,8 @@
 
 namespace troupe {
 
-enum class DType : uint8_t { f64, f32, bf16, i64, i32, u8 };
+// f8e4m3 is a type of storage only: its numbers belong to a scale, and nothing computes in it.
+enum class DType : uint8_t { f64, f32, bf16, f8e4m3, i64, i32, u8 };
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
@@ -20,6 +21,7 @@ constexpr size_t size_of(DType dtype) {
       return 4;
     case DType::bf16:
       return 2;
+    case DType::f8e4m3:
     case DType::u8:
       return 1;
   }
@@ -34,6 +36,8 @@ constexpr std::string_view name_of(DType dtype) {
       return "f32";
     case DType::bf16:
       return "bf16";
+    case DType::f8e4m3:
+      return "f8e4m3";
     case DType::i64:
       return "i64";
     case DType::i32:
@@ -44,6 +48,7 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
+// Those that operations compute in.
 constexpr bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16;
 }
@@ -72,6 +77,24 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
+// A code of the 8-bit format with 4 bits of exponent and 3 of mantissa (Micikevicius et al., "FP8
+// formats for deep learning", 2022): bias 7, largest number 448, smallest 2^-9, no infinity, NaN
+// where all bits below the sign are ones. Conversion to float is exact.
+struct f8e4m3 {
+  uint8_t bits = 0;
+
+  constexpr operator float() const {
+    const uint32_t magnitude = bits & 0x7fU;
+    // The code's exponent and mantissa stand in a float's place; their biases differ by 120. A code
+    // without exponent is a subnormal float, which the product makes normal.
+    const uint32_t nan = magnitude == 0x7fU ? 0x7fc00000U : 0U;
+    const float value = std::bit_cast<float>(magnitude << 20) * 0x1p120F;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | nan |
+                                static_cast<uint32_t>(bits & 0x80U) << 24);
+  }
+};
+static_assert(sizeof(f8e4m3) == 1);
+
 template <class T>
 struct DTypeOf;
 template <>
@@ -85,6 +108,10 @@ struct DTypeOf<float> {
 template <>
 struct DTypeOf<bf16> {
   static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<f8e4m3> {
+  static constexpr DType value = DType::f8e4m3;
 };
 template <>
 struct DTypeOf<int64_t> {

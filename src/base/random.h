@@ -18,6 +18,7 @@ enum class RandomStream : uint32_t {
   dropout = 5,       // `substream` is the place in the model; see DropoutMask
   test = 6,
   random_logits = 7,  // forced balance of the router
+  moments = 8,        // rounding of AdamW's moments to f8e4m3
 };
 
 // Four independent 32-bit words at position `index` of (seed, stream, substream).

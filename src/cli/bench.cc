@@ -1,8 +1,10 @@
-// `troupe bench`: where the time of a training step goes, operation kind by operation kind.
+// `troupe bench`: how fast a training step is, and where its time goes, by kind of operation.
 //
-// Runs the step that `train` would run with the same flags, on random tokens, with a clock around
-// every operation, and prints medians over several runs beside the machine's limits.
+// Runs the step that `train` would run with the same flags, on all ranks, on random tokens, with
+// fresh weights, and prints medians over several runs beside the machine's limits. A run of several
+// ranks begins when all are there and ends when the last one has finished.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <fmt/format.h>
@@ -12,136 +14,322 @@
 #include "base/random.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "parallel/group_schedule.h"
+#include "parallel/rank_communicators.h"
 #include "train/initialize.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
+#include "train/rank_run.h"
 #include "train/step_profile.h"
-#include "train/trainer.h"
 
 namespace troupe {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using nlohmann::ordered_json;
 
 constexpr int kRuns = 7;
 
-double seconds(Clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
-void write_random_batch(const Interpreter& interpreter, const BatchValues& batch,
+// What a micro-batch of this number in the step holds is the same on all ranks that work on it.
+void write_random_batch(const Interpreter& interpreter, const BatchValues& batch, int64_t number,
                         int32_t vocab_size) {
-  const int64_t tokens = static_cast<int64_t>(batch.batch) * batch.sequence;
-  for (int64_t i = 0; i < tokens; ++i) {
-    const auto draw = [&](uint32_t stream) {
-      return static_cast<int32_t>(random_below(static_cast<uint64_t>(vocab_size), /*seed=*/1,
-                                               RandomStream::test, stream,
-                                               static_cast<uint64_t>(i)));
-    };
-    interpreter.view(batch.tokens).as<int32_t>()[i] = draw(0);
-    interpreter.view(batch.labels).as<int32_t>()[i] = draw(1);
-    const TensorView mask = interpreter.view(batch.mask);
-    if (mask.dtype == DType::f64) {
-      mask.as<double>()[i] = 1.0;
-    } else {
-      mask.as<float>()[i] = 1.0F;
+  const int64_t rows = batch.sequence;
+  const auto write = [&](ValueId id, uint32_t stream) {
+    if (!id.valid()) return;
+    auto* const tokens = interpreter.view(id).as<int32_t>();
+    for (int64_t sequence = 0; sequence < batch.batch; ++sequence) {
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t position = (number * batch.batch + sequence) * rows * batch.chunks.ranks +
+                                 batch.chunks.position(row, rows);
+        tokens[sequence * rows + row] = static_cast<int32_t>(
+            random_below(static_cast<uint64_t>(vocab_size), /*seed=*/1, RandomStream::test, stream,
+                         static_cast<uint64_t>(position)));
+      }
+    }
+  };
+  write(batch.tokens, 0);
+  write(batch.labels, 1);
+  if (!batch.mask.valid()) return;
+  const TensorView mask = interpreter.view(batch.mask);
+  if (mask.dtype == DType::f64) {
+    std::fill_n(mask.as<double>(), mask.shape.elements(), 1.0);
+  } else {
+    std::fill_n(mask.as<float>(), mask.shape.elements(), 1.0F);
+  }
+}
+
+// A number of all ranks.
+struct RankRange {
+  uint64_t least = 0;
+  uint64_t most = 0;
+  int32_t of_rank = 0;  // the first that has most
+};
+
+RankRange range_of(const std::vector<uint64_t>& numbers) {
+  const auto most = std::max_element(numbers.begin(), numbers.end());
+  return {*std::min_element(numbers.begin(), numbers.end()), *most,
+          static_cast<int32_t>(most - numbers.begin())};
+}
+
+// One rank of the run. Construction allocates nothing that is large.
+class BenchRank {
+ public:
+  BenchRank(const Options& options, const ModelConfig& config,
+            std::shared_ptr<const RunLayout> layout, int32_t rank, ProcessGroup* group)
+      : options_(options),
+        config_(config),
+        rank_(rank),
+        group_(group),
+        device_(device_of(options)),
+        gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
+        pool_(threads_of_rank(options, group)),
+        step_options_(training_step_options(options, config)),
+        state_(declare_model_state(config, compute_dtype_of(options), /*trained=*/true,
+                                   {.run = std::move(layout), .rank = rank})),
+        planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_)) {}
+
+  // On all ranks at once. Rank 0 prints.
+  void run();
+
+ private:
+  bool is_profiled() const { return device_ == Device::cpu || group_ == nullptr; }
+  std::vector<uint64_t> of_all(uint64_t number) const {
+    return group_ == nullptr ? std::vector<uint64_t>{number} : group_->exchange(rank_, number);
+  }
+  const Layout& layout() const { return state_.part.layout(); }
+  void prepare();
+  // The time of one step, in s: the longest of all ranks, since all have met.
+  double time_step();
+  void profile_step();
+  double samples_per_step() const;
+  std::string text() const;
+  std::string json() const;
+  ordered_json profile_json() const;
+
+  const Options& options_;
+  const ModelConfig& config_;
+  const int32_t rank_;
+  ProcessGroup* const group_;
+  const Device device_;
+  const int gpu_;
+  ThreadPool pool_;
+  const TrainingStepOptions step_options_;
+  const ModelState state_;
+  PlannedStep planned_;
+
+  ProfileLimits limits_;  // of a rank
+  std::unique_ptr<StateStorage> storage_;
+  std::unique_ptr<Interpreter> interpreter_;
+  std::unique_ptr<StepProfile> profile_;
+  std::vector<int32_t> profiled_;  // the ranks whose tables are shown
+  std::vector<std::string> tables_;
+  std::vector<std::string> profiles_;  // the same as JSON
+  double step_time_ = 0;
+  RankRange planned_bytes_;
+  RankRange allocated_bytes_;
+  RankRange other_bytes_;  // of GPUs: what the driver, libraries and the graph hold, too
+};
+
+void BenchRank::prepare() {
+  const Program& program = *planned_.step.program;
+  require_memory(options_, group_, rank_, planned_.plan.total_bytes(), gpu_,
+                 describe_memory(planned_.plan, 0));
+  if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
+  limits_ = measure_limits_of_rank(options_, group_, rank_, compute_dtype_of(options_), device_);
+
+  const bool has_gpu = device_ == Device::cuda && options_.ranks_per_gpu == 1;
+  const uint64_t free_before = has_gpu ? available_device_bytes(gpu_) : 0;
+  storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
+  interpreter_ = make_interpreter(program, planned_.plan, *storage_, pool_,
+                                  communicators_of(group_, layout(), rank_),
+                                  {.capture = captures_graph(options_),
+                                   .profile = is_profiled(),
+                                   .one_stream = options_.ranks_per_gpu > 1});
+  initialize_parameters(state_, *storage_, static_cast<uint64_t>(options_.seed), pool_);
+  storage_->to_device();
+  const TrainingStep& step = planned_.step;
+  for (size_t i = 0; i < step.micro_batches.size(); ++i) {
+    write_random_batch(*interpreter_, step.micro_batches[i],
+                       state_.part.global_micro_batch(static_cast<int32_t>(i)), config_.vocab_size);
+  }
+  *interpreter_->view(step.update_number).as<int64_t>() = 1;
+  if (step.step_number.valid()) *interpreter_->view(step.step_number).as<int64_t>() = 0;
+
+  // The first run touches all memory, the second captures the step as a graph, where that is asked
+  // for.
+  for (int run = 0; run < 2; ++run) {
+    meet(group_, rank_);
+    interpreter_->run();
+  }
+  const uint64_t allocated = storage_->bytes() + interpreter_->allocated_bytes();
+  planned_bytes_ = range_of(of_all(planned_.plan.total_bytes()));
+  allocated_bytes_ = range_of(of_all(allocated));
+  other_bytes_ =
+      range_of(of_all(has_gpu ? free_before - available_device_bytes(gpu_) - allocated : 0));
+}
+
+double BenchRank::time_step() {
+  meet(group_, rank_);
+  const auto start = Clock::now();
+  interpreter_->run();
+  const double own = std::chrono::duration<double>(Clock::now() - start).count();
+  double longest = 0;
+  for (const uint64_t bits : of_all(std::bit_cast<uint64_t>(own))) {
+    longest = std::max(longest, std::bit_cast<double>(bits));
+  }
+  return longest;
+}
+
+void BenchRank::profile_step() {
+  profiled_ = profiled_ranks(options_);
+  if (!is_profiled()) return;
+  profile_ = std::make_unique<StepProfile>(*planned_.step.program);
+  for (int run = 0; run < kRuns; ++run) {
+    add_profiled_run(*interpreter_, group_, rank_, *profile_);
+  }
+  tables_ =
+      gather_from(group_, rank_, profiled_, describe_profile(*profile_, limits_, options_.op));
+  profiles_ = gather_from(group_, rank_, profiled_, profile_json().dump());
+  if (!options_.profile) return;
+  const std::vector<int32_t> timelines = profiled_ranks(options_, ranks_below(options_.ranks));
+  const std::string note =
+      write_timelines(options_, group_, rank_, /*step=*/1, timelines, *profile_);
+  if (rank_ == 0) fmt::print(stderr, "{}\n", note);
+}
+
+double BenchRank::samples_per_step() const {
+  return static_cast<double>(step_options_.micro_batch_size) *
+         static_cast<double>(step_options_.micro_batches) * layout().dp();
+}
+
+ordered_json BenchRank::profile_json() const {
+  ordered_json document = {{"rank", rank_}, {"kinds", ordered_json::array()}};
+  for (const KindTime& kind : profile_->kinds()) {
+    if (kind.kind.find(options_.op) == std::string::npos) continue;
+    // An operation that does nothing on this device takes no time.
+    const double seconds = std::max(kind.seconds, 1e-12);
+    document["kinds"].push_back({{"kind", kind.kind},
+                                 {"count", kind.count},
+                                 {"time_s", kind.seconds},
+                                 {"flops_per_s", kind.flops / seconds},
+                                 {"bytes_per_s", kind.bytes / seconds}});
+  }
+  const StepTimes times = profile_->times();
+  document["profiled_step_s"] = times.seconds;
+  document["idle_s"] = times.seconds - times.busy_s;
+  document["largest_gap_s"] = times.largest_gap_s;
+  document["communication_s"] = times.communication_s;
+  document["exposed_communication_s"] = times.exposed_communication_s;
+  return document;
+}
+
+std::string BenchRank::json() const {
+  const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
+  const double flops = config_.training_flops_per_sequence(step_options_.sequence) *
+                       samples_per_step() / options_.ranks;
+  const auto range_json = [](const RankRange& range) {
+    return ordered_json{{"least", range.least}, {"most", range.most}, {"of_rank", range.of_rank}};
+  };
+  ordered_json document = {{"ranks", options_.ranks},
+                           {"threads", pool_.threads()},
+                           {"matmul_limit_flops_per_s", limits_.flops},
+                           {"copy_limit_bytes_per_s", limits_.copy_bytes},
+                           {"step_time_s", step_time_},
+                           {"tokens_per_s", tokens_per_s},
+                           {"tokens_per_s_per_rank", tokens_per_s / options_.ranks},
+                           {"tflops_per_gpu", flops / step_time_ / 1e12},
+                           {"matmul_limit_share", flops / step_time_ / limits_.flops},
+                           {"operations", planned_.step.program->op_count()},
+                           {"planned_bytes", planned_bytes_.most},
+                           {"allocated_bytes", allocated_bytes_.most}};
+  if (device_ == Device::cuda) document["other_device_bytes"] = other_bytes_.most;
+  if (options_.ranks > 1) {
+    document["planned_bytes_of_ranks"] = range_json(planned_bytes_);
+    document["allocated_bytes_of_ranks"] = range_json(allocated_bytes_);
+  }
+  if (!profiles_.empty()) {
+    document.update(ordered_json::parse(profiles_.front()));
+    if (profiles_.size() > 1) {
+      for (const std::string& profile : profiles_) {
+        document["profiles"].push_back(ordered_json::parse(profile));
+      }
     }
   }
+  return document.dump(2) + "\n";
+}
+
+std::string BenchRank::text() const {
+  const bool on_gpu = device_ == Device::cuda;
+  const bool several = options_.ranks > 1;
+  const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
+  const double flops_per_s = config_.training_flops_per_sequence(step_options_.sequence) *
+                             samples_per_step() / options_.ranks / step_time_;
+  const std::string_view unit = on_gpu ? "GPU" : "rank";
+  std::string text = fmt::format(
+      "limits {}on {}: {}flop/s in matrix products, {}/s copying\n",
+      several ? fmt::format("of one of {} ranks ", options_.ranks) : "",
+      on_gpu                 ? "the GPU"
+      : pool_.threads() == 1 ? "one thread"
+                             : fmt::format("{} threads", pool_.threads()),
+      format_count(limits_.flops), format_bytes(static_cast<uint64_t>(limits_.copy_bytes)));
+  text += fmt::format("step {} (median of {}), {} tokens/s", format_duration(step_time_), kRuns,
+                      format_count(tokens_per_s));
+  if (several) {
+    text +=
+        fmt::format(" in all, {} of each {}", format_count(tokens_per_s / options_.ranks), unit);
+  }
+  text +=
+      fmt::format(", {:.{}f} model TFLOP/s{}, {:.0f}% of the matmul limit\n", flops_per_s / 1e12,
+                  several && !on_gpu ? 3 : 1, several ? fmt::format(" of each {}", unit) : "",
+                  100.0 * flops_per_s / limits_.flops);
+  const auto range_text = [&](const RankRange& range) {
+    const std::string most = format_bytes(range.most);
+    if (!several) return most;
+    if (range.least == range.most) return most + " on each rank";
+    return fmt::format("{} (rank {}; least {})", most, range.of_rank, format_bytes(range.least));
+  };
+  text += fmt::format("memory planned {}, allocated {}", range_text(planned_bytes_),
+                      range_text(allocated_bytes_));
+  if (on_gpu && options_.ranks_per_gpu == 1) {
+    text += fmt::format("; {} beside it for the driver, libraries and the graph",
+                        format_bytes(other_bytes_.most));
+  }
+  text += "\n";
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    text += several ? fmt::format("\nRank {}\n", profiled_[i]) : "\n";
+    text += tables_[i];
+  }
+  if (!is_profiled()) text += "\nOn several GPUs there is no table of operations yet.\n";
+  return text;
+}
+
+void BenchRank::run() {
+  prepare();
+  std::vector<double> times;
+  for (int run = 0; run < kRuns; ++run) times.push_back(time_step());
+  step_time_ = median(std::move(times));
+  profile_step();
+  if (rank_ == 0) fmt::print("{}", options_.json ? json() : text());
 }
 
 }  // namespace
 
-ExitStatus run_bench(const Options& options) {
-  ThreadPool pool(thread_count(options));
+ExitStatus run_bench(const Options& options, ProcessGroup* processes) {
+  profiled_ranks(options);  // refuses ranks that there are not
   const ModelConfig config = load_model_config(options);
-  const DType dtype = compute_dtype_of(options);
-  const TrainingStepOptions step_options = training_step_options(options, config);
-  const ModelPart part{.run = std::make_shared<const RunLayout>(run_layout_of(options, config))};
-  const ModelState state = declare_model_state(config, dtype, /*trained=*/true, part);
-  const TrainingStep step = build_training_step(config, state, step_options);
-  const Program& program = *step.program;
-  const Device device = device_of(options);
-  const bool on_gpu = device == Device::cuda;
-  const MemoryPlan plan = plan_memory(program, pool.threads(), device);
-  require_memory(plan.total_bytes(), device, describe_memory(plan, 0));
-  const ProfileLimits limits = measure_limits(dtype, pool, device);
-
-  const uint64_t free_before = on_gpu ? available_device_bytes() : 0;
-  const StateStorage storage(state.table, device);
-  const auto interpreter = make_interpreter(program, plan, storage, pool, Communicators{},
-                                            {.capture = captures_graph(options), .profile = true});
-  initialize_parameters(state, storage, static_cast<uint64_t>(options.seed), pool);
-  storage.to_device();
-  for (const BatchValues& batch : step.micro_batches) {
-    write_random_batch(*interpreter, batch, config.vocab_size);
-  }
-  *interpreter->view(step.update_number).as<int64_t>() = 1;
-  if (step.step_number.valid()) *interpreter->view(step.step_number).as<int64_t>() = 0;
-
-  interpreter->run();  // touches all memory
-  interpreter->run();  // captures the step as a graph, where that is asked for
-  std::vector<double> whole;
-  for (int run = 0; run < kRuns; ++run) {
-    const auto start = Clock::now();
-    interpreter->run();
-    whole.push_back(seconds(Clock::now() - start));
-  }
-  StepProfile profile(program);
-  for (int run = 0; run < kRuns; ++run) profile.add(interpreter->run_profiled());
-
-  std::nth_element(whole.begin(), whole.begin() + kRuns / 2, whole.end());
-  const double step_time = whole[kRuns / 2];
-  const uint64_t allocated = storage.bytes() + interpreter->allocated_bytes();
-  // What the driver, libraries and the graph hold, too.
-  const uint64_t others = on_gpu ? free_before - available_device_bytes() - allocated : 0;
-  const double samples = static_cast<double>(step_options.micro_batch_size) *
-                         static_cast<double>(step_options.micro_batches);
-  const double model_flops = config.training_flops_per_sequence(step_options.sequence) * samples;
-  const double tokens_per_s = samples * step_options.sequence / step_time;
-  if (options.profile) {
-    const std::string path = profile_path(options, /*rank=*/0, /*step=*/1);
-    profile.write_timeline(path, /*rank=*/0);
-    fmt::print(stderr, "timeline: {}\n", path);
-  }
-  if (options.json) {
-    nlohmann::ordered_json document = {{"threads", pool.threads()},
-                                       {"matmul_limit_flops_per_s", limits.flops},
-                                       {"copy_limit_bytes_per_s", limits.copy_bytes},
-                                       {"step_time_s", step_time},
-                                       {"tokens_per_s", tokens_per_s},
-                                       {"tflops_per_gpu", model_flops / step_time / 1e12},
-                                       {"operations", program.op_count()},
-                                       {"planned_bytes", plan.total_bytes()},
-                                       {"allocated_bytes", allocated}};
-    if (on_gpu) document["other_device_bytes"] = others;
-    for (const KindTime& kind : profile.kinds()) {
-      if (kind.kind.find(options.op) == std::string::npos) continue;
-      document["kinds"].push_back({{"kind", kind.kind},
-                                   {"count", kind.count},
-                                   {"time_s", kind.seconds},
-                                   {"flops_per_s", kind.flops / kind.seconds},
-                                   {"bytes_per_s", kind.bytes / kind.seconds}});
-    }
-    const StepTimes times = profile.times();
-    document["profiled_step_s"] = times.seconds;
-    document["idle_s"] = times.seconds - times.busy_s;
-    document["largest_gap_s"] = times.largest_gap_s;
-    fmt::print("{}\n", document.dump(2));
-    return ExitStatus::done;
-  }
-  fmt::print("limits on {}: {}flop/s in matrix products, {}/s copying\n",
-             on_gpu ? "the GPU" : fmt::format("{} threads", pool.threads()),
-             format_count(limits.flops), format_bytes(static_cast<uint64_t>(limits.copy_bytes)));
-  fmt::print(
-      "step {} (median of {}), {} tokens/s, {:.1f} model TFLOP/s, {:.0f}% of the matmul limit\n",
-      format_duration(step_time), kRuns, format_count(tokens_per_s), model_flops / step_time / 1e12,
-      100.0 * model_flops / step_time / limits.flops);
-  fmt::print("memory planned {}, allocated {}{}\n\n", format_bytes(plan.total_bytes()),
-             format_bytes(allocated),
-             on_gpu ? fmt::format("; {} beside it for the driver, libraries and the graph",
-                                  format_bytes(others))
-                    : "");
-  fmt::print("{}", describe_profile(profile, limits, options.op));
+  const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config));
+  run_all_ranks(
+      options, processes,
+      [&](int32_t rank, ProcessGroup* group) {
+        return std::make_unique<BenchRank>(options, config, layout, rank, group);
+      },
+      [](BenchRank& rank) { rank.run(); });
   return ExitStatus::done;
 }
 

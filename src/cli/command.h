@@ -20,7 +20,7 @@ ExitStatus run_convert(const Options& options);
 ExitStatus run_verify(const Options& options, ProcessGroup* processes);
 ExitStatus run_inspect(const Options& options);
 ExitStatus run_plan(const Options& options);
-ExitStatus run_bench(const Options& options);
+ExitStatus run_bench(const Options& options, ProcessGroup* processes);
 ExitStatus run_doctor(const Options& options);
 
 // Runs options.command. `processes`: null where this one is alone.

@@ -27,10 +27,11 @@ ExitStatus run_eval(const Options& options) {
        .eod = tokenizer->eod(),
        .eod_mask_loss = options.eod_mask_loss},
       /*data=*/nullptr);
-  Evaluation evaluation(plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
-                                        options.eval_iters * options.micro_batch_size,
-                                        pool.threads(), device_of(options)),
-                        *model.storage, pool, sets, model.state.part);
+  Evaluation evaluation(
+      plan_evaluation(model.config, model.state, sets, options.micro_batch_size,
+                      options.eval_iters * options.micro_batch_size, options.loss_chunk_tokens,
+                      pool.threads(), device_of(options)),
+      *model.storage, pool, sets, model.state.part);
   const std::vector<EvaluationResult> results = evaluation.run();
   if (options.json) {
     nlohmann::ordered_json document = {{"step", model.position.step},

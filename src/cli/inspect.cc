@@ -34,9 +34,10 @@ Inspected build(const Options& options, const ModelConfig& config) {
   const ModelState state = declare_model_state(config, compute_dtype_of(options), training, part);
   const TrainingStepOptions step = training_step_options(options, config);
   Inspected inspected;
-  inspected.program =
-      training ? build_training_step(config, state, step).program
-               : build_evaluation_step(config, state, step.micro_batch_size, step.sequence).program;
+  inspected.program = training ? build_training_step(config, state, step).program
+                               : build_evaluation_step(config, state, step.micro_batch_size,
+                                                       step.sequence, step.loss_chunk_tokens)
+                                     .program;
   verify_program(*inspected.program);
   const int threads = threads_per_rank(options);
   inspected.plan = options.oracle ? plan_oracle(*inspected.program, threads, device_of(options))

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unistd.h>
@@ -19,14 +20,60 @@
 namespace troupe {
 namespace {
 
+// A number in the environment; 0: there is none.
+int number_of(const char* name) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? 0 : std::atoi(text);
+}
+
+// What a launcher of MPI says of how many processes it has started: mpirun of Open MPI and of
+// MPICH. 0: nothing.
+int announced_processes() {
+  const int size = number_of("OMPI_COMM_WORLD_SIZE");
+  return size > 0 ? size : number_of("PMI_SIZE");
+}
+
 // Were there other processes started with this one, as ranks of one run? Launchers of MPI say so in
-// the environment: mpirun of Open MPI and of MPICH, and srun with PMIx, which does not say how
-// many.
+// the environment; srun with PMIx does not say how many.
 bool is_one_of_several() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    if (const char* size = std::getenv(name)) return std::atoi(size) > 1;
-  }
-  return std::getenv("PMIX_RANK") != nullptr;
+  const int announced = announced_processes();
+  return announced > 0 ? announced > 1 : std::getenv("PMIX_RANK") != nullptr;
+}
+
+// Who this process is by its environment, where MPI knows of no other one, and of how many: started
+// by torchrun, by srun without MPI, or by a launcher of another MPI than this build's. Empty:
+// alone.
+struct ForeignLaunch {
+  std::string place;
+  int processes = 1;
+};
+std::optional<ForeignLaunch> find_foreign_launch() {
+  const auto launch = [](const char* rank, const char* size) -> std::optional<ForeignLaunch> {
+    if (std::getenv(rank) == nullptr || number_of(size) <= 1) return std::nullopt;
+    return ForeignLaunch{std::string(rank) + "=" + std::to_string(number_of(rank)) + " of " + size +
+                             "=" + std::to_string(number_of(size)),
+                         number_of(size)};
+  };
+  if (auto torch = launch("RANK", "WORLD_SIZE")) return torch;
+  if (auto open_mpi = launch("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return open_mpi;
+  if (auto mpich = launch("PMI_RANK", "PMI_SIZE")) return mpich;
+  // What mpirun starts may carry the numbers of the step that carries mpirun's own helpers.
+  if (announced_processes() > 0) return std::nullopt;
+  return launch("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+}
+
+// Each of them would believe to be the whole run.
+void refuse_foreign_launch(const Options& options) {
+  const std::optional<ForeignLaunch> launch = find_foreign_launch();
+  if (!launch || !runs_on_ranks(options.command) || options.fake_process_group) return;
+  const std::string command = "troupe " + std::string(info_of(options.command).name);
+  const std::string count = std::to_string(launch->processes);
+  throw_bad_request(launch->place +
+                    " is set in the environment, but MPI has started this process " +
+                    "alone, and each would be a run of its own. Start the ranks with mpirun -np " +
+                    count + " " + command + " ..., under Slurm with srun --mpi=pmix " + command +
+                    " ..., or as threads of one process, without these variables: " + command +
+                    " --ranks " + count + " ...");
 }
 
 // What CUDA reads from the environment when it starts. NVLink's multicast stays off, whoever uses
@@ -81,6 +128,7 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
     return flush_output(ExitStatus::done);
   }
   const Options& options = command_line.options;
+  if (processes == nullptr || processes->size() == 1) refuse_foreign_launch(options);
   if (options.device == "cuda" && options.ranks > 1) {
     prepare_for_several_gpus(options.ranks_per_gpu > 1);
   }

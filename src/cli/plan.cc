@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 
-#include "base/machine.h"
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
@@ -17,6 +16,7 @@
 #include "passes/step_programs.h"
 #include "plan/rank_plans.h"
 #include "program/verify.h"
+#include "runtime/device_memory.h"
 #include "train/model_options.h"
 
 namespace troupe {
@@ -33,11 +33,9 @@ struct Planned {
   std::string peak_operation;      // where most transient bytes are live
   double operation_flops = 0;      // of all operations of the step
   double model_flops = 0;          // of the model's products alone
-  uint64_t available_bytes = 0;    // 0: not known
   uint64_t without_recompute = 0;  // bytes of a rank; 0: nothing is recomputed
-  // Ranks differ in the numbers of their micro-batches alone.
-  uint64_t total_bytes() const { return static_cast<uint64_t>(ranks) * memory.total_bytes(); }
-  bool fits() const { return available_bytes == 0 || total_bytes() <= available_bytes; }
+  int32_t sharing = 1;             // ranks of this machine, or of a GPU
+  MemoryOffer offer;
 };
 
 // Of all ranks.
@@ -68,7 +66,10 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   planned.model_flops = planned.config.training_flops_per_sequence(planned.step.sequence) *
                         planned.step.micro_batch_size *
                         static_cast<double>(micro_batches_of(planned));
-  planned.available_bytes = available_memory_bytes();
+  // Ranks differ in the numbers of their micro-batches alone.
+  planned.sharing = ranks_that_share(options, /*group=*/nullptr, device_of(options));
+  planned.offer = offer_memory(
+      device_of(options), static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
   return planned;
 }
 
@@ -83,10 +84,10 @@ std::string make_json(const Planned& planned) {
         planned.memory.bytes_by_role[static_cast<size_t>(role)];
   }
   bytes["total"] = planned.memory.total_bytes();
-  nlohmann::ordered_json document = {{"fits", planned.fits()},
+  nlohmann::ordered_json document = {{"fits", planned.offer.fits()},
                                      {"ranks", planned.ranks},
                                      {"bytes", std::move(bytes)},
-                                     {"available_bytes", planned.available_bytes},
+                                     {"available_bytes", planned.offer.available},
                                      {"peak_operation", planned.peak_operation},
                                      {"parameters", planned.config.parameter_count()},
                                      {"active_parameters", planned.config.active_parameter_count()},
@@ -94,7 +95,7 @@ std::string make_json(const Planned& planned) {
                                      {"tokens_per_step", tokens_per_step(planned)},
                                      {"model_flops_per_step", planned.model_flops},
                                      {"operation_flops_per_step", planned.operation_flops}};
-  if (planned.available_bytes == 0) document["available_bytes"] = nullptr;
+  if (planned.offer.available == 0) document["available_bytes"] = nullptr;
   if (planned.without_recompute > 0) {
     document["bytes_without_recompute"] = planned.without_recompute;
   }
@@ -122,22 +123,27 @@ std::string make_text(const Options& options, const Planned& planned) {
     text +=
         fmt::format("  {:<14}{:>12}\n", "if all is kept", format_bytes(planned.without_recompute));
   }
-  const uint64_t total = planned.total_bytes();
-  if (planned.ranks > 1) {
-    text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", planned.ranks),
-                        format_bytes(total));
+  const bool on_gpu = planned.offer.device == Device::cuda;
+  const auto sharing = static_cast<uint64_t>(planned.sharing);
+  if (sharing > 1) {
+    text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", sharing),
+                        format_bytes(planned.offer.needed));
   }
-  if (planned.available_bytes == 0) {
-    return text + "\nThis machine does not say how much memory is available.\n";
-  }
-  text += fmt::format("  {:<14}{:>12}\n\n", "available", format_bytes(planned.available_bytes));
-  if (planned.fits()) return text + "It fits.\n";
-  text += fmt::format("It does not fit: {} are missing. ",
-                      format_bytes(total - planned.available_bytes));
-  const auto ranks = static_cast<uint64_t>(planned.ranks);
-  if (ranks * planned.memory.state_bytes > planned.available_bytes) {
+  if (planned.offer.available == 0) {
     return text +
-           "Parameters, gradients and optimizer state alone are too large for this machine.\n";
+           (on_gpu ? fmt::format("\nThis machine has no GPU to compare with ({}).\n", why_no_gpu())
+                   : "\nThis machine does not say how much memory is available.\n");
+  }
+  text += fmt::format("  {:<14}{:>12}{}\n\n", "available", format_bytes(planned.offer.available),
+                      on_gpu ? " on the first GPU" : "");
+  if (planned.offer.fits()) return text + "It fits.\n";
+  text += fmt::format("It does not fit: {} are missing. ",
+                      format_bytes(planned.offer.needed - planned.offer.available));
+  if (sharing * planned.memory.state_bytes > planned.offer.available) {
+    return text +
+           fmt::format(
+               "Parameters, gradients and optimizer state alone are too large for this {}.\n",
+               on_gpu ? "GPU" : "machine");
   }
   return text +
          "--recompute-granularity, a smaller --micro-batch-size (with the same "
@@ -163,12 +169,13 @@ ExitStatus run_plan(const Options& options) {
     fmt::print("{}", options.json ? make_layout_json(options, run, shown)
                                   : make_layout_text(options, run, shown));
     // A machine for all ranks is wanted of those only that shall run on it.
-    return report && !report->fits() && !options.fake_process_group ? ExitStatus::does_not_fit
-                                                                    : ExitStatus::done;
+    return report && !report->memory.fits() && !options.fake_process_group
+               ? ExitStatus::does_not_fit
+               : ExitStatus::done;
   }
   const Planned planned = make_plan(options, run);
   fmt::print("{}", options.json ? make_json(planned) : make_text(options, planned));
-  return planned.fits() ? ExitStatus::done : ExitStatus::does_not_fit;
+  return planned.offer.fits() ? ExitStatus::done : ExitStatus::does_not_fit;
 }
 
 }  // namespace troupe

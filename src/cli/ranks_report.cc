@@ -7,6 +7,7 @@
 
 #include "base/machine.h"
 #include "base/units.h"
+#include "runtime/device_memory.h"
 #include "train/model_options.h"
 
 namespace troupe {
@@ -48,6 +49,26 @@ std::string programs_line(const RanksReport& report) {
       format_count(static_cast<double>(sum_of(report, &RankPlan::messages))));
 }
 
+std::string describe_offer(const MemoryOffer& offer) {
+  const bool on_gpu = offer.device == Device::cuda;
+  if (offer.available == 0) {
+    return on_gpu ? fmt::format(
+                        "Each GPU needs at most {}. This machine has none to compare with ({}).\n",
+                        format_bytes(offer.needed), why_no_gpu())
+                  : "This machine does not say how much memory is available.\n";
+  }
+  if (on_gpu) {
+    return fmt::format("Each GPU needs at most {}; {} are available on the first one here: {}.\n",
+                       format_bytes(offer.needed), format_bytes(offer.available),
+                       offer.fits() ? "it fits" : "it does not fit");
+  }
+  return fmt::format(
+      "All ranks together need {}; {} are available here: as threads of one process "
+      "they {}.\n",
+      format_bytes(offer.needed), format_bytes(offer.available),
+      offer.fits() ? "fit" : "do not fit");
+}
+
 // Of all ranks.
 Exposure exposure_of(const RanksReport& report) {
   Exposure sum;
@@ -69,6 +90,16 @@ uint64_t bytes_without_recompute(const RanksReport& report) {
 
 }  // namespace
 
+MemoryOffer offer_memory(Device device, uint64_t needed) {
+  MemoryOffer offer{.device = device, .needed = needed};
+  if (device == Device::cpu) {
+    offer.available = available_memory_bytes();
+  } else if (why_no_gpu().empty()) {
+    offer.available = available_device_bytes();
+  }
+  return offer;
+}
+
 uint64_t RanksReport::total_bytes() const {
   uint64_t sum = 0;
   for (const RankPlan& plan : classes) sum += plan.total_bytes * static_cast<uint64_t>(plan.ranks);
@@ -78,13 +109,19 @@ uint64_t RanksReport::total_bytes() const {
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
-  report.classes =
-      plan_ranks(config, compute_dtype_of(options), std::make_shared<const RunLayout>(run),
-                 training_step_options(options, config), threads_per_rank(options),
-                 thread_count(options), device_of(options));
+  const Device device = device_of(options);
+  const DType dtype = compute_dtype_of(options);
+  const auto layout = std::make_shared<const RunLayout>(run);
+  report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
+                              threads_per_rank(options), thread_count(options), device);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
-  report.available_bytes = available_memory_bytes();
+  const uint64_t needed =
+      device == Device::cpu
+          ? report.total_bytes()
+          : largest_gpu_bytes(report.classes, classify_ranks(config, dtype, layout).class_of_rank,
+                              options.ranks_per_gpu);
+  report.memory = offer_memory(device, needed);
   return report;
 }
 
@@ -114,21 +151,15 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   }
   text += fmt::format("  built and checked in {}, with at most {} of memory\n\n",
                       format_duration(report.seconds), format_bytes(report.peak_bytes));
-  if (report.available_bytes == 0) {
-    return text + "This machine does not say how much memory is available.\n";
-  }
-  return text + fmt::format("All ranks together need {}; {} are available here: {}.\n",
-                            format_bytes(report.total_bytes()),
-                            format_bytes(report.available_bytes),
-                            report.fits() ? "as threads of one process they fit"
-                                          : "as threads of one process they do not fit");
+  return text + describe_offer(report.memory);
 }
 
 void add_ranks_json(ordered_json& document, const RanksReport& report, const Layout& layout) {
-  document["fits"] = report.fits();
+  document["fits"] = report.memory.fits();
   document["total_bytes"] = report.total_bytes();
+  document["needed_bytes"] = report.memory.needed;
   document["available_bytes"] =
-      report.available_bytes == 0 ? ordered_json() : ordered_json(report.available_bytes);
+      report.memory.available == 0 ? ordered_json() : ordered_json(report.memory.available);
   document["rank_classes"] = ordered_json::array();
   for (const RankPlan& plan : report.classes) {
     ordered_json bytes;

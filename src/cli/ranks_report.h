@@ -10,20 +10,28 @@
 #include <string>
 #include <vector>
 
+#include "base/device.h"
 #include "model/model_config.h"
 #include "plan/rank_plans.h"
 #include "train/options.h"
 
 namespace troupe {
 
+// What a run needs of a place where it may run, and what there is.
+struct MemoryOffer {
+  Device device = Device::cpu;
+  uint64_t needed = 0;     // of this machine for all ranks, or of the GPU that takes most
+  uint64_t available = 0;  // of this machine, or of its first GPU; 0: not known
+  bool fits() const { return available == 0 || needed <= available; }
+};
+MemoryOffer offer_memory(Device device, uint64_t needed);
+
 struct RanksReport {
   std::vector<RankPlan> classes;
-  double seconds = 0;            // building and checking took so long
-  uint64_t peak_bytes = 0;       // and the process has needed at most so much memory
-  uint64_t available_bytes = 0;  // of this machine; 0: not known
-  // Of all ranks, as threads of one process.
-  uint64_t total_bytes() const;
-  bool fits() const { return available_bytes == 0 || total_bytes() <= available_bytes; }
+  double seconds = 0;       // building and checking took so long
+  uint64_t peak_bytes = 0;  // and the process has needed at most so much memory
+  MemoryOffer memory;
+  uint64_t total_bytes() const;  // of all ranks
 };
 
 // Builds and checks the training step of every rank. What is wrong is a UserError, or aborts.

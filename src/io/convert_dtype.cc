@@ -50,6 +50,7 @@ void convert_from(const void* source, DType to, void* target, int64_t count) {
       return convert_all<From, float>(source, target, count);
     case DType::bf16:
       return convert_all<From, bf16>(source, target, count);
+    case DType::f8e4m3:
     case DType::i64:
     case DType::i32:
     case DType::u8:
@@ -98,6 +99,7 @@ int64_t first_not_finite(DType dtype, const void* data, int64_t count) {
       return first_with_exponent<uint32_t, 0x7f80'0000U>(data, count);
     case DType::bf16:
       return first_with_exponent<uint16_t, 0x7f80U>(data, count);
+    case DType::f8e4m3:
     case DType::i64:
     case DType::i32:
     case DType::u8:
@@ -149,6 +151,7 @@ void convert_elements(FileDType from, const void* source, DType to, void* target
       return convert_from<bf16>(source, to, target, count);
     case FileDType::f16:
       return convert_from<Half>(source, to, target, count);
+    case FileDType::f8e4m3:
     case FileDType::i64:
     case FileDType::i32:
     case FileDType::u8:

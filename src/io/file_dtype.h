@@ -11,11 +11,11 @@
 
 namespace troupe {
 
-enum class FileDType : uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
+enum class FileDType : uint8_t { f64, f32, bf16, f16, f8e4m3, i64, i32, u8 };
 
-inline constexpr FileDType kFileDTypes[] = {FileDType::f64, FileDType::f32, FileDType::bf16,
-                                            FileDType::f16, FileDType::i64, FileDType::i32,
-                                            FileDType::u8};
+inline constexpr FileDType kFileDTypes[] = {FileDType::f64, FileDType::f32,    FileDType::bf16,
+                                            FileDType::f16, FileDType::f8e4m3, FileDType::i64,
+                                            FileDType::i32, FileDType::u8};
 
 constexpr size_t size_of(FileDType dtype) {
   switch (dtype) {
@@ -28,6 +28,7 @@ constexpr size_t size_of(FileDType dtype) {
     case FileDType::bf16:
     case FileDType::f16:
       return 2;
+    case FileDType::f8e4m3:
     case FileDType::u8:
       return 1;
   }
@@ -45,6 +46,8 @@ constexpr std::string_view name_of(FileDType dtype) {
       return "BF16";
     case FileDType::f16:
       return "F16";
+    case FileDType::f8e4m3:
+      return "F8_E4M3";
     case FileDType::i64:
       return "I64";
     case FileDType::i32:
@@ -63,6 +66,8 @@ constexpr FileDType to_file_dtype(DType dtype) {
       return FileDType::f32;
     case DType::bf16:
       return FileDType::bf16;
+    case DType::f8e4m3:
+      return FileDType::f8e4m3;
     case DType::i64:
       return FileDType::i64;
     case DType::i32:
@@ -84,6 +89,8 @@ constexpr std::optional<DType> to_dtype(FileDType dtype) {
       return DType::bf16;
     case FileDType::f16:
       return std::nullopt;
+    case FileDType::f8e4m3:
+      return DType::f8e4m3;
     case FileDType::i64:
       return DType::i64;
     case FileDType::i32:

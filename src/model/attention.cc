@@ -29,11 +29,12 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
   const int32_t head_dim = config.kv_channels;
 
   // Of the norm that made them: where it is recomputed, the rows of all ranks are, too.
-  builder.place.module = Module::norm;
+  builder.place.module = Module::attention_norm;
   const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
-  builder.place.module = Module::attention;
+  builder.place.module = Module::qkv;
   ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
                        {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
+  builder.place.module = Module::attention;
   if (config.qk_layernorm) {
     QkNormAttributes norm{.heads = heads,
                           .groups = groups,
@@ -76,7 +77,7 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
        .first_head = tensor_parallel.rank() * heads,
        .all_heads = tensor_parallel.ranks() > 1 ? config.num_attention_heads : 0},
       "context");
-  builder.place.module = Module::attention;
+  builder.place.module = Module::attention_out;
   return leave_linear(builder, tensor_parallel, context, parameter(ParameterKind::w_attention_out),
                       bias(config.add_bias_linear, ParameterKind::b_attention_out),
                       "attention_out");

@@ -18,6 +18,8 @@
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/shift_ids/shift_ids.h"
+#include "ops/split_rows/split_rows.h"
+#include "ops/token_count/token_count.h"
 
 namespace troupe {
 
@@ -99,29 +101,39 @@ ValueId build_embedding(Builder& builder, const ModelConfig& config, const Model
   return tensor_parallel.leave(rows, "x");
 }
 
-void build_head(Builder& builder, const ModelConfig& config, const ModelState& state,
-                const BatchValues& batch, ValueId final_state, ValueId loss_tokens,
-                ForwardResult& result) {
+ParameterKind head_weight(const ModelConfig& config) {
+  return config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
+}
+
+Head build_head(Builder& builder, const ModelConfig& config, const ModelState& state,
+                const BatchValues& batch, ValueId final_state, const ForwardOptions& options) {
   const TensorParallel tensor_parallel(builder, state.part);
-  const ParameterKind kind = config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
   const ValueId rows = tensor_parallel.enter(final_state, "head_in_all");
-  result.logits = linear(builder, rows, read_parameter(builder, state, kind), {}, "logits");
-  if (!batch.labels.valid()) return;
-  CrossEntropyInputs inputs{
-      .logits = result.logits,
-      .labels = batch.labels,
-      .mask = batch.mask,
-      .tokens = loss_tokens.valid() ? loss_tokens : count_tokens(builder, state.part, batch.mask)};
-  if (tensor_parallel.ranks() == 1) {
-    result.loss = cross_entropy(builder, inputs, "loss").loss;
-    return;
+  Head head;
+  head.weight = read_parameter(builder, state, head_weight(config));
+  head.loss_tokens = options.loss_tokens;
+  if (batch.labels.valid() && !head.loss_tokens.valid()) {
+    head.loss_tokens = count_tokens(builder, state.part, batch.mask);
   }
-  inputs.labels =
-      shift_ids(builder, batch.labels, {.first = first_vocabulary_row(state, kind)}, "label_ids");
-  const ValueId part = cross_entropy_part(builder, inputs.logits, inputs.labels, "loss_part");
-  const ValueId parts = all_gather(
-      builder, part, {.group = RankGroup::tp, .ranks = tensor_parallel.ranks()}, "loss_parts");
-  result.loss = cross_entropy_of_parts(builder, inputs, parts, "loss").loss;
+  const int32_t most = options.loss_chunk_tokens;
+  if (most == 0 || builder.value(rows).shape[0] <= most) {
+    head.chunks.push_back({.rows = rows, .labels = batch.labels, .mask = batch.mask});
+    return head;
+  }
+  TROUPE_CHECK(batch.labels.valid(), "logits without a loss are wanted whole");
+  if (!head.loss_tokens.valid()) {
+    head.loss_tokens = token_count(builder, batch.mask, "tokens_here");
+  }
+  const auto split = [&](ValueId whole, const std::string& name) {
+    return split_rows(builder, whole, {.rows = most}, name);
+  };
+  const std::vector<ValueId> all_rows = split(rows, "head_in_chunk");
+  const std::vector<ValueId> labels = split(batch.labels, "labels_chunk");
+  const std::vector<ValueId> masks = split(batch.mask, "mask_chunk");
+  for (size_t i = 0; i < all_rows.size(); ++i) {
+    head.chunks.push_back({.rows = all_rows[i], .labels = labels[i], .mask = masks[i]});
+  }
+  return head;
 }
 
 }  // namespace
@@ -175,7 +187,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
     builder.place.layer = static_cast<int16_t>(layer);
-    builder.place.module = Module::norm;
+    builder.place.module = Module::attention_norm;
     const ValueId attention_input = add_and_norm(
         ParameterKind::input_norm, ParameterKind::input_norm_bias, layer, "attention_in");
     builder.place.module = Module::attention;
@@ -183,7 +195,7 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
         build_attention(builder, config, state, layer, rope_table, batch, attention_input, options);
     builder.place.module = Module::other;
     branch = drop(branch, RandomPlace::attention_branch_dropout, layer);
-    builder.place.module = Module::norm;
+    builder.place.module = Module::mlp_norm;
     const ValueId ffn_input =
         add_and_norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias,
                      layer, "ffn_in");
@@ -204,7 +216,31 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
 
   const ValueId final_state =
       add_and_norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "head_in");
-  build_head(builder, config, state, batch, final_state, options.loss_tokens, result);
+  result.head = build_head(builder, config, state, batch, final_state, options);
+  return result;
+}
+
+LossResult build_loss(Builder& builder, const ModelConfig& config, const ModelState& state,
+                      const Head& head, const Head::Chunk& chunk) {
+  const TensorParallel tensor_parallel(builder, state.part);
+  LossResult result;
+  result.logits = linear(builder, chunk.rows, head.weight, {}, "logits");
+  if (!chunk.labels.valid()) return result;
+  CrossEntropyInputs inputs{.logits = result.logits,
+                            .labels = chunk.labels,
+                            .mask = chunk.mask,
+                            .tokens = head.loss_tokens};
+  if (tensor_parallel.ranks() == 1) {
+    result.loss = cross_entropy(builder, inputs, "loss").loss;
+    return result;
+  }
+  inputs.labels =
+      shift_ids(builder, chunk.labels, {.first = first_vocabulary_row(state, head_weight(config))},
+                "label_ids");
+  const ValueId part = cross_entropy_part(builder, inputs.logits, inputs.labels, "loss_part");
+  const ValueId parts = all_gather(
+      builder, part, {.group = RankGroup::tp, .ranks = tensor_parallel.ranks()}, "loss_parts");
+  result.loss = cross_entropy_of_parts(builder, inputs, parts, "loss").loss;
   return result;
 }
 

@@ -49,15 +49,27 @@ inline constexpr AuxiliaryLossKind kAuxiliaryLossKinds[] = {
     AuxiliaryLossKind::load_balancing, AuxiliaryLossKind::seq_load_balancing,
     AuxiliaryLossKind::global_load_balancing, AuxiliaryLossKind::z};
 
+// What logits and loss are made of, in chunks of consecutive tokens whose logits need not be there
+// at the same time. Without chunks it is one, of all tokens.
+struct Head {
+  struct Chunk {
+    ValueId rows;    // [tokens, hidden], of all ranks of tp
+    ValueId labels;  // invalid: no loss is built
+    ValueId mask;
+  };
+  ValueId weight;
+  ValueId loss_tokens;  // what the sum of the losses is divided by; invalid: the mask's sum
+  std::vector<Chunk> chunks;
+};
+
 struct ForwardResult {
   // Of a stage without loss: the residual stream [tokens, hidden] for the next stage, nothing left
   // to be added to it. Of a stage without embedding and layers it is the input itself.
   ValueId output;
-  // Of the stage with the loss:
-  ValueId logits;  // [tokens, vocab]
-  // [1] mean cross-entropy of the micro-batch, nats per token; of a rank of cp its part of the
-  // mean. Invalid without labels.
-  ValueId loss;
+  // Of the stage with the loss: what build_loss() goes on from, and, when its callers have put them
+  // here, the losses that it made of the chunks.
+  Head head;
+  std::vector<ValueId> losses;
 
   // What else is minimised in training, already multiplied by its coefficient; one entry per layer.
   struct AuxiliaryLoss {
@@ -95,6 +107,8 @@ struct ForwardOptions {
   // What the sum of the tokens' losses is divided by, [1]: the count of all tokens that share the
   // loss. Invalid: those of the micro-batch that the ranks of cp have.
   ValueId loss_tokens = {};
+  // The most tokens of a chunk of the head; 0: all of them are one.
+  int32_t loss_chunk_tokens = 0;
   // Router replay: by layer, i32 [tokens, top-k] the experts to be used instead of choosing. Empty,
   // or invalid where a layer has no router.
   std::vector<ValueId> selected = {};
@@ -111,9 +125,20 @@ ValueId build_rope_table(Builder& builder, const ModelConfig& config, const Mode
 // Does training draw random numbers (dropout, jitter, random routing)?
 bool draws_random_numbers(const ModelConfig& config);
 
-// Emits the forward pass of one stage.
+// Emits the forward pass of one stage, but for logits and loss.
 ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
                             ValueId rope_table, const BatchValues& batch,
                             const ForwardOptions& options);
+
+struct LossResult {
+  ValueId logits;  // [tokens, vocab]
+  // [1] the chunk's part of the mean cross-entropy of the micro-batch, nats per token; of a rank of
+  // cp of its part of the mean. Invalid without labels.
+  ValueId loss;
+};
+
+// Emits logits and loss of one chunk.
+LossResult build_loss(Builder& builder, const ModelConfig& config, const ModelState& state,
+                      const Head& head, const Head::Chunk& chunk);
 
 }  // namespace troupe

@@ -262,6 +262,7 @@ class MoeBlock {
   ValueId build_experts(const DispatchedTokens& tokens, const Routing& routing) {
     const ValueId probabilities = tokens.probabilities;
     const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
+    builder_.place.module = Module::expert_fc1;
     ValueId gate_up = grouped_linear(builder_, rows, parameter(ParameterKind::w_gate_up),
                                      routing.offsets, "gate_up");
     if (config_.add_bias_linear) {

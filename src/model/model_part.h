@@ -27,9 +27,17 @@ struct RunLayout {
   PipelinePartition partition;
   PipelineShape schedule;  // its micro-batches are those of one step and one pipeline
   StateSharding sharding = StateSharding::none;
-  // Of AdamW's moments, f32 or bf16. Those of f64 parameters are f64 all the same.
+  // Of the main gradients of bf16 parameters: f32 or bf16. Those of other parameters have these
+  // parameters' own dtype.
+  DType main_gradients = DType::f32;
+  // Of AdamW's moments: f32, bf16, or f8e4m3, which is that of tensors of two dimensions and more
+  // (ops/adamw/moment_blocks.h), beside which others are so small that theirs stay f32. Those of
+  // f64 parameters are f64 all the same.
   DType exp_avg = DType::f32;
   DType exp_avg_sq = DType::f32;
+  // Moments and master weights of a rank's first parameters, up to this part of all that it
+  // updates, are kept on the host (StateTensor::on_host).
+  double optimizer_offload = 0;
 };
 
 // Among whom a parameter is sharded, and who have the same shard.

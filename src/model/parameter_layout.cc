@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "ops/adamw/moment_blocks.h"
 
 namespace troupe {
 namespace {
@@ -146,6 +147,30 @@ void check_layout(const ModelConfig& config, const Layout& layout, int64_t seque
   if (exchange == ContextExchange::a2a) check_heads_exchange(config, layout);
   check_experts(config, layout);
   check_sequence(layout, sequence);
+}
+
+void check_moment_blocks(const ModelConfig& config, const Layout& layout, const char* flag) {
+  const auto require_blocks = [&](const char* cutter, int32_t parts, int64_t size,
+                                  const char* what) {
+    if (parts == 1 || size / parts % kMomentBlock == 0) return;
+    throw_bad_request(fmt::format(
+        "{} fp8: {} {} cuts {}, {}, into pieces of {}, which must be a multiple of {}: so many "
+        "moments share a scale. Use bf16 moments, or another {}.",
+        flag, cutter, parts, what, size, size / parts, kMomentBlock, cutter));
+  };
+  const char* tp = "--tensor-model-parallel-size";
+  require_blocks(tp, layout.tp(), config.attention_size(), "the size of all query heads");
+  if (config.moe_layer_count() < config.num_layers) {
+    require_blocks(tp, layout.tp(), config.ffn_hidden_size, "the dense layers' inner size");
+  }
+  if (config.has_shared_expert()) {
+    require_blocks(tp, layout.tp(), config.moe_shared_expert_intermediate_size,
+                   "the shared expert's inner size");
+  }
+  if (config.num_experts > 0) {
+    require_blocks("--expert-tensor-parallel-size", layout.etp(), config.moe_ffn_hidden_size,
+                   "the experts' inner size");
+  }
 }
 
 ParameterSlice slice_of(ParameterKind kind, const Shape& shape, const ModelConfig& config,

@@ -22,6 +22,10 @@ namespace troupe {
 void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence,
                   ContextExchange exchange = ContextExchange::p2p);
 
+// Refuses a layout that cuts the blocks in which moments in f8e4m3 share a scale
+// (ops/adamw/moment_blocks.h); `flag` asks for these. A layout that check_layout passes.
+void check_moment_blocks(const ModelConfig& config, const Layout& layout, const char* flag);
+
 // The slice of a parameter of shape `shape` (of the whole model) that `rank` holds if its stage
 // holds the parameter at all. TP cuts heads, rows of first products (the halves of a gated one each
 // by itself), columns of second ones, and the vocabulary, whose blocks may

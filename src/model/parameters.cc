@@ -6,9 +6,18 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "model/parameter_layout.h"
+#include "ops/adamw/moment_blocks.h"
 
 namespace troupe {
 namespace {
+
+// Do these ranges of a dimension of `extent` elements leave the blocks of moments whole?
+bool keeps_blocks(const std::vector<IndexRange>& ranges, int64_t extent) {
+  return std::all_of(ranges.begin(), ranges.end(), [&](const IndexRange& range) {
+    return range.begin % kMomentBlock == 0 &&
+           (range.end % kMomentBlock == 0 || range.end == extent);
+  });
+}
 
 class Declaration {
  public:
@@ -52,6 +61,7 @@ class Declaration {
   }
 
   ModelState finish(std::vector<StateId> expert_biases) {
+    keep_optimizer_on_host();
     return {part_,
             dtype_,
             trained_,
@@ -97,19 +107,47 @@ class Declaration {
         return table_->add(
             {.name = prefix + name, .dtype = type, .shape = of, .role = role, .gradient = {}});
       };
-      const auto moment = [&](DType type) { return wide == DType::f64 ? wide : type; };
-      parameter.gradient = add_state("grad.", wide, held, Role::gradient);
+      const auto add_moment = [&](DType type, const std::string& prefix, StateId& moment,
+                                  StateId& scales) {
+        if (wide == DType::f64) type = wide;
+        if (type == DType::f8e4m3 && whole.rank() == 1) type = DType::f32;
+        moment = add_state((prefix + ".").c_str(), type, kept, Role::optimizer);
+        if (type != DType::f8e4m3) return;
+        TROUPE_CHECK(keeps_blocks(parameter.slice.ranges.back(), whole.back()),
+                     "blocks of moments are cut: " + name);
+        scales = add_state((prefix + "_scale.").c_str(), DType::u8, moment_scales_shape(kept),
+                           Role::optimizer);
+      };
+      const DType gradient = dtype == DType::bf16 ? part_.run->main_gradients : wide;
+      parameter.gradient = add_state("grad.", gradient, held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
       if (kept.elements() > 0) {
-        parameter.exp_avg =
-            add_state("exp_avg.", moment(part_.run->exp_avg), kept, Role::optimizer);
-        parameter.exp_avg_sq =
-            add_state("exp_avg_sq.", moment(part_.run->exp_avg_sq), kept, Role::optimizer);
+        add_moment(part_.run->exp_avg, "exp_avg", parameter.exp_avg, parameter.exp_avg_scale);
+        add_moment(part_.run->exp_avg_sq, "exp_avg_sq", parameter.exp_avg_sq,
+                   parameter.exp_avg_sq_scale);
         if (dtype != wide) parameter.master = add_state("master.", wide, kept, Role::optimizer);
       }
     }
     parameters_.push_back(std::move(parameter));
     return &parameters_.back();
+  }
+
+  // As Megatron chooses them: in their order, until that many elements are reached.
+  void keep_optimizer_on_host() {
+    const auto elements_of = [&](const Parameter& parameter) {
+      return parameter.exp_avg.valid() ? (*table_)[parameter.exp_avg].shape.elements() : 0;
+    };
+    int64_t all = 0;
+    for (const Parameter& parameter : parameters_) all += elements_of(parameter);
+    const double wanted = part_.run->optimizer_offload * static_cast<double>(all);
+    int64_t chosen = 0;
+    for (const Parameter& parameter : parameters_) {
+      if (static_cast<double>(chosen) >= wanted) return;
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq, parameter.master}) {
+        if (id.valid()) table_->at(id).on_host = true;
+      }
+      chosen += elements_of(parameter);
+    }
   }
 
   const ModelConfig& config_;

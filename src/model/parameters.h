@@ -101,6 +101,9 @@ struct Parameter {
   // not trained, or the shard is empty.
   StateId exp_avg;
   StateId exp_avg_sq;
+  // Of moments in f8e4m3: the scales of their blocks.
+  StateId exp_avg_scale;
+  StateId exp_avg_sq_scale;
   StateId master;       // only when `value` is bf16
   double init_std = 0;  // normal initial weights; 0: all elements start as init_constant
   double init_constant = 0;
@@ -125,10 +128,10 @@ struct ModelState {
 };
 
 // Declares the state of a rank's part of the model. `dtype` is that of the weights, except those of
-// norms, which have its accumulation type, as gradients and master weights do, and moments unless
-// part.run says otherwise. `trained`
-// adds gradients and optimizer state. Expert biases are router state, fp32 in every model: the step
-// moves them, the optimizer does not. Refuses what check_layout refuses of the model.
+// norms, which have its accumulation type, as master weights do, and gradients and moments unless
+// part.run says otherwise. `trained` adds gradients and optimizer state. Expert biases are router
+// state, fp32 in every model: the step moves them, the optimizer does not. Refuses what
+// check_layout refuses of the model.
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,
                                const ModelPart& part);
 

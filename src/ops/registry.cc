@@ -32,6 +32,7 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/local_experts/local_experts.h"
+#include "ops/offload/offload.h"
 #include "ops/permute/permute.h"
 #include "ops/pipeline_message/pipeline_message.h"
 #include "ops/prefix_sum/prefix_sum.h"
@@ -50,6 +51,7 @@
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/split_columns/split_columns.h"
+#include "ops/split_rows/split_rows.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "ops/token_count/token_count.h"
 
@@ -101,6 +103,7 @@ constexpr std::array kOperations = {
     &kHeadsToSequence,
     &kJitter,
     &kJoinColumns,
+    &kJoinRows,
     &kLayerNorm,
     &kLayerNormGradient,
     &kLayerNormWeightGradient,
@@ -112,6 +115,7 @@ constexpr std::array kOperations = {
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
     &kLocalExperts,
+    &kOffload,
     &kPermute,
     &kPrefixSum,
     &kPushRows,
@@ -125,6 +129,7 @@ constexpr std::array kOperations = {
     &kReceive,
     &kReduceScatter,
     &kReduceShards,
+    &kReload,
     &kRingAttention,
     &kRingAttentionGradient,
     &kRmsNorm,
@@ -143,6 +148,7 @@ constexpr std::array kOperations = {
     &kShiftIds,
     &kSinkhornTopk,
     &kSplitColumns,
+    &kSplitRows,
     &kSumOverRanks,
     &kTokenCount,
     &kTokenShare,

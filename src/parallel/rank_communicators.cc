@@ -13,4 +13,8 @@ Communicators communicators_of(ProcessGroup& group, const Layout& layout, int32_
   return communicators;
 }
 
+Communicators communicators_of(ProcessGroup* group, const Layout& layout, int32_t rank) {
+  return group == nullptr ? Communicators{} : communicators_of(*group, layout, rank);
+}
+
 }  // namespace troupe

@@ -91,11 +91,14 @@ void start_gathers_early(Program& program) {
                       place.phase == Phase::optimizer);
   };
   std::vector<Stretch> stretches;
+  const Place* last = nullptr;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
-    if (index == 0 || work_of(op.place) != work_of(program.op(index - 1).place)) {
-      stretches.emplace_back();
-    }
+    // A copy belongs to the work that it stands in.
+    const bool continues =
+        last != nullptr && (op.place.queue == Queue::copy || work_of(op.place) == work_of(*last));
+    if (!continues) stretches.emplace_back();
+    if (!continues || op.place.queue != Queue::copy) last = &op.place;
     Stretch& own = stretches.back();
     (gathers_parameters(program, op) ? own.gathers : own.others).push_back(index);
   }

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "passes/queue_events.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -209,6 +210,20 @@ std::vector<int32_t> find_runs(const Program& program) {
   return run;
 }
 
+// Values that other queues than compute touch keep their memory as long as that queue has something
+// else to do, within the run.
+void reserve_for_queues(const Program& program, std::vector<Lifetime>& lifetimes) {
+  const std::vector<int32_t> until = find_queue_reservations(program);
+  const std::vector<int32_t> run = find_runs(program);
+  for (size_t i = 0; i < lifetimes.size(); ++i) {
+    int32_t& last = lifetimes[i].last;
+    if (until[i] <= last) continue;
+    const auto end = std::upper_bound(run.begin() + last, run.begin() + until[i] + 1,
+                                      run[static_cast<size_t>(last)]);
+    last = static_cast<int32_t>(end - run.begin()) - 1;
+  }
+}
+
 // Values that are stored together.
 struct Bundle {
   int32_t first = 0;  // operations
@@ -237,14 +252,17 @@ void compress_times(std::vector<Block>& blocks) {
   }
 }
 
-// Two kinds of bundles: the values that live within one run, which reuse each other's memory, and
-// those that live from one run into another, the same for all of them.
-std::vector<Bundle> bundle_values(const Program& program, const std::vector<Lifetime>& lifetimes) {
+// Two kinds of bundles of one of the two arenas: the values that live within one run, which reuse
+// each other's memory, and those that live from one run into another, the same for all of them.
+std::vector<Bundle> bundle_values(const Program& program, const std::vector<Lifetime>& lifetimes,
+                                  bool on_host) {
   const std::vector<int32_t> run = find_runs(program);
   std::map<std::tuple<int32_t, int32_t, bool>, Bundle> bundles;
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
-    if (!is_transient(program.value(ValueId{i})) || lifetime.root != ValueId{i}) continue;
+    const Value& value = program.value(ValueId{i});
+    if (!is_transient(value) || is_on_host(value.role) != on_host) continue;
+    if (lifetime.root != ValueId{i}) continue;
     const int32_t first_run = run[static_cast<size_t>(lifetime.first)];
     const int32_t last_run = run[static_cast<size_t>(lifetime.last)];
     // What weight gradients need is a bundle of its own even where they are not put off: then it is
@@ -366,17 +384,27 @@ std::vector<uint64_t> place_slots(std::vector<Slot> slots, const std::vector<Bun
   return offsets;
 }
 
-void place_transients(const Program& program, const std::vector<Lifetime>& lifetimes,
+uint64_t& transient_bytes_of(MemoryPlan& plan, bool on_host) {
+  return on_host ? plan.host_transient_bytes : plan.transient_bytes;
+}
+
+void place_transients(const Program& program, const std::vector<Lifetime>& lifetimes, bool on_host,
                       MemoryPlan& plan) {
-  const std::vector<Bundle> bundles = bundle_values(program, lifetimes);
+  const std::vector<Bundle> bundles = bundle_values(program, lifetimes, on_host);
+  uint64_t& height = transient_bytes_of(plan, on_host);
   const std::vector<uint64_t> offsets = place_slots(assign_slots(bundles), bundles);
   for (size_t i = 0; i < bundles.size(); ++i) {
     const Bundle& bundle = bundles[i];
     for (size_t j = 0; j < bundle.values.size(); ++j) {
       plan.offset[static_cast<size_t>(bundle.values[j].index)] = offsets[i] + bundle.offsets[j];
     }
-    plan.transient_bytes = std::max(plan.transient_bytes, offsets[i] + bundle.bytes);
+    height = std::max(height, offsets[i] + bundle.bytes);
   }
+}
+
+void place_transients(const Program& program, const std::vector<Lifetime>& lifetimes,
+                      MemoryPlan& plan) {
+  for (const bool on_host : {false, true}) place_transients(program, lifetimes, on_host, plan);
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const ValueId root = lifetimes[static_cast<size_t>(i)].root;
     if (root.valid() && is_transient(program.value(root))) {
@@ -406,6 +434,7 @@ void count_live_bytes(const Program& program, const std::vector<Lifetime>& lifet
   for (size_t index = 0; index < ops; ++index) {
     int64_t sum = 0;
     for (size_t role = 0; role < kRoleCount; ++role) {
+      if (is_on_host(static_cast<Role>(role))) continue;
       live[role] += change[index][role];
       sum += live[role];
     }
@@ -421,6 +450,7 @@ void count_live_bytes(const Program& program, const std::vector<Lifetime>& lifet
   plan.bytes_by_role[static_cast<size_t>(Role::activation)] +=
       plan.transient_bytes - plan.largest_live_bytes;
   plan.bytes_by_role[static_cast<size_t>(Role::workspace)] += plan.scratch_bytes();
+  plan.host_bytes_by_role[static_cast<size_t>(Role::offloaded)] += plan.host_transient_bytes;
 }
 
 // Everything but the transient values.
@@ -430,7 +460,9 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
   plan.threads = device == Device::cpu ? threads : 1;
   const StateLayout state(program.state());
   plan.state_bytes = state.bytes;
+  plan.host_state_bytes = state.host_bytes;
   plan.bytes_by_role = state.bytes_by_role;
+  plan.host_bytes_by_role = state.host_bytes_by_role;
   plan.offset.resize(static_cast<size_t>(program.value_count()), 0);
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
@@ -444,8 +476,10 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
     const auto scratch_bytes =
         device == Device::cpu ? op.spec->scratch_bytes : op.spec->cuda_scratch_bytes;
     if (scratch_bytes == nullptr) continue;
-    plan.scratch_bytes_per_thread =
-        std::max(plan.scratch_bytes_per_thread, align(scratch_bytes(OpView{program, op})));
+    uint64_t& most = device == Device::cpu
+                         ? plan.scratch_bytes_per_thread
+                         : plan.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
+    most = std::max(most, align(scratch_bytes(OpView{program, op})));
   }
   return plan;
 }
@@ -458,15 +492,17 @@ StateLayout::StateLayout(const StateTable& state) {
     const StateTensor& tensor = state[StateId{i}];
     const uint64_t size =
         align(static_cast<uint64_t>(tensor.shape.elements()) * size_of(tensor.dtype));
-    offset[static_cast<size_t>(i)] = bytes;
-    bytes += size;
-    bytes_by_role[static_cast<size_t>(tensor.role)] += size;
+    uint64_t& arena = tensor.on_host ? host_bytes : bytes;
+    offset[static_cast<size_t>(i)] = arena;
+    arena += size;
+    (tensor.on_host ? host_bytes_by_role : bytes_by_role)[static_cast<size_t>(tensor.role)] += size;
   }
 }
 
 MemoryPlan plan_memory(const Program& program, int threads, Device device) {
   MemoryPlan plan = plan_fixed_parts(program, threads, device);
   std::vector<Lifetime> lifetimes = find_lifetimes(program, device);
+  if (device == Device::cuda) reserve_for_queues(program, lifetimes);
   share_in_place(program, lifetimes);
   place_transients(program, lifetimes, plan);
   count_live_bytes(program, lifetimes, plan);
@@ -482,8 +518,9 @@ MemoryPlan plan_oracle(const Program& program, int threads, Device device) {
     const Value& value = program.value(ValueId{i});
     const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
     if (!is_transient(value) || !lifetime.root.valid()) continue;
-    plan.offset[static_cast<size_t>(i)] = plan.transient_bytes;
-    plan.transient_bytes += align(value.bytes());
+    uint64_t& arena = transient_bytes_of(plan, is_on_host(value.role));
+    plan.offset[static_cast<size_t>(i)] = arena;
+    arena += align(value.bytes());
     if (std::find(results.begin(), results.end(), ValueId{i}) == results.end()) {
       plan.dead_after[static_cast<size_t>(lifetime.last)].push_back(ValueId{i});
     }
@@ -503,7 +540,8 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
     const Value& value = program.value(ValueId{i});
     const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
     if (!is_transient(value) || !lifetime.root.valid()) continue;
-    TROUPE_CHECK(plan.offset[static_cast<size_t>(i)] + align(value.bytes()) <= plan.transient_bytes,
+    const uint64_t end = is_on_host(value.role) ? plan.host_transient_bytes : plan.transient_bytes;
+    TROUPE_CHECK(plan.offset[static_cast<size_t>(i)] + align(value.bytes()) <= end,
                  value.name + " lies outside the transient arena");
     if (value.bytes() == 0) continue;  // overlaps nothing
     begins[static_cast<size_t>(lifetime.first)].push_back(ValueId{i});
@@ -511,8 +549,12 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
   }
   // Values that are live while the current operation runs, by address. They overlap nothing but
   // the operand over which a result is stored, which begins where the result does: whatever a new
-  // value overlaps, it overlaps one that begins within it or the nearest that begin before.
-  std::map<std::pair<uint64_t, int32_t>, ValueId> live;
+  // value overlaps, it overlaps one that begins within it or the nearest that begin before. The
+  // arenas of device and host are apart.
+  std::array<std::map<std::pair<uint64_t, int32_t>, ValueId>, 2> live_in;
+  const auto arena_of = [&](ValueId id) -> auto& {
+    return live_in[is_on_host(program.value(id).role) ? 1 : 0];
+  };
   for (size_t index = 0; index < ops; ++index) {
     const Op& op = program.op(static_cast<int32_t>(index));
     const OpSpec::InPlace pair = op.spec->in_place;
@@ -528,6 +570,7 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
                                             std::to_string(index));
     };
     for (const ValueId id : begins[index]) {
+      auto& live = arena_of(id);
       const auto behind = live.lower_bound({begin_of(id), 0});
       for (auto next = behind; next != live.end() && next->first.first < end_of(id); ++next) {
         check(id, next->second);
@@ -540,7 +583,7 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
       }
       live.emplace(std::pair{begin_of(id), id.index}, id);
     }
-    for (const ValueId id : ends[index]) live.erase({begin_of(id), id.index});
+    for (const ValueId id : ends[index]) arena_of(id).erase({begin_of(id), id.index});
   }
 }
 

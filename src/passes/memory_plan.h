@@ -7,15 +7,26 @@
 //   persistent  inputs and metrics of this program
 //   transient   activations, workspace and communication buffers; addresses are reused as soon as
 //               the last operation that needs a value has run
-//   scratch     private memory of each thread, as large as the most demanding operation wants
+//   scratch     private memory of each thread, as large as the most demanding operation wants; on a
+//               GPU of each queue, whose operations run beside those of the others
+//
+// What lies in the host's memory (is_on_host(Role), StateTensor::on_host) has arenas of its own,
+// one of state and a transient one, planned in the same way. On the CPU that is the same memory.
 //
 // Micro-batches look alike, so the transient part is planned for each distinct run of operations of
 // one stage and micro-batch and repeated. What lives from one run into another takes turns in
 // slots: as many as are live at once, so the plan does not grow with the number of micro-batches.
+//
+// On a GPU queues run side by side, and whoever uses memory again waits for its last user on
+// another queue (queue_events.h). So that the compute queue does not wait for what it has no need
+// of, a value that an operation of another queue touches keeps its memory beyond its last use:
+// until the first operation of the compute queue that waits for that operation anyway, but no
+// longer than to the end of the layer to which compute goes on then, or of the run.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/device.h"
@@ -23,46 +34,67 @@
 
 namespace troupe {
 
-// Where each state tensor lies in the state arena. Depends on the table alone.
+inline constexpr int kQueueCount = 3;  // of Queue
+
+// Where each state tensor lies in the state arena, or in that of the host. Depends on the table
+// alone.
 struct StateLayout {
   explicit StateLayout(const StateTable& state);
-  std::vector<uint64_t> offset;  // by StateId
-  uint64_t bytes = 0;
+  std::vector<uint64_t> offset;  // by StateId, in the tensor's arena
+  uint64_t bytes = 0;            // of the state arena
+  uint64_t host_bytes = 0;       // of the host's
   std::array<uint64_t, kRoleCount> bytes_by_role{};
+  std::array<uint64_t, kRoleCount> host_bytes_by_role{};
 };
 
 struct MemoryPlan {
   static constexpr uint64_t kAlignment = 64;
 
-  std::vector<uint64_t> offset;  // by ValueId, in the persistent or the transient arena
+  std::vector<uint64_t> offset;  // by ValueId, in the persistent or a transient arena
   uint64_t state_bytes = 0;
   uint64_t persistent_bytes = 0;
   uint64_t transient_bytes = 0;
-  uint64_t scratch_bytes_per_thread = 0;
+  uint64_t host_state_bytes = 0;
+  uint64_t host_transient_bytes = 0;
+  uint64_t scratch_bytes_per_thread = 0;                       // of the CPU
+  std::array<uint64_t, kQueueCount> scratch_bytes_of_queue{};  // of a GPU: blocks in this order
   int threads = 1;
   Device device = Device::cpu;
 
   // Bytes by role: state and persistent roles in full; activations, workspace and communication as
   // they stand at the operation where most transient bytes are live (plus scratch, as workspace,
-  // and what fragmentation costs, as activations), so that the roles add up to total_bytes().
+  // and what fragmentation costs, as activations), so that the roles add up to device_bytes(). What
+  // lies on the host is apart, and adds up to host_bytes().
   std::array<uint64_t, kRoleCount> bytes_by_role{};
+  std::array<uint64_t, kRoleCount> host_bytes_by_role{};
 
-  std::vector<uint64_t> live_bytes;  // by operation: transient bytes live while it runs
-  uint64_t largest_live_bytes = 0;   // their maximum: no plan can do with less than this
+  // By operation: transient bytes live while it runs, without those of the host.
+  std::vector<uint64_t> live_bytes;
+  uint64_t largest_live_bytes = 0;  // their maximum: no plan can do with less than this
 
   // Oracle plans only: the values whose last use is this operation, to be poisoned after it.
   std::vector<std::vector<ValueId>> dead_after;
 
   uint64_t scratch_bytes() const {
-    return scratch_bytes_per_thread * static_cast<uint64_t>(threads);
+    return std::accumulate(scratch_bytes_of_queue.begin(), scratch_bytes_of_queue.end(),
+                           scratch_bytes_per_thread * static_cast<uint64_t>(threads));
   }
-  uint64_t total_bytes() const {
+  uint64_t device_bytes() const {
     return state_bytes + persistent_bytes + transient_bytes + scratch_bytes();
+  }
+  uint64_t host_bytes() const { return host_state_bytes + host_transient_bytes; }
+  // What the memory of the device must hold, which on the CPU is that of the host.
+  uint64_t total_bytes() const {
+    return device_bytes() + (device == Device::cpu ? host_bytes() : 0);
+  }
+  // The same without the state, which programs share.
+  uint64_t own_bytes() const {
+    return total_bytes() - state_bytes - (device == Device::cpu ? host_state_bytes : 0);
   }
 };
 
 // Plans the program for a pool of `threads` threads, or for a GPU, whose kernels have no workspace:
-// their private memory is scratch, one block for all of them.
+// their private memory is scratch, one block for all of a queue.
 MemoryPlan plan_memory(const Program& program, int threads, Device device = Device::cpu);
 
 // The plan in which every value has its own memory, nothing is reused and nothing is done in place.

@@ -26,8 +26,10 @@ int32_t region_key(const Place& place, int32_t first_layer, const Options& optio
   bool chosen = false;
   Module region = place.module;
   switch (place.module) {
-    case Module::norm:
+    case Module::attention_norm:
+    case Module::mlp_norm:
       chosen = options.norms;
+      region = Module::attention_norm;
       break;
     case Module::core_attention:
       chosen = options.core_attention;
@@ -37,6 +39,10 @@ int32_t region_key(const Place& place, int32_t first_layer, const Options& optio
       break;
     case Module::moe:
       chosen = in_moe;
+      break;
+    case Module::expert_fc1:
+      chosen = in_moe;
+      region = Module::moe;
       break;
     case Module::expert_activation:
       chosen = in_moe || options.expert_activation;
@@ -48,6 +54,8 @@ int32_t region_key(const Place& place, int32_t first_layer, const Options& optio
       break;
     case Module::other:
     case Module::attention:
+    case Module::qkv:
+    case Module::attention_out:
       break;
   }
   constexpr int32_t kModules = static_cast<int32_t>(Module::shared_expert) + 1;
@@ -63,7 +71,7 @@ bool gathers_layer_parameters(const Program& program, const Op& op) {
 // Are outputs that others of the same layer read computed again, too?
 bool discards_outputs(const Place& place, const Options& options) {
   if (options.granularity == Options::Granularity::full) return false;
-  return place.module == Module::norm ||
+  return place.module == Module::attention_norm || place.module == Module::mlp_norm ||
          (place.module == Module::expert_activation && !options.moe);
 }
 
@@ -152,7 +160,8 @@ int32_t Recompute::region_of(ValueId id) const {
   return id.valid() && index < region_of_.size() ? region_of_[index] : -1;
 }
 
-void Recompute::emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in) {
+void Recompute::emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in,
+                         const BeforeClone& before_clone) {
   const Program& program = builder.program();
   std::vector<ValueId> operands;
   for_each_read(program, program.op(op), [&](ValueId id) { operands.push_back(id); });
@@ -160,12 +169,13 @@ void Recompute::emit_for(Builder& builder, int32_t op, std::vector<ValueId>& sta
   operands.insert(operands.end(), outputs.begin(), outputs.end());
   for (const ValueId id : operands) {
     if (const int32_t region = region_of(id); region >= 0) {
-      emit(builder, regions_[static_cast<size_t>(region)], stand_in);
+      emit(builder, regions_[static_cast<size_t>(region)], stand_in, before_clone);
     }
   }
 }
 
-void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in) {
+void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in,
+                     const BeforeClone& before_clone) {
   if (std::exchange(region.is_emitted, true)) return;
   if (stand_in.size() < region_of_.size()) stand_in.resize(region_of_.size());
   Program& program = builder.program();
@@ -178,12 +188,15 @@ void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& sta
     if (std::all_of(originals.begin(), originals.end(), is_kept)) continue;
 
     std::vector<ValueId> inputs(program.inputs(op).begin(), program.inputs(op).end());
-    for (ValueId& input : inputs) {
+    for (const ValueId input : inputs) {
       const int32_t other = region_of(input);
-      if (other < 0) continue;
-      emit(builder, regions_[static_cast<size_t>(other)], stand_in);
-      const ValueId clone = stand_in[static_cast<size_t>(input.index)];
-      if (clone.valid()) input = clone;
+      if (other >= 0) emit(builder, regions_[static_cast<size_t>(other)], stand_in, before_clone);
+    }
+    if (before_clone) before_clone(index, stand_in);
+    for (ValueId& input : inputs) {
+      if (!input.valid() || static_cast<size_t>(input.index) >= stand_in.size()) continue;
+      const ValueId instead = stand_in[static_cast<size_t>(input.index)];
+      if (instead.valid()) input = instead;
     }
     builder.place = op.place;
     builder.place.phase = Phase::recompute;
@@ -198,28 +211,28 @@ void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& sta
   builder.place = caller_place;
 }
 
-std::vector<int32_t> Recompute::unused(const Program& program) const {
-  if (clones_.empty()) return {};
-  std::vector<bool> is_clone(static_cast<size_t>(program.op_count()), false);
-  for (const int32_t index : clones_) is_clone[static_cast<size_t>(index)] = true;
+std::vector<int32_t> find_unread(const Program& program, std::span<const int32_t> operations) {
+  if (operations.empty()) return {};
+  std::vector<bool> is_listed(static_cast<size_t>(program.op_count()), false);
+  for (const int32_t index : operations) is_listed[static_cast<size_t>(index)] = true;
   std::vector<bool> read(static_cast<size_t>(program.value_count()), false);
   const auto mark = [&](int32_t index) {
     for_each_read(program, program.op(index),
                   [&](ValueId id) { read[static_cast<size_t>(id.index)] = true; });
   };
-  for (int32_t index = clones_.front(); index < program.op_count(); ++index) {
-    if (!is_clone[static_cast<size_t>(index)]) mark(index);
+  for (int32_t index = operations.front(); index < program.op_count(); ++index) {
+    if (!is_listed[static_cast<size_t>(index)]) mark(index);
   }
-  std::vector<int32_t> unused;
-  for (auto clone = clones_.rbegin(); clone != clones_.rend(); ++clone) {
-    const auto outputs = program.outputs(program.op(*clone));
+  std::vector<int32_t> unread;
+  for (size_t i = operations.size(); i-- > 0;) {
+    const auto outputs = program.outputs(program.op(operations[i]));
     const bool needed = std::any_of(outputs.begin(), outputs.end(), [&](ValueId id) {
       return read[static_cast<size_t>(id.index)];
     });
-    needed ? mark(*clone) : unused.push_back(*clone);
+    needed ? mark(operations[i]) : unread.push_back(operations[i]);
   }
-  std::reverse(unused.begin(), unused.end());
-  return unused;
+  std::reverse(unread.begin(), unread.end());
+  return unread;
 }
 
 }  // namespace troupe

@@ -23,6 +23,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "program/builder.h"
@@ -50,6 +52,10 @@ struct RecomputeOptions {
   bool any() const { return granularity != Granularity::none; }
 };
 
+// Called before a clone of operation `op` is emitted. It may emit operations, and say what is to be
+// read instead of a value.
+using BeforeClone = std::function<void(int32_t op, std::vector<ValueId>& stand_in)>;
+
 // What is computed again of one stage's forward of one micro-batch.
 class Recompute {
  public:
@@ -57,11 +63,16 @@ class Recompute {
   Recompute(const Program& program, int32_t first, int32_t last, const RecomputeOptions& options);
 
   // Called before the gradients of operation `op` are emitted, for all operations in descending
-  // order: emits the clones that these may read. `stand_in`: by value, the clone.
-  void emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in);
+  // order: emits the clones that these may read. `stand_in`: by value, what is read instead of it;
+  // clones read that, too.
+  void emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in,
+                const BeforeClone& before_clone = {});
 
-  // Called when all gradients have been emitted: the clones that nothing reads, ascending.
-  std::vector<int32_t> unused(const Program& program) const;
+  // Is the value computed again, and not kept?
+  bool discards(ValueId id) const { return region_of(id) >= 0; }
+
+  // All that were emitted, ascending; some may be unread.
+  const std::vector<int32_t>& clones() const { return clones_; }
 
  private:
   // What is computed again together.
@@ -74,11 +85,16 @@ class Recompute {
                     const RecomputeOptions& options);
   void find_discarded(const Program& program, int32_t first, const RecomputeOptions& options);
   int32_t region_of(ValueId id) const;
-  void emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in);
+  void emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in,
+            const BeforeClone& before_clone);
 
   std::vector<Region> regions_;
   std::vector<int32_t> region_of_;  // by value: in whose clones it has a stand-in; -1: it is kept
   std::vector<int32_t> clones_;
 };
+
+// Called when all gradients have been emitted: those of the operations (ascending) whose results
+// nothing reads but others of that kind.
+std::vector<int32_t> find_unread(const Program& program, std::span<const int32_t> operations);
 
 }  // namespace troupe

@@ -53,7 +53,9 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
                         double loss_share) {
   const Layout& layout = part.layout();
   const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
-  if (forward.loss.valid()) sums.add(loss, forward.loss, part.dense().tp == 0 ? loss_share : 0);
+  for (const ValueId each : forward.losses) {
+    sums.add(loss, each, part.dense().tp == 0 ? loss_share : 0);
+  }
   const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {
     builder.place.layer = static_cast<int16_t>(metrics.layer);

@@ -101,6 +101,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
                              .step = step.update_number,
                              .coefficient = clip.coefficient,
                              .skip = clip.skip};
+  const auto state_of = [&](StateId id) { return id.valid() ? builder.state(id) : ValueId{}; };
   const std::span<const Parameter> all = state.parameters;
   size_t gathered = 0;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -111,12 +112,13 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     }
     if (!parameter.exp_avg.valid()) continue;  // an empty shard
     builder.place.layer = static_cast<int16_t>(parameter.layer);
-    const AdamWTensors tensors{
-        .parameter = builder.state(parameter.value),
-        .gradient = builder.state(parameter.gradient),
-        .exp_avg = builder.state(parameter.exp_avg),
-        .exp_avg_sq = builder.state(parameter.exp_avg_sq),
-        .master = parameter.master.valid() ? builder.state(parameter.master) : ValueId{}};
+    const AdamWTensors tensors{.parameter = builder.state(parameter.value),
+                               .gradient = builder.state(parameter.gradient),
+                               .exp_avg = builder.state(parameter.exp_avg),
+                               .exp_avg_sq = builder.state(parameter.exp_avg_sq),
+                               .master = state_of(parameter.master),
+                               .exp_avg_scale = state_of(parameter.exp_avg_scale),
+                               .exp_avg_sq_scale = state_of(parameter.exp_avg_sq_scale)};
     adamw(builder, tensors, scalars,
           {.beta1 = options.adam_beta1,
            .beta2 = options.adam_beta2,
@@ -138,7 +140,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
 
 InferenceStep build_inference(const ModelConfig& config, const ModelState& state, int32_t batch,
                               int32_t sequence, bool with_loss, bool keep_logits,
-                              RoutingTrace trace) {
+                              RoutingTrace trace, int32_t loss_chunk_tokens) {
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   Builder builder(*step.program);
@@ -163,10 +165,18 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     } else if (work.step.action == PipelineAction::send_activation) {
       messages.send(stream, work.step.peer);
     } else {
-      stages.push_back(
-          build_forward(builder, config, state, rope, step.batch,
-                        {.chunk = work.step.chunk, .input = stream, .selected = step.selected}));
+      stages.push_back(build_forward(builder, config, state, rope, step.batch,
+                                     {.chunk = work.step.chunk,
+                                      .input = stream,
+                                      .loss_chunk_tokens = loss_chunk_tokens,
+                                      .selected = step.selected}));
       stream = stages.back().output;
+      ForwardResult& forward = stages.back();
+      for (const Head::Chunk& chunk : forward.head.chunks) {
+        const LossResult result = build_loss(builder, config, state, forward.head, chunk);
+        if (keep_logits) step.logits = result.logits;
+        if (with_loss) forward.losses.push_back(result.loss);
+      }
     }
   }
   messages.finish_all();
@@ -175,15 +185,12 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     if (trace == RoutingTrace::recorded) {
       record_selections(*step.program, config, forward, step.selected);
     }
-    if (keep_logits && forward.logits.valid()) {
-      step.logits = forward.logits;
-      step.program->add_result(forward.logits);
-    }
     if (with_loss) {
       accumulate_metrics(builder, config, part, forward, step.loss, step.layers, sums,
                          /*share=*/1.0, /*loss_share=*/1.0);
     }
   }
+  if (step.logits.valid()) step.program->add_result(step.logits);
   for (const ValueId metric : metrics_of(step.loss, step.layers)) sums.add_nothing(metric);
   return step;
 }
@@ -283,12 +290,13 @@ class TrainingEmission {
   struct Pass {
     int32_t first = 0;  // the forward operations that are differentiated
     int32_t last = 0;
-    ValueId input;   // the residual stream; invalid where tokens are embedded
-    ValueId output;  // likewise; invalid in the stage with the loss
-    std::vector<GradientSeed> losses;
+    ValueId input;                    // the residual stream; invalid where tokens are embedded
+    ValueId output;                   // likewise; invalid in the stage with the loss
+    std::vector<GradientSeed> seeds;  // of losses, or of what their gradients have come to
     ValueId d_input;
     ValueId d_output;
     std::optional<Recompute> recompute;
+    std::optional<Offload> offload;
   };
 
   Pass& pass(int32_t micro_batch, int32_t chunk) {
@@ -323,6 +331,7 @@ class TrainingEmission {
         order_up_to_here();
         emit_backward(own);
         order_pass(item, /*is_merged_with_next=*/false);
+        own.offload.reset();
         own.recompute.reset();
         break;
       case PipelineAction::weight_gradient:
@@ -357,7 +366,7 @@ class TrainingEmission {
     }
     own.first = builder_.program().op_count();
     const bool replayed = options_.routing_trace == RoutingTrace::replayed;
-    const ForwardResult forward =
+    ForwardResult forward =
         build_forward(builder_, config_, state_, rope_, batch,
                       {.chunk = item.chunk,
                        .input = own.input,
@@ -368,13 +377,13 @@ class TrainingEmission {
                        .seed = options_.seed,
                        .step = step_.step_number,
                        .loss_tokens = loss_tokens_,
+                       .loss_chunk_tokens = options_.loss_chunk_tokens,
                        .selected = replayed ? selected : std::vector<ValueId>{},
                        .running_counts = &running_counts_});
-    own.last = builder_.program().op_count();
     own.output = forward.output;
-    if (forward.loss.valid()) own.losses.push_back({forward.loss, d_loss_});
+    emit_losses(forward, own);
     for (const auto& auxiliary : forward.auxiliary_losses) {
-      own.losses.push_back({auxiliary.value, d_auxiliary_loss_});
+      own.seeds.push_back({auxiliary.value, d_auxiliary_loss_});
     }
     if (options_.routing_trace == RoutingTrace::recorded) {
       record_selections(builder_.program(), config_, forward, selected);
@@ -385,19 +394,56 @@ class TrainingEmission {
     if (recompute.any() || part_.run->sharding == StateSharding::parameters) {
       own.recompute.emplace(builder_.program(), own.first, own.last, recompute);
     }
+    if (options_.offload.any()) {
+      own.offload.emplace(builder_.program(), own.first, own.last, options_.offload,
+                          own.recompute ? &*own.recompute : nullptr);
+    }
+  }
+
+  // The end of a forward pass. Of several chunks each is differentiated at once, so that its logits
+  // are gone before the next one's: the backward pass goes on from the gradients of their rows.
+  void emit_losses(ForwardResult& forward, Pass& own) {
+    const Head& head = forward.head;
+    own.last = builder_.program().op_count();
+    if (head.chunks.size() == 1) {
+      const ValueId loss = build_loss(builder_, config_, state_, head, head.chunks.front()).loss;
+      forward.losses.push_back(loss);
+      own.seeds.push_back({loss, d_loss_});
+      own.last = builder_.program().op_count();
+      return;
+    }
+    ValueId d_weight;  // of a weight that was gathered from shards
+    for (const Head::Chunk& chunk : head.chunks) {
+      const int32_t first = builder_.program().op_count();
+      const ValueId loss = build_loss(builder_, config_, state_, head, chunk).loss;
+      forward.losses.push_back(loss);
+      const std::vector<GradientSeed> seed = {{loss, d_loss_}};
+      std::vector<ValueId> inputs = {chunk.rows};
+      if (!is_state(builder_.value(head.weight).role)) inputs.push_back(head.weight);
+      const std::vector<ValueId> gradients = append_backward(
+          builder_, first, builder_.program().op_count(), seed, inputs, main_gradients_);
+      own.seeds.push_back({chunk.rows, gradients[static_cast<size_t>(chunk.rows.index)]});
+      if (inputs.size() == 1) continue;
+      const ValueId term = gradients[static_cast<size_t>(head.weight.index)];
+      builder_.place.phase = Phase::data_gradient;
+      d_weight = d_weight.valid() ? add(builder_, d_weight, term, "d_head") : term;
+      builder_.place.phase = Phase::forward;
+    }
+    if (d_weight.valid()) own.seeds.push_back({head.weight, d_weight});
   }
 
   void emit_backward(Pass& own) {
-    std::vector<GradientSeed> seeds = std::move(own.losses);
+    std::vector<GradientSeed> seeds = std::move(own.seeds);
     if (own.output.valid()) seeds.push_back({own.output, own.d_output});
     std::vector<ValueId> inputs;
     if (own.input.valid()) inputs.push_back(own.input);
-    BeforeGradients before_gradients;
-    if (own.recompute) {
-      before_gradients = [&](int32_t op, std::vector<ValueId>& stand_in) {
-        own.recompute->emit_for(builder_, op, stand_in);
+    const auto before_gradients = [&](int32_t op, std::vector<ValueId>& stand_in) {
+      const auto before_clone = [&](int32_t original, std::vector<ValueId>& of_clone) {
+        if (own.offload) own.offload->emit_for(builder_, op, original, of_clone);
       };
-    }
+      if (own.recompute) own.recompute->emit_for(builder_, op, stand_in, before_clone);
+      if (own.offload) own.offload->emit_for(builder_, op, op, stand_in);
+    };
     const std::vector<ValueId> gradients = append_backward(
         builder_, own.first, own.last, seeds, inputs, main_gradients_, before_gradients);
     if (!own.input.valid()) return;
@@ -424,7 +470,7 @@ class TrainingEmission {
   // backward comes, which is the next.
   void order_pass(const PipelineStep& item, bool is_merged_with_next) {
     std::vector<int32_t> operations = take_emitted();
-    if (item.action != PipelineAction::forward) leave_out_unused(item, operations);
+    if (item.action != PipelineAction::forward) leave_out_unread(item, operations);
     if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, operations);
     const Program& program = builder_.program();
     if (options_.overlap.any()) {
@@ -441,13 +487,20 @@ class TrainingEmission {
     }
   }
 
-  // Takes out what was recomputed for nobody.
-  void leave_out_unused(const PipelineStep& item, std::vector<int32_t>& operations) {
-    const std::optional<Recompute>& recompute = pass(item.micro_batch, item.chunk).recompute;
-    if (!recompute) return;
-    const std::vector<int32_t> unused = recompute->unused(builder_.program());
+  // Takes out what was recomputed or copied for nobody.
+  void leave_out_unread(const PipelineStep& item, std::vector<int32_t>& operations) {
+    const Pass& own = pass(item.micro_batch, item.chunk);
+    std::vector<int32_t> added;
+    if (own.recompute) added = own.recompute->clones();
+    if (own.offload) {
+      const std::vector<int32_t>& copies = own.offload->copies();
+      added.insert(added.end(), copies.begin(), copies.end());
+      std::sort(added.begin(), added.end());
+    }
+    if (added.empty()) return;
+    const std::vector<int32_t> unread = find_unread(builder_.program(), added);
     std::erase_if(operations, [&](int32_t index) {
-      return std::binary_search(unused.begin(), unused.end(), index);
+      return std::binary_search(unread.begin(), unread.end(), index);
     });
     moved_ = true;
   }
@@ -524,20 +577,22 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   reduce_metrics(builder, state, step, emission.sums());
   build_update(builder, config, state, options, step);
   emission.reorder();
+  if (options.offload.any()) place_copies(*step.program);
   if (options.overlap_gradient_sums) start_gradient_sums_early(*step.program);
   if (options.overlap_parameter_gathers) start_gathers_early(*step.program);
   return step;
 }
 
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
-                                    int32_t batch, int32_t sequence) {
+                                    int32_t batch, int32_t sequence, int32_t loss_chunk_tokens) {
   return build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
-                         RoutingTrace::none);
+                         RoutingTrace::none, loss_chunk_tokens);
 }
 
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
                                 int32_t sequence, bool with_loss, RoutingTrace trace) {
-  return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true, trace);
+  return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true, trace,
+                         /*loss_chunk_tokens=*/0);
 }
 
 }  // namespace troupe

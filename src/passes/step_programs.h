@@ -17,6 +17,7 @@
 
 #include "model/decoder.h"
 #include "model/parameters.h"
+#include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/recompute.h"
 #include "program/program.h"
@@ -47,8 +48,13 @@ struct TrainingStepOptions {
   // their use, or as soon as they are updated (passes/communication_order.h).
   bool overlap_gradient_sums = false;
   bool overlap_parameter_gathers = false;
+  // Logits and loss are computed, and differentiated at once, for so many tokens of a micro-batch
+  // at a time; 0: for all. The head's weight gradients then belong to the forward pass: with tied
+  // embeddings the rank must not move other gradients of that weight across it.
+  int32_t loss_chunk_tokens = 0;
   OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
   RecomputeOptions recompute = {};
+  OffloadOptions offload = {};
 };
 
 // Metrics of one MoE layer over the micro-batches of the step.
@@ -92,11 +98,12 @@ struct InferenceStep {
   std::vector<ValueId> selected;  // with a routing trace, by layer: as in TrainingStep
 };
 
-// Forward pass with loss, without auxiliary losses and without keeping the logits. What the rank
+// Forward pass with loss, without auxiliary losses and without keeping the logits, which are there
+// for `loss_chunk_tokens` tokens at a time (0: for all). What the rank
 // measures is what it adds to the batch: over the ranks of one dp coordinate it adds up to the mean
 // loss, and 0 where the rank adds nothing.
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
-                                    int32_t batch, int32_t sequence);
+                                    int32_t batch, int32_t sequence, int32_t loss_chunk_tokens = 0);
 
 // Forward pass to the logits; with_loss adds labels and the loss.
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,

@@ -52,8 +52,8 @@ struct BuiltClass {
 // Of an evaluation, which runs between steps.
 CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& state,
                                  const TrainingStepOptions& options) {
-  const InferenceStep step =
-      build_evaluation_step(config, state, options.micro_batch_size, options.sequence);
+  const InferenceStep step = build_evaluation_step(config, state, options.micro_batch_size,
+                                                   options.sequence, options.loss_chunk_tokens);
   verify_program(*step.program);
   return trace_collectives(*step.program);
 }
@@ -180,6 +180,18 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   verify_collectives(traces, classes.class_of_rank, run->layout);
   verify_collectives(evaluations, classes.class_of_rank, run->layout);
   return plans;
+}
+
+uint64_t largest_gpu_bytes(const std::vector<RankPlan>& plans,
+                           const std::vector<int32_t>& class_of_rank, int32_t ranks_per_gpu) {
+  uint64_t largest = 0;
+  uint64_t sum = 0;
+  for (size_t rank = 0; rank < class_of_rank.size(); ++rank) {
+    if (rank % static_cast<size_t>(ranks_per_gpu) == 0) sum = 0;
+    sum += plans[static_cast<size_t>(class_of_rank[rank])].total_bytes;
+    largest = std::max(largest, sum);
+  }
+  return largest;
 }
 
 }  // namespace troupe

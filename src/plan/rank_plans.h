@@ -70,4 +70,9 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const TrainingStepOptions& options, int threads, int workers,
                                  Device device = Device::cpu);
 
+// The most bytes that successive ranks take which share a GPU, `ranks_per_gpu` of them each.
+// plans[class_of_rank[r]] is that of rank r.
+uint64_t largest_gpu_bytes(const std::vector<RankPlan>& plans,
+                           const std::vector<int32_t>& class_of_rank, int32_t ranks_per_gpu);
+
 }  // namespace troupe

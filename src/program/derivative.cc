@@ -81,8 +81,9 @@ void declare_weight_gradient(InferContext& context, int target_index, const std:
   }
   const Value& target = context.input(target_index);
   TROUPE_CHECK(target.shape == shape, "weight gradient of another shape: " + target.name);
-  TROUPE_CHECK(target.dtype == accumulation_dtype(weight_dtype),
-               "weight gradients have the accumulation dtype: " + target.name);
+  TROUPE_CHECK(
+      target.dtype == accumulation_dtype(weight_dtype) || target.dtype == weight_dtype,
+      "weight gradients have the weight's dtype or its accumulation dtype: " + target.name);
   context.mutates(target_index);
 }
 

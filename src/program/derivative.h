@@ -82,8 +82,9 @@ class DerivativeContext {
 };
 
 // For shape rules of weight-gradient operations: declares the output that is either input
-// `target_index` changed in place (when present; it must have `shape`) or a new tensor in the
-// accumulation type of `weight_dtype`.
+// `target_index` changed in place (when present; it must have `shape`, and the dtype of the weight
+// or its accumulation dtype: what is added to it is added in that and rounded once) or a new tensor
+// in the accumulation dtype of `weight_dtype`.
 void declare_weight_gradient(InferContext& context, int target_index, const std::string& suffix,
                              DType weight_dtype, const Shape& shape);
 

@@ -66,11 +66,15 @@ std::string_view name_of(Queue queue);
 // or repeat operations choose by.
 enum class Module : uint8_t {
   other,           // embedding, head, loss, and all outside the model
-  norm,            // the two norms of a layer, with the additions to the residual stream
-  attention,       // but for its core
+  attention_norm,  // with the addition to the residual stream before it
+  mlp_norm,        // likewise, before the MLP or the experts
+  attention,       // but for the next three
+  qkv,             // the product that makes queries, keys and values
   core_attention,  // scores, softmax, and the weighted sum of values
+  attention_out,   // the product behind it
   mlp,             // of a dense layer
-  moe,             // router, dispatch, experts, combination; but for the next two
+  moe,             // router, dispatch, experts, combination; but for the next three
+  expert_fc1,      // the experts' first product
   expert_activation,
   shared_expert,
 };

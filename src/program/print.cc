@@ -288,13 +288,17 @@ std::string summarize(const Program& program, const std::vector<int32_t>& shown,
   if (!options.bytes_by_role.empty()) {
     text += fmt::format("\n# {:<14}{:>12}\n", "memory", "bytes");
     uint64_t sum = 0;
-    for (int role = 0; role < kRoleCount; ++role) {
-      const uint64_t bytes = options.bytes_by_role[static_cast<size_t>(role)];
-      sum += bytes;
-      if (bytes == 0) continue;
-      text +=
-          fmt::format("# {:<14}{:>12}\n", name_of(static_cast<Role>(role)), format_bytes(bytes));
-    }
+    const auto add_roles = [&](std::span<const uint64_t> bytes_by_role, const char* where) {
+      for (size_t role = 0; role < bytes_by_role.size(); ++role) {
+        const uint64_t bytes = bytes_by_role[role];
+        sum += bytes;
+        if (bytes == 0) continue;
+        text += fmt::format("# {:<14}{:>12}{}\n", name_of(static_cast<Role>(role)),
+                            format_bytes(bytes), where);
+      }
+    };
+    add_roles(options.bytes_by_role, "");
+    add_roles(options.host_bytes_by_role, "  on the host");
     text += fmt::format("# {:<14}{:>12}\n", "all", format_bytes(sum));
   }
   if (!options.live_bytes.empty()) {
@@ -357,8 +361,10 @@ std::string print_program(const Program& program, const PrintOptions& options) {
   const bool with_live = !options.live_bytes.empty();
   TROUPE_CHECK(!with_live || options.live_bytes.size() == static_cast<size_t>(program.op_count()),
                "live bytes by operation");
-  TROUPE_CHECK(options.bytes_by_role.empty() || options.bytes_by_role.size() == kRoleCount,
-               "bytes by role");
+  TROUPE_CHECK(
+      (options.bytes_by_role.empty() || options.bytes_by_role.size() == kRoleCount) &&
+          (options.host_bytes_by_role.empty() || options.host_bytes_by_role.size() == kRoleCount),
+      "bytes by role");
   const Names names(program);
 
   std::vector<int32_t> shown;

@@ -40,9 +40,10 @@ struct PrintOptions {
   std::optional<Phase> phase;
 
   // From the memory plan; empty: not printed. Transient bytes by operation, and bytes by Role
-  // (kRoleCount numbers).
+  // (kRoleCount numbers) on the device and on the host.
   std::span<const uint64_t> live_bytes;
   std::span<const uint64_t> bytes_by_role;
+  std::span<const uint64_t> host_bytes_by_role;
 };
 
 // Do the filters let an operation at this place through?

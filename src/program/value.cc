@@ -24,6 +24,8 @@ std::string_view name_of(Role role) {
       return "workspace";
     case Role::communication:
       return "communication";
+    case Role::offloaded:
+      return "offloaded";
   }
   return "?";
 }

@@ -39,8 +39,9 @@ enum class Role : uint8_t {
   activation,     // everything between
   workspace,      // private memory of one operation
   communication,  // staging of a transfer
+  offloaded,      // an activation in the host's memory, until it is copied back
 };
-inline constexpr int kRoleCount = 9;
+inline constexpr int kRoleCount = 10;
 
 std::string_view name_of(Role role);
 
@@ -51,6 +52,10 @@ constexpr bool is_state(Role role) {
 // Inputs and metrics live as long as the program does.
 constexpr bool is_persistent(Role role) {
   return role <= Role::metric;
+}
+// Values in the host's memory, also where the program runs on a GPU. State says it of each tensor.
+constexpr bool is_on_host(Role role) {
+  return role == Role::offloaded;
 }
 // Values that an operation may change in place.
 constexpr bool is_mutable(Role role) {
@@ -63,6 +68,7 @@ struct StateTensor {
   Shape shape;
   Role role = Role::parameter;
   StateId gradient = {};  // of a parameter: its main gradient; invalid where none is wanted
+  bool on_host = false;   // programs on a GPU read and write it in the host's memory
 };
 
 // The state of one rank. Filled while the model is declared, constant afterwards; programs hold it

@@ -1,6 +1,8 @@
 #include "runtime/device_memory.h"
 
 #include <atomic>
+#include <functional>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -24,6 +26,13 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   std::swap(gpu_, other.gpu_);
   return *this;
+}
+
+void require_gpu() {
+  const std::string reason = why_no_gpu();
+  if (reason.empty()) return;
+  throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
+                    "). Use --device cpu.");
 }
 
 #ifdef TROUPE_WITH_CUDA
@@ -55,6 +64,12 @@ void use_gpu(int gpu) {
   check_cuda(cudaSetDevice(gpu), "choosing GPU " + std::to_string(gpu));
 }
 
+uint64_t gpu_identity(int gpu) {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, gpu), "asking for the GPU's properties");
+  return std::hash<std::string_view>()({properties.uuid.bytes, sizeof(properties.uuid.bytes)});
+}
+
 uint64_t available_device_bytes(int gpu) {
   use_gpu(gpu);
   size_t free = 0;
@@ -65,10 +80,7 @@ uint64_t available_device_bytes(int gpu) {
 
 DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose, int gpu)
     : bytes_(bytes), gpu_(gpu) {
-  if (const std::string reason = why_no_gpu(); !reason.empty()) {
-    throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
-                      "). Use --device cpu.");
-  }
+  require_gpu();
   if (bytes == 0) return;
   use_gpu(gpu);
   void* memory = nullptr;
@@ -131,6 +143,10 @@ int gpu_count() {
 }
 
 void use_gpu(int) {
+  TROUPE_CHECK(false, "this build has no CUDA");
+}
+
+uint64_t gpu_identity(int) {
   TROUPE_CHECK(false, "this build has no CUDA");
 }
 

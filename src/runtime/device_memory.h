@@ -3,7 +3,8 @@
 //
 // Construction may throw UserError: the machine has no GPU, or not that much memory. Copies wait
 // until they are done, and throw UserError when the GPU has failed. In builds without CUDA nothing
-// here may be called but has_cuda(), why_no_gpu() and gpu_count(). Counting is thread-safe.
+// here may be called but has_cuda(), why_no_gpu(), require_gpu() and gpu_count(). Counting is
+// thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +19,18 @@ bool has_cuda();
 // Why no GPU can be used; empty when one can.
 std::string why_no_gpu();
 
+// Refuses --device cuda, as a bad request, where no GPU can be used.
+void require_gpu();
+
 // How many GPUs this process sees; 0 in builds without CUDA.
 int gpu_count();
 
 // What the calling thread does from here on is done on that GPU.
 void use_gpu(int gpu);
+
+// Tells GPUs apart also between processes, which may see different ones and number them from 0:
+// CUDA's UUID, hashed.
+uint64_t gpu_identity(int gpu);
 
 // Bytes that are free on a GPU now.
 uint64_t available_device_bytes(int gpu = 0);

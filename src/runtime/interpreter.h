@@ -22,7 +22,6 @@ namespace troupe {
 // A piece of work of one run: an operation on the CPU; a kernel, a copy or a fill on a GPU.
 struct WorkSpan {
   int32_t op = -1;     // in the program; -1: inputs, metrics and results on their way
-  int32_t lane = 0;    // 0, 1, ...: what has the same lane runs one after the other
   std::string name;    // of the operation's kind, or of the kernel
   double begin_s = 0;  // since the first span began
   double duration_s = 0;
@@ -32,9 +31,13 @@ struct InterpreterOptions {
   // On a GPU: the second run is recorded as a CUDA graph, and the ones after it replay it, which
   // changes no bit.
   bool capture = false;
-  // run_profiled() will be called. On a GPU the first run is traced to learn what each operation
+  // run_profiled() will be called. On a GPU an early run is traced to learn what each operation
   // launches.
   bool profile = false;
+  // On a GPU that several ranks share: the operations of all queues run one after the other. Ranks
+  // wait for each other in kernels, and CUDA does not promise that what another rank has launched
+  // on one of many streams goes on meanwhile.
+  bool one_stream = false;
 };
 
 class Interpreter {

@@ -12,13 +12,15 @@ StateStorage::StateStorage(std::shared_ptr<const StateTable> table, Device devic
       device_(device),
       gpu_(gpu),
       layout_(*table_),
-      arena_(layout_.bytes, kPurpose) {
+      arena_(layout_.bytes, kPurpose),
+      host_(layout_.host_bytes, "optimizer states on the host", device) {
   if (device == Device::cuda) device_memory_ = DeviceMemory(layout_.bytes, kPurpose, gpu);
 }
 
 TensorView StateStorage::view(StateId id) const {
   const StateTensor& tensor = (*table_)[id];
-  return {arena_.data() + layout_.offset[static_cast<size_t>(id.index)], tensor.dtype, tensor.shape,
+  std::byte* const base = tensor.on_host ? host_.data() : arena_.data();
+  return {base + layout_.offset[static_cast<size_t>(id.index)], tensor.dtype, tensor.shape,
           nullptr};
 }
 
@@ -32,7 +34,8 @@ void StateStorage::to_host() const {
 
 std::byte* StateStorage::device_address(StateId id) const {
   TROUPE_CHECK(device_ == Device::cuda, "the state is on the CPU");
-  return device_memory_.data() + layout_.offset[static_cast<size_t>(id.index)];
+  std::byte* const base = (*table_)[id].on_host ? host_.data() : device_memory_.data();
+  return base + layout_.offset[static_cast<size_t>(id.index)];
 }
 
 }  // namespace troupe

@@ -4,7 +4,8 @@
 // The host always has room for the whole state: there it is initialised, loaded and saved. On the
 // CPU that is what programs work with. On a GPU programs work with a copy, and what is written on
 // one side must be carried to the other: to_device() after the host has written, to_host() before
-// it reads.
+// it reads. Tensors that are kept on the host (StateTensor::on_host) have no copy: there programs
+// on a GPU work with the host's memory.
 //
 // Owns its memory, which starts as zeros. Not synchronised: one interpreter runs at a time.
 #pragma once
@@ -16,6 +17,7 @@
 #include "program/kernel.h"
 #include "runtime/arena.h"
 #include "runtime/device_memory.h"
+#include "runtime/host_memory.h"
 
 namespace troupe {
 
@@ -29,7 +31,9 @@ class StateStorage {
   std::shared_ptr<const StateTable> shared_table() const { return table_; }
   Device device() const { return device_; }
   int gpu() const { return gpu_; }
+  // Of the state arena, and of what is kept on the host: as StateLayout says.
   uint64_t bytes() const { return arena_.bytes(); }
+  uint64_t host_bytes() const { return host_.bytes(); }
 
   // The host's memory of a tensor.
   TensorView view(StateId id) const;
@@ -38,9 +42,9 @@ class StateStorage {
   void to_device() const;
   void to_host() const;
 
-  // The GPU's memory of a tensor.
+  // Where programs on the GPU find a tensor.
   std::byte* device_address(StateId id) const;
-  // All of it.
+  // All of the GPU's memory.
   const DeviceMemory& device_memory() const { return device_memory_; }
 
  private:
@@ -49,6 +53,7 @@ class StateStorage {
   int gpu_;
   StateLayout layout_;
   Arena arena_;
+  HostMemory host_;
   DeviceMemory device_memory_;
 };
 

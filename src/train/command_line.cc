@@ -248,8 +248,7 @@ std::vector<std::string> notes_on_options(const Options& options,
 
 // Ranks that are processes are as many as were started.
 void check_processes(const Options& options, int32_t processes) {
-  const bool runs_on_several = options.command == Command::verify ||
-                               (options.command == Command::train && !options.fake_process_group);
+  const bool runs_on_several = runs_on_ranks(options.command) && !options.fake_process_group;
   if (!runs_on_several) {
     throw_bad_request(
         fmt::format("A launcher has started {} processes, but troupe {}{} works in one. Start it "

@@ -27,7 +27,7 @@ struct CommandLine {
 // options of the result have passed check_options().
 //
 // `processes`: how many of them a launcher has started, as ranks of one run, which --ranks must
-// say, too, if it is given. Other commands than train and verify are then refused.
+// say, too, if it is given. Commands that do not run on ranks are then refused.
 CommandLine parse_command_line(std::span<const std::string> arguments, int32_t processes = 1);
 
 // `troupe --help`: the commands, the global flags, the exit statuses.

@@ -71,13 +71,13 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
 
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int threads, Device device) {
+                               int32_t loss_chunk_tokens, int threads, Device device) {
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
-  plan.step =
-      build_evaluation_step(config, state, static_cast<int32_t>(rows),
-                            static_cast<int32_t>(sets.front().source->options().sequence_length));
+  plan.step = build_evaluation_step(
+      config, state, static_cast<int32_t>(rows),
+      static_cast<int32_t>(sets.front().source->options().sequence_length), loss_chunk_tokens);
   verify_program(*plan.step.program);
   plan.memory = plan_memory(*plan.step.program, threads, device);
   for (const EvaluationSet& set : sets) {
@@ -89,15 +89,13 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
 
 Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
                        std::span<const EvaluationSet> sets, const ModelPart& part,
-                       ProcessGroup* group)
+                       ProcessGroup* group, const InterpreterOptions& options)
     : sets_(sets),
       part_(part),
       group_(group),
       plan_(std::move(plan)),
       interpreter_(make_interpreter(*plan_.step.program, plan_.memory, storage, pool,
-                                    group == nullptr
-                                        ? Communicators{}
-                                        : communicators_of(*group, part.layout(), part.rank))) {}
+                                    communicators_of(group, part.layout(), part.rank), options)) {}
 
 std::vector<EvaluationResult> Evaluation::run() {
   // One rank may have been writing to a slow disk; collectives wait within a limit.

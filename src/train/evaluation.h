@@ -44,9 +44,7 @@ struct EvaluationPlan {
   std::vector<int64_t> batches;  // of each set
 
   // Without the weights, which are the training run's.
-  uint64_t own_bytes() const {
-    return step.program == nullptr ? 0 : memory.total_bytes() - memory.state_bytes;
-  }
+  uint64_t own_bytes() const { return step.program == nullptr ? 0 : memory.own_bytes(); }
 };
 
 // `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
@@ -54,16 +52,16 @@ struct EvaluationPlan {
 // its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int threads, Device device = Device::cpu);
+                               int32_t loss_chunk_tokens, int threads, Device device = Device::cpu);
 
 // Owns its program and memory; shares the weights. Borrows all other arguments. One thread per
 // rank.
 class Evaluation {
  public:
-  // `group`: of the ranks of `part`; null for one rank.
+  // `group`: of the ranks of `part`; null for one rank. `options`: of the interpreter.
   Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
              std::span<const EvaluationSet> sets, const ModelPart& part,
-             ProcessGroup* group = nullptr);
+             ProcessGroup* group = nullptr, const InterpreterOptions& options = {});
 
   // One result for each set, in their order. All ranks must run at the same time.
   std::vector<EvaluationResult> run();

@@ -30,7 +30,7 @@ constexpr std::string_view kHalf =
     "half precision with loss scaling is not available. Use --bf16, or fp32.";
 constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
 constexpr std::string_view kNarrow = "products in 8 or 4 bits are not available. Use --bf16.";
-constexpr std::string_view kFp32State = "main gradients and weights are kept in fp32.";
+constexpr std::string_view kFp32State = "master weights are kept in fp32.";
 constexpr std::string_view kNotFinite =
     "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
 constexpr std::string_view kFormat =
@@ -226,11 +226,9 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("fp4-recipe", kNarrow),
     refused("first-last-layers-bf16", kNarrow),
     accepted("accumulate-allreduce-grads-in-fp32", "gradients are always summed in fp32."),
-    refused("grad-reduce-in-bf16", "gradients are always summed in fp32. Leave it out."),
     refused("fp32-residual-connection",
             "the residual stream has the type of --compute-dtype. Use fp32 for all of it."),
     refused("fp16-lm-cross-entropy", "the loss is always computed in fp32. Leave it out."),
-    accepted_value("main-grads-dtype", "fp32", kFp32State),
     accepted_value("main-params-dtype", "fp32", kFp32State),
 
     // Ranks and communication.

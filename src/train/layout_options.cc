@@ -86,7 +86,17 @@ DType moment_dtype(const Options& options, const std::string& name, const char* 
     throw_bad_request(
         fmt::format("{} {}: it belongs to --use-precision-aware-optimizer; add that.", flag, name));
   }
-  return DType::bf16;
+  return name == "fp8" ? DType::f8e4m3 : DType::bf16;
+}
+
+DType main_gradient_dtype(const Options& options) {
+  if (options.main_grads_dtype == "bf16" && !options.use_precision_aware_optimizer) {
+    throw_bad_request(
+        "--main-grads-dtype bf16: it belongs to --use-precision-aware-optimizer; add that, or use "
+        "--grad-reduce-in-bf16.");
+  }
+  const bool narrow = options.main_grads_dtype == "bf16" || options.grad_reduce_in_bf16;
+  return narrow ? DType::bf16 : DType::f32;
 }
 
 StateSharding sharding_of(const Options& options) {
@@ -132,6 +142,10 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
   asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
   Layout layout(std::move(asked));
   check_layout(config, layout, sequence_length_of(options, config), context_exchange_of(options));
+  const DType exp_avg = moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype");
+  const DType exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype");
+  if (exp_avg == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-dtype");
+  if (exp_avg_sq == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-sq-dtype");
 
   PipelineShape schedule;
   schedule.schedule = schedule_of(options);
@@ -148,42 +162,71 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config) {
         "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
   }
   check_shape(schedule);
-  return {std::move(layout),
-          std::move(partition),
-          schedule,
-          sharding,
-          moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype"),
-          moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype")};
+  // The head's gradients would come between those of the embedding, which such schedules move.
+  if (options.loss_chunk_tokens > 0 && config.tie_embeddings &&
+      partition.rank_of_embedding() == partition.rank_of_loss() &&
+      (schedule.merged || schedule.schedule != PipelineSchedule::one_f_one_b)) {
+    throw_bad_request(
+        "--loss-chunk-tokens: here the rank of the head has the embedding, too, with the same "
+        "weights, and its gradients are moved by --overlap-moe-expert-parallel-comm or a "
+        "zero-bubble schedule. Leave one of them out.");
+  }
+  return {std::move(layout), std::move(partition),         schedule,
+          sharding,          main_gradient_dtype(options), exp_avg,
+          exp_avg_sq};
 }
 
 int threads_of_rank(const Options& options, const ProcessGroup* group) {
-  if (group == nullptr) return threads_per_rank(options);
+  return std::max(1, thread_count(options) / ranks_that_share(options, group, Device::cpu));
+}
+
+int ranks_that_share(const Options& options, const ProcessGroup* group, Device device) {
+  const auto ranks =
+      group == nullptr ? options.ranks : static_cast<int>(group->ranks_of_machine().size());
+  if (device == Device::cuda) return std::min(ranks, options.ranks_per_gpu);
+  if (group == nullptr || options.threads > 0) return ranks;
   const auto ranks_of_process = static_cast<int>(group->own_ranks().size());
-  const auto ranks = static_cast<int>(group->ranks_of_machine().size());
-  int threads = thread_count(options);
-  if (options.threads > 0) return std::max(1, threads / ranks);
   const int processes = ranks / ranks_of_process;
-  if (threads * processes > installed_cores()) threads /= processes;
-  return std::max(1, threads / ranks_of_process);
+  const bool share_cores = usable_cores() * processes > installed_cores();
+  return share_cores ? ranks : ranks_of_process;
 }
 
 int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) {
   if (group == nullptr) return 0;
-  if (const std::string reason = why_no_gpu(); !reason.empty()) {
-    throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
-                      "). Use --device cpu.");
-  }
+  require_gpu();
   const std::vector<int32_t>& ranks = group->ranks_of_machine();
-  const auto wanted = (static_cast<int32_t>(ranks.size()) + ranks_per_gpu - 1) / ranks_per_gpu;
-  if (const int found = gpu_count(); found < wanted) {
-    throw_bad_request(fmt::format(
-        "--device cuda: {} ranks on this machine want {} {}, and it has {}. Use as many ranks as "
-        "there are GPUs, or let them share: --ranks-per-gpu {}.",
-        ranks.size(), wanted, wanted == 1 ? "GPU" : "GPUs", found,
-        (static_cast<int>(ranks.size()) + found - 1) / found));
-  }
   const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-  return static_cast<int>(place) / ranks_per_gpu;
+  const auto count = static_cast<int32_t>(ranks.size());
+  const int found = gpu_count();
+  const std::optional<int> gpu = gpu_of_place(static_cast<int32_t>(place), count, found,
+                                              ranks_per_gpu, group->own_ranks().size() == 1);
+  if (gpu) return *gpu;
+  const int32_t wanted = (count + ranks_per_gpu - 1) / ranks_per_gpu;
+  throw_bad_request(fmt::format(
+      "--device cuda: {} ranks on this machine want {} {}, and it has {}. Use as many ranks as "
+      "there are GPUs, or let them share: --ranks-per-gpu {}.",
+      count, wanted, wanted == 1 ? "GPU" : "GPUs", found, (count + found - 1) / found));
+}
+
+std::optional<int> gpu_of_place(int32_t place, int32_t ranks, int32_t gpus, int32_t ranks_per_gpu,
+                                bool is_process) {
+  const int32_t wanted = (ranks + ranks_per_gpu - 1) / ranks_per_gpu;
+  if (gpus < wanted && !is_process) return std::nullopt;
+  return place / ranks_per_gpu % gpus;
+}
+
+void require_own_gpu(ProcessGroup& group, int32_t rank, uint64_t gpu, int32_t ranks_per_gpu) {
+  const std::vector<uint64_t> gpus = group.exchange(rank, gpu);
+  std::vector<int32_t> sharing;
+  for (const int32_t other : group.ranks_of_machine()) {
+    if (gpus[static_cast<size_t>(other)] == gpu) sharing.push_back(other);
+  }
+  if (static_cast<int32_t>(sharing.size()) <= ranks_per_gpu || sharing.front() != rank) return;
+  throw_bad_request(
+      fmt::format("--device cuda: the ranks {} of this machine have got the same GPU. Start as "
+                  "many ranks as there are GPUs, let each process see all of them or one of its "
+                  "own (CUDA_VISIBLE_DEVICES), or let ranks share: --ranks-per-gpu {}.",
+                  fmt::join(sharing, ", "), sharing.size()));
 }
 
 void check_runnable_layout(const Options& options) {

@@ -273,6 +273,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .gradient_bucket_elements = options.ddp_bucket_size.value_or(0),
           .overlap_gradient_sums = options.overlap_grad_reduce,
           .overlap_parameter_gathers = options.overlap_param_gather,
+          .loss_chunk_tokens = options.loss_chunk_tokens,
           .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
                       .shared_expert = options.moe_shared_expert_overlap},
           .recompute = recompute_options_of(options, config)};

@@ -21,6 +21,8 @@ constexpr CommandMask kAllButHelp = kTrain | kEval | kGenerate | kTokenize | kCo
 // Commands that build a step program from a model's shape, and those that run a model at all.
 constexpr CommandMask kShape = kTrain | kInspect | kPlan | kBench;
 constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
+// Commands that run on several ranks.
+constexpr CommandMask kOnRanks = kTrain | kVerify | kBench;
 
 constexpr std::string_view kGlobal = "Global";
 constexpr std::string_view kModel = "Model";
@@ -56,7 +58,8 @@ constexpr std::string_view kIncreaseStyleChoices[] = {"constant", "linear", "cos
 constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
 constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
 constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
-constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16"};
+constexpr std::string_view kGradientDtypes[] = {"fp32", "bf16"};
+constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16", "fp8"};
 constexpr std::string_view kCudaGraphs[] = {"none", "full_iteration", "local",
                                             "transformer_engine"};
 constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
@@ -138,7 +141,7 @@ constexpr OptionSpec kOptions[] = {
      .group = kGlobal,
      .metavar = "N",
      .help = "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
-             "what these leave is data parallelism: train, verify and inspect, up to 1,024. "
+             "what these leave is data parallelism: train, verify, bench and inspect, up to 1,024. "
              "--threads are divided among them. plan takes any number. Under mpirun or srun, ranks "
              "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
@@ -150,14 +153,14 @@ constexpr OptionSpec kOptions[] = {
      .help = "With --device cuda: so many ranks of a machine share a GPU, for trying layouts out. "
              "Each rank has one of its own otherwise.",
      .range = between(1, 32),
-     .commands = kTrain | kVerify},
+     .commands = kOnRanks | kPlan},
     {.name = "collective-timeout-s",
      .member = &Options::collective_timeout_s,
      .group = kGlobal,
      .metavar = "SECONDS",
      .help = "How long ranks wait in a collective for one that is missing before all end.",
      .range = between(1, 86400),
-     .commands = kTrain | kVerify},
+     .commands = kOnRanks},
     {.name = "threads",
      .member = &Options::threads,
      .group = kGlobal,
@@ -843,25 +846,54 @@ constexpr OptionSpec kOptions[] = {
      .unset = "none",
      .range = at_least(1),
      .commands = kCompute},
+    {.name = "loss-chunk-tokens",
+     .member = &Options::loss_chunk_tokens,
+     .group = kMemory,
+     .metavar = "N",
+     .help = "Compute logits and loss for N tokens of a micro-batch at a time, and their gradients "
+             "directly behind, so that the logits of all tokens are never there at once; 0: for "
+             "all.",
+     .range = at_least(0),
+     .commands = kCompute},
     {.name = "use-precision-aware-optimizer",
      .member = &Options::use_precision_aware_optimizer,
      .group = kMemory,
-     .help = "Let --exp-avg-dtype and --exp-avg-sq-dtype choose; master weights and gradients are "
-             "kept in fp32.",
+     .help =
+         "Let --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype choose; master weights "
+         "are kept in fp32.",
+     .commands = kShape},
+    {.name = "main-grads-dtype",
+     .member = &Options::main_grads_dtype,
+     .group = kMemory,
+     .metavar = "DTYPE",
+     .help =
+         "How the main gradients of bf16 weights are kept. In bf16 they take 2 bytes a parameter "
+         "less; every addition, and every sum over ranks, is made in fp32 and rounded once.",
+     .choices = kGradientDtypes,
+     .commands = kShape},
+    {.name = "grad-reduce-in-bf16",
+     .member = &Options::grad_reduce_in_bf16,
+     .group = kMemory,
+     .help = "The same as --main-grads-dtype bf16, without --use-precision-aware-optimizer: what "
+             "ranks sum are the main gradients themselves.",
      .commands = kShape},
     {.name = "exp-avg-dtype",
      .member = &Options::exp_avg_dtype,
      .group = kMemory,
      .metavar = "DTYPE",
-     .help = "How AdamW's mean gradient is kept; computed with in fp32. Not of fp64 weights.",
+     .help =
+         "How AdamW's mean gradient is kept; computed with in fp32. Not of fp64 weights. fp8: a "
+         "byte an element and one for the scale of 32, in tensors of two dimensions and more.",
      .choices = kMomentDtypes,
      .commands = kShape},
     {.name = "exp-avg-sq-dtype",
      .member = &Options::exp_avg_sq_dtype,
      .group = kMemory,
      .metavar = "DTYPE",
-     .help = "How AdamW's mean squared gradient is kept. In bf16 it stands still once an update "
-             "changes it by less than 1/512 of it: choose --adam-beta2 0.99 or less.",
+     .help =
+         "How AdamW's mean squared gradient is kept. In bf16 it stands still once an update "
+         "changes it by less than 1/512 of it: choose --adam-beta2 0.99 or less. In fp8 its root "
+         "is kept, rounded without bias, as of the mean gradient: it moves at any beta2.",
      .choices = kMomentDtypes,
      .commands = kShape},
 
@@ -1486,14 +1518,17 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::profile_ranks,
      .group = kLooking,
      .metavar = "R...",
-     .help = "The ranks that are profiled.",
+     .help =
+         "The ranks that are profiled. bench prints the tables of these, and writes timelines of "
+         "all ranks when it is not given.",
      .unset = "0",
-     .commands = kTrain},
+     .commands = kTrain | kBench},
     {.name = "profile-dir",
      .member = &Options::profile_dir,
      .group = kLooking,
      .metavar = "DIR",
-     .help = "Folder for timelines: rank<R>_step<N>.json.",
+     .help = "Folder for timelines: rank<R>_step<N>.json, and of several ranks together "
+             "ranks_step<N>.json.",
      .commands = kTrain | kBench},
     {.name = "op",
      .member = &Options::op,
@@ -1520,6 +1555,10 @@ constexpr OptionSpec kOptions[] = {
 };
 
 }  // namespace
+
+bool runs_on_ranks(Command command) {
+  return (kOnRanks & mask_of(command)) != 0;
+}
 
 std::span<const CommandInfo> command_table() {
   return kCommands;

@@ -218,8 +218,8 @@ void check_options(const Options& options) {
       throw_bad_request("--profile: on GPUs one rank can be profiled for now. Use --ranks 1.");
     }
   }
-  const bool has_ranks = options.command == Command::train || options.command == Command::verify ||
-                         options.command == Command::inspect || options.command == Command::plan;
+  const bool has_ranks = runs_on_ranks(options.command) || options.command == Command::inspect ||
+                         options.command == Command::plan;
   if (options.ranks != 1 && !has_ranks) {
     throw_bad_request(fmt::format("--ranks {}: troupe {} works with one rank. Use --ranks 1.",
                                   options.ranks, info_of(options.command).name));
@@ -238,10 +238,7 @@ void check_options(const Options& options) {
     throw_bad_request(fmt::format("--rank {}: there are the ranks 0 to {} (--ranks).", options.rank,
                                   options.ranks - 1));
   }
-  const bool has_layouts = options.command == Command::plan || options.command == Command::train ||
-                           options.command == Command::verify ||
-                           options.command == Command::inspect;
-  if (!has_layouts) check_runnable_layout(options);
+  if (!has_ranks) check_runnable_layout(options);
   check_schedules(options);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(

@@ -53,6 +53,9 @@ struct CommandInfo {
 std::span<const CommandInfo> command_table();
 const CommandInfo& info_of(Command command);
 
+// Whether the command runs on the ranks of a layout: threads, or processes of a launcher.
+bool runs_on_ranks(Command command);
+
 // Ranks that may run as threads of one process.
 inline constexpr int32_t kMostThreadRanks = 1024;
 
@@ -163,6 +166,7 @@ struct Options {
   std::vector<std::string> recompute_modules;
   std::string recompute_method;
   std::optional<int32_t> recompute_num_layers;
+  int32_t loss_chunk_tokens = 0;
 
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()
@@ -203,6 +207,8 @@ struct Options {
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
   bool use_precision_aware_optimizer = false;
+  std::string main_grads_dtype = "fp32";
+  bool grad_reduce_in_bf16 = false;
   std::string exp_avg_dtype = "fp32";
   std::string exp_avg_sq_dtype = "fp32";
   double clip_grad = 1.0;          // 0: no clipping

@@ -1,11 +1,15 @@
 #include "train/step_profile.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "base/error.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "io/file.h"
 #include "program/op_spec.h"
@@ -51,13 +55,14 @@ double covered_s(const std::vector<WorkSpan>& spans, const Choose& choose) {
 StepProfile::StepProfile(const Program& program)
     : program_(program), times_(static_cast<size_t>(program.op_count())) {}
 
-void StepProfile::add(std::vector<WorkSpan> spans) {
+void StepProfile::add(std::vector<WorkSpan> spans, double begin_s) {
   std::vector<double> sums(times_.size(), 0.0);
   for (const WorkSpan& span : spans) {
     if (span.op >= 0) sums[static_cast<size_t>(span.op)] += span.duration_s;
   }
   for (size_t i = 0; i < sums.size(); ++i) times_[i].push_back(sums[i]);
   last_ = std::move(spans);
+  begin_s_ = begin_s;
 }
 
 std::vector<KindTime> StepProfile::kinds() const {
@@ -81,14 +86,16 @@ std::vector<KindTime> StepProfile::kinds() const {
 
 StepTimes StepProfile::times() const {
   const auto any = [](const WorkSpan&) { return true; };
-  const auto between_ranks = [&](const WorkSpan& span) {
-    return span.op >= 0 && program_.op(span.op).spec->group != nullptr;
+  const auto is_on = [&](const WorkSpan& span, Queue queue) {
+    return span.op >= 0 && program_.op(span.op).place.queue == queue;
   };
-  const auto other = [&](const WorkSpan& span) { return !between_ranks(span); };
+  const auto communicates = [&](const WorkSpan& span) { return is_on(span, Queue::communication); };
+  const auto computes = [&](const WorkSpan& span) { return is_on(span, Queue::compute); };
+  const auto either = [&](const WorkSpan& span) { return communicates(span) || computes(span); };
   StepTimes times;
   times.busy_s = covered_s(last_, any);
-  times.communication_s = covered_s(last_, between_ranks);
-  times.exposed_communication_s = times.busy_s - covered_s(last_, other);
+  times.communication_s = covered_s(last_, communicates);
+  times.exposed_communication_s = covered_s(last_, either) - covered_s(last_, computes);
   double end = -1;
   for (const WorkSpan& span : last_) {
     times.seconds = std::max(times.seconds, span.begin_s + span.duration_s);
@@ -102,19 +109,35 @@ StepTimes StepProfile::times() const {
   return times;
 }
 
-void StepProfile::write_timeline(const std::string& path, int32_t rank) const {
-  nlohmann::ordered_json events = nlohmann::ordered_json::array();
-  events.push_back({{"ph", "M"},
-                    {"name", "process_name"},
-                    {"pid", rank},
-                    {"args", {{"name", fmt::format("rank {}", rank)}}}});
+std::string StepProfile::timeline_events(int32_t rank) const {
+  const nlohmann::ordered_json name = {{"ph", "M"},
+                                       {"name", "process_name"},
+                                       {"pid", rank},
+                                       {"args", {{"name", fmt::format("rank {}", rank)}}}};
+  std::string events = name.dump();
+  // Inputs and metrics travel on the compute queue.
+  const auto queue_of = [&](const WorkSpan& span) {
+    return span.op < 0 ? Queue::compute : program_.op(span.op).place.queue;
+  };
+  for (const Queue queue : {Queue::compute, Queue::copy, Queue::communication}) {
+    if (std::none_of(last_.begin(), last_.end(),
+                     [&](const WorkSpan& span) { return queue_of(span) == queue; })) {
+      continue;
+    }
+    const nlohmann::ordered_json track = {{"ph", "M"},
+                                          {"name", "thread_name"},
+                                          {"pid", rank},
+                                          {"tid", static_cast<int>(queue)},
+                                          {"args", {{"name", name_of(queue)}}}};
+    events += "," + track.dump();
+  }
   for (const WorkSpan& span : last_) {
     nlohmann::ordered_json event = {{"ph", "X"},
                                     {"name", span.name},
                                     {"cat", "step"},
                                     {"pid", rank},
-                                    {"tid", span.lane},
-                                    {"ts", span.begin_s * 1e6},
+                                    {"tid", static_cast<int>(queue_of(span))},
+                                    {"ts", (begin_s_ + span.begin_s) * 1e6},
                                     {"dur", span.duration_s * 1e6}};
     if (span.op >= 0) {
       const Op& op = program_.op(span.op);
@@ -130,26 +153,36 @@ void StepProfile::write_timeline(const std::string& path, int32_t rank) const {
         event["args"]["result"] = program_.value(program_.outputs(op)[0]).name;
       }
     }
-    events.push_back(std::move(event));
+    events += "," + event.dump();
   }
-  const nlohmann::ordered_json document = {{"displayTimeUnit", "ms"},
-                                           {"traceEvents", std::move(events)}};
+  return events;
+}
+
+void write_timeline(const std::string& path, std::span<const std::string> events) {
   const Disk disk;
   disk.make_directories(std::filesystem::path(path).parent_path().string());
-  disk.write_file(path, document.dump());
+  disk.write_file(path, fmt::format(R"({{"displayTimeUnit":"ms","traceEvents":[{}]}})",
+                                    fmt::join(events, ",")));
 }
 
-std::string profile_path(const Options& options, int32_t rank, int64_t step) {
-  return fmt::format("{}/rank{}_step{}.json", options.profile_dir, rank, step);
+bool is_profiled(const Options& options, int64_t step) {
+  return options.profile && step > options.profile_step_start && step <= options.profile_step_end;
 }
 
-bool is_profiled(const Options& options, int32_t rank, int64_t step) {
-  if (!options.profile || step <= options.profile_step_start || step > options.profile_step_end) {
-    return false;
+std::vector<int32_t> profiled_ranks(const Options& options, std::vector<int32_t> unset) {
+  if (options.profile_ranks.empty()) return unset;
+  std::set<int32_t> ranks;
+  for (const std::string& text : options.profile_ranks) {
+    int32_t rank = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+    const bool is_number = error == std::errc() && end == text.data() + text.size();
+    if (!is_number || rank < 0 || rank >= options.ranks) {
+      throw_bad_request(fmt::format("--profile-ranks {}: there are the ranks 0 to {} (--ranks).",
+                                    printable(text), options.ranks - 1));
+    }
+    ranks.insert(rank);
   }
-  const std::vector<std::string>& ranks = options.profile_ranks;
-  if (ranks.empty()) return rank == 0;
-  return std::find(ranks.begin(), ranks.end(), std::to_string(rank)) != ranks.end();
+  return {ranks.begin(), ranks.end()};
 }
 
 ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device device) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,8 @@ struct KindTime {
 struct StepTimes {
   double seconds = 0;          // from the beginning of the first span to the end of the last
   double busy_s = 0;           // when anything ran
-  double communication_s = 0;  // when operations between ranks ran
-  double exposed_communication_s = 0;  // and nothing else did
+  double communication_s = 0;  // when the communication queue ran
+  double exposed_communication_s = 0;  // and the compute queue did not
   double largest_gap_s = 0;            // between operations, when none ran
   std::string after_gap;               // the kind of operation that began then
 };
@@ -37,8 +38,9 @@ class StepProfile {
  public:
   explicit StepProfile(const Program& program);
 
-  // Adds a run.
-  void add(std::vector<WorkSpan> spans);
+  // Adds a run. Of ranks whose timelines are looked at together, `begin_s` is when it began after
+  // the first of them.
+  void add(std::vector<WorkSpan> spans, double begin_s = 0);
 
   // Medians over the runs, the kind that takes longest first.
   std::vector<KindTime> kinds() const;
@@ -46,23 +48,28 @@ class StepProfile {
   // Of the last run.
   StepTimes times() const;
 
-  // Writes the last run as Trace Event JSON, which Perfetto and Chrome open: a track for each lane,
-  // a span named by its operation, with layer, micro-batch, phase and kernel as arguments. `rank`
-  // numbers the process in it. Throws UserError when the file cannot be written.
-  void write_timeline(const std::string& path, int32_t rank) const;
+  // The last run as Trace Event JSON: a track for each queue, a span named by its operation, with
+  // layer, micro-batch, phase and kernel as arguments. `rank` numbers the process in it. The events
+  // alone, with commas between them.
+  std::string timeline_events(int32_t rank) const;
 
  private:
   const Program& program_;
   std::vector<std::vector<double>> times_;  // of each operation in each run, in s
   std::vector<WorkSpan> last_;
+  double begin_s_ = 0;  // of the last run
 };
 
-// --profile-dir/rank<R>_step<N>.json: where the timeline of a step belongs.
-std::string profile_path(const Options& options, int32_t rank, int64_t step);
+// Writes a timeline that Perfetto and Chrome open, of the events of one rank or of several. Throws
+// UserError when the file cannot be written.
+void write_timeline(const std::string& path, std::span<const std::string> events);
 
-// --profile, --profile-step-start, --profile-step-end and --profile-ranks: whether this rank's
-// `step`, counted from 1, is profiled.
-bool is_profiled(const Options& options, int32_t rank, int64_t step);
+// --profile, --profile-step-start and --profile-step-end: whether `step`, counted from 1, is
+// profiled.
+bool is_profiled(const Options& options, int64_t step);
+
+// --profile-ranks, ascending; `unset` where there are none. A bad request if there is no such rank.
+std::vector<int32_t> profiled_ranks(const Options& options, std::vector<int32_t> unset = {0});
 
 // What this machine can do at best, per second.
 struct ProfileLimits {

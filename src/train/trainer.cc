@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -8,7 +9,6 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <limits>
-#include <map>
 
 #include "base/machine.h"
 #include "base/units.h"
@@ -17,13 +17,12 @@
 #include "io/hf_weights.h"
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
-#include "parallel/thread_group.h"
-#include "program/verify.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/matmul_limit.h"
 #include "train/model_options.h"
+#include "train/rank_run.h"
 #include "train/step_profile.h"
 
 namespace troupe {
@@ -55,32 +54,6 @@ bool is_finite(const TensorView& view) {
 
 }  // namespace
 
-std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
-  std::string text;
-  for (int i = 0; i < kRoleCount; ++i) {
-    const uint64_t bytes = plan.bytes_by_role[static_cast<size_t>(i)];
-    if (bytes == 0) continue;
-    text += fmt::format("  {:<14} {:>12}\n", name_of(static_cast<Role>(i)), format_bytes(bytes));
-  }
-  if (evaluation_bytes > 0) {
-    text += fmt::format("  {:<14} {:>12}\n", "evaluation", format_bytes(evaluation_bytes));
-  }
-  return text + fmt::format("  {:<14} {:>12}\n", "total",
-                            format_bytes(plan.total_bytes() + evaluation_bytes));
-}
-
-void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
-                    const std::string& whose, const std::string& remedy, int gpu) {
-  const bool on_gpu = device == Device::cuda;
-  const uint64_t available = on_gpu ? available_device_bytes(gpu) : available_memory_bytes();
-  if (available == 0 || bytes <= available) return;
-  throw UserError(ExitStatus::does_not_fit,
-                  fmt::format("The run needs {}, this {} has {} available{}:\n{}Use a smaller "
-                              "--micro-batch-size, --seq-length or model{}.",
-                              format_bytes(bytes), on_gpu ? "GPU" : "machine",
-                              format_bytes(available), whose, breakdown, remedy));
-}
-
 Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
     : options_(options),
       rank_(rank),
@@ -93,6 +66,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
                       .dead_experts = options.warn_dead_experts,
                       .router_entropy = options.warn_router_entropy}) {
   options_.quiet = options.quiet || !leads();
+  if (options.profile) profiled_ranks(options);  // refuses ranks that there are not
   identity_.model = load_model_config(options);
   identity_.compute_dtype = compute_dtype_of(options);
   identity_.seed = static_cast<uint64_t>(options.seed);
@@ -114,20 +88,24 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   if (!evaluation_sets_.empty()) {
     evaluation_plan_ =
         plan_evaluation(identity_.model, state_, evaluation_sets_, options.micro_batch_size,
-                        options.eval_iters * batch_sizes_.largest(), pool_.threads(), device_);
+                        options.eval_iters * batch_sizes_.largest(), options.loss_chunk_tokens,
+                        pool_.threads(), device_);
     evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
 }
 
 void Trainer::start() {
   // Before the memory is taken that the measurement needs, too.
-  if (options_.profile && leads())
-    profile_limits_ = measure_limits(identity_.compute_dtype, pool_, device_);
+  if (options_.profile) {
+    profile_limits_ =
+        measure_limits_of_rank(options_, group_, rank_, identity_.compute_dtype, device_);
+  }
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
-    evaluation_ = std::make_unique<Evaluation>(std::move(evaluation_plan_), *storage_, pool_,
-                                               evaluation_sets_, part_, group_);
+    evaluation_ = std::make_unique<Evaluation>(
+        std::move(evaluation_plan_), *storage_, pool_, evaluation_sets_, part_, group_,
+        InterpreterOptions{.one_stream = options_.ranks_per_gpu > 1});
   }
   load_weights();
   storage_->to_device();
@@ -136,12 +114,11 @@ void Trainer::start() {
 
 void Trainer::build_step(int32_t batch_size) {
   step_options_.micro_batches = batch_size / (options_.micro_batch_size * part_.layout().dp());
-  step_ = build_training_step(identity_.model, state_, step_options_);
+  PlannedStep planned = plan_training_step(identity_.model, state_, step_options_, pool_.threads(),
+                                           device_, options_.oracle);
+  step_ = std::move(planned.step);
+  plan_ = std::move(planned.plan);
   step_batch_size_ = batch_size;
-  verify_program(*step_.program);
-  plan_ = options_.oracle ? plan_oracle(*step_.program, pool_.threads(), device_)
-                          : plan_memory(*step_.program, pool_.threads(), device_);
-  verify_memory_plan(*step_.program, plan_);
 }
 
 void Trainer::prepare_step(int32_t batch_size) {
@@ -156,41 +133,31 @@ void Trainer::prepare_step(int32_t batch_size) {
     build_step(batch_size);
     if (group_ != nullptr) verify_collectives(*group_, rank_, *step_.program, part_.layout());
   }
-  const Communicators communicators =
-      group_ == nullptr ? Communicators{} : communicators_of(*group_, part_.layout(), rank_);
-  interpreter_ =
-      make_interpreter(*step_.program, plan_, *storage_, pool_, communicators,
-                       {.capture = captures_graph(options_), .profile = options_.profile});
+  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_,
+                                  communicators_of(group_, part_.layout(), rank_),
+                                  {.capture = captures_graph(options_),
+                                   .profile = options_.profile,
+                                   .one_stream = options_.ranks_per_gpu > 1});
 }
 
 void Trainer::check_with_others() const {
-  if (group_ == nullptr) return check_memory(0);
-  const std::string start =
-      fmt::format("{} {} {}", identity_.options_json, identity_.data, position_.consumed_samples);
-  const std::vector<uint64_t> starts =
-      group_->exchange(rank_, hash_bytes(start.data(), start.size()));
-  for (size_t rank = 1; leads() && rank < starts.size(); ++rank) {
-    if (starts[rank] == starts[0]) continue;
-    throw_bad_request(fmt::format(
-        "Rank {} was not started as rank 0 was: its options, its data or the checkpoint that it "
-        "goes on from are others. Give all ranks the same flags, and folders that all hosts share.",
-        rank));
+  if (group_ != nullptr) {
+    const std::string start =
+        fmt::format("{} {} {}", identity_.options_json, identity_.data, position_.consumed_samples);
+    const std::vector<uint64_t> starts =
+        group_->exchange(rank_, hash_bytes(start.data(), start.size()));
+    for (size_t rank = 1; leads() && rank < starts.size(); ++rank) {
+      if (starts[rank] == starts[0]) continue;
+      throw_bad_request(fmt::format(
+          "Rank {} was not started as rank 0 was: its options, its data or the checkpoint that it "
+          "goes on from are others. Give all ranks the same flags, and folders that all hosts "
+          "share.",
+          rank));
+    }
   }
-  // On each machine, or GPU, the rank that needs most speaks for all.
-  const std::vector<uint64_t> needs = group_->exchange(rank_, planned_bytes());
-  uint64_t bytes = 0;
-  const auto shares_memory = [&](int32_t rank) {
-    return device_ != Device::cuda || gpu_of_rank(group_, rank, options_.ranks_per_gpu) == gpu_;
-  };
-  int32_t largest = rank_;
-  for (const int32_t rank : group_->ranks_of_machine()) {
-    if (!shares_memory(rank)) continue;
-    bytes += needs[static_cast<size_t>(rank)];
-    const uint64_t need = needs[static_cast<size_t>(rank)];
-    const uint64_t most = needs[static_cast<size_t>(largest)];
-    if (need > most || (need == most && rank < largest)) largest = rank;
-  }
-  if (rank_ == largest) check_memory(bytes - planned_bytes());
+  require_memory(options_, group_, rank_, planned_bytes(), gpu_,
+                 describe_memory(plan_, evaluation_bytes_));
+  if (group_ == nullptr) return;
   verify_collectives(*group_, rank_, *step_.program, part_.layout());
   if (evaluation_plan_.step.program != nullptr) {
     verify_collectives(*group_, rank_, *evaluation_plan_.step.program, part_.layout());
@@ -322,13 +289,6 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
   return make_source(data, options_.split, options);
 }
 
-void Trainer::check_memory(uint64_t others) const {
-  const bool several = options_.ranks > 1;
-  require_memory(planned_bytes() + others, device_, describe_memory(plan_, evaluation_bytes_),
-                 several ? fmt::format("; of rank {}", rank_) : "",
-                 several ? ", or fewer ranks" : "", gpu_);
-}
-
 void Trainer::load_weights() {
   if (load_path_) return load_checkpoint(*load_path_, /*resume=*/!options_.finetune);
   if (options_.pretrained_checkpoint.empty()) {
@@ -389,8 +349,9 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   load_training_state(checkpoint, identity_.model, state_, *storage_);
   if (!resume) {
     for (const Parameter& parameter : state_.parameters) {
-      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_sq}) {
-        if (!id.valid()) continue;  // of an empty shard
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
+                               parameter.exp_avg_sq_scale}) {
+        if (!id.valid()) continue;  // of an empty shard, or without scales
         const TensorView view = storage_->view(id);
         std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
       }
@@ -458,7 +419,8 @@ ExitStatus Trainer::run() {
   }
   open_logs();
   progress_ = std::make_unique<Progress>(last_step_, needed_samples() * identity_.sequence,
-                                         limit / options_.ranks, options_.quiet);
+                                         limit / ranks_that_share(options_, group_, device_),
+                                         options_.quiet);
 
   StepMetrics metrics;
   if (position_.step == 0) evaluate();
@@ -539,7 +501,7 @@ StepMetrics Trainer::do_step() {
   if (step_.step_number.valid()) {
     *interpreter_->view(step_.step_number).as<int64_t>() = position_.step;
   }
-  if (is_profiled(options_, rank_, position_.step + 1)) {
+  if (is_profiled(options_, position_.step + 1)) {
     profile_step();
   } else {
     interpreter_->run();
@@ -575,14 +537,15 @@ StepMetrics Trainer::do_step() {
 
 void Trainer::profile_step() {
   StepProfile profile(*step_.program);
-  profile.add(interpreter_->run_profiled());
-  const std::string path = profile_path(options_, rank_, position_.step + 1);
-  profile.write_timeline(path, rank_);
-  if (leads()) {
-    progress_->note(describe_profile(profile, profile_limits_));
+  add_profiled_run(*interpreter_, group_, rank_, profile);
+  const std::vector<int32_t> ranks = profiled_ranks(options_);
+  const std::vector<std::string> tables =
+      gather_from(group_, rank_, ranks, describe_profile(profile, profile_limits_));
+  for (size_t i = 0; i < tables.size(); ++i) {
+    progress_->note(options_.ranks == 1 ? tables[i]
+                                        : fmt::format("Rank {}\n{}", ranks[i], tables[i]));
   }
-  progress_->note(
-      fmt::format("step {} of rank {}: timeline in {}", position_.step + 1, rank_, path));
+  progress_->note(write_timelines(options_, group_, rank_, position_.step + 1, ranks, profile));
 }
 
 void Trainer::note_skipped_step() const {
@@ -727,21 +690,13 @@ void Trainer::save() {
 }
 
 ExitStatus train(const Options& options, ProcessGroup* processes) {
-  std::optional<ThreadGroup> threads;
-  if (processes == nullptr && options.ranks > 1) {
-    threads.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
-  }
-  ProcessGroup* const group = threads ? &*threads : processes;
-  if (group == nullptr) return Trainer(options).run();
-  std::map<int, std::unique_ptr<Trainer>> trainers;  // by rank
-  for (const int32_t rank : group->own_ranks()) {
-    trainers.emplace(rank, std::make_unique<Trainer>(options, rank, group));
-  }
-  ExitStatus status = ExitStatus::done;  // the same for all ranks
-  run_ranks(*group, [&](int rank) {
-    const ExitStatus of_rank = trainers.at(rank)->run();
-    if (rank == group->own_ranks().front()) status = of_rank;
-  });
+  std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
+  run_all_ranks(
+      options, processes,
+      [&](int32_t rank, ProcessGroup* group) {
+        return std::make_unique<Trainer>(options, rank, group);
+      },
+      [&](Trainer& trainer) { status = trainer.run(); });
   return status;
 }
 

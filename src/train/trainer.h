@@ -59,8 +59,6 @@ class Trainer {
   void check_with_others() const;
   // The bytes that run() allocates for the programs.
   uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
-  // Refuses a run of this and `others` bytes.
-  void check_memory(uint64_t others) const;
   // Where --load points; refuses what is not this run.
   void find_start();
   // From the position on, by --train-iters or --train-samples.
@@ -87,8 +85,8 @@ class Trainer {
   void open_logs();
 
   StepMetrics do_step();
-  // In place of the interpreter's run(): writes the step's timeline, and prints where the time
-  // went.
+  // In place of the interpreter's run(), on all ranks: those of --profile-ranks write the step's
+  // timeline, and it is printed where their time went.
   void profile_step();
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless(const StepMetrics& metrics) const;
@@ -126,7 +124,7 @@ class Trainer {
   MemoryPlan plan_;
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<Interpreter> interpreter_;
-  ProfileLimits profile_limits_;  // with --profile, of the leader
+  ProfileLimits profile_limits_;  // with --profile, of a rank
 
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;
@@ -145,14 +143,5 @@ class Trainer {
 // A whole run of options.ranks ranks: what `troupe train` does. `processes`: these ranks; all
 // processes must call it. Null: they are threads.
 ExitStatus train(const Options& options, ProcessGroup* processes = nullptr);
-
-// The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
-// needs beside it, and the total.
-std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
-
-// Throws UserError (does_not_fit) with the breakdown when the machine, or its GPU, has not so many
-// bytes available. `whose` and `remedy` are added to what it says. `gpu`: see gpu_of_rank().
-void require_memory(uint64_t bytes, Device device, const std::string& breakdown,
-                    const std::string& whose = {}, const std::string& remedy = {}, int gpu = 0);
 
 }  // namespace troupe

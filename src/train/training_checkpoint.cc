@@ -5,15 +5,18 @@
 #include <exception>
 #include <fmt/format.h>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unistd.h>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "io/json.h"
 #include "io/model_config_json.h"
 #include "model/parameter_layout.h"
+#include "ops/adamw/moment_blocks.h"
 #include "train/options.h"
 
 namespace troupe {
@@ -38,13 +41,33 @@ CheckpointRole to_checkpoint_role(Role role) {
   }
 }
 
-// What the optimizer keeps of a parameter.
+// What the optimizer keeps of a parameter, for each of its elements.
 std::vector<StateId> optimizer_tensors(const Parameter& parameter) {
   std::vector<StateId> ids;
   for (const StateId id : {parameter.master, parameter.exp_avg, parameter.exp_avg_sq}) {
     if (id.valid()) ids.push_back(id);
   }
   return ids;
+}
+
+// What it keeps for each block of moments.
+std::vector<StateId> scale_tensors(const Parameter& parameter) {
+  std::vector<StateId> ids;
+  for (const StateId id : {parameter.exp_avg_scale, parameter.exp_avg_sq_scale}) {
+    if (id.valid()) ids.push_back(id);
+  }
+  return ids;
+}
+
+// The scales of the moments of a piece, of which the rank keeps vectors of `columns`.
+SlicePiece scales_of(const SlicePiece& piece, int64_t columns) {
+  const auto last = static_cast<size_t>(piece.shape.rank() - 1);
+  SlicePiece scales = piece;
+  scales.offset[last] /= kMomentBlock;
+  scales.shape = moment_scales_shape(piece.shape);
+  scales.first =
+      piece.first / columns * moment_blocks(columns) + piece.first % columns / kMomentBlock;
+  return scales;
 }
 
 // Tells which of a rank's boxes no lower rank holds, so that each is saved once: boxes of slices,
@@ -156,6 +179,10 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
     for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.shard)) {
       if (holders != nullptr && !holders->optimizer.is_lowest(parameter, piece)) continue;
       for (const StateId id : kept) add(id, parameter.whole_shape, piece);
+      for (const StateId id : scale_tensors(parameter)) {
+        const int64_t columns = (*state.table)[parameter.exp_avg].shape.back();
+        add(id, moment_scales_shape(parameter.whole_shape), scales_of(piece, columns));
+      }
     }
   }
   if (holders != nullptr && !holders->values.is_lowest_of_place()) return slices;
@@ -429,7 +456,12 @@ void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config
   // What else the checkpoint may hold: what other ranks load of the same model, and the tokenizer,
   // which belongs to the facts.
   std::vector<std::string> elsewhere = {kTokenizerTensor};
-  const ModelState whole = declare_model_state(config, state.dtype, state.trained);
+  RunLayout one = layout_of_one_rank(config.num_layers);
+  one.exp_avg = state.part.run->exp_avg;
+  one.exp_avg_sq = state.part.run->exp_avg_sq;
+  const ModelState whole =
+      declare_model_state(config, state.dtype, state.trained,
+                          {.run = std::make_shared<const RunLayout>(std::move(one)), .rank = 0});
   for (int32_t i = 0; i < whole.table->size(); ++i) {
     elsewhere.push_back((*whole.table)[StateId{i}].name);
   }

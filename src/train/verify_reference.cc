@@ -24,6 +24,7 @@
 #include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
+#include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
 #include "train/layout_options.h"
 
@@ -189,12 +190,12 @@ class ReferenceRank {
                                             .adam_beta2 = reference.beta2,
                                             .adam_epsilon = reference.epsilon,
                                             .routing_trace = options.trace})),
-        logits_(make_interpreter(*logits_step_.program, plan(*logits_step_.program, options),
-                                 storage_, pool_,
-                                 communicators_of(group, state_.part.layout(), rank))),
-        training_(make_interpreter(*training_step_.program, plan(*training_step_.program, options),
-                                   storage_, pool_,
-                                   communicators_of(group, state_.part.layout(), rank))) {
+        logits_(make_interpreter(
+            *logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
+            communicators_of(group, state_.part.layout(), rank), interpreter_options(options))),
+        training_(make_interpreter(
+            *training_step_.program, plan(*training_step_.program, options), storage_, pool_,
+            communicators_of(group, state_.part.layout(), rank), interpreter_options(options))) {
     load_hf_weights(folder, config, state_, storage_);
     storage_.to_device();
     const int32_t first = first_sequence();
@@ -286,6 +287,10 @@ class ReferenceRank {
       std::memcpy(to.view(replayed[layer]).data, source.data,
                   static_cast<size_t>(source.shape.elements()) * sizeof(int32_t));
     }
+  }
+
+  static InterpreterOptions interpreter_options(const RunOptions& options) {
+    return {.one_stream = options.ranks.ranks_per_gpu > 1};
   }
 
   static MemoryPlan plan(const Program& program, const RunOptions& options) {
@@ -551,6 +556,12 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
   check_layout(config, ranks.layout->layout, reference.sequence);
   check_ranks(reference, ranks.layout->layout, folder);
+  if (device == Device::cuda) {
+    run_ranks(group, [&](int rank) {
+      const int gpu = gpu_of_rank(&group, rank, ranks.ranks_per_gpu);
+      require_own_gpu(group, rank, gpu_identity(gpu), ranks.ranks_per_gpu);
+    });
+  }
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
                      .ranks = ranks,

@@ -1,4 +1,4 @@
-// Element types, and the rounding of bfloat16.
+// Element types, the rounding of bfloat16, and what the codes of f8e4m3 stand for.
 #include "base/dtype.h"
 
 #include <bit>
@@ -83,6 +83,27 @@ TEST(Bf16, FromDouble) {
   EXPECT_EQ(bf16(1.0).bits, 0x3f80);
   EXPECT_EQ(bf16(-2.5).bits, 0xc020);
   EXPECT_EQ(static_cast<float>(bf16(1e300)), std::numeric_limits<float>::infinity());
+}
+
+TEST(F8e4m3, CodesStandForWhatTheFormatSays) {
+  EXPECT_EQ(size_of(DType::f8e4m3), sizeof(f8e4m3));
+  EXPECT_FALSE(is_float(DType::f8e4m3)) << "nothing computes in it";
+  for (int code = 0; code < 256; ++code) {
+    f8e4m3 value;
+    value.bits = static_cast<uint8_t>(code);
+    const float found = value;
+    const double sign = code < 128 ? 1 : -1;
+    const int exponent = code / 8 % 16;
+    const double mantissa = code % 8 / 8.0;
+    EXPECT_EQ(std::signbit(found), code >= 128) << code;
+    if (exponent == 15 && code % 8 == 7) {
+      EXPECT_TRUE(std::isnan(found)) << code;
+    } else if (exponent == 0) {
+      EXPECT_EQ(found, sign * mantissa * 0x1p-6) << code;
+    } else {
+      EXPECT_EQ(found, sign * (1 + mantissa) * std::ldexp(1.0, exponent - 7)) << code;
+    }
+  }
 }
 
 TEST(DType, SizesAndTypes) {

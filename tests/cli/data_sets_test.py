@@ -6,51 +6,30 @@ Usage: data_sets_test.py TROUPE SOURCE_FOLDER
 
 import json
 import pathlib
-import random
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
-WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 8, "max_position_embeddings": 32, "moe_intermediate_size": 16, "num_experts": 4,
-    "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.0,
-}
-
-TROUPE = ""
-FOLDER = pathlib.Path()
-
-
-def run(*arguments):
-    return subprocess.run([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, check=False)
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, main, run, write_config, write_corpus
 
 
 def setUpModule():
-    generator = random.Random(3)
-    (FOLDER / "config.json").write_text(json.dumps(CONFIG))
-    for name, documents in (("books", 60), ("code", 20)):
-        text = FOLDER / f"{name}.txt"
-        text.write_text("\n\n".join(" ".join(generator.choice(WORDS) for _ in range(20))
-                                    for _ in range(documents)))
-        done = run("tokenize", "--quiet", "--input", text, "--output-prefix", FOLDER / name,
-                   "--split-documents", "1")
-        assert done.returncode == 0, done.stderr
+    write_config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                 max_position_embeddings=32, moe_intermediate_size=16, router_aux_loss_coef=0.0)
+    write_corpus(60, 20, name="books")
+    write_corpus(20, 20, name="code")
 
 
 class DataSets(unittest.TestCase):
     def setUp(self):
-        self.save = FOLDER / self.id().rsplit(".", 1)[-1]
+        self.save = HERE.folder / self.id().rsplit(".", 1)[-1]
 
     def train(self, steps, *flags, data=None, split="9,1"):
         if data is None:
-            data = (FOLDER / "books",)
+            data = (HERE.folder / "books",)
         data = ("--data-path", *data) if data else ()
-        return run("train", "--model", FOLDER / "config.json", "--lr", "1e-3", "--lr-decay-style",
+        return run("train", "--model", HERE.folder / "config.json", "--lr", "1e-3", "--lr-decay-style",
                    "constant", "--threads", 1,
                    "--global-batch-size", 2, "--train-iters", steps, "--split", split, *data, *flags)
 
@@ -74,7 +53,7 @@ class DataSets(unittest.TestCase):
             self.assertIn(part, last)
 
     def test_a_run_says_what_it_reads(self):
-        blend = ("0.75", FOLDER / "books", "0.25", FOLDER / "code")
+        blend = ("0.75", HERE.folder / "books", "0.25", HERE.folder / "code")
         done = self.train(10, "--eval-interval", 5, "--eval-iters", 1, data=blend)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("Training data: 20 samples of 32 tokens", done.stderr)
@@ -83,21 +62,21 @@ class DataSets(unittest.TestCase):
         self.assertIn("Validation data: 2 samples for each evaluation", done.stderr)
 
     def test_a_file_gives_the_same_run(self):
-        (FOLDER / "args").write_text(f"3 {FOLDER / 'books'}\n1 {FOLDER / 'code'}\n")
-        self.saved(4, data=("3", FOLDER / "books", "1", FOLDER / "code"))
+        (HERE.folder / "args").write_text(f"3 {HERE.folder / 'books'}\n1 {HERE.folder / 'code'}\n")
+        self.saved(4, data=("3", HERE.folder / "books", "1", HERE.folder / "code"))
         expected = self.index(4)[1]
         shutil.rmtree(self.save)
-        done = self.train(4, "--data-args-path", FOLDER / "args", "--save", self.save, data=())
+        done = self.train(4, "--data-args-path", HERE.folder / "args", "--save", self.save, data=())
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.index(4)[1], expected)
 
     def test_wrong_data_paths_are_refused(self):
-        books, code = FOLDER / "books", FOLDER / "code"
+        books, code = HERE.folder / "books", HERE.folder / "code"
         self.refused(self.train(4, data=("0.5", books, "-0.5", code)), "weight", "-0.5", str(code))
         self.refused(self.train(4, data=("0.5", books, "nan", code)), "weight", "nan")
         self.refused(self.train(4, data=("0", books, "1", code)), "weight", "is 0")
         self.refused(self.train(4, data=("0.5", books, code)), "'0.5' is a number")
-        self.refused(self.train(4, data=(books, FOLDER / "none")), "none.idx does not exist")
+        self.refused(self.train(4, data=(books, HERE.folder / "none")), "none.idx does not exist")
         self.refused(self.train(100000, data=(books, code)), "give each a weight")
         self.refused(self.train(4, "--eval-interval", 2, split="1,0"), "validation split", "books")
         self.refused(self.train(4, split="1,x"), "--split '1,x'")
@@ -126,15 +105,9 @@ class DataSets(unittest.TestCase):
 
     def test_other_data_are_warned_of(self):
         self.saved(4, "--quiet", "--exit-after-step", 2)
-        warning = self.saved(4, "--quiet", data=(FOLDER / "code",))
+        warning = self.saved(4, "--quiet", data=(HERE.folder / "code",))
         self.assertIn("Warning: the run goes on with other data. Until now: 60 sequences", warning)
 
 
 if __name__ == "__main__":
-    TROUPE = sys.argv[1]
-    FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="troupe_data_sets_"))
-    try:
-        program = unittest.main(argv=sys.argv[:1], exit=False, verbosity=2)
-    finally:
-        shutil.rmtree(FOLDER)
-    sys.exit(not program.result.wasSuccessful())
+    main()

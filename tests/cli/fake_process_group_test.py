@@ -8,12 +8,11 @@ Usage: fake_process_group_test.py TROUPE SOURCE_FOLDER
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import unittest
 
-TROUPE = ""
-SOURCE = pathlib.Path()
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, main, run
 
 # The shape of DeepSeek-V3 with plain attention: 61 layers on 8 places of 4 stages.
 DEEPSEEK = """
@@ -33,14 +32,9 @@ ROLES = {"parameters", "gradients", "optimizer", "activations", "workspace", "co
 
 def mixtral():
     """The command line that megatron_flags_test.cc holds."""
-    text = (SOURCE / "tests/cli/megatron_flags_test.cc").read_text()
+    text = (HERE.source / "tests/cli/megatron_flags_test.cc").read_text()
     literals = re.search(r"kMixtral =\n(.*?);", text, re.DOTALL).group(1)
     return "".join(re.findall(r'"(.*?)"', literals)).split()
-
-
-def run(*arguments):
-    return subprocess.run([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, check=False)
 
 
 class FakeProcessGroup(unittest.TestCase):
@@ -103,6 +97,4 @@ class FakeProcessGroup(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    TROUPE = sys.argv[1]
-    SOURCE = pathlib.Path(sys.argv[2])
-    unittest.main(argv=sys.argv[:1])
+    main()

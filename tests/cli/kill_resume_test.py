@@ -15,66 +15,32 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import (HERE, command, main, metrics, run, steps_done, write_config,
+                          write_corpus)
+
 STEPS = 60
 KILLS = 10
-WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "vocab_size": 272,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "moe_intermediate_size": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "router_aux_loss_coef": 0.01,
-}
 # What must not depend on how often a run was stopped, and on nothing but the run.
 STABLE_METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "load_balancing_loss", "z_loss",
                   "experts", "val_loss", "val_tokens")
 
-TROUPE = ""
-FOLDER = pathlib.Path()
 CYCLE_S = 0.0  # time of one step and its save
 
 
-def command(save, *flags, threads=2):
-    return [TROUPE, "train", "--quiet", "--model", str(FOLDER / "config.json"),
-            "--data-path", str(FOLDER / "corpus"), "--train-iters", str(STEPS), "--lr", "1e-3",
-            "--lr-warmup-iters", "5", "--micro-batch-size", "2", "--global-batch-size", "4",
-            "--moe-z-loss-coeff", "0.001", "--eval-interval", "20", "--eval-iters", "2",
-            "--split", "90,10,0", "--threads", str(threads), "--save", str(save), *flags]
-
-
-def run(arguments, **options):
-    return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          check=False, **options)
-
-
-def metrics(save):
-    """Lines of metrics.jsonl; a line that is just being written is left out."""
-    try:
-        text = (save / "metrics.jsonl").read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+def train(save, *flags, threads=2):
+    return ["train", "--quiet", "--model", HERE.folder / "config.json", "--data-path",
+            HERE.folder / "corpus", "--train-iters", STEPS, "--lr", "1e-3", "--lr-warmup-iters", 5,
+            "--micro-batch-size", 2, "--global-batch-size", 4, "--moe-z-loss-coeff", "0.001",
+            "--eval-interval", 20, "--eval-iters", 2, "--split", "90,10,0", "--threads", threads,
+            "--save", save, *flags]
 
 
 def stable_metrics(save):
     return [{key: line[key] for key in STABLE_METRICS if key in line} for line in metrics(save)]
-
-
-def steps_done(save):
-    return max((line["step"] for line in metrics(save) if "loss" in line), default=0)
 
 
 def checkpoints(save):
@@ -100,15 +66,10 @@ def shards(save, step=STEPS):
 
 def setUpModule():
     global CYCLE_S
-    generator = random.Random(7)
-    documents = (" ".join(generator.choice(WORDS) for _ in range(50)) for _ in range(150))
-    (FOLDER / "text.txt").write_text("\n\n".join(documents))
-    (FOLDER / "config.json").write_text(json.dumps(CONFIG))
-    done = run([TROUPE, "tokenize", "--quiet", "--input", str(FOLDER / "text.txt"),
-                "--output-prefix", str(FOLDER / "corpus"), "--split-documents", "1"])
-    assert done.returncode == 0, done.stderr
+    write_config()
+    write_corpus(150, 50)
     begin = time.monotonic()
-    done = run(command(FOLDER / "undisturbed", "--save-interval", "1", "--keep-checkpoints", "2"))
+    done = run(*train(HERE.folder / "undisturbed", "--save-interval", "1", "--keep-checkpoints", "2"))
     CYCLE_S = (time.monotonic() - begin) / STEPS
     assert done.returncode == 0, done.stderr
 
@@ -117,7 +78,7 @@ class KillResume(unittest.TestCase):
     maxDiff = 4000
 
     def setUp(self):
-        self.save = FOLDER / self.id().rsplit(".", 1)[-1]
+        self.save = HERE.folder / self.id().rsplit(".", 1)[-1]
         self.running = []
 
     def tearDown(self):
@@ -128,13 +89,13 @@ class KillResume(unittest.TestCase):
         shutil.rmtree(self.save, ignore_errors=True)
 
     def start(self, *flags):
-        process = subprocess.Popen(command(self.save, *flags), stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(command(*train(self.save, *flags)), stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.running.append(process)
         return process
 
     def finish(self, *flags):
-        done = run(command(self.save, "--load", str(self.save), *flags))
+        done = run(*train(self.save, "--load", self.save, *flags))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def wait_until(self, process, reached):
@@ -144,20 +105,20 @@ class KillResume(unittest.TestCase):
             time.sleep(0.001)
 
     def expect_as_undisturbed(self):
-        undisturbed = FOLDER / "undisturbed"
+        undisturbed = HERE.folder / "undisturbed"
         self.assertEqual(content(self.save), content(undisturbed))
         self.assertEqual(shards(self.save), shards(undisturbed), "the hashes are equal")
         self.assertEqual(stable_metrics(self.save), stable_metrics(undisturbed))
 
     def test_undisturbed_run_is_complete(self):
-        lines = metrics(FOLDER / "undisturbed")
+        lines = metrics(HERE.folder / "undisturbed")
         self.assertEqual([line["step"] for line in lines if "loss" in line],
                          list(range(1, STEPS + 1)))
         self.assertEqual([line["step"] for line in lines if "val_loss" in line],
                          list(range(0, STEPS + 1, 20)))
-        self.assertEqual(checkpoints(FOLDER / "undisturbed"),
+        self.assertEqual(checkpoints(HERE.folder / "undisturbed"),
                          [f"step_{STEPS - 1:08d}", f"step_{STEPS:08d}"])
-        step, training, tensors = content(FOLDER / "undisturbed")
+        step, training, tensors = content(HERE.folder / "undisturbed")
         self.assertEqual(step, STEPS)
         self.assertEqual(training["position"],
                          {"step": STEPS, "updates": STEPS, "consumed_samples": 4 * STEPS,
@@ -170,7 +131,7 @@ class KillResume(unittest.TestCase):
         targets = sorted(generator.sample(range(1, STEPS - 4), KILLS))
         saving = 0
         for target in targets:
-            process = self.start("--load", str(self.save), "--save-interval", "1",
+            process = self.start("--load", self.save, "--save-interval", "1",
                                  "--keep-checkpoints", "2")
             self.wait_until(process, lambda step=target: steps_done(self.save) >= step)
             # A step's line appears between its computation and its save.
@@ -185,7 +146,7 @@ class KillResume(unittest.TestCase):
         self.expect_as_undisturbed()
 
     def test_killed_before_the_first_checkpoint(self):
-        process = self.start("--load", str(self.save))
+        process = self.start("--load", self.save)
         self.wait_until(process, lambda: steps_done(self.save) >= 3)
         process.kill()
         process.communicate()
@@ -195,7 +156,7 @@ class KillResume(unittest.TestCase):
 
     def test_interrupted(self):
         for signal_number, target in ((signal.SIGINT, 15), (signal.SIGTERM, 35)):
-            process = self.start("--load", str(self.save))
+            process = self.start("--load", self.save)
             self.wait_until(process, lambda step=target: steps_done(self.save) >= step)
             process.send_signal(signal_number)
             errors = process.communicate()[1]
@@ -221,7 +182,7 @@ class KillResume(unittest.TestCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-        done = run(command(self.save, "--load", str(self.save), "--save-interval", "3"),
+        done = run(*train(self.save, "--load", self.save, "--save-interval", "3"),
                    preexec_fn=limit)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.expect_one_message(done.stderr, "File too large")
@@ -234,18 +195,19 @@ class KillResume(unittest.TestCase):
     def test_disk_is_full(self):
         # The small disk exists only for the processes of one script and goes with them.
         self.save.mkdir()
-        script = FOLDER / "fill_disk.sh"
+        script = HERE.folder / "fill_disk.sh"
         script.write_text(f"""mount -t tmpfs -o size=1500k tmpfs '{self.save}' || exit 80
 "$@"
 [ $? -eq 1 ] || exit 81
-'{TROUPE}' eval --quiet --json --load '{self.save}' --data-path '{FOLDER / "corpus"}' \\
+'{HERE.troupe}' eval --quiet --json --load '{self.save}' --data-path '{HERE.folder / "corpus"}' \\
   --split 90,10,0 --eval-iters 1 || exit 82
 """)
         # Room for two checkpoints: the third save fails, and the second one is loaded.
         if shutil.which("unshare") is None:
             self.skipTest("there is no unshare")
-        done = run(["unshare", "--map-root-user", "--mount", "sh", str(script),
-                    *command(self.save, "--save-interval", "1")])
+        done = subprocess.run(["unshare", "--map-root-user", "--mount", "sh", str(script),
+                               *command(*train(self.save, "--save-interval", 1))],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode == 80 or done.stderr.startswith("unshare: "):
             self.skipTest("this system lets nobody mount a small disk")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -253,16 +215,10 @@ class KillResume(unittest.TestCase):
         self.assertEqual(json.loads(done.stdout)["step"], 2)
 
     def test_threads_do_not_matter(self):
-        done = run(command(self.save, threads=1))
+        done = run(*train(self.save, threads=1))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_as_undisturbed()
 
 
 if __name__ == "__main__":
-    TROUPE = sys.argv[1]
-    FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="troupe_kill_resume_"))
-    try:
-        program = unittest.main(argv=sys.argv[:1], exit=False, verbosity=2)
-    finally:
-        shutil.rmtree(FOLDER)
-    sys.exit(not program.result.wasSuccessful())
+    main()

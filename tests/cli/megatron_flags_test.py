@@ -7,13 +7,12 @@ Usage: megatron_flags_test.py TROUPE SOURCE_FOLDER
 
 import json
 import pathlib
-import random
-import subprocess
 import sys
-import tempfile
 import unittest
 
-WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, main, metrics, run, write_corpus
+
 # Megatron's published example of Mixtral 8x7B with other numbers and in one rank.
 FLAGS = """
 --disable-bias-linear --seq-length 32 --max-position-embeddings 64 --num-layers 2 --hidden-size 32
@@ -36,40 +35,25 @@ ACCEPTED = ("--position-embedding-type rope", "--no-position-embedding",
             "--no-masked-softmax-fusion", "--moe-grouped-gemm", "--moe-permute-fusion",
             "--ckpt-format torch_dist", "--auto-detect-ckpt-format")
 
-TROUPE = ""
-TOKENIZER = pathlib.Path()
-FOLDER = pathlib.Path()
 
-
-def run(*arguments):
-    return subprocess.run([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, check=False)
+def tokenizer():
+    return HERE.source / "tests/fixtures/tokenizers/bpe/tokenizer.model"
 
 
 def flags(folder, load=None, steps=2):
-    text = FLAGS.format(tokenizer=TOKENIZER, data=FOLDER / "corpus", run=folder,
+    text = FLAGS.format(tokenizer=tokenizer(), data=HERE.folder / "corpus", run=folder,
                         load=load or folder)
     return text.replace("--train-iters 2", f"--train-iters {steps}").split()
 
 
 def setUpModule():
-    generator = random.Random(5)
-    text = FOLDER / "corpus.txt"
-    text.write_text("\n\n".join(" ".join(generator.choice(WORDS) for _ in range(40))
-                                for _ in range(60)))
-    done = run("tokenize", "--quiet", "--input", text, "--output-prefix", FOLDER / "corpus",
-               "--split-documents", "1", "--tokenizer-type", "SentencePieceTokenizer",
-               "--tokenizer-model", TOKENIZER)
-    assert done.returncode == 0, done.stderr
+    write_corpus(60, 40, "--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model",
+                 tokenizer())
 
 
 class MegatronFlags(unittest.TestCase):
     def setUp(self):
-        self.run_folder = FOLDER / self.id().rsplit(".", 1)[-1]
-
-    def metrics(self):
-        lines = (self.run_folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        self.run_folder = HERE.folder / self.id().rsplit(".", 1)[-1]
 
     def expect_lines(self, errors):
         for flag in ACCEPTED:
@@ -84,8 +68,8 @@ class MegatronFlags(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_lines(done.stderr)
         self.assertIn("yet: starting from the beginning", done.stderr)
-        self.assertEqual([line["step"] for line in self.metrics() if "loss" in line], [1, 2])
-        self.assertTrue(any("val_loss" in line for line in self.metrics()))
+        self.assertEqual([line["step"] for line in metrics(self.run_folder) if "loss" in line], [1, 2])
+        self.assertTrue(any("val_loss" in line for line in metrics(self.run_folder)))
         self.assertTrue(list((self.run_folder / "tensorboard").iterdir()))
 
         step = self.run_folder / "checkpoints" / "step_00000002" / "index.json"
@@ -97,7 +81,7 @@ class MegatronFlags(unittest.TestCase):
         done = run("train", "--ranks", 1, *flags(self.run_folder, steps=3))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_lines(done.stderr)
-        self.assertEqual([line["step"] for line in self.metrics() if "loss" in line], [1, 2, 3])
+        self.assertEqual([line["step"] for line in metrics(self.run_folder) if "loss" in line], [1, 2, 3])
 
         done = run("convert", "--load", self.run_folder, "--save", self.run_folder / "hf")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -118,9 +102,8 @@ class MegatronFlags(unittest.TestCase):
                    "--load", again)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("is accepted", done.stderr)
-        first = [line["loss"] for line in self.metrics() if "loss" in line]
-        lines = (again / "metrics.jsonl").read_text().splitlines()
-        self.assertEqual([line["loss"] for line in map(json.loads, lines) if "loss" in line], first)
+        first = [line["loss"] for line in metrics(self.run_folder) if "loss" in line]
+        self.assertEqual([line["loss"] for line in metrics(again) if "loss" in line], first)
 
     def test_plan_and_inspect_take_the_same_flags(self):
         for command in ("plan", "inspect"):
@@ -135,7 +118,7 @@ class MegatronFlags(unittest.TestCase):
         self.assertFalse(self.run_folder.exists())
 
     def test_another_folder_to_load_from_must_hold_a_checkpoint(self):
-        done = run("train", *flags(self.run_folder, load=FOLDER / "missing"))
+        done = run("train", *flags(self.run_folder, load=HERE.folder / "missing"))
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("there is no complete checkpoint in it", done.stderr)
         done = run("train", *flags(self.run_folder), "--exit-on-missing-checkpoint")
@@ -143,8 +126,4 @@ class MegatronFlags(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    TROUPE = sys.argv[1]
-    TOKENIZER = pathlib.Path(sys.argv[2]) / "tests/fixtures/tokenizers/bpe/tokenizer.model"
-    with tempfile.TemporaryDirectory() as folder:
-        FOLDER = pathlib.Path(folder)
-        unittest.main(argv=sys.argv[:1])
+    main()

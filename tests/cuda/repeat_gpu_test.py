@@ -10,63 +10,35 @@ Usage: repeat_gpu_test.py TROUPE SOURCE_FOLDER
 
 import json
 import pathlib
-import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import (HERE, command, main, metrics, run, steps_done, write_config,
+                          write_corpus)
+
 STEPS = 50
-WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
+SHAPE = {
     "vocab_size": 512,
     "hidden_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 64,
     "max_position_embeddings": 256,
     "moe_intermediate_size": 192,
     "num_experts": 16,
     "num_experts_per_tok": 4,
-    "norm_topk_prob": True,
-    "router_aux_loss_coef": 0.01,
 }
 # What a run computes, without what it measures.
 STABLE_METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "load_balancing_loss", "experts")
 
-TROUPE = ""
-FOLDER = pathlib.Path()
 
-
-def command(save, *flags):
-    return [TROUPE, "train", "--device", "cuda", "--bf16", "--quiet", "--model",
-            str(FOLDER / "config.json"), "--data-path", str(FOLDER / "corpus"), "--train-iters",
-            str(STEPS), "--lr", "1e-3", "--micro-batch-size", "2", "--global-batch-size", "4",
-            "--seq-length", "256", "--log-interval", "1", "--split", "100,0,0", "--save", str(save),
-            *flags]
-
-
-def run(arguments):
-    return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          check=False)
-
-
-def metrics(save):
-    """Lines of metrics.jsonl; a line that is just being written is left out."""
-    try:
-        text = (save / "metrics.jsonl").read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def steps_done(save):
-    return max((line["step"] for line in metrics(save) if "loss" in line), default=0)
+def train(save, *flags):
+    return ["train", "--device", "cuda", "--bf16", "--quiet", "--model",
+            HERE.folder / "config.json", "--data-path", HERE.folder / "corpus", "--train-iters",
+            STEPS, "--lr", "1e-3", "--micro-batch-size", 2, "--global-batch-size", 4,
+            "--seq-length", 256, "--log-interval", 1, "--split", "100,0,0", "--save", save, *flags]
 
 
 def outcome(save):
@@ -78,14 +50,9 @@ def outcome(save):
 
 
 def setUpModule():
-    generator = random.Random(7)
-    documents = (" ".join(generator.choice(WORDS) for _ in range(400)) for _ in range(300))
-    (FOLDER / "text.txt").write_text("\n\n".join(documents))
-    (FOLDER / "config.json").write_text(json.dumps(CONFIG))
-    done = run([TROUPE, "tokenize", "--quiet", "--input", str(FOLDER / "text.txt"),
-                "--output-prefix", str(FOLDER / "corpus"), "--split-documents", "1"])
-    assert done.returncode == 0, done.stderr
-    done = run(command(FOLDER / "first"))
+    write_config(**SHAPE)
+    write_corpus(300, 400)
+    done = run(*train(HERE.folder / "first"))
     assert done.returncode == 0, done.stderr
 
 
@@ -93,20 +60,20 @@ class Repeat(unittest.TestCase):
     maxDiff = 4000
 
     def setUp(self):
-        self.save = FOLDER / self.id().rsplit(".", 1)[-1]
+        self.save = HERE.folder / self.id().rsplit(".", 1)[-1]
 
     def train(self, *flags):
-        done = run(command(self.save, *flags))
+        done = run(*train(self.save, *flags))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def expect_same(self):
         steps, tensors = outcome(self.save)
-        first_steps, first_tensors = outcome(FOLDER / "first")
+        first_steps, first_tensors = outcome(HERE.folder / "first")
         self.assertEqual(steps, first_steps)
         self.assertEqual(tensors, first_tensors)
 
     def test_first_run_learns(self):
-        steps, _ = outcome(FOLDER / "first")
+        steps, _ = outcome(HERE.folder / "first")
         self.assertEqual(len(steps), STEPS)
         self.assertLess(steps[-1]["loss"], 0.8 * steps[0]["loss"])
 
@@ -132,22 +99,18 @@ class Repeat(unittest.TestCase):
         self.assertEqual(unknown, [], "kernels that no operation is known of")
 
     def test_killed_and_resumed(self):
-        arguments = command(self.save, "--load", str(self.save), "--save-interval", "5")
+        arguments = train(self.save, "--load", self.save, "--save-interval", 5)
         for kill_after in (7, 23, 36):
-            process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
+            process = subprocess.Popen(command(*arguments), stdin=subprocess.DEVNULL,
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while process.poll() is None and steps_done(self.save) < kill_after:
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
             process.wait()
-        done = run(arguments)
+        done = run(*arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_same()
 
 
 if __name__ == "__main__":
-    TROUPE = sys.argv.pop(1)
-    sys.argv.pop(1)
-    with tempfile.TemporaryDirectory() as folder:
-        FOLDER = pathlib.Path(folder)
-        unittest.main(verbosity=2)
+    main()

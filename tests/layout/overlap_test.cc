@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "passes/memory_plan.h"
@@ -218,12 +219,15 @@ TEST(OverlapMemory, MergedStepsArePlannedLikeOthers) {
   LayoutCase c = bare(6, 8);
   c.sequence = 64;
   c.merged = true;
-  for (const bool delayed : {false, true}) {
+  for (const auto& [delayed, device] : {std::pair(false, Device::cpu),
+                                        {true, Device::cpu},
+                                        {false, Device::cuda},
+                                        {true, Device::cuda}}) {
     c.overlap.delay_weight_gradients = delayed;
-    const auto plan = [&](int32_t micro_batches) {
+    const auto plan = [&, on = device](int32_t micro_batches) {
       c.micro_batches = micro_batches;
       const TrainingStep step = step_of(c);
-      const MemoryPlan plan = plan_memory(*step.program, 1);
+      const MemoryPlan plan = plan_memory(*step.program, 1, on);
       verify_memory_plan(*step.program, plan);
       return plan;
     };

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/offload/offload.h"
 #include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "program/toy_operations.h"
@@ -65,20 +66,22 @@ bool is_in_place_pair(const Program& program, const Op& op, ValueId input, Value
          program.outputs(op)[static_cast<size_t>(pair.output)] == output;
 }
 
-// Checks everything that the plan promises about transient values. Quadratic.
-void expect_sound(const Program& program, const MemoryPlan& plan) {
+// Checks everything that the plan promises about transient values in one of the arenas. Quadratic.
+void expect_sound_arena(const Program& program, const MemoryPlan& plan, bool on_host) {
   const std::vector<Life> lives = lives_of(program);
   std::vector<ValueId> transients;
   for (int32_t i = 0; i < program.value_count(); ++i) {
-    if (is_transient(program, ValueId{i}) && lives[static_cast<size_t>(i)].first >= 0) {
+    if (is_transient(program, ValueId{i}) && lives[static_cast<size_t>(i)].first >= 0 &&
+        (program.value(ValueId{i}).role == Role::offloaded) == on_host) {
       transients.push_back(ValueId{i});
     }
   }
+  const uint64_t arena = on_host ? plan.host_transient_bytes : plan.transient_bytes;
   const auto begin = [&](ValueId id) { return plan.offset[static_cast<size_t>(id.index)]; };
   const auto end = [&](ValueId id) { return begin(id) + program.value(id).bytes(); };
   for (const ValueId a : transients) {
     ASSERT_EQ(begin(a) % MemoryPlan::kAlignment, 0U) << program.value(a).name;
-    ASSERT_LE(end(a), plan.transient_bytes) << program.value(a).name;
+    ASSERT_LE(end(a), arena) << program.value(a).name;
   }
   // Values that overlap in time must not overlap in memory, but for a result that is stored over an
   // operand which dies in the same operation.
@@ -109,24 +112,36 @@ void expect_sound(const Program& program, const MemoryPlan& plan) {
     ranges.erase(std::unique(ranges.begin(), ranges.end()), ranges.end());
     uint64_t live = 0;
     for (const auto& [from, to] : ranges) live += to - from;
-    ASSERT_EQ(live, plan.live_bytes[static_cast<size_t>(index)]) << "operation " << index;
+    if (!on_host) {
+      ASSERT_EQ(live, plan.live_bytes[static_cast<size_t>(index)]) << "operation " << index;
+    }
     largest = std::max(largest, live);
   }
+  EXPECT_LE(largest, arena);
+  if (on_host) return;
   EXPECT_EQ(plan.largest_live_bytes, largest);
-  EXPECT_LE(plan.largest_live_bytes, plan.transient_bytes);
-  const uint64_t by_role =
-      std::accumulate(plan.bytes_by_role.begin(), plan.bytes_by_role.end(), uint64_t{0});
-  EXPECT_EQ(by_role, plan.total_bytes()) << "roles must add up to the total";
+}
+
+void expect_sound(const Program& program, const MemoryPlan& plan) {
+  expect_sound_arena(program, plan, /*on_host=*/false);
+  expect_sound_arena(program, plan, /*on_host=*/true);
+  const auto sum = [](const auto& by_role) {
+    return std::accumulate(by_role.begin(), by_role.end(), uint64_t{0});
+  };
+  EXPECT_EQ(sum(plan.bytes_by_role), plan.device_bytes()) << "roles must add up to the total";
+  EXPECT_EQ(sum(plan.host_bytes_by_role), plan.host_bytes());
 }
 
 // A random program: sources of random sizes, results of random earlier values, several
-// micro-batches, ragged values, weight gradients with workspace, and a few results for the host.
+// micro-batches, ragged values, weight gradients with workspace, copies to the host that come back
+// sooner or later, and a few results.
 std::unique_ptr<Program> make_random_program(uint32_t seed, const ToyState& state) {
   std::mt19937 random(seed);
   const auto draw = [&](uint32_t bound) { return random() % bound; };
   auto program = std::make_unique<Program>(state.table);
   Builder builder(*program);
   std::vector<ValueId> values = {toy_make(builder, 3, "shared")};
+  std::vector<ValueId> on_host;
   const uint32_t micro_batches = 1 + draw(3);
   for (uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
     builder.place.micro_batch = static_cast<int32_t>(micro_batch);
@@ -138,7 +153,7 @@ std::unique_ptr<Program> make_random_program(uint32_t seed, const ToyState& stat
                               : draw(std::min<uint32_t>(4, static_cast<uint32_t>(values.size())));
       const ValueId x = values[values.size() - 1 - back];
       const bool ragged = program->value(x).rows.valid();
-      switch (draw(6)) {
+      switch (draw(7)) {
         case 0:
           values.push_back(toy_make(builder, 1 + draw(200), "make"));
           break;
@@ -158,6 +173,14 @@ std::unique_ptr<Program> make_random_program(uint32_t seed, const ToyState& stat
         case 5:
           builder.emit(kToyScaleWeightGradient, Attributes(ToyAccumulate{}),
                        {x, x, builder.state(state.gradients[0])}, "dw");
+          break;
+        case 6:
+          if (on_host.empty() || draw(2) == 0) {
+            on_host.push_back(offload(builder, x, "host"));
+          } else {
+            const size_t which = draw(static_cast<uint32_t>(on_host.size()));
+            values.push_back(reload(builder, on_host[which], "back"));
+          }
           break;
       }
     }
@@ -208,7 +231,9 @@ TEST(MemoryPlan, OracleReusesNothing) {
       const bool dies = used && is_transient(*program, id) && !kept;
       EXPECT_EQ(deaths[static_cast<size_t>(i)], dies ? 1 : 0) << program->value(id).name;
       if (!used || !is_transient(*program, id)) continue;
-      const uint64_t begin = plan.offset[static_cast<size_t>(i)];
+      const uint64_t arena =
+          program->value(id).role == Role::offloaded ? uint64_t{1} << 40 : uint64_t{0};
+      const uint64_t begin = arena + plan.offset[static_cast<size_t>(i)];
       ranges.emplace_back(begin, begin + program->value(id).bytes());
     }
     for (size_t index = 0; index < plan.dead_after.size(); ++index) {
@@ -308,6 +333,56 @@ TEST_F(MemoryPlanDeathTest, VerifierFindsAValueOutsideTheArena) {
   MemoryPlan plan = plan_memory(program, 1);
   plan.offset[static_cast<size_t>(a.index)] = MemoryPlan::kAlignment;
   EXPECT_DEATH(verify_memory_plan(program, plan), "a lies outside the transient arena");
+}
+
+TEST_F(MemoryPlanDeathTest, VerifierFindsAnOverlapOnTheHost) {
+  const ValueId a = offload(builder, toy_make(builder, 100, "x"), "a");
+  const ValueId b = offload(builder, toy_make(builder, 100, "y"), "b");
+  reload(builder, a, "back");
+  reload(builder, b, "back");
+  MemoryPlan plan = plan_memory(program, 1);
+  verify_memory_plan(program, plan);
+  plan.offset[static_cast<size_t>(b.index)] = offset(plan, a);
+  EXPECT_DEATH(verify_memory_plan(program, plan), "b overlaps a at operation 3");
+}
+
+TEST_F(InPlace, TheHostHasAnArenaOfItsOwn) {
+  const ValueId a = toy_make(builder, 100, "a");
+  const ValueId host_a = offload(builder, a, "host_a");
+  const ValueId b = toy_make(builder, 50, "b");
+  const ValueId host_b = offload(builder, b, "host_b");
+  const ValueId back = reload(builder, host_a, "back");
+  const ValueId back_b = reload(builder, host_b, "back_b");
+  toy_halve(builder, back, "c");
+  toy_halve(builder, back_b, "d");
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const MemoryPlan plan = plan_memory(program, 1, device);
+    const uint64_t bytes = aligned(builder.value(a).bytes());
+    const uint64_t bytes_b = aligned(builder.value(b).bytes());
+    EXPECT_EQ(plan.host_transient_bytes, bytes + bytes_b);
+    EXPECT_EQ(plan.transient_bytes, bytes + bytes_b) << "most is live on the way back";
+    EXPECT_EQ(plan.host_bytes(), bytes + bytes_b);
+    EXPECT_EQ(plan.total_bytes(),
+              (device == Device::cpu ? 2 : 1) * (bytes + bytes_b) + plan.state_bytes);
+    verify_memory_plan(program, plan);
+  }
+}
+
+TEST(StateLayout, TensorsOnTheHostLieApart) {
+  StateTable table;
+  const auto add = [&](Role role, bool on_host) {
+    table.add({.name = "t", .shape = {20}, .role = role, .on_host = on_host});
+  };
+  add(Role::parameter, false);
+  add(Role::optimizer, true);
+  add(Role::optimizer, false);
+  add(Role::optimizer, true);
+  const StateLayout layout(table);
+  EXPECT_EQ(layout.offset, (std::vector<uint64_t>{0, 0, 128, 128}));
+  EXPECT_EQ(layout.bytes, 256U);
+  EXPECT_EQ(layout.host_bytes, 256U);
+  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::optimizer)], 128U);
+  EXPECT_EQ(layout.host_bytes_by_role[static_cast<size_t>(Role::optimizer)], 256U);
 }
 
 TEST(StateLayout, TensorsLieOneAfterTheOther) {

@@ -150,5 +150,16 @@ constexpr Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(Layouts, RankClassesOf, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
+TEST(LargestGpu, SumsTheRanksThatShareIt) {
+  std::vector<RankPlan> plans(2);
+  plans[0].total_bytes = 10;
+  plans[1].total_bytes = 7;
+  const std::vector<int32_t> class_of_rank = {1, 0, 0, 1, 1};
+  EXPECT_EQ(largest_gpu_bytes(plans, class_of_rank, 1), 10U);
+  EXPECT_EQ(largest_gpu_bytes(plans, class_of_rank, 2), 17U);
+  EXPECT_EQ(largest_gpu_bytes(plans, class_of_rank, 3), 27U);
+  EXPECT_EQ(largest_gpu_bytes(plans, class_of_rank, 8), 41U);
+}
+
 }  // namespace
 }  // namespace troupe

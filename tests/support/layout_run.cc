@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
+#include <utility>
 
 #include "base/random.h"
+#include "ops/adamw/moment_blocks.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
+#include "runtime/cpu/cpu_interpreter.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
+#include "support/interleaving.h"
 #include "support/slice_elements.h"
 
 namespace troupe::testing {
@@ -31,40 +35,78 @@ double start_value(const Parameter& parameter, int64_t element) {
                              static_cast<uint64_t>(element));
 }
 
+TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
+  return build_training_step(wanted.model, state,
+                             {.micro_batch_size = wanted.micro_batch_size,
+                              .micro_batches = wanted.micro_batches,
+                              .sequence = wanted.sequence,
+                              .seed = kSeed,
+                              .dispatcher = wanted.dispatcher,
+                              .context_exchange = wanted.context_exchange,
+                              .per_token_loss = wanted.per_token_loss,
+                              .gradient_bucket_elements = wanted.gradient_bucket_elements,
+                              .overlap_gradient_sums = wanted.early_collectives,
+                              .overlap_parameter_gathers = wanted.early_collectives,
+                              .loss_chunk_tokens = wanted.loss_chunk_tokens,
+                              .overlap = wanted.overlap,
+                              .recompute = wanted.recompute,
+                              .offload = wanted.offload});
+}
+
+double read_element(const TensorView& view, int64_t i) {
+  switch (view.dtype) {
+    case DType::f64:
+      return view.as<double>()[i];
+    case DType::f32:
+      return view.as<float>()[i];
+    case DType::bf16:
+      return view.as<bf16>()[i];
+    case DType::f8e4m3:
+      return view.as<f8e4m3>()[i];
+    default:
+      TROUPE_CHECK(false, "no number");
+  }
+}
+
+void write_element(const TensorView& view, int64_t i, double value) {
+  switch (view.dtype) {
+    case DType::f64:
+      view.as<double>()[i] = value;
+      break;
+    case DType::f32:
+      view.as<float>()[i] = static_cast<float>(value);
+      break;
+    default:
+      view.as<bf16>()[i] = bf16(value);
+      break;
+  }
+}
+
 // One rank of a run.
 class Rank {
  public:
   Rank(const LayoutCase& wanted, const RunOn& on, std::shared_ptr<const RunLayout> run,
        int32_t rank, ProcessGroup& group)
       : wanted_(wanted),
-        device_(on.device),
+        on_(on),
         pool_(1),
-        state_(declare_model_state(wanted.model, DType::f64, /*trained=*/true,
+        state_(declare_model_state(wanted.model, wanted.dtype, /*trained=*/true,
                                    {.run = std::move(run), .rank = rank})),
-        step_(build_training_step(wanted.model, state_,
-                                  {.micro_batch_size = wanted.micro_batch_size,
-                                   .micro_batches = wanted.micro_batches,
-                                   .sequence = wanted.sequence,
-                                   .seed = kSeed,
-                                   .dispatcher = wanted.dispatcher,
-                                   .context_exchange = wanted.context_exchange,
-                                   .per_token_loss = wanted.per_token_loss,
-                                   .gradient_bucket_elements = wanted.gradient_bucket_elements,
-                                   .overlap_gradient_sums = wanted.early_collectives,
-                                   .overlap_parameter_gathers = wanted.early_collectives,
-                                   .overlap = wanted.overlap,
-                                   .recompute = wanted.recompute})),
+        step_(build_step(wanted, state_)),
         storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
         interpreter_(make_interpreter(*step_.program, plan(), storage_, pool_,
                                       communicators_of(group, state_.part.layout(), rank),
-                                      {.capture = on.capture})) {
+                                      {.capture = on.capture, .one_stream = !on.streams})) {
     for (const Parameter& parameter : state_.parameters) {
-      auto* data = storage_.view(parameter.value).as<double>();
-      for_each_element(parameter, [&](int64_t own, int64_t element) {
-        const IndexRange& held = parameter.held;
-        if (own < held.begin || own >= held.end) return;
-        data[own - held.begin] = start_value(parameter, element);
-      });
+      const auto start = [&](StateId id, const IndexRange& part) {
+        if (!id.valid()) return;
+        for_each_element(parameter, [&](int64_t own, int64_t element) {
+          if (own < part.begin || own >= part.end) return;
+          write_element(storage_.view(id), own - part.begin, start_value(parameter, element));
+        });
+      };
+      start(parameter.value, parameter.held);
+      start(parameter.master, parameter.shard);
     }
     storage_.to_device();
     *interpreter_->view(step_.learning_rate).as<double>() = 1e-3;
@@ -86,7 +128,7 @@ class Rank {
     if (step_.step_number.valid()) {
       *interpreter_->view(step_.step_number).as<int64_t>() = number;
     }
-    interpreter_->run();
+    run_program(number);
     storage_.to_host();
     measure(number);
   }
@@ -124,9 +166,24 @@ class Rank {
 
   MemoryPlan plan() const {
     verify_program(*step_.program);
-    MemoryPlan plan = plan_memory(*step_.program, 1, device_);
+    MemoryPlan plan = on_.oracle ? plan_oracle(*step_.program, 1, on_.device)
+                                 : plan_memory(*step_.program, 1, on_.device);
     verify_memory_plan(*step_.program, plan);
     return plan;
+  }
+
+  void run_program(int64_t number) {
+    if (!on_.interleaving.has_value()) {
+      interpreter_->run();
+      return;
+    }
+    auto& interpreter = dynamic_cast<CpuInterpreter&>(*interpreter_);
+    const std::vector<QueueEvent> events = find_queue_events(*step_.program, interpreter.plan());
+    verify_queue_events(*step_.program, interpreter.plan(), events);
+    const auto seed = *on_.interleaving + 4 * static_cast<uint32_t>(16 * number + state_.part.rank);
+    for (const int32_t index : draw_interleaving(*step_.program, events, seed)) {
+      interpreter.run_op(index);
+    }
   }
 
   void write_micro_batch(const BatchValues& batch, int64_t number) {
@@ -153,7 +210,7 @@ class Rank {
         if (!batch.labels.valid()) continue;
         interpreter_->view(batch.labels).as<int32_t>()[at] = draw(1);
         // So that micro-batches differ in how many tokens count.
-        interpreter_->view(batch.mask).as<double>()[at] = position % (3 + sample % 3) == 1 ? 0 : 1;
+        write_element(interpreter_->view(batch.mask), at, position % (3 + sample % 3) == 1 ? 0 : 1);
       }
     }
   }
@@ -183,8 +240,10 @@ class Rank {
       if (number < kSteps) continue;
       hold("after it ", parameter, parameter.value, held, 0);
       if (!parameter.exp_avg.valid()) continue;
-      hold("after it, first moment of ", parameter, parameter.exp_avg, shard, 0);
-      hold("after it, second moment of ", parameter, parameter.exp_avg_sq, shard, 0);
+      hold("after it, first moment of ", parameter, parameter.exp_avg, shard, 0,
+           parameter.exp_avg_scale);
+      hold("after it, second moment of ", parameter, parameter.exp_avg_sq, shard, 0,
+           parameter.exp_avg_sq_scale);
     }
     if (number < kSteps) return;
     for (const StateId id : state_.expert_biases) {
@@ -197,16 +256,23 @@ class Rank {
 
   // Elements `part` of the parameter, which begin at element `first` of the state tensor.
   void hold(const std::string& what, const Parameter& parameter, StateId id, const IndexRange& part,
-            int64_t first) {
+            int64_t first, StateId scale = {}) {
     const TensorView view = storage_.view(id);
     ASSERT_LE(first + part.end - part.begin, view.shape.elements());
-    const auto* data = view.as<double>() + first;
-    held_.push_back({what + (*state_.table)[parameter.value].name, &parameter, part,
-                     std::vector<double>(data, data + (part.end - part.begin))});
+    std::vector<double> values;
+    for (int64_t i = first; i < first + part.end - part.begin; ++i) {
+      values.push_back(read_element(view, i));
+      if (!scale.valid()) continue;
+      const int64_t columns = view.shape.back();
+      const int64_t block = i / columns * moment_blocks(columns) + i % columns / kMomentBlock;
+      values.back() *= static_cast<double>(moment_scale(storage_.view(scale).as<uint8_t>()[block]));
+    }
+    held_.push_back(
+        {what + (*state_.table)[parameter.value].name, &parameter, part, std::move(values)});
   }
 
   const LayoutCase& wanted_;
-  const Device device_;
+  const RunOn on_;
   ThreadPool pool_;
   ModelState state_;
   TrainingStep step_;
@@ -234,10 +300,21 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                          .chunks = partition.chunks,
                          .micro_batches = wanted.micro_batches,
                          .merged = wanted.merged};
-  return std::make_shared<const RunLayout>(RunLayout{.layout = Layout(options),
-                                                     .partition = partition,
-                                                     .schedule = schedule,
-                                                     .sharding = wanted.sharding});
+  return std::make_shared<const RunLayout>(
+      RunLayout{.layout = Layout(options),
+                .partition = partition,
+                .schedule = schedule,
+                .sharding = wanted.sharding,
+                .main_gradients = wanted.main_gradients,
+                .exp_avg = wanted.exp_avg,
+                .exp_avg_sq = wanted.exp_avg_sq,
+                .optimizer_offload = wanted.optimizer_offload});
+}
+
+std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank) {
+  const ModelState state = declare_model_state(layout.model, layout.dtype, /*trained=*/true,
+                                               {.run = run_layout_of(layout), .rank = rank});
+  return build_step(layout, state).program;
 }
 
 Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
@@ -271,6 +348,9 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.merged = false;
   single.overlap = {};
   single.recompute = {};
+  single.loss_chunk_tokens = 0;
+  single.offload = {};
+  single.optimizer_offload = 0;
   single.stages.clear();
   single.chunks = 1;
   single.schedule = PipelineSchedule::one_f_one_b;

@@ -5,18 +5,22 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/device.h"
+#include "base/dtype.h"
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
+#include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/recompute.h"
+#include "program/program.h"
 
 namespace troupe::testing {
 
@@ -43,21 +47,39 @@ struct LayoutCase {
   bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
+  OffloadOptions offload = {};
+  double optimizer_offload = 0;  // RunLayout::optimizer_offload
+  DType dtype = DType::f64;
+  // See RunLayout.
+  DType main_gradients = DType::f32;
+  DType exp_avg = DType::f32;
+  DType exp_avg_sq = DType::f32;
 };
 
 // What some steps leave behind, by name: losses, counts and norms of each step, gradients of each
-// step, and parameters and moments after the last one. Whole tensors.
+// step, and parameters and moments after the last one. Whole tensors. Moments in 8 bits are what
+// their codes and scales stand for: of the second the root.
 using Outcome = std::map<std::string, std::vector<double>>;
 
 // What the ranks run on. On GPUs they are spread over those that there are; several share one where
 // these are too few. `capture`: the second step is captured as a graph, the third one replays it.
+// `streams`: on GPUs, queues run side by side. `oracle`: every value has memory of its own.
+// `interleaving`, on CPUs: every rank and step runs its operations in another order that the queues
+// and their events allow, drawn from this seed (support/interleaving.h).
 struct RunOn {
   Device device = Device::cpu;
   bool capture = false;
+  bool streams = false;
+  bool oracle = false;
+  std::optional<uint32_t> interleaving = {};
 };
 
 // Runs three steps. Replicas of a slice that differ by a bit are a test failure.
 Outcome run_layout(const LayoutCase& layout, const RunOn& on = {});
+
+// The program of a rank of such a run.
+std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank);
 
 // The run of such a case, as its ranks know it.
 std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted);

@@ -107,6 +107,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (c.overlap.shared_expert) text += "_shared_overlap";
   if (c.recompute.granularity == RecomputeOptions::Granularity::full) text += "_recompute";
   if (c.recompute.granularity == RecomputeOptions::Granularity::selective) text += "_selective";
+  if (c.loss_chunk_tokens > 0) text += "_loss_chunks";
   return text;
 }
 
@@ -130,6 +131,9 @@ void draw_order(Draw& draw, LayoutCase& c) {
         &RecomputeOptions::shared_experts}) {
     recompute.*module = draw.of(std::array{false, true});
   }
+  c.loss_chunk_tokens = draw.of(std::array{0, 0, 3, 8});
+  const bool moved = c.merged || c.schedule == PipelineSchedule::zb_v;
+  if (c.model.tie_embeddings && moved) c.loss_chunk_tokens = 0;
 }
 
 // Nothing when what was drawn is not valid.

@@ -218,5 +218,23 @@ TEST_F(ModelOptions, Overlap) {
   expect_part(refusal([&] { run_layout_of(options, config); }), "zb-h1 has an order of its own");
 }
 
+// What moves the embedding's gradients cannot go with chunks of a head that has the same weights on
+// the same rank.
+TEST_F(ModelOptions, LossChunks) {
+  ModelConfig config = load_model_config(options);
+  EXPECT_EQ(training_step_options(options, config).loss_chunk_tokens, 0);
+  options.loss_chunk_tokens = 100;
+  EXPECT_EQ(training_step_options(options, config).loss_chunk_tokens, 100);
+  options.ranks = options.expert_model_parallel_size = 2;
+  options.overlap_moe_expert_parallel_comm = true;
+  config.tie_embeddings = false;
+  EXPECT_TRUE(run_layout_of(options, config).schedule.merged);
+  config.tie_embeddings = true;
+  expect_part(refusal([&] { run_layout_of(options, config); }),
+              "--loss-chunk-tokens: here the rank of the head has the embedding, too");
+  options.overlap_moe_expert_parallel_comm = false;
+  EXPECT_FALSE(run_layout_of(options, config).schedule.merged);
+}
+
 }  // namespace
 }  // namespace troupe

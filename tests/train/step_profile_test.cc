@@ -3,15 +3,19 @@
 #include "train/step_profile.h"
 
 #include <filesystem>
+#include <fmt/format.h>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "ops/add/add.h"
 #include "ops/fill/fill.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "program/builder.h"
+#include "support/errors.h"
 #include "support/files.h"
 
 namespace troupe {
@@ -53,9 +57,9 @@ TEST_F(ProfiledProgram, KindsAreMediansOverRuns) {
 TEST_F(ProfiledProgram, TimesCountGapsAndWhatIsExposed) {
   StepProfile profile(program);
   // 0..2 fill, 1..5 communication beside it, 5..6 idle, 6..7 add.
-  profile.add({{.op = 0, .lane = 0, .name = "fill", .begin_s = 0, .duration_s = 2},
-               {.op = 1, .lane = 1, .name = "sum", .begin_s = 1, .duration_s = 4},
-               {.op = 2, .lane = 0, .name = "add", .begin_s = 6, .duration_s = 1}});
+  profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 2},
+               {.op = 1, .name = "sum", .begin_s = 1, .duration_s = 4},
+               {.op = 2, .name = "add", .begin_s = 6, .duration_s = 1}});
   const StepTimes times = profile.times();
   EXPECT_DOUBLE_EQ(times.seconds, 7);
   EXPECT_DOUBLE_EQ(times.busy_s, 6);
@@ -65,41 +69,115 @@ TEST_F(ProfiledProgram, TimesCountGapsAndWhatIsExposed) {
   EXPECT_EQ(times.after_gap, "add");
 }
 
+// Exposed is what the communication queue does while the compute queue does nothing: not what runs
+// beside copies, several at once count once, and waiting within an operation counts as its time.
+TEST_F(ProfiledProgram, ExposedCommunicationIsThatWithoutCompute) {
+  Builder builder(program);
+  builder.place.queue = Queue::copy;
+  fill(builder, 1.0, DType::f64, {4}, "copied");  // 3
+  StepProfile profile(program);
+  const auto exposed = [&](std::vector<WorkSpan> spans) {
+    profile.add(std::move(spans));
+    return profile.times().exposed_communication_s;
+  };
+  const auto span = [](int32_t op, double begin, double end) {
+    return WorkSpan{.op = op, .name = "kernel", .begin_s = begin, .duration_s = end - begin};
+  };
+  EXPECT_DOUBLE_EQ(exposed({span(1, 0, 4)}), 4);
+  EXPECT_DOUBLE_EQ(exposed({span(0, 0, 5), span(1, 1, 4)}), 0) << "within compute";
+  EXPECT_DOUBLE_EQ(exposed({span(1, 0, 5), span(0, 1, 2), span(2, 3, 4)}), 3) << "around compute";
+  EXPECT_DOUBLE_EQ(exposed({span(0, 0, 2), span(1, 1, 4), span(2, 3, 6)}), 1) << "between";
+  EXPECT_DOUBLE_EQ(exposed({span(1, 0, 2), span(1, 1, 3), span(0, 3, 4)}), 3) << "counted once";
+  EXPECT_DOUBLE_EQ(exposed({span(3, 0, 5), span(1, 1, 4)}), 3) << "copies hide nothing";
+  EXPECT_DOUBLE_EQ(exposed({span(-1, 0, 5), span(1, 1, 4)}), 3) << "nor do inputs on their way";
+  EXPECT_DOUBLE_EQ(exposed({span(3, 0, 5), span(0, 6, 7)}), 0) << "copies are no communication";
+  EXPECT_DOUBLE_EQ(profile.times().communication_s, 0);
+}
+
+TEST_F(ProfiledProgram, TimelineHasATrackForEachQueue) {
+  const testing::TempFolder folder;
+  StepProfile profile(program);
+  profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 1},
+               {.op = 1, .name = "sum", .begin_s = 0.5, .duration_s = 1}});
+  const std::string path = folder.path() + "/timeline.json";
+  const std::vector<std::string> ranks = {profile.timeline_events(/*rank=*/0)};
+  write_timeline(path, ranks);
+  std::ifstream file(path);
+  const auto events = nlohmann::json::parse(file).at("traceEvents");
+  ASSERT_EQ(events.size(), 5U);
+  EXPECT_EQ(events[1].at("name"), "thread_name");
+  EXPECT_EQ(events[1].at("args").at("name"), "compute");
+  EXPECT_EQ(events[2].at("args").at("name"), "comm");
+  EXPECT_EQ(events[3].at("tid"), events[1].at("tid"));
+  EXPECT_EQ(events[4].at("tid"), events[2].at("tid"));
+  EXPECT_NE(events[3].at("tid"), events[4].at("tid"));
+}
+
 TEST_F(ProfiledProgram, TimelineNamesOperations) {
   const testing::TempFolder folder;
   StepProfile profile(program);
-  profile.add({{.op = -1, .lane = 0, .name = "copy", .begin_s = 0, .duration_s = 1e-6},
-               {.op = 2, .lane = 1, .name = "add_kernel", .begin_s = 2e-6, .duration_s = 3e-6}});
+  profile.add({{.op = -1, .name = "copy", .begin_s = 0, .duration_s = 1e-6},
+               {.op = 2, .name = "add_kernel", .begin_s = 2e-6, .duration_s = 3e-6}});
   const std::string path = folder.path() + "/deeper/timeline.json";
-  profile.write_timeline(path, /*rank=*/5);
+  const std::vector<std::string> ranks = {profile.timeline_events(/*rank=*/5)};
+  write_timeline(path, ranks);
   std::ifstream file(path);
   const auto events = nlohmann::json::parse(file).at("traceEvents");
-  ASSERT_EQ(events.size(), 3U);
+  ASSERT_EQ(events.size(), 4U);
   EXPECT_EQ(events[0].at("args").at("name"), "rank 5");
-  EXPECT_EQ(events[1].at("name"), "copy");
-  EXPECT_EQ(events[2].at("name"), "add");
-  EXPECT_EQ(events[2].at("pid"), 5);
-  EXPECT_EQ(events[2].at("tid"), 1);
-  EXPECT_DOUBLE_EQ(events[2].at("ts").get<double>(), 2.0) << "microseconds";
-  EXPECT_DOUBLE_EQ(events[2].at("dur").get<double>(), 3.0);
-  EXPECT_EQ(events[2].at("args").at("kernel"), "add_kernel");
-  EXPECT_EQ(events[2].at("args").at("layer"), 3);
-  EXPECT_EQ(events[2].at("args").at("micro_batch"), 1);
-  EXPECT_EQ(events[2].at("args").at("result"), "result");
+  EXPECT_EQ(events[1].at("name"), "thread_name");
+  EXPECT_EQ(events[2].at("name"), "copy");
+  EXPECT_EQ(events[3].at("name"), "add");
+  EXPECT_EQ(events[3].at("pid"), 5);
+  EXPECT_DOUBLE_EQ(events[3].at("ts").get<double>(), 2.0) << "microseconds";
+  EXPECT_DOUBLE_EQ(events[3].at("dur").get<double>(), 3.0);
+  EXPECT_EQ(events[3].at("args").at("kernel"), "add_kernel");
+  EXPECT_EQ(events[3].at("args").at("layer"), 3);
+  EXPECT_EQ(events[3].at("args").at("micro_batch"), 1);
+  EXPECT_EQ(events[3].at("args").at("result"), "result");
 }
 
-TEST(StepProfile, ProfilesStepsAndRanksThatAreAskedFor) {
+TEST_F(ProfiledProgram, TimelinesOfSeveralRanksHaveOneClock) {
+  const testing::TempFolder folder;
+  const std::string path = folder.path() + "/timeline.json";
+  std::vector<std::string> ranks;
+  for (const int32_t rank : {0, 2}) {
+    StepProfile profile(program);
+    profile.add({{.op = 0, .name = "fill", .begin_s = 1e-6, .duration_s = 1e-6}}, rank * 1e-3);
+    ranks.push_back(profile.timeline_events(rank));
+  }
+  write_timeline(path, ranks);
+  std::ifstream file(path);
+  const auto events = nlohmann::json::parse(file).at("traceEvents");
+  ASSERT_EQ(events.size(), 6U);
+  EXPECT_EQ(events[3].at("args").at("name"), "rank 2");
+  EXPECT_EQ(events[5].at("pid"), 2);
+  EXPECT_DOUBLE_EQ(events[2].at("ts").get<double>(), 1.0);
+  EXPECT_DOUBLE_EQ(events[5].at("ts").get<double>(), 2001.0);
+}
+
+TEST(StepProfile, ProfilesStepsThatAreAskedFor) {
   Options options;
-  EXPECT_FALSE(is_profiled(options, 0, 11));
+  EXPECT_FALSE(is_profiled(options, 11));
   options.profile = true;
-  EXPECT_FALSE(is_profiled(options, 0, 10)) << "Megatron's defaults: after 10, through 12";
-  EXPECT_TRUE(is_profiled(options, 0, 11));
-  EXPECT_TRUE(is_profiled(options, 0, 12));
-  EXPECT_FALSE(is_profiled(options, 0, 13));
-  EXPECT_FALSE(is_profiled(options, 1, 11));
-  options.profile_ranks = {"1", "3"};
-  EXPECT_FALSE(is_profiled(options, 0, 11));
-  EXPECT_TRUE(is_profiled(options, 3, 11));
+  EXPECT_FALSE(is_profiled(options, 10)) << "Megatron's defaults: after 10, through 12";
+  EXPECT_TRUE(is_profiled(options, 11));
+  EXPECT_TRUE(is_profiled(options, 12));
+  EXPECT_FALSE(is_profiled(options, 13));
+}
+
+TEST(StepProfile, ProfilesRanksThatAreAskedFor) {
+  Options options;
+  options.ranks = 4;
+  EXPECT_EQ(profiled_ranks(options), std::vector<int32_t>{0});
+  EXPECT_EQ(profiled_ranks(options, {0, 1, 2, 3}).size(), 4U);
+  options.profile_ranks = {"3", "1", "3"};
+  EXPECT_EQ(profiled_ranks(options, {0, 1, 2, 3}), (std::vector<int32_t>{1, 3}));
+  for (const char* unknown : {"4", "-1", "1x", ""}) {
+    options.profile_ranks = {unknown};
+    EXPECT_EQ(testing::message_of(ExitStatus::bad_request, [&] { profiled_ranks(options); }),
+              fmt::format("--profile-ranks {}: there are the ranks 0 to 3 (--ranks).", unknown));
+  }
 }
 
 }  // namespace

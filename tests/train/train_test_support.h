@@ -81,9 +81,21 @@ inline void expect_same_state(const StateStorage& a, const StateStorage& b) {
   }
 }
 
+// What of a bf16 model's state is kept in fewer bits.
+struct NarrowState {
+  DType main_gradients = DType::f32;
+  DType exp_avg = DType::f32;
+  DType exp_avg_sq = DType::f32;
+};
+
 // One of `ranks` ranks that all hold the whole model.
-inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank) {
+inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank,
+                                    const NarrowState& narrow = {}, double optimizer_offload = 0) {
   RunLayout run = layout_of_one_rank(layers);
+  run.main_gradients = narrow.main_gradients;
+  run.exp_avg = narrow.exp_avg;
+  run.exp_avg_sq = narrow.exp_avg_sq;
+  run.optimizer_offload = optimizer_offload;
   run.layout = Layout({.world_size = ranks, .embedding_places = {0}});
   return {.run = std::make_shared<const RunLayout>(std::move(run)), .rank = rank};
 }
@@ -98,7 +110,11 @@ struct StepRunOptions {
   uint64_t seed = 1;
   int32_t data_parallel_size = 1;  // ranks that share the steps, this one being number
   int32_t data_parallel_rank = 0;
+  NarrowState narrow = {};
   RecomputeOptions recompute = {};
+  int32_t loss_chunk_tokens = 0;
+  OffloadOptions offload = {};
+  double optimizer_offload = 0;  // RunLayout::optimizer_offload
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -114,13 +130,16 @@ class StepRun {
         pool(run.threads),
         state(declare_model_state(
             config, run.dtype, /*trained=*/true,
-            data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank))),
+            data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank,
+                               run.narrow, run.optimizer_offload))),
         step(build_training_step(config, state,
                                  {.micro_batch_size = run.micro_batch_size,
                                   .micro_batches = run.micro_batches,
                                   .sequence = run.sequence,
                                   .seed = run.seed,
-                                  .recompute = run.recompute})),
+                                  .loss_chunk_tokens = run.loss_chunk_tokens,
+                                  .recompute = run.recompute,
+                                  .offload = run.offload})),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
                                          run.communicators, {.capture = run.capture})),

@@ -454,6 +454,65 @@ TEST_F(TrainerRun, ShardedOptimizersTrainAsOneDoes) {
             std::string::npos);
 }
 
+const Arguments kNarrow = {"--compute-dtype",
+                           "bf16",
+                           "--use-precision-aware-optimizer",
+                           "--main-grads-dtype",
+                           "bf16",
+                           "--exp-avg-dtype",
+                           "fp8",
+                           "--exp-avg-sq-dtype",
+                           "fp8"};
+
+// With main gradients in bf16 and moments in 8 bits, on one rank and on several that share them.
+TEST_F(TrainerRun, NarrowStateGoesOnToTheSameBits) {
+  const Arguments run = kNarrow + Arguments{"--train-iters", "6", "--global-batch-size", "8"};
+  for (const Arguments& ranks :
+       {Arguments{}, Arguments{"--ranks", "2", "--use-distributed-optimizer"}}) {
+    SCOPED_TRACE(ranks.size());
+    const std::string whole = save + "_whole_" + std::to_string(ranks.size());
+    const std::string cut = save + "_cut_" + std::to_string(ranks.size());
+    EXPECT_EQ(train(run + ranks + Arguments{"--save", whole}), ExitStatus::done);
+    const Arguments to = ranks + Arguments{"--save", cut, "--load", cut};
+    EXPECT_EQ(train(run + to + Arguments{"--exit-after-step", "3"}), ExitStatus::done);
+    EXPECT_EQ(train(run + to), ExitStatus::done);
+    EXPECT_EQ(content(cut), content(whole));
+    EXPECT_EQ(logged(cut, "loss"), logged(whole, "loss"));
+  }
+}
+
+// A run of 60 steps in bf16: gradients in bf16 and moments in 8 bits lose, over its last ten steps,
+// at most 2 % of what it has gained with fp32 ones. Their noise in the steps' sizes, 15 %, is about
+// what a learning rate off by 1 % costs; a moment that stands still costs more than half.
+TEST_F(TrainerRun, NarrowStateTrainsAsWideStateDoes) {
+  const Arguments run = {"--train-iters", "60", "--global-batch-size", "8"};
+  const auto last_of = [&](const std::string& name, const Arguments& more) {
+    EXPECT_EQ(train(run + more + Arguments{"--save", save + name}, "3e-3"), ExitStatus::done);
+    const std::vector<double> losses = logged(save + name, "loss");
+    double sum = 0;
+    for (size_t i = 50; i < 60; ++i) sum += losses.at(i);
+    return std::pair(losses.at(0), sum / 10);
+  };
+  const auto [start, wide] = last_of("_wide", {"--compute-dtype", "bf16"});
+  const auto [same_start, narrow] = last_of("_narrow", kNarrow);
+  EXPECT_EQ(same_start, start);
+  EXPECT_LT(wide, start - 1) << "it learns";
+  EXPECT_NEAR(narrow, wide, 0.02 * (start - wide));
+}
+
+TEST_F(TrainerRun, NarrowStateNeedsItsOptionsAndLayout) {
+  const Arguments run = {"--train-iters", "1"};
+  EXPECT_EQ(refusal(run + Arguments{"--main-grads-dtype", "bf16"}),
+            "--main-grads-dtype bf16: it belongs to --use-precision-aware-optimizer; add that, or "
+            "use --grad-reduce-in-bf16.");
+  EXPECT_NE(refusal(run + Arguments{"--exp-avg-dtype", "fp8"})
+                .find("it belongs to --use-precision-aware-optimizer"),
+            std::string::npos);
+  EXPECT_NE(refusal(run + kNarrow + Arguments{"--ranks", "2", "--tensor-model-parallel-size", "2"})
+                .find("into pieces of 8, which must be a multiple of 32"),
+            std::string::npos);
+}
+
 TEST_F(TrainerRun, ABatchThatRanksCannotShareIsRefused) {
   EXPECT_EQ(
       refusal({"--train-iters", "1", "--global-batch-size", "6", "--micro-batch-size", "2",

@@ -118,6 +118,35 @@ TEST_P(TrainingCheckpoint, LoadsIntoAModelThatIsNotTrained) {
   }
 }
 
+TEST(NarrowTrainingCheckpoint, ComesBackBitForBit) {
+  const TempFolder folder;
+  const StepRunOptions options{.dtype = DType::bf16,
+                               .narrow = {DType::bf16, DType::f8e4m3, DType::f8e4m3}};
+  StepRun run(saved_model(), options);
+  for (int64_t number = 1; number <= 3; ++number) run.update(number);
+  const CheckpointInfo info = save_training_checkpoint(
+      folder.path(), identity_of(run.config, DType::bf16), kPosition, run.state, run.storage);
+  StepRun other(saved_model(), options);
+  load_training_state(Checkpoint::open(info.path), other.config, other.state, other.storage);
+  for (StepRun* each : {&run, &other}) {
+    each->write_samples(100);
+    each->update(4);
+  }
+  EXPECT_EQ(run.loss(), other.loss());
+  expect_same_state(run.storage, other.storage);
+
+  // Weights alone; and moments of another dtype are not converted.
+  const ModelState untrained = declare_model_state(saved_model(), DType::bf16, /*trained=*/false);
+  const StateStorage weights(untrained.table);
+  load_training_state(Checkpoint::open(info.path), saved_model(), untrained, weights);
+  StepRun wide(saved_model(), {.dtype = DType::bf16});
+  const std::string message = refusal(ExitStatus::bad_request, [&] {
+    load_training_state(Checkpoint::open(info.path), wide.config, wide.state, wide.storage);
+  });
+  expect_part(message, "exp_avg");
+  expect_part(message, "f8e4m3");
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, TrainingCheckpoint,
                          ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });

@@ -93,6 +93,159 @@ TEST_P(TrainingStepBits, DoNotDependOnRecompute) {
   }
 }
 
+// In chunks of tokens only the sums over tokens have another order: those of the weight of the head
+// (here the embedding's, too) and of the loss. With the oracle's plan and more threads the chunks
+// have the same bits.
+TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
+  const auto options = [](int32_t loss_chunk_tokens, int threads, bool oracle) {
+    return StepRunOptions{.dtype = GetParam(),
+                          .threads = threads,
+                          .oracle = oracle,
+                          .micro_batch_size = 2,
+                          .micro_batches = 2,
+                          .sequence = 96,
+                          .loss_chunk_tokens = loss_chunk_tokens};
+  };
+  StepRun whole(trained_model(), options(0, 1, false));
+  whole.update();
+  // Of the mean of some hundred losses, of which each chunk rounds its part.
+  const double tolerance = GetParam() == DType::f64 ? 1e-14 : 1e-6;
+  for (const int32_t tokens : {64, 100}) {
+    SCOPED_TRACE(std::to_string(tokens) + " tokens");
+    StepRun chunks(trained_model(), options(tokens, 1, false));
+    chunks.update();
+    EXPECT_NEAR(chunks.loss(), whole.loss(), tolerance * whole.loss());
+    for (const Parameter& parameter : whole.state.parameters) {
+      if (parameter.layer < 0 && parameter.kind != ParameterKind::final_norm) continue;
+      EXPECT_EQ(bytes_of(chunks.storage.view(parameter.gradient)),
+                bytes_of(whole.storage.view(parameter.gradient)))
+          << whole.name(parameter);
+    }
+    for (const bool oracle : {false, true}) {
+      StepRun other(trained_model(), options(tokens, 3, oracle));
+      other.update();
+      EXPECT_EQ(other.loss(), chunks.loss());
+      expect_same_state(other.storage, chunks.storage);
+    }
+  }
+}
+
+// Likewise: no gradient reads what is dead, on the device or on the host.
+TEST_P(TrainingStepBits, DoNotDependOnOffload) {
+  ModelConfig model = trained_model();
+  model.hidden_dropout = model.attention_dropout = 0.1;
+  const auto options = [](bool offload, const RecomputeOptions& recompute, bool oracle) {
+    return StepRunOptions{
+        .dtype = GetParam(),
+        .oracle = oracle,
+        .micro_batch_size = 2,
+        .micro_batches = 2,
+        .sequence = 32,
+        .recompute = recompute,
+        .offload = {.attention_norm = offload,
+                    .qkv = offload,
+                    .core_attention = offload,
+                    .attention_out = offload,
+                    .mlp_norm = offload,
+                    .expert_fc1 = offload,
+                    .expert_activation = offload,
+                    .least_elements = 1},
+        .optimizer_offload = offload ? 0.5 : 0,
+    };
+  };
+  const auto run = [](StepRun& step) {
+    for (int64_t number = 1; number <= 3; ++number) {
+      step.write_samples(4 * number);
+      step.update(number);
+    }
+  };
+  StepRun plain(model, options(false, {}, false));
+  run(plain);
+  using Granularity = RecomputeOptions::Granularity;
+  for (const Granularity granularity :
+       {Granularity::none, Granularity::selective, Granularity::full}) {
+    for (const bool oracle : {false, true}) {
+      StepRun other(model, options(true,
+                                   {.granularity = granularity,
+                                    .core_attention = granularity == Granularity::selective,
+                                    .expert_activation = granularity == Granularity::selective},
+                                   oracle));
+      run(other);
+      EXPECT_GT(other.interpreter.plan().host_transient_bytes, 0U);
+      EXPECT_GT(other.storage.host_bytes(), 0U);
+      EXPECT_EQ(other.objective(), plain.objective());
+      expect_same_state(plain.storage, other.storage);
+    }
+  }
+}
+
+// With main gradients in bf16 and moments in 8 bits: planned or oracle, with any number of threads,
+// with recompute, a run is the same bits.
+TEST(NarrowTrainingStep, DoesNotDependOnThreadsPlanOrRecompute) {
+  constexpr int64_t kSteps = 4;
+  const NarrowState narrow{DType::bf16, DType::f8e4m3, DType::f8e4m3};
+  const auto options = [&](int threads, bool oracle) {
+    return StepRunOptions{.dtype = DType::bf16,
+                          .threads = threads,
+                          .oracle = oracle,
+                          .micro_batch_size = 4,
+                          .micro_batches = 2,
+                          .sequence = 128,
+                          .narrow = narrow};
+  };
+  const auto run_steps = [](StepRun& run) {
+    for (int64_t number = 1; number <= kSteps; ++number) {
+      run.write_samples(8 * number);
+      run.update(number);
+      ASSERT_FALSE(run.skipped());
+    }
+  };
+  StepRun first(trained_model(), options(1, false));
+  run_steps(first);
+  EXPECT_TRUE(std::isfinite(first.objective()));
+  for (const int threads : {2, 3}) {
+    StepRun other(trained_model(), options(threads, threads == 3));
+    run_steps(other);
+    EXPECT_EQ(other.objective(), first.objective());
+    expect_same_state(first.storage, other.storage);
+  }
+  StepRunOptions recomputed = options(2, false);
+  recomputed.recompute.granularity = RecomputeOptions::Granularity::full;
+  StepRun other(trained_model(), recomputed);
+  run_steps(other);
+  EXPECT_EQ(other.objective(), first.objective());
+  expect_same_state(first.storage, other.storage);
+}
+
+// Of a bf16 parameter: 2 bytes of gradient for 4, and for each moment 1 byte and one for each block
+// of 32 in a row for 4. Norms keep f32.
+TEST(NarrowTrainingStep, TakesAsManyBytesLessAsItSays) {
+  const auto bytes = [](const NarrowState& narrow) {
+    const StepRun run(trained_model(), {.dtype = DType::bf16, .narrow = narrow});
+    uint64_t sum = 0;
+    for (int32_t i = 0; i < run.state.table->size(); ++i) {
+      const StateTensor& tensor = (*run.state.table)[StateId{i}];
+      sum += static_cast<uint64_t>(tensor.shape.elements()) * size_of(tensor.dtype);
+    }
+    return sum;
+  };
+  uint64_t elements = 0;  // of bf16 parameters
+  uint64_t blocks = 0;
+  const StepRun wide(trained_model(), {.dtype = DType::bf16});
+  for (const Parameter& parameter : wide.state.parameters) {
+    const Shape& shape = parameter.whole_shape;
+    if (shape.rank() == 1) continue;
+    const auto size = static_cast<uint64_t>(shape.elements());
+    elements += size;
+    blocks += size / static_cast<uint64_t>(shape.back()) *
+              ((static_cast<uint64_t>(shape.back()) + 31) / 32);
+  }
+  const uint64_t all = bytes({});
+  EXPECT_EQ(bytes({.main_gradients = DType::bf16}), all - 2 * elements);
+  EXPECT_EQ(bytes({.exp_avg = DType::f8e4m3}), all - 3 * elements + blocks);
+  EXPECT_EQ(bytes({DType::bf16, DType::f8e4m3, DType::f8e4m3}), all - 8 * elements + 2 * blocks);
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, TrainingStepBits,
                          ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
@@ -287,11 +440,19 @@ TEST(TrainingStep, HoldsExactlyThePlannedMemory) {
   for (const bool oracle : {false, true}) {
     const uint64_t before = Arena::allocated_bytes();
     {
-      const StepRun run(trained_model(), {.threads = 2, .oracle = oracle, .micro_batches = 2});
+      const StepRun run(trained_model(),
+                        {.threads = 2,
+                         .oracle = oracle,
+                         .micro_batches = 2,
+                         .offload = {.mlp_norm = true, .expert_fc1 = true, .least_elements = 1},
+                         .optimizer_offload = 0.5});
       const MemoryPlan& plan = run.interpreter.plan();
       EXPECT_EQ(Arena::allocated_bytes() - before, plan.total_bytes());
       EXPECT_EQ(run.storage.bytes(), plan.state_bytes);
-      EXPECT_EQ(run.interpreter.allocated_bytes(), plan.total_bytes() - plan.state_bytes);
+      EXPECT_EQ(run.storage.host_bytes(), plan.host_state_bytes);
+      EXPECT_EQ(run.interpreter.allocated_bytes(), plan.own_bytes());
+      EXPECT_GT(plan.host_state_bytes, 0U);
+      EXPECT_GT(plan.host_transient_bytes, 0U);
     }
     EXPECT_EQ(Arena::allocated_bytes(), before);
   }

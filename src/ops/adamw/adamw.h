@@ -6,9 +6,9 @@
 //   v = beta2 * v + (1 - beta2) * g^2
 //   p = p - learning_rate * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
 // Scalars are computed in double and rounded once to the accumulation dtype, in which all
-// elementwise arithmetic is done; moments kept in bf16 are rounded to nearest when they are stored,
-// and the update uses them as they were before. When skip is not 0 nothing changes. The gradient is
-// only read.
+// elementwise arithmetic is done. Moments kept in bf16 are rounded to nearest when they are stored,
+// those kept in f8e4m3 as moment_blocks.h says; the update uses them as they were before. When skip
+// is not 0 nothing changes. The gradient is only read.
 //
 // The learning rate, weight decay, step, clip coefficient and skip flag are values on the device,
 // so the same program serves every step. There is no derivative.
@@ -34,11 +34,14 @@ struct AdamWAttributes {
 // accumulation dtype of the parameter (f64 for f64, else f32):
 struct AdamWTensors {
   ValueId parameter;   // f64, f32 or bf16; state, changed in place
-  ValueId gradient;    // A
-  ValueId exp_avg;     // A, or bf16 where A is f32; state, changed in place: m
+  ValueId gradient;    // A, or the dtype of the parameter
+  ValueId exp_avg;     // A, or bf16 or f8e4m3 where A is f32; state, changed in place: m
   ValueId exp_avg_sq;  // likewise: v
   ValueId master;      // f32; state, changed in place. Exactly when the parameter is bf16: the
                        // parameter itself, of which `parameter` becomes the rounded copy
+  // u8, moment_scales_shape of the moment; state, changed in place. Exactly with f8e4m3.
+  ValueId exp_avg_scale = {};
+  ValueId exp_avg_sq_scale = {};
 };
 
 struct AdamWScalars {
@@ -53,8 +56,9 @@ void adamw(Builder& builder, const AdamWTensors& tensors, const AdamWScalars& sc
            const AdamWAttributes& attributes, const std::string& name);
 
 // Inputs: parameter, gradient, exp_avg, exp_avg_sq, master (optional), learning_rate, weight_decay,
-// step, coefficient, skip. Outputs, in place: parameter, exp_avg, exp_avg_sq and, when present,
-// master.
+// step, coefficient, skip, and with moments in f8e4m3 exp_avg_scale and exp_avg_sq_scale (each
+// optional). Outputs, in place: parameter, exp_avg, exp_avg_sq and, when present, master and
+// scales.
 extern const OpSpec kAdamW;
 
 }  // namespace troupe

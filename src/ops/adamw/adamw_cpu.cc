@@ -1,8 +1,12 @@
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <type_traits>
 
+#include "base/random.h"
 #include "ops/adamw/adamw.h"
+#include "ops/adamw/moment_blocks.h"
 #include "ops/cpu/vector.h"
 
 namespace troupe {
@@ -55,84 +59,187 @@ void update_adamw_range(const AdamWFactors<A> f, const A* gradient, A* parameter
   }
 }
 
-// Elements that are widened at a time, where moments are narrow.
+// Elements that are widened at a time, where something is narrow.
 constexpr int64_t kAdamWBlockElements = 512;
+static_assert(kAdamWBlockElements % kMomentBlock == 0);
 
-// A stretch of a moment in the type that it is computed with: the moment itself, or a widened copy.
-template <class M, class A>
-class WideMoment {
- public:
-  A* read(M* moment, int64_t n) {
-    if constexpr (std::is_same_v<M, A>) {
-      return moment;
-    } else {
-      load(moment, copy_, n);
-      return copy_;
-    }
+// What `n` codes of a block stand for.
+void load_codes(const f8e4m3* codes, uint8_t s, float* out, int64_t n) {
+  const float scale = moment_scale(s);
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < n; ++i) out[i] = codes[i] * scale;
+}
+
+// One block. With `is_root` the elements are not negative, and positive ones stay positive.
+uint8_t store_codes(const float* in, const uint32_t* draws, bool is_root, f8e4m3* codes,
+                    int64_t n) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(in[i]) & 0x7fffffffU);
   }
-  void write(M* moment, int64_t n) const {
-    if constexpr (!std::is_same_v<M, A>) store(copy_, moment, n);
+  const uint8_t s = moment_scale_of(largest);
+  const float inverse = inverse_moment_scale(s);
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < n; ++i) {
+    const float magnitude = std::abs(in[i]);
+    const uint8_t drawn = draw_e4m3(magnitude * inverse, draws[i]);
+    const uint8_t least = is_root && magnitude > 0.0F ? 1 : 0;
+    const uint8_t sign = std::signbit(in[i]) ? 0x80 : 0;
+    codes[i].bits = static_cast<uint8_t>((drawn < least ? least : drawn) | sign);
+  }
+  return s;
+}
+
+// A moment, or the gradient: tensors that are computed with in A and kept in A or in less.
+template <class A>
+class NarrowTensor {
+ public:
+  // Not f8e4m3.
+  NarrowTensor(const TensorView& view, int64_t first)
+      : data_(static_cast<std::byte*>(view.data) +
+              static_cast<size_t>(first) * size_of(view.dtype)),
+        dtype_(view.dtype) {}
+  // A moment, with its scales where it has any.
+  NarrowTensor(const TensorView& view, uint8_t* scales, MomentDraw draw, const uint32_t* draws)
+      : data_(static_cast<std::byte*>(view.data)),
+        dtype_(view.dtype),
+        scales_(scales),
+        columns_(view.shape.back()),
+        is_root_(draw == MomentDraw::square),
+        draws_(draws) {}
+
+  bool is_wide() const { return dtype_ == dtype_of<A>; }
+
+  // Elements [i, i + n) in A: the tensor's own memory, or `copy`. A stretch of f8e4m3 begins with a
+  // block and stays within a vector.
+  A* read(int64_t i, int64_t n, A* copy) const {
+    if (is_wide()) return at<A>(i);
+    if constexpr (std::is_same_v<A, float>) {
+      if (dtype_ == DType::bf16) {
+        load(at<bf16>(i), copy, n);
+      } else {
+        for_blocks(i, n, [&](int64_t begin, int64_t count, uint8_t& s) {
+          load_codes(at<f8e4m3>(i + begin), s, copy + begin, count);
+        });
+        for (int64_t k = 0; is_root_ && k < n; ++k) copy[k] *= copy[k];
+      }
+    }
+    return copy;
+  }
+
+  // Stores what read() returned.
+  void write(int64_t i, int64_t n, A* copy) const {
+    if constexpr (std::is_same_v<A, float>) {
+      if (is_wide()) return;
+      if (dtype_ == DType::bf16) {
+        store(copy, at<bf16>(i), n);
+        return;
+      }
+      for (int64_t k = 0; is_root_ && k < n; ++k) copy[k] = std::sqrt(copy[k]);
+      for_blocks(i, n, [&](int64_t begin, int64_t count, uint8_t& s) {
+        s = store_codes(copy + begin, draws_, is_root_, at<f8e4m3>(i + begin), count);
+      });
+    }
   }
 
  private:
-  A copy_[std::is_same_v<M, A> ? 1 : kAdamWBlockElements];
+  template <class T>
+  T* at(int64_t i) const {
+    return reinterpret_cast<T*>(data_) + i;
+  }
+  template <class Body>
+  void for_blocks(int64_t i, int64_t n, const Body& body) const {
+    uint8_t* s = scales_ + i / columns_ * moment_blocks(columns_) + i % columns_ / kMomentBlock;
+    for (int64_t begin = 0; begin < n; begin += kMomentBlock) {
+      body(begin, std::min(kMomentBlock, n - begin), *s++);
+    }
+  }
+
+  std::byte* data_;
+  DType dtype_;
+  uint8_t* scales_ = nullptr;
+  int64_t columns_ = 0;
+  bool is_root_ = false;
+  const uint32_t* draws_ = nullptr;
 };
 
-// T, M and V are the types of the parameter, of exp_avg and of exp_avg_sq.
-template <class T, class M, class V>
+// The 20 random bits of each place in a block.
+struct MomentDraws {
+  std::array<uint32_t, kMomentBlock> bits;
+
+  MomentDraws(int64_t step, MomentDraw which) {
+    fill_random_words(static_cast<uint64_t>(step), RandomStream::moments,
+                      static_cast<uint32_t>(which), 0, kMomentBlock / 4, bits.data());
+    for (uint32_t& word : bits) word >>= 12;
+  }
+};
+
+template <class T>
 void run_adamw(const KernelArguments& args) {
   using A = accumulation_t<T>;
   if (args.in<int32_t>(9)[0] != 0) return;
   const AdamWFactors<A> factors(args);
   const int64_t first = args.attributes->as<AdamWAttributes>().first;
-  const A* gradient = args.in<A>(1) + first;
   T* parameter = args.out<T>(0) + first;
-  M* exp_avg = args.out<M>(1);
-  V* exp_avg_sq = args.out<V>(2);
   A* master;
+  int next_output = 3;
   if constexpr (std::is_same_v<T, A>) {
     master = parameter;
   } else {
-    master = args.out<A>(3);
+    master = args.out<A>(next_output++);
   }
-  constexpr bool kWide = std::is_same_v<M, A> && std::is_same_v<V, A>;
-  constexpr int64_t kBlock = kWide ? kAdamWChunkElements : kAdamWBlockElements;
-  args.pool->parallel_ranges(
-      args.output(1).shape.elements(), kAdamWChunkElements, [&](int64_t begin, int64_t end, int) {
-        WideMoment<M, A> means;
-        WideMoment<V, A> squares;
-        for (int64_t i = begin; i < end; i += kBlock) {
-          const int64_t n = std::min(kBlock, end - i);
-          update_adamw_range(factors, gradient + i, master + i, means.read(exp_avg + i, n),
-                             squares.read(exp_avg_sq + i, n), n);
-          means.write(exp_avg + i, n);
-          squares.write(exp_avg_sq + i, n);
-        }
-        if constexpr (!std::is_same_v<T, A>) store(master + begin, parameter + begin, end - begin);
-      });
+  const bool has_blocks = args.inputs.size() > 10;
+  const auto scales = [&](int input) -> uint8_t* {
+    if (!has_blocks || args.in<uint8_t>(input) == nullptr) return nullptr;
+    return args.out<uint8_t>(next_output++);
+  };
+  const int64_t step = args.in<int64_t>(7)[0];
+  const MomentDraws mean_draws(step, MomentDraw::mean);
+  const MomentDraws square_draws(step, MomentDraw::square);
+  const NarrowTensor<A> gradient(args.input(1), first);
+  const NarrowTensor<A> means(args.output(1), scales(10), MomentDraw::mean, mean_draws.bits.data());
+  const NarrowTensor<A> squares(args.output(2), scales(11), MomentDraw::square,
+                                square_draws.bits.data());
+
+  // Elements that lie within one vector where there are blocks.
+  const auto update = [&](int64_t begin, int64_t end) {
+    const bool wide = gradient.is_wide() && means.is_wide() && squares.is_wide();
+    const int64_t size = wide ? kAdamWChunkElements : kAdamWBlockElements;
+    A copies[3][kAdamWBlockElements];
+    for (int64_t i = begin; i < end; i += size) {
+      const int64_t n = std::min(size, end - i);
+      A* mean = means.read(i, n, copies[0]);
+      A* square = squares.read(i, n, copies[1]);
+      update_adamw_range(factors, gradient.read(i, n, copies[2]), master + i, mean, square, n);
+      means.write(i, n, mean);
+      squares.write(i, n, square);
+    }
+    if constexpr (!std::is_same_v<T, A>) store(master + begin, parameter + begin, end - begin);
+  };
+  const Shape& shape = args.output(1).shape;
+  if (!has_blocks) {
+    args.pool->parallel_ranges(shape.elements(), kAdamWChunkElements,
+                               [&](int64_t begin, int64_t end, int) { update(begin, end); });
+    return;
+  }
+  const int64_t columns = shape.back();
+  args.pool->parallel_ranges(shape.elements() / std::max<int64_t>(1, columns), row_grain(columns),
+                             [&](int64_t begin, int64_t end, int) {
+                               for (int64_t row = begin; row < end; ++row) {
+                                 update(row * columns, (row + 1) * columns);
+                               }
+                             });
 }
 
 template <class T>
-CpuKernel select_moments(const OpView& op) {
-  const bool narrow_mean = op.input(2).dtype == DType::bf16;
-  const bool narrow_square = op.input(3).dtype == DType::bf16;
-  if (narrow_mean) {
-    return narrow_square ? &run_adamw<T, bf16, bf16> : &run_adamw<T, bf16, float>;
-  }
-  return narrow_square ? &run_adamw<T, float, bf16> : &run_adamw<T, float, float>;
-}
+struct AdamWKernel {
+  static void run(const KernelArguments& args) { run_adamw<T>(args); }
+};
 
 }  // namespace
 
 CpuKernel adamw_cpu_kernel(const OpView& op) {
-  switch (op.input(0).dtype) {
-    case DType::f64:
-      return &run_adamw<double, double, double>;
-    case DType::f32:
-      return select_moments<float>(op);
-    default:
-      return select_moments<bf16>(op);
-  }
+  return select_float_kernel<AdamWKernel>(op.input(0).dtype);
 }
 
 }  // namespace troupe

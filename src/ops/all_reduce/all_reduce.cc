@@ -16,9 +16,8 @@ void infer_all_reduce(InferContext& context) {
                "all_reduce: of some rows, or of a shard");
   for (int i = 0; i < context.input_count(); ++i) {
     const Value& tensor = context.input(i);
-    TROUPE_CHECK(
-        tensor.dtype == DType::f64 || tensor.dtype == DType::f32 || tensor.dtype == DType::i32,
-        "all_reduce: not f64, f32 or i32: " + tensor.name);
+    TROUPE_CHECK(is_float(tensor.dtype) || tensor.dtype == DType::i32,
+                 "all_reduce: not a number that is summed: " + tensor.name);
     TROUPE_CHECK(!tensor.rows.valid(), "all_reduce: ragged: " + tensor.name);
     TROUPE_CHECK(attributes.first_row <= tensor.shape[0], "all_reduce: fewer rows: " + tensor.name);
     context.mutates(i);

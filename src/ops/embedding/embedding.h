@@ -9,8 +9,8 @@
 // Kinds
 //   embedding                 (tokens, weight)              -> y [T, h], in weight's dtype
 //   embedding_weight_gradient (dy, tokens, target optional) -> d_weight [V, h]
-// The weight gradient has the accumulation dtype and is written to or added into `target`, see
-// declare_weight_gradient in program/derivative.h:
+// The weight gradient has the accumulation dtype, or is written to or added into `target`, whose
+// dtype is that or the weight's (declare_weight_gradient in program/derivative.h):
 //   d_weight[v] (+)= sum of dy[t] over t with tokens[t] = v, in ascending t.
 // Rows of tokens that do not occur, and that of the padding token, are zero, or untouched when
 // accumulating. No tensor is ragged.

@@ -30,6 +30,8 @@ CudaKernel fill_cuda_kernel(const OpView& op) {
       return &run_fill<float>;
     case DType::bf16:
       return &run_fill<Bf16>;
+    case DType::f8e4m3:  // no number without its scale
+      break;
     case DType::i64:
       return &run_fill<int64_t>;
     case DType::i32:

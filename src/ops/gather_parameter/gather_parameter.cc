@@ -8,7 +8,7 @@
 namespace troupe {
 
 CpuKernel gather_parameter_cpu_kernel(DType dtype);
-CpuKernel sum_parameter_gradient_cpu_kernel(DType dtype);
+CpuKernel sum_parameter_gradient_cpu_kernel(const OpView& op);
 CudaKernel gather_parameter_cuda_kernel(const OpView& op);
 CudaKernel sum_parameter_gradient_cuda_kernel(const OpView& op);
 
@@ -31,7 +31,9 @@ void infer_sum_parameter_gradient(InferContext& context) {
                    gradient.shape == attributes.shape && !gradient.rows.valid(),
                "sum_parameter_gradient: not a gradient of " + attributes.shape.to_string() + ": " +
                    gradient.name);
-  declare_weight_gradient(context, 1, "", gradient.dtype,
+  // A gradient in f32 may be that of a bf16 weight.
+  const bool narrow = context.has_input(1) && context.input(1).dtype == DType::bf16;
+  declare_weight_gradient(context, 1, "", narrow ? DType::bf16 : gradient.dtype,
                           shape_of_shard(attributes.shape, attributes.shard));
 }
 
@@ -64,10 +66,6 @@ CpuKernel gather_parameter_kernel(const OpView& op) {
   return gather_parameter_cpu_kernel(op.input(0).dtype);
 }
 
-CpuKernel sum_parameter_gradient_kernel(const OpView& op) {
-  return sum_parameter_gradient_cpu_kernel(op.input(0).dtype);
-}
-
 // The ranks' sums take the place of what they are made of, which is not this operation's to change.
 uint64_t workspace_sum_parameter_gradient(const OpView& op) {
   return op.input(0).bytes();
@@ -98,7 +96,7 @@ const OpSpec kGatherParameter{.name = "gather_parameter",
 const OpSpec kSumParameterGradient{.name = "sum_parameter_gradient",
                                    .infer = infer_sum_parameter_gradient,
                                    .cost = cost_sum_parameter_gradient,
-                                   .cpu_kernel = sum_parameter_gradient_kernel,
+                                   .cpu_kernel = sum_parameter_gradient_cpu_kernel,
                                    .cuda_kernel = TROUPE_CUDA(sum_parameter_gradient_cuda_kernel),
                                    .workspace_bytes = workspace_sum_parameter_gradient,
                                    .group = group_of_gather_parameter,

@@ -8,7 +8,8 @@
 //   gather_parameter        (shard) -> whole                     any floating-point dtype
 //   sum_parameter_gradient  (d_whole, target?) -> d_shard        accumulation dtype
 // Both are collectives. `target` is the main gradient of the shard, which the sum is stored in or
-// added to; without it the sum is a new tensor.
+// added to, and rounded to once where it is bf16 (the terms are f32); without it the sum is a new
+// tensor.
 #pragma once
 
 #include <string>

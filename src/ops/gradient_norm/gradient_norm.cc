@@ -20,9 +20,8 @@ void infer_squared_norm(InferContext& context) {
   TROUPE_CHECK(context.input_count() >= 1, "squared_norm needs at least one gradient");
   for (int i = 0; i < context.input_count(); ++i) {
     const Value& gradient = context.input(i);
-    TROUPE_CHECK(
-        (gradient.dtype == DType::f32 || gradient.dtype == DType::f64) && !gradient.rows.valid(),
-        "squared_norm needs dense f32 or f64 gradients: " + gradient.name);
+    TROUPE_CHECK(is_float(gradient.dtype) && !gradient.rows.valid(),
+                 "squared_norm needs dense gradients: " + gradient.name);
   }
   context.output("", DType::f64, {1});
 }

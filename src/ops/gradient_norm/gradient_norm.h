@@ -23,8 +23,8 @@ struct SquaredNormAttributes {
   Shard shard = {};  // and of them only elements of this shard of the gradient
 };
 
-// `gradients`: n >= 1 tensors of any shape, each f32 or f64, not ragged. Returns f64 [1]: the sum
-// over the gradients, in their order, of the sums of their squares.
+// `gradients`: n >= 1 tensors of any shape, each f32, f64 or bf16, not ragged. Returns f64 [1]: the
+// sum over the gradients, in their order, of the sums of their squares.
 ValueId squared_norm(Builder& builder, std::span<const ValueId> gradients,
                      const SquaredNormAttributes& attributes, const std::string& name);
 

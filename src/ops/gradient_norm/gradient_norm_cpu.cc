@@ -36,9 +36,16 @@ void squared_norm_cpu(const KernelArguments& args) {
     const IndexRange counted = counted_elements(args.input(i).shape, attributes);
     const int64_t begin = counted.begin + (chunk - first_chunk[i]) * kNormChunkElements;
     const int64_t size = std::min(kNormChunkElements, counted.end - begin);
-    partial[chunk] = args.input(i).dtype == DType::f64
-                         ? sum_of_squares_in_double(args.in<double>(i) + begin, size)
-                         : sum_of_squares_in_double(args.in<float>(i) + begin, size);
+    switch (args.input(i).dtype) {
+      case DType::f64:
+        partial[chunk] = sum_of_squares_in_double(args.in<double>(i) + begin, size);
+        break;
+      case DType::f32:
+        partial[chunk] = sum_of_squares_in_double(args.in<float>(i) + begin, size);
+        break;
+      default:
+        partial[chunk] = sum_of_squares_in_double(args.in<bf16>(i) + begin, size);
+    }
   });
   double total = 0;
   for (int64_t i = 0; i < count; ++i) {

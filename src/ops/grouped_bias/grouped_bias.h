@@ -16,9 +16,9 @@
 //                 be stored over x
 //   grouped_bias_weight_gradient (dy, offsets, probabilities, row_slot, target optional)
 //                 -> db [E, N] (+)= sum over the expert's rows of p[r] dy[r], in the accumulation
-//                 dtype; writes to or adds into `target`, see declare_weight_gradient in
-//                 program/derivative.h. The gradient of an expert without rows is exactly zero, or
-//                 the target is left alone when accumulating
+//                 dtype; or writes to or adds into `target`, whose dtype is that or the bias's:
+//                 declare_weight_gradient in program/derivative.h. The gradient of an expert
+//                 without rows is exactly zero, or the target is left alone when accumulating
 //   grouped_bias_probability_gradient (dy, b, offsets, probabilities, row_slot)
 //                 -> d_probabilities [T, k], sum over n of b[e, n] dy[r, n] for the row of a slot,
 //                 0 for slots without a row

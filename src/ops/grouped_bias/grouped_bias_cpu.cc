@@ -68,41 +68,42 @@ struct GroupedBiasKernel {
   }
 };
 
+// Out is the type of the gradient.
+template <class T, class Out>
+void run_weight_gradient(const KernelArguments& args) {
+  using A = accumulation_t<T>;
+  const bool accumulate = args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate;
+  const T* dy = args.in<T>(0);
+  const int32_t* offsets = args.in<int32_t>(1);
+  const auto probabilities = row_probabilities<A>(args, 2);
+  Out* d_bias = args.out<Out>(0);
+  const int64_t columns = args.input(0).shape[1];
+  const int64_t experts = args.output(0).shape[0];
+  const int64_t tiles = (columns + kGroupedBiasColumns - 1) / kGroupedBiasColumns;
+  args.pool->parallel_for(experts * tiles, [=](int64_t piece, int) {
+    const int64_t e = piece / tiles;
+    if (accumulate && offsets[e] == offsets[e + 1]) return;
+    const int64_t first = piece % tiles * kGroupedBiasColumns;
+    const int64_t count = std::min(kGroupedBiasColumns, columns - first);
+    A sums[kGroupedBiasColumns] = {};
+    for (int64_t start = offsets[e]; start < offsets[e + 1]; start += kGroupedBiasRows) {
+      const int64_t end = std::min<int64_t>(start + kGroupedBiasRows, offsets[e + 1]);
+      A group[kGroupedBiasColumns] = {};
+      for (int64_t row = start; row < end; ++row) {
+        if (probabilities.is_filler(row)) continue;
+        axpy(probabilities[row], dy + row * columns + first, group, count);
+      }
+      add_to(group, sums, count);
+    }
+    Out* out = d_bias + e * columns + first;
+    if (accumulate) add_to(out, sums, count);
+    store(sums, out, count);
+  });
+}
+
 template <class T>
 struct GroupedBiasWeightGradientKernel {
-  static void run(const KernelArguments& args) {
-    using A = accumulation_t<T>;
-    const bool accumulate = args.attributes->as<GroupedBiasWeightGradientAttributes>().accumulate;
-    const T* dy = args.in<T>(0);
-    const int32_t* offsets = args.in<int32_t>(1);
-    const auto probabilities = row_probabilities<A>(args, 2);
-    A* d_bias = args.out<A>(0);
-    const int64_t columns = args.input(0).shape[1];
-    const int64_t experts = args.output(0).shape[0];
-    const int64_t tiles = (columns + kGroupedBiasColumns - 1) / kGroupedBiasColumns;
-    args.pool->parallel_for(experts * tiles, [=](int64_t piece, int) {
-      const int64_t e = piece / tiles;
-      if (accumulate && offsets[e] == offsets[e + 1]) return;
-      const int64_t first = piece % tiles * kGroupedBiasColumns;
-      const int64_t count = std::min(kGroupedBiasColumns, columns - first);
-      A sums[kGroupedBiasColumns] = {};
-      for (int64_t start = offsets[e]; start < offsets[e + 1]; start += kGroupedBiasRows) {
-        const int64_t end = std::min<int64_t>(start + kGroupedBiasRows, offsets[e + 1]);
-        A group[kGroupedBiasColumns] = {};
-        for (int64_t row = start; row < end; ++row) {
-          if (probabilities.is_filler(row)) continue;
-          axpy(probabilities[row], dy + row * columns + first, group, count);
-        }
-        add_to(group, sums, count);
-      }
-      A* out = d_bias + e * columns + first;
-      if (accumulate) {
-        add_to(sums, out, count);
-      } else {
-        store(sums, out, count);
-      }
-    });
-  }
+  static void run(const KernelArguments& args) { run_weight_gradient<T, accumulation_t<T>>(args); }
 };
 
 template <class T>
@@ -137,6 +138,7 @@ CpuKernel grouped_bias_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel grouped_bias_weight_gradient_cpu_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<bf16, bf16>;
   return select_float_kernel<GroupedBiasWeightGradientKernel>(op.input(0).dtype);
 }
 

@@ -12,9 +12,9 @@
 //   grouped_linear_data_gradient   (dy, W, offsets)                  -> dx [R, K], dy_r W_e
 //   grouped_linear_weight_gradient (dy, x, offsets, target optional) -> dW [E, N, K] (+)= dy_e^T
 //   x_e
-// The last has the accumulation dtype and writes to or adds into `target`, see
-// declare_weight_gradient in program/derivative.h. The gradient of an expert without rows is
-// exactly zero: it is stored as such, or the target is left alone when accumulating.
+// The last has the accumulation dtype, or writes to or adds into `target`, whose dtype is that or
+// the weight's: declare_weight_gradient in program/derivative.h. The gradient of an expert without
+// rows is exactly zero: it is stored as such, or the target is left alone when accumulating.
 #pragma once
 
 #include <string>

@@ -60,31 +60,35 @@ struct GroupedLinearDataGradientKernel {
   }
 };
 
+// Out is the type of the gradient.
+template <class T, class Out>
+void run_weight_gradient(const KernelArguments& args) {
+  const bool accumulate = args.attributes->as<GroupedLinearWeightGradientAttributes>().accumulate;
+  const Shape& dy = args.input(0).shape;
+  const Shape& x = args.input(1).shape;
+  const int64_t experts = args.output(0).shape[0];
+  const int32_t* offsets = args.in<int32_t>(2);
+  const GemmTiles tiles = grouped_linear_weight_gradient_tiles(dy, x, experts);
+  Out* out = args.out<Out>(0);
+  args.pool->parallel_for(experts * tiles.tiles(), [&](int64_t piece, int worker) {
+    const int64_t e = piece / tiles.tiles();
+    const int64_t tile = piece % tiles.tiles();
+    const int64_t n = tile / tiles.grid_n * tiles.tile_m;
+    const int64_t k = tile % tiles.grid_n * tiles.tile_n;
+    const int64_t rows = offsets[e + 1] - offsets[e];
+    if (rows == 0 && accumulate) return;
+    const GemmOperand<T> left{args.in<T>(0) + offsets[e] * dy[1], dy[1], true};
+    const GemmOperand<T> right{args.in<T>(1) + offsets[e] * x[1], x[1], false};
+    gemm_block<T, T, Out>(left.block(n, 0), right.block(0, k), std::min(tiles.tile_m, dy[1] - n),
+                          std::min(tiles.tile_n, x[1] - k), rows, out + (e * dy[1] + n) * x[1] + k,
+                          x[1], accumulate, nullptr,
+                          args.thread_scratch<accumulation_t<T>>(worker));
+  });
+}
+
 template <class T>
 struct GroupedLinearWeightGradientKernel {
-  static void run(const KernelArguments& args) {
-    using A = accumulation_t<T>;
-    const bool accumulate = args.attributes->as<GroupedLinearWeightGradientAttributes>().accumulate;
-    const Shape& dy = args.input(0).shape;
-    const Shape& x = args.input(1).shape;
-    const int64_t experts = args.output(0).shape[0];
-    const int32_t* offsets = args.in<int32_t>(2);
-    const GemmTiles tiles = grouped_linear_weight_gradient_tiles(dy, x, experts);
-    A* out = args.out<A>(0);
-    args.pool->parallel_for(experts * tiles.tiles(), [&](int64_t piece, int worker) {
-      const int64_t e = piece / tiles.tiles();
-      const int64_t tile = piece % tiles.tiles();
-      const int64_t n = tile / tiles.grid_n * tiles.tile_m;
-      const int64_t k = tile % tiles.grid_n * tiles.tile_n;
-      const int64_t rows = offsets[e + 1] - offsets[e];
-      if (rows == 0 && accumulate) return;
-      const GemmOperand<T> left{args.in<T>(0) + offsets[e] * dy[1], dy[1], true};
-      const GemmOperand<T> right{args.in<T>(1) + offsets[e] * x[1], x[1], false};
-      gemm_block<T, T, A>(left.block(n, 0), right.block(0, k), std::min(tiles.tile_m, dy[1] - n),
-                          std::min(tiles.tile_n, x[1] - k), rows, out + (e * dy[1] + n) * x[1] + k,
-                          x[1], accumulate, nullptr, args.thread_scratch<A>(worker));
-    });
-  }
+  static void run(const KernelArguments& args) { run_weight_gradient<T, accumulation_t<T>>(args); }
 };
 
 }  // namespace
@@ -109,6 +113,7 @@ CpuKernel grouped_linear_data_gradient_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel grouped_linear_weight_gradient_cpu_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<bf16, bf16>;
   return select_float_kernel<GroupedLinearWeightGradientKernel>(op.input(0).dtype);
 }
 

@@ -76,7 +76,7 @@ void infer_layer_norm_weight_gradient(InferContext& context) {
                    is_layer_norm_statistic(context.input(2), s) &&
                    is_layer_norm_statistic(context.input(3), s),
                "layer_norm_weight_gradient: operands do not belong to " + s.name);
-  declare_weight_gradient(context, 4, "", s.dtype, {s.shape[1]});
+  declare_weight_gradient(context, 4, "", accumulation_dtype(s.dtype), {s.shape[1]});
 }
 
 void infer_layer_norm_bias_gradient(InferContext& context) {
@@ -84,7 +84,7 @@ void infer_layer_norm_bias_gradient(InferContext& context) {
   const Value dy = context.input(0);
   TROUPE_CHECK(is_layer_norm_input(dy), "layer_norm_bias_gradient: dy is not [T, h]: " + dy.name +
                                             " " + dy.shape.to_string());
-  declare_weight_gradient(context, 1, "", dy.dtype, {dy.shape[1]});
+  declare_weight_gradient(context, 1, "", accumulation_dtype(dy.dtype), {dy.shape[1]});
 }
 
 void differentiate_layer_norm(DerivativeContext& context) {

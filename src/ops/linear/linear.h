@@ -13,9 +13,9 @@
 //   linear_data_gradient   (dy, W)                  -> dx [T, K] = dy W, in W's dtype
 //   linear_weight_gradient (dy, x, target optional) -> dW [N, K] (+)= dy^T x
 //   linear_bias_gradient   (dy, target optional)    -> db [N] (+)= sum over t of dy[t]
-// The last two have the weight's accumulation dtype and write to or add into `target`, see
-// declare_weight_gradient in program/derivative.h. Gradients of small weights are summed in several
-// pieces of rows, fixed by the shapes, that are added in order.
+// The last two have the weight's accumulation dtype, or write to or add into `target`, whose dtype
+// is that or the weight's: declare_weight_gradient in program/derivative.h. Gradients of small
+// weights are summed in several pieces of rows, fixed by the shapes, that are added in order.
 #pragma once
 
 #include <string>

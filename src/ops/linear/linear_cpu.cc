@@ -62,32 +62,36 @@ struct LinearDataGradientDoubleKernel {
   static void run(const KernelArguments& args) { run_linear_data_gradient<T, double>(args); }
 };
 
-template <class T, class Dy>
+// T, Dy and Out are the types of x, dy and the gradient.
+template <class T, class Dy, class Out>
 void run_linear_weight_gradient(const KernelArguments& args) {
   const bool accumulate = args.attributes->as<LinearWeightGradientAttributes>().accumulate;
   const Shape& dy = args.input(0).shape;
   const Shape& x = args.input(1).shape;
-  parallel_gemm<Dy, T, accumulation_t<T>>(
-      args, linear_weight_gradient_tiles(dy, x), {args.in<Dy>(0), dy[1], true},
-      {args.in<T>(1), x[1], false}, dy[1], x[1], dy[0], args.out<accumulation_t<T>>(0), x[1],
-      accumulate, nullptr);
+  parallel_gemm<Dy, T, Out>(args, linear_weight_gradient_tiles(dy, x),
+                            {args.in<Dy>(0), dy[1], true}, {args.in<T>(1), x[1], false}, dy[1],
+                            x[1], dy[0], args.out<Out>(0), x[1], accumulate, nullptr);
 }
 
 template <class T>
 struct LinearWeightGradientKernel {
-  static void run(const KernelArguments& args) { run_linear_weight_gradient<T, T>(args); }
+  static void run(const KernelArguments& args) {
+    run_linear_weight_gradient<T, T, accumulation_t<T>>(args);
+  }
 };
 
 template <class T>
 struct LinearWeightGradientAccumulationKernel {
   static void run(const KernelArguments& args) {
-    run_linear_weight_gradient<T, accumulation_t<T>>(args);
+    run_linear_weight_gradient<T, accumulation_t<T>, accumulation_t<T>>(args);
   }
 };
 
 template <class T>
 struct LinearWeightGradientDoubleKernel {
-  static void run(const KernelArguments& args) { run_linear_weight_gradient<T, double>(args); }
+  static void run(const KernelArguments& args) {
+    run_linear_weight_gradient<T, double, accumulation_t<T>>(args);
+  }
 };
 
 // Each piece of rows is summed into its own part of the workspace, then the pieces in order.
@@ -160,6 +164,16 @@ CpuKernel linear_data_gradient_cpu_kernel(const OpView& op) {
 }
 
 CpuKernel linear_weight_gradient_cpu_kernel(const OpView& op) {
+  if (op.output(0).dtype == DType::bf16) {
+    switch (op.input(0).dtype) {
+      case DType::f64:
+        return &run_linear_weight_gradient<bf16, double, bf16>;
+      case DType::f32:
+        return &run_linear_weight_gradient<bf16, float, bf16>;
+      default:
+        return &run_linear_weight_gradient<bf16, bf16, bf16>;
+    }
+  }
   return select_linear_kernel<LinearWeightGradientKernel, LinearWeightGradientAccumulationKernel,
                               LinearWeightGradientDoubleKernel>(op.input(1).dtype,
                                                                 op.input(0).dtype);
@@ -167,6 +181,16 @@ CpuKernel linear_weight_gradient_cpu_kernel(const OpView& op) {
 
 CpuKernel linear_bias_gradient_cpu_kernel(const OpView& op) {
   const DType dy = op.input(0).dtype;
+  if (op.output(0).dtype == DType::bf16) {
+    switch (dy) {
+      case DType::f64:
+        return &run_linear_bias_gradient<double, bf16>;
+      case DType::f32:
+        return &run_linear_bias_gradient<float, bf16>;
+      default:
+        return &run_linear_bias_gradient<bf16, bf16>;
+    }
+  }
   if (op.output(0).dtype == accumulation_dtype(dy)) {
     return select_float_kernel<LinearBiasGradientKernel>(dy);
   }

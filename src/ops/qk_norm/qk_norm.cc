@@ -147,7 +147,8 @@ void infer_qk_norm_weight_gradient(InferContext& context) {
                    is_qk_statistic(context.input(2), qkv, attributes) && (queries || keys),
                "qk_norm_weight_gradient: operands do not belong to " + qkv.name);
   const int64_t vector_heads = attributes.scope == QkNormScope::head ? 1 : attributes.head_count;
-  declare_weight_gradient(context, 3, "", qkv.dtype, {vector_heads * attributes.head_dim});
+  declare_weight_gradient(context, 3, "", accumulation_dtype(qkv.dtype),
+                          {vector_heads * attributes.head_dim});
 }
 
 void differentiate_qk_norm(DerivativeContext& context) {

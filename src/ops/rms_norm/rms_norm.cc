@@ -62,7 +62,7 @@ void infer_rms_norm_weight_gradient(InferContext& context) {
   TROUPE_CHECK(is_float(s.dtype) && s.shape.rank() == 2 && same_rows_type(context.input(0), s) &&
                    rstd.dtype == accumulation_dtype(s.dtype) && rstd.shape == Shape({s.shape[0]}),
                "rms_norm_weight_gradient: dy or rstd does not belong to " + s.name);
-  declare_weight_gradient(context, 3, "", s.dtype, {s.shape[1]});
+  declare_weight_gradient(context, 3, "", accumulation_dtype(s.dtype), {s.shape[1]});
 }
 
 void differentiate_rms_norm(DerivativeContext& context) {

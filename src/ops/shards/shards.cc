@@ -24,8 +24,8 @@ void infer_shards(InferContext& context) {
 void infer_reduce_shards(InferContext& context) {
   for (int i = 0; i < context.input_count(); ++i) {
     const DType dtype = context.input(i).dtype;
-    TROUPE_CHECK(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::i32,
-                 "reduce_shards: not f64, f32 or i32: " + context.input(i).name);
+    TROUPE_CHECK(is_float(dtype) || dtype == DType::i32,
+                 "reduce_shards: not a number that is summed: " + context.input(i).name);
   }
   infer_shards(context);
 }

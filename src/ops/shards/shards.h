@@ -5,7 +5,8 @@
 //   gather_shards   every shard comes from the rank whose own it is
 //
 // Kinds
-//   reduce_shards (t0, t1, ...) -> t0, t1, ...   each f64, f32 or i32
+//   reduce_shards (t0, t1, ...) -> t0, t1, ...   each f64, f32, bf16 (summed in f32,
+//                                                rounded once) or i32
 //   gather_shards (t0, t1, ...) -> t0, t1, ...   any dtypes
 // Any number of tensors at once, so that many small ones cost one meeting of the ranks. None is
 // ragged; each is state or a metric; every rank passes tensors of the same dtypes and sizes in the

@@ -15,7 +15,8 @@ CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const St
       pool_(pool),
       communicators_(communicators),
       arena_(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
-             "activations and workspace") {
+             "activations and workspace"),
+      host_(plan_.host_transient_bytes, "offloaded activations", Device::cpu) {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
   TROUPE_CHECK(plan_.device == Device::cpu, "planned for another device");
   TROUPE_CHECK(plan_.threads == pool.threads(), "planned for another number of threads");
@@ -25,9 +26,11 @@ CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const St
 TensorView CpuInterpreter::view(ValueId id) const {
   const Value& value = program_.value(id);
   if (is_state(value.role)) return state_.view(value.state);
-  const uint64_t base = is_persistent(value.role) ? 0 : plan_.persistent_bytes;
-  TensorView view{arena_.data() + base + plan_.offset[static_cast<size_t>(id.index)], value.dtype,
-                  value.shape, nullptr};
+  std::byte* const transient =
+      is_on_host(value.role) ? host_.data() : arena_.data() + plan_.persistent_bytes;
+  std::byte* const base = is_persistent(value.role) ? arena_.data() : transient;
+  TensorView view{base + plan_.offset[static_cast<size_t>(id.index)], value.dtype, value.shape,
+                  nullptr};
   if (value.rows.valid()) {
     view.live_rows = this->view(value.rows.counter).as<int32_t>() + value.rows.element;
   }
@@ -73,6 +76,7 @@ void CpuInterpreter::bind() {
   }
   if (!plan_.dead_after.empty()) {
     std::memset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes);
+    if (host_.bytes() > 0) std::memset(host_.data(), 0xff, host_.bytes());
   }
 }
 
@@ -84,9 +88,14 @@ void CpuInterpreter::run() {
   for (const BoundOp& op : ops_) op.kernel(op.arguments);
 }
 
+void CpuInterpreter::run_op(int32_t index) const {
+  const BoundOp& op = ops_[static_cast<size_t>(index)];
+  op.kernel(op.arguments);
+}
+
 void CpuInterpreter::run_observed(const std::function<void(int32_t)>& after) {
   for (size_t index = 0; index < ops_.size(); ++index) {
-    ops_[index].kernel(ops_[index].arguments);
+    run_op(static_cast<int32_t>(index));
     after(static_cast<int32_t>(index));
     if (plan_.dead_after.empty()) continue;
     for (const ValueId id : plan_.dead_after[index]) poison(id);

@@ -20,6 +20,7 @@
 #include "program/communicator.h"
 #include "program/program.h"
 #include "runtime/arena.h"
+#include "runtime/host_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
 
@@ -34,14 +35,17 @@ class CpuInterpreter final : public Interpreter {
   TensorView view(ValueId id) const override;
 
   void run() override;
+  // Runs a single operation: whoever runs all of them in another order than the program's answers
+  // for it.
+  void run_op(int32_t index) const;
   void run_observed(const std::function<void(int32_t)>& after) override;
   std::vector<WorkSpan> run_profiled() override;
   void read(ValueId id, void* bytes) const override;
   void write(ValueId id, const void* bytes) override;
   const MemoryPlan& plan() const override { return plan_; }
 
-  // Equals persistent + transient + scratch bytes of the plan.
-  uint64_t allocated_bytes() const override { return arena_.bytes(); }
+  // Equals persistent + transient + scratch bytes of the plan, and the transient ones of the host.
+  uint64_t allocated_bytes() const override { return arena_.bytes() + host_.bytes(); }
 
  private:
   struct BoundOp {
@@ -57,6 +61,7 @@ class CpuInterpreter final : public Interpreter {
   ThreadPool& pool_;
   Communicators communicators_;
   Arena arena_;
+  HostMemory host_;
   std::vector<TensorView> operands_;
   std::vector<BoundOp> ops_;
 };

@@ -1,7 +1,9 @@
 #include "runtime/cuda/cuda_interpreter.h"
 
+#include <algorithm>
 #include <cstring>
 #include <cuda_runtime.h>
+#include <numeric>
 #include <nvtx3/nvToolsExt.h>
 #include <string>
 
@@ -57,9 +59,10 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
     host_bytes += align(program.value(id).bytes());
   }
   host_ = std::make_unique<PinnedMemory>(host_bytes);
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+  make_streams();
   context_ = std::make_unique<CudaContext>();
   bind();
+  if (begun_ != nullptr) bind_events();
   if (PeerConnection::is_needed(program)) {
     const DeviceMemory& of_state = state.device_memory();
     peers_ = std::make_unique<PeerConnection>(
@@ -72,11 +75,86 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
 CudaInterpreter::~CudaInterpreter() {
   cudaSetDevice(state_.gpu());
   if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  for (CUevent_st* const event : events_) cudaEventDestroy(event);
+  for (CUstream_st* const stream : streams_) {
+    if (stream != nullptr && stream != stream_) cudaStreamDestroy(stream);
+  }
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-CUstream_st* CudaInterpreter::stream_of(Queue) const {
-  return stream_;
+CUevent_st* CudaInterpreter::make_event() {
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+  events_.push_back(event);
+  return event;
+}
+
+void CudaInterpreter::make_streams() {
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+  streams_.fill(stream_);
+  std::array<bool, kQueueCount> is_used{};
+  for (int32_t index = 0; index < program_.op_count(); ++index) {
+    is_used[static_cast<size_t>(program_.op(index).place.queue)] = true;
+  }
+  const bool has_several = std::count(is_used.begin(), is_used.end(), true) > 1;
+  if (!has_several || options_.one_stream || !plan_.dead_after.empty()) return;
+  int lowest = 0;
+  int highest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities");
+  begun_ = make_event();
+  for (size_t queue = 0; queue < kQueueCount; ++queue) {
+    if (!is_used[queue] || static_cast<Queue>(queue) == Queue::compute) continue;
+    check_cuda(cudaStreamCreateWithPriority(&streams_[queue], cudaStreamNonBlocking, highest),
+               "making a stream");
+    queue_ended_[queue] = make_event();
+  }
+}
+
+// An event may be recorded again as soon as everything that waits for it has been told to.
+void CudaInterpreter::bind_events() {
+  const std::vector<QueueEvent> events = find_queue_events(program_, plan_);
+  verify_queue_events(program_, plan_, events);
+  std::vector<int32_t> last_waiter(ops_.size(), -1);
+  for (const QueueEvent& event : events) {
+    last_waiter[static_cast<size_t>(event.before)] = event.after;
+  }
+  std::vector<CUevent_st*> free;
+  size_t next = 0;
+  for (size_t index = 0; index < ops_.size(); ++index) {
+    for (; next < events.size() && events[next].after == static_cast<int32_t>(index); ++next) {
+      const auto before = static_cast<size_t>(events[next].before);
+      ops_[index].waits_for.push_back(ops_[before].ended);
+      if (last_waiter[before] == events[next].after) free.push_back(ops_[before].ended);
+    }
+    if (last_waiter[index] < 0) continue;
+    if (free.empty()) free.push_back(make_event());
+    ops_[index].ended = free.back();
+    free.pop_back();
+  }
+}
+
+std::byte* CudaInterpreter::scratch_of(Queue queue) const {
+  const auto& bytes = plan_.scratch_bytes_of_queue;
+  const auto before = std::accumulate(bytes.begin(), bytes.begin() + static_cast<int>(queue),
+                                      plan_.persistent_bytes + plan_.transient_bytes);
+  return arena_.data() + before;
+}
+
+void CudaInterpreter::fork() {
+  if (begun_ == nullptr) return;
+  check_cuda(cudaEventRecord(begun_, stream_), "recording an event");
+  for (CUstream_st* const stream : streams_) {
+    if (stream == stream_) continue;
+    check_cuda(cudaStreamWaitEvent(stream, begun_), "waiting for an event");
+  }
+}
+
+void CudaInterpreter::join() {
+  for (size_t queue = 0; queue < kQueueCount; ++queue) {
+    if (queue_ended_[queue] == nullptr) continue;
+    check_cuda(cudaEventRecord(queue_ended_[queue], streams_[queue]), "recording an event");
+    check_cuda(cudaStreamWaitEvent(stream_, queue_ended_[queue]), "waiting for an event");
+  }
 }
 
 CudaTensor CudaInterpreter::tensor(ValueId id) const {
@@ -112,7 +190,6 @@ void CudaInterpreter::bind() {
   }
   operands_.reserve(operand_count);  // spans into it must stay valid
   ops_.reserve(static_cast<size_t>(program_.op_count()));
-  std::byte* const scratch = arena_.data() + plan_.persistent_bytes + plan_.transient_bytes;
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
     BoundOp bound;
@@ -129,7 +206,7 @@ void CudaInterpreter::bind() {
     bound.arguments.attributes = &op.attributes;
     bound.arguments.inputs = {first, op.input_count};
     bound.arguments.outputs = {first + op.input_count, op.output_count};
-    bound.arguments.scratch = scratch;
+    bound.arguments.scratch = scratch_of(op.place.queue);
     bound.arguments.stream = stream_of(op.place.queue);
     bound.arguments.context = context_.get();
     bound.range = range_name(op);
@@ -183,11 +260,18 @@ void CudaInterpreter::copy_results() {
 }
 
 void CudaInterpreter::launch(size_t index) {
+  const BoundOp& op = ops_[index];
+  for (CUevent_st* const event : op.waits_for) {
+    check_cuda(cudaStreamWaitEvent(op.arguments.stream, event), "waiting for an event");
+  }
   if (trace_ != nullptr) trace_->begin_op(static_cast<int32_t>(index));
-  nvtxRangePushA(ops_[index].range.c_str());
-  ops_[index].kernel(ops_[index].arguments);
+  nvtxRangePushA(op.range.c_str());
+  op.kernel(op.arguments);
   nvtxRangePop();
   if (trace_ != nullptr) trace_->end_op();
+  if (op.ended != nullptr) {
+    check_cuda(cudaEventRecord(op.ended, op.arguments.stream), "recording an event");
+  }
   poison_after(index);
 }
 
@@ -202,12 +286,14 @@ void CudaInterpreter::poison_after(size_t index) {
 
 void CudaInterpreter::launch_all() {
   copy_inputs();
+  fork();
   for (size_t index = 0; index < ops_.size(); ++index) launch(index);
+  join();
   copy_results();
 }
 
-void CudaInterpreter::wait(const std::string& what) const {
-  const cudaError_t error = cudaStreamSynchronize(stream_);
+void CudaInterpreter::wait(CUstream_st* stream, const std::string& what) const {
+  const cudaError_t error = cudaStreamSynchronize(stream);
   // A rank that was missing is the cause of whatever else goes wrong.
   if (peers_ != nullptr) peers_->check();
   check_cuda(error, what);
@@ -219,54 +305,44 @@ void CudaInterpreter::capture() {
   launch_all();
   cudaGraph_t graph = nullptr;
   check_cuda(cudaStreamEndCapture(stream_, &graph), "capturing the step");
-  const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
+  // Kernels have the priorities of the streams that they were captured on.
+  const unsigned long long flags = begun_ == nullptr ? 0 : cudaGraphInstantiateFlagUseNodePriority;
+  const cudaError_t error = cudaGraphInstantiate(&graph_, graph, flags);
   cudaGraphDestroy(graph);
   check_cuda(error, "making a graph of the step");
 }
 
 void CudaInterpreter::run() {
-  if (options_.profile && runs_ == 0) {
-    learn_launches(trace_run());
+  if (options_.profile && runs_ == learning_run()) {
+    launches_.emplace(program_, trace_run());
   } else {
     run_untraced();
   }
 }
 
-std::vector<TraceRecord> CudaInterpreter::trace_run() {
+std::vector<LaunchRecord> CudaInterpreter::trace_run() {
   trace_ = std::make_unique<KernelTrace>();
   run_untraced();
-  std::vector<TraceRecord> records = trace_->finish();
+  std::vector<LaunchRecord> records = trace_->finish();
   trace_.reset();
   int device = 0;
   check_cuda(cudaGetDevice(&device), "asking for the GPU");
-  std::erase_if(records, [&](const TraceRecord& record) {
+  std::erase_if(records, [&](const LaunchRecord& record) {
     return record.device != static_cast<uint32_t>(device);
   });
   return records;
 }
 
-void CudaInterpreter::learn_launches(const std::vector<TraceRecord>& records) {
-  for (const TraceRecord& record : records) launches_[record.name].push_back(record.op);
-}
-
 std::vector<WorkSpan> CudaInterpreter::run_profiled() {
   TROUPE_CHECK(options_.profile, "the interpreter was not made for profiling");
-  const bool first = runs_ == 0;
-  const std::vector<TraceRecord> records = trace_run();
-  if (first) learn_launches(records);
-  std::map<std::string, size_t> seen;
-  std::map<uint32_t, int32_t> lanes;
+  const bool learns = runs_ == learning_run();
+  std::vector<LaunchRecord> records = trace_run();
+  if (learns) launches_.emplace(program_, records);
+  if (launches_.has_value()) launches_->attribute(records);
   std::vector<WorkSpan> spans;
-  for (const TraceRecord& record : records) {
-    const auto lane = static_cast<int32_t>(lanes.size());
-    const size_t number = seen[record.name]++;
-    int32_t op = record.op;
-    const auto known = launches_.find(record.name);
-    if (op < 0 && known != launches_.end() && number < known->second.size()) {
-      op = known->second[number];
-    }
-    spans.push_back({.op = op,
-                     .lane = lanes.try_emplace(record.stream, lane).first->second,
+  spans.reserve(records.size());
+  for (const LaunchRecord& record : records) {
+    spans.push_back({.op = record.op,
                      .name = record.name,
                      .begin_s = static_cast<double>(record.begin_ns - records[0].begin_ns) * 1e-9,
                      .duration_s = static_cast<double>(record.end_ns - record.begin_ns) * 1e-9});
@@ -277,7 +353,7 @@ std::vector<WorkSpan> CudaInterpreter::run_profiled() {
 void CudaInterpreter::run_untraced() {
   connect();
   // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
-  if (options_.capture && runs_ == 1) {
+  if (options_.capture && runs_ == captured_run()) {
     capture();
     // Making a graph takes memory of the GPU, for which nobody must wait on it.
     if (peers_ != nullptr) peers_->meet_on_host(pool_);
@@ -288,23 +364,23 @@ void CudaInterpreter::run_untraced() {
     launch_all();
   }
   ++runs_;
-  wait("running the step");
+  wait(stream_, "running the step");
   if (peers_ != nullptr) peers_->first_run_is_over();
 }
 
 void CudaInterpreter::run_observed(const std::function<void(int32_t)>& after) {
   connect();
   copy_inputs();
-  wait("copying the inputs to the GPU");
+  wait(stream_, "copying the inputs to the GPU");
   for (size_t index = 0; index < ops_.size(); ++index) {
     const auto number = static_cast<int32_t>(index);
     ops_[index].kernel(ops_[index].arguments);
-    wait(describe(number));
+    wait(ops_[index].arguments.stream, describe(number));
     after(number);
     poison_after(index);
   }
   copy_results();
-  wait("copying results from the GPU");
+  wait(stream_, "copying results from the GPU");
   if (peers_ != nullptr) peers_->first_run_is_over();
 }
 

@@ -5,8 +5,14 @@
 // A run copies the inputs to the GPU, launches the operations in program order, copies metrics and
 // results back, and waits once. With `capture` the first run does that, the second one captures it
 // as a CUDA graph, and all later ones launch the graph: the numbers that change from step to step
-// are values on the GPU, and all addresses stay. Operations have a stream by their queue; for now
-// all queues have the same one.
+// are values on the GPU, and all addresses stay.
+//
+// Each queue that the program uses is a stream; an operation waits for the events of other queues'
+// operations that queue_events.h says. The streams of all queues begin behind the inputs and have
+// ended before the metrics are copied, both of which is the compute queue's work. Communication and
+// copies have a higher priority than it: what they do is little, and others wait for it. A program
+// that uses one queue has one stream and no events. So have oracle plans, whose dead values are
+// poisoned in the order of the program, and interpreters with `one_stream`.
 //
 // Operations that reach other ranks need the communicators of this rank. Their first run connects
 // the GPUs (peer_connection.h): all ranks must be in it at the same time. A rank that does not come
@@ -14,24 +20,27 @@
 //
 // Launches are in NVTX ranges, "grouped_linear layer 3 micro-batch 0", for those who look from
 // outside. run_profiled() looks by itself (kernel_trace.h). What a graph launches says nothing of
-// operations: with `profile` the first run, which is no graph, is traced to learn which operations
-// launch a kernel of some name, and in what order.
+// operations: with `profile` a run that is no graph is traced to learn what each operation launches
+// (launch_order.h). It is the first one; where hosts meet in that (peers.h), which takes launches
+// of its own, it is the second one, and the third one is captured.
 //
 // With an oracle plan the memory of dead values is filled with NaN, as on the CPU.
 //
-// Owns its arena, its streams and the context of its kernels; borrows program, state and
-// communicators. Runs on the GPU of the state. Construction may throw UserError: no GPU, too little
-// memory, or an operation that has no CUDA kernel. A run throws UserError when the GPU fails, or
-// another rank. One thread at a time.
+// Owns its arena, its streams and events, and the context of its kernels; borrows program, state
+// and communicators. Runs on the GPU of the state. Construction may throw UserError: no GPU, too
+// little memory, or an operation that has no CUDA kernel. A run throws UserError when the GPU
+// fails, or another rank. One thread at a time.
 #pragma once
 
+#include <array>
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "passes/memory_plan.h"
+#include "passes/queue_events.h"
 #include "program/communicator.h"
 #include "program/cuda_kernel.h"
 #include "program/program.h"
@@ -39,8 +48,10 @@
 #include "runtime/cuda/peer_connection.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
+#include "runtime/launch_order.h"
 #include "runtime/state_storage.h"
 
+struct CUevent_st;      // what cudaEvent_t points to
 struct CUgraphExec_st;  // what cudaGraphExec_t points to
 
 namespace troupe {
@@ -68,6 +79,8 @@ class CudaInterpreter final : public Interpreter {
     CudaKernel kernel = nullptr;
     CudaKernelArguments arguments;
     std::string range;  // what NVTX calls it
+    std::vector<CUevent_st*> waits_for;
+    CUevent_st* ended = nullptr;  // recorded behind it; nullptr: nobody waits
   };
   // Memory of the host that copies do not wait for.
   struct PinnedMemory {
@@ -79,21 +92,31 @@ class CudaInterpreter final : public Interpreter {
   };
 
   CudaTensor tensor(ValueId id) const;
+  void make_streams();
+  CUevent_st* make_event();
   void bind();
+  void bind_events();
   // Before the first run.
   void connect();
-  CUstream_st* stream_of(Queue queue) const;
+  CUstream_st* stream_of(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
+  std::byte* scratch_of(Queue queue) const;
+  // Lets all streams begin behind what the compute queue has been given, and it go on behind what
+  // all of them have.
+  void fork();
+  void join();
   void copy_inputs();
   void copy_results();
   void launch(size_t index);
   void launch_all();
   void poison_after(size_t index);
-  void wait(const std::string& what) const;
+  void wait(CUstream_st* stream, const std::string& what) const;
   void capture();
   std::string describe(int32_t index) const;
   void run_untraced();
-  std::vector<TraceRecord> trace_run();
-  void learn_launches(const std::vector<TraceRecord>& records);
+  std::vector<LaunchRecord> trace_run();
+  // The run in which launches are learned, and the one that is captured, counted from 0.
+  int64_t learning_run() const { return peers_ == nullptr ? 0 : 1; }
+  int64_t captured_run() const { return options_.profile ? learning_run() + 1 : 1; }
 
   const Program& program_;
   MemoryPlan plan_;
@@ -103,7 +126,12 @@ class CudaInterpreter final : public Interpreter {
   DeviceMemory arena_;
   std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
   std::unique_ptr<PinnedMemory> host_;   // inputs and metrics as in the arena, then results
-  CUstream_st* stream_ = nullptr;
+  CUstream_st* stream_ = nullptr;        // of the compute queue
+  // By queue: its stream; that of the compute queue where it has none of its own.
+  std::array<CUstream_st*, kQueueCount> streams_{};
+  std::vector<CUevent_st*> events_;  // all that there are
+  CUevent_st* begun_ = nullptr;      // of a run; nullptr: there is one stream
+  std::array<CUevent_st*, kQueueCount> queue_ended_{};
   std::unique_ptr<CudaContext> context_;
   std::vector<CudaTensor> operands_;
   std::vector<BoundOp> ops_;
@@ -112,8 +140,7 @@ class CudaInterpreter final : public Interpreter {
   CUgraphExec_st* graph_ = nullptr;
   int64_t runs_ = 0;
   std::unique_ptr<KernelTrace> trace_;  // of this run, if it is traced
-  // By name of kernel: the operations that launch it, in order; -1 outside of operations.
-  std::map<std::string, std::vector<int32_t>> launches_;
+  std::optional<LaunchOrder> launches_;
 };
 
 }  // namespace troupe

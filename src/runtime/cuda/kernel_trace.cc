@@ -27,7 +27,7 @@ void check_cupti(CUptiResult result, const char* what) {
 // What CUPTI hands over, possibly on a thread of its own.
 struct Collected {
   std::mutex mutex;
-  std::vector<TraceRecord> records;
+  std::vector<LaunchRecord> records;
   std::vector<uint32_t> correlations;        // of the records
   std::map<uint32_t, int32_t> op_of_launch;  // by correlation
 };
@@ -41,7 +41,6 @@ template <class Record>
 void add(Collected& to, const Record& record, std::string name) {
   to.records.push_back({.name = std::move(name),
                         .device = record.deviceId,
-                        .stream = record.streamId,
                         .begin_ns = record.start,
                         .end_ns = record.end});
   to.correlations.push_back(record.correlationId);
@@ -137,7 +136,7 @@ void KernelTrace::end_op() {
   check_cupti(cuptiActivityPopExternalCorrelationId(kOperations, &op), "naming an operation");
 }
 
-std::vector<TraceRecord> KernelTrace::finish() {
+std::vector<LaunchRecord> KernelTrace::finish() {
   check_cupti(cuptiActivityFlushAll(0), "handing over records");
   stop();
   Collected& from = collected();
@@ -146,11 +145,11 @@ std::vector<TraceRecord> KernelTrace::finish() {
     const auto found = from.op_of_launch.find(from.correlations[i]);
     if (found != from.op_of_launch.end()) from.records[i].op = found->second;
   }
-  std::vector<TraceRecord> records = std::move(from.records);
+  std::vector<LaunchRecord> records = std::move(from.records);
   from.records.clear();
-  std::stable_sort(records.begin(), records.end(), [](const TraceRecord& a, const TraceRecord& b) {
-    return a.begin_ns < b.begin_ns;
-  });
+  std::stable_sort(
+      records.begin(), records.end(),
+      [](const LaunchRecord& a, const LaunchRecord& b) { return a.begin_ns < b.begin_ns; });
   return records;
 }
 

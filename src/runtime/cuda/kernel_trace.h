@@ -7,19 +7,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-namespace troupe {
+#include "runtime/launch_order.h"
 
-struct TraceRecord {
-  std::string name;  // of the kernel, as in the binary; or "copy", "fill"
-  uint32_t device = 0;
-  uint32_t stream = 0;  // a number of CUPTI's
-  uint64_t begin_ns = 0;
-  uint64_t end_ns = 0;
-  int32_t op = -1;  // as told to begin_op(); -1: launched outside of operations, or by a graph
-};
+namespace troupe {
 
 class KernelTrace {
  public:
@@ -34,8 +26,9 @@ class KernelTrace {
   void begin_op(int32_t op);
   void end_op();
 
-  // Ends the trace. All that was launched must have ended. In the order of the beginnings.
-  std::vector<TraceRecord> finish();
+  // Ends the trace. All that was launched must have ended. In the order of the beginnings; what was
+  // launched outside of operations, or by a graph, has none.
+  std::vector<LaunchRecord> finish();
 
  private:
   void stop();

@@ -1,0 +1,378 @@
+#include "passes/queue_events.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "program/op_spec.h"
+
+namespace troupe {
+namespace {
+
+// By queue: the latest operation of which something is true; -1: none.
+using Latest = std::array<int32_t, kQueueCount>;
+constexpr Latest kNone = [] {
+  Latest latest{};
+  latest.fill(-1);
+  return latest;
+}();
+
+size_t queue_of(const Program& program, int32_t index) {
+  return static_cast<size_t>(program.op(index).place.queue);
+}
+
+bool has_one_queue(const Program& program) {
+  for (int32_t index = 1; index < program.op_count(); ++index) {
+    if (queue_of(program, index) != queue_of(program, 0)) return false;
+  }
+  return true;
+}
+
+// All memory in one row: state, persistent, transient.
+struct Bytes {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+// The way to the other ranks, as if it was memory that is written.
+constexpr Bytes kOtherRanks = {~uint64_t{0} - 1, ~uint64_t{0}};
+
+std::vector<Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan) {
+  const StateLayout state(program.state());
+  std::vector<Bytes> bytes(static_cast<size_t>(program.value_count()));
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    const Value& value = program.value(ValueId{i});
+    uint64_t begin = plan.offset[static_cast<size_t>(i)] + plan.state_bytes;
+    if (is_state(value.role)) {
+      begin = state.offset[static_cast<size_t>(value.state.index)];
+    } else if (!is_persistent(value.role)) {
+      begin += plan.persistent_bytes;
+    }
+    bytes[static_cast<size_t>(i)] = {begin, begin + value.bytes()};
+  }
+  return bytes;
+}
+
+// As if no memory was used again.
+std::vector<Bytes> bytes_of_values_apart(const Program& program) {
+  std::vector<Bytes> bytes(static_cast<size_t>(program.value_count()));
+  uint64_t begin = 0;
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    const uint64_t end = begin + program.value(ValueId{i}).bytes();
+    bytes[static_cast<size_t>(i)] = {begin, end};
+    begin = end;
+  }
+  return bytes;
+}
+
+// The last uses of every byte.
+class LastUses {
+ public:
+  // Calls earlier(operation) for what a read of these bytes has to wait for, and notes the read.
+  template <class Earlier>
+  void read(Bytes bytes, int32_t index, size_t queue, const Earlier& earlier) {
+    if (bytes.begin == bytes.end) return;
+    const auto end = cut(bytes.end);
+    for (auto piece = cut(bytes.begin); piece != end; ++piece) {
+      earlier(piece->second.written);
+      piece->second.read[queue] = index;
+    }
+  }
+  // Likewise for a write. It has waited for all uses so far: whoever waits for it waits for them.
+  template <class Earlier>
+  void write(Bytes bytes, int32_t index, const Earlier& earlier) {
+    if (bytes.begin == bytes.end) return;
+    const auto end = cut(bytes.end);
+    const auto begin = cut(bytes.begin);
+    for (auto piece = begin; piece != end; ++piece) {
+      earlier(piece->second.written);
+      for (const int32_t reader : piece->second.read) earlier(reader);
+    }
+    begin->second = {.written = index, .read = kNone};
+    pieces_.erase(std::next(begin), end);
+  }
+
+ private:
+  struct Uses {
+    int32_t written = -1;
+    Latest read = kNone;  // since then
+  };
+  using Pieces = std::map<uint64_t, Uses>;  // by first byte; each ends where the next begins
+
+  // The piece that begins here.
+  Pieces::iterator cut(uint64_t at) {
+    const auto behind = pieces_.upper_bound(at);
+    const auto piece = std::prev(behind);
+    return piece->first == at ? piece : pieces_.emplace_hint(behind, at, piece->second);
+  }
+
+  Pieces pieces_{{0, {}}};
+};
+
+// Calls visit(value, writes) for all that an operation touches; what it only reads comes first.
+template <class Visit>
+void for_each_operand(const Program& program, const Op& op, Device device, const Visit& visit) {
+  const auto counter_of = [&](ValueId id) {
+    const RowCount& rows = program.value(id).rows;
+    if (rows.valid()) visit(rows.counter, false);
+  };
+  for (const ValueId id : program.inputs(op)) {
+    if (!id.valid()) continue;
+    counter_of(id);
+    visit(id, false);
+  }
+  for (const ValueId id : program.outputs(op)) counter_of(id);
+  for (const ValueId id : program.outputs(op)) visit(id, true);
+  if (op.workspace.valid() && device == Device::cpu) visit(op.workspace, true);
+}
+
+struct Order {
+  std::vector<QueueEvent> events;
+  // By operation: what has ended for sure when it begins.
+  std::vector<Latest> ended;
+};
+
+Order order_queues(const Program& program, const std::vector<Bytes>& bytes, Device device) {
+  Order order;
+  order.ended.resize(static_cast<size_t>(program.op_count()), kNone);
+  LastUses uses;
+  std::array<Latest, kQueueCount> known;  // by queue: what has ended when its next operation begins
+  known.fill(kNone);
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    const size_t queue = queue_of(program, index);
+    Latest& ended = order.ended[static_cast<size_t>(index)];
+    ended = known[queue];
+    Latest wanted = kNone;
+    const auto want = [&](int32_t earlier) {
+      if (earlier < 0 || earlier == index) return;
+      int32_t& latest = wanted[queue_of(program, earlier)];
+      latest = std::max(latest, earlier);
+    };
+    for_each_operand(program, op, device, [&](ValueId id, bool writes) {
+      const Bytes of_value = bytes[static_cast<size_t>(id.index)];
+      if (writes) {
+        uses.write(of_value, index, want);
+      } else {
+        uses.read(of_value, index, queue, want);
+      }
+    });
+    if (op.spec->group != nullptr) uses.write(kOtherRanks, index, want);
+
+    // What one wait implies needs no other.
+    const auto is_implied = [&](size_t of) {
+      if (wanted[of] <= ended[of]) return true;
+      return std::any_of(wanted.begin(), wanted.end(), [&](int32_t other) {
+        return other >= 0 && order.ended[static_cast<size_t>(other)][of] >= wanted[of];
+      });
+    };
+    std::array<bool, kQueueCount> waits{};
+    for (size_t of = 0; of < kQueueCount; ++of) waits[of] = of != queue && !is_implied(of);
+    for (size_t of = 0; of < kQueueCount; ++of) {
+      if (!waits[of]) continue;
+      const int32_t before = wanted[of];
+      order.events.push_back({.before = before, .after = index});
+      const Latest& with_it = order.ended[static_cast<size_t>(before)];
+      for (size_t i = 0; i < kQueueCount; ++i) ended[i] = std::max(ended[i], with_it[i]);
+      ended[of] = std::max(ended[of], before);
+    }
+    known[queue] = ended;
+    known[queue][queue] = index;
+  }
+  return order;
+}
+
+// By operation: the last operation of the layer to which the compute queue goes on after the one
+// that it is in then.
+std::vector<int32_t> find_ends_of_next_layer(const Program& program) {
+  std::vector<int32_t> layer_at(static_cast<size_t>(program.op_count()), -1);
+  std::vector<int32_t> ends;  // by number of the layer in the order of the compute queue
+  int32_t last = -1;          // operation of the compute queue
+  const auto layer_of = [&](int32_t index) {
+    const Place& place = program.op(index).place;
+    return std::tuple(place.layer, place.chunk, place.micro_batch);
+  };
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    if (program.op(index).place.queue == Queue::compute) {
+      if (last < 0 || layer_of(index) != layer_of(last)) ends.push_back(index);
+      ends.back() = last = index;
+    }
+    layer_at[static_cast<size_t>(index)] = static_cast<int32_t>(ends.size()) - 1;
+  }
+  std::vector<int32_t> result;
+  result.reserve(layer_at.size());
+  for (const int32_t layer : layer_at) {
+    const auto next = static_cast<size_t>(layer + 1);
+    result.push_back(next < ends.size() ? ends[next] : program.op_count() - 1);
+  }
+  return result;
+}
+
+std::string describe(const Program& program, int32_t index) {
+  const Op& op = program.op(index);
+  return "operation " + std::to_string(index) + " (" + op.spec->name + ", " +
+         std::string(name_of(op.place.queue)) + ")";
+}
+
+// All operations that touch bytes in conflict, found one after the other: by vector clocks over the
+// order of the queues and the events, and by the last uses of every elementary piece of memory on
+// every queue. Nothing is concluded from what earlier operations waited for, but by the clocks.
+class FaultFinder {
+ public:
+  FaultFinder(const Program& program, const MemoryPlan& plan, std::span<const QueueEvent> events)
+      : program_(program),
+        device_(plan.device),
+        events_(events),
+        bytes_(bytes_of_values(program, plan)) {
+    for (const Bytes& each : bytes_) {
+      boundaries_.push_back(each.begin);
+      boundaries_.push_back(each.end);
+    }
+    std::sort(boundaries_.begin(), boundaries_.end());
+    boundaries_.erase(std::unique(boundaries_.begin(), boundaries_.end()), boundaries_.end());
+    pieces_.resize(boundaries_.size());
+  }
+
+  std::optional<std::string> find() {
+    std::vector<Latest> clocks(static_cast<size_t>(program_.op_count()), kNone);
+    Latest last = kNone;
+    int32_t last_between_ranks = -1;
+    size_t next = 0;
+    for (int32_t index = 0; index < program_.op_count(); ++index) {
+      const Op& op = program_.op(index);
+      const size_t queue = queue_of(program_, index);
+      Latest& clock = clocks[static_cast<size_t>(index)];
+      if (last[queue] >= 0) clock = clocks[static_cast<size_t>(last[queue])];
+      for (; next < events_.size() && events_[next].after == index; ++next) {
+        const int32_t before = events_[next].before;
+        if (before < 0 || before >= index || queue_of(program_, before) == queue) {
+          return "no event: from " + std::to_string(before) + " to " + describe(program_, index);
+        }
+        const Latest& other = clocks[static_cast<size_t>(before)];
+        for (size_t i = 0; i < kQueueCount; ++i) clock[i] = std::max(clock[i], other[i]);
+      }
+      clock[queue] = last[queue] = index;
+
+      const auto fault = [&](int32_t earlier, const std::string& why) {
+        return describe(program_, index) + " does not wait for " + describe(program_, earlier) +
+               why;
+      };
+      if (op.spec->group != nullptr) {
+        const int32_t earlier = std::exchange(last_between_ranks, index);
+        if (earlier >= 0 && clock[queue_of(program_, earlier)] < earlier) {
+          return fault(earlier, ", which reaches other ranks before it");
+        }
+      }
+      ValueId touched;
+      int32_t earlier = -1;
+      const auto touch = [&](ValueId id, bool writes) {
+        if (!id.valid() || earlier >= 0) return;
+        touched = id;
+        earlier = touch_pieces(id, writes, index, clock);
+      };
+      for (const ValueId id : program_.inputs(op)) touch(id, false);
+      for (const ValueId id : program_.inputs(op)) {
+        if (id.valid()) touch(program_.value(id).rows.counter, false);
+      }
+      for (const ValueId id : program_.outputs(op)) {
+        touch(program_.value(id).rows.counter, false);
+        touch(id, true);
+      }
+      if (device_ == Device::cpu) touch(op.workspace, true);
+      if (earlier >= 0) return fault(earlier, ", which uses memory of " + name(touched));
+    }
+    if (next < events_.size()) return "events are not in the order of the operations that wait";
+    return std::nullopt;
+  }
+
+ private:
+  struct Piece {
+    Latest read = kNone;
+    Latest written = kNone;
+  };
+
+  std::string name(ValueId id) const { return program_.value(id).name; }
+
+  // Returns an operation in conflict that the clock does not know, or -1.
+  int32_t touch_pieces(ValueId id, bool writes, int32_t index, const Latest& clock) {
+    const Bytes bytes = bytes_[static_cast<size_t>(id.index)];
+    auto piece =
+        static_cast<size_t>(std::lower_bound(boundaries_.begin(), boundaries_.end(), bytes.begin) -
+                            boundaries_.begin());
+    const size_t queue = queue_of(program_, index);
+    for (; boundaries_[piece] < bytes.end; ++piece) {
+      Piece& uses = pieces_[piece];
+      for (size_t i = 0; i < kQueueCount; ++i) {
+        if (uses.written[i] > clock[i]) return uses.written[i];
+        if (writes && uses.read[i] > clock[i]) return uses.read[i];
+      }
+      (writes ? uses.written : uses.read)[queue] = index;
+    }
+    return -1;
+  }
+
+  const Program& program_;
+  const Device device_;
+  const std::span<const QueueEvent> events_;
+  const std::vector<Bytes> bytes_;
+  std::vector<uint64_t> boundaries_;
+  std::vector<Piece> pieces_;  // piece i begins at boundary i
+};
+
+}  // namespace
+
+std::vector<QueueEvent> find_queue_events(const Program& program, const MemoryPlan& plan) {
+  if (has_one_queue(program)) return {};
+  return order_queues(program, bytes_of_values(program, plan), plan.device).events;
+}
+
+std::optional<std::string> find_queue_fault(const Program& program, const MemoryPlan& plan,
+                                            std::span<const QueueEvent> events) {
+  if (has_one_queue(program) && events.empty()) return std::nullopt;
+  return FaultFinder(program, plan, events).find();
+}
+
+void verify_queue_events(const Program& program, const MemoryPlan& plan,
+                         std::span<const QueueEvent> events) {
+  const std::optional<std::string> fault = find_queue_fault(program, plan, events);
+  TROUPE_CHECK(!fault.has_value(), *fault);
+}
+
+std::vector<int32_t> find_queue_reservations(const Program& program) {
+  std::vector<int32_t> until(static_cast<size_t>(program.value_count()), -1);
+  if (has_one_queue(program)) return until;
+  const Order order = order_queues(program, bytes_of_values_apart(program), Device::cpu);
+  // By operation of another queue: the first of the compute queue that waits for it.
+  std::vector<int32_t> awaited_by(static_cast<size_t>(program.op_count()), program.op_count());
+  std::array<std::deque<int32_t>, kQueueCount> unawaited;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    if (program.op(index).place.queue != Queue::compute) {
+      unawaited[queue_of(program, index)].push_back(index);
+      continue;
+    }
+    for (size_t of = 0; of < kQueueCount; ++of) {
+      std::deque<int32_t>& left = unawaited[of];
+      for (; !left.empty() && left.front() <= order.ended[static_cast<size_t>(index)][of];
+           left.pop_front()) {
+        awaited_by[static_cast<size_t>(left.front())] = index;
+      }
+    }
+  }
+  const std::vector<int32_t> ends = find_ends_of_next_layer(program);
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    if (op.place.queue == Queue::compute) continue;
+    const int32_t last =
+        std::min(awaited_by[static_cast<size_t>(index)] - 1, ends[static_cast<size_t>(index)]);
+    for_each_operand(program, op, Device::cuda, [&](ValueId id, bool) {
+      int32_t& reserved = until[static_cast<size_t>(id.index)];
+      reserved = std::max(reserved, last);
+    });
+  }
+  return until;
+}
+
+}  // namespace troupe

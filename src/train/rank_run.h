@@ -1,0 +1,94 @@
+// What commands that run on several ranks do alike: how the ranks come to be and start together,
+// and what they check before anything is allocated.
+//
+// `group` is the ranks' group everywhere, null for a run of one rank. Functions that take a group
+// are called by all ranks at once, each with its own number. Errors are UserErrors.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/device.h"
+#include "base/thread_pool.h"
+#include "parallel/process_group.h"
+#include "parallel/thread_group.h"
+#include "passes/memory_plan.h"
+#include "passes/step_programs.h"
+#include "runtime/interpreter.h"
+#include "train/options.h"
+#include "train/step_profile.h"
+
+namespace troupe {
+
+// A run of options.ranks ranks: `processes` if a launcher has started them (all must call it), or
+// threads of this one. make(rank, group) gives a pointer to what a rank works with and is called
+// for the ranks of this process one after the other; then body(*pointer) runs for all ranks at
+// once. What any of them throws ends all, and is thrown here.
+template <class Make, class Body>
+void run_all_ranks(const Options& options, ProcessGroup* processes, const Make& make,
+                   const Body& body) {
+  std::optional<ThreadGroup> threads;
+  if (processes == nullptr && options.ranks > 1) {
+    threads.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
+  }
+  ProcessGroup* const group = threads ? &*threads : processes;
+  using Rank = std::invoke_result_t<Make, int32_t, ProcessGroup*>;
+  if (group == nullptr) {
+    const Rank only = make(0, nullptr);
+    body(*only);
+    return;
+  }
+  std::map<int32_t, Rank> ranks;
+  for (const int32_t rank : group->own_ranks()) ranks.emplace(rank, make(rank, group));
+  run_ranks(*group, [&](int rank) { body(*ranks.at(rank)); });
+}
+
+// The training step of one rank, verified, and planned for its device.
+struct PlannedStep {
+  TrainingStep step;
+  MemoryPlan plan;
+};
+PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
+                               const TrainingStepOptions& options, int threads, Device device,
+                               bool oracle = false);
+
+// The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
+// needs beside it, and the total.
+std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
+
+// Refuses (does_not_fit) what the machine has no memory for, or with Device::cuda the GPU: `bytes`
+// of this rank with those of the ranks that share it. The one that needs most of these speaks, with
+// its `breakdown`. `gpu`: see gpu_of_rank(); a GPU that more ranks have got than may share one is a
+// bad request.
+void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
+                    int gpu, const std::string& breakdown);
+
+// What a rank can do at best: its share of the machine, or of its GPU, measured by rank 0 while the
+// others wait.
+ProfileLimits measure_limits_of_rank(const Options& options, ProcessGroup* group, int32_t rank,
+                                     DType compute_dtype, Device device);
+
+// Runs the program on all ranks and adds what was seen to `profile`, with a beginning that all
+// ranks of a machine measure by the same clock; machines begin when all ranks have met.
+void add_profiled_run(Interpreter& interpreter, ProcessGroup* group, int32_t rank,
+                      StepProfile& profile);
+
+// What `text` is on the ranks among `chosen`, in their order; only on rank 0.
+std::vector<std::string> gather_from(ProcessGroup* group, int32_t rank,
+                                     const std::vector<int32_t>& chosen, const std::string& text);
+
+// Each rank among `chosen` writes the last run of its profile as
+// --profile-dir/rank<R>_step<N>.json; if they are several, rank 0 writes a timeline of them all
+// besides, ranks_step<N>.json. Returns a line that says so, for rank 0.
+std::string write_timelines(const Options& options, ProcessGroup* group, int32_t rank, int64_t step,
+                            const std::vector<int32_t>& chosen, const StepProfile& profile);
+
+// Returns when all ranks have come.
+void meet(ProcessGroup* group, int32_t rank);
+
+}  // namespace troupe

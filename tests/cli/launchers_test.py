@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Processes that other launchers than MPI's have started: each would believe to be the whole run,
+so they are refused.
+
+Usage: launchers_test.py TROUPE SOURCE_FOLDER
+"""
+
+import os
+import subprocess
+import sys
+import unittest
+
+TROUPE = ""
+SHAPE = ["--model", "quickstart", "--seq-length", "16", "--num-layers", "1"]
+
+
+def run(environment, *arguments):
+    clean = {name: value for name, value in os.environ.items()
+             if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
+    return subprocess.run([TROUPE, *arguments], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, check=False, env={**clean, **environment})
+
+
+class Launchers(unittest.TestCase):
+    def check_refused(self, environment, *phrases, arguments=("bench", *SHAPE)):
+        result = run(environment, *arguments)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertEqual(result.stdout, "")
+        self.assertEqual(result.stderr.count("troupe: "), 1, result.stderr)
+        for phrase in phrases:
+            self.assertIn(phrase, result.stderr)
+
+    def check_runs(self, environment, *arguments):
+        result = run(environment, *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def test_torchrun(self):
+        torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}
+        self.check_refused(torchrun, "RANK=3 of WORLD_SIZE=4 is set", "mpirun -np 4 troupe bench",
+                           "troupe bench --ranks 4")
+        # Also where the ranks are to be threads: there would be four such runs.
+        self.check_refused(torchrun, "RANK=3 of WORLD_SIZE=4",
+                           arguments=("bench", *SHAPE, "--ranks", "4"))
+        self.check_refused(torchrun, "mpirun -np 4 troupe train",
+                           arguments=("train", "--model", "quickstart", "--data-path", "nothing",
+                                      "--train-iters", "1", "--lr", "1e-3"))
+        # One process is what it believes to be.
+        self.check_runs({"RANK": "0", "WORLD_SIZE": "1"}, "bench", *SHAPE)
+        # Commands that have no ranks work anywhere.
+        self.check_runs(torchrun, "plan", *SHAPE)
+        self.check_runs(torchrun, "doctor")
+
+    def test_srun_without_mpi(self):
+        step = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2",
+                "SLURM_STEP_NUM_TASKS": "2"}
+        self.check_refused(step, "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 is set",
+                           "srun --mpi=pmix troupe bench")
+        # In the script of a job of two tasks, outside of a step.
+        self.check_runs({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "bench", *SHAPE)
+        # mpirun says itself that it has started one process.
+        self.check_runs({**step, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, "bench",
+                        *SHAPE)
+
+
+def main():
+    global TROUPE
+    TROUPE = sys.argv[1]
+    unittest.main(argv=[sys.argv[0]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What tests of the whole program share: where it is, a folder to work in, small models and corpora.
+
+A test file imports this module from the folder tests/support, and ends with main(), which takes the
+program and the source folder from the command line. One process, one test file.
+"""
+
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+# Set by main(). `folder` is empty at first and is removed in the end.
+HERE = types.SimpleNamespace(troupe="", source=pathlib.Path(), folder=pathlib.Path())
+
+WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
+# A model of a few thousand parameters, for text in bytes.
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.01,
+}
+
+
+def command(*arguments):
+    return [HERE.troupe, *map(str, arguments)]
+
+
+def run(*arguments, **options):
+    """Runs troupe to its end."""
+    return subprocess.run(command(*arguments), stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, errors="replace", check=False, **options)
+
+
+def write_config(**changes):
+    (HERE.folder / "config.json").write_text(json.dumps(CONFIG | changes))
+
+
+def write_corpus(documents, words, *flags, name="corpus"):
+    """Tokenizes that many documents of that many words each; `flags` are those of tokenize."""
+    generator = random.Random(name)
+    text = HERE.folder / f"{name}.txt"
+    text.write_text("\n\n".join(" ".join(generator.choice(WORDS) for _ in range(words))
+                                for _ in range(documents)))
+    done = run("tokenize", "--quiet", "--input", text, "--output-prefix", HERE.folder / name,
+               "--split-documents", "1", *flags)
+    assert done.returncode == 0, done.stderr
+
+
+def metrics(save):
+    """Lines of metrics.jsonl, as far as there are any; one that is being written is left out."""
+    try:
+        text = (save / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def steps_done(save):
+    return max((line["step"] for line in metrics(save) if "loss" in line), default=0)
+
+
+def main():
+    """Runs the tests of the file: FILE TROUPE SOURCE_FOLDER [UNITTEST_ARGUMENT...]."""
+    HERE.troupe, HERE.source = sys.argv[1], pathlib.Path(sys.argv[2])
+    with tempfile.TemporaryDirectory(prefix="troupe_test_") as folder:
+        HERE.folder = pathlib.Path(folder)
+        unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
