@@ -183,6 +183,11 @@ __device__ __forceinline__ void store_shared(uint32_t address, int4 value) {
                "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
 }
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

@@ -112,9 +112,10 @@ constexpr int32_t kPanel = 16;
 // number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
 constexpr int64_t kPairRows = 1024;
 
-template <GroupedProduct kProduct, int kPair>
+// Out is the type of the result.
+template <GroupedProduct kProduct, int kPair, class Out>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct, kPair>;
+  using Cut = GroupedCut<kProduct, kPair, Out>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -141,30 +142,32 @@ void multiply_tiled(const CudaKernelArguments& args) {
                               multiprocessors);
 }
 
-template <GroupedProduct kProduct>
+template <GroupedProduct kProduct, class Out>
 CudaKernel select_tiled(int64_t rows_of_group) {
-  return rows_of_group >= kPairRows ? &multiply_tiled<kProduct, 2> : &multiply_tiled<kProduct, 1>;
+  return rows_of_group >= kPairRows ? &multiply_tiled<kProduct, 2, Out>
+                                    : &multiply_tiled<kProduct, 1, Out>;
 }
 
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
   if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::forward>(op.input(0).shape[0] / op.input(1).shape[0]);
+    return select_tiled<GroupedProduct::forward, Bf16>(op.input(0).shape[0] / op.input(1).shape[0]);
   }
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
   if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::data_gradient>(op.input(0).shape[0] / op.input(1).shape[0]);
+    return select_tiled<GroupedProduct::data_gradient, Bf16>(op.input(0).shape[0] /
+                                                             op.input(1).shape[0]);
   }
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
   if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::weight_gradient>(op.output(0).shape[1]);
+    return select_tiled<GroupedProduct::weight_gradient, float>(op.output(0).shape[1]);
   }
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
 }

@@ -37,18 +37,20 @@ namespace troupe {
 enum class GroupedProduct {
   forward,          // y [R, N] = x [R, K] W^T, W [E, N, K]
   data_gradient,    // dx [R, N] = dy [R, K] W, W [E, K, N]
-  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N], in fp32
+  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
 };
 
-// How the kernel is cut; kPair is the number of blocks in a cluster, 1 or 2.
-template <GroupedProduct kProduct_, int kPair_>
+// How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2, and Out the type of
+// the result: Bf16, or float for weight gradients.
+template <GroupedProduct kProduct_, int kPair_, class Out_>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
   static constexpr int kPair = kPair_;
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
-  using Out = std::conditional_t<kDepthGrouped, float, Bf16>;
+  using Out = Out_;
+  static_assert(kDepthGrouped || std::is_same_v<Out, Bf16>);
 
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 256;
@@ -566,7 +568,9 @@ class GroupedMath {
 #pragma unroll
       for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
       sm90::barrier_wait(shared_.box_open(warpgroup_, boxes_.stage), boxes_.parity);
-      put(own, shared_.box(warpgroup_, boxes_.stage));
+      const uint32_t box = shared_.box(warpgroup_, boxes_.stage);
+      if (sizes_.accumulate) add_held(own, box);
+      put(own, box);
       sm90::fence_copies();
       __syncwarp();
       if (thread_ % 32 == 0) sm90::barrier_arrive(shared_.box_ready(warpgroup_, boxes_.stage));
@@ -617,30 +621,50 @@ class GroupedMath {
       sm90::store_matrices(box + row * 128 + chunk * 16, pairs);
     }
   }
-  // The same in fp32, or added to what is there. Lanes of odd rows take the other half of the box
-  // first: so half a warp, whose 16 places of 8 bytes lie in four rows, meets every bank once.
+  // In fp32, lanes of odd rows take the other half of a box first: so half a warp, whose 16 places
+  // of 8 bytes lie in four rows, meets every bank once.
   __device__ __forceinline__ void put(const float (&sums)[16], uint32_t box) {
-    const int lane = thread_ % 32;
-    const bool odd = lane / 4 % 2 != 0;
+    const bool odd = thread_ / 4 % 2 != 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = thread_ / 32 * 16 + half * 8 + lane / 4;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int even_at = j * 4 + half * 2;
-        const int odd_at = even_at ^ 8;
-        float2 own = make_float2(odd ? sums[odd_at] : sums[even_at],
-                                 odd ? sums[odd_at + 1] : sums[even_at + 1]);
-        const int chunk = ((odd ? j ^ 2 : j) * 2 + lane % 4 / 2) ^ (row % 8);
-        const uint32_t at = box + row * 128 + chunk * 16 + lane % 2 * 8;
-        if (sizes_.accumulate) {
-          const float2 before = sm90::load_shared_pair(at);
-          own.x += before.x;
-          own.y += before.y;
-        }
-        sm90::store_shared(at, own);
-      }
+    for (int i = 0; i < 8; ++i) {
+      const int even_at = i % 4 * 4 + i / 4 * 2;
+      const int odd_at = even_at ^ 8;
+      sm90::store_shared(wide_place(box, i, odd),
+                         make_float2(odd ? sums[odd_at] : sums[even_at],
+                                     odd ? sums[odd_at + 1] : sums[even_at + 1]));
     }
+  }
+
+  // Adds what a box holds to this thread's sums.
+  __device__ __forceinline__ void add_held(float (&sums)[16], uint32_t box) {
+    const bool odd = thread_ / 4 % 2 != 0;
+    float2 held[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) held[i] = sm90::load_shared_pair(wide_place(box, i, odd));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sums[i % 4 * 4 + i / 4 * 2] += odd ? held[i ^ 2].x : held[i].x;
+      sums[i % 4 * 4 + i / 4 * 2 + 1] += odd ? held[i ^ 2].y : held[i].y;
+    }
+  }
+  __device__ __forceinline__ void add_held(float (&sums)[32], uint32_t box) {
+    const int lane = thread_ % 32;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int row = thread_ / 32 * 16 + i % 2 * 8 + lane / 4;
+      const int chunk = i / 2 ^ (row % 8);
+      const uint32_t held = sm90::load_shared_word(box + row * 128 + chunk * 16 + lane % 4 * 4);
+      sums[i * 2] += __uint_as_float(held << 16);
+      sums[i * 2 + 1] += __uint_as_float(held & 0xffff0000U);
+    }
+  }
+
+  // Where this thread's pair i of a box in fp32 lies.
+  __device__ __forceinline__ uint32_t wide_place(uint32_t box, int i, bool odd) const {
+    const int lane = thread_ % 32;
+    const int row = thread_ / 32 * 16 + i / 4 * 8 + lane / 4;
+    const int chunk = ((i % 4 ^ (odd ? 2 : 0)) * 2 + lane % 4 / 2) ^ (row % 8);
+    return box + row * 128 + chunk * 16 + lane % 2 * 8;
   }
 
   // The first `rows` rows of a box, to columns from `column` on.
@@ -660,10 +684,13 @@ class GroupedMath {
   __device__ __forceinline__ void store_zeros(int32_t group, int32_t row, int32_t rows,
                                               int32_t column) {
     const int32_t columns = min(sizes_.columns - column, Cut::kTileColumns);
-    float* out = static_cast<float*>(sizes_.out) +
-                 (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
+    using Out = typename Cut::Out;
+    Out* out = static_cast<Out*>(sizes_.out) +
+               (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
     for (int32_t r = 0; r < min(rows, 64); ++r) {
-      for (int32_t c = thread_; c < columns; c += 128) out[int64_t{r} * sizes_.columns + c] = 0;
+      for (int32_t c = thread_; c < columns; c += 128) {
+        out[int64_t{r} * sizes_.columns + c] = round_to<Out>(0.0F);
+      }
     }
   }
 
