@@ -114,10 +114,14 @@ bool can_be_tiled(const OpView& op) {
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
 
+// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
+// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
+constexpr int64_t kPairRows = 1024;
+
 // Out is the type of the result.
-template <GroupedProduct kProduct, class Out>
+template <GroupedProduct kProduct, int kPair, class Out>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct, Out>;
+  using Cut = GroupedCut<kProduct, kPair, Out>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -144,23 +148,35 @@ void multiply_tiled(const CudaKernelArguments& args) {
                               multiprocessors);
 }
 
+template <GroupedProduct kProduct, class Out>
+CudaKernel select_tiled(int64_t rows_of_group) {
+  return rows_of_group >= kPairRows ? &multiply_tiled<kProduct, 2, Out>
+                                    : &multiply_tiled<kProduct, 1, Out>;
+}
+
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::forward, Bf16>;
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::forward, Bf16>(op.input(0).shape[0] / op.input(1).shape[0]);
+  }
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::data_gradient, Bf16>;
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::data_gradient, Bf16>(op.input(0).shape[0] /
+                                                             op.input(1).shape[0]);
+  }
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
   const bool narrow = op.output(0).dtype == DType::bf16;
   if (can_be_tiled(op)) {
-    return narrow ? &multiply_tiled<GroupedProduct::weight_gradient, Bf16>
-                  : &multiply_tiled<GroupedProduct::weight_gradient, float>;
+    const int64_t rows = op.output(0).shape[1];
+    return narrow ? select_tiled<GroupedProduct::weight_gradient, Bf16>(rows)
+                  : select_tiled<GroupedProduct::weight_gradient, float>(rows);
   }
   if (narrow) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
