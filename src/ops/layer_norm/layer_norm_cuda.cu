@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   held.for_steps([&](int64_t i, const Pack<T>(&packs)[2]) {
     A gains[kStep];
     A shifts[kStep];
-    load_gains(gamma + i, gains);
-    load_gains(beta + i, shifts);
+    load_numbers(gamma + i, gains);
+    load_numbers(beta + i, shifts);
     Pack<T> normed;
     Pack<T> summed;
 #pragma unroll
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   A along_sum = 0;
   held.for_steps([&](int64_t i, const Pack<T>(&packs)[3]) {
     A gains[kStep];
-    load_gains(gamma + i, gains);
+    load_numbers(gamma + i, gains);
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       const A g = widen(packs[0].values[j]) * (offset + gains[j]);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   const A along = block_sum(along_sum, shared) / static_cast<A>(n);
   held.for_steps([&](int64_t i, const Pack<T>(&packs)[3]) {
     A gains[kStep];
-    load_gains(gamma + i, gains);
+    load_numbers(gamma + i, gains);
     Pack<T> result;
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
@@ -146,17 +146,26 @@ struct LayerNormGradientCuda {
 
 template <class T, int kStep>
 struct CenteredGainTerm {
+  using A = accumulation_t<T>;
+  struct Loaded {
+    RawStep<T, kStep> d, s;
+    A mean, rstd;
+  };
   const T* dy;
   const T* sums;
-  const accumulation_t<T>* means;
-  const accumulation_t<T>* rstds;
+  const A* means;
+  const A* rstds;
   int64_t n;
-  __device__ void operator()(int64_t row, int64_t i, accumulation_t<T> (&to)[kStep]) const {
-    const Pack<T> d = load_step<T, kStep>(dy + row * n + i);
-    const Pack<T> s = load_step<T, kStep>(sums + row * n + i);
+  __device__ Loaded load(int64_t row, int64_t i) const {
+    return {load_raw<T, kStep>(dy + row * n + i), load_raw<T, kStep>(sums + row * n + i),
+            means[row], rstds[row]};
+  }
+  __device__ void add(const Loaded& row, A (&to)[kStep]) const {
+    const Pack<T> d = unpack(row.d);
+    const Pack<T> s = unpack(row.s);
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      to[j] += widen(d.values[j]) * ((widen(s.values[j]) - means[row]) * rstds[row]);
+      to[j] += widen(d.values[j]) * ((widen(s.values[j]) - row.mean) * row.rstd);
     }
   }
 };
@@ -167,7 +176,7 @@ struct LayerNormWeightGradientCuda {
     using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
     sum_rows<T, CenteredGainTerm>(
-        args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<A>(0),
+        args, {LiveRows(args.input(0))}, n, is_made_of_packs<T>(n), args.out<A>(0),
         args.attributes->as<LayerNormWeightGradientAttributes>().accumulate, args.in<T>(0),
         args.in<T>(1), args.in<A>(2), args.in<A>(3), n);
   }
@@ -178,7 +187,7 @@ struct LayerNormBiasGradientCuda {
   static void run(const CudaKernelArguments& args) {
     const int64_t n = args.input(0).shape[1];
     sum_rows<T, RowTerm>(
-        args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<accumulation_t<T>>(0),
+        args, {LiveRows(args.input(0))}, n, is_made_of_packs<T>(n), args.out<accumulation_t<T>>(0),
         args.attributes->as<LayerNormBiasGradientAttributes>().accumulate, args.in<T>(0), n);
   }
 };

@@ -193,23 +193,34 @@ struct QkNormGradientCuda {
   }
 };
 
+// Its rows are the vectors that share the gain: `count` of every row of the tensors, from `first`.
 template <class T, int kStep>
 struct QkGainTerm {
+  using A = accumulation_t<T>;
+  struct Loaded {
+    RawStep<T, kStep> d, x;
+    A scale;
+  };
   const T* dy;
   const T* qkv;
-  const accumulation_t<T>* rstd;
+  const A* rstd;
   int64_t width;
   DeviceQkVectors vectors;
-  int first, end;  // the vectors that share the gain
-  __device__ void operator()(int64_t row, int64_t j, accumulation_t<T> (&sums)[kStep]) const {
-#pragma unroll 4
-    for (int i = first; i < end; ++i) {
-      const int64_t at = row * width + vectors.offset(i) + j;
-      const Pack<T> d = load_step<T, kStep>(dy + at);
-      const Pack<T> x = load_step<T, kStep>(qkv + at);
-      const accumulation_t<T> scale = rstd[row * vectors.count + i];
+  uint32_t first, count;
+  __device__ Loaded load(int64_t number, int64_t j) const {
+    // All vectors of a tensor can be counted with 32 bits.
+    const uint32_t row = static_cast<uint32_t>(number) / count;
+    const int vector = static_cast<int>(first + static_cast<uint32_t>(number) % count);
+    const int64_t at = row * width + vectors.offset(vector) + j;
+    return {load_raw<T, kStep>(dy + at), load_raw<T, kStep>(qkv + at),
+            rstd[int64_t{row} * vectors.count + vector]};
+  }
+  __device__ void add(const Loaded& row, A (&sums)[kStep]) const {
+    const Pack<T> d = unpack(row.d);
+    const Pack<T> x = unpack(row.x);
 #pragma unroll
-      for (int e = 0; e < kStep; ++e) sums[e] += widen(d.values[e]) * widen(x.values[e]) * scale;
+    for (int e = 0; e < kStep; ++e) {
+      sums[e] += widen(d.values[e]) * widen(x.values[e]) * row.scale;
     }
   }
 };
@@ -222,11 +233,13 @@ struct QkNormWeightGradientCuda {
     const DeviceQkVectors vectors(attributes);
     const bool queries = attributes.first_head == 0;
     const int64_t width = args.input(0).shape[1];
-    sum_rows<T, QkGainTerm>(args, LiveRows(args.input(0)), args.output(0).shape.elements(),
+    const int first = queries ? 0 : vectors.queries;
+    const int count = queries ? vectors.queries : vectors.count - vectors.queries;
+    sum_rows<T, QkGainTerm>(args, {LiveRows(args.input(0)), count}, args.output(0).shape.elements(),
                             are_made_of_packs<T>(vectors, width), args.out<A>(0),
                             attributes.accumulate, args.in<T>(0), args.in<T>(1), args.in<A>(2),
-                            width, vectors, queries ? 0 : vectors.queries,
-                            queries ? vectors.queries : vectors.count);
+                            width, vectors, static_cast<uint32_t>(first),
+                            static_cast<uint32_t>(count));
   }
 };
 
@@ -299,7 +312,9 @@ CudaKernel qk_norm_weight_gradient_cuda_kernel(const OpView& op) {
 }
 
 uint64_t qk_norm_weight_gradient_cuda_scratch_bytes(const OpView& op) {
-  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), op.input(0).shape[0],
+  const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
+  const int64_t vectors = attributes.scope == QkNormScope::head ? attributes.head_count : 1;
+  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), op.input(0).shape[0] * vectors,
                         op.output(0).shape.elements());
 }
 

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
     A s[kStep];
     add_delta(packs, s);
     A gains[kStep];
-    load_gains(gamma + i, gains);
+    load_numbers(gamma + i, gains);
     Pack<T> normed;
     Pack<T> summed;
 #pragma unroll
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   A projection = 0;
   held.for_steps([&](int64_t i, const Pack<T>(&packs)[3]) {
     A gains[kStep];
-    load_gains(gamma + i, gains);
+    load_numbers(gamma + i, gains);
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       projection += widen(packs[0].values[j]) * (offset + gains[j]) * widen(packs[1].values[j]);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   const A along = scale * scale * scale * projection / static_cast<A>(n);
   held.for_steps([&](int64_t i, const Pack<T>(&packs)[3]) {
     A gains[kStep];
-    load_gains(gamma + i, gains);
+    load_numbers(gamma + i, gains);
     Pack<T> result;
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
@@ -129,16 +129,25 @@ struct RmsNormGradientCuda {
 
 template <class T, int kStep>
 struct GainTerm {
+  using A = accumulation_t<T>;
+  struct Loaded {
+    RawStep<T, kStep> d, x;
+    A scale;
+  };
   const T* dy;
   const T* s;
-  const accumulation_t<T>* rstd;
+  const A* rstd;
   int64_t n;
-  __device__ void operator()(int64_t row, int64_t i, accumulation_t<T> (&sums)[kStep]) const {
-    const Pack<T> d = load_step<T, kStep>(dy + row * n + i);
-    const Pack<T> x = load_step<T, kStep>(s + row * n + i);
-    const accumulation_t<T> scale = rstd[row];
+  __device__ Loaded load(int64_t row, int64_t i) const {
+    return {load_raw<T, kStep>(dy + row * n + i), load_raw<T, kStep>(s + row * n + i), rstd[row]};
+  }
+  __device__ void add(const Loaded& row, A (&sums)[kStep]) const {
+    const Pack<T> d = unpack(row.d);
+    const Pack<T> x = unpack(row.x);
 #pragma unroll
-    for (int j = 0; j < kStep; ++j) sums[j] += widen(d.values[j]) * widen(x.values[j]) * scale;
+    for (int j = 0; j < kStep; ++j) {
+      sums[j] += widen(d.values[j]) * widen(x.values[j]) * row.scale;
+    }
   }
 };
 
@@ -147,7 +156,8 @@ struct RmsNormWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
-    sum_rows<T, GainTerm>(args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<A>(0),
+    sum_rows<T, GainTerm>(args, {LiveRows(args.input(0))}, n, is_made_of_packs<T>(n),
+                          args.out<A>(0),
                           args.attributes->as<RmsNormWeightGradientAttributes>().accumulate,
                           args.in<T>(0), args.in<T>(1), args.in<A>(2), n);
   }
