@@ -7,9 +7,8 @@
 
 namespace troupe {
 
-inline constexpr int kHeldSteps = 2;  // of a thread
-inline constexpr int kHeldThreads =
-    512;  // of a block, at most; twice as many fit on a multiprocessor
+inline constexpr int kHeldSteps = 2;      // of a thread
+inline constexpr int kHeldThreads = 512;  // of a block, at most
 
 // Threads of a block for rows of `elements`, taken `step` at a time: so many that they hold all of
 // a row, if kHeldThreads are enough.
