@@ -78,6 +78,10 @@ std::vector<OpSample> samples_permute() {
          }
          sample_permute(sample, 100, 200, 3, {.experts = 5}, indices);
        }},
+      {"all tokens to one of many experts",
+       [](SampleBuilder& sample) {
+         sample_permute(sample, 3000, 1, 3, {.experts = 40}, std::vector<int32_t>(3000, 7));
+       }},
       {"rows in multiples of four",
        [](SampleBuilder& sample) {
          sample_permute(sample, 5, 2, 7, {.experts = 5, .row_multiple = 4},
