@@ -232,10 +232,12 @@ inline std::vector<LargeSample> large_samples() {
   add(kRmsNorm, norm_sample(70, 2048, false));
   add(kRmsNorm, norm_sample(200, 4096, true));
   add(kRmsNorm, norm_sample(33, 1001, true));
+  add(kRmsNorm, norm_sample(9, 20000, true));
   add(kCrossEntropy, cross_entropy_sample(40, 5003));
   add(kCrossEntropy, cross_entropy_sample(64, 8192));
   add(kEmbedding, embedding_sample(900, 300, 72));
   add(kEmbedding, embedding_sample(400, 5000, 50));
+  add(kEmbedding, embedding_sample(9000, 300, 8));
   return all;
 }
 

@@ -316,44 +316,54 @@ struct QkNormRopeGradientCuda {
   }
 };
 
+// Its rows are the vectors that share the gain: `count` of every row of the tensors, from `first`.
 // Each element of a gain reads both of the pair that it turned with.
 template <class T, int kStep>
 struct QkGainTerm {
+  using A = accumulation_t<T>;
+  struct Loaded {
+    RawStep<T, kStep> d, partner, x;
+    A scale;
+    const A* angles;  // nullptr: not turned
+    A sign;           // of the sine
+  };
   const T* dy;
   const T* qkv;
-  const accumulation_t<T>* table;
-  const accumulation_t<T>* rstd;
+  const A* table;
+  const A* rstd;
   int64_t width;
   DeviceQkVectors vectors;
   DeviceQkRotation rotation;
-  int first, end;  // the vectors that share the gain
-  __device__ void operator()(int64_t row, int64_t j, accumulation_t<T> (&sums)[kStep]) const {
-    using A = accumulation_t<T>;
-    const int pairs = rotation.pairs;
+  uint32_t first, count;
+  __device__ Loaded load(int64_t number, int64_t j) const {
+    // All vectors of a tensor can be counted with 32 bits.
+    const uint32_t row = static_cast<uint32_t>(number) / count;
+    const int vector = static_cast<int>(first + static_cast<uint32_t>(number) % count);
+    const int64_t at = row * width + vectors.offset(vector) + j;
     const int element = static_cast<int>(j) % vectors.head_dim;
-    const bool turns = element < 2 * pairs;
-    const bool is_low = element < pairs;
-    const int partner = turns ? (is_low ? pairs : -pairs) : 0;
-    A cosines[kStep];
-    A sines[kStep];
-    const A* angle = rotation.angles(table, row) + 2 * (is_low ? element : element - pairs);
+    const bool turns = element < 2 * rotation.pairs;
+    const bool is_low = element < rotation.pairs;
+    const int partner = turns ? (is_low ? rotation.pairs : -rotation.pairs) : 0;
+    return {load_raw<T, kStep>(dy + at),
+            load_raw<T, kStep>(dy + at + partner),
+            load_raw<T, kStep>(qkv + at),
+            rstd[int64_t{row} * vectors.count + vector],
+            turns ? rotation.angles(table, row) + 2 * (is_low ? element : element - rotation.pairs)
+                  : nullptr,
+            is_low ? A(1) : A(-1)};
+  }
+  __device__ void add(const Loaded& row, A (&sums)[kStep]) const {
+    const Pack<T> d = unpack(row.d);
+    const Pack<T> partner = unpack(row.partner);
+    const Pack<T> x = unpack(row.x);
 #pragma unroll
     for (int e = 0; e < kStep; ++e) {
-      cosines[e] = turns ? angle[2 * e] : A(1);
-      sines[e] = turns ? (is_low ? angle[2 * e + 1] : -angle[2 * e + 1]) : A(0);
-    }
-#pragma unroll 4
-    for (int i = first; i < end; ++i) {
-      const int64_t at = row * width + vectors.offset(i) + j;
-      const Pack<T> d = load_step<T, kStep>(dy + at);
-      const Pack<T> other = load_step<T, kStep>(dy + at + partner);
-      const Pack<T> x = load_step<T, kStep>(qkv + at);
-      const A scale = rstd[row * vectors.count + i];
-#pragma unroll
-      for (int e = 0; e < kStep; ++e) {
-        const A turned = widen(d.values[e]) * cosines[e] + widen(other.values[e]) * sines[e];
-        sums[e] += turned * widen(x.values[e]) * scale;
+      A turned = widen(d.values[e]);
+      if (row.angles != nullptr) {
+        const A sine = row.sign * row.angles[2 * e + 1];
+        turned = turned * row.angles[2 * e] + widen(partner.values[e]) * sine;
       }
+      sums[e] += turned * widen(x.values[e]) * row.scale;
     }
   }
 };
@@ -367,11 +377,13 @@ struct QkNormRopeWeightGradientCuda {
     const DeviceQkRotation rotation(attributes);
     const bool queries = attributes.first_head == 0;
     const int64_t width = args.input(0).shape[1];
-    sum_rows<T, QkGainTerm>(args, LiveRows(args.input(0)), args.output(0).shape.elements(),
+    const int first = queries ? 0 : vectors.queries;
+    const int count = queries ? vectors.queries : vectors.count - vectors.queries;
+    sum_rows<T, QkGainTerm>(args, {LiveRows(args.input(0)), count}, args.output(0).shape.elements(),
                             are_made_of_packs<T>(vectors, rotation, width), args.out<A>(0),
                             attributes.accumulate, args.in<T>(0), args.in<T>(1), args.in<A>(2),
-                            args.in<A>(3), width, vectors, rotation, queries ? 0 : vectors.queries,
-                            queries ? vectors.queries : vectors.count);
+                            args.in<A>(3), width, vectors, rotation, static_cast<uint32_t>(first),
+                            static_cast<uint32_t>(count));
   }
 };
 
@@ -446,7 +458,9 @@ CudaKernel qk_norm_rope_weight_gradient_cuda_kernel(const OpView& op) {
 }
 
 uint64_t qk_norm_rope_weight_gradient_cuda_scratch_bytes(const OpView& op) {
-  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), op.input(0).shape[0],
+  const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
+  const int64_t vectors = attributes.scope == QkNormScope::head ? attributes.head_count : 1;
+  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), op.input(0).shape[0] * vectors,
                         op.output(0).shape.elements());
 }
 
