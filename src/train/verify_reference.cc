@@ -230,6 +230,7 @@ class ReferenceRank {
     *training_->view(training_step_.update_number).as<int64_t>() = number;
     training_->run();
     storage_.to_host();
+    storage_.gradients_to_host();
   }
 
   void replay_logits_routing(const ReferenceRank& other) {
