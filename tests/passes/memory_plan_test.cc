@@ -393,7 +393,9 @@ TEST(StateLayout, TensorsLieOneAfterTheOther) {
   const StateLayout layout(*state.table);
   uint64_t next = 0;
   for (const bool gradients : {false, true}) {
-    if (gradients) EXPECT_EQ(layout.lasting_bytes, next);
+    if (gradients) {
+      EXPECT_EQ(layout.lasting_bytes, next);
+    }
     for (int32_t i = 0; i < state.table->size(); ++i) {
       if (((*state.table)[StateId{i}].role == Role::gradient) != gradients) continue;
       EXPECT_EQ(layout.offset[static_cast<size_t>(i)], next);
