@@ -52,10 +52,10 @@ struct CudaKernelArguments {
   std::span<const CudaTensor> inputs;
   std::span<const CudaTensor> outputs;
   std::byte* scratch = nullptr;  // OpSpec::cuda_scratch_bytes, uninitialised
-  std::byte* staging = nullptr;  // OpSpec::cuda_staging_bytes, likewise
   CUstream_st* stream = nullptr;
   CudaContext* context = nullptr;
   const CudaPeers* peers = nullptr;  // of collectives: the way to the other ranks' GPUs
+  std::byte* staging = nullptr;      // OpSpec::cuda_staging_bytes, uninitialised
 
   template <class T>
   const T* in(int i) const {
