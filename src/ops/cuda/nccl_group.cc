@@ -202,8 +202,7 @@ std::string NcclGroup::describe() const {
   for (int place = 0; place < communicator.size(); ++place) {
     ranks.push_back(communicator.rank_at(place));
   }
-  return fmt::format("the group {} of the ranks {}", name_of(options_.kind),
-                     fmt::join(ranks, ", "));
+  return fmt::format("the group of the ranks {} ({})", fmt::join(ranks, ", "), options_.name);
 }
 
 void NcclGroup::require(int result, ncclComm* comm, const std::string& what) const {

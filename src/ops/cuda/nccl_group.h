@@ -67,7 +67,7 @@ class NcclPace {
 class NcclGroup {
  public:
   struct Options {
-    RankGroup kind = RankGroup::world;
+    std::string name;                      // of the kinds of groups that it is
     Communicator* communicator = nullptr;  // of the hosts
     ThreadPool* pool = nullptr;            // for what they exchange
     bool has_collectives = false;
@@ -83,7 +83,7 @@ class NcclGroup {
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  RankGroup kind() const { return options_.kind; }
+  const Communicator& communicator() const { return *options_.communicator; }
 
   // See CudaPeers.
   void exchange(const CudaKernelArguments& args, const CollectiveCall& call,

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -304,19 +305,29 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
 
 // The unique numbers of NCCL's communicators, and the messages that ranks send each other, travel
 // by way of the hosts.
-void PeerConnection::connect_staged(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
+void PeerConnection::connect_staged(Communicator& communicator,
+                                    std::span<CudaKernelArguments* const> arguments,
                                     ThreadPool& pool) {
-  Communicator& communicator = *communicators_.of(kind);
+  std::string kinds;
+  for (int i = 0; i < kRankGroupCount; ++i) {
+    const auto kind = static_cast<RankGroup>(i);
+    if (communicators_.of(kind) != &communicator || !is_staged(kind)) continue;
+    kinds += (kinds.empty() ? "" : ", ") + std::string(name_of(kind));
+  }
+  const auto is_here = [&](const Op& op) {
+    if (op.spec->group == nullptr) return false;
+    const RankGroup kind = op.spec->group(op.attributes);
+    return is_staged(kind) && communicators_.of(kind) == &communicator;
+  };
   const auto size = static_cast<size_t>(communicator.size());
   if (size > kMostPeers) {
-    throw_bad_request("--device cuda: a group of " + std::to_string(size) + " ranks (" +
-                      std::string(name_of(kind)) + "); at most " + std::to_string(kMostPeers) +
-                      " can work together.");
+    throw_bad_request("--device cuda: a group of " + std::to_string(size) + " ranks (" + kinds +
+                      "); at most " + std::to_string(kMostPeers) + " can work together.");
   }
   std::vector<int64_t> own(size + 1, 0);  // messages by receiver, then collectives
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
-    if (!is_in(kind, op)) continue;
+    if (!is_here(op)) continue;
     const std::optional<MessageUse> message = message_use(op);
     if (!message) {
       ++own[size];
@@ -341,7 +352,7 @@ void PeerConnection::connect_staged(RankGroup kind, std::span<CudaKernelArgument
       check_cuda(static_cast<cudaError_t>(watch(query)), "running a collective");
     });
   }
-  nccl_.push_back(std::make_unique<NcclGroup>(NcclGroup::Options{.kind = kind,
+  nccl_.push_back(std::make_unique<NcclGroup>(NcclGroup::Options{.name = kinds,
                                                                  .communicator = &communicator,
                                                                  .pool = &pool,
                                                                  .has_collectives = own[size] > 0,
@@ -352,7 +363,7 @@ void PeerConnection::connect_staged(RankGroup kind, std::span<CudaKernelArgument
   const PeerGroup members{.rank = communicator.rank(), .size = communicator.size()};
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
-    if (!is_in(kind, op)) continue;
+    if (!is_here(op)) continue;
     CudaKernelArguments& of_op = *arguments[static_cast<size_t>(index)];
     std::vector<std::byte*> operands;
     for (const CudaTensor& tensor : of_op.inputs) {
@@ -370,13 +381,14 @@ void PeerConnection::connect_staged(RankGroup kind, std::span<CudaKernelArgument
 }
 
 void PeerConnection::connect(std::span<CudaKernelArguments* const> arguments, ThreadPool& pool) {
+  std::set<const Communicator*> staged;
   for (int i = 0; i < kRankGroupCount; ++i) {
     const auto kind = static_cast<RankGroup>(i);
     if (communicators_.of(kind) == nullptr) continue;
-    if (program_.staged_groups()[static_cast<size_t>(i)] > 0) {
-      connect_staged(kind, arguments, pool);
-    } else {
+    if (!is_staged(kind)) {
       connect_group(kind, arguments, pool);
+    } else if (staged.insert(communicators_.of(kind)).second) {
+      connect_staged(*communicators_.of(kind), arguments, pool);
     }
   }
   for (int32_t index = 0; index < program_.op_count(); ++index) {
@@ -422,11 +434,11 @@ int PeerConnection::watch(const std::function<int()>& query) {
     }
     if (seen != kNoProgress) {
       const Op& op = program_.op(seen);
-      const RankGroup kind = op.spec->group(op.attributes);
-      if (Clock::now() - since > communicators_.of(kind)->limit()) {
+      const Communicator& communicator = *communicators_.of(op.spec->group(op.attributes));
+      if (Clock::now() - since > communicator.limit()) {
         std::string text;
         for (const std::unique_ptr<NcclGroup>& group : nccl_) {
-          if (group->kind() == kind) text = group->missing_text({&op, seen});
+          if (&group->communicator() == &communicator) text = group->missing_text({&op, seen});
         }
         for (const std::unique_ptr<NcclGroup>& group : nccl_) group->abort();
         throw UserError(ExitStatus::failed, text);

@@ -64,8 +64,12 @@ class PeerConnection {
   // What operations know of a group's members.
   void connect_group(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
                      ThreadPool& pool);
-  void connect_staged(RankGroup kind, std::span<CudaKernelArguments* const> arguments,
+  // Those of all staged kinds of groups that consist of the same ranks.
+  void connect_staged(Communicator& communicator, std::span<CudaKernelArguments* const> arguments,
                       ThreadPool& pool);
+  bool is_staged(RankGroup kind) const {
+    return program_.staged_groups()[static_cast<size_t>(kind)] > 0;
+  }
   // Throws if a GPU's wait for a flag was in vain.
   void check_flags() const;
   // Until `query` says anything but cudaErrorNotReady, while NCCL is watched. Throws if the GPU
