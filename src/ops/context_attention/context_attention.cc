@@ -15,9 +15,8 @@ CudaKernel context_attention_cuda_kernel(const OpView& op);
 CudaKernel context_attention_gradient_cuda_kernel(const OpView& op);
 CudaKernel ring_attention_cuda_kernel(const OpView& op);
 CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op);
+uint64_t context_attention_cuda_scratch_bytes(const OpView& op);
 uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op);
-uint64_t ring_attention_cuda_scratch_bytes(const OpView& op);
-uint64_t ring_attention_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -258,16 +257,18 @@ ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
   return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step}, name)[0];
 }
 
-const OpSpec kContextAttention{.name = "context_attention",
-                               .infer = infer_context_attention,
-                               .differentiate = differentiate_context_attention,
-                               .cost = cost_context_attention,
-                               .cpu_kernel = context_attention_cpu_kernel,
-                               .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
-                               .workspace_bytes = workspace_context_attention,
-                               .scratch_bytes = scratch_context_attention,
-                               .print_attributes = print_context_attention,
-                               .samples = samples_context_attention};
+const OpSpec kContextAttention{
+    .name = "context_attention",
+    .infer = infer_context_attention,
+    .differentiate = differentiate_context_attention,
+    .cost = cost_context_attention,
+    .cpu_kernel = context_attention_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
+    .workspace_bytes = workspace_context_attention,
+    .scratch_bytes = scratch_context_attention,
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
+    .print_attributes = print_context_attention,
+    .samples = samples_context_attention};
 
 const OpSpec kContextAttentionGradient{
     .name = "context_attention_gradient",
@@ -288,7 +289,7 @@ const OpSpec kRingAttention{.name = "ring_attention",
                             .cuda_kernel = TROUPE_CUDA(ring_attention_cuda_kernel),
                             .workspace_bytes = workspace_ring_attention,
                             .scratch_bytes = scratch_context_attention,
-                            .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_cuda_scratch_bytes),
+                            .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
                             .group = group_of_ring,
                             .print_attributes = print_context_attention};
 
@@ -300,7 +301,7 @@ const OpSpec kRingAttentionGradient{
     .cuda_kernel = TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
     .workspace_bytes = workspace_ring_attention_gradient,
     .scratch_bytes = scratch_context_attention_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_gradient_cuda_scratch_bytes),
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_gradient_cuda_scratch_bytes),
     .group = group_of_ring,
     .print_attributes = print_context_attention};
 
