@@ -222,6 +222,10 @@ std::vector<OpSample> samples_context_attention() {
       .batch = 2, .sequence = 4, .heads = 4, .groups = 2, .head_dim = 3, .scale = 0.5};
   AttentionAttributes window = grouped;
   window.window = 3;
+  AttentionAttributes odd = grouped;  // chunks of three
+  odd.sequence = 6;
+  AttentionAttributes odd_window = odd;
+  odd_window.window = 7;
   AttentionAttributes dropout = grouped;
   dropout.seed = 3;
   dropout.probability = 0.3;
@@ -237,6 +241,8 @@ std::vector<OpSample> samples_context_attention() {
           {"first_of_two", with(grouped, 2, 0)},
           {"second_of_two", with(grouped, 2, 1)},
           {"second_of_three", with(grouped, 3, 1)},
+          {"odd_chunks", with(odd, 2, 0)},
+          {"odd_chunks_window", with(odd_window, 3, 2)},
           {"smallest", with({.sequence = 2, .head_dim = 2}, 2, 1)},
           {"window", with(window, 2, 1)},
           {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
