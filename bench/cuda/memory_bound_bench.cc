@@ -51,19 +51,17 @@ Emit heads(int32_t heads, int32_t groups, int32_t head_dim, QkNormScope scope) {
         builder.input("gamma_q", DType::f32, {int64_t{per_head ? 1 : heads} * head_dim});
     const ValueId gamma_k =
         builder.input("gamma_k", DType::f32, {int64_t{per_head ? 1 : groups} * head_dim});
-    const ValueId normed =
-        qk_norm(builder, {.qkv = qkv, .gamma_q = gamma_q, .gamma_k = gamma_k},
-                {.heads = heads, .groups = groups, .head_dim = head_dim, .scope = scope}, "normed");
     const ValueId table = rope_table(
         builder, {.positions = 4096, .rotary_dim = head_dim, .base = 10000}, DType::f32, "table");
-    return {rope(builder, normed, table,
-                 {.heads = heads,
-                  .groups = groups,
-                  .head_dim = head_dim,
-                  .rotary_dim = head_dim,
-                  .sequence = 4096,
-                  .inverse = false},
-                 "rotated")};
+    return {qk_norm_rope(builder,
+                         {.qkv = qkv, .gamma_q = gamma_q, .gamma_k = gamma_k, .table = table},
+                         {.heads = heads,
+                          .groups = groups,
+                          .head_dim = head_dim,
+                          .scope = scope,
+                          .rotary_dim = head_dim,
+                          .sequence = 4096},
+                         "rotated")};
   };
 }
 

@@ -27,7 +27,9 @@ std::string format_count(double count) {
 }
 
 std::string format_duration(double seconds) {
+  if (seconds > 0 && seconds < 0.99995e-3) return fmt::format("{:.1f} us", seconds * 1e6);
   if (seconds < 0.99995) return fmt::format("{:.1f} ms", seconds * 1e3);
+  if (seconds < 9.995) return fmt::format("{:.2f} s", seconds);
   if (seconds < 59.95) return fmt::format("{:.1f} s", seconds);
   const auto whole = static_cast<int64_t>(std::llround(seconds));
   if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);

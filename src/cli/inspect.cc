@@ -104,7 +104,8 @@ ordered_json value_json(const Program& program, ValueId id) {
   return json;
 }
 
-ordered_json op_json(const Inspected& inspected, int32_t index) {
+// `expected`: the program with as many rows as are expected.
+ordered_json op_json(const Inspected& inspected, const Program& expected, int32_t index) {
   const Program& program = *inspected.program;
   const Op& op = program.op(index);
   ordered_json inputs = ordered_json::array();
@@ -134,7 +135,7 @@ ordered_json op_json(const Inspected& inspected, int32_t index) {
     json["attributes"] = op.spec->print_attributes(op.attributes);
   }
   if (op.spec->cost != nullptr) {
-    const Cost cost = op.spec->cost(OpView{program, op});
+    const Cost cost = op.spec->cost(OpView{expected, op});
     json["flops"] = cost.flops;
     json["traffic_bytes"] = cost.bytes;
   }
@@ -143,9 +144,11 @@ ordered_json op_json(const Inspected& inspected, int32_t index) {
 
 void print_json(const Options& options, const Inspected& inspected, const PrintOptions& filters) {
   const Program& program = *inspected.program;
+  const Program expected = program.with_expected_rows();
   ordered_json operations = ordered_json::array();
   for (int32_t index = 0; index < program.op_count(); ++index) {
-    if (is_shown(program.op(index).place, filters)) operations.push_back(op_json(inspected, index));
+    if (!is_shown(program.op(index).place, filters)) continue;
+    operations.push_back(op_json(inspected, expected, index));
   }
   ordered_json values = ordered_json::array();
   for (int32_t i = 0; i < program.value_count(); ++i) {

@@ -32,9 +32,10 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
   builder.place.module = Module::attention_norm;
   const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
   builder.place.module = Module::qkv;
-  ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
-                       {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
+  const ValueId qkv = linear(builder, rows, parameter(ParameterKind::w_qkv),
+                             {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   builder.place.module = Module::attention;
+  ValueId rotated;
   if (config.qk_layernorm) {
     QkNormAttributes norm{.heads = heads,
                           .groups = groups,
@@ -44,26 +45,31 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
                           .zero_centered = config.zero_centered_gamma};
     QkNormInputs inputs{.qkv = qkv,
                         .gamma_q = parameter(ParameterKind::q_norm),
-                        .gamma_k = parameter(ParameterKind::k_norm)};
+                        .gamma_k = parameter(ParameterKind::k_norm),
+                        .table = rope_table};
     if (config.qk_norm_scope == QkNormScope::projection && tensor_parallel.ranks() > 1) {
       norm.ranks = tensor_parallel.ranks();
       const ValueId own = qk_squares(builder, qkv, norm, "qk_squares_here");
       inputs.squares = tensor_parallel.sum_for_all(own, "qk_squares");
     }
-    qkv = qk_norm(builder, inputs, norm, "qkv_normed");
+    norm.rotary_dim = head_dim;
+    norm.sequence = batch.sequence;
+    rotated = qk_norm_rope(builder, inputs, norm, "qkv_rotated");
+  } else {
+    rotated = rope(builder, qkv, rope_table,
+                   {.heads = heads,
+                    .groups = groups,
+                    .head_dim = head_dim,
+                    .rotary_dim = head_dim,
+                    .sequence = batch.sequence,
+                    .inverse = false},
+                   "qkv_rotated");
   }
-  qkv = rope(builder, qkv, rope_table,
-             {.heads = heads,
-              .groups = groups,
-              .head_dim = head_dim,
-              .rotary_dim = head_dim,
-              .sequence = batch.sequence,
-              .inverse = false},
-             "qkv_rotated");
   builder.place.module = Module::core_attention;
   const double dropped = options.training ? config.attention_dropout : 0;
   const ValueId context = attend_over_context(
-      builder, state.part, options.context_exchange, qkv, dropped > 0 ? options.step : ValueId{},
+      builder, state.part, options.context_exchange, rotated,
+      dropped > 0 ? options.step : ValueId{},
       {.batch = batch.batch,
        .sequence = batch.sequence,
        .heads = heads,

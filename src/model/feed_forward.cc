@@ -63,7 +63,8 @@ class MoeBlock {
     const Routing routing = route(builder_, tokens.experts,
                                   {.experts = config_.num_experts / state_.part.layout().ep(),
                                    .row_multiple = config_.moe_expert_row_multiple,
-                                   .padded_capacity = static_cast<int32_t>(padded_capacity())},
+                                   .padded_capacity = static_cast<int32_t>(padded_capacity()),
+                                   .parts = state_.part.layout().ep()},
                                   "routing");
     result_.routers.push_back({.layer = layer_,
                                .selected = chosen.indices,

@@ -37,11 +37,12 @@ namespace troupe {
 inline constexpr int kQueueCount = 3;  // of Queue
 
 // Where each state tensor lies in the state arena, or in that of the host. Depends on the table
-// alone.
+// alone. Gradients, which no checkpoint holds, come behind all others in the state arena.
 struct StateLayout {
   explicit StateLayout(const StateTable& state);
   std::vector<uint64_t> offset;  // by StateId, in the tensor's arena
   uint64_t bytes = 0;            // of the state arena
+  uint64_t lasting_bytes = 0;    // of these, before the gradients
   uint64_t host_bytes = 0;       // of the host's
   std::array<uint64_t, kRoleCount> bytes_by_role{};
   std::array<uint64_t, kRoleCount> host_bytes_by_role{};

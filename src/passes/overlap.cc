@@ -226,6 +226,7 @@ void verify_order(const Program& program, std::span<const int32_t> order) {
 
 Exposure measure_exposure(const Program& program) {
   Exposure exposure;
+  const Program expected = program.with_expected_rows();
   std::vector<bool> results(static_cast<size_t>(program.value_count()), false);
   std::vector<ValueId> marked;
   for (int32_t index = 0; index < program.op_count(); ++index) {
@@ -240,7 +241,7 @@ Exposure measure_exposure(const Program& program) {
       const bool needs = other == index || reads_any(program, op, results);
       const bool collective = op.place.queue == Queue::communication;
       if (needs && !collective) break;
-      if (!collective) flops += flops_of(program, op);
+      if (!collective) flops += flops_of(expected, op);
       if (!needs) continue;
       for (const ValueId output : program.outputs(op)) {
         results[static_cast<size_t>(output.index)] = true;

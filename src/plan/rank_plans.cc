@@ -146,9 +146,10 @@ int32_t peak_operation(const std::vector<uint64_t>& live_bytes) {
 
 double count_flops(const Program& program) {
   double flops = 0;
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Op& op = program.op(index);
-    if (op.spec->cost != nullptr) flops += op.spec->cost(OpView{program, op}).flops;
+  const Program expected = program.with_expected_rows();
+  for (int32_t index = 0; index < expected.op_count(); ++index) {
+    const Op& op = expected.op(index);
+    if (op.spec->cost != nullptr) flops += op.spec->cost(OpView{expected, op}).flops;
   }
   return flops;
 }

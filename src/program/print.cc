@@ -255,13 +255,14 @@ std::string summarize(const Program& program, const std::vector<int32_t>& shown,
     uint64_t bytes = 0;
   };
   std::array<PhaseSum, kPhaseCount> sums;
+  const Program expected = program.with_expected_rows();
   for (const int32_t index : shown) {
     const Op& op = program.op(index);
     PhaseSum& sum = sums[static_cast<size_t>(op.place.phase)];
     ++sum.ops;
     sum.bytes += defined_bytes(program, op);
     if (op.spec->cost == nullptr) continue;
-    const Cost cost = op.spec->cost(OpView{program, op});
+    const Cost cost = op.spec->cost(OpView{expected, op});
     sum.cost.flops += cost.flops;
     sum.cost.bytes += cost.bytes;
   }

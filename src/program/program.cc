@@ -123,6 +123,18 @@ void Program::add_op(Op op, std::span<const ValueId> inputs, std::span<const Val
   ops_.push_back(op);
 }
 
+Program Program::with_expected_rows() const {
+  Program expected = *this;
+  for (Value& value : expected.values_) {
+    const int64_t rows = value.rows.expected;
+    if (rows == 0 || rows >= value.shape[0]) continue;
+    std::vector<int64_t> extents{rows};
+    for (int i = 1; i < value.shape.rank(); ++i) extents.push_back(value.shape[i]);
+    value.shape = Shape(extents);
+  }
+  return expected;
+}
+
 void Program::select_ops(std::span<const int32_t> order) {
   std::vector<int32_t> place(ops_.size(), -1);
   for (size_t i = 0; i < order.size(); ++i) {

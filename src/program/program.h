@@ -60,6 +60,10 @@ class Program {
     ops_[static_cast<size_t>(index)].place.phase = phase;
   }
 
+  // The same program with as many rows in ragged tensors as are expected: what an operation's cost
+  // is asked of. It cannot be run.
+  Program with_expected_rows() const;
+
   // Replaces the list of operations by a selection of its elements in a new order (for passes that
   // reorder or remove). Values are untouched.
   void select_ops(std::span<const int32_t> order);

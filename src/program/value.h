@@ -87,10 +87,12 @@ class StateTable {
 };
 
 // Where the number of live rows of a ragged tensor is found: element `element` of the i32 tensor
-// `counter`, on the device. The first dimension of the tensor's shape is then only a bound.
+// `counter`, on the device. The first dimension of the tensor's shape is then only a bound, and
+// `expected` how many are expected; 0: all of them.
 struct RowCount {
   ValueId counter;
   int32_t element = 0;
+  int64_t expected = 0;
   bool valid() const { return counter.valid(); }
   bool operator==(const RowCount&) const = default;
 };

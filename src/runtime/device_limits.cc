@@ -78,8 +78,8 @@ double measure_device_matmul_limit(DType dtype) {
   const DeviceMemory right(numbers.size(), kPurpose);
   const DeviceMemory out(numbers.size(), kPurpose);
   const DeviceMemory scratch(CudaContext::kProductScratchBytes, kPurpose);
-  left.copy_in(numbers.data());
-  right.copy_in(numbers.data());
+  left.copy_in(numbers.data(), 0, left.bytes());
+  right.copy_in(numbers.data(), 0, right.bytes());
   CudaContext context;
   const DenseProduct product{.m = side,
                              .n = side,

@@ -114,18 +114,19 @@ DeviceMemory::~DeviceMemory() {
   allocated.fetch_sub(bytes_);
 }
 
-void DeviceMemory::copy_in(const std::byte* host) const {
-  if (bytes_ == 0) return;
+void DeviceMemory::copy_in(const std::byte* host, uint64_t begin, uint64_t bytes) const {
+  if (bytes == 0) return;
   use_gpu(gpu_);
-  check_cuda(cudaMemcpy(data_, host, bytes_, cudaMemcpyHostToDevice), "copying to the GPU");
+  check_cuda(cudaMemcpy(data_ + begin, host, bytes, cudaMemcpyHostToDevice), "copying to the GPU");
   // The host's memory has been read, but the last of it may still be on its way.
   check_cuda(cudaStreamSynchronize(nullptr), "copying to the GPU");
 }
 
-void DeviceMemory::copy_out(std::byte* host) const {
-  if (bytes_ == 0) return;
+void DeviceMemory::copy_out(std::byte* host, uint64_t begin, uint64_t bytes) const {
+  if (bytes == 0) return;
   use_gpu(gpu_);
-  check_cuda(cudaMemcpy(host, data_, bytes_, cudaMemcpyDeviceToHost), "copying from the GPU");
+  check_cuda(cudaMemcpy(host, data_ + begin, bytes, cudaMemcpyDeviceToHost),
+             "copying from the GPU");
 }
 
 #else
@@ -165,8 +166,8 @@ uint64_t DeviceMemory::peak_allocated_bytes() {
 DeviceMemory::~DeviceMemory() {
   TROUPE_CHECK(data_ == nullptr, "this build has no CUDA");
 }
-void DeviceMemory::copy_in(const std::byte*) const {}
-void DeviceMemory::copy_out(std::byte*) const {}
+void DeviceMemory::copy_in(const std::byte*, uint64_t, uint64_t) const {}
+void DeviceMemory::copy_out(std::byte*, uint64_t, uint64_t) const {}
 
 #endif
 

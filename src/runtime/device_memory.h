@@ -50,9 +50,9 @@ class DeviceMemory {
   uint64_t bytes() const { return bytes_; }
   int gpu() const { return gpu_; }
 
-  // All of it, from or to as many bytes of the host.
-  void copy_in(const std::byte* host) const;
-  void copy_out(std::byte* host) const;
+  // `bytes` of it from `begin` on, from or to the host.
+  void copy_in(const std::byte* host, uint64_t begin, uint64_t bytes) const;
+  void copy_out(std::byte* host, uint64_t begin, uint64_t bytes) const;
 
   static uint64_t peak_allocated_bytes();  // the largest sum that there was
 

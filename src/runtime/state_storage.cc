@@ -25,11 +25,18 @@ TensorView StateStorage::view(StateId id) const {
 }
 
 void StateStorage::to_device() const {
-  if (device_ == Device::cuda) device_memory_.copy_in(arena_.data());
+  if (device_ == Device::cuda) device_memory_.copy_in(arena_.data(), 0, layout_.bytes);
 }
 
 void StateStorage::to_host() const {
-  if (device_ == Device::cuda) device_memory_.copy_out(arena_.data());
+  if (device_ == Device::cuda) device_memory_.copy_out(arena_.data(), 0, layout_.lasting_bytes);
+}
+
+void StateStorage::gradients_to_host() const {
+  if (device_ == Device::cuda) {
+    const uint64_t begin = layout_.lasting_bytes;
+    device_memory_.copy_out(arena_.data() + begin, begin, layout_.bytes - begin);
+  }
 }
 
 std::byte* StateStorage::device_address(StateId id) const {

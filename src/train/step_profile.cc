@@ -67,9 +67,10 @@ void StepProfile::add(std::vector<WorkSpan> spans, double begin_s) {
 
 std::vector<KindTime> StepProfile::kinds() const {
   std::map<std::string, KindTime> kinds;
-  for (int32_t i = 0; i < program_.op_count(); ++i) {
-    const Op& op = program_.op(i);
-    const Cost cost = op.spec->cost(OpView{program_, op});
+  const Program expected = program_.with_expected_rows();
+  for (int32_t i = 0; i < expected.op_count(); ++i) {
+    const Op& op = expected.op(i);
+    const Cost cost = op.spec->cost(OpView{expected, op});
     KindTime& kind = kinds[op.spec->name];
     kind.kind = op.spec->name;
     kind.count += 1;

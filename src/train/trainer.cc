@@ -558,7 +558,7 @@ std::string Trainer::non_finite_gradients() const {
   const ModelState whole = declare_model_state(identity_.model, state_.dtype, /*trained=*/false);
   constexpr size_t kBits = 64;
   std::vector<uint64_t> found((whole.parameters.size() + kBits - 1) / kBits);
-  storage_->to_host();
+  storage_->gradients_to_host();
   for (const Parameter& parameter : state_.parameters) {
     if (is_finite(storage_->view(parameter.gradient))) continue;
     found[parameter.number / kBits] |= uint64_t{1} << parameter.number % kBits;

@@ -163,7 +163,7 @@ struct RunOptions {
   Device device = Device::cpu;
 
   int32_t sequences(const Reference& reference) const {  // of one rank
-    return reference.batch / ranks.layout->layout.dp();
+    return std::max(reference.batch / ranks.layout->layout.dp(), 1);
   }
 };
 
@@ -172,7 +172,8 @@ class ReferenceRank {
  public:
   ReferenceRank(const std::string& folder, const ModelConfig& config, const Reference& reference,
                 const RunOptions& options, ProcessGroup& group, int32_t rank)
-      : pool_(options.ranks.threads),
+      : batch_(reference.batch),
+        pool_(options.ranks.threads),
         state_(declare_model_state(config, options.dtype, /*trained=*/true,
                                    {.run = options.ranks.layout, .rank = rank})),
         storage_(state_.table, options.device,
@@ -229,6 +230,7 @@ class ReferenceRank {
     *training_->view(training_step_.update_number).as<int64_t>() = number;
     training_->run();
     storage_.to_host();
+    storage_.gradients_to_host();
   }
 
   void replay_logits_routing(const ReferenceRank& other) {
@@ -265,7 +267,9 @@ class ReferenceRank {
   }
 
  private:
-  int32_t first_sequence() const { return logits_step_.batch.batch * state_.part.dense().dp; }
+  int32_t first_sequence() const {
+    return logits_step_.batch.batch * state_.part.dense().dp % batch_;
+  }
 
   // Of the rank's block of the vocabulary.
   int64_t first_token() const {
@@ -301,6 +305,7 @@ class ReferenceRank {
     return plan;
   }
 
+  int32_t batch_;  // sequences of all ranks
   ThreadPool pool_;
   ModelState state_;
   StateStorage storage_;
@@ -398,13 +403,14 @@ class ReferenceRun {
   std::map<int, std::unique_ptr<ReferenceRank>> ranks_;  // of this process
 };
 
-// The mean over ranks is the reference's mean over tokens only if they have as many tokens.
+// The mean over ranks is the reference's mean over tokens only if they have as many tokens. Where
+// there are more replicas than sequences, each sequence is computed by equally many of them.
 void check_ranks(const Reference& reference, const Layout& layout, const std::string& folder) {
-  const int32_t ranks = layout.dp();
-  if (reference.batch % ranks != 0) {
+  const int32_t ranks = std::min(layout.dp(), reference.batch);
+  if (reference.batch % ranks != 0 || layout.dp() % ranks != 0) {
     throw_bad_request(
         fmt::format("--ranks {}: the {} sequences of {} cannot be divided among {} replicas.",
-                    layout.world_size(), reference.batch, folder, ranks));
+                    layout.world_size(), reference.batch, folder, layout.dp()));
   }
   const auto part = static_cast<std::ptrdiff_t>(reference.labels.size()) / ranks;
   const auto counted = [&](int32_t rank) {

@@ -30,7 +30,9 @@ TEST(FormatCount, Units) {
 
 TEST(FormatDuration, Units) {
   EXPECT_EQ(format_duration(0), "0.0 ms");
+  EXPECT_EQ(format_duration(12.34e-6), "12.3 us");
   EXPECT_EQ(format_duration(0.0081), "8.1 ms");
+  EXPECT_EQ(format_duration(1.234), "1.23 s");
   EXPECT_EQ(format_duration(12.4), "12.4 s");
   EXPECT_EQ(format_duration(187), "3 min 07 s");
   EXPECT_EQ(format_duration(3600), "1 h 00 min");
@@ -41,7 +43,9 @@ TEST(Units, RoundingReachesTheNextUnit) {
   EXPECT_EQ(format_bytes(1048575), "1.00 MiB");
   EXPECT_EQ(format_count(999.7), "1.0 k");
   EXPECT_EQ(format_count(999960), "1.0 M");
-  EXPECT_EQ(format_duration(0.99996), "1.0 s");
+  EXPECT_EQ(format_duration(0.99996e-3), "1.0 ms");
+  EXPECT_EQ(format_duration(0.99996), "1.00 s");
+  EXPECT_EQ(format_duration(9.996), "10.0 s");
   EXPECT_EQ(format_duration(59.96), "1 min 00 s");
   EXPECT_EQ(format_duration(3599.6), "1 h 00 min");
 }

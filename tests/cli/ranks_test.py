@@ -134,7 +134,9 @@ class Ranks(unittest.TestCase):
                        "--expert-model-parallel-size", 4],
                       ["--ranks", 4, "--context-parallel-size", 2,
                        "--tensor-model-parallel-size", 2],
-                      ["--ranks", 2, "--use-megatron-fsdp", "--expert-model-parallel-size", 2]):
+                      ["--ranks", 2, "--use-megatron-fsdp", "--expert-model-parallel-size", 2],
+                      # More replicas than sequences.
+                      ["--ranks", 4, "--expert-model-parallel-size", 4]):
             with self.subTest(flags=flags):
                 result = run("verify", qwen, *flags, "--json")
                 self.assertEqual(result.returncode, 0, result.stderr)

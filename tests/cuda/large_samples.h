@@ -209,6 +209,11 @@ inline std::vector<LargeSample> large_samples() {
   add(kGroupedLinear, grouped_sample(264, 1408, {0, 513, 513, 530}, 530));
   add(kGroupedLinear, grouped_sample(768, 40, {0, 0, 385, 900}, 1100));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 190, 190, 205, 460}, 500));
+  // Groups of so many rows that blocks work in pairs, with odd numbers of tiles; and of so many
+  // that the copy unit adds weight gradients.
+  add(kGroupedLinear, grouped_sample(264, 136, {0, 1153, 2040}, 2200));
+  add(kGroupedLinear, grouped_twice_sample(328, {0, 1705, 1705, 4700}, 5000));
+  add(kGroupedLinear, grouped_twice_sample(1032, {0, 40, 40, 121}, 150));
 
   for (const int32_t head_dim : {8, 20, 64, 96, 128, 192, 256}) {
     AttentionAttributes attributes{
@@ -267,10 +272,12 @@ inline std::vector<LargeSample> large_samples() {
   add(kRmsNorm, norm_sample(70, 2048, false));
   add(kRmsNorm, norm_sample(200, 4096, true));
   add(kRmsNorm, norm_sample(33, 1001, true));
+  add(kRmsNorm, norm_sample(9, 20000, true));
   add(kCrossEntropy, cross_entropy_sample(40, 5003));
   add(kCrossEntropy, cross_entropy_sample(64, 8192));
   add(kEmbedding, embedding_sample(900, 300, 72));
   add(kEmbedding, embedding_sample(400, 5000, 50));
+  add(kEmbedding, embedding_sample(9000, 300, 8));
   return all;
 }
 

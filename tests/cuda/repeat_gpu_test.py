@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Fifty steps on a GPU end in the same bits: run twice, launched one by one instead of as a CUDA
-graph, profiled, and killed and resumed.
+graph, profiled, killed and resumed, and with activations computed again or kept on the host. The
+same on several GPUs, where there are some.
 
 The model is small, but large enough that its products and its attention take the kernels that large
 models take.
@@ -37,8 +38,13 @@ STABLE_METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "load_balancing_l
 def train(save, *flags):
     return ["train", "--device", "cuda", "--bf16", "--quiet", "--model",
             HERE.folder / "config.json", "--data-path", HERE.folder / "corpus", "--train-iters",
-            STEPS, "--lr", "1e-3", "--micro-batch-size", 2, "--global-batch-size", 4,
-            "--seq-length", 256, "--log-interval", 1, "--split", "100,0,0", "--save", save, *flags]
+            STEPS, "--lr", "1e-3", "--global-batch-size", 8, "--seq-length", 256, "--log-interval",
+            1, "--split", "100,0,0", "--save", save, *flags]
+
+
+def gpu_count():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return listed.stdout.count("UUID")
 
 
 def outcome(save):
@@ -52,28 +58,34 @@ def outcome(save):
 def setUpModule():
     write_config(**SHAPE)
     write_corpus(300, 400)
-    done = run(*train(HERE.folder / "first"))
-    assert done.returncode == 0, done.stderr
 
 
-class Repeat(unittest.TestCase):
+class Repeat:
+    """What holds for each of the layouts below."""
     maxDiff = 4000
+    layout = []
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = HERE.folder / cls.__name__
+        done = run(*train(cls.folder / "first", *cls.layout))
+        assert done.returncode == 0, done.stderr
 
     def setUp(self):
-        self.save = HERE.folder / self.id().rsplit(".", 1)[-1]
+        self.save = self.folder / self.id().rsplit(".", 1)[-1]
 
     def train(self, *flags):
-        done = run(*train(self.save, *flags))
+        done = run(*train(self.save, *self.layout, *flags))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def expect_same(self):
         steps, tensors = outcome(self.save)
-        first_steps, first_tensors = outcome(HERE.folder / "first")
+        first_steps, first_tensors = outcome(self.folder / "first")
         self.assertEqual(steps, first_steps)
         self.assertEqual(tensors, first_tensors)
 
     def test_first_run_learns(self):
-        steps, _ = outcome(HERE.folder / "first")
+        steps, _ = outcome(self.folder / "first")
         self.assertEqual(len(steps), STEPS)
         self.assertLess(steps[-1]["loss"], 0.8 * steps[0]["loss"])
 
@@ -99,7 +111,7 @@ class Repeat(unittest.TestCase):
         self.assertEqual(unknown, [], "kernels that no operation is known of")
 
     def test_killed_and_resumed(self):
-        arguments = train(self.save, "--load", self.save, "--save-interval", 5)
+        arguments = train(self.save, *self.layout, "--load", self.save, "--save-interval", 5)
         for kill_after in (7, 23, 36):
             process = subprocess.Popen(command(*arguments), stdin=subprocess.DEVNULL,
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -110,6 +122,40 @@ class Repeat(unittest.TestCase):
         done = run(*arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_same()
+
+    def test_recomputed(self):
+        self.train("--recompute-granularity", "full", "--recompute-method", "uniform",
+                   "--recompute-num-layers", 1)
+        self.expect_same()
+
+    def test_modules_recomputed(self):
+        self.train("--recompute-granularity", "selective", "--recompute-modules", "layernorm",
+                   "moe_act", "core_attn")
+        self.expect_same()
+
+    def test_activations_on_the_host(self):
+        self.train("--fine-grained-activation-offloading", "--offload-modules", "expert_fc1",
+                   "moe_act", "core_attn", "--min-offloaded-tensor-size", 1)
+        self.expect_same()
+
+    def test_optimizer_on_the_host(self):
+        self.train("--optimizer-cpu-offload")
+        self.expect_same()
+
+
+class OneGpu(Repeat, unittest.TestCase):
+    layout = ["--micro-batch-size", 2]
+
+
+class SeveralGpus(Repeat, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        gpus = min(gpu_count() // 2 * 2, 4)
+        if gpus < 2:
+            raise unittest.SkipTest("there are fewer than two GPUs")
+        cls.layout = ["--micro-batch-size", 1, "--ranks", gpus, "--expert-model-parallel-size",
+                      gpus, "--moe-token-dispatcher-type", "flex", "--use-distributed-optimizer"]
+        super().setUpClass()
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ TEST_P(CudaTrainingStep, AgreesWithTheCpu) {
         << "step " << number;
     if (number > 1) continue;
     gpu.storage.to_host();
+    gpu.storage.gradients_to_host();
     for (const Parameter& parameter : gpu.state.parameters) {
       const double off = distance(elements(gpu.storage.view(parameter.gradient)),
                                   elements(cpu.storage.view(parameter.gradient)));
@@ -146,6 +147,7 @@ TEST_P(CudaTrainingStep, GivesTheSameBits) {
       run.update(number);
     }
     run.storage.to_host();
+    run.storage.gradients_to_host();
   };
   train(first);
   const auto same = [&](const std::string& what) {
@@ -214,6 +216,7 @@ TEST(CudaTrainingStepFaults, NonFiniteGradientsChangeNothing) {
   run.update();
   EXPECT_TRUE(run.skipped());
   run.storage.to_host();
+  run.storage.gradients_to_host();
   EXPECT_EQ(state_bytes(run.storage, /*with_gradients=*/false), before);
 }
 

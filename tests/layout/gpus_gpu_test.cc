@@ -268,17 +268,28 @@ std::vector<LayoutCase> layouts() {
   return chosen;
 }
 
+// Of tests on streams: ranks that share a GPU wait for each other on it, and CUDA does not promise
+// that all their streams go on at the same time. As in `troupe`, they then have one stream each.
+#define TROUPE_NEED_GPU_FOR_EACH_OF(ranks)                                        \
+  do {                                                                            \
+    TROUPE_NEED_GPU();                                                            \
+    if (gpu_count() < (ranks)) {                                                  \
+      GTEST_SKIP() << (ranks) << " ranks, and " << gpu_count() << " GPU(s) here"; \
+    }                                                                             \
+  } while (false)
+
 // Queues on streams of their own: what the ranks exchange does not change, and the first run, in
-// which hosts meet, works as it does on one stream. Few ranks, since those that share a GPU need
-// that all their streams go on at the same time.
-TEST(GpuStreams, CollectivesHaveTheBitsOfTheCpu) {
-  TROUPE_NEED_GPU();
-  for (const int ranks : {2, 4}) {
-    EXPECT_TRUE(run_collectives(ranks, Device::cpu) ==
-                run_collectives(ranks, Device::cuda, /*one_stream=*/false))
-        << ranks << " ranks";
-  }
+// which hosts meet, works as it does on one stream.
+class GpuStreams : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuStreams, CollectivesHaveTheBitsOfTheCpu) {
+  TROUPE_NEED_GPU_FOR_EACH_OF(GetParam());
+  EXPECT_TRUE(run_collectives(GetParam(), Device::cpu) ==
+              run_collectives(GetParam(), Device::cuda, /*one_stream=*/false));
 }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuStreams, ::testing::Values(2, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
 
 class GpuLayout : public ::testing::TestWithParam<LayoutCase> {};
 
@@ -294,8 +305,8 @@ TEST_P(GpuLayout, EqualsOneRank) {
 // Queues on streams of their own, launched one by one and captured with fork and join, have the
 // bits of one stream; on CPUs, queue_order_test.cc holds that of any order that events allow.
 TEST_P(GpuLayout, HasTheSameBitsOnStreams) {
-  TROUPE_NEED_GPU();
   const LayoutCase& c = GetParam();
+  TROUPE_NEED_GPU_FOR_EACH_OF(c.layout.world_size);
   const Outcome expected = run_layout(c, {.device = Device::cuda});
   for (const bool capture : {false, true}) {
     SCOPED_TRACE(capture ? "captured" : "launched one by one");
@@ -368,7 +379,6 @@ struct ReferenceCase {
   StateSharding sharding = StateSharding::none;
 };
 
-// The fixtures have two sequences: DP is 1 or 2.
 std::vector<ReferenceCase> reference_cases() {
   std::vector<ReferenceCase> cases;
   const auto add = [&](const std::string& name, const std::string& fixture,
@@ -379,6 +389,7 @@ std::vector<ReferenceCase> reference_cases() {
     }
   };
   add("ep2", "qwen3_moe", {.world_size = 2, .expert_parallel = 2});
+  add("ep4", "qwen3_moe", {.world_size = 4, .expert_parallel = 4});
   add("tp2_ep4", "olmoe",
       {.world_size = 4,
        .tensor_parallel = 2,

@@ -1,6 +1,6 @@
-// The values of rms_norm, layer_norm and qk_norm, against the formulas of their headers computed
-// plainly in double. Derivatives are covered by the conformance tests; what those cannot see, a
-// weight gradient that is stored once and then added to, is tested here.
+// The values of rms_norm, layer_norm and qk_norm_rope, against the formulas of their headers
+// computed plainly in double. Derivatives are covered by the conformance tests; what those cannot
+// see, a weight gradient that is stored once and then added to, is tested here.
 #include <cmath>
 #include <gtest/gtest.h>
 #include <tuple>
@@ -9,6 +9,7 @@
 #include "ops/layer_norm/layer_norm.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
 #include "ops/value_test_support.h"
 
 namespace troupe::testing {
@@ -185,12 +186,15 @@ TEST(LayerNorm, WeightGradientsAreStoredThenAdded) {
   }
 }
 
-// Both forms, against one naive function over explicit ranges of columns.
-TEST(QkNorm, AgreesWithItsFormula) {
+// Both forms, against one naive function over explicit ranges of columns; then each head turns.
+TEST(QkNormRope, AgreesWithItsFormula) {
   constexpr int64_t kHeads = 4;
   constexpr int64_t kGroups = 2;
   constexpr int64_t kDim = 7;
   constexpr int64_t kWidth = (kHeads + 2 * kGroups) * kDim;
+  constexpr int32_t kRotary = 4;
+  constexpr int32_t kSequence = 2;
+  constexpr double kBase = 30;
   const Numbers qkv = normal_numbers(kRows * kWidth, 5);
   for (const auto& [scope, zero_centered] :
        {std::pair{QkNormScope::head, false}, std::pair{QkNormScope::head, true},
@@ -203,13 +207,19 @@ TEST(QkNorm, AgreesWithItsFormula) {
         .heads = kHeads, .groups = kGroups, .head_dim = kDim, .epsilon = kEpsilon};
     attributes.scope = scope;
     attributes.zero_centered = zero_centered;
+    attributes.rotary_dim = kRotary;
+    attributes.sequence = kSequence;
     const auto results = run_sample([&](SampleBuilder& sample) {
       const ValueId x = tensor(sample, "qkv", {kRows, kWidth}, qkv);
       const auto gain_size = [](const Numbers& gain) { return static_cast<int64_t>(gain.size()); };
       const ValueId q = tensor(sample, "gamma_q", {gain_size(gamma_q)}, gamma_q);
       const ValueId k = tensor(sample, "gamma_k", {gain_size(gamma_k)}, gamma_k);
-      sample.result(
-          qk_norm(sample.builder(), {.qkv = x, .gamma_q = q, .gamma_k = k}, attributes, "y"));
+      const ValueId table = rope_table(
+          sample.builder(), {.positions = kSequence, .rotary_dim = kRotary, .base = kBase},
+          DType::f64, "table");
+      sample.result(qk_norm_rope(sample.builder(),
+                                 {.qkv = x, .gamma_q = q, .gamma_k = k, .table = table}, attributes,
+                                 "y"));
     });
     Numbers expected = qkv;
     const auto normalize = [&](int64_t first, const Numbers& gain) {
@@ -228,6 +238,19 @@ TEST(QkNorm, AgreesWithItsFormula) {
     } else {
       normalize(0, gamma_q);
       normalize(kHeads * kDim, gamma_k);
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t head = 0; head < kHeads + kGroups; ++head) {
+        double* x = expected.data() + row * kWidth + head * kDim;
+        for (int64_t i = 0; i < kRotary / 2; ++i) {
+          const double angle = static_cast<double>(row % kSequence) *
+                               std::pow(kBase, -2.0 * static_cast<double>(i) / kRotary);
+          const double low = x[i];
+          const double high = x[i + kRotary / 2];
+          x[i] = low * std::cos(angle) - high * std::sin(angle);
+          x[i + kRotary / 2] = high * std::cos(angle) + low * std::sin(angle);
+        }
+      }
     }
     expect_near(results[0], expected, per_head ? "per head" : "projection");
   }

@@ -391,8 +391,14 @@ TEST(StateLayout, TensorsOnTheHostLieApart) {
 TEST(StateLayout, TensorsLieOneAfterTheOther) {
   const ToyState state = make_toy_state(3);
   const StateLayout layout(*state.table);
-  for (int32_t i = 0; i < state.table->size(); ++i) {
-    EXPECT_EQ(layout.offset[static_cast<size_t>(i)], 64U * static_cast<uint64_t>(i));
+  uint64_t next = 0;
+  for (const bool gradients : {false, true}) {
+    if (gradients) EXPECT_EQ(layout.lasting_bytes, next);
+    for (int32_t i = 0; i < state.table->size(); ++i) {
+      if (((*state.table)[StateId{i}].role == Role::gradient) != gradients) continue;
+      EXPECT_EQ(layout.offset[static_cast<size_t>(i)], next);
+      next += 64;
+    }
   }
   EXPECT_EQ(layout.bytes, 64U * static_cast<uint64_t>(state.table->size()));
   EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::parameter)], 4 * 64U);

@@ -150,6 +150,37 @@ constexpr Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(Layouts, RankClassesOf, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// With experts spread over ranks, the products of experts are planned for all tokens that may come,
+// and counted for those that are expected: as many floating-point operations as on one rank.
+TEST(CountFlops, CountsExpectedRows) {
+  const std::string model =
+      "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --num-experts 8 "
+      "--moe-router-topk 2 --ffn-hidden-size 48 --vocab-size 64 --micro-batch-size 1 "
+      "--global-batch-size 4";
+  const auto products = [](const World& world) {
+    double flops = 0;
+    for (const auto& program : world.programs) {
+      const Program expected = program->with_expected_rows();
+      for (int32_t i = 0; i < expected.op_count(); ++i) {
+        const Op& op = expected.op(i);
+        if (std::string_view(op.spec->name).starts_with("grouped_linear")) {
+          flops += op.spec->cost(OpView{expected, op}).flops;
+        }
+      }
+    }
+    return flops;
+  };
+  const double one = products(World(model));
+  EXPECT_GT(one, 0);
+  for (const char* dispatcher : {"allgather", "alltoall", "flex"}) {
+    EXPECT_EQ(products(World(model + " --ranks 4 --expert-model-parallel-size 4 "
+                                     "--moe-token-dispatcher-type " +
+                             dispatcher)),
+              one)
+        << dispatcher;
+  }
+}
+
 TEST(LargestGpu, SumsTheRanksThatShareIt) {
   std::vector<RankPlan> plans(2);
   plans[0].total_bytes = 10;

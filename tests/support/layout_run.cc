@@ -130,6 +130,7 @@ class Rank {
     }
     run_program(number);
     storage_.to_host();
+    storage_.gradients_to_host();
     measure(number);
   }
 

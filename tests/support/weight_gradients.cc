@@ -100,6 +100,7 @@ std::vector<float> run_gradient(const GradientCase& test, DType dtype, bool accu
   storage.to_device();
   interpreter->run();
   storage.to_host();
+  storage.gradients_to_host();
   for (int64_t i = 0; i < view.shape.elements(); ++i) {
     values.push_back(dtype == DType::bf16 ? static_cast<float>(view.as<bf16>()[i])
                                           : view.as<float>()[i]);

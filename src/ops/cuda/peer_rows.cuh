@@ -3,8 +3,8 @@
 // when it comes back: nothing is packed.
 #pragma once
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/peers.h"
+#include "ops/cuda/raw_step.cuh"
 
 namespace troupe {
 namespace {
@@ -52,19 +52,30 @@ __global__ void send_rows_kernel(const Unit* x, const int32_t* slots, PeerSectio
                                  PeerRows<Unit> targets, int64_t units) {
   __shared__ int64_t begins[kMostPeers];
   load_begins(sections, begins);
+  constexpr int kUnits = 8;  // of a row, that a lane holds at once
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t warps = int64_t{gridDim.x} * kRowWarps;
   for (int64_t token = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32; token < sections.tokens;
        token += warps) {
     const int64_t own = row_of_lane(sections, slots, token, begins, lane);
-    for (int step = 0; step < sections.ranks; ++step) {
-      const int member = (sections.rank + step) % sections.ranks;
-      const int64_t row = __shfl_sync(0xffffffffU, own, member);
-      if (row < 0) continue;
-      const Unit* from = x + token * units;
-      Unit* to = targets.data[static_cast<size_t>(member)] + row * units;
-#pragma unroll 4
-      for (int64_t i = lane; i < units; i += 32) to[i] = from[i];
+    for (int64_t begin = 0; begin < units; begin += 32 * kUnits) {
+      Unit held[kUnits];
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        const int64_t at = begin + i * 32 + lane;
+        if (at < units) held[i] = x[token * units + at];
+      }
+      for (int step = 0; step < sections.ranks; ++step) {
+        const int member = (sections.rank + step) % sections.ranks;
+        const int64_t row = __shfl_sync(0xffffffffU, own, member);
+        if (row < 0) continue;
+        Unit* to = targets.data[static_cast<size_t>(member)] + row * units;
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+          const int64_t at = begin + i * 32 + lane;
+          if (at < units) to[at] = held[i];
+        }
+      }
     }
   }
 }
@@ -96,11 +107,14 @@ inline void send_rows_to_peers(const CudaKernelArguments& args, const CudaTensor
 }
 
 // out[t] = the sum over members of the token's row there, in ascending order. A member without a
-// row adds +0, as on the CPU (ops/cpu/partial_rows.h). A warp for each token.
+// row adds +0, as on the CPU (ops/cpu/partial_rows.h). A warp for each token, with so much of
+// several rows on its way at once that the distance to other GPUs does not show.
 template <class T, int kStep>
 __global__ void sum_rows_kernel(PeerRows<const T> rows, const int32_t* slots, PeerSections sections,
                                 T* out, int64_t width) {
   using A = accumulation_t<T>;
+  constexpr int kRows = 4;   // of a token, at once
+  constexpr int kSteps = 2;  // of each of them
   __shared__ int64_t begins[kMostPeers];
   load_begins(sections, begins);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -111,32 +125,50 @@ __global__ void sum_rows_kernel(PeerRows<const T> rows, const int32_t* slots, Pe
     const unsigned members = __ballot_sync(0xffffffffU, own >= 0);
     const bool lacks = __popc(members) < sections.ranks;
     // All lanes take part in the exchange of rows; those beyond the row have nothing to do.
-    const int64_t steps = (width + 32 * kStep - 1) / (32 * kStep);
-#pragma unroll 2
-    for (int64_t step = 0; step < steps; ++step) {
-      const int64_t at = (step * 32 + lane) * kStep;
-      A total[kStep] = {};
-      bool first = true;
-      for (unsigned left = members; left != 0; left &= left - 1) {
-        const int member = __ffs(static_cast<int>(left)) - 1;
-        const int64_t row = __shfl_sync(0xffffffffU, own, member);
-        if (at >= width) continue;
-        const Pack<T> pack =
-            load_step<T, kStep>(rows.data[static_cast<size_t>(member)] + row * width + at);
+    for (int64_t begin = 0; begin < width; begin += kSteps * 32 * kStep) {
+      const auto at = [&](int step) { return begin + (step * 32 + lane) * kStep; };
+      A total[kSteps][kStep] = {};
+      for (unsigned left = members; left != 0;) {
+        const bool first = left == members;
+        const int count = min(__popc(left), kRows);
+        RawStep<T, kStep> rows_here[kRows][kSteps];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+          if (k >= count) continue;
+          const int member = __ffs(static_cast<int>(left)) - 1;
+          left &= left - 1;
+          const int64_t row = __shfl_sync(0xffffffffU, own, member);
+          const T* from = rows.data[static_cast<size_t>(member)] + row * width;
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            if (at(step) < width) rows_here[k][step] = load_raw<T, kStep>(from + at(step));
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+          if (k >= count) continue;
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            if (at(step) >= width) continue;
+            const Pack<T> pack = unpack(rows_here[k][step]);
+#pragma unroll
+            for (int i = 0; i < kStep; ++i) {
+              const A value = widen(pack.values[i]);
+              total[step][i] = first && k == 0 ? value : total[step][i] + value;
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (at(step) >= width) continue;
+        Pack<T> rounded;
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
-          const A value = widen(pack.values[i]);
-          total[i] = first ? value : total[i] + value;
+          rounded.values[i] = round_to<T>(lacks ? total[step][i] + A(0) : total[step][i]);
         }
-        first = false;
+        store_step<T, kStep>(out + token * width + at(step), rounded);
       }
-      if (at >= width) continue;
-      Pack<T> rounded;
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) {
-        rounded.values[i] = round_to<T>(lacks ? total[i] + A(0) : total[i]);
-      }
-      store_step<T, kStep>(out + token * width + at, rounded);
     }
   }
 }

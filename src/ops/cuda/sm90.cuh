@@ -28,7 +28,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: copies see the barriers initialised.
+// fence.mbarrier_init: other blocks of the cluster and copies see the barriers initialised.
 __device__ __forceinline__ void fence_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -36,6 +36,20 @@ __device__ __forceinline__ void fence_barriers() {
 // mbarrier.arrive
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive at the same barrier of block `rank` of the cluster. It says that this thread is
+// done with what it has waited for, and orders none of its other writes for that block: a release
+// for the whole cluster would wait for all that the thread has under way, in global memory, too.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
 }
 
 // mbarrier.arrive.expect_tx: arrives, and the phase also waits for `bytes` of copies.
@@ -62,6 +76,21 @@ __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// barrier.cluster: all threads of the cluster meet, and see each other's shared memory.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// The number of this block in its cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
 // Copies of tiles, by one thread. `map` is a kernel parameter (__grid_constant__); x, y, z count
 // elements from the first one of the tensor, innermost dimension first. What lies outside of the
 // tensor arrives as zeros, counts as bytes all the same, and is not written.
@@ -78,6 +107,18 @@ __device__ __forceinline__ void load_tile(const CUtensorMap& map, uint32_t barri
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+// The same to the same address of all blocks of the cluster whose bit is set in `blocks`; in each,
+// the bytes arrive at its own barrier.
+__device__ __forceinline__ void load_tile_to(uint16_t blocks, const CUtensorMap& map,
+                                             uint32_t barrier, uint32_t to, int32_t x, int32_t y,
+                                             int32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
       : "memory");
 }
 
@@ -151,6 +192,19 @@ __device__ __forceinline__ void store_shared(uint32_t address, int4 value) {
   asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
+}
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
 }
 __device__ __forceinline__ int4 load_shared(uint32_t address) {
   int4 value;

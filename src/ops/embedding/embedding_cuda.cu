@@ -1,4 +1,4 @@
-#include "ops/cuda/device.cuh"
+#include "ops/cuda/raw_step.cuh"
 #include "ops/embedding/embedding.h"
 
 namespace troupe {
@@ -40,50 +40,106 @@ struct EmbeddingCuda {
 // order. These are chained: for each token the next one with the same id, and for each id its first
 // token. Each row is then summed by one block that follows the chain.
 //
-// A block for each token: the least later token with the same id, and whether it is the first.
-__global__ void chain_tokens_kernel(const int32_t* tokens, int32_t* next, int32_t* first,
-                                    int64_t count, int64_t vocabulary, int32_t padding) {
-  __shared__ int32_t least;
-  __shared__ int32_t earlier;
-  const int32_t own = static_cast<int32_t>(blockIdx.x);
-  const int32_t id = tokens[own];
-  if (id < 0 || id >= vocabulary || id == padding) return;  // the same for the whole block
-  if (threadIdx.x == 0) {
-    least = INT32_MAX;
-    earlier = 0;
-  }
-  __syncthreads();
-  for (int64_t t = threadIdx.x; t < count; t += blockDim.x) {
-    if (tokens[t] != id) continue;
-    if (t < own) {
-      earlier = 1;  // whoever writes, writes the same
-    } else if (t > own) {
-      atomicMin(&least, static_cast<int32_t>(t));  // of integers: the order does not matter
-      break;
+// A block has kChainIds ids. It goes through all tokens, backwards in tiles: picks out its own ids'
+// in order, finds the next one of each among these, or else the first one in the tiles that it has
+// been through.
+constexpr int kChainIds = 256;
+constexpr int kChainThreads = 1024;
+constexpr int kTokensOfThread = 4;
+constexpr int kTile = kChainThreads * kTokensOfThread;
+
+__global__ void __launch_bounds__(kChainThreads)
+    chain_tokens_kernel(const int32_t* tokens, int32_t* next, int32_t* first, int64_t count,
+                        int64_t vocabulary, int32_t padding) {
+  constexpr int32_t kNone = INT32_MAX;
+  __shared__ int32_t first_of[kChainIds];
+  __shared__ int32_t found_ids[kTile];
+  __shared__ int32_t found_tokens[kTile];
+  __shared__ int found_by_warp[kChainThreads / 32];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int64_t first_id = int64_t{blockIdx.x} * kChainIds;
+  const int64_t left = vocabulary - first_id;
+  const int64_t ids = left < kChainIds ? left : kChainIds;
+  if (thread < kChainIds) first_of[thread] = kNone;
+  for (int64_t tile = (count - 1) / kTile; tile >= 0; --tile) {
+    const int64_t begin = tile * kTile + thread * kTokensOfThread;
+    int64_t own[kTokensOfThread];
+    int found = 0;
+#pragma unroll
+    for (int j = 0; j < kTokensOfThread; ++j) {
+      const int32_t id = begin + j < count ? tokens[begin + j] : -1;
+      own[j] = id >= first_id && id < first_id + ids && id != padding ? id - first_id : -1;
+      found += own[j] >= 0 ? 1 : 0;
+    }
+    int up_to_here = found;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = __shfl_up_sync(0xffffffffU, up_to_here, distance);
+      if (lane >= distance) up_to_here += before;
+    }
+    __syncthreads();  // the tile before has been read
+    if (lane == 31) found_by_warp[warp] = up_to_here;
+    __syncthreads();
+    const int total = warp_sum(found_by_warp[lane]);
+    int place = warp_sum(lane < warp ? found_by_warp[lane] : 0) + up_to_here - found;
+#pragma unroll
+    for (int j = 0; j < kTokensOfThread; ++j) {
+      if (own[j] < 0) continue;
+      found_ids[place] = static_cast<int32_t>(own[j]);
+      found_tokens[place] = static_cast<int32_t>(begin + j);
+      ++place;
+    }
+    __syncthreads();
+    for (int i = thread; i < total; i += kChainThreads) {
+      const int32_t id = found_ids[i];
+      int32_t later = first_of[id];
+      for (int k = i + 1; k < total; ++k) {
+        if (found_ids[k] != id) continue;
+        later = found_tokens[k];
+        break;
+      }
+      next[found_tokens[i]] = later == kNone ? -1 : later;
+    }
+    __syncthreads();
+    for (int i = thread; i < total; i += kChainThreads) {
+      atomicMin(&first_of[found_ids[i]], found_tokens[i]);  // of integers: order does not matter
     }
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  next[own] = least == INT32_MAX ? -1 : least;
-  if (earlier == 0) first[id] = own;
+  if (thread < ids) first[first_id + thread] = first_of[thread] == kNone ? -1 : first_of[thread];
 }
 
-__global__ void clear_rows_kernel(int32_t* first, int64_t vocabulary) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < vocabulary) first[i] = -1;
-}
-
-template <class T, class Out>
-__global__ void sum_tokens_kernel(const T* dy, const int32_t* next, const int32_t* first,
-                                  Out* d_weight, int64_t hidden, bool accumulate) {
+// A block for each row of the table. When sums are added to what the table has: for each token, of
+// which only the first one of its id has something to do. Out is the type of the gradient.
+template <class T, class Out, int kStep>
+__global__ void sum_tokens_kernel(const T* dy, const int32_t* tokens, const int32_t* next,
+                                  const int32_t* first, Out* d_weight, int64_t hidden,
+                                  int64_t vocabulary, bool accumulate) {
   using A = accumulation_t<T>;
-  const int64_t row = blockIdx.x;
+  const int64_t row = accumulate ? tokens[blockIdx.x] : int64_t{blockIdx.x};
+  if (row < 0 || row >= vocabulary) return;
   const int32_t begin = first[row];
-  if (begin < 0 && accumulate) return;
-  for_row(hidden, [=](int64_t i) {
-    A sum = accumulate ? widen(d_weight[row * hidden + i]) : A(0);
-    for (int32_t t = begin; t >= 0; t = next[t]) sum += widen(dy[t * hidden + i]);
-    d_weight[row * hidden + i] = round_to<Out>(sum);
+  if (accumulate && begin != static_cast<int32_t>(blockIdx.x)) return;
+  for_row_steps<kStep>(hidden, [=](int64_t i) {
+    Out* sums = d_weight + row * hidden + i;
+    A sum[kStep] = {};
+    if (accumulate) {
+      Out earlier[kStep];
+      load_numbers(sums, earlier);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) sum[j] = widen(earlier[j]);
+    }
+    for (int32_t t = begin; t >= 0; t = next[t]) {
+      const Pack<T> pack = load_step<T, kStep>(dy + t * hidden + i);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) sum[j] += widen(pack.values[j]);
+    }
+    Out rounded[kStep];
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) rounded[j] = round_to<Out>(sum[j]);
+    store_numbers(rounded, sums);
   });
 }
 
@@ -96,12 +152,15 @@ void run_weight_gradient(const CudaKernelArguments& args) {
   const int64_t hidden = args.input(0).shape[1];
   auto* first = reinterpret_cast<int32_t*>(args.scratch);
   int32_t* next = first + vocabulary;
-  launch(args, {static_cast<unsigned>(ceil_divide(vocabulary, 256)), 256}, clear_rows_kernel, first,
-         vocabulary);
-  launch(args, {static_cast<unsigned>(count), 256}, chain_tokens_kernel, args.in<int32_t>(1), next,
-         first, count, vocabulary, attributes.padding_token);
-  launch(args, {static_cast<unsigned>(vocabulary), threads_for_row(hidden, 4)},
-         sum_tokens_kernel<T, Out>, args.in<T>(0), next, first, args.out<Out>(0), hidden,
+  launch(args, {static_cast<unsigned>(ceil_divide(vocabulary, kChainIds)), kChainThreads},
+         chain_tokens_kernel, args.in<int32_t>(1), next, first, count, vocabulary,
+         attributes.padding_token);
+  const bool packs = is_made_of_packs<T>(hidden);
+  launch(args,
+         {static_cast<unsigned>(attributes.accumulate ? count : vocabulary),
+          threads_for_row(hidden, packs ? Pack<T>::kElements : 1)},
+         packs ? sum_tokens_kernel<T, Out, Pack<T>::kElements> : sum_tokens_kernel<T, Out, 1>,
+         args.in<T>(0), args.in<int32_t>(1), next, first, args.out<Out>(0), hidden, vocabulary,
          attributes.accumulate);
 }
 

@@ -114,9 +114,16 @@ bool can_be_tiled(const OpView& op) {
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
 
-template <GroupedProduct kProduct>
+// Rows of a group, on average, from which products are long. Then blocks work in pairs: of fewer
+// rows, too many tiles have no neighbour to share with but wait for one all the same. And the copy
+// unit adds weight gradients to what is there. On an H100 (docs/benchmarks/cuda.md) pairs are as
+// fast as single blocks with 512 and 1,024 rows, and up to 1.4 times as fast with 2,048; fetching
+// is 1.3 times as fast as adding copies with 512 rows, 1.1 with 1,024, and 0.8 with 2,048.
+constexpr int64_t kPairRows = 1024;
+constexpr int64_t kAddingCopiesRows = 1536;
+
+template <class Cut>
 void multiply_tiled(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<kProduct>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -143,21 +150,36 @@ void multiply_tiled(const CudaKernelArguments& args) {
                               multiprocessors);
 }
 
+// Of forward and data gradient.
+template <GroupedProduct kProduct>
+CudaKernel select_tiled(const OpView& op) {
+  return op.input(0).shape[0] / op.input(1).shape[0] >= kPairRows
+             ? &multiply_tiled<GroupedCut<kProduct, 2>>
+             : &multiply_tiled<GroupedCut<kProduct, 1>>;
+}
+
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::forward>;
+  if (can_be_tiled(op)) return select_tiled<GroupedProduct::forward>(op);
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::data_gradient>;
+  if (can_be_tiled(op)) return select_tiled<GroupedProduct::data_gradient>(op);
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
-  if (op.output(0).dtype == DType::bf16) return &run_weight_gradient<Bf16, Bf16>;
-  if (can_be_tiled(op)) return &multiply_tiled<GroupedProduct::weight_gradient>;
+  constexpr GroupedProduct kProduct = GroupedProduct::weight_gradient;
+  const bool narrow = op.output(0).dtype == DType::bf16;
+  if (can_be_tiled(op)) {
+    if (narrow) return &multiply_tiled<GroupedCut<kProduct, 1, Bf16, /*kFetches=*/true>>;
+    return op.input(0).shape[0] / op.output(0).shape[0] >= kAddingCopiesRows
+               ? &multiply_tiled<GroupedCut<kProduct, 1, float, /*kFetches=*/false>>
+               : &multiply_tiled<GroupedCut<kProduct, 1, float, /*kFetches=*/true>>;
+  }
+  if (narrow) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
 }
 

@@ -3,9 +3,23 @@
 //
 // The kernel is persistent: a block takes every gridDim.x-th tile of the result. One warp finds
 // the tiles from the offsets, tells the others in notes, and keeps a ring of stages in shared
-// memory filled with operands, 64 elements deep each; two warpgroups multiply them and store the
+// memory filled with operands, 64 elements deep each; two warpgroups multiply them and hand on the
 // results. Every element of the result is computed by one warpgroup in a fixed order, so the same
 // operands give the same bits.
+//
+// Weight gradients are added to what is there. The copy unit does that by itself (cp.reduce), which
+// takes twice the time of reading it: behind long products, where groups have many rows, that does
+// not show. For short ones (kFetches) a thread for each warpgroup fetches what is there box by box
+// while the tile is multiplied, and stores the boxes while the next one is; the warpgroup adds its
+// sums in shared memory, and one stage less has room.
+//
+// In products by rows, blocks work in pairs where groups have many of them (kPair). A pair's tiles
+// are neighbours in the order of tiles, mostly one below the other: then both need the same columns
+// of the right operand, the larger part of a stage, of which each loads one half and sends it to
+// both. So a third less comes out of the L2 cache, which bounds long products otherwise. Both go
+// through equally many stages, whether they share or not: a stage is filled anew when both blocks'
+// warpgroups have given it back, and a block ends only with the other one. Where the number of
+// tiles is odd, one block goes past a tile that is not there.
 //
 // Tiles do not cross groups, but boxes of rows that are copied do. Where rows are the product's
 // rows, the strangers among them only reach rows of the result that are not stored. Where they are
@@ -23,21 +37,27 @@ namespace troupe {
 enum class GroupedProduct {
   forward,          // y [R, N] = x [R, K] W^T, W [E, N, K]
   data_gradient,    // dx [R, N] = dy [R, K] W, W [E, K, N]
-  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N], in fp32
+  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
 };
 
-// How the kernel is cut.
-template <GroupedProduct kProduct_>
+// How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2. Of weight gradients,
+// Out is the type of the result, Bf16 or float, and kFetches says how it is added to what is there;
+// the copy unit by itself would round what it adds to Bf16 first.
+template <GroupedProduct kProduct_, int kPair_ = 1, class Out_ = Bf16, bool kFetches_ = false>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
+  static constexpr int kPair = kPair_;
+  static constexpr bool kFetches = kFetches_;
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
-  using Out = std::conditional_t<kDepthGrouped, float, Bf16>;
+  using Out = Out_;
+  static_assert(kDepthGrouped ? kPair == 1 && (kFetches || std::is_same_v<Out, float>)
+                              : !kFetches && std::is_same_v<Out, Bf16>);
 
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 256;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = kFetches ? 3 : 4;
   static constexpr int kDepth = 64;       // of a stage
   static constexpr int kBoxBytes = 8192;  // 64 x 64 elements of bf16
   static constexpr int kLeftBytes = kTileRows * kDepth * 2;
@@ -50,17 +70,19 @@ struct GroupedCut {
   static constexpr int kLoaderRegisters = 56;
   static constexpr int kMathRegisters = 224;
 
-  // Results leave in boxes of 64 rows of 128 bytes; a warpgroup has two on their way.
+  // Results leave in boxes of 64 rows of 128 bytes, of which each warpgroup has some.
   static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
-  static constexpr int kBoxes = 2;
+  static constexpr int kBoxes = kFetches ? 5 : 2;
 
-  // Shared memory: stages, boxes of results, barriers, notes.
+  // Shared memory: stages, boxes of results, barriers, notes, places of boxes.
   static constexpr int kNotes = 4;
   static constexpr int kNoteBytes = 32;
   static constexpr int kBoxesAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kBoxesAt + kWarpgroups * kBoxes * kBoxBytes;
-  static constexpr int kNotesAt = kBarriersAt + 8 * (2 * kStages + 2 * kNotes);
-  static constexpr int kSharedBytes = kNotesAt + kNotes * kNoteBytes + 1024;  // to align the start
+  static constexpr int kBarriers = 2 * (kStages + kNotes + kWarpgroups * kBoxes);
+  static constexpr int kNotesAt = kBarriersAt + 8 * kBarriers;
+  static constexpr int kPlacesAt = kNotesAt + kNotes * kNoteBytes;
+  static constexpr int kSharedBytes = kPlacesAt + kWarpgroups * kBoxes * 16 + 1024;  // to align it
   static_assert(kSharedBytes <= 232448 && kNotesAt % 16 == 0);
 };
 
@@ -85,6 +107,7 @@ struct GroupedNote {
   int32_t last_depth;   // elements of the last one that count; 0: there is no depth at all
   int32_t first_block;  // number of the first stage, counted from the start of the kernel
   int32_t depth_begin;  // first element of depth
+  bool shared_right;    // the other block of the pair has the same columns of the same group
 };
 
 // Finds tiles by their numbers, which must not decrease. All lanes of a warp together.
@@ -96,15 +119,22 @@ class GroupedTiles {
     load();
   }
 
-  // first_block is left to the caller.
-  __device__ GroupedNote find(int32_t tile) {
+  // `rank`: of the block in its pair, which has a number of the same parity. first_block is left to
+  // the caller.
+  __device__ GroupedNote find(int32_t tile, int32_t rank) {
     while (tile >= through_ && window_ + 32 < sizes_.groups) {
       window_ += 32;
       load();
     }
     GroupedNote note{};
     note.group = -1;
-    if (tile >= through_) return note;
+    if (tile >= through_) {
+      // Beside the very last tile, the other block of the pair goes through the motions.
+      if (Cut::kPair == 1 || tile - rank >= through_) return note;
+      note.group = 0;
+      set_depth(note, 0, sizes_.depth);
+      return note;
+    }
     const uint32_t finder =
         __ballot_sync(0xffffffffU, tile >= lane_start_ && tile < lane_start_ + lane_tiles_);
     const int lane = __ffs(static_cast<int>(finder)) - 1;
@@ -121,10 +151,12 @@ class GroupedTiles {
     const int32_t in_panel = within - panel * most * column_tiles_;
     const int32_t height = min(most, row_tiles - panel * most);
     const int32_t column_tile = in_panel / height;
-    const int32_t row = (panel * most + in_panel - column_tile * height) * Cut::kTileRows;
+    const int32_t in_column = in_panel - column_tile * height;
+    const int32_t row = (panel * most + in_column) * Cut::kTileRows;
     note.column = column_tile * Cut::kTileColumns;
     note.row = Cut::kDepthGrouped ? row : begin + row;
     note.rows = min(rows - row, Cut::kTileRows);
+    note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
     if constexpr (Cut::kDepthGrouped) {
       set_depth(note, begin, count);
     } else {
@@ -189,7 +221,16 @@ struct GroupedShared {
   __device__ uint32_t empty(int stage) const { return full(Cut::kStages + stage); }
   __device__ uint32_t note_full(int i) const { return full(2 * Cut::kStages + i); }
   __device__ uint32_t note_empty(int i) const { return note_full(Cut::kNotes + i); }
+  __device__ uint32_t box_open(int warpgroup, int i) const {
+    return note_empty(Cut::kNotes + warpgroup * Cut::kBoxes + i);
+  }
+  __device__ uint32_t box_ready(int warpgroup, int i) const {
+    return box_open(Cut::kWarpgroups + warpgroup, i);
+  }
   __device__ uint32_t note(int i) const { return base + Cut::kNotesAt + i * Cut::kNoteBytes; }
+  __device__ uint32_t box_place(int warpgroup, int i) const {
+    return base + Cut::kPlacesAt + (warpgroup * Cut::kBoxes + i) * 16;
+  }
 };
 
 // A place in the ring of stages.
@@ -217,11 +258,12 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
                                                    const GroupedSizes& sizes,
                                                    const GroupedShared<Cut>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t rank = Cut::kPair == 2 ? static_cast<int32_t>(sm90::cluster_rank()) : 0;
   GroupedTiles<Cut> tiles(sizes);
   RingPlace<Cut::kStages> place;
   int32_t blocks = 0;
   for (uint32_t number = 0;; ++number) {
-    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x));
+    GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
     note.first_block = blocks;
     const int slot = static_cast<int>(number % Cut::kNotes);
     sm90::barrier_wait(shared.note_empty(slot), (number / Cut::kNotes & 1) ^ 1);
@@ -235,7 +277,7 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
     }
     if (note.group < 0) break;
     if (lane == 0) {
-      const bool loads = note.last_depth > 0;
+      const bool loads = note.rows > 0 && note.last_depth > 0;
       for (int32_t i = 0; i < note.blocks; ++i) {
         const int stage = place.stage;
         sm90::barrier_wait(shared.empty(stage), place.parity ^ 1);
@@ -256,15 +298,30 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
         } else {
           sm90::load_tile(left_map, full, shared.left(stage), depth, note.row, 0);
         }
+        // A right operand that the pair shares comes in two halves, of which each block loads one
+        // for both.
         const int32_t matrix = Cut::kDepthGrouped ? 0 : note.group;
-        if constexpr (Cut::kRightColumnsFirst) {
-#pragma unroll
-          for (int box = 0; box < Cut::kTileColumns / 64; ++box) {
-            sm90::load_tile(right_map, full, shared.right(stage) + box * Cut::kBoxBytes,
-                            note.column + box * 64, depth, matrix);
+        const auto load_right = [&](uint32_t to, int32_t x, int32_t y) {
+          if (Cut::kPair == 2 && note.shared_right) {
+            sm90::load_tile_to(3, right_map, full, to, x, y, matrix);
+          } else {
+            sm90::load_tile(right_map, full, to, x, y, matrix);
           }
-        } else {
-          sm90::load_tile(right_map, full, shared.right(stage), depth, note.column, matrix);
+        };
+#pragma unroll
+        for (int part = 0; part < Cut::kPair; ++part) {
+          if (Cut::kPair == 2 && note.shared_right && part != rank) continue;
+          constexpr int kPartColumns = Cut::kTileColumns / Cut::kPair;
+          const uint32_t to = shared.right(stage) + part * (Cut::kRightBytes / Cut::kPair);
+          const int32_t column = note.column + part * kPartColumns;
+          if constexpr (Cut::kRightColumnsFirst) {
+#pragma unroll
+            for (int box = 0; box < kPartColumns / 64; ++box) {
+              load_right(to + box * Cut::kBoxBytes, column + box * 64, depth);
+            }
+          } else {
+            load_right(to, depth, column);
+          }
         }
       }
     }
@@ -272,6 +329,90 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
     __syncwarp();
   }
 }
+
+// The thread that serves the boxes of a warpgroup (kFetches). It opens one box after the other for
+// the results: fetches what they are added to, long before they are there, or only says that the
+// box is free. When the results are ready it stores them, and opens the box again once they have
+// been read.
+template <class Cut>
+class GroupedBoxes {
+ public:
+  __device__ GroupedBoxes(const CUtensorMap& out_map, const GroupedSizes& sizes,
+                          const GroupedShared<Cut>& shared, int warpgroup)
+      : out_map_(out_map), sizes_(sizes), shared_(shared), warpgroup_(warpgroup) {}
+
+  __device__ void run() {
+    // It never waits for a tile with boxes open that the warpgroup cannot fill: what has been
+    // opened leads through all tiles before that one.
+    uint32_t opened = 0;
+    while (opened < Cut::kBoxes && open(opened)) ++opened;
+    bool more = opened == Cut::kBoxes;
+    for (uint32_t stored = 0; stored < opened; ++stored) {
+      store(stored);
+      if (stored == 0) continue;
+      sm90::wait_stores_read<1>();  // the box before this one can be used again
+      more = more && open(opened);
+      if (more) ++opened;
+    }
+    sm90::wait_stores();
+  }
+
+ private:
+  // Opens the box of a use; false when there are no more tiles.
+  __device__ bool open(uint32_t use) {
+    while (column_ >= columns_end_) {
+      if (!next_tile()) return false;
+    }
+    const int i = static_cast<int>(use % Cut::kBoxes);
+    const uint32_t barrier = shared_.box_open(warpgroup_, i);
+    sm90::store_shared(shared_.box_place(warpgroup_, i), make_int4(column_, row_, group_, 0));
+    if (sizes_.accumulate) {
+      sm90::barrier_arrive_expecting(barrier, Cut::kBoxBytes);
+      sm90::load_tile(out_map_, barrier, shared_.box(warpgroup_, i), column_, row_, group_);
+    } else {
+      sm90::barrier_arrive(barrier);
+    }
+    column_ += Cut::kBoxColumns;
+    return true;
+  }
+
+  // Stores the box of a use when it is ready.
+  __device__ void store(uint32_t use) {
+    const int i = static_cast<int>(use % Cut::kBoxes);
+    sm90::barrier_wait(shared_.box_ready(warpgroup_, i), use / Cut::kBoxes & 1);
+    const int4 place = sm90::load_shared(shared_.box_place(warpgroup_, i));
+    sm90::store_tile(out_map_, shared_.box(warpgroup_, i), place.x, place.y, place.z);
+    sm90::commit_stores();
+  }
+
+  // Goes to the next tile, in which there may be no boxes; false when there is none.
+  __device__ bool next_tile() {
+    const int slot = static_cast<int>(number_ % Cut::kNotes);
+    sm90::barrier_wait(shared_.note_full(slot), number_ / Cut::kNotes & 1);
+    const int4 place = sm90::load_shared(shared_.note(slot));
+    const int4 depth = sm90::load_shared(shared_.note(slot) + 16);
+    if (place.x < 0) return false;
+    sm90::barrier_arrive(shared_.note_empty(slot));
+    ++number_;
+    group_ = place.x;
+    row_ = place.y + warpgroup_ * 64;
+    column_ = place.w;
+    const bool boxes = place.z > warpgroup_ * 64 && depth.y > 0;
+    columns_end_ = boxes ? min(column_ + Cut::kTileColumns, sizes_.columns) : column_;
+    return true;
+  }
+
+  const CUtensorMap& out_map_;
+  const GroupedSizes& sizes_;
+  const GroupedShared<Cut>& shared_;
+  int warpgroup_;
+  uint32_t number_ = 0;  // of the next tile
+  // The next box to be opened.
+  int32_t group_ = 0;
+  int32_t row_ = 0;
+  int32_t column_ = 0;
+  int32_t columns_end_ = 0;  // of the tile; none are left when column_ is there
+};
 
 // A multiplying warpgroup.
 template <class Cut>
@@ -311,9 +452,13 @@ class GroupedMath {
         store_zeros(place.x, row, rows, place.w);
         continue;
       }
-      store(sums, place.x, row, rows, place.w);
+      if constexpr (Cut::kFetches) {
+        fill_boxes(sums, place.w);
+      } else {
+        store(sums, place.x, row, rows, place.w);
+      }
     }
-    if (thread_ == 0) sm90::wait_stores();
+    if (!Cut::kFetches && thread_ == 0) sm90::wait_stores();
   }
 
  private:
@@ -322,7 +467,11 @@ class GroupedMath {
 
   // Gives a stage back to whoever fills it.
   __device__ __forceinline__ void release(int stage) {
-    if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
+    if constexpr (Cut::kPair == 2) {
+      if (thread_ < 2) sm90::barrier_arrive_at(shared_.empty(stage), thread_);
+    } else {
+      if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
+    }
   }
 
   // Sets what lies beyond `depth` in a stage to zero, as far as it is going to be multiplied.
@@ -401,6 +550,27 @@ class GroupedMath {
     }
   }
 
+  // Hands the sums over, box by box as they open.
+  __device__ __forceinline__ void fill_boxes(const float (&sums)[Cut::kTileColumns / 2],
+                                             int32_t column) {
+    constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
+#pragma unroll
+    for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
+      if (column + i * Cut::kBoxColumns >= sizes_.columns) continue;
+      float own[kSums];
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
+      sm90::barrier_wait(shared_.box_open(warpgroup_, boxes_.stage), boxes_.parity);
+      const uint32_t box = shared_.box(warpgroup_, boxes_.stage);
+      if (sizes_.accumulate) add_held(own, box);
+      put(own, box);
+      sm90::fence_copies();
+      __syncwarp();
+      if (thread_ % 32 == 0) sm90::barrier_arrive(shared_.box_ready(warpgroup_, boxes_.stage));
+      boxes_.advance();
+    }
+  }
+
   // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
   __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t group,
                                         int32_t row, int32_t rows, int32_t column) {
@@ -408,9 +578,9 @@ class GroupedMath {
 #pragma unroll
     for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
       const int32_t first = column + i * Cut::kBoxColumns;
-      if (rows <= 0 || first >= sizes_.columns) continue;
-      const uint32_t box = shared_.box(warpgroup_, next_box_);
-      next_box_ = (next_box_ + 1) % Cut::kBoxes;
+      if (first >= sizes_.columns) continue;
+      const uint32_t box = shared_.box(warpgroup_, boxes_.stage);
+      boxes_.advance();
       if (thread_ == 0) sm90::wait_stores_read<Cut::kBoxes - 1>();
       sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
       float own[kSums];
@@ -452,18 +622,50 @@ class GroupedMath {
       sm90::store_matrices(box + row * 128 + chunk * 16, pairs);
     }
   }
+  // In fp32, lanes of odd rows take the other half of a box first: so half a warp, whose 16 places
+  // of 8 bytes lie in four rows, meets every bank once.
   __device__ __forceinline__ void put(const float (&sums)[16], uint32_t box) {
+    const bool odd = thread_ / 4 % 2 != 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int even_at = i % 4 * 4 + i / 4 * 2;
+      const int odd_at = even_at ^ 8;
+      sm90::store_shared(wide_place(box, i, odd),
+                         make_float2(odd ? sums[odd_at] : sums[even_at],
+                                     odd ? sums[odd_at + 1] : sums[even_at + 1]));
+    }
+  }
+
+  // Adds what a box holds to this thread's sums.
+  __device__ __forceinline__ void add_held(float (&sums)[16], uint32_t box) {
+    const bool odd = thread_ / 4 % 2 != 0;
+    float2 held[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) held[i] = sm90::load_shared_pair(wide_place(box, i, odd));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sums[i % 4 * 4 + i / 4 * 2] += odd ? held[i ^ 2].x : held[i].x;
+      sums[i % 4 * 4 + i / 4 * 2 + 1] += odd ? held[i ^ 2].y : held[i].y;
+    }
+  }
+  __device__ __forceinline__ void add_held(float (&sums)[32], uint32_t box) {
     const int lane = thread_ % 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = thread_ / 32 * 16 + half * 8 + lane / 4;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int chunk = (j * 2 + lane % 4 / 2) ^ (row % 8);
-        sm90::store_shared(box + row * 128 + chunk * 16 + lane % 2 * 8,
-                           make_float2(sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]));
-      }
+    for (int i = 0; i < 16; ++i) {
+      const int row = thread_ / 32 * 16 + i % 2 * 8 + lane / 4;
+      const int chunk = i / 2 ^ (row % 8);
+      const uint32_t held = sm90::load_shared_word(box + row * 128 + chunk * 16 + lane % 4 * 4);
+      sums[i * 2] += __uint_as_float(held << 16);
+      sums[i * 2 + 1] += __uint_as_float(held & 0xffff0000U);
     }
+  }
+
+  // Where this thread's pair i of a box in fp32 lies.
+  __device__ __forceinline__ uint32_t wide_place(uint32_t box, int i, bool odd) const {
+    const int lane = thread_ % 32;
+    const int row = thread_ / 32 * 16 + i / 4 * 8 + lane / 4;
+    const int chunk = ((i % 4 ^ (odd ? 2 : 0)) * 2 + lane % 4 / 2) ^ (row % 8);
+    return box + row * 128 + chunk * 16 + lane % 2 * 8;
   }
 
   // The first `rows` rows of a box, to columns from `column` on.
@@ -483,10 +685,13 @@ class GroupedMath {
   __device__ __forceinline__ void store_zeros(int32_t group, int32_t row, int32_t rows,
                                               int32_t column) {
     const int32_t columns = min(sizes_.columns - column, Cut::kTileColumns);
-    float* out = static_cast<float*>(sizes_.out) +
-                 (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
+    using Out = typename Cut::Out;
+    Out* out = static_cast<Out*>(sizes_.out) +
+               (int64_t{group} * sizes_.rows + row) * sizes_.columns + column;
     for (int32_t r = 0; r < min(rows, 64); ++r) {
-      for (int32_t c = thread_; c < columns; c += 128) out[int64_t{r} * sizes_.columns + c] = 0;
+      for (int32_t c = thread_; c < columns; c += 128) {
+        out[int64_t{r} * sizes_.columns + c] = round_to<Out>(0.0F);
+      }
     }
   }
 
@@ -494,13 +699,13 @@ class GroupedMath {
   const GroupedSizes& sizes_;
   const GroupedShared<Cut>& shared_;
   int warpgroup_;
-  int thread_;        // of the warpgroup
-  int next_box_ = 0;  // they are used in turns, so that the oldest store is waited for
+  int thread_;                    // of the warpgroup
+  RingPlace<Cut::kBoxes> boxes_;  // used in turns, so that the oldest store is waited for
   RingPlace<Cut::kStages> ring_;
 };
 
 template <class Cut>
-__global__ void __launch_bounds__(Cut::kThreads, 1)
+__global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThreads, 1)
     grouped_product_kernel(const __grid_constant__ CUtensorMap left_map,
                            const __grid_constant__ CUtensorMap right_map,
                            const __grid_constant__ CUtensorMap out_map,
@@ -515,23 +720,41 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     sm90::prefetch_map(out_map);
     for (int i = 0; i < Cut::kStages; ++i) {
       sm90::barrier_init(shared.full(i), 1);
-      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups);
+      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups * Cut::kPair);
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
-      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups);
+      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups * (Cut::kFetches ? 2 : 1));
+    }
+    for (int warpgroup = 0; Cut::kFetches && warpgroup < Cut::kWarpgroups; ++warpgroup) {
+      for (int i = 0; i < Cut::kBoxes; ++i) {
+        sm90::barrier_init(shared.box_open(warpgroup, i), 1);
+        sm90::barrier_init(shared.box_ready(warpgroup, i), 4);
+      }
     }
     sm90::fence_barriers();
   }
-  __syncthreads();
+  if constexpr (Cut::kPair == 2) {
+    sm90::cluster_barrier();
+  } else {
+    __syncthreads();
+  }
   if (warpgroup == Cut::kWarpgroups) {
     sm90::release_registers<Cut::kLoaderRegisters>();
-    if (threadIdx.x / 32 == Cut::kWarpgroups * 4) {
+    const int warp = static_cast<int>(threadIdx.x) / 32 - Cut::kWarpgroups * 4;
+    if (warp == 0) {
       load_grouped_tiles<Cut>(left_map, right_map, sizes, shared);
+    } else if (Cut::kFetches && warp <= Cut::kWarpgroups && threadIdx.x % 32 == 0) {
+      GroupedBoxes<Cut>(out_map, sizes, shared, warp - 1).run();
     }
   } else {
     sm90::take_registers<Cut::kMathRegisters>();
     GroupedMath<Cut>(out_map, sizes, shared, warpgroup).run();
+  }
+  // The other block may still arrive at this one's barriers.
+  if constexpr (Cut::kPair == 2) {
+    __syncwarp();
+    sm90::cluster_barrier();
   }
 #endif
 }
@@ -548,7 +771,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
   TiledTensor right_tensor{.data = right,
                            .dtype = DType::bf16,
                            .sizes = {sizes.depth, columns, sizes.groups},
-                           .tile = {64, Cut::kTileColumns}};
+                           .tile = {64, Cut::kTileColumns / Cut::kPair}};
   TiledTensor out_tensor{.data = sizes.out,
                          .dtype = dtype_of<typename Cut::Out>,
                          .sizes = {columns, buffer_rows, 1},
@@ -564,7 +787,7 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
     out_tensor.sizes = {columns, sizes.rows, sizes.groups};
   }
   Launch shape;
-  shape.grid = dim3(static_cast<unsigned>(multiprocessors));
+  shape.grid = dim3(static_cast<unsigned>(multiprocessors / Cut::kPair * Cut::kPair));
   shape.block = dim3(Cut::kThreads);
   shape.shared_bytes = Cut::kSharedBytes;
   allow_shared_bytes(grouped_product_kernel<Cut>, shape.shared_bytes);

@@ -26,6 +26,8 @@ void infer_permute(InferContext& context) {
   TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.rows.valid() && row_slot.shape.rank() == 1,
                "permute needs ragged i32 row_slot [R]: " + row_slot.name);
   const RowCount rows = row_slot.rows;
+  TROUPE_CHECK(rows.element >= 1 && rows.element == context.attributes<PermuteAttributes>().experts,
+               "permute needs row_slot with the row count of a plan: " + row_slot.name);
   context.output("", x.dtype, {row_slot.shape[0], x.shape[1]}, rows);
 }
 
@@ -76,6 +78,10 @@ std::vector<OpSample> samples_permute() {
          }
          sample_permute(sample, 100, 200, 3, {.experts = 5}, indices);
        }},
+      {"all tokens to one of many experts",
+       [](SampleBuilder& sample) {
+         sample_permute(sample, 3000, 1, 3, {.experts = 40}, std::vector<int32_t>(3000, 7));
+       }},
       {"rows in multiples of four",
        [](SampleBuilder& sample) {
          sample_permute(sample, 5, 2, 7, {.experts = 5, .row_multiple = 4},
@@ -92,8 +98,8 @@ std::vector<OpSample> samples_permute() {
 }  // namespace
 
 ValueId permute(Builder& builder, ValueId x, const Routing& routing, const std::string& name) {
-  return builder.emit(kPermute, Attributes(NoAttributes{}), {x, routing.row_slot, routing.slot_row},
-                      name)[0];
+  return builder.emit(kPermute, Attributes(PermuteAttributes{.experts = routing.experts}),
+                      {x, routing.row_slot, routing.slot_row}, name)[0];
 }
 
 const OpSpec kPermute{.name = "permute",

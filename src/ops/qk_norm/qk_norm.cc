@@ -1,25 +1,27 @@
 #include "ops/qk_norm/qk_norm.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "ops/add/add.h"
 #include "ops/cpu/row_sums.h"
+#include "ops/rope/rope.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
-CpuKernel qk_norm_cpu_kernel(const OpView& op);
-CpuKernel qk_norm_gradient_cpu_kernel(const OpView& op);
-CpuKernel qk_norm_weight_gradient_cpu_kernel(const OpView& op);
+CpuKernel qk_norm_rope_cpu_kernel(const OpView& op);
+CpuKernel qk_norm_rope_gradient_cpu_kernel(const OpView& op);
+CpuKernel qk_norm_rope_weight_gradient_cpu_kernel(const OpView& op);
 CpuKernel qk_squares_cpu_kernel(const OpView& op);
 CpuKernel qk_squares_gradient_cpu_kernel(const OpView& op);
-CudaKernel qk_norm_cuda_kernel(const OpView& op);
-CudaKernel qk_norm_gradient_cuda_kernel(const OpView& op);
-CudaKernel qk_norm_weight_gradient_cuda_kernel(const OpView& op);
+CudaKernel qk_norm_rope_cuda_kernel(const OpView& op);
+CudaKernel qk_norm_rope_gradient_cuda_kernel(const OpView& op);
+CudaKernel qk_norm_rope_weight_gradient_cuda_kernel(const OpView& op);
 CudaKernel qk_squares_cuda_kernel(const OpView& op);
 CudaKernel qk_squares_gradient_cuda_kernel(const OpView& op);
-uint64_t qk_norm_weight_gradient_cuda_scratch_bytes(const OpView& op);
+uint64_t qk_norm_rope_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -55,6 +57,16 @@ bool is_qk_statistic(const Value& rstd, const Value& qkv, const Heads& attribute
          rstd.shape == Shape({qkv.shape[0], normalized_vectors(attributes)});
 }
 
+// The rotation, and the table that it is taken from.
+template <class Heads>
+bool is_rotation(const Value& table, const Value& qkv, const Heads& attributes) {
+  const int32_t rotary = attributes.rotary_dim;
+  return rotary >= 2 && rotary % 2 == 0 && rotary <= attributes.head_dim &&
+         attributes.sequence >= 1 && table.dtype == accumulation_dtype(qkv.dtype) &&
+         table.shape.rank() == 3 && table.shape[0] >= attributes.sequence &&
+         table.shape[1] == rotary / 2 && table.shape[2] == 2;
+}
+
 bool is_gradient_of(const Value& dy, const Value& qkv) {
   return dy.dtype == qkv.dtype && dy.shape == qkv.shape && dy.rows == qkv.rows;
 }
@@ -76,33 +88,39 @@ void check_qk_squares(const InferContext& context, int input, const Value& qkv,
                "qk_norm: squares do not belong to " + qkv.name);
 }
 
-void infer_qk_norm(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 4, "qk_norm: takes qkv, gamma_q, gamma_k and squares");
+void infer_qk_norm_rope(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 5,
+               "qk_norm_rope: takes qkv, gamma_q, gamma_k, table and squares");
   const auto& attributes = context.attributes<QkNormAttributes>();
   const Value qkv = context.input(0);
-  TROUPE_CHECK(is_fused_projection(qkv, attributes),
-               "qk_norm: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
+  TROUPE_CHECK(is_fused_projection(qkv, attributes), "qk_norm_rope: qkv is not [T, (H + 2 G) d]: " +
+                                                         qkv.name + " " + qkv.shape.to_string());
   TROUPE_CHECK(are_qk_gains(context.input(1), context.input(2), qkv, attributes),
-               "qk_norm: a gain has another shape or dtype than what it multiplies wants: " +
+               "qk_norm_rope: a gain has another shape or dtype than what it multiplies wants: " +
                    context.input(1).name + ", " + context.input(2).name);
-  check_qk_squares(context, 3, qkv, attributes);
+  TROUPE_CHECK(is_rotation(context.input(3), qkv, attributes),
+               "qk_norm_rope: needs an even rotary_dim up to head_dim, a sequence, and a table of "
+               "both: " +
+                   context.input(3).name + " " + context.input(3).shape.to_string());
+  check_qk_squares(context, 4, qkv, attributes);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
   context.output("rstd", accumulation_dtype(qkv.dtype),
                  {qkv.shape[0], normalized_vectors(attributes)}, qkv.rows);
 }
 
-void infer_qk_norm_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 6,
-               "qk_norm_gradient: takes dy, qkv, gamma_q, gamma_k, rstd and squares");
+void infer_qk_norm_rope_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 7,
+               "qk_norm_rope_gradient: takes dy, qkv, gamma_q, gamma_k, table, rstd and squares");
   const auto& attributes = context.attributes<QkNormAttributes>();
   const Value qkv = context.input(1);
   TROUPE_CHECK(is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
                    are_qk_gains(context.input(2), context.input(3), qkv, attributes) &&
-                   is_qk_statistic(context.input(4), qkv, attributes),
-               "qk_norm_gradient: operands do not belong to " + qkv.name);
-  check_qk_squares(context, 5, qkv, attributes);
+                   is_rotation(context.input(4), qkv, attributes) &&
+                   is_qk_statistic(context.input(5), qkv, attributes),
+               "qk_norm_rope_gradient: operands do not belong to " + qkv.name);
+  check_qk_squares(context, 6, qkv, attributes);
   context.output("", qkv.dtype, qkv.shape, qkv.rows);
-  if (!context.has_input(5)) return;
+  if (!context.has_input(6)) return;
   context.output("squares", accumulation_dtype(qkv.dtype), qk_squares_shape(qkv), qkv.rows);
 }
 
@@ -135,36 +153,32 @@ void differentiate_qk_squares(DerivativeContext& context) {
                                                  "d_" + context.input_name(0))[0]);
 }
 
-void infer_qk_norm_weight_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 4,
-               "qk_norm_weight_gradient: takes dy, qkv, rstd and target");
+void infer_qk_norm_rope_weight_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 5,
+               "qk_norm_rope_weight_gradient: takes dy, qkv, table, rstd and target");
   const auto& attributes = context.attributes<QkNormWeightGradientAttributes>();
   const Value qkv = context.input(1);
   const bool queries = attributes.first_head == 0 && attributes.head_count == attributes.heads;
   const bool keys =
       attributes.first_head == attributes.heads && attributes.head_count == attributes.groups;
   TROUPE_CHECK(is_fused_projection(qkv, attributes) && is_gradient_of(context.input(0), qkv) &&
-                   is_qk_statistic(context.input(2), qkv, attributes) && (queries || keys),
-               "qk_norm_weight_gradient: operands do not belong to " + qkv.name);
+                   is_rotation(context.input(2), qkv, attributes) &&
+                   is_qk_statistic(context.input(3), qkv, attributes) && (queries || keys),
+               "qk_norm_rope_weight_gradient: operands do not belong to " + qkv.name);
   const int64_t vector_heads = attributes.scope == QkNormScope::head ? 1 : attributes.head_count;
-  declare_weight_gradient(context, 3, "", accumulation_dtype(qkv.dtype),
+  declare_weight_gradient(context, 4, "", accumulation_dtype(qkv.dtype),
                           {vector_heads * attributes.head_dim});
 }
 
-void differentiate_qk_norm(DerivativeContext& context) {
+// The gains come first: d_qkv may then take the place of dy.
+void differentiate_qk_norm_rope(DerivativeContext& context) {
   Builder& builder = context.builder();
   const auto attributes = context.attributes<QkNormAttributes>();
   const ValueId dy = context.output_gradient(0);
+  const ValueId qkv = context.input(0);
+  const ValueId table = context.input(3);
   const ValueId rstd = context.output(1);
   if (!dy.valid()) return;
-  if (context.wants(0) || context.wants(3)) {
-    const auto gradients = builder.emit(
-        kQkNormGradient, Attributes(attributes),
-        {dy, context.input(0), context.input(1), context.input(2), rstd, context.input(3)},
-        "d_" + context.input_name(0));
-    if (context.wants(0)) context.add_gradient(0, gradients[0]);
-    if (context.wants(3)) context.add_gradient(3, gradients[1]);
-  }
   for (const int gain : {1, 2}) {
     if (!context.wants(gain)) continue;
     const auto target = context.weight_target(gain);
@@ -172,15 +186,24 @@ void differentiate_qk_norm(DerivativeContext& context) {
         .heads = attributes.heads,
         .groups = attributes.groups,
         .head_dim = attributes.head_dim,
+        .rotary_dim = attributes.rotary_dim,
+        .sequence = attributes.sequence,
         .first_head = gain == 1 ? 0 : attributes.heads,
         .head_count = gain == 1 ? attributes.heads : attributes.groups,
         .scope = attributes.scope,
         .accumulate = target.accumulate};
-    context.add_weight_gradient(gain,
-                                builder.emit(kQkNormWeightGradient, Attributes(weight_attributes),
-                                             {dy, context.input(0), rstd, target.target},
-                                             "d_" + context.input_name(gain))[0]);
+    context.add_weight_gradient(
+        gain,
+        builder.emit(kQkNormRopeWeightGradient, Attributes(weight_attributes),
+                     {dy, qkv, table, rstd, target.target}, "d_" + context.input_name(gain))[0]);
   }
+  if (!context.wants(0) && !context.wants(4)) return;
+  const auto gradients =
+      builder.emit(kQkNormRopeGradient, Attributes(attributes),
+                   {dy, qkv, context.input(1), context.input(2), table, rstd, context.input(4)},
+                   "d_" + context.input_name(0));
+  if (context.wants(0)) context.add_gradient(0, gradients[0]);
+  if (context.wants(4)) context.add_gradient(4, gradients[1]);
 }
 
 double qk_norm_normalized_elements(const OpView& op) {
@@ -189,26 +212,37 @@ double qk_norm_normalized_elements(const OpView& op) {
          attributes.head_dim;
 }
 
-Cost cost_qk_norm(const OpView& op) {
-  return {.flops = 4 * qk_norm_normalized_elements(op),
+// The norm, and three operations for each element that turns.
+double qk_norm_rope_turned_elements(const OpView& op) {
+  const auto& attributes = op.attributes<QkNormAttributes>();
+  return static_cast<double>(op.input(0).shape[0]) * (attributes.heads + attributes.groups) *
+         attributes.rotary_dim;
+}
+
+Cost cost_qk_norm_rope(const OpView& op) {
+  return {.flops = 4 * qk_norm_normalized_elements(op) + 3 * qk_norm_rope_turned_elements(op),
           .bytes = static_cast<double>(2 * op.input(0).bytes() + op.input(1).bytes() +
-                                       op.input(2).bytes() + op.output(1).bytes())};
+                                       op.input(2).bytes() + op.input(3).bytes() +
+                                       op.output(1).bytes())};
 }
 
-Cost cost_qk_norm_gradient(const OpView& op) {
-  return {.flops = 8 * qk_norm_normalized_elements(op),
-          .bytes = static_cast<double>(3 * op.input(0).bytes() + op.input(2).bytes() +
-                                       op.input(3).bytes() + op.input(4).bytes())};
+Cost cost_qk_norm_rope_gradient(const OpView& op) {
+  return {.flops = 8 * qk_norm_normalized_elements(op) + 3 * qk_norm_rope_turned_elements(op),
+          .bytes =
+              static_cast<double>(3 * op.input(0).bytes() + op.input(2).bytes() +
+                                  op.input(3).bytes() + op.input(4).bytes() + op.input(5).bytes())};
 }
 
-Cost cost_qk_norm_weight_gradient(const OpView& op) {
+Cost cost_qk_norm_rope_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
   const auto rows = static_cast<double>(op.input(0).shape[0]);
-  const double elements = rows * attributes.head_count * attributes.head_dim;
-  const double vectors = rows * (attributes.scope == QkNormScope::head ? attributes.head_count : 1);
-  return {.flops = 3 * elements,
+  const double heads = rows * attributes.head_count;
+  const double elements = heads * attributes.head_dim;
+  const double vectors = attributes.scope == QkNormScope::head ? heads : rows;
+  return {.flops = 3 * elements + 3 * heads * attributes.rotary_dim,
           .bytes = 2 * elements * static_cast<double>(size_of(op.input(0).dtype)) +
-                   vectors * static_cast<double>(size_of(op.input(2).dtype)) +
+                   static_cast<double>(op.input(2).bytes()) +
+                   vectors * static_cast<double>(size_of(op.input(3).dtype)) +
                    (attributes.accumulate ? 2 : 1) * static_cast<double>(op.output(0).bytes())};
 }
 
@@ -223,7 +257,16 @@ Cost cost_qk_squares_gradient(const OpView& op) {
           .bytes = static_cast<double>(2 * op.output(0).bytes())};
 }
 
-uint64_t workspace_qk_norm_weight_gradient(const OpView& op) {
+// What arrives at the longest vector.
+uint64_t scratch_qk_norm_rope_gradient(const OpView& op) {
+  const auto& attributes = op.attributes<QkNormAttributes>();
+  const bool per_head = attributes.scope == QkNormScope::head;
+  const int64_t heads = per_head ? 1 : std::max(attributes.heads, attributes.groups);
+  return static_cast<uint64_t>(heads * attributes.head_dim) *
+         size_of(accumulation_dtype(op.input(0).dtype));
+}
+
+uint64_t workspace_qk_norm_rope_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
   const RowPieces pieces =
       row_pieces(op.input(0).shape[0], int64_t{attributes.head_count} * attributes.head_dim);
@@ -234,25 +277,37 @@ const char* qk_norm_scope_text(QkNormScope scope) {
   return scope == QkNormScope::head ? "" : " scope=projection";
 }
 
+std::string qk_rotation_text(int32_t rotary_dim, int32_t sequence) {
+  return rotary_dim == 0 ? "" : fmt::format(" rotary_dim={} sequence={}", rotary_dim, sequence);
+}
+
 std::string print_qk_norm(const Attributes& attributes) {
   const auto& values = attributes.as<QkNormAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}{}{}", values.heads, values.groups,
-                     values.head_dim, values.epsilon, qk_norm_scope_text(values.scope),
+  return fmt::format("heads={} groups={} head_dim={} epsilon={}{}{}{}{}", values.heads,
+                     values.groups, values.head_dim, values.epsilon,
+                     qk_norm_scope_text(values.scope),
                      values.zero_centered ? " zero_centered=1" : "",
-                     values.ranks > 1 ? fmt::format(" ranks={}", values.ranks) : "");
+                     values.ranks > 1 ? fmt::format(" ranks={}", values.ranks) : "",
+                     qk_rotation_text(values.rotary_dim, values.sequence));
 }
 
-std::string print_qk_norm_weight_gradient(const Attributes& attributes) {
+std::string print_qk_norm_rope_weight_gradient(const Attributes& attributes) {
   const auto& values = attributes.as<QkNormWeightGradientAttributes>();
-  return fmt::format("heads={} groups={} head_dim={} first_head={} head_count={} accumulate={}{}",
+  return fmt::format("heads={} groups={} head_dim={} first_head={} head_count={} accumulate={}{}{}",
                      values.heads, values.groups, values.head_dim, values.first_head,
-                     values.head_count, values.accumulate ? 1 : 0,
-                     qk_norm_scope_text(values.scope));
+                     values.head_count, values.accumulate ? 1 : 0, qk_norm_scope_text(values.scope),
+                     qk_rotation_text(values.rotary_dim, values.sequence));
 }
 
-std::vector<OpSample> samples_qk_norm() {
-  const auto norm = [](SampleBuilder& sample, const QkNormAttributes& attributes, int64_t rows,
-                       const SampleBuilder::Options& options) {
+std::vector<OpSample> samples_qk_norm_rope() {
+  const auto table_of = [](SampleBuilder& sample, const QkNormAttributes& attributes) {
+    return rope_table(
+        sample.builder(),
+        {.positions = attributes.sequence + 1, .rotary_dim = attributes.rotary_dim, .base = 50},
+        accumulation_dtype(sample.dtype()), "table");
+  };
+  const auto norm = [=](SampleBuilder& sample, const QkNormAttributes& attributes, int64_t rows,
+                        const SampleBuilder::Options& options) {
     const bool per_head = attributes.scope == QkNormScope::head;
     const int64_t d = attributes.head_dim;
     const ValueId qkv =
@@ -261,18 +316,22 @@ std::vector<OpSample> samples_qk_norm() {
         sample.tensor("gamma_q", {per_head ? d : attributes.heads * d}, {.accumulation = true});
     const ValueId gamma_k =
         sample.tensor("gamma_k", {per_head ? d : attributes.groups * d}, {.accumulation = true});
-    sample.result(qk_norm(sample.builder(), {.qkv = qkv, .gamma_q = gamma_q, .gamma_k = gamma_k},
-                          attributes, "y"));
+    const ValueId table = table_of(sample, attributes);
+    sample.result(qk_norm_rope(sample.builder(),
+                               {.qkv = qkv, .gamma_q = gamma_q, .gamma_k = gamma_k, .table = table},
+                               attributes, "y"));
   };
   // Squares of qkv itself, and those of others' heads besides.
-  const auto with_squares = [](bool of_others, int32_t ranks, int64_t rows) {
+  const auto with_squares = [=](bool of_others, int32_t ranks, int64_t rows) {
     return [=](SampleBuilder& sample) {
       const QkNormAttributes attributes{.heads = 4,
                                         .groups = 2,
                                         .head_dim = 5,
                                         .epsilon = 0.01,
                                         .scope = QkNormScope::projection,
-                                        .ranks = ranks};
+                                        .ranks = ranks,
+                                        .rotary_dim = 4,
+                                        .sequence = 2};
       const ValueId qkv = sample.tensor("qkv", {rows, 40});
       ValueId squares = qk_squares(sample.builder(), qkv, attributes, "squares");
       if (of_others) {
@@ -283,54 +342,97 @@ std::vector<OpSample> samples_qk_norm() {
       const QkNormInputs inputs{.qkv = qkv,
                                 .gamma_q = sample.tensor("gamma_q", {20}, {.accumulation = true}),
                                 .gamma_k = sample.tensor("gamma_k", {10}, {.accumulation = true}),
+                                .table = table_of(sample, attributes),
                                 .squares = squares};
-      sample.result(qk_norm(sample.builder(), inputs, attributes, "y"));
+      sample.result(qk_norm_rope(sample.builder(), inputs, attributes, "y"));
     };
   };
-  const auto dense = [=](int64_t rows, int32_t heads, int32_t groups, int32_t head_dim,
-                         QkNormScope scope, bool differentiable) {
-    return [=](SampleBuilder& sample) {
-      norm(
-          sample,
-          {.heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = 0.01, .scope = scope},
-          rows, {.differentiable = differentiable});
-    };
+  struct Heads {
+    int32_t heads, groups, head_dim, rotary_dim;
   };
-  const auto zero_centered = [=](QkNormScope scope) {
+  const auto dense = [=](int64_t rows, const Heads& heads, QkNormScope scope,
+                         bool differentiable = true, bool zero_centered = false) {
     return [=](SampleBuilder& sample) {
       norm(sample,
-           {.heads = 4,
-            .groups = 2,
-            .head_dim = 6,
+           {.heads = heads.heads,
+            .groups = heads.groups,
+            .head_dim = heads.head_dim,
             .epsilon = 0.01,
             .scope = scope,
-            .zero_centered = true},
-           3, {});
+            .zero_centered = zero_centered,
+            .rotary_dim = heads.rotary_dim,
+            .sequence = static_cast<int32_t>(rows / 2 + 1)},
+           rows, {.differentiable = differentiable});
     };
   };
   const auto ragged = [=](QkNormScope scope, int32_t live) {
     return [=](SampleBuilder& sample) {
       const ValueId rows = sample.integers("rows", {1}, {live});
-      norm(sample, {.heads = 2, .groups = 1, .head_dim = 4, .epsilon = 1e-6, .scope = scope}, 5,
-           {.rows = rows});
+      norm(sample,
+           {.heads = 2,
+            .groups = 1,
+            .head_dim = 4,
+            .epsilon = 1e-6,
+            .scope = scope,
+            .rotary_dim = 4,
+            .sequence = 2},
+           5, {.rows = rows});
+    };
+  };
+  // Stored over what it is made of, and its gradient over what arrives.
+  const auto in_place = [=](QkNormScope scope) {
+    return [=](SampleBuilder& sample) {
+      const QkNormAttributes attributes{.heads = 2,
+                                        .groups = 1,
+                                        .head_dim = 6,
+                                        .epsilon = 0.01,
+                                        .scope = scope,
+                                        .rotary_dim = 4,
+                                        .sequence = 2};
+      const bool per_head = scope == QkNormScope::head;
+      const SampleBuilder::Options constant{.differentiable = false};
+      const SampleBuilder::Options gain{.accumulation = true};
+      const ValueId a = sample.tensor("a", {3, 24}, constant);
+      const ValueId b = sample.tensor("b", {3, 24}, constant);
+      QkNormInputs inputs{.qkv = add(sample.builder(), a, b, "qkv"),
+                          .gamma_q = sample.tensor("gamma_q", {per_head ? 6 : 12}, gain),
+                          .gamma_k = sample.tensor("gamma_k", {6}, gain),
+                          .table = table_of(sample, attributes)};
+      inputs.qkv = qk_norm_rope(sample.builder(), inputs, attributes, "once");
+      const ValueId twice = qk_norm_rope(sample.builder(), inputs, attributes, "twice");
+      sample.result(add(sample.builder(), twice, twice, "y"));
+      const ValueId c = add(sample.builder(), a, b, "c");
+      inputs.qkv = c;
+      inputs.gamma_q = sample.tensor("other_q", {per_head ? 6 : 12},
+                                     {.differentiable = false, .accumulation = true});
+      inputs.gamma_k =
+          sample.tensor("other_k", {6}, {.differentiable = false, .accumulation = true});
+      sample.result_without_gradient(qk_norm_rope(sample.builder(), inputs, attributes, "over"));
     };
   };
   constexpr QkNormScope kHead = QkNormScope::head;
   constexpr QkNormScope kProjection = QkNormScope::projection;
-  return {{"grouped", dense(3, 4, 2, 10, kHead, true)},
-          {"one head each", dense(2, 1, 1, 17, kHead, true)},
-          {"smallest", dense(1, 1, 1, 2, kHead, true)},
+  return {{"grouped", dense(3, {4, 2, 10, 10}, kHead)},
+          {"partial rotation", dense(3, {2, 1, 11, 6}, kHead)},
+          {"packs", dense(2, {3, 1, 32, 32}, kHead)},
+          {"packs, partial rotation", dense(2, {2, 1, 40, 16}, kHead)},
+          {"one head each", dense(2, {1, 1, 18, 18}, kHead)},
+          {"smallest", dense(1, {1, 1, 2, 2}, kHead)},
           {"ragged", ragged(kHead, 3)},
-          {"many rows", dense(2500, 2, 1, 8, kHead, false)},
-          {"zero centered", zero_centered(kHead)},
-          {"projection, zero centered", zero_centered(kProjection)},
-          {"projection, grouped", dense(3, 4, 2, 10, kProjection, true)},
-          {"projection, one head each", dense(2, 1, 1, 17, kProjection, true)},
+          {"many rows", dense(2500, {2, 1, 8, 8}, kHead, false)},
+          {"zero centered", dense(3, {4, 2, 6, 6}, kHead, true, true)},
+          {"in place", in_place(kHead)},
+          {"projection, zero centered", dense(3, {4, 2, 6, 6}, kProjection, true, true)},
+          {"projection, grouped", dense(3, {4, 2, 10, 10}, kProjection)},
+          {"projection, partial rotation", dense(3, {2, 2, 7, 4}, kProjection)},
+          {"projection, packs", dense(2, {3, 1, 32, 32}, kProjection)},
+          {"projection, one head each", dense(2, {1, 1, 18, 18}, kProjection)},
           {"projection, ragged", ragged(kProjection, 3)},
           {"projection, ragged without rows", ragged(kProjection, 0)},
+          {"projection, in place", in_place(kProjection)},
           {"projection, own squares", with_squares(false, 1, 3)},
           {"projection, squares of others", with_squares(true, 3, 2)},
-          {"projection, many rows", dense(2500, 2, 1, 8, kProjection, false)}};
+          {"projection, many rows", dense(2500, {2, 1, 8, 8}, kProjection, false)}};
 }
 
 }  // namespace
@@ -345,10 +447,11 @@ std::string_view name_of(QkNormScope scope) {
   return "?";
 }
 
-ValueId qk_norm(Builder& builder, const QkNormInputs& inputs, const QkNormAttributes& attributes,
-                const std::string& name) {
-  return builder.emit(kQkNorm, Attributes(attributes),
-                      {inputs.qkv, inputs.gamma_q, inputs.gamma_k, inputs.squares}, name)[0];
+ValueId qk_norm_rope(Builder& builder, const QkNormInputs& inputs,
+                     const QkNormAttributes& attributes, const std::string& name) {
+  return builder.emit(kQkNormRope, Attributes(attributes),
+                      {inputs.qkv, inputs.gamma_q, inputs.gamma_k, inputs.table, inputs.squares},
+                      name)[0];
 }
 
 ValueId qk_squares(Builder& builder, ValueId qkv, const QkNormAttributes& attributes,
@@ -356,31 +459,34 @@ ValueId qk_squares(Builder& builder, ValueId qkv, const QkNormAttributes& attrib
   return builder.emit(kQkSquares, Attributes(attributes), {qkv}, name)[0];
 }
 
-const OpSpec kQkNorm{.name = "qk_norm",
-                     .infer = infer_qk_norm,
-                     .differentiate = differentiate_qk_norm,
-                     .cost = cost_qk_norm,
-                     .cpu_kernel = qk_norm_cpu_kernel,
-                     .cuda_kernel = TROUPE_CUDA(qk_norm_cuda_kernel),
-                     .print_attributes = print_qk_norm,
-                     .samples = samples_qk_norm};
+const OpSpec kQkNormRope{.name = "qk_norm_rope",
+                         .infer = infer_qk_norm_rope,
+                         .differentiate = differentiate_qk_norm_rope,
+                         .cost = cost_qk_norm_rope,
+                         .cpu_kernel = qk_norm_rope_cpu_kernel,
+                         .cuda_kernel = TROUPE_CUDA(qk_norm_rope_cuda_kernel),
+                         .in_place = {.output = 0, .input = 0},
+                         .print_attributes = print_qk_norm,
+                         .samples = samples_qk_norm_rope};
 
-const OpSpec kQkNormGradient{.name = "qk_norm_gradient",
-                             .infer = infer_qk_norm_gradient,
-                             .cost = cost_qk_norm_gradient,
-                             .cpu_kernel = qk_norm_gradient_cpu_kernel,
-                             .cuda_kernel = TROUPE_CUDA(qk_norm_gradient_cuda_kernel),
-                             .print_attributes = print_qk_norm};
+const OpSpec kQkNormRopeGradient{.name = "qk_norm_rope_gradient",
+                                 .infer = infer_qk_norm_rope_gradient,
+                                 .cost = cost_qk_norm_rope_gradient,
+                                 .cpu_kernel = qk_norm_rope_gradient_cpu_kernel,
+                                 .cuda_kernel = TROUPE_CUDA(qk_norm_rope_gradient_cuda_kernel),
+                                 .scratch_bytes = scratch_qk_norm_rope_gradient,
+                                 .in_place = {.output = 0, .input = 0},
+                                 .print_attributes = print_qk_norm};
 
-const OpSpec kQkNormWeightGradient{
-    .name = "qk_norm_weight_gradient",
-    .infer = infer_qk_norm_weight_gradient,
-    .cost = cost_qk_norm_weight_gradient,
-    .cpu_kernel = qk_norm_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(qk_norm_weight_gradient_cuda_kernel),
-    .workspace_bytes = workspace_qk_norm_weight_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(qk_norm_weight_gradient_cuda_scratch_bytes),
-    .print_attributes = print_qk_norm_weight_gradient};
+const OpSpec kQkNormRopeWeightGradient{
+    .name = "qk_norm_rope_weight_gradient",
+    .infer = infer_qk_norm_rope_weight_gradient,
+    .cost = cost_qk_norm_rope_weight_gradient,
+    .cpu_kernel = qk_norm_rope_weight_gradient_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(qk_norm_rope_weight_gradient_cuda_kernel),
+    .workspace_bytes = workspace_qk_norm_rope_weight_gradient,
+    .cuda_scratch_bytes = TROUPE_CUDA(qk_norm_rope_weight_gradient_cuda_scratch_bytes),
+    .print_attributes = print_qk_norm_rope_weight_gradient};
 
 const OpSpec kQkSquares{.name = "qk_squares",
                         .infer = infer_qk_squares,

@@ -34,35 +34,97 @@ struct QkNormVectors {
   }
 };
 
+// How the heads of one row turn: elements i and i + pairs by angle i, from 2 pairs on none.
+template <class A>
+struct QkRotation {
+  template <class Heads>
+  QkRotation(const A* table, int64_t row, const Heads& attributes)
+      : angles(table + row % attributes.sequence * attributes.rotary_dim),
+        pairs(attributes.rotary_dim / 2),
+        head_dim(attributes.head_dim) {}
+
+  const A* angles;  // cosine and sine of each pair
+  int64_t pairs;
+  int64_t head_dim;
+};
+
+// One head, normalised and turned; y may be x.
 template <class T>
-struct QkNormKernel {
+void normalize_and_turn(const T* x, accumulation_t<T> rstd, const accumulation_t<T>* gamma,
+                        accumulation_t<T> offset, const QkRotation<accumulation_t<T>>& rotation,
+                        T* y) {
+  using A = accumulation_t<T>;
+  const int64_t pairs = rotation.pairs;
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < pairs; ++i) {
+    const A cosine = rotation.angles[2 * i];
+    const A sine = rotation.angles[2 * i + 1];
+    const A first = widen(x[i]) * rstd * (offset + gamma[i]);
+    const A second = widen(x[i + pairs]) * rstd * (offset + gamma[i + pairs]);
+    y[i] = T(first * cosine - second * sine);
+    y[i + pairs] = T(second * cosine + first * sine);
+  }
+  TROUPE_INDEPENDENT
+  for (int64_t i = 2 * pairs; i < rotation.head_dim; ++i) {
+    y[i] = T(widen(x[i]) * rstd * (offset + gamma[i]));
+  }
+}
+
+// The gradient of one head before it turned: take(i, value) for every element, in pairs.
+template <class T, class Take>
+[[gnu::always_inline]] inline void turn_back(const T* dy,
+                                             const QkRotation<accumulation_t<T>>& rotation,
+                                             const Take& take) {
+  using A = accumulation_t<T>;
+  const int64_t pairs = rotation.pairs;
+  TROUPE_INDEPENDENT
+  for (int64_t i = 0; i < pairs; ++i) {
+    const A cosine = rotation.angles[2 * i];
+    const A sine = rotation.angles[2 * i + 1];
+    const A first = widen(dy[i]);
+    const A second = widen(dy[i + pairs]);
+    take(i, first * cosine + second * sine);
+    take(i + pairs, second * cosine - first * sine);
+  }
+  TROUPE_INDEPENDENT
+  for (int64_t i = 2 * pairs; i < rotation.head_dim; ++i) take(i, widen(dy[i]));
+}
+
+template <class T>
+struct QkNormRopeKernel {
   static void run(const KernelArguments& args) {
+    using A = accumulation_t<T>;
     const auto attributes = args.attributes->as<QkNormAttributes>();
     const T* qkv = args.in<T>(0);
-    const accumulation_t<T>* gamma_q = args.in<accumulation_t<T>>(1);
-    const accumulation_t<T>* gamma_k = args.in<accumulation_t<T>>(2);
-    const accumulation_t<T>* squares = args.in<accumulation_t<T>>(3);
+    const A* gamma_q = args.in<A>(1);
+    const A* gamma_k = args.in<A>(2);
+    const A* table = args.in<A>(3);
+    const A* squares = args.in<A>(4);
     T* y = args.out<T>(0);
-    accumulation_t<T>* rstd = args.out<accumulation_t<T>>(1);
+    A* rstd = args.out<A>(1);
+    const A offset = attributes.zero_centered ? A(1) : A(0);
     const QkNormVectors vectors(attributes);
     const int64_t width = args.input(0).shape[1];
     const auto normalize_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const T* in = qkv + row * width;
         T* out = y + row * width;
+        const QkRotation<A> rotation(table, row, attributes);
         for (int64_t i = 0; i < vectors.count; ++i) {
           const int64_t at = vectors.offset(i);
+          const int64_t n = vectors.size(i);
           const auto element = [=](int64_t j) { return widen(in[at + j]); };
-          const auto scale =
-              squares == nullptr
-                  ? rms_reciprocal<accumulation_t<T>>(element, vectors.size(i), attributes.epsilon)
-                  : rms_reciprocal_of(squares[row * vectors.count + i],
-                                      vectors.size(i) * attributes.ranks, attributes.epsilon);
+          const A scale = squares == nullptr
+                              ? rms_reciprocal<A>(element, n, attributes.epsilon)
+                              : rms_reciprocal_of(squares[row * vectors.count + i],
+                                                  n * attributes.ranks, attributes.epsilon);
           rstd[row * vectors.count + i] = scale;
-          rms_scale(element, scale, vectors.is_query(i) ? gamma_q : gamma_k,
-                    attributes.zero_centered, out + at, vectors.size(i));
+          const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
+          for (int64_t j = 0; j < n; j += vectors.head_dim) {
+            normalize_and_turn(in + at + j, scale, gamma + j, offset, rotation, out + at + j);
+          }
         }
-        std::copy(in + vectors.elements, in + width, out + vectors.elements);
+        if (out != in) std::copy(in + vectors.elements, in + width, out + vectors.elements);
       }
     };
     args.pool->parallel_ranges(args.input(0).rows(), row_grain(width), normalize_rows);
@@ -70,37 +132,50 @@ struct QkNormKernel {
 };
 
 template <class T>
-struct QkNormGradientKernel {
+struct QkNormRopeGradientKernel {
   static void run(const KernelArguments& args) {
+    using A = accumulation_t<T>;
     const auto attributes = args.attributes->as<QkNormAttributes>();
     const T* dy = args.in<T>(0);
     const T* qkv = args.in<T>(1);
-    const accumulation_t<T>* gamma_q = args.in<accumulation_t<T>>(2);
-    const accumulation_t<T>* gamma_k = args.in<accumulation_t<T>>(3);
-    const accumulation_t<T>* rstd = args.in<accumulation_t<T>>(4);
+    const A* gamma_q = args.in<A>(2);
+    const A* gamma_k = args.in<A>(3);
+    const A* table = args.in<A>(4);
+    const A* rstd = args.in<A>(5);
     T* d_qkv = args.out<T>(0);
-    const bool has_squares = args.input(5).data != nullptr;
-    accumulation_t<T>* d_squares = has_squares ? args.out<accumulation_t<T>>(1) : nullptr;
+    A* d_squares = args.input(6).data != nullptr ? args.out<A>(1) : nullptr;
+    const A offset = attributes.zero_centered ? A(1) : A(0);
     const QkNormVectors vectors(attributes);
     const int64_t width = args.input(0).shape[1];
-    const auto differentiate_rows = [=](int64_t begin, int64_t end, int) {
+    const auto differentiate_rows = [=, &args](int64_t begin, int64_t end, int worker) {
+      A* arrived = args.thread_scratch<A>(worker);  // at x rstd
       for (int64_t row = begin; row < end; ++row) {
-        const int64_t first = row * width;
+        const T* in = dy + row * width;
+        T* out = d_qkv + row * width;
+        const QkRotation<A> rotation(table, row, attributes);
         for (int64_t i = 0; i < vectors.count; ++i) {
-          const int64_t at = first + vectors.offset(i);
-          if (has_squares) {
-            d_squares[row * vectors.count + i] = rms_gradient_of_squares(
-                dy + at, qkv + at, rstd[row * vectors.count + i],
-                vectors.is_query(i) ? gamma_q : gamma_k, attributes.zero_centered, d_qkv + at,
-                vectors.size(i), attributes.ranks);
-            continue;
+          const int64_t at = vectors.offset(i);
+          const int64_t n = vectors.size(i);
+          const T* x = qkv + row * width + at;
+          const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
+          for (int64_t j = 0; j < n; j += vectors.head_dim) {
+            turn_back(in + at + j, rotation, [=](int64_t k, A value) {
+              arrived[j + k] = value * (offset + gamma[j + k]);
+            });
           }
-          rms_gradient(dy + at, qkv + at, rstd[row * vectors.count + i],
-                       vectors.is_query(i) ? gamma_q : gamma_k, attributes.zero_centered,
-                       static_cast<const T*>(nullptr), d_qkv + at, vectors.size(i));
+          const A scale = rstd[row * vectors.count + i];
+          const A projection = lane_sum<A>(n, [=](int64_t j) { return arrived[j] * widen(x[j]); });
+          A along = scale * scale * scale * projection / static_cast<A>(n);
+          if (d_squares != nullptr) {
+            d_squares[row * vectors.count + i] = -along / static_cast<A>(2 * attributes.ranks);
+            along = 0;
+          }
+          TROUPE_INDEPENDENT
+          for (int64_t j = 0; j < n; ++j) {
+            out[at + j] = T(scale * arrived[j] - along * widen(x[j]));
+          }
         }
-        std::copy(dy + first + vectors.elements, dy + first + width,
-                  d_qkv + first + vectors.elements);
+        if (out != in) std::copy(in + vectors.elements, in + width, out + vectors.elements);
       }
     };
     args.pool->parallel_ranges(args.input(0).rows(), row_grain(width), differentiate_rows);
@@ -108,28 +183,36 @@ struct QkNormGradientKernel {
 };
 
 template <class T>
-struct QkNormWeightGradientKernel {
+struct QkNormRopeWeightGradientKernel {
   static void run(const KernelArguments& args) {
     using A = accumulation_t<T>;
     const auto attributes = args.attributes->as<QkNormWeightGradientAttributes>();
     const T* dy = args.in<T>(0);
     const T* qkv = args.in<T>(1);
-    const A* rstd = args.in<A>(2);
+    const A* table = args.in<A>(2);
+    const A* rstd = args.in<A>(3);
     const QkNormVectors vectors(attributes);
     const bool queries = attributes.first_head == 0;
     const int64_t first = queries ? 0 : vectors.queries;
     const int64_t end = queries ? vectors.queries : vectors.count;
     const int64_t n = vectors.size(first);
     const int64_t width = args.input(0).shape[1];
-    sum_rows(
-        *args.pool, row_pieces(args.input(0).shape[0], attributes.head_count * vectors.head_dim),
-        args.input(0).rows(), n, reinterpret_cast<A*>(args.workspace), attributes.accumulate,
-        args.out<A>(0), [=](int64_t row, A* partial) {
-          for (int64_t i = first; i < end; ++i) {
-            const int64_t at = row * width + vectors.offset(i);
-            rms_add_gain_gradient(dy + at, qkv + at, rstd[row * vectors.count + i], partial, n);
-          }
-        });
+    sum_rows(*args.pool,
+             row_pieces(args.input(0).shape[0], attributes.head_count * vectors.head_dim),
+             args.input(0).rows(), n, reinterpret_cast<A*>(args.workspace), attributes.accumulate,
+             args.out<A>(0), [=](int64_t row, A* partial) {
+               const QkRotation<A> rotation(table, row, attributes);
+               for (int64_t i = first; i < end; ++i) {
+                 const A scale = rstd[row * vectors.count + i];
+                 for (int64_t j = 0; j < n; j += vectors.head_dim) {
+                   const int64_t at = row * width + vectors.offset(i) + j;
+                   const T* x = qkv + at;
+                   A* sums = partial + j;
+                   turn_back(dy + at, rotation,
+                             [=](int64_t k, A value) { sums[k] += value * widen(x[k]) * scale; });
+                 }
+               }
+             });
   }
 };
 
@@ -189,16 +272,16 @@ CpuKernel qk_squares_gradient_cpu_kernel(const OpView& op) {
   return select_float_kernel<QkSquaresGradientKernel>(op.output(0).dtype);
 }
 
-CpuKernel qk_norm_cpu_kernel(const OpView& op) {
-  return select_float_kernel<QkNormKernel>(op.output(0).dtype);
+CpuKernel qk_norm_rope_cpu_kernel(const OpView& op) {
+  return select_float_kernel<QkNormRopeKernel>(op.output(0).dtype);
 }
 
-CpuKernel qk_norm_gradient_cpu_kernel(const OpView& op) {
-  return select_float_kernel<QkNormGradientKernel>(op.output(0).dtype);
+CpuKernel qk_norm_rope_gradient_cpu_kernel(const OpView& op) {
+  return select_float_kernel<QkNormRopeGradientKernel>(op.output(0).dtype);
 }
 
-CpuKernel qk_norm_weight_gradient_cpu_kernel(const OpView& op) {
-  return select_float_kernel<QkNormWeightGradientKernel>(op.input(0).dtype);
+CpuKernel qk_norm_rope_weight_gradient_cpu_kernel(const OpView& op) {
+  return select_float_kernel<QkNormRopeWeightGradientKernel>(op.input(0).dtype);
 }
 
 }  // namespace troupe

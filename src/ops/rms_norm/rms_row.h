@@ -1,5 +1,5 @@
 // Root-mean-square normalisation of one vector, its derivative, and the gradient of its gain: the
-// arithmetic shared by the kernels of rms_norm and qk_norm.
+// arithmetic of the kernels of rms_norm, whose statistics qk_norm shares.
 //
 // For x of n elements of T with gain vector gamma:
 //   rstd = 1 / sqrt(sum x_i^2 / n + epsilon)
@@ -66,21 +66,6 @@ inline void rms_gradient(const T* dy, const T* x, accumulation_t<T> rstd,
       dx[i] = T(rstd * g - along * widen(x[i]));
     }
   }
-}
-
-// Where the squares are a sum over `parts` vectors of n elements and have a gradient of their own:
-//   dx_i = rstd g_i,   d_squares = - rstd^3 / (2 parts n) sum_j g_j x_j   (returned)
-template <class T>
-inline accumulation_t<T> rms_gradient_of_squares(const T* dy, const T* x, accumulation_t<T> rstd,
-                                                 const accumulation_t<T>* gamma, bool zero_centered,
-                                                 T* dx, int64_t n, int64_t parts) {
-  using A = accumulation_t<T>;
-  const A offset = zero_centered ? A(1) : A(0);
-  const A projection =
-      lane_sum<A>(n, [=](int64_t i) { return widen(dy[i]) * (offset + gamma[i]) * widen(x[i]); });
-  TROUPE_INDEPENDENT
-  for (int64_t i = 0; i < n; ++i) dx[i] = T(rstd * (widen(dy[i]) * (offset + gamma[i])));
-  return -rstd * rstd * rstd * projection / static_cast<A>(2 * n * parts);
 }
 
 // d_gamma_i += dy_i x_i rstd

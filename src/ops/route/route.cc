@@ -23,8 +23,9 @@ void infer_route(InferContext& context) {
   TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2,
                "route needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1, "route needs at least one expert");
-  TROUPE_CHECK(attributes.row_multiple >= 1 && attributes.padded_capacity >= 0,
-               "route: a multiple is at least 1, a capacity at least 0");
+  TROUPE_CHECK(attributes.row_multiple >= 1 && attributes.padded_capacity >= 0 &&
+                   attributes.parts >= 1,
+               "route: a multiple is at least 1, a capacity at least 0, and so are parts");
   TROUPE_CHECK(attributes.padded_capacity == 0 || attributes.row_multiple == 1,
                "route pads rows to a multiple or to a capacity");
   const int64_t slots = indices.shape.elements();
@@ -36,7 +37,8 @@ void infer_route(InferContext& context) {
   const int32_t experts = attributes.experts;
   context.output("counts", DType::i32, {experts});
   context.output("offsets", DType::i32, {experts + 1});
-  context.output("row_slot", DType::i32, {rows}, RowCount{context.outputs()[1], experts});
+  const int64_t expected = attributes.padded_capacity == 0 ? slots / attributes.parts : rows;
+  context.output("row_slot", DType::i32, {rows}, RowCount{context.outputs()[1], experts, expected});
   context.output("slot_row", DType::i32, indices.shape);
 }
 

@@ -38,6 +38,7 @@ struct RouteAttributes {
   int32_t experts = 0;          // E: number of experts that the indices name
   int32_t row_multiple = 1;     // A; 1: rows are not rounded up
   int32_t padded_capacity = 0;  // C; 0: rows are not padded to a capacity. Not with a row_multiple
+  int32_t parts = 1;            // one in so many slots is expected to name one of the experts
 };
 
 // The bound R of the rows of a plan for `slots` = T*k slots, with N = min(E, T*k) experts at most

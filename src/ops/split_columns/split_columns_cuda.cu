@@ -4,6 +4,8 @@
 namespace troupe {
 namespace {
 
+constexpr int kColumnLoads = 4;  // of a thread, that are on their way at once
+
 // A block for each row of the wide tensor, of whose `columns` elements `first` are in one narrow
 // tensor and the others in another. Split: from wide to narrow; else the other way.
 template <class Element, bool kSplit>
@@ -13,13 +15,19 @@ __global__ void copy_columns_kernel(Element* wide, Element* left, Element* right
   wide += row * columns;
   left += row * first;
   right += row * (columns - first);
-#pragma unroll 4
-  for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) {
-    Element& narrow = i < first ? left[i] : right[i - first];
-    if constexpr (kSplit) {
-      narrow = wide[i];
-    } else {
-      wide[i] = narrow;
+  const auto narrow = [=](int64_t i) { return i < first ? left + i : right + (i - first); };
+#pragma unroll 1
+  for (int64_t i = threadIdx.x; i < columns; i += int64_t{kColumnLoads} * blockDim.x) {
+    Element copied[kColumnLoads];
+#pragma unroll
+    for (int j = 0; j < kColumnLoads; ++j) {
+      const int64_t at = i + j * blockDim.x;
+      if (at < columns) copied[j] = kSplit ? wide[at] : *narrow(at);
+    }
+#pragma unroll
+    for (int j = 0; j < kColumnLoads; ++j) {
+      const int64_t at = i + j * blockDim.x;
+      if (at < columns) *(kSplit ? narrow(at) : wide + at) = copied[j];
     }
   }
 }

@@ -8,9 +8,9 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kCopyGrain = int64_t{1} << 18;  // bytes
+constexpr int64_t kSplitRowsGrain = int64_t{1} << 18;  // bytes
 
-int64_t bytes_of(const TensorView& view) {
+int64_t split_rows_bytes(const TensorView& view) {
   return view.shape.elements() * static_cast<int64_t>(size_of(view.dtype));
 }
 
@@ -19,19 +19,20 @@ template <class Copy>
 void for_pieces(const KernelArguments& args, const TensorView& whole,
                 std::span<const TensorView> pieces, const Copy& copy) {
   auto* all = static_cast<std::byte*>(whole.data);
-  args.pool->parallel_ranges(bytes_of(whole), kCopyGrain, [=](int64_t begin, int64_t end, int) {
-    int64_t first = 0;  // of the piece
-    for (const TensorView& piece : pieces) {
-      const int64_t last = first + bytes_of(piece);
-      const int64_t from = std::max(begin, first);
-      const int64_t to = std::min(end, last);
-      if (from < to) {
-        copy(all + from, static_cast<std::byte*>(piece.data) + (from - first),
-             static_cast<size_t>(to - from));
-      }
-      first = last;
-    }
-  });
+  args.pool->parallel_ranges(
+      split_rows_bytes(whole), kSplitRowsGrain, [=](int64_t begin, int64_t end, int) {
+        int64_t first = 0;  // of the piece
+        for (const TensorView& piece : pieces) {
+          const int64_t last = first + split_rows_bytes(piece);
+          const int64_t from = std::max(begin, first);
+          const int64_t to = std::min(end, last);
+          if (from < to) {
+            copy(all + from, static_cast<std::byte*>(piece.data) + (from - first),
+                 static_cast<size_t>(to - from));
+          }
+          first = last;
+        }
+      });
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 namespace troupe {
 namespace {
 
-int64_t bytes_of(const CudaTensor& tensor) {
+int64_t split_rows_bytes(const CudaTensor& tensor) {
   return tensor.shape.elements() * static_cast<int64_t>(size_of(tensor.dtype));
 }
 
@@ -12,8 +12,8 @@ void run_split_rows(const CudaKernelArguments& args) {
   PeerCopies copies(args);
   const auto* from = static_cast<const std::byte*>(args.input(0).data);
   for (const CudaTensor& piece : args.outputs) {
-    copies.add(from, piece.data, bytes_of(piece));
-    from += bytes_of(piece);
+    copies.add(from, piece.data, split_rows_bytes(piece));
+    from += split_rows_bytes(piece);
   }
   copies.launch();
 }
@@ -22,8 +22,8 @@ void run_join_rows(const CudaKernelArguments& args) {
   PeerCopies copies(args);
   auto* to = static_cast<std::byte*>(args.output(0).data);
   for (const CudaTensor& piece : args.inputs) {
-    copies.add(piece.data, to, bytes_of(piece));
-    to += bytes_of(piece);
+    copies.add(piece.data, to, split_rows_bytes(piece));
+    to += split_rows_bytes(piece);
   }
   copies.launch();
 }
