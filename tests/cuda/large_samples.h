@@ -10,6 +10,7 @@
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/context_attention/context_attention.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -98,6 +99,23 @@ inline OpSample attention_sample(const AttentionAttributes& attributes) {
                 attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
             sample.result(attention(sample.builder(), qkv, step, attributes, "out"));
           }};
+}
+
+// Of one rank's queries, with the keys of all ranks.
+inline OpSample context_attention_sample(const AttentionAttributes& attributes,
+                                         const SequenceChunks& chunks) {
+  return {
+      "rank " + std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks) + " rows " +
+          std::to_string(attributes.sequence) + " head " + std::to_string(attributes.head_dim) +
+          " window " + std::to_string(attributes.window),
+      [=](SampleBuilder& sample) {
+        const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+        const ValueId q =
+            sample.tensor("q", {rows, int64_t{attributes.heads} * attributes.head_dim});
+        const ValueId kv = sample.tensor(
+            "kv", {rows * chunks.ranks, int64_t{2} * attributes.groups * attributes.head_dim});
+        sample.result(context_attention(sample.builder(), q, kv, {}, {attributes, chunks}, "out"));
+      }};
 }
 
 // Route, permute, activation, combine: a small expert layer, without the products. As all experts
@@ -226,6 +244,26 @@ inline std::vector<LargeSample> large_samples() {
                                     .head_dim = 32,
                                     .scale = 0.2,
                                     .window = 128}));
+
+  // Chunks of whole tiles, of more and of less than one, and of one query; first, last and other
+  // ranks; windows that end in a chunk, before it, and before the one before it.
+  const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank) {
+    attributes.batch = 2;
+    attributes.heads = 6;
+    attributes.groups = 2;
+    attributes.scale = 0.1;
+    add(kContextAttention, context_attention_sample(attributes, {.ranks = ranks, .rank = rank}));
+  };
+  add_context({.sequence = 256, .head_dim = 64}, 2, 1);
+  add_context({.sequence = 150, .head_dim = 64}, 4, 2);
+  add_context({.sequence = 150, .head_dim = 64, .window = 20}, 4, 3);
+  add_context({.sequence = 302, .head_dim = 128}, 2, 1);
+  add_context({.sequence = 150, .head_dim = 128}, 4, 0);
+  add_context({.sequence = 150, .head_dim = 128, .window = 100}, 3, 1);
+  add_context({.sequence = 150, .head_dim = 128, .window = 400}, 4, 1);
+  add_context({.sequence = 2, .head_dim = 64}, 3, 1);
+  add_context({.sequence = 150, .head_dim = 20, .window = 100}, 3, 1);
+  add_context({.sequence = 140, .head_dim = 192}, 2, 1);
 
   add(kPermute, dispatch_sample(600, 2, 8, 64, 1));
   add(kPermute, dispatch_sample(333, 8, 128, 40, 1));

@@ -15,9 +15,8 @@ CudaKernel context_attention_cuda_kernel(const OpView& op);
 CudaKernel context_attention_gradient_cuda_kernel(const OpView& op);
 CudaKernel ring_attention_cuda_kernel(const OpView& op);
 CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op);
+uint64_t context_attention_cuda_scratch_bytes(const OpView& op);
 uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op);
-uint64_t ring_attention_cuda_scratch_bytes(const OpView& op);
-uint64_t ring_attention_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -223,6 +222,10 @@ std::vector<OpSample> samples_context_attention() {
       .batch = 2, .sequence = 4, .heads = 4, .groups = 2, .head_dim = 3, .scale = 0.5};
   AttentionAttributes window = grouped;
   window.window = 3;
+  AttentionAttributes odd = grouped;  // chunks of three
+  odd.sequence = 6;
+  AttentionAttributes odd_window = odd;
+  odd_window.window = 7;
   AttentionAttributes dropout = grouped;
   dropout.seed = 3;
   dropout.probability = 0.3;
@@ -238,6 +241,8 @@ std::vector<OpSample> samples_context_attention() {
           {"first_of_two", with(grouped, 2, 0)},
           {"second_of_two", with(grouped, 2, 1)},
           {"second_of_three", with(grouped, 3, 1)},
+          {"odd_chunks", with(odd, 2, 0)},
+          {"odd_chunks_window", with(odd_window, 3, 2)},
           {"smallest", with({.sequence = 2, .head_dim = 2}, 2, 1)},
           {"window", with(window, 2, 1)},
           {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
@@ -258,16 +263,18 @@ ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
   return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step}, name)[0];
 }
 
-const OpSpec kContextAttention{.name = "context_attention",
-                               .infer = infer_context_attention,
-                               .differentiate = differentiate_context_attention,
-                               .cost = cost_context_attention,
-                               .cpu_kernel = context_attention_cpu_kernel,
-                               .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
-                               .workspace_bytes = workspace_context_attention,
-                               .scratch_bytes = scratch_context_attention,
-                               .print_attributes = print_context_attention,
-                               .samples = samples_context_attention};
+const OpSpec kContextAttention{
+    .name = "context_attention",
+    .infer = infer_context_attention,
+    .differentiate = differentiate_context_attention,
+    .cost = cost_context_attention,
+    .cpu_kernel = context_attention_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
+    .workspace_bytes = workspace_context_attention,
+    .scratch_bytes = scratch_context_attention,
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
+    .print_attributes = print_context_attention,
+    .samples = samples_context_attention};
 
 const OpSpec kContextAttentionGradient{
     .name = "context_attention_gradient",
@@ -288,7 +295,7 @@ const OpSpec kRingAttention{.name = "ring_attention",
                             .cuda_kernel = TROUPE_CUDA(ring_attention_cuda_kernel),
                             .workspace_bytes = workspace_ring_attention,
                             .scratch_bytes = scratch_context_attention,
-                            .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_cuda_scratch_bytes),
+                            .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
                             .group = group_of_ring,
                             .print_attributes = print_context_attention};
 
@@ -300,7 +307,7 @@ const OpSpec kRingAttentionGradient{
     .cuda_kernel = TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
     .workspace_bytes = workspace_ring_attention_gradient,
     .scratch_bytes = scratch_context_attention_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_gradient_cuda_scratch_bytes),
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_gradient_cuda_scratch_bytes),
     .group = group_of_ring,
     .print_attributes = print_context_attention};
 
