@@ -4,7 +4,7 @@
 import re
 import unittest
 
-from mpi_test_support import HERE, left_behind, main
+from processes_test_support import HERE, left_behind, main
 
 FIRST = "operation 0 (prefix_sum), layer 2, micro-batch 1"
 LAST = "operation 2 (all_reduce), layer 2, micro-batch 1"
@@ -19,7 +19,7 @@ def waited_for(state):
 
 class Drills(unittest.TestCase):
     def check(self, fault, status, *messages, absent=()):
-        result = HERE.launcher.run(3, HERE.programs / "mpi_drills", fault)
+        result = HERE.launcher.run(3, HERE.programs / "processes_drills", fault)
         errors = result.stderr_text
         self.assertEqual(left_behind(result.mark), [], "processes are left behind")
         self.assertEqual(result.returncode, status, errors)
@@ -55,12 +55,19 @@ class Drills(unittest.TestCase):
         self.check("slow_between_steps", 0)
 
     def test_killed_rank(self):
-        # The launcher notices; 128 + 9.
-        self.check("killed", 137)
+        # mpirun notices before anybody can speak; 128 + 9.
+        self.check("killed", 137, *([] if HERE.launcher.is_mpi else [
+            f"troupe: Rank 1 has ended without a word, last seen in {LAST}"]))
+
+    def test_killed_first_rank(self):
+        self.check("first_killed", 137, *([] if HERE.launcher.is_mpi else [
+            f"troupe: Rank 0 has ended without a word, last seen in {LAST}"]))
 
     def test_rank_that_exits(self):
-        result = HERE.launcher.run(3, HERE.programs / "mpi_drills", "gone")
+        result = HERE.launcher.run(3, HERE.programs / "processes_drills", "gone")
         self.assertNotEqual(result.returncode, 0)
+        if not HERE.launcher.is_mpi:
+            self.assertIn("Rank 1 has ended without a word", result.stderr_text)
         self.assertEqual(left_behind(result.mark), [])
 
     def test_rank_that_throws(self):
