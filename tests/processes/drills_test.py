@@ -36,7 +36,7 @@ class Drills(unittest.TestCase):
     def test_none(self):
         self.check("none", 0)
 
-    def test_delayed_rank(self):
+    def test_delayed_rank(self):  # only torchrun
         self.check("delayed", 1, "waited in vain (3 s at most)", waited_for("is missing"))
 
     def test_stopped_rank(self):
@@ -101,7 +101,7 @@ class Drills(unittest.TestCase):
         self.check("other_size_and_verified", 3, "do not fit together", "f64 [7]", "f64 [8]",
                    absent=["launched"])
 
-    def test_message_that_is_not_sent(self):
+    def test_message_that_is_not_sent(self):  # only torchrun
         self.check("message_not_sent", 1, "waited in vain")
 
     def test_message_of_other_size(self):
