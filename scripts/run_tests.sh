@@ -26,7 +26,7 @@ fi
 limit_s=1800 # of a process: far more than it takes, so that none hangs for ever
 status=0
 bash scripts/run_programs.sh "$limit_s" "${programs[@]}" 2>&1 | tee "$results" || status=1
-ctest --preset "$preset" -R '_test\.(sh|py)$|^mpi/' -j "$jobs" | tee -a "$results" || status=1
+ctest --preset "$preset" -R '_test\.(sh|py)$|^processes/' -j "$jobs" | tee -a "$results" || status=1
 
 read -r passed failed < <(awk '
   /^\[  PASSED  \]/ { passed += $4 }

@@ -1,12 +1,15 @@
-// Attention in bf16 on a GPU, at the shapes of models: how far it is from fp32, whether a second
-// run and a CUDA graph give the same bits, and how fast it is. Causal attention counts half of the
-// scores, as the operation's cost does. Exits with 1 if results are wrong.
+// Attention in bf16 on a GPU, at the shapes of models, also of a rank that has some of each
+// sequence's queries, with the keys of all ranks at hand (context_attention): how far it is from
+// fp32, whether a second run and a CUDA graph give the same bits, and how fast it is. Causal
+// attention counts half of the scores, as the operation's cost does. Exits with 1 if results are
+// wrong.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "cuda/device_run.h"
-#include "ops/attention/attention.h"
+#include "ops/context_attention/context_attention.h"
 
 namespace troupe {
 namespace {
@@ -14,6 +17,7 @@ namespace {
 struct NamedShape {
   const char* name;
   AttentionAttributes attributes;
+  SequenceChunks chunks = {};
 };
 
 // Errors in bf16 come from roundings of probabilities and results: 2^-9 each, relative.
@@ -22,18 +26,36 @@ constexpr double kTolerance = 1e-2;
 struct Values {
   ValueId out;
   ValueId lse;
-  ValueId d_qkv;
+  std::vector<ValueId> gradients;
+
+  std::vector<ValueId> all() const {
+    std::vector<ValueId> ids = {out, lse};
+    ids.insert(ids.end(), gradients.begin(), gradients.end());
+    return ids;
+  }
 };
 
-Values emit(Builder& builder, const AttentionAttributes& a, DType dtype) {
+Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
+  const AttentionAttributes& a = shape.attributes;
   const int64_t rows = int64_t{a.batch} * a.sequence;
-  const ValueId qkv =
-      builder.input("qkv", dtype, {rows, int64_t{a.heads + 2 * a.groups} * a.head_dim});
-  const ValueId d_out = builder.input("d_out", dtype, {rows, int64_t{a.heads} * a.head_dim});
-  const auto forward = builder.emit(kAttention, Attributes(a), {qkv, ValueId{}}, "out");
-  const auto backward = builder.emit(kAttentionGradient, Attributes(a),
-                                     {d_out, qkv, forward[0], forward[1], ValueId{}}, "d_qkv");
-  return {forward[0], forward[1], backward[0]};
+  const int64_t query_width = int64_t{a.heads} * a.head_dim;
+  const int64_t key_width = int64_t{2} * a.groups * a.head_dim;
+  const ValueId d_out = builder.input("d_out", dtype, {rows, query_width});
+  const ValueId none;
+  if (shape.chunks.ranks == 1) {
+    const ValueId qkv = builder.input("qkv", dtype, {rows, query_width + key_width});
+    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none}, "out");
+    return {forward[0], forward[1],
+            builder.emit(kAttentionGradient, Attributes(a),
+                         {d_out, qkv, forward[0], forward[1], none}, "d_qkv")};
+  }
+  const Attributes attributes(ContextAttentionAttributes{a, shape.chunks});
+  const ValueId q = builder.input("q", dtype, {rows, query_width});
+  const ValueId kv = builder.input("kv", dtype, {rows * shape.chunks.ranks, key_width});
+  const auto forward = builder.emit(kContextAttention, attributes, {q, kv, none}, "out");
+  return {forward[0], forward[1],
+          builder.emit(kContextAttentionGradient, attributes,
+                       {d_out, q, kv, forward[0], forward[1], none}, "d_q")};
 }
 
 double distance(const std::vector<double>& actual, const std::vector<double>& reference) {
@@ -47,8 +69,8 @@ double distance(const std::vector<double>& actual, const std::vector<double>& re
 }
 
 std::vector<std::byte> bits(const DeviceRun& run, const Values& values) {
-  std::vector<std::byte> all = run.bytes(values.out);
-  for (const ValueId id : {values.lse, values.d_qkv}) {
+  std::vector<std::byte> all;
+  for (const ValueId id : values.all()) {
     const auto more = run.bytes(id);
     all.insert(all.end(), more.begin(), more.end());
   }
@@ -56,7 +78,7 @@ std::vector<std::byte> bits(const DeviceRun& run, const Values& values) {
 }
 
 void poison(DeviceRun& run, const Values& values) {
-  for (const ValueId id : {values.out, values.lse, values.d_qkv}) run.poison(id);
+  for (const ValueId id : values.all()) run.poison(id);
 }
 
 bool graph_gives(DeviceRun& run, const Values& values, const std::vector<std::byte>& expected) {
@@ -75,9 +97,9 @@ bool graph_gives(DeviceRun& run, const Values& values, const std::vector<std::by
   return bits(run, values) == expected;
 }
 
-bool measure(const std::string& name, const AttentionAttributes& a) {
+bool measure(const NamedShape& shape) {
   Values values;
-  DeviceRun run([&](Builder& builder) { values = emit(builder, a, DType::bf16); }, 1);
+  DeviceRun run([&](Builder& builder) { values = emit(builder, shape, DType::bf16); }, 1);
   run.run();
   const auto first = bits(run, values);
   poison(run, values);
@@ -86,20 +108,24 @@ bool measure(const std::string& name, const AttentionAttributes& a) {
   const bool same_in_graph = graph_gives(run, values, first);
 
   Values exact;
-  DeviceRun reference([&](Builder& builder) { exact = emit(builder, a, DType::f32); }, 1);
+  DeviceRun reference([&](Builder& builder) { exact = emit(builder, shape, DType::f32); }, 1);
   reference.run();
   const double out = distance(run.numbers(values.out), reference.numbers(exact.out));
   const double lse = distance(run.numbers(values.lse), reference.numbers(exact.lse));
-  const double d_qkv = distance(run.numbers(values.d_qkv), reference.numbers(exact.d_qkv));
+  double gradient = 0;  // the worst
+  for (size_t i = 0; i < values.gradients.size(); ++i) {
+    gradient = std::max(gradient, distance(run.numbers(values.gradients[i]),
+                                           reference.numbers(exact.gradients[i])));
+  }
 
   const double forward = run.seconds(0);
   const double backward = run.seconds(1);
   const bool good =
-      same && same_in_graph && out < kTolerance && lse < kTolerance && d_qkv < kTolerance;
-  std::printf("%-22s %8.3f %6.0f %8.3f %6.0f %7.0f   %.1e %.1e %.1e  %s\n", name.c_str(),
+      same && same_in_graph && out < kTolerance && lse < kTolerance && gradient < kTolerance;
+  std::printf("%-24s %8.3f %6.0f %8.3f %6.0f %7.0f   %.1e %.1e %.1e  %s\n", shape.name,
               forward * 1e3, run.cost(0).flops / forward * 1e-12, backward * 1e3,
               run.cost(1).flops / backward * 1e-12,
-              static_cast<double>(run.scratch_bytes()) / (1 << 20), out, lse, d_qkv,
+              static_cast<double>(run.scratch_bytes()) / (1 << 20), out, lse, gradient,
               !same            ? "OTHER BITS"
               : !same_in_graph ? "OTHER BITS IN A GRAPH"
               : good           ? "good"
@@ -128,11 +154,15 @@ int measure_all() {
       {"32/4, 1x8192", shape(1, 8192, 32, 4, 128)},
       {"8/1, 1x16384: blocks", shape(1, 16384, 8, 1, 128)},
       {"same, window 3000", shape(1, 16384, 8, 1, 128, 3000)},
+      {"32/4, 8192 of 32k, 1st", shape(1, 8192, 32, 4, 128), {.ranks = 4, .rank = 0}},
+      {"same, last rank", shape(1, 8192, 32, 4, 128), {.ranks = 4, .rank = 3}},
+      {"same, window 3000", shape(1, 8192, 32, 4, 128, 3000), {.ranks = 4, .rank = 3}},
+      {"8/1, 16k of 64k: blocks", shape(1, 16384, 8, 1, 128), {.ranks = 4, .rank = 1}},
   };
-  std::printf("%-22s %8s %6s %8s %6s %7s   %s\n", "", "fwd ms", "TFLOP", "bwd ms", "TFLOP", "MiB",
-              "off from fp32: out, lse, d_qkv");
+  std::printf("%-24s %8s %6s %8s %6s %7s   %s\n", "", "fwd ms", "TFLOP", "bwd ms", "TFLOP", "MiB",
+              "off from fp32: out, lse, gradients");
   bool good = true;
-  for (const auto& [name, attributes] : shapes) good = measure(name, attributes) && good;
+  for (const NamedShape& named : shapes) good = measure(named) && good;
   return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 

@@ -10,6 +10,7 @@
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/combine/combine.h"
+#include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gradient_norm/gradient_norm.h"
@@ -65,18 +66,21 @@ Emit heads(int32_t heads, int32_t groups, int32_t head_dim, QkNormScope scope) {
   };
 }
 
-// Rows to the experts and back; the two products are left out, so rows are twice as wide.
-Emit experts(int64_t hidden, int32_t count, int32_t top_k) {
+// Rows to the experts and back, without the products; and, as these would make the activation's
+// rows, others of its width, which go there and back for that alone.
+Emit experts(int64_t hidden, int64_t inner, int32_t count, int32_t top_k) {
   return [=](Builder& builder) -> std::vector<ValueId> {
     const ValueId logits = builder.input("logits", DType::f32, {kTokens, count});
     const RouterTopkResult chosen =
         router_topk(builder, {.logits = logits}, {.top_k = top_k}, "chosen");
+    count_experts(builder, chosen.indices, {}, {.experts = count, .sequences = 2}, "counts");
     const Routing routing = route(builder, chosen.indices, {.experts = count}, "routing");
-    const ValueId x = builder.input("x", kDType, {kTokens, 2 * hidden});
-    const ValueId rows = permute(builder, x, routing, "rows");
-    const ValueId active =
-        activation(builder, rows, chosen.probabilities, routing.row_slot, {}, "active");
-    return {combine(builder, active, routing, "y")};
+    const ValueId x = builder.input("x", kDType, {kTokens, hidden});
+    const ValueId y = combine(builder, permute(builder, x, routing, "rows"), routing, "y");
+    const ValueId wide = builder.input("wide", kDType, {kTokens, 2 * inner});
+    const ValueId active = activation(builder, permute(builder, wide, routing, "wide_rows"),
+                                      chosen.probabilities, routing.row_slot, {}, "active");
+    return {y, combine(builder, active, routing, "wide_y")};
   };
 }
 
@@ -181,9 +185,9 @@ void measure_all() {
   measure("Mixtral-8x7B norms", norm(4096), limit);
   measure("OLMoE heads", heads(16, 16, 128, QkNormScope::projection), limit);
   measure("Qwen3-30B heads", heads(32, 4, 128, QkNormScope::head), limit);
-  measure("OLMoE rows", experts(1024, 64, 8), limit);
-  measure("Qwen3-30B rows", experts(768, 128, 8), limit);
-  measure("Mixtral-8x7B rows", experts(4096, 8, 2), limit);
+  measure("OLMoE rows", experts(2048, 1024, 64, 8), limit);
+  measure("Qwen3-30B rows", experts(2048, 768, 128, 8), limit);
+  measure("Mixtral-8x7B rows", experts(4096, 14336, 8, 2), limit);
   measure("OLMoE vocabulary", vocabulary(2048, 50304), limit);
   measure("columns", columns(1536, 512), limit);
   measure_update(int64_t{128} << 20, limit);

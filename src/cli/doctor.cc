@@ -52,8 +52,18 @@ Finding find_cuda_libraries() {
 
 Finding find_mpi() {
   const std::string library = mpi_library();
-  if (library.empty()) return {"mpi", "not in this build: ranks are threads only", nullptr, {}};
+  if (library.empty()) return {"mpi", "not in this build", nullptr, {}};
   return {"mpi", library, library, {}};
+}
+
+Finding find_transports() {
+  nlohmann::ordered_json transports = {"tcp"};
+  std::string text = "over TCP (torchrun, srun, by hand)";
+  if (has_mpi()) {
+    transports.push_back("mpi");
+    text += ", through MPI (mpirun, srun --mpi=pmix)";
+  }
+  return {"processes", text, transports, {}};
 }
 
 Finding find_cores() {
@@ -163,9 +173,9 @@ void print_text(const std::vector<Finding>& findings, bool healthy) {
 }  // namespace
 
 ExitStatus run_doctor(const Options& options) {
-  std::vector<Finding> findings = {find_version(),    find_cuda(),   find_mpi(),
-                                   find_cores(),      find_memory(), find_page_size(),
-                                   find_huge_pages(), find_blas()};
+  std::vector<Finding> findings = {find_version(),    find_cuda(),       find_mpi(),
+                                   find_transports(), find_cores(),      find_memory(),
+                                   find_page_size(),  find_huge_pages(), find_blas()};
   if (has_cuda()) findings.insert(findings.begin() + 2, find_cuda_libraries());
   bool healthy = true;
   for (const Finding& finding : findings) healthy = healthy && finding.problem.empty();

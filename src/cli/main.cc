@@ -14,66 +14,51 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "parallel/launch.h"
 #include "parallel/processes.h"
 #include "train/command_line.h"
 
 namespace troupe {
 namespace {
 
-// A number in the environment; 0: there is none.
-int number_of(const char* name) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? 0 : std::atoi(text);
+const char* variable(const char* name) {
+  return std::getenv(name);
 }
 
-// What a launcher of MPI says of how many processes it has started: mpirun of Open MPI and of
-// MPICH. 0: nothing.
-int announced_processes() {
-  const int size = number_of("OMPI_COMM_WORLD_SIZE");
-  return size > 0 ? size : number_of("PMI_SIZE");
-}
-
-// Were there other processes started with this one, as ranks of one run? Launchers of MPI say so in
-// the environment; srun with PMIx does not say how many.
-bool is_one_of_several() {
-  const int announced = announced_processes();
-  return announced > 0 ? announced > 1 : std::getenv("PMIX_RANK") != nullptr;
-}
-
-// Who this process is by its environment, where MPI knows of no other one, and of how many: started
-// by torchrun, by srun without MPI, or by a launcher of another MPI than this build's. Empty:
-// alone.
-struct ForeignLaunch {
-  std::string place;
-  int processes = 1;
-};
-std::optional<ForeignLaunch> find_foreign_launch() {
-  const auto launch = [](const char* rank, const char* size) -> std::optional<ForeignLaunch> {
-    if (std::getenv(rank) == nullptr || number_of(size) <= 1) return std::nullopt;
-    return ForeignLaunch{std::string(rank) + "=" + std::to_string(number_of(rank)) + " of " + size +
-                             "=" + std::to_string(number_of(size)),
-                         number_of(size)};
-  };
-  if (auto torch = launch("RANK", "WORLD_SIZE")) return torch;
-  if (auto open_mpi = launch("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return open_mpi;
-  if (auto mpich = launch("PMI_RANK", "PMI_SIZE")) return mpich;
-  // What mpirun starts may carry the numbers of the step that carries mpirun's own helpers.
-  if (announced_processes() > 0) return std::nullopt;
-  return launch("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
-}
-
-// Each of them would believe to be the whole run.
+// Processes that MPI should have joined: each would believe to be the whole run.
 void refuse_foreign_launch(const Options& options) {
-  const std::optional<ForeignLaunch> launch = find_foreign_launch();
+  const std::optional<ForeignLaunch> launch = find_foreign_launch(variable);
   if (!launch || !runs_on_ranks(options.command) || options.fake_process_group) return;
   const std::string command = "troupe " + std::string(info_of(options.command).name);
   const std::string count = std::to_string(launch->processes);
-  throw_bad_request(launch->place +
-                    " is set in the environment, but MPI has started this process " +
-                    "alone, and each would be a run of its own. Start the ranks with mpirun -np " +
-                    count + " " + command + " ..., under Slurm with srun --mpi=pmix " + command +
-                    " ..., or as threads of one process, without these variables: " + command +
-                    " --ranks " + count + " ...");
+  throw_bad_request(
+      launch->source + " is set in the environment, but " +
+      (has_mpi() ? "MPI has started this process alone" : "this build has no MPI") +
+      ", and each process would be a run of its own. Start the ranks with the mpirun of " +
+      (has_mpi() ? "the MPI that troupe doctor names" : "an MPI that Troupe was built with") +
+      ", or without MPI: under Slurm with srun --mpi=none " + command +
+      " ..., with torchrun --no-python --nproc-per-node " + count + " " + command +
+      " ..., or as threads of one process, without these variables: " + command + " --ranks " +
+      count + " ...");
+}
+
+// Do ranks do the command's work? If not, each process does it as if it were alone. Mistakes in the
+// command line are said once, by all.
+bool works_on_ranks(const std::vector<std::string>& arguments) {
+  try {
+    const CommandLine line = parse_command_line(arguments);
+    return line.text.empty() && runs_on_ranks(line.options.command) &&
+           !line.options.fake_process_group;
+  } catch (const UserError&) {
+    return true;
+  }
+}
+
+// Null: this process is alone.
+std::unique_ptr<Processes> join_others(const std::vector<std::string>& arguments) {
+  const std::optional<Launch> launch = find_launch(variable, has_mpi());
+  if (!launch || (!launch->is_of_mpi() && !works_on_ranks(arguments))) return nullptr;
+  return join_processes(*launch);
 }
 
 // What CUDA reads from the environment when it starts. NVLink's multicast stays off, whoever uses
@@ -85,10 +70,10 @@ void prepare_for_several_gpus(bool wait_at_once) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
 }
 
-// Ends all ranks, if there are several.
+// Ends all ranks, if there are several. No message: another one says it.
 ExitStatus report(Processes* processes, ExitStatus status, const char* message) {
   if (processes != nullptr) processes->fail(status, message);
-  std::fprintf(stderr, "troupe: %s\n", message);
+  if (*message != '\0') std::fprintf(stderr, "troupe: %s\n", message);
   return status;
 }
 
@@ -145,7 +130,7 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
 ExitStatus run_and_report(const std::vector<std::string>& arguments) {
   std::unique_ptr<Processes> processes;
   try {
-    if (is_one_of_several()) processes = join_processes();
+    processes = join_others(arguments);
     const ExitStatus status = run(arguments, processes.get());
     if (processes != nullptr) processes->finish();
     return status;

@@ -93,4 +93,12 @@ std::string missing_message(int32_t rank, const CallSite& site, std::chrono::mil
                      std::chrono::duration<double>(limit).count(), describe(site), missing);
 }
 
+std::string lost_message(int32_t rank, const CallSite& last_seen) {
+  return fmt::format(
+      "Rank {} has ended without a word, last seen in {}: its process was killed, or its machine "
+      "is "
+      "gone. All ranks end.",
+      rank, describe(last_seen));
+}
+
 }  // namespace troupe

@@ -48,5 +48,7 @@ std::string mismatch_message(const RankCall& a, const RankCall& b);
 std::string wrong_type_message(const RankCall& sender, const RankCall& receiver);
 std::string missing_message(int32_t rank, const CallSite& site, std::chrono::milliseconds limit,
                             std::span<const AbsentRank> absent);
+// The rank's process is gone and has not said why.
+std::string lost_message(int32_t rank, const CallSite& last_seen);
 
 }  // namespace troupe

@@ -3,7 +3,7 @@
 // Every rank has a communicator for each set of ranks that it works with, through which the
 // collectives of its programs run (Communicator). There are two kinds of group, with the same
 // results to the bit: ranks as threads of one process (ThreadGroup), and ranks that are processes,
-// on one host or several (MpiGroup).
+// on one host or several (PostGroup).
 //
 // Every wait for a rank is watched. One that does not come within the limit, has ended, has
 // failed, or calls another collective (kind, group, dtypes or sizes) ends the work of all: each

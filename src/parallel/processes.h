@@ -1,10 +1,11 @@
-// Ranks that are processes, on one host or several, started together by a launcher of MPI (mpirun,
-// srun): one rank each.
+// Ranks that are processes, on one host or several, started by a launcher or by hand: one rank
+// each. They exchange messages through MPI, or over TCP where they were started without it
+// (Launch).
 //
 // A failure ends all of them: whoever fails tells the others, whose calls to the group then throw
 // the same error. Rank 0 is the one that speaks; if it does not in time, the rank that has failed
-// does. Then all processes are ended by force, with the status of the failure, also those that do
-// not answer.
+// does. Every process then ends with the status of the failure. Through MPI all are ended by force,
+// also those that do not answer; over TCP a stopped one finds the others gone when it goes on.
 #pragma once
 
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "parallel/launch.h"
 #include "parallel/process_group.h"
 
 namespace troupe {
@@ -34,11 +36,12 @@ class Processes {
   [[noreturn]] virtual void fail(ExitStatus status, const std::string& message) = 0;
 };
 
-// Joins the other processes: all that the launcher has started must call it, once. A bad request if
-// this build has no MPI.
-std::unique_ptr<Processes> join_processes();
+// Joins the other processes: all that the launcher has started must call it, once. A UserError
+// where that fails; see meet().
+std::unique_ptr<Processes> join_processes(const Launch& launch);
 
 // The MPI library, as it calls itself; empty: this build has none.
 std::string mpi_library();
+bool has_mpi();
 
 }  // namespace troupe

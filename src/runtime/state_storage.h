@@ -4,8 +4,9 @@
 // The host always has room for the whole state: there it is initialised, loaded and saved. On the
 // CPU that is what programs work with. On a GPU programs work with a copy, and what is written on
 // one side must be carried to the other: to_device() after the host has written, to_host() before
-// it reads. The host's room for gradients takes no memory until somebody reads them. Tensors that are kept on the host (StateTensor::on_host) have no copy: there programs
-// on a GPU work with the host's memory.
+// it reads. The host's room for gradients takes no memory until somebody reads them. Tensors that
+// are kept on the host (StateTensor::on_host) have no copy: there programs on a GPU work with the
+// host's memory.
 //
 // Owns its memory, which starts as zeros. Not synchronised: one interpreter runs at a time.
 #pragma once

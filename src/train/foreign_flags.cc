@@ -21,7 +21,8 @@ constexpr std::string_view kSavesMemory =
 constexpr std::string_view kTransport =
     "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
-    "it sets up Megatron's processes; here ranks are threads, or what mpirun or srun starts.";
+    "it sets up Megatron's processes; here ranks are threads, or what mpirun, srun or torchrun "
+    "starts.";
 constexpr std::string_view kAlways = "this is always so here.";
 constexpr std::string_view kRope = "positions are always rotary here.";
 constexpr std::string_view kRopeKind =

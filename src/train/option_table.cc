@@ -145,7 +145,7 @@ constexpr OptionSpec kOptions[] = {
          "Ranks, as threads of this process, in the layout that the flags of parallelism say; "
          "what these leave is data parallelism; up to 1,024. "
          "--threads are divided among them. plan takes any number; tokenize and convert take one. "
-         "Under mpirun or srun, ranks "
+         "Under mpirun, srun or torchrun, ranks "
          "are the processes that it starts, and the flag can be left out.",
      .range = at_least(1),
      .commands = kAllButHelp},

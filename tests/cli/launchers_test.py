@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Processes that other launchers than MPI's have started: each would believe to be the whole run,
-so they are refused.
+"""What the environment says of other processes: where a process cannot join them, it is refused, as
+each would believe to be the whole run. (tests/processes has those that join.)
 
 Usage: launchers_test.py TROUPE SOURCE_FOLDER
 """
@@ -16,7 +16,7 @@ SHAPE = ["--model", "quickstart", "--seq-length", "16", "--num-layers", "1"]
 
 def run(environment, *arguments):
     clean = {name: value for name, value in os.environ.items()
-             if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
+             if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC_"))}
     return subprocess.run([TROUPE, *arguments], stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, check=False, env={**clean, **environment})
 
@@ -34,27 +34,29 @@ class Launchers(unittest.TestCase):
         result = run(environment, *arguments)
         self.assertEqual(result.returncode, 0, result.stderr)
 
-    def test_torchrun(self):
+    def test_ranks_without_a_place_to_meet(self):
         torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}
-        self.check_refused(torchrun, "RANK=3 of WORLD_SIZE=4 is set", "mpirun -np 4 troupe bench",
-                           "troupe bench --ranks 4")
+        self.check_refused(torchrun, "RANK=3 of WORLD_SIZE=4 is set", "MASTER_ADDR and MASTER_PORT")
         # Also where the ranks are to be threads: there would be four such runs.
         self.check_refused(torchrun, "RANK=3 of WORLD_SIZE=4",
                            arguments=("bench", *SHAPE, "--ranks", "4"))
-        self.check_refused(torchrun, "mpirun -np 4 troupe train",
-                           arguments=("train", "--model", "quickstart", "--data-path", "nothing",
-                                      "--train-iters", "1", "--lr", "1e-3"))
+        self.check_refused({**torchrun, "MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
+                           "MASTER_PORT")
+        self.check_refused({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost",
+                            "MASTER_PORT": "29500"}, "RANK=4 of WORLD_SIZE=4", "0 to 3")
         # One process is what it believes to be.
         self.check_runs({"RANK": "0", "WORLD_SIZE": "1"}, "bench", *SHAPE)
         # Commands that have no ranks work anywhere.
         self.check_runs(torchrun, "plan", *SHAPE)
         self.check_runs(torchrun, "doctor")
+        self.check_runs({**torchrun, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, "train",
+                        "--help")
 
-    def test_srun_without_mpi(self):
+    def test_srun(self):
         step = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2",
                 "SLURM_STEP_NUM_TASKS": "2"}
         self.check_refused(step, "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 is set",
-                           "srun --mpi=pmix troupe bench")
+                           "SLURM_STEP_NODELIST")
         # In the script of a job of two tasks, outside of a step.
         self.check_runs({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "bench", *SHAPE)
         # mpirun says itself that it has started one process.

@@ -10,12 +10,16 @@
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/context_attention/context_attention.h"
+#include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/permute/permute.h"
+#include "ops/qk_norm/qk_norm.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
 #include "ops/route/route.h"
 #include "ops/router_topk/router_topk.h"
 #include "program/op_sample.h"
@@ -100,6 +104,23 @@ inline OpSample attention_sample(const AttentionAttributes& attributes) {
           }};
 }
 
+// Of one rank's queries, with the keys of all ranks.
+inline OpSample context_attention_sample(const AttentionAttributes& attributes,
+                                         const SequenceChunks& chunks) {
+  return {
+      "rank " + std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks) + " rows " +
+          std::to_string(attributes.sequence) + " head " + std::to_string(attributes.head_dim) +
+          " window " + std::to_string(attributes.window),
+      [=](SampleBuilder& sample) {
+        const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+        const ValueId q =
+            sample.tensor("q", {rows, int64_t{attributes.heads} * attributes.head_dim});
+        const ValueId kv = sample.tensor(
+            "kv", {rows * chunks.ranks, int64_t{2} * attributes.groups * attributes.head_dim});
+        sample.result(context_attention(sample.builder(), q, kv, {}, {attributes, chunks}, "out"));
+      }};
+}
+
 // Route, permute, activation, combine: a small expert layer, without the products. As all experts
 // do the same, weights that add up to one would leave nothing of the logits' gradient but rounding.
 inline OpSample dispatch_sample(int64_t tokens, int32_t top_k, int32_t experts, int64_t hidden,
@@ -137,6 +158,46 @@ inline OpSample norm_sample(int64_t tokens, int64_t n, bool delta) {
             const RmsNormResult y = add_rms_norm(sample.builder(), x, other, gamma, {}, "y");
             sample.result(y.normalized);
             sample.result(y.sum);
+          }};
+}
+
+// Two sequences, or a part of one.
+inline OpSample heads_sample(int64_t tokens, const QkNormAttributes& heads) {
+  return {
+      std::to_string(tokens) + " of " + std::to_string(heads.heads) + "/" +
+          std::to_string(heads.groups) + " heads of " + std::to_string(heads.head_dim) + ", " +
+          std::to_string(heads.rotary_dim) + " turn, " + std::string(name_of(heads.scope)),
+      [=](SampleBuilder& sample) {
+        Builder& builder = sample.builder();
+        const bool per_head = heads.scope == QkNormScope::head;
+        const int64_t d = heads.head_dim;
+        const auto gain = [&](const char* name, int64_t count) {
+          return sample.tensor(name, {per_head ? d : count * d}, {.mean = 1, .accumulation = true});
+        };
+        QkNormAttributes attributes = heads;
+        attributes.sequence = static_cast<int32_t>(tokens / 2 + 3);
+        const ValueId qkv = sample.tensor("qkv", {tokens, (heads.heads + 2 * heads.groups) * d});
+        const ValueId table = rope_table(
+            builder, {.positions = attributes.sequence, .rotary_dim = heads.rotary_dim, .base = 50},
+            accumulation_dtype(sample.dtype()), "table");
+        sample.result(qk_norm_rope(builder,
+                                   {.qkv = qkv,
+                                    .gamma_q = gain("gamma_q", heads.heads),
+                                    .gamma_k = gain("gamma_k", heads.groups),
+                                    .table = table},
+                                   attributes, "y"));
+      }};
+}
+
+inline OpSample count_sample(int64_t tokens, int32_t top_k, const CountExpertsAttributes& counts) {
+  return {std::to_string(tokens) + " tokens from " + std::to_string(counts.first_token),
+          [=](SampleBuilder& sample) {
+            // A few indices of no expert.
+            const ValueId indices =
+                sample.integers("indices", {tokens, top_k},
+                                draw(tokens * top_k, static_cast<uint64_t>(counts.experts) + 2, 3));
+            sample.result_without_gradient(
+                count_experts(sample.builder(), indices, {}, counts, "counts"));
           }};
 }
 
@@ -227,6 +288,26 @@ inline std::vector<LargeSample> large_samples() {
                                     .scale = 0.2,
                                     .window = 128}));
 
+  // Chunks of whole tiles, of more and of less than one, and of one query; first, last and other
+  // ranks; windows that end in a chunk, before it, and before the one before it.
+  const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank) {
+    attributes.batch = 2;
+    attributes.heads = 6;
+    attributes.groups = 2;
+    attributes.scale = 0.1;
+    add(kContextAttention, context_attention_sample(attributes, {.ranks = ranks, .rank = rank}));
+  };
+  add_context({.sequence = 256, .head_dim = 64}, 2, 1);
+  add_context({.sequence = 150, .head_dim = 64}, 4, 2);
+  add_context({.sequence = 150, .head_dim = 64, .window = 20}, 4, 3);
+  add_context({.sequence = 302, .head_dim = 128}, 2, 1);
+  add_context({.sequence = 150, .head_dim = 128}, 4, 0);
+  add_context({.sequence = 150, .head_dim = 128, .window = 100}, 3, 1);
+  add_context({.sequence = 150, .head_dim = 128, .window = 400}, 4, 1);
+  add_context({.sequence = 2, .head_dim = 64}, 3, 1);
+  add_context({.sequence = 150, .head_dim = 20, .window = 100}, 3, 1);
+  add_context({.sequence = 140, .head_dim = 192}, 2, 1);
+
   add(kPermute, dispatch_sample(600, 2, 8, 64, 1));
   add(kPermute, dispatch_sample(333, 8, 128, 40, 1));
   add(kPermute, dispatch_sample(500, 4, 70, 33, 16));
@@ -235,6 +316,32 @@ inline std::vector<LargeSample> large_samples() {
   add(kRmsNorm, norm_sample(200, 4096, true));
   add(kRmsNorm, norm_sample(33, 1001, true));
   add(kRmsNorm, norm_sample(9, 20000, true));
+  // Heads that turn as a whole, all of a row at once; in rounds; and others.
+  const auto heads_of = [&](int64_t tokens, int32_t heads, int32_t groups, int32_t head_dim,
+                            int32_t rotary_dim, QkNormScope scope, bool zero_centered = false) {
+    add(kQkNormRope, heads_sample(tokens, {.heads = heads,
+                                           .groups = groups,
+                                           .head_dim = head_dim,
+                                           .scope = scope,
+                                           .zero_centered = zero_centered,
+                                           .rotary_dim = rotary_dim}));
+  };
+  heads_of(70, 16, 16, 128, 128, QkNormScope::projection);
+  heads_of(90, 32, 4, 128, 128, QkNormScope::head);
+  heads_of(2200, 4, 2, 32, 32, QkNormScope::projection, true);
+  heads_of(2200, 3, 1, 32, 32, QkNormScope::head, true);
+  heads_of(40, 64, 4, 128, 128, QkNormScope::head);
+  heads_of(30, 52, 4, 128, 128, QkNormScope::projection);
+  heads_of(50, 5, 2, 96, 96, QkNormScope::head);
+  heads_of(50, 5, 2, 96, 96, QkNormScope::projection);
+  heads_of(41, 3, 1, 72, 48, QkNormScope::head);
+  heads_of(41, 3, 1, 72, 48, QkNormScope::projection);
+  heads_of(20, 5, 3, 130, 130, QkNormScope::head);
+  heads_of(20, 5, 3, 130, 66, QkNormScope::projection);
+  add(kCountExperts, count_sample(3000, 8, {.experts = 64, .sequences = 2}));
+  add(kCountExperts,
+      count_sample(1000, 3,
+                   {.experts = 9, .sequences = 4, .sequence_tokens = 700, .first_token = 900}));
   add(kCrossEntropy, cross_entropy_sample(40, 5003));
   add(kCrossEntropy, cross_entropy_sample(64, 8192));
   add(kEmbedding, embedding_sample(900, 300, 72));

@@ -34,6 +34,7 @@
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "runtime/interpreter.h"
+#include "support/context_run.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 #include "support/random_layouts.h"
@@ -369,6 +370,58 @@ TEST_P(GpuLayout, HasTheSameBitsOnStreams) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuLayout, ::testing::ValuesIn(layouts()),
+                         [](const auto& info) { return info.param.name; });
+
+// Attention over the context in bf16, with heads that cuDNN takes, and with dropout, which it does
+// not: on every rank each chunk of queries has another number of keys. Few cases, since every rank
+// chooses kernels for each of them.
+std::vector<ContextCase> context_cases() {
+  const AttentionAttributes small{
+      .batch = 2, .sequence = 512, .heads = 4, .groups = 4, .head_dim = 64, .scale = 0.125};
+  AttentionAttributes grouped{
+      .batch = 2, .sequence = 600, .heads = 4, .groups = 2, .head_dim = 128, .scale = 0.09};
+  std::vector<ContextCase> cases;
+  const auto add = [&](const std::string& name, int32_t ranks, const AttentionAttributes& whole) {
+    cases.push_back({name + "_on_" + std::to_string(ranks), ranks, whole, DType::bf16});
+  };
+  add("whole_tiles", 2, small);
+  add("odd_chunks", 4, grouped);
+  grouped.window = 40;
+  add("window_within_a_chunk", 2, grouped);
+  grouped.window = 320;
+  add("window_over_chunks", 4, grouped);
+  grouped.seed = 3;
+  grouped.probability = 0.2;
+  add("dropout", 4, grouped);
+  return cases;
+}
+
+class GpuContextAttention : public ::testing::TestWithParam<ContextCase> {};
+
+// As for single operations in bf16 (tests/cuda/operations_gpu_test.cc).
+TEST_P(GpuContextAttention, EqualsOneRankOfTheCpu) {
+  TROUPE_NEED_GPU();
+  constexpr double kTolerance = 1e-2;
+  const ContextCase& c = GetParam();
+  const ContextOutcome expected = run_context(c, 1, ContextExchange::p2p);
+  const auto run = [&](ContextExchange exchange, bool capture) {
+    const ContextOutcome found =
+        run_context(c, c.ranks, exchange, {.device = Device::cuda, .capture = capture});
+    const double out = distance(found.out, expected.out);
+    const double gradient = distance(found.d_qkv, expected.d_qkv);
+    EXPECT_LE(out, kTolerance);
+    EXPECT_LE(gradient, kTolerance);
+    report(fmt::format("context {} {} out {:.1e} gradients {:.1e}{}", c.name, name_of(exchange),
+                       out, gradient, HasFailure() ? " FAIL" : ""));
+    return found;
+  };
+  const ContextOutcome ring = run(ContextExchange::p2p, false);
+  const ContextOutcome captured = run(ContextExchange::p2p, true);
+  EXPECT_TRUE(captured.out == ring.out && captured.d_qkv == ring.d_qkv) << "captured";
+  EXPECT_TRUE(run(ContextExchange::allgather, false).out == ring.out) << "all keys gathered";
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuContextAttention, ::testing::ValuesIn(context_cases()),
                          [](const auto& info) { return info.param.name; });
 
 struct ReferenceCase {

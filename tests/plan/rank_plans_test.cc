@@ -173,8 +173,9 @@ TEST(CountFlops, CountsExpectedRows) {
   const double one = products(World(model));
   EXPECT_GT(one, 0);
   for (const char* dispatcher : {"allgather", "alltoall", "flex"}) {
-    EXPECT_EQ(products(World(model + " --ranks 4 --expert-model-parallel-size 4 "
-                                     "--moe-token-dispatcher-type " +
+    EXPECT_EQ(products(World(model +
+                             " --ranks 4 --expert-model-parallel-size 4 "
+                             "--moe-token-dispatcher-type " +
                              dispatcher)),
               one)
         << dispatcher;

@@ -1,14 +1,143 @@
-#include "ops/attention/attention_sizes.cuh"
 #include "ops/attention/attention_tiles.cuh"
 #include "ops/attention/cuda/attention_cudnn.h"
+#include "ops/cuda/random.cuh"
 
 namespace troupe {
 namespace {
 
+// Sizes, visibility and dropout of a call.
+struct AttentionSizes {
+  int64_t rows;       // of queries in each sequence
+  int64_t chunk;      // of these, at consecutive positions
+  int64_t positions;  // of a sequence: its keys
+  int ranks;
+  int rank;
+  int heads;
+  int groups;
+  int head_dim;
+  int64_t query_stride;
+  int64_t key_stride;
+  int64_t window;
+  double scale;
+  int first_head;
+  int all_heads;
+  bool drops;
+  DeviceDropout dropout;
+  const int64_t* step;
+
+  explicit AttentionSizes(const AttentionCall& call)
+      : AttentionSizes(call, call.shape.attributes) {}
+
+  AttentionSizes(const AttentionCall& call, const AttentionAttributes& a)
+      : rows(call.shape.rows()),
+        chunk(call.shape.chunk()),
+        positions(call.shape.positions()),
+        ranks(call.shape.chunks.ranks),
+        rank(call.shape.chunks.rank),
+        heads(a.heads),
+        groups(a.groups),
+        head_dim(a.head_dim),
+        query_stride(call.query_stride),
+        key_stride(call.key_stride),
+        window(a.window),
+        scale(a.scale),
+        first_head(a.first_head),
+        all_heads(a.all_heads == 0 ? a.heads : a.all_heads),
+        drops(call.step != nullptr),
+        dropout(a.seed, a.substream, a.probability),
+        step(call.step) {}
+
+  __device__ int64_t out_stride() const { return int64_t{heads} * head_dim; }
+  // Where chunk `number` of the queries begins.
+  __device__ int64_t position(int number) const {
+    return (number == 0 ? rank : 2 * ranks - 1 - rank) * chunk;
+  }
+  __device__ bool sees(int64_t query, int64_t key) const {
+    return key <= query && query < positions && (window == 0 || key > query - window);
+  }
+  // The first key that the query at a position sees.
+  __device__ int64_t first_key(int64_t query) const {
+    return window == 0 || query < window ? 0 : query - window + 1;
+  }
+  // Is a probability kept? `head` is that of this call in sequence b.
+  __device__ bool keeps(uint64_t seed, int64_t b, int head, int64_t query, int64_t key) const {
+    const int64_t number = b * all_heads + first_head + head;
+    const int64_t row = (positions + 3) / 4 * 4;
+    return dropout.keeps(seed, static_cast<uint64_t>((number * positions + query) * row + key));
+  }
+};
+
+// Consecutive queries of one chunk.
+struct QueryTile {
+  int64_t row;       // of a sequence's queries
+  int64_t end;       // of the chunk's rows
+  int64_t position;  // of the first row
+  int64_t count;
+
+  // Tile `number` of chunk `of`.
+  template <int kTile>
+  __device__ static QueryTile make(const AttentionSizes& sizes, int of, int64_t number) {
+    const int64_t first = number * kTile;
+    QueryTile tile;
+    tile.row = of * sizes.chunk + first;
+    tile.end = (of + 1) * sizes.chunk;
+    tile.position = sizes.position(of) + first;
+    tile.count = sizes.chunk - first < kTile ? sizes.chunk - first : kTile;
+    return tile;
+  }
+  // Tile `number` of all chunks.
+  template <int kTile>
+  __device__ static QueryTile make(const AttentionSizes& sizes, int number) {
+    const auto tiles = static_cast<int>((sizes.chunk + kTile - 1) / kTile);
+    return make<kTile>(sizes, number / tiles, number % tiles);
+  }
+};
+
+// D of each token and head: a warp each.
+template <class T>
+__global__ void out_dot_kernel(const T* d_out, const T* out, accumulation_t<T>* out_dot,
+                               int64_t count, int d) {
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (i >= count) return;
+  accumulation_t<T> sum = 0;
+  for (int c = static_cast<int>(threadIdx.x) % 32; c < d; c += 32) {
+    sum += widen(d_out[i * d + c]) * widen(out[i * d + c]);
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) out_dot[i] = sum;
+}
+
+template <class T>
+struct AttentionOperands {
+  const T* q;
+  const T* k;
+  const T* v;
+  // Of the gradient.
+  const T* d_out;
+  const accumulation_t<T>* lse;
+  const accumulation_t<T>* out_dot;
+
+  explicit AttentionOperands(const AttentionCall& call, const std::byte* dots = nullptr)
+      : q(static_cast<const T*>(call.q)),
+        k(static_cast<const T*>(call.k)),
+        v(static_cast<const T*>(call.v)),
+        d_out(static_cast<const T*>(call.d_out)),
+        lse(static_cast<const accumulation_t<T>*>(call.lse)),
+        out_dot(reinterpret_cast<const accumulation_t<T>*>(dots)) {}
+};
+
+// A probability with its gradient's factors.
+template <class A>
+struct ProbabilityGradient {
+  A kept;  // the probability as it multiplies the values
+  A ds;
+};
+
 // A block for a tile of queries of one head; the softmax is kept up to date tile by tile of keys.
 template <class T, int kSide, int kColumns>
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(const T* qkv, T* out, accumulation_t<T>* lse, AttentionSizes sizes) {
+    attention_kernel(AttentionOperands<T> operands, T* out, accumulation_t<T>* lse,
+                     AttentionSizes sizes) {
   using A = accumulation_t<T>;
   constexpr int kTile = Tiles<A, kSide>::kTile;
   extern __shared__ __align__(16) std::byte shared_memory[];
@@ -19,18 +148,19 @@ __global__ void __launch_bounds__(kThreads)
   const int x = static_cast<int>(threadIdx.x) % kSideThreads;
   const int y = static_cast<int>(threadIdx.x) / kSideThreads;
   // The last tiles see the most keys: they start first.
-  const int64_t first_query = int64_t{gridDim.x - 1 - blockIdx.x} * kTile;
+  const QueryTile queries =
+      QueryTile::make<kTile>(sizes, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   const auto head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int group = head / (sizes.heads / sizes.groups);
-  const int64_t stride = sizes.qkv_stride();
-  const T* rows = qkv + b * sizes.sequence * stride;
-  const T* keys = rows + (sizes.heads + group) * d;
-  const T* values = rows + (sizes.heads + sizes.groups + group) * d;
+  const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
+  const T* keys = operands.k + first;
+  const T* values = operands.v + first;
   const A scale = static_cast<A>(sizes.scale);
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
-  load_tile<T, kTile>(rows + head * d, stride, first_query, sizes.sequence, d, q_tile);
+  load_tile<T, kTile>(operands.q + b * sizes.rows * sizes.query_stride + head * d,
+                      sizes.query_stride, queries.row, queries.end, d, q_tile);
   A sums[kSide][kColumns] = {};
   A largest[kSide];
   A total[kSide];
@@ -39,16 +169,16 @@ __global__ void __launch_bounds__(kThreads)
     largest[i] = -infinity<A>();
     total[i] = A(0);
   }
-  for (int64_t first_key = sizes.first_key(first_query) / kTile * kTile;
-       first_key < first_query + kTile && first_key < sizes.sequence; first_key += kTile) {
+  for (int64_t first_key = sizes.first_key(queries.position) / kTile * kTile;
+       first_key < queries.position + queries.count; first_key += kTile) {
     __syncthreads();
-    load_tile<T, kTile>(keys, stride, first_key, sizes.sequence, d, kv_tile);
+    load_tile<T, kTile>(keys, sizes.key_stride, first_key, sizes.positions, d, kv_tile);
     __syncthreads();
     A scores[kSide][kSide];
     multiply_tiles(q_tile, kv_tile, d, x, y, scores);
 #pragma unroll
     for (int i = 0; i < kSide; ++i) {
-      const int64_t query = first_query + y + kSideThreads * i;
+      const int64_t query = queries.position + y + kSideThreads * i;
       A row_largest = largest[i];
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
@@ -77,16 +207,16 @@ __global__ void __launch_bounds__(kThreads)
     }
     store_square(scores, x, y, p_tile);
     __syncthreads();
-    load_tile<T, kTile>(values, stride, first_key, sizes.sequence, d, kv_tile);
+    load_tile<T, kTile>(values, sizes.key_stride, first_key, sizes.positions, d, kv_tile);
     __syncthreads();
     add_product(p_tile, kv_tile, d, x, y, sums);
   }
   const A kept_scale = sizes.drops ? static_cast<A>(sizes.dropout.scale) : A(1);
 #pragma unroll
   for (int i = 0; i < kSide; ++i) {
-    const int64_t query = first_query + y + kSideThreads * i;
-    if (query >= sizes.sequence) continue;
-    const int64_t token = b * sizes.sequence + query;
+    const int64_t row = y + kSideThreads * i;
+    if (row >= queries.count) continue;
+    const int64_t token = b * sizes.rows + queries.row + row;
     if (x == 0) lse[token * sizes.heads + head] = largest[i] + log(total[i]);
     T* to = out + token * sizes.out_stride() + head * d;
 #pragma unroll
@@ -97,13 +227,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Of query `row` of a tile.
 template <class T>
 __device__ __forceinline__ ProbabilityGradient<accumulation_t<T>> differentiate(
-    const AttentionSizes& sizes, const GradientOperands<T>& operands, uint64_t seed, int64_t b,
-    int head, int64_t query, int64_t key, accumulation_t<T> score, accumulation_t<T> dp) {
+    const AttentionSizes& sizes, const AttentionOperands<T>& operands, uint64_t seed, int64_t b,
+    int head, const QueryTile& queries, int row, int64_t key, accumulation_t<T> score,
+    accumulation_t<T> dp) {
   using A = accumulation_t<T>;
-  if (!sizes.sees(query, key)) return {A(0), A(0)};
-  const int64_t at = (b * sizes.sequence + query) * sizes.heads + head;
+  const int64_t query = queries.position + row;
+  if (row >= queries.count || !sizes.sees(query, key)) return {A(0), A(0)};
+  const int64_t at = (b * sizes.rows + queries.row + row) * sizes.heads + head;
   const A p = exp(score * static_cast<A>(sizes.scale) - operands.lse[at]);
   A kept = p;
   if (sizes.drops) {
@@ -117,9 +250,9 @@ __device__ __forceinline__ ProbabilityGradient<accumulation_t<T>> differentiate(
 
 // dk and dv. A block for a tile of keys of one group: goes through the group's heads and their
 // tiles of queries in order. Rows of the scores are keys here.
-template <class T, int kSide, int kColumns>
+template <class T, class Out, int kSide, int kColumns>
 __global__ void __launch_bounds__(kThreads)
-    key_gradients_kernel(GradientOperands<T> operands, T* d_qkv, AttentionSizes sizes) {
+    key_gradients_kernel(AttentionOperands<T> operands, Out* d_k, Out* d_v, AttentionSizes sizes) {
   using A = accumulation_t<T>;
   constexpr int kTile = Tiles<A, kSide>::kTile;
   extern __shared__ __align__(16) std::byte shared_memory[];
@@ -137,27 +270,29 @@ __global__ void __launch_bounds__(kThreads)
   const auto group = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int heads_per_group = sizes.heads / sizes.groups;
-  const int64_t stride = sizes.qkv_stride();
-  const T* rows = operands.qkv + b * sizes.sequence * stride;
-  const int64_t key_column = int64_t{sizes.heads + group} * d;
-  const int64_t value_column = int64_t{sizes.heads + sizes.groups + group} * d;
+  const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
-  load_tile<T, kTile>(rows + key_column, stride, first_key, sizes.sequence, d, k_tile);
-  load_tile<T, kTile>(rows + value_column, stride, first_key, sizes.sequence, d, v_tile);
+  load_tile<T, kTile>(operands.k + first, sizes.key_stride, first_key, sizes.positions, d, k_tile);
+  load_tile<T, kTile>(operands.v + first, sizes.key_stride, first_key, sizes.positions, d, v_tile);
   A dk[kSide][kColumns] = {};
   A dv[kSide][kColumns] = {};
-  // Queries from this one on see none of the keys.
-  int64_t end_query = sizes.sequence;
+  // Queries from this position on see none of the keys.
+  int64_t end_query = sizes.positions;
   if (sizes.window > 0 && first_key + kTile - 1 + sizes.window < end_query) {
     end_query = first_key + kTile - 1 + sizes.window;
   }
+  const auto chunks = static_cast<int>(sizes.rows / sizes.chunk);
+  const auto tiles = static_cast<int>((sizes.chunk + kTile - 1) / kTile);
   for (int head = group * heads_per_group; head < (group + 1) * heads_per_group; ++head) {
-    const T* d_out = operands.d_out + b * sizes.sequence * sizes.out_stride() + head * d;
-    for (int64_t first_query = first_key; first_query < end_query; first_query += kTile) {
+    const T* q = operands.q + b * sizes.rows * sizes.query_stride + head * d;
+    const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * d;
+    for (int number = 0; number < chunks * tiles; ++number) {
+      const QueryTile queries = QueryTile::make<kTile>(sizes, number);
+      if (queries.position + queries.count <= first_key || queries.position >= end_query) continue;
       __syncthreads();
-      load_tile<T, kTile>(rows + head * d, stride, first_query, sizes.sequence, d, q_tile);
-      load_tile<T, kTile>(d_out, sizes.out_stride(), first_query, sizes.sequence, d, go_tile);
+      load_tile<T, kTile>(q, sizes.query_stride, queries.row, queries.end, d, q_tile);
+      load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, d, go_tile);
       __syncthreads();
       A scores[kSide][kSide];
       A dp[kSide][kSide];
@@ -168,7 +303,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int j = 0; j < kSide; ++j) {
           const auto gradient =
-              differentiate<T>(sizes, operands, seed, b, head, first_query + x + kSideThreads * j,
+              differentiate<T>(sizes, operands, seed, b, head, queries, x + kSideThreads * j,
                                first_key + y + kSideThreads * i, scores[i][j], dp[i][j]);
           scores[i][j] = gradient.kept;
           dp[i][j] = gradient.ds;
@@ -185,14 +320,14 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kSide; ++i) {
     const int64_t key = first_key + y + kSideThreads * i;
-    if (key >= sizes.sequence) continue;
-    T* to = d_qkv + (b * sizes.sequence + key) * stride;
+    if (key >= sizes.positions) continue;
+    const int64_t to = first + key * sizes.key_stride;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = x + kSideThreads * c;
       if (column >= d) continue;
-      to[key_column + column] = round_to<T>(scale * dk[i][c]);
-      to[value_column + column] = round_to<T>(dv[i][c]);
+      d_k[to + column] = round_to<Out>(scale * dk[i][c]);
+      d_v[to + column] = round_to<Out>(dv[i][c]);
     }
   }
 }
@@ -200,7 +335,7 @@ __global__ void __launch_bounds__(kThreads)
 // dq. A block for a tile of queries of one head.
 template <class T, int kSide, int kColumns>
 __global__ void __launch_bounds__(kThreads)
-    query_gradients_kernel(GradientOperands<T> operands, T* d_qkv, AttentionSizes sizes) {
+    query_gradients_kernel(AttentionOperands<T> operands, T* d_q, AttentionSizes sizes) {
   using A = accumulation_t<T>;
   constexpr int kTile = Tiles<A, kSide>::kTile;
   extern __shared__ __align__(16) std::byte shared_memory[];
@@ -213,25 +348,27 @@ __global__ void __launch_bounds__(kThreads)
   A* const ds_tile = v_tile + tile_elements;
   const int x = static_cast<int>(threadIdx.x) % kSideThreads;
   const int y = static_cast<int>(threadIdx.x) / kSideThreads;
-  const int64_t first_query = int64_t{gridDim.x - 1 - blockIdx.x} * kTile;
+  const QueryTile queries =
+      QueryTile::make<kTile>(sizes, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   const auto head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int group = head / (sizes.heads / sizes.groups);
-  const int64_t stride = sizes.qkv_stride();
-  const T* rows = operands.qkv + b * sizes.sequence * stride;
-  const T* d_out = operands.d_out + b * sizes.sequence * sizes.out_stride() + head * d;
+  const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
+  const int64_t stride = sizes.query_stride;
+  const int64_t first_row = b * sizes.rows * stride + head * d;
+  const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * d;
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
-  load_tile<T, kTile>(rows + head * d, stride, first_query, sizes.sequence, d, q_tile);
-  load_tile<T, kTile>(d_out, sizes.out_stride(), first_query, sizes.sequence, d, go_tile);
+  load_tile<T, kTile>(operands.q + first_row, stride, queries.row, queries.end, d, q_tile);
+  load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, d, go_tile);
   A dq[kSide][kColumns] = {};
-  for (int64_t first_key = sizes.first_key(first_query) / kTile * kTile;
-       first_key < first_query + kTile && first_key < sizes.sequence; first_key += kTile) {
+  for (int64_t first_key = sizes.first_key(queries.position) / kTile * kTile;
+       first_key < queries.position + queries.count; first_key += kTile) {
     __syncthreads();
-    load_tile<T, kTile>(rows + (sizes.heads + group) * d, stride, first_key, sizes.sequence, d,
+    load_tile<T, kTile>(operands.k + first, sizes.key_stride, first_key, sizes.positions, d,
                         k_tile);
-    load_tile<T, kTile>(rows + (sizes.heads + sizes.groups + group) * d, stride, first_key,
-                        sizes.sequence, d, v_tile);
+    load_tile<T, kTile>(operands.v + first, sizes.key_stride, first_key, sizes.positions, d,
+                        v_tile);
     __syncthreads();
     A scores[kSide][kSide];
     A dp[kSide][kSide];
@@ -241,10 +378,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kSide; ++i) {
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
-        dp[i][j] =
-            differentiate<T>(sizes, operands, seed, b, head, first_query + y + kSideThreads * i,
-                             first_key + x + kSideThreads * j, scores[i][j], dp[i][j])
-                .ds;
+        dp[i][j] = differentiate<T>(sizes, operands, seed, b, head, queries, y + kSideThreads * i,
+                                    first_key + x + kSideThreads * j, scores[i][j], dp[i][j])
+                       .ds;
       }
     }
     store_square(dp, x, y, ds_tile);
@@ -254,9 +390,9 @@ __global__ void __launch_bounds__(kThreads)
   const A scale = static_cast<A>(sizes.scale);
 #pragma unroll
   for (int i = 0; i < kSide; ++i) {
-    const int64_t query = first_query + y + kSideThreads * i;
-    if (query >= sizes.sequence) continue;
-    T* to = d_qkv + (b * sizes.sequence + query) * stride + head * d;
+    const int64_t row = y + kSideThreads * i;
+    if (row >= queries.count) continue;
+    T* to = d_q + first_row + (queries.row + row) * stride;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = x + kSideThreads * c;
@@ -270,62 +406,69 @@ struct AttentionKernels {
   using A = accumulation_t<T>;
   using Tile = Tiles<A, kSide>;
 
-  static unsigned tiles(const AttentionAttributes& a) {
-    return static_cast<unsigned>(ceil_divide(a.sequence, Tile::kTile));
+  static dim3 query_grid(const AttentionShape& shape) {
+    const int64_t tiles = shape.rows() / shape.chunk() * ceil_divide(shape.chunk(), Tile::kTile);
+    return {static_cast<unsigned>(tiles), static_cast<unsigned>(shape.attributes.heads),
+            static_cast<unsigned>(shape.attributes.batch)};
   }
 
-  static void forward(const CudaKernelArguments& args) {
-    const auto& a = args.attributes->as<AttentionAttributes>();
-    const size_t bytes = Tile::bytes(2, 1, a.head_dim);
+  static void forward(const CudaKernelArguments& args, const AttentionCall& call) {
+    const size_t bytes = Tile::bytes(2, 1, call.shape.attributes.head_dim);
     const auto kernel = attention_kernel<T, kSide, kColumns>;
     allow_shared_bytes(kernel, bytes);
-    launch(args,
-           {dim3(tiles(a), static_cast<unsigned>(a.heads), static_cast<unsigned>(a.batch)),
-            kThreads, bytes},
-           kernel, args.in<T>(0), args.out<T>(0), args.out<A>(1),
-           AttentionSizes(a, args.in<int64_t>(1)));
+    launch(args, {query_grid(call.shape), kThreads, bytes}, kernel, AttentionOperands<T>(call),
+           static_cast<T*>(call.out), static_cast<A*>(call.lse), AttentionSizes(call));
   }
 
-  static void backward(const CudaKernelArguments& args) {
-    const auto& a = args.attributes->as<AttentionAttributes>();
-    const AttentionSizes sizes(a, args.in<int64_t>(4));
-    const GradientOperands<T> operands = gradient_operands<T>(args);
-    const auto keys = key_gradients_kernel<T, kSide, kColumns>;
-    const size_t key_bytes = Tile::bytes(4, 2, a.head_dim);
-    allow_shared_bytes(keys, key_bytes);
+  template <class Out>
+  static void key_gradients(const CudaKernelArguments& args, const AttentionCall& call,
+                            const AttentionOperands<T>& operands) {
+    const AttentionAttributes& a = call.shape.attributes;
+    const auto kernel = key_gradients_kernel<T, Out, kSide, kColumns>;
+    const size_t bytes = Tile::bytes(4, 2, a.head_dim);
+    allow_shared_bytes(kernel, bytes);
     launch(args,
-           {dim3(tiles(a), static_cast<unsigned>(a.groups), static_cast<unsigned>(a.batch)),
-            kThreads, key_bytes},
-           keys, operands, args.out<T>(0), sizes);
-    const auto queries = query_gradients_kernel<T, kSide, kColumns>;
-    const size_t query_bytes = Tile::bytes(4, 1, a.head_dim);
-    allow_shared_bytes(queries, query_bytes);
-    launch(args,
-           {dim3(tiles(a), static_cast<unsigned>(a.heads), static_cast<unsigned>(a.batch)),
-            kThreads, query_bytes},
-           queries, operands, args.out<T>(0), sizes);
+           {dim3(static_cast<unsigned>(ceil_divide(call.shape.positions(), Tile::kTile)),
+                 static_cast<unsigned>(a.groups), static_cast<unsigned>(a.batch)),
+            kThreads, bytes},
+           kernel, operands, static_cast<Out*>(call.d_k), static_cast<Out*>(call.d_v),
+           AttentionSizes(call));
+  }
+
+  // D of the queries is in the scratch memory.
+  static void backward(const CudaKernelArguments& args, const AttentionCall& call,
+                       std::byte* scratch) {
+    const AttentionAttributes& a = call.shape.attributes;
+    const int64_t count = a.batch * call.shape.rows() * a.heads;
+    launch(args, {static_cast<unsigned>(ceil_divide(count, 8)), 256}, out_dot_kernel<T>,
+           static_cast<const T*>(call.d_out), static_cast<const T*>(call.out),
+           reinterpret_cast<A*>(scratch), count, a.head_dim);
+    const AttentionOperands<T> operands(call, scratch);
+    if (call.shape.wide_key_gradients) {
+      key_gradients<A>(args, call, operands);
+    } else {
+      key_gradients<T>(args, call, operands);
+    }
+    const auto kernel = query_gradients_kernel<T, kSide, kColumns>;
+    const size_t bytes = Tile::bytes(4, 1, a.head_dim);
+    allow_shared_bytes(kernel, bytes);
+    launch(args, {query_grid(call.shape), kThreads, bytes}, kernel, operands,
+           static_cast<T*>(call.d_q), AttentionSizes(call));
   }
 };
 
 // The larger a head, the smaller the tiles that fit into shared memory.
 template <class T, int kSide, class Visit>
-CudaKernel by_head_size(int head_dim, const Visit& visit) {
+void by_head_size(int head_dim, const Visit& visit) {
   if (head_dim <= 64) return visit(AttentionKernels<T, kSide, 4>());
   if (head_dim <= 128) return visit(AttentionKernels<T, kSide, 8>());
-  if (head_dim <= 256) return visit(AttentionKernels<T, kSide / 2, 16>());
-  throw_bad_request(
-      "--device cuda: attention heads of more than 256 elements are not supported "
-      "yet. Use --device cpu.");
-}
-
-bool cudnn_takes(const OpView& op) {
-  return cudnn_takes_attention(op.attributes<AttentionAttributes>(), op.output(0).dtype);
+  visit(AttentionKernels<T, kSide / 2, 16>());
 }
 
 template <class Visit>
-CudaKernel select_attention(const OpView& op, const Visit& visit) {
-  const int head_dim = op.attributes<AttentionAttributes>().head_dim;
-  switch (op.output(0).dtype) {
+void visit_kernels(const AttentionShape& shape, const Visit& visit) {
+  const int head_dim = shape.attributes.head_dim;
+  switch (shape.dtype) {
     case DType::f64:
       return by_head_size<double, 2>(head_dim, visit);
     case DType::f32:
@@ -335,29 +478,95 @@ CudaKernel select_attention(const OpView& op, const Visit& visit) {
   }
 }
 
+// Of `attention`: everything is in the rows of the projection, from some element on.
+void* heads_behind(const CudaTensor& qkv, int64_t elements) {
+  return static_cast<std::byte*>(qkv.data) + elements * static_cast<int64_t>(size_of(qkv.dtype));
+}
+
+AttentionCall call_of(const CudaKernelArguments& args, const CudaTensor& qkv, const CudaTensor& out,
+                      const CudaTensor& lse, const int64_t* step) {
+  const auto& a = args.attributes->as<AttentionAttributes>();
+  AttentionCall call{.shape = {.attributes = a, .dtype = qkv.dtype}};
+  call.query_stride = qkv.shape[1];
+  call.key_stride = qkv.shape[1];
+  call.q = qkv.data;
+  call.k = heads_behind(qkv, a.heads * a.head_dim);
+  call.v = heads_behind(qkv, (a.heads + a.groups) * a.head_dim);
+  call.out = out.data;
+  call.lse = lse.data;
+  call.step = step;
+  return call;
+}
+
+void attention_on_gpu(const CudaKernelArguments& args) {
+  run_attention(args,
+                call_of(args, args.input(0), args.output(0), args.output(1), args.in<int64_t>(1)),
+                args.scratch);
+}
+
+void attention_gradient_on_gpu(const CudaKernelArguments& args) {
+  AttentionCall call =
+      call_of(args, args.input(1), args.input(2), args.input(3), args.in<int64_t>(4));
+  const AttentionAttributes& a = call.shape.attributes;
+  const CudaTensor& d_qkv = args.output(0);
+  call.d_out = args.input(0).data;
+  call.d_q = d_qkv.data;
+  call.d_k = heads_behind(d_qkv, a.heads * a.head_dim);
+  call.d_v = heads_behind(d_qkv, (a.heads + a.groups) * a.head_dim);
+  run_attention_gradient(args, call, args.scratch);
+}
+
+AttentionShape shape_of(const OpView& op) {
+  return {.attributes = op.attributes<AttentionAttributes>(), .dtype = op.output(0).dtype};
+}
+
 }  // namespace
 
+void check_attention_heads(const AttentionShape& shape) {
+  if (shape.attributes.head_dim <= 256) return;
+  throw_bad_request(
+      "--device cuda: attention heads of more than 256 elements are not supported "
+      "yet. Use --device cpu.");
+}
+
+void run_attention(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch) {
+  if (cudnn_takes_attention(call.shape)) return cudnn_attention(args, call, scratch);
+  visit_kernels(call.shape, [&](auto kernels) { kernels.forward(args, call); });
+}
+
+void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
+                            std::byte* scratch) {
+  if (cudnn_takes_attention(call.shape)) return cudnn_attention_gradient(args, call, scratch);
+  visit_kernels(call.shape, [&](auto kernels) { kernels.backward(args, call, scratch); });
+}
+
+uint64_t attention_call_scratch_bytes(const AttentionShape& shape) {
+  return cudnn_takes_attention(shape) ? cudnn_attention_scratch_bytes() : 0;
+}
+
+uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape) {
+  if (cudnn_takes_attention(shape)) return cudnn_attention_gradient_scratch_bytes(shape);
+  const AttentionAttributes& a = shape.attributes;
+  return static_cast<uint64_t>(a.batch * shape.rows() * a.heads) *
+         size_of(accumulation_dtype(shape.dtype));
+}
+
 CudaKernel attention_cuda_kernel(const OpView& op) {
-  if (cudnn_takes(op)) return cudnn_attention;
-  return select_attention(op,
-                          [](auto kernels) -> CudaKernel { return &decltype(kernels)::forward; });
+  check_attention_heads(shape_of(op));
+  return attention_on_gpu;
 }
 
 CudaKernel attention_gradient_cuda_kernel(const OpView& op) {
-  if (cudnn_takes(op)) return cudnn_attention_gradient;
-  return select_attention(op,
-                          [](auto kernels) -> CudaKernel { return &decltype(kernels)::backward; });
+  check_attention_heads(shape_of(op));
+  return attention_gradient_on_gpu;
 }
 
 uint64_t attention_cuda_scratch_bytes(const OpView& op) {
-  return cudnn_takes(op) ? cudnn_attention_scratch_bytes() : 0;
+  return attention_call_scratch_bytes(shape_of(op));
 }
 
 uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op) {
-  if (cudnn_takes(op)) {
-    return cudnn_attention_gradient_scratch_bytes(op.attributes<AttentionAttributes>());
-  }
-  return op.input(3).bytes();  // D has the shape and dtype of lse
+  return attention_gradient_call_scratch_bytes(shape_of(op));
 }
 
 }  // namespace troupe

@@ -1,5 +1,4 @@
-// Tiles of attention in ordinary arithmetic, for any type and head: what attention and
-// context_attention share.
+// Tiles of attention in ordinary arithmetic, for any type and head. Private to attention_cuda.cu.
 #pragma once
 
 #include "ops/cuda/device.cuh"

@@ -16,9 +16,8 @@ CudaKernel context_attention_cuda_kernel(const OpView& op);
 CudaKernel context_attention_gradient_cuda_kernel(const OpView& op);
 CudaKernel ring_attention_cuda_kernel(const OpView& op);
 CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op);
+uint64_t context_attention_cuda_scratch_bytes(const OpView& op);
 uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op);
-uint64_t ring_attention_cuda_scratch_bytes(const OpView& op);
-uint64_t ring_attention_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -177,7 +176,10 @@ uint64_t workspace_ring_attention_gradient(const OpView& op) {
                                                     op.input(1).dtype, true);
 }
 
-// All ranks' parts of the gradients of this rank's keys and values.
+// All ranks' keys and values; later their parts of the gradients of this rank's own.
+uint64_t ring_attention_staging_bytes(const OpView& op, int32_t ranks) {
+  return staged_section_bytes(static_cast<int64_t>(op.input(1).bytes()), ranks);
+}
 uint64_t ring_attention_gradient_staging_bytes(const OpView& op, int32_t ranks) {
   const DType wide = accumulation_dtype(op.output(1).dtype);
   return staged_section_bytes(op.output(1).shape.elements() * static_cast<int64_t>(size_of(wide)),
@@ -231,6 +233,10 @@ std::vector<OpSample> samples_context_attention() {
       .batch = 2, .sequence = 4, .heads = 4, .groups = 2, .head_dim = 3, .scale = 0.5};
   AttentionAttributes window = grouped;
   window.window = 3;
+  AttentionAttributes odd = grouped;  // chunks of three
+  odd.sequence = 6;
+  AttentionAttributes odd_window = odd;
+  odd_window.window = 7;
   AttentionAttributes dropout = grouped;
   dropout.seed = 3;
   dropout.probability = 0.3;
@@ -246,6 +252,8 @@ std::vector<OpSample> samples_context_attention() {
           {"first_of_two", with(grouped, 2, 0)},
           {"second_of_two", with(grouped, 2, 1)},
           {"second_of_three", with(grouped, 3, 1)},
+          {"odd_chunks", with(odd, 2, 0)},
+          {"odd_chunks_window", with(odd_window, 3, 2)},
           {"smallest", with({.sequence = 2, .head_dim = 2}, 2, 1)},
           {"window", with(window, 2, 1)},
           {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
@@ -266,16 +274,18 @@ ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
   return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step}, name)[0];
 }
 
-const OpSpec kContextAttention{.name = "context_attention",
-                               .infer = infer_context_attention,
-                               .differentiate = differentiate_context_attention,
-                               .cost = cost_context_attention,
-                               .cpu_kernel = context_attention_cpu_kernel,
-                               .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
-                               .workspace_bytes = workspace_context_attention,
-                               .scratch_bytes = scratch_context_attention,
-                               .print_attributes = print_context_attention,
-                               .samples = samples_context_attention};
+const OpSpec kContextAttention{
+    .name = "context_attention",
+    .infer = infer_context_attention,
+    .differentiate = differentiate_context_attention,
+    .cost = cost_context_attention,
+    .cpu_kernel = context_attention_cpu_kernel,
+    .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
+    .workspace_bytes = workspace_context_attention,
+    .scratch_bytes = scratch_context_attention,
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
+    .print_attributes = print_context_attention,
+    .samples = samples_context_attention};
 
 const OpSpec kContextAttentionGradient{
     .name = "context_attention_gradient",
@@ -296,8 +306,9 @@ const OpSpec kRingAttention{.name = "ring_attention",
                             .cuda_kernel = TROUPE_CUDA(ring_attention_cuda_kernel),
                             .workspace_bytes = workspace_ring_attention,
                             .scratch_bytes = scratch_context_attention,
-                            .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_cuda_scratch_bytes),
+                            .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
                             .group = group_of_ring,
+                            .cuda_staging_bytes = ring_attention_staging_bytes,
                             .print_attributes = print_context_attention};
 
 const OpSpec kRingAttentionGradient{
@@ -308,7 +319,7 @@ const OpSpec kRingAttentionGradient{
     .cuda_kernel = TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
     .workspace_bytes = workspace_ring_attention_gradient,
     .scratch_bytes = scratch_context_attention_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(ring_attention_gradient_cuda_scratch_bytes),
+    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_gradient_cuda_scratch_bytes),
     .group = group_of_ring,
     .cuda_staging_bytes = ring_attention_gradient_staging_bytes,
     .print_attributes = print_context_attention};

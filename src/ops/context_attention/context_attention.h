@@ -15,7 +15,8 @@
 // rank r - 1, r - 2, ... round the ring, each source after the other with the online softmax of
 // attention. Gradients of a source's keys are summed from the source on up the ring, in the
 // accumulation dtype, and rounded once by ring_attention; context_attention rounds this rank's part
-// of them.
+// of them. (So on CPUs. On a GPU keys and values are first copied to the order of their positions,
+// and each chunk of queries attends to those before it as in attention; the sums are the same.)
 //
 // Kinds (T = B S / n)
 //   context_attention (q [T, H d], kv [n T, 2 G d], step optional) -> out [T, H d], lse [T, H]

@@ -9,16 +9,38 @@ __global__ void copy_counts_kernel(const int32_t* previous, int32_t* counts, int
   if (i < count) counts[i] = previous != nullptr ? previous[i] : 0;
 }
 
-// Sums of integers are the same in any order.
-__global__ void count_experts_kernel(const int32_t* indices, int32_t* counts, int64_t slots,
-                                     int64_t top_k, int64_t sequence_tokens, int64_t first_token,
-                                     int64_t experts) {
-  const int64_t slot = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (slot >= slots) return;
-  const int32_t expert = indices[slot];
-  if (expert < 0 || expert >= experts) return;
-  const int64_t sequence = (first_token + slot / top_k) / sequence_tokens;
-  atomicAdd(&counts[sequence * experts + expert], 1);
+constexpr int kCountThreads = 256;
+constexpr int kCountSlots = 8;  // of a thread
+
+// A block has kCountThreads * kCountSlots slots of the sequence blockIdx.y, from the first one that
+// is touched, and counts them by itself before it adds them to the others' counts. Sums of integers
+// are the same in any order.
+__global__ void __launch_bounds__(kCountThreads)
+    count_experts_kernel(const int32_t* indices, int32_t* counts, int64_t slots, int64_t top_k,
+                         int64_t sequence_tokens, int64_t first_token, int32_t experts) {
+  extern __shared__ int32_t own_counts[];
+  const int64_t sequence = first_token / sequence_tokens + blockIdx.y;
+  const int64_t sequence_slot = (sequence * sequence_tokens - first_token) * top_k;
+  const int64_t sequence_end = sequence_slot + sequence_tokens * top_k;
+  const int64_t end = sequence_end < slots ? sequence_end : slots;
+  const int64_t first = (sequence_slot > 0 ? sequence_slot : 0) +
+                        int64_t{blockIdx.x} * kCountThreads * kCountSlots + threadIdx.x;
+  int32_t chosen[kCountSlots];
+#pragma unroll
+  for (int i = 0; i < kCountSlots; ++i) {
+    const int64_t slot = first + i * kCountThreads;
+    chosen[i] = slot < end ? indices[slot] : -1;
+  }
+  for_row(experts, [=](int64_t e) { own_counts[e] = 0; });
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCountSlots; ++i) {
+    if (chosen[i] >= 0 && chosen[i] < experts) atomicAdd(&own_counts[chosen[i]], 1);
+  }
+  __syncthreads();
+  for_row(experts, [=](int64_t e) {
+    if (own_counts[e] != 0) atomicAdd(&counts[sequence * experts + e], own_counts[e]);
+  });
 }
 
 void run_count_experts(const CudaKernelArguments& args) {
@@ -30,9 +52,17 @@ void run_count_experts(const CudaKernelArguments& args) {
                                       : indices[0] / attributes.sequences;
   launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256}, copy_counts_kernel,
          args.in<int32_t>(1), args.out<int32_t>(0), count);
-  launch(args, {static_cast<unsigned>(ceil_divide(indices.elements(), 256)), 256},
+  if (indices.elements() == 0) return;
+  const int64_t first_token = attributes.first_token;
+  const int64_t sequences =
+      (first_token + indices[0] - 1) / sequence_tokens - first_token / sequence_tokens + 1;
+  const int64_t sequence_slots = std::min(sequence_tokens, indices[0]) * indices[1];
+  launch(args,
+         {dim3(static_cast<unsigned>(ceil_divide(sequence_slots, kCountThreads * kCountSlots)),
+               static_cast<unsigned>(sequences)),
+          kCountThreads, static_cast<size_t>(attributes.experts) * sizeof(int32_t)},
          count_experts_kernel, args.in<int32_t>(0), args.out<int32_t>(0), indices.elements(),
-         indices[1], sequence_tokens, int64_t{attributes.first_token}, int64_t{attributes.experts});
+         indices[1], sequence_tokens, first_token, attributes.experts);
 }
 
 }  // namespace

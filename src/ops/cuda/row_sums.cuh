@@ -33,50 +33,59 @@ inline uint64_t row_sums_bytes(DType accumulation, int64_t rows, int64_t n) {
                                     : row_sums_bytes<float>(rows, n);
 }
 
-// The rows of a term, where every live row of a tensor is made of `parts` of them.
-struct TermRows {
-  LiveRows rows;
-  int64_t parts = 1;
-
-  int64_t bound() const { return rows.bound * parts; }
-  __device__ int64_t count() const { return rows.count() * parts; }
-};
+// Adds up what the threads of a block with the same threadIdx.x have, in the order of threadIdx.y:
+// sum j of those with x is stored as number column(x, j) of `piece`, or not, if that is negative.
+// `shared`: room for all of them, used once.
+template <int kSums, class A, class Column>
+__device__ __forceinline__ void store_piece(const A (&sums)[kSums], A* shared, A* piece,
+                                            const Column& column) {
+  const auto width = static_cast<int>(blockDim.x);
+  const int block_sums = width * kSums;
+#pragma unroll
+  for (int j = 0; j < kSums; ++j) {
+    shared[threadIdx.y * block_sums + j * width + threadIdx.x] = sums[j];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); i < block_sums;
+       i += kSumThreads) {
+    const int64_t to = column(i % width, i / width);
+    if (to < 0) continue;
+    A sum = shared[i];
+    for (int y = 1; y < static_cast<int>(blockDim.y); ++y) sum += shared[y * block_sums + i];
+    piece[to] = sum;
+  }
+}
 
 // A block has blockDim.x * kStep columns of a piece, and blockDim.y of its rows at a time.
 template <class A, int kStep, class Term>
 __global__ void __launch_bounds__(kSumThreads, 4)
-    sum_pieces_kernel(Term term, TermRows rows, int64_t piece_rows, int64_t n, A* partial) {
-  __shared__ A shared[kSumThreads][kStep];
-  const int x = static_cast<int>(threadIdx.x);
-  const int y = static_cast<int>(threadIdx.y);
-  const int width = static_cast<int>(blockDim.x);
-  const int height = static_cast<int>(blockDim.y);
-  const int64_t column = (int64_t{blockIdx.x} * width + x) * kStep;
+    sum_pieces_kernel(Term term, LiveRows rows, int64_t piece_rows, int64_t n, A* partial) {
+  __shared__ A shared[kSumThreads * kStep];
+  const auto height = static_cast<int64_t>(blockDim.y);
+  const int64_t first_column = int64_t{blockIdx.x} * blockDim.x * kStep;
+  const int64_t column = first_column + threadIdx.x * kStep;
   const int64_t begin = int64_t{blockIdx.y} * piece_rows;
   const int64_t live = rows.count();
   const int64_t end = begin + piece_rows < live ? begin + piece_rows : live;
   A sums[kStep] = {};
   if (column < n) {
-    int64_t row = begin + y;
-    for (; row + (kSumLoads - 1) * height < end; row += kSumLoads * height) {
+    for (int64_t row = begin + threadIdx.y; row < end; row += kSumLoads * height) {
+      // Instead of a row beyond the end, which is not added, the first one is loaded again.
       typename Term::Loaded loaded[kSumLoads];
 #pragma unroll
-      for (int i = 0; i < kSumLoads; ++i) loaded[i] = term.load(row + i * height, column);
+      for (int i = 0; i < kSumLoads; ++i) {
+        loaded[i] = term.load(row + i * height < end ? row + i * height : row, column);
+      }
 #pragma unroll
-      for (int i = 0; i < kSumLoads; ++i) term.add(loaded[i], sums);
+      for (int i = 0; i < kSumLoads; ++i) {
+        if (row + i * height < end) term.add(loaded[i], sums);
+      }
     }
-    for (; row < end; row += height) term.add(term.load(row, column), sums);
   }
-#pragma unroll
-  for (int j = 0; j < kStep; ++j) shared[y * width + x][j] = sums[j];
-  __syncthreads();
-  if (y != 0 || column >= n) return;
-  for (int i = 1; i < height; ++i) {
-#pragma unroll
-    for (int j = 0; j < kStep; ++j) sums[j] += shared[i * width + x][j];
-  }
-#pragma unroll
-  for (int j = 0; j < kStep; ++j) partial[int64_t{blockIdx.y} * n + column + j] = sums[j];
+  store_piece(sums, shared, partial + int64_t{blockIdx.y} * n, [=](int x, int j) -> int64_t {
+    const int64_t to = first_column + x * kStep + j;
+    return to < n ? to : -1;
+  });
 }
 
 // A block has 32 columns: its threads side by side load a column each, and then each warp adds up
@@ -110,25 +119,32 @@ inline dim3 sum_block(int64_t steps) {
   return {width, kSumThreads / width};
 }
 
+// Adds the pieces of n sums, which lie one behind the other, and stores or adds the result.
+template <class A, class Out>
+void add_pieces(const CudaKernelArguments& args, const A* partial, int64_t pieces, int64_t n,
+                Out* out, bool accumulate) {
+  launch(args, {static_cast<unsigned>(ceil_divide(n, 32)), dim3(32, kAddRows)},
+         add_pieces_kernel<A, Out>, partial, pieces, n, out, accumulate);
+}
+
 template <class A, int kStep, class Out, class Term>
-void sum_row_steps(const CudaKernelArguments& args, const TermRows& rows, int64_t n,
+void sum_row_steps(const CudaKernelArguments& args, const LiveRows& rows, int64_t n,
                    const Term& term, Out* out, bool accumulate) {
   auto* partial = reinterpret_cast<A*>(args.scratch);
-  const int64_t pieces = row_sum_pieces(rows.bound(), n);
+  const int64_t pieces = row_sum_pieces(rows.bound, n);
   const dim3 block = sum_block(n / kStep);
   launch(
       args,
       {dim3(static_cast<unsigned>(ceil_divide(n / kStep, block.x)), static_cast<unsigned>(pieces)),
        block},
-      sum_pieces_kernel<A, kStep, Term>, term, rows, ceil_divide(rows.bound(), pieces), n, partial);
-  launch(args, {static_cast<unsigned>(ceil_divide(n, 32)), dim3(32, kAddRows)},
-         add_pieces_kernel<A, Out>, partial, pieces, n, out, accumulate);
+      sum_pieces_kernel<A, kStep, Term>, term, rows, ceil_divide(rows.bound, pieces), n, partial);
+  add_pieces(args, partial, pieces, n, out, accumulate);
 }
 
 // out[i] (+)= sum over the live rows of what the term Term<T, kStep>{parts...} has for column
 // i < n. With packs: n and the term's rows are made of packs of T.
 template <class T, template <class, int> class Term, class Out, class... Parts>
-void sum_rows(const CudaKernelArguments& args, const TermRows& rows, int64_t n, bool packs,
+void sum_rows(const CudaKernelArguments& args, const LiveRows& rows, int64_t n, bool packs,
               Out* out, bool accumulate, const Parts&... parts) {
   using A = accumulation_t<T>;
   constexpr int kPack = Pack<T>::kElements;

@@ -176,7 +176,7 @@ struct LayerNormWeightGradientCuda {
     using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
     sum_rows<T, CenteredGainTerm>(
-        args, {LiveRows(args.input(0))}, n, is_made_of_packs<T>(n), args.out<A>(0),
+        args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<A>(0),
         args.attributes->as<LayerNormWeightGradientAttributes>().accumulate, args.in<T>(0),
         args.in<T>(1), args.in<A>(2), args.in<A>(3), n);
   }
@@ -187,7 +187,7 @@ struct LayerNormBiasGradientCuda {
   static void run(const CudaKernelArguments& args) {
     const int64_t n = args.input(0).shape[1];
     sum_rows<T, RowTerm>(
-        args, {LiveRows(args.input(0))}, n, is_made_of_packs<T>(n), args.out<accumulation_t<T>>(0),
+        args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<accumulation_t<T>>(0),
         args.attributes->as<LayerNormBiasGradientAttributes>().accumulate, args.in<T>(0), n);
   }
 };

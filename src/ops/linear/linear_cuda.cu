@@ -225,7 +225,7 @@ template <class T, class Out>
 void run_linear_bias_gradient(const CudaKernelArguments& args) {
   const int64_t columns = args.input(0).shape[1];
   sum_rows<T, RowTerm>(
-      args, {LiveRows(args.input(0))}, columns, is_made_of_packs<T>(columns), args.out<Out>(0),
+      args, LiveRows(args.input(0)), columns, is_made_of_packs<T>(columns), args.out<Out>(0),
       args.attributes->as<LinearBiasGradientAttributes>().accumulate, args.in<T>(0), columns);
 }
 

@@ -59,331 +59,852 @@ __device__ __forceinline__ void for_vectors(const DeviceQkVectors& vectors, int 
   }
 }
 
-// How the heads of a row turn: elements i and i + pairs by angle i, from 2 pairs on none.
-struct DeviceQkRotation {
-  template <class Heads>
-  explicit DeviceQkRotation(const Heads& attributes)
-      : sequence(attributes.sequence), pairs(attributes.rotary_dim / 2) {}
+inline constexpr int kQkThreads = 384;  // of a block, at most
 
-  int sequence, pairs;
+// The elements of a step of a head: kStep from `low` and kStep from `high` on. Those that turn do
+// so in pairs, by the angles low, low + 1, ...; the last step of those that do not may lack the
+// second half.
+struct QkStep {
+  int low, high;
+  bool turns, has_high;
+};
 
-  // Cosine and sine of each pair of the row.
+// The heads of a row, cut into steps. `lanes` threads side by side share a head, so many that each
+// has one step if 32 are enough; a block has as many heads at a time as it has such groups.
+struct DeviceQkHeads {
+  template <class Attributes>
+  DeviceQkHeads(const Attributes& attributes, int step_elements)
+      : queries(attributes.heads),
+        normalized(queries + attributes.groups),
+        all(normalized + attributes.groups),
+        head_dim(attributes.head_dim),
+        pairs(attributes.rotary_dim / 2),
+        sequence(static_cast<uint32_t>(attributes.sequence)),
+        pair_steps(pairs / step_elements),
+        steps(pair_steps + static_cast<int>(ceil_divide(head_dim - 2 * pairs, 2 * step_elements))) {
+    while (lane_bits < 5 && 1 << lane_bits < steps) ++lane_bits;
+  }
+
+  int queries, normalized, all;  // heads: of queries, of keys besides, of values besides
+  int head_dim, pairs;
+  uint32_t sequence;
+  int pair_steps, steps;
+  int lane_bits = 0;  // 1 << lane_bits lanes
+
+  // Threads that a block has for the first `heads` heads of a row, in `rounds(heads)` rounds.
+  int64_t rounds(int heads) const { return ceil_divide(int64_t{heads} << lane_bits, kQkThreads); }
+  unsigned threads(int heads) const {
+    return static_cast<unsigned>(ceil_divide(ceil_divide(heads, rounds(heads)) << lane_bits, 32) *
+                                 32);
+  }
+  __device__ int lanes() const { return 1 << lane_bits; }
+  __device__ int group() const { return static_cast<int>(threadIdx.x) >> lane_bits; }
+  __device__ int groups() const { return static_cast<int>(blockDim.x) >> lane_bits; }
+  __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes() - 1); }
+  __device__ int64_t width() const { return int64_t{all} * head_dim; }
+  template <int kStep>
+  __device__ QkStep step(int number) const {
+    if (number < pair_steps) return {number * kStep, number * kStep + pairs, true, true};
+    const int low = 2 * pairs + (number - pair_steps) * 2 * kStep;
+    return {low, low + kStep, false, low + kStep < head_dim};
+  }
+  // Cosine and sine of each pair of the row; rows can be counted with 32 bits.
   template <class A>
   __device__ const A* angles(const A* table, int64_t row) const {
-    return table + row % sequence * (2 * pairs);
+    return table + int64_t{static_cast<uint32_t>(row) % sequence} * (2 * pairs);
+  }
+  // Where a gain begins that a head has.
+  template <bool kPerHead, class A>
+  __device__ const A* gain(const A* gamma_q, const A* gamma_k, int head) const {
+    const bool is_query = head < queries;
+    const A* gain = is_query ? gamma_q : gamma_k;
+    return kPerHead ? gain : gain + (is_query ? head : head - queries) * head_dim;
+  }
+  // Over the threads that share a head; all threads of the warp take part.
+  template <class A>
+  __device__ __forceinline__ A sum(A value) const {
+    for (int width = lanes() / 2; width > 0; width /= 2) {
+      value += __shfl_xor_sync(0xffffffffU, value, width);
+    }
+    return value;
   }
 };
 
-// Calls pair(at) for the elements at, at + 1, ... of this thread's steps of a vector of n elements
-// which turn with those at + pairs, ..., and single(at) for those that do not turn.
-template <int kStep, class Pair, class Single>
-__device__ __forceinline__ void for_steps(int n, int head_dim, int pairs, int first, int stride,
-                                          const Pair& pair, const Single& single) {
-  const int pair_steps = pairs / kStep;
-  const int rest_steps = (head_dim - 2 * pairs) / kStep;
-  const int heads = n / head_dim;
-  for (int i = first; i < heads * pair_steps; i += stride) {
-    pair(i / pair_steps * head_dim + i % pair_steps * kStep);
-  }
-  for (int i = first; i < heads * rest_steps; i += stride) {
-    single(i / rest_steps * head_dim + 2 * pairs + i % rest_steps * kStep);
-  }
+// Whether all halves of all heads, and what does not turn, begin and end with packs.
+template <class T, class Attributes>
+bool are_made_of_packs(const Attributes& attributes) {
+  return is_made_of_packs<T>(attributes.rotary_dim / 2) && is_made_of_packs<T>(attributes.head_dim);
 }
 
-// Whether all halves of all heads of all rows, and what does not turn, begin and end with packs.
-template <class T>
-bool are_made_of_packs(const DeviceQkVectors& vectors, const DeviceQkRotation& rotation,
-                       int64_t width) {
-  return is_made_of_packs<T>(rotation.pairs) && is_made_of_packs<T>(vectors.head_dim) &&
-         is_made_of_packs<T>(width);
-}
-
-// y may be qkv: what a thread writes it alone has read, and all have read before they sum.
+// A step as it lies in memory; what it lacks is zero.
 template <class T, int kStep>
-__global__ void qk_norm_rope_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
-                                    const accumulation_t<T>* gamma_k,
-                                    const accumulation_t<T>* table,
-                                    const accumulation_t<T>* squares, T* y, accumulation_t<T>* rstd,
-                                    LiveRows rows, int64_t width, DeviceQkVectors vectors,
-                                    DeviceQkRotation rotation, QkNormAttributes attributes) {
+struct RawPair {
+  RawStep<T, kStep> low, high;
+};
+template <class T, int kStep>
+__device__ __forceinline__ RawPair<T, kStep> load_pair(const T* head, const QkStep& step) {
+  return {load_raw<T, kStep>(head + step.low),
+          step.has_high ? load_raw<T, kStep>(head + step.high) : RawStep<T, kStep>()};
+}
+template <class T, int kStep>
+__device__ __forceinline__ void store_pair(T* head, const QkStep& step, const Pack<T>& low,
+                                           const Pack<T>& high) {
+  store_step<T, kStep>(head + step.low, low);
+  if (step.has_high) store_step<T, kStep>(head + step.high, high);
+}
+
+// The gains of a step, with what is added to them.
+template <class A, int kStep>
+struct PairGains {
+  __device__ __forceinline__ PairGains(const A* gains, const QkStep& step, A offset) {
+    load_numbers(gains + step.low, low);
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) high[e] = 0;
+    if (step.has_high) load_numbers(gains + step.high, high);
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      low[e] += offset;
+      high[e] += offset;
+    }
+  }
+  A low[kStep], high[kStep];
+};
+
+// Cosines and sines of a step, as they lie in the table.
+template <class A, int kStep>
+struct PairAngles {
+  __device__ __forceinline__ void load(const A* from) {
+    if constexpr (kStep == 1) {
+      numbers[0] = from[0];
+      numbers[1] = from[1];
+    } else {
+      load_numbers(from, numbers);
+    }
+  }
+  __device__ A cosine(int e) const { return numbers[2 * e]; }
+  __device__ A sine(int e) const { return numbers[2 * e + 1]; }
+  A numbers[2 * kStep];
+};
+
+// A step of gradients before it turned.
+template <class T, int kStep>
+struct TurnedBack {
   using A = accumulation_t<T>;
-  __shared__ A shared[32];
+  __device__ __forceinline__ TurnedBack(const RawPair<T, kStep>& pair,
+                                        const PairAngles<A, kStep>& angles, bool turns) {
+    const Pack<T> from_low = unpack(pair.low);
+    const Pack<T> from_high = unpack(pair.high);
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      low[e] = widen(from_low.values[e]);
+      high[e] = widen(from_high.values[e]);
+    }
+    if (!turns) return;
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      const A a = low[e];
+      const A b = high[e];
+      low[e] = a * angles.cosine(e) + b * angles.sine(e);
+      high[e] = b * angles.cosine(e) - a * angles.sine(e);
+    }
+  }
+  A low[kStep], high[kStep];
+};
+
+// Sums over the block; between two uses of the same `shared` all of it synchronise.
+template <class A>
+__device__ __forceinline__ void block_sums(A (&values)[2], A (&shared)[2][32]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    values[i] = warp_sum(values[i]);
+    if (lane == 0) shared[i][warp] = values[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    values[i] = warp_sum(lane < static_cast<int>(blockDim.x) / 32 ? shared[i][lane] : A(0));
+  }
+}
+
+template <class A>
+__device__ __forceinline__ A reciprocal_root(A squares, int64_t terms, double epsilon) {
+  return A(1) / sqrt(squares / static_cast<A>(terms) + static_cast<A>(epsilon));
+}
+
+// The result of a step that has been normalised: rounded, and turned before.
+template <class T, int kStep>
+struct PairResult {
+  using A = accumulation_t<T>;
+  __device__ __forceinline__ PairResult(const RawPair<T, kStep>& x, A scale,
+                                        const PairGains<A, kStep>& gains,
+                                        const PairAngles<A, kStep>& angles, bool turns)
+      : low(unpack(x.low)), high(unpack(x.high)) {
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      const A a = widen(low.values[e]) * scale * gains.low[e];
+      const A b = widen(high.values[e]) * scale * gains.high[e];
+      low.values[e] = round_to<T>(turns ? a * angles.cosine(e) - b * angles.sine(e) : a);
+      high.values[e] = round_to<T>(turns ? b * angles.cosine(e) + a * angles.sine(e) : b);
+    }
+  }
+  Pack<T> low, high;
+};
+
+template <class T, int kStep>
+__device__ __forceinline__ accumulation_t<T> sum_of_squares(const RawPair<T, kStep>& pair) {
+  const Pack<T> low = unpack(pair.low);
+  const Pack<T> high = unpack(pair.high);
+  accumulation_t<T> total = 0;
+#pragma unroll
+  for (int e = 0; e < kStep; ++e) {
+    total += widen(low.values[e]) * widen(low.values[e]);
+    total += widen(high.values[e]) * widen(high.values[e]);
+  }
+  return total;
+}
+
+// What blocks go through whose threads have one step of a row at a time, and have it in shared
+// memory before they need it: rows, or rounds of a row. It takes heads that turn as a whole, in
+// steps of packs, one for each lane.
+struct QkRounds {
+  int64_t row;
+  int head;
+  bool has_step;
+
+  __device__ QkRounds(const DeviceQkHeads& heads, int end, int rounds, int64_t number) {
+    row = number;
+    head = heads.group();
+    if (rounds > 1) {
+      row = number / rounds;
+      head += static_cast<int>(number % rounds) * heads.groups();
+    }
+    has_step = heads.lane() < heads.steps && head < end;
+  }
+};
+
+inline constexpr int kQkStages = 2;
+
+__device__ __forceinline__ void copy_async(uint4* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void end_async_copies() {
+  asm volatile("cp.async.commit_group;" : : : "memory");
+}
+// For all but the last kQkStages - 1 groups of this thread.
+__device__ __forceinline__ void wait_for_async_copies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kQkStages - 1) : "memory");
+}
+
+// y may be qkv: what a thread writes it alone has read.
+template <class T, bool kPerHead>
+__global__ void __launch_bounds__(kQkThreads, 3)
+    qk_norm_rope_rounds_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
+                               const accumulation_t<T>* gamma_k, const accumulation_t<T>* table,
+                               const accumulation_t<T>* squares, T* y, accumulation_t<T>* rstd,
+                               LiveRows rows, DeviceQkHeads heads, QkNormAttributes attributes,
+                               int end, int rounds) {
+  using A = accumulation_t<T>;
+  constexpr int kStep = Pack<T>::kElements;
+  extern __shared__ uint4 staged[];  // [kQkStages][2][threads]
+  __shared__ A shared[2][2][32];
+  const auto threads = static_cast<int>(blockDim.x);
+  const int64_t width = heads.width();
+  const A offset = attributes.zero_centered ? A(1) : A(0);
+  const int low_at = heads.lane() < heads.steps ? heads.lane() * kStep : 0;
+  const QkStep step{low_at, low_at + heads.pairs, true, true};
+  const int64_t count = rows.count() * rounds;
+  const auto fetch = [&](int64_t number, int stage) {
+    const QkRounds own(heads, end, rounds, number);
+    if (number < count && own.has_step) {
+      const T* head = qkv + own.row * width + own.head * heads.head_dim;
+      uint4* to = staged + stage * 2 * threads + threadIdx.x;
+      copy_async(to, head + step.low);
+      copy_async(to + threads, head + step.high);
+    }
+    end_async_copies();
+  };
+#pragma unroll
+  for (int stage = 0; stage < kQkStages; ++stage) {
+    fetch(blockIdx.x + int64_t{stage} * gridDim.x, stage);
+  }
+  int stage = 0;
+  int parity = 0;
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    const QkRounds own(heads, end, rounds, number);
+    const bool normalizes = own.has_step && own.head < heads.normalized;
+    PairAngles<A, kStep> angles;
+    if (normalizes) angles.load(heads.angles(table, own.row) + 2 * low_at);
+    wait_for_async_copies();
+    RawPair<T, kStep> x{};
+    if (own.has_step) {
+      const uint4* from = staged + stage * 2 * threads + threadIdx.x;
+      x.low.bits = from[0];
+      x.high.bits = from[threads];
+    }
+    A scale;
+    if constexpr (kPerHead) {
+      const A total = heads.sum(sum_of_squares<T, kStep>(x));
+      scale = reciprocal_root(total, heads.head_dim, attributes.epsilon);
+      if (normalizes && heads.lane() == 0) rstd[own.row * heads.normalized + own.head] = scale;
+    } else {
+      const bool is_query = own.head < heads.queries;
+      A totals[2];
+      if (squares == nullptr) {
+        const A total = normalizes ? sum_of_squares<T, kStep>(x) : A(0);
+        totals[0] = is_query ? total : A(0);
+        totals[1] = is_query ? A(0) : total;
+        block_sums(totals, shared[parity]);
+        parity ^= 1;
+      } else {
+        totals[0] = squares[own.row * 2];
+        totals[1] = squares[own.row * 2 + 1];
+      }
+      const int of_vector = is_query ? heads.queries : heads.normalized - heads.queries;
+      const int64_t ranks = squares == nullptr ? 1 : attributes.ranks;
+      scale = reciprocal_root(is_query ? totals[0] : totals[1], ranks * of_vector * heads.head_dim,
+                              attributes.epsilon);
+      const bool is_first = own.head == 0 || own.head == heads.queries;
+      if (is_first && heads.lane() == 0) rstd[own.row * 2 + (is_query ? 0 : 1)] = scale;
+    }
+    if (normalizes) {
+      const PairGains<A, kStep> gains(heads.gain<kPerHead>(gamma_q, gamma_k, own.head), step,
+                                      offset);
+      const PairResult<T, kStep> result(x, scale, gains, angles, true);
+      x.low.bits = __builtin_bit_cast(uint4, result.low);
+      x.high.bits = __builtin_bit_cast(uint4, result.high);
+    }
+    if (own.has_step) {
+      T* head = y + own.row * width + own.head * heads.head_dim;
+      *reinterpret_cast<uint4*>(head + step.low) = x.low.bits;
+      *reinterpret_cast<uint4*>(head + step.high) = x.high.bits;
+    }
+    fetch(number + int64_t{kQkStages} * gridDim.x, stage);
+    stage = stage + 1 == kQkStages ? 0 : stage + 1;
+  }
+}
+
+// Any heads: a block for each row, which is read twice. y may be qkv: what a thread writes it alone
+// has read, and all have read before they sum.
+template <class T, int kStep, bool kPerHead>
+__global__ void __launch_bounds__(kQkThreads)
+    qk_norm_rope_kernel(const T* qkv, const accumulation_t<T>* gamma_q,
+                        const accumulation_t<T>* gamma_k, const accumulation_t<T>* table,
+                        const accumulation_t<T>* squares, T* y, accumulation_t<T>* rstd,
+                        LiveRows rows, DeviceQkHeads heads, QkNormAttributes attributes, int end) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[2][32];
   const int64_t row = blockIdx.x;
   if (row >= rows.count()) return;
-  const T* in = qkv + row * width;
-  T* out = y + row * width;
-  const A* angles = rotation.angles(table, row);
-  const int pairs = rotation.pairs;
+  const T* in = qkv + row * heads.width();
+  T* out = y + row * heads.width();
+  const A* table_row = heads.angles(table, row);
   const A offset = attributes.zero_centered ? A(1) : A(0);
-  // First, because nothing waits for it.
-  if (out != in) {
-    for (int64_t i = vectors.elements + int64_t{threadIdx.x} * kStep; i < width;
-         i += int64_t{blockDim.x} * kStep) {
-      store_step<T, kStep>(out + i, load_step<T, kStep>(in + i));
+  const auto squares_of = [&](int head) {
+    A total = 0;
+    for (int number = heads.lane(); number < heads.steps; number += heads.lanes()) {
+      total += sum_of_squares<T, kStep>(
+          load_pair<T, kStep>(in + head * heads.head_dim, heads.step<kStep>(number)));
+    }
+    return total;
+  };
+  const auto store = [&](int head, A scale) {
+    const A* gain = heads.gain<kPerHead>(gamma_q, gamma_k, head);
+    for (int number = heads.lane(); number < heads.steps; number += heads.lanes()) {
+      const QkStep step = heads.step<kStep>(number);
+      const RawPair<T, kStep> x = load_pair<T, kStep>(in + head * heads.head_dim, step);
+      T* to = out + head * heads.head_dim;
+      if (head >= heads.normalized) {
+        store_pair<T, kStep>(to, step, unpack(x.low), unpack(x.high));
+        continue;
+      }
+      PairAngles<A, kStep> angles;
+      if (step.turns) angles.load(table_row + 2 * step.low);
+      const PairGains<A, kStep> gains(gain, step, offset);
+      const PairResult<T, kStep> result(x, scale, gains, angles, step.turns);
+      store_pair<T, kStep>(to, step, result.low, result.high);
+    }
+  };
+  if constexpr (kPerHead) {
+    for (int first = 0; first < end; first += heads.groups()) {
+      const int head = first + heads.group();
+      const bool normalizes = head < heads.normalized;
+      const A total = heads.sum(normalizes ? squares_of(head) : A(0));
+      const A scale = reciprocal_root(total, heads.head_dim, attributes.epsilon);
+      if (normalizes && heads.lane() == 0) rstd[row * heads.normalized + head] = scale;
+      if (head < end) store(head, scale);
+    }
+  } else {
+    A totals[2] = {};
+    if (squares == nullptr) {
+      for (int head = heads.group(); head < heads.normalized; head += heads.groups()) {
+        const A total = squares_of(head);
+        totals[0] += head < heads.queries ? total : A(0);
+        totals[1] += head < heads.queries ? A(0) : total;
+      }
+      block_sums(totals, shared);
+    } else {
+      totals[0] = squares[row * 2];
+      totals[1] = squares[row * 2 + 1];
+    }
+    const int64_t ranks = squares == nullptr ? 1 : attributes.ranks;
+    const auto scale = [&](bool of_queries) {
+      const int of_vector = of_queries ? heads.queries : heads.normalized - heads.queries;
+      return reciprocal_root(of_queries ? totals[0] : totals[1], ranks * of_vector * heads.head_dim,
+                             attributes.epsilon);
+    };
+    if (threadIdx.x < 2) rstd[row * 2 + threadIdx.x] = scale(threadIdx.x == 0);
+    for (int head = heads.group(); head < end; head += heads.groups()) {
+      store(head, scale(head < heads.queries));
     }
   }
-  for_vectors(vectors, pairs / kStep, shared, [&](int i, int first, int stride, const auto& sum) {
-    const T* x = in + vectors.offset(i);
-    T* result = out + vectors.offset(i);
-    const int n = vectors.size(i);
-    A total = 0;
-    int64_t terms = n;
-    if (squares == nullptr) {
-      const auto add = [&](int at) {
-        const Pack<T> pack = load_step<T, kStep>(x + at);
-#pragma unroll
-        for (int e = 0; e < kStep; ++e) total += widen(pack.values[e]) * widen(pack.values[e]);
-      };
-      for_steps<kStep>(
-          n, vectors.head_dim, pairs, first, stride,
-          [&](int at) {
-            add(at);
-            add(at + pairs);
-          },
-          add);
-      total = sum(total);
-    } else {
-      total = squares[row * vectors.count + i];
-      terms *= attributes.ranks;
-    }
-    const A scale = A(1) / sqrt(total / static_cast<A>(terms) + static_cast<A>(attributes.epsilon));
-    if (first == 0) rstd[row * vectors.count + i] = scale;
-    const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
-    for_steps<kStep>(
-        n, vectors.head_dim, pairs, first, stride,
-        [&](int at) {
-          Pack<T> low = load_step<T, kStep>(x + at);
-          Pack<T> high = load_step<T, kStep>(x + at + pairs);
-          const A* angle = angles + 2 * (at % vectors.head_dim);
-#pragma unroll
-          for (int e = 0; e < kStep; ++e) {
-            const A cosine = angle[2 * e];
-            const A sine = angle[2 * e + 1];
-            const A a = widen(low.values[e]) * scale * (offset + gamma[at + e]);
-            const A b = widen(high.values[e]) * scale * (offset + gamma[at + pairs + e]);
-            low.values[e] = round_to<T>(a * cosine - b * sine);
-            high.values[e] = round_to<T>(b * cosine + a * sine);
-          }
-          store_step<T, kStep>(result + at, low);
-          store_step<T, kStep>(result + at + pairs, high);
-        },
-        [&](int at) {
-          Pack<T> pack = load_step<T, kStep>(x + at);
-#pragma unroll
-          for (int e = 0; e < kStep; ++e) {
-            pack.values[e] = round_to<T>(widen(pack.values[e]) * scale * (offset + gamma[at + e]));
-          }
-          store_step<T, kStep>(result + at, pack);
-        });
-  });
 }
+
+// Launches Kernels::rounds<T, kPerHead>(), which stages steps of kTensors tensors, where the heads
+// allow it, and else Kernels::any<T, kStep, kPerHead>().
+template <class T, class Kernels, class... Values>
+void launch_for_rows(const CudaKernelArguments& args, bool in_place, const Values&... values) {
+  const auto& attributes = args.attributes->as<QkNormAttributes>();
+  const bool packs = are_made_of_packs<T>(attributes);
+  constexpr int kPack = Pack<T>::kElements;
+  const DeviceQkHeads heads(attributes, packs ? kPack : 1);
+  const int64_t rows = args.input(0).shape[0];
+  const bool per_head = attributes.scope == QkNormScope::head;
+  const int end = in_place ? heads.normalized : heads.all;
+  const unsigned threads = heads.threads(end);
+  const int64_t rounds = heads.rounds(end);
+  if (packs && attributes.rotary_dim == attributes.head_dim &&
+      heads.steps <= 1 << heads.lane_bits && (per_head || rounds == 1)) {
+    const auto kernel =
+        per_head ? Kernels::template rounds<T, true>() : Kernels::template rounds<T, false>();
+    const size_t bytes = size_t{kQkStages} * Kernels::kTensors * 2 * threads * sizeof(uint4);
+    allow_shared_bytes(kernel, bytes);
+    launch(args, {blocks_for(rows * rounds, 1), threads, bytes}, kernel, values...,
+           LiveRows(args.input(0)), heads, attributes, end, static_cast<int>(rounds));
+    return;
+  }
+  const auto run = [&](auto kernel) {
+    launch(args, {static_cast<unsigned>(rows), threads}, kernel, values..., LiveRows(args.input(0)),
+           heads, attributes, end);
+  };
+  if (per_head) {
+    run(packs ? Kernels::template any<T, kPack, true>() : Kernels::template any<T, 1, true>());
+  } else {
+    run(packs ? Kernels::template any<T, kPack, false>() : Kernels::template any<T, 1, false>());
+  }
+}
+
+struct ForwardKernels {
+  static constexpr int kTensors = 1;
+  template <class T, bool kPerHead>
+  static auto rounds() {
+    return &qk_norm_rope_rounds_kernel<T, kPerHead>;
+  }
+  template <class T, int kStep, bool kPerHead>
+  static auto any() {
+    return &qk_norm_rope_kernel<T, kStep, kPerHead>;
+  }
+};
 
 template <class T>
 struct QkNormRopeCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const auto& attributes = args.attributes->as<QkNormAttributes>();
-    const Shape& shape = args.input(0).shape;
-    const DeviceQkVectors vectors(attributes);
-    const DeviceQkRotation rotation(attributes);
-    launch(args, {static_cast<unsigned>(shape[0]), 256},
-           are_made_of_packs<T>(vectors, rotation, shape[1])
-               ? qk_norm_rope_kernel<T, Pack<T>::kElements>
-               : qk_norm_rope_kernel<T, 1>,
-           args.in<T>(0), args.in<A>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4),
-           args.out<T>(0), args.out<A>(1), LiveRows(args.input(0)), shape[1], vectors, rotation,
-           attributes);
+    launch_for_rows<T, ForwardKernels>(args, args.in<T>(0) == args.out<T>(0), args.in<T>(0),
+                                       args.in<A>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4),
+                                       args.out<T>(0), args.out<A>(1));
   }
 };
 
-// A pair of gradients before it turned.
-template <class A>
-struct TurnedBack {
-  __device__ TurnedBack(A low_in, A high_in, A cosine, A sine)
-      : low(low_in * cosine + high_in * sine), high(high_in * cosine - low_in * sine) {}
-  A low, high;
+// Of a step: the gradient of the normalised elements over their scale, and the elements.
+template <class T, int kStep>
+struct PairGradient {
+  using A = accumulation_t<T>;
+  __device__ __forceinline__ PairGradient(const RawPair<T, kStep>& arrived,
+                                          const RawPair<T, kStep>& pair,
+                                          const PairAngles<A, kStep>& angles, bool turns,
+                                          const PairGains<A, kStep>& gains)
+      : turned(arrived, angles, turns), x(pair) {
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      turned.low[e] *= gains.low[e];
+      turned.high[e] *= gains.high[e];
+    }
+  }
+  // Its product with the elements.
+  __device__ __forceinline__ A projection() const {
+    const Pack<T> low = unpack(x.low);
+    const Pack<T> high = unpack(x.high);
+    A total = 0;
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      total += turned.low[e] * widen(low.values[e]);
+      total += turned.high[e] * widen(high.values[e]);
+    }
+    return total;
+  }
+  __device__ __forceinline__ void store(T* head, const QkStep& step, A scale, A along) const {
+    Pack<T> low = unpack(x.low);
+    Pack<T> high = unpack(x.high);
+#pragma unroll
+    for (int e = 0; e < kStep; ++e) {
+      low.values[e] = round_to<T>(scale * turned.low[e] - along * widen(low.values[e]));
+      high.values[e] = round_to<T>(scale * turned.high[e] - along * widen(high.values[e]));
+    }
+    store_pair<T, kStep>(head, step, low, high);
+  }
+  TurnedBack<T, kStep> turned;
+  RawPair<T, kStep> x;
 };
 
-// d_qkv may be dy: what a thread writes it alone has read, and all have read before they sum.
-template <class T, int kStep>
-__global__ void qk_norm_rope_gradient_kernel(
-    const T* dy, const T* qkv, const accumulation_t<T>* gamma_q, const accumulation_t<T>* gamma_k,
-    const accumulation_t<T>* table, const accumulation_t<T>* rstd, T* d_qkv,
-    accumulation_t<T>* d_squares, LiveRows rows, int64_t width, DeviceQkVectors vectors,
-    DeviceQkRotation rotation, QkNormAttributes attributes) {
+// What a vector's gradient loses along its elements, if its product with them is `projection`.
+template <class A>
+__device__ __forceinline__ A gradient_along(A scale, A projection, int64_t elements) {
+  return scale * scale * scale * projection / static_cast<A>(elements);
+}
+
+// As qk_norm_rope_rounds_kernel; d_qkv may be dy.
+template <class T, bool kPerHead>
+__global__ void __launch_bounds__(kQkThreads, 2)
+    qk_norm_rope_gradient_rounds_kernel(const T* dy, const T* qkv, const accumulation_t<T>* gamma_q,
+                                        const accumulation_t<T>* gamma_k,
+                                        const accumulation_t<T>* table,
+                                        const accumulation_t<T>* rstd, T* d_qkv,
+                                        accumulation_t<T>* d_squares, LiveRows rows,
+                                        DeviceQkHeads heads, QkNormAttributes attributes, int end,
+                                        int rounds) {
   using A = accumulation_t<T>;
-  __shared__ A shared[32];
-  const int64_t row = blockIdx.x;
-  if (row >= rows.count()) return;
-  const A* angles = rotation.angles(table, row);
-  const int pairs = rotation.pairs;
+  constexpr int kStep = Pack<T>::kElements;
+  extern __shared__ uint4 staged[];  // [kQkStages][4][threads]
+  __shared__ A shared[2][2][32];
+  const auto threads = static_cast<int>(blockDim.x);
+  const int64_t width = heads.width();
   const A offset = attributes.zero_centered ? A(1) : A(0);
-  for_vectors(vectors, pairs / kStep, shared, [&](int i, int first, int stride, const auto& sum) {
-    const int64_t begin = row * width + vectors.offset(i);
-    const T* d = dy + begin;
-    const T* x = qkv + begin;
-    T* result = d_qkv + begin;
-    const int n = vectors.size(i);
-    const A* gamma = vectors.is_query(i) ? gamma_q : gamma_k;
-    const A scale = rstd[row * vectors.count + i];
-    A projection = 0;
-    for_steps<kStep>(
-        n, vectors.head_dim, pairs, first, stride,
-        [&](int at) {
-          const Pack<T> d_low = load_step<T, kStep>(d + at);
-          const Pack<T> d_high = load_step<T, kStep>(d + at + pairs);
-          const Pack<T> low = load_step<T, kStep>(x + at);
-          const Pack<T> high = load_step<T, kStep>(x + at + pairs);
-          const A* angle = angles + 2 * (at % vectors.head_dim);
-#pragma unroll
-          for (int e = 0; e < kStep; ++e) {
-            const TurnedBack<A> turned(widen(d_low.values[e]), widen(d_high.values[e]),
-                                       angle[2 * e], angle[2 * e + 1]);
-            projection += turned.low * (offset + gamma[at + e]) * widen(low.values[e]);
-            projection += turned.high * (offset + gamma[at + pairs + e]) * widen(high.values[e]);
-          }
-        },
-        [&](int at) {
-          const Pack<T> arrived = load_step<T, kStep>(d + at);
-          const Pack<T> pack = load_step<T, kStep>(x + at);
-#pragma unroll
-          for (int e = 0; e < kStep; ++e) {
-            projection +=
-                widen(arrived.values[e]) * (offset + gamma[at + e]) * widen(pack.values[e]);
-          }
-        });
-    projection = sum(projection);
-    const A cubed = scale * scale * scale * projection;
-    if (d_squares != nullptr && first == 0) {
-      d_squares[row * vectors.count + i] =
-          -cubed / static_cast<A>(int64_t{2} * n * attributes.ranks);
+  const int low_at = heads.lane() < heads.steps ? heads.lane() * kStep : 0;
+  const QkStep step{low_at, low_at + heads.pairs, true, true};
+  const int64_t count = rows.count() * rounds;
+  const auto fetch = [&](int64_t number, int stage) {
+    const QkRounds own(heads, end, rounds, number);
+    if (number < count && own.has_step) {
+      const int64_t at = own.row * width + own.head * heads.head_dim;
+      uint4* to = staged + stage * 4 * threads + threadIdx.x;
+      copy_async(to, dy + at + step.low);
+      copy_async(to + threads, dy + at + step.high);
+      if (own.head < heads.normalized) {
+        copy_async(to + 2 * threads, qkv + at + step.low);
+        copy_async(to + 3 * threads, qkv + at + step.high);
+      }
     }
-    const A along = d_squares != nullptr ? A(0) : cubed / static_cast<A>(n);
-    for_steps<kStep>(
-        n, vectors.head_dim, pairs, first, stride,
-        [&](int at) {
-          Pack<T> d_low = load_step<T, kStep>(d + at);
-          Pack<T> d_high = load_step<T, kStep>(d + at + pairs);
-          const Pack<T> low = load_step<T, kStep>(x + at);
-          const Pack<T> high = load_step<T, kStep>(x + at + pairs);
-          const A* angle = angles + 2 * (at % vectors.head_dim);
+    end_async_copies();
+  };
+  PairAngles<A, kStep> angles;
+  const auto load_angles = [&](int64_t number) {
+    const QkRounds own(heads, end, rounds, number);
+    if (number < count && own.has_step && own.head < heads.normalized) {
+      angles.load(heads.angles(table, own.row) + 2 * low_at);
+    }
+  };
 #pragma unroll
-          for (int e = 0; e < kStep; ++e) {
-            const TurnedBack<A> turned(widen(d_low.values[e]), widen(d_high.values[e]),
-                                       angle[2 * e], angle[2 * e + 1]);
-            const A g_low = turned.low * (offset + gamma[at + e]);
-            const A g_high = turned.high * (offset + gamma[at + pairs + e]);
-            d_low.values[e] = round_to<T>(scale * g_low - along * widen(low.values[e]));
-            d_high.values[e] = round_to<T>(scale * g_high - along * widen(high.values[e]));
-          }
-          store_step<T, kStep>(result + at, d_low);
-          store_step<T, kStep>(result + at + pairs, d_high);
-        },
-        [&](int at) {
-          Pack<T> arrived = load_step<T, kStep>(d + at);
-          const Pack<T> pack = load_step<T, kStep>(x + at);
-#pragma unroll
-          for (int e = 0; e < kStep; ++e) {
-            const A g = widen(arrived.values[e]) * (offset + gamma[at + e]);
-            arrived.values[e] = round_to<T>(scale * g - along * widen(pack.values[e]));
-          }
-          store_step<T, kStep>(result + at, arrived);
-        });
-  });
-  if (d_qkv == dy) return;
-  for (int64_t i = row * width + vectors.elements + int64_t{threadIdx.x} * kStep;
-       i < (row + 1) * width; i += int64_t{blockDim.x} * kStep) {
-    store_step<T, kStep>(d_qkv + i, load_step<T, kStep>(dy + i));
+  for (int stage = 0; stage < kQkStages; ++stage) {
+    fetch(blockIdx.x + int64_t{stage} * gridDim.x, stage);
+  }
+  load_angles(blockIdx.x);
+  int stage = 0;
+  int parity = 0;
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    const QkRounds own(heads, end, rounds, number);
+    const bool normalizes = own.has_step && own.head < heads.normalized;
+    const bool is_query = own.head < heads.queries;
+    T* to = d_qkv + own.row * width + own.head * heads.head_dim;
+    A scale = 0;
+    if (normalizes) {
+      scale =
+          rstd[kPerHead ? own.row * heads.normalized + own.head : own.row * 2 + (is_query ? 0 : 1)];
+    }
+    wait_for_async_copies();
+    const uint4* from = staged + stage * 4 * threads + threadIdx.x;
+    RawPair<T, kStep> d{};
+    RawPair<T, kStep> x{};
+    if (own.has_step) {
+      d.low.bits = from[0];
+      d.high.bits = from[threads];
+    }
+    if (normalizes) {
+      x.low.bits = from[2 * threads];
+      x.high.bits = from[3 * threads];
+    }
+    // Values' heads are at the end of a row, or there are none.
+    const int gain_head = normalizes ? own.head : 0;
+    const PairGains<A, kStep> gains(heads.gain<kPerHead>(gamma_q, gamma_k, gain_head), step,
+                                    offset);
+    const PairGradient<T, kStep> gradient(d, x, angles, true, gains);
+    load_angles(number + gridDim.x);
+    const A projection = normalizes ? gradient.projection() : A(0);
+    A along = 0;
+    if constexpr (kPerHead) {
+      along = gradient_along(scale, heads.sum(projection), heads.head_dim);
+    } else {
+      A totals[2] = {is_query ? projection : A(0), is_query ? A(0) : projection};
+      block_sums(totals, shared[parity]);
+      parity ^= 1;
+      const int of_vector = is_query ? heads.queries : heads.normalized - heads.queries;
+      const int64_t elements = int64_t{of_vector} * heads.head_dim;
+      const A total = is_query ? totals[0] : totals[1];
+      if (d_squares == nullptr) {
+        along = gradient_along(scale, total, elements);
+      } else if ((own.head == 0 || own.head == heads.queries) && heads.lane() == 0) {
+        d_squares[own.row * 2 + (is_query ? 0 : 1)] =
+            -gradient_along(scale, total, 2 * elements * attributes.ranks);
+      }
+    }
+    if (normalizes) {
+      gradient.store(to, step, scale, along);
+    } else if (own.has_step) {
+      *reinterpret_cast<uint4*>(to + step.low) = d.low.bits;
+      *reinterpret_cast<uint4*>(to + step.high) = d.high.bits;
+    }
+    fetch(number + int64_t{kQkStages} * gridDim.x, stage);
+    stage = stage + 1 == kQkStages ? 0 : stage + 1;
   }
 }
+
+// As qk_norm_rope_kernel; d_qkv may be dy.
+template <class T, int kStep, bool kPerHead>
+__global__ void __launch_bounds__(kQkThreads)
+    qk_norm_rope_gradient_kernel(const T* dy, const T* qkv, const accumulation_t<T>* gamma_q,
+                                 const accumulation_t<T>* gamma_k, const accumulation_t<T>* table,
+                                 const accumulation_t<T>* rstd, T* d_qkv,
+                                 accumulation_t<T>* d_squares, LiveRows rows, DeviceQkHeads heads,
+                                 QkNormAttributes attributes, int end) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[2][32];
+  const int64_t row = blockIdx.x;
+  if (row >= rows.count()) return;
+  const T* d = dy + row * heads.width();
+  const T* x = qkv + row * heads.width();
+  T* out = d_qkv + row * heads.width();
+  const A* table_row = heads.angles(table, row);
+  const A offset = attributes.zero_centered ? A(1) : A(0);
+  const auto for_steps = [&](int head, const auto& body) {
+    const int64_t at = int64_t{head} * heads.head_dim;
+    const A* gain = heads.gain<kPerHead>(gamma_q, gamma_k, head);
+    for (int number = heads.lane(); number < heads.steps; number += heads.lanes()) {
+      const QkStep step = heads.step<kStep>(number);
+      PairAngles<A, kStep> angles;
+      if (step.turns) angles.load(table_row + 2 * step.low);
+      body(step, PairGradient<T, kStep>(load_pair<T, kStep>(d + at, step),
+                                        load_pair<T, kStep>(x + at, step), angles, step.turns,
+                                        PairGains<A, kStep>(gain, step, offset)));
+    }
+  };
+  const auto projection_of = [&](int head) {
+    A total = 0;
+    for_steps(head, [&](const QkStep&, const PairGradient<T, kStep>& gradient) {
+      total += gradient.projection();
+    });
+    return total;
+  };
+  const auto store = [&](int head, A scale, A along) {
+    for_steps(head, [&](const QkStep& step, const PairGradient<T, kStep>& gradient) {
+      gradient.store(out + head * heads.head_dim, step, scale, along);
+    });
+  };
+  if constexpr (kPerHead) {
+    for (int first = 0; first < heads.normalized; first += heads.groups()) {
+      const int head = first + heads.group();
+      const bool normalizes = head < heads.normalized;
+      const A scale = normalizes ? rstd[row * heads.normalized + head] : A(0);
+      const A projection = heads.sum(normalizes ? projection_of(head) : A(0));
+      if (normalizes) store(head, scale, gradient_along(scale, projection, heads.head_dim));
+    }
+  } else {
+    A totals[2] = {};
+    for (int head = heads.group(); head < heads.normalized; head += heads.groups()) {
+      const A total = projection_of(head);
+      totals[0] += head < heads.queries ? total : A(0);
+      totals[1] += head < heads.queries ? A(0) : total;
+    }
+    block_sums(totals, shared);
+    const auto along = [&](bool of_queries, int64_t factor) {
+      const int of_vector = of_queries ? heads.queries : heads.normalized - heads.queries;
+      return gradient_along(rstd[row * 2 + (of_queries ? 0 : 1)],
+                            of_queries ? totals[0] : totals[1],
+                            factor * of_vector * heads.head_dim);
+    };
+    if (d_squares != nullptr && threadIdx.x < 2) {
+      d_squares[row * 2 + threadIdx.x] = -along(threadIdx.x == 0, int64_t{2} * attributes.ranks);
+    }
+    for (int head = heads.group(); head < heads.normalized; head += heads.groups()) {
+      const bool is_query = head < heads.queries;
+      store(head, rstd[row * 2 + (is_query ? 0 : 1)],
+            d_squares != nullptr ? A(0) : along(is_query, 1));
+    }
+  }
+  for (int64_t i = int64_t{heads.normalized} * heads.head_dim + threadIdx.x * kStep;
+       i < int64_t{end} * heads.head_dim; i += int64_t{blockDim.x} * kStep) {
+    store_step<T, kStep>(out + i, load_step<T, kStep>(d + i));
+  }
+}
+
+struct GradientKernels {
+  static constexpr int kTensors = 2;
+  template <class T, bool kPerHead>
+  static auto rounds() {
+    return &qk_norm_rope_gradient_rounds_kernel<T, kPerHead>;
+  }
+  template <class T, int kStep, bool kPerHead>
+  static auto any() {
+    return &qk_norm_rope_gradient_kernel<T, kStep, kPerHead>;
+  }
+};
 
 template <class T>
 struct QkNormRopeGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const auto& attributes = args.attributes->as<QkNormAttributes>();
-    const Shape& shape = args.input(0).shape;
     A* d_squares = args.input(6).data != nullptr ? args.out<A>(1) : nullptr;
-    const DeviceQkVectors vectors(attributes);
-    const DeviceQkRotation rotation(attributes);
-    launch(args, {static_cast<unsigned>(shape[0]), 256},
-           are_made_of_packs<T>(vectors, rotation, shape[1])
-               ? qk_norm_rope_gradient_kernel<T, Pack<T>::kElements>
-               : qk_norm_rope_gradient_kernel<T, 1>,
-           args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4), args.in<A>(5),
-           args.out<T>(0), d_squares, LiveRows(args.input(0)), shape[1], vectors, rotation,
-           attributes);
+    launch_for_rows<T, GradientKernels>(args, args.in<T>(0) == args.out<T>(0), args.in<T>(0),
+                                        args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4),
+                                        args.in<A>(5), args.out<T>(0), d_squares);
   }
 };
 
-// Its rows are the vectors that share the gain: `count` of every row of the tensors, from `first`.
-// Each element of a gain reads both of the pair that it turned with.
+// The vectors whose elements a gain multiplies: `count` of every row, from `first` on.
+struct QkGainVectors {
+  int first, count;  // vectors of a row
+  int stride;        // elements from one vector of a row to the next
+  int begin;         // element at which the first one begins
+  int all;           // vectors of a row that have a scale
+};
+
+inline constexpr int kGainLoads = 2;  // vectors of a thread that are on their way at once
+
+// Sums over a piece of the vectors (row_sums.cuh): a block has blockDim.x steps of the gain and
+// blockDim.y vectors at a time. `n`: elements of the gain.
 template <class T, int kStep>
-struct QkGainTerm {
+__global__ void __launch_bounds__(kSumThreads, 2)
+    qk_gain_pieces_kernel(const T* dy, const T* qkv, const accumulation_t<T>* table,
+                          const accumulation_t<T>* rstd, LiveRows rows, int64_t piece_vectors,
+                          int64_t n, DeviceQkHeads heads, QkGainVectors vectors,
+                          accumulation_t<T>* partial) {
   using A = accumulation_t<T>;
   struct Loaded {
-    RawStep<T, kStep> d, partner, x;
+    RawPair<T, kStep> d, x;
+    PairAngles<A, kStep> angles;
     A scale;
-    const A* angles;  // nullptr: not turned
-    A sign;           // of the sine
   };
-  const T* dy;
-  const T* qkv;
-  const A* table;
-  const A* rstd;
-  int64_t width;
-  DeviceQkVectors vectors;
-  DeviceQkRotation rotation;
-  uint32_t first, count;
-  __device__ Loaded load(int64_t number, int64_t j) const {
-    // All vectors of a tensor can be counted with 32 bits.
-    const uint32_t row = static_cast<uint32_t>(number) / count;
-    const int vector = static_cast<int>(first + static_cast<uint32_t>(number) % count);
-    const int64_t at = row * width + vectors.offset(vector) + j;
-    const int element = static_cast<int>(j) % vectors.head_dim;
-    const bool turns = element < 2 * rotation.pairs;
-    const bool is_low = element < rotation.pairs;
-    const int partner = turns ? (is_low ? rotation.pairs : -rotation.pairs) : 0;
-    return {load_raw<T, kStep>(dy + at),
-            load_raw<T, kStep>(dy + at + partner),
-            load_raw<T, kStep>(qkv + at),
-            rstd[int64_t{row} * vectors.count + vector],
-            turns ? rotation.angles(table, row) + 2 * (is_low ? element : element - rotation.pairs)
-                  : nullptr,
-            is_low ? A(1) : A(-1)};
-  }
-  __device__ void add(const Loaded& row, A (&sums)[kStep]) const {
-    const Pack<T> d = unpack(row.d);
-    const Pack<T> partner = unpack(row.partner);
-    const Pack<T> x = unpack(row.x);
+  constexpr int kSums = 2 * kStep;
+  __shared__ A shared[kSumThreads * kSums];
+  const auto width = static_cast<int>(blockDim.x);
+  const auto height = static_cast<int>(blockDim.y);
+  const int gain_steps = static_cast<int>(n) / heads.head_dim * heads.steps;
+  // Of the step of column x of the block.
+  const auto step_of = [&](int x) {
+    const int number = static_cast<int>(blockIdx.x) * width + x;
+    QkStep step = heads.step<kStep>(number % heads.steps);
+    step.low += number / heads.steps * heads.head_dim;
+    step.high += number / heads.steps * heads.head_dim;
+    return step;
+  };
+  const bool has_step = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) < gain_steps;
+  const QkStep step = step_of(static_cast<int>(threadIdx.x));
+  const int angle = 2 * (step.low % heads.head_dim);
+  const int64_t begin = int64_t{blockIdx.y} * piece_vectors;
+  const int64_t live = rows.count() * vectors.count;
+  const int64_t end = begin + piece_vectors < live ? begin + piece_vectors : live;
+  A sums[kSums] = {};
+  // The next vector: its number in all, its row, and which one of the row's.
+  int64_t number = begin + threadIdx.y;
+  auto row = static_cast<uint32_t>(number / vectors.count);
+  auto of_row = static_cast<int>(number % vectors.count);
+  const int row_stride = height / vectors.count;
+  const int of_row_stride = height % vectors.count;
+  const auto load = [&] {
+    const int64_t at =
+        row * heads.width() + vectors.begin + static_cast<int64_t>(of_row) * vectors.stride;
+    Loaded loaded;
+    loaded.d = load_pair<T, kStep>(dy + at, step);
+    loaded.x = load_pair<T, kStep>(qkv + at, step);
+    loaded.scale = rstd[int64_t{row} * vectors.all + vectors.first + of_row];
+    if (step.turns) loaded.angles.load(heads.angles(table, row) + angle);
+    return loaded;
+  };
+  // Beyond the last vector it is loaded once more, and not added.
+  const auto advance = [&] {
+    number += height;
+    if (number >= end) return;
+    row += row_stride;
+    of_row += of_row_stride;
+    if (of_row >= vectors.count) {
+      of_row -= vectors.count;
+      ++row;
+    }
+  };
+  const auto add = [&](const Loaded& loaded) {
+    const TurnedBack<T, kStep> turned(loaded.d, loaded.angles, step.turns);
+    const Pack<T> x_low = unpack(loaded.x.low);
+    const Pack<T> x_high = unpack(loaded.x.high);
 #pragma unroll
     for (int e = 0; e < kStep; ++e) {
-      A turned = widen(d.values[e]);
-      if (row.angles != nullptr) {
-        const A sine = row.sign * row.angles[2 * e + 1];
-        turned = turned * row.angles[2 * e] + widen(partner.values[e]) * sine;
+      sums[e] += turned.low[e] * widen(x_low.values[e]) * loaded.scale;
+      sums[kStep + e] += turned.high[e] * widen(x_high.values[e]) * loaded.scale;
+    }
+  };
+  if (has_step) {
+    while (number < end) {
+      Loaded loaded[kGainLoads];
+      bool is_live[kGainLoads];
+#pragma unroll
+      for (int i = 0; i < kGainLoads; ++i) {
+        is_live[i] = number < end;
+        loaded[i] = load();
+        advance();
       }
-      sums[e] += turned * widen(x.values[e]) * row.scale;
+#pragma unroll
+      for (int i = 0; i < kGainLoads; ++i) {
+        if (is_live[i]) add(loaded[i]);
+      }
     }
   }
-};
+  store_piece(sums, shared, partial + int64_t{blockIdx.y} * n, [=](int x, int j) -> int64_t {
+    const QkStep of_sum = step_of(x);
+    if (static_cast<int>(blockIdx.x) * width + x >= gain_steps) return -1;
+    if (j < kStep) return of_sum.low + j;
+    return of_sum.has_high ? of_sum.high + j - kStep : -1;
+  });
+}
 
 template <class T>
 struct QkNormRopeWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<QkNormWeightGradientAttributes>();
-    const DeviceQkVectors vectors(attributes);
-    const DeviceQkRotation rotation(attributes);
-    const bool queries = attributes.first_head == 0;
-    const int64_t width = args.input(0).shape[1];
-    const int first = queries ? 0 : vectors.queries;
-    const int count = queries ? vectors.queries : vectors.count - vectors.queries;
-    sum_rows<T, QkGainTerm>(args, {LiveRows(args.input(0)), count}, args.output(0).shape.elements(),
-                            are_made_of_packs<T>(vectors, rotation, width), args.out<A>(0),
-                            attributes.accumulate, args.in<T>(0), args.in<T>(1), args.in<A>(2),
-                            args.in<A>(3), width, vectors, rotation, static_cast<uint32_t>(first),
-                            static_cast<uint32_t>(count));
+    const bool per_head = attributes.scope == QkNormScope::head;
+    const bool packs = are_made_of_packs<T>(attributes);
+    const DeviceQkHeads heads(attributes, packs ? Pack<T>::kElements : 1);
+    const QkGainVectors vectors{
+        .first = per_head || attributes.first_head == 0 ? attributes.first_head : 1,
+        .count = per_head ? attributes.head_count : 1,
+        .stride = attributes.head_dim,
+        .begin = attributes.first_head * attributes.head_dim,
+        .all = per_head ? heads.normalized : 2};
+    const LiveRows rows(args.input(0));
+    const int64_t n = args.output(0).shape.elements();
+    const int64_t pieces = row_sum_pieces(rows.bound * vectors.count, n);
+    const int64_t steps = n / heads.head_dim * heads.steps;
+    const dim3 block = sum_block(steps);
+    auto* partial = reinterpret_cast<A*>(args.scratch);
+    launch(args,
+           {dim3(static_cast<unsigned>(ceil_divide(steps, block.x)), static_cast<unsigned>(pieces)),
+            block},
+           packs ? qk_gain_pieces_kernel<T, Pack<T>::kElements> : qk_gain_pieces_kernel<T, 1>,
+           args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), rows,
+           ceil_divide(rows.bound * vectors.count, pieces), n, heads, vectors, partial);
+    add_pieces(args, partial, pieces, n, args.out<A>(0), attributes.accumulate);
   }
 };
 

@@ -156,8 +156,7 @@ struct RmsNormWeightGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const int64_t n = args.input(0).shape[1];
-    sum_rows<T, GainTerm>(args, {LiveRows(args.input(0))}, n, is_made_of_packs<T>(n),
-                          args.out<A>(0),
+    sum_rows<T, GainTerm>(args, LiveRows(args.input(0)), n, is_made_of_packs<T>(n), args.out<A>(0),
                           args.attributes->as<RmsNormWeightGradientAttributes>().accumulate,
                           args.in<T>(0), args.in<T>(1), args.in<A>(2), n);
   }

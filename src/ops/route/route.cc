@@ -23,9 +23,9 @@ void infer_route(InferContext& context) {
   TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2,
                "route needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1, "route needs at least one expert");
-  TROUPE_CHECK(attributes.row_multiple >= 1 && attributes.padded_capacity >= 0 &&
-                   attributes.parts >= 1,
-               "route: a multiple is at least 1, a capacity at least 0, and so are parts");
+  TROUPE_CHECK(
+      attributes.row_multiple >= 1 && attributes.padded_capacity >= 0 && attributes.parts >= 1,
+      "route: a multiple is at least 1, a capacity at least 0, and so are parts");
   TROUPE_CHECK(attributes.padded_capacity == 0 || attributes.row_multiple == 1,
                "route pads rows to a multiple or to a capacity");
   const int64_t slots = indices.shape.elements();

@@ -9,6 +9,17 @@ namespace {
 // takes 32 slots at a time and so keeps their order.
 constexpr int kChunkSlots = 256;
 
+// The sum over this lane and those before it.
+__device__ __forceinline__ int32_t warp_prefix_sum(int32_t value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (unsigned width = 1; width < 32; width *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffU, value, width);
+    if (lane >= static_cast<int>(width)) value += other;
+  }
+  return value;
+}
+
 // Calls each(slot, expert, rank) for the slots of this warp's chunk that have an expert, where
 // `rank` counts the slots of the same expert before, from next[expert] on; next[] is moved on. An
 // expert of -1 is reported with rank -1. `next` is shared memory.
@@ -16,11 +27,18 @@ template <class Each>
 __device__ __forceinline__ void walk_chunk(const int32_t* indices, int64_t slots, int32_t experts,
                                            int32_t* next, const Each& each) {
   const int lane = static_cast<int>(threadIdx.x);
-  const int64_t begin = int64_t{blockIdx.x} * kChunkSlots;
-  for (int64_t first = begin; first < begin + kChunkSlots; first += 32) {
-    const int64_t slot = first + lane;
-    int32_t expert = slot < slots ? indices[slot] : -1;
-    if (expert < 0 || expert >= experts) expert = -1;
+  const int64_t begin = int64_t{blockIdx.x} * kChunkSlots + lane;
+  int32_t chosen[kChunkSlots / 32];  // all on their way at once
+#pragma unroll
+  for (int i = 0; i < kChunkSlots / 32; ++i) {
+    const int64_t slot = begin + i * 32;
+    const int32_t expert = slot < slots ? indices[slot] : -1;
+    chosen[i] = expert >= 0 && expert < experts ? expert : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kChunkSlots / 32; ++i) {
+    const int64_t slot = begin + i * 32;
+    const int32_t expert = chosen[i];
     const uint32_t same = __match_any_sync(0xffffffffU, expert);
     const int32_t rank = expert < 0 ? -1 : next[expert] + __popc(same & ((1U << lane) - 1U));
     __syncwarp();
@@ -39,23 +57,40 @@ __global__ void count_slots_kernel(const int32_t* indices, int64_t slots, int32_
   for_row(experts, [=](int64_t e) { histograms[blockIdx.x * int64_t{experts} + e] = next[e]; });
 }
 
-// One block. The histograms become the number of slots that each expert has in earlier chunks.
+// One block. The histograms become the number of slots that each expert has in earlier chunks: a
+// warp goes through those of one expert, kScanChunks to a lane at a time.
 __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t* counts,
                                     int32_t* offsets, int32_t* row_slot,
                                     RouteAttributes attributes) {
+  constexpr int kScanChunks = 8;
   const int32_t experts = attributes.experts;
-  for_row(experts, [=](int64_t e) {
-    int32_t total = 0;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      int32_t& cell = histograms[chunk * experts + e];
-      const int32_t count = cell;
-      cell = total;
-      total += count;
-    }
-    counts[e] = total;
-  });
-  __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  for (int32_t e = warp; e < experts; e += warps) {
+    int32_t total = 0;
+    for (int64_t first = 0; first < chunks; first += 32 * kScanChunks) {
+      const int64_t own = first + lane * kScanChunks;
+      int32_t cells[kScanChunks];
+      int32_t of_lane = 0;
+#pragma unroll
+      for (int i = 0; i < kScanChunks; ++i) {
+        cells[i] = own + i < chunks ? histograms[(own + i) * experts + e] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kScanChunks; ++i) of_lane += cells[i];
+      const int32_t through = warp_prefix_sum(of_lane);
+      int32_t before = total + through - of_lane;
+#pragma unroll
+      for (int i = 0; i < kScanChunks; ++i) {
+        if (own + i < chunks) histograms[(own + i) * experts + e] = before;
+        before += cells[i];
+      }
+      total += __shfl_sync(0xffffffffU, through, 31);
+    }
+    if (lane == 0) counts[e] = total;
+  }
+  __syncthreads();
   if (threadIdx.x < 32) {
     int32_t row = 0;
     for (int32_t first = 0; first < experts; first += 32) {
@@ -68,12 +103,7 @@ __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t
                  attributes.row_multiple;
         }
       }
-      int32_t through = rows;  // of this expert and those before it in the warp
-#pragma unroll
-      for (int width = 1; width < 32; width *= 2) {
-        const int32_t other = __shfl_up_sync(0xffffffffU, through, static_cast<unsigned>(width));
-        if (lane >= width) through += other;
-      }
+      const int32_t through = warp_prefix_sum(rows);
       if (e < experts) {
         offsets[e] = row + through - rows;
         if (counts[e] > rows) counts[e] = rows;
@@ -83,8 +113,7 @@ __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t
     if (lane == 0) offsets[experts] = row;
   }
   __syncthreads();
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  for (int32_t e = static_cast<int32_t>(threadIdx.x) / 32; e < experts; e += warps) {
+  for (int32_t e = warp; e < experts; e += warps) {
     for (int32_t row = offsets[e] + counts[e] + lane; row < offsets[e + 1]; row += 32) {
       row_slot[row] = -1;
     }

@@ -1,11 +1,11 @@
 #include "parallel/mpi/mpi_post.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <deque>
 #include <fmt/format.h>
 #include <mpi.h>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -116,9 +116,11 @@ MpiPost::MpiPost() : state_(std::make_unique<State>()) {
   }
   check(MPI_Comm_dup(MPI_COMM_WORLD, &state_->world), "start");
   check(MPI_Comm_set_errhandler(state_->world, MPI_ERRORS_RETURN), "start");
-  check(MPI_Comm_rank(state_->world, &rank_), "start");
-  check(MPI_Comm_size(state_->world, &size_), "start");
-  machine_of_rank_ = find_machines(state_->world, rank_, size_);
+  int rank = 0;
+  int size = 1;
+  check(MPI_Comm_rank(state_->world, &rank), "start");
+  check(MPI_Comm_size(state_->world, &size), "start");
+  set_place(rank, size, find_machines(state_->world, rank, size));
 }
 
 MpiPost::~MpiPost() = default;
@@ -198,7 +200,6 @@ void MpiPost::finish() {
 
 void MpiPost::abort(int status) {
   MPI_Abort(MPI_COMM_WORLD, status);
-  std::_Exit(status);
 }
 
 }  // namespace troupe

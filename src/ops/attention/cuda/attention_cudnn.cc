@@ -1,11 +1,11 @@
 #include "ops/attention/cuda/attention_cudnn.h"
 
 #include <algorithm>
+#include <compare>
 #include <fmt/format.h>
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -31,18 +31,38 @@ enum Tensor : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
 // What one call works on: whole groups of heads, of some sequences; and so many queries, with the
 // last `keys` keys that they see.
 struct Piece {
-  int32_t batch = 1;
-  int32_t groups = 1;
-  int32_t queries = 1;
-  int32_t keys = 1;
+  int64_t batch = 1;
+  int64_t groups = 1;
+  int64_t queries = 1;
+  int64_t keys = 1;
 };
 
-int64_t heads_per_group(const AttentionAttributes& a) {
-  return a.heads / a.groups;
-}
+// Everything that a plan depends on.
+struct PlanShape {
+  bool gradient = false;
+  int64_t batch = 1;
+  int64_t heads = 1;  // of the piece
+  int64_t groups = 1;
+  int64_t queries = 1;
+  int64_t keys = 1;
+  int64_t head_dim = 1;
+  int64_t window = 0;
+  double scale = 1;
+  // Elements from row to row.
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+  int64_t out_stride = 0;
+  int64_t key_gradient_stride = 0;
+  // Rows from sequence to sequence.
+  int64_t query_rows = 0;
+  int64_t key_rows = 0;
+  int64_t key_gradient_rows = 0;
 
-int64_t qkv_width(const AttentionAttributes& a) {
-  return int64_t{a.heads + 2 * a.groups} * a.head_dim;
+  auto operator<=>(const PlanShape&) const = default;
+};
+
+int64_t heads_per_group(const AttentionShape& shape) {
+  return shape.attributes.heads / shape.attributes.groups;
 }
 
 uint64_t align(uint64_t bytes) {
@@ -53,24 +73,39 @@ int64_t whole_tiles(int64_t rows) {
   return (rows + kTile - 1) / kTile * kTile;
 }
 
+// The first key that the query at a position sees.
+int64_t first_key_of(const AttentionShape& shape, int64_t position) {
+  const int64_t window = shape.attributes.window;
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// Keys that `count` queries see, whose first one is row `row` of a sequence.
+int64_t keys_of(const AttentionShape& shape, int64_t row, int64_t count) {
+  const int64_t position = shape.position(row);
+  return position + count - first_key_of(shape, position);
+}
+
 // cuDNN 9.19's workspace for the backward pass of a piece, rounded up a little: the gradients of
 // scores in bf16, in whole tiles; D in fp32; with several heads to a group, the gradients of keys
 // and values of each head in bf16.
-uint64_t workspace_bytes(const AttentionAttributes& a, const Piece& piece) {
-  const int64_t heads = piece.batch * piece.groups * heads_per_group(a);
+uint64_t workspace_bytes(const AttentionShape& shape, const Piece& piece) {
+  const int64_t heads = piece.batch * piece.groups * heads_per_group(shape);
   const int64_t queries = whole_tiles(piece.queries);
   const int64_t keys = whole_tiles(piece.keys);
-  return static_cast<uint64_t>(heads * (2 * queries * keys + 4 * queries + 4 * keys * a.head_dim) +
-                               (int64_t{64} << 10));
+  return static_cast<uint64_t>(
+      heads * (2 * queries * keys + 4 * queries + 4 * keys * shape.attributes.head_dim) +
+      (int64_t{64} << 10));
 }
 
 // The largest piece of the backward pass that keeps to the limit, or the smallest there is. Its
-// keys are those that the last queries see.
-Piece gradient_piece(const AttentionAttributes& a) {
+// keys are the most that a chunk of any rank sees: all ranks plan the same memory.
+Piece gradient_piece(const AttentionShape& shape) {
+  const AttentionAttributes& a = shape.attributes;
   const auto fits = [&](const Piece& piece) {
-    return workspace_bytes(a, piece) <= kAttentionPieceBytes;
+    return workspace_bytes(shape, piece) <= kAttentionPieceBytes;
   };
-  Piece piece{a.batch, a.groups, a.sequence, a.sequence};
+  Piece piece{a.batch, a.groups, shape.chunk(), shape.positions()};
+  if (a.window > 0) piece.keys = std::min(piece.keys, shape.chunk() + a.window - 1);
   for (piece.batch = a.batch; piece.batch > 0; --piece.batch) {
     if (a.batch % piece.batch == 0 && fits(piece)) return piece;
   }
@@ -79,17 +114,23 @@ Piece gradient_piece(const AttentionAttributes& a) {
     if (a.groups % piece.groups == 0 && fits(piece)) return piece;
   }
   piece.groups = 1;
-  piece.queries = static_cast<int32_t>(whole_tiles(a.sequence) - kTile);
-  while (piece.queries > kTile && !fits(piece)) piece.queries -= kTile;
+  while (piece.queries > kTile && !fits(piece)) piece.queries = whole_tiles(piece.queries) - kTile;
   return piece;
 }
 
-// Of the gradients of keys and values, summed over blocks of queries.
-uint64_t key_gradient_elements(const AttentionAttributes& a, const Piece& piece) {
-  return piece.queries == a.sequence
-             ? 0
-             : static_cast<uint64_t>(a.sequence) * 2 * static_cast<uint64_t>(piece.groups) *
-                   static_cast<uint64_t>(a.head_dim);
+// A piece has whole chunks of queries, and no other piece sees its keys.
+bool sees_keys_alone(const AttentionShape& shape, const Piece& piece) {
+  return piece.queries == shape.positions();
+}
+
+uint64_t key_part_elements(const AttentionShape& shape, const Piece& piece) {
+  return static_cast<uint64_t>(piece.batch * piece.keys * 2 * piece.groups *
+                               shape.attributes.head_dim);
+}
+
+// Of sums that are not the caller's: of one sequence.
+uint64_t key_sum_elements(const AttentionShape& shape, const Piece& piece) {
+  return static_cast<uint64_t>(shape.positions() * 2 * piece.groups * shape.attributes.head_dim);
 }
 
 void check(const fe::error_t& status, const std::string& what) {
@@ -109,22 +150,6 @@ struct Plan {
   std::unordered_map<int64_t, void*> operands;
 };
 
-// Where the heads of a piece begin in a tensor like qkv.
-struct QkvAddresses {
-  bf16* q = nullptr;
-  bf16* k = nullptr;
-  bf16* v = nullptr;
-};
-
-QkvAddresses addresses(const AttentionAttributes& a, bf16* data, int64_t b, int64_t group,
-                       int64_t first_query, int64_t first_key) {
-  bf16* const rows = data + b * a.sequence * qkv_width(a);
-  bf16* const key_rows = rows + first_key * qkv_width(a);
-  return {rows + first_query * qkv_width(a) + group * heads_per_group(a) * a.head_dim,
-          key_rows + (a.heads + group) * a.head_dim,
-          key_rows + (a.heads + a.groups + group) * a.head_dim};
-}
-
 // cuDNN's handle, and the plans of one context.
 class Attention {
  public:
@@ -134,10 +159,9 @@ class Attention {
   Attention& operator=(const Attention&) = delete;
 
   // `workspace` bytes are there for it.
-  Plan& plan(const AttentionAttributes& a, const Piece& piece, bool gradient, uint64_t workspace) {
-    Plan& plan = plans_[{gradient, piece.batch, piece.groups, piece.queries, piece.keys, a.sequence,
-                         a.heads, a.groups, a.head_dim, a.scale, a.window}];
-    if (plan.operands.empty()) build(a, piece, gradient, static_cast<int64_t>(workspace), plan);
+  Plan& plan(const PlanShape& shape, uint64_t workspace) {
+    Plan& plan = plans_[shape];
+    if (plan.operands.empty()) build(shape, static_cast<int64_t>(workspace), plan);
     return plan;
   }
 
@@ -147,81 +171,86 @@ class Attention {
   }
 
  private:
-  // Everything that a plan depends on.
-  using Key = std::tuple<bool, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                         int32_t, double, int32_t>;
-
-  void build(const AttentionAttributes& a, const Piece& piece, bool gradient, int64_t limit,
-             Plan& plan);
+  void build(const PlanShape& shape, int64_t limit, Plan& plan);
 
   cudnnHandle_t handle_ = nullptr;
-  std::map<Key, Plan> plans_;
+  std::map<PlanShape, Plan> plans_;
 };
 
-void Attention::build(const AttentionAttributes& a, const Piece& piece, bool gradient,
-                      int64_t limit, Plan& plan) {
+void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
   fe::graph::Graph& graph = plan.graph;
   graph.set_io_data_type(fe::DataType_t::BFLOAT16)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
 
-  // [sequence of the batch, head, token, element]; a token's row has `width` elements.
-  const auto describe = [&](const std::shared_ptr<fe::graph::Tensor_attributes>& tensor, Tensor id,
-                            int64_t heads, int64_t tokens, int64_t elements, int64_t width) {
-    tensor->set_uid(id)
-        .set_dim({piece.batch, heads, tokens, elements})
-        .set_stride({a.sequence * width, elements, width, 1});
+  // [sequence of the batch, head, token, element]
+  struct Rows {
+    int64_t heads, tokens;
+    int64_t rows;    // from sequence to sequence
+    int64_t stride;  // elements from row to row
+    int64_t elements;
   };
-  const auto input = [&](auto... description) {
+  const auto describe = [&](const std::shared_ptr<fe::graph::Tensor_attributes>& tensor, Tensor id,
+                            const Rows& rows) {
+    tensor->set_uid(id)
+        .set_dim({shape.batch, rows.heads, rows.tokens, rows.elements})
+        .set_stride({rows.rows * rows.stride, rows.elements, rows.stride, 1});
+  };
+  const auto input = [&](Tensor id, const Rows& rows) {
     auto tensor = graph.tensor(fe::graph::Tensor_attributes());
-    describe(tensor, description...);
+    describe(tensor, id, rows);
     return tensor;
   };
-  const auto output = [&](const auto& tensor, auto... description) {
+  const auto output = [&](const auto& tensor, Tensor id, const Rows& rows) {
     tensor->set_output(true);
-    describe(tensor, description...);
+    describe(tensor, id, rows);
   };
   const auto visibility = [&](auto& attributes) {
-    attributes.set_attn_scale(static_cast<float>(a.scale))
-        .set_diagonal_alignment(piece.queries == piece.keys ? fe::DiagonalAlignment_t::TOP_LEFT
+    attributes.set_attn_scale(static_cast<float>(shape.scale))
+        .set_diagonal_alignment(shape.queries == shape.keys ? fe::DiagonalAlignment_t::TOP_LEFT
                                                             : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
         .set_diagonal_band_right_bound(0);
-    if (a.window > 0 && a.window < piece.keys) attributes.set_diagonal_band_left_bound(a.window);
+    if (shape.window > 0 && shape.window < shape.keys) {
+      attributes.set_diagonal_band_left_bound(shape.window);
+    }
   };
 
-  const int64_t heads = piece.groups * heads_per_group(a);
-  const int64_t d = a.head_dim;
-  const int64_t out_width = a.heads * d;
-  const auto q = input(kQ, heads, piece.queries, d, qkv_width(a));
-  const auto k = input(kK, piece.groups, piece.keys, d, qkv_width(a));
-  const auto v = input(kV, piece.groups, piece.keys, d, qkv_width(a));
-  if (gradient) {
-    const auto out = input(kOut, heads, piece.queries, d, out_width);
-    const auto d_out = input(kDOut, heads, piece.queries, d, out_width);
-    const auto lse = input(kLse, heads, piece.queries, int64_t{1}, int64_t{a.heads});
+  const int64_t d = shape.head_dim;
+  const Rows queries{shape.heads, shape.queries, shape.query_rows, shape.query_stride, d};
+  const Rows keys{shape.groups, shape.keys, shape.key_rows, shape.key_stride, d};
+  const Rows outs{shape.heads, shape.queries, shape.query_rows, shape.out_stride, d};
+  const Rows sums{shape.heads, shape.queries, shape.query_rows, shape.out_stride / d, 1};
+  const auto q = input(kQ, queries);
+  const auto k = input(kK, keys);
+  const auto v = input(kV, keys);
+  if (shape.gradient) {
+    const auto out = input(kOut, outs);
+    const auto d_out = input(kDOut, outs);
+    const auto lse = input(kLse, sums);
     lse->set_data_type(fe::DataType_t::FLOAT);
     fe::graph::SDPA_backward_attributes attributes;
     attributes.set_deterministic_algorithm(true);
     visibility(attributes);
     const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, d_out, lse, attributes);
-    const int64_t key_width = piece.queries == a.sequence ? qkv_width(a) : 2 * piece.groups * d;
-    output(dq, kDQ, heads, piece.queries, d, qkv_width(a));
-    output(dk, kDK, piece.groups, piece.keys, d, key_width);
-    output(dv, kDV, piece.groups, piece.keys, d, key_width);
+    const Rows key_gradients{shape.groups, shape.keys, shape.key_gradient_rows,
+                             shape.key_gradient_stride, d};
+    output(dq, kDQ, queries);
+    output(dk, kDK, key_gradients);
+    output(dv, kDV, key_gradients);
   } else {
     fe::graph::SDPA_attributes attributes;
     attributes.set_generate_stats(true);
     visibility(attributes);
     const auto [out, lse] = graph.sdpa(q, k, v, attributes);
-    output(out, kOut, heads, piece.queries, d, out_width);
-    output(lse, kLse, heads, piece.queries, int64_t{1}, int64_t{a.heads});
+    output(out, kOut, outs);
+    output(lse, kLse, sums);
     lse->set_data_type(fe::DataType_t::FLOAT);
   }
 
   const std::string what =
       fmt::format("{} with {} heads of {} elements in {} groups, {} queries, {} keys, window {}",
-                  gradient ? "the gradient of attention" : "attention", heads, d, piece.groups,
-                  piece.queries, piece.keys, a.window);
+                  shape.gradient ? "the gradient of attention" : "attention", shape.heads, d,
+                  shape.groups, shape.queries, shape.keys, shape.window);
   check(graph.validate(), what);
   check(graph.build_operation_graph(handle_), what);
   check(graph.create_execution_plans({fe::HeurMode_t::A}), what);
@@ -235,37 +264,62 @@ void Attention::build(const AttentionAttributes& a, const Piece& piece, bool gra
                              cudnnGetVersion(), what, workspace, limit));
   }
   for (const int64_t id : {kQ, kK, kV, kOut, kLse}) plan.operands[id] = nullptr;
-  if (gradient) {
+  if (shape.gradient) {
     for (const int64_t id : {kDOut, kDQ, kDK, kDV}) plan.operands[id] = nullptr;
   }
 }
 
-// One call of the backward pass. The gradients of queries go to d_qkv, and so do those of keys and
-// values unless they have a place of their own.
-struct GradientCall {
-  int64_t b, group, first_query, first_key;
-  bf16* d_keys;
-  bf16* d_values;
+// The plan's shape for a piece of a call.
+PlanShape plan_shape(const AttentionCall& call, const Piece& piece, bool gradient) {
+  const AttentionAttributes& a = call.shape.attributes;
+  return {.gradient = gradient,
+          .batch = piece.batch,
+          .heads = piece.groups * heads_per_group(call.shape),
+          .groups = piece.groups,
+          .queries = piece.queries,
+          .keys = piece.keys,
+          .head_dim = a.head_dim,
+          .window = a.window,
+          .scale = a.scale,
+          .query_stride = call.query_stride,
+          .key_stride = call.key_stride,
+          .out_stride = int64_t{a.heads} * a.head_dim,
+          .key_gradient_stride = gradient ? call.key_stride : 0,
+          .query_rows = call.shape.rows(),
+          .key_rows = call.shape.positions(),
+          .key_gradient_rows = gradient ? call.shape.positions() : 0};
+}
+
+// Where a piece begins.
+struct Corner {
+  int64_t b = 0;
+  int64_t group = 0;
+  int64_t row = 0;  // of the queries, in each sequence
 };
 
-void set_operands(const CudaKernelArguments& args, const GradientCall& call, Plan& plan) {
-  const auto& a = args.attributes->as<AttentionAttributes>();
-  const auto in = [&](int i) { return const_cast<bf16*>(args.in<bf16>(i)); };
-  const QkvAddresses qkv =
-      addresses(a, in(1), call.b, call.group, call.first_query, call.first_key);
-  const QkvAddresses d_qkv =
-      addresses(a, args.out<bf16>(0), call.b, call.group, call.first_query, call.first_key);
-  const int64_t head =
-      (call.b * a.sequence + call.first_query) * a.heads + call.group * heads_per_group(a);
-  plan.operands[kQ] = qkv.q;
-  plan.operands[kK] = qkv.k;
-  plan.operands[kV] = qkv.v;
-  plan.operands[kOut] = in(2) + head * a.head_dim;
-  plan.operands[kLse] = const_cast<float*>(args.in<float>(3)) + head;
-  plan.operands[kDOut] = in(0) + head * a.head_dim;
-  plan.operands[kDQ] = d_qkv.q;
-  plan.operands[kDK] = call.d_keys != nullptr ? call.d_keys : d_qkv.k;
-  plan.operands[kDV] = call.d_values != nullptr ? call.d_values : d_qkv.v;
+// The operands of a piece; gradients of keys and values go to the call's.
+void set_operands(const AttentionCall& call, const Corner& corner, bool gradient, Plan& plan) {
+  const AttentionShape& shape = call.shape;
+  const int64_t d = shape.attributes.head_dim;
+  const int64_t heads = shape.attributes.heads;
+  const int64_t row = corner.b * shape.rows() + corner.row;
+  const int64_t head = corner.group * heads_per_group(shape);
+  const int64_t query = row * call.query_stride + head * d;
+  const int64_t out = (row * heads + head) * d;
+  const int64_t first_key = first_key_of(shape, shape.position(corner.row));
+  const int64_t key =
+      (corner.b * shape.positions() + first_key) * call.key_stride + corner.group * d;
+  const auto at = [](void* data, int64_t element) { return static_cast<bf16*>(data) + element; };
+  plan.operands[kQ] = at(call.q, query);
+  plan.operands[kK] = at(call.k, key);
+  plan.operands[kV] = at(call.v, key);
+  plan.operands[kOut] = at(call.out, out);
+  plan.operands[kLse] = static_cast<float*>(call.lse) + row * heads + head;
+  if (!gradient) return;
+  plan.operands[kDOut] = at(call.d_out, out);
+  plan.operands[kDQ] = at(call.d_q, query);
+  plan.operands[kDK] = at(call.d_k, key);
+  plan.operands[kDV] = at(call.d_v, key);
 }
 
 std::byte* aligned(std::byte* scratch) {
@@ -273,76 +327,139 @@ std::byte* aligned(std::byte* scratch) {
   return scratch + (align(address) - address);
 }
 
+// The backward pass of one call, piece by piece.
+class Backward {
+ public:
+  Backward(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch)
+      : args_(args),
+        call_(call),
+        shape_(call.shape),
+        largest_(gradient_piece(shape_)),
+        workspace_size_(align(workspace_bytes(shape_, largest_))),
+        direct_(!shape_.wide_key_gradients && sees_keys_alone(shape_, largest_)),
+        workspace_(aligned(scratch)),
+        part_(reinterpret_cast<bf16*>(workspace_ + workspace_size_)),
+        sums_(reinterpret_cast<float*>(part_ + key_part_elements(shape_, largest_))) {}
+
+  void run() {
+    const AttentionAttributes& a = shape_.attributes;
+    for (int64_t b = 0; b < a.batch; b += largest_.batch) {
+      for (int64_t group = 0; group < a.groups; group += largest_.groups) run_group(b, group);
+    }
+  }
+
+ private:
+  // All queries of some groups of some sequences.
+  void run_group(int64_t b, int64_t group) {
+    const KeyGradientSum sum = sum_of(b, group);
+    bool first = true;
+    for (int64_t chunk = 0; chunk < shape_.rows(); chunk += shape_.chunk()) {
+      const int64_t end = chunk + shape_.chunk();
+      for (int64_t row = chunk; row < end; row += largest_.queries) {
+        const int64_t queries = std::min(largest_.queries, end - row);
+        const Piece piece{largest_.batch, largest_.groups, queries, keys_of(shape_, row, queries)};
+        run_piece(piece, {b, group, row}, sum, first);
+        first = false;
+      }
+    }
+    if (direct_ || shape_.wide_key_gradients) return;
+    const int64_t key = b * shape_.positions() * call_.key_stride + group * head_dim();
+    round_key_gradients(args_, sum, key_elements(), static_cast<bf16*>(call_.d_k) + key,
+                        static_cast<bf16*>(call_.d_v) + key, call_.key_stride);
+  }
+
+  void run_piece(const Piece& piece, const Corner& corner, const KeyGradientSum& sum, bool first) {
+    auto& attention = args_.context->kept<Attention>();
+    PlanShape shape = plan_shape(call_, piece, /*gradient=*/true);
+    if (!direct_) {
+      shape.key_gradient_stride = 2 * key_elements();
+      shape.key_gradient_rows = piece.keys;
+    }
+    Plan& plan = attention.plan(shape, workspace_size_);
+    set_operands(call_, corner, /*gradient=*/true, plan);
+    if (!direct_) {
+      plan.operands[kDK] = part_;
+      plan.operands[kDV] = part_ + key_elements();
+    }
+    attention.run(plan, args_.stream, workspace_);
+    if (direct_) return;
+    const int64_t first_key = first_key_of(shape_, shape_.position(corner.row));
+    add_key_gradients(args_,
+                      {.rows = part_,
+                       .batch = piece.batch,
+                       .key_elements = key_elements(),
+                       .begin = first_key,
+                       .end = first_key + piece.keys},
+                      sum, first);
+  }
+
+  // The caller's sums, or this call's, which are of one sequence: pieces with several are whole.
+  KeyGradientSum sum_of(int64_t b, int64_t group) const {
+    if (!shape_.wide_key_gradients) {
+      return {.k = sums_,
+              .v = sums_ + key_elements(),
+              .stride = 2 * key_elements(),
+              .positions = shape_.positions()};
+    }
+    const int64_t key = b * shape_.positions() * call_.key_stride + group * head_dim();
+    return {.k = static_cast<float*>(call_.d_k) + key,
+            .v = static_cast<float*>(call_.d_v) + key,
+            .stride = call_.key_stride,
+            .positions = shape_.positions()};
+  }
+
+  int64_t head_dim() const { return shape_.attributes.head_dim; }
+  int64_t key_elements() const { return largest_.groups * head_dim(); }
+
+  const CudaKernelArguments& args_;
+  const AttentionCall& call_;
+  const AttentionShape& shape_;
+  const Piece largest_;
+  const uint64_t workspace_size_;
+  const bool direct_;  // cuDNN writes the gradients of keys and values to their place
+  std::byte* const workspace_;
+  bf16* const part_;
+  float* const sums_;
+};
+
 }  // namespace
 
-bool cudnn_takes_attention(const AttentionAttributes& a, DType dtype) {
-  return dtype == DType::bf16 && a.probability == 0 && (a.head_dim == 64 || a.head_dim == 128) &&
-         a.sequence > 1;
+bool cudnn_takes_attention(const AttentionShape& shape) {
+  const AttentionAttributes& a = shape.attributes;
+  return shape.dtype == DType::bf16 && a.probability == 0 &&
+         (a.head_dim == 64 || a.head_dim == 128) && shape.chunk() > 1;
 }
 
 uint64_t cudnn_attention_scratch_bytes() {
   return kScratchAlignment + kForwardWorkspaceBytes;
 }
 
-uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionAttributes& a) {
-  const Piece piece = gradient_piece(a);
-  return kScratchAlignment + align(workspace_bytes(a, piece)) +
-         key_gradient_elements(a, piece) * (sizeof(float) + sizeof(bf16));
+uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionShape& shape) {
+  const Piece piece = gradient_piece(shape);
+  uint64_t bytes = kScratchAlignment + align(workspace_bytes(shape, piece));
+  if (!shape.wide_key_gradients && sees_keys_alone(shape, piece)) return bytes;
+  bytes += key_part_elements(shape, piece) * sizeof(bf16);
+  if (!shape.wide_key_gradients) bytes += key_sum_elements(shape, piece) * sizeof(float);
+  return bytes;
 }
 
-void cudnn_attention(const CudaKernelArguments& args) {
-  const auto& a = args.attributes->as<AttentionAttributes>();
+void cudnn_attention(const CudaKernelArguments& args, const AttentionCall& call,
+                     std::byte* scratch) {
+  const AttentionShape& shape = call.shape;
   auto& attention = args.context->kept<Attention>();
-  Plan& plan = attention.plan(a, {a.batch, a.groups, a.sequence, a.sequence}, /*gradient=*/false,
-                              kForwardWorkspaceBytes);
-  const QkvAddresses qkv = addresses(a, const_cast<bf16*>(args.in<bf16>(0)), 0, 0, 0, 0);
-  plan.operands[kQ] = qkv.q;
-  plan.operands[kK] = qkv.k;
-  plan.operands[kV] = qkv.v;
-  plan.operands[kOut] = args.out<bf16>(0);
-  plan.operands[kLse] = args.out<float>(1);
-  attention.run(plan, args.stream, aligned(args.scratch));
+  for (int64_t row = 0; row < shape.rows(); row += shape.chunk()) {
+    const Piece piece{shape.attributes.batch, shape.attributes.groups, shape.chunk(),
+                      keys_of(shape, row, shape.chunk())};
+    Plan& plan =
+        attention.plan(plan_shape(call, piece, /*gradient=*/false), kForwardWorkspaceBytes);
+    set_operands(call, {.row = row}, /*gradient=*/false, plan);
+    attention.run(plan, args.stream, aligned(scratch));
+  }
 }
 
-void cudnn_attention_gradient(const CudaKernelArguments& args) {
-  const auto& a = args.attributes->as<AttentionAttributes>();
-  auto& attention = args.context->kept<Attention>();
-  const Piece largest = gradient_piece(a);
-  const uint64_t workspace_size = align(workspace_bytes(a, largest));
-  std::byte* const workspace = aligned(args.scratch);
-  const bool whole = largest.queries == a.sequence;
-  KeyGradientSum sums;
-  if (!whole) {
-    sums.key_elements = int64_t{largest.groups} * a.head_dim;
-    sums.sum = reinterpret_cast<float*>(workspace + workspace_size);
-    sums.part = reinterpret_cast<bf16*>(sums.sum + key_gradient_elements(a, largest));
-  }
-  for (int64_t b = 0; b < a.batch; b += largest.batch) {
-    for (int64_t group = 0; group < a.groups; group += largest.groups) {
-      int64_t summed = 0;  // keys
-      for (int64_t begin = 0; begin < a.sequence; begin += largest.queries) {
-        const int64_t end = std::min<int64_t>(begin + largest.queries, a.sequence);
-        const int64_t first_key = a.window > 0 && begin >= a.window ? begin - a.window + 1 : 0;
-        Piece piece = largest;
-        piece.queries = static_cast<int32_t>(end - begin);
-        piece.keys = static_cast<int32_t>(end - first_key);
-        GradientCall call{b, group, begin, first_key, nullptr, nullptr};
-        if (!whole) {
-          call.d_keys = sums.part;
-          call.d_values = sums.part + sums.key_elements;
-        }
-        Plan& plan = attention.plan(a, piece, /*gradient=*/true, workspace_size);
-        set_operands(args, call, plan);
-        attention.run(plan, args.stream, workspace);
-        if (!whole) add_key_gradients(args, sums, first_key, end, summed);
-        summed = end;
-      }
-      if (!whole) {
-        const QkvAddresses d_qkv = addresses(a, args.out<bf16>(0), b, group, 0, 0);
-        round_key_gradients(args, sums, a.sequence, d_qkv.k, d_qkv.v, qkv_width(a));
-      }
-    }
-  }
+void cudnn_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
+                              std::byte* scratch) {
+  Backward(args, call, scratch).run();
 }
 
 }  // namespace troupe

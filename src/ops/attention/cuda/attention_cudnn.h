@@ -4,11 +4,14 @@
 // are the gradients of keys and values of each query head before they are summed over a group.
 // Everything else between the operands is in fp32.
 //
+// Each chunk of queries is a call of its own, with all keys that it sees.
+//
 // The backward pass is cuDNN's deterministic one, which stores the gradients of all scores that it
 // works on. So it works on pieces of at most about kAttentionPieceBytes: some sequences; some
-// groups of heads of one sequence; or, of long sequences, a block of queries of one group, with the
-// keys that they see. In the last case the gradients of keys and values are summed over the blocks
-// in fp32. Smaller pieces are slower: they fill the GPU less well.
+// groups of heads of one sequence; or, of long chunks, a block of queries of one group, with the
+// keys that they see. Where several pieces see the same keys, and where the caller wants wide
+// gradients of keys and values, these are summed in fp32. Smaller pieces are slower: they fill the
+// GPU less well.
 //
 // Plans are built at the first run of a shape and kept in the CudaContext: that takes up to a
 // second for each kind, and must not happen while a graph is captured. Kernels throw UserError when
@@ -17,22 +20,25 @@
 
 #include <cstdint>
 
-#include "ops/attention/attention.h"
+#include "ops/attention/cuda/attention_call.h"
 
 namespace troupe {
 
 inline constexpr uint64_t kAttentionPieceBytes = uint64_t{2304} << 20;
 
-// Bf16 without dropout, and heads of 64 or 128 elements. Others, which cuDNN 9.19 takes too, have
-// another kernel in their backward pass (compute_dot_do_o instead of compute_dot_do_o_specialized),
-// with which replayed CUDA graphs gave NaN or an illegal access in one of two builds: it may read
-// what the graph does not keep. With 64 and 128 graphs and single launches agree in every bit.
-bool cudnn_takes_attention(const AttentionAttributes& a, DType dtype);
+// Bf16 without dropout, chunks of several queries, and heads of 64 or 128 elements. Others, which
+// cuDNN 9.19 takes too, have another kernel in their backward pass (compute_dot_do_o instead of
+// compute_dot_do_o_specialized), with which replayed CUDA graphs gave NaN or an illegal access in
+// one of two builds: it may read what the graph does not keep. With 64 and 128 graphs and single
+// launches agree in every bit.
+bool cudnn_takes_attention(const AttentionShape& shape);
 
 uint64_t cudnn_attention_scratch_bytes();
-uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionAttributes& a);
+uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionShape& shape);
 
-void cudnn_attention(const CudaKernelArguments& args);
-void cudnn_attention_gradient(const CudaKernelArguments& args);
+void cudnn_attention(const CudaKernelArguments& args, const AttentionCall& call,
+                     std::byte* scratch);
+void cudnn_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
+                              std::byte* scratch);
 
 }  // namespace troupe

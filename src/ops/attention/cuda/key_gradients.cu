@@ -4,43 +4,52 @@
 namespace troupe {
 namespace {
 
-__global__ void add_key_gradients_kernel(const Bf16* part, float* sum, int64_t elements,
-                                         int64_t first_new) {
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += threads) {
-    const float value = widen(part[i]);
-    sum[i] = i < first_new ? sum[i] + value : value;
+constexpr int kColumnThreads = 128;  // a row has at least as many elements
+
+// Of rows [first_row, first_row + rows) of each sum; a block takes row after row.
+__global__ void add_key_gradients_kernel(KeyGradientPart part, KeyGradientSum sum, bool first,
+                                         int64_t first_row, int64_t rows) {
+  const int64_t width = 2 * part.key_elements;
+  const auto* parts = reinterpret_cast<const Bf16*>(part.rows);
+  for (int64_t i = blockIdx.x; i < part.batch * rows; i += gridDim.x) {
+    const int64_t b = i / rows;
+    const int64_t row = first_row + i % rows;
+    const int64_t to = (b * sum.positions + row) * sum.stride;
+    const bool has_part = row >= part.begin && row < part.end;
+    const Bf16* from = parts + (b * (part.end - part.begin) + row - part.begin) * width;
+    for (int64_t column = threadIdx.x; column < width; column += kColumnThreads) {
+      float* const element = column < part.key_elements ? sum.k + to + column
+                                                        : sum.v + to + (column - part.key_elements);
+      const float value = has_part ? widen(from[column]) : 0.0F;
+      *element = first ? value : *element + value;
+    }
   }
 }
 
-__global__ void round_key_gradients_kernel(const float* sum, int64_t key_elements, int64_t elements,
-                                           Bf16* d_k, Bf16* d_v, int64_t stride) {
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += threads) {
-    const int64_t row = i / (2 * key_elements);
-    const int64_t column = i % (2 * key_elements);
-    Bf16* const to = column < key_elements ? d_k + column : d_v + (column - key_elements);
-    to[row * stride] = round_to<Bf16>(sum[i]);
+__global__ void round_key_gradients_kernel(KeyGradientSum sum, int64_t key_elements, Bf16* d_k,
+                                           Bf16* d_v, int64_t stride) {
+  for (int64_t row = blockIdx.x; row < sum.positions; row += gridDim.x) {
+    for (int64_t i = threadIdx.x; i < key_elements; i += kColumnThreads) {
+      d_k[row * stride + i] = round_to<Bf16>(sum.k[row * sum.stride + i]);
+      d_v[row * stride + i] = round_to<Bf16>(sum.v[row * sum.stride + i]);
+    }
   }
 }
 
 }  // namespace
 
-void add_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sums, int64_t begin,
-                       int64_t end, int64_t first_new) {
-  const int64_t row = 2 * sums.key_elements;
-  const int64_t elements = (end - begin) * row;
-  launch(args, {blocks_for(elements, 256), 256}, add_key_gradients_kernel,
-         reinterpret_cast<const Bf16*>(sums.part), sums.sum + begin * row, elements,
-         (first_new - begin) * row);
+void add_key_gradients(const CudaKernelArguments& args, const KeyGradientPart& part,
+                       const KeyGradientSum& sum, bool first) {
+  const int64_t first_row = first ? 0 : part.begin;
+  const int64_t rows = first ? sum.positions : part.end - part.begin;
+  launch(args, {blocks_for(part.batch * rows, 1), kColumnThreads}, add_key_gradients_kernel, part,
+         sum, first, first_row, rows);
 }
 
-void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sums,
-                         int64_t sequence, bf16* d_k, bf16* d_v, int64_t stride) {
-  const int64_t elements = sequence * 2 * sums.key_elements;
-  launch(args, {blocks_for(elements, 256), 256}, round_key_gradients_kernel,
-         static_cast<const float*>(sums.sum), sums.key_elements, elements,
-         reinterpret_cast<Bf16*>(d_k), reinterpret_cast<Bf16*>(d_v), stride);
+void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum,
+                         int64_t key_elements, bf16* d_k, bf16* d_v, int64_t stride) {
+  launch(args, {blocks_for(sum.positions, 1), kColumnThreads}, round_key_gradients_kernel, sum,
+         key_elements, reinterpret_cast<Bf16*>(d_k), reinterpret_cast<Bf16*>(d_v), stride);
 }
 
 }  // namespace troupe

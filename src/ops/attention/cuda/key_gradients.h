@@ -1,5 +1,4 @@
-// Sums of the gradients of keys and values over blocks of queries, for attention_cudnn.cc. Of one
-// sequence; a row is a token's keys and values of some groups, `key_elements` of each.
+// Sums of the gradients of keys and values over pieces of queries, for attention_cudnn.cc.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +7,30 @@
 
 namespace troupe {
 
-struct KeyGradientSum {
-  int64_t key_elements = 0;  // of a row: groups times the size of a head
-  float* sum = nullptr;      // [sequence, 2 key_elements]
-  bf16* part = nullptr;      // [sequence, 2 key_elements]: what one block of queries contributes
+// What a piece contributes: the keys [begin, end) of `batch` sequences. A row is a key's gradients
+// for some groups and then its value's, `key_elements` of each.
+struct KeyGradientPart {
+  const bf16* rows = nullptr;
+  int64_t batch = 1;
+  int64_t key_elements = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
 };
 
-// Adds the part's first rows to the rows [begin, end) of the sum; those from `first_new` on are
-// stored.
-void add_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sums, int64_t begin,
-                       int64_t end, int64_t first_new);
+// Sums for the same groups, of all positions, of as many sequences. Rows follow each other.
+struct KeyGradientSum {
+  float* k = nullptr;
+  float* v = nullptr;
+  int64_t stride = 0;     // elements from row to row
+  int64_t positions = 0;  // rows of a sequence
+};
 
-// Rounds all rows of the sum to d_k and d_v, whose rows are `stride` elements apart.
-void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sums,
-                         int64_t sequence, bf16* d_k, bf16* d_v, int64_t stride);
+// Adds the part to the sums. The first part of a sum makes it: other rows become zero.
+void add_key_gradients(const CudaKernelArguments& args, const KeyGradientPart& part,
+                       const KeyGradientSum& sum, bool first);
+
+// Rounds the sums of one sequence to d_k and d_v, whose rows are `stride` elements apart.
+void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum,
+                         int64_t key_elements, bf16* d_k, bf16* d_v, int64_t stride);
 
 }  // namespace troupe

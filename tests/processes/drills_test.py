@@ -4,7 +4,7 @@
 import re
 import unittest
 
-from mpi_test_support import HERE, left_behind, main
+from processes_test_support import HERE, left_behind, main
 
 FIRST = "operation 0 (prefix_sum), layer 2, micro-batch 1"
 LAST = "operation 2 (all_reduce), layer 2, micro-batch 1"
@@ -19,7 +19,7 @@ def waited_for(state):
 
 class Drills(unittest.TestCase):
     def check(self, fault, status, *messages, absent=()):
-        result = HERE.launcher.run(3, HERE.programs / "mpi_drills", fault)
+        result = HERE.launcher.run(3, HERE.programs / "processes_drills", fault)
         errors = result.stderr_text
         self.assertEqual(left_behind(result.mark), [], "processes are left behind")
         self.assertEqual(result.returncode, status, errors)
@@ -36,7 +36,7 @@ class Drills(unittest.TestCase):
     def test_none(self):
         self.check("none", 0)
 
-    def test_delayed_rank(self):
+    def test_delayed_rank(self):  # only torchrun
         self.check("delayed", 1, "waited in vain (3 s at most)", waited_for("is missing"))
 
     def test_stopped_rank(self):
@@ -55,12 +55,19 @@ class Drills(unittest.TestCase):
         self.check("slow_between_steps", 0)
 
     def test_killed_rank(self):
-        # The launcher notices; 128 + 9.
-        self.check("killed", 137)
+        # mpirun notices before anybody can speak; 128 + 9.
+        self.check("killed", 137, *([] if HERE.launcher.is_mpi else [
+            f"troupe: Rank 1 has ended without a word, last seen in {LAST}"]))
+
+    def test_killed_first_rank(self):
+        self.check("first_killed", 137, *([] if HERE.launcher.is_mpi else [
+            f"troupe: Rank 0 has ended without a word, last seen in {LAST}"]))
 
     def test_rank_that_exits(self):
-        result = HERE.launcher.run(3, HERE.programs / "mpi_drills", "gone")
+        result = HERE.launcher.run(3, HERE.programs / "processes_drills", "gone")
         self.assertNotEqual(result.returncode, 0)
+        if not HERE.launcher.is_mpi:
+            self.assertIn("Rank 1 has ended without a word", result.stderr_text)
         self.assertEqual(left_behind(result.mark), [])
 
     def test_rank_that_throws(self):
@@ -94,7 +101,7 @@ class Drills(unittest.TestCase):
         self.check("other_size_and_verified", 3, "do not fit together", "f64 [7]", "f64 [8]",
                    absent=["launched"])
 
-    def test_message_that_is_not_sent(self):
+    def test_message_that_is_not_sent(self):  # only torchrun
         self.check("message_not_sent", 1, "waited in vain")
 
     def test_message_of_other_size(self):

@@ -1,9 +1,10 @@
-#include "parallel/mpi/mpi_group.h"
+#include "parallel/post/post_group.h"
 
 #include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <thread>
@@ -145,9 +146,9 @@ void pause(int polls) {
 }  // namespace
 
 // This rank among the ranks of one room.
-class MpiGroup::Member : public Communicator {
+class PostGroup::Member : public Communicator {
  public:
-  Member(MpiGroup& group, std::vector<int32_t> ranks)
+  Member(PostGroup& group, std::vector<int32_t> ranks)
       : group_(group),
         ranks_(std::move(ranks)),
         place_(static_cast<size_t>(std::find(ranks_.begin(), ranks_.end(), group.rank_) -
@@ -217,11 +218,11 @@ class MpiGroup::Member : public Communicator {
     return shard_of(tensor.shape, {static_cast<int32_t>(place), size()});
   }
 
-  MpiGroup& group_;
+  PostGroup& group_;
   const std::vector<int32_t> ranks_;
   const size_t place_;
   const uint64_t room_;
-  std::vector<std::deque<MpiPost::Transfer>> sent_;  // by place: not finished
+  std::vector<std::deque<Post::Transfer>> sent_;  // by place: not finished
   // While windows are open.
   std::unique_ptr<Call> open_call_;
   std::span<const Block> windows_;
@@ -230,7 +231,7 @@ class MpiGroup::Member : public Communicator {
 };
 
 // One collective of one member, from its announcement to the end of all its transfers.
-class MpiGroup::Call {
+class PostGroup::Call {
  public:
   // Where a call is cut short, its transfers are not, and their memory stays.
   ~Call() {
@@ -276,7 +277,7 @@ class MpiGroup::Call {
   }
 
  private:
-  using Transfers = std::vector<std::pair<int32_t, MpiPost::Transfer>>;
+  using Transfers = std::vector<std::pair<int32_t, Post::Transfer>>;
 
   static bool is_empty(std::span<const Block> blocks) {
     return std::all_of(blocks.begin(), blocks.end(),
@@ -292,7 +293,7 @@ class MpiGroup::Call {
   }
 
   Member& member_;
-  MpiGroup& group_;
+  PostGroup& group_;
   const CallSite site_;
   Announcement own_;
   int channel_ = 0;
@@ -302,8 +303,8 @@ class MpiGroup::Call {
   std::deque<std::vector<std::byte>> memory_;
 };
 
-Announcement MpiGroup::Member::describe(Kind kind, const CollectiveCall& call,
-                                        std::span<const TensorView> tensors) const {
+Announcement PostGroup::Member::describe(Kind kind, const CollectiveCall& call,
+                                         std::span<const TensorView> tensors) const {
   const CallSite site = site_of(call);
   Announcement announcement{.kind = kind,
                             .room = room_,
@@ -319,8 +320,8 @@ Announcement MpiGroup::Member::describe(Kind kind, const CollectiveCall& call,
   return announcement;
 }
 
-Announcement MpiGroup::Member::announce(Kind kind, uint64_t number, const CollectiveCall& call,
-                                        std::span<const TensorView> tensors) {
+Announcement PostGroup::Member::announce(Kind kind, uint64_t number, const CollectiveCall& call,
+                                         std::span<const TensorView> tensors) {
   if (group_.failure_) std::rethrow_exception(group_.failure_);
   Announcement own = describe(kind, call, tensors);
   own.number = number;
@@ -331,8 +332,8 @@ Announcement MpiGroup::Member::announce(Kind kind, uint64_t number, const Collec
   return own;
 }
 
-std::vector<Announcement> MpiGroup::Member::meet(std::unique_lock<std::mutex>& lock,
-                                                 Announcement own) {
+std::vector<Announcement> PostGroup::Member::meet(std::unique_lock<std::mutex>& lock,
+                                                  Announcement own) {
   Mail& mail = group_.mail_[room_];
   const auto absent = [&] {
     std::vector<int32_t> ranks;
@@ -362,8 +363,8 @@ std::vector<Announcement> MpiGroup::Member::meet(std::unique_lock<std::mutex>& l
 }
 
 template <class Terms>
-void MpiGroup::Member::sum_share(Call& call, const Terms& terms, const Stretches& results,
-                                 ThreadPool& pool) {
+void PostGroup::Member::sum_share(Call& call, const Terms& terms, const Stretches& results,
+                                  ThreadPool& pool) {
   const auto others = static_cast<int64_t>(ranks_.size()) - 1;
   const int64_t round_bytes =
       others == 0 ? kStagedBytes : std::max(kSmallestRound, kStagedBytes / others);
@@ -404,9 +405,9 @@ void MpiGroup::Member::sum_share(Call& call, const Terms& terms, const Stretches
 }
 
 template <class Terms, class Results>
-void MpiGroup::Member::sum_for_all(const CollectiveCall& collective,
-                                   std::span<const TensorView> tensors, const Terms& terms,
-                                   const Results& results, ThreadPool& pool) {
+void PostGroup::Member::sum_for_all(const CollectiveCall& collective,
+                                    std::span<const TensorView> tensors, const Terms& terms,
+                                    const Results& results, ThreadPool& pool) {
   Call call(*this, collective, tensors);
   const Stretches own = results(place_);
   sum_share(call, terms, own, pool);
@@ -421,8 +422,8 @@ void MpiGroup::Member::sum_for_all(const CollectiveCall& collective,
   call.wait_for_sent();
 }
 
-void MpiGroup::Member::all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,
-                                  ThreadPool& pool) {
+void PostGroup::Member::all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,
+                                   ThreadPool& pool) {
   const auto share = [&](size_t place) {
     Stretches stretches;
     for (const TensorView& tensor : tensors) {
@@ -434,8 +435,8 @@ void MpiGroup::Member::all_reduce(const CollectiveCall& call, std::span<const Te
   sum_for_all(call, tensors, share, share, pool);
 }
 
-void MpiGroup::Member::sum(const CollectiveCall& call, const TensorView& own,
-                           const TensorView& result, ThreadPool& pool) {
+void PostGroup::Member::sum(const CollectiveCall& call, const TensorView& own,
+                            const TensorView& result, ThreadPool& pool) {
   const auto share = [&](const TensorView& tensor) {
     return [&](size_t place) {
       return Stretches{
@@ -446,8 +447,8 @@ void MpiGroup::Member::sum(const CollectiveCall& call, const TensorView& own,
   sum_for_all(call, tensors, share(own), share(result), pool);
 }
 
-void MpiGroup::Member::reduce_shards(const CollectiveCall& collective,
-                                     std::span<const TensorView> tensors, ThreadPool& pool) {
+void PostGroup::Member::reduce_shards(const CollectiveCall& collective,
+                                      std::span<const TensorView> tensors, ThreadPool& pool) {
   const auto shard = [&](size_t place) {
     Stretches stretches;
     for (const TensorView& tensor : tensors) {
@@ -460,8 +461,8 @@ void MpiGroup::Member::reduce_shards(const CollectiveCall& collective,
   call.wait_for_sent();
 }
 
-void MpiGroup::Member::gather_shards(const CollectiveCall& collective,
-                                     std::span<const TensorView> tensors, ThreadPool& /*pool*/) {
+void PostGroup::Member::gather_shards(const CollectiveCall& collective,
+                                      std::span<const TensorView> tensors, ThreadPool& /*pool*/) {
   const auto shard = [&](size_t place) {
     Stretches stretches;
     for (const TensorView& tensor : tensors) {
@@ -481,8 +482,8 @@ void MpiGroup::Member::gather_shards(const CollectiveCall& collective,
   call.wait_for_sent();
 }
 
-void MpiGroup::Member::reduce_scatter(const CollectiveCall& collective, const TensorView& own,
-                                      const TensorView& result, ThreadPool& pool) {
+void PostGroup::Member::reduce_scatter(const CollectiveCall& collective, const TensorView& own,
+                                       const TensorView& result, ThreadPool& pool) {
   const int64_t elements = result.shape.elements();
   const auto part = [&](size_t place) {
     const auto at = static_cast<int64_t>(place);
@@ -504,8 +505,8 @@ void copy(void* target, const void* source, int64_t bytes, ThreadPool& pool) {
 
 }  // namespace
 
-void MpiGroup::Member::all_gather(const CollectiveCall& collective, const TensorView& own,
-                                  const TensorView& gathered, ThreadPool& pool) {
+void PostGroup::Member::all_gather(const CollectiveCall& collective, const TensorView& own,
+                                   const TensorView& gathered, ThreadPool& pool) {
   const int64_t bytes = own.shape.elements() * static_cast<int64_t>(size_of(own.dtype));
   const std::vector<Block> sent(ranks_.size(), {own.data, bytes});
   std::vector<Block> received;
@@ -515,15 +516,15 @@ void MpiGroup::Member::all_gather(const CollectiveCall& collective, const Tensor
   exchange_blocks(collective, {&own, 1}, sent, received, pool);
 }
 
-void MpiGroup::Member::all_to_all(const CollectiveCall& call, std::span<const Block> sent,
-                                  std::span<const Block> received, ThreadPool& pool) {
+void PostGroup::Member::all_to_all(const CollectiveCall& call, std::span<const Block> sent,
+                                   std::span<const Block> received, ThreadPool& pool) {
   exchange_blocks(call, {}, sent, received, pool);
 }
 
-void MpiGroup::Member::exchange_blocks(const CollectiveCall& collective,
-                                       std::span<const TensorView> tensors,
-                                       std::span<const Block> sent, std::span<const Block> received,
-                                       ThreadPool& pool) {
+void PostGroup::Member::exchange_blocks(const CollectiveCall& collective,
+                                        std::span<const TensorView> tensors,
+                                        std::span<const Block> sent,
+                                        std::span<const Block> received, ThreadPool& pool) {
   Call call(*this, collective, tensors);
   // Every rank begins with the one after it, so that not all send to the same one at first.
   for (size_t step = 1; step < ranks_.size(); ++step) {
@@ -541,12 +542,12 @@ void MpiGroup::Member::exchange_blocks(const CollectiveCall& collective,
   call.wait_for_sent();
 }
 
-void MpiGroup::Member::open(const CollectiveCall& call, std::span<const Block> windows) {
+void PostGroup::Member::open(const CollectiveCall& call, std::span<const Block> windows) {
   windows_ = windows;
   open_call_ = std::make_unique<Call>(*this, call, std::span<const TensorView>());
 }
 
-void MpiGroup::Member::put(int member, size_t window, int64_t offset, Block bytes) {
+void PostGroup::Member::put(int member, size_t window, int64_t offset, Block bytes) {
   const auto place = static_cast<size_t>(member);
   if (place == place_) {
     const int64_t section = windows_[window].bytes / size();
@@ -559,7 +560,7 @@ void MpiGroup::Member::put(int member, size_t window, int64_t offset, Block byte
 }
 
 // A member gets the number of bytes of each of its windows' sections, then these bytes.
-void MpiGroup::Member::close() {
+void PostGroup::Member::close() {
   Call& call = *open_call_;
   const size_t windows = windows_.size();
   std::vector<Block> sent;
@@ -611,8 +612,8 @@ void MpiGroup::Member::close() {
   open_call_.reset();
 }
 
-void MpiGroup::Member::prefix_sum(const CollectiveCall& collective, const TensorView& own,
-                                  const TensorView& running, const TensorView& total) {
+void PostGroup::Member::prefix_sum(const CollectiveCall& collective, const TensorView& own,
+                                   const TensorView& running, const TensorView& total) {
   const auto elements = static_cast<size_t>(own.shape.elements());
   Call call(*this, collective, {&own, 1});
   std::vector<Block> counts;
@@ -635,7 +636,7 @@ void MpiGroup::Member::prefix_sum(const CollectiveCall& collective, const Tensor
   call.wait_for_sent();
 }
 
-void MpiGroup::Member::send(const CollectiveCall& call, const TensorView& tensor, int to) {
+void PostGroup::Member::send(const CollectiveCall& call, const TensorView& tensor, int to) {
   const std::lock_guard lock(group_.mutex_);
   if (group_.failure_) std::rethrow_exception(group_.failure_);
   const auto place = static_cast<size_t>(to);
@@ -647,17 +648,17 @@ void MpiGroup::Member::send(const CollectiveCall& call, const TensorView& tensor
   group_.changed_.notify_one();
 }
 
-void MpiGroup::Member::finish_send(const CollectiveCall& call, int to) {
+void PostGroup::Member::finish_send(const CollectiveCall& call, int to) {
   std::unique_lock lock(group_.mutex_);
   const auto place = static_cast<size_t>(to);
   TROUPE_CHECK(!sent_[place].empty(), "a send that is finished twice");
-  const MpiPost::Transfer transfer = sent_[place].front();
+  const Post::Transfer transfer = sent_[place].front();
   sent_[place].pop_front();
   group_.wait_for(lock, site_of(call), ranks_[place], transfer);
   --group_.messages_;
 }
 
-void MpiGroup::Member::receive(const CollectiveCall& call, const TensorView& tensor, int from) {
+void PostGroup::Member::receive(const CollectiveCall& call, const TensorView& tensor, int from) {
   std::unique_lock lock(group_.mutex_);
   const int32_t sender = ranks_[static_cast<size_t>(from)];
   std::deque<Announcement>& messages = group_.mail_[room_].messages[sender];
@@ -673,7 +674,7 @@ void MpiGroup::Member::receive(const CollectiveCall& call, const TensorView& ten
                   group_.post_.receive(sender, message.channel, blocks_of({stretch_of(tensor)})));
 }
 
-MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail)
+PostGroup::PostGroup(Post& post, std::chrono::milliseconds limit, Fail fail)
     : ProcessGroup(limit, {post.rank()}, post.machine_of_rank()),
       post_(post),
       rank_(post.rank()),
@@ -681,15 +682,16 @@ MpiGroup::MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail)
       seen_(static_cast<size_t>(post.size())),
       waits_for_(static_cast<size_t>(post.size())),
       heard_(static_cast<size_t>(post.size())),
+      gone_(static_cast<size_t>(post.size())),
       lowest_failed_(post.size()),
       fail_(std::move(fail)),
       mover_([this] { move_messages(); }) {}
 
-MpiGroup::~MpiGroup() {
+PostGroup::~PostGroup() {
   stop();
 }
 
-void MpiGroup::stop() {
+void PostGroup::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;
@@ -698,14 +700,14 @@ void MpiGroup::stop() {
   if (mover_.joinable()) mover_.join();
 }
 
-void MpiGroup::move_messages() {
+void PostGroup::move_messages() {
   constexpr std::chrono::microseconds kMoving{200};
   constexpr std::chrono::milliseconds kIdle{100};
   std::unique_lock lock(mutex_);
   while (!is_over_) {
     try {
       read_notes();
-    } catch (const UserError&) {  // of MPI
+    } catch (const UserError&) {  // of the post
       if (!failure_) failure_ = std::current_exception();
       return;
     }
@@ -713,7 +715,7 @@ void MpiGroup::move_messages() {
   }
 }
 
-Communicator& MpiGroup::member(int rank, const std::vector<int32_t>& members) {
+Communicator& PostGroup::member(int rank, const std::vector<int32_t>& members) {
   TROUPE_CHECK(rank == rank_ && std::is_sorted(members.begin(), members.end()) &&
                    std::binary_search(members.begin(), members.end(), rank) &&
                    members.front() >= 0 && members.back() < size(),
@@ -724,11 +726,11 @@ Communicator& MpiGroup::member(int rank, const std::vector<int32_t>& members) {
   return *member;
 }
 
-MpiGroup::Member& MpiGroup::member_of_all() {
+PostGroup::Member& PostGroup::member_of_all() {
   return static_cast<Member&>(member(rank_, ranks_below(size())));
 }
 
-std::vector<uint64_t> MpiGroup::exchange(int /*rank*/, uint64_t value) {
+std::vector<uint64_t> PostGroup::exchange(int /*rank*/, uint64_t value) {
   Member& all = member_of_all();
   std::unique_lock lock(mutex_);
   std::vector<uint64_t> values;
@@ -738,7 +740,7 @@ std::vector<uint64_t> MpiGroup::exchange(int /*rank*/, uint64_t value) {
   return values;
 }
 
-std::vector<std::string> MpiGroup::gather(int /*rank*/, std::string bytes) {
+std::vector<std::string> PostGroup::gather(int /*rank*/, std::string bytes) {
   Member& all = member_of_all();
   std::unique_lock lock(mutex_);
   const std::vector<Announcement> announced =
@@ -747,7 +749,7 @@ std::vector<std::string> MpiGroup::gather(int /*rank*/, std::string bytes) {
     return Block{text.data(), static_cast<int64_t>(text.size())};
   };
   const auto own = static_cast<size_t>(rank_);
-  const auto wait_for = [&](size_t other, MpiPost::Transfer transfer) {
+  const auto wait_for = [&](size_t other, Post::Transfer transfer) {
     wait(lock,
          {{},
           false,
@@ -770,20 +772,20 @@ std::vector<std::string> MpiGroup::gather(int /*rank*/, std::string bytes) {
   return std::move(gathered_);
 }
 
-int MpiGroup::next_channel() {
-  last_channel_ = (last_channel_ + 1) % MpiPost::kChannels;
+int PostGroup::next_channel() {
+  last_channel_ = (last_channel_ + 1) % Post::kChannels;
   return last_channel_;
 }
 
-void MpiGroup::announce_to_all(const Announcement& announcement) {
+void PostGroup::announce_to_all(const Announcement& announcement) {
   const std::string bytes = to_bytes(announcement);
   for (int rank = 0; rank < size(); ++rank) {
     if (rank != rank_) post_.send_note(rank, bytes);
   }
 }
 
-void MpiGroup::read_notes() {
-  while (std::optional<MpiPost::Note> note = post_.next_note()) {
+void PostGroup::read_notes() {
+  while (std::optional<Post::Note> note = post_.next_note()) {
     Announcement announcement = from_bytes(note->bytes);
     const auto from = static_cast<size_t>(note->from);
     heard_[from] = Clock::now();
@@ -797,13 +799,15 @@ void MpiGroup::read_notes() {
         ended_[from] = announcement.number;
         break;
       case Kind::failed:
-        lowest_failed_ = std::min(lowest_failed_, note->from);
+        if (announcement.index == rank_) break;  // passed on by somebody
+        lowest_failed_ = std::min(lowest_failed_, announcement.index);
         if (failure_) break;
+        origin_ = announcement.index;
         failure_ = std::make_exception_ptr(
             UserError(static_cast<ExitStatus>(announcement.number), announcement.text));
         break;
       case Kind::spoken:
-        spoken_ = true;
+        speaker_ = note->from;
         break;
       case Kind::waits:
         waits_for_[from] = std::move(announcement.waits_for);
@@ -821,23 +825,33 @@ void MpiGroup::read_notes() {
       }
     }
   }
+  while (const std::optional<int32_t> rank = post_.next_gone()) {
+    const auto at = static_cast<size_t>(*rank);
+    gone_[at] = true;
+    if (failure_ || ended_[at] == kEnd) continue;
+    failure_ =
+        std::make_exception_ptr(UserError(ExitStatus::failed, lost_message(*rank, seen_[at])));
+  }
 }
 
-bool MpiGroup::has_ended(int32_t rank) const {
+bool PostGroup::has_ended(int32_t rank) const {
   return ended_[static_cast<size_t>(rank)] >= (runs_now_ ? runs_ : kEnd);
 }
 
-bool MpiGroup::is_silent(int32_t rank, Clock::time_point start) const {
+bool PostGroup::is_silent(int32_t rank, Clock::time_point start) const {
   return Clock::now() - std::max(start, heard_[static_cast<size_t>(rank)]) > limit();
 }
 
 template <class Done>
-void MpiGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done) {
+void PostGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done) {
   const Clock::time_point start = Clock::now();
   Clock::time_point next_note = start + limit() / 2;
   for (int polls = 0;; ++polls) {
     read_notes();
-    if (failure_) std::rethrow_exception(failure_);
+    if (failure_) {
+      post_.drop_transfers();
+      std::rethrow_exception(failure_);
+    }
     if (done()) return;
     const std::vector<int32_t> absent = wait.absent();
     const auto any_absent = [&](const auto& condition) {
@@ -865,6 +879,7 @@ void MpiGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const 
                               : any_absent([&](int32_t rank) { return is_silent(rank, start); });
     if (too_late ||
         (!wait.for_transfer && any_absent([&](int32_t rank) { return has_ended(rank); }))) {
+      post_.drop_transfers();
       throw_failed(missing(wait));
     }
     lock.unlock();
@@ -873,13 +888,13 @@ void MpiGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const 
   }
 }
 
-void MpiGroup::wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site, int32_t other,
-                        MpiPost::Transfer transfer) {
+void PostGroup::wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site, int32_t other,
+                         Post::Transfer transfer) {
   wait(lock, {site, true, [&] { return std::vector{other}; }, /*for_transfer=*/true},
        [&] { return post_.done(transfer); });
 }
 
-std::string MpiGroup::missing(const Wait& wait) const {
+std::string PostGroup::missing(const Wait& wait) const {
   using State = AbsentRank::State;
   std::vector<AbsentRank> absent;
   // Ranks that wait themselves are followed by those for whom they do: one of these is to blame.
@@ -924,7 +939,7 @@ std::pair<ExitStatus, std::string> contents_of(const std::exception_ptr& failure
 
 }  // namespace
 
-void MpiGroup::run(const std::function<void(int)>& body) {
+void PostGroup::run(const std::function<void(int)>& body) {
   ++runs_;
   runs_now_ = true;
   try {
@@ -937,7 +952,7 @@ void MpiGroup::run(const std::function<void(int)>& body) {
   end(runs_);
 }
 
-void MpiGroup::end(uint64_t number) {
+void PostGroup::end(uint64_t number) {
   std::unique_lock lock(mutex_);
   announce_to_all({.kind = Kind::ended, .number = number, .text = {}, .tensors = {}});
   ended_[static_cast<size_t>(rank_)] = number;
@@ -951,57 +966,62 @@ void MpiGroup::end(uint64_t number) {
   wait(lock, {{}, false, absent}, [&] { return absent().empty(); });
 }
 
-void MpiGroup::finish() {
+void PostGroup::finish() {
   end(kEnd);
   stop();
 }
 
-bool MpiGroup::announce_failure(ExitStatus status, const std::string& message) {
+bool PostGroup::announce_failure(ExitStatus status, const std::string& message) {
   std::unique_lock lock(mutex_);
-  const bool is_own = !failure_;
-  if (is_own) {
-    announce_to_all({.kind = Kind::failed,
-                     .number = static_cast<uint64_t>(status),
-                     .text = message,
-                     .tensors = {}});
-  }
-  if (rank_ == 0) {
-    read_notes();
-    return !spoken_;
-  }
+  post_.drop_transfers();
+  const bool is_own = origin_ < 0;
+  // Also on from another rank: who finds this one gone must know why.
+  announce_to_all({.kind = Kind::failed,
+                   .number = static_cast<uint64_t>(status),
+                   .index = is_own ? rank_ : origin_,
+                   .text = message,
+                   .tensors = {}});
+  const auto speak = [&] {
+    announce_to_all({.kind = Kind::spoken, .text = {}, .tensors = {}});
+    return true;
+  };
+  const auto is_gone = [&](int32_t rank) { return gone_[static_cast<size_t>(rank)]; };
   const auto end = Clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
-  while (Clock::now() < end) {
+  do {
     read_notes();
+    const std::vector<int32_t> below = ranks_below(rank_);
+    const bool leads = std::all_of(below.begin(), below.end(), is_gone);
+    if (speaker_ >= 0 && (leads || is_gone(speaker_))) return false;
+    if (leads) return speak();
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     lock.lock();
-  }
-  const bool speaks = is_own && rank_ < lowest_failed_;
-  if (speaks) announce_to_all({.kind = Kind::spoken, .text = {}, .tensors = {}});
-  return speaks;
+  } while (Clock::now() < end);
+  return is_own && rank_ < lowest_failed_ && speak();
 }
 
-ProcessGroup& MpiProcesses::group(std::chrono::milliseconds limit) {
+ProcessGroup& PostProcesses::group(std::chrono::milliseconds limit) {
   TROUPE_CHECK(group_ == nullptr, "processes form one group");
-  group_ = std::make_unique<MpiGroup>(
-      post_, limit,
+  group_ = std::make_unique<PostGroup>(
+      *post_, limit,
       [this](ExitStatus status, const std::string& message) { fail(status, message); });
   return *group_;
 }
 
-MpiGroup& MpiProcesses::group() {
+PostGroup& PostProcesses::group() {
   if (group_ == nullptr) group(kCollectiveLimit);
   return *group_;
 }
 
-void MpiProcesses::finish() {
+void PostProcesses::finish() {
   group().finish();
-  post_.finish();
+  post_->finish();
 }
 
-void MpiProcesses::fail(ExitStatus status, const std::string& message) {
-  // Processes are ended by this signal, which a program may have taken for a request.
-  std::signal(SIGTERM, SIG_DFL);
+void PostProcesses::fail(ExitStatus status, const std::string& message) {
+  // A program may have taken this signal for a request. A launcher sends it when a rank fails: to
+  // end those that need not speak any more, or before anybody could.
+  std::signal(SIGTERM, post_->ends_all() ? SIG_DFL : SIG_IGN);
   bool speaks = true;
   try {
     speaks = group().announce_failure(status, message);
@@ -1011,7 +1031,8 @@ void MpiProcesses::fail(ExitStatus status, const std::string& message) {
   }
   if (speaks) std::fprintf(stderr, "troupe: %s\n", message.c_str());
   std::fflush(nullptr);
-  post_.abort(static_cast<int>(status));
+  post_->abort(static_cast<int>(status));
+  std::_Exit(static_cast<int>(status));
 }
 
 }  // namespace troupe

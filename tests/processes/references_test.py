@@ -3,7 +3,7 @@
 
 import json
 
-from mpi_test_support import FOLDED, HERE, PIPELINE, PROCESSES, ProcessesTest, main, run
+from processes_test_support import FOLDED, HERE, PIPELINE, PROCESSES, ProcessesTest, main, run
 
 
 class References(ProcessesTest):
@@ -18,7 +18,7 @@ class References(ProcessesTest):
                 self.assertEqual(threads.returncode, 0, threads.stderr)
                 self.assertEqual(self.launch(0, *arguments).stdout_text, threads.stdout)
 
-    def test_references_in_bf16_with_oracle(self):
+    def test_references_in_bf16_with_oracle(self):  # only torchrun
         fixture = HERE.source / "tests/fixtures/hf/olmoe"
         arguments = ["verify", fixture, "--compute-dtype", "bf16", "--oracle",
                      "--expert-model-parallel-size", 2, "--json"]

@@ -1,6 +1,6 @@
-// Faults on purpose, one for each run: drills FAULT, by an MPI launcher, with three processes or
-// more. tests/mpi/drills_test.py says how each must end. Any further argument is ignored: it marks
-// the processes.
+// Faults on purpose, one for each run: drills FAULT, by a launcher, with three processes or
+// more. tests/processes/drills_test.py says how each must end. Any further argument is ignored: it
+// marks the processes.
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -15,7 +15,7 @@
 
 #include "parallel/group_schedule.h"
 #include "parallel/layout.h"
-#include "parallel/processes.h"
+#include "processes/started_processes.h"
 #include "support/rank_program.h"
 
 namespace troupe {
@@ -72,6 +72,11 @@ constexpr std::array kFaults = {
     Fault{"killed",
           [](Drill& drill) {
             if (drill.rank == 1) raise(SIGKILL);
+            drill.step();
+          }},
+    Fault{"first_killed",
+          [](Drill& drill) {
+            if (drill.rank == 0) raise(SIGKILL);
             drill.step();
           }},
     Fault{"gone",
@@ -145,7 +150,8 @@ constexpr std::array kFaults = {
 };
 
 int run(Processes& processes, std::string_view name) {
-  ProcessGroup& group = processes.group(name == "killed" || name == "gone" ? kPatient : kLimit);
+  ProcessGroup& group = processes.group(
+      name == "killed" || name == "first_killed" || name == "gone" ? kPatient : kLimit);
   for (const Fault& fault : kFaults) {
     if (name != fault.name) continue;
     run_ranks(group, [&](int rank) {
@@ -164,7 +170,7 @@ int run(Processes& processes, std::string_view name) {
 }  // namespace troupe
 
 int main(int argc, char** argv) {
-  const std::unique_ptr<troupe::Processes> processes = troupe::join_processes();
+  const std::unique_ptr<troupe::Processes> processes = troupe::join_started_processes();
   try {
     return troupe::run(*processes, argc > 1 ? argv[1] : "");
   } catch (const troupe::UserError& error) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """troupe train on several processes: the curve and the checkpoint of threads, to the bit."""
 
-from mpi_test_support import (FOLDED, HERE, PIPELINE, PROCESSES, ProcessesTest, main, numbers, run,
+from processes_test_support import (FOLDED, HERE, PIPELINE, PROCESSES, ProcessesTest, main, numbers, run,
                               tensors, train_arguments)
 
 
@@ -28,7 +28,7 @@ class Training(ProcessesTest):
                             "--train-iters", 4)
 
     # A new program is built, and verified, when the batch grows.
-    def test_shared_sequences_and_a_batch_that_grows(self):
+    def test_shared_sequences_and_a_batch_that_grows(self):  # only torchrun
         self.check_same_run("context", "--context-parallel-size", 2, "--rampup-batch-size",
                             "4 4 8", "--train-samples", 40)
 

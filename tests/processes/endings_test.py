@@ -6,7 +6,7 @@ import pathlib
 import signal
 import time
 
-from mpi_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, left_behind, main, marked,
+from processes_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, left_behind, main, marked,
                               metrics, run, tensors, train_arguments)
 
 
@@ -24,7 +24,7 @@ class Endings(ProcessesTest):
         ranks = {}
         for pid in marked(process.mark):
             for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
+                if entry.startswith(HERE.launcher.rank_variable.encode() + b"="):
                     ranks[int(entry.split(b"=")[1])] = pid
         self.assertEqual(len(ranks), PROCESSES)
         return save, process, ranks
@@ -54,7 +54,7 @@ class Endings(ProcessesTest):
         last = metrics(save)[-1]["step"]
         self.assertEqual(len(tensors(save, last)), PROCESSES, errors)
 
-    def test_a_request_that_the_launcher_passes_on_stops_all(self):
+    def test_a_request_that_the_launcher_passes_on_stops_all(self):  # only mpirun
         save, process, _ = self.start_run("requested")
         process.send_signal(signal.SIGUSR1)
         errors = self.wait(process)
@@ -66,6 +66,8 @@ class Endings(ProcessesTest):
         os.kill(ranks[1], signal.SIGKILL)
         errors = self.wait(process)
         self.assertNotEqual(process.returncode, 0, errors)
+        if not HERE.launcher.is_mpi:
+            self.assertEqual(errors.count("troupe: Rank 1 has ended without a word"), 1, errors)
         result = self.launch(0, *train_arguments(save, *FOLDED, "--load", save, "--train-iters",
                                                  20000, "--exit-interval", 1))
         self.assertIn("saved", result.stderr_text)
@@ -83,9 +85,12 @@ class Endings(ProcessesTest):
         cases = [
             (train_arguments(HERE.folder / "wrong", "--ranks", 3, "--train-iters", 1),
              "--ranks 3: a launcher has started 2 processes"),
-            (["plan", "--model", HERE.folder / "config.json"], "troupe plan works in one"),
             (["verify", HERE.folder / "nothing"], "nothing"),
+            (["train", "--no-such-flag"], "Unknown flag --no-such-flag"),
         ]
+        if HERE.launcher.is_mpi:
+            cases.append((["plan", "--model", HERE.folder / "config.json"],
+                          "troupe plan works in one"))
         for arguments, message in cases:
             with self.subTest(arguments=arguments):
                 errors = self.launch(2, *arguments, processes=2).stderr_text
@@ -95,7 +100,7 @@ class Endings(ProcessesTest):
     def test_ranks_that_start_differently_are_refused(self):
         script = HERE.folder / "rank.sh"
         script.write_text(
-            'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then seed=5; else seed=6; fi\n'
+            f'if [ "${HERE.launcher.rank_variable}" = 1 ]; then seed=5; else seed=6; fi\n'
             f'exec "{HERE.troupe}" "$@" --seed $seed\n')
         result = HERE.launcher.run(2, "sh", script, *train_arguments(HERE.folder / "unlike", "--train-iters",
                                                                 1))

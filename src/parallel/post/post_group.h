@@ -1,4 +1,4 @@
-// Ranks as processes that exchange messages (MpiPost), one rank each.
+// Ranks as processes that exchange messages through a post, one rank each.
 //
 // Whoever comes to a collective announces it to all other members, with what it calls; so every
 // member knows who is missing, and whether all call the same, before it takes anything from
@@ -10,8 +10,8 @@
 // call.
 //
 // Several threads of a rank may call at the same time, for different members. A thread of the
-// group's own keeps messages moving that this rank has sent and not finished, while it computes:
-// MPI does nothing unless it is called. It also answers other ranks, which ask in waits without
+// group's own keeps messages moving that this rank has sent and not finished, while it computes: a
+// post does nothing unless it is called. It also answers other ranks, which ask in waits without
 // limit: so a rank that is dead can be told from one that writes to a slow disk.
 #pragma once
 
@@ -27,10 +27,11 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "parallel/collective_messages.h"
-#include "parallel/mpi/mpi_post.h"
+#include "parallel/post/post.h"
 #include "parallel/process_group.h"
 #include "parallel/processes.h"
 
@@ -53,7 +54,7 @@ struct Announcement {
   uint64_t room = 0;    // of collectives, exchanges and messages: among which ranks
   uint64_t number = 0;  // exchange: what is handed over; ended: of the run; failed: the status
   int32_t channel = 0;  // on which the sender's tensors come
-  int32_t index = -1;   // of the operation, see CallSite
+  int32_t index = -1;   // of the operation, see CallSite; failed: the rank it began with
   int32_t layer = -1;
   int32_t micro_batch = -1;
   std::string text;                     // the operation's kind; failed: the message
@@ -63,15 +64,15 @@ struct Announcement {
   CallSite site() const { return {text, index, layer, micro_batch}; }
 };
 
-class MpiGroup : public ProcessGroup {
+class PostGroup : public ProcessGroup {
  public:
   // Ends all processes; see Processes::fail().
   using Fail = std::function<void(ExitStatus, const std::string&)>;
 
   // `post` must outlive the group. What run_ranks() throws goes to `fail` at once, and not on to
   // the caller: what is under way must not lose its memory while MPI works on it.
-  MpiGroup(MpiPost& post, std::chrono::milliseconds limit, Fail fail);
-  ~MpiGroup() override;
+  PostGroup(Post& post, std::chrono::milliseconds limit, Fail fail);
+  ~PostGroup() override;
 
   Communicator& member(int rank, const std::vector<int32_t>& members) override;
   using ProcessGroup::member;
@@ -82,9 +83,9 @@ class MpiGroup : public ProcessGroup {
   void finish();
   // Ends what goes on in the background.
   void stop();
-  // Tells the others that this rank has failed, unless it was told so itself. Then lets messages go
-  // on for a while, in which another rank may speak and end all processes. True: none has, and this
-  // one is to speak.
+  // Tells the others that this rank has failed, or was told so itself. Then lets messages go on for
+  // a while, in which another rank may speak and end all processes. True: none has, and this one is
+  // to speak.
   bool announce_failure(ExitStatus status, const std::string& message);
 
  private:
@@ -117,14 +118,14 @@ class MpiGroup : public ProcessGroup {
   template <class Done>
   void wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done);
   void wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site, int32_t other,
-                MpiPost::Transfer transfer);
+                Post::Transfer transfer);
   std::string missing(const Wait& wait) const;
   // Has nothing come from the rank for too long, since `start`?
   bool is_silent(int32_t rank, Clock::time_point start) const;
   bool has_ended(int32_t rank) const;
   Member& member_of_all();
 
-  MpiPost& post_;
+  Post& post_;
   const int rank_;
   // Guards everything below, and the post.
   std::mutex mutex_;
@@ -137,9 +138,11 @@ class MpiGroup : public ProcessGroup {
   std::vector<std::vector<int32_t>> waits_for_;
   std::vector<Clock::time_point> heard_;  // by rank, when anything came from it last
   std::set<std::string> names_;           // of operations, for seen_
-  std::exception_ptr failure_;            // of another rank
-  int32_t lowest_failed_;                 // of those that have told so; the group's size: none
-  bool spoken_ = false;                   // by another rank
+  std::vector<bool> gone_;                // by rank: its process is
+  std::exception_ptr failure_;            // of another rank, or of the post
+  int32_t origin_ = -1;                   // the rank that it began with, if another has told so
+  int32_t lowest_failed_;                 // of these; the group's size: none
+  int32_t speaker_ = -1;                  // the rank that has said what failed
   Fail fail_;
   std::vector<std::string> gathered_;  // in gather(), which may be cut short
   // Of calls that were cut short.
@@ -152,21 +155,21 @@ class MpiGroup : public ProcessGroup {
   std::thread mover_;                // the last member: it uses the others
 };
 
-class MpiProcesses : public Processes {
+class PostProcesses : public Processes {
  public:
-  MpiProcesses() = default;
+  explicit PostProcesses(std::unique_ptr<Post> post) : post_(std::move(post)) {}
 
-  int rank() const override { return post_.rank(); }
-  int size() const override { return post_.size(); }
+  int rank() const override { return post_->rank(); }
+  int size() const override { return post_->size(); }
   ProcessGroup& group(std::chrono::milliseconds limit) override;
   void finish() override;
   [[noreturn]] void fail(ExitStatus status, const std::string& message) override;
 
  private:
-  MpiGroup& group();
+  PostGroup& group();
 
-  MpiPost post_;
-  std::unique_ptr<MpiGroup> group_;
+  const std::unique_ptr<Post> post_;
+  std::unique_ptr<PostGroup> group_;
 };
 
 }  // namespace troupe

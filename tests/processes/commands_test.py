@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 
-from mpi_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, main, metrics, run,
+from processes_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, main, metrics, run,
                               train_arguments)
 
 
@@ -41,7 +41,7 @@ class Commands(ProcessesTest):
         self.assertEqual(threads.returncode, 0, threads.stderr)
         self.assertEqual(self.launch(0, *arguments).stdout_text, threads.stdout)
 
-    def test_eval_and_generate(self):
+    def test_eval_and_generate(self):  # only torchrun
         save = HERE.folder / "trained"
         result = run(*train_arguments(save, "--train-iters", 2))
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -52,14 +52,14 @@ class Commands(ProcessesTest):
                         "--expert-model-parallel-size", 4, "--expert-tensor-parallel-size", 1)
 
     # As another MPI's launcher than this build's would leave it.
-    def test_processes_that_mpi_does_not_join_are_refused(self):
+    def test_processes_that_mpi_does_not_join_are_refused(self):  # only mpirun
         environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
         result = subprocess.run([HERE.troupe, *map(str, self.bench())], stdin=subprocess.DEVNULL,
                                 capture_output=True, text=True, check=False, env=environment)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("OMPI_COMM_WORLD_RANK=1 of OMPI_COMM_WORLD_SIZE=2 is set", result.stderr)
 
-    def test_train_writes_timelines(self):
+    def test_train_writes_timelines(self):  # only torchrun
         save, folder = HERE.folder / "profiled", HERE.folder / "train_profile"
         result = self.launch(0, *train_arguments(
             save, *FOLDED, "--train-iters", 3, "--profile", "--profile-step-start", 1,
@@ -69,7 +69,7 @@ class Commands(ProcessesTest):
         self.assertEqual(result.stderr_text.count("operation kind"), 2, "a table of each rank")
         self.assertEqual(metrics(save)[-1]["step"], 3)
 
-    def test_timelines_that_one_rank_cannot_write_end_all(self):
+    def test_timelines_that_one_rank_cannot_write_end_all(self):  # only torchrun
         folder = HERE.folder / "blocked"
         (folder / "rank2_step2.json").mkdir(parents=True)
         errors = self.launch(1, *train_arguments(

@@ -1,5 +1,6 @@
 """What the tests of several processes share: the launcher, who must be gone afterwards, and a
-small run. Scripts are called with TROUPE SOURCE_FOLDER LAUNCHER PROGRAM_FOLDER [TEST...]."""
+small run. Scripts are called with TROUPE SOURCE_FOLDER PROGRAM_FOLDER LAUNCHER [TEST...]; LAUNCHER
+is mpirun, or one that launch.py stands for: torchrun, srun, hand."""
 
 import json
 import os
@@ -20,21 +21,24 @@ PIPELINE = ["--pipeline-model-parallel-size", 2, "--tensor-model-parallel-size",
 # What the script was called with, and a folder of its own.
 HERE = types.SimpleNamespace(troupe="", source=None, launcher=None, programs=None, folder=None)
 
-# --allow-run-as-root and --oversubscribe are for test machines: containers with few cores.
-LAUNCHER_FLAGS = ["--allow-run-as-root", "--oversubscribe"]
-
-
 class Launcher:
     """Runs programs on several processes, all of which carry a mark of their own."""
 
     def __init__(self, command):
-        self.command = command
+        self.name = pathlib.Path(command).name
+        self.is_mpi = self.name.startswith("mpi")
+        if self.is_mpi:
+            # For test machines: containers with few cores.
+            self.command = [command, "--allow-run-as-root", "--oversubscribe", "-np"]
+            self.rank_variable = "OMPI_COMM_WORLD_RANK"
+        else:
+            self.command = [sys.executable, pathlib.Path(__file__).with_name("launch.py"), command]
+            self.rank_variable = "SLURM_PROCID" if command == "srun" else "RANK"
 
     def start(self, processes, program, *arguments, **options):
         environment = {**os.environ, "TROUPE_TEST_MARK": uuid.uuid4().hex}
         process = subprocess.Popen(
-            [self.command, *LAUNCHER_FLAGS, "-np", str(processes), str(program),
-             *map(str, arguments)],
+            [*self.command, str(processes), str(program), *map(str, arguments)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=environment, **options)
         process.mark = environment["TROUPE_TEST_MARK"]
@@ -130,8 +134,8 @@ def make_corpus():
 
 def main():
     HERE.troupe, HERE.source = sys.argv[1], pathlib.Path(sys.argv[2])
-    HERE.launcher, HERE.programs = Launcher(sys.argv[3]), pathlib.Path(sys.argv[4])
-    with tempfile.TemporaryDirectory(prefix="troupe_mpi_") as folder:
+    HERE.programs, HERE.launcher = pathlib.Path(sys.argv[3]), Launcher(sys.argv[4])
+    with tempfile.TemporaryDirectory(prefix="troupe_processes_") as folder:
         HERE.folder = pathlib.Path(folder)
         make_corpus()
         unittest.main(argv=[sys.argv[0], *sys.argv[5:]])

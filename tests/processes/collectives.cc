@@ -1,5 +1,5 @@
-// Every collective between processes against the same one between threads, bit for bit. Run by an
-// MPI launcher, with at least two processes: each also runs all ranks as threads.
+// Every collective between processes against the same one between threads, bit for bit. Run by a
+// launcher, with at least two processes: each also runs all ranks as threads.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "parallel/processes.h"
 #include "parallel/thread_group.h"
+#include "processes/started_processes.h"
 #include "program/shard.h"
 
 namespace troupe {
@@ -320,7 +320,7 @@ int run(Processes& processes) {
 }  // namespace troupe
 
 int main() {
-  const std::unique_ptr<troupe::Processes> processes = troupe::join_processes();
+  const std::unique_ptr<troupe::Processes> processes = troupe::join_started_processes();
   try {
     return troupe::run(*processes);
   } catch (const troupe::UserError& error) {

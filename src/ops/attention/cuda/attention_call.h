@@ -1,0 +1,67 @@
+// Attention on a GPU, whichever operation it is of: where the rows of a call lie, and the two ways
+// to compute it. In bf16, with heads that it takes, that is cuDNN (attention_cudnn.h), otherwise
+// ordinary arithmetic for any type and head of at most 256 elements (attention_cuda.cu).
+//
+// Queries are some rows of every sequence: those of all positions, or a rank's chunks of them
+// (program/row_origin.h). Keys and values are the rows of all positions, in their order. So each
+// chunk of queries attends to the keys before it, with the softmax over all of them at once.
+//
+// Any thread that launches kernels. Kernels throw UserError as others do.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "ops/attention/attention.h"
+#include "program/cuda_kernel.h"
+#include "program/row_origin.h"
+
+namespace troupe {
+
+struct AttentionShape {
+  AttentionAttributes attributes;  // its sequence: the rows of queries in each sequence
+  SequenceChunks chunks = {};      // which positions these have
+  DType dtype = DType::f32;
+  // The gradients of keys and values are left in the accumulation type, for the caller to sum.
+  bool wide_key_gradients = false;
+
+  int64_t rows() const { return attributes.sequence; }
+  int64_t positions() const { return rows() * chunks.ranks; }
+  // Queries of a chunk, whose positions follow each other. A sequence's rows are one chunk or two.
+  int64_t chunk() const { return chunks.ranks == 1 ? rows() : rows() / 2; }
+  // Of row `row` of a sequence.
+  int64_t position(int64_t row) const { return chunks.position(row, rows()); }
+};
+
+// Rows are consecutive, sequence after sequence; the heads of a row follow each other. Inputs are
+// only read.
+struct AttentionCall {
+  AttentionShape shape;
+  int64_t query_stride = 0;  // elements from row to row, of q and d_q
+  int64_t key_stride = 0;    // of k, v, d_k and d_v
+  // [B rows, H d]
+  void* q = nullptr;
+  void* out = nullptr;
+  // [B positions, G d]
+  void* k = nullptr;
+  void* v = nullptr;
+  void* lse = nullptr;            // [B rows, H]
+  const int64_t* step = nullptr;  // of dropout
+  // Of the gradient, like q, out, k and v. All of d_q, d_k and d_v is written.
+  void* d_q = nullptr;
+  void* d_out = nullptr;
+  void* d_k = nullptr;
+  void* d_v = nullptr;
+};
+
+// Throws UserError if heads are too large.
+void check_attention_heads(const AttentionShape& shape);
+
+// Launch the attention of a call, or its gradient; `scratch`: so many bytes of the GPU's memory.
+void run_attention(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch);
+void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
+                            std::byte* scratch);
+uint64_t attention_call_scratch_bytes(const AttentionShape& shape);
+uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape);
+
+}  // namespace troupe
