@@ -32,10 +32,8 @@ void infer_combine(InferContext& context) {
 
 void differentiate_combine(DerivativeContext& context) {
   if (!context.wants(0)) return;
-  const PermuteAttributes attributes{.experts =
-                                         context.builder().value(context.input(1)).rows.element};
   const ValueId gradient =
-      context.builder().emit(kPermute, Attributes(attributes),
+      context.builder().emit(kPermute, Attributes(NoAttributes{}),
                              {context.output_gradient(0), context.input(1), context.input(2)},
                              "d_" + context.input_name(0))[0];
   context.add_gradient(0, gradient);

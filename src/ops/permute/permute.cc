@@ -26,8 +26,6 @@ void infer_permute(InferContext& context) {
   TROUPE_CHECK(row_slot.dtype == DType::i32 && row_slot.rows.valid() && row_slot.shape.rank() == 1,
                "permute needs ragged i32 row_slot [R]: " + row_slot.name);
   const RowCount rows = row_slot.rows;
-  TROUPE_CHECK(rows.element >= 1 && rows.element == context.attributes<PermuteAttributes>().experts,
-               "permute needs row_slot with the row count of a plan: " + row_slot.name);
   context.output("", x.dtype, {row_slot.shape[0], x.shape[1]}, rows);
 }
 
@@ -98,8 +96,8 @@ std::vector<OpSample> samples_permute() {
 }  // namespace
 
 ValueId permute(Builder& builder, ValueId x, const Routing& routing, const std::string& name) {
-  return builder.emit(kPermute, Attributes(PermuteAttributes{.experts = routing.experts}),
-                      {x, routing.row_slot, routing.slot_row}, name)[0];
+  return builder.emit(kPermute, Attributes(NoAttributes{}), {x, routing.row_slot, routing.slot_row},
+                      name)[0];
 }
 
 const OpSpec kPermute{.name = "permute",

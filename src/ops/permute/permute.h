@@ -20,14 +20,8 @@ namespace troupe {
 // the plan's RowCount.
 ValueId permute(Builder& builder, ValueId x, const Routing& routing, const std::string& name);
 
-// How many experts the plan has. The plan's offsets are where the live count of row_slot is found:
-// it is their last element, and so the kernel on GPUs finds the others.
-struct PermuteAttributes {
-  int32_t experts = 1;
-};
-
-// Inputs: x [T, h], row_slot i32 [R] (ragged with RowCount{offsets, experts}, which the result
-// gets, too), slot_row i32 [T, k]. Output: [R, h], ragged. Attributes: PermuteAttributes.
+// Inputs: x [T, h], row_slot i32 [R] (ragged; gives the result its row count), slot_row i32 [T, k].
+// Output: [R, h], ragged. No attributes.
 extern const OpSpec kPermute;
 
 }  // namespace troupe
