@@ -48,17 +48,18 @@ __device__ __forceinline__ void walk_chunk(const int32_t* indices, int64_t slots
   }
 }
 
+// histograms[e][chunk]: the slots of expert e in the chunk.
 __global__ void count_slots_kernel(const int32_t* indices, int64_t slots, int32_t experts,
                                    int32_t* histograms) {
   extern __shared__ int32_t next[];
   for_row(experts, [=](int64_t e) { next[e] = 0; });
   __syncwarp();
   walk_chunk(indices, slots, experts, next, [](int64_t, int32_t, int32_t) {});
-  for_row(experts, [=](int64_t e) { histograms[blockIdx.x * int64_t{experts} + e] = next[e]; });
+  for_row(experts, [=](int64_t e) { histograms[e * gridDim.x + blockIdx.x] = next[e]; });
 }
 
 // One block. The histograms become the number of slots that each expert has in earlier chunks: a
-// warp goes through those of one expert, kScanChunks to a lane at a time.
+// warp goes through those of one expert, kScanChunks times 32 at a time.
 __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t* counts,
                                     int32_t* offsets, int32_t* row_slot,
                                     RouteAttributes attributes) {
@@ -68,25 +69,20 @@ __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   for (int32_t e = warp; e < experts; e += warps) {
+    int32_t* cells = histograms + e * chunks;
     int32_t total = 0;
-    for (int64_t first = 0; first < chunks; first += 32 * kScanChunks) {
-      const int64_t own = first + lane * kScanChunks;
-      int32_t cells[kScanChunks];
-      int32_t of_lane = 0;
+    for (int64_t first = lane; first < chunks + lane; first += 32 * kScanChunks) {
+      int32_t own[kScanChunks];
 #pragma unroll
       for (int i = 0; i < kScanChunks; ++i) {
-        cells[i] = own + i < chunks ? histograms[(own + i) * experts + e] : 0;
+        own[i] = first + 32 * i < chunks ? cells[first + 32 * i] : 0;
       }
-#pragma unroll
-      for (int i = 0; i < kScanChunks; ++i) of_lane += cells[i];
-      const int32_t through = warp_prefix_sum(of_lane);
-      int32_t before = total + through - of_lane;
 #pragma unroll
       for (int i = 0; i < kScanChunks; ++i) {
-        if (own + i < chunks) histograms[(own + i) * experts + e] = before;
-        before += cells[i];
+        const int32_t through = warp_prefix_sum(own[i]);
+        if (first + 32 * i < chunks) cells[first + 32 * i] = total + through - own[i];
+        total += __shfl_sync(0xffffffffU, through, 31);
       }
-      total += __shfl_sync(0xffffffffU, through, 31);
     }
     if (lane == 0) counts[e] = total;
   }
@@ -123,17 +119,17 @@ __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t
 __global__ void place_slots_kernel(const int32_t* indices, int64_t slots, int32_t experts,
                                    const int32_t* histograms, const int32_t* counts,
                                    const int32_t* offsets, int32_t* row_slot, int32_t* slot_row) {
-  extern __shared__ int32_t next[];
-  for_row(experts, [=](int64_t e) { next[e] = histograms[blockIdx.x * int64_t{experts} + e]; });
+  extern __shared__ int32_t next[];  // [experts], the row of an expert's next slot
+  int32_t* ends = next + experts;    // [experts]
+  for_row(experts, [=](int64_t e) {
+    next[e] = offsets[e] + histograms[e * gridDim.x + blockIdx.x];
+    ends[e] = offsets[e] + counts[e];
+  });
   __syncwarp();
-  walk_chunk(indices, slots, experts, next, [=](int64_t slot, int32_t expert, int32_t rank) {
-    if (expert < 0 || rank >= counts[expert]) {
-      slot_row[slot] = -1;
-      return;
-    }
-    const int32_t row = offsets[expert] + rank;
-    row_slot[row] = static_cast<int32_t>(slot);
-    slot_row[slot] = row;
+  walk_chunk(indices, slots, experts, next, [=](int64_t slot, int32_t expert, int32_t row) {
+    const bool has_row = expert >= 0 && row < ends[expert];
+    if (has_row) row_slot[row] = static_cast<int32_t>(slot);
+    slot_row[slot] = has_row ? row : -1;
   });
 }
 
@@ -142,15 +138,15 @@ void run_route(const CudaKernelArguments& args) {
   const int64_t slots = args.input(0).shape.elements();
   const int64_t chunks = ceil_divide(slots, kChunkSlots);
   auto* histograms = reinterpret_cast<int32_t*>(args.scratch);
-  const Launch by_chunk{static_cast<unsigned>(chunks), 32,
-                        static_cast<size_t>(attributes.experts) * sizeof(int32_t)};
+  const size_t table = static_cast<size_t>(attributes.experts) * sizeof(int32_t);
+  const Launch by_chunk{static_cast<unsigned>(chunks), 32, table};
   launch(args, by_chunk, count_slots_kernel, args.in<int32_t>(0), slots, attributes.experts,
          histograms);
   launch(args, {1, 1024}, lay_out_rows_kernel, histograms, chunks, args.out<int32_t>(0),
          args.out<int32_t>(1), args.out<int32_t>(2), attributes);
-  launch(args, by_chunk, place_slots_kernel, args.in<int32_t>(0), slots, attributes.experts,
-         histograms, args.out<int32_t>(0), args.out<int32_t>(1), args.out<int32_t>(2),
-         args.out<int32_t>(3));
+  launch(args, {by_chunk.grid, by_chunk.block, 2 * table}, place_slots_kernel, args.in<int32_t>(0),
+         slots, attributes.experts, histograms, args.out<int32_t>(0), args.out<int32_t>(1),
+         args.out<int32_t>(2), args.out<int32_t>(3));
 }
 
 }  // namespace
