@@ -122,6 +122,14 @@ __global__ void sum_tokens_kernel(const T* dy, const int32_t* tokens, const int3
   if (row < 0 || row >= vocabulary) return;
   const int32_t begin = first[row];
   if (accumulate && begin != static_cast<int32_t>(blockIdx.x)) return;
+  if (begin < 0) {  // as most are; side by side, unlike the steps below where Out is wider than T
+    constexpr int kZeros = kStep == 1 ? 1 : Pack<Out>::kElements;
+    Pack<Out> zeros;
+    for (Out& zero : zeros.values) zero = round_to<Out>(0.0F);
+    for_row_steps<kZeros>(
+        hidden, [=](int64_t i) { store_step<Out, kZeros>(d_weight + row * hidden + i, zeros); });
+    return;
+  }
   for_row_steps<kStep>(hidden, [=](int64_t i) {
     Out* sums = d_weight + row * hidden + i;
     A sum[kStep] = {};
