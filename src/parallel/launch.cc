@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <fmt/format.h>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -61,14 +60,13 @@ bool is_launched_by_mpi(const Variables& variables) {
 
 constexpr std::string_view kOrAlone = " Without these variables the process is a run of its own.";
 
-Launch launch_at(MeetingPlace place, const std::string& source) {
+Launch launch_at(const MeetingPlace& place, const std::string& source) {
+  Launch launch{.place = place, .problem = {}};
   if (place.rank < 0 || place.rank >= place.size) {
-    return {
-        .place = std::move(place),
-        .problem = fmt::format("{} is set in the environment: the ranks of so many are 0 to {}.",
-                               source, place.size - 1)};
+    launch.problem = fmt::format("{} is set in the environment: the ranks of so many are 0 to {}.",
+                                 source, place.size - 1);
   }
-  return {.place = std::move(place), .problem = {}};
+  return launch;
 }
 
 Launch torch_launch(const Variables& variables, const ForeignLaunch& named, bool by_torchrun) {
@@ -78,9 +76,8 @@ Launch torch_launch(const Variables& variables, const ForeignLaunch& named, bool
                      .size = named.processes,
                      .address = address,
                      .ports = {static_cast<uint16_t>(port)},
-                     .run = fmt::format("torch {} {} {} {}", address, port,
-                                        text_of(variables, "TORCHELASTIC_RUN_ID"),
-                                        text_of(variables, "TORCHELASTIC_RESTART_COUNT"))};
+                     .run = fmt::format("torch {} {} {}", address, port,
+                                        text_of(variables, "TORCHELASTIC_RUN_ID"))};
   if (address.empty() || port < 1 || port > UINT16_MAX) {
     return {
         .place = place,
@@ -97,7 +94,7 @@ Launch torch_launch(const Variables& variables, const ForeignLaunch& named, bool
     place.may_host = number_of(variables, "LOCAL_RANK") == 0;
     place.hosts_only_at_address = true;
   }
-  return launch_at(std::move(place), named.source);
+  return launch_at(place, named.source);
 }
 
 Launch slurm_launch(const Variables& variables, const ForeignLaunch& named) {
@@ -121,7 +118,7 @@ Launch slurm_launch(const Variables& variables, const ForeignLaunch& named) {
   }
   place.ports = ports_of(place.run);
   place.may_host = place.rank == 0;
-  return launch_at(std::move(place), named.source);
+  return launch_at(place, named.source);
 }
 
 }  // namespace

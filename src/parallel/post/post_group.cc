@@ -24,7 +24,7 @@ constexpr uint64_t kEnd = std::numeric_limits<uint64_t>::max();
 // What a call may take for terms of others.
 constexpr int64_t kStagedBytes = int64_t{16} << 20;
 constexpr int64_t kSmallestRound = int64_t{64} << 10;
-constexpr int64_t kCopyGrain = int64_t{1} << 18;  // bytes
+constexpr int64_t kBlockCopyGrain = int64_t{1} << 18;  // bytes
 // How long a rank that has failed waits for rank 0 to say so and end all.
 constexpr std::chrono::milliseconds kSpeakerLimit{1000};
 
@@ -497,7 +497,7 @@ void PostGroup::Member::reduce_scatter(const CollectiveCall& collective, const T
 namespace {
 
 void copy(void* target, const void* source, int64_t bytes, ThreadPool& pool) {
-  pool.parallel_ranges(bytes, kCopyGrain, [&](int64_t begin, int64_t end, int) {
+  pool.parallel_ranges(bytes, kBlockCopyGrain, [&](int64_t begin, int64_t end, int) {
     std::memcpy(static_cast<std::byte*>(target) + begin,
                 static_cast<const std::byte*>(source) + begin, static_cast<size_t>(end - begin));
   });
