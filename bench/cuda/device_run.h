@@ -174,7 +174,7 @@ class DeviceRun {
     for (size_t at = 0; at < all.size(); at += pattern.size()) {
       std::memcpy(all.data() + at, pattern.data(), std::min(pattern.size(), all.size() - at));
     }
-    memory.copy_in(all.data());
+    memory.copy_in(all.data(), 0, memory.bytes());
   }
 
   Program program_;
