@@ -74,4 +74,17 @@ uint64_t staged_sum_bytes(const OpView& op, int ranks,
   return most;
 }
 
+// The same order of all ways for everyone.
+std::vector<StagedWay> staged_ways(const std::vector<std::vector<int64_t>>& messages, int place) {
+  std::vector<StagedWay> ways;
+  const auto ranks = static_cast<int>(messages.size());
+  for (int from = 0; from < ranks; ++from) {
+    for (int to = 0; to < ranks; ++to) {
+      if (messages[static_cast<size_t>(from)][static_cast<size_t>(to)] == 0) continue;
+      if (from == place || to == place) ways.push_back({from, to});
+    }
+  }
+  return ways;
+}
+
 }  // namespace troupe

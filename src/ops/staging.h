@@ -56,6 +56,16 @@ inline constexpr std::array kSummedDtypes = {DType::f64, DType::f32, DType::bf16
 uint64_t staged_sum_bytes(const OpView& op, int ranks,
                           const std::function<ShareOf(const Shape&)>& share_of_shape);
 
+// The ways from one member to another on which messages travel, as far as `place` has to do with
+// them. messages[from][to] counts those of all members. Connecting a way, and ending it, are
+// meetings of its two members; who goes through them in this order waits in no circle.
+struct StagedWay {
+  int from = 0;
+  int to = 0;
+  bool operator==(const StagedWay&) const = default;
+};
+std::vector<StagedWay> staged_ways(const std::vector<std::vector<int64_t>>& messages, int place);
+
 // Rows, or other blocks of one size, for each member: a section for each of `ranks`.
 inline uint64_t staged_section_bytes(int64_t section_bytes, int ranks) {
   return static_cast<uint64_t>(align_staging(section_bytes)) * static_cast<uint64_t>(ranks);

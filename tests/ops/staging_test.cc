@@ -91,6 +91,53 @@ TEST(Staging, SmallSumsTakeWhatTheirTermsTake) {
   EXPECT_EQ(staged_sum_bytes(tensors, DType::f32, 2), 2 * 32 * 4U + 2 * 16 * 4U);
 }
 
+// Every member meets the other one of each of its ways, in order. Nobody may be left waiting.
+void expect_all_ways_met(const std::vector<std::vector<int64_t>>& messages) {
+  const auto ranks = static_cast<int>(messages.size());
+  std::vector<std::vector<StagedWay>> left;
+  size_t count = 0;
+  for (int place = 0; place < ranks; ++place) {
+    left.push_back(staged_ways(messages, place));
+    count += left.back().size();
+  }
+  std::vector<size_t> next(static_cast<size_t>(ranks), 0);
+  const auto at = [&](int place) -> const StagedWay* {
+    const auto i = static_cast<size_t>(place);
+    return next[i] < left[i].size() ? &left[i][next[i]] : nullptr;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int place = 0; place < ranks; ++place) {
+      const StagedWay* const way = at(place);
+      if (way == nullptr) continue;
+      const int other = way->from == place ? way->to : way->from;
+      const StagedWay* const theirs = at(other);
+      if (theirs == nullptr || !(*theirs == *way)) continue;
+      ++next[static_cast<size_t>(place)];
+      ++next[static_cast<size_t>(other)];
+      count -= 2;
+      moved = true;
+    }
+  }
+  EXPECT_EQ(count, 0U) << "members wait for each other in a circle";
+}
+
+TEST(Staging, MembersMeetOnTheirWaysInNoCircle) {
+  expect_all_ways_met({{0, 3}, {3, 0}});
+  EXPECT_EQ(staged_ways({{0, 3}, {3, 0}}, 0), staged_ways({{0, 3}, {3, 0}}, 1));
+  for (size_t ranks = 2; ranks <= 8; ++ranks) {
+    std::vector<std::vector<int64_t>> ring(ranks, std::vector<int64_t>(ranks, 0));
+    for (size_t i = 0; i < ranks; ++i) ring[i][(i + 1) % ranks] = 1;
+    expect_all_ways_met(ring);  // forward in a pipeline with several chunks
+    for (size_t i = 0; i < ranks; ++i) ring[(i + 1) % ranks][i] = 1;
+    expect_all_ways_met(ring);  // and back
+    std::vector<std::vector<int64_t>> all(ranks, std::vector<int64_t>(ranks, 1));
+    for (size_t i = 0; i < ranks; ++i) all[i][i] = 0;
+    expect_all_ways_met(all);
+    EXPECT_EQ(staged_ways(all, 1).size(), 2 * (ranks - 1));
+  }
+}
+
 struct StagedProgram {
   explicit StagedProgram(int ranks) {
     constexpr RankGroup kGroup = RankGroup::world;

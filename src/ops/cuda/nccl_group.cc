@@ -5,12 +5,16 @@
 #include <chrono>
 #include <cstring>
 #include <cuda_runtime.h>
+#include <exception>
 #include <fmt/format.h>
 #include <nccl.h>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "base/alarm.h"
 #include "ops/cuda/check.h"
+#include "ops/staging.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -20,6 +24,11 @@ namespace {
 // since a send keeps its own until its receiver has come.
 constexpr int kBlocksOfWay = 4;
 constexpr int kAnyBlocks = 0;
+
+// NCCL finds the networks of all machines when it connects. Ranks that are done may wait for one
+// that still writes to a slow disk.
+constexpr std::chrono::seconds kConnectLimit{60};
+constexpr std::chrono::minutes kEndLimit{10};
 
 std::string describe_call(const CollectiveCall& call) {
   if (call.op == nullptr) return "no operation";
@@ -88,24 +97,25 @@ NcclGroup::NcclGroup(Options options) : options_(std::move(options)) {
   make_ways();
 }
 
+// NCCL ends a communicator on all ranks of a machine together. Where something has gone wrong they
+// may not come, and what they have under way is given up.
 NcclGroup::~NcclGroup() {
-  const auto end = [this](ncclComm* comm) {
+  const bool is_whole = is_idle_ && std::uncaught_exceptions() == 0;
+  const Alarm alarm(kEndLimit, alarm_text("end its connections"));
+  const auto end = [is_whole](ncclComm* comm) {
     if (comm == nullptr) return;
-    if (is_idle_) {
+    if (is_whole) {
       ncclCommDestroy(comm);
     } else {
       ncclCommAbort(comm);
     }
   };
   end(comm_);
-  for (const auto* ways : {&to_, &from_}) {
-    for (const std::unique_ptr<Way>& way : *ways) {
-      if (way == nullptr) continue;
-      end(way->comm);
-      for (CUevent_st* const event : way->ended) cudaEventDestroy(event);
-      if (way->posted != nullptr) cudaEventDestroy(way->posted);
-      if (way->stream != nullptr) cudaStreamDestroy(way->stream);
-    }
+  for (const std::unique_ptr<Way>& way : ways_) {
+    end(way->comm);
+    for (CUevent_st* const event : way->ended) cudaEventDestroy(event);
+    if (way->posted != nullptr) cudaEventDestroy(way->posted);
+    if (way->stream != nullptr) cudaStreamDestroy(way->stream);
   }
 }
 
@@ -126,27 +136,36 @@ void NcclGroup::make_ways() {
   int lowest = 0;
   int highest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities");
-  // In one order on all ranks, so that nobody waits in a circle.
-  for (size_t sender = 0; sender < size; ++sender) {
-    for (size_t receiver = 0; receiver < size; ++receiver) {
-      const auto count = static_cast<size_t>(options_.messages[sender][receiver]);
-      if (count == 0 || (sender != own && receiver != own)) continue;
-      auto way = std::make_unique<Way>();
-      way->own_place = sender == own ? 0 : 1;
-      const std::byte* const id = all.data() + (sender * size + receiver) * sizeof(ncclUniqueId);
-      way->comm = make_comm(id, way->own_place, 2, kBlocksOfWay);
-      connect(way->comm, way->own_place, 2, /*gathers=*/false);
-      if (sender == own) {
-        check_cuda(cudaStreamCreateWithPriority(&way->stream, cudaStreamNonBlocking, highest),
-                   "making a stream");
-        way->posted = new_event();
-        for (size_t i = 0; i < count; ++i) way->ended.push_back(new_event());
-        to_[receiver] = std::move(way);
-      } else {
-        from_[sender] = std::move(way);
-      }
+  for (const StagedWay& each : staged_ways(options_.messages, communicator.rank())) {
+    const auto sender = static_cast<size_t>(each.from);
+    const auto receiver = static_cast<size_t>(each.to);
+    const int place = sender == own ? 0 : 1;
+    const std::byte* const id = all.data() + (sender * size + receiver) * sizeof(ncclUniqueId);
+    Way& way = *ways_.emplace_back(std::make_unique<Way>());
+    way.comm = make_comm(id, place, 2, kBlocksOfWay);
+    connect(way.comm, place, 2, /*gathers=*/false);
+    if (sender != own) {
+      from_[sender] = &way;
+      continue;
+    }
+    to_[receiver] = &way;
+    check_cuda(cudaStreamCreateWithPriority(&way.stream, cudaStreamNonBlocking, highest),
+               "making a stream");
+    way.posted = new_event();
+    for (int64_t i = 0; i < options_.messages[sender][receiver]; ++i) {
+      way.ended.push_back(new_event());
     }
   }
+}
+
+std::string NcclGroup::alarm_text(const std::string& what) const {
+  const Communicator& communicator = *options_.communicator;
+  return fmt::format("Rank {} waited in vain for NCCL to {}, in {}: a rank of it has not come.",
+                     communicator.rank_at(communicator.rank()), what, describe());
+}
+
+std::chrono::milliseconds NcclGroup::connect_limit() const {
+  return std::max<std::chrono::milliseconds>(options_.communicator->limit(), kConnectLimit);
 }
 
 ncclComm* NcclGroup::make_comm(const void* id, int place, int size, int most_blocks) const {
@@ -159,11 +178,13 @@ ncclComm* NcclGroup::make_comm(const void* id, int place, int size, int most_blo
     config.maxCTAs = most_blocks;
   }
   ncclComm_t comm = nullptr;
+  const Alarm alarm(connect_limit(), alarm_text("connect"));
   require(ncclCommInitRankConfig(&comm, size, unique, place, &config), nullptr, "connect");
   return comm;
 }
 
 void NcclGroup::connect(ncclComm* comm, int place, int size, bool gathers) const {
+  const Alarm alarm(connect_limit(), alarm_text("connect"));
   const auto room = static_cast<size_t>(2 * size);
   void* memory = nullptr;
   check_cuda(cudaMalloc(&memory, room), "allocating memory to connect GPUs with");
@@ -252,10 +273,12 @@ void NcclGroup::exchange(const CudaKernelArguments& args, const CollectiveCall& 
                          std::span<const PeerBlock> sends, std::span<const PeerBlock> receives,
                          std::span<const PeerWhole> wholes) {
   const bool by_host = *options_.is_first_run;
+  std::optional<Alarm> alarm;  // NCCL may connect further ways now
   if (by_host) {
     check_cuda(cudaStreamSynchronize(args.stream), "running what comes before a collective");
     const std::byte nothing{};
     gather(&nothing, 1, call);
+    alarm.emplace(connect_limit(), alarm_text("carry out " + describe_call(call)));
   }
   is_idle_ = false;
   options_.pace->begin(args.stream);
@@ -350,21 +373,16 @@ void NcclGroup::check() const {
     require(error, comm, "exchange");
   };
   look(comm_);
-  for (const auto* ways : {&to_, &from_}) {
-    for (const std::unique_ptr<Way>& way : *ways) look(way == nullptr ? nullptr : way->comm);
-  }
+  for (const std::unique_ptr<Way>& way : ways_) look(way->comm);
 }
 
 void NcclGroup::abort() {
+  const Alarm alarm(kConnectLimit, alarm_text("give up"));
   const auto end = [](ncclComm*& comm) {
     if (comm != nullptr) ncclCommAbort(std::exchange(comm, nullptr));
   };
   end(comm_);
-  for (const auto* ways : {&to_, &from_}) {
-    for (const std::unique_ptr<Way>& way : *ways) {
-      if (way != nullptr) end(way->comm);
-    }
-  }
+  for (const std::unique_ptr<Way>& way : ways_) end(way->comm);
 }
 
 std::string NcclGroup::missing_text(const CollectiveCall& call) const {

@@ -5,7 +5,9 @@
 // each way from a rank to another one, with a stream of its own for the sender: NCCL's sends wait
 // for their receivers, and nothing else that the rank does may wait with them. All are made and
 // connected in the constructor, so that nothing waits for another host later, when steps run and
-// are captured.
+// are captured. The destructor is a meeting of the members, too, and in the same order.
+//
+// What NCCL waits in without limit there is watched: see Alarm (base/alarm.h).
 //
 // Everything is launched on the stream of the operation and can be captured. Blocks are copied;
 // NCCL sums nothing, since its order of terms is not ours. What the GPU waits in is written down in
@@ -18,6 +20,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -106,7 +109,6 @@ class NcclGroup {
   // Messages from this rank to a member, or from it to this one.
   struct Way {
     ncclComm* comm = nullptr;
-    int own_place = 0;  // of the two
     CUstream_st* stream = nullptr;
     CUevent_st* posted = nullptr;
     std::vector<CUevent_st*> ended;  // of a run's sends
@@ -122,6 +124,9 @@ class NcclGroup {
   std::vector<std::byte> gather(const void* bytes, size_t count, const CollectiveCall& call) const;
   ncclComm* make_comm(const void* id, int place, int size, int most_blocks) const;
   void make_ways();
+  // Of a call that waits for all members: says so and ends the process if it takes too long.
+  std::string alarm_text(const std::string& what) const;
+  std::chrono::milliseconds connect_limit() const;
   // Sends and receives a little, which connects.
   void connect(ncclComm* comm, int place, int size, bool gathers) const;
   // Until the stream has done what it was given.
@@ -131,8 +136,10 @@ class NcclGroup {
 
   Options options_;
   ncclComm* comm_ = nullptr;
-  std::vector<std::unique_ptr<Way>> to_;    // by place; null: no messages
-  std::vector<std::unique_ptr<Way>> from_;  // likewise
+  // In one order on all members. To end a communicator is a meeting of its ranks, too.
+  std::vector<std::unique_ptr<Way>> ways_;
+  std::vector<Way*> to_;    // by place; null: no messages
+  std::vector<Way*> from_;  // likewise
   bool is_idle_ = true;
 };
 
