@@ -252,8 +252,7 @@ inline std::vector<LargeSample> large_samples() {
   add(kGroupedLinear, grouped_sample(264, 1408, {0, 513, 513, 530}, 530));
   add(kGroupedLinear, grouped_sample(768, 40, {0, 0, 385, 900}, 1100));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 190, 190, 205, 460}, 500));
-  // Groups of so many rows that blocks work in pairs, with odd numbers of tiles; and of so many
-  // that the copy unit adds weight gradients.
+  // Groups of so many rows that blocks work in pairs, with odd numbers of tiles.
   add(kGroupedLinear, grouped_sample(264, 136, {0, 1153, 2040}, 2200));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 1705, 1705, 4700}, 5000));
   add(kGroupedLinear, grouped_twice_sample(1032, {0, 40, 40, 121}, 150));

@@ -165,10 +165,10 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
       preference.set(attribute, kOperandAlignment);
     }
-    // What is added to a bf16 result is rounded once: partial sums are kept in f32.
-    if (product.accumulate && product.out_dtype == DType::bf16) {
-      constexpr uint32_t kSchemes =
-          CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    // A bf16 result is rounded once: where depth is cut into pieces, their sums are kept in f32.
+    // (In place they would be added up in the result's dtype.)
+    if (product.out_dtype == DType::bf16) {
+      constexpr uint32_t kSchemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
       preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kSchemes);
     }
     cublasLtMatmulHeuristicResult_t result{};

@@ -132,16 +132,6 @@ __device__ __forceinline__ void store_tile(const CUtensorMap& map, uint32_t from
       : "memory");
 }
 
-// cp.reduce.async.bulk.tensor: adds the tile to what global memory holds.
-__device__ __forceinline__ void add_tile(const CUtensorMap& map, uint32_t from, int32_t x,
-                                         int32_t y, int32_t z) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], "
-      "[%1];" ::"l"(&map),
-      "r"(from), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
 // cp.async.bulk.commit_group: makes a group, possibly empty, of this thread's stores since the
 // last.
 __device__ __forceinline__ void commit_stores() {

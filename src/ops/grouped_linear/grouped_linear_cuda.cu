@@ -114,16 +114,16 @@ bool can_be_tiled(const OpView& op) {
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
 
-// Rows of a group, on average, from which products are long. Then blocks work in pairs: of fewer
-// rows, too many tiles have no neighbour to share with but wait for one all the same. And the copy
-// unit adds weight gradients to what is there. On an H100 (docs/benchmarks/cuda.md) pairs are as
-// fast as single blocks with 512 and 1,024 rows, and up to 1.4 times as fast with 2,048; fetching
-// is 1.3 times as fast as adding copies with 512 rows, 1.1 with 1,024, and 0.8 with 2,048.
+// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
+// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
+// (docs/benchmarks/cuda.md; measure in whole steps: by themselves, the variants of this kernel rank
+// otherwise.)
 constexpr int64_t kPairRows = 1024;
-constexpr int64_t kAddingCopiesRows = 1536;
 
-template <class Cut>
+// Out is the type of the result.
+template <GroupedProduct kProduct, int kPair, class Out>
 void multiply_tiled(const CudaKernelArguments& args) {
+  using Cut = GroupedCut<kProduct, kPair, Out>;
   const Shape& left = args.input(0).shape;
   const Shape& right = args.input(1).shape;
   const Shape& out = args.output(0).shape;
@@ -150,34 +150,35 @@ void multiply_tiled(const CudaKernelArguments& args) {
                               multiprocessors);
 }
 
-// Of forward and data gradient.
-template <GroupedProduct kProduct>
-CudaKernel select_tiled(const OpView& op) {
-  return op.input(0).shape[0] / op.input(1).shape[0] >= kPairRows
-             ? &multiply_tiled<GroupedCut<kProduct, 2>>
-             : &multiply_tiled<GroupedCut<kProduct, 1>>;
+template <GroupedProduct kProduct, class Out>
+CudaKernel select_tiled(int64_t rows_of_group) {
+  return rows_of_group >= kPairRows ? &multiply_tiled<kProduct, 2, Out>
+                                    : &multiply_tiled<kProduct, 1, Out>;
 }
 
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return select_tiled<GroupedProduct::forward>(op);
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::forward, Bf16>(op.input(0).shape[0] / op.input(1).shape[0]);
+  }
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) return select_tiled<GroupedProduct::data_gradient>(op);
+  if (can_be_tiled(op)) {
+    return select_tiled<GroupedProduct::data_gradient, Bf16>(op.input(0).shape[0] /
+                                                             op.input(1).shape[0]);
+  }
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
-  constexpr GroupedProduct kProduct = GroupedProduct::weight_gradient;
   const bool narrow = op.output(0).dtype == DType::bf16;
   if (can_be_tiled(op)) {
-    if (narrow) return &multiply_tiled<GroupedCut<kProduct, 1, Bf16, /*kFetches=*/true>>;
-    return op.input(0).shape[0] / op.output(0).shape[0] >= kAddingCopiesRows
-               ? &multiply_tiled<GroupedCut<kProduct, 1, float, /*kFetches=*/false>>
-               : &multiply_tiled<GroupedCut<kProduct, 1, float, /*kFetches=*/true>>;
+    const int64_t rows = op.output(0).shape[1];
+    return narrow ? select_tiled<GroupedProduct::weight_gradient, Bf16>(rows)
+                  : select_tiled<GroupedProduct::weight_gradient, float>(rows);
   }
   if (narrow) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);

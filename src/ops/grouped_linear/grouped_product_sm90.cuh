@@ -7,17 +7,17 @@
 // results. Every element of the result is computed by one warpgroup in a fixed order, so the same
 // operands give the same bits.
 //
-// Weight gradients are added to what is there. The copy unit does that by itself (cp.reduce), which
-// takes twice the time of reading it: behind long products, where groups have many rows, that does
-// not show. For short ones (kFetches) a thread for each warpgroup fetches what is there box by box
-// while the tile is multiplied, and stores the boxes while the next one is; the warpgroup adds its
-// sums in shared memory, and one stage less has room.
+// Weight gradients are long results of short products: they take about as long to store as to
+// multiply, and longer when they are added to what is there. So a thread for each warpgroup fetches
+// that box by box while the tile is multiplied, and stores the boxes while the next one is; the
+// warpgroup adds its sums in shared memory. (cp.reduce, which adds in memory, took twice the time
+// of reading it.)
 //
-// In products by rows, blocks work in pairs where groups have many of them (kPair). A pair's tiles
-// are neighbours in the order of tiles, mostly one below the other: then both need the same columns
-// of the right operand, the larger part of a stage, of which each loads one half and sends it to
-// both. So a third less comes out of the L2 cache, which bounds long products otherwise. Both go
-// through equally many stages, whether they share or not: a stage is filled anew when both blocks'
+// Blocks work in pairs where groups have many rows (kPair). A pair's tiles are neighbours in the
+// order of tiles, mostly one below the other: then both need the same columns of the right operand,
+// the larger part of a stage, of which each loads one half and sends it to both. So a third less
+// comes out of the L2 cache, which bounds long products otherwise. Both go through equally many
+// stages of equal depth, whether they share or not: a stage is filled anew when both blocks'
 // warpgroups have given it back, and a block ends only with the other one. Where the number of
 // tiles is odd, one block goes past a tile that is not there.
 //
@@ -40,24 +40,21 @@ enum class GroupedProduct {
   weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
 };
 
-// How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2. Of weight gradients,
-// Out is the type of the result, Bf16 or float, and kFetches says how it is added to what is there;
-// the copy unit by itself would round what it adds to Bf16 first.
-template <GroupedProduct kProduct_, int kPair_ = 1, class Out_ = Bf16, bool kFetches_ = false>
+// How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2, and Out the type of
+// the result: Bf16, or float for weight gradients.
+template <GroupedProduct kProduct_, int kPair_, class Out_>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
   static constexpr int kPair = kPair_;
-  static constexpr bool kFetches = kFetches_;
   static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
   static constexpr bool kLeftRowsFirst = kDepthGrouped;
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
   using Out = Out_;
-  static_assert(kDepthGrouped ? kPair == 1 && (kFetches || std::is_same_v<Out, float>)
-                              : !kFetches && std::is_same_v<Out, Bf16>);
+  static_assert(kDepthGrouped || std::is_same_v<Out, Bf16>);
 
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 256;
-  static constexpr int kStages = kFetches ? 3 : 4;
+  static constexpr int kStages = kDepthGrouped ? 3 : 4;
   static constexpr int kDepth = 64;       // of a stage
   static constexpr int kBoxBytes = 8192;  // 64 x 64 elements of bf16
   static constexpr int kLeftBytes = kTileRows * kDepth * 2;
@@ -72,7 +69,7 @@ struct GroupedCut {
 
   // Results leave in boxes of 64 rows of 128 bytes, of which each warpgroup has some.
   static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
-  static constexpr int kBoxes = kFetches ? 5 : 2;
+  static constexpr int kBoxes = kDepthGrouped ? 5 : 2;
 
   // Shared memory: stages, boxes of results, barriers, notes, places of boxes.
   static constexpr int kNotes = 4;
@@ -130,7 +127,7 @@ class GroupedTiles {
     note.group = -1;
     if (tile >= through_) {
       // Beside the very last tile, the other block of the pair goes through the motions.
-      if (Cut::kPair == 1 || tile - rank >= through_) return note;
+      if (tile - rank >= through_) return note;
       note.group = 0;
       set_depth(note, 0, sizes_.depth);
       return note;
@@ -150,13 +147,15 @@ class GroupedTiles {
     const int32_t panel = within / (most * column_tiles_);
     const int32_t in_panel = within - panel * most * column_tiles_;
     const int32_t height = min(most, row_tiles - panel * most);
-    const int32_t column_tile = in_panel / height;
-    const int32_t in_column = in_panel - column_tile * height;
-    const int32_t row = (panel * most + in_column) * Cut::kTileRows;
-    note.column = column_tile * Cut::kTileColumns;
-    note.row = Cut::kDepthGrouped ? row : begin + row;
-    note.rows = min(rows - row, Cut::kTileRows);
-    note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
+    if (height > 0) {  // it is not where an odd number of tiles was made even
+      const int32_t column_tile = in_panel / height;
+      const int32_t in_column = in_panel - column_tile * height;
+      const int32_t row = (panel * most + in_column) * Cut::kTileRows;
+      note.column = column_tile * Cut::kTileColumns;
+      note.row = Cut::kDepthGrouped ? row : begin + row;
+      note.rows = min(rows - row, Cut::kTileRows);
+      note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
+    }
     if constexpr (Cut::kDepthGrouped) {
       set_depth(note, begin, count);
     } else {
@@ -183,7 +182,8 @@ class GroupedTiles {
     lane_rows_ = exists ? sizes_.offsets[group + 1] - lane_begin_ : 0;
     if constexpr (Cut::kDepthGrouped) {
       const bool counts = exists && (lane_rows_ > 0 || !sizes_.accumulate);
-      lane_tiles_ = counts ? ceil_of(sizes_.rows, Cut::kTileRows) * column_tiles_ : 0;
+      const int32_t tiles = ceil_of(sizes_.rows, Cut::kTileRows) * column_tiles_;
+      lane_tiles_ = counts ? ceil_of(tiles, Cut::kPair) * Cut::kPair : 0;
     } else {
       lane_tiles_ = ceil_of(lane_rows_, Cut::kTileRows) * column_tiles_;
     }
@@ -330,10 +330,10 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
   }
 }
 
-// The thread that serves the boxes of a warpgroup (kFetches). It opens one box after the other for
-// the results: fetches what they are added to, long before they are there, or only says that the
-// box is free. When the results are ready it stores them, and opens the box again once they have
-// been read.
+// The thread that serves the boxes of a warpgroup, of weight gradients. It opens one box after the
+// other for the results: fetches what they are added to, long before they are there, or only says
+// that the box is free. When the results are ready it stores them, and opens the box again once
+// they have been read.
 template <class Cut>
 class GroupedBoxes {
  public:
@@ -452,13 +452,13 @@ class GroupedMath {
         store_zeros(place.x, row, rows, place.w);
         continue;
       }
-      if constexpr (Cut::kFetches) {
+      if constexpr (Cut::kDepthGrouped) {
         fill_boxes(sums, place.w);
       } else {
-        store(sums, place.x, row, rows, place.w);
+        store(sums, row, rows, place.w);
       }
     }
-    if (!Cut::kFetches && thread_ == 0) sm90::wait_stores();
+    if (!Cut::kDepthGrouped && thread_ == 0) sm90::wait_stores();
   }
 
  private:
@@ -531,26 +531,33 @@ class GroupedMath {
   __device__ __forceinline__ void multiply(float (&sums)[Cut::kTileColumns / 2], int32_t blocks,
                                            int32_t last_depth) {
     int add = 0;
-    const auto finish = [&] {
-      sm90::wait_products<0>();
-      release(ring_.stage);
+    int last_stage = -1;
+    // A stage is given back when the next one's products have been handed to the tensor cores.
+    const auto finish_last = [&] {
+      if (last_stage >= 0) {
+        sm90::wait_products<1>();
+        release(last_stage);
+      }
+      last_stage = ring_.stage;
       ring_.advance();
     };
     const int32_t whole = Cut::kDepthGrouped ? blocks - 1 : blocks;
     for (int32_t i = 0; i < whole; ++i) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
       multiply_stage<true>(sums, 4, add);
-      finish();
+      finish_last();
     }
     if constexpr (Cut::kDepthGrouped) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
       if (last_depth % 16 != 0) clear_beyond(ring_.stage, last_depth);
       multiply_stage<false>(sums, (last_depth + 15) / 16, add);
-      finish();
+      finish_last();
     }
+    sm90::wait_products<0>();
+    release(last_stage);
   }
 
-  // Hands the sums over, box by box as they open.
+  // Hands the sums of a weight gradient over, box by box as they open.
   __device__ __forceinline__ void fill_boxes(const float (&sums)[Cut::kTileColumns / 2],
                                              int32_t column) {
     constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
@@ -572,8 +579,8 @@ class GroupedMath {
   }
 
   // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
-  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t group,
-                                        int32_t row, int32_t rows, int32_t column) {
+  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t row,
+                                        int32_t rows, int32_t column) {
     constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
 #pragma unroll
     for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
@@ -588,18 +595,10 @@ class GroupedMath {
       for (int j = 0; j < kSums; ++j) own[j] = sums[i * kSums + j];
       put(own, box);
       // A copy stops at the end of the tensor, but not at that of a group.
-      const bool whole = Cut::kDepthGrouped || rows >= 64;
+      const bool whole = rows >= 64;
       if (whole) sm90::fence_copies();
       sm90::named_barrier(kOwnBarrier + warpgroup_, 128);
-      if (thread_ == 0 && whole) {
-        if constexpr (!Cut::kDepthGrouped) {
-          sm90::store_tile(out_map_, box, first, row, 0);
-        } else if (sizes_.accumulate) {
-          sm90::add_tile(out_map_, box, first, row, group);
-        } else {
-          sm90::store_tile(out_map_, box, first, row, group);
-        }
-      }
+      if (thread_ == 0 && whole) sm90::store_tile(out_map_, box, first, row, 0);
       if (thread_ == 0) sm90::commit_stores();  // of nothing, too: they are counted
       if (!whole) store_rows(box, row, rows, first);
     }
@@ -724,9 +723,9 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
-      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups * (Cut::kFetches ? 2 : 1));
+      sm90::barrier_init(shared.note_empty(i), Cut::kWarpgroups * (Cut::kDepthGrouped ? 2 : 1));
     }
-    for (int warpgroup = 0; Cut::kFetches && warpgroup < Cut::kWarpgroups; ++warpgroup) {
+    for (int warpgroup = 0; Cut::kDepthGrouped && warpgroup < Cut::kWarpgroups; ++warpgroup) {
       for (int i = 0; i < Cut::kBoxes; ++i) {
         sm90::barrier_init(shared.box_open(warpgroup, i), 1);
         sm90::barrier_init(shared.box_ready(warpgroup, i), 4);
@@ -744,7 +743,7 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
     const int warp = static_cast<int>(threadIdx.x) / 32 - Cut::kWarpgroups * 4;
     if (warp == 0) {
       load_grouped_tiles<Cut>(left_map, right_map, sizes, shared);
-    } else if (Cut::kFetches && warp <= Cut::kWarpgroups && threadIdx.x % 32 == 0) {
+    } else if (Cut::kDepthGrouped && warp <= Cut::kWarpgroups && threadIdx.x % 32 == 0) {
       GroupedBoxes<Cut>(out_map, sizes, shared, warp - 1).run();
     }
   } else {
