@@ -1,13 +1,16 @@
 // Processes that meet and exchange bytes over TCP: here threads of one, each with its own post.
 #include "parallel/post/socket_post.h"
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
+#include <sys/socket.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include "base/error.h"
@@ -241,6 +244,47 @@ TEST(SocketPost, MovesTransfersOfAllSizesInTheOrderOfTheirChannel) {
   });
   for (size_t i = 0; i < pairs.size(); ++i) {
     EXPECT_TRUE(pairs[i].sent == pairs[i].received) << "transfer " << i;
+  }
+}
+
+// A post of rank 0 or 1, and the other end of its connection.
+struct PostAndWire {
+  std::unique_ptr<SocketPost> post;
+  Socket wire;
+};
+PostAndWire post_on_wire(int rank) {
+  std::array<int, 2> ends = {};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
+  connections.sockets.resize(2);
+  connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[0]);
+  return {std::make_unique<SocketPost>(rank, std::move(connections)), Socket(ends[1])};
+}
+
+// A transfer of which a part is there, wherever it is cut, when its receiver comes to expect it.
+TEST(SocketPost, CompletesWhatComesToBeExpectedWhileItComes) {
+  std::vector<std::byte> sent = drawn(24, 1);
+  const Block to_send = block_of(sent);
+  const PostAndWire sender = post_on_wire(0);
+  sender.post->send(1, 3, {&to_send, 1});
+  std::vector<std::byte> frame(1000);
+  const ssize_t bytes = read(sender.wire.descriptor(), frame.data(), frame.size());
+  ASSERT_GT(bytes, 24);
+  frame.resize(static_cast<size_t>(bytes));
+  for (size_t cut = 0; cut <= frame.size(); ++cut) {
+    const PostAndWire receiver = post_on_wire(1);
+    const auto pass = [&](size_t begin, size_t count) {
+      const ssize_t passed = write(receiver.wire.descriptor(), frame.data() + begin, count);
+      EXPECT_EQ(passed, static_cast<ssize_t>(count));
+      receiver.post->next_note();  // takes in what is there
+    };
+    pass(0, cut);
+    std::vector<std::byte> received(sent.size());
+    const Block to_receive = block_of(received);
+    const Post::Transfer transfer = receiver.post->receive(0, 3, {&to_receive, 1});
+    pass(cut, frame.size() - cut);
+    EXPECT_TRUE(receiver.post->done(transfer)) << "cut at " << cut;
+    EXPECT_TRUE(sent == received) << "cut at " << cut;
   }
 }
 

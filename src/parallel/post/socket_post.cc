@@ -512,19 +512,27 @@ class SocketPost::State {
       notes_.push_back(
           {.from = static_cast<int32_t>(&peer - peers_.data()), .bytes = std::move(peer.text)});
     } else if (peer.target != nullptr) {
-      if (peer.target->cursor.left > 0) {
-        peer.target = nullptr;
-        return;
-      }
-      transfers_[peer.target->transfer].is_done = true;
-      const auto receiving = peer.receiving.find(channel);
-      receiving->second.pop_front();
-      if (receiving->second.empty()) peer.receiving.erase(receiving);
-      peer.target = nullptr;
+      if (std::exchange(peer.target, nullptr)->cursor.left > 0) return;
+      finish_receiving(peer, channel);
+    } else if (const auto late = peer.receiving.find(channel); late != peer.receiving.end()) {
+      // It has come to be expected while it came.
+      Receiving& receiving = late->second.front();
+      check_bytes(static_cast<int64_t>(peer.text.size()) == receiving.bytes);
+      receiving.cursor.copy_from(reinterpret_cast<const std::byte*>(peer.text.data()),
+                                 receiving.bytes);
+      finish_receiving(peer, channel);
     } else if (!dropping_) {
       peer.early[channel].push_back(std::move(peer.text));
     }
     peer.text = {};
+  }
+
+  // The first of a channel that was expected is there.
+  void finish_receiving(Peer& peer, int32_t channel) {
+    const auto receiving = peer.receiving.find(channel);
+    transfers_[receiving->second.front().transfer].is_done = true;
+    receiving->second.pop_front();
+    if (receiving->second.empty()) peer.receiving.erase(receiving);
   }
 
   const int rank_;
