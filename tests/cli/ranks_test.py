@@ -9,43 +9,23 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "max_position_embeddings": 64, "moe_intermediate_size": 32, "num_experts": 4,
-    "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.01,
-}
-
-TROUPE = ""
-SOURCE = pathlib.Path()
-FOLDER = pathlib.Path()
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, main, metrics, run
+from rank_runs import make_corpus, train_arguments
 
 
-def run(*arguments):
-    return subprocess.run([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, check=False)
-
-
-def train_arguments(save, *flags):
-    return ["train", "--model", FOLDER / "config.json", "--data-path", FOLDER / "corpus", "--lr",
-            "1e-3", "--compute-dtype", "fp64", "--micro-batch-size", "2", "--global-batch-size",
-            "8", "--split", "90,10,0", "--threads", "2", "--save", save, *flags]
-
-
-def metrics(save):
-    return [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
+def setUpModule():
+    make_corpus()
 
 
 class Ranks(unittest.TestCase):
     def test_train_as_one_rank_does(self):
         losses = []
         for ranks in (1, 2, 4):
-            save = FOLDER / f"ranks_{ranks}"
+            save = HERE.folder / f"ranks_{ranks}"
             result = run(*train_arguments(save, "--ranks", ranks, "--train-iters", 4,
                                           "--eval-interval", 2, "--eval-iters", 1))
             self.assertEqual(result.returncode, 0, result.stderr)
@@ -59,9 +39,9 @@ class Ranks(unittest.TestCase):
                 self.assertAlmostEqual(one, several, delta=1e-10)
 
     def test_interrupted_ranks_save_and_end(self):
-        save = FOLDER / "interrupted"
+        save = HERE.folder / "interrupted"
         arguments = train_arguments(save, "--ranks", 2, "--train-iters", 1000000)
-        process = subprocess.Popen([TROUPE, *map(str, arguments)], stdin=subprocess.DEVNULL,
+        process = subprocess.Popen([HERE.troupe, *map(str, arguments)], stdin=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
         while not (save / "metrics.jsonl").exists() or not metrics(save):
@@ -80,21 +60,21 @@ class Ranks(unittest.TestCase):
 
     def test_a_failing_rank_ends_the_run_with_one_message(self):
         # A token outside of the vocabulary, in some sample: whichever rank reads it fails.
-        data = bytearray((FOLDER / "corpus.bin").read_bytes())
+        data = bytearray((HERE.folder / "corpus.bin").read_bytes())
         half = len(data) // 4 * 2
         data[half:] = b"\xff\x7f" * ((len(data) - half) // 2)
-        (FOLDER / "broken.bin").write_bytes(bytes(data))
-        (FOLDER / "broken.idx").write_bytes((FOLDER / "corpus.idx").read_bytes())
-        arguments = train_arguments(FOLDER / "broken_run", "--ranks", 4, "--train-iters", 50,
+        (HERE.folder / "broken.bin").write_bytes(bytes(data))
+        (HERE.folder / "broken.idx").write_bytes((HERE.folder / "corpus.idx").read_bytes())
+        arguments = train_arguments(HERE.folder / "broken_run", "--ranks", 4, "--train-iters", 50,
                                     "--quiet")
-        arguments[arguments.index("--data-path") + 1] = FOLDER / "broken"
+        arguments[arguments.index("--data-path") + 1] = HERE.folder / "broken"
         result = run(*arguments)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
         self.assertIn("broken", result.stderr)
 
     def test_programs_show_their_collectives(self):
-        shape = ["--model", FOLDER / "config.json", "--seq-length", 16, "--ranks", 2,
+        shape = ["--model", HERE.folder / "config.json", "--seq-length", 16, "--ranks", 2,
                  "--micro-batch-size", 1, "--json"]
         for rank in (0, 1):
             result = run("inspect", *shape, "--rank", rank)
@@ -108,7 +88,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual((plan["ranks"], plan["micro_batches"]), (2, 2))
 
     def test_references_on_two_ranks(self):
-        fixture = SOURCE / "tests/fixtures/hf/mixtral"
+        fixture = HERE.source / "tests/fixtures/hf/mixtral"
         result = run("verify", fixture, "--ranks", 2, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertTrue(json.loads(result.stdout)["pass"])
@@ -118,7 +98,7 @@ class Ranks(unittest.TestCase):
 
     # EP exceeds DP in the first of them.
     def test_references_in_layouts(self):
-        mixtral = SOURCE / "tests/fixtures/hf/mixtral"
+        mixtral = HERE.source / "tests/fixtures/hf/mixtral"
         folded = ["--ranks", 8, "--tensor-model-parallel-size", 2,
                   "--pipeline-model-parallel-size", 2, "--expert-model-parallel-size", 4]
         for dispatcher in ("allgather", "alltoall", "flex"):
@@ -129,7 +109,7 @@ class Ranks(unittest.TestCase):
                 self.assertTrue(json.loads(result.stdout)["pass"])
 
     def test_references_in_chunks_and_shards(self):
-        qwen = SOURCE / "tests/fixtures/hf/qwen2_moe"
+        qwen = HERE.source / "tests/fixtures/hf/qwen2_moe"
         for flags in (["--ranks", 4, "--context-parallel-size", 2,
                        "--expert-model-parallel-size", 4],
                       ["--ranks", 4, "--context-parallel-size", 2,
@@ -144,7 +124,7 @@ class Ranks(unittest.TestCase):
 
     def test_training_in_layouts_has_the_curve_of_one_rank(self):
         def curve(name, *flags):
-            save = FOLDER / f"layout_{name}"
+            save = HERE.folder / f"layout_{name}"
             result = run(*train_arguments(save, *flags, "--train-iters", 4))
             self.assertEqual(result.returncode, 0, result.stderr)
             return [line["loss"] for line in metrics(save) if "loss" in line]
@@ -164,23 +144,6 @@ class Ranks(unittest.TestCase):
                 for expected, loss in zip(one, found):
                     # The order of sums differs: rounding of f64, over four steps.
                     self.assertAlmostEqual(loss, expected, delta=1e-10)
-
-
-def main():
-    global TROUPE, SOURCE, FOLDER
-    TROUPE, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
-    with tempfile.TemporaryDirectory(prefix="troupe_ranks_") as folder:
-        FOLDER = pathlib.Path(folder)
-        (FOLDER / "config.json").write_text(json.dumps(CONFIG))
-        documents = [" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(40))
-                     for i in range(200)]
-        (FOLDER / "corpus.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in documents))
-        result = run("tokenize", "--input", FOLDER / "corpus.jsonl", "--output-prefix",
-                     FOLDER / "corpus")
-        if result.returncode != 0:
-            sys.exit(result.stderr)
-        unittest.main(argv=[sys.argv[0]])
 
 
 if __name__ == "__main__":

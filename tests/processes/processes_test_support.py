@@ -2,7 +2,6 @@
 small run. Scripts are called with TROUPE SOURCE_FOLDER PROGRAM_FOLDER LAUNCHER [TEST...]; LAUNCHER
 is mpirun, or one that launch.py stands for: torchrun, srun, hand."""
 
-import json
 import os
 import pathlib
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 import unittest
 import uuid
 
@@ -18,8 +16,10 @@ PROCESSES = 4
 FOLDED = ["--tensor-model-parallel-size", 2, "--expert-model-parallel-size", 2]
 PIPELINE = ["--pipeline-model-parallel-size", 2, "--tensor-model-parallel-size", 2]
 
-# What the script was called with, and a folder of its own.
-HERE = types.SimpleNamespace(troupe="", source=None, launcher=None, programs=None, folder=None)
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, metrics, run
+from rank_runs import make_corpus, train_arguments
+
 
 class Launcher:
     """Runs programs on several processes, all of which carry a mark of their own."""
@@ -78,30 +78,6 @@ def left_behind(mark, seconds=10):
     return found
 
 
-WORDS = "tin copper river of the a runs over stone and under bridge slow light mill wheel".split()
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "max_position_embeddings": 64, "moe_intermediate_size": 32, "num_experts": 4,
-    "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.01,
-}
-
-
-def run(*arguments):
-    return subprocess.run([HERE.troupe, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, check=False)
-
-
-def train_arguments(save, *flags):
-    return ["train", "--model", HERE.folder / "config.json", "--data-path", HERE.folder / "corpus", "--lr",
-            "1e-3", "--compute-dtype", "fp64", "--micro-batch-size", "2", "--global-batch-size",
-            "8", "--split", "90,10,0", "--threads", "2", "--save", save, *flags]
-
-
-def metrics(save):
-    return [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
-
-
 def numbers(save):
     """What must not depend on how ranks run."""
     return [{name: line[name] for name in ("step", "loss", "grad_norm", "val_loss") if name in line}
@@ -121,18 +97,8 @@ class ProcessesTest(unittest.TestCase):
         return result
 
 
-def make_corpus():
-    (HERE.folder / "config.json").write_text(json.dumps(CONFIG))
-    documents = [" ".join(WORDS[(i * j + i) % len(WORDS)] for j in range(40)) for i in range(200)]
-    (HERE.folder / "corpus.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in documents))
-    result = run("tokenize", "--input", HERE.folder / "corpus.jsonl", "--output-prefix",
-                 HERE.folder / "corpus")
-    if result.returncode != 0:
-        sys.exit(result.stderr)
-
-
 def main():
+    """As program_runs.main(); HERE also gets the launcher and the folder of test programs."""
     HERE.troupe, HERE.source = sys.argv[1], pathlib.Path(sys.argv[2])
     HERE.programs, HERE.launcher = pathlib.Path(sys.argv[3]), Launcher(sys.argv[4])
     with tempfile.TemporaryDirectory(prefix="troupe_processes_") as folder:
