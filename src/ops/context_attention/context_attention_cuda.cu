@@ -288,6 +288,7 @@ CudaKernel ring_attention_cuda_kernel(const OpView& op) {
   return checked(op, &forward<true>);
 }
 CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op) {
+  require_peers(shape_of(op).chunks.ranks, "gradients of keys travel");
   return checked(op, &backward<true>);
 }
 

@@ -1,7 +1,6 @@
 #include "ops/cuda/peer_exchange.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace troupe {
 namespace {
@@ -124,10 +123,10 @@ void gather_from_peers(const CudaKernelArguments& args, std::span<const PeerGath
   peers.meet(args);
 }
 
-std::array<const std::byte*, kMostPeers> read_from_peers(const CudaKernelArguments& args,
-                                                         int operand, int64_t bytes) {
+std::vector<const std::byte*> read_from_peers(const CudaKernelArguments& args, int operand,
+                                              int64_t bytes) {
   const CudaPeers& peers = *args.peers;
-  std::array<const std::byte*, kMostPeers> addresses{};
+  std::vector<const std::byte*> addresses(static_cast<size_t>(peers.size()));
   std::vector<PeerBlock> sends;
   std::vector<PeerBlock> receives;
   for (int place = 0; place < peers.size(); ++place) {

@@ -5,11 +5,11 @@
 // shapes. Everything is launched on the operation's stream.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "ops/cuda/peers.h"
 #include "ops/staging.h"
@@ -27,8 +27,8 @@ void gather_from_peers(const CudaKernelArguments& args, std::span<const PeerGath
 
 // Between two meetings: addresses of the first `bytes` of an operand of all members. Few bytes, in
 // operations that want staging memory for them (staged_section_bytes()).
-std::array<const std::byte*, kMostPeers> read_from_peers(const CudaKernelArguments& args,
-                                                         int operand, int64_t bytes);
+std::vector<const std::byte*> read_from_peers(const CudaKernelArguments& args, int operand,
+                                              int64_t bytes);
 
 // Terms that each member has in an operand, of which every member sums a share.
 struct PeerSum {

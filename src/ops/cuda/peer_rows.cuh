@@ -33,13 +33,34 @@ struct PeerRows {
 
 constexpr int kRowWarps = 8;
 
-// A warp's lane r has where the token's row lies on member r; -1: nowhere.
-__device__ __forceinline__ int64_t row_of_lane(const PeerSections& sections, const int32_t* slots,
-                                               int64_t token, const int64_t* begins, int lane) {
-  if (lane >= sections.ranks) return -1;
-  const int32_t slot = slots[token * sections.ranks + lane];
-  return slot < 0 ? -1 : begins[lane] + slot;
-}
+// Where a token's row lies on each member, -1: nowhere; spread over the lanes of its warp.
+class RowsOfToken {
+ public:
+  __device__ RowsOfToken(const PeerSections& sections, const int32_t* slots, int64_t token,
+                         const int64_t* begins, int lane) {
+#pragma unroll
+    for (int i = 0; i < kMostPeers / 32; ++i) {
+      const int member = i * 32 + lane;
+      if (member >= sections.ranks) continue;
+      const int32_t slot = slots[token * sections.ranks + member];
+      if (slot >= 0) rows_[i] = begins[member] + slot;
+    }
+  }
+  // All lanes ask for the same member.
+  __device__ int64_t on(int member) const {
+    return __shfl_sync(kAllLanes, member < 32 ? rows_[0] : rows_[1], member % 32);
+  }
+  // A bit for each member that has a row.
+  __device__ uint64_t members() const {
+    return __ballot_sync(kAllLanes, rows_[0] >= 0) |
+           uint64_t{__ballot_sync(kAllLanes, rows_[1] >= 0)} << 32;
+  }
+
+ private:
+  static_assert(kMostPeers == 64);
+  static constexpr unsigned kAllLanes = 0xffffffffU;
+  int64_t rows_[kMostPeers / 32] = {-1, -1};
+};
 
 // The beginnings of this rank's sections, which may be far away: once for each block.
 __device__ __forceinline__ void load_begins(const PeerSections& sections, int64_t* begins) {
@@ -60,7 +81,7 @@ __global__ void send_rows_kernel(const Unit* x, const int32_t* slots, PeerSectio
   const int64_t warps = int64_t{gridDim.x} * kRowWarps;
   for (int64_t token = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32; token < sections.tokens;
        token += warps) {
-    const int64_t own = row_of_lane(sections, slots, token, begins, lane);
+    const RowsOfToken own(sections, slots, token, begins, lane);
     for (int64_t begin = 0; begin < units; begin += 32 * kUnits) {
       Unit held[kUnits];
 #pragma unroll
@@ -70,7 +91,7 @@ __global__ void send_rows_kernel(const Unit* x, const int32_t* slots, PeerSectio
       }
       for (int step = 0; step < sections.ranks; ++step) {
         const int member = (sections.rank + step) % sections.ranks;
-        const int64_t row = __shfl_sync(0xffffffffU, own, member);
+        const int64_t row = own.on(member);
         if (row < 0) continue;
         Unit* to = targets.data[static_cast<size_t>(member)] + row * units;
 #pragma unroll
@@ -193,23 +214,23 @@ __global__ void sum_rows_kernel(PeerRows<const T> rows, const int32_t* slots, Pe
   const int64_t warps = int64_t{gridDim.x} * kRowWarps;
   for (int64_t token = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32; token < sections.tokens;
        token += warps) {
-    const int64_t own = row_of_lane(sections, slots, token, begins, lane);
-    const unsigned members = __ballot_sync(0xffffffffU, own >= 0);
-    const bool lacks = __popc(members) < sections.ranks;
+    const RowsOfToken own(sections, slots, token, begins, lane);
+    const uint64_t members = own.members();
+    const bool lacks = __popcll(members) < sections.ranks;
     // All lanes take part in the exchange of rows; those beyond the row have nothing to do.
     for (int64_t begin = 0; begin < width; begin += kSteps * 32 * kStep) {
       const auto at = [&](int step) { return begin + (step * 32 + lane) * kStep; };
       A total[kSteps][kStep] = {};
-      for (unsigned left = members; left != 0;) {
+      for (uint64_t left = members; left != 0;) {
         const bool first = left == members;
-        const int count = min(__popc(left), kRows);
+        const int count = min(__popcll(left), kRows);
         RawStep<T, kStep> rows_here[kRows][kSteps];
 #pragma unroll
         for (int k = 0; k < kRows; ++k) {
           if (k >= count) continue;
-          const int member = __ffs(static_cast<int>(left)) - 1;
+          const int member = __ffsll(static_cast<long long>(left)) - 1;
           left &= left - 1;
-          const int64_t row = __shfl_sync(0xffffffffU, own, member);
+          const int64_t row = own.on(member);
           const T* from = rows.data[static_cast<size_t>(member)] + row * width;
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {

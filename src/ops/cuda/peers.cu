@@ -1,4 +1,5 @@
 #include <chrono>
+#include <string>
 #include <thread>
 #include <type_traits>
 
@@ -201,7 +202,7 @@ __device__ __forceinline__ void sum_step(const PeerSums::Parameters& sums, void*
 }
 
 template <class T, class Sum, class Result>
-__global__ void sum_kernel(PeerSums::Parameters sums) {
+__global__ void sum_kernel(const __grid_constant__ PeerSums::Parameters sums) {
   constexpr int kElements = Pack<T>::kElements;
   const int of_piece = sums.terms + sums.results;
   void* const* pointers = sums.pointers.data() + static_cast<int>(blockIdx.y) * of_piece;
@@ -263,6 +264,12 @@ void CudaPeers::wait_on_host(const CudaKernelArguments& args,
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
+}
+
+void require_peers(int64_t ranks, const char* what) {
+  if (ranks <= kMostPeers) return;
+  throw_bad_request("--device cuda: " + std::string(what) + " between " + std::to_string(ranks) +
+                    " ranks; at most " + std::to_string(kMostPeers) + " are possible yet.");
 }
 
 void CudaPeers::meet(const CudaKernelArguments& args) const {

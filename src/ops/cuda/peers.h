@@ -43,7 +43,12 @@ namespace troupe {
 class NcclGroup;  // ops/cuda/nccl_group.h
 struct Op;
 
-inline constexpr int kMostPeers = 32;  // members of a group
+inline constexpr int kMostPeers = 64;      // members of a group that reach each other's memory
+inline constexpr int kMostMembers = 1024;  // of a staged group
+
+// Of operations that address members one by one, staged or not: refuses groups of more than
+// kMostPeers ranks. `what`: "rows of tokens travel".
+void require_peers(int64_t ranks, const char* what);
 
 // On each GPU, one for each kind of group: what the members tell each other, and what the rank
 // counts itself. All zero at first.
@@ -219,7 +224,7 @@ class PeerSums {
   void launch();
 
   static constexpr int kMost = 32;
-  static constexpr int kMostPointers = 400;
+  static constexpr int kMostPointers = kMostMembers + 1;
   struct Parameters {
     int count = 0;
     int terms = 0;

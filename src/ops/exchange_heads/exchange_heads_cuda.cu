@@ -134,11 +134,13 @@ void exchange(const CudaKernelArguments& args) {
 
 }  // namespace
 
-CudaKernel sequence_to_heads_cuda_kernel(const OpView&) {
+CudaKernel sequence_to_heads_cuda_kernel(const OpView& op) {
+  require_peers(op.attributes<ExchangeHeadsAttributes>().chunks.ranks, "heads travel");
   return &exchange<true>;
 }
 
-CudaKernel heads_to_sequence_cuda_kernel(const OpView&) {
+CudaKernel heads_to_sequence_cuda_kernel(const OpView& op) {
+  require_peers(op.attributes<ExchangeHeadsAttributes>().chunks.ranks, "heads travel");
   return &exchange<false>;
 }
 

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "ops/cuda/peer_exchange.h"
 #include "ops/cuda/peer_rows.cuh"
 #include "ops/exchange_rows/exchange_rows.h"
@@ -27,7 +29,7 @@ __global__ void exchange_counts_kernel(CountsOfRanks counts, int rank, int ranks
 void exchange(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   peers.meet(args);
-  const auto addresses =
+  const std::vector<const std::byte*> addresses =
       read_from_peers(args, 0, peers.size() * static_cast<int64_t>(sizeof(int32_t)));
   CountsOfRanks counts;
   for (size_t r = 0; r < addresses.size(); ++r) {
@@ -119,7 +121,9 @@ struct ReturnRows {
 
 }  // namespace
 
-CudaKernel exchange_counts_cuda_kernel(const OpView&) {
+// Refuses groups that are too large for all three.
+CudaKernel exchange_counts_cuda_kernel(const OpView& op) {
+  require_peers(op.input(0).shape[0], "rows of tokens travel");
   return &exchange;
 }
 

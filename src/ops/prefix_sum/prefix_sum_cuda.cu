@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/peer_exchange.h"
 #include "ops/prefix_sum/prefix_sum.h"
@@ -6,7 +8,7 @@ namespace troupe {
 namespace {
 
 struct Counts {
-  std::array<const int32_t*, kMostPeers> of{};  // of each rank
+  std::array<const int32_t*, kMostMembers> of{};  // of each rank
 };
 
 __global__ void prefix_sum_kernel(Counts counts, int rank, int ranks, const int32_t* previous,
@@ -26,7 +28,8 @@ void sum(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const int64_t elements = args.input(0).shape.elements();
   peers.meet(args);
-  const auto addresses = read_from_peers(args, 0, elements * static_cast<int64_t>(sizeof(int32_t)));
+  const std::vector<const std::byte*> addresses =
+      read_from_peers(args, 0, elements * static_cast<int64_t>(sizeof(int32_t)));
   Counts counts;
   for (size_t r = 0; r < addresses.size(); ++r) {
     counts.of[r] = reinterpret_cast<const int32_t*>(addresses[r]);

@@ -102,11 +102,13 @@ void push_back(const CudaKernelArguments& args) {
 
 }  // namespace
 
-CudaKernel push_rows_cuda_kernel(const OpView&) {
+CudaKernel push_rows_cuda_kernel(const OpView& op) {
+  require_peers(op.input(0).shape[1], "rows of tokens travel");
   return &push;
 }
 
-CudaKernel push_rows_back_cuda_kernel(const OpView&) {
+CudaKernel push_rows_back_cuda_kernel(const OpView& op) {
+  require_peers(op.input(0).shape[1], "rows of tokens travel");
   return &push_back;
 }
 

@@ -37,6 +37,12 @@ int current_gpu() {
   return gpu;
 }
 
+void refuse_larger_group(size_t size, size_t most, const std::string& kinds) {
+  if (size <= most) return;
+  throw_bad_request("--device cuda: a group of " + std::to_string(size) + " ranks (" + kinds +
+                    "); at most " + std::to_string(most) + " can work together.");
+}
+
 bool is_in(RankGroup kind, const Op& op) {
   return op.spec->group != nullptr && op.spec->group(op.attributes) == kind;
 }
@@ -183,11 +189,7 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
   group.communicator = communicators_.of(kind);
   Communicator& communicator = *group.communicator;
   const int size = communicator.size();
-  if (size > kMostPeers) {
-    throw_bad_request("--device cuda: a group of " + std::to_string(size) + " ranks (" +
-                      std::string(name_of(kind)) + "); at most " + std::to_string(kMostPeers) +
-                      " can work together.");
-  }
+  refuse_larger_group(static_cast<size_t>(size), kMostPeers, std::string(name_of(kind)));
 
   // This rank's operands, in the order of its collectives; and its messages, by receiver.
   std::vector<int64_t> operands;
@@ -320,10 +322,7 @@ void PeerConnection::connect_staged(Communicator& communicator,
     return is_staged(kind) && communicators_.of(kind) == &communicator;
   };
   const auto size = static_cast<size_t>(communicator.size());
-  if (size > kMostPeers) {
-    throw_bad_request("--device cuda: a group of " + std::to_string(size) + " ranks (" + kinds +
-                      "); at most " + std::to_string(kMostPeers) + " can work together.");
-  }
+  refuse_larger_group(size, kMostMembers, kinds);
   std::vector<int64_t> own(size + 1, 0);  // messages by receiver, then collectives
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
