@@ -32,7 +32,7 @@ test:  ## Build everything, then run every test that needs no GPU
 gpu-test:  ## Build with CUDA, then run the tests that need a GPU
 	@bash scripts/install_dependencies.sh build cuda
 	@bash scripts/build.sh cuda all
-	@ctest --preset gpu $(ARGS)
+	@bash scripts/run_tests.sh gpu $(ARGS)
 
 bench:  ## Build and run the benchmarks
 	@bash scripts/install_dependencies.sh $(dependencies)

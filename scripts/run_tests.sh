@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the tests of a built preset that need no GPU, on all cores, and ends with their number: the
-# test programs whole (run_programs.sh), then scripts and runs of several processes, which ctest
-# starts. Prints what failed, and fails if anything did.
-# Usage: scripts/run_tests.sh PRESET [CTEST_ARG...]
+# Runs the tests of a built preset that need no GPU, on all cores, or those that need one, one after
+# the other, and ends with their number: the test programs whole (run_programs.sh), then scripts and
+# runs of several processes, which ctest starts. Prints what failed, and fails if anything did.
+# Usage: scripts/run_tests.sh PRESET|gpu [CTEST_ARG...]
+#   gpu: those of the preset cuda that need a GPU.
 #   With arguments ctest runs what they select, e.g. -R Softmax, -L layout.
-#   JOBS in the environment: how many tests run at once (default: nproc).
+#   JOBS in the environment: how many tests without GPU run at once (default: nproc).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,17 +16,23 @@ if (($#)); then exec ctest --preset "$preset" "$@"; fi
 
 folder=build
 if [[ $preset != release ]]; then folder=build-$preset; fi
+which=(-not -name '*_gpu_tests')
+if [[ $preset == gpu ]]; then
+  folder=build-cuda
+  which=(-name '*_gpu_tests')
+  jobs=1
+fi
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT
 
-mapfile -t programs < <(find "$folder/tests" -maxdepth 1 -name '*_tests' -not -name '*_gpu_tests' | sort)
+mapfile -t programs < <(find "$folder/tests" -maxdepth 1 -name '*_tests' "${which[@]}" | sort)
 if ((${#programs[@]} == 0)); then
-  echo "error: no tests in $folder/tests; build them first: scripts/build.sh $preset all" >&2
+  echo "error: no tests in $folder/tests; build them first: scripts/build.sh ${preset/gpu/cuda} all" >&2
   exit 1
 fi
 limit_s=1800 # of a process: far more than it takes, so that none hangs for ever
 status=0
-bash scripts/run_programs.sh "$limit_s" "${programs[@]}" 2>&1 | tee "$results" || status=1
+JOBS=$jobs bash scripts/run_programs.sh "$limit_s" "${programs[@]}" 2>&1 | tee "$results" || status=1
 ctest --preset "$preset" -R '_test\.(sh|py)$|^processes/' -j "$jobs" | tee -a "$results" || status=1
 
 read -r passed failed < <(awk '
