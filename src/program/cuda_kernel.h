@@ -39,6 +39,7 @@ struct CudaTensor {
   DType dtype = DType::f32;
   Shape shape;
   const int32_t* live_rows = nullptr;  // on the GPU; nullptr: not ragged
+  int64_t expected_rows = 0;           // RowCount::expected
 
   template <class T>
   T* as() const {

@@ -116,44 +116,45 @@ __device__ __forceinline__ void for_loaded_steps(int64_t n, const Load& load,
   }
 }
 
-// A block for each row.
+// A block for each row that is expected; where more have come, blocks take further ones.
 template <class T, int kStep, ActivationFunction function>
 __global__ void activation_kernel(const T* x, RowWeights<accumulation_t<T>> weights, T* y,
                                   LiveRows rows, int64_t f, bool gated,
                                   Halves<accumulation_t<T>> halves) {
   using A = accumulation_t<T>;
-  const int64_t row = blockIdx.x;
-  if (row >= rows.count()) return;
-  const T* in = x + row * (gated ? 2 * f : f);
-  T* out = y + row * f;
-  int64_t slot = 0;
-  A weight = 0;
-  for_loaded_steps<kStep>(
-      f,
-      [=](int64_t i) {
-        ActivationStep<T, kStep> step{};
-        step.gate = load_raw<T, kStep>(in + i);
-        if (gated) step.up = load_raw<T, kStep>(in + f + i);
-        return step;
-      },
-      [&] {
-        slot = weights.slot(row);
-        weight = weights.of_slot(slot);
-      },
-      [&](int64_t i, const ActivationStep<T, kStep>& step) {
-        const Pack<T> gate = unpack(step.gate);
-        const Pack<T> up = unpack(step.up);
-        Pack<T> result;
+  const int64_t count = rows.count();
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const T* in = x + row * (gated ? 2 * f : f);
+    T* out = y + row * f;
+    int64_t slot = 0;
+    A weight = 0;
+    for_loaded_steps<kStep>(
+        f,
+        [=](int64_t i) {
+          ActivationStep<T, kStep> step{};
+          step.gate = load_raw<T, kStep>(in + i);
+          if (gated) step.up = load_raw<T, kStep>(in + f + i);
+          return step;
+        },
+        [&] {
+          slot = weights.slot(row);
+          weight = weights.of_slot(slot);
+        },
+        [&](int64_t i, const ActivationStep<T, kStep>& step) {
+          const Pack<T> gate = unpack(step.gate);
+          const Pack<T> up = unpack(step.up);
+          Pack<T> result;
 #pragma unroll
-        for (int j = 0; j < kStep; ++j) {
-          const A g = widen(gate.values[j]);
-          const A value = gated ? evaluate<function, T>(halves.gate(g)).value *
-                                      halves.linear(widen(up.values[j]))
-                                : evaluate<function, T>(g).value;
-          result.values[j] = round_to<T>(slot < 0 ? A(0) : value * weight);
-        }
-        store_step<T, kStep>(out + i, result);
-      });
+          for (int j = 0; j < kStep; ++j) {
+            const A g = widen(gate.values[j]);
+            const A value = gated ? evaluate<function, T>(halves.gate(g)).value *
+                                        halves.linear(widen(up.values[j]))
+                                  : evaluate<function, T>(g).value;
+            result.values[j] = round_to<T>(slot < 0 ? A(0) : value * weight);
+          }
+          store_step<T, kStep>(out + i, result);
+        });
+  }
 }
 
 // dx may be x: each element of a row is read before it is written, and by the same thread.
@@ -164,60 +165,62 @@ __global__ void activation_gradient_kernel(const T* x, const T* dy,
                                            bool gated, Halves<accumulation_t<T>> halves) {
   using A = accumulation_t<T>;
   __shared__ A shared[32];
-  const int64_t row = blockIdx.x;
-  if (row >= rows.count()) return;
+  const int64_t count = rows.count();
   const int64_t width = gated ? 2 * f : f;
-  const T* in = x + row * width;
-  const T* d_out = dy + row * f;
-  T* d_in = dx + row * width;
-  int64_t slot = 0;
-  A weight = 0;
-  A sum = 0;
-  for_loaded_steps<kStep>(
-      f,
-      [=](int64_t i) {
-        ActivationStep<T, kStep> step{};
-        step.gate = load_raw<T, kStep>(in + i);
-        if (gated) step.up = load_raw<T, kStep>(in + f + i);
-        step.d = load_raw<T, kStep>(d_out + i);
-        return step;
-      },
-      [&] {
-        slot = weights.slot(row);
-        weight = weights.of_slot(slot);
-      },
-      [&](int64_t i, const ActivationStep<T, kStep>& step) {
-        const Pack<T> gates = unpack(step.gate);
-        const Pack<T> ups = unpack(step.up);
-        const Pack<T> ds = unpack(step.d);
-        Pack<T> d_gate;
-        Pack<T> d_up;
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const T* in = x + row * width;
+    const T* d_out = dy + row * f;
+    T* d_in = dx + row * width;
+    int64_t slot = 0;
+    A weight = 0;
+    A sum = 0;
+    for_loaded_steps<kStep>(
+        f,
+        [=](int64_t i) {
+          ActivationStep<T, kStep> step{};
+          step.gate = load_raw<T, kStep>(in + i);
+          if (gated) step.up = load_raw<T, kStep>(in + f + i);
+          step.d = load_raw<T, kStep>(d_out + i);
+          return step;
+        },
+        [&] {
+          slot = weights.slot(row);
+          weight = weights.of_slot(slot);
+        },
+        [&](int64_t i, const ActivationStep<T, kStep>& step) {
+          const Pack<T> gates = unpack(step.gate);
+          const Pack<T> ups = unpack(step.up);
+          const Pack<T> ds = unpack(step.d);
+          Pack<T> d_gate;
+          Pack<T> d_up;
 #pragma unroll
-        for (int j = 0; j < kStep; ++j) {
-          const A g = widen(gates.values[j]);
-          const A d = widen(ds.values[j]);
-          if (gated) {
-            const A u = widen(ups.values[j]);
-            const A linear = halves.linear(u);
-            const auto phi = evaluate<function, T>(halves.gate(g));
-            sum += phi.value * linear * d;
-            const bool none = slot < 0;
-            d_gate.values[j] =
-                round_to<T>(none || halves.clamps_gate(g) ? A(0) : d * weight * linear * phi.slope);
-            d_up.values[j] =
-                round_to<T>(none || halves.clamps_linear(u) ? A(0) : d * weight * phi.value);
-          } else {
-            const auto phi = evaluate<function, T>(g);
-            sum += phi.value * d;
-            d_gate.values[j] = round_to<T>(slot < 0 ? A(0) : d * weight * phi.slope);
+          for (int j = 0; j < kStep; ++j) {
+            const A g = widen(gates.values[j]);
+            const A d = widen(ds.values[j]);
+            if (gated) {
+              const A u = widen(ups.values[j]);
+              const A linear = halves.linear(u);
+              const auto phi = evaluate<function, T>(halves.gate(g));
+              sum += phi.value * linear * d;
+              const bool none = slot < 0;
+              d_gate.values[j] = round_to<T>(
+                  none || halves.clamps_gate(g) ? A(0) : d * weight * linear * phi.slope);
+              d_up.values[j] =
+                  round_to<T>(none || halves.clamps_linear(u) ? A(0) : d * weight * phi.value);
+            } else {
+              const auto phi = evaluate<function, T>(g);
+              sum += phi.value * d;
+              d_gate.values[j] = round_to<T>(slot < 0 ? A(0) : d * weight * phi.slope);
+            }
           }
-        }
-        store_step<T, kStep>(d_in + i, d_gate);
-        if (gated) store_step<T, kStep>(d_in + f + i, d_up);
-      });
-  if (d_weights == nullptr || slot < 0) return;
-  sum = block_sum(sum, shared);
-  if (threadIdx.x == 0) d_weights[slot] = sum;
+          store_step<T, kStep>(d_in + i, d_gate);
+          if (gated) store_step<T, kStep>(d_in + f + i, d_up);
+        });
+    if (d_weights == nullptr || slot < 0) continue;
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) d_weights[slot] = sum;
+    if (row + gridDim.x < count) __syncthreads();  // before `shared` is used again
+  }
 }
 
 template <class A>
@@ -259,10 +262,11 @@ struct ActivationCuda {
     const bool packs = is_made_of_packs<T>(y[1]);
     with_function(attributes.function, [&](auto function) {
       constexpr ActivationFunction kFunction = decltype(function)::value;
-      launch(args, {static_cast<unsigned>(y[0]), threads_for_row(y[1], packs ? kPack : 1)},
+      const LiveRows rows(args.input(0));
+      launch(args, {static_cast<unsigned>(rows.expected), threads_for_row(y[1], packs ? kPack : 1)},
              packs ? activation_kernel<T, kPack, kFunction> : activation_kernel<T, 1, kFunction>,
-             args.in<T>(0), row_weights<A>(args, 1), args.out<T>(0), LiveRows(args.input(0)), y[1],
-             attributes.gated, Halves<A>(attributes));
+             args.in<T>(0), row_weights<A>(args, 1), args.out<T>(0), rows, y[1], attributes.gated,
+             Halves<A>(attributes));
     });
   }
 };
@@ -282,11 +286,13 @@ struct ActivationGradientCuda {
     }
     with_function(attributes.function, [&](auto function) {
       constexpr ActivationFunction kFunction = decltype(function)::value;
-      launch(args, {static_cast<unsigned>(dy[0]), threads_for_row(dy[1], packs ? kPack : 1)},
+      const LiveRows rows(args.input(0));
+      launch(args,
+             {static_cast<unsigned>(rows.expected), threads_for_row(dy[1], packs ? kPack : 1)},
              packs ? activation_gradient_kernel<T, kPack, kFunction>
                    : activation_gradient_kernel<T, 1, kFunction>,
-             args.in<T>(0), args.in<T>(1), row_weights<A>(args, 2), args.out<T>(0), d_weights,
-             LiveRows(args.input(0)), dy[1], attributes.gated, Halves<A>(attributes));
+             args.in<T>(0), args.in<T>(1), row_weights<A>(args, 2), args.out<T>(0), d_weights, rows,
+             dy[1], attributes.gated, Halves<A>(attributes));
     });
   }
 };

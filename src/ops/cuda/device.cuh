@@ -88,10 +88,13 @@ struct alignas(16) Pack {
 struct LiveRows {
   const int32_t* live = nullptr;
   int64_t bound = 0;
+  int64_t expected = 0;  // for sizes of launches
 
   LiveRows() = default;
   explicit LiveRows(const CudaTensor& tensor)
-      : live(tensor.live_rows), bound(tensor.shape.rank() == 0 ? 1 : tensor.shape[0]) {}
+      : live(tensor.live_rows),
+        bound(tensor.shape.rank() == 0 ? 1 : tensor.shape[0]),
+        expected(tensor.expected_rows > 0 ? std::min(tensor.expected_rows, bound) : bound) {}
   __device__ int64_t count() const {
     if (live == nullptr) return bound;
     const int64_t rows = *live;

@@ -172,6 +172,7 @@ CudaTensor CudaInterpreter::tensor(ValueId id) const {
   tensor.data = base + plan_.offset[static_cast<size_t>(id.index)];
   if (value.rows.valid()) {
     tensor.live_rows = this->tensor(value.rows.counter).as<int32_t>() + value.rows.element;
+    tensor.expected_rows = value.rows.expected;
   }
   return tensor;
 }
