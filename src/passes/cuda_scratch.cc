@@ -4,24 +4,17 @@
 #include "program/op_spec.h"
 
 namespace troupe {
-namespace {
-
-uint64_t align_scratch(uint64_t bytes) {
-  return (bytes + MemoryPlan::kAlignment - 1) / MemoryPlan::kAlignment * MemoryPlan::kAlignment;
-}
-
-}  // namespace
 
 CudaScratch cuda_scratch_of(const OpView& view) {
   const OpSpec& spec = *view.op.spec;
   CudaScratch scratch;
   if (spec.cuda_scratch_bytes != nullptr) {
-    scratch.own = align_scratch(spec.cuda_scratch_bytes(view));
+    scratch.own = MemoryPlan::aligned(spec.cuda_scratch_bytes(view));
   }
   if (spec.group == nullptr || spec.cuda_staging_bytes == nullptr) return scratch;
   const auto group = static_cast<size_t>(spec.group(view.op.attributes));
   const int32_t ranks = view.program.staged_groups()[group];
-  if (ranks > 0) scratch.staging = align_scratch(spec.cuda_staging_bytes(view, ranks));
+  if (ranks > 0) scratch.staging = MemoryPlan::aligned(spec.cuda_staging_bytes(view, ranks));
   return scratch;
 }
 

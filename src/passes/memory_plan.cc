@@ -15,10 +15,6 @@
 namespace troupe {
 namespace {
 
-uint64_t align(uint64_t bytes) {
-  return (bytes + MemoryPlan::kAlignment - 1) / MemoryPlan::kAlignment * MemoryPlan::kAlignment;
-}
-
 // From the operation that defines a value to the last one that needs it. A value that shares the
 // memory of another (its root) has no memory of its own.
 struct Lifetime {
@@ -71,7 +67,8 @@ void share_in_place(const Program& program, std::vector<Lifetime>& lifetimes) {
     const Lifetime& input_lifetime = lifetimes[static_cast<size_t>(input.index)];
     Lifetime& root = lifetimes[static_cast<size_t>(input_lifetime.root.index)];
     if (input_lifetime.last != index || root.last != index ||
-        align(program.value(input).bytes()) != align(program.value(output).bytes())) {
+        MemoryPlan::aligned(program.value(input).bytes()) !=
+            MemoryPlan::aligned(program.value(output).bytes())) {
       continue;
     }
     Lifetime& output_lifetime = lifetimes[static_cast<size_t>(output.index)];
@@ -284,7 +281,7 @@ std::vector<Bundle> bundle_values(const Program& program, const std::vector<Life
     blocks.reserve(bundle.values.size());
     for (const ValueId id : bundle.values) {
       const Lifetime& lifetime = lifetimes[static_cast<size_t>(id.index)];
-      const uint64_t bytes = align(program.value(id).bytes());
+      const uint64_t bytes = MemoryPlan::aligned(program.value(id).bytes());
       blocks.push_back({lifetime.first, lifetime.last, bytes});
       bundle.offsets.push_back(bundle.bytes);
       if (!within_a_run) bundle.bytes += bytes;
@@ -425,7 +422,7 @@ void count_live_bytes(const Program& program, const std::vector<Lifetime>& lifet
     const Value& value = program.value(ValueId{i});
     if (!is_transient(value) || lifetime.root != ValueId{i}) continue;
     const auto role = static_cast<size_t>(value.role);
-    const auto bytes = static_cast<int64_t>(align(value.bytes()));
+    const auto bytes = static_cast<int64_t>(MemoryPlan::aligned(value.bytes()));
     change[static_cast<size_t>(lifetime.first)][role] += bytes;
     change[static_cast<size_t>(lifetime.last) + 1][role] -= bytes;
   }
@@ -469,8 +466,8 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
     const Value& value = program.value(ValueId{i});
     if (!is_persistent(value.role) || is_state(value.role)) continue;
     plan.offset[static_cast<size_t>(i)] = plan.persistent_bytes;
-    plan.persistent_bytes += align(value.bytes());
-    plan.bytes_by_role[static_cast<size_t>(value.role)] += align(value.bytes());
+    plan.persistent_bytes += MemoryPlan::aligned(value.bytes());
+    plan.bytes_by_role[static_cast<size_t>(value.role)] += MemoryPlan::aligned(value.bytes());
   }
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
@@ -479,8 +476,8 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
       uint64_t& most = plan.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
       most = std::max(most, cuda_scratch_of(view).bytes());
     } else if (op.spec->scratch_bytes != nullptr) {
-      plan.scratch_bytes_per_thread =
-          std::max(plan.scratch_bytes_per_thread, align(op.spec->scratch_bytes(view)));
+      plan.scratch_bytes_per_thread = std::max(plan.scratch_bytes_per_thread,
+                                               MemoryPlan::aligned(op.spec->scratch_bytes(view)));
     }
   }
   return plan;
@@ -495,8 +492,8 @@ StateLayout::StateLayout(const StateTable& state) {
     for (int32_t i = 0; i < state.size(); ++i) {
       const StateTensor& tensor = state[StateId{i}];
       if ((tensor.role == Role::gradient) != gradients) continue;
-      const uint64_t size =
-          align(static_cast<uint64_t>(tensor.shape.elements()) * size_of(tensor.dtype));
+      const uint64_t size = MemoryPlan::aligned(static_cast<uint64_t>(tensor.shape.elements()) *
+                                                size_of(tensor.dtype));
       uint64_t& arena = tensor.on_host ? host_bytes : bytes;
       offset[static_cast<size_t>(i)] = arena;
       arena += size;
@@ -527,7 +524,7 @@ MemoryPlan plan_oracle(const Program& program, int threads, Device device) {
     if (!is_transient(value) || !lifetime.root.valid()) continue;
     uint64_t& arena = transient_bytes_of(plan, is_on_host(value.role));
     plan.offset[static_cast<size_t>(i)] = arena;
-    arena += align(value.bytes());
+    arena += MemoryPlan::aligned(value.bytes());
     if (std::find(results.begin(), results.end(), ValueId{i}) == results.end()) {
       plan.dead_after[static_cast<size_t>(lifetime.last)].push_back(ValueId{i});
     }
@@ -548,7 +545,7 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
     const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
     if (!is_transient(value) || !lifetime.root.valid()) continue;
     const uint64_t end = is_on_host(value.role) ? plan.host_transient_bytes : plan.transient_bytes;
-    TROUPE_CHECK(plan.offset[static_cast<size_t>(i)] + align(value.bytes()) <= end,
+    TROUPE_CHECK(plan.offset[static_cast<size_t>(i)] + MemoryPlan::aligned(value.bytes()) <= end,
                  value.name + " lies outside the transient arena");
     if (value.bytes() == 0) continue;  // overlaps nothing
     begins[static_cast<size_t>(lifetime.first)].push_back(ValueId{i});

@@ -50,6 +50,9 @@ struct StateLayout {
 
 struct MemoryPlan {
   static constexpr uint64_t kAlignment = 64;
+  static constexpr uint64_t aligned(uint64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   std::vector<uint64_t> offset;  // by ValueId, in the persistent or a transient arena
   uint64_t state_bytes = 0;

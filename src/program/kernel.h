@@ -16,6 +16,7 @@
 #include "base/shape.h"
 #include "base/thread_pool.h"
 #include "program/op.h"
+#include "program/select_kernel.h"
 
 namespace troupe {
 
@@ -74,18 +75,7 @@ using CpuKernel = void (*)(const KernelArguments&);
 // Kernel<T>::run for T = double, float or bf16 according to `dtype`; used by OpSpec::cpu_kernel.
 template <template <class> class Kernel>
 CpuKernel select_float_kernel(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return &Kernel<double>::run;
-    case DType::f32:
-      return &Kernel<float>::run;
-    case DType::bf16:
-      return &Kernel<bf16>::run;
-    default:
-      break;
-  }
-  TROUPE_CHECK(false, "no kernel for this dtype");
-  return nullptr;
+  return select_kernel_of<Kernel, bf16>(dtype);
 }
 
 }  // namespace troupe

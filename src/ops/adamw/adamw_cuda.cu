@@ -21,21 +21,32 @@ template <class A>
 struct DeviceAdamWFactors {
   A clip, keep, first_weight, second_decay, second_weight, inverse_root_bias, step_size, epsilon;
 
-  __device__ DeviceAdamWFactors(const AdamWScalarAddresses& scalars,
-                                const AdamWAttributes& attributes) {
+  __device__ A updated(A weight, A average, A square) const {
+    return weight * keep - step_size * average / (sqrt(square) * inverse_root_bias + epsilon);
+  }
+};
+
+// Computed by one thread of a block, into `shared`. All threads must call it.
+template <class A>
+__device__ DeviceAdamWFactors<A> adamw_factors(const AdamWScalarAddresses& scalars,
+                                               const AdamWAttributes& attributes,
+                                               DeviceAdamWFactors<A>& shared) {
+  if (threadIdx.x == 0) {
     const double learning_rate = *scalars.learning_rate;
     const double weight_decay = attributes.decay ? *scalars.weight_decay : 0.0;
     const auto step = static_cast<double>(*scalars.step);
-    clip = static_cast<A>(*scalars.coefficient);
-    keep = static_cast<A>(1 - learning_rate * weight_decay);
-    first_weight = static_cast<A>(1 - attributes.beta1);
-    second_decay = static_cast<A>(attributes.beta2);
-    second_weight = static_cast<A>(1 - attributes.beta2);
-    inverse_root_bias = static_cast<A>(1 / sqrt(1 - pow(attributes.beta2, step)));
-    step_size = static_cast<A>(learning_rate / (1 - pow(attributes.beta1, step)));
-    epsilon = static_cast<A>(attributes.epsilon);
+    shared.clip = static_cast<A>(*scalars.coefficient);
+    shared.keep = static_cast<A>(1 - learning_rate * weight_decay);
+    shared.first_weight = static_cast<A>(1 - attributes.beta1);
+    shared.second_decay = static_cast<A>(attributes.beta2);
+    shared.second_weight = static_cast<A>(1 - attributes.beta2);
+    shared.inverse_root_bias = static_cast<A>(1 / sqrt(1 - pow(attributes.beta2, step)));
+    shared.step_size = static_cast<A>(learning_rate / (1 - pow(attributes.beta1, step)));
+    shared.epsilon = static_cast<A>(attributes.epsilon);
   }
-};
+  __syncthreads();
+  return shared;
+}
 
 // So many elements that lie side by side, read and written at once.
 template <class T, int kCount>
@@ -59,22 +70,8 @@ __global__ void adamw_kernel(const G* gradient, T* parameter, accumulation_t<T>*
                              AdamWAttributes attributes) {
   using A = accumulation_t<T>;
   if (*scalars.skip != 0) return;
-  __shared__ A shared[8];
-  if (threadIdx.x == 0) {
-    const DeviceAdamWFactors<A> f(scalars, attributes);
-    shared[0] = f.clip;
-    shared[1] = f.keep;
-    shared[2] = f.first_weight;
-    shared[3] = f.second_decay;
-    shared[4] = f.second_weight;
-    shared[5] = f.inverse_root_bias;
-    shared[6] = f.step_size;
-    shared[7] = f.epsilon;
-  }
-  __syncthreads();
-  const A clip = shared[0], keep = shared[1], first_weight = shared[2], second_decay = shared[3],
-          second_weight = shared[4], inverse_root_bias = shared[5], step_size = shared[6],
-          epsilon = shared[7];
+  __shared__ DeviceAdamWFactors<A> shared;
+  const DeviceAdamWFactors<A> factors = adamw_factors(scalars, attributes, shared);
   const auto update = [=](int64_t i, auto count) {
     constexpr int kCount = decltype(count)::value;
     const Group<G, kCount> g = load_group<kCount>(gradient + i);
@@ -84,15 +81,15 @@ __global__ void adamw_kernel(const G* gradient, T* parameter, accumulation_t<T>*
     Group<T, kCount> rounded;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const A clipped = widen(g.values[j]) * clip;
+      const A clipped = widen(g.values[j]) * factors.clip;
       A average = widen(m.values[j]);
-      average = average + first_weight * (clipped - average);
+      average = average + factors.first_weight * (clipped - average);
       A square = widen(v.values[j]);
-      square = second_decay * square + second_weight * clipped * clipped;
+      square = factors.second_decay * square + factors.second_weight * clipped * clipped;
       m.values[j] = round_to<M>(average);
       v.values[j] = round_to<V>(square);
       A& weight = value.values[j];
-      weight = weight * keep - step_size * average / (sqrt(square) * inverse_root_bias + epsilon);
+      weight = factors.updated(weight, average, square);
       rounded.values[j] = round_to<T>(weight);
     }
     store_group(exp_avg + i, m);
@@ -203,19 +200,8 @@ __global__ void adamw_blocks_kernel(const G* gradient, T* parameter, float* mast
                                     int64_t columns, AdamWScalarAddresses scalars,
                                     AdamWAttributes attributes) {
   if (*scalars.skip != 0) return;
-  __shared__ float shared[8];
-  if (threadIdx.x == 0) {
-    const DeviceAdamWFactors<float> f(scalars, attributes);
-    shared[0] = f.clip;
-    shared[1] = f.keep;
-    shared[2] = f.first_weight;
-    shared[3] = f.second_decay;
-    shared[4] = f.second_weight;
-    shared[5] = f.inverse_root_bias;
-    shared[6] = f.step_size;
-    shared[7] = f.epsilon;
-  }
-  __syncthreads();
+  __shared__ DeviceAdamWFactors<float> shared;
+  const DeviceAdamWFactors<float> factors = adamw_factors(scalars, attributes, shared);
   const uint32_t lane = threadIdx.x % kMomentBlock;
   const uint32_t mean_draw = draw_of_lane(*scalars.step, MomentDraw::mean, lane);
   const uint32_t square_draw = draw_of_lane(*scalars.step, MomentDraw::square, lane);
@@ -227,14 +213,13 @@ __global__ void adamw_blocks_kernel(const G* gradient, T* parameter, float* mast
     const int64_t column = (block - row * row_blocks) * kMomentBlock + lane;
     const bool exists = column < columns;
     const int64_t i = row * columns + column;
-    const float clipped = exists ? widen(gradient[i]) * shared[0] : 0.0F;
+    const float clipped = exists ? widen(gradient[i]) * factors.clip : 0.0F;
     float average = load_moment(exp_avg, i, block, exists);
-    average = average + shared[2] * (clipped - average);
+    average = average + factors.first_weight * (clipped - average);
     float square = load_moment(exp_avg_sq, i, block, exists);
-    square = shared[3] * square + shared[4] * clipped * clipped;
+    square = factors.second_decay * square + factors.second_weight * clipped * clipped;
     if (exists) {
-      float weight = master[i];
-      weight = weight * shared[1] - shared[6] * average / (sqrt(square) * shared[5] + shared[7]);
+      const float weight = factors.updated(master[i], average, square);
       master[i] = weight;
       if constexpr (!std::is_same_v<T, float>) parameter[i] = round_to<T>(weight);
     }

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "ops/cuda/check.h"
 #include "program/cuda_kernel.h"
+#include "program/select_kernel.h"
 
 namespace troupe {
 
@@ -195,18 +196,7 @@ void allow_shared_bytes(void (*kernel)(Parameters...), size_t bytes) {
 // Kernel<T>::run for the type that `dtype` is on the GPU.
 template <template <class> class Kernel>
 CudaKernel select_cuda_kernel(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return &Kernel<double>::run;
-    case DType::f32:
-      return &Kernel<float>::run;
-    case DType::bf16:
-      return &Kernel<Bf16>::run;
-    default:
-      break;
-  }
-  TROUPE_CHECK(false, "no kernel for this dtype");
-  return nullptr;
+  return select_kernel_of<Kernel, Bf16>(dtype);
 }
 
 // Live elements of a tensor, on the GPU.

@@ -38,12 +38,7 @@ TensorView CpuInterpreter::view(ValueId id) const {
 }
 
 void CpuInterpreter::bind() {
-  size_t operand_count = 0;
-  for (int32_t index = 0; index < program_.op_count(); ++index) {
-    const Op& op = program_.op(index);
-    operand_count += op.input_count + op.output_count;
-  }
-  operands_.reserve(operand_count);  // spans into it must stay valid
+  operands_ = Operands<TensorView>(program_, [this](ValueId id) { return view(id); });
   ops_.reserve(static_cast<size_t>(program_.op_count()));
   std::byte* const scratch = arena_.data() + plan_.persistent_bytes + plan_.transient_bytes;
 
@@ -52,14 +47,9 @@ void CpuInterpreter::bind() {
     BoundOp bound;
     bound.kernel = op.spec->cpu_kernel(OpView{program_, op});
     TROUPE_CHECK(bound.kernel != nullptr, std::string("no CPU kernel for ") + op.spec->name);
-    const TensorView* first = operands_.data() + operands_.size();
-    for (const ValueId id : program_.inputs(op)) {
-      operands_.push_back(id.valid() ? view(id) : TensorView{});
-    }
-    for (const ValueId id : program_.outputs(op)) operands_.push_back(view(id));
     bound.arguments.attributes = &op.attributes;
-    bound.arguments.inputs = {first, op.input_count};
-    bound.arguments.outputs = {first + op.input_count, op.output_count};
+    bound.arguments.inputs = operands_.inputs(index, op);
+    bound.arguments.outputs = operands_.outputs(index, op);
     if (op.workspace.valid())
       bound.arguments.workspace = static_cast<std::byte*>(view(op.workspace).data);
     bound.arguments.scratch = scratch;

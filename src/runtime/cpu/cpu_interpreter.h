@@ -22,6 +22,7 @@
 #include "runtime/arena.h"
 #include "runtime/host_memory.h"
 #include "runtime/interpreter.h"
+#include "runtime/operands.h"
 #include "runtime/state_storage.h"
 
 namespace troupe {
@@ -62,7 +63,7 @@ class CpuInterpreter final : public Interpreter {
   Communicators communicators_;
   Arena arena_;
   HostMemory host_;
-  std::vector<TensorView> operands_;
+  Operands<TensorView> operands_;
   std::vector<BoundOp> ops_;
 };
 

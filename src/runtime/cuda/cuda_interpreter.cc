@@ -24,10 +24,6 @@ std::string range_name(const Op& op) {
   return name;
 }
 
-uint64_t align(uint64_t bytes) {
-  return (bytes + MemoryPlan::kAlignment - 1) / MemoryPlan::kAlignment * MemoryPlan::kAlignment;
-}
-
 }  // namespace
 
 CudaInterpreter::PinnedMemory::PinnedMemory(uint64_t bytes) {
@@ -58,7 +54,7 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
   for (const ValueId id : program.results()) {
     if (is_persistent(program.value(id).role)) continue;
     result_offset_[static_cast<size_t>(id.index)] = host_bytes;
-    host_bytes += align(program.value(id).bytes());
+    host_bytes += MemoryPlan::aligned(program.value(id).bytes());
   }
   host_ = std::make_unique<PinnedMemory>(host_bytes);
   make_streams();
@@ -188,12 +184,7 @@ TensorView CudaInterpreter::view(ValueId id) const {
 }
 
 void CudaInterpreter::bind() {
-  size_t operand_count = 0;
-  for (int32_t index = 0; index < program_.op_count(); ++index) {
-    const Op& op = program_.op(index);
-    operand_count += op.input_count + op.output_count;
-  }
-  operands_.reserve(operand_count);  // spans into it must stay valid
+  operands_ = Operands<CudaTensor>(program_, [this](ValueId id) { return tensor(id); });
   ops_.reserve(static_cast<size_t>(program_.op_count()));
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
@@ -203,14 +194,9 @@ void CudaInterpreter::bind() {
       throw_bad_request(std::string("--device cuda: the operation ") + op.spec->name +
                         " has no CUDA kernel yet. Use --device cpu.");
     }
-    const CudaTensor* first = operands_.data() + operands_.size();
-    for (const ValueId id : program_.inputs(op)) {
-      operands_.push_back(id.valid() ? tensor(id) : CudaTensor{});
-    }
-    for (const ValueId id : program_.outputs(op)) operands_.push_back(tensor(id));
     bound.arguments.attributes = &op.attributes;
-    bound.arguments.inputs = {first, op.input_count};
-    bound.arguments.outputs = {first + op.input_count, op.output_count};
+    bound.arguments.inputs = operands_.inputs(index, op);
+    bound.arguments.outputs = operands_.outputs(index, op);
     bound.arguments.scratch = scratch_of(op.place.queue);
     bound.arguments.staging = bound.arguments.scratch + cuda_scratch_of({program_, op}).own;
     bound.arguments.stream = stream_of(op.place.queue);

@@ -50,6 +50,7 @@
 #include "runtime/host_memory.h"
 #include "runtime/interpreter.h"
 #include "runtime/launch_order.h"
+#include "runtime/operands.h"
 #include "runtime/state_storage.h"
 
 struct CUevent_st;      // what cudaEvent_t points to
@@ -135,7 +136,7 @@ class CudaInterpreter final : public Interpreter {
   CUevent_st* begun_ = nullptr;      // of a run; nullptr: there is one stream
   std::array<CUevent_st*, kQueueCount> queue_ended_{};
   std::unique_ptr<CudaContext> context_;
-  std::vector<CudaTensor> operands_;
+  Operands<CudaTensor> operands_;
   std::vector<BoundOp> ops_;
   std::unique_ptr<PeerConnection> peers_;  // of programs that reach other ranks
   bool is_connected_ = false;
