@@ -31,7 +31,7 @@ test:  ## Build everything, then run every test that needs no GPU
 
 gpu-test:  ## Build with CUDA, then run the tests that need a GPU
 	@bash scripts/install_dependencies.sh build cuda
-	@bash scripts/build.sh cuda all
+	@bash scripts/build.sh cuda troupe,troupe_gpu_tests
 	@bash scripts/run_tests.sh gpu $(ARGS)
 
 bench:  ## Build and run the benchmarks
