@@ -73,6 +73,7 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
 CudaInterpreter::~CudaInterpreter() {
   cudaSetDevice(state_.gpu());
   if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  context_.reset();  // libraries may know the streams still
   for (CUevent_st* const event : events_) cudaEventDestroy(event);
   for (CUstream_st* const stream : streams_) {
     if (stream != nullptr && stream != stream_) cudaStreamDestroy(stream);

@@ -150,14 +150,21 @@ struct Plan {
   std::unordered_map<int64_t, void*> operands;
 };
 
+class Handle {
+ public:
+  Handle() { check(cudnnCreate(&handle_), "starting"); }
+  ~Handle() { cudnnDestroy(handle_); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  cudnnHandle_t get() const { return handle_; }
+
+ private:
+  cudnnHandle_t handle_ = nullptr;
+};
+
 // cuDNN's handle, and the plans of one context.
 class Attention {
  public:
-  Attention() { check(cudnnCreate(&handle_), "starting"); }
-  ~Attention() { cudnnDestroy(handle_); }
-  Attention(const Attention&) = delete;
-  Attention& operator=(const Attention&) = delete;
-
   // `workspace` bytes are there for it.
   Plan& plan(const PlanShape& shape, uint64_t workspace) {
     Plan& plan = plans_[shape];
@@ -166,14 +173,14 @@ class Attention {
   }
 
   void run(Plan& plan, CUstream_st* stream, std::byte* workspace) {
-    check(cudnnSetStream(handle_, stream), "choosing a stream");
-    check(plan.graph.execute(handle_, plan.operands, workspace), "attention");
+    check(cudnnSetStream(handle_.get(), stream), "choosing a stream");
+    check(plan.graph.execute(handle_.get(), plan.operands, workspace), "attention");
   }
 
  private:
   void build(const PlanShape& shape, int64_t limit, Plan& plan);
 
-  cudnnHandle_t handle_ = nullptr;
+  Handle handle_;  // outlives the plans that were made with it
   std::map<PlanShape, Plan> plans_;
 };
 
@@ -252,11 +259,11 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
                   shape.gradient ? "the gradient of attention" : "attention", shape.heads, d,
                   shape.groups, shape.queries, shape.keys, shape.window);
   check(graph.validate(), what);
-  check(graph.build_operation_graph(handle_), what);
+  check(graph.build_operation_graph(handle_.get()), what);
   check(graph.create_execution_plans({fe::HeurMode_t::A}), what);
   graph.deselect_workspace_greater_than(limit);
-  check(graph.check_support(handle_), what);
-  check(graph.build_plans(handle_), what);
+  check(graph.check_support(handle_.get()), what);
+  check(graph.build_plans(handle_.get()), what);
   int64_t workspace = 0;
   check(graph.get_workspace_size(workspace), what);
   if (workspace > limit) {
