@@ -197,6 +197,7 @@ std::vector<SlicePiece> pieces_of(const ParameterSlice& slice) {
       if (piece.shape.elements() > 0) pieces.push_back(piece);
       return;
     }
+    TROUPE_CHECK(dimension < Shape::kMaxRank, "a slice of more dimensions than there are");
     for (const IndexRange& range : slice.ranges[dimension]) {
       const int64_t step = dimension < single ? 1 : range.end - range.begin;
       for (int64_t begin = range.begin; begin < range.end; begin += step) {
@@ -275,6 +276,7 @@ std::vector<SliceRun> runs_of(const ParameterSlice& slice, const Shape& whole) {
   std::vector<SliceRun> runs;
   int64_t own = 0;
   const auto walk = [&](const auto& self, size_t dimension, int64_t before) -> void {
+    TROUPE_CHECK(dimension < Shape::kMaxRank, "a slice of more dimensions than there are");
     const int64_t base = before * whole[static_cast<int>(dimension)];
     for (const IndexRange& range : slice.ranges[dimension]) {
       if (dimension == last) {
