@@ -1,6 +1,5 @@
 // Sums over more ranks than any machine here has GPUs (ops/cuda/peers.h): terms are added in their
 // order, whatever their number, and rounded once.
-#include <bit>
 #include <cstdint>
 #include <gtest/gtest.h>
 #include <vector>
