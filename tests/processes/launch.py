@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Stands for launchers that know nothing of MPI: starts processes with the variables that these
-set, and ends all when one fails, as they do.
+set, and ends all when one fails, as they do, but only after a while in which those that are left
+may say what they miss.
 
 Usage: launch.py torchrun|srun|hand PROCESSES PROGRAM [ARG...]
 
@@ -18,7 +19,8 @@ import time
 import uuid
 
 POLL_S = 0.05
-GRACE_S = 1.5  # from asking the others to end to killing them
+ALONE_S = 1.5  # in which the others may end by themselves, when one has failed
+GRACE_S = 1.5  # from asking them to end to killing them
 
 
 def common_variables(kind, processes, port):
@@ -54,14 +56,17 @@ def main():
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, pass_on)
-    status, deadline = 0, None
+    status, failed_at, asked = 0, None, False
     while any(rank.poll() is None for rank in ranks):
         failed = [rank.returncode for rank in ranks if rank.returncode]
-        if failed and deadline is None:
-            status, deadline = min(failed), time.monotonic() + GRACE_S
+        if failed and failed_at is None:
+            status, failed_at = min(failed), time.monotonic()
+        since = 0 if failed_at is None else time.monotonic() - failed_at
+        if since > ALONE_S and not asked:
+            asked = True
             for rank in ranks:
                 rank.terminate()
-        if deadline is not None and time.monotonic() > deadline:
+        if since > ALONE_S + GRACE_S:
             for rank in ranks:
                 rank.kill()
         time.sleep(POLL_S)

@@ -56,6 +56,13 @@ class Launcher:
         return process
 
 
+def own_words(errors):
+    """The lines of Troupe itself. Open MPI 5 puts NUL bytes between lines, and warns of networks
+    that it cannot use."""
+    lines = errors.replace("\0", "").splitlines()
+    return [line for line in lines if line.startswith(("troupe: ", "rank "))]
+
+
 def marked(mark):
     """The processes that carry the mark in their environment, the launcher among them."""
     found = []
