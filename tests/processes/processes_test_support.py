@@ -4,6 +4,7 @@ is mpirun, or one that launch.py stands for: torchrun, srun, hand."""
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,10 @@ PIPELINE = ["--pipeline-model-parallel-size", 2, "--tensor-model-parallel-size",
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from program_runs import HERE, metrics, run
 from rank_runs import make_corpus, train_arguments
+
+# It puts NUL bytes between lines, and warns of networks that it cannot use.
+NOISE_OF_OPEN_MPI_5 = re.compile(
+    r"^\0*\[.*btl_tcp_proc\.c:.*Unable to find reachable pairing.*\n|\0", re.MULTILINE)
 
 
 class Launcher:
@@ -53,14 +58,9 @@ class Launcher:
                 os.kill(pid, signal.SIGKILL)
             process.stdout_text, process.stderr_text = process.communicate()
             process.stderr_text += "\n(did not end)"
+        if self.is_mpi:
+            process.stderr_text = NOISE_OF_OPEN_MPI_5.sub("", process.stderr_text)
         return process
-
-
-def own_words(errors):
-    """The lines of Troupe itself. Open MPI 5 puts NUL bytes between lines, and warns of networks
-    that it cannot use."""
-    lines = errors.replace("\0", "").splitlines()
-    return [line for line in lines if line.startswith(("troupe: ", "rank "))]
 
 
 def marked(mark):
