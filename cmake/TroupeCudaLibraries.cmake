@@ -36,9 +36,9 @@ set(troupe_missing "")
 
 # <variable>_INCLUDE and, with a soname, <variable>_LIBRARY, both from the same place if they can be:
 # the library next to the header comes first. Python packages have no libX.so, so the library is
-# looked for under its full name.
+# looked for under its full name. The folders <variable>_first come before those of the system.
 macro(troupe_find variable package header)
-  find_path(${variable}_INCLUDE ${header} PATHS ${troupe_include_folders})
+  find_path(${variable}_INCLUDE ${header} HINTS ${${variable}_first} PATHS ${troupe_include_folders})
   set(${variable}_found "${${variable}_INCLUDE}")
   mark_as_advanced(${variable}_INCLUDE)
   if(${variable}_found AND ${ARGC} GREATER 3)
@@ -54,8 +54,51 @@ macro(troupe_find variable package header)
   endif()
 endmacro()
 
+# Older ones write outside their memory in replayed CUDA graphs (src/runtime/cuda_libraries.h, which
+# looks again at run time).
+set(troupe_oldest_cudnn 9.15.1)
+
+# <is_old>: whether the folder has headers of a cuDNN that is too old; <is_new>: or new enough.
+function(troupe_judge_cudnn folder is_old is_new)
+  set(lines "")
+  if(EXISTS "${folder}/cudnn_version.h")
+    file(STRINGS "${folder}/cudnn_version.h" lines
+         REGEX "^#define CUDNN_(MAJOR|MINOR|PATCHLEVEL) +[0-9]+")
+  endif()
+  list(TRANSFORM lines REPLACE "^[^0-9]*([0-9]+).*$" "\\1")
+  list(JOIN lines "." version)
+  set(${is_old} FALSE PARENT_SCOPE)
+  set(${is_new} FALSE PARENT_SCOPE)
+  if(version VERSION_GREATER_EQUAL troupe_oldest_cudnn)
+    set(${is_new} TRUE PARENT_SCOPE)
+  elseif(version)
+    set(${is_old} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
+
+# A folder with one that is new enough comes before those of the system, and before what an earlier
+# configuration has chosen.
+set(TROUPE_CUDNN_first "")
+foreach(folder IN LISTS troupe_include_folders)
+  troupe_judge_cudnn("${folder}" is_old is_new)
+  if(is_new)
+    list(APPEND TROUPE_CUDNN_first "${folder}")
+  endif()
+endforeach()
+troupe_judge_cudnn("${TROUPE_CUDNN_INCLUDE}" is_old is_new)
+if(is_old)
+  unset(TROUPE_CUDNN_INCLUDE CACHE)
+  unset(TROUPE_CUDNN_LIBRARY CACHE)
+endif()
+
 # The versions that the figures in docs/benchmarks were measured with.
 troupe_find(TROUPE_CUDNN nvidia-cudnn-cu13==9.19.* cudnn.h libcudnn.so.9)
+troupe_judge_cudnn("${TROUPE_CUDNN_INCLUDE}" is_old is_new)
+set(troupe_found_old "")
+if(is_old AND TROUPE_CUDNN_found)
+  list(APPEND troupe_missing nvidia-cudnn-cu13==9.19.*)
+  set(troupe_found_old "\nThe cuDNN in ${TROUPE_CUDNN_INCLUDE} is too old.")
+endif()
 troupe_find(TROUPE_CUDNN_FRONTEND nvidia-cudnn-frontend==1.23.* cudnn_frontend.h)
 troupe_find(TROUPE_NCCL nvidia-nccl-cu13==2.28.* nccl.h libnccl.so.2)
 
@@ -69,9 +112,10 @@ if(troupe_missing)
   message(FATAL_ERROR "Builds with CUDA need libraries that were not found. Run\n"
     "  scripts/install_dependencies.sh cuda\n"
     "which is: python3 -m pip install --target build-dependencies --no-deps '${packages}'\n"
-    "or install cuDNN 9 (libcudnn9-dev-cuda-13), NCCL (libnccl-dev) and the headers of "
-    "cudnn-frontend from NVIDIA's repositories. Folders of Python packages elsewhere: "
-    "-DTROUPE_PYTHON_PACKAGES=<folder>; other folders: -DCMAKE_PREFIX_PATH=<folder>.")
+    "or install cuDNN ${troupe_oldest_cudnn} or newer (libcudnn9-dev-cuda-13), NCCL (libnccl-dev) "
+    "and the headers of cudnn-frontend from NVIDIA's repositories. Folders of Python packages "
+    "elsewhere: -DTROUPE_PYTHON_PACKAGES=<folder>; other folders: -DCMAKE_PREFIX_PATH=<folder>."
+    "${troupe_found_old}")
 endif()
 
 # As imported libraries, so that programs find them at run time where they were found now. Kernels

@@ -42,7 +42,7 @@ Finding find_cuda() {
 }
 
 Finding find_cuda_libraries() {
-  Finding finding{"cuda_libraries", {}, nlohmann::ordered_json::object(), {}};
+  Finding finding{"cuda_libraries", {}, nlohmann::ordered_json::object(), cuda_library_problem()};
   for (const auto& [name, version] : cuda_library_versions()) {
     finding.text += (finding.text.empty() ? "" : ", ") + fmt::format("{} {}", name, version);
     finding.value[name] = version;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "runtime/cuda_libraries.h"
 
 #ifdef TROUPE_WITH_CUDA
 #include <cuda_runtime.h>
@@ -30,9 +31,12 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
 
 void require_gpu() {
   const std::string reason = why_no_gpu();
-  if (reason.empty()) return;
-  throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
-                    "). Use --device cpu.");
+  if (!reason.empty()) {
+    throw_bad_request("--device cuda: no GPU can be used on this machine (" + reason +
+                      "). Use --device cpu.");
+  }
+  const std::string problem = cuda_library_problem();
+  if (!problem.empty()) throw_failed("--device cuda: " + problem + ".");
 }
 
 #ifdef TROUPE_WITH_CUDA

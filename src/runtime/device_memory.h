@@ -19,7 +19,8 @@ bool has_cuda();
 // Why no GPU can be used; empty when one can.
 std::string why_no_gpu();
 
-// Refuses --device cuda, as a bad request, where no GPU can be used.
+// Refuses --device cuda: as a bad request where no GPU can be used, as a failure where one of
+// CUDA's libraries must not be used (cuda_libraries.h).
 void require_gpu();
 
 // How many GPUs this process sees; 0 in builds without CUDA.
