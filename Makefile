@@ -1,6 +1,7 @@
 # The usual tasks. Every target works from a clean clone: what is missing is installed first.
 # Variables: PRESET (a configure preset of CMakePresets.json), JOBS, ARGS (passed to ctest),
-# FUZZ_SECONDS (for each fuzz target).
+# FUZZ_SECONDS (for each fuzz target), DEVICE (cpu or cuda, of quickstart; default: cuda where an
+# H100 or H200 and a CUDA toolkit are found).
 
 PRESET ?= release
 export JOBS ?= $(shell nproc)

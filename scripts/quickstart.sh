@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The quickstart: builds Troupe, prepares real English text from an installed Debian package, trains a
-# small Mixture-of-Experts model on it on this machine's CPU, and shows what it has learned.
+# small Mixture-of-Experts model on it, and shows what it has learned. It trains on the GPU where there
+# is one that Troupe is built for and a CUDA toolkit to do so, else on the CPU; DEVICE (cpu or cuda)
+# in the environment decides otherwise.
 #
 # Everything lies in runs/quickstart afterwards. Running it again goes on where it was interrupted;
 # a finished run is shown, not repeated (remove runs/quickstart to train anew).
@@ -11,7 +13,26 @@ run=runs/quickstart
 steps=360
 troupe=build/troupe
 
-bash scripts/build.sh release troupe
+# Compute capability 9.0, as cmake/TroupeCuda.cmake says, and nvcc 13 or newer.
+find_device() {
+  local nvcc
+  nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+  if nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x 9.0 >/dev/null &&
+    "$nvcc" --version 2>/dev/null | grep -E 'release (1[3-9]|[2-9][0-9])\.' >/dev/null; then
+    echo cuda
+  else
+    echo cpu
+  fi
+}
+
+device=${DEVICE:-$(find_device)}
+if [[ $device == cuda ]]; then
+  echo "Building for the GPU; DEVICE=cpu trains on the CPU."
+  bash scripts/install_dependencies.sh cuda
+  bash scripts/build.sh cuda troupe
+else
+  bash scripts/build.sh release troupe
+fi
 
 mkdir -p "$run"
 if [[ ! -f $run/data.idx ]]; then
@@ -19,7 +40,7 @@ if [[ ! -f $run/data.idx ]]; then
   "$troupe" tokenize --input "$text" --output-prefix "$run/data" --split-documents 1
 fi
 
-"$troupe" train --model quickstart --data-path "$run/data" --split 95,5,0 \
+"$troupe" train --device "$device" --model quickstart --data-path "$run/data" --split 95,5,0 \
   --seq-length 256 --micro-batch-size 8 --train-iters "$steps" \
   --lr 3e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 30 \
   --weight-decay 0.1 --adam-beta2 0.95 \
