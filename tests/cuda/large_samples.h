@@ -257,7 +257,7 @@ inline std::vector<LargeSample> large_samples() {
   add(kGroupedLinear, grouped_twice_sample(328, {0, 1705, 1705, 4700}, 5000));
   add(kGroupedLinear, grouped_twice_sample(1032, {0, 40, 40, 121}, 150));
 
-  for (const int32_t head_dim : {8, 20, 64, 96, 128, 192, 256}) {
+  for (const int32_t head_dim : {8, 20, 24, 40, 64, 72, 96, 120, 128, 192, 256}) {
     AttentionAttributes attributes{
         .batch = 2, .sequence = 150, .heads = 4, .groups = 2, .head_dim = head_dim, .scale = 0.11};
     add(kAttention, attention_sample(attributes));

@@ -400,6 +400,8 @@ std::vector<ContextCase> context_cases() {
   grouped.seed = 3;
   grouped.probability = 0.2;
   add("dropout", 4, grouped);
+  add("heads_of_40", 2,
+      {.batch = 1, .sequence = 300, .heads = 4, .groups = 2, .head_dim = 40, .scale = 0.16});
   return cases;
 }
 
