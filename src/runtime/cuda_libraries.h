@@ -19,7 +19,7 @@ std::string cuda_library_problem();
 // The same of one version of cuDNN, which is counted as cudnnGetVersion() does: 91501 is 9.15.1.
 // Older ones write outside their memory in the backward pass of attention where a replayed CUDA
 // graph contains it and the number of keys is no multiple of 128 (release notes of cudnn-frontend
-// 1.16.0; tests/layout/gpus_gpu_test.cc shows it with cuDNN 9.13).
+// 1.16.0; tests/layout/gpus_gpu_test.cc shows it with cuDNN 9.14).
 std::string cudnn_problem(size_t version);
 
 }  // namespace troupe
