@@ -37,7 +37,7 @@ ctest --preset "$preset" -R '_test\.(sh|py)$|^processes/' -j "$jobs" | tee -a "$
 
 read -r passed failed < <(awk '
   /^\[  PASSED  \]/ { passed += $4 }
-  /^\[  FAILED  \] .*\([0-9]+ ms\)$/ { ++failed }
+  /^\[  FAILED  \] .*\([0-9]+ ms\)$/ || /^\[  ENDED   \] / { ++failed }
   /tests passed, [0-9]+ tests failed out of [0-9]+/ { failed += $4; passed += $NF - $4 }
   END { print passed + 0, failed + 0 }' "$results")
 if ((failed)); then status=1; fi
