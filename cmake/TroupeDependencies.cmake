@@ -5,6 +5,16 @@ include_guard()
 add_library(troupe_dependencies INTERFACE)
 set(TROUPE_MISSING_PACKAGES "")
 
+# Packages that were unpacked, not installed (scripts/install_dependencies.sh): their libraries need
+# each other, which only the older of the two kinds of search paths in programs serves.
+set(troupe_unpacked "${CMAKE_SOURCE_DIR}/build-dependencies/debian/usr")
+if(EXISTS "${troupe_unpacked}")
+  list(APPEND CMAKE_PREFIX_PATH "${troupe_unpacked}")
+  set(folder "${troupe_unpacked}/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
+  target_link_options(troupe_dependencies INTERFACE
+    -Wl,--disable-new-dtags "-Wl,-rpath,${folder}" "-Wl,-rpath-link,${folder}")
+endif()
+
 # A header, searched in the usual places.
 function(troupe_need_header header package)
   string(MAKE_C_IDENTIFIER "TROUPE_HEADER_${header}" variable)
@@ -46,7 +56,7 @@ troupe_need_header(xxhash.h libxxhash-dev)
 troupe_need_header(toml++/toml.h libtomlplusplus-dev)
 troupe_need_header(cblas.h libopenblas-dev openblas openblas-pthread)
 
-find_library(TROUPE_CBLAS NAMES openblas cblas blas)
+find_library(TROUPE_CBLAS NAMES openblas cblas blas PATH_SUFFIXES openblas-pthread)
 mark_as_advanced(TROUPE_CBLAS)
 if(TROUPE_CBLAS)
   target_link_libraries(troupe_dependencies INTERFACE "${TROUPE_CBLAS}")

@@ -4,8 +4,14 @@
 # what it lacks. The group cuda, for machines with the CUDA toolkit, also installs Python packages
 # with the libraries that no toolkit contains into the folder build-dependencies: those that are
 # found nowhere else (cmake/TroupeCudaLibraries.cmake).
+#
+# Without root and sudo, packages are unpacked into build-dependencies/debian instead, where the build
+# finds their libraries; a compiler, cmake and ninja must be there already. --unpack does so for the
+# packages that it names, whether they are installed or not: the folder can then be copied to a
+# machine of the same distribution that reaches no network.
 # Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
 #   quickstart, cuda
+#        scripts/install_dependencies.sh --unpack PACKAGE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +29,43 @@ fuzz_packages=(clang:clang++)
 if ! grep -qs '^VERSION_ID="22.04"' /etc/os-release; then fuzz_packages+=(libclang-rt-dev); fi
 quickstart_packages=(bible-kjv:bible)
 cuda_packages=(cmake:cmake python3:python3 python3-pip:pip3)
+
+# As a tree like /, beside the list of packages that were asked for.
+unpacked=build-dependencies/debian
+
+log=$(mktemp)
+folder=$(mktemp -d)
+trap 'rm -rf "$log" "$folder"' EXIT
+
+# The packages, and what they need that the system lacks. Lists and archives are our own: apt's are
+# root's.
+unpack_debian_packages() {
+  local needed
+  apt() { apt-get -q -o Dir::State::Lists="$folder/lists" -o Dir::Cache="$folder" "$@"; }
+  echo "Unpacking Debian packages into $unpacked: $*"
+  mkdir -p "$folder/lists/partial" "$folder/archives/partial" "$unpacked"
+  if ! {
+    { apt update || true; } &&
+      apt --simulate --no-install-recommends install "$@" >"$folder/plan" &&
+      mapfile -t needed < <({
+        awk '$1 == "Inst" { print $2 }' "$folder/plan"
+        printf '%s\n' "$@"
+      } | sort -u) &&
+      (cd "$folder" && apt download "${needed[@]}")
+  } >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    echo "error: apt-get could not download: $*" >&2
+    exit 1
+  fi
+  for archive in "$folder"/*.deb; do dpkg-deb --extract "$archive" "$unpacked"; done
+  printf '%s\n' "$@" >>"$unpacked/packages"
+}
+
+if [[ ${1-} == --unpack ]]; then
+  shift
+  unpack_debian_packages "$@"
+  exit
+fi
 
 if (($# == 0)); then set -- build; fi
 wanted=()
@@ -44,26 +87,30 @@ for group in "$@"; do
   esac
 done
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-
 install_debian_packages() {
-  local missing=() as_root=() entry package status
+  local missing=() as_root=() unpacks=false entry package status command
+  if ((EUID != 0)); then
+    if command -v sudo >/dev/null; then as_root=(sudo); else unpacks=true; fi
+  fi
   for entry in "${wanted[@]}"; do
     package=${entry%%:*}
     if [[ $entry == *:* ]] && command -v "${entry#*:}" >/dev/null; then continue; fi
+    if grep -qsx "$package" "$unpacked/packages"; then continue; fi
+    if [[ $unpacks == true && $package == *openmpi* ]]; then continue; fi # must lie where it was built for
     status=$(dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null || true)
     if ! grep -qx installed <<<"$status"; then missing+=("$package"); fi
   done
   if ((${#missing[@]} == 0)); then return; fi
 
-  if ((EUID != 0)); then
-    if ! command -v sudo >/dev/null; then
-      echo "error: packages are missing and neither root nor sudo is available. Run as root:" >&2
-      echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
+  if [[ $unpacks == true ]]; then
+    for command in g++ make python3 cmake ninja; do
+      if command -v "$command" >/dev/null; then continue; fi
+      echo "error: $command is missing, and neither root nor sudo is available to install it." \
+        "(cmake and ninja also come with: python3 -m pip install --user cmake ninja)" >&2
       exit 1
-    fi
-    as_root=(sudo)
+    done
+    unpack_debian_packages "${missing[@]}"
+    return
   fi
 
   echo "Installing Debian packages: ${missing[*]}"

@@ -14,7 +14,14 @@ if (($# != 1)); then
   exit 2
 fi
 out_dir=$1
+# Installed, or unpacked by install_dependencies.sh.
+unpacked=$(dirname "$0")/../build-dependencies/debian
+bible=(bible)
 if ! command -v bible >/dev/null; then
+  bible=("$unpacked/usr/bin/bible" -p "$unpacked/usr/lib/")
+  export LD_LIBRARY_PATH=$unpacked/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
+if ! command -v "${bible[0]}" >/dev/null; then
   echo "error: the program 'bible' is missing; install it with: apt-get install bible-kjv" >&2
   exit 1
 fi
@@ -27,7 +34,7 @@ trap 'rm -f "$partial"' EXIT
 # (no common factor; their ratio is near the golden section) visits each once, and any run of
 # visits is spread evenly.
 export LC_ALL=C
-bible -f Gen1:1-Rev22:21 </dev/null | awk '
+"${bible[@]}" -f Gen1:1-Rev22:21 </dev/null | awk '
   {
     chapter = $1
     sub(/:.*/, "", chapter)
