@@ -243,8 +243,8 @@ int ranks_that_share(const Options& options, const ProcessGroup* group, Device d
 }
 
 int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) {
-  if (group == nullptr) return 0;
   require_gpu();
+  if (group == nullptr) return 0;
   const std::vector<int32_t>& ranks = group->ranks_of_machine();
   const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
   const auto count = static_cast<int32_t>(ranks.size());

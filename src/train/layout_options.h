@@ -41,8 +41,8 @@ int threads_of_rank(const Options& options, const ProcessGroup* group);
 int ranks_that_share(const Options& options, const ProcessGroup* group, Device device);
 
 // The GPU of a rank among those that this process sees: each rank of a machine has the next one, or
-// `ranks_per_gpu` of them share each. A bad request when there are too few. `group`: null for a run
-// of one rank.
+// `ranks_per_gpu` of them share each. A bad request when there are too few, or none can be used.
+// `group`: null for a run of one rank.
 //
 // A launcher may let each process see only some of a machine's GPUs (CUDA_VISIBLE_DEVICES). Where a
 // process sees too few for all ranks, its rank takes one of those, and require_own_gpu() tells.

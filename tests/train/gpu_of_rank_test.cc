@@ -2,14 +2,21 @@
 #include <gtest/gtest.h>
 
 #include "parallel/thread_group.h"
+#include "runtime/device_memory.h"
 #include "support/errors.h"
 #include "train/layout_options.h"
 
 namespace troupe::testing {
 namespace {
 
-TEST(GpuOfRank, IsTheFirstForARunOfOneRank) {
-  EXPECT_EQ(gpu_of_rank(nullptr, 0, 1), 0);
+TEST(GpuOfRank, IsTheFirstForARunOfOneRankWhereThereIsOne) {
+  if (why_no_gpu().empty()) {
+    EXPECT_EQ(gpu_of_rank(nullptr, 0, 1), 0);
+    return;
+  }
+  const std::string message =
+      message_of(ExitStatus::bad_request, [] { gpu_of_rank(nullptr, 0, 1); });
+  EXPECT_NE(message.find("Use --device cpu."), std::string::npos) << message;
 }
 
 TEST(GpuOfRank, RefusesMoreRanksThanGpus) {
