@@ -14,14 +14,13 @@ if (($# != 1)); then
   exit 2
 fi
 out_dir=$1
-# Installed, or unpacked by install_dependencies.sh.
-unpacked=$(dirname "$0")/../build-dependencies/debian
-bible=(bible)
-if ! command -v bible >/dev/null; then
-  bible=("$unpacked/usr/bin/bible" -p "$unpacked/usr/lib/")
-  export LD_LIBRARY_PATH=$unpacked/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-fi
-if ! command -v "${bible[0]}" >/dev/null; then
+unpacked=$(dirname "$0")/../build-dependencies/debian # by install_dependencies.sh
+if command -v bible >/dev/null; then
+  bible=(bible)
+elif [[ -x $unpacked/usr/bin/bible ]]; then
+  libraries=$unpacked/usr/lib/x86_64-linux-gnu:$unpacked/lib/x86_64-linux-gnu
+  bible=(env "LD_LIBRARY_PATH=$libraries" "$unpacked/usr/bin/bible" -p "$unpacked/usr/lib/")
+else
   echo "error: the program 'bible' is missing; install it with: apt-get install bible-kjv" >&2
   exit 1
 fi
