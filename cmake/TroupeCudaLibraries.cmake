@@ -58,8 +58,8 @@ endmacro()
 # looks again at run time).
 set(troupe_oldest_cudnn 9.15.1)
 
-# <is_old>: whether the folder has headers of a cuDNN that is too old; <is_new>: or new enough.
-function(troupe_judge_cudnn folder is_old is_new)
+# <is_new>: whether the folder has headers of a cuDNN that is new enough.
+function(troupe_judge_cudnn folder is_new)
   set(lines "")
   if(EXISTS "${folder}/cudnn_version.h")
     file(STRINGS "${folder}/cudnn_version.h" lines
@@ -67,36 +67,34 @@ function(troupe_judge_cudnn folder is_old is_new)
   endif()
   list(TRANSFORM lines REPLACE "^[^0-9]*([0-9]+).*$" "\\1")
   list(JOIN lines "." version)
-  set(${is_old} FALSE PARENT_SCOPE)
   set(${is_new} FALSE PARENT_SCOPE)
   if(version VERSION_GREATER_EQUAL troupe_oldest_cudnn)
     set(${is_new} TRUE PARENT_SCOPE)
-  elseif(version)
-    set(${is_old} TRUE PARENT_SCOPE)
   endif()
 endfunction()
 
-# A folder with one that is new enough comes before those of the system, and before what an earlier
-# configuration has chosen.
+# A folder with one that is new enough comes before those of the system, and before an older one
+# that an earlier configuration has chosen.
 set(TROUPE_CUDNN_first "")
 foreach(folder IN LISTS troupe_include_folders)
-  troupe_judge_cudnn("${folder}" is_old is_new)
+  troupe_judge_cudnn("${folder}" is_new)
   if(is_new)
     list(APPEND TROUPE_CUDNN_first "${folder}")
   endif()
 endforeach()
-troupe_judge_cudnn("${TROUPE_CUDNN_INCLUDE}" is_old is_new)
-if(is_old)
+troupe_judge_cudnn("${TROUPE_CUDNN_INCLUDE}" is_new)
+if(NOT is_new)
   unset(TROUPE_CUDNN_INCLUDE CACHE)
   unset(TROUPE_CUDNN_LIBRARY CACHE)
 endif()
 
 # The versions that the figures in docs/benchmarks were measured with.
-troupe_find(TROUPE_CUDNN nvidia-cudnn-cu13==9.19.* cudnn.h libcudnn.so.9)
-troupe_judge_cudnn("${TROUPE_CUDNN_INCLUDE}" is_old is_new)
+set(troupe_cudnn_package nvidia-cudnn-cu13==9.19.*)
+troupe_find(TROUPE_CUDNN ${troupe_cudnn_package} cudnn.h libcudnn.so.9)
+troupe_judge_cudnn("${TROUPE_CUDNN_INCLUDE}" is_new)
 set(troupe_found_old "")
-if(is_old AND TROUPE_CUDNN_found)
-  list(APPEND troupe_missing nvidia-cudnn-cu13==9.19.*)
+if(TROUPE_CUDNN_found AND NOT is_new)
+  list(APPEND troupe_missing ${troupe_cudnn_package})
   set(troupe_found_old "\nThe cuDNN in ${TROUPE_CUDNN_INCLUDE} is too old.")
 endif()
 troupe_find(TROUPE_CUDNN_FRONTEND nvidia-cudnn-frontend==1.23.* cudnn_frontend.h)

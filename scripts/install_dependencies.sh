@@ -37,6 +37,13 @@ log=$(mktemp)
 folder=$(mktemp -d)
 trap 'rm -rf "$log" "$folder"' EXIT
 
+# Ends with the end of the log.
+fail() {
+  tail -n 40 "$log" >&2
+  echo "error: $*" >&2
+  exit 1
+}
+
 # The packages, and what they need that the system lacks. Lists and archives are our own: apt's are
 # root's.
 unpack_debian_packages() {
@@ -53,9 +60,7 @@ unpack_debian_packages() {
       } | sort -u) &&
       (cd "$folder" && apt download "${needed[@]}")
   } >"$log" 2>&1; then
-    tail -n 40 "$log" >&2
-    echo "error: apt-get could not download: $*" >&2
-    exit 1
+    fail "apt-get could not download: $*"
   fi
   for archive in "$folder"/*.deb; do dpkg-deb --extract "$archive" "$unpacked"; done
   printf '%s\n' "$@" >>"$unpacked/packages"
@@ -120,9 +125,7 @@ install_debian_packages() {
     apt update || true
     apt install -y --no-install-recommends "${missing[@]}"
   } >"$log" 2>&1; then
-    tail -n 40 "$log" >&2
-    echo "error: apt-get could not install: ${missing[*]}" >&2
-    exit 1
+    fail "apt-get could not install: ${missing[*]}"
   fi
 }
 
@@ -133,9 +136,7 @@ install_python_packages() {
   echo "Installing Python packages into build-dependencies: ${missing[*]}"
   if ! python3 -m pip install --disable-pip-version-check --no-deps --upgrade \
     --target build-dependencies "${missing[@]}" >"$log" 2>&1; then
-    tail -n 40 "$log" >&2
-    echo "error: pip could not install: ${missing[*]}" >&2
-    exit 1
+    fail "pip could not install: ${missing[*]}"
   fi
 }
 
