@@ -26,7 +26,7 @@ build:  ## Build the program: build/troupe
 	@bash scripts/build.sh $(PRESET) troupe
 
 test:  ## Build everything, then run every test that needs no GPU
-	@bash scripts/install_dependencies.sh $(dependencies)
+	@bash scripts/install_dependencies.sh $(dependencies) readers
 	@bash scripts/build.sh $(PRESET) all
 	@bash scripts/run_tests.sh $(PRESET) $(ARGS)
 
@@ -49,7 +49,7 @@ format:  ## Format the sources in place
 	@bash scripts/install_dependencies.sh lint
 	@bash scripts/format.sh
 
-lint:  ## Check format, structure and clang-tidy (ARGS=--changed: only files changed since the last commit)
+lint:  ## Check format, structure, prose and clang-tidy (ARGS=--changed: only files changed since the last commit)
 	@bash scripts/install_dependencies.sh build lint
 	@bash scripts/lint.sh $(ARGS)
 

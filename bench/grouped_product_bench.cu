@@ -189,7 +189,7 @@ double measure_limit() {
   return 2.0 * kSide * kSide * kSide / ms / 1e9;
 }
 
-// Offsets of experts whose loads are even but for 10 %, or skewed like 1 / sqrt(i).
+// Offsets of experts whose loads are even within 10 %, or skewed like 1 / sqrt(i).
 std::vector<int32_t> draw_offsets(int64_t experts, int64_t rows, bool skewed) {
   std::vector<double> loads;
   double sum = 0;

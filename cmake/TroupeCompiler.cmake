@@ -1,8 +1,8 @@
 # Compiler and linker settings shared by every target.
 #
 # Numerics: results must not depend on the optimiser's mood, so -ffast-math stays off. The two
-# relaxations below change no value: they only say that nobody reads errno after a math function
-# and that nobody unmasks floating-point traps.
+# relaxations below change no value: they only say that nothing reads errno after a math function
+# and that nothing unmasks floating-point traps.
 include_guard()
 
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)

@@ -4,6 +4,21 @@
 include_guard()
 
 set(TROUPE_CUDA_ARCH "90a" CACHE STRING "GPU architectures, separated by commas, e.g. 90a,100a")
+string(REPLACE "," ";" architectures "${TROUPE_CUDA_ARCH}")
+if(NOT architectures)
+  message(FATAL_ERROR "TROUPE_CUDA_ARCH is empty: name the GPU's architecture, e.g. 90a for Hopper.")
+endif()
+foreach(architecture IN LISTS architectures)
+  if(NOT architecture MATCHES "^[0-9]+[af]?$")
+    message(FATAL_ERROR "TROUPE_CUDA_ARCH=${TROUPE_CUDA_ARCH}: '${architecture}' is no architecture. "
+                        "Write numbers as nvcc does, e.g. 90a or 90a,100a.")
+  endif()
+  # The experts' products on Hopper use instructions that plain 90 does not have.
+  if(architecture STREQUAL "90")
+    message(FATAL_ERROR "TROUPE_CUDA_ARCH=${TROUPE_CUDA_ARCH}: Hopper GPUs need 90a, with the a. Use "
+                        "-DTROUPE_CUDA_ARCH=90a.")
+  endif()
+endforeach()
 
 # CMake is told nothing about architectures: older versions do not know 90a.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
@@ -14,7 +29,6 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 include(TroupeCudaLibraries)
 
-string(REPLACE "," ";" architectures "${TROUPE_CUDA_ARCH}")
 foreach(architecture IN LISTS architectures)
   target_compile_options(troupe_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_${architecture},code=sm_${architecture}>")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Configures one preset and builds targets of it. When that builds the program, build/troupe is made
-# to point at it.
+# to point at it. Shows one line of progress; what the build prints goes to build.log in the preset's
+# folder, which is named when it fails.
 # Usage: scripts/build.sh PRESET TARGETS [CMAKE_OPTION...]     e.g. scripts/build.sh debug all
 #   TARGETS is one word: troupe (the program), all (program and tests), troupe_tests, <room>_tests,
 #   troupe_bench, or several of them separated by commas; or configure, which builds nothing.
@@ -35,7 +36,15 @@ if ! cmake --preset "$preset" "$@" >"$log" 2>&1; then
   exit 1
 fi
 if [[ $targets == configure ]]; then exit 0; fi
-cmake --build --preset "$preset" --target "${targets[@]}" -j "${JOBS:-$(nproc)}"
+
+# Messages of the compilers from the first that failed on; not the command lines, which are long.
+show_failure() {
+  sed -n '/^FAILED:/,$p' "$folder/build.log" | awk 'length($0) < 400' | head -n 100 >&2
+  echo "error: the build failed; all that it printed is in $folder/build.log." >&2
+  exit 1
+}
+NINJA_STATUS='[%f/%t] ' cmake --build --preset "$preset" --target "${targets[@]}" \
+  -j "${JOBS:-$(nproc)}" 2>&1 | bash scripts/show_build.sh "$folder/build.log" || show_failure
 
 if [[ " ${targets[*]} " =~ " "(troupe|all)" " && -x $folder/bin/troupe ]]; then
   mkdir -p build

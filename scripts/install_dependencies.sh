@@ -3,14 +3,16 @@
 # installs; says nothing when nothing is missing. On other systems it does nothing: the build names
 # what it lacks. The group cuda, for machines with the CUDA toolkit, also installs Python packages
 # with the libraries that no toolkit contains into the folder build-dependencies: those that are
-# found nowhere else (cmake/TroupeCudaLibraries.cmake).
+# found nowhere else (cmake/TroupeCudaLibraries.cmake). The group readers installs Hugging Face's
+# transformers 4 and 5, each into a folder of its own there, for tests/cli/hf_readers_test.py; where
+# PyPI cannot be reached it says so and goes on: that test is then skipped.
 #
 # Without root and sudo, packages are unpacked into build-dependencies/debian instead, where the build
 # finds their libraries; a compiler, cmake and ninja must be there already. --unpack does so for the
 # packages that it names, whether they are installed or not: the folder can then be copied to a
 # machine of the same distribution that reaches no network.
 # Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
-#   quickstart, cuda
+#   quickstart, cuda, readers
 #        scripts/install_dependencies.sh --unpack PACKAGE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -75,6 +77,7 @@ fi
 if (($# == 0)); then set -- build; fi
 wanted=()
 with_cuda=false
+with_readers=false
 for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
@@ -85,8 +88,11 @@ for group in "$@"; do
       wanted+=("${cuda_packages[@]}")
       with_cuda=true
       ;;
+    readers)
+      with_readers=true
+      ;;
     *)
-      echo "error: unknown group '$group'; the groups are build, lint, fuzz, quickstart and cuda." >&2
+      echo "error: unknown group '$group'; the groups are build, lint, fuzz, quickstart, cuda and readers." >&2
       exit 2
       ;;
   esac
@@ -140,5 +146,32 @@ install_python_packages() {
   fi
 }
 
+# Neither needs torch to read configurations and tokenizers. What fails here only skips a test.
+install_readers() {
+  local version target
+  for version in 4 5; do
+    target=build-dependencies/transformers-$version
+    if [[ -d $target/transformers ]]; then continue; fi
+    if ! command -v pip3 >/dev/null && ! (
+      wanted=(python3-pip:pip3)
+      install_debian_packages
+    ); then
+      echo "There is no pip: the tests that need transformers will be skipped." >&2
+      return
+    fi
+    echo "Installing Python packages into $target: transformers $version"
+    rm -rf "$target.new"
+    if ! python3 -m pip install --disable-pip-version-check --target "$target.new" \
+      "transformers==$version.*" jinja2 >"$log" 2>&1; then
+      tail -n 3 "$log" >&2
+      echo "pip could not install transformers $version: the tests that need it will be skipped." >&2
+      rm -rf "$target.new"
+      continue
+    fi
+    mv "$target.new" "$target"
+  done
+}
+
 if command -v dpkg-query >/dev/null; then install_debian_packages; fi
 if [[ $with_cuda == true ]]; then install_python_packages; fi
+if [[ $with_readers == true ]]; then install_readers; fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Format, structure and clang-tidy over the sources.
+# Format, structure, prose and clang-tidy over the sources.
 # Usage: scripts/lint.sh [--all | --tidy-only | --changed [COMMIT]]
-#   --all        format and structure, then clang-tidy over every src/**/*.cc (default)
+#   --all        format, structure and prose, then clang-tidy over every src/**/*.cc (default)
 #   --tidy-only  only clang-tidy over every src/**/*.cc
 #   --changed    like --all, but clang-tidy only over the .cc files of src/ that differ from COMMIT
 #                (default HEAD) or are new
@@ -12,6 +12,7 @@ mode=${1:---all}
 if [[ $mode != --tidy-only ]]; then
   bash scripts/format.sh --check
   python3 scripts/check_structure.py
+  python3 scripts/check_prose.py
 fi
 
 # All sources are checked eight at a time, as the sources of a unity build: a header is parsed once
@@ -52,8 +53,10 @@ esac
 files=$(python3 - "$folder" "$candidates" <<'PYTHON'
 import json, os, sys
 folder, candidates = sys.argv[1:]
+# Without those that a build writes first.
 compiled = [os.path.relpath(entry["file"])
-            for entry in json.load(open(folder + "/compile_commands.json"))]
+            for entry in json.load(open(folder + "/compile_commands.json"))
+            if os.path.exists(entry["file"])]
 wanted = set(candidates.split())
 print("\n".join(sorted(f for f in compiled if wanted == {"."} or f in wanted)))
 PYTHON

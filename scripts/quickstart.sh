@@ -51,9 +51,19 @@ losses=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "$run/metrics.jsonl")
 echo
 echo "A sample of 300 bytes, continuing \"In the beginning\":"
 echo "----------------------------------------------------------------"
-"$troupe" generate --load "$run" --prompt "In the beginning" --max-new-tokens 300 --temperature 0.7
+"$troupe" generate --load "$run" --prompt "In the beginning" --max-new-tokens 300 \
+  --temperature 0.7 | fold -s -w 79
 echo "----------------------------------------------------------------"
 LC_ALL=C printf 'Validation loss: %.4f nats per byte before training, %.4f after.\n' \
   "$(head -n 1 <<<"$losses")" "$(tail -n 1 <<<"$losses")"
-echo "Files: $run/metrics.jsonl (one line per logged step), $run/checkpoints/ (the model),"
-echo "       $run/text/ and $run/data.{bin,idx} (what it was trained on)."
+cat <<EOF
+Files in $run: metrics.jsonl, checkpoints/ (the model), text/ and
+data.{bin,idx} (what it was trained on).
+
+Next:
+  $troupe generate --load $run --prompt "And God said"
+  $troupe inspect --model quickstart --seq-length 64 --layer 0
+  $troupe plan --model qwen3-30b-a3b --bf16 --seq-length 4096 \\
+      --ranks 64 --expert-model-parallel-size 8 --fake-process-group
+To train on your own text: docs/getting_started.md.
+EOF

@@ -2,7 +2,7 @@
 //
 // While an Alarm lives, a thread of its own watches the clock. If the limit passes first, the text
 // goes to standard error and the process ends at once, with ExitStatus::failed: who waits for a
-// rank that never comes must not wait for ever, and silently. Any thread may make one.
+// rank that never comes must not wait forever, and silently. Any thread may make one.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace troupe {
 
 class Alarm {
  public:
-  // `text`: a sentence that says who waits where, and for whom.
+  // `text`: a sentence that says which rank waits where, and for which ranks.
   Alarm(std::chrono::milliseconds limit, std::string text);
   ~Alarm();
   Alarm(const Alarm&) = delete;

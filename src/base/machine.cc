@@ -1,6 +1,7 @@
 #include "base/machine.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <sched.h>
 #include <string>
@@ -29,6 +30,12 @@ uint64_t available_memory_bytes() {
     if (key == "MemAvailable:") return kib * 1024;
   }
   return 0;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
+  return name.data();
 }
 
 }  // namespace troupe

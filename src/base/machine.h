@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace troupe {
 
@@ -13,5 +14,8 @@ int installed_cores();
 // Bytes that can be allocated without swapping, as the kernel estimates (MemAvailable); 0 when the
 // kernel does not say.
 uint64_t available_memory_bytes();
+
+// The name by which the machine knows itself; "localhost" when it knows none.
+std::string host_name();
 
 }  // namespace troupe

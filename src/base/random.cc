@@ -85,7 +85,7 @@ inline double to_unit_interval(uint32_t high, uint32_t low) {
 // 2 artanh(s) / s = 2 + z r(z), z = s^2, r is interpolated at seven Chebyshev nodes of the z that
 // occur (relative error 5e-18).
 inline double log_of_unit(double x) {
-  constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcdU;  // as bits; kOne likewise
+  constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcdU;  // as bits, as kOne
   constexpr uint64_t kOne = 0x3ff0000000000000U;
   constexpr uint64_t kMantissa = 0x000fffffffffffffU;
   const uint64_t shifted = std::bit_cast<uint64_t>(x) + (kOne - kRootOfHalf);

@@ -19,6 +19,7 @@ enum class RandomStream : uint32_t {
   test = 6,
   random_logits = 7,  // forced balance of the router
   moments = 8,        // rounding of AdamW's moments to f8e4m3
+  logit_bias = 9,     // forced imbalance of the router; `substream` is the layer
 };
 
 // Four independent 32-bit words at position `index` of (seed, stream, substream).

@@ -17,10 +17,13 @@
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "train/initialize.h"
+#include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
 #include "train/rank_run.h"
 #include "train/step_profile.h"
+#include "train/terminal.h"
+#include "train/work_progress.h"
 
 namespace troupe {
 namespace {
@@ -28,6 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
+constexpr int kWarmUps = 3;
 constexpr int kRuns = 7;
 
 double median(std::vector<double> values) {
@@ -92,7 +96,8 @@ class BenchRank {
         step_options_(training_step_options(options, config)),
         state_(declare_model_state(config, compute_dtype_of(options), /*trained=*/true,
                                    {.run = std::move(layout), .rank = rank})),
-        planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_)) {}
+        planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_)),
+        progress_(options.quiet || rank != 0, "measuring", "steps") {}
 
   // On all ranks at once. Rank 0 prints.
   void run();
@@ -105,6 +110,7 @@ class BenchRank {
   }
   const Layout& layout() const { return state_.part.layout(); }
   void prepare();
+  void done_one() { progress_.show(++done_, kWarmUps + kRuns + (is_profiled() ? kRuns : 0)); }
   // The time of one step, in s: the longest of all ranks, since all have met.
   double time_step();
   void profile_step();
@@ -124,6 +130,8 @@ class BenchRank {
   const ModelState state_;
   PlannedStep planned_;
 
+  WorkProgress progress_;
+  uint64_t done_ = 0;     // steps
   ProfileLimits limits_;  // of a rank
   std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<Interpreter> interpreter_;
@@ -165,9 +173,10 @@ void BenchRank::prepare() {
   if (step.step_number.valid()) *interpreter_->view(step.step_number).as<int64_t>() = 0;
 
   // The first run touches all memory; on GPUs one is traced, and one captured as a graph.
-  for (int run = 0; run < 3; ++run) {
-    meet(group_, rank_);
+  for (int run = 0; run < kWarmUps; ++run) {
+    barrier(group_, rank_);
     interpreter_->run();
+    done_one();
   }
   const uint64_t allocated = storage_->bytes() +
                              (device_ == Device::cpu ? storage_->host_bytes() : 0) +
@@ -180,7 +189,7 @@ void BenchRank::prepare() {
 }
 
 double BenchRank::time_step() {
-  meet(group_, rank_);
+  barrier(group_, rank_);
   const auto start = Clock::now();
   interpreter_->run();
   const double own = std::chrono::duration<double>(Clock::now() - start).count();
@@ -197,15 +206,17 @@ void BenchRank::profile_step() {
   profile_ = std::make_unique<StepProfile>(*planned_.step.program);
   for (int run = 0; run < kRuns; ++run) {
     add_profiled_run(*interpreter_, group_, rank_, *profile_);
+    done_one();
   }
   tables_ =
       gather_from(group_, rank_, profiled_, describe_profile(*profile_, limits_, options_.op));
   profiles_ = gather_from(group_, rank_, profiled_, profile_json().dump());
   if (!options_.profile) return;
   const std::vector<int32_t> timelines = profiled_ranks(options_, ranks_below(options_.ranks));
-  const std::string note =
+  const WrittenTimelines written =
       write_timelines(options_, group_, rank_, /*step=*/1, timelines, *profile_);
-  if (rank_ == 0) fmt::print(stderr, "{}\n", note);
+  if (!written.fault.empty()) throw_failed(written.fault);
+  if (rank_ == 0) fmt::print(stderr, "{}\n", written.note);
 }
 
 double BenchRank::samples_per_step() const {
@@ -278,7 +289,7 @@ std::string BenchRank::text() const {
                              samples_per_step() / options_.ranks / step_time_;
   const std::string_view unit = on_gpu ? "GPU" : "rank";
   std::string text = fmt::format(
-      "limits {}on {}: {}flop/s in matrix products, {}/s copying\n",
+      "limits {}on {}, the best seen: {}flop/s in matrix products, {}/s copying\n",
       several ? fmt::format("of one of {} ranks ", options_.ranks) : "",
       on_gpu                 ? "the GPU"
       : pool_.threads() == 1 ? "one thread"
@@ -310,6 +321,7 @@ std::string BenchRank::text() const {
     text += fmt::format("; {} offloaded to the host", range_text(planned_host_bytes_));
   }
   text += "\n";
+  text = wrap_text(text, kDefaultColumns, 2);
   for (size_t i = 0; i < tables_.size(); ++i) {
     text += several ? fmt::format("\nRank {}\n", profiled_[i]) : "\n";
     text += tables_[i];
@@ -321,15 +333,24 @@ std::string BenchRank::text() const {
 void BenchRank::run() {
   prepare();
   std::vector<double> times;
-  for (int run = 0; run < kRuns; ++run) times.push_back(time_step());
+  for (int run = 0; run < kRuns; ++run) {
+    times.push_back(time_step());
+    done_one();
+  }
   step_time_ = median(std::move(times));
   profile_step();
+  progress_.clear();
+  if (profile_ != nullptr) limits_ = best_limits(limits_, *profile_);
+  limits_.flops =
+      std::max(limits_.flops, config_.training_flops_per_sequence(step_options_.sequence) *
+                                  samples_per_step() / options_.ranks / step_time_);
   if (rank_ == 0) fmt::print("{}", options_.json ? json() : text());
 }
 
 }  // namespace
 
 ExitStatus run_bench(const Options& options, ProcessGroup* processes) {
+  end_at_once_when_interrupted(/*quiet=*/!leads(processes));
   profiled_ranks(options);  // refuses ranks that there are not
   const ModelConfig config = load_model_config(options);
   const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));

@@ -1,32 +1,74 @@
-// `troupe convert`: a trained model as a Hugging Face folder. A Hugging Face folder as the source
-// is written again in the same dtype, bit for bit.
+// `troupe convert`: a trained model as a Hugging Face folder, with the files that came with it. A
+// Hugging Face folder as the source is written again in the same dtype, bit for bit, unless --dtype
+// says another.
 #include <cstdio>
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "base/units.h"
 #include "cli/command.h"
 #include "io/file.h"
 #include "io/hf_weights.h"
+#include "train/interrupt.h"
 #include "train/loaded_model.h"
+#include "train/model_source.h"
+#include "train/terminal.h"
+#include "train/work_progress.h"
 
 namespace troupe {
+namespace {
+
+std::optional<FileDType> file_dtype_of(const Options& options) {
+  if (options.dtype == "fp32") return FileDType::f32;
+  if (options.dtype == "bf16") return FileDType::bf16;
+  if (options.dtype == "fp16") return FileDType::f16;
+  TROUPE_CHECK(options.dtype.empty(), "a dtype among the choices");
+  return std::nullopt;
+}
+
+// The dtype to read weights in, from which they are rounded at most once.
+DType dtype_to_load(DType stored, const std::optional<FileDType>& written) {
+  if (!written || to_file_dtype(stored) == *written) return stored;
+  // A narrower run has master weights in f32; f64 is rounded when it is written.
+  return stored == DType::f64 ? DType::f64 : DType::f32;
+}
+
+}  // namespace
 
 ExitStatus run_convert(const Options& options) {
+  install_interrupt_handlers();
+  const std::string interrupted =
+      fmt::format("Interrupted. Nothing was written to {}.", options.save);
   const bool from_hf = path_exists(join_path(options.load, "config.json"));
   const SavedModel model = find_model(
       options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32, options.ckpt_step);
-  const ModelState state =
-      declare_model_state(model.config, model.compute_dtype, /*trained=*/false);
+  if (!model.passed_over.empty()) {
+    throw_failed(fmt::format("{} --ckpt-step {} converts that one.", model.passed_over,
+                             model.position.step));
+  }
+  const std::optional<FileDType> dtype = file_dtype_of(options);
+  HfExport what = export_of(model, dtype);  // first: it may refuse
+  const ModelState state = declare_model_state(
+      model.config, dtype_to_load(model.compute_dtype, dtype), /*trained=*/false);
+  what.dtype = dtype.value_or(to_file_dtype(model.compute_dtype));
   const StateStorage storage(state.table);
-  load_saved_model(model, state, storage);
+  {
+    WorkProgress progress(options.quiet, "loading", /*unit=*/{}, interrupted);
+    load_saved_model(model, state, storage, progress.report());
+  }
+  WorkProgress progress(options.quiet, "writing", /*unit=*/{}, interrupted);
   constexpr uint64_t kMegabyte = 1'000'000;
   save_hf_model(options.save, model.config, state, storage,
-                static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte);
+                static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
+                progress.report());
+  progress.clear();
   if (!options.quiet) {
-    fmt::print(stderr, "{}: {} with {} parameters in {}, {}\n", options.save,
-               model.config.hf_architecture,
-               format_count(static_cast<double>(model.config.parameter_count())),
-               name_of(model.compute_dtype), format_bytes(storage.bytes()));
+    const auto parameters = static_cast<uint64_t>(model.config.parameter_count());
+    const std::string text =
+        fmt::format("{}: {} with {} parameters in {}, {}", options.save,
+                    model.config.hf_architecture, format_count(static_cast<double>(parameters)),
+                    name_of(*what.dtype), format_bytes(parameters * size_of(*what.dtype)));
+    fmt::print(stderr, "{}\n", wrap_text(text, kDefaultColumns, 2));
   }
   return ExitStatus::done;
 }

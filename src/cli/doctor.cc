@@ -16,6 +16,7 @@
 #include "parallel/processes.h"
 #include "runtime/cuda_libraries.h"
 #include "runtime/device_memory.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
@@ -164,8 +165,10 @@ void print_json(const std::vector<Finding>& findings, bool healthy) {
 
 void print_text(const std::vector<Finding>& findings, bool healthy) {
   for (const Finding& finding : findings) {
-    fmt::print("{:<24} {}\n", finding.name, finding.text);
-    if (!finding.problem.empty()) fmt::print("  PROBLEM: {}.\n", finding.problem);
+    const std::string line = fmt::format("{:<24} {}", finding.name, finding.text);
+    fmt::print("{}\n", wrap_text(line, kDefaultColumns, 25));
+    if (finding.problem.empty()) continue;
+    fmt::print("{}\n", wrap_text("  PROBLEM: " + finding.problem + ".", kDefaultColumns, 2));
   }
   fmt::print("{}\n", healthy ? "All is well." : "Troupe will not work well here.");
 }

@@ -1,19 +1,25 @@
 // `troupe eval`: validation loss of a model on a data set.
 //
 // Of several ranks each loads its part of the model; all evaluate together, as in a training run.
+#include <cmath>
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
+#include "base/units.h"
 #include "cli/command.h"
 #include "data/tokenizer.h"
 #include "parallel/group_schedule.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
+#include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/loaded_model.h"
 #include "train/model_options.h"
+#include "train/progress.h"
 #include "train/rank_run.h"
+#include "train/work_progress.h"
 
 namespace troupe {
 namespace {
@@ -22,7 +28,9 @@ namespace {
 struct EvaluatedModel {
   SavedModel model;
   std::vector<EvaluationSet> sets = {};
+  int64_t samples = 0;  // of each set
   std::shared_ptr<const RunLayout> layout = {};
+  bool byte_tokens = false;
 };
 
 // One rank. Construction allocates nothing that is large.
@@ -40,8 +48,7 @@ class EvalRank {
         state_(declare_model_state(evaluated.model.config, evaluated.model.compute_dtype,
                                    /*trained=*/false, {.run = evaluated.layout, .rank = rank})),
         plan_(plan_evaluation(evaluated.model.config, state_, evaluated.sets,
-                              options.micro_batch_size,
-                              options.eval_iters * options.micro_batch_size,
+                              options.micro_batch_size, evaluated.samples,
                               options.loss_chunk_tokens, pool_.threads(), device_of(options))) {}
 
   // On all ranks at once. Rank 0 prints.
@@ -52,14 +59,24 @@ class EvalRank {
       verify_collectives(*group_, rank_, *plan_.step.program, state_.part.layout());
     }
     const StateStorage storage(state_.table, device_of(options_), gpu_);
-    load_saved_model(evaluated_.model, state_, storage);
+    const bool quiet = options_.quiet || rank_ != 0;
+    {
+      WorkProgress progress(quiet, "loading");
+      load_saved_model(evaluated_.model, state_, storage, progress.report());
+    }
     Evaluation evaluation(std::move(plan_), storage, pool_, evaluated_.sets, state_.part, group_,
                           {.one_stream = options_.ranks_per_gpu > 1});
-    const std::vector<EvaluationResult> results = evaluation.run();
+    std::vector<EvaluationResult> results;
+    {
+      WorkProgress progress(quiet, "evaluating", "batches");
+      results = evaluation.run(progress.report());
+    }
+    require_finite(results);
     if (rank_ == 0) print(results);
   }
 
  private:
+  void require_finite(const std::vector<EvaluationResult>& results) const;
   void print(const std::vector<EvaluationResult>& results) const;
 
   const Options& options_;
@@ -71,6 +88,18 @@ class EvalRank {
   const ModelState state_;
   EvaluationPlan plan_;
 };
+
+// The weights are finite: load_saved_model has looked.
+void EvalRank::require_finite(const std::vector<EvaluationResult>& results) const {
+  for (const EvaluationResult& result : results) {
+    if (std::isfinite(result.loss)) continue;
+    throw_failed(fmt::format(
+        "The validation loss{} of {} (step {}) is {}: its weights are finite, and what it computes "
+        "from them is not. The run has diverged; take an earlier checkpoint (--ckpt-step).",
+        result.name.empty() ? "" : " on " + result.name, evaluated_.model.path,
+        evaluated_.model.position.step, std::abs(result.loss)));  // NaN may carry a sign
+  }
+}
 
 void EvalRank::print(const std::vector<EvaluationResult>& results) const {
   if (options_.json) {
@@ -86,31 +115,45 @@ void EvalRank::print(const std::vector<EvaluationResult>& results) const {
     return;
   }
   for (const EvaluationResult& result : results) {
-    fmt::print("validation loss {:.4f} nats per token over {} tokens{} (step {})\n", result.loss,
-               result.tokens, result.name.empty() ? "" : fmt::format(" of {}", result.name),
+    fmt::print("validation loss {:.4f} nats/token | {} | {} tokens{} | step {}\n", result.loss,
+               loss_for_comparison(result.loss, evaluated_.byte_tokens),
+               format_count(static_cast<double>(result.tokens)),
+               result.name.empty() ? "" : fmt::format(" of {}", result.name),
                evaluated_.model.position.step);
   }
 }
 
 }  // namespace
 
-ExitStatus run_eval(const Options& options, ProcessGroup* processes) {
-  EvaluatedModel evaluated{
-      .model = find_model(options.load, compute_dtype_of(options), options.ckpt_step)};
+ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
+  end_at_once_when_interrupted(/*quiet=*/!leads(processes));
+  EvaluatedModel evaluated{.model = find_model(said.load, compute_dtype_of(said), said.ckpt_step)};
   const SavedModel& model = evaluated.model;
-  const auto tokenizer = make_tokenizer(tokenizer_of(model, options));
-  Options of_sequences = options;
-  of_sequences.seq_length = options.seq_length.value_or(model.sequence());
+  if (leads(processes) && !model.passed_over.empty()) {
+    std::fprintf(stderr, "Warning: %s\n", model.passed_over.c_str());
+  }
+  const Options options = evaluation_options(model, said);
+  std::string note;  // texts are not read here
+  const TokenizerModel tokenizer_model = tokenizer_of(model, options, note);
+  evaluated.byte_tokens = tokenizer_model.type == "byte";
+  const auto tokenizer = make_tokenizer(tokenizer_model);
+  // The made-up tokens are those of the tokenizer's vocabulary, as in training.
+  DataSets mock;
+  if (options.mock_data) {
+    mock = open_run_data(options, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
+  }
   evaluated.sets = open_evaluation_sets(
       options,
-      {.sequence_length = *of_sequences.seq_length,
+      {.sequence_length = *options.seq_length,
        .seed = model.from_checkpoint ? model.identity.seed : static_cast<uint64_t>(options.seed),
        .vocab_size = model.config.vocab_size,
        .eod = tokenizer->eod(),
+       .pad = tokenizer->pad(),
        .eod_mask_loss = options.eod_mask_loss},
-      /*data=*/nullptr);
+      options.mock_data ? &mock : nullptr);
+  evaluated.samples = evaluation_samples(model, options);
   evaluated.layout =
-      std::make_shared<const RunLayout>(run_layout_of(of_sequences, model.config, processes));
+      std::make_shared<const RunLayout>(run_layout_of(options, model.config, processes));
   run_all_ranks(
       options, processes,
       [&](int32_t rank, ProcessGroup* group) {

@@ -16,6 +16,7 @@
 #include "train/loaded_model.h"
 #include "train/model_options.h"
 #include "train/rank_run.h"
+#include "train/work_progress.h"
 
 namespace troupe {
 namespace {
@@ -40,7 +41,12 @@ int32_t context_of(const Task& task, const Options& options) {
 
 Task make_task(const Options& options, const ProcessGroup* processes) {
   Task task{.model = find_model(options.load, compute_dtype_of(options), options.ckpt_step)};
-  task.tokenizer = make_tokenizer(tokenizer_of(task.model, options));
+  if (leads(processes) && !task.model.passed_over.empty()) {
+    std::fprintf(stderr, "Warning: %s\n", task.model.passed_over.c_str());
+  }
+  std::string note;
+  task.tokenizer = make_tokenizer(tokenizer_of(task.model, options, note));
+  if (leads(processes) && !note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
   const int32_t ids = task.tokenizer->vocab_size();
   if (ids > task.model.config.vocab_size) {
     throw_bad_request(fmt::format("The {} tokenizer has {} ids, the model only {}.",
@@ -92,11 +98,17 @@ class GenerateRank {
       verify_collectives(*group_, rank_, *plan_.step.program, state_.part.layout());
     }
     const StateStorage storage(state_.table, device_of(options_), gpu_);
-    load_saved_model(task_.model, state_, storage);
-    meet(group_, rank_);  // a rank may have read from a slow disk; collectives wait within a limit
+    {
+      WorkProgress progress(options_.quiet || rank_ != 0, "loading");
+      load_saved_model(task_.model, state_, storage, progress.report());
+    }
+    // A rank may have read from a slow disk; collectives wait within a limit.
+    barrier(group_, rank_);
     const bool writes = rank_ == 0 && !options_.json;
     if (writes) std::fwrite(options_.prompt.data(), 1, options_.prompt.size(), stdout);
     std::string text;
+    uint64_t count = 0;
+    WorkProgress progress(options_.quiet || rank_ != 0 || !options_.json, "generating", "tokens");
     const auto emit = [&](int32_t token) {
       const std::string_view piece = task_.tokenizer->piece(token);
       text += piece;
@@ -104,7 +116,9 @@ class GenerateRank {
         std::fwrite(piece.data(), 1, piece.size(), stdout);
         std::fflush(stdout);
       }
-      return !interrupt_requested();
+      if (interrupt_requested()) return false;
+      progress.show(++count, static_cast<uint64_t>(options_.max_new_tokens));
+      return true;
     };
     const std::vector<int32_t> tokens =
         generate(std::move(plan_), storage, pool_, task_.prompt, task_.generation, emit,
@@ -134,8 +148,7 @@ class GenerateRank {
 }  // namespace
 
 ExitStatus run_generate(const Options& options, ProcessGroup* processes) {
-  const bool leads = processes == nullptr || processes->own_ranks().front() == 0;
-  install_interrupt_handlers(/*quiet=*/!leads);
+  install_interrupt_handlers(/*quiet=*/!leads(processes));
   const Task task = make_task(options, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(

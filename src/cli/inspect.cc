@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <unistd.h>
 
 #include "cli/command.h"
 #include "passes/memory_plan.h"
@@ -12,15 +13,17 @@
 #include "program/op_spec.h"
 #include "program/print.h"
 #include "program/verify.h"
+#include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kChartWidth = 84;
+constexpr int kChartWidth = 79;
 
 struct Inspected {
   std::unique_ptr<Program> program;
@@ -183,6 +186,7 @@ void print_json(const Options& options, const Inspected& inspected, const PrintO
 }  // namespace
 
 ExitStatus run_inspect(const Options& options) {
+  end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(options);
   PrintOptions filters = filters_of(options, config);
   const Inspected inspected = build(options, config);
@@ -193,9 +197,12 @@ ExitStatus run_inspect(const Options& options) {
   filters.live_bytes = inspected.plan.live_bytes;
   filters.bytes_by_role = inspected.plan.bytes_by_role;
   filters.host_bytes_by_role = inspected.plan.host_bytes_by_role;
-  std::string text = print_program(*inspected.program, filters);
+  const int columns = terminal_columns(STDOUT_FILENO);
+  std::string text = fit_lines(print_program(*inspected.program, filters), columns);
   if (!filters.layer && !filters.micro_batch && !filters.phase) {
-    text += "\n" + draw_live_bytes(*inspected.program, inspected.plan.live_bytes, kChartWidth);
+    const std::string chart =
+        draw_live_bytes(*inspected.program, inspected.plan.live_bytes, kChartWidth);
+    text += "\n" + fit_lines(chart, columns);
     const std::string exchange = text_of(measure_exposure(*inspected.program));
     if (!exchange.empty()) text += "\nexpert exchange: " + exchange + "\n";
   }

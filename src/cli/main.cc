@@ -15,8 +15,11 @@
 
 #include "cli/command.h"
 #include "parallel/launch.h"
+#include "parallel/post/secret.h"
 #include "parallel/processes.h"
 #include "train/command_line.h"
+#include "train/rank_run.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
@@ -42,28 +45,61 @@ void refuse_foreign_launch(const Options& options) {
       count + " ...");
 }
 
-// Do ranks do the command's work? If not, each process does it as if it were alone. Mistakes in the
-// command line are said once, by all.
-bool works_on_ranks(const std::vector<std::string>& arguments) {
-  try {
-    const CommandLine line = parse_command_line(arguments);
-    return line.text.empty() && runs_on_ranks(line.options.command) &&
-           !line.options.fake_process_group;
-  } catch (const UserError&) {
-    return true;
+// What the command line says, before there are ranks; none where it is not right, as one of
+// this many ranks or alone. Mistakes are said later, once for all: the ranks find each other all
+// the same.
+std::optional<CommandLine> early_command_line(const std::vector<std::string>& arguments,
+                                              int32_t ranks) {
+  for (const int32_t processes : {1, ranks}) {
+    try {
+      return parse_command_line(arguments, processes);
+    } catch (const UserError&) {
+    }
   }
+  return std::nullopt;
+}
+
+// Do ranks do the command's work? If not, each process does it as if it were alone.
+bool works_on_ranks(const CommandLine& line) {
+  return line.text.empty() && runs_on_ranks(line.options.command) &&
+         !line.options.fake_process_group;
+}
+
+// What the user has given the ranks, by flag or variable; empty: nothing.
+std::string secret_of(const Options& options) {
+  if (!options.rendezvous_secret_file.empty()) {
+    return read_secret_file(options.rendezvous_secret_file);
+  }
+  const char* const secret = variable("TROUPE_RENDEZVOUS_SECRET");
+  return secret == nullptr ? std::string() : checked_secret(secret, "TROUPE_RENDEZVOUS_SECRET");
 }
 
 // Null: this process is alone.
 std::unique_ptr<Processes> join_others(const std::vector<std::string>& arguments) {
-  const std::optional<Launch> launch = find_launch(variable, has_mpi());
-  if (!launch || (!launch->is_of_mpi() && !works_on_ranks(arguments))) return nullptr;
-  return join_processes(*launch);
+  std::optional<Launch> launch = find_launch(variable, has_mpi());
+  if (!launch) return nullptr;
+  if (launch->is_of_mpi()) return join_processes(*launch);
+  const std::optional<CommandLine> line = early_command_line(arguments, launch->point->size);
+  if (line && !works_on_ranks(*line)) return nullptr;
+  const Options options = line ? line->options : Options();
+  RendezvousPoint& point = *launch->point;
+  if (launch->problem.empty()) point.secret = secret_of(options);
+  std::unique_ptr<Processes> processes =
+      join_processes(*launch, std::chrono::seconds(options.rendezvous_timeout_s));
+  if (point.secret.empty() && !point.is_on_one_machine && processes->rank() == 0) {
+    std::fprintf(
+        stderr,
+        "Warning: the ranks found each other without a secret: every host that reaches %s could "
+        "take part. Give all ranks --rendezvous-secret-file FILE or "
+        "TROUPE_RENDEZVOUS_SECRET.\n",
+        point.address.c_str());
+  }
+  return processes;
 }
 
-// What CUDA reads from the environment when it starts. NVLink's multicast stays off, whoever uses
-// NCCL in this process. Where ranks that share a GPU wait for each other in kernels, or a GPU for
-// several ranks at once (messages through NCCL), each wait needs a queue of its own.
+// What CUDA reads from the environment when it starts. NVLink's multicast stays off, also for
+// other users of NCCL in this process. Where ranks that share a GPU wait for each other in kernels,
+// or a GPU for several ranks at once (messages through NCCL), each wait needs a queue of its own.
 void prepare_for_several_gpus(bool wait_at_once) {
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/1);
   if (!wait_at_once) return;
@@ -73,7 +109,10 @@ void prepare_for_several_gpus(bool wait_at_once) {
 // Ends all ranks, if there are several. No message: another one says it.
 ExitStatus report(Processes* processes, ExitStatus status, const char* message) {
   if (processes != nullptr) processes->fail(status, message);
-  if (*message != '\0') std::fprintf(stderr, "troupe: %s\n", message);
+  if (*message != '\0') {
+    const std::string text = "troupe: " + std::string(message);
+    std::fprintf(stderr, "%s\n", wrap_for_terminal(text, STDERR_FILENO, 2).c_str());
+  }
   return status;
 }
 
@@ -82,7 +121,7 @@ void handle_bus_error(int) {
   static constexpr std::string_view kMessage =
       "troupe: a data or model file became shorter while it was read, or its disk fails. "
       "Checkpoints are intact.\n";
-  // There is nobody to tell when standard error is closed.
+  // There is nothing to write to when standard error is closed.
   [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
   _exit(static_cast<int>(ExitStatus::failed));
 }
@@ -106,12 +145,14 @@ ExitStatus flush_output(ExitStatus status) {
 
 ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) {
   const bool leads = processes == nullptr || processes->rank() == 0;
-  const CommandLine command_line =
+  CommandLine command_line =
       parse_command_line(arguments, processes == nullptr ? 1 : processes->size());
   if (!command_line.text.empty()) {
     if (leads) std::fputs(command_line.text.c_str(), stdout);
     return flush_output(ExitStatus::done);
   }
+  // Where a host has the secret is its own affair.
+  command_line.options.rendezvous_secret_file.clear();
   const Options& options = command_line.options;
   if (processes == nullptr || processes->size() == 1) refuse_foreign_launch(options);
   if (options.device == "cuda" && options.ranks > 1) {
@@ -119,11 +160,14 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
                              processes != nullptr);
   }
   if (leads && !options.quiet) {
-    for (const std::string& note : command_line.notes) std::fprintf(stderr, "%s\n", note.c_str());
+    for (const std::string& note : command_line.notes) {
+      std::fprintf(stderr, "%s\n", wrap_for_terminal(note, STDERR_FILENO, 2).c_str());
+    }
   }
   ProcessGroup* const group =
       processes == nullptr ? nullptr
                            : &processes->group(std::chrono::seconds(options.collective_timeout_s));
+  if (group != nullptr) require_same_options(options, *group, processes->rank());
   return flush_output(run_command(options, group));
 }
 

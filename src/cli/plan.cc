@@ -3,7 +3,7 @@
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
 // a step will take is not predicted: that needs a cost model of the machine. Beyond data
 // parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks,
-// where these are few or --fake-process-group wants it.
+// where these are few or --fake-process-group asks for it.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,7 +17,10 @@
 #include "plan/rank_plans.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
+#include "train/interrupt.h"
+#include "train/memory_remedies.h"
 #include "train/model_options.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
@@ -34,7 +37,7 @@ struct Planned {
   double operation_flops = 0;      // of all operations of the step
   double model_flops = 0;          // of the model's products alone
   uint64_t without_recompute = 0;  // bytes of a rank; 0: nothing is recomputed
-  uint64_t without_offload = 0;    // likewise; 0: no activations are offloaded
+  uint64_t without_offload = 0;    // the same; 0: no activations are offloaded
   int32_t sharing = 1;             // ranks of this machine, or of a GPU
   MemoryOffer offer;
 };
@@ -133,8 +136,7 @@ std::string make_text(const Options& options, const Planned& planned) {
   const bool on_gpu = planned.memory.device == Device::cuda;
   add_roles(planned.memory.bytes_by_role, "");
   if (!on_gpu) add_roles(planned.memory.host_bytes_by_role, "   offloaded to the host");
-  text += fmt::format("  {:<14}{:>12}   largest at {}\n", "total",
-                      format_bytes(planned.memory.total_bytes()), planned.peak_operation);
+  text += fmt::format("  {:<14}{:>12}\n", "total", format_bytes(planned.memory.total_bytes()));
   if (on_gpu) add_roles(planned.memory.host_bytes_by_role, "   in the host's memory");
   if (planned.without_recompute > 0) {
     text +=
@@ -143,6 +145,7 @@ std::string make_text(const Options& options, const Planned& planned) {
   if (planned.without_offload > 0) {
     text += fmt::format("  {:<14}{:>12}\n", "no offload", format_bytes(planned.without_offload));
   }
+  text += fmt::format("  largest at {}\n", planned.peak_operation);
   const auto sharing = static_cast<uint64_t>(planned.sharing);
   if (sharing > 1) {
     text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", sharing),
@@ -156,24 +159,20 @@ std::string make_text(const Options& options, const Planned& planned) {
   text += fmt::format("  {:<14}{:>12}{}\n\n", "available", format_bytes(planned.offer.available),
                       on_gpu ? " on the first GPU" : "");
   if (planned.offer.fits()) return text + "It fits.\n";
-  text += fmt::format("It does not fit: {} are missing. ",
+  text += fmt::format("It does not fit: {} are missing.\n",
                       format_bytes(planned.offer.needed - planned.offer.available));
-  if (sharing * planned.memory.state_bytes > planned.offer.available) {
-    return text +
-           fmt::format(
-               "Parameters, gradients and optimizer state alone are too large for this {}.\n",
-               on_gpu ? "GPU" : "machine");
-  }
-  return text +
-         "--recompute-granularity, a smaller --micro-batch-size (with the same "
-         "--global-batch-size), a smaller --seq-length or --compute-dtype bf16 need fewer bytes "
-         "for "
-         "activations.\n";
+  return text + describe_remedies(options, /*rank=*/0, planned.memory.total_bytes(),
+                                  planned.offer.available);
+}
+
+void print_text(const std::string& text) {
+  fmt::print("{}", wrap_text(text, kDefaultColumns, 8));
 }
 
 }  // namespace
 
 ExitStatus run_plan(const Options& options) {
+  end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(options);
   const RunLayout run = run_layout_of(options, config);
   const Layout& layout = run.layout;
@@ -185,15 +184,27 @@ ExitStatus run_plan(const Options& options) {
       report = check_ranks(options, config, run);
     }
     const RanksReport* shown = report ? &*report : nullptr;
-    fmt::print("{}", options.json ? make_layout_json(options, run, shown)
-                                  : make_layout_text(options, run, shown));
-    // A machine for all ranks is wanted of those only that shall run on it.
+    if (options.json) {
+      fmt::print("{}", make_layout_json(options, run, shown));
+    } else {
+      print_text(make_layout_text(options, run, shown));
+      if (shown != nullptr && !shown->memory.fits()) {
+        const RankPlan& fullest = shown->fullest();
+        print_text(describe_remedies(options, fullest.first_rank, fullest.total_bytes,
+                                     shown->memory.available));
+      }
+    }
+    // This machine must have room for all ranks only where they are to run on it.
     return report && !report->memory.fits() && !options.fake_process_group
                ? ExitStatus::does_not_fit
                : ExitStatus::done;
   }
   const Planned planned = make_plan(options, run);
-  fmt::print("{}", options.json ? make_json(planned) : make_text(options, planned));
+  if (options.json) {
+    fmt::print("{}", make_json(planned));
+  } else {
+    print_text(make_text(options, planned));
+  }
   return planned.offer.fits() ? ExitStatus::done : ExitStatus::does_not_fit;
 }
 

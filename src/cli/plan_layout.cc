@@ -4,11 +4,14 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/units.h"
+#include "io/hf_config.h"
 #include "model/parameter_layout.h"
 #include "train/model_options.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
@@ -37,8 +40,8 @@ struct GradientRow {
   GradientClass kind;
 };
 constexpr GradientRow kGradientRows[] = {
-    {"dense", "attention, dense MLP, shared expert, head", GradientClass::sliced},
-    {"replicated", "router, norms, biases after sliced products", GradientClass::replicated},
+    {"dense", "attention, dense MLPs, head", GradientClass::sliced},
+    {"replicated", "router, norms, whole biases", GradientClass::replicated},
     {"head_norm", "norms of query and key heads", GradientClass::head_norm},
     {"embedding", "word embedding", GradientClass::embedding},
     {"expert", "experts", GradientClass::expert}};
@@ -161,19 +164,29 @@ std::string describe_reduction(const Layout& layout, GradientClass kind) {
     text += fmt::format("sum over {} ({}), then ", name_of(*reduction.partial),
                         size(*reduction.partial));
   }
-  text += fmt::format("sum over {} ({}) x 1/{:.0f}", name_of(reduction.replicas),
-                      size(reduction.replicas), 1 / reduction.scale);
+  text += fmt::format("sum over {} ({})", name_of(reduction.replicas), size(reduction.replicas));
   if (reduction.copies) {
     text += fmt::format(", then sum over {}", name_of(*reduction.copies));
   }
   return text;
 }
 
-std::string gradient_table(const Layout& layout, const ModelConfig& config) {
-  std::string text;
+// What the gradients are of: how losses are divided, which is the only factor there is.
+std::string describe_loss(const Layout& layout, const TrainingStepOptions& step) {
+  if (step.per_token_loss) {
+    return fmt::format("  {:<38}sum over tokens / tokens of the step\n", "loss");
+  }
+  return fmt::format("  {:<38}sum x 1/{:.0f} ({} on each of {} replicas)\n",
+                     "loss of micro-batches", 1 / loss_gradient(step, layout), step.micro_batches,
+                     layout.dp());
+}
+
+std::string gradient_table(const Layout& layout, const ModelConfig& config,
+                           const TrainingStepOptions& step) {
+  std::string text = describe_loss(layout, step);
   for (const GradientRow& row : kGradientRows) {
     if (row.kind == GradientClass::expert && config.num_experts == 0) continue;
-    text += fmt::format("  {:<46}{}\n", row.of, describe_reduction(layout, row.kind));
+    text += fmt::format("  {:<38}{}\n", row.of, describe_reduction(layout, row.kind));
   }
   return text + "\n";
 }
@@ -213,8 +226,7 @@ std::string pipeline_text(const RunLayout& run, const std::optional<Pipeline>& p
   const auto [least, most] =
       std::minmax_element(pipeline->peak_live.begin(), pipeline->peak_live.end());
   text += fmt::format(
-      "  idle         {:.1f} % of the time if all stages take equally long, {:.1f} % by their "
-      "flops\n",
+      "  idle         {:.1f} % if all stages take equally long, {:.1f} % by their flops\n",
       100 * pipeline->equal.bubble, 100 * pipeline->weighted.bubble);
   text += fmt::format("  live at most {}{}",
                       *least == *most ? count_of(*most, "micro-batch", "micro-batches")
@@ -228,8 +240,8 @@ std::string pipeline_text(const RunLayout& run, const std::optional<Pipeline>& p
   const bool split = run.schedule.schedule != PipelineSchedule::one_f_one_b;
   text += fmt::format("\n  F forward, {}; the number is the micro-batch{}\n\n",
                       split ? "D data gradient, W weight gradient" : "B backward",
-                      run.schedule.chunks > 1 ? ", the letter behind it the rank's stage" : "");
-  return text + pipeline->picture;
+                      run.schedule.chunks > 1 ? ", the letter after it the rank's stage" : "");
+  return text + fit_lines(pipeline->picture, terminal_columns(STDOUT_FILENO));
 }
 
 ordered_json place_json(const Layout& layout, int32_t rank) {
@@ -239,7 +251,7 @@ ordered_json place_json(const Layout& layout, int32_t rank) {
           {"pp", dense.pp}, {"etp", expert.etp}, {"ep", expert.ep}, {"edp", expert.edp}};
 }
 
-ordered_json mesh_json(const Layout& layout) {
+ordered_json mesh_json(const Layout& layout, const TrainingStepOptions& step) {
   ordered_json json = {{"order", layout.options().order},
                        {"tp", layout.tp()},
                        {"cp", layout.cp()},
@@ -261,6 +273,8 @@ ordered_json mesh_json(const Layout& layout) {
       json["ranks"].push_back(place_json(layout, rank));
     }
   }
+  json["loss"] = {{"mean_over", step.per_token_loss ? "tokens" : "micro_batches"},
+                  {"gradient", loss_gradient(step, layout)}};
   for (const GradientRow& row : kGradientRows) {
     const GradientReduction reduction = layout.reduction_of(row.kind);
     const auto group = [](const std::optional<RankGroup>& kind) {
@@ -268,8 +282,7 @@ ordered_json mesh_json(const Layout& layout) {
     };
     json["gradients"][row.name] = {{"partial", group(reduction.partial)},
                                    {"replicas", name_of(reduction.replicas)},
-                                   {"copies", group(reduction.copies)},
-                                   {"scale", reduction.scale}};
+                                   {"copies", group(reduction.copies)}};
   }
   return json;
 }
@@ -302,7 +315,9 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
                         format_count(static_cast<double>(config.active_parameter_count())),
                         config.num_experts, config.moe_router_topk);
   }
-  return text + fmt::format(", {}\n", options.compute_dtype);
+  text += fmt::format(", {}\n", options.compute_dtype);
+  const std::string reason = why_no_hf_form(config);
+  return reason.empty() ? text : text + reason + "\n";
 }
 
 std::string make_layout_text(const Options& options, const RunLayout& run,
@@ -325,7 +340,8 @@ std::string make_layout_text(const Options& options, const RunLayout& run,
     text += "Ranks\n" + rank_table(run.layout);
   }
   text += "Groups\n" + group_table(run.layout);
-  text += "Gradients\n" + gradient_table(run.layout, config);
+  text +=
+      "Gradients\n" + gradient_table(run.layout, config, training_step_options(options, config));
   text += "Parameters of one rank, by its place in the pipeline\n" +
           parameter_table(run, config, state);
   if (run.layout.pp() > 1) {
@@ -343,12 +359,13 @@ std::string make_layout_json(const Options& options, const RunLayout& run,
   const ModelConfig config = load_model_config(options);
   const ModelState state =
       declare_model_state(config, compute_dtype_of(options), /*trained=*/false);
-  ordered_json document = {{"fits", nullptr},
-                           {"ranks", run.layout.world_size()},
-                           {"parameters", config.parameter_count()},
-                           {"active_parameters", config.active_parameter_count()},
-                           {"layout", mesh_json(run.layout)},
-                           {"parameters_per_rank", ordered_json::array()}};
+  ordered_json document = {
+      {"fits", nullptr},
+      {"ranks", run.layout.world_size()},
+      {"parameters", config.parameter_count()},
+      {"active_parameters", config.active_parameter_count()},
+      {"layout", mesh_json(run.layout, training_step_options(options, config))},
+      {"parameters_per_rank", ordered_json::array()}};
   for (int32_t place = 0; place < run.layout.pp(); ++place) {
     const RankParameters count = count_parameters(config, state, run.layout, run.partition,
                                                   first_rank_of(run.layout, place));

@@ -1,5 +1,6 @@
 #include "cli/ranks_report.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "base/units.h"
 #include "runtime/device_memory.h"
 #include "train/model_options.h"
+#include "train/work_progress.h"
 
 namespace troupe {
 namespace {
@@ -34,6 +36,16 @@ uint64_t other_bytes(const RankPlan& plan) {
   uint64_t bytes = plan.total_bytes;
   for (const Role role : kColumns) bytes -= bytes_of(plan, role);
   return bytes;
+}
+
+// One for all numbers of a table.
+struct MemoryUnit {
+  const char* name;
+  double bytes;
+};
+MemoryUnit unit_for(uint64_t largest) {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  return largest < kGiB ? MemoryUnit{"MiB", 0x1p20} : MemoryUnit{"GiB", 0x1p30};
 }
 
 int64_t sum_of(const RanksReport& report, int64_t RankPlan::*member) {
@@ -126,14 +138,24 @@ uint64_t RanksReport::total_bytes() const {
   return sum_of_bytes(*this, &RankPlan::total_bytes);
 }
 
+const RankPlan& RanksReport::fullest() const {
+  return *std::max_element(
+      classes.begin(), classes.end(),
+      [](const RankPlan& a, const RankPlan& b) { return a.total_bytes < b.total_bytes; });
+}
+
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
   const Device device = device_of(options);
   const DType dtype = compute_dtype_of(options);
   const auto layout = std::make_shared<const RunLayout>(run);
-  report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
-                              threads_per_rank(options), thread_count(options), device);
+  {
+    WorkProgress progress(options.quiet, "planning", "programs");
+    report.classes =
+        plan_ranks(config, dtype, layout, training_step_options(options, config),
+                   threads_per_rank(options), thread_count(options), device, progress.report());
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
   const uint64_t needed =
@@ -146,19 +168,19 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
 }
 
 std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
-  std::string text = "Memory of one rank, by what its program is\n";
-  text += fmt::format("  {:>5} {:>5} {:>3} {:>12}{:>12}{:>12}{:>12}{:>12}{:>14}{:>12}{:>12}\n",
-                      "ranks", "first", "pp", "parameters", "gradients", "optimizer", "activations",
-                      "workspace", "communication", "other", "total");
+  const MemoryUnit unit = unit_for(report.fullest().total_bytes);
+  std::string text = fmt::format("Memory of one rank, by what its program is, in {}\n", unit.name);
+  text += fmt::format("{:>5}{:>6}{:>4}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n", "ranks", "first",
+                      "pp", "params", "grads", "optim", "activ", "work", "comm", "other", "total");
+  const auto cell = [&](uint64_t bytes) {
+    return bytes == 0 ? fmt::format("{:>8}", 0)
+                      : fmt::format("{:>8.2f}", static_cast<double>(bytes) / unit.bytes);
+  };
   for (const RankPlan& plan : report.classes) {
-    text += fmt::format("  {:>5} {:>5} {:>3} ", plan.ranks, plan.first_rank,
+    text += fmt::format("{:>5}{:>6}{:>4}", plan.ranks, plan.first_rank,
                         layout.dense_place(plan.first_rank).pp);
-    for (const Role role : kColumns) {
-      text += fmt::format("{:>{}}", format_bytes(bytes_of(plan, role)),
-                          role == Role::communication ? 14 : 12);
-    }
-    text += fmt::format("{:>12}{:>12}\n", format_bytes(other_bytes(plan)),
-                        format_bytes(plan.total_bytes));
+    for (const Role role : kColumns) text += cell(bytes_of(plan, role));
+    text += cell(other_bytes(plan)) + cell(plan.total_bytes) + "\n";
   }
   text += programs_line(report);
   if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
@@ -200,7 +222,7 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
     bytes["total"] = plan.total_bytes;
     ordered_json exchange = {{"operations", plan.expert_exchange.exchanges},
                              {"covered", plan.expert_exchange.covered},
-                             {"flops_behind", plan.expert_exchange.flops}};
+                             {"overlapped_flops", plan.expert_exchange.flops}};
     document["rank_classes"].push_back({{"first_rank", plan.first_rank},
                                         {"ranks", plan.ranks},
                                         {"pp", layout.dense_place(plan.first_rank).pp},

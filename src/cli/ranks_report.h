@@ -31,7 +31,8 @@ struct RanksReport {
   double seconds = 0;       // building and checking took so long
   uint64_t peak_bytes = 0;  // and the process has needed at most so much memory
   MemoryOffer memory;
-  uint64_t total_bytes() const;  // of all ranks
+  uint64_t total_bytes() const;     // of all ranks
+  const RankPlan& fullest() const;  // the class whose ranks need most
 };
 
 // Builds and checks the training step of every rank. What is wrong is a UserError, or aborts.

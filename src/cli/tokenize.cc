@@ -1,19 +1,22 @@
 // `troupe tokenize`: text files to a data set of token ids.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "base/units.h"
 #include "cli/command.h"
 #include "data/tokenize_corpus.h"
 #include "train/interrupt.h"
+#include "train/terminal.h"
+#include "train/tokenizer_options.h"
 
 namespace troupe {
 namespace {
 
-constexpr double kSecondsBetweenLines = 0.1;
+constexpr double kSecondsBetweenLines = 15;       // without a terminal
+constexpr double kSecondsBetweenLiveLines = 0.1;  // on one
 
 CorpusFormat format_of(const std::string& name) {
   if (name == "text") return CorpusFormat::text;
@@ -25,14 +28,13 @@ CorpusFormat format_of(const std::string& name) {
 
 ExitStatus run_tokenize(const Options& options) {
   install_interrupt_handlers();
-  const auto tokenizer =
-      make_tokenizer(read_tokenizer_model(options.tokenizer_type, options.tokenizer_model));
+  const auto tokenizer = make_tokenizer(read_tokenizer_of(options));
   ThreadPool pool(thread_count(options));
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  const bool live = !options.quiet && isatty(STDERR_FILENO) != 0;
+  LiveLine line;
 
   TokenizeOptions tokenize;
   tokenize.inputs = options.input;
@@ -43,23 +45,34 @@ ExitStatus run_tokenize(const Options& options) {
   tokenize.overwrite = options.overwrite;
   tokenize.stop_requested = [] { return interrupt_requested().load(); };
   double shown = 0;  // when the line was last written
-  if (live) {
+  if (!options.quiet) {
     tokenize.on_progress = [&](const TokenizeProgress& progress) {
       const double elapsed = seconds();
-      if (elapsed - shown < kSecondsBetweenLines) return;
+      const double interval = line.on_terminal() ? kSecondsBetweenLiveLines : kSecondsBetweenLines;
+      if (elapsed - shown < interval) return;
       shown = elapsed;
-      const double done = static_cast<double>(progress.bytes_done) /
-                          static_cast<double>(std::max<uint64_t>(1, progress.bytes_total));
-      fmt::print(stderr, "\r\x1b[K{:.0f}% of {} | {} documents | {} tokens | {}/s | {} left",
-                 100 * done, format_bytes(progress.bytes_total), progress.documents,
-                 format_count(static_cast<double>(progress.tokens)),
-                 format_bytes(static_cast<uint64_t>(static_cast<double>(progress.bytes_done) /
-                                                    std::max(1e-9, elapsed))),
-                 format_duration(done > 0 ? elapsed * (1 - done) / done : 0));
+      // How much comes from standard input is unknown.
+      const double done =
+          static_cast<double>(progress.bytes_done) /
+          static_cast<double>(std::max({uint64_t{1}, progress.bytes_done, progress.bytes_total}));
+      const bool knows_total = progress.bytes_total >= progress.bytes_done;
+      const double speed = static_cast<double>(progress.bytes_done) / elapsed;
+      std::string text =
+          knows_total ? fmt::format("{:.0f}% of {}", 100 * done, format_bytes(progress.bytes_total))
+                      : format_bytes(progress.bytes_done);
+      text += fmt::format(" | {} documents | {} tokens | {}/s", progress.documents,
+                          format_count(static_cast<double>(progress.tokens)),
+                          format_bytes(static_cast<uint64_t>(speed)));
+      if (knows_total && done > 0) text += " | " + format_time_left(elapsed * (1 - done) / done);
+      if (line.on_terminal()) {
+        line.live(text);
+      } else {
+        line.stay(text);
+      }
     };
   }
   const TokenizeResult result = tokenize_corpus(*tokenizer, tokenize, pool);
-  if (live) fmt::print(stderr, "\n");
+  line.clear();
   if (!result.completed) {
     fmt::print(stderr, "Interrupted. Nothing was written to {}.\n", options.output_prefix);
     return ExitStatus::interrupted;
@@ -68,15 +81,17 @@ ExitStatus run_tokenize(const Options& options) {
     const nlohmann::ordered_json document = {
         {"output_prefix", options.output_prefix},    {"documents", result.progress.documents},
         {"empty_documents", result.empty_documents}, {"tokens", result.progress.tokens},
-        {"bytes", result.progress.bytes_total},      {"seconds", seconds()}};
+        {"bytes", result.progress.bytes_done},       {"seconds", seconds()}};
     fmt::print("{}\n", document.dump(2));
   } else if (!options.quiet) {
     const double elapsed = seconds();
     const double rate = static_cast<double>(result.progress.bytes_done) / std::max(1e-9, elapsed);
-    fmt::print(stderr, "{0}.bin, {0}.idx: {1} documents, {2} tokens from {3} in {4} ({5}/s)\n",
-               options.output_prefix, result.progress.documents, result.progress.tokens,
-               format_bytes(result.progress.bytes_total), format_duration(elapsed),
-               format_bytes(static_cast<uint64_t>(rate)));
+    const std::string text =
+        fmt::format("{0}.bin, {0}.idx: {1} documents, {2} tokens from {3} in {4} ({5}/s)",
+                    options.output_prefix, result.progress.documents, result.progress.tokens,
+                    format_bytes(result.progress.bytes_done), format_duration(elapsed),
+                    format_bytes(static_cast<uint64_t>(rate)));
+    fmt::print(stderr, "{}\n", wrap_text(text, kDefaultColumns, 2));
   }
   return ExitStatus::done;
 }

@@ -6,25 +6,32 @@
 #include "cli/command.h"
 #include "io/file.h"
 #include "io/hf_config.h"
+#include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
 #include "train/verify_reference.h"
+#include "train/work_progress.h"
 
 namespace troupe {
 
 ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
+  end_at_once_when_interrupted(/*quiet=*/!leads(processes));
+  WorkProgress progress(options.quiet || !leads(processes), "verifying", "steps");
   const DType dtype = compute_dtype_of(options);
   const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
+  Options of_reference = options;
+  of_reference.seq_length = reference_sequence_length(options.hf_dir);
   const ReferenceComparison result = verify_reference(
       options.hf_dir, dtype, options.oracle,
-      {.layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes)),
+      {.layout = std::make_shared<const RunLayout>(run_layout_of(of_reference, config, processes)),
        .group = processes,
        .threads = threads_of_rank(options, processes),
        .limit = std::chrono::seconds(options.collective_timeout_s),
        .ranks_per_gpu = options.ranks_per_gpu},
-      device_of(options));
+      device_of(options), progress.report());
+  progress.clear();
   const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;
-  if (processes != nullptr && processes->own_ranks().front() != 0) return status;
+  if (!leads(processes)) return status;
   if (options.json) {
     nlohmann::ordered_json document = {
         {"loss", result.loss},
@@ -48,8 +55,10 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
     fmt::print("logits        largest difference {:.2e}  (tolerance {:.0e}{})\n",
                result.logits_max_abs, tolerance.logits,
                relative ? fmt::format(" of the largest logit {:.2f}", result.logits_largest) : "");
-    fmt::print("gradients     worst {:.2e} relative, {}  (tolerance {:.0e})\n",
-               result.grad_worst_rel, result.grad_worst_name, tolerance.gradient);
+    fmt::print(
+        "gradients     worst {:.2e} relative  (tolerance {:.0e})\n"
+        "              of {}\n",
+        result.grad_worst_rel, tolerance.gradient, result.grad_worst_name);
     fmt::print("gradient norm {:.8f}  reference {:.8f}\n", result.grad_norm, result.grad_norm_ref);
     fmt::print("trajectory    largest difference {:.2e}  (tolerance {:.0e})\n",
                result.trajectory_max_abs, tolerance.trajectory);

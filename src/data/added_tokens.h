@@ -17,7 +17,7 @@ struct AddedToken {
   std::string content;  // not empty
   int32_t id = 0;
   bool strip_left = false;   // takes the white space before it
-  bool strip_right = false;  // and behind it
+  bool strip_right = false;  // and after it
 };
 
 class AddedTokens {

@@ -1,8 +1,8 @@
 // Mixing several data sets: what --data-path may say, and from which data set each sample of the
-// mixture comes (semantics 24.3; docs/data_format.md).
+// mixture comes (docs/data_format.md, "Several data sets").
 //
 // Weights are normalised with numpy's order of summation. The mixture is greedy: sample i is the
-// next one of the data set that is furthest behind its share, so every beginning of the mixture
+// next one of the data set that is furthest below its share, so every beginning of the mixture
 // keeps the shares, and which one sample i is does not depend on how many are asked for.
 //
 // Pure functions and plain values; const use from any thread. Errors are UserErrors.

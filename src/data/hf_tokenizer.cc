@@ -59,7 +59,8 @@ class HfTokenizer final : public Tokenizer {
         steps_(std::move(file.steps)),
         added_(std::move(file.added)),
         added_normalized_(std::move(file.added_normalized)),
-        eod_(file.eod) {
+        eod_(file.eod),
+        pad_(file.pad) {
     pieces_[static_cast<size_t>(eod_)].clear();  // it stands for no text
     if (!file.ignore_merges) return;
     for (const int32_t id : file.word_ids) words_.emplace(pieces_[static_cast<size_t>(id)], id);
@@ -68,6 +69,7 @@ class HfTokenizer final : public Tokenizer {
   std::string_view name() const override { return kHuggingFaceTokenizer; }
   int32_t vocab_size() const override { return static_cast<int32_t>(pieces_.size()); }
   int32_t eod() const override { return eod_; }
+  int32_t pad() const override { return pad_; }
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override {
     if (text.size() > INT32_MAX / 3) {  // an invalid byte becomes three
@@ -183,6 +185,7 @@ class HfTokenizer final : public Tokenizer {
   AddedTokens added_;
   AddedTokens added_normalized_;
   int32_t eod_;
+  int32_t pad_;
   // With ignore_merges: the words that are tokens as a whole. The keys lie in pieces_.
   std::unordered_map<std::string_view, int32_t> words_;
 
@@ -193,7 +196,8 @@ class HfTokenizer final : public Tokenizer {
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_hf_tokenizer(const TokenizerModel& model) {
-  return std::make_unique<HfTokenizer>(parse_hf_tokenizer(model.contents, model.path, model.eod));
+  return std::make_unique<HfTokenizer>(
+      parse_hf_tokenizer(model.contents, model.path, model.eod, model.pad.value_or("")));
 }
 
 }  // namespace troupe

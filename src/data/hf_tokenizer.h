@@ -20,7 +20,8 @@ inline constexpr std::string_view kHuggingFaceTokenizer = "HuggingFaceTokenizer"
 
 std::unique_ptr<Tokenizer> make_hf_tokenizer(const TokenizerModel& model);
 
-// The eos_token that the text of a tokenizer_config.json names; empty when it names none.
-std::string eos_token_of_config(const std::string& contents, const std::string& path);
+// The token that the text of a tokenizer_config.json names as `name`, such as "eos_token"; empty
+// when it names none.
+std::string token_of_config(const std::string& contents, const std::string& path, const char* name);
 
 }  // namespace troupe

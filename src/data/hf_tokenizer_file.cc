@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/byte_alphabet.h"
 #include "data/hf_tokenizer.h"
 #include "data/utf8.h"
 
@@ -102,46 +103,11 @@ json parse_document(const std::string& contents, const std::string& path) {
   }
 }
 
-// The alphabet in which byte-level vocabularies are written: a printable character for each byte.
-// Those of Latin-1 that can be seen stand for themselves, the others for U+0100 onwards in order.
-class ByteAlphabet {
- public:
-  ByteAlphabet() {
-    char32_t next = 0x100;
-    for (uint32_t byte = 0; byte < 256; ++byte) {
-      const bool visible = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
-      characters_[byte] = visible ? static_cast<char32_t>(byte) : next++;
-      byte_of_[characters_[byte]] = static_cast<char>(byte);
-    }
-  }
-
-  std::string character(size_t byte) const {
-    std::string text;
-    append_utf8(characters_[byte], text);
-    return text;
-  }
-
-  // The bytes that a word of the alphabet stands for; empty when it has other characters.
-  std::optional<std::string> bytes_of(std::string_view word) const {
-    std::string bytes;
-    for (size_t at = 0; at < word.size();) {
-      const auto found = byte_of_.find(next_code_point(word, at));
-      if (found == byte_of_.end()) return std::nullopt;
-      bytes.push_back(found->second);
-    }
-    return bytes;
-  }
-
- private:
-  std::array<char32_t, 256> characters_{};
-  std::unordered_map<char32_t, char> byte_of_;
-};
-
 class Parser {
  public:
   Parser(const json& root, const std::string& path) : path_(path), root_(root, path, "") {}
 
-  HfTokenizerFile run(const std::string& eod) {
+  HfTokenizerFile run(const std::string& eod, const std::string& pad) {
     if (!root_.value().is_object()) root_.broken("is not a JSON object");
     model(root_["model"].object());
     if (root_.has("normalizer")) normalizer(root_["normalizer"].object(), 0);
@@ -156,6 +122,7 @@ class Parser {
     }
     if (root_.has("added_tokens")) added_tokens(root_["added_tokens"].array());
     end_of_document(eod);
+    padding(pad);
     return std::move(file_);
   }
 
@@ -209,7 +176,7 @@ class Parser {
       }
     }
     for (size_t byte = 0; byte < 256; ++byte) {
-      const std::string character = alphabet_.character(byte);
+      const std::string& character = alphabet_.character(byte);
       const auto found = id_of_.find(character);
       if (found == id_of_.end()) {
         node.unsupported(fmt::format(
@@ -418,29 +385,38 @@ class Parser {
         "\"eos_token\" beside it");
   }
 
+  // One that the file does not have stands nowhere in the data.
+  void padding(const std::string& pad) {
+    const auto found = id_of_.find(pad);
+    if (!pad.empty() && found != id_of_.end() && found->second != file_.eod) {
+      file_.pad = found->second;
+    }
+  }
+
   const std::string& path_;
   Node root_;
   HfTokenizerFile file_;
   ByteAlphabet alphabet_;
   std::unordered_map<std::string, int32_t> id_of_;  // its keys do not move
-  std::vector<const std::string*> names_;           // by id; null: nobody has it
+  std::vector<const std::string*> names_;           // by id; null: no piece has it
   std::string key_;
 };
 
 }  // namespace
 
 HfTokenizerFile parse_hf_tokenizer(const std::string& contents, const std::string& path,
-                                   const std::string& eod) {
+                                   const std::string& eod, const std::string& pad) {
   const json document = parse_document(contents, path);
-  return Parser(document, path).run(eod);
+  return Parser(document, path).run(eod, pad);
 }
 
-std::string eos_token_of_config(const std::string& contents, const std::string& path) {
+std::string token_of_config(const std::string& contents, const std::string& path,
+                            const char* name) {
   const json document = parse_document(contents, path);
   const Node root(document, path, "");
   if (!root.value().is_object()) root.broken("is not a JSON object");
-  if (!root.has("eos_token")) return "";
-  const Node token = root["eos_token"];
+  if (!root.has(name)) return "";
+  const Node token = root[name];
   return token.value().is_object() ? token["content"].string() : token.string();
 }
 

@@ -34,11 +34,13 @@ struct HfTokenizerFile {
   std::vector<AddedToken> added;             // found in the text as it was given
   std::vector<AddedToken> added_normalized;  // found in the text after normalization; contents too
   int32_t eod = 0;
+  int32_t pad = -1;  // -1: none
 };
 
 // `eod` is the text of the token that ends a document; when it is empty, the first of the usual
-// names that the file has. Errors as make_tokenizer's.
+// names that the file has. `pad` is the text of the token that stands for padding, or empty; one
+// that also ends documents is none. Errors as make_tokenizer's.
 HfTokenizerFile parse_hf_tokenizer(const std::string& contents, const std::string& path,
-                                   const std::string& eod);
+                                   const std::string& eod, const std::string& pad);
 
 }  // namespace troupe

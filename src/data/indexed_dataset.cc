@@ -143,7 +143,8 @@ TokenType token_type_for_vocabulary(int64_t vocab_size) {
 }
 
 IndexedDataset::Mapping::~Mapping() {
-  if (data != nullptr) ::munmap(const_cast<unsigned char*>(data), static_cast<size_t>(size));
+  if (data != nullptr && own.empty())
+    ::munmap(const_cast<unsigned char*>(data), static_cast<size_t>(size));
 }
 
 void IndexedDataset::Mapping::open(const std::string& path) {
@@ -158,6 +159,33 @@ void IndexedDataset::Mapping::open(const std::string& path) {
   void* mapped = ::mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapped == MAP_FAILED) throw_system("map", path, errno);
   data = static_cast<const unsigned char*>(mapped);
+}
+
+void IndexedDataset::Mapping::keep(std::vector<unsigned char> bytes) {
+  own = std::move(bytes);
+  data = own.data();
+  size = static_cast<int64_t>(own.size());
+}
+
+IndexedDataset::IndexedDataset(const std::string& name, const Parts& parts) : prefix_(name) {
+  std::vector<unsigned char> idx;
+  const auto append = [&](const auto* values, size_t count) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(values);
+    idx.insert(idx.end(), bytes, bytes + count * sizeof(*values));
+  };
+  const auto count = static_cast<uint64_t>(parts.lengths.size());
+  const uint64_t boundaries = count + 1;
+  append(kMagic, sizeof(kMagic));
+  append(&kVersion, 1);
+  idx.push_back(static_cast<unsigned char>(parts.type));
+  append(&count, 1);
+  append(&boundaries, 1);
+  append(parts.lengths.data(), count);
+  append(parts.starts.data(), count);
+  for (uint64_t document = 0; document < boundaries; ++document) append(&document, 1);
+  idx_.keep(std::move(idx));
+  bin_.keep(parts.tokens);
+  check_index();
 }
 
 IndexedDataset::IndexedDataset(const std::string& prefix) : prefix_(prefix) {
@@ -291,11 +319,11 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, int64_t count, int32
   });
 }
 
-TokenRange IndexedDataset::token_range() const {
+TokenRange IndexedDataset::token_range(int64_t stride) const {
   TokenRange range;
   with_type(type_, [&](auto zero) {
     using Stored = decltype(zero);
-    for (int64_t sequence = 0; sequence < num_sequences_; ++sequence) {
+    for (int64_t sequence = 0; sequence < num_sequences_; sequence += stride) {
       const int64_t length = sequence_length(sequence);
       if (length == 0) continue;
       const unsigned char* from = bin_.data + sequence_start(sequence);
@@ -315,7 +343,10 @@ TokenRange IndexedDataset::token_range() const {
 
 void require_vocabulary(const IndexedDataset& dataset, int64_t vocab_size,
                         std::string_view tokenizer) {
-  const TokenRange range = dataset.token_range();
+  constexpr int64_t kSequencesOfLarge = 1000;
+  const bool is_large = static_cast<int64_t>(dataset.token_bytes().size()) > kCheckedWhole;
+  const TokenRange range = dataset.token_range(
+      is_large ? std::max<int64_t>(1, dataset.num_sequences() / kSequencesOfLarge) : 1);
   if (range.lowest > range.highest) return;
   if (range.lowest >= 0 && range.highest < vocab_size) return;
   throw_bad_request(fmt::format(

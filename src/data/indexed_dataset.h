@@ -15,6 +15,7 @@
 // everything wrong inside a file, and every failure of the disk, is `failed`.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -43,6 +44,16 @@ class IndexedDataset {
  public:
   // Opens PREFIX.bin and PREFIX.idx. Takes time in proportion to the number of sequences.
   explicit IndexedDataset(const std::string& prefix);
+
+  // A data set in memory, of one document for each sequence. `name` stands for the prefix.
+  struct Parts {
+    TokenType type = TokenType::u16;
+    std::vector<int32_t> lengths;       // of each sequence, in tokens
+    std::vector<int64_t> starts;        // of each, in bytes; sequences may share tokens
+    std::vector<unsigned char> tokens;  // raw and little-endian
+  };
+  IndexedDataset(const std::string& name, const Parts& parts);
+
   ~IndexedDataset();
   IndexedDataset(const IndexedDataset&) = delete;
   IndexedDataset& operator=(const IndexedDataset&) = delete;
@@ -52,6 +63,10 @@ class IndexedDataset {
   int64_t num_sequences() const { return num_sequences_; }
   int64_t num_documents() const { return num_documents_; }
   int64_t num_tokens() const { return num_tokens_; }
+
+  // Everything in PREFIX.idx and in PREFIX.bin, for hashing.
+  std::span<const std::byte> index_bytes() const { return idx_.bytes(); }
+  std::span<const std::byte> token_bytes() const { return bin_.bytes(); }
 
   // Tokens of a sequence in [0, num_sequences()).
   int64_t sequence_length(int64_t sequence) const;
@@ -63,20 +78,26 @@ class IndexedDataset {
   // must lie inside the sequence. Throws when a stored 64-bit id does not fit.
   void read(int64_t sequence, int64_t offset, int64_t count, int32_t* out) const;
 
-  // The smallest and largest id of all sequences. Reads the whole .bin.
-  TokenRange token_range() const;
+  // The smallest and largest id of every `stride`-th sequence, from the first on: of all with 1,
+  // which reads the whole .bin.
+  TokenRange token_range(int64_t stride = 1) const;
 
  private:
-  // A file mapped read-only.
+  // A file mapped read-only, or bytes of its own.
   struct Mapping {
     const unsigned char* data = nullptr;
     int64_t size = 0;
+    std::vector<unsigned char> own;
 
     Mapping() = default;
     ~Mapping();
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
     void open(const std::string& path);
+    void keep(std::vector<unsigned char> bytes);
+    std::span<const std::byte> bytes() const {
+      return {reinterpret_cast<const std::byte*>(data), static_cast<size_t>(size)};
+    }
   };
 
   void check_index();
@@ -94,8 +115,11 @@ class IndexedDataset {
   const unsigned char* boundaries_ = nullptr;  // i64[num_documents + 1], not aligned
 };
 
-// Reads the whole data set and throws a bad request when an id is not in [0, vocab_size): the data
-// was then written with another tokenizer. `tokenizer` is the name to print.
+// Throws a bad request when an id is not in [0, vocab_size): the data was then written with another
+// tokenizer. `tokenizer` is the name to print. Of a data set of more than kCheckedWhole bytes it
+// reads about a thousand sequences, so that no size delays a start; SampleSource checks every id
+// that it gives.
+inline constexpr int64_t kCheckedWhole = int64_t{256} << 20;
 void require_vocabulary(const IndexedDataset& dataset, int64_t vocab_size,
                         std::string_view tokenizer);
 

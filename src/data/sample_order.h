@@ -1,5 +1,5 @@
-// Which samples a data set gives and in what order: Megatron Core's GPT sample construction
-// (semantics 24.2), value for value. docs/data_format.md states it in full.
+// Which samples a data set gives and in what order: Megatron Core's GPT sample construction, value
+// for value. docs/data_format.md, "Samples", states it in full.
 //
 // The sequences of a split are tiled over as many epochs as the samples asked for take, shuffled,
 // and joined into one stream of tokens. Sample k of the stream is its S + 1 tokens from position

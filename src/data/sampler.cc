@@ -224,6 +224,15 @@ void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int3
   for (size_t i = 0; i < whole; ++i) {
     loss_mask[i] = options_.eod_mask_loss && tokens[i] == options_.eod ? 0.0F : 1.0F;
   }
+  if (options_.pad >= 0) {
+    for (size_t i = 0; i < whole; ++i) {
+      if (labels[i] == options_.pad) loss_mask[i] = 0.0F;
+    }
+    std::replace(tokens.begin(), tokens.begin() + std::min<int64_t>(read, options_.sequence_length),
+                 options_.pad, 0);
+    std::replace(labels.begin(), labels.begin() + static_cast<std::ptrdiff_t>(whole), options_.pad,
+                 0);
+  }
   if (whole == length) return;
   std::fill(tokens.begin() + read, tokens.end(), 0);
   std::fill(labels.begin() + static_cast<std::ptrdiff_t>(whole), labels.end(), 0);

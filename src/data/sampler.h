@@ -57,14 +57,15 @@ struct SourceMember {
 struct SampleOptions {
   Split split = Split::train;   // for messages
   int64_t sequence_length = 0;  // S, tokens
-  // Asked for, at least 1: the order is made for so many. Unset: each data set once, which is an
+  // Asked for, at least 1: the order is made for it. Unset: each data set once, which is an
   // order that does not depend on any number; a weighted mixture then ends where a data set does.
   std::optional<int64_t> num_samples = {};
   // Samples that will be read, if more than num_samples. They exist as far as the order holds them.
   int64_t num_read = 0;
   uint64_t seed = 0;           // 32 bits
-  int64_t vocab_size = 0;      // every id handed out is checked against it
+  int64_t vocab_size = 0;      // every id in a sample is checked against it
   int32_t eod = 0;             // the end-of-document id
+  int32_t pad = -1;            // the id of padding; -1: there is none
   bool eod_mask_loss = false;  // no loss where the input is the end of a document
   bool keep_partial = false;   // the tokens left at the end are one more sample, padded
   ProgressReport progress = {};
@@ -93,8 +94,10 @@ class SampleSource {
   int64_t num_samples() const;
 
   // Sample `sample` in [0, num_samples()). All spans have S elements: the inputs, the token after
-  // each input, and 1 where the loss counts, else 0. Beyond the end of a partial sample all three
-  // are 0. An id outside the vocabulary is a bad request that names its place.
+  // each input, and 1 where the loss counts, else 0. It does
+  // not count where the label is padding; as inputs and labels, padding is 0 (as in Megatron).
+  // Beyond the end of a partial sample all three are 0. An id outside the vocabulary is a bad
+  // request that names its place.
   void get(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> labels,
            std::span<float> loss_mask) const;
 

@@ -46,6 +46,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string_view name() const override { return kSentencePieceTokenizer; }
   int32_t vocab_size() const override { return processor_.GetPieceSize(); }
   int32_t eod() const override { return eod_; }
+  int32_t pad() const override { return processor_.pad_id() == eod_ ? -1 : processor_.pad_id(); }
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override {
     std::string storage;

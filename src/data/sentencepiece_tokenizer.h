@@ -13,6 +13,7 @@ namespace troupe {
 inline constexpr std::string_view kSentencePieceTokenizer = "SentencePieceTokenizer";
 // Megatron's name for the one of Llama 2: the same ids.
 inline constexpr std::string_view kLlama2Tokenizer = "Llama2Tokenizer";
+inline constexpr std::string_view kGptSentencePieceTokenizer = "GPTSentencePieceTokenizer";
 
 // A file that is no SentencePiece model is `failed`, one without an eos piece a bad request.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const TokenizerModel& model);

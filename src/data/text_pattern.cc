@@ -110,11 +110,11 @@ class Translator {
     refuse("a special group");
   }
 
-  // Behind {n,m}, a plus repeats in Ruby and makes possessive in Perl.
+  // After {n,m}, a plus repeats in Ruby and makes possessive in Perl.
   void quantifier() {
     const size_t close = in_.find('}', at_);
     if (close == std::string_view::npos) refuse("an unfinished quantifier");
-    if (in_.substr(close + 1).starts_with('+')) refuse("a plus behind {}");
+    if (in_.substr(close + 1).starts_with('+')) refuse("a plus after {}");
     copy(close + 1 - at_);
   }
 

@@ -23,6 +23,8 @@ constexpr size_t kChunkSize = size_t{1} << 20;
 // for one another and a request to stop is soon heard.
 constexpr size_t kBatchBytesPerThread = size_t{2} << 20;
 
+constexpr std::string_view kStandardInput = "-";
+
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
 }
@@ -61,6 +63,85 @@ std::string text_of_line(const std::string& path, int64_t number, const std::str
   }
   return std::move(field->get_ref<std::string&>());
 }
+
+// What people have text in that is none: how such files begin.
+struct FileKind {
+  std::string_view magic;
+  std::string_view name;
+  std::string_view remedy;
+};
+constexpr std::string_view kUnpack =
+    "Unpack it, or pipe the unpacked text into --input - (with --input-format).";
+constexpr FileKind kFileKinds[] = {
+    {"\x1f\x8b", "a gzip file", kUnpack},
+    {"\x28\xb5\x2f\xfd", "a Zstandard file", kUnpack},
+    {"\xfd"
+     "7zXZ",
+     "an xz file", kUnpack},
+    {"BZh91AY&SY", "a bzip2 file", kUnpack},
+    {"PK\x03\x04", "a zip archive", kUnpack},
+    {"PAR1\x15", "a Parquet file", "Write its text column as JSON lines first."},
+    {"ARROW1", "an Arrow file", "Write its text column as JSON lines first."},
+};
+
+void refuse_other_kinds(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  char begin[16] = {};
+  in.read(begin, sizeof(begin));
+  const std::string_view text(begin, static_cast<size_t>(in.gcount()));
+  for (const FileKind& kind : kFileKinds) {
+    if (!text.starts_with(kind.magic)) continue;
+    throw_bad_request(fmt::format("input {} is {}, not text. {}", path, kind.name, kind.remedy));
+  }
+}
+
+// The lines of an input, each of at most `longest` bytes.
+class LineReader {
+ public:
+  LineReader(std::istream& in, const std::string& name, uint64_t longest)
+      : in_(in), name_(name), longest_(longest) {}
+
+  // The next line without its newline; false at the end. `bytes`: with the newline.
+  bool next(std::string& line, uint64_t& bytes) {
+    line.clear();
+    bytes = 0;
+    ++number_;
+    while (true) {
+      if (at_ == buffer_.size() && !fill()) return bytes > 0;
+      const size_t end = std::min(buffer_.find('\n', at_), buffer_.size());
+      line.append(buffer_, at_, end - at_);
+      bytes += end - at_;
+      at_ = end;
+      if (line.size() > longest_) refuse();
+      if (end == buffer_.size()) continue;
+      ++at_;
+      ++bytes;
+      return true;
+    }
+  }
+
+ private:
+  bool fill() {
+    buffer_.resize(kChunkSize);
+    in_.read(buffer_.data(), static_cast<std::streamsize>(kChunkSize));
+    buffer_.resize(static_cast<size_t>(in_.gcount()));
+    at_ = 0;
+    return !buffer_.empty();
+  }
+
+  [[noreturn]] void refuse() const {
+    throw_bad_request(
+        fmt::format("{}, line {}: more than {} bytes; documents and lines have at most that many",
+                    name_, number_, longest_));
+  }
+
+  std::istream& in_;
+  const std::string& name_;
+  const uint64_t longest_;
+  std::string buffer_;
+  size_t at_ = 0;
+  int64_t number_ = 0;
+};
 
 // A document on its way from the input to the output.
 struct Document {
@@ -103,7 +184,8 @@ class Run {
 
  private:
   bool file(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
+    const std::string source = path == kStandardInput ? "/dev/stdin" : path;
+    std::ifstream in(source, std::ios::binary);
     if (!in) {
       throw_failed(fmt::format("cannot open {}: {}", path, std::generic_category().message(errno)));
     }
@@ -111,21 +193,22 @@ class Run {
     if (is_json_lines(path, options_.format)) {
       go_on = json_lines(path, in);
     } else if (options_.split_blank_lines > 0) {
-      go_on = split_text(in);
+      go_on = split_text(path, in);
     } else {
-      go_on = whole_text(in);
+      go_on = whole_text(path, in);
     }
     if (in.bad()) throw_failed(fmt::format("cannot read {}: the disk reports an error", path));
     return go_on;
   }
 
-  bool whole_text(std::ifstream& in) {
+  bool whole_text(const std::string& path, std::ifstream& in) {
     std::string text;
     while (in) {
       const size_t size = text.size();
       text.resize(size + kChunkSize);
       in.read(text.data() + size, static_cast<std::streamsize>(kChunkSize));
       text.resize(size + static_cast<size_t>(in.gcount()));
+      check_length(path, text.size());
       if (stopped()) return false;
     }
     if (in.bad()) return true;
@@ -133,11 +216,12 @@ class Run {
     return document({.text = std::move(text)});
   }
 
-  bool split_text(std::ifstream& in) {
+  bool split_text(const std::string& path, std::ifstream& in) {
+    LineReader lines(in, path, options_.longest_document);
     std::string text;
     std::string line;
     int64_t blank_lines = 0;  // since the last line that was not blank
-    while (next_line(in, line)) {
+    while (next_line(lines, line)) {
       if (is_blank(line)) {
         ++blank_lines;
         continue;
@@ -149,15 +233,17 @@ class Run {
       // Blank lines inside a document are kept as empty lines.
       if (!text.empty()) text.append(static_cast<size_t>(blank_lines) + 1, '\n');
       text += line;
+      check_length(path, text.size());
       blank_lines = 0;
     }
     return text.empty() || document({.text = std::move(text)});
   }
 
   bool json_lines(const std::string& path, std::ifstream& in) {
+    LineReader lines(in, path, options_.longest_document);
     std::string line;
     int64_t number = 0;
-    while (next_line(in, line)) {
+    while (next_line(lines, line)) {
       ++number;
       if (is_blank(line)) continue;
       if (!document({.text = line, .path = &path, .line = number})) return false;
@@ -165,10 +251,19 @@ class Run {
     return true;
   }
 
-  bool next_line(std::ifstream& in, std::string& line) {
-    if (!std::getline(in, line)) return false;
-    bytes_read_ += line.size() + (in.eof() ? 0 : 1);
+  bool next_line(LineReader& lines, std::string& line) {
+    uint64_t bytes = 0;
+    if (!lines.next(line, bytes)) return false;
+    bytes_read_ += bytes;
     return true;
+  }
+
+  void check_length(const std::string& path, size_t bytes) const {
+    if (bytes <= options_.longest_document) return;
+    throw_bad_request(fmt::format(
+        "{}: a document of more than {} bytes. --split-documents N ends documents at N blank "
+        "lines, and in JSON lines each line is one",
+        path, options_.longest_document));
   }
 
   bool document(Document document) {
@@ -251,6 +346,7 @@ TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions
   uint64_t bytes = 0;
   for (const std::string& path : options.inputs) {
     std::error_code error;
+    if (path == kStandardInput) continue;
     const auto status = std::filesystem::status(path, error);
     if (!std::filesystem::exists(status)) {
       throw_bad_request(fmt::format("input file {} does not exist", path));
@@ -259,10 +355,13 @@ TokenizeResult tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions
       throw_bad_request(
           fmt::format("input {} is a folder; name the files inside it instead", path));
     }
-    if (std::filesystem::is_regular_file(status)) {
-      const uintmax_t size = std::filesystem::file_size(path, error);
-      if (!error) bytes += size;
+    if (!std::filesystem::is_regular_file(status)) {
+      throw_bad_request(fmt::format(
+          "input {} is no regular file; pipe text from elsewhere into --input -", path));
     }
+    const uintmax_t size = std::filesystem::file_size(path, error);
+    if (!error) bytes += size;
+    refuse_other_kinds(path);
     if (options.split_blank_lines > 0 && is_json_lines(path, options.format)) {
       throw_bad_request(fmt::format(
           "input {} is read as JSON lines, where each line is a document: splitting at blank lines "

@@ -8,10 +8,11 @@
 //
 // Promises: the output appears complete or not at all (data/indexed_dataset.h), also when stopped
 // or when an input is malformed; it is the same bytes for any number of threads. Memory: per thread
-// some 20 MiB, and a few times the longest document. The callbacks are called from the calling
-// thread.
-// Errors: a missing input, contradictory options, a malformed JSON line (with file and line number)
-// and inputs without any text are bad requests; failures of the disk are `failed`.
+// some 20 MiB, and a few times the longest document, which has a bound. The callbacks are called
+// from the calling thread.
+// Errors: a missing input, one that is no regular file, a file of another kind (compressed,
+// Parquet), a document beyond the bound, contradictory options, a malformed JSON line (with file
+// and line number) and inputs without any text are bad requests; failures of the disk are `failed`.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +33,13 @@ enum class CorpusFormat {
 
 struct TokenizeProgress {
   uint64_t bytes_done = 0;   // of the inputs
-  uint64_t bytes_total = 0;  // inputs that are not regular files count as 0
+  uint64_t bytes_total = 0;  // standard input counts as 0
   int64_t documents = 0;
   int64_t tokens = 0;  // ends of documents included
 };
 
 struct TokenizeOptions {
-  std::vector<std::string> inputs;
+  std::vector<std::string> inputs;  // "-" is standard input
   std::string output_prefix;
   CorpusFormat format = CorpusFormat::by_extension;
 
@@ -50,6 +51,9 @@ struct TokenizeOptions {
 
   std::string json_key = "text";  // JSON lines: the field that holds the text, a string
   bool overwrite = false;         // replace an existing output
+
+  // Bytes of one document, or of one line of JSON. A longer one is a bad request.
+  uint64_t longest_document = uint64_t{1} << 30;
 
   std::function<void(const TokenizeProgress&)>
       on_progress;                       // after each document is written; may be empty

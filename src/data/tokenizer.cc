@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "data/hf_tokenizer.h"
+#include "data/megatron_tokenizers.h"
 #include "data/sentencepiece_tokenizer.h"
 
 namespace troupe {
@@ -50,7 +51,10 @@ constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;
 std::string read_whole_file(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
-    throw_bad_request(fmt::format("tokenizer file {} does not exist, or is no file", path));
+    throw_bad_request(fmt::format(
+        "tokenizer file {} does not exist, or is no file (names of the Hugging Face hub "
+        "are not looked up: download the files, and name their folder)",
+        path));
   }
   const uintmax_t size = std::filesystem::file_size(path, error);
   if (!error && size > kMaxFileBytes) {
@@ -94,32 +98,85 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 bool TokenizerModel::same_as(const TokenizerModel& other) const {
-  return type == other.type && contents == other.contents && eod == other.eod;
+  return type == other.type && contents == other.contents && eod == other.eod &&
+         (!pad || !other.pad || *pad == *other.pad);
 }
 
-TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path) {
+namespace {
+
+void read_hf_files(const std::string& path, std::string_view type, TokenizerModel& model) {
+  model.path = file_of(path, type, "tokenizer.json");
+  model.contents = read_whole_file(model.path);
+  const auto config = std::filesystem::path(model.path).replace_filename("tokenizer_config.json");
+  std::error_code error;
+  if (std::filesystem::exists(config, error)) {
+    const std::string text = read_whole_file(config.string());
+    model.eod = token_of_config(text, config.string(), "eos_token");
+    model.pad = token_of_config(text, config.string(), "pad_token");
+  }
+}
+
+// --vocab-file and --merge-file, or both in a folder.
+void read_gpt2_files(const std::string& folder, const TokenizerDetails& details,
+                     TokenizerModel& model) {
+  const auto read = [&](const std::string& given, std::string_view flag, const char* name) {
+    if (given.empty() && folder.empty()) {
+      throw_bad_request(
+          fmt::format("--tokenizer-type {} needs {}, or --tokenizer-model: the folder "
+                      "that holds vocab.json and merges.txt",
+                      kGpt2BpeTokenizer, flag));
+    }
+    const std::string path =
+        given.empty() ? (std::filesystem::path(folder) / name).string() : given;
+    return TokenizerFile{.path = path, .contents = read_whole_file(path)};
+  };
+  const TokenizerFile vocabulary = read(details.vocab_file, "--vocab-file", "vocab.json");
+  const TokenizerFile merges = read(details.merge_file, "--merge-file", "merges.txt");
+  model.type = kHuggingFaceTokenizer;
+  model.path = vocabulary.path;
+  model.contents = tokenizer_json_of_gpt2(vocabulary, merges);
+  model.eod = "<|endoftext|>";
+}
+
+void read_tiktoken_file(const std::string& path, const TokenizerDetails& details,
+                        TokenizerModel& model) {
+  model.path = file_of(path, kTikTokenizer, "tokenizer.json");
+  model.contents = tokenizer_json_of_tiktoken(
+      {.path = model.path, .contents = read_whole_file(model.path)}, details);
+  model.type = kHuggingFaceTokenizer;
+  model.eod = "</s>";
+  model.pad = "<pad>";
+}
+
+}  // namespace
+
+TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path,
+                                    const TokenizerDetails& details) {
   TokenizerModel model;
-  model.type = type == kLlama2Tokenizer ? kSentencePieceTokenizer : type;
+  model.type = type;
   if (type == kByte) {
     if (!path.empty()) {
       throw_bad_request(
           fmt::format("the byte tokenizer takes no file, but '{}' was given; leave it out", path));
     }
+  } else if (type == kNullTokenizer) {
+    model.contents = null_tokenizer_contents(details);
   } else if (type == kHuggingFaceTokenizer) {
-    model.path = file_of(path, type, "tokenizer.json");
-    model.contents = read_whole_file(model.path);
-    const auto config = std::filesystem::path(model.path).replace_filename("tokenizer_config.json");
-    std::error_code error;
-    if (std::filesystem::exists(config, error)) {
-      model.eod = eos_token_of_config(read_whole_file(config.string()), config.string());
-    }
-  } else if (model.type == kSentencePieceTokenizer) {
+    read_hf_files(path, type, model);
+  } else if (type == kGpt2BpeTokenizer) {
+    read_gpt2_files(path, details, model);
+  } else if (type == kTikTokenizer) {
+    read_tiktoken_file(path, details, model);
+  } else if (type == kSentencePieceTokenizer || type == kLlama2Tokenizer ||
+             type == kGptSentencePieceTokenizer) {
     model.path = file_of(path, type, "tokenizer.model");
     model.contents = read_whole_file(model.path);
+    model.type = kSentencePieceTokenizer;
   } else {
-    throw_bad_request(fmt::format("unknown tokenizer type '{}'; known types: {}, {}, {}, {}", type,
-                                  kByte, kHuggingFaceTokenizer, kSentencePieceTokenizer,
-                                  kLlama2Tokenizer));
+    throw_bad_request(
+        fmt::format("unknown tokenizer type '{}'; known types: {}, {}, {}, {}, {}, {}, {}, {}",
+                    type, kByte, kHuggingFaceTokenizer, kSentencePieceTokenizer, kLlama2Tokenizer,
+                    kGptSentencePieceTokenizer, kGpt2BpeTokenizer, kTikTokenizer, kNullTokenizer));
   }
   return model;
 }
@@ -127,6 +184,7 @@ TokenizerModel read_tokenizer_model(std::string_view type, const std::string& pa
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerModel& model) {
   if (model.type == kHuggingFaceTokenizer) return make_hf_tokenizer(model);
   if (model.type == kSentencePieceTokenizer) return make_sentencepiece_tokenizer(model);
+  if (model.type == kNullTokenizer) return make_null_tokenizer(model);
   TROUPE_CHECK(model.type == kByte, "no tokenizer of type " + model.type);
   return std::make_unique<ByteTokenizer>();
 }

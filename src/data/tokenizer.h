@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,10 @@ class Tokenizer {
   // The id that ends a document. Text encodes to it only where a Hugging Face tokenizer finds it
   // written out ("<|endoftext|>").
   virtual int32_t eod() const = 0;
+
+  // The id that stands for padding, or -1: samples have no loss for it (data/sampler.h). Never
+  // eod().
+  virtual int32_t pad() const { return -1; }
 
   // Appends the ids of `text` to `ids`. No beginning or end of document is added. Text that the
   // tokenizer's library cannot take (2 GiB in one document) is `failed`.
@@ -51,23 +56,45 @@ class Tokenizer {
 struct TokenizerModel {
   std::string type = "byte";
   std::string path;      // of the file, for messages
-  std::string contents;  // of the file; empty for byte
+  std::string contents;  // of the file; empty for byte; "IDS EOD" for NullTokenizer
   std::string eod;       // text of the token that ends a document; empty: the file or its kind says
+
+  // Text of the token that stands for padding; empty: there is none. Unset in checkpoints that do
+  // not say.
+  std::optional<std::string> pad = {};
 
   // The same tokenizer, wherever it was read from.
   bool same_as(const TokenizerModel& other) const;
+};
+
+// What some types need beside a file.
+struct TokenizerDetails {
+  std::string vocab_file = {};                 // GPT2BPETokenizer: vocab.json
+  std::string merge_file = {};                 // and merges.txt
+  std::optional<int32_t> vocab_size = {};      // NullTokenizer, TikTokenizer
+  std::optional<int32_t> eod = {};             // NullTokenizer; unset: the last id
+  std::string tiktoken_pattern = "v2";         // or v1
+  int32_t tiktoken_num_special_tokens = 1000;  // the first ids
 };
 
 // Types:
 //   byte                    ids 0 to 255 are the bytes, 256 is the end of a document; no file.
 //   HuggingFaceTokenizer    a tokenizer.json: byte-level BPE (data/hf_tokenizer.h). The token that
 //                           ends a document is the eos_token of the tokenizer_config.json beside
-//                           it, if there is one.
-//   SentencePieceTokenizer  a tokenizer.model of SentencePiece.
-//   Llama2Tokenizer         another name for it, which the result does not keep.
+//                           it, if there is one, and that of padding its pad_token.
+//   SentencePieceTokenizer  a tokenizer.model of SentencePiece; padding is its pad piece.
+//   Llama2Tokenizer, GPTSentencePieceTokenizer
+//                           other names for it, which the result does not keep.
+//   GPT2BPETokenizer        vocab.json and merges.txt, each given as a detail, or in the folder
+//                           `path`; the result is a HuggingFaceTokenizer.
+//   TikTokenizer            tiktoken's list of tokens (data/megatron_tokenizers.h); the result is a
+//                           HuggingFaceTokenizer.
+//   NullTokenizer           ids in decimal; needs details.vocab_size, and has no use for a path, as
+//                           in Megatron.
 // `path` is the file, or a folder that holds it under that name. An unknown type, a missing file,
 // or a path that the type has no use for, is a bad request.
-TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path);
+TokenizerModel read_tokenizer_model(std::string_view type, const std::string& path,
+                                    const TokenizerDetails& details = {});
 
 // What is wrong inside the file is `failed`, what is right but not supported a bad request; both
 // name the file and the place.

@@ -83,7 +83,7 @@ void append_nfc(std::string_view text, std::vector<utf8proc_int32_t>& buffer, st
   const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
   const auto size = static_cast<utf8proc_ssize_t>(text.size());
   // No code point comes from less than a byte, so this is nearly always enough. One place is for
-  // the zero that utf8proc_reencode writes behind the text.
+  // the zero that utf8proc_reencode writes after the text.
   if (buffer.size() < text.size() + 1) buffer.resize(text.size() + 1);
   utf8proc_ssize_t count = 0;
   for (;;) {

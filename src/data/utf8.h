@@ -21,7 +21,7 @@ std::string_view normalize_nfc(std::string_view text, std::string& storage);
 // A code point as UTF-8, appended to `text`.
 void append_utf8(char32_t code_point, std::string& text);
 
-// The code point that begins at `at` of valid UTF-8; moves `at` behind it.
+// The code point that begins at `at` of valid UTF-8; moves `at` past it.
 char32_t next_code_point(std::string_view text, size_t& at);
 
 // Unicode's White_Space property.

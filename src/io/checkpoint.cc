@@ -82,7 +82,7 @@ std::vector<std::string> names_in(const std::string& folder) {
 }
 
 // Reads the index of a checkpoint, provided that it was committed, and checks the shards' sizes.
-CheckpointIndex read_committed_index(const std::string& path) {
+CheckpointIndex read_committed_index(const std::string& path, uint64_t* hash = nullptr) {
   const std::string commit_path = join_path(path, kCommitFile);
   const std::string index_path = join_path(path, kIndexFile);
   if (!path_exists(commit_path)) {
@@ -90,9 +90,11 @@ CheckpointIndex read_committed_index(const std::string& path) {
   }
   const std::string commit = read_file(commit_path, kMaxCommitBytes);
   const std::string text = read_file(index_path, kMaxIndexBytes);
-  if (commit != hash_to_hex(hash_bytes(text.data(), text.size())) + "\n") {
+  const uint64_t found = hash_bytes(text.data(), text.size());
+  if (commit != hash_to_hex(found) + "\n") {
     throw_failed(index_path + ": is damaged: its hash is not the one in " + kCommitFile);
   }
+  if (hash != nullptr) *hash = found;
   CheckpointIndex index = parse_checkpoint_index(text, index_path);
   for (const StoredShard& shard : index.shards) {
     const std::string shard_path = join_path(path, shard.file);
@@ -352,7 +354,7 @@ void check_request(const std::string& path, const std::vector<StoredTensor>& sto
       if (reported.insert(slice.name).second) {
         different.add(quote_name(slice.name) + " (" +
                       description(tensor.role, tensor.dtype, tensor.shape) + " saved, " +
-                      description(slice.role, slice.dtype, slice.global_shape) + " wanted)");
+                      description(slice.role, slice.dtype, slice.global_shape) + " expected)");
       }
       continue;
     }
@@ -375,7 +377,7 @@ void check_request(const std::string& path, const std::vector<StoredTensor>& sto
                     ": this checkpoint does not fit what is to be loaded; use the model and "
                     "optimizer options that it was saved with" +
                     missing.sentence("missing from the checkpoint") +
-                    unexpected.sentence("in the checkpoint but not wanted") +
+                    unexpected.sentence("in the checkpoint but not expected") +
                     different.sentence("different"));
 }
 
@@ -527,6 +529,14 @@ bool has_checkpoint_folders(const std::string& dir) {
                      [](const std::string& name) { return parse_step_name(name).has_value(); });
 }
 
+std::optional<int64_t> newest_checkpoint_folder(const std::string& dir) {
+  std::optional<int64_t> newest;
+  for (const std::string& name : names_in(checkpoints_folder(dir))) {
+    if (const auto step = parse_step_name(name)) newest = std::max(*step, newest.value_or(*step));
+  }
+  return newest;
+}
+
 std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, const KeepRule& rule,
                                               const DiskHook& hook) {
   TROUPE_CHECK(rule.newest >= 1, "pruning must keep at least one checkpoint");
@@ -549,6 +559,12 @@ std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, const Keep
     discard(disk, folder, step_name(checkpoint.step));
   }
   return doomed;
+}
+
+void remove_checkpoint(const std::string& dir, int64_t step, const DiskHook& hook) {
+  const std::string folder = checkpoints_folder(dir);
+  if (!path_exists(join_path(folder, step_name(step))) || best_checkpoint_step(dir) == step) return;
+  discard(Disk(hook), folder, step_name(step));
 }
 
 void mark_best_checkpoint(const std::string& dir, int64_t step, const DiskHook& hook) {
@@ -585,7 +601,7 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint Checkpoint::open(const std::string& path) {
   Checkpoint result;
   result.path_ = path;
-  result.index_ = read_committed_index(path);
+  result.index_ = read_committed_index(path, &result.hash_);
   size_t tensors_in_shards = 0;
   for (const StoredShard& shard : result.index_.shards) {
     SafetensorsFile file = SafetensorsFile::open(join_path(path, shard.file));
@@ -620,10 +636,15 @@ Checkpoint Checkpoint::open(const std::string& path) {
 }
 
 void Checkpoint::load(std::span<const SliceToLoad> slices, std::span<const CheckpointRole> roles,
-                      std::span<const std::string> elsewhere) const {
+                      std::span<const std::string> elsewhere, const WorkReport& report) const {
   RequestsOfTensor requests;
   for (const SliceToLoad& slice : slices) requests[slice.name].push_back(&slice);
   check_request(path_, index_.tensors, requests, slices, roles, elsewhere);
+  uint64_t done = 0;
+  uint64_t total = 0;
+  for (const SliceToLoad& slice : slices) {
+    total += static_cast<uint64_t>(slice.box.shape.elements()) * size_of(slice.dtype);
+  }
   for (const StoredTensor& tensor : index_.tensors) {
     const auto found = requests.find(tensor.name);
     if (found == requests.end()) continue;
@@ -641,9 +662,13 @@ void Checkpoint::load(std::span<const SliceToLoad> slices, std::span<const Check
                        " does not have the hash that was saved; load an earlier checkpoint");
         }
         verified = true;
-        filled[i] += copy_box(common, slice.box, bytes.data(), wanted[i]->box,
-                              static_cast<std::byte*>(wanted[i]->data), size_of(tensor.dtype));
+        const size_t copied =
+            copy_box(common, slice.box, bytes.data(), wanted[i]->box,
+                     static_cast<std::byte*>(wanted[i]->data), size_of(tensor.dtype));
+        filled[i] += copied;
+        done += copied;
       }
+      if (report) report(done, total);
     }
     for (size_t i = 0; i < wanted.size(); ++i) {
       TROUPE_CHECK(

@@ -25,6 +25,7 @@
 
 #include "base/dtype.h"
 #include "base/shape.h"
+#include "base/work_report.h"
 #include "io/checkpoint_index.h"
 #include "io/file.h"
 
@@ -74,14 +75,14 @@ struct CheckpointInfo {
 //   2. every rank calls write(), at the same time if they like,
 //   3. the first rank calls commit(), or, if any rank has failed, abandon().
 // The caller sees to the order (all of one step come before all of the next). Until commit() has
-// done its work, nothing counts; what was saved before stays, whoever fails or dies.
+// done its work, nothing counts; what was saved before stays, whichever rank fails or dies.
 class CheckpointWriter {
  public:
   // `save_id` tells this save from others that may have been interrupted: a process id.
   CheckpointWriter(const std::string& dir, int64_t step, uint64_t save_id,
                    CheckpointOptions options = {});
 
-  // Removes what interrupted saves have left behind, and makes the temporary folder.
+  // Removes what interrupted saves have left over, and makes the temporary folder.
   void begin() const;
   // Writes this rank's slices into shards of its own. Over all ranks, the slices of one tensor must
   // agree in role, dtype and global shape and cover it exactly. When it throws, the rank has
@@ -106,7 +107,7 @@ class CheckpointWriter {
 };
 
 // Saves a checkpoint below `dir`, replacing one of the same step. Before that it removes what
-// interrupted saves have left behind. When it throws, nothing that was saved before is lost and the
+// interrupted saves have left over. When it throws, nothing that was saved before is lost and the
 // temporary folder is gone.
 CheckpointInfo save_checkpoint(const std::string& dir, const CheckpointContent& content,
                                const CheckpointOptions& options = {});
@@ -123,8 +124,11 @@ std::optional<CheckpointInfo> newest_checkpoint(const std::string& dir,
                                                 std::vector<std::string>* incomplete = nullptr);
 
 // Is anything below `dir` named as a committed checkpoint, complete or damaged? What interrupted
-// saves leave behind has other names, so a damaged one was whole once and must not be overwritten.
+// saves leave over has other names, so a damaged one was whole once and must not be overwritten.
 bool has_checkpoint_folders(const std::string& dir);
+
+// The highest step of these, if there are any.
+std::optional<int64_t> newest_checkpoint_folder(const std::string& dir);
 
 // Which complete checkpoints stay: the newest ones, those of steps that are multiples of
 // `retain_interval` (0: of none), and the one that is marked as the best.
@@ -138,6 +142,10 @@ struct KeepRule {
 // succeeded. A half-deleted checkpoint is never taken for a complete one.
 std::vector<CheckpointInfo> prune_checkpoints(const std::string& dir, const KeepRule& rule,
                                               const DiskHook& hook = {});
+
+// Deletes the checkpoint of this step, if there is one that is not marked as the best. Call it
+// after a later one has been saved.
+void remove_checkpoint(const std::string& dir, int64_t step, const DiskHook& hook = {});
 
 // Makes DIR/checkpoints/best a link to the checkpoint of this step, which must be complete. The
 // link always names the old or the new one.
@@ -158,6 +166,8 @@ class Checkpoint {
 
   const std::string& path() const { return path_; }
   int64_t step() const { return index_.step; }
+  // Of the index, which holds the hash of every slice: two checkpoints with one hash are the same.
+  uint64_t hash() const { return hash_; }
   const std::string& troupe_version() const { return index_.troupe_version; }
   // The saved JSON object; its meaning is kept, its spacing and order of names are not.
   const std::string& training() const { return index_.training; }
@@ -169,15 +179,16 @@ class Checkpoint {
   // or that the caller knowingly leaves out. Every slice's role must be among `roles`.
   //
   // What does not fit is found before anything is written. When a hash does not match (exit status
-  // 1), the memory of the slices holds unspecified values.
+  // 1), or `report` (in bytes) throws, the memory of the slices holds unspecified values.
   void load(std::span<const SliceToLoad> slices, std::span<const CheckpointRole> roles,
-            std::span<const std::string> elsewhere = {}) const;
+            std::span<const std::string> elsewhere = {}, const WorkReport& report = {}) const;
 
  private:
   struct Shards;
   Checkpoint();
   std::string path_;
   CheckpointIndex index_;
+  uint64_t hash_ = 0;
   std::unique_ptr<Shards> shards_;
 };
 

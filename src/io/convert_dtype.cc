@@ -15,12 +15,27 @@ struct Half {
   uint16_t bits;
 };
 
+// Rounded "to odd": towards zero, with the last bit set when anything was lost. A float has at
+// least two more bits than the narrower types, so a second rounding then sees on which side of a
+// tie the double lies and its result is that of one rounding (Boldo and Melquiond, 2005).
+float rounded_to_odd(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
+  return std::bit_cast<float>(bits | 1U);
+}
+
 template <class From, class To>
 To convert_one(From value) {
-  if constexpr (std::is_same_v<From, Half>) {
+  if constexpr (std::is_same_v<From, To>) {
+    return value;
+  } else if constexpr (std::is_same_v<From, Half>) {
     return To(half_to_float(value.bits));
   } else if constexpr (std::is_same_v<From, double> && std::is_same_v<To, bf16>) {
     return double_to_bf16(value);
+  } else if constexpr (std::is_same_v<To, Half>) {
+    return {float_to_half(rounded_to_odd(static_cast<double>(value)))};
   } else if constexpr (std::is_same_v<From, bf16>) {
     return To(static_cast<float>(value));
   } else {
@@ -42,18 +57,20 @@ void convert_all(const void* source, void* target, int64_t count) {
 }
 
 template <class From>
-void convert_from(const void* source, DType to, void* target, int64_t count) {
+void convert_from(const void* source, FileDType to, void* target, int64_t count) {
   switch (to) {
-    case DType::f64:
+    case FileDType::f64:
       return convert_all<From, double>(source, target, count);
-    case DType::f32:
+    case FileDType::f32:
       return convert_all<From, float>(source, target, count);
-    case DType::bf16:
+    case FileDType::bf16:
       return convert_all<From, bf16>(source, target, count);
-    case DType::f8e4m3:
-    case DType::i64:
-    case DType::i32:
-    case DType::u8:
+    case FileDType::f16:
+      return convert_all<From, Half>(source, target, count);
+    case FileDType::f8e4m3:
+    case FileDType::i64:
+    case FileDType::i32:
+    case FileDType::u8:
       break;
   }
   TROUPE_CHECK(false, "not a floating-point type");
@@ -87,22 +104,28 @@ bool is_float(FileDType dtype) {
 
 }  // namespace
 
-bool can_convert(FileDType from, DType to) {
-  return from == to_file_dtype(to) || (is_float(from) && is_float(to));
+bool can_convert(FileDType from, FileDType to) {
+  return from == to || (is_float(from) && is_float(to));
 }
 
-int64_t first_not_finite(DType dtype, const void* data, int64_t count) {
+bool can_convert(FileDType from, DType to) {
+  return can_convert(from, to_file_dtype(to));
+}
+
+int64_t first_not_finite(FileDType dtype, const void* data, int64_t count) {
   switch (dtype) {
-    case DType::f64:
+    case FileDType::f64:
       return first_with_exponent<uint64_t, 0x7ff0'0000'0000'0000U>(data, count);
-    case DType::f32:
+    case FileDType::f32:
       return first_with_exponent<uint32_t, 0x7f80'0000U>(data, count);
-    case DType::bf16:
+    case FileDType::bf16:
       return first_with_exponent<uint16_t, 0x7f80U>(data, count);
-    case DType::f8e4m3:
-    case DType::i64:
-    case DType::i32:
-    case DType::u8:
+    case FileDType::f16:
+      return first_with_exponent<uint16_t, 0x7c00U>(data, count);
+    case FileDType::f8e4m3:
+    case FileDType::i64:
+    case FileDType::i32:
+    case FileDType::u8:
       break;
   }
   TROUPE_CHECK(false, "not a floating-point type");
@@ -121,24 +144,46 @@ float half_to_float(uint16_t bits) {
   return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
 }
 
-// The double is first rounded "to odd" into a float: towards zero, with the last bit set when
-// anything was lost. A float has 16 more bits than a bf16, so the second rounding then sees on
-// which side of a tie the double lies and its result is that of one rounding (Boldo and Melquiond,
-// 2005).
+int64_t first_not_finite(DType dtype, const void* data, int64_t count) {
+  return first_not_finite(to_file_dtype(dtype), data, count);
+}
+
+uint16_t float_to_half(float value) {
+  constexpr uint32_t kInfinity = 0x7f80'0000U;
+  constexpr uint32_t kTooLarge = 0x477f'f000U;     // 65520: rounds to infinity
+  constexpr uint32_t kLeastNormal = 0x3880'0000U;  // 2^-14
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
+  const uint32_t magnitude = bits & 0x7fff'ffffU;
+  uint32_t half = 0;
+  if (magnitude > kInfinity) {
+    half = 0x7e00U;
+  } else if (magnitude >= kTooLarge) {
+    half = 0x7c00U;
+  } else if (magnitude < kLeastNormal) {
+    half = static_cast<uint32_t>(std::lrint(std::bit_cast<float>(magnitude) * 0x1p24F));
+  } else {
+    const uint32_t to_even = (magnitude >> 13) & 1U;
+    half = ((magnitude + 0xfffU + to_even) >> 13) - (112U << 10);
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
 bf16 double_to_bf16(double value) {
-  const auto nearest = static_cast<float>(value);
-  if (std::isnan(value) || static_cast<double>(nearest) == value) return bf16(nearest);
-  uint32_t bits = std::bit_cast<uint32_t>(nearest);
-  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
-  return bf16(std::bit_cast<float>(bits | 1U));
+  return bf16(rounded_to_odd(value));
 }
 
 void convert_elements(FileDType from, const void* source, DType to, void* target, int64_t count) {
+  convert_elements(from, source, to_file_dtype(to), target, count);
+}
+
+void convert_elements(FileDType from, const void* source, FileDType to, void* target,
+                      int64_t count) {
   TROUPE_CHECK(
       count >= 0 && can_convert(from, to),
       "no conversion from " + std::string(name_of(from)) + " to " + std::string(name_of(to)));
   if (count == 0) return;
-  if (from == to_file_dtype(to)) {
+  if (from == to) {
     std::memcpy(target, source, static_cast<size_t>(count) * size_of(to));
     return;
   }

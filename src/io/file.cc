@@ -110,6 +110,17 @@ uint64_t file_size(const std::string& path) {
   return size;
 }
 
+std::optional<uint64_t> free_bytes(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::absolute(folder, error).lexically_normal();
+  while (!std::filesystem::is_directory(path, error) && path.has_relative_path()) {
+    path = path.parent_path();
+  }
+  const std::filesystem::space_info space = std::filesystem::space(path, error);
+  if (error || space.capacity == 0) return std::nullopt;
+  return space.available;
+}
+
 MappedFile MappedFile::open(const std::string& path) {
   uint64_t size = 0;
   const Descriptor descriptor(open_regular(path, &size));

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,12 +23,16 @@ namespace troupe {
 // The whole file as text. Refuses anything but a regular file, and files above `max_bytes`.
 std::string read_file(const std::string& path, uint64_t max_bytes);
 
-// Whether anything, be it a dangling link, has this name. A name that cannot be looked up (for want
-// of permission) counts as existing, so that using it says why.
+// Whether anything, even a dangling link, has this name. A name that cannot be looked up (without
+// permission) counts as existing, so that using it says why.
 bool path_exists(const std::string& path);
 
 // The size of a regular file in bytes.
 uint64_t file_size(const std::string& path);
+
+// Bytes that can still be written below `folder`, or, while it does not exist, below the nearest
+// folder above it that does; empty where the file system does not say.
+std::optional<uint64_t> free_bytes(const std::string& folder);
 
 // A regular file mapped for reading. It owns the mapping; spans into it live as long as it does
 // (moving it keeps them valid). The file must not be shortened by others while it is mapped: the

@@ -1,5 +1,5 @@
-// Element types as they occur in safetensors files: those of DType, and F16, which Troupe reads but
-// never computes in or writes.
+// Element types as they occur in safetensors files: those of DType, and F16, which Troupe reads and
+// writes but never computes in.
 #pragma once
 
 #include <cstddef>

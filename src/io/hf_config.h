@@ -10,6 +10,8 @@
 // would change the numbers. Any thread.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,15 +19,38 @@
 
 namespace troupe {
 
+inline constexpr uint64_t kMaxHfConfigBytes = 1 << 20;
+
 // `where` names the source in messages.
 ModelConfig parse_hf_config(std::string_view json_text, const std::string& where);
 ModelConfig read_hf_config(const std::string& path);
 
-// The configuration as config.json text in the transformers 5 dialect. Where parse_hf_config would
-// not give the same model back, because the architecture cannot say what the configuration asks
-// for, it is a bad request that names the fields. (What only acts in training, such as dropout, the
-// z-loss or expert capacity, has no place there and no meaning for the weights.)
-std::string write_hf_config(const ModelConfig& config);
+// Ids of tokens that a config.json names; unset ones are written as null.
+struct HfTokenIds {
+  std::optional<int32_t> bos = {};
+  std::optional<int32_t> eos = {};
+};
+
+// What config.json says beyond the model.
+struct HfConfigSource {
+  std::string text = {};  // of the config.json that the model began with, which parses; empty: none
+  std::string where = {};  // it was read, for messages
+  // The weights came with it: whatever the model has not changed stays as it is, also the spelling.
+  // Otherwise the model is one of our own, and every field is written in all spellings.
+  bool has_weights = false;
+  std::optional<HfTokenIds> tokens = {};  // unset: as the text says
+  std::string dtype = {};                 // "float32", ...; empty: as the text says
+};
+
+// The configuration as config.json text. Where parse_hf_config would not give the same model back,
+// because the architecture cannot say what the configuration asks for, it is a bad request that
+// names the fields. (What only acts in training, such as dropout, the z-loss or expert capacity,
+// has no place there and no meaning for the weights.) A text that needs no change is returned as it
+// is, to the byte.
+std::string write_hf_config(const ModelConfig& config, const HfConfigSource& source = {});
+
+// Why write_hf_config refuses the configuration, in one sentence; empty when it does not.
+std::string why_no_hf_form(const ModelConfig& config);
 
 // The architecture under whose name a model of this shape can be written: the configuration's own,
 // if it fits, or the first that does; empty when none does.

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "io/convert_dtype.h"
 #include "io/file.h"
 #include "io/hf_config.h"
@@ -165,7 +166,7 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
       if (found != tensors.end() && found->name == entry.name) continue;
       if (is_tied_copy(folder, file, entry, config)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
-                                    file.path(), entry.name, config.hf_architecture));
+                                    file.path(), printable(entry.name), config.hf_architecture));
     }
   }
 }
@@ -173,10 +174,14 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
 // Opens a folder, checks it against the model, and hands over every tensor's raw bytes.
 void visit_folder(
     const std::string& path, const ModelConfig& config,
-    const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit) {
+    const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit,
+    const WorkReport& report = {}) {
   const SafetensorsFolder folder = SafetensorsFolder::open(path);
   const std::vector<HfTensor> tensors = hf_tensors(config);
   refuse_unused(folder, tensors, config);
+  uint64_t done = 0;
+  uint64_t total = 0;
+  for (const SafetensorsFile& file : folder.files()) total += file.file_bytes();
   for (const HfTensor& tensor : tensors) {
     const auto located = folder.find(tensor.name);
     if (located.entry == nullptr) {
@@ -184,7 +189,7 @@ void visit_folder(
     }
     const std::string where = fmt::format("{}: the tensor {}", located.file->path(), tensor.name);
     if (located.entry->shape != file_shape_of(tensor.shape)) {
-      throw_bad_request(fmt::format("{} has the shape [{}], the configuration wants {}.", where,
+      throw_bad_request(fmt::format("{} has the shape [{}], the configuration needs {}.", where,
                                     fmt::join(located.entry->shape, ", "),
                                     tensor.shape.to_string()));
     }
@@ -193,6 +198,8 @@ void visit_folder(
                                     name_of(located.entry->dtype)));
     }
     visit(tensor, located.entry->dtype, located.bytes());
+    done += located.bytes().size();
+    if (report) report(done, total);
   }
 }
 
@@ -274,7 +281,7 @@ DType hf_folder_dtype(const std::string& folder) {
 }
 
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                     const StateStorage& storage) {
+                     const StateStorage& storage, const WorkReport& report) {
   ModelConfig named = config;
   named.hf_architecture = read_hf_config(join_path(folder, "config.json")).hf_architecture;
   std::unordered_map<uint32_t, Target> targets;
@@ -282,12 +289,14 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
     targets[parameter.number] = {
         &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
   }
-  visit_folder(folder, named,
-               [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
-                 const auto target = targets.find(tensor.parameter);
-                 if (target == targets.end()) return;  // another rank's
-                 load_tensor(folder, tensor, dtype, bytes, target->second, storage);
-               });
+  visit_folder(
+      folder, named,
+      [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
+        const auto target = targets.find(tensor.parameter);
+        if (target == targets.end()) return;  // another rank's
+        load_tensor(folder, tensor, dtype, bytes, target->second, storage);
+      },
+      report);
   for (const auto& [number, target] : targets) {
     const IndexRange& held = target.parameter->held;
     TROUPE_CHECK(target.written == held.end - held.begin,
@@ -307,32 +316,64 @@ void read_hf_tensors(const std::string& folder, const ModelConfig& config,
                });
 }
 
+namespace {
+
+// The bytes of a tensor in the file's dtype, in `rounded` where they are not those of memory.
+std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, const TensorView& view,
+                                    std::vector<std::byte>& rounded) {
+  const auto* data = static_cast<const std::byte*>(view.data) +
+                     static_cast<size_t>(tensor.offset) * size_of(view.dtype);
+  const int64_t elements = tensor.shape.elements();
+  const size_t bytes = static_cast<size_t>(elements) * size_of(dtype);
+  if (to_file_dtype(view.dtype) == dtype) return {data, bytes};
+  rounded.resize(bytes);
+  convert_elements(to_file_dtype(view.dtype), data, dtype, rounded.data(), elements);
+  const int64_t at = first_not_finite(dtype, rounded.data(), elements);
+  if (at >= 0) {
+    throw_failed(
+        fmt::format("The tensor {} is not finite as {}, at element {} of {}. Write it in a "
+                    "type that holds it (--dtype fp32).",
+                    tensor.name, name_of(dtype), at, elements));
+  }
+  return rounded;
+}
+
+}  // namespace
+
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                   const StateStorage& storage, uint64_t max_shard_bytes) {
-  const std::string config_json = write_hf_config(config);  // first: it may refuse
+                   const StateStorage& storage, uint64_t max_shard_bytes, const HfExport& what,
+                   const WorkReport& report) {
+  // First: it may refuse.
+  const std::string config_json =
+      what.config_json.empty() ? write_hf_config(config) : what.config_json;
   TROUPE_CHECK(state.part.layout().world_size() == 1, "only a whole model is written");
   const std::vector<HfTensor> tensors = hf_tensors(config);
-  const DType dtype = state.dtype;
+  const FileDType dtype = what.dtype.value_or(to_file_dtype(state.dtype));
   std::vector<TensorSpec> specs;
+  uint64_t total = 0;
   for (const HfTensor& tensor : tensors) {
-    specs.push_back({tensor.name, to_file_dtype(dtype), file_shape_of(tensor.shape)});
+    specs.push_back({tensor.name, dtype, file_shape_of(tensor.shape)});
+    total += bytes_of(specs.back());
   }
   std::vector<std::byte> rounded;
   const Disk disk;
   SafetensorsFolderWriter writer(disk, folder, specs, max_shard_bytes);
+  uint64_t done = 0;
+  const auto append = [&](size_t tensor, std::span<const std::byte> bytes) {
+    constexpr size_t kPiece = size_t{64} << 20;  // between reports
+    for (size_t first = 0; first < bytes.size(); first += kPiece) {
+      const auto piece = bytes.subspan(first, std::min(kPiece, bytes.size() - first));
+      writer.append(tensor, piece);
+      done += piece.size();
+      if (report) report(done, total);
+    }
+  };
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView view = storage.view(state.parameters[tensors[i].parameter].value);
-    const auto* data = static_cast<const std::byte*>(view.data) +
-                       static_cast<size_t>(tensors[i].offset) * size_of(view.dtype);
-    const int64_t elements = tensors[i].shape.elements();
-    const size_t bytes = static_cast<size_t>(elements) * size_of(dtype);
-    if (view.dtype == dtype) {
-      writer.append(i, {data, bytes});
-      continue;
-    }
-    rounded.resize(bytes);
-    convert_elements(to_file_dtype(view.dtype), data, dtype, rounded.data(), elements);
-    writer.append(i, rounded);
+    append(i, bytes_as(dtype, tensors[i], view, rounded));
+  }
+  for (const HfFile& file : what.files) {
+    disk.write_file(join_path(folder, file.name), file.contents);
   }
   disk.write_file(join_path(folder, "config.json"), config_json);
   writer.finish();

@@ -10,10 +10,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/shape.h"
+#include "base/work_report.h"
+#include "io/file_dtype.h"
+#include "io/hf_files.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
 
@@ -37,20 +41,32 @@ DType hf_folder_dtype(const std::string& folder);
 // Reads a folder into the parameters (and fp32 master weights, where there are any), or into the
 // slices of them that the state declares: other bytes of the folder are not read. The names are
 // those of the folder's own architecture (config.json), whatever the configuration's is. Values
-// that are not finite there are refused (exit status 1) with the tensor's name.
+// that are not finite there are refused (exit status 1) with the tensor's name. `report` is in
+// bytes of the folder, those that belong to other ranks included.
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                     const StateStorage& storage);
+                     const StateStorage& storage, const WorkReport& report = {});
 
 // As above, but the tensors are handed to `take(tensor, data)`, converted to double: for comparing
 // a folder of gradients.
 void read_hf_tensors(const std::string& folder, const ModelConfig& config,
                      const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
 
-// Writes config.json and the parameters of a state that is the whole model, in the dtype of the
-// model: the weights of norms, which a bf16 model keeps in f32, are rounded to it. Nothing is
-// written when the architecture cannot express the model. A file holds at most `max_shard_bytes` of
-// tensors, or a single one that is larger.
+// What is written beside the weights, and how they are.
+struct HfExport {
+  std::string config_json = {};         // empty: write_hf_config of the model
+  std::optional<FileDType> dtype = {};  // of all tensors; unset: the model's
+  std::vector<HfFile> files = {};
+};
+
+// Writes config.json, the files and the parameters of a state that is the whole model. Values of
+// another dtype than the file's are rounded once, to nearest and ties to even: the weights of
+// norms, which a bf16 model keeps in f32, and all of them where the export asks for another dtype.
+// Nothing is written when the architecture cannot express the model; a finite value that is too
+// large for the dtype is refused (exit status 1) with the tensor's name. A file holds at most
+// `max_shard_bytes` of tensors, or a single one that is larger. `report` is in bytes of the files;
+// when it throws, the folder holds nothing new.
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
-                   const StateStorage& storage, uint64_t max_shard_bytes);
+                   const StateStorage& storage, uint64_t max_shard_bytes, const HfExport& what = {},
+                   const WorkReport& report = {});
 
 }  // namespace troupe

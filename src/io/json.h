@@ -1,4 +1,4 @@
-// JSON text of files that nobody vouches for.
+// JSON text of untrusted files.
 //
 // Callable from any thread. The result owns all it holds. Include <nlohmann/json.hpp> in the .cc
 // that looks into it.

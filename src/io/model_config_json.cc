@@ -16,7 +16,7 @@ constexpr int kMaxStoredConfigDepth = 4;
 
 // Calls visit(name, member) for every field, in the order of the struct.
 template <class Config, class Visit>
-void for_each_field(Config& config, const Visit& visit) {
+void for_each_first_field(Config& config, const Visit& visit) {
   visit("vocab_size", config.vocab_size);
   visit("padding_token", config.padding_token);
   visit("hidden_size", config.hidden_size);
@@ -69,6 +69,15 @@ void for_each_field(Config& config, const Visit& visit) {
   visit("moe_expert_row_multiple", config.moe_expert_row_multiple);
   visit("init_method_std", config.init_method_std);
   visit("hf_architecture", config.hf_architecture);
+}
+
+// Those that the first checkpoints do not have.
+template <class Config, class Visit>
+void for_each_later_field(Config& config, const Visit& visit) {
+  visit("qk_l2_norm", config.qk_l2_norm);
+  visit("moe_router_force_biased", config.moe_router_force_biased);
+  visit("embedding_init_method_std", config.embedding_init_method_std);
+  visit("init_method_xavier_uniform", config.init_method_xavier_uniform);
 }
 
 // Enumerations are written by name.
@@ -130,8 +139,11 @@ void read_field(const nlohmann::json& object, const char* name, const std::strin
 
 std::string write_model_config(const ModelConfig& config) {
   nlohmann::ordered_json document;
-  for_each_field(config,
-                 [&](const char* name, const auto& value) { write_field(document[name], value); });
+  const auto write = [&](const char* name, const auto& value) {
+    write_field(document[name], value);
+  };
+  for_each_first_field(config, write);
+  for_each_later_field(config, write);
   return document.dump(2) + "\n";
 }
 
@@ -142,9 +154,13 @@ ModelConfig parse_model_config(std::string_view text, const std::string& where) 
   }
   ModelConfig config;
   size_t known = 0;
-  for_each_field(config, [&](const char* name, auto& value) {
+  const auto read = [&](const char* name, auto& value) {
     read_field(document, name, where, value);
     ++known;
+  };
+  for_each_first_field(config, read);
+  for_each_later_field(config, [&](const char* name, auto& value) {
+    if (document.contains(name)) read(name, value);
   });
   if (known != document.size()) {
     throw_failed(where +

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "io/file.h"
 
 namespace troupe {
@@ -66,12 +67,6 @@ std::string begin_event(int64_t step) {
   put_key(event, 2, Wire::varint);
   put_varint(event, static_cast<uint64_t>(step));
   return event;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
-  return name.data();
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "model/read_parameter.h"
 #include "model/tensor_parallel.h"
 #include "ops/attention/attention.h"
+#include "ops/fill/fill.h"
 #include "ops/linear/linear.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rope/rope.h"
@@ -36,18 +37,21 @@ ValueId build_attention(Builder& builder, const ModelConfig& config, const Model
                              {.bias = bias(config.add_qkv_bias, ParameterKind::b_qkv)}, "qkv");
   builder.place.module = Module::attention;
   ValueId rotated;
-  if (config.qk_layernorm) {
-    QkNormAttributes norm{.heads = heads,
-                          .groups = groups,
-                          .head_dim = head_dim,
-                          .epsilon = config.norm_epsilon,
-                          .scope = config.qk_norm_scope,
-                          .zero_centered = config.zero_centered_gamma};
-    QkNormInputs inputs{.qkv = qkv,
-                        .gamma_q = parameter(ParameterKind::q_norm),
-                        .gamma_k = parameter(ParameterKind::k_norm),
-                        .table = rope_table};
-    if (config.qk_norm_scope == QkNormScope::projection && tensor_parallel.ranks() > 1) {
+  if (config.qk_layernorm || config.qk_l2_norm) {
+    QkNormAttributes norm{
+        .heads = heads, .groups = groups, .head_dim = head_dim, .epsilon = config.norm_epsilon};
+    QkNormInputs inputs{.qkv = qkv, .gamma_q = {}, .gamma_k = {}, .table = rope_table};
+    if (config.qk_layernorm) {
+      norm.scope = config.qk_norm_scope;
+      norm.zero_centered = config.zero_centered_gamma;
+      inputs.gamma_q = parameter(ParameterKind::q_norm);
+      inputs.gamma_k = parameter(ParameterKind::k_norm);
+    } else {
+      inputs.gamma_q = inputs.gamma_k =
+          fill(builder, 1, builder.value(rope_table).dtype, {head_dim}, "ones");
+    }
+    if (config.qk_layernorm && config.qk_norm_scope == QkNormScope::projection &&
+        tensor_parallel.ranks() > 1) {
       norm.ranks = tensor_parallel.ranks();
       const ValueId own = qk_squares(builder, qkv, norm, "qk_squares_here");
       inputs.squares = tensor_parallel.sum_for_all(own, "qk_squares");

@@ -74,7 +74,7 @@ ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExch
 }
 
 ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask) {
-  if (part.layout().cp() == 1) return {};
+  if (part.layout().cp() == 1) return token_count(builder, mask, "tokens");
   const ValueId own = token_count(builder, mask, "tokens_here");
   return sum_over_ranks(builder, own, {.group = RankGroup::cp}, "tokens_of_all");
 }

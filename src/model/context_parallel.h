@@ -17,7 +17,7 @@
 
 namespace troupe {
 
-// Results are those of one rank, but for the order of sums.
+// Results are those of one rank, except for the order of sums.
 enum class ContextExchange : uint8_t {
   p2p,        // keys and values pass round a ring, one rank's at a time
   a2a,        // heads for tokens and back: each rank attends over whole sequences with its heads
@@ -40,7 +40,7 @@ ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExch
                             ValueId qkv, ValueId step, const AttentionAttributes& attributes,
                             const std::string& name);
 
-// Emits the sum of the mask over the whole micro-batch; invalid where this rank has all of it.
+// Emits the sum of the mask over the whole micro-batch, [1].
 ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask);
 
 }  // namespace troupe

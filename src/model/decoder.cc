@@ -19,7 +19,6 @@
 #include "ops/rope/rope.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/split_rows/split_rows.h"
-#include "ops/token_count/token_count.h"
 
 namespace troupe {
 
@@ -77,7 +76,8 @@ double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config) {
 
 bool draws_random_numbers(const ModelConfig& config) {
   return config.hidden_dropout > 0 || config.attention_dropout > 0 ||
-         config.moe_input_jitter_eps > 0 || config.moe_router_force_load_balancing;
+         config.moe_input_jitter_eps > 0 || config.moe_router_force_load_balancing ||
+         config.moe_router_force_biased != 0;
 }
 
 namespace {
@@ -121,9 +121,6 @@ Head build_head(Builder& builder, const ModelConfig& config, const ModelState& s
     return head;
   }
   TROUPE_CHECK(batch.labels.valid(), "logits without a loss are wanted whole");
-  if (!head.loss_tokens.valid()) {
-    head.loss_tokens = token_count(builder, batch.mask, "tokens_here");
-  }
   const auto split = [&](ValueId whole, const std::string& name) {
     return split_rows(builder, whole, {.rows = most}, name);
   };

@@ -29,7 +29,7 @@ struct BatchValues {
   ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
 };
 
-// Declares the inputs of one micro-batch that are wanted. `accumulation` is the accumulation dtype
+// Declares the inputs of one micro-batch that are needed. `accumulation` is the accumulation dtype
 // of the model.
 BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_tokens,
                           bool with_labels, DType accumulation);
@@ -58,7 +58,7 @@ struct Head {
     ValueId mask;
   };
   ValueId weight;
-  ValueId loss_tokens;  // what the sum of the losses is divided by; invalid: the mask's sum
+  ValueId loss_tokens;  // what the sum of the losses is divided by; invalid: there is no loss
   std::vector<Chunk> chunks;
 };
 
@@ -125,7 +125,7 @@ ValueId build_rope_table(Builder& builder, const ModelConfig& config, const Mode
 // Does training draw random numbers (dropout, jitter, random routing)?
 bool draws_random_numbers(const ModelConfig& config);
 
-// Emits the forward pass of one stage, but for logits and loss.
+// Emits the forward pass of one stage, without logits and loss.
 ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
                             ValueId rope_table, const BatchValues& batch,
                             const ForwardOptions& options);

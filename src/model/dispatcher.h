@@ -23,7 +23,7 @@ namespace troupe {
 enum class TokenDispatcher : uint8_t {
   allgather,  // every rank gets every token
   alltoall,   // a rank gets the tokens that chose its experts, each once
-  flex,       // likewise, written by the source to places of its own at the receiver
+  flex,       // the same tokens, which the source writes into its own section at the receiver
 };
 std::string_view name_of(TokenDispatcher dispatcher);
 

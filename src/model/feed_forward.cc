@@ -107,11 +107,15 @@ class MoeBlock {
                {.bias = bias(ParameterKind::b_router),
                 .output = config_.moe_router_fp64 ? LinearOutput::f64 : LinearOutput::accumulation},
                "router_logits");
-    if (!options_.training || !config_.moe_router_force_load_balancing) return logits;
+    const double bias = config_.moe_router_force_biased;
+    const bool forced = config_.moe_router_force_load_balancing || bias != 0;
+    if (!options_.training || !forced) return logits;
     return random_logits(builder_, logits, options_.step,
                          {.seed = options_.seed,
                           .substream = substream(RandomPlace::router_logits),
-                          .origin = row_origin(state_.part, batch_.sequence, tokens())},
+                          .origin = row_origin(state_.part, batch_.sequence, tokens()),
+                          .bias = bias,
+                          .bias_substream = static_cast<uint32_t>(layer_)},
                          "random_logits");
   }
 
@@ -128,6 +132,7 @@ class MoeBlock {
     if (config_.moe_router_sinkhorn) {
       // Weights: sigmoid when one expert is chosen, otherwise softmax over all experts.
       attributes.pre_softmax = true;
+      attributes.scaling_factor = 1;  // as in Megatron, which does not scale them
       if (config_.moe_router_topk == 1) attributes.score_function = ScoreFunction::sigmoid;
       if (options_.training) {
         inputs.selected =
@@ -161,10 +166,13 @@ class MoeBlock {
     const int64_t rows = capacity();
     // An expert is chosen at most once by each token.
     if (rows == 0 || rows >= tokens()) return chosen.indices;
-    return limit_to_capacity(
-        builder_, chosen.probabilities, chosen.indices,
-        {.experts = config_.num_experts, .capacity = rows, .policy = config_.moe_token_drop_policy},
-        "kept");
+    ExpertCapacityAttributes attributes{
+        .experts = config_.num_experts, .capacity = rows, .policy = config_.moe_token_drop_policy};
+    if (attributes.policy == DropPolicy::position && batch_.batch > 1) {
+      attributes.sequence_tokens = batch_.sequence;
+      attributes.first_token = row_origin(state_.part, batch_.sequence, tokens()).first_row;
+    }
+    return limit_to_capacity(builder_, chosen.probabilities, chosen.indices, attributes, "kept");
   }
 
   // How many rows each of the model's experts got from this rank's tokens.

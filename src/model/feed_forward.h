@@ -12,7 +12,7 @@ ValueId build_dense_mlp(Builder& builder, const ModelConfig& config, const Model
 
 // Router, permutation by expert, experts, combination, shared expert. The router's weights are
 // applied between the activation and the second product, so that expert outputs need not be saved
-// (semantics: 5.5). Appends the layer's auxiliary losses (in training) and the router's report to
+// for the router's gradient. Appends the layer's auxiliary losses (in training) and its report to
 // `result`.
 ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState& state,
                   int32_t layer, const BatchValues& batch, ValueId input,

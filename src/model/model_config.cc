@@ -97,12 +97,6 @@ void require_probability(double value, const char* field) {
 
 void validate_router(const ModelConfig& config) {
   const bool softmax = config.moe_router_score_function == ScoreFunction::softmax;
-  const bool weights_are_logits_free = softmax && !config.moe_router_pre_softmax;
-  if (config.moe_router_topk == 1 && weights_are_logits_free && !config.moe_router_sinkhorn) {
-    refuse(
-        "top-1 routing with softmax needs moe_router_pre_softmax, or every router weight would be "
-        "1 and the router could not learn.");
-  }
   if (!(config.moe_router_topk_scaling_factor > 0) ||
       !std::isfinite(config.moe_router_topk_scaling_factor)) {
     refuse(fmt::format("moe_router_topk_scaling_factor must be positive, it is {}.",
@@ -152,6 +146,9 @@ void validate_router(const ModelConfig& config) {
   require_not_negative(config.moe_z_loss_coeff, "moe_z_loss_coeff");
   require_not_negative(config.moe_expert_capacity_factor, "moe_expert_capacity_factor");
   require_probability(config.moe_input_jitter_eps, "moe_input_jitter_eps");
+  if (!std::isfinite(config.moe_router_force_biased)) {
+    refuse("moe_router_force_biased must be finite.");
+  }
   if (config.moe_pad_expert_input_to_capacity && config.moe_expert_capacity_factor == 0) {
     refuse("moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor.");
   }
@@ -216,6 +213,17 @@ void ModelConfig::validate() const {
         num_attention_heads, num_query_groups, kv_channels, projection, kLargestExtent));
   }
   require_not_negative(init_method_std, "init_method_std");
+  if (!std::isfinite(embedding_init_method_std)) {
+    refuse("embedding_init_method_std must be finite.");
+  }
+  if (init_method_xavier_uniform && add_bias_linear && num_experts > 0) {
+    refuse(
+        "init_method_xavier_uniform has no rule for the bias of a router (Megatron's fails there, "
+        "too): leave out the biases (--disable-bias-linear).");
+  }
+  if (qk_l2_norm && qk_layernorm) {
+    refuse("qk_l2_norm and qk_layernorm are two kinds of one norm: choose one.");
+  }
   if (!(norm_epsilon > 0) || !(rotary_base > 1)) {
     throw_bad_request(
         "Model configuration: norm_epsilon must be positive and rotary_base above 1.");
@@ -251,6 +259,16 @@ void ModelConfig::validate() const {
     refuse("activation_clamp and glu_linear_offset belong to gated linear units.");
   }
   if (moe_layer_count() < num_layers) require_sensible(ffn_hidden_size, "ffn_hidden_size");
+}
+
+void ModelConfig::require_learning_router() const {
+  const bool is_normalised =
+      moe_router_score_function == ScoreFunction::softmax && !moe_router_pre_softmax;
+  if (num_experts > 0 && moe_router_topk == 1 && is_normalised && !moe_router_sinkhorn) {
+    refuse(
+        "top-1 routing with softmax needs --moe-router-pre-softmax, or every router weight would "
+        "be 1 and the router could not learn.");
+  }
 }
 
 int64_t ModelConfig::parameter_count() const {

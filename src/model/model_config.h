@@ -31,6 +31,7 @@ struct ModelConfig {
   int32_t kv_channels = 0;       // size of one head
   bool qk_layernorm = false;     // RMS norm of queries and keys, before RoPE
   QkNormScope qk_norm_scope = QkNormScope::head;
+  bool qk_l2_norm = false;     // the same without gains; not together with qk_layernorm
   bool add_qkv_bias = false;   // of the query, key and value projections
   int32_t sliding_window = 0;  // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000.0;
@@ -69,6 +70,9 @@ struct ModelConfig {
   bool moe_router_fp64 = false;  // logits in fp64, also where the model computes in less
   double moe_input_jitter_eps = 0.0;
   bool moe_router_force_load_balancing = false;  // random logits: for measurements only
+  // Random logits plus a random bias of each expert with this deviation: for measurements of an
+  // imbalance. 0: not; below 0: the bias is drawn once, instead of for every micro-batch.
+  double moe_router_force_biased = 0.0;
 
   // What is minimised beside the loss; 0: not used.
   double moe_aux_loss_coeff = 0.0;
@@ -82,7 +86,13 @@ struct ModelConfig {
   bool moe_pad_expert_input_to_capacity = false;
   int32_t moe_expert_row_multiple = 1;  // each expert's rows are filled up to a multiple of it
 
+  // How weights start. Matrices, and the bias of a router, are normal with this deviation;
+  // projections into the residual stream have it over sqrt(2 num_layers).
   double init_method_std = 0.02;
+  double embedding_init_method_std = -1.0;  // of the embedding; below 0: init_method_std
+  // All matrices are uniform by Xavier's rule instead, except for an embedding with a deviation of
+  // its own.
+  bool init_method_xavier_uniform = false;
 
   std::string hf_architecture;  // "MixtralForCausalLM": how the weights are named outside
 
@@ -100,6 +110,10 @@ struct ModelConfig {
 
   // Refuses an impossible shape (UserError, bad request) and names the field.
   void validate() const;
+
+  // Refuses in the same way a router of a possible shape that cannot learn. Not part of validate():
+  // a config.json may say so where other options then make it learn.
+  void require_learning_router() const;
 
   // Number of weights; `active` counts top-k of the experts of each MoE layer.
   int64_t parameter_count() const;

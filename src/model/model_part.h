@@ -14,7 +14,7 @@
 
 namespace troupe {
 
-// What the ranks that use the same slice of a parameter share out among them, so that each keeps a
+// What is sharded over the ranks that use the same slice of a parameter, so that each keeps one
 // shard of it. With optimizer instances: the ranks of one instance.
 enum class StateSharding : uint8_t {
   none,
@@ -43,7 +43,7 @@ struct RunLayout {
   std::array<bool, kRankGroupCount> is_staged{};
 };
 
-// Among whom a parameter is sharded, and who have the same shard.
+// The ranks over which a parameter is sharded, and those that have the same shard.
 struct ShardGroups {
   RankGroup within = RankGroup::dp_cp_within_instance;
   RankGroup across = RankGroup::dp_cp_across_instances;

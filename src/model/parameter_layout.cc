@@ -76,7 +76,7 @@ void check_tensor_parallel(const ModelConfig& config, const Layout& layout) {
   }
   if (config.qk_layernorm && config.qk_norm_scope == QkNormScope::projection && groups % tp != 0) {
     refuse(flag, tp,
-           fmt::format("the norm of all keys together wants it to divide the {} key-value heads",
+           fmt::format("the norm of all keys together needs it to divide the {} key-value heads",
                        groups),
            nearest_choices(tp, config.num_attention_heads,
                            [&](int64_t size) { return valid(size) && groups % size == 0; }));
@@ -123,8 +123,8 @@ void check_experts(const ModelConfig& config, const Layout& layout) {
 }
 
 void check_sequence(const Layout& layout, int64_t sequence) {
-  // Each rank of CP holds two chunks, one from each end (semantics 9); sequence parallelism cuts
-  // what it holds once more.
+  // Each rank of CP holds two chunks, one from each end (program/row_origin.h); sequence
+  // parallelism cuts what it holds once more.
   const int64_t tp = layout.options().sequence_parallel ? layout.tp() : 1;
   const int64_t chunks = layout.cp() > 1 ? 2 * int64_t{layout.cp()} : 1;
   const int64_t both = tp * layout.cp();
@@ -154,8 +154,8 @@ void check_moment_blocks(const ModelConfig& config, const Layout& layout, const 
                                   const char* what) {
     if (parts == 1 || size / parts % kMomentBlock == 0) return;
     throw_bad_request(fmt::format(
-        "{} fp8: {} {} cuts {}, {}, into pieces of {}, which must be a multiple of {}: so many "
-        "moments share a scale. Use bf16 moments, or another {}.",
+        "{} fp8: {} {} cuts {}, {}, into pieces of {}, which must be a multiple of {}: that "
+        "many moments share a scale. Use bf16 moments, or another {}.",
         flag, cutter, parts, what, size, size / parts, kMomentBlock, cutter));
   };
   const char* tp = "--tensor-model-parallel-size";

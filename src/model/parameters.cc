@@ -43,6 +43,15 @@ class Declaration {
     constant(kind, layer, name, shape, 0, dtype_);
   }
 
+  // The router's, which starts as a weight does (Megatron: Router.reset_parameters).
+  void drawn_bias(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
+                  double init_std) {
+    if (Parameter* parameter = add(kind, layer, name, shape, dtype_)) {
+      parameter->init_std = init_std;
+      parameter->decay = false;
+    }
+  }
+
   // Whole on every rank that has the layer; invalid elsewhere.
   StateId router_state(int32_t layer, const std::string& name, const Shape& shape) {
     if (part_.partition().rank_of_layer(layer) != place_) return {};
@@ -55,9 +64,17 @@ class Declaration {
 
   void weight(ParameterKind kind, int32_t layer, const std::string& name, const Shape& shape,
               double init_std) {
-    if (Parameter* parameter = add(kind, layer, name, shape, dtype_)) {
-      parameter->init_std = init_std;
-    }
+    Parameter* parameter = add(kind, layer, name, shape, dtype_);
+    if (parameter == nullptr) return;
+    parameter->init_std = init_std;
+    const bool is_own_embedding =
+        kind == ParameterKind::embedding && config_.embedding_init_method_std >= 0;
+    if (!config_.init_method_xavier_uniform || is_own_embedding) return;
+    // Of the matrix, or of one expert's, whole.
+    const int rank = shape.rank();
+    const auto fans = static_cast<double>(shape[rank - 1] + shape[rank - 2]);
+    parameter->init_std = 0;
+    parameter->init_bound = std::sqrt(6.0 / fans);
   }
 
   ModelState finish(std::vector<StateId> expert_biases) {
@@ -214,7 +231,7 @@ std::vector<SlicePiece> pieces_of(const ParameterSlice& slice) {
 namespace {
 
 // Appends the boxes that make up elements [begin, end) of a box, in order: whole indices of the
-// first dimension, and before and behind them parts of one.
+// first dimension, and before and after them parts of one.
 void cut_box(const SlicePiece& box, size_t dimension, int64_t begin, int64_t end,
              std::vector<SlicePiece>& pieces) {
   if (begin >= end) return;
@@ -335,9 +352,13 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
   // with depth (Megatron: scaled output initialisation).
   const double output_std = std / std::sqrt(2.0 * config.num_layers);
 
+  const double embedding_std =
+      config.embedding_init_method_std >= 0 ? config.embedding_init_method_std : std;
+
   Declaration declare(config, dtype, trained, part);
   std::vector<StateId> expert_biases(static_cast<size_t>(config.num_layers));
-  declare.weight(ParameterKind::embedding, -1, "embedding", {config.vocab_size, hidden}, std);
+  declare.weight(ParameterKind::embedding, -1, "embedding", {config.vocab_size, hidden},
+                 embedding_std);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string prefix = "layers." + std::to_string(layer) + ".";
     const auto weight = [&](ParameterKind kind, const char* name, const Shape& shape,
@@ -371,7 +392,9 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
       const int64_t ffn = config.moe_ffn_hidden_size;
       const int64_t rows = config.mlp_rows(ffn);
       weight(ParameterKind::w_router, "w_router", {experts, hidden}, std);
-      bias(config.add_bias_linear, ParameterKind::b_router, "b_router", {experts});
+      if (config.add_bias_linear) {
+        declare.drawn_bias(ParameterKind::b_router, layer, prefix + "b_router", {experts}, std);
+      }
       weight(ParameterKind::w_gate_up, "w_gate_up", {experts, rows, hidden}, std);
       bias(config.add_bias_linear, ParameterKind::b_gate_up, "b_gate_up", {experts, rows});
       weight(ParameterKind::w_down, "w_down", {experts, hidden, ffn}, output_std);
@@ -406,13 +429,21 @@ ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trai
 }
 
 double initial_value(const Parameter& parameter, uint64_t seed, int64_t element) {
+  const auto index = static_cast<uint64_t>(element);
+  if (parameter.init_bound > 0) {
+    const double drawn = random_uniform(seed, RandomStream::parameter, parameter.number, index);
+    return parameter.init_bound * (2 * drawn - 1);
+  }
   if (parameter.init_std == 0) return parameter.init_constant;
-  return parameter.init_std * random_normal(seed, RandomStream::parameter, parameter.number,
-                                            static_cast<uint64_t>(element));
+  return parameter.init_std * random_normal(seed, RandomStream::parameter, parameter.number, index);
 }
 
 void fill_initial_values(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
                          double* values) {
+  if (parameter.init_bound > 0) {
+    for (int64_t i = 0; i < count; ++i) values[i] = initial_value(parameter, seed, first + i);
+    return;
+  }
   if (parameter.init_std == 0) {
     std::fill(values, values + count, parameter.init_constant);
     return;

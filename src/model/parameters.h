@@ -67,7 +67,7 @@ struct SlicePiece {
 // The slice as few pieces, in the order of the rank's memory.
 std::vector<SlicePiece> pieces_of(const ParameterSlice& slice);
 
-// What the shard has of the slice, likewise. `first` counts from the shard's first element.
+// What the shard has of the slice, as few pieces. `first` counts from the shard's first element.
 std::vector<SlicePiece> pieces_of(const ParameterSlice& slice, const IndexRange& shard);
 
 // A stretch of a slice that is one stretch of the whole tensor, too, in row-major order.
@@ -104,8 +104,11 @@ struct Parameter {
   // Of moments in f8e4m3: the scales of their blocks.
   StateId exp_avg_scale;
   StateId exp_avg_sq_scale;
-  StateId master;       // only when `value` is bf16
-  double init_std = 0;  // normal initial weights; 0: all elements start as init_constant
+  StateId master;  // only when `value` is bf16
+  // How the elements start: normal with deviation `init_std`, or uniform between -init_bound and
+  // init_bound; where both are 0 all are `init_constant`.
+  double init_std = 0;
+  double init_bound = 0;
   double init_constant = 0;
   bool decay = true;  // weight decay applies (not to norms and biases)
 };

@@ -9,8 +9,8 @@
 
 namespace troupe {
 
-// The rank's slice of a parameter; invalid when it has no such parameter. Where the ranks share out
-// the parameters (StateSharding::parameters), emits the collective that gathers the slice; so it is
+// The rank's slice of a parameter; invalid when it has no such parameter. Where parameters are
+// sharded (StateSharding::parameters), emits the collective that gathers the slice; so it is
 // called once for each use, by all ranks alike.
 ValueId read_parameter(Builder& builder, const ModelState& state, ParameterKind kind,
                        int32_t layer = -1);

@@ -5,7 +5,7 @@
 // the rows of all tokens; after it the ranks' results are parts of a sum. With sequence parallelism
 // a rank keeps only its share of the rows between such pairs (flat rows in equal consecutive
 // blocks): rows are gathered before and scattered, summed, after. Without it all ranks hold all
-// rows (Shoeybi et al., 2019; Korthikanti et al., 2022; semantics 9).
+// rows (Shoeybi et al., 2019; Korthikanti et al., 2022; docs/layouts.md, "Slices").
 //
 // Emits nothing when the group has one rank. A builder's helper: valid as long as builder and part.
 #pragma once

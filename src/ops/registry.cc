@@ -152,6 +152,7 @@ constexpr std::array kOperations = {
     &kSumOverRanks,
     &kTokenCount,
     &kTokenShare,
+    &kTokenMean,
     &kRowGate,
     &kRowGateGradient,
 };

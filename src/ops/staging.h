@@ -33,7 +33,7 @@ inline int64_t align_staging(int64_t bytes) {
 using ShareOf = std::function<IndexRange(int place)>;
 
 // Elements `first` to `first + elements` of every member's share, as far as it has these. The terms
-// of member 0 lie at `offset` of the staging memory, those of the next ones `stride` bytes behind.
+// of member 0 lie at `offset` of the staging memory, those of each next one `stride` bytes later.
 struct StagedTerms {
   size_t tensor = 0;
   int64_t first = 0;
@@ -57,8 +57,8 @@ uint64_t staged_sum_bytes(const OpView& op, int ranks,
                           const std::function<ShareOf(const Shape&)>& share_of_shape);
 
 // The ways from one member to another on which messages travel, as far as `place` has to do with
-// them. messages[from][to] counts those of all members. Connecting a way, and ending it, are
-// meetings of its two members; who goes through them in this order waits in no circle.
+// them. messages[from][to] counts those of all members. Connecting a way, and ending it,
+// synchronises its two members; ranks that go through them in this order cannot deadlock.
 struct StagedWay {
   int from = 0;
   int to = 0;

@@ -31,7 +31,12 @@ std::string describe(const RankCall& call) {
   return text;
 }
 
-std::string_view text_of(AbsentRank::State state) {
+std::string capitalized(std::string text) {
+  if (!text.empty() && text[0] == 'r') text[0] = 'R';
+  return text;
+}
+
+std::string_view state_text(AbsentRank::State state) {
   switch (state) {
     case AbsentRank::State::has_ended:
       return "has ended, last seen in";
@@ -65,40 +70,53 @@ bool same_call(const RankCall& a, const RankCall& b) {
                     same_type);
 }
 
+std::string rank_name(int32_t rank, std::string_view process) {
+  return process.empty() ? fmt::format("rank {}", rank)
+                         : fmt::format("rank {} [{}]", rank, process);
+}
+
 std::string mismatch_message(const RankCall& a, const RankCall& b) {
   return fmt::format(
-      "The ranks do not run the same collective: rank {} is in {}, rank {} in {}. All ranks end.",
-      a.rank, describe(a), b.rank, describe(b));
+      "The ranks do not run the same collective: {} is in {}, {} in {}. All ranks end.",
+      rank_name(a.rank, a.process), describe(a), rank_name(b.rank, b.process), describe(b));
 }
 
 std::string wrong_type_message(const RankCall& sender, const RankCall& receiver) {
-  return fmt::format("Rank {} sends {} in {}, but rank {} receives {} in {}. All ranks end.",
-                     sender.rank, describe(sender.tensors.front()), describe(sender.site),
-                     receiver.rank, describe(receiver.tensors.front()), describe(receiver.site));
+  return fmt::format("{} sends {} in {}, but {} receives {} in {}. All ranks end.",
+                     capitalized(rank_name(sender.rank, sender.process)),
+                     describe(sender.tensors.front()), describe(sender.site),
+                     rank_name(receiver.rank, receiver.process), describe(receiver.tensors.front()),
+                     describe(receiver.site));
 }
 
-std::string missing_message(int32_t rank, const CallSite& site, std::chrono::milliseconds limit,
-                            std::span<const AbsentRank> absent) {
+std::string missing_message(int32_t rank, std::string_view process, const CallSite& site,
+                            std::chrono::milliseconds limit, std::span<const AbsentRank> absent) {
   std::string missing;
   for (const AbsentRank& each : absent) {
-    const std::string_view state = text_of(each.state);
-    missing += fmt::format("{}rank {} ({} {}", missing.empty() ? "" : ", ", each.rank, state,
-                           describe(each.last_seen));
+    const std::string_view state = state_text(each.state);
+    missing += fmt::format("{}{} ({} {}", missing.empty() ? "" : ", ",
+                           rank_name(each.rank, each.process), state, describe(each.last_seen));
     if (!each.waits_for.empty()) {
       missing += fmt::format(", for rank {}", fmt::join(each.waits_for, ", "));
     }
     missing += ")";
   }
-  return fmt::format("Rank {} waited in vain ({} s at most) in {} for: {}. All ranks end.", rank,
-                     std::chrono::duration<double>(limit).count(), describe(site), missing);
+  // A wait for a rank that has ended is not as long as the limit.
+  const bool is_late = std::none_of(absent.begin(), absent.end(), [](const AbsentRank& each) {
+    return each.state == AbsentRank::State::has_ended;
+  });
+  const std::string what =
+      is_late ? fmt::format("timed out ({} s)", std::chrono::duration<double>(limit).count())
+              : "cannot go on";
+  return fmt::format("{} {} in {}, waiting for: {}. All ranks end.",
+                     capitalized(rank_name(rank, process)), what, describe(site), missing);
 }
 
-std::string lost_message(int32_t rank, const CallSite& last_seen) {
+std::string lost_message(int32_t rank, std::string_view process, const CallSite& last_seen) {
   return fmt::format(
-      "Rank {} has ended without a word, last seen in {}: its process was killed, or its machine "
-      "is "
+      "{} has ended without a word, last seen in {}: its process was killed, or its machine is "
       "gone. All ranks end.",
-      rank, describe(last_seen));
+      capitalized(rank_name(rank, process)), describe(last_seen));
 }
 
 }  // namespace troupe

@@ -27,6 +27,7 @@ struct RankCall {
   int32_t rank = 0;
   CallSite site;
   std::span<const TensorView> tensors;
+  std::string_view process = {};  // where it runs; empty: as a thread
 };
 
 // A rank that others wait for, directly or because others wait for it in turn. It may be known to
@@ -37,7 +38,11 @@ struct AbsentRank {
   State state = State::is_missing;
   CallSite last_seen;
   std::vector<int32_t> waits_for = {};
+  std::string_view process = {};
 };
+
+// "rank 1", or "rank 1 [node2, process 4711]" with where its process runs.
+std::string rank_name(int32_t rank, std::string_view process);
 
 bool same_type(const TensorView& a, const TensorView& b);
 // Do both ranks call the same?
@@ -46,9 +51,10 @@ bool same_call(const RankCall& a, const RankCall& b);
 std::string mismatch_message(const RankCall& a, const RankCall& b);
 // The sender's tensor is of another type than the receiver's; one each.
 std::string wrong_type_message(const RankCall& sender, const RankCall& receiver);
-std::string missing_message(int32_t rank, const CallSite& site, std::chrono::milliseconds limit,
-                            std::span<const AbsentRank> absent);
+// `process` is where the rank that waited runs.
+std::string missing_message(int32_t rank, std::string_view process, const CallSite& site,
+                            std::chrono::milliseconds limit, std::span<const AbsentRank> absent);
 // The rank's process is gone and has not said why.
-std::string lost_message(int32_t rank, const CallSite& last_seen);
+std::string lost_message(int32_t rank, std::string_view process, const CallSite& last_seen);
 
 }  // namespace troupe

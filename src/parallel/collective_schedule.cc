@@ -58,14 +58,12 @@ std::string describe(const Event& event) {
 }
 
 [[noreturn]] void refuse(const std::string& difference) {
-  throw UserError(
-      ExitStatus::does_not_fit,
-      "The ranks' programs do not fit together and would wait for each other for ever: " +
-          difference);
+  throw UserError(ExitStatus::does_not_fit,
+                  "The ranks' programs do not fit together and would deadlock: " + difference);
 }
 
-// One trace, sorted by whom its events are for, as far as all ranks that share it agree: a use is a
-// kind of group, or one direction of messages with one place in a kind of group.
+// One trace, sorted by the ranks that its events are for, as far as all ranks that share it agree:
+// a use is a kind of group, or one direction of messages with one place in a kind of group.
 struct SortedTrace {
   enum class Action : uint8_t { collective, sends, receives };
   struct Use {
@@ -113,7 +111,7 @@ struct SortedTrace {
   std::map<std::tuple<RankGroup, Action, int32_t>, int32_t> numbers;
 };
 
-// The collectives and messages of all ranks, and whom they are for.
+// The collectives and messages of all ranks, and which ranks they are for.
 class Schedule {
  public:
   Schedule(std::span<const CollectiveTrace> traces, std::span<const int32_t> trace_of_rank,

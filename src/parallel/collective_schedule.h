@@ -1,5 +1,5 @@
 // The collectives and messages of all ranks' programs, and the check that they fit together: a
-// schedule in which ranks would wait for each other for ever does not start.
+// schedule in which ranks would wait for each other forever (a deadlock) does not start.
 //
 // Pure functions; any thread.
 #pragma once
@@ -49,7 +49,7 @@ CollectiveTrace trace_collectives(const Program& program);
 // - the programs come to their end when every collective waits for all its members, a receive for
 //   its send, and the end of a send for its receive.
 // The first fault is a UserError (does_not_fit: the plan is refused) that names the operations of
-// both ranks, or of all that would wait for ever. The work grows with the number of operations.
+// both ranks, or of all that would wait forever. The work grows with the number of operations.
 void verify_collectives(std::span<const Program* const> programs, const Layout& layout);
 
 // The same where ranks share programs: traces[trace_of_rank[r]] is that of rank r. Traces that meet

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "ops/registry.h"
 #include "parallel/bytes.h"
 #include "parallel/collective_schedule.h"
@@ -42,7 +43,7 @@ const OpSpec* find_spec(std::string_view name) {
     if (spec->name == name) return spec;
   }
   throw_failed("The ranks run different builds of Troupe: one has the operation " +
-               std::string(name) + ", another has not.");
+               quote_name(name) + ", another has not.");
 }
 
 CollectiveTrace trace_of(std::string_view bytes) {
@@ -56,12 +57,12 @@ CollectiveTrace trace_of(std::string_view bytes) {
     event.group = reader.take<decltype(event.group)>();
     event.message = reader.take<decltype(event.message)>();
     event.first = reader.take<decltype(event.first)>();
-    event.tensors.resize(reader.take<size_t>());
+    event.tensors.resize(reader.take_count(sizeof(DType) + sizeof(Shape)));
     for (CollectiveTrace::Tensor& tensor : event.tensors) {
       tensor.name = reader.take_text();
-      tensor.dtype = reader.take<DType>();
-      tensor.shape = reader.take<Shape>();
-      tensor.given = reader.take<bool>();
+      tensor.dtype = reader.take_dtype();
+      tensor.shape = reader.take_shape();
+      tensor.given = reader.take<uint8_t>() != 0;
     }
     trace.events.push_back(std::move(event));
   }
@@ -89,7 +90,7 @@ void verify_collectives(ProcessGroup& group, int32_t rank, const Program& progra
     }
     verify_collectives(traces, trace_of_rank, layout);
   }
-  group.exchange(rank, 0);  // nobody begins before the verdict
+  group.exchange(rank, 0);  // no rank begins before the verdict
 }
 
 }  // namespace troupe

@@ -1,28 +1,43 @@
 #include "parallel/launch.h"
 
+#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <string_view>
+#include <system_error>
 #include <vector>
+
+#include "base/text.h"
 
 namespace troupe {
 namespace {
 
 // Where the launcher names no free port: the first of this many that is free, of these that neither
-// the system nor usual services hand out.
+// the system nor usual services use.
 constexpr int kPorts = 16;
 constexpr uint32_t kFirstPort = 15'000;
 constexpr uint32_t kPortRange = 14'000;
 
-std::string text_of(const Variables& variables, const char* name) {
+// More is a slip of the hand.
+constexpr int kMostRanks = 65'536;
+
+std::string variable_text(const Variables& variables, const char* name) {
   const char* const text = variables(name);
   return text == nullptr ? std::string() : text;
 }
 
-// 0: there is none.
+// All of the text as a number from `least` to `most`; none: it is no such number.
+std::optional<int> number_in(const std::string& text, int least, int most) {
+  int number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || number < least || number > most) return std::nullopt;
+  return number;
+}
+
+// Of launchers of MPI, which read them themselves. 0: there is none.
 int number_of(const Variables& variables, const char* name) {
-  return std::atoi(text_of(variables, name).c_str());
+  return number_in(variable_text(variables, name), 0, kMostRanks).value_or(0);
 }
 
 std::vector<uint16_t> ports_of(std::string_view run) {
@@ -60,65 +75,127 @@ bool is_launched_by_mpi(const Variables& variables) {
 
 constexpr std::string_view kOrAlone = " Without these variables the process is a run of its own.";
 
-Launch launch_at(const MeetingPlace& place, const std::string& source) {
-  Launch launch{.place = place, .problem = {}};
-  if (place.rank < 0 || place.rank >= place.size) {
-    launch.problem = fmt::format("{} is set in the environment: the ranks of so many are 0 to {}.",
-                                 source, place.size - 1);
+// Reads numbers of a launch and remembers the first one that is wrong.
+class NumberReader {
+ public:
+  explicit NumberReader(const Variables& variables) : variables_(variables) {}
+
+  bool is_set(const char* name) const { return variables_(name) != nullptr; }
+  const std::string& problem() const { return problem_; }
+
+  // The variable must be set.
+  int take(const char* name, int least, int most, std::string_view what) {
+    const std::string text = variable_text(variables_, name);
+    const std::optional<int> number = number_in(text, least, most);
+    if (!number && problem_.empty()) {
+      problem_ = fmt::format("{}={} is set in the environment: {} is a number from {} to {}.{}",
+                             name, printable(text), what, least, most, kOrAlone);
+    }
+    return number.value_or(least);
   }
-  return launch;
+
+ private:
+  const Variables& variables_;
+  std::string problem_;
+};
+
+// The numbers of ranks; none where there is one rank, or none.
+struct Ranks {
+  int rank = 0;
+  int size = 1;
+  std::string problem;
+};
+
+std::optional<Ranks> ranks_in(const Variables& variables, const char* rank, const char* size) {
+  NumberReader numbers(variables);
+  if (!numbers.is_set(rank) && !numbers.is_set(size)) return std::nullopt;
+  Ranks ranks;
+  if (numbers.is_set(size)) {
+    ranks.size = numbers.take(size, 1, kMostRanks, "the number of ranks");
+  }
+  if (numbers.is_set(rank) && numbers.is_set(size) && numbers.problem().empty()) {
+    ranks.rank =
+        numbers.take(rank, 0, ranks.size - 1, fmt::format("with {}={}, a rank", size, ranks.size));
+  }
+  ranks.problem = numbers.problem();
+  // The number of ranks alone may be there for other programs, if it is one.
+  if (ranks.problem.empty() && (!numbers.is_set(rank) || !numbers.is_set(size)) &&
+      (ranks.size > 1 || !numbers.is_set(size))) {
+    const bool has_rank = numbers.is_set(rank);
+    ranks.problem =
+        fmt::format("{}={} is set in the environment, but not {}.{}", has_rank ? rank : size,
+                    printable(variable_text(variables, has_rank ? rank : size)),
+                    has_rank ? size : rank, kOrAlone);
+  }
+  if (ranks.size == 1 && ranks.problem.empty()) return std::nullopt;
+  return ranks;
 }
 
-Launch torch_launch(const Variables& variables, const ForeignLaunch& named, bool by_torchrun) {
-  const std::string address = text_of(variables, "MASTER_ADDR");
-  const int port = number_of(variables, "MASTER_PORT");
-  MeetingPlace place{.rank = number_of(variables, "RANK"),
-                     .size = named.processes,
-                     .address = address,
-                     .ports = {static_cast<uint16_t>(port)},
-                     .run = fmt::format("torch {} {} {}", address, port,
-                                        text_of(variables, "TORCHELASTIC_RUN_ID"))};
-  if (address.empty() || port < 1 || port > UINT16_MAX) {
-    return {
-        .place = place,
-        .problem = fmt::format(
-            "{} is set in the environment, but not MASTER_ADDR and MASTER_PORT, where the ranks "
-            "meet: the address of rank 0 and a port that is free there. torchrun sets them.{}",
-            named.source, kOrAlone)};
+Launch torch_launch(const Variables& variables, const Ranks& ranks, bool by_torchrun) {
+  RendezvousPoint point{.rank = ranks.rank,
+                        .size = ranks.size,
+                        .address = variable_text(variables, "MASTER_ADDR"),
+                        .ports = {},
+                        .run = {}};
+  if (!ranks.problem.empty()) return {.point = point, .problem = ranks.problem};
+  NumberReader numbers(variables);
+  if (point.address.empty() || !numbers.is_set("MASTER_PORT")) {
+    return {.point = point,
+            .problem = fmt::format(
+                "RANK={} of WORLD_SIZE={} is set in the environment, but not MASTER_ADDR and "
+                "MASTER_PORT, where the ranks find each other: the address of rank 0 and a port "
+                "that is free there. torchrun sets them.{}",
+                ranks.rank, ranks.size, kOrAlone)};
   }
-  place.may_host = place.rank == 0;
+  const int port = numbers.take("MASTER_PORT", 1, UINT16_MAX, "a port");
+  int local_size = 0;
+  if (numbers.is_set("LOCAL_WORLD_SIZE")) {
+    local_size = numbers.take("LOCAL_WORLD_SIZE", 1, ranks.size, "the number of a host's ranks");
+  }
+  int local_rank = 0;
+  if (numbers.is_set("LOCAL_RANK")) {
+    local_rank = numbers.take("LOCAL_RANK", 0, (local_size == 0 ? ranks.size : local_size) - 1,
+                              "the number of a rank on its host");
+  }
+  point.ports = {static_cast<uint16_t>(port)};
+  point.run = fmt::format("torch {} {} {}", point.address, port,
+                          variable_text(variables, "TORCHELASTIC_RUN_ID"));
+  point.may_serve = point.rank == 0;
+  point.is_on_one_machine =
+      local_size == ranks.size || point.address == "localhost" || is_loopback(point.address);
   // torchrun has a service of its own on the port, on the machine with the address, which need not
   // be that of rank 0.
-  if (by_torchrun && text_of(variables, "TORCHELASTIC_USE_AGENT_STORE") == "True") {
-    place.ports = ports_of(place.run);
-    place.may_host = number_of(variables, "LOCAL_RANK") == 0;
-    place.hosts_only_at_address = true;
+  if (by_torchrun && variable_text(variables, "TORCHELASTIC_USE_AGENT_STORE") == "True") {
+    point.ports = ports_of(point.run);
+    point.may_serve = local_rank == 0;
+    point.serves_only_at_address = true;
   }
-  return launch_at(place, named.source);
+  return {.point = point, .problem = numbers.problem()};
 }
 
-Launch slurm_launch(const Variables& variables, const ForeignLaunch& named) {
-  std::string nodes = text_of(variables, "SLURM_STEP_NODELIST");
-  if (nodes.empty()) nodes = text_of(variables, "SLURM_NODELIST");
-  MeetingPlace place{
-      .rank = number_of(variables, "SLURM_PROCID"),
-      .size = named.processes,
+Launch slurm_launch(const Variables& variables, const Ranks& ranks) {
+  std::string nodes = variable_text(variables, "SLURM_STEP_NODELIST");
+  if (nodes.empty()) nodes = variable_text(variables, "SLURM_NODELIST");
+  RendezvousPoint point{
+      .rank = ranks.rank,
+      .size = ranks.size,
       .address = first_host(nodes),
       .ports = {},
-      .run = fmt::format("slurm {} {} {} {}", nodes, text_of(variables, "SLURM_JOB_ID"),
-                         text_of(variables, "SLURM_STEP_ID"),
-                         text_of(variables, "SLURM_RESTART_COUNT"))};
-  if (place.address.empty()) {
-    return {
-        .place = place,
-        .problem = fmt::format(
-            "{} is set in the environment, but not SLURM_STEP_NODELIST, on whose first host the "
-            "ranks meet.{}",
-            named.source, kOrAlone)};
+      .run = fmt::format("slurm {} {} {} {}", nodes, variable_text(variables, "SLURM_JOB_ID"),
+                         variable_text(variables, "SLURM_STEP_ID"),
+                         variable_text(variables, "SLURM_RESTART_COUNT"))};
+  if (!ranks.problem.empty()) return {.point = point, .problem = ranks.problem};
+  if (point.address.empty()) {
+    return {.point = point,
+            .problem = fmt::format(
+                "SLURM_PROCID={} of SLURM_STEP_NUM_TASKS={} is set in the environment, but not "
+                "SLURM_STEP_NODELIST, on whose first host the ranks find each other.{}",
+                ranks.rank, ranks.size, kOrAlone)};
   }
-  place.ports = ports_of(place.run);
-  place.may_host = place.rank == 0;
-  return launch_at(place, named.source);
+  point.ports = ports_of(point.run);
+  point.may_serve = point.rank == 0;
+  point.is_on_one_machine = variable_text(variables, "SLURM_STEP_NUM_NODES") == "1";
+  return {.point = point, .problem = {}};
 }
 
 }  // namespace
@@ -145,14 +222,16 @@ std::string first_host(const std::string& host_list) {
 }
 
 std::optional<Launch> find_launch(const Variables& variables, bool has_mpi) {
-  const auto torch = named_launch(variables, "RANK", "WORLD_SIZE");
+  const auto torch = ranks_in(variables, "RANK", "WORLD_SIZE");
   const bool by_torchrun = torch && variables("TORCHELASTIC_RUN_ID") != nullptr;
   if (by_torchrun) return torch_launch(variables, *torch, by_torchrun);
   if (has_mpi && is_launched_by_mpi(variables)) return Launch{};
   if (torch) return torch_launch(variables, *torch, by_torchrun);
   // What mpirun starts may carry the numbers of the step that carries mpirun's own helpers.
   if (announced_processes(variables) > 0) return std::nullopt;
-  const auto slurm = named_launch(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+  // A batch script has the first of these alone.
+  if (variables("SLURM_STEP_NUM_TASKS") == nullptr) return std::nullopt;
+  const auto slurm = ranks_in(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
   return slurm ? std::optional(slurm_launch(variables, *slurm)) : std::nullopt;
 }
 

@@ -1,6 +1,6 @@
 // How this process was started: alone, or by a launcher as one rank of several, which leaves its
-// rank and where ranks meet in the environment. What the variables of mpirun, srun and torchrun
-// mean.
+// rank and where ranks find each other in the environment. What the variables of mpirun, srun and
+// torchrun mean.
 //
 // Pure functions of the variables, which the caller looks up; any thread.
 #pragma once
@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "parallel/post/meeting.h"
+#include "parallel/post/rendezvous.h"
 
 namespace troupe {
 
@@ -18,11 +18,11 @@ using Variables = std::function<const char*(const char* name)>;
 
 struct Launch {
   // None: MPI knows the ranks, and whether there are several.
-  std::optional<MeetingPlace> place;
-  // What is wrong with what the variables say of the place; empty: nothing.
+  std::optional<RendezvousPoint> point;
+  // What is wrong with the variables; empty: nothing.
   std::string problem;
 
-  bool is_of_mpi() const { return !place; }
+  bool is_of_mpi() const { return !point; }
 };
 
 // Empty: this process is alone. In this order, as each may stand in what another has started:

@@ -318,9 +318,8 @@ std::vector<std::vector<int32_t>> Layout::groups(RankGroup kind) const {
   return groups;
 }
 
-GradientReduction Layout::reduction_of(GradientClass kind, bool per_token_loss) const {
+GradientReduction Layout::reduction_of(GradientClass kind) const {
   GradientReduction reduction;
-  reduction.scale = per_token_loss ? 1.0 : 1.0 / (static_cast<double>(dp()) * cp());
   switch (kind) {
     case GradientClass::sliced:
       break;

@@ -3,9 +3,9 @@
 // shared; EP is not bound by DP.
 //
 // What depends on the layout is decided here: the coordinates of a rank in both meshes, the members
-// of every group, and which groups reduce which gradient with which scale. (Which slice of a
-// parameter a rank holds: model/parameter_layout.h, which builds on this.) The rules are Megatron
-// Core's (semantics 8 to 11).
+// of every group, and which groups sum which gradient. (Which slice of a parameter a rank holds:
+// model/parameter_layout.h, which builds on this.) The rules are Megatron Core's;
+// docs/layouts.md states them.
 //
 // A Layout is a constant value; everything may be called from any thread. Making a layout that
 // contradicts itself is a UserError (bad request) that names the flag, the rule, and the nearest
@@ -71,13 +71,13 @@ enum class GradientClass : uint8_t {
   expert,      // sliced over ep and etp
 };
 
-// Every rank scales its gradient and sums it over `replicas`; before that over `partial`, where
-// that is set: there each rank has only a part of the sum. After that over `copies`.
+// A gradient is summed over `replicas`; before that over `partial`, where that is set: there each
+// rank has only a part of the sum. After that over `copies`. These are plain sums: the one factor
+// is the gradient of the loss (loss_gradient() in passes/step_programs.h).
 struct GradientReduction {
   std::optional<RankGroup> partial;
   RankGroup replicas = RankGroup::dp_cp;
   std::optional<RankGroup> copies;
-  double scale = 1;
 };
 
 class Layout {
@@ -105,11 +105,9 @@ class Layout {
   // All groups of that kind, by their first member.
   std::vector<std::vector<int32_t>> groups(RankGroup kind) const;
 
-  // With a loss per token every rank adds up raw sums, and the number of tokens divides them after
-  // the reduction; otherwise gradients are means over dp x cp. That is so for experts, too,
-  // although edp may be smaller: the tokens of all ranks of an expert's replica have come to it
-  // already (semantics 11.4, 26.5).
-  GradientReduction reduction_of(GradientClass kind, bool per_token_loss = false) const;
+  // Experts are summed over edp, which may be smaller than dp x cp: the tokens of all ranks of an
+  // expert's replica have come to it already.
+  GradientReduction reduction_of(GradientClass kind) const;
 
  private:
   enum Axis : uint8_t { kTp, kCp, kEp, kDp, kPp, kAxisCount };

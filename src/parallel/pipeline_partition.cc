@@ -235,6 +235,113 @@ PipelinePartition even_partition(int32_t layers, int32_t ranks, int32_t chunks,
   return partition;
 }
 
+namespace {
+
+// A stage for each number of layers, in order. `first_layer` and what the ends hold follow.
+PipelinePartition partition_of_sizes(const std::vector<int32_t>& sizes, int32_t ranks,
+                                     StagePlacement placement) {
+  PipelinePartition partition;
+  partition.ranks = ranks;
+  partition.chunks = static_cast<int32_t>(sizes.size()) / ranks;
+  partition.placement = placement;
+  int32_t layer = 0;
+  for (const int32_t size : sizes) {
+    partition.stages.push_back({.first_layer = layer, .layers = size});
+    layer += size;
+  }
+  partition.stages.front().embedding = true;
+  partition.stages.back().loss = true;
+  return partition;
+}
+
+// Stages of equal size, where the embedding or the loss takes the place of a layer.
+std::vector<int32_t> sizes_with_ends(int32_t layers, int32_t stages, const UnevenStages& uneven) {
+  const int32_t counted = (uneven.count_embedding ? 1 : 0) + (uneven.count_loss ? 1 : 0);
+  const int64_t all = int64_t{layers} + counted;
+  if (all % stages != 0) {
+    throw_bad_request(
+        fmt::format("--account-for-{}-in-pipeline-split: {} layers and {} that {} as such cannot "
+                    "be cut into {} "
+                    "equal stages. {} cuts them as you say.",
+                    uneven.count_embedding ? "embedding" : "loss", layers, counted,
+                    counted == 1 ? "counts" : "count", stages, kFlag));
+  }
+  std::vector<int32_t> sizes(static_cast<size_t>(stages), static_cast<int32_t>(all / stages));
+  if (uneven.count_embedding) --sizes.front();
+  if (uneven.count_loss) --sizes.back();
+  return sizes;
+}
+
+// The layers of each rank, where those of the ends are given.
+std::vector<int32_t> layers_by_rank(int32_t layers, int32_t ranks, const UnevenStages& uneven) {
+  const int32_t named = (uneven.first_layers > 0 ? 1 : 0) + (uneven.last_layers > 0 ? 1 : 0);
+  const int64_t left = int64_t{layers} - uneven.first_layers - uneven.last_layers;
+  const int32_t others = ranks - named;
+  const auto refuse = [&](const std::string& problem) {
+    throw_bad_request(fmt::format(
+        "--decoder-{}-pipeline-num-layers {}: {}", uneven.first_layers > 0 ? "first" : "last",
+        uneven.first_layers > 0 ? uneven.first_layers : uneven.last_layers, problem));
+  };
+  if (others < 0) refuse("the pipeline has one rank, whose layers are those of the model.");
+  if (left < others || (others == 0 && left != 0) || (others > 0 && left % others != 0)) {
+    refuse(
+        fmt::format("of {} layers {} are left for the {} other ranks of the pipeline, which must "
+                    "have equally many each.",
+                    layers, left, others));
+  }
+  std::vector<int32_t> sizes(static_cast<size_t>(ranks),
+                             others == 0 ? 0 : static_cast<int32_t>(left / others));
+  if (uneven.first_layers > 0) sizes.front() = uneven.first_layers;
+  if (uneven.last_layers > 0) sizes.back() = uneven.last_layers;
+  return sizes;
+}
+
+// Names the flag that says how many layers the rank has, or that the others follow from.
+[[noreturn]] void refuse_chunks(const UnevenStages& uneven, int32_t ranks, int32_t rank,
+                                int32_t layers, int32_t chunks) {
+  const bool is_last = uneven.last_layers > 0 && rank + 1 == ranks;
+  const bool by_last = is_last || uneven.first_layers == 0;
+  throw_bad_request(fmt::format(
+      "--decoder-{}-pipeline-num-layers {}: rank {} of the pipeline then has {} {}, which its {} "
+      "stages cannot share equally.",
+      by_last ? "last" : "first", by_last ? uneven.last_layers : uneven.first_layers, rank, layers,
+      layers == 1 ? "layer" : "layers", chunks));
+}
+
+}  // namespace
+
+PipelinePartition uneven_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                   const UnevenStages& uneven, StagePlacement placement) {
+  const bool counts_ends = uneven.count_embedding || uneven.count_loss;
+  if (counts_ends && (uneven.first_layers > 0 || uneven.last_layers > 0)) {
+    throw_bad_request(
+        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers exclude "
+        "--account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split.");
+  }
+  const int64_t stages = int64_t{ranks} * chunks;
+  if (stages > static_cast<int64_t>(kMostSymbols)) {
+    throw_bad_request(
+        fmt::format("--pipeline-model-parallel-size {} with {} stages of each rank: "
+                    "more than {} stages.",
+                    ranks, chunks, kMostSymbols));
+  }
+  if (counts_ends) {
+    return partition_of_sizes(sizes_with_ends(layers, static_cast<int32_t>(stages), uneven), ranks,
+                              placement);
+  }
+  const std::vector<int32_t> by_rank = layers_by_rank(layers, ranks, uneven);
+  std::vector<int32_t> sizes;
+  for (int32_t stage = 0; stage < stages; ++stage) {
+    const int32_t rank = place_of_stage(placement, ranks, stage).rank;
+    const int32_t of_rank = by_rank[static_cast<size_t>(rank)];
+    if (of_rank % chunks != 0) {
+      refuse_chunks(uneven, ranks, rank, of_rank, chunks);
+    }
+    sizes.push_back(of_rank / chunks);
+  }
+  return partition_of_sizes(sizes, ranks, placement);
+}
+
 PipelinePartition parse_partition(std::string_view text, int32_t layers, int32_t mtp_layers,
                                   int32_t ranks, StagePlacement placement) {
   const std::string symbols = Expander(text).expand();

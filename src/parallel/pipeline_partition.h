@@ -2,7 +2,7 @@
 //
 // Stage j follows stage j - 1 in the model. A rank of the pipeline holds one stage or several, its
 // chunks (virtual stages). They are placed in a loop (stage j is chunk j / pp of rank j mod pp), or
-// in a V (two chunks: down the ranks and back up), which zb-v wants.
+// in a V (two chunks: down the ranks and back up), which zb-v needs.
 //
 // Pure functions; any thread. A partition that cannot be is a UserError (bad request) that names
 // the flag, the place in the text, and the rule.
@@ -56,10 +56,30 @@ struct PipelinePartition {
 PipelinePartition even_partition(int32_t layers, int32_t ranks, int32_t chunks,
                                  StagePlacement placement);
 
+// What makes stages uneven without a text that spells them out: Megatron's
+// --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers (layers of the first
+// and the last rank; 0: as many as each other rank), and
+// --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split (what counts
+// as a layer).
+struct UnevenStages {
+  int32_t first_layers = 0;
+  int32_t last_layers = 0;
+  bool count_embedding = false;
+  bool count_loss = false;
+
+  bool any() const { return first_layers > 0 || last_layers > 0 || count_embedding || count_loss; }
+};
+
+// ranks x chunks stages, those that `uneven` does not name equally large. A rank's layers are
+// shared equally by its chunks. Refuses layers that cannot be cut so, and layers of a rank together
+// with parts that count as layers.
+PipelinePartition uneven_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                   const UnevenStages& uneven, StagePlacement placement);
+
 // Stages as a text spells them out (Megatron's --pipeline-model-parallel-layout): E embedding, t
 // decoder layer, m MTP layer, L loss, | between stages, x*n a symbol n times, (...)*n a group n
 // times; commas and blanks mean nothing, and stages may be empty. E stands once, in the first
-// stage; L once, in the last; all m in one stage, behind all t, in the last chunk of a rank that is
+// stage; L once, in the last; all m in one stage, after all t, in the last chunk of a rank that is
 // not the first; there are `layers` t and `mtp_layers` m; the number of stages is a multiple of
 // `ranks`.
 PipelinePartition parse_partition(std::string_view text, int32_t layers, int32_t mtp_layers,

@@ -217,7 +217,7 @@ bool makes_gradient(Action action) {
   return action == Action::backward || action == Action::data_gradient;
 }
 
-// The stage before or behind `stage` of which this action needs the result, or -1.
+// The stage before or after `stage` of which this action needs the result, or -1.
 int32_t needed_stage(const PipelineShape& shape, Action action, int32_t stage) {
   if (action == Action::forward) return stage - 1;
   return makes_gradient(action) && stage + 1 < shape.stages() ? stage + 1 : -1;
@@ -237,7 +237,7 @@ int32_t rank_of_stage(const PipelineShape& shape, int32_t stage) {
 template <class Item>
 using Channels = std::map<std::pair<int32_t, int32_t>, std::deque<Item>>;
 
-// Adds sends right behind what makes the data, and receives right before what needs it; merged
+// Adds sends right after what makes the data, and receives right before what needs it; merged
 // steps receive and send together. What was sent earlier on the same way is received first.
 class MessageAdder {
  public:
@@ -488,7 +488,7 @@ class Execution {
       const size_t next = ranks_[static_cast<size_t>(rank)].next;
       if (next == steps.size()) continue;
       if (!fault_.empty()) fault_ += "; ";
-      fault_ += describe(steps[next], rank) + " waits for ever";
+      fault_ += describe(steps[next], rank) + " waits forever";
     }
     if (!fault_.empty()) return;
     for (const auto& [way, channel] : channels_) {

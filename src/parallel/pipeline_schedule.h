@@ -88,8 +88,8 @@ struct PipelineTable {
 PipelineTable build_pipeline_table(const PipelineShape& shape);
 
 // What keeps the table from being carried out, empty when nothing does: a stage computed twice, too
-// early or not at all for some micro-batch, a message nobody sends or receives or that arrives out
-// of order, ranks that wait for each other.
+// early or not at all for some micro-batch, a message that no rank sends or receives or that
+// arrives out of order, ranks that wait for each other.
 std::string find_fault(const PipelineTable& table);
 
 // How long a stage works on one micro-batch, in any unit.

@@ -3,6 +3,8 @@
 #include <numeric>
 #include <utility>
 
+#include "parallel/collective_messages.h"
+
 namespace troupe {
 
 ProcessGroup::ProcessGroup(std::chrono::milliseconds limit, std::vector<int32_t> own_ranks,
@@ -16,6 +18,10 @@ ProcessGroup::ProcessGroup(std::chrono::milliseconds limit, std::vector<int32_t>
   for (int32_t rank = 0; rank < size_; ++rank) {
     if (machine_of_rank_[static_cast<size_t>(rank)] == machine) ranks_of_machine_.push_back(rank);
   }
+}
+
+std::string ProcessGroup::name_of_rank(int32_t rank) const {
+  return rank_name(rank, {});
 }
 
 Communicator& ProcessGroup::member(int rank) {

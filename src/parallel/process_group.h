@@ -7,8 +7,8 @@
 //
 // Every wait for a rank is watched. One that does not come within the limit, has ended, has
 // failed, or calls another collective (kind, group, dtypes or sizes) ends the work of all: each
-// call throws one UserError that says who waited where, and for whom. Nothing can be done with the
-// group afterwards.
+// call throws one UserError that says which rank waited where, and for which ranks. The group
+// cannot be used afterwards.
 //
 // A rank's functions are called by the thread that runs it. The group must outlive its use;
 // tensors belong to the callers.
@@ -41,6 +41,9 @@ class ProcessGroup {
   const std::vector<int32_t>& ranks_of_machine() const { return ranks_of_machine_; }
   // By rank: the first rank of its machine.
   const std::vector<int32_t>& machine_of_rank() const { return machine_of_rank_; }
+
+  // For messages: "rank 1", with host and process where ranks are processes.
+  virtual std::string name_of_rank(int32_t rank) const;
 
   // The communicator of `rank`, one of this process, among `members`: ranks of this group,
   // ascending, `rank` among them. The same one whenever the members are the same. Owned by the

@@ -1,6 +1,7 @@
 #include "parallel/processes.h"
 
 #include "parallel/post/post_group.h"
+#include "parallel/post/secret.h"
 #include "parallel/post/socket_post.h"
 #ifdef TROUPE_WITH_MPI
 #include "parallel/mpi/mpi_post.h"
@@ -17,16 +18,16 @@ std::unique_ptr<Post> join_mpi() {
 #endif
 }
 
+std::unique_ptr<Post> join_over_tcp(RendezvousPoint point, std::chrono::milliseconds limit) {
+  if (point.secret.empty() && point.is_on_one_machine) point.secret = machine_secret();
+  return std::make_unique<SocketPost>(point.rank, connect_ranks(point, limit));
+}
+
 }  // namespace
 
-std::unique_ptr<Processes> join_processes(const Launch& launch) {
+std::unique_ptr<Processes> join_processes(const Launch& launch, std::chrono::milliseconds limit) {
   if (!launch.problem.empty()) throw_bad_request(launch.problem);
-  std::unique_ptr<Post> post;
-  if (launch.place) {
-    post = std::make_unique<SocketPost>(launch.place->rank, meet(*launch.place));
-  } else {
-    post = join_mpi();
-  }
+  std::unique_ptr<Post> post = launch.point ? join_over_tcp(*launch.point, limit) : join_mpi();
   return std::make_unique<PostProcesses>(std::move(post));
 }
 

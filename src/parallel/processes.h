@@ -2,7 +2,7 @@
 // each. They exchange messages through MPI, or over TCP where they were started without it
 // (Launch).
 //
-// A failure ends all of them: whoever fails tells the others, whose calls to the group then throw
+// A failure ends all of them: a rank that fails tells the others, whose calls to the group throw
 // the same error. Rank 0 is the one that speaks; if it does not in time, the rank that has failed
 // does. Every process then ends with the status of the failure. Through MPI all are ended by force,
 // also those that do not answer; over TCP a stopped one finds the others gone when it goes on.
@@ -36,9 +36,11 @@ class Processes {
   [[noreturn]] virtual void fail(ExitStatus status, const std::string& message) = 0;
 };
 
-// Joins the other processes: all that the launcher has started must call it, once. A UserError
-// where that fails; see meet().
-std::unique_ptr<Processes> join_processes(const Launch& launch);
+// Joins the other processes: all that the launcher has started must call it, once. `limit`: how
+// long they wait for each other, without MPI. Ranks of one machine that were given no secret share
+// that of the machine (machine_secret()). A UserError where it fails; see connect_ranks().
+std::unique_ptr<Processes> join_processes(const Launch& launch,
+                                          std::chrono::milliseconds limit = kRendezvousLimit);
 
 // The MPI library, as it calls itself; empty: this build has none.
 std::string mpi_library();

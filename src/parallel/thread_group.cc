@@ -41,8 +41,8 @@ class ThreadGroup::Room {
   int32_t rank_at(size_t place) const { return ranks_[place]; }
   std::chrono::milliseconds limit() const { return group_.limit(); }
 
-  // What a meeting is for.
-  enum class Meeting : uint8_t {
+  // What a barrier is for.
+  enum class Barrier : uint8_t {
     begin_collective,  // limited; all must call the same
     end_collective,    // all are there and only compute: never limited
     exchange,          // without limit
@@ -57,7 +57,7 @@ class ThreadGroup::Room {
   void receive(size_t from, size_t to, const CollectiveCall& call, const TensorView& tensor);
 
   void wake() { changed_.notify_all(); }
-  // What to say when `rank` has left while others wait for it; empty: nobody does.
+  // What to say when `rank` has left while others wait for it; empty: none does.
   std::string message_of_leaver(int rank) const;
 
   const Shown& shown(size_t place) const { return slots_[place].shown; }
@@ -66,7 +66,7 @@ class ThreadGroup::Room {
   class Member;
   // What a rank has in hand.
   struct Slot {
-    Meeting meeting = Meeting::exchange;  // the last one
+    Barrier barrier = Barrier::exchange;  // the last one
     CollectiveCall call;                  // op is null outside of a program
     Shown shown;
     uint64_t value = 0;  // of exchange()
@@ -89,7 +89,7 @@ class ThreadGroup::Room {
 
   Mailbox& mailbox(size_t from, size_t to) { return mailboxes_[from * ranks_.size() + to]; }
   // Waits until all ranks are here, or throws.
-  void meet(std::unique_lock<std::mutex>& lock, size_t place, Meeting meeting);
+  void pass_barrier(std::unique_lock<std::mutex>& lock, size_t place, Barrier barrier);
   // Waits within the limit for one other rank, until `done`, or throws.
   template <class Done>
   void wait_for(std::unique_lock<std::mutex>& lock, size_t place, size_t other,
@@ -107,7 +107,7 @@ class ThreadGroup::Room {
   std::vector<Slot> slots_;  // by place
   std::vector<Mailbox> mailboxes_;
   size_t arrived_ = 0;
-  uint64_t round_ = 0;  // meetings that were complete
+  uint64_t round_ = 0;  // barriers that were complete
   std::vector<std::unique_ptr<Member>> members_;
 };
 
@@ -127,7 +127,7 @@ class ThreadGroup::Room::Member : public Communicator {
     room_.end(place_);
   }
 
-  // A rank writes its own shards only, and nobody else reads them.
+  // A rank writes its own shards only, and no other rank reads them.
   void reduce_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
                      ThreadPool& pool) override {
     room_.begin(place_, call, {.tensors = tensors, .sent = {}});
@@ -289,12 +289,13 @@ Communicator& ThreadGroup::Room::member(int rank) {
   return *members_[place_of(rank)];
 }
 
-void ThreadGroup::Room::meet(std::unique_lock<std::mutex>& lock, size_t place, Meeting meeting) {
+void ThreadGroup::Room::pass_barrier(std::unique_lock<std::mutex>& lock, size_t place,
+                                     Barrier barrier) {
   if (group_.failure_) std::rethrow_exception(group_.failure_);
   Slot& slot = slots_[place];
   slot.waits = true;
   slot.waits_for = -1;
-  slot.meeting = meeting;
+  slot.barrier = barrier;
   if (++arrived_ == ranks_.size()) {
     const std::string difference = mismatch();
     if (!difference.empty()) fail(difference);
@@ -309,7 +310,7 @@ void ThreadGroup::Room::meet(std::unique_lock<std::mutex>& lock, size_t place, M
   }
   const uint64_t round = round_;
   const auto over = [&] { return round_ != round || group_.failure_ != nullptr; };
-  if (meeting != Meeting::begin_collective) {
+  if (barrier != Barrier::begin_collective) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_for(lock, group_.limit(), over)) {
     fail(missing(place));
@@ -323,11 +324,11 @@ std::vector<uint64_t> ThreadGroup::Room::exchange(size_t place, uint64_t value) 
   slot.call = {};
   slot.shown = {};
   slot.value = value;
-  meet(lock, place, Meeting::exchange);
+  pass_barrier(lock, place, Barrier::exchange);
   std::vector<uint64_t> values;
   for (const Slot& each : slots_) values.push_back(each.value);
-  // Nobody may write the next number before all have read these.
-  meet(lock, place, Meeting::exchange);
+  // No rank may write the next number before all have read these.
+  pass_barrier(lock, place, Barrier::exchange);
   return values;
 }
 
@@ -337,12 +338,12 @@ std::vector<std::string> ThreadGroup::Room::gather(size_t place, std::string byt
   slot.call = {};
   slot.shown = {};
   slot.bytes = std::move(bytes);
-  meet(lock, place, Meeting::exchange);
+  pass_barrier(lock, place, Barrier::exchange);
   std::vector<std::string> all;
   if (place == 0) {
     for (Slot& each : slots_) all.push_back(std::move(each.bytes));
   }
-  meet(lock, place, Meeting::exchange);
+  pass_barrier(lock, place, Barrier::exchange);
   return all;
 }
 
@@ -351,12 +352,12 @@ void ThreadGroup::Room::begin(size_t place, const CollectiveCall& call, Shown sh
   Slot& slot = slots_[place];
   slot.call = call;
   slot.shown = shown;
-  meet(lock, place, Meeting::begin_collective);
+  pass_barrier(lock, place, Barrier::begin_collective);
 }
 
 void ThreadGroup::Room::end(size_t place) {
   std::unique_lock lock(group_.mutex_);
-  meet(lock, place, Meeting::end_collective);
+  pass_barrier(lock, place, Barrier::end_collective);
 }
 
 template <class Done>
@@ -418,7 +419,7 @@ RankCall ThreadGroup::Room::call_of(size_t place) const {
 
 std::string ThreadGroup::Room::mismatch() const {
   for (size_t place = 1; place < slots_.size(); ++place) {
-    if (slots_.front().meeting == slots_[place].meeting && same_call(call_of(0), call_of(place))) {
+    if (slots_.front().barrier == slots_[place].barrier && same_call(call_of(0), call_of(place))) {
       continue;
     }
     return mismatch_message(call_of(0), call_of(place));
@@ -440,7 +441,7 @@ std::string ThreadGroup::Room::missing(size_t place) const {
                           : AbsentRank::State::is_missing,
                       site_of(slots_[other].call)});
   }
-  return missing_message(ranks_[place], site_of(slot.call), group_.limit(), absent);
+  return missing_message(ranks_[place], {}, site_of(slot.call), group_.limit(), absent);
 }
 
 std::string ThreadGroup::Room::message_of_leaver(int rank) const {

@@ -8,7 +8,7 @@
 namespace troupe {
 namespace {
 
-// Marks every value of the stretch that depends on something whose gradient is wanted.
+// Marks every value of the stretch that depends on something whose gradient is needed.
 std::vector<bool> find_wanted(const Program& program, int32_t first, int32_t last,
                               std::span<const ValueId> differentiable_inputs) {
   std::vector<bool> wanted(static_cast<size_t>(program.value_count()), false);

@@ -32,7 +32,7 @@ struct MainGradients {
 using BeforeGradients = std::function<void(int32_t op, std::vector<ValueId>& stand_in)>;
 
 // Differentiates operations [first, last). `differentiable_inputs` are values (besides parameters)
-// whose gradients are wanted too. Returns the gradient of every value, by ValueId of the values
+// whose gradients are needed too. Returns the gradient of every value, by ValueId of the values
 // that existed before the call; invalid where there is none (parameters: see MainGradients).
 std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
                                      std::span<const GradientSeed> seeds,

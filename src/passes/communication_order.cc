@@ -47,7 +47,7 @@ bool gathers_parameters(const Program& program, const Op& op) {
 }
 
 void start_gradient_sums_early(Program& program) {
-  // Behind each operation that stays, in their order, the sums that follow it.
+  // After each operation that stays, in their order, the sums that follow it.
   std::vector<std::vector<int32_t>> followers(static_cast<size_t>(program.op_count()));
   std::vector<bool> moves(static_cast<size_t>(program.op_count()));
   // By value: the operation that stays and last uses it, or is followed by the sum that does.
@@ -94,11 +94,13 @@ void start_gathers_early(Program& program) {
   const Place* last = nullptr;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
-    // A copy belongs to the work that it stands in.
-    const bool continues =
-        last != nullptr && (op.place.queue == Queue::copy || work_of(op.place) == work_of(*last));
+    // A copy belongs to the work that it stands in. So does a sum of gradients that was moved
+    // there: of the ranks that share the gathered parameters only some may have it, with other
+    // ranks.
+    const bool is_guest = op.place.queue == Queue::copy || sums_gradients(program, op);
+    const bool continues = last != nullptr && (is_guest || work_of(op.place) == work_of(*last));
     if (!continues) stretches.emplace_back();
-    if (!continues || op.place.queue != Queue::copy) last = &op.place;
+    if (!continues || !is_guest) last = &op.place;
     Stretch& own = stretches.back();
     (gathers_parameters(program, op) ? own.gathers : own.others).push_back(index);
   }

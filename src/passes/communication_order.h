@@ -10,7 +10,7 @@ namespace troupe {
 // A collective that reads parameters and nothing else.
 bool gathers_parameters(const Program& program, const Op& op);
 
-// Moves each sum of main gradients up behind the last operation that changes one of them. Sums over
+// Moves each sum of main gradients up, right after the last operation that changes one. Sums over
 // groups that span the pipeline stay: their ranks complete the gradients at different times, and
 // would wait for each other.
 void start_gradient_sums_early(Program& program);

@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-// `staging` lies behind what is the kernel's own. Both are multiples of MemoryPlan::kAlignment.
+// `staging` lies after what is the kernel's own. Both are multiples of MemoryPlan::kAlignment.
 struct CudaScratch {
   uint64_t own = 0;
   uint64_t staging = 0;

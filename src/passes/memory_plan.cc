@@ -88,8 +88,8 @@ struct Block {
 
 // Gives the blocks addresses in the given order, each the lowest address that is free during its
 // whole life. Returns the height of the arena.
-uint64_t place_in_order(const std::vector<Block>& blocks, const std::vector<int32_t>& order,
-                        std::vector<uint64_t>& offsets) {
+uint64_t assign_addresses(const std::vector<Block>& blocks, const std::vector<int32_t>& order,
+                          std::vector<uint64_t>& offsets) {
   uint64_t height = 0;
   std::vector<int32_t> placed;  // by ascending address
   placed.reserve(blocks.size());
@@ -130,7 +130,7 @@ Placement place_blocks(const std::vector<Block>& blocks) {
   const auto attempt = [&](const auto& before) {
     std::stable_sort(order.begin(), order.end(), before);
     Placement placement{std::vector<uint64_t>(blocks.size()), 0};
-    placement.height = place_in_order(blocks, order, placement.offsets);
+    placement.height = assign_addresses(blocks, order, placement.offsets);
     if (best.offsets.empty() || placement.height < best.height) best = std::move(placement);
   };
   attempt([&](int32_t a, int32_t b) { return at(a).bytes > at(b).bytes; });
@@ -186,7 +186,7 @@ std::vector<int32_t> find_runs(const Program& program) {
     return x.micro_batch == y.micro_batch && x.chunk == y.chunk;
   };
   std::vector<int32_t> run(static_cast<size_t>(program.op_count()));
-  // The next operation that is no communication, of all that lie behind.
+  // The next operation that is no communication, of all that follow.
   std::vector<int32_t> next(run.size());
   int32_t computing = program.op_count();
   for (int32_t index = program.op_count() - 1; index >= 0; --index) {

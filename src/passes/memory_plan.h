@@ -7,7 +7,7 @@
 //   persistent  inputs and metrics of this program
 //   transient   activations, workspace and communication buffers; addresses are reused as soon as
 //               the last operation that needs a value has run
-//   scratch     private memory of each thread, as large as the most demanding operation wants; on a
+//   scratch     private memory of each thread, as large as the most demanding operation needs; on a
 //               GPU of each queue, whose operations run beside those of the others
 //
 // What lies in the host's memory (is_on_host(Role), StateTensor::on_host) has arenas of its own,
@@ -17,7 +17,7 @@
 // one stage and micro-batch and repeated. What lives from one run into another takes turns in
 // slots: as many as are live at once, so the plan does not grow with the number of micro-batches.
 //
-// On a GPU queues run side by side, and whoever uses memory again waits for its last user on
+// On a GPU queues run side by side, and an operation that reuses memory waits for its last user on
 // another queue (queue_events.h). So that the compute queue does not wait for what it has no need
 // of, a value that an operation of another queue touches keeps its memory beyond its last use:
 // until the first operation of the compute queue that waits for that operation anyway, but no
@@ -37,7 +37,7 @@ namespace troupe {
 inline constexpr int kQueueCount = 3;  // of Queue
 
 // Where each state tensor lies in the state arena, or in that of the host. Depends on the table
-// alone. Gradients, which no checkpoint holds, come behind all others in the state arena.
+// alone. Gradients, which no checkpoint holds, come after all others in the state arena.
 struct StateLayout {
   explicit StateLayout(const StateTable& state);
   std::vector<uint64_t> offset;  // by StateId, in the tensor's arena

@@ -3,7 +3,7 @@
 // Contract: forward operations are not changed. Before gradients (or a clone, see recompute.h) read
 // what is to be offloaded, two copies are emitted on the copy queue: `offload`, to the host, and
 // `reload`, back into a new value, which is read from there on instead of the original.
-// place_copies() then puts each offload behind the last use in the forward pass, so that the
+// place_copies() then puts each offload after the last use in the forward pass, so that the
 // original dies there, and each reload some way ahead of its first reader. Copies change no bit.
 //
 // What goes to the host are the large floating-point activations that operations of the chosen
@@ -14,7 +14,7 @@
 //   - what gradients of modules that are not chosen have read before,
 //   - integers, such as routing.
 // Megatron's groups, modules of a layer, are what the fraction counts: the first ones of each
-// stage's forward are offloaded (semantics 18.2).
+// stage's forward are offloaded (docs/memory.md, "Activations on the host").
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ class Offload {
   // `stand_in`: by value, what is read instead of it.
   void emit_for(Builder& builder, int32_t op, int32_t reader, std::vector<ValueId>& stand_in);
 
-  // All that were emitted, ascending; where nobody turned out to read a reload they are unread.
+  // All that were emitted, ascending; where nothing turned out to read a reload they are unread.
   const std::vector<int32_t>& copies() const { return copies_; }
 
  private:
@@ -81,7 +81,7 @@ class Offload {
   std::vector<int32_t> copies_;
 };
 
-// Puts copies where they belong: each offload right behind the last operation before it that uses
+// Puts copies where they belong: each offload right after the last operation before it that uses
 // its operand; each reload where the data gradients of the layer begin that is worked on before the
 // one that needs it, so that it has a layer's time to arrive.
 void place_copies(Program& program);

@@ -21,25 +21,25 @@ double flops_of(const Program& program, const Op& op) {
   return op.spec->cost != nullptr ? op.spec->cost(OpView{program, op}).flops : 0;
 }
 
-// Is there another block, or the end, behind this exchange?
+// Does another block, or the end, follow this exchange?
 bool ends_block(const Program& program, std::span<const int32_t> order, size_t position) {
   return position + 1 == order.size() || !is_exchange(program.op(order[position + 1]));
 }
 
-// Takes the marked operations out and puts those of `behind[i]` right behind the one at i.
-std::vector<int32_t> move_behind(std::span<const int32_t> order, const std::vector<bool>& moved,
-                                 const std::vector<std::vector<int32_t>>& behind) {
+// Takes the marked operations out and puts those of `after[i]` right after the one at i.
+std::vector<int32_t> move_after(std::span<const int32_t> order, const std::vector<bool>& moved,
+                                const std::vector<std::vector<int32_t>>& after) {
   std::vector<int32_t> result;
   result.reserve(order.size());
   for (size_t i = 0; i < order.size(); ++i) {
     if (!moved[i]) result.push_back(order[i]);
-    result.insert(result.end(), behind[i].begin(), behind[i].end());
+    result.insert(result.end(), after[i].begin(), after[i].end());
   }
   return result;
 }
 
-// Forward: dispatch and combination; the first half of the shared expert goes behind the first, the
-// rest behind the second. Backward likewise, with the shared expert's own backward.
+// Forward: dispatch and combination; the first half of the shared expert is issued after the first,
+// the rest after the second. Backward the same, with the shared expert's own backward.
 std::vector<int32_t> spread_shared_expert(const Program& program, std::span<const int32_t> order) {
   struct Block {
     std::vector<size_t> shared;  // positions
@@ -61,23 +61,23 @@ std::vector<int32_t> spread_shared_expert(const Program& program, std::span<cons
     }
   }
   std::vector<bool> moved(order.size(), false);
-  std::vector<std::vector<int32_t>> behind(order.size());
+  std::vector<std::vector<int32_t>> after(order.size());
   for (const auto& [place, block] : blocks) {
     if (block.ends.empty()) continue;
     double done = 0;
     for (const size_t i : block.shared) {
       moved[i] = true;
-      behind[done < block.flops / 2 ? block.ends.front() : block.ends.back()].push_back(order[i]);
+      after[done < block.flops / 2 ? block.ends.front() : block.ends.back()].push_back(order[i]);
       done += flops_of(program, program.op(order[i]));
     }
   }
-  return move_behind(order, moved, behind);
+  return move_after(order, moved, after);
 }
 
 std::vector<int32_t> delay_weight_gradients(const Program& program,
                                             std::span<const int32_t> order) {
   std::vector<bool> moved(order.size(), false);
-  std::vector<std::vector<int32_t>> behind(order.size());
+  std::vector<std::vector<int32_t>> after(order.size());
   std::vector<size_t> held;
   for (size_t i = 0; i < order.size(); ++i) {
     const Op& op = program.op(order[i]);
@@ -85,13 +85,13 @@ std::vector<int32_t> delay_weight_gradients(const Program& program,
     if (!is_exchange(op) || !ends_block(program, order, i)) continue;
     for (const size_t each : std::exchange(held, {})) {
       moved[each] = true;
-      behind[i].push_back(order[each]);
+      after[i].push_back(order[each]);
     }
   }
-  return move_behind(order, moved, behind);
+  return move_after(order, moved, after);
 }
 
-// Cut behind every block of exchanges; the last piece is what is left.
+// Cut after every block of exchanges; the last piece is what is left.
 std::vector<std::span<const int32_t>> cut_at_exchanges(const Program& program,
                                                        std::span<const int32_t> order) {
   std::vector<std::span<const int32_t>> pieces;
@@ -256,7 +256,7 @@ Exposure measure_exposure(const Program& program) {
 
 std::string text_of(const Exposure& exposure) {
   if (exposure.exchanges == 0) return {};
-  return fmt::format("{} operations, {} have compute behind them ({} flops)", exposure.exchanges,
+  return fmt::format("{} operations, {} overlap with compute ({} flops)", exposure.exchanges,
                      exposure.covered, format_count(exposure.flops));
 }
 

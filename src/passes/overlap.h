@@ -1,4 +1,4 @@
-// Overlap: puts independent operations behind the exchanges by which tokens reach the experts of
+// Overlap: issues independent operations after the exchanges by which tokens reach the experts of
 // other ranks and come back, so that there is something to compute while one is under way.
 //
 // Contract: the functions take operations in an order that is right and return another order of the
@@ -22,9 +22,9 @@
 namespace troupe {
 
 struct OverlapOptions {
-  // Weight gradients stand behind the next exchange of their backward pass.
+  // Weight gradients are issued after the next exchange of their backward pass.
   bool delay_weight_gradients = false;
-  // The shared expert stands behind dispatch and combination, in both directions.
+  // The shared expert is issued after dispatch and combination, in both directions.
   bool shared_expert = false;
 
   bool any() const { return delay_weight_gradients || shared_expert; }
@@ -35,7 +35,7 @@ std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const
                                          const OverlapOptions& options);
 
 // Merges a forward and a backward that do not depend on each other, the backward first, changing
-// over behind every block of exchanges. Each keeps its own order. Where one has fewer blocks (the
+// over after every block of exchanges. Each keeps its own order. Where one has fewer blocks (the
 // forward, when exchanges are recomputed) it is also cut between, so that all of the other's are
 // covered.
 std::vector<int32_t> merge_at_exchanges(const Program& program, std::span<const int32_t> forward,
@@ -52,12 +52,12 @@ void verify_order(const Program& program, std::span<const int32_t> order);
 // collectives.
 struct Exposure {
   int32_t exchanges = 0;
-  int32_t covered = 0;  // those that have something behind them
-  double flops = 0;     // behind all of them; what stands behind several counts for each
+  int32_t covered = 0;  // those that overlap with compute
+  double flops = 0;     // that overlap with them; what overlaps with several counts for each
 };
 Exposure measure_exposure(const Program& program);
 
-// "24 operations, 22 have compute behind them (1.53 Gflop)"; empty when there are none.
+// "24 operations, 22 overlap with compute (1.53 Gflop)"; empty when there are none.
 std::string text_of(const Exposure& exposure);
 
 }  // namespace troupe

@@ -2,7 +2,7 @@
 // other ranks.
 //
 // A send goes on at once, and must be finished later. The earliest place that cannot make ranks
-// wait for each other for ever is known from the simulated schedule: a serial order of all ranks'
+// wait for each other forever is known from the simulated schedule: a serial order of all ranks'
 // work exists in which the receive comes first. So a send is finished before the first piece of
 // work that begins, on the simulated clock, no earlier than the work that the receiver receives it
 // for; what is left is finished at the end.

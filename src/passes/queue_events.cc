@@ -86,7 +86,7 @@ class LastUses {
       piece->second.read[queue] = index;
     }
   }
-  // Likewise for a write. It has waited for all uses so far: whoever waits for it waits for them.
+  // The same for a write. It has waited for all uses so far: what waits for it waits for them.
   template <class Earlier>
   void write(Bytes bytes, int32_t index, const Earlier& earlier) {
     if (bytes.begin == bytes.end) return;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ops/add/add.h"
@@ -21,15 +22,16 @@ bool is_key_value(ParameterKind kind) {
   return kind == ParameterKind::w_qkv || kind == ParameterKind::b_qkv;
 }
 
-// The keys' and values' rows of the main gradient that other ranks of the tp group hold, too: from
-// this one on. Nothing when there are none.
-std::optional<int64_t> first_shared_row(const Parameter& parameter, const ModelPart& part) {
+// The keys' and values' rows that other ranks of the tp group hold, too, of a tensor that has the
+// elements `held` of the slice: from this one on. Nothing when there are none.
+std::optional<int64_t> first_shared_row(const Parameter& parameter, const ModelPart& part,
+                                        const IndexRange& held) {
   if (!is_key_value(parameter.kind)) return std::nullopt;
   if (part.layout().members(RankGroup::kv_replicas, part.rank).size() == 1) return std::nullopt;
   const IndexRange& queries = parameter.slice.ranges[0].front();
   const int64_t row = parameter.whole_shape.row_elements();
-  const int64_t shared = queries.end - queries.begin - parameter.held.begin / row;
-  if (shared >= (parameter.held.end - parameter.held.begin) / row) return std::nullopt;
+  const int64_t shared = queries.end - queries.begin - held.begin / row;
+  if (shared >= (held.end - held.begin) / row) return std::nullopt;
   return std::max<int64_t>(shared, 0);
 }
 
@@ -54,8 +56,8 @@ bool leads(const Parameter& parameter, const ModelPart& part) {
   return true;
 }
 
-// Whom the rank shares a parameter's shards with. The dense groups also stand for experts that are
-// spread as everything else: one meeting for both.
+// The ranks over which a parameter is sharded. The dense groups also stand for experts that are
+// spread as everything else: one collective for both.
 ShardGroups shard_groups(GradientClass gradient, const ModelPart& part) {
   const Layout& layout = part.layout();
   const ShardGroups own = part.shard_groups(gradient);
@@ -66,7 +68,7 @@ ShardGroups shard_groups(GradientClass gradient, const ModelPart& part) {
   return alike ? dense : own;
 }
 
-// When the backward pass completes the gradient: first what stands behind the layers, then layer by
+// When the backward pass completes the gradient: first what follows the layers, then layer by
 // layer, and the embedding in the end.
 int32_t completion(const Parameter& parameter) {
   if (parameter.layer >= 0) return -parameter.layer;
@@ -84,7 +86,7 @@ class GradientSums {
     const ShardGroups groups = shard_groups(parameter.slice.gradient, part_);
     switch (part_.run->sharding) {
       case StateSharding::none: {
-        // One meeting for both where experts are spread as everything else.
+        // One collective for both where experts are spread as everything else.
         const Layout& layout = part_.layout();
         const bool alike = layout.members(reduction.replicas, part_.rank) ==
                            layout.members(RankGroup::dp_cp, part_.rank);
@@ -103,7 +105,7 @@ class GradientSums {
         break;
     }
     if (reduction.copies) copies_[*reduction.copies].push_back(gradient);
-    if (const std::optional<int64_t> row = first_shared_row(parameter, part_)) {
+    if (const std::optional<int64_t> row = first_shared_row(parameter, part_, parameter.held)) {
       shared_rows_[*row].push_back(gradient);
     }
   }
@@ -148,7 +150,21 @@ class GradientSums {
   std::map<int64_t, std::vector<ValueId>> shared_rows_;  // by the first one
 };
 
+// What the rank has to do with a tensor that has the elements `held` of the slice.
+GradientDuty duty_for(const Parameter& parameter, const ModelPart& part, const IndexRange& held) {
+  GradientDuty duty{.counts = leads(parameter, part),
+                    .first_shared_row = first_shared_row(parameter, part, held)};
+  if (!duty.first_shared_row) return duty;
+  duty.leads_shared = part.layout().members(RankGroup::kv_replicas, part.rank).front() == part.rank;
+  if (!duty.leads_shared && *duty.first_shared_row == 0) duty.counts = false;
+  return duty;
+}
+
 }  // namespace
+
+GradientDuty gradient_duty(const Parameter& parameter, const ModelPart& part) {
+  return duty_for(parameter, part, parameter.held);
+}
 
 void sum_gradients_over_ranks(Builder& builder, const ModelState& state, int64_t bucket_elements) {
   if (state.part.layout().world_size() == 1) return;
@@ -174,33 +190,76 @@ void sum_gradients_over_ranks(Builder& builder, const ModelState& state, int64_t
   builder.place = caller_place;
 }
 
-ValueId squared_gradient_norm(Builder& builder, const ModelState& state) {
+namespace {
+
+// A parameter's gradient or weights, as far as they stand for themselves: elements `held` of the
+// slice, of which those of the shard are counted.
+struct CountedTensor {
+  StateId tensor;
+  IndexRange held;
+  Shard shard;
+};
+
+// The sum over all elements of the model, each counted once, however many ranks hold it.
+// `tensor_of` says what is summed of a parameter.
+template <class TensorOf>
+ValueId sum_over_model(Builder& builder, const ModelState& state, NormTerm term,
+                       const std::string& name, const TensorOf& tensor_of) {
   // By the rows that count (0: all) and the shard.
   std::map<std::array<int64_t, 3>, std::vector<ValueId>> counted;
   for (const Parameter& parameter : state.parameters) {
-    if (!leads(parameter, state.part)) continue;
-    const std::optional<int64_t> shared = first_shared_row(parameter, state.part);
-    const bool leads_shared =
-        !shared || state.part.layout().members(RankGroup::kv_replicas, state.part.rank).front() ==
-                       state.part.rank;
-    if (!leads_shared && *shared == 0) continue;
-    // A gradient of which only the shard is here, or else only the shard is summed.
-    const Shard shard = state.part.run->sharding == StateSharding::optimizer
-                            ? state.part.shard(parameter.slice.gradient)
-                            : Shard{};
-    counted[{leads_shared ? 0 : *shared, shard.place, shard.count}].push_back(
-        builder.state(parameter.gradient));
+    const CountedTensor own = tensor_of(parameter);
+    const GradientDuty duty = duty_for(parameter, state.part, own.held);
+    if (!duty.counts) continue;
+    const int64_t rows = duty.leads_shared ? 0 : *duty.first_shared_row;
+    counted[{rows, own.shard.place, own.shard.count}].push_back(builder.state(own.tensor));
   }
   ValueId sum;
-  for (const auto& [which, gradients] : counted) {
+  for (const auto& [which, tensors] : counted) {
     const Shard shard{static_cast<int32_t>(which[1]), static_cast<int32_t>(which[2])};
-    const ValueId squares =
-        squared_norm(builder, gradients, {.rows = which[0], .shard = shard}, "squared_norm");
-    sum = sum.valid() ? add(builder, sum, squares, "squared_norms") : squares;
+    const ValueId part =
+        squared_norm(builder, tensors, {.rows = which[0], .shard = shard, .term = term}, name);
+    sum = sum.valid() ? add(builder, sum, part, name + "s") : part;
   }
   if (state.part.layout().world_size() == 1) return sum;
-  if (!sum.valid()) sum = fill(builder, 0, DType::f64, {1}, "squared_norm");
-  return sum_over_ranks(builder, sum, {.group = RankGroup::world}, "squared_norm_of_all");
+  if (!sum.valid()) sum = fill(builder, 0, DType::f64, {1}, name);
+  return sum_over_ranks(builder, sum, {.group = RankGroup::world}, name + "_of_all");
+}
+
+// The shard of a whole slice that is this rank's.
+Shard own_shard(const Parameter& parameter, const ModelPart& part) {
+  return part.run->sharding == StateSharding::optimizer ? part.shard(parameter.slice.gradient)
+                                                        : Shard{};
+}
+
+// A gradient of which only the shard is here, or else only the shard is summed.
+CountedTensor gradient_of(const Parameter& parameter, const ModelPart& part) {
+  return {parameter.gradient, parameter.held, own_shard(parameter, part)};
+}
+
+CountedTensor weights_of(const Parameter& parameter, const ModelPart& part) {
+  if (parameter.master.valid()) return {parameter.master, parameter.shard, Shard{}};
+  return {parameter.value, parameter.held, own_shard(parameter, part)};
+}
+
+}  // namespace
+
+ValueId squared_gradient_norm(Builder& builder, const ModelState& state) {
+  return sum_over_model(
+      builder, state, NormTerm::square, "squared_norm",
+      [&](const Parameter& parameter) { return gradient_of(parameter, state.part); });
+}
+
+ValueId zero_gradients(Builder& builder, const ModelState& state) {
+  return sum_over_model(
+      builder, state, NormTerm::zero, "zero_gradient",
+      [&](const Parameter& parameter) { return gradient_of(parameter, state.part); });
+}
+
+ValueId squared_parameter_norm(Builder& builder, const ModelState& state) {
+  return sum_over_model(
+      builder, state, NormTerm::square, "squared_parameter",
+      [&](const Parameter& parameter) { return weights_of(parameter, state.part); });
 }
 
 void gather_parameters_over_ranks(Builder& builder, const ModelState& state,

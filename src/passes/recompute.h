@@ -10,12 +10,12 @@
 // left out (unused()); that, too, depends on nothing but the operations, so ranks that share a
 // program keep the same collectives.
 //
-// What is computed again and what is kept (semantics 18.1):
+// What is computed again and what is kept (docs/memory.md, "Recompute"):
 //   full          all of a group of layers; kept: what enters the group, which is the residual
 //                 stream and the branch that is still to be added to it
 //   core_attention, mlp, moe, shared_experts
 //                 all of the module; kept: its inputs, and its outputs where others read them
-//   parameters that ranks share out (StateSharding::parameters)
+//   parameters that are sharded (StateSharding::parameters)
 //                 always: a layer's are gathered again where gradients read them
 //   norms, expert_activation
 //                 the module's outputs, too: kept are its inputs alone. Of norms with an addition
@@ -59,7 +59,7 @@ using BeforeClone = std::function<void(int32_t op, std::vector<ValueId>& stand_i
 // What is computed again of one stage's forward of one micro-batch.
 class Recompute {
  public:
-  // Of operations [first, last); those behind may read their results, too.
+  // Of operations [first, last); later ones may read their results, too.
   Recompute(const Program& program, int32_t first, int32_t last, const RecomputeOptions& options);
 
   // Called before the gradients of operation `op` are emitted, for all operations in descending

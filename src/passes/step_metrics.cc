@@ -26,9 +26,10 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   return layers;
 }
 
-std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers) {
+std::vector<ValueId> metrics_of(const LossMetric& loss, const std::vector<LayerMetrics>& layers) {
   std::vector<ValueId> metrics;
-  if (loss.valid()) metrics.push_back(loss);
+  if (loss.sum.valid()) metrics.push_back(loss.sum);
+  if (loss.tokens.valid()) metrics.push_back(loss.tokens);
   for (const LayerMetrics& layer : layers) {
     metrics.push_back(layer.counts);
     metrics.push_back(layer.entropy);
@@ -37,8 +38,9 @@ std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& l
   return metrics;
 }
 
-void MetricSums::add(ValueId metric, ValueId value, double weight) {
-  accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second);
+void MetricSums::add(ValueId metric, ValueId value, double weight, ValueId factor) {
+  accumulate(builder_, metric, value, weight, /*overwrite=*/written_.insert(metric.index).second,
+             factor);
 }
 
 void MetricSums::add_nothing(ValueId metric) {
@@ -48,13 +50,21 @@ void MetricSums::add_nothing(ValueId metric) {
 }
 
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                        const ForwardResult& forward, ValueId loss,
+                        const ForwardResult& forward, const LossMetric& loss,
                         const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
                         double loss_share) {
   const Layout& layout = part.layout();
   const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
+  const bool adds_loss = part.dense().tp == 0;
+  const ValueId tokens = forward.head.loss_tokens;
+  const bool counts = loss.tokens.valid();
   for (const ValueId each : forward.losses) {
-    sums.add(loss, each, part.dense().tp == 0 ? loss_share : 0);
+    // The loss is over the tokens that the ranks of cp have together.
+    sums.add(loss.sum, each, adds_loss ? (counts ? 1 : loss_share) : 0,
+             counts ? tokens : ValueId{});
+  }
+  if (counts && !forward.losses.empty()) {
+    sums.add(loss.tokens, tokens, adds_loss && part.dense().cp == 0 ? 1 : 0);
   }
   const Place caller_place = builder.place;
   for (const LayerMetrics& metrics : layers) {

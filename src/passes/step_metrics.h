@@ -13,15 +13,23 @@ namespace troupe {
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
                                                 bool training);
 
+// The loss of a step. Where `tokens` is valid, `sum` becomes the sum over the tokens that count, of
+// which `tokens` is the number, both f64 [1]; otherwise the weighted sum of the micro-batches'.
+struct LossMetric {
+  ValueId sum;
+  ValueId tokens;
+};
+
 // All that a step measures.
-std::vector<ValueId> metrics_of(ValueId loss, const std::vector<LayerMetrics>& layers);
+std::vector<ValueId> metrics_of(const LossMetric& loss, const std::vector<LayerMetrics>& layers);
 
 // The step's metrics, which micro-batches add to. The first contribution stores.
 class MetricSums {
  public:
   explicit MetricSums(Builder& builder) : builder_(builder) {}
 
-  void add(ValueId metric, ValueId value, double weight);
+  // `factor`: [1], or absent.
+  void add(ValueId metric, ValueId value, double weight, ValueId factor = {});
 
   // For what other ranks contribute to and this one does not.
   void add_nothing(ValueId metric);
@@ -34,9 +42,9 @@ class MetricSums {
 // Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
 // sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of
 // means over the tokens each has its part. `share` is the weight of one of the micro-batches,
-// `loss_share` that of its loss.
+// `loss_share` that of its loss where its tokens are not counted.
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                        const ForwardResult& forward, ValueId loss,
+                        const ForwardResult& forward, const LossMetric& loss,
                         const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
                         double loss_share);
 

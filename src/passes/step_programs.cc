@@ -6,11 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
-#include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/fill/fill.h"
-#include "ops/gradient_norm/gradient_norm.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "ops/token_count/token_count.h"
 #include "passes/autodiff.h"
@@ -18,6 +15,7 @@
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
 #include "passes/step_metrics.h"
+#include "passes/step_update.h"
 
 namespace troupe {
 namespace {
@@ -83,59 +81,11 @@ void record_selections(Program& program, const ModelConfig& config, const Forwar
 
 // Sums metrics over the ranks, each of which has counted what no other has.
 void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
-                    MetricSums& sums) {
+                    const LossMetric& loss, MetricSums& sums) {
   if (state.part.layout().world_size() == 1) return;
-  const std::vector<ValueId> metrics = metrics_of(step.loss, step.layers);
+  const std::vector<ValueId> metrics = metrics_of(loss, step.layers);
   for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
-}
-
-void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
-                  const TrainingStepOptions& options, TrainingStep& step) {
-  const ClipResult clip = clip_coefficient(builder, squared_gradient_norm(builder, state),
-                                           {.max_norm = options.clip_grad}, "grad_norm");
-  step.grad_norm = clip.norm;
-  step.skipped = clip.skip;
-  const AdamWScalars scalars{.learning_rate = step.learning_rate,
-                             .weight_decay = step.weight_decay,
-                             .step = step.update_number,
-                             .coefficient = clip.coefficient,
-                             .skip = clip.skip};
-  const auto state_of = [&](StateId id) { return id.valid() ? builder.state(id) : ValueId{}; };
-  const std::span<const Parameter> all = state.parameters;
-  size_t gathered = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const Parameter& parameter = all[i];
-    if (options.overlap_parameter_gathers && parameter.layer != all[gathered].layer) {
-      gather_parameters_over_ranks(builder, state, all.subspan(gathered, i - gathered));
-      gathered = i;
-    }
-    if (!parameter.exp_avg.valid()) continue;  // an empty shard
-    builder.place.layer = static_cast<int16_t>(parameter.layer);
-    const AdamWTensors tensors{.parameter = builder.state(parameter.value),
-                               .gradient = builder.state(parameter.gradient),
-                               .exp_avg = builder.state(parameter.exp_avg),
-                               .exp_avg_sq = builder.state(parameter.exp_avg_sq),
-                               .master = state_of(parameter.master),
-                               .exp_avg_scale = state_of(parameter.exp_avg_scale),
-                               .exp_avg_sq_scale = state_of(parameter.exp_avg_sq_scale)};
-    adamw(builder, tensors, scalars,
-          {.beta1 = options.adam_beta1,
-           .beta2 = options.adam_beta2,
-           .epsilon = options.adam_epsilon,
-           .decay = parameter.decay,
-           .first = parameter.shard.begin - parameter.held.begin},
-          (*state.table)[parameter.value].name);
-  }
-  builder.place.layer = Place{}.layer;
-  gather_parameters_over_ranks(builder, state, all.subspan(gathered));
-  for (const LayerMetrics& metrics : step.layers) {
-    const StateId expert_bias = state.expert_biases[static_cast<size_t>(metrics.layer)];
-    if (!expert_bias.valid()) continue;
-    builder.place.layer = static_cast<int16_t>(metrics.layer);
-    expert_bias_update(builder, builder.state(expert_bias), metrics.counts, clip.skip,
-                       {.rate = config.moe_router_bias_update_rate});
-  }
 }
 
 InferenceStep build_inference(const ModelConfig& config, const ModelState& state, int32_t batch,
@@ -187,12 +137,14 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       record_selections(*step.program, config, forward, step.selected);
     }
     if (with_loss) {
-      accumulate_metrics(builder, config, part, forward, step.loss, step.layers, sums,
-                         /*share=*/1.0, /*loss_share=*/1.0);
+      accumulate_metrics(builder, config, part, forward, {.sum = step.loss, .tokens = {}},
+                         step.layers, sums, /*share=*/1.0, /*loss_share=*/1.0);
     }
   }
   if (step.logits.valid()) step.program->add_result(step.logits);
-  for (const ValueId metric : metrics_of(step.loss, step.layers)) sums.add_nothing(metric);
+  for (const ValueId metric : metrics_of({.sum = step.loss, .tokens = {}}, step.layers)) {
+    sums.add_nothing(metric);
+  }
   return step;
 }
 
@@ -200,12 +152,13 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
 class TrainingEmission {
  public:
   TrainingEmission(Builder& builder, const ModelConfig& config, const ModelState& state,
-                   const TrainingStepOptions& options, TrainingStep& step)
+                   const TrainingStepOptions& options, const LossMetric& loss, TrainingStep& step)
       : builder_(builder),
         config_(config),
         state_(state),
         part_(state.part),
         options_(options),
+        loss_metric_(loss),
         step_(step),
         wide_(accumulation_dtype(state.dtype)),
         share_(1.0 / (options.micro_batches * state.part.layout().dp())),
@@ -216,8 +169,8 @@ class TrainingEmission {
         sums_(builder),
         main_gradients_(*state.table),
         running_counts_(static_cast<size_t>(config.num_layers)),
-        passes_(static_cast<size_t>(options.micro_batches) *
-                static_cast<size_t>(part_.partition().chunks)) {
+        stage_work_(static_cast<size_t>(options.micro_batches) *
+                    static_cast<size_t>(part_.partition().chunks)) {
     step.micro_batches.resize(static_cast<size_t>(options.micro_batches));
     step.selected.resize(static_cast<size_t>(options.micro_batches));
     weigh_losses();
@@ -232,7 +185,7 @@ class TrainingEmission {
       for (const int32_t peer : list[i].finished) messages_.finish(peer);
       emit(item, /*is_merged_with_next=*/i + 1 < list.size() && list[i + 1].step.merged);
     }
-    TROUPE_CHECK(unmerged_.empty(), "a forward is merged with the backward behind it");
+    TROUPE_CHECK(unmerged_.empty(), "a forward is merged with the backward after it");
     messages_.finish_all();
     TROUPE_CHECK(held_back_.empty(), "every weight gradient has its turn");
     for (const Parameter& parameter : state_.parameters) {
@@ -254,8 +207,13 @@ class TrainingEmission {
  private:
   // The step's loss is the mean over the micro-batches of all ranks, or over their tokens.
   void weigh_losses() {
+    // Auxiliary losses have the type of the router's logits.
+    const DType router = config_.moe_router_fp64 ? DType::f64 : wide_;
+    const double gradient = loss_gradient(options_, part_.layout());
+    d_loss_ = fill(builder_, gradient, wide_, {1}, "d_loss");
     if (!options_.per_token_loss) {
-      d_loss_ = d_auxiliary_loss_ = fill(builder_, share_, wide_, {1}, "d_loss");
+      d_auxiliary_loss_ =
+          router == wide_ ? d_loss_ : fill(builder_, gradient, router, {1}, "d_auxiliary_loss");
       return;
     }
     for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
@@ -271,10 +229,10 @@ class TrainingEmission {
       loss_tokens_ =
           sum_over_ranks(builder_, loss_tokens_, {.group = RankGroup::world}, "tokens_of_step");
     }
-    d_loss_ = fill(builder_, 1, wide_, {1}, "d_loss");
     d_auxiliary_loss_ = token_share(builder_, loss_tokens_,
                                     {.numerator = static_cast<double>(options_.micro_batch_size) *
-                                                  static_cast<double>(options_.sequence)},
+                                                  static_cast<double>(options_.sequence),
+                                     .dtype = router},
                                     "d_auxiliary_loss");
   }
 
@@ -288,11 +246,11 @@ class TrainingEmission {
   }
 
   // What one stage does for one micro-batch.
-  struct Pass {
+  struct StageWork {
     int32_t first = 0;  // the forward operations that are differentiated
     int32_t last = 0;
-    ValueId input;                    // the residual stream; invalid where tokens are embedded
-    ValueId output;                   // likewise; invalid in the stage with the loss
+    ValueId input;   // the residual stream; invalid where tokens are embedded
+    ValueId output;  // the same after the stage; invalid in the stage with the loss
     std::vector<GradientSeed> seeds;  // of losses, or of what their gradients have come to
     ValueId d_input;
     ValueId d_output;
@@ -300,38 +258,38 @@ class TrainingEmission {
     std::optional<Offload> offload;
   };
 
-  Pass& pass(int32_t micro_batch, int32_t chunk) {
-    return passes_[static_cast<size_t>(micro_batch) *
-                       static_cast<size_t>(part_.partition().chunks) +
-                   static_cast<size_t>(chunk)];
+  StageWork& work_of(int32_t micro_batch, int32_t chunk) {
+    return stage_work_[static_cast<size_t>(micro_batch) *
+                           static_cast<size_t>(part_.partition().chunks) +
+                       static_cast<size_t>(chunk)];
   }
 
-  // The pass of the stage before (-1) or behind (1) it, if it is this rank's own.
-  Pass* neighbour(const PipelineStep& item, int32_t distance) {
+  // The work of the stage before (-1) or after (1) it, if it is this rank's own.
+  StageWork* neighbour(const PipelineStep& item, int32_t distance) {
     const PipelinePartition& partition = part_.partition();
     const int32_t pp = part_.dense().pp;
     const int32_t stage =
         stage_at(partition.placement, partition.ranks, {pp, item.chunk}) + distance;
     if (stage < 0 || stage >= static_cast<int32_t>(partition.stages.size())) return nullptr;
     const StagePlace place = partition.place_of(stage);
-    return place.rank == pp ? &pass(item.micro_batch, place.chunk) : nullptr;
+    return place.rank == pp ? &work_of(item.micro_batch, place.chunk) : nullptr;
   }
 
   void emit(const PipelineStep& item, bool is_merged_with_next) {
-    Pass& own = pass(item.micro_batch, item.chunk);
+    StageWork& own = work_of(item.micro_batch, item.chunk);
     switch (item.action) {
       case PipelineAction::forward:
-        if (const Pass* before = neighbour(item, -1)) own.input = before->output;
+        if (const StageWork* before = neighbour(item, -1)) own.input = before->output;
         order_up_to_here();
         emit_forward(item, own);
-        order_pass(item, is_merged_with_next);
+        order_work(item, is_merged_with_next);
         break;
       case PipelineAction::backward:
       case PipelineAction::data_gradient:
-        if (const Pass* behind = neighbour(item, 1)) own.d_output = behind->d_input;
+        if (const StageWork* next = neighbour(item, 1)) own.d_output = next->d_input;
         order_up_to_here();
         emit_backward(own);
-        order_pass(item, /*is_merged_with_next=*/false);
+        order_work(item, /*is_merged_with_next=*/false);
         own.offload.reset();
         own.recompute.reset();
         break;
@@ -355,7 +313,7 @@ class TrainingEmission {
     }
   }
 
-  void emit_forward(const PipelineStep& item, Pass& own) {
+  void emit_forward(const PipelineStep& item, StageWork& own) {
     const auto number = static_cast<size_t>(item.micro_batch);
     const BatchValues& batch = batch_of(number);
     std::vector<ValueId>& selected = step_.selected[number];
@@ -389,8 +347,8 @@ class TrainingEmission {
     if (options_.routing_trace == RoutingTrace::recorded) {
       record_selections(builder_.program(), config_, forward, selected);
     }
-    accumulate_metrics(builder_, config_, part_, forward, step_.loss, step_.layers, sums_, share_,
-                       options_.per_token_loss ? 1 : share_);
+    accumulate_metrics(builder_, config_, part_, forward, loss_metric_, step_.layers, sums_, share_,
+                       /*loss_share=*/1);
     const RecomputeOptions& recompute = options_.recompute;
     if (recompute.any() || part_.run->sharding == StateSharding::parameters) {
       own.recompute.emplace(builder_.program(), own.first, own.last, recompute);
@@ -403,7 +361,7 @@ class TrainingEmission {
 
   // The end of a forward pass. Of several chunks each is differentiated at once, so that its logits
   // are gone before the next one's: the backward pass goes on from the gradients of their rows.
-  void emit_losses(ForwardResult& forward, Pass& own) {
+  void emit_losses(ForwardResult& forward, StageWork& own) {
     const Head& head = forward.head;
     own.last = builder_.program().op_count();
     if (head.chunks.size() == 1) {
@@ -433,7 +391,7 @@ class TrainingEmission {
     if (d_weight.valid()) own.seeds.push_back({head.weight, d_weight});
   }
 
-  void emit_backward(Pass& own) {
+  void emit_backward(StageWork& own) {
     std::vector<GradientSeed> seeds = std::move(own.seeds);
     if (own.output.valid()) seeds.push_back({own.output, own.d_output});
     std::vector<ValueId> inputs;
@@ -467,9 +425,9 @@ class TrainingEmission {
   // Puts the operations that were emitted lately into the order of the program.
   void order_up_to_here() { append_to_order(take_emitted()); }
 
-  // Likewise those of a pass. A forward that is to be merged stays out of the order until its
+  // The same for one stage's work. A forward that is to be merged stays out of the order until its
   // backward comes, which is the next.
-  void order_pass(const PipelineStep& item, bool is_merged_with_next) {
+  void order_work(const PipelineStep& item, bool is_merged_with_next) {
     std::vector<int32_t> operations = take_emitted();
     if (item.action != PipelineAction::forward) leave_out_unread(item, operations);
     if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, operations);
@@ -488,9 +446,9 @@ class TrainingEmission {
     }
   }
 
-  // Takes out what was recomputed or copied for nobody.
+  // Drops clones and copies that nothing reads.
   void leave_out_unread(const PipelineStep& item, std::vector<int32_t>& operations) {
-    const Pass& own = pass(item.micro_batch, item.chunk);
+    const StageWork& own = work_of(item.micro_batch, item.chunk);
     std::vector<int32_t> added;
     if (own.recompute) added = own.recompute->clones();
     if (own.offload) {
@@ -535,6 +493,7 @@ class TrainingEmission {
   const ModelState& state_;
   const ModelPart& part_;
   const TrainingStepOptions& options_;
+  const LossMetric loss_metric_;
   TrainingStep& step_;
   const DType wide_;
   const double share_;
@@ -546,8 +505,8 @@ class TrainingEmission {
   MetricSums sums_;
   MainGradients main_gradients_;
   std::vector<ValueId> running_counts_;
-  std::vector<Pass> passes_;    // by micro-batch and chunk
-  std::vector<int32_t> order_;  // of the program's operations, up to `ordered_`
+  std::vector<StageWork> stage_work_;  // by micro-batch and chunk
+  std::vector<int32_t> order_;         // of the program's operations, up to `ordered_`
   int32_t ordered_ = 0;
   std::vector<int32_t> unmerged_;  // a forward that waits for its backward
   std::deque<std::pair<PipelineStep, std::vector<int32_t>>> held_back_;
@@ -564,6 +523,9 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   Builder builder(*step.program);
 
   step.learning_rate = builder.input("learning_rate", DType::f64, {1});
+  if (options.decoupled_learning_rate) {
+    step.decoupled_learning_rate = builder.input("decoupled_learning_rate", DType::f64, {1});
+  }
   step.weight_decay = builder.input("weight_decay", DType::f64, {1});
   step.update_number = builder.input("update_number", DType::i64, {1});
   if (draws_random_numbers(config)) {
@@ -571,12 +533,16 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   }
   step.loss = builder.metric("loss", DType::f64, {1});
   step.layers = declare_layer_metrics(builder, config, /*training=*/true);
+  // A loss per token is divided by the step's tokens from the start.
+  LossMetric loss{.sum = step.loss, .tokens = {}};
+  if (!options.per_token_loss) loss.tokens = builder.metric("loss_tokens", DType::f64, {1});
 
-  TrainingEmission emission(builder, config, state, options, step);
+  TrainingEmission emission(builder, config, state, options, loss, step);
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   sum_gradients_over_ranks(builder, state, options.gradient_bucket_elements);
-  reduce_metrics(builder, state, step, emission.sums());
+  reduce_metrics(builder, state, step, loss, emission.sums());
+  if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
   build_update(builder, config, state, options, step);
   emission.reorder();
   if (options.offload.any()) place_copies(*step.program);

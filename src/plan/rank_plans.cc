@@ -10,28 +10,26 @@
 #include "model/parameters.h"
 #include "parallel/collective_schedule.h"
 #include "passes/memory_plan.h"
+#include "passes/rank_sums.h"
 #include "program/op_spec.h"
 #include "program/verify.h"
 
 namespace troupe {
 namespace {
 
-// All of a rank that its program depends on, but for numbers in attributes.
+// All of a rank that its program depends on, except numbers in attributes: where it stands among
+// the stages, how much it holds of each parameter, and what it does with the gradient. Optimizer
+// state, and what of it is on the host, follow from that.
 std::vector<int64_t> class_key(const ModelConfig& config, DType dtype, const ModelPart& part) {
   const DensePlace dense = part.dense();
-  const std::vector<int32_t> kv_replicas = part.layout().members(RankGroup::kv_replicas, part.rank);
   std::vector<int64_t> key = {
       dense.pp,
       // The loss counts once in a tp group, and the vocabulary's first slice needs no shift.
       dense.tp == 0,
-      // Who counts the elements of the gradient's norm that several ranks hold.
-      dense.dp == 0 && dense.cp == 0,
-      config.num_experts > 0 && part.expert().edp == 0,
-      static_cast<int64_t>(kv_replicas.size()),
-      kv_replicas.front() == part.rank,
   };
   const ModelState state = declare_model_state(config, dtype, /*trained=*/false, part);
   for (const Parameter& parameter : state.parameters) {
+    const GradientDuty duty = gradient_duty(parameter, part);
     key.push_back(static_cast<int64_t>(parameter.kind));
     key.push_back(parameter.layer);
     key.push_back(static_cast<int64_t>(parameter.slice.gradient));
@@ -39,6 +37,11 @@ std::vector<int64_t> class_key(const ModelConfig& config, DType dtype, const Mod
       for (const IndexRange& range : ranges) key.push_back(range.end - range.begin);
       key.push_back(-1);  // the dimension's end
     }
+    key.push_back(parameter.shard.end - parameter.shard.begin);
+    key.push_back(parameter.held.end - parameter.held.begin);
+    key.push_back(duty.counts);
+    key.push_back(duty.leads_shared);
+    key.push_back(duty.first_shared_row.value_or(-1));
   }
   return key;
 }
@@ -175,17 +178,21 @@ uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& stat
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,
-                                 Device device) {
+                                 Device device, const WorkReport& report) {
   const RankClasses classes = classify_ranks(config, dtype, run);
   std::vector<RankPlan> plans(classes.first_rank.size());
   std::vector<CollectiveTrace> traces(plans.size());
   std::vector<CollectiveTrace> evaluations(plans.size());
+  std::mutex mutex;
+  uint64_t done = 0;
   for_each(plans.size(), workers, [&](size_t i) {
     BuiltClass built = build_class(config, dtype, {.run = run, .rank = classes.first_rank[i]},
                                    options, threads, device);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);
     evaluations[i] = std::move(built.evaluation);
+    const std::lock_guard lock(mutex);
+    if (report) report(++done, plans.size());
   });
   for (const int32_t number : classes.class_of_rank) ++plans[static_cast<size_t>(number)].ranks;
   verify_collectives(traces, classes.class_of_rank, run->layout);

@@ -1,7 +1,7 @@
 // The step programs of all ranks of a layout, built, checked and planned on one machine: nothing
 // runs, no state is allocated, no other rank is needed.
 //
-// Ranks whose programs are equal but for numbers (which ranks their groups consist of, which slice
+// Ranks whose programs differ only in numbers (which ranks their groups consist of, which slice
 // of a parameter or of the vocabulary is theirs, which micro-batches) are of one class. One program
 // is built for each class and dropped again: what stays is its memory plan in numbers and the trace
 // of its collectives. So the work grows with the places in the pipeline, not with the ranks.
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/device.h"
+#include "base/work_report.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
 #include "passes/overlap.h"
@@ -37,7 +38,7 @@ struct RankPlan {
   int32_t first_rank = 0;
   int32_t ranks = 0;
   std::array<uint64_t, kRoleCount> bytes_by_role{};       // as in MemoryPlan
-  std::array<uint64_t, kRoleCount> host_bytes_by_role{};  // likewise
+  std::array<uint64_t, kRoleCount> host_bytes_by_role{};  // as in MemoryPlan
   uint64_t total_bytes = 0;
   uint64_t state_bytes = 0;
   std::string peak_operation;  // where most transient bytes are live
@@ -47,7 +48,7 @@ struct RankPlan {
   double operation_flops = 0;
   Exposure expert_exchange;              // passes/overlap.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
-  uint64_t bytes_without_offload = 0;    // likewise; 0: no activations are offloaded
+  uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded
 };
 
 // "operation 7 (attention, layer 2, micro-batch 0)"
@@ -69,11 +70,12 @@ uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& stat
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the
 // UserError of verify_collectives(). The same holds of their evaluation, whose memory is not
-// counted. `threads`: of one rank's pool. `workers` programs are in memory at once.
+// counted. `threads`: of one rank's pool. `workers` programs are in memory at once. `report` counts
+// classes.
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,
-                                 Device device = Device::cpu);
+                                 Device device = Device::cpu, const WorkReport& report = {});
 
 // The most bytes that successive ranks take which share a GPU, `ranks_per_gpu` of them each.
 // plans[class_of_rank[r]] is that of rank r.

@@ -84,7 +84,7 @@ class Communicator {
   // same sizes. A window is cut into size() sections of one length, one for each member in order:
   // until close() a member may put bytes into its own section of every window, each once, and all
   // from the section's beginning on. After close() this rank's windows hold what was put there, and
-  // nobody writes into them any more. The windows' list stays until then.
+  // no rank writes into them any more. The windows' list stays until then.
   virtual void open(const CollectiveCall& call, std::span<const Block> windows) = 0;
   // `offset` is one within the section. Any thread of this rank's pool; the bytes stay as they are
   // until close().

@@ -43,7 +43,7 @@ bool DerivativeContext::wants(int i) const {
 
 void DerivativeContext::add_gradient(int i, ValueId gradient) {
   const ValueId id = own_input(i);
-  TROUPE_CHECK(wants(i), "a gradient nobody wants: " + input_name(i));
+  TROUPE_CHECK(wants(i), "a gradient that is not needed: " + input_name(i));
   TROUPE_CHECK(gradient.valid(), "missing gradient of " + input_name(i));
   TROUPE_CHECK(!is_state(builder_.value(id).role),
                "weight gradients go through add_weight_gradient: " + input_name(i));

@@ -1,10 +1,10 @@
 // What a derivative rule sees: one forward operation, the gradients that arrived at its outputs,
-// and the places where the gradients of its inputs are wanted. The rule emits operations through
+// and the places where the gradients of its inputs are needed. The rule emits operations through
 // builder() and hands their results back; the context sums gradients that arrive on several paths.
 //
 // The phase of each emitted operation (data or weight gradient) is set by what it produces: an
 // operation that writes a weight gradient is a weight-gradient operation, every other one a
-// data-gradient operation. So a rule that wants them movable apart emits separate operations.
+// data-gradient operation. So that they can be moved apart, a rule emits separate operations.
 #pragma once
 
 #include <span>
@@ -22,7 +22,7 @@ struct GradientTable {
     ValueId gradient;
   };
   std::vector<ValueId> gradient;       // of each value of the forward pass; invalid: none yet
-  std::vector<bool> wanted;            // a parameter or differentiable input lies behind this value
+  std::vector<bool> wanted;            // the value depends on a parameter or differentiable input
   std::vector<bool> gradient_written;  // by StateId: this main gradient has been stored in the step
   std::vector<Arrival> arrived;        // what the rule that is running has handed over
   // By value: the clone that the backward pass reads in its place. Invalid, or not in the list: the
@@ -52,7 +52,7 @@ class DerivativeContext {
   // The gradient of output `i`; invalid when nothing that the loss depends on used it. At least one
   // output has a gradient when a rule is called.
   ValueId output_gradient(int i) const;
-  // Is the gradient of input `i` wanted? False for absent, integer and constant inputs.
+  // Is the gradient of input `i` needed? False for absent, integer and constant inputs.
   bool wants(int i) const;
 
   // Hands over the gradient of input `i`, of that input's shape and dtype. May be called once per

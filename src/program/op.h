@@ -67,13 +67,13 @@ std::string_view name_of(Queue queue);
 enum class Module : uint8_t {
   other,           // embedding, head, loss, and all outside the model
   attention_norm,  // with the addition to the residual stream before it
-  mlp_norm,        // likewise, before the MLP or the experts
-  attention,       // but for the next three
+  mlp_norm,        // the same, before the MLP or the experts
+  attention,       // all but the next three
   qkv,             // the product that makes queries, keys and values
   core_attention,  // scores, softmax, and the weighted sum of values
-  attention_out,   // the product behind it
+  attention_out,   // the product after it
   mlp,             // of a dense layer
-  moe,             // router, dispatch, experts, combination; but for the next three
+  moe,             // router, dispatch, experts, combination; all but the next three
   expert_fc1,      // the experts' first product
   expert_activation,
   shared_expert,

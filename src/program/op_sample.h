@@ -24,7 +24,7 @@ class SampleBuilder {
   struct Options {
     double mean = 0;
     double deviation = 1;        // standard normal by default
-    bool differentiable = true;  // a gradient is wanted and checked
+    bool differentiable = true;  // a gradient is needed and checked
     bool accumulation = false;   // the tensor has the accumulation type of dtype()
     ValueId rows = {};           // i32 counter tensor: dimension 0 is ragged
     int32_t rows_element = 0;

@@ -92,7 +92,7 @@ struct OpSpec {
   CudaKernel (*cuda_kernel)(const OpView&) = nullptr;
 
   // Private memory of the operation while it runs; nullptr means none. `workspace_bytes` is shared
-  // by all threads, `scratch_bytes` is wanted for each thread.
+  // by all threads, `scratch_bytes` is needed for each thread.
   uint64_t (*workspace_bytes)(const OpView&) = nullptr;
   uint64_t (*scratch_bytes)(const OpView&) = nullptr;
   // The same for the CUDA kernel, which gets neither of the two.
@@ -100,7 +100,7 @@ struct OpSpec {
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;
-  // What the CUDA kernel of a collective wants beside its scratch memory where the GPUs of its
+  // What the CUDA kernel of a collective needs beside its scratch memory where the GPUs of its
   // `ranks` members do not reach each other's (Program::staged_groups); nullptr means none.
   uint64_t (*cuda_staging_bytes)(const OpView&, int32_t ranks) = nullptr;
 

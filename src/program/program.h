@@ -56,7 +56,7 @@ class Program {
   void add_result(ValueId id) { results_.push_back(id); }
   std::span<const ValueId> results() const { return results_; }
 
-  // Of a program for a GPU. Operations of such groups want memory to receive into
+  // Of a program for a GPU. Operations of such groups need memory to receive into
   // (OpSpec::cuda_staging_bytes).
   void set_staged_groups(const StagedGroups& staged) { staged_groups_ = staged; }
   const StagedGroups& staged_groups() const { return staged_groups_; }

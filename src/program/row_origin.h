@@ -2,7 +2,7 @@
 // an element follow, so that they are the same in every layout.
 //
 // A micro-batch is [batch][sequence] rows. The ranks of a cp group each have two chunks of every
-// sequence, one from either end, so that causal attention is as much work for each (semantics 9):
+// sequence, one from either end, for equal work in causal attention (docs/layouts.md, "Sequences"):
 // of 2 cp equal chunks rank r has chunk r and then chunk 2 cp - 1 - r. Tensor parallelism may cut
 // the rows that remain in equal consecutive blocks. Plain values; pure functions.
 #pragma once

@@ -67,7 +67,7 @@ struct StateTensor {
   DType dtype = DType::f32;
   Shape shape;
   Role role = Role::parameter;
-  StateId gradient = {};  // of a parameter: its main gradient; invalid where none is wanted
+  StateId gradient = {};  // of a parameter: its main gradient; invalid where none is needed
   bool on_host = false;   // programs on a GPU read and write it in the host's memory
 };
 

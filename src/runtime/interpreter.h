@@ -1,5 +1,5 @@
 // Interpreter: runs a program, whatever it runs on. What differs between the CPU and a GPU is
-// behind this interface; the training loop, evaluation and checkpoints know only it.
+// hidden by this interface; the training loop, evaluation and checkpoints know only it.
 //
 // The host writes inputs into view() before a run and reads metrics and results from it after one.
 // On the CPU that is the memory the program works with, on a GPU a copy that travels with each run.
@@ -32,7 +32,7 @@ struct InterpreterOptions {
   // changes no bit.
   bool capture = false;
   // run_profiled() will be called, on all ranks. On a GPU an early run is traced to learn what each
-  // operation launches. Ranks that share a GPU cannot be profiled: nobody could tell their kernels
+  // operation launches. Ranks that share a GPU cannot be profiled: their kernels could not be told
   // apart.
   bool profile = false;
   // On a GPU that several ranks share: the operations of all queues run one after the other. Ranks

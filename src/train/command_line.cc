@@ -14,12 +14,15 @@
 #include "train/flag_model.h"
 #include "train/foreign_flags.h"
 #include "train/suggest.h"
+#include "train/tokenizer_options.h"
 
 namespace troupe {
 namespace {
 
-constexpr size_t kTextWidth = 100;  // columns of the help
-constexpr size_t kHelpColumn = 36;  // where the explanations start
+constexpr size_t kTextWidth = 79;   // columns of the help
+constexpr size_t kHelpColumn = 28;  // where the explanations start
+
+constexpr OptionMember kMockData = &Options::mock_data;
 
 struct ExitStatusText {
   ExitStatus status;
@@ -88,7 +91,10 @@ bool is_left_out(Command command, const OptionSpec& spec) {
   std::vector<std::string_view> candidates = {"help"};
   for (const OptionSpec& spec : option_table()) {
     if (spec.positional) continue;
-    if (takes(command, spec) || is_left_out(command, spec)) candidates.push_back(spec.name);
+    if (takes(command, spec) || is_left_out(command, spec)) {
+      candidates.push_back(spec.name);
+      if (!spec.also.empty()) candidates.push_back(spec.also);
+    }
     if (spec.name != name) continue;
     for (const CommandInfo& info : command_table()) {
       if (takes(info.command, spec)) others.push_back(info.name);
@@ -133,6 +139,11 @@ struct BoundForeignFlag {
   CLI::Option* option;
 };
 
+// As CLI11 takes them: "--a" or "--a,--b".
+std::string names_of(const OptionSpec& spec) {
+  return spec.also.empty() ? flag_of(spec) : fmt::format("{},--{}", flag_of(spec), spec.also);
+}
+
 // CLI11 cuts the arguments into flags and values; what they mean is decided by set_option, so that
 // files and the command line follow the same rules and messages.
 std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
@@ -142,9 +153,9 @@ std::vector<BoundOption> bind_options(CLI::App& app, Command command) {
     if (!takes(command, spec) && !is_left_out(command, spec)) continue;
     CLI::Option* option = nullptr;
     if (needs_value(spec)) {
-      option = app.add_option(flag_of(spec), CLI::callback_t(accept));
+      option = app.add_option(names_of(spec), CLI::callback_t(accept));
     } else {
-      option = app.add_flag_callback(flag_of(spec), [] {});
+      option = app.add_flag_callback(names_of(spec), [] {});
     }
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (spec.values > 1) option->expected(1, spec.values);
@@ -189,13 +200,10 @@ void refuse_swallowed_flags(const std::string& flag, const CLI::Option& option,
   }
 }
 
-// Where the same member is set twice, also through a shorthand.
-void refuse_twice(const std::vector<BoundOption>& bound) {
+// Where the same member is set by two flags, of which one is a shorthand.
+void refuse_two_flags_of_one_option(const std::vector<BoundOption>& bound) {
   for (const BoundOption& first : bound) {
     if (first.option->count() == 0) continue;
-    if (first.option->count() > 1 && first.spec->values == 1 && !is_list(*first.spec)) {
-      throw_bad_request(fmt::format("{} is given twice.", flag_of(*first.spec)));
-    }
     for (const BoundOption& second : bound) {
       if (&second == &first) break;
       if (second.option->count() > 0 && second.spec->member == first.spec->member) {
@@ -206,23 +214,96 @@ void refuse_twice(const std::vector<BoundOption>& bound) {
   }
 }
 
-bool was_given(const std::set<const OptionSpec*>& given, std::string_view name) {
-  return std::any_of(given.begin(), given.end(),
-                     [&](const OptionSpec* spec) { return spec->name == name; });
+// Where flag `spec` last stands among the arguments. No value looks like a flag that stands alone
+// (refuse_swallowed_flags).
+size_t last_position(const OptionSpec& spec, const std::vector<std::string>& arguments) {
+  size_t last = 0;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view name = name_without_value(arguments[i]);
+    const bool is_other = !spec.also.empty() && name == fmt::format("--{}", spec.also);
+    if (name == flag_of(spec) || is_other) last = i;
+  }
+  return last;
 }
 
+// How many values a list had before its flag stood there for the last time.
+size_t values_before_last(const OptionSpec& spec, Command command,
+                          const std::vector<std::string>& arguments) {
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  const std::vector<BoundOption> bound = bind_options(app, command);
+  bind_foreign_flags(app, command);
+  const auto last = arguments.begin() + static_cast<std::ptrdiff_t>(last_position(spec, arguments));
+  app.parse(std::vector<std::string>(std::make_reverse_iterator(last), arguments.rend()));
+  for (const BoundOption& each : bound) {
+    if (each.spec == &spec) return each.option->results().size();
+  }
+  return 0;
+}
+
+// What a flag means that may stand there several times: the last one counts, as in argparse,
+// except for those that collect. Those that replaced another value are named in `replaced`. All
+// values are looked at.
+std::vector<std::string> values_that_count(const BoundOption& bound, Command command,
+                                           const std::vector<std::string>& arguments,
+                                           std::vector<std::string>& replaced) {
+  const OptionSpec& spec = *bound.spec;
+  std::vector<std::string> values = bound.option->results();
+  size_t before = 0;
+  if ((is_list(spec) && !spec.collects) || spec.values > 1) {
+    before = values_before_last(spec, command, arguments);
+  } else if (!is_list(spec)) {
+    before = values.size() - 1;
+  }
+  const auto last = values.begin() + static_cast<std::ptrdiff_t>(before);
+  Options scratch;
+  if (spec.values == 1) {
+    for (auto value = values.begin(); value != last; ++value) set_option(scratch, spec, *value);
+  }
+  std::vector<std::string> counting(last, values.end());
+  values.erase(last, values.end());
+  const bool is_other = std::any_of(values.begin(), values.end(), [&](const std::string& value) {
+    return counting.size() > 1 || value != counting.front();
+  });
+  if (is_other) replaced.push_back(fmt::format("{} {}", flag_of(spec), fmt::join(counting, " ")));
+  return counting;
+}
+
+// One of `given` that does not go with `spec`, or null.
+const OptionSpec* find_excluded(const std::set<const OptionSpec*>& given, const OptionSpec& spec) {
+  const auto found = std::find_if(given.begin(), given.end(), [&](const OptionSpec* other) {
+    return exclude_each_other(*other, spec);
+  });
+  return found == given.end() ? nullptr : *found;
+}
+
+// Of a flag that stands there several times, the last one counts.
 std::vector<std::string> notes_on_foreign_flags(const std::vector<BoundForeignFlag>& bound) {
   std::vector<std::string> notes;
   for (const auto& [flag, option] : bound) {
     if (option->count() == 0) continue;
-    if (option->count() > 1 && flag->values != ForeignValues::many) {
-      throw_bad_request(fmt::format("--{} is given twice.", flag->name));
+    std::string value;
+    if (flag->values == ForeignValues::one) value = option->results().back();
+    if (flag->values == ForeignValues::many) {
+      value = fmt::format("{}", fmt::join(option->results(), " "));
     }
-    const bool has_value = flag->values != ForeignValues::none;
-    notes.push_back(accept_foreign_flag(
-        *flag, has_value ? fmt::format("{}", fmt::join(option->results(), " ")) : std::string()));
+    notes.push_back(accept_foreign_flag(*flag, value));
   }
   return notes;
+}
+
+// Whether the model has gelu by default where Megatron would take its fused kernel of bias and
+// gelu.
+bool has_gelu_of_another_form(const Options& options,
+                              const std::vector<BoundForeignFlag>& foreign) {
+  if (!options.model.empty() || !describes_shape(options) || !options.activation.empty() ||
+      options.disable_bias_linear.value_or(false) || !options.add_bias_linear.value_or(true)) {
+    return false;
+  }
+  return std::none_of(foreign.begin(), foreign.end(), [](const BoundForeignFlag& each) {
+    return each.flag->name == "no-bias-gelu-fusion" && each.option->count() > 0;
+  });
 }
 
 // Options that are what they are for nothing.
@@ -238,10 +319,35 @@ std::vector<std::string> notes_on_options(const Options& options,
         "--sequence-parallel changes nothing: it shares the sequence among the ranks of "
         "--tensor-model-parallel-size, and there is one.");
   }
-  if (assumes_llama2_vocabulary(options)) {
+  if (options.decrease_batch_size_if_needed && options.global_batch_size &&
+      global_batch_size_of(options) != *options.global_batch_size) {
     notes.push_back(fmt::format(
-        "--tokenizer-model {}: there is no such file; taken to be Llama 2's, with 32000 tokens.",
-        printable(options.tokenizer_model)));
+        "--global-batch-size {} is {} here: --decrease-batch-size-if-needed makes it a multiple of "
+        "--micro-batch-size {} x DP {}.",
+        *options.global_batch_size, global_batch_size_of(options), options.micro_batch_size,
+        data_parallel_size_of(options)));
+  }
+  const bool names_data = !options.data_path.empty() || !options.data_args_path.empty() ||
+                          !options.train_data_path.empty() ||
+                          !options.per_split_data_args_path.empty();
+  if (options.mock_data && names_data) {
+    notes.emplace_back("The data that are named are not read: --mock-data stands for them.");
+  }
+  if (options.tokenizer_type == "NullTokenizer" && !options.tokenizer_model.empty()) {
+    notes.push_back(fmt::format("--tokenizer-model {} is not read: NullTokenizer has no file.",
+                                printable(options.tokenizer_model)));
+  }
+  if (!options.test_data_path.empty()) {
+    notes.emplace_back(
+        "--test-data-path is not read: measure test data with troupe eval --valid-data-path.");
+  }
+  if (const auto assumed = assumed_vocabulary(options)) {
+    notes.push_back(
+        fmt::format("--tokenizer-{}: its files are not here; taken to be {}'s, with {} "
+                    "tokens.",
+                    options.tokenizer_model.empty() ? "type " + options.tokenizer_type
+                                                    : "model " + printable(options.tokenizer_model),
+                    assumed->name, assumed->size));
   }
   return notes;
 }
@@ -280,7 +386,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
     if (flag.size() == argument.size()) continue;
     const std::string_view value = std::string_view(argument).substr(flag.size() + 1);
     for (const auto& [spec, option] : bound) {
-      if (flag_of(*spec) != flag) continue;
+      if (flag_of(*spec) != flag && fmt::format("--{}", spec->also) != flag) continue;
       if (value.empty()) refuse_missing_value(flag_of(*spec), {});
       Options scratch;
       if (!needs_value(*spec)) set_option(scratch, *spec, value);
@@ -317,38 +423,57 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
   for (const std::string& unknown : app.remaining()) {
     if (unknown != "--") refuse_unknown(unknown, command);
   }
-  refuse_twice(bound);
+  refuse_two_flags_of_one_option(bound);
 
   notes = notes_on_foreign_flags(foreign);
   std::set<const OptionSpec*> given;
   std::vector<std::string> left_out;
+  std::vector<std::string> replaced;
   Options scratch;
   for (const auto& [spec, option] : bound) {
     if (option->count() == 0) continue;
     given.insert(spec);
     if (!takes(command, *spec)) left_out.push_back(flag_of(*spec));
     Options& target = takes(command, *spec) ? options : scratch;
+    const std::vector<std::string> values =
+        values_that_count({spec, option}, command, arguments, replaced);
     if (spec->values > 1) {
-      set_option(target, *spec, fmt::format("{}", fmt::join(option->results(), " ")));
+      set_option(target, *spec, fmt::format("{}", fmt::join(values, " ")));
       continue;
     }
-    for (const std::string& value : option->results()) set_option(target, *spec, value);
+    for (const std::string& value : values) set_option(target, *spec, value);
+  }
+  if (!replaced.empty()) {
+    notes.push_back(fmt::format("Given more than once, the last counts: {}.",
+                                printable(fmt::format("{}", fmt::join(replaced, ", ")))));
   }
   if (!options.config.empty()) read_config_file(options.config, options, given, notes);
   for (const auto& [spec, option] : bound) {
-    const bool other = was_given(given, spec->instead);
-    if (other && given.contains(spec)) {
-      throw_bad_request(fmt::format("{} and --{} exclude each other; give one of them.",
-                                    flag_of(*spec), spec->instead));
+    const OptionSpec* other = find_excluded(given, *spec);
+    // Made-up data win over those that are named, as in Megatron; a note says so.
+    const bool either_is_mock =
+        other != nullptr && (spec->member == kMockData || other->member == kMockData);
+    if (other != nullptr && given.contains(spec) && !either_is_mock) {
+      throw_bad_request(fmt::format("{} and {} exclude each other; give one of them.",
+                                    flag_of(*spec), flag_of(*other)));
     }
-    if (!given.contains(spec) && !other && requires_option(command, *spec)) {
+    if (!given.contains(spec) && other == nullptr && requires_option(command, *spec)) {
       throw_bad_request(fmt::format("troupe {} needs {}{}.", info_of(command).name, flag_of(*spec),
                                     spec->positional ? "" : fmt::format(" {}", spec->metavar)));
     }
   }
+  for (const OptionSpec* spec : given) {
+    if (takes(command, *spec)) options.given.push_back(spec->name);
+  }
   if (processes > 1) check_processes(options, processes);
   check_options(options);
   for (std::string& note : notes_on_options(options, left_out)) notes.push_back(std::move(note));
+  if (has_gelu_of_another_form(options, foreign)) {
+    notes.emplace_back(
+        "The activation is gelu in its exact form; Megatron's fused kernel of bias and gelu is the "
+        "tanh form. --activation gelu-tanh gives the same numbers, --no-bias-gelu-fusion says that "
+        "the exact form is meant.");
+  }
   return options;
 }
 
@@ -367,7 +492,7 @@ size_t find_command_position(std::span<const std::string> arguments) {
 
 // ---- Help ----
 
-// Appends `text` in lines of kTextWidth columns, each after `indent` blanks but for the first,
+// Appends `text` in lines of kTextWidth columns, each after `indent` blanks except the first,
 // which begins in column `column`.
 void append_wrapped(std::string& out, std::string_view text, size_t indent, size_t column) {
   while (!text.empty()) {
@@ -570,7 +695,9 @@ std::string options_markdown() {
   std::string out =
       "# Commands and options\n"
       "\n"
-      "Written by `troupe help --markdown`; a test keeps the two the same.\n"
+      "For people who look up a flag or a command: what each does, its default and its range. "
+      "Written "
+      "by `troupe help --markdown`; a test keeps the two the same.\n"
       "\n"
       "Flags are written `--name VALUE` or `--name=VALUE` and have Megatron's names where Megatron "
       "has them.\n"

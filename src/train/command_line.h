@@ -21,10 +21,11 @@ struct CommandLine {
 };
 
 // `arguments` are those after the program's name. Global flags may also stand before the command.
-// Flags are --name VALUE, --name=VALUE, or --name for those without a value; each at most once but
-// for lists. Commands that look at a run (inspect, plan, bench) also take those flags of train that
-// they do not use, and all that describe a run the flags of Megatron (train/foreign_flags.h). The
-// options of the result have passed check_options().
+// Flags are --name VALUE, --name=VALUE, or --name for those without a value. Of a flag that is
+// given several times the last one counts, as in argparse, lists included, and a note says so; the
+// values of flags that collect (OptionSpec) are all kept. Commands that look at a run (inspect,
+// plan, bench) also take those flags of train that they do not use, and all that describe a run the
+// flags of Megatron (train/foreign_flags.h). The options of the result have passed check_options().
 //
 // `processes`: how many of them a launcher has started, as ranks of one run, which --ranks must
 // say, too, if it is given. Commands that do not run on ranks are then refused.

@@ -50,6 +50,67 @@ constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
       guess.empty() ? " docs/options.md lists them." : fmt::format(" Did you mean {}?", guess)));
 }
 
+// Refuses a text whose tables, arrays or dotted names stand in each other to any depth, which the
+// library follows by recursion. Options need a list at most.
+class DepthCheck {
+ public:
+  DepthCheck(std::string_view text, const std::string& path) : text_(text), path_(path) {}
+
+  void run() {
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (c == '"' || c == '\'') {
+        skip_string(c);
+      } else if (c == '#') {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else {
+        look_at(c);
+        ++at_;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kDeepest = 32;
+
+  void look_at(char c) {
+    if (c == '\n') ++line_;
+    if (c == '[' || c == '{') count(depth_);
+    if ((c == ']' || c == '}') && depth_ > 0) --depth_;
+    if (c == '.') count(dots_);
+    if (c == '\n' || c == '=' || c == ',') dots_ = 0;
+  }
+
+  void count(int& number) const {
+    if (++number <= kDeepest) return;
+    throw_bad_request(
+        fmt::format("{}:{}: tables, lists or names with dots stand in each other more "
+                    "than {} deep; options need none but lists.",
+                    path_, line_, kDeepest));
+  }
+
+  void skip_string(char quote) {
+    const std::string three(3, quote);
+    const bool is_long = text_.substr(at_).starts_with(three);
+    const std::string_view end = is_long ? std::string_view(three) : std::string_view(&quote, 1);
+    at_ += end.size();
+    while (at_ < text_.size() && !text_.substr(at_).starts_with(end)) {
+      // An unfinished string is a mistake that the library names.
+      if (text_[at_] == '\n' && !is_long) return;
+      if (text_[at_] == '\n') ++line_;
+      at_ += quote == '"' && text_[at_] == '\\' ? 2 : 1;
+    }
+    at_ = std::min(at_ + end.size(), text_.size());
+  }
+
+  std::string_view text_;
+  const std::string& path_;
+  size_t at_ = 0;
+  int line_ = 1;
+  int depth_ = 0;
+  int dots_ = 0;
+};
+
 // The values of a flag of Megatron as the command line would have them.
 std::string text_of(const ForeignFlag& flag, const toml::node& node) {
   if (flag.values == ForeignValues::none) {
@@ -115,6 +176,7 @@ void read_config_file(const std::string& path, Options& options, std::set<const 
                       std::vector<std::string>& notes) {
   const std::set<const OptionSpec*> from_command_line = given;
   const std::string text = read_file(path, kMaxFileBytes);
+  DepthCheck(text, path).run();
   toml::table table;
   try {
     table = toml::parse(text, path);
@@ -130,9 +192,7 @@ void read_config_file(const std::string& path, Options& options, std::set<const 
   // The command line wins over what it excludes, too.
   const auto is_replaced = [&](const OptionSpec& spec) {
     return std::any_of(from_command_line.begin(), from_command_line.end(),
-                       [&](const OptionSpec* other) {
-                         return other->instead == spec.name || other->name == spec.instead;
-                       });
+                       [&](const OptionSpec* other) { return exclude_each_other(*other, spec); });
   };
   for (auto&& [key, node] : table) {
     const std::string name(key.str());
@@ -156,7 +216,10 @@ void read_config_file(const std::string& path, Options& options, std::set<const 
       const bool counts = takes(options.command, *spec) && !sets_member(from_command_line, *spec) &&
                           !is_replaced(*spec);
       set_from_node(counts ? options : scratch, *spec, node);
-      if (counts) given.insert(spec);
+      // A flag that is off is not given: it neither stands for another nor excludes one.
+      const auto* flag = node.as_boolean();
+      const bool is_off = flag != nullptr && !flag->get();
+      if (counts && !is_off) given.insert(spec);
     } catch (const UserError& error) {
       throw_bad_request(fmt::format("{}:{}: {}", path, node.source().begin.line, error.what()));
     }

@@ -21,8 +21,23 @@ struct DataSets {
   std::vector<double> weights;
 };
 
-// What --data-path says, or the file of --data-args-path.
-DataPath data_path_of(const Options& options);
+// Whether each split has data sets of its own (--train-data-path and its like, as in Megatron), and
+// not a share of one.
+bool has_data_per_split(const Options& options);
+
+// The shares of the training data's documents: --split, or all for training where each split has
+// data of its own.
+std::string split_of(const Options& options);
+
+// The data sets of --data-path and all that may stand for it: what training samples come from, and
+// the other splits unless has_data_per_split(). `eod` is the tokenizer's, for --mock-data. An id
+// outside the vocabulary of `tokenizer` (its name) is a bad request.
+DataSets open_run_data(const Options& options, int64_t vocab_size, int32_t eod,
+                       std::string_view tokenizer);
+
+// The words that say what validation reads where each split has data of its own, as --data-path
+// would have them. A bad request when there are none.
+std::vector<std::string> validation_words(const Options& options);
 
 // Opens them all. An id outside the vocabulary of `tokenizer` (its name) is a bad request.
 DataSets open_data_sets(const DataPath& path, int64_t vocab_size, std::string_view tokenizer);
@@ -36,7 +51,7 @@ std::unique_ptr<SampleSource> make_source(const DataSets& data, std::string_view
                                           const SampleOptions& options);
 
 // What `samples` samples take from each data set, one line each, indented: documents, tokens,
-// share of the samples, epochs.
+// share of the samples where there are other sets, epochs.
 std::string describe_use(const SampleSource& source, int64_t samples);
 
 }  // namespace troupe

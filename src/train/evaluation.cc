@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <fmt/format.h>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -30,8 +31,8 @@ std::pair<std::string, std::string> name_and_prefix(const std::string& text) {
     parts = {slash == std::string::npos ? text : text.substr(slash + 1), text};
   }
   if (parts.first.empty() || parts.second.empty()) {
-    throw_bad_request(fmt::format(
-        "--valid-data-path {}: a data set PREFIX or NAME=PREFIX is wanted.", quote_name(text)));
+    throw_bad_request(fmt::format("--valid-data-path {}: give a data set as PREFIX or NAME=PREFIX.",
+                                  quote_name(text)));
   }
   return parts;
 }
@@ -44,16 +45,24 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
   common.num_samples.reset();
   common.keep_partial = options.keep_partial_validation_sample;
   std::vector<EvaluationSet> sets;
-  if (options.valid_data_path.empty()) {
+  const bool per_split = has_data_per_split(options);
+  if (per_split && !options.multiple_validation_sets) {
+    // As in Megatron: one mixture.
+    const DataPath path = parse_data_path(validation_words(options), "--valid-data-path");
+    const DataSets mixture = open_data_sets(path, common.vocab_size, "model");
+    sets.push_back({{}, make_source(mixture, kWholeForValidation, common), mixture.sets});
+    return sets;
+  }
+  if (!per_split && options.valid_data_path.empty()) {
     DataSets opened;
     if (data == nullptr) {
-      opened = open_data_sets(data_path_of(options), common.vocab_size, "model");
+      opened = open_run_data(options, common.vocab_size, common.eod, "model");
       data = &opened;
     }
     sets.push_back({{}, make_source(*data, options.split, common)});
     return sets;
   }
-  for (const std::string& text : options.valid_data_path) {
+  for (const std::string& text : per_split ? validation_words(options) : options.valid_data_path) {
     const auto [name, prefix] = name_and_prefix(text);
     for (const EvaluationSet& earlier : sets) {
       if (earlier.name == name) {
@@ -64,7 +73,7 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
     }
     const DataSets set =
         open_data_sets({.prefixes = {prefix}, .weights = {}}, common.vocab_size, "model");
-    sets.push_back({name, make_source(set, kWholeForValidation, common)});
+    sets.push_back({name, make_source(set, kWholeForValidation, common), set.sets});
   }
   return sets;
 }
@@ -97,15 +106,23 @@ Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadP
       interpreter_(make_interpreter(*plan_.step.program, plan_.memory, storage, pool,
                                     communicators_of(group, part.layout(), part.rank), options)) {}
 
-std::vector<EvaluationResult> Evaluation::run() {
+std::vector<EvaluationResult> Evaluation::run(const WorkReport& report) {
   // One rank may have been writing to a slow disk; collectives wait within a limit.
   of_ranks(0);
   std::vector<EvaluationResult> results;
-  for (size_t i = 0; i < sets_.size(); ++i) results.push_back(run(sets_[i], plan_.batches[i]));
+  int64_t before = 0;
+  const int64_t total = std::accumulate(plan_.batches.begin(), plan_.batches.end(), int64_t{0});
+  for (size_t i = 0; i < sets_.size(); ++i) {
+    results.push_back(run(sets_[i], plan_.batches[i], [&](int64_t done) {
+      if (report) report(static_cast<uint64_t>(before + done), static_cast<uint64_t>(total));
+    }));
+    before += plan_.batches[i];
+  }
   return results;
 }
 
-EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches) {
+EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches,
+                                 const std::function<void(int64_t)>& report) {
   const BatchValues& batch = plan_.step.batch;
   const DensePlace place = part_.dense();
   const bool counts_tokens = place.tp == 0 && place.cp == 0 && place.pp == 0;
@@ -124,6 +141,7 @@ EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches) {
                                      static_cast<double>(counted)
                                : 0.0);
     if (has_batch && counts_tokens) tokens += counted;
+    report(std::min(first + replicas, batches));
   }
   double sum = 0;
   for (const double own : losses) {

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/work_report.h"
 #include "parallel/process_group.h"
 #include "passes/step_programs.h"
 #include "runtime/interpreter.h"
@@ -23,10 +25,15 @@ namespace troupe {
 struct EvaluationSet {
   std::string name;  // empty: the validation share of --data-path
   std::unique_ptr<SampleSource> source;
+  // Its files, unless they are those of --data-path.
+  std::vector<std::shared_ptr<const IndexedDataset>> files = {};
 };
 
 // The sets that --valid-data-path names, each whole, or else the validation share of --data-path:
-// of `data`, or opened here when that is null. `common` says what all samples of the run share; its
+// of `data`, or opened here when that is null. Where each split has data of its own
+// (has_data_per_split), --valid-data-path is Megatron's: one mixture of weights and data sets,
+// unless
+// --multiple-validation-sets. `common` says what all samples of the run share; its
 // split is not used, and samples come in an order that does not depend on how many are asked for. A
 // name given twice, or ids outside of `common`'s vocabulary, are bad requests.
 std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
@@ -64,14 +71,17 @@ class Evaluation {
              std::span<const EvaluationSet> sets, const ModelPart& part,
              ProcessGroup* group = nullptr, const InterpreterOptions& options = {});
 
-  // One result for each set, in their order. All ranks must run at the same time.
-  std::vector<EvaluationResult> run();
+  // One result for each set, in their order. All ranks must run at the same time. `report` counts
+  // batches of all sets.
+  std::vector<EvaluationResult> run(const WorkReport& report = {});
 
   // Of one evaluation on the set at this index.
   int64_t num_samples(size_t set) const { return plan_.batches[set] * plan_.step.batch.batch; }
 
  private:
-  EvaluationResult run(const EvaluationSet& set, int64_t batches);
+  // `report`: of the batches of this set that are done.
+  EvaluationResult run(const EvaluationSet& set, int64_t batches,
+                       const std::function<void(int64_t)>& report);
   // What each rank has, by rank.
   std::vector<double> of_ranks(double own);
 

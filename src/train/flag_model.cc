@@ -1,20 +1,18 @@
 #include "train/flag_model.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <fmt/format.h>
 #include <limits>
 #include <string_view>
-#include <system_error>
 
 #include "base/error.h"
 #include "data/tokenizer.h"
+#include "train/tokenizer_options.h"
 
 namespace troupe {
 namespace {
 
 constexpr int32_t kVocabularyMultiple = 128;
-constexpr int32_t kLlama2Vocabulary = 32000;
 constexpr double kDropout = 0.1;  // of both kinds
 
 int32_t require_size(const std::optional<int32_t>& flag, std::string_view name) {
@@ -43,11 +41,12 @@ int32_t inner_size(const Options& options, int32_t hidden) {
 }
 
 int32_t vocabulary_of(const Options& options) {
-  if (options.vocab_size) return *options.vocab_size;
+  if (options.vocab_size && !sizes_the_tokenizer(options)) return *options.vocab_size;
   const int32_t multiple = options.make_vocab_size_divisible_by.value_or(kVocabularyMultiple);
-  if (assumes_llama2_vocabulary(options)) return rounded_vocabulary(kLlama2Vocabulary, multiple);
-  const auto tokenizer =
-      make_tokenizer(read_tokenizer_model(options.tokenizer_type, options.tokenizer_model));
+  if (const auto assumed = assumed_vocabulary(options)) {
+    return rounded_vocabulary(assumed->size, multiple);
+  }
+  const auto tokenizer = make_tokenizer(read_tokenizer_of(options));
   return rounded_vocabulary(tokenizer->vocab_size(), multiple);
 }
 
@@ -90,16 +89,6 @@ ModelConfig model_of_flags(const Options& options) {
     config.moe_ffn_hidden_size = config.ffn_hidden_size;
   }
   return config;
-}
-
-bool assumes_llama2_vocabulary(const Options& options) {
-  if ((options.command == Command::train && !options.fake_process_group) ||
-      !options.model.empty() || options.vocab_size || !describes_shape(options) ||
-      options.tokenizer_type != "Llama2Tokenizer") {
-    return false;
-  }
-  std::error_code error;
-  return !std::filesystem::exists(options.tokenizer_model, error);
 }
 
 int32_t rounded_vocabulary(int32_t vocabulary, int32_t multiple) {

@@ -20,10 +20,6 @@ bool describes_shape(const Options& options);
 // the result is not validated. A missing size that nothing implies is a bad request.
 ModelConfig model_of_flags(const Options& options);
 
-// Whether a look at a run (plan, inspect, bench) has to do without the file of its Llama2Tokenizer:
-// it then takes Llama 2's vocabulary.
-bool assumes_llama2_vocabulary(const Options& options);
-
 // The least multiple of `multiple` that holds `vocabulary` ids.
 int32_t rounded_vocabulary(int32_t vocabulary, int32_t multiple);
 

@@ -18,6 +18,10 @@ constexpr std::string_view kSpeed =
 constexpr std::string_view kSavesMemory =
     "it saves memory in Megatron and changes no number; here activations and states stay where "
     "they are (`troupe plan` says what they take).";
+constexpr std::string_view kStash =
+    "experts' activations are planned for the most rows that can arrive; --recompute-modules "
+    "moe_act "
+    "or --fine-grained-activation-offloading keeps fewer of them.";
 constexpr std::string_view kTransport =
     "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
@@ -36,14 +40,16 @@ constexpr std::string_view kNotFinite =
     "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
 constexpr std::string_view kFormat =
     "checkpoints have one format (docs/checkpoint_format.md), which every layout can load.";
-constexpr std::string_view kSamePart =
-    "a checkpoint here is always whole: weights, optimizer and position. --finetune loads the "
-    "weights alone.";
+constexpr std::string_view kNoAsyncSave =
+    "saving in the background is not available: training waits until a checkpoint is complete.";
 constexpr std::string_view kSeeMetrics =
     "metrics.jsonl in --save holds what a run measures, and --tensorboard-dir makes curves of it.";
 constexpr std::string_view kSeeBench =
     "`troupe bench` measures the operations of a step, and --profile writes timelines.";
 constexpr std::string_view kNotMeasured = "this is not measured here.";
+constexpr std::string_view kStraggler =
+    "slow ranks are not looked for while a run goes on; --profile with --profile-ranks shows for "
+    "each rank how long it waits for the others.";
 constexpr std::string_view kNoService =
     "runs report to files alone (metrics.jsonl, --tensorboard-dir).";
 constexpr std::string_view kNoCollector = "there is no garbage collector here.";
@@ -56,27 +62,20 @@ constexpr std::string_view kOtherModels =
     "Troupe trains decoder-only language models; leave it out.";
 constexpr std::string_view kRouting =
     "this way of routing is not available (docs/routing.md lists those that are).";
-constexpr std::string_view kInitialization = "initial weights are normal, with --init-method-std.";
 constexpr std::string_view kPartition =
     "say what each stage holds with --pipeline-model-parallel-layout.";
 constexpr std::string_view kSharding =
     "say --use-megatron-fsdp: parameters, gradients and optimizer state are sharded.";
 constexpr std::string_view kOtherOptimizer =
     "there is one optimizer here, AdamW (Megatron's adam).";
-constexpr std::string_view kOneDecay =
-    "all matrices have one learning rate and weight decay; norms and biases are not decayed.";
 constexpr std::string_view kRestart =
     "start the same command again: with --load and --save of one folder it goes on from its newest "
     "checkpoint.";
-constexpr std::string_view kDataPath =
-    "give --data-path with --split for training, and --valid-data-path for other validation data.";
 constexpr std::string_view kTokenizerFiles =
-    "give --tokenizer-model with --tokenizer-type HuggingFaceTokenizer (tokenizer.json) or "
-    "SentencePieceTokenizer.";
+    "special tokens are those of the tokenizer's file; TikTokenizer has Megatron's own.";
 constexpr std::string_view kDocuments =
     "attention within single documents is not available in this version: tokens see all that stand "
     "before them in the sample. Leave it out, or train on samples of one document each.";
-constexpr std::string_view kSizes = "evaluation uses the batch sizes of training.";
 
 constexpr ForeignFlag refused(std::string_view name, std::string_view reason) {
   return {.name = name, .reason = reason};
@@ -89,6 +88,15 @@ constexpr ForeignFlag accepted_value(std::string_view name, std::string_view onl
                                      std::string_view reason) {
   return {
       .name = name, .accepted = true, .values = ForeignValues::one, .only = only, .reason = reason};
+}
+// Takes one of the values that Megatron has for it.
+constexpr ForeignFlag accepted_choice(std::string_view name, std::string_view choices,
+                                      std::string_view reason) {
+  return {.name = name,
+          .accepted = true,
+          .values = ForeignValues::one,
+          .choices = choices,
+          .reason = reason};
 }
 constexpr ForeignFlag accepted_values(std::string_view name, std::string_view reason) {
   return {.name = name, .accepted = true, .values = ForeignValues::many, .reason = reason};
@@ -113,13 +121,12 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("use-mcore-models", "all layers are of this kind."),
     refused("spec", "layers are described by flags here, or by a config.json (--model)."),
     refused("use-legacy-models", "there are no legacy models here."),
-    refused("openai-gelu", "use --activation gelu-tanh."),
     refused("apply-residual-connection-post-layernorm", kShapeOf),
     refused("attention-output-gate", kShapeOf),
-    refused("qk-l2-norm", kShapeOf),
     refused("heterogeneous-layers-config-path", kShapeOf),
     refused("hybrid-layer-pattern", kShapeOf),
     refused("use-mup", kShapeOf),
+    refused("enable-gpt-oss", kShapeOf),
     refused("moe-latent-size", kShapeOf),
     refused("multi-latent-attention", kLatent),
     refused("q-lora-rank", kLatent),
@@ -135,6 +142,12 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("softmax-scale", kAttention),
     refused("experimental-attention-variant", kAttention),
     refused("linear-attention-freq", kAttention),
+    refused("linear-attention-type", kAttention),
+    refused("linear-conv-kernel-dim", kAttention),
+    refused("linear-key-head-dim", kAttention),
+    refused("linear-value-head-dim", kAttention),
+    refused("linear-num-key-heads", kAttention),
+    refused("linear-num-value-heads", kAttention),
     refused("qk-clip", kAttention),
     refused("encoder-num-layers", kOtherModels),
     refused("encoder-seq-length", kOtherModels),
@@ -147,8 +160,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("pad-vocab-size",
             "--vocab-size and --make-vocab-size-divisible-by give the vocabulary."),
     accepted_value("vocab-extra-ids", "0", "the tokenizer's file says which ids there are."),
-    refused("init-method-xavier-uniform", kInitialization),
-    refused("embedding-init-method-std", kInitialization),
     refused("data-parallel-random-init", "replicas always begin with the same weights."),
     accepted("use-cpu-initialization",
              "initial weights depend on --seed alone, not on the layout."),
@@ -177,9 +188,12 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("use-fused-weighted-squared-relu", kKernels),
     accepted("use-te-activation-func", kKernels),
     accepted("disable-jit-fuser", kKernels),
-    accepted_value("cross-entropy-fusion-impl", "", kKernels),
-    accepted_value("attention-backend", "", kKernels),
-    accepted_value("transformer-impl", "", kKernels),
+    accepted("export-force-local-attention", kKernels),
+    accepted("disable-bf16-reduced-precision-matmul",
+             "products of bf16 numbers are always summed in fp32."),
+    accepted_choice("cross-entropy-fusion-impl", "native te", kKernels),
+    accepted_choice("attention-backend", "flash fused unfused local auto", kKernels),
+    accepted_choice("transformer-impl", "local transformer_engine inference_optimized", kKernels),
     accepted("attention-softmax-in-fp32", kAlways),
     accepted("deterministic-mode", kAlways),
     accepted("no-query-key-layer-scaling", kAlways),
@@ -190,21 +204,21 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("moe-enable-deepep", kTransport),
     accepted("moe-permute-fusion-into-hybridep", kTransport),
     accepted("moe-ncclep-zero-copy", kTransport),
-    accepted_value("moe-flex-dispatcher-backend", "", kTransport),
+    accepted_choice("moe-flex-dispatcher-backend", "deepep hybridep ncclep", kTransport),
     accepted_value("moe-flex-dispatcher-num-sms", "", kTransport),
     accepted_value("moe-deepep-num-sms", "", kTransport),
     accepted_value("moe-hybridep-num-sms", "", kTransport),
     accepted("moe-per-layer-logging", kSeeMetrics),
-    accepted("moe-layer-recompute", kSavesMemory),
-    accepted("moe-paged-stash", kSavesMemory),
-    refused("moe-router-force-biased", kRouting),
+    accepted("moe-paged-stash", kStash),
+    accepted_value("moe-paged-stash-page-size", "", kStash),
+    accepted_value("moe-paged-stash-buffer-size-factor-cuda", "", kStash),
+    accepted_value("moe-paged-stash-buffer-size-factor-cpu", "", kStash),
     refused("moe-enable-routing-replay", kRouting),
     refused("moe-apply-probs-on-input", kRouting),
     refused("moe-expert-rank-capacity-factor", kRouting),
     refused("moe-router-topk-limited-devices",
             "use --moe-router-num-groups and --moe-router-group-topk."),
     refused("moe-token-dropping", "use --moe-expert-capacity-factor."),
-    refused("moe-router-padding-for-fp8", "use --moe-router-padding-for-quantization."),
     refused("moe-extended-tp", "use --expert-tensor-parallel-size."),
     refused("moe-use-upcycling", "models with experts cannot be made of dense ones here."),
 
@@ -219,6 +233,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("fp8-recipe", kNarrow),
     refused("fp8-param-gather", kNarrow),
     refused("fp8-margin", kNarrow),
+    refused("reuse-grad-buf-for-mxfp8-param-ag", kNarrow),
     refused("fp8-amax-history-len", kNarrow),
     refused("fp8-amax-compute-algo", kNarrow),
     refused("fp8-interval", kNarrow),
@@ -233,7 +248,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("main-params-dtype", "fp32", kFp32State),
 
     // Ranks and communication.
-    accepted_value("distributed-backend", "", kProcesses),
+    accepted_choice("distributed-backend", "nccl gloo", kProcesses),
     accepted_value("distributed-timeout-minutes", "", kProcesses),
     accepted_value("local-rank", "", kProcesses),
     accepted_value("lazy-mpu-init", "", kProcesses),
@@ -252,6 +267,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("tp-comm-overlap-rs-dgrad", kSpeed),
     accepted("overlap-param-gather-with-optimizer-step", kSpeed),
     accepted("no-align-param-gather", kSpeed),
+    accepted("fsdp-double-buffer", kSpeed),
+    accepted("fsdp-manual-registration", kSpeed),
     accepted("ddp-pad-buckets-for-high-nccl-busbw", kSpeed),
     accepted("ddp-average-in-collective", kSpeed),
     accepted("defer-embedding-wgrad-compute", kSpeed),
@@ -267,10 +284,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("cuda-graph-warmup-steps", "", kSpeed),
     accepted_values("cuda-graph-scope", kSpeed),
     accepted_values("cuda-graph-modules", kSpeed),
-    refused("decoder-first-pipeline-num-layers", kPartition),
-    refused("decoder-last-pipeline-num-layers", kPartition),
-    refused("account-for-embedding-in-pipeline-split", kPartition),
-    refused("account-for-loss-in-pipeline-split", kPartition),
     refused("pipeline-model-parallel-split-rank", kPartition),
     refused("use-torch-fsdp2", kSharding),
     refused("use-custom-fsdp", kSharding),
@@ -280,10 +293,10 @@ constexpr ForeignFlag kForeignFlags[] = {
 
     // Memory.
     accepted("distribute-saved-activations", kSavesMemory),
-    accepted("checkpoint-activations", kSavesMemory),
     accepted("delay-offload-until-cuda-graph", kSavesMemory),
     accepted("overlap-cpu-optimizer-d2h-h2d", kSavesMemory),
     accepted("no-pin-cpu-grads", kSavesMemory),
+    accepted("offload-optimizer-states", kSavesMemory),
     accepted("no-pin-cpu-params", kSavesMemory),
     accepted_value("cpu-offloading-num-layers", "", kSavesMemory),
     accepted_value("delta-offload-bytes-across-pp-ranks", "", kSavesMemory),
@@ -306,44 +319,34 @@ constexpr ForeignFlag kForeignFlags[] = {
              "(in Megatron, too)."),
     refused("reset-attention-mask", kDocuments),
     refused("dataloader-inter-document-masking", kDocuments),
-    refused("train-data-path", kDataPath),
-    refused("test-data-path", kDataPath),
-    refused("per-split-data-args-path", kDataPath),
-    refused("mock-data", "write a data set with `troupe tokenize`; `troupe bench` needs none."),
+    accepted_value("mid-level-dataset-surplus", "",
+                   "no data set is built in advance: every sample that a run needs exists."),
     refused("fim-data", "training on parts of documents in another order is not available."),
-    refused("sft", "training on parts of documents in another order is not available."),
-    refused("vocab-file", kTokenizerFiles),
-    refused("merge-file", kTokenizerFiles),
-    refused("tiktoken-pattern", kTokenizerFiles),
+    refused(
+        "sft",
+        "fine-tuning on conversations, where only the answers count in the loss, is not available "
+        "in this version."),
+    refused("special-tokens", kTokenizerFiles),
+    refused("tiktoken-special-tokens", kTokenizerFiles),
     accepted("trust-remote-code", "tokenizers are files here, and no code is run."),
 
     // Training.
     accepted_value("optimizer", "adam", kOtherOptimizer),
-    refused("decoupled-lr", kOneDecay),
-    refused("decoupled-min-lr", kOneDecay),
-    refused("apply-wd-to-qk-layernorm", kOneDecay),
-    refused("no-weight-decay-cond-type", kOneDecay),
     accepted("check-for-nan-in-loss-and-grad", kNotFinite),
     accepted("no-check-for-nan-in-loss-and-grad", kNotFinite),
     refused("check-for-spiky-loss", kNotFinite),
-    refused("check-for-large-grads", kNotFinite),
-    refused("decrease-batch-size-if-needed",
-            "the global batch size must be a multiple of what the ranks take."),
     accepted("manual-gc", kNoCollector),
     accepted("no-manual-gc-eval", kNoCollector),
     accepted_value("manual-gc-interval", "", kNoCollector),
     accepted_value("rerun-mode", "disabled", "steps are not run twice."),
+    refused("validation-set-names", "write NAME=PREFIX in --valid-data-path."),
     refused("skip-train", "use `troupe eval`."),
     refused("full-validation", "use `troupe eval`."),
-    refused("eval-micro-batch-size", kSizes),
-    refused("eval-global-batch-size", kSizes),
-    refused("iterations-to-skip",
-            "the flag is --train-iters or --train-samples here, the end --exit-after-step."),
     accepted("enable-experimental", "nothing here is marked as experimental."),
 
     // Checkpoints.
-    accepted_value("ckpt-format", "", kFormat),
-    accepted_value("dist-ckpt-format", "", kFormat),
+    accepted_choice("ckpt-format", "torch torch_dist torch_dcp fsdp_dtensor zarr", kFormat),
+    accepted_choice("dist-ckpt-format", "torch torch_dist torch_dcp fsdp_dtensor zarr", kFormat),
     accepted_value("dist-ckpt-strictness", "", kFormat),
     accepted("auto-detect-ckpt-format", kFormat),
     accepted("use-dist-ckpt", kFormat),
@@ -351,16 +354,13 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("no-ckpt-fully-parallel-save", kFormat),
     accepted("ckpt-fully-parallel-load", kFormat),
     accepted("ckpt-assume-constant-structure", kFormat),
-    accepted("async-save", "a save is complete when the next step begins."),
-    accepted("use-persistent-ckpt-worker", "a save is complete when the next step begins."),
-    refused("no-load-optim", kSamePart),
-    refused("no-load-rng", kSamePart),
-    refused("no-save-optim", kSamePart),
-    refused("no-save-rng", kSamePart),
-    refused("use-checkpoint-args",
-            "give --config DIR/options.toml, which a run writes into its --save."),
+    accepted("dist-ckpt-optim-fully-reshardable", kFormat),
+    accepted("distrib-optim-fully-reshardable-mem-efficient", kFormat),
+    accepted("async-save", kNoAsyncSave),
+    accepted("use-persistent-ckpt-worker", kNoAsyncSave),
     refused("use-mp-args-from-checkpoint-args",
-            "give --config DIR/options.toml, which a run writes into its --save."),
+            "any layout loads any checkpoint; give the layout's flags, or --config "
+            "DIR/options.toml, which a run writes into its --save."),
     refused("non-persistent-save-interval", "use --save-interval with --keep-checkpoints."),
     refused("non-persistent-ckpt-type", "use --save-interval with --keep-checkpoints."),
     refused("adlr-autoresume", kRestart),
@@ -370,10 +370,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     // Reports.
     accepted_value("tensorboard-log-interval", "", "--log-interval counts for TensorBoard, too."),
     accepted("log-throughput", kSeeMetrics),
-    accepted("log-timers-to-tensorboard", kSeeMetrics),
     accepted("log-batch-size-to-tensorboard", kSeeMetrics),
     accepted("log-validation-ppl-to-tensorboard", kSeeMetrics),
-    accepted("log-memory-to-tensorboard", kSeeMetrics),
     accepted("log-learning-rate-to-tensorboard", kSeeMetrics),
     accepted("no-log-learning-rate-to-tensorboard", kSeeMetrics),
     accepted("log-loss-scale-to-tensorboard", kSeeMetrics),
@@ -382,9 +380,10 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("log-progress", kSeeMetrics),
     accepted_value("tensorboard-queue-size", "", kSeeMetrics),
     accepted_value("log-memory-interval", "", kSeeMetrics),
-    accepted("log-params-norm", kNotMeasured),
-    accepted("log-num-zeros-in-grad", kNotMeasured),
-    accepted("log-straggler", kNotMeasured),
+    accepted("log-straggler", kStraggler),
+    accepted_value("straggler-ctrlr-port", "", kStraggler),
+    accepted_value("straggler-minmax-count", "", kStraggler),
+    accepted("disable-straggler-on-startup", kStraggler),
     accepted("log-energy", kNotMeasured),
     accepted("log-max-attention-logit", kNotMeasured),
     accepted("use-pytorch-profiler", kSeeBench),
@@ -392,8 +391,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("record-memory-history", kSeeBench),
     accepted("barrier-with-L1-time", kSeeBench),
     accepted("no-barrier-with-level-1-timing", kSeeBench),
-    accepted_value("timing-log-level", "", kSeeBench),
-    accepted_value("timing-log-option", "", kSeeBench),
+    accepted_choice("timing-log-level", "0 1 2", kSeeBench),
+    accepted_choice("timing-log-option", "max minmax all", kSeeBench),
     accepted_value("wandb-project", "", kNoService),
     accepted_value("wandb-entity", "", kNoService),
     accepted_value("wandb-exp-name", "", kNoService),
@@ -455,6 +454,10 @@ std::string accept_foreign_flag(const ForeignFlag& flag, std::string_view value)
   if (!flag.only.empty() && !is_among(value, flag.only)) {
     throw_bad_request(fmt::format("--{} {}: only {} is available: {}", flag.name, printable(value),
                                   flag.only, flag.reason));
+  }
+  if (!flag.choices.empty() && !is_among(value, flag.choices)) {
+    throw_bad_request(fmt::format("--{} {}: Megatron's values are {}.", flag.name, printable(value),
+                                  flag.choices));
   }
   return fmt::format("--{}{}{} is accepted and changes nothing: {}", flag.name,
                      value.empty() ? "" : " ", printable(value), flag.reason);

@@ -24,7 +24,8 @@ struct ForeignFlag {
   bool accepted = false;
   ForeignValues values = ForeignValues::none;
   std::string_view only = {};  // accepted with these values alone, separated by blanks; empty: any
-  std::string_view reason = {};  // a sentence or two
+  std::string_view choices = {};  // the values that Megatron takes; empty: any
+  std::string_view reason = {};   // a sentence or two
 };
 
 // Grouped by subject.
@@ -38,8 +39,8 @@ const ForeignFlag* find_foreign_flag(std::string_view name);
 bool takes_foreign_flags(Command command);
 
 // The line about an accepted flag that was given with `value` (empty for flags without one; several
-// are joined by blanks). Another value than those in `only` (equal as numbers or as texts) is a bad
-// request, as is a flag that is not accepted.
+// are joined by blanks). Another value than those in `only` or `choices` (equal as numbers or as
+// texts) is a bad request, as is a flag that is not accepted.
 std::string accept_foreign_flag(const ForeignFlag& flag, std::string_view value);
 
 }  // namespace troupe

@@ -140,6 +140,12 @@ std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, 
       TROUPE_CHECK(static_cast<int64_t>(row.size()) >= options.vocabulary,
                    "some logits are on no rank");
       row.resize(static_cast<size_t>(options.vocabulary));
+      if (!std::all_of(row.begin(), row.end(), [](double logit) { return std::isfinite(logit); })) {
+        throw_failed(
+            fmt::format("The logits of new token {} are not finite: the model has diverged. "
+                        "Take an earlier checkpoint (--ckpt-step).",
+                        i + 1));
+      }
       token = sample_token(
           row, options,
           random_uniform(options.seed, RandomStream::sampling, 0, static_cast<uint64_t>(i)));

@@ -22,7 +22,14 @@ PipelineSchedule schedule_of(const Options& options) {
   return PipelineSchedule::one_f_one_b;
 }
 
-// Stages per rank, unless a layout text says it.
+UnevenStages uneven_stages_of(const Options& options) {
+  return {.first_layers = options.decoder_first_pipeline_num_layers.value_or(0),
+          .last_layers = options.decoder_last_pipeline_num_layers.value_or(0),
+          .count_embedding = options.account_for_embedding_in_pipeline_split,
+          .count_loss = options.account_for_loss_in_pipeline_split};
+}
+
+// Stages per rank, unless a layout text says it. `layers`: with what counts as one.
 int32_t chunks_of(const Options& options, int32_t layers) {
   const bool v = schedule_of(options) == PipelineSchedule::zb_v;
   if (options.num_virtual_stages_per_pipeline_rank) {
@@ -56,9 +63,30 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
         "the "
         "same in two ways; give one of them.");
   }
+  const UnevenStages uneven = uneven_stages_of(options);
   if (options.pipeline_model_parallel_layout.empty()) {
-    return even_partition(config.num_layers, ranks, chunks_of(options, config.num_layers),
-                          placement);
+    if (!uneven.any()) {
+      return even_partition(config.num_layers, ranks, chunks_of(options, config.num_layers),
+                            placement);
+    }
+    const bool names_ranks = uneven.first_layers > 0 || uneven.last_layers > 0;
+    if (names_ranks && options.num_layers_per_virtual_pipeline_stage) {
+      throw_bad_request(
+          "--num-layers-per-virtual-pipeline-stage: ranks of the pipeline have different numbers "
+          "of "
+          "layers (--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers). Say "
+          "--num-virtual-stages-per-pipeline-rank instead.");
+    }
+    const int32_t counted =
+        config.num_layers + (uneven.count_embedding ? 1 : 0) + (uneven.count_loss ? 1 : 0);
+    return uneven_partition(config.num_layers, ranks, chunks_of(options, counted), uneven,
+                            placement);
+  }
+  if (uneven.any()) {
+    throw_bad_request(
+        "--pipeline-model-parallel-layout says what each stage holds. Leave "
+        "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers and "
+        "--account-for-...-in-pipeline-split out.");
   }
   if (counted || options.num_layers_per_virtual_pipeline_stage) {
     throw_bad_request(fmt::format(
@@ -217,7 +245,7 @@ std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,
   }
   if (any && ranks_per_gpu > 1) {
     throw_bad_request(fmt::format(
-        "--ranks-per-gpu {}: NCCL, through which {}, wants a GPU for each rank. Leave the flag "
+        "--ranks-per-gpu {}: NCCL, through which {}, needs a GPU for each rank. Leave the flag "
         "out{}.",
         ranks_per_gpu,
         exchange == "nccl" ? "--gpu-exchange nccl lets them exchange"
@@ -254,7 +282,7 @@ int gpu_of_rank(const ProcessGroup* group, int32_t rank, int32_t ranks_per_gpu) 
   if (gpu) return *gpu;
   const int32_t wanted = (count + ranks_per_gpu - 1) / ranks_per_gpu;
   throw_bad_request(fmt::format(
-      "--device cuda: {} ranks on this machine want {} {}, and it has {}. Use as many ranks as "
+      "--device cuda: {} ranks on this machine need {} {}, and it has {}. Use as many ranks as "
       "there are GPUs, or let them share: --ranks-per-gpu {}.",
       count, wanted, wanted == 1 ? "GPU" : "GPUs", found, (count + found - 1) / found));
 }

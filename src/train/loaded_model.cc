@@ -1,11 +1,17 @@
 #include "train/loaded_model.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/error.h"
+#include "data/hf_tokenizer.h"
+#include "data/sentencepiece_tokenizer.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
+#include "io/json.h"
+#include "train/schedules.h"
+#include "train/tokenizer_options.h"
 
 namespace troupe {
 namespace {
@@ -32,7 +38,9 @@ SavedModel find_model(const std::string& path, DType hf_dtype, std::optional<int
   }
   std::vector<std::string> incomplete;
   if (const auto checkpoint = find_checkpoint(path, step, &incomplete)) {
-    return describe_checkpoint(*checkpoint);
+    SavedModel model = describe_checkpoint(*checkpoint);
+    if (!step) model.passed_over = passed_over(path, *checkpoint, incomplete);
+    return model;
   }
   if (!incomplete.empty()) {
     throw_failed(fmt::format("{}: none of its checkpoints is complete, the last because of: {}",
@@ -44,17 +52,38 @@ SavedModel find_model(const std::string& path, DType hf_dtype, std::optional<int
       path));
 }
 
-void load_saved_model(const SavedModel& model, const ModelState& state,
-                      const StateStorage& storage) {
+void load_saved_model(const SavedModel& model, const ModelState& state, const StateStorage& storage,
+                      const WorkReport& report) {
   if (model.from_checkpoint) {
-    load_training_state(Checkpoint::open(model.path), model.config, state, storage);
+    load_checkpoint_weights(Checkpoint::open(model.path), model.compute_dtype, model.config, state,
+                            storage, report);
   } else {
-    load_hf_weights(model.path, model.config, state, storage);
+    load_hf_weights(model.path, model.config, state, storage, report);
   }
   storage.to_device();
 }
 
-TokenizerModel tokenizer_of(const SavedModel& model, const Options& options) {
+namespace {
+
+// What a Hugging Face folder holds; unset: no tokenizer.
+std::optional<TokenizerModel> tokenizer_of_folder(const std::string& folder) {
+  const bool has_model = path_exists(join_path(folder, "tokenizer.model"));
+  if (path_exists(join_path(folder, "tokenizer.json"))) {
+    try {
+      TokenizerModel model = read_tokenizer_model(kHuggingFaceTokenizer, folder);
+      make_tokenizer(model);
+      return model;
+    } catch (const UserError&) {  // of a kind that Troupe does not read
+      if (!has_model) throw;
+    }
+  }
+  if (!has_model) return std::nullopt;
+  return read_tokenizer_model(kSentencePieceTokenizer, folder);
+}
+
+}  // namespace
+
+TokenizerModel tokenizer_of(const SavedModel& model, const Options& options, std::string& note) {
   if (model.from_checkpoint) {
     if (!options.tokenizer_model.empty()) {
       throw_bad_request(
@@ -64,9 +93,67 @@ TokenizerModel tokenizer_of(const SavedModel& model, const Options& options) {
     }
     return model.identity.tokenizer;
   }
-  const bool from_folder = options.tokenizer_type != "byte" && options.tokenizer_model.empty();
-  return read_tokenizer_model(options.tokenizer_type,
-                              from_folder ? options.load : options.tokenizer_model);
+  if (!was_given(options, "tokenizer-type") && options.tokenizer_model.empty()) {
+    if (const auto own = tokenizer_of_folder(options.load)) return *own;
+    note = fmt::format(
+        "{} holds no tokenizer (tokenizer.json, tokenizer.model): texts are read and "
+        "written as bytes. --tokenizer-type and --tokenizer-model name another.",
+        options.load);
+  }
+  const bool has_files =
+      options.tokenizer_type != "byte" && options.tokenizer_type != "NullTokenizer";
+  const bool from_folder = has_files && options.tokenizer_model.empty();
+  return read_tokenizer_of(options, from_folder ? options.load : options.tokenizer_model);
+}
+
+namespace {
+
+constexpr int kMaxOptionsDepth = 8;
+
+// Of the options under which the model was saved, those of these names, on top of defaults.
+Options saved_options(const SavedModel& model, std::initializer_list<const char*> names) {
+  const std::string& path = model.path;
+  const nlohmann::json all = parse_json(model.identity.options_json, path, kMaxOptionsDepth);
+  nlohmann::json chosen = {{"command", "train"}};
+  for (const char* name : names) {
+    if (all.is_object() && all.contains(name)) chosen[name] = all.at(name);
+  }
+  Options options;
+  from_json(options, chosen.dump(), path);
+  return options;
+}
+
+}  // namespace
+
+Options evaluation_options(const SavedModel& model, const Options& options) {
+  Options result = options;
+  if (!result.seq_length) result.seq_length = model.sequence();
+  if (!model.from_checkpoint) return result;
+  const Options saved = saved_options(
+      model, {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
+              "keep-partial-validation-sample", "loss-chunk-tokens"});
+  const auto take = [&](const char* name, auto member) {
+    if (!was_given(options, name)) result.*member = saved.*member;
+  };
+  take("micro-batch-size", &Options::micro_batch_size);
+  if (!was_given(options, "micro-batch-size") && saved.eval_micro_batch_size) {
+    result.micro_batch_size = *saved.eval_micro_batch_size;
+  }
+  if (saved.eval_iters > 0) take("eval-iters", &Options::eval_iters);
+  take("split", &Options::split);
+  take("eod-mask-loss", &Options::eod_mask_loss);
+  take("keep-partial-validation-sample", &Options::keep_partial_validation_sample);
+  take("loss-chunk-tokens", &Options::loss_chunk_tokens);
+  return result;
+}
+
+int64_t evaluation_samples(const SavedModel& model, const Options& options) {
+  if (!model.from_checkpoint) return options.eval_iters * options.micro_batch_size;
+  const Options saved =
+      saved_options(model, {"ranks", "tensor-model-parallel-size", "context-parallel-size",
+                            "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size",
+                            "rampup-batch-size", "step-batch-size-schedule"});
+  return options.eval_iters * make_batch_sizes(saved, model.sequence()).largest();
 }
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/work_report.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
 #include "train/options.h"
@@ -21,6 +22,9 @@ struct SavedModel {
   bool from_checkpoint = false;
   RunIdentity identity;
   TrainingPosition position;
+  // Not empty: a later checkpoint of the run is damaged, and this one was taken instead (one
+  // sentence). The command that uses the model says so, or refuses.
+  std::string passed_over = {};
 
   // Tokens of the sequences that it was trained on, or all that it has positions for.
   int32_t sequence() const {
@@ -35,13 +39,24 @@ SavedModel find_model(const std::string& path, DType hf_dtype,
                       std::optional<int64_t> step = std::nullopt);
 
 // A rank's part of a model's weights, without gradients and optimizer state: what `state` declares,
-// from whatever layout saved it. On the storage's device, and on the host.
-void load_saved_model(const SavedModel& model, const ModelState& state,
-                      const StateStorage& storage);
+// from whatever layout saved it, converted to its dtype. On the storage's device, and on the host.
+// Weights that are not finite are refused (exit status 1) with the tensor's name. `report` is in
+// bytes.
+void load_saved_model(const SavedModel& model, const ModelState& state, const StateStorage& storage,
+                      const WorkReport& report = {});
 
 // The tokenizer of a model from options.load: a checkpoint's own; for a Hugging Face folder as the
-// options say, the file being the folder's when they name none. A bad request when the options name
-// a file and the checkpoint has its own.
-TokenizerModel tokenizer_of(const SavedModel& model, const Options& options);
+// options say, the file being the folder's when they name none, or else the folder's
+// (tokenizer.json if Troupe reads it, or tokenizer.model). A folder that holds neither has the byte
+// tokenizer, and `note` then says so in a sentence. A bad request when the options name a file and
+// the checkpoint has its own.
+TokenizerModel tokenizer_of(const SavedModel& model, const Options& options, std::string& note);
+
+// The options of `troupe eval` with what it was not told as the run had it that saved the model:
+// micro-batch size, batches, split and masks. Of a Hugging Face folder, as they are.
+Options evaluation_options(const SavedModel& model, const Options& options);
+
+// Samples of one evaluation under these options: as in the run that saved the model.
+int64_t evaluation_samples(const SavedModel& model, const Options& options);
 
 }  // namespace troupe

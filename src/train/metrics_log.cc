@@ -2,14 +2,20 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <unistd.h>
+#include <utility>
 
+#include "base/commit.h"
 #include "base/error.h"
 #include "io/file.h"
+#include "train/options.h"
 
 namespace troupe {
 namespace {
@@ -17,6 +23,8 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kMaxLogBytes = uint64_t{1} << 32;
+// Of lines that wait for room on the disk.
+constexpr size_t kMostPending = size_t{64} << 20;
 
 // The lines of `text` that are complete and of no later step.
 std::string keep_lines(const std::string& text, int64_t last_step) {
@@ -71,7 +79,19 @@ std::vector<RouterMetrics::Loss> StepMetrics::losses() const {
   return means;
 }
 
-MetricsLog::MetricsLog(const std::string& path, int64_t last_step) : path_(path) {
+std::string utc_time() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+  const auto seconds = static_cast<time_t>(milliseconds / 1000);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", parts.tm_year + 1900,
+                     parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+                     milliseconds % 1000);
+}
+
+MetricsLog::MetricsLog(const std::string& path, int64_t last_step, Warn warn)
+    : path_(path), warn_(std::move(warn)) {
   if (path_exists(path)) {
     const std::string text = read_file(path, kMaxLogBytes);
     const std::string kept = keep_lines(text, last_step);
@@ -88,22 +108,73 @@ MetricsLog::MetricsLog(const std::string& path, int64_t last_step) : path_(path)
 }
 
 MetricsLog::~MetricsLog() {
+  write_pending();
   close(descriptor_);
 }
 
-void MetricsLog::append(const std::string& line) {
+std::string MetricsLog::write_pending() {
   size_t written = 0;
-  while (written < line.size()) {
-    const ssize_t count = write(descriptor_, line.data() + written, line.size() - written);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw_failed("Cannot write " + path_ + ": " + std::strerror(errno) + ".");
-    written += static_cast<size_t>(count);
+  std::string reason;
+  while (written < pending_.size() && reason.empty()) {
+    const ssize_t count = write(descriptor_, pending_.data() + written, pending_.size() - written);
+    if (count >= 0) {
+      written += static_cast<size_t>(count);
+    } else if (errno != EINTR) {
+      reason = std::strerror(errno);
+    }
   }
+  pending_.erase(0, written);
+  return reason;
+}
+
+void MetricsLog::append(const std::string& line) {
+  if (pending_.size() + line.size() <= kMostPending) {
+    pending_ += line;
+  } else {
+    ++lost_lines_;
+  }
+  const std::string reason = write_pending();
+  const bool fails = !reason.empty();
+  if (fails == has_failed_) return;
+  has_failed_ = fails;
+  if (!warn_) return;
+  if (fails) {
+    warn_(
+        fmt::format("Warning: {} cannot be written: {}. Training goes on; its lines are kept in "
+                    "memory until they can be.",
+                    path_, reason));
+  } else {
+    warn_(fmt::format(
+        "{} is written again{}.", path_,
+        lost_lines_ > 0 ? fmt::format("; {} lines are lost", lost_lines_) : ", without a gap"));
+    lost_lines_ = 0;
+  }
+}
+
+void MetricsLog::header(const RunHeader& header) {
+  const nlohmann::ordered_json line = {
+      {"header", true},
+      {"step", header.step},
+      {"time", utc_time()},
+      {"version", kVersion},
+      {"commit", build_commit()},
+      {"host", header.host},
+      {"device", header.device},
+      {"ranks", header.ranks},
+      {"model", header.model},
+      {"parameters", header.parameters},
+      {"active_parameters", header.active_parameters},
+      {"data", header.data},
+      {"options", header.options_file},
+  };
+  // A path need not be valid UTF-8, JSON must be.
+  append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 void MetricsLog::training(const StepMetrics& metrics) {
   nlohmann::ordered_json line = {
       {"step", metrics.step},
+      {"time", utc_time()},
       {"loss", metrics.loss},
       {"lr", metrics.lr},
       {"grad_norm", metrics.grad_norm},
@@ -120,6 +191,8 @@ void MetricsLog::training(const StepMetrics& metrics) {
     line[std::string(loss.name)] = loss.value;
   }
   if (metrics.skipped) line["skipped"] = true;
+  if (metrics.num_zeros) line["num_zeros"] = *metrics.num_zeros;
+  if (metrics.params_norm) line["params_norm"] = *metrics.params_norm;
   for (const RouterMetrics& layer : metrics.layers) {
     nlohmann::ordered_json entry = {{"layer", layer.layer},
                                     {"imbalance", layer.imbalance()},
@@ -135,8 +208,10 @@ void MetricsLog::training(const StepMetrics& metrics) {
 }
 
 void MetricsLog::evaluation(int64_t step, std::span<const EvaluationResult> results) {
-  nlohmann::ordered_json line = {
-      {"step", step}, {"val_loss", results.front().loss}, {"val_tokens", results.front().tokens}};
+  nlohmann::ordered_json line = {{"step", step},
+                                 {"time", utc_time()},
+                                 {"val_loss", results.front().loss},
+                                 {"val_tokens", results.front().tokens}};
   for (const EvaluationResult& result : results) {
     if (result.name.empty()) continue;
     line["val_loss/" + result.name] = result.loss;

@@ -1,11 +1,17 @@
 // metrics.jsonl: what a run measured, one JSON object per line, in the order of the steps.
 //
-// Lines are appended whole and given to the operating system at once, so a killed run loses none
-// that was written. A run that goes on from a checkpoint first drops the lines of steps that it
-// will do again. Owns the open file; one thread.
+// Each start of the run adds a header line, {"header": true, ...}, which says what runs where;
+// every line has the "time" at which it was written (UTC). Lines are appended whole and given to
+// the operating system at once, so a killed run loses none that was written. A run that goes on
+// from a checkpoint first drops the lines of steps that it will do again.
+//
+// Opening the file may fail (UserError). After that nothing does: lines that cannot be written, on
+// a full disk, wait in memory for the next one. Owns the open file; one thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,12 +47,15 @@ struct StepMetrics {
   double lr = 0;
   double grad_norm = 0;
   bool skipped = false;
-  int64_t tokens = 0;      // so far
-  int64_t batch_size = 0;  // samples of this step
+  std::optional<int64_t> num_zeros = {};   // elements of the gradients that are 0
+  std::optional<double> params_norm = {};  // after the step
+  int64_t tokens = 0;                      // so far
+  int64_t batch_size = 0;                  // samples of this step
   double weight_decay = 0;
   double tokens_per_s = 0;
   double tflops_per_gpu = 0;
   double step_time_s = 0;
+  double data_time_s = 0;  // of the step's time, that of reading samples
   uint64_t peak_bytes = 0;
   std::vector<RouterMetrics> layers;  // MoE layers
 
@@ -54,22 +63,47 @@ struct StepMetrics {
   std::vector<RouterMetrics::Loss> losses() const;  // each the mean over layers
 };
 
+// What a header line says.
+struct RunHeader {
+  int64_t step = 0;  // steps done before this start
+  std::string host = {};
+  std::string device = {};
+  int32_t ranks = 1;
+  std::string model = {};  // as --model names it, or its kind
+  int64_t parameters = 0;
+  int64_t active_parameters = 0;       // of one token
+  std::vector<std::string> data = {};  // the prefixes
+  std::string options_file = {};
+};
+
+// Now, in UTC, as in 2026-11-22T21:40:12.345Z.
+std::string utc_time();
+
 class MetricsLog {
  public:
-  // Opens PATH for appending, after dropping every line whose step is above `last_step`.
-  MetricsLog(const std::string& path, int64_t last_step);
+  // Opens PATH for appending, after dropping every line whose step is above `last_step`. `warn`
+  // takes a line when the first line of several cannot be written, and when they have been.
+  using Warn = std::function<void(const std::string&)>;
+  MetricsLog(const std::string& path, int64_t last_step, Warn warn = nullptr);
   ~MetricsLog();
   MetricsLog(const MetricsLog&) = delete;
   MetricsLog& operator=(const MetricsLog&) = delete;
 
+  void header(const RunHeader& header);
   void training(const StepMetrics& metrics);
   // `results` is not empty. The first one is val_loss; those with a name are val_loss/NAME, too.
   void evaluation(int64_t step, std::span<const EvaluationResult> results);
 
  private:
   void append(const std::string& line);
+  // Writes from the front of pending_; the reason why not all of it, or empty.
+  std::string write_pending();
   std::string path_;
+  Warn warn_;
   int descriptor_ = -1;
+  std::string pending_;  // not written yet
+  bool has_failed_ = false;
+  int64_t lost_lines_ = 0;
 };
 
 }  // namespace troupe

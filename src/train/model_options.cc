@@ -19,6 +19,7 @@
 #include "train/recompute_options.h"
 #include "train/schedules.h"
 #include "train/suggest.h"
+#include "train/tokenizer_options.h"
 
 namespace troupe {
 namespace {
@@ -56,11 +57,11 @@ std::vector<fs::path> find_configs() {
   return configs;
 }
 
-ModelConfig read_named_config(const std::string& name) {
+std::string path_of_named_config(const std::string& name) {
   const std::vector<fs::path> configs = find_configs();
   std::vector<std::string> names;
   for (const fs::path& path : configs) {
-    if (path.stem() == name) return read_hf_config(path.string());
+    if (path.stem() == name) return path.string();
     names.push_back(path.stem().string());
   }
   const std::string available = names.empty()
@@ -79,7 +80,7 @@ ModelConfig read_named_config(const std::string& name) {
       quote_name(name), guess.empty() ? "" : fmt::format(" Did you mean {}?", guess), available));
 }
 
-ModelConfig read_config(const std::string& model) {
+std::string path_of_config(const std::string& model) {
   std::error_code error;
   const fs::path path(model);
   if (!model.empty() && fs::is_directory(path, error)) {
@@ -87,10 +88,10 @@ ModelConfig read_config(const std::string& model) {
     if (!fs::exists(file, error)) {
       throw_bad_request(fmt::format("--model {}: the folder holds no config.json.", model));
     }
-    return read_hf_config(file.string());
+    return file.string();
   }
-  if (!model.empty() && fs::exists(path, error)) return read_hf_config(model);
-  return read_named_config(model);
+  if (!model.empty() && fs::exists(path, error)) return model;
+  return path_of_named_config(model);
 }
 
 void override_depth(int32_t num_layers, ModelConfig& config) {
@@ -143,9 +144,18 @@ void override_biases(const Options& options, ModelConfig& config) {
 
 }  // namespace
 
-ModelConfig load_model_config(const Options& options) {
+std::string config_path_of(const Options& options) {
   const bool by_flags = options.model.empty() && describes_shape(options);
-  ModelConfig config = by_flags ? model_of_flags(options) : read_config(options.model);
+  return by_flags ? "" : path_of_config(options.model);
+}
+
+ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
+  const bool from_base = base != nullptr && options.model.empty();
+  const std::string path = from_base ? "" : config_path_of(options);
+  const bool by_flags = !from_base && path.empty();
+  ModelConfig config = from_base  ? *base
+                       : by_flags ? model_of_flags(options)
+                                  : read_hf_config(path);
 
   if (options.num_layers) override_depth(*options.num_layers, config);
   if (options.num_experts) {
@@ -161,7 +171,10 @@ ModelConfig load_model_config(const Options& options) {
   override_with(options.num_attention_heads, config.num_attention_heads);
   override_with(options.num_query_groups, config.num_query_groups);
   override_with(options.kv_channels, config.kv_channels);
-  override_with(options.vocab_size, config.vocab_size);
+  // Of a model of flags it may be the tokenizer's, of which the model's was made.
+  if (!by_flags || !sizes_the_tokenizer(options)) {
+    override_with(options.vocab_size, config.vocab_size);
+  }
   if (options.make_vocab_size_divisible_by) {
     config.vocab_size =
         rounded_vocabulary(config.vocab_size, *options.make_vocab_size_divisible_by);
@@ -170,7 +183,10 @@ ModelConfig load_model_config(const Options& options) {
   override_with(options.rotary_base, config.rotary_base);
   override_with(options.norm_epsilon, config.norm_epsilon);
   override_with(options.init_method_std, config.init_method_std);
+  override_with(options.embedding_init_method_std, config.embedding_init_method_std);
+  if (options.init_method_xavier_uniform) config.init_method_xavier_uniform = true;
   override_with(options.qk_layernorm, config.qk_layernorm);
+  override_with(options.qk_l2_norm, config.qk_l2_norm);
   if (!options.normalization.empty()) {
     config.normalization =
         options.normalization == "LayerNorm" ? Normalization::layer_norm : Normalization::rms_norm;
@@ -189,6 +205,7 @@ ModelConfig load_model_config(const Options& options) {
   // The flag was for the experts.
   if (by_flags && config.moe_layer_count() == config.num_layers) config.ffn_hidden_size = 0;
   config.validate();
+  config.require_learning_router();
   config.hf_architecture = fitting_hf_architecture(config);
   return config;
 }
@@ -264,6 +281,13 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
                            (options.micro_batch_size * data_parallel_size_of(options)),
           .sequence = sequence,
           .clip_grad = options.clip_grad,
+          .skip_norm =
+              options.grad_norm_skip_threshold.value_or(std::numeric_limits<double>::infinity()),
+          .decoupled_learning_rate = options.decoupled_lr.has_value(),
+          .decay_qk_norms =
+              options.apply_wd_to_qk_layernorm || !options.no_weight_decay_cond_type.empty(),
+          .count_zero_gradients = options.log_num_zeros_in_grad,
+          .parameter_norm = options.log_params_norm,
           .adam_beta1 = options.adam_beta1,
           .adam_beta2 = options.adam_beta2,
           .adam_epsilon = options.adam_eps,

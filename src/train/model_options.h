@@ -1,4 +1,4 @@
-// From options to what the builders want: the model's shape, the compute dtype, the size of a step.
+// From options to what the builders need: the model's shape, the compute dtype, the size of a step.
 // Every command resolves them here, so that `plan` and `inspect` speak of what `train` will run.
 //
 // Reads configuration files; otherwise pure functions. Any thread. Errors are UserErrors (bad
@@ -24,7 +24,12 @@ namespace troupe {
 //
 // Changing --num-layers keeps which layers have experts as long as that is clear; --num-experts
 // makes a dense model one of MoE layers, or the reverse.
-ModelConfig load_model_config(const Options& options);
+//
+// `base`, where set, is the model that flags change when --model is not given.
+ModelConfig load_model_config(const Options& options, const ModelConfig* base = nullptr);
+
+// The config.json that --model means; empty when flags alone describe the model.
+std::string config_path_of(const Options& options);
 
 // --compute-dtype: fp32, fp64 or bf16.
 DType compute_dtype_of(const Options& options);

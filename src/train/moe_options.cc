@@ -196,6 +196,7 @@ void override_moe(const Options& options, ModelConfig& config) {
   override_with(options.moe_router_bias_update_rate, config.moe_router_bias_update_rate);
   override_with(options.moe_input_jitter_eps, config.moe_input_jitter_eps);
   config.moe_router_force_load_balancing = options.moe_router_force_load_balancing;
+  override_with(options.moe_router_force_biased, config.moe_router_force_biased);
   override_balancing(options, config);
   override_with(options.moe_z_loss_coeff, config.moe_z_loss_coeff);
 

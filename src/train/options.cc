@@ -133,13 +133,28 @@ const CommandInfo& info_of(Command command) {
 }
 
 const OptionSpec* find_option(std::string_view name) {
-  const auto same = [](char a, char b) { return (a == '_' ? '-' : a) == (b == '_' ? '-' : b); };
+  const auto same_letter = [](char a, char b) {
+    return (a == '_' ? '-' : a) == (b == '_' ? '-' : b);
+  };
+  const auto is_named = [&](std::string_view known) {
+    return std::equal(known.begin(), known.end(), name.begin(), name.end(), same_letter);
+  };
   for (const OptionSpec& spec : option_table()) {
-    if (std::equal(spec.name.begin(), spec.name.end(), name.begin(), name.end(), same)) {
-      return &spec;
-    }
+    if (is_named(spec.name) || (!spec.also.empty() && is_named(spec.also))) return &spec;
   }
   return nullptr;
+}
+
+bool exclude_each_other(const OptionSpec& first, const OptionSpec& second) {
+  const auto belongs = [](const OptionSpec& spec, const OptionSpec& group) {
+    const std::string names = fmt::format(" {} {} ", group.name, group.instead);
+    return names.find(fmt::format(" {} ", spec.name)) != std::string::npos;
+  };
+  for (const OptionSpec& group : option_table()) {
+    if (group.instead.empty() || &first == &second) continue;
+    if (belongs(first, group) && belongs(second, group)) return true;
+  }
+  return false;
 }
 
 bool needs_value(const OptionSpec& spec) {
@@ -149,6 +164,10 @@ bool needs_value(const OptionSpec& spec) {
 
 bool is_list(const OptionSpec& spec) {
   return std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
+}
+
+bool was_given(const Options& options, std::string_view name) {
+  return std::find(options.given.begin(), options.given.end(), name) != options.given.end();
 }
 
 std::string flag_of(const OptionSpec& spec) {
@@ -252,20 +271,33 @@ void check_options(const Options& options) {
         "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
         "other; give one of them.");
   }
-  if (options.ckpt_step && options.load.empty()) {
-    throw_bad_request("--ckpt-step needs --load DIR, which is missing.");
+  if (options.no_save && !options.save.empty()) {
+    throw_bad_request("--save and --no-save exclude each other; give one of them.");
   }
-  if (options.save.empty()) {
+  const auto needs_load = [&](std::string_view flag, bool given) {
+    if (!given || !options.load.empty()) return;
+    throw_bad_request(fmt::format("{} needs --load DIR, which is missing.", flag));
+  };
+  needs_load("--ckpt-step", options.ckpt_step.has_value());
+  needs_load("--no-load-optim", options.no_load_optim);
+  needs_load("--no-load-rng", options.no_load_rng);
+  needs_load("--use-checkpoint-args", options.use_checkpoint_args);
+  needs_load("--allow-changed-data", options.allow_changed_data);
+  if (options.no_save) {
     const auto needs_save = [](std::string_view flag, bool given) {
-      if (given) throw_bad_request(fmt::format("{} needs --save DIR, which is missing.", flag));
+      if (!given) return;
+      throw_bad_request(fmt::format("{} and --no-save exclude each other.", flag));
     };
     needs_save("--save-interval", options.save_interval.has_value());
     needs_save("--keep-checkpoints", options.keep_checkpoints > 0);
     needs_save("--save-retain-interval", options.save_retain_interval.has_value());
     needs_save("--save-best", options.save_best);
   }
-  if (options.save_best && !options.eval_interval) {
+  if (options.save_best && (!options.eval_interval || options.eval_iters == 0)) {
     throw_bad_request("--save-best needs evaluations: --eval-interval N.");
+  }
+  if (options.command == Command::eval && options.eval_iters == 0) {
+    throw_bad_request("--eval-iters 0: troupe eval evaluates at least one batch.");
   }
   if (options.command == Command::train && !options.train_iters && !options.train_samples) {
     throw_bad_request("troupe train needs --train-iters N or --train-samples N.");
@@ -276,8 +308,10 @@ void check_options(const Options& options) {
         "which troupe tokenize does not. Use SentencePieceTokenizer to go without, or Megatron's "
         "preprocess_data.py, whose data sets are read as they are.");
   }
-  if (options.command == Command::eval && options.data_path.empty() &&
-      options.data_args_path.empty() && options.valid_data_path.empty()) {
+  const bool has_data = !options.data_path.empty() || !options.data_args_path.empty() ||
+                        !options.valid_data_path.empty() || !options.train_data_path.empty() ||
+                        !options.per_split_data_args_path.empty() || options.mock_data;
+  if (options.command == Command::eval && !has_data) {
     throw_bad_request("troupe eval needs --data-path PREFIX or --valid-data-path PREFIX.");
   }
 }
@@ -376,6 +410,22 @@ std::string describe(const Options& options) {
   return text;
 }
 
+std::vector<std::string> changed_flags(const Options& options) {
+  const Options defaults;
+  std::vector<std::string> flags;
+  for (const OptionSpec& spec : option_table()) {
+    if (!takes(options.command, spec) || !spec.shorthand.empty()) continue;
+    if (json_of(options, spec) == json_of(defaults, spec)) continue;
+    const std::string value = value_text(options, spec);
+    if (needs_value(spec)) {
+      flags.push_back(fmt::format("{} {}", flag_of(spec), printable(value)));
+    } else {
+      flags.push_back(flag_of(spec) + (value == "true" ? "" : "=" + value));
+    }
+  }
+  return flags;
+}
+
 int thread_count(const Options& options) {
   return options.threads > 0 ? options.threads : usable_cores();
 }
@@ -394,8 +444,11 @@ int32_t data_parallel_size_of(const Options& options) {
 }
 
 int32_t global_batch_size_of(const Options& options) {
-  return options.global_batch_size.value_or(options.micro_batch_size *
-                                            data_parallel_size_of(options));
+  const int64_t unit = int64_t{options.micro_batch_size} * data_parallel_size_of(options);
+  const int32_t size = options.global_batch_size.value_or(static_cast<int32_t>(unit));
+  // What is too small to be rounded down is refused with the rest (make_batch_sizes).
+  if (!options.decrease_batch_size_if_needed || size < unit) return size;
+  return static_cast<int32_t>(size - size % unit);
 }
 
 }  // namespace troupe

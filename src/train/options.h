@@ -72,9 +72,12 @@ struct Options {
   int32_t ranks_per_gpu = 1;
   std::string gpu_exchange = "auto";
   int32_t collective_timeout_s = 10;
+  int32_t rendezvous_timeout_s = 60;
+  std::string rendezvous_secret_file;
   int32_t threads = 0;  // 0: see thread_count()
   bool json = false;
   bool quiet = false;
+  bool verbose = false;
 
   // Model: a shape, and changes to it.
   std::string model;
@@ -95,7 +98,10 @@ struct Options {
   std::optional<double> rotary_base;
   std::optional<double> norm_epsilon;
   std::optional<double> init_method_std;
+  std::optional<double> embedding_init_method_std;
+  bool init_method_xavier_uniform = false;
   std::optional<bool> qk_layernorm;
+  std::optional<bool> qk_l2_norm;
   std::optional<bool> untie_embeddings_and_output_weights;
   std::string normalization;
   std::optional<bool> apply_layernorm_1p;
@@ -125,6 +131,7 @@ struct Options {
   std::optional<double> moe_router_bias_update_rate;
   std::optional<double> moe_input_jitter_eps;
   bool moe_router_force_load_balancing = false;
+  std::optional<double> moe_router_force_biased;
   std::optional<double> moe_expert_capacity_factor;
   std::string moe_token_drop_policy;
   bool moe_pad_expert_input_to_capacity = false;
@@ -161,12 +168,18 @@ struct Options {
   bool moe_shared_expert_overlap = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
+  std::optional<int32_t> decoder_first_pipeline_num_layers;
+  std::optional<int32_t> decoder_last_pipeline_num_layers;
+  bool account_for_embedding_in_pipeline_split = false;
+  bool account_for_loss_in_pipeline_split = false;
 
   // Memory.
   std::string recompute_granularity;
   std::vector<std::string> recompute_modules;
   std::string recompute_method;
   std::optional<int32_t> recompute_num_layers;
+  bool moe_layer_recompute = false;
+  bool checkpoint_activations = false;
   bool fine_grained_activation_offloading = false;
   std::vector<std::string> offload_modules;
   int64_t min_offloaded_tensor_size = 1024 * 1024;  // elements
@@ -178,10 +191,19 @@ struct Options {
   // Data.
   std::vector<std::string> data_path;  // see parse_data_path()
   std::string data_args_path;          // a file with what data_path would hold
+  std::vector<std::string> train_data_path;
+  std::vector<std::string> test_data_path;
+  std::string per_split_data_args_path;
+  bool mock_data = false;
   std::string split = "969,30,1";
   std::optional<int32_t> seq_length;
   std::string tokenizer_type = "byte";
   std::string tokenizer_model;
+  std::string vocab_file;
+  std::string merge_file;
+  std::string tiktoken_pattern = "v2";
+  int32_t tiktoken_num_special_tokens = 1000;
+  std::optional<int32_t> null_tokenizer_eod_id;
   bool eod_mask_loss = false;
   bool keep_partial_validation_sample = false;
 
@@ -190,10 +212,13 @@ struct Options {
   std::optional<int32_t> global_batch_size;
   std::string rampup_batch_size;
   std::string step_batch_size_schedule;
+  bool decrease_batch_size_if_needed = false;
   std::optional<int64_t> train_iters;    // in `train`, either this
   std::optional<int64_t> train_samples;  // or this is set
   std::optional<double> lr;              // set in `train`
   double min_lr = 0.0;
+  std::optional<double> decoupled_lr;
+  std::optional<double> decoupled_min_lr;
   std::string lr_decay_style = "linear";
   std::optional<int64_t> lr_decay_iters;
   std::optional<int64_t> lr_decay_samples;
@@ -210,6 +235,8 @@ struct Options {
   std::optional<double> start_weight_decay;
   std::optional<double> end_weight_decay;
   std::string weight_decay_incr_style = "constant";
+  bool apply_wd_to_qk_layernorm = false;
+  std::string no_weight_decay_cond_type;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
@@ -220,27 +247,46 @@ struct Options {
   std::string exp_avg_sq_dtype = "fp32";
   double clip_grad = 1.0;          // 0: no clipping
   int64_t max_skipped_steps = 20;  // in a row; 0: no limit
+  std::optional<double> grad_norm_skip_threshold;
+  bool check_for_large_grads = false;
+  std::vector<std::string> iterations_to_skip;
   int64_t seed = 1234;
 
   // Checkpoints and evaluation.
   std::string save;
+  bool no_save = false;
   std::string load;
   int32_t max_shard_megabytes = 5000;  // as the hub's own tools split
+  std::string dtype;                   // of the files; empty: the model's
   std::optional<int64_t> save_interval;
+  double save_interval_minutes = 15;  // 0: not by the clock
+  bool no_save_optim = false;
+  bool no_save_rng = false;
   int32_t keep_checkpoints = 0;  // 0: all
   std::optional<int64_t> save_retain_interval;
   bool save_best = false;
   std::optional<int64_t> ckpt_step;
+  bool no_load_optim = false;
+  bool no_load_rng = false;
+  bool use_checkpoint_args = false;
+  bool allow_changed_data = false;
   bool exit_on_missing_checkpoint = false;
   std::vector<std::string> valid_data_path;  // each "PREFIX" or "NAME=PREFIX"
+  bool multiple_validation_sets = false;
   std::optional<int64_t> eval_interval;
-  int64_t eval_iters = 100;
+  int64_t eval_iters = 100;  // 0: no evaluation
+  std::optional<int32_t> eval_micro_batch_size;
+  std::optional<int32_t> eval_global_batch_size;
   std::optional<int64_t> exit_after_step;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
   bool exit_signal_handler = false;
   int64_t log_interval = 1;
+  bool log_num_zeros_in_grad = false;
+  bool log_params_norm = false;
   std::string tensorboard_dir;
+  bool log_memory_to_tensorboard = false;
+  bool log_timers_to_tensorboard = false;
   bool finetune = false;
   std::string pretrained_checkpoint;
 
@@ -278,7 +324,13 @@ struct Options {
   // Help.
   std::string topic;  // positional of `help`
   bool markdown = false;
+
+  // The names of the options that the command line or --config said. Not an option itself.
+  std::vector<std::string_view> given;
 };
+
+// Whether the command line or --config said the option of this name.
+bool was_given(const Options& options, std::string_view name);
 
 // Options per member type. A vector collects all values of a flag, given once or several times.
 using OptionMember =
@@ -297,6 +349,7 @@ struct OptionRange {
 
 struct OptionSpec {
   std::string_view name = {};  // of the flag, without dashes
+  std::string_view also = {};  // another name that Megatron has for it
   OptionMember member = {};
   std::string_view group = {};
   std::string_view metavar =
@@ -307,10 +360,12 @@ struct OptionSpec {
   std::span<const std::string_view> choices = {};  // strings only
   CommandMask commands = 0;
   CommandMask required = 0;         // the commands that do not run without it
-  std::string_view instead = {};    // a flag that may be given instead of it
+  std::string_view instead = {};    // flags that may be given instead of it, separated by blanks
   std::string_view shorthand = {};  // not empty: takes no value and sets the member to this string
   bool positional = false;          // given without the flag's name
-  int32_t values = 1;               // strings only: so many may follow the flag, joined with blanks
+  int32_t values = 1;               // strings only: up to N may follow the flag, joined with blanks
+  bool collects =
+      false;  // lists only: a repeated flag adds to the values instead of replacing them
 };
 
 // Grouped: the options of a group stand together.
@@ -323,10 +378,14 @@ inline bool requires_option(Command command, const OptionSpec& spec) {
   return (spec.required & mask_of(command)) != 0;
 }
 
+// Whether one of two flags may be given instead of the other, or both instead of a third: they are
+// not given together.
+bool exclude_each_other(const OptionSpec& first, const OptionSpec& second);
+
 // A flag without a value sets its member (or the shorthand's) all by itself.
 bool needs_value(const OptionSpec& spec);
 
-// Several values may follow the flag, and it may be repeated.
+// Several values may follow the flag.
 bool is_list(const OptionSpec& spec);
 
 // "--hidden-size"; "HF_DIR" for a positional.
@@ -340,7 +399,8 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
 // The value as a person would type it. Empty when unset.
 std::string value_text(const Options& options, const OptionSpec& spec);
 
-// The option of that name, hyphens and underscores being the same; null when there is none.
+// The option of that name or other name, hyphens and underscores being the same; null when there is
+// none.
 const OptionSpec* find_option(std::string_view name);
 
 // "1 to 64", "at least 0", "cpu or cuda"; empty when anything goes.
@@ -376,6 +436,10 @@ std::vector<OptionDifference> differences(const Options& before, const Options& 
 // star at those that differ from their default. Ends with a newline.
 std::string describe(const Options& options);
 
+// The flags of options.command that differ from their defaults, with their values, as they would
+// be typed: "--lr 0.003".
+std::vector<std::string> changed_flags(const Options& options);
+
 // Threads to compute with: options.threads, or all cores this process may use when it is 0.
 int thread_count(const Options& options);
 
@@ -386,7 +450,9 @@ int threads_per_rank(const Options& options);
 // also where these do not divide the ranks, which Layout refuses.
 int32_t data_parallel_size_of(const Options& options);
 
-// Samples of one step where it has one size: --global-batch-size, or one micro-batch of each rank.
+// Samples of one step where it has one size: --global-batch-size (with
+// --decrease-batch-size-if-needed the multiple of one micro-batch of each rank below it), or one
+// micro-batch of each rank.
 int32_t global_batch_size_of(const Options& options);
 
 }  // namespace troupe

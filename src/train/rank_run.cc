@@ -4,15 +4,64 @@
 #include <bit>
 #include <chrono>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <span>
 
 #include "base/machine.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "train/layout_options.h"
+#include "train/memory_remedies.h"
 #include "train/model_options.h"
 
 namespace troupe {
+
+namespace {
+
+// "--seed 6 instead of 5"; empty: nothing differs.
+std::string describe_differences(const Options& expected, const Options& other) {
+  if (expected.command != other.command) {
+    return fmt::format("troupe {} instead of troupe {}", info_of(other.command).name,
+                       info_of(expected.command).name);
+  }
+  constexpr size_t kNamed = 8;
+  std::string text;
+  const std::vector<OptionDifference> all = differences(expected, other);
+  for (size_t i = 0; i < all.size() && i < kNamed; ++i) {
+    text += fmt::format("{}--{} {} instead of {}", text.empty() ? "" : ", ", all[i].spec->name,
+                        printable(all[i].after), printable(all[i].before));
+  }
+  if (all.size() > kNamed) text += fmt::format(" and {} others", all.size() - kNamed);
+  return text;
+}
+
+}  // namespace
+
+void require_same_options(const Options& options, ProcessGroup& group, int32_t rank) {
+  const std::vector<std::string> all = group.gather(rank, to_json(options));
+  std::map<std::string, std::vector<int32_t>> ranks_of;  // by difference
+  for (size_t other = 1; other < all.size(); ++other) {
+    Options started = options;
+    from_json(started, all[other], group.name_of_rank(static_cast<int32_t>(other)));
+    const std::string difference = describe_differences(options, started);
+    if (!difference.empty()) ranks_of[difference].push_back(static_cast<int32_t>(other));
+  }
+  std::string text;
+  for (const auto& [difference, ranks] : ranks_of) {
+    text += fmt::format("{}{} with {}", text.empty() ? "" : "; ",
+                        ranks.size() == 1 ? group.name_of_rank(ranks.front())
+                                          : fmt::format("ranks {}", fmt::join(ranks, ", ")),
+                        difference);
+  }
+  if (!text.empty()) {
+    throw_bad_request(fmt::format(
+        "Not all ranks were started with the options of {}: {}. Give all ranks the same flags.",
+        group.name_of_rank(0), text));
+  }
+  group.exchange(rank, 0);  // no rank begins before the verdict
+}
 
 PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
                                const TrainingStepOptions& options, int threads, Device device,
@@ -72,14 +121,18 @@ void require_memory(const Options& options, ProcessGroup* group, int32_t rank, u
   }
   const uint64_t available = on_gpu ? available_device_bytes(gpu) : available_memory_bytes();
   if (available == 0 || sum <= available) return;
+  const bool trains = options.command == Command::train || options.command == Command::bench;
+  std::string remedies =
+      trains ? describe_remedies(options, rank, bytes, available)
+             : "Use a smaller --micro-batch-size or --seq-length, or more ranks, each with a part "
+               "of the model (docs/layouts.md).\n";
+  remedies.pop_back();  // the newline
   throw UserError(
       ExitStatus::does_not_fit,
-      fmt::format("The run needs {}{}, this {} has {} available{}:\n{}Use a smaller "
-                  "--micro-batch-size, --seq-length or model{}.",
-                  format_bytes(sum), sharing > 1 ? fmt::format(" for {} ranks", sharing) : "",
+      fmt::format("The run needs {}{}, this {} has {} available{}:\n{}{}", format_bytes(sum),
+                  sharing > 1 ? fmt::format(" for {} ranks", sharing) : "",
                   on_gpu ? "GPU" : "machine", format_bytes(available),
-                  group != nullptr ? fmt::format("; of rank {}", rank) : "", breakdown,
-                  sharing > 1 ? ", or fewer ranks" : ""));
+                  group != nullptr ? fmt::format("; of rank {}", rank) : "", breakdown, remedies));
 }
 
 void require_host_memory(const Options& options, ProcessGroup* group, int32_t rank,
@@ -124,7 +177,7 @@ void add_profiled_run(Interpreter& interpreter, ProcessGroup* group, int32_t ran
                       StepProfile& profile) {
   using Clock = std::chrono::steady_clock;
   if (group == nullptr) return profile.add(interpreter.run_profiled());
-  meet(group, rank);
+  barrier(group, rank);
   const auto begin = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
           .count());
@@ -149,26 +202,47 @@ std::vector<std::string> gather_from(ProcessGroup* group, int32_t rank,
   return gathered;
 }
 
-std::string write_timelines(const Options& options, ProcessGroup* group, int32_t rank, int64_t step,
-                            const std::vector<int32_t>& chosen, const StepProfile& profile) {
+WrittenTimelines write_timelines(const Options& options, ProcessGroup* group, int32_t rank,
+                                 int64_t step, const std::vector<int32_t>& chosen,
+                                 const StepProfile& profile) {
   const auto path = [&](const std::string& whose) {
     return fmt::format("{}/{}_step{}.json", options.profile_dir, whose, step);
   };
   const std::string events = profile.timeline_events(rank);
+  std::string fault;
+  const auto write = [&](const std::string& whose, std::span<const std::string> all) {
+    try {
+      write_timeline(path(whose), all);
+    } catch (const UserError& error) {
+      fault = error.what();
+    }
+  };
   if (std::find(chosen.begin(), chosen.end(), rank) != chosen.end()) {
-    write_timeline(path(fmt::format("rank{}", rank)), {&events, 1});
+    write(fmt::format("rank{}", rank), {&events, 1});
   }
+  if (chosen.size() > 1) {
+    const std::vector<std::string> all = gather_from(group, rank, chosen, events);
+    if (rank == 0) write("ranks", all);
+  }
+  if (group != nullptr) {
+    std::string first;
+    for (const std::string& each : group->gather(rank, fault)) {
+      if (first.empty()) first = each;
+    }
+    fault = first;
+  }
+  if (rank != 0) return {};
   if (chosen.size() == 1) {
-    return fmt::format("step {} of rank {}: timeline in {}", step, chosen.front(),
-                       path(fmt::format("rank{}", chosen.front())));
+    return {.note = fmt::format("step {} of rank {}: timeline in {}", step, chosen.front(),
+                                path(fmt::format("rank{}", chosen.front()))),
+            .fault = fault};
   }
-  const std::vector<std::string> all = gather_from(group, rank, chosen, events);
-  if (rank == 0) write_timeline(path("ranks"), all);
-  return fmt::format("step {} of the ranks {}: timelines in {}, all together in {}", step,
-                     fmt::join(chosen, ", "), path("rank<R>"), path("ranks"));
+  return {.note = fmt::format("step {} of the ranks {}: timelines in {}, all together in {}", step,
+                              fmt::join(chosen, ", "), path("rank<R>"), path("ranks")),
+          .fault = fault};
 }
 
-void meet(ProcessGroup* group, int32_t rank) {
+void barrier(ProcessGroup* group, int32_t rank) {
   if (group != nullptr) group->exchange(rank, 0);
 }
 

@@ -48,6 +48,9 @@ void run_all_ranks(const Options& options, ProcessGroup* processes, const Make& 
   run_ranks(*group, [&](int rank) { body(*ranks.at(rank)); });
 }
 
+// Refuses ranks that were not started with the options of rank 0, and names the options.
+void require_same_options(const Options& options, ProcessGroup& group, int32_t rank);
+
 // The training step of one rank, verified, and planned for its device.
 struct PlannedStep {
   TrainingStep step;
@@ -68,7 +71,7 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
 void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
                     int gpu, const std::string& breakdown);
 
-// Likewise what the ranks of a machine want of the host's memory, beside that of their GPUs.
+// The same for what the ranks of a machine need of the host's memory, beside that of their GPUs.
 void require_host_memory(const Options& options, ProcessGroup* group, int32_t rank,
                          const MemoryPlan& plan);
 
@@ -86,13 +89,19 @@ void add_profiled_run(Interpreter& interpreter, ProcessGroup* group, int32_t ran
 std::vector<std::string> gather_from(ProcessGroup* group, int32_t rank,
                                      const std::vector<int32_t>& chosen, const std::string& text);
 
+struct WrittenTimelines {
+  std::string note;   // where they are
+  std::string fault;  // which file could not be written, and why; empty: all were
+};
+
 // Each rank among `chosen` writes the last run of its profile as
 // --profile-dir/rank<R>_step<N>.json; if they are several, rank 0 writes a timeline of them all
-// besides, ranks_step<N>.json. Returns a line that says so, for rank 0.
-std::string write_timelines(const Options& options, ProcessGroup* group, int32_t rank, int64_t step,
-                            const std::vector<int32_t>& chosen, const StepProfile& profile);
+// besides, ranks_step<N>.json. Both texts are only on rank 0, which hears of all ranks' faults.
+WrittenTimelines write_timelines(const Options& options, ProcessGroup* group, int32_t rank,
+                                 int64_t step, const std::vector<int32_t>& chosen,
+                                 const StepProfile& profile);
 
 // Returns when all ranks have come.
-void meet(ProcessGroup* group, int32_t rank);
+void barrier(ProcessGroup* group, int32_t rank);
 
 }  // namespace troupe

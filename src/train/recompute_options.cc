@@ -52,12 +52,38 @@ void refuse(bool given, std::string_view flag, std::string_view granularity) {
       granularity));
 }
 
+// Megatron's older flags, which say the same as those of today.
+void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
+  const bool granularity_given = !options.recompute_granularity.empty();
+  if (options.checkpoint_activations) {
+    if (granularity_given || options.moe_layer_recompute) {
+      throw_bad_request(
+          "--checkpoint-activations recomputes all layers. Leave it out beside "
+          "--recompute-granularity and --moe-layer-recompute.");
+    }
+    chosen.granularity = RecomputeOptions::Granularity::full;
+    chosen.method = RecomputeOptions::Method::uniform;
+    chosen.layers = 1;
+  }
+  if (options.moe_layer_recompute) {
+    if (options.recompute_granularity == "full") {
+      throw_bad_request(
+          "--moe-layer-recompute recomputes experts, --recompute-granularity full whole layers; "
+          "give one of them.");
+    }
+    chosen.granularity = RecomputeOptions::Granularity::selective;
+    chosen.moe = true;
+  }
+}
+
 }  // namespace
 
 RecomputeOptions recompute_options_of(const Options& options, const ModelConfig& config) {
   RecomputeOptions chosen;
+  apply_older_flags(options, chosen);
   const bool full = options.recompute_granularity == "full";
-  const bool selective = options.recompute_granularity == "selective";
+  const bool selective = options.recompute_granularity == "selective" ||
+                         (options.moe_layer_recompute && !options.recompute_modules.empty());
   if (!full) {
     refuse(!options.recompute_method.empty(), "recompute-method", "full");
     refuse(options.recompute_num_layers.has_value(), "recompute-num-layers", "full");

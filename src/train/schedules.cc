@@ -243,6 +243,17 @@ void check_rates(const Options& options) {
     throw_bad_request(fmt::format("--lr-warmup-init {} is larger than --lr {}.",
                                   options.lr_warmup_init, *options.lr));
   }
+  if (options.decoupled_min_lr && !options.decoupled_lr) {
+    throw_bad_request("--decoupled-min-lr needs --decoupled-lr.");
+  }
+  if (options.decoupled_lr) {
+    const double least = options.decoupled_min_lr.value_or(options.min_lr);
+    if (least > *options.decoupled_lr) {
+      throw_bad_request(fmt::format("{} {} is larger than --decoupled-lr {}.",
+                                    options.decoupled_min_lr ? "--decoupled-min-lr" : "--min-lr",
+                                    least, *options.decoupled_lr));
+    }
+  }
   const bool constant = options.weight_decay_incr_style == "constant";
   const bool has_ends = options.start_weight_decay || options.end_weight_decay;
   if (constant && has_ends) {
@@ -352,7 +363,7 @@ int64_t BatchSizeSchedule::steps_between(int64_t from, int64_t to) const {
     const int64_t size = stages[i].batch_size;
     const bool last = i + 1 == stages.size();
     if (!last && from >= stages[i + 1].first_sample) continue;
-    // Steps that begin within the stage; all of them but for those that would end beyond `to`.
+    // Steps that begin within the stage; all of them except those that would end beyond `to`.
     const int64_t begun = last ? std::numeric_limits<int64_t>::max()
                                : (stages[i + 1].first_sample - from + size - 1) / size;
     const int64_t fitting = std::max<int64_t>(0, to - from) / size;
@@ -378,6 +389,11 @@ BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence) {
   } else {
     schedule.stages = {{0, global_batch_size_of(options)}};
   }
+  if (options.decrease_batch_size_if_needed && has_batch_size_schedule(options)) {
+    throw_bad_request(
+        "--decrease-batch-size-if-needed goes with one global batch size; leave it out beside "
+        "--rampup-batch-size and --step-batch-size-schedule.");
+  }
   for (const BatchSizeSchedule::Stage& stage : schedule.stages) {
     const int32_t replicas = data_parallel_size_of(options);
     const int64_t unit = int64_t{options.micro_batch_size} * replicas;
@@ -400,8 +416,11 @@ BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence) {
 }
 
 Schedules make_schedules(const Options& options) {
-  // Steps have one size where lengths are in steps (check_schedules).
-  const int64_t unit = options.train_samples ? 1 : global_batch_size_of(options);
+  // Steps have one size where lengths are in steps (check_schedules): that which was asked for,
+  // also where --decrease-batch-size-if-needed makes it smaller, so that the schedules stay the
+  // same when the number of ranks changes.
+  const int64_t unit =
+      options.train_samples ? 1 : options.global_batch_size.value_or(global_batch_size_of(options));
   const int64_t run = options.train_samples ? *options.train_samples : *options.train_iters;
   const bool by_samples = options.train_samples.has_value();
   const auto pick = [&](const std::optional<int64_t>& samples,
@@ -425,6 +444,11 @@ Schedules make_schedules(const Options& options) {
                                                 "--lr-wsd-decay-style");
     rate.wsd_decay_samples =
         pick(options.lr_wsd_decay_samples, options.lr_wsd_decay_iters).value_or(0) * unit;
+  }
+  if (options.decoupled_lr) {
+    schedules.decoupled_learning_rate = rate;
+    schedules.decoupled_learning_rate->max_lr = *options.decoupled_lr;
+    schedules.decoupled_learning_rate->min_lr = options.decoupled_min_lr.value_or(options.min_lr);
   }
   WeightDecaySchedule& decay = schedules.weight_decay;
   decay.style = style_named<IncreaseStyle>(options.weight_decay_incr_style, kIncreaseStyles,
@@ -455,6 +479,15 @@ std::string schedule_difference(const Schedules& before, const Schedules& after)
       differs("--lr", a.max_lr, b.max_lr),
       differs("--lr-decay-style", name_in(a.style, kDecayStyles), name_in(b.style, kDecayStyles)),
       differs("a warm-up (samples) of", a.warmup_samples, b.warmup_samples)};
+  if (before.decoupled_learning_rate || after.decoupled_learning_rate) {
+    // Without one these weights have the rates of all others.
+    const LearningRateSchedule e = before.decoupled_learning_rate.value_or(a);
+    const LearningRateSchedule f = after.decoupled_learning_rate.value_or(b);
+    found.push_back(differs("--decoupled-lr", e.max_lr, f.max_lr));
+    if (a.style != LrDecayStyle::constant) {
+      found.push_back(differs("--decoupled-min-lr", e.min_lr, f.min_lr));
+    }
+  }
   if (a.warmup_samples > 0) found.push_back(differs("--lr-warmup-init", a.init_lr, b.init_lr));
   if (a.style != LrDecayStyle::constant) {
     found.push_back(differs("--min-lr", a.min_lr, b.min_lr));
@@ -482,20 +515,24 @@ std::string schedule_difference(const Schedules& before, const Schedules& after)
 std::string to_json(const Schedules& schedules) {
   const LearningRateSchedule& rate = schedules.learning_rate;
   const WeightDecaySchedule& decay = schedules.weight_decay;
-  const nlohmann::json json = {{"learning_rate",
-                                {{"style", name_in(rate.style, kDecayStyles)},
-                                 {"init_lr", rate.init_lr},
-                                 {"max_lr", rate.max_lr},
-                                 {"min_lr", rate.min_lr},
-                                 {"warmup_samples", rate.warmup_samples},
-                                 {"decay_samples", rate.decay_samples},
-                                 {"wsd_style", name_in(rate.wsd_style, kWsdDecayStyles)},
-                                 {"wsd_decay_samples", rate.wsd_decay_samples}}},
-                               {"weight_decay",
-                                {{"style", name_in(decay.style, kIncreaseStyles)},
-                                 {"start", decay.start},
-                                 {"end", decay.end},
-                                 {"samples", decay.samples}}}};
+  nlohmann::json json = {{"learning_rate",
+                          {{"style", name_in(rate.style, kDecayStyles)},
+                           {"init_lr", rate.init_lr},
+                           {"max_lr", rate.max_lr},
+                           {"min_lr", rate.min_lr},
+                           {"warmup_samples", rate.warmup_samples},
+                           {"decay_samples", rate.decay_samples},
+                           {"wsd_style", name_in(rate.wsd_style, kWsdDecayStyles)},
+                           {"wsd_decay_samples", rate.wsd_decay_samples}}},
+                         {"weight_decay",
+                          {{"style", name_in(decay.style, kIncreaseStyles)},
+                           {"start", decay.start},
+                           {"end", decay.end},
+                           {"samples", decay.samples}}}};
+  if (const auto& decoupled = schedules.decoupled_learning_rate) {
+    json["decoupled_learning_rate"] = {{"max_lr", decoupled->max_lr},
+                                       {"min_lr", decoupled->min_lr}};
+  }
   return json.dump();
 }
 
@@ -517,6 +554,12 @@ Schedules parse_schedules(const std::string& text, const std::string& path) {
         .decay_samples = integer_field(rate, "decay_samples", 1, kMostSamples, path),
         .wsd_style = style_named<WsdDecayStyle>(style(rate, "wsd_style"), kWsdDecayStyles, path),
         .wsd_decay_samples = integer_field(rate, "wsd_decay_samples", 0, kMostSamples, path)};
+    if (json.contains("decoupled_learning_rate")) {
+      const nlohmann::json& decoupled = json.at("decoupled_learning_rate");
+      schedules.decoupled_learning_rate = schedules.learning_rate;
+      schedules.decoupled_learning_rate->max_lr = decoupled.at("max_lr").get<double>();
+      schedules.decoupled_learning_rate->min_lr = decoupled.at("min_lr").get<double>();
+    }
     schedules.weight_decay = {
         .style = style_named<IncreaseStyle>(style(decay, "style"), kIncreaseStyles, path),
         .start = decay.at("start").get<double>(),

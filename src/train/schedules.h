@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,8 @@ BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence);
 struct Schedules {
   LearningRateSchedule learning_rate;
   WeightDecaySchedule weight_decay;
+  // Of the embedding and the output layer, where it is another.
+  std::optional<LearningRateSchedule> decoupled_learning_rate = {};
 };
 
 // --lr and --train-iters or --train-samples must be set.

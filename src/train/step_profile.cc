@@ -16,6 +16,7 @@
 #include "runtime/cpu/copy_limit.h"
 #include "runtime/device_limits.h"
 #include "train/matmul_limit.h"
+#include "train/terminal.h"
 
 namespace troupe {
 namespace {
@@ -192,35 +193,56 @@ ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device devic
               device == Device::cuda ? measure_device_copy_limit() : measure_copy_limit(pool)};
 }
 
-std::string describe_profile(const StepProfile& profile, const ProfileLimits& limits,
+ProfileLimits best_limits(const ProfileLimits& measured, const StepProfile& profile) {
+  const std::vector<KindTime> kinds = profile.kinds();
+  double sum = 0;
+  for (const KindTime& kind : kinds) sum += kind.seconds;
+  ProfileLimits best = measured;
+  for (const KindTime& kind : kinds) {
+    // Of what takes no time the clock says too little.
+    if (kind.seconds <= 0.01 * sum) continue;
+    best.flops = std::max(best.flops, kind.flops / kind.seconds);
+    best.copy_bytes = std::max(best.copy_bytes, kind.bytes / kind.seconds);
+  }
+  return best;
+}
+
+std::string describe_profile(const StepProfile& profile, const ProfileLimits& measured,
                              const std::string& filter) {
+  const ProfileLimits limits = best_limits(measured, profile);
   const std::vector<KindTime> kinds = profile.kinds();
   double sum = 0;
   for (const KindTime& kind : kinds) sum += kind.seconds;
   std::string text =
-      fmt::format("{:<32} {:>5} {:>10} {:>6} {:>10} {:>6} {:>10} {:>6}\n", "operation kind",
-                  "count", "time", "share", "Gflop/s", "limit", "GB/s", "limit");
+      fmt::format("{:<33} {:>5} {:>8} {:>5} {:>7} {:>4} {:>6} {:>4}\n", "operation kind", "count",
+                  "time", "share", "Gflop/s", "of", "GB/s", "of");
+  const auto rate = [](double giga) { return fmt::format("{:.{}f}", giga, giga < 1000 ? 1 : 0); };
+  const auto percent = [](double value, double limit) {
+    return std::min(100.0, 100 * value / limit);
+  };
   for (const KindTime& kind : kinds) {
     if (kind.kind.find(filter) == std::string::npos) continue;
     // An operation that does nothing on this device takes no time.
     const double seconds = std::max(kind.seconds, 1e-12);
-    text +=
-        fmt::format("{:<32} {:>5} {:>10} {:>5.1f}% {:>10.1f} {:>5.0f}% {:>10.1f} {:>5.0f}%\n",
-                    kind.kind, kind.count, format_duration(kind.seconds), 100 * kind.seconds / sum,
-                    kind.flops / seconds / 1e9, 100 * kind.flops / seconds / limits.flops,
-                    kind.bytes / seconds / 1e9, 100 * kind.bytes / seconds / limits.copy_bytes);
+    text += fmt::format(
+        "{:<33} {:>5} {:>8} {:>4.1f}% {:>7} {:>3.0f}% {:>6} {:>3.0f}%\n", kind.kind, kind.count,
+        format_duration(kind.seconds), 100 * kind.seconds / sum, rate(kind.flops / seconds / 1e9),
+        percent(kind.flops / seconds, limits.flops), rate(kind.bytes / seconds / 1e9),
+        percent(kind.bytes / seconds, limits.copy_bytes));
   }
   const StepTimes times = profile.times();
-  text += fmt::format("\n{} from first to last, idle {} of it, at most {} between operations{}",
-                      format_duration(times.seconds), format_duration(times.seconds - times.busy_s),
-                      format_duration(times.largest_gap_s),
-                      times.after_gap.empty() ? "" : fmt::format(" (before {})", times.after_gap));
+  text += "\n";
+  std::string line =
+      fmt::format("{} from first to last, idle {} of it, at most {} between operations{}",
+                  format_duration(times.seconds), format_duration(times.seconds - times.busy_s),
+                  format_duration(times.largest_gap_s),
+                  times.after_gap.empty() ? "" : fmt::format(" (before {})", times.after_gap));
   if (times.communication_s > 0) {
-    text +=
+    line +=
         fmt::format("; communication {}, {} of it exposed", format_duration(times.communication_s),
                     format_duration(times.exposed_communication_s));
   }
-  return text + "\n";
+  return text + wrap_text(line, kDefaultColumns, 2) + "\n";
 }
 
 }  // namespace troupe

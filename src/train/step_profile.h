@@ -79,8 +79,12 @@ struct ProfileLimits {
 // Measured now, which takes about half a second, and memory meanwhile.
 ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device device);
 
-// The table of kinds, with rates beside the limits, and a line about the last run. Only kinds whose
-// name contains `filter`.
+// The limits as they are when what the profile has seen is the best measurement: those of the kinds
+// that take at least a hundredth of the time.
+ProfileLimits best_limits(const ProfileLimits& measured, const StepProfile& profile);
+
+// The table of kinds, with rates beside the limits (best_limits()), and a line about the last run.
+// Only kinds whose name contains `filter`.
 std::string describe_profile(const StepProfile& profile, const ProfileLimits& limits,
                              const std::string& filter = {});
 

@@ -38,6 +38,11 @@ std::string_view closest(std::string_view name, std::span<const std::string_view
   std::string_view best;
   size_t best_distance = std::clamp<size_t>(name.size() / 3, 1, 4) + 1;
   for (std::string_view candidate : candidates) {
+    // Each letter that one name has more is an edit: names of a quite different length need no
+    // table, whose size is the product of both.
+    const size_t lengths_apart =
+        std::max(name.size(), candidate.size()) - std::min(name.size(), candidate.size());
+    if (lengths_apart >= best_distance) continue;
     const size_t candidate_distance = distance(name, candidate);
     // A name without a letter in common is no typing mistake.
     if (candidate_distance < best_distance && candidate_distance < candidate.size()) {

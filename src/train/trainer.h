@@ -16,6 +16,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,12 +26,15 @@
 #include "passes/step_programs.h"
 #include "runtime/interpreter.h"
 #include "train/batch_feed.h"
+#include "train/data_hash.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
+#include "train/gradient_watch.h"
 #include "train/metrics_log.h"
 #include "train/options.h"
 #include "train/progress.h"
 #include "train/routing_watch.h"
+#include "train/run_saver.h"
 #include "train/schedules.h"
 #include "train/step_profile.h"
 #include "train/training_checkpoint.h"
@@ -59,17 +63,25 @@ class Trainer {
   void check_with_others() const;
   // The bytes that run() allocates for the programs.
   uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
-  // Where --load points; refuses what is not this run.
+  // Where --load points.
   void find_start();
+  // What the run is, by the options, or with --use-checkpoint-args by the checkpoint.
+  void describe_run();
+  // From the checkpoint on; refuses what is not this run.
+  void go_on();
+  // Where the model comes from, for `troupe convert`. Refuses random weights that may not be meant.
+  void find_source();
   // From the position on, by --train-iters or --train-samples.
   void find_last_step();
   void open_data();
+  // Refuses contents that the checkpoint's run was not trained on, as far as hashes are known.
+  void require_data_of_checkpoint() const;
+  // All ranks, once all hashes are complete: compares them.
+  void finish_data_hashes();
   // The training samples in an order for the whole run, or, in a run that goes on, in the order
   // that it had, as long as that holds enough of them.
   std::unique_ptr<SampleSource> order_training_data(const DataSets& data, SampleOptions options);
   void load_weights();
-  // A new run must not mix its checkpoints with those of another one.
-  void refuse_foreign_folder() const;
   // `resume`: go on with the saved run; otherwise take its weights for a new one.
   void load_checkpoint(const std::string& path, bool resume);
   // Builds, verifies and plans the step for a global batch of this size.
@@ -85,19 +97,26 @@ class Trainer {
   void open_logs();
 
   StepMetrics do_step();
+  // In place of do_step(): the next step's samples count as consumed, and nothing else happens.
+  void leave_step_out();
   // In place of the interpreter's run(), on all ranks: those of --profile-ranks write the step's
   // timeline, and it is printed where their time went.
   void profile_step();
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless(const StepMetrics& metrics) const;
-  void note_skipped_step() const;
+  void note_skipped_step(const StepMetrics& metrics) const;
   // The parameters whose gradients are not all finite, on any rank, for a person: the first ones by
   // name. All ranks must ask.
   std::string non_finite_gradients() const;
   void read_layer_metrics(StepMetrics& metrics) const;
   void log_step(const StepMetrics& metrics);
+  // What --json prints at the end: how far the run came, and the numbers of its last step.
+  void print_json(const StepMetrics& metrics, bool interrupted) const;
+  // To TensorBoard, if there is any and it can be written.
+  void write_curves(std::span<const TensorboardWriter::Scalar> scalars);
   void evaluate();
-  void save();
+  void save(SaveReason reason, bool is_last = false);
+  RunSaver::Say speaker() const;
   bool due(const std::optional<int64_t>& interval) const;
   // Whether the run ends after this step though it is not the last one.
   bool must_exit() const;
@@ -110,12 +129,16 @@ class Trainer {
   ThreadPool pool_;
   Device device_;
   int gpu_ = 0;  // of Device::cuda
+  RunSaver saver_;
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
   BatchSizeSchedule batch_sizes_;
+  std::set<int64_t> skipped_steps_;
   std::optional<std::string> load_path_;  // the checkpoint that --load means
-  std::optional<StoredRun> resumed_;      // what it says, if the run goes on from it
+  std::optional<StoredRun> stored_;       // what it says
+  uint64_t stored_hash_ = 0;
+  std::optional<StoredRun> resumed_;  // the same, if the run goes on from it
 
   ModelState state_;
   TrainingStepOptions step_options_;
@@ -126,18 +149,21 @@ class Trainer {
   std::unique_ptr<Interpreter> interpreter_;
   ProfileLimits profile_limits_;  // with --profile, of a rank
 
+  std::vector<std::string> data_prefixes_;
+  std::unique_ptr<DataHasher> hasher_;  // until all hashes are complete
   std::unique_ptr<SampleSource> training_data_;
   std::vector<EvaluationSet> evaluation_sets_;
   std::unique_ptr<BatchFeed> feed_;
   EvaluationPlan evaluation_plan_;  // until run(); empty in a run that does not evaluate
   uint64_t evaluation_bytes_ = 0;
   std::unique_ptr<Evaluation> evaluation_;
+  std::vector<EvaluationResult> last_evaluation_;
 
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<TensorboardWriter> tensorboard_;
   std::unique_ptr<Progress> progress_;
   RoutingWatch routing_watch_;
-  int64_t last_saved_step_ = -1;
+  GradientWatch gradient_watch_;
 };
 
 // A whole run of options.ranks ranks: what `troupe train` does. `processes`: these ranks; all

@@ -2,17 +2,22 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <exception>
 #include <fmt/format.h>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <unistd.h>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "io/convert_dtype.h"
+#include "io/hash.h"
 #include "io/json.h"
 #include "io/model_config_json.h"
 #include "model/parameter_layout.h"
@@ -29,6 +34,8 @@ constexpr int kMaxTrainingDepth = 32;
 // The tensor that holds the bytes of the tokenizer's file. It goes with the weights wherever they
 // go, under the same hashes.
 constexpr const char* kTokenizerTensor = "tokenizer";
+// The same for the source's files: this and the file's name.
+constexpr std::string_view kFilePrefix = "files/";
 
 CheckpointRole to_checkpoint_role(Role role) {
   switch (role) {
@@ -155,7 +162,7 @@ struct Holders {
 // The boxes of this rank, in its memory: all of them, or those that it saves.
 template <class Slice>
 std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storage,
-                             const Holders* holders) {
+                             const Holders* holders, bool with_optimizer) {
   std::vector<Slice> slices;
   const auto add = [&](StateId id, const Shape& whole, const SlicePiece& piece) {
     const StateTensor& tensor = (*state.table)[id];
@@ -175,7 +182,7 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
       add(parameter.value, parameter.whole_shape, piece);
     }
     const std::vector<StateId> kept = optimizer_tensors(parameter);
-    if (kept.empty()) continue;
+    if (kept.empty() || !with_optimizer) continue;
     for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.shard)) {
       if (holders != nullptr && !holders->optimizer.is_lowest(parameter, piece)) continue;
       for (const StateId id : kept) add(id, parameter.whole_shape, piece);
@@ -195,9 +202,9 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
 }
 
 template <class Slice>
-Slice tokenizer_slice(int64_t bytes) {
+Slice file_slice(const std::string& name, int64_t bytes) {
   Slice slice;
-  slice.name = kTokenizerTensor;
+  slice.name = name;
   slice.role = CheckpointRole::state;
   slice.dtype = DType::u8;
   slice.global_shape = Shape{bytes};
@@ -205,28 +212,104 @@ Slice tokenizer_slice(int64_t bytes) {
   return slice;
 }
 
-TokenizerModel read_tokenizer(const Checkpoint& checkpoint, const json& training) {
-  TokenizerModel model;
-  model.type = training.at("tokenizer_type").get<std::string>();
-  model.eod = training.value("tokenizer_eod", "");
-  model.path = checkpoint.path();
-  std::vector<std::string> others;
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
-    if (tensor.name != kTokenizerTensor) {
-      others.push_back(tensor.name);
-    } else if (tensor.shape.rank() == 1) {
-      model.contents.resize(static_cast<size_t>(tensor.shape.elements()));
-    }
-  }
-  if (!model.contents.empty()) {
-    auto slice = tokenizer_slice<SliceToLoad>(static_cast<int64_t>(model.contents.size()));
-    slice.data = model.contents.data();
-    checkpoint.load({&slice, 1}, std::vector{CheckpointRole::state}, others);
-  }
-  return model;
+bool is_file(const StoredTensor& tensor) {
+  return tensor.name == kTokenizerTensor || tensor.name.starts_with(kFilePrefix);
 }
 
-std::string describe_run(const RunIdentity& identity, const TrainingPosition& position) {
+// All files that a checkpoint keeps, under the names of their tensors.
+std::vector<HfFile> read_files(const Checkpoint& checkpoint) {
+  std::vector<HfFile> files;
+  std::vector<std::string> others;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (is_file(tensor) && tensor.shape.rank() == 1 && tensor.shape.elements() > 0) {
+      files.push_back({tensor.name, {}});
+      files.back().contents.resize(static_cast<size_t>(tensor.shape.elements()));
+    } else {
+      others.push_back(tensor.name);
+    }
+  }
+  std::vector<SliceToLoad> slices;
+  for (HfFile& file : files) {
+    slices.push_back(
+        file_slice<SliceToLoad>(file.name, static_cast<int64_t>(file.contents.size())));
+    slices.back().data = file.contents.data();
+  }
+  if (!slices.empty()) checkpoint.load(slices, std::vector{CheckpointRole::state}, others);
+  return files;
+}
+
+// Takes the tokenizer's and the source's files out of those that a checkpoint keeps.
+void take_files(const Checkpoint& checkpoint, const json& training, RunIdentity& identity) {
+  identity.tokenizer.type = training.at("tokenizer_type").get<std::string>();
+  identity.tokenizer.eod = training.value("tokenizer_eod", "");
+  if (training.contains("tokenizer_pad")) {
+    identity.tokenizer.pad = training.at("tokenizer_pad").get<std::string>();
+  }
+  identity.tokenizer.path = checkpoint.path();
+  for (HfFile& file : read_files(checkpoint)) {
+    if (file.name == kTokenizerTensor) {
+      identity.tokenizer.contents = std::move(file.contents);
+      continue;
+    }
+    std::string name = file.name.substr(kFilePrefix.size());
+    if (!is_hf_file(name)) {
+      throw_failed(fmt::format("{}: keeps a file of the unknown name {}.", checkpoint.path(),
+                               quote_name(name)));
+    }
+    identity.source.files.push_back({std::move(name), std::move(file.contents)});
+  }
+  if (!training.contains("source")) return;  // an older checkpoint, or a model of flags alone
+  const json& source = training.at("source");
+  identity.source.config_json = source.at("config").get<std::string>();
+  identity.source.has_weights = source.at("weights").get<bool>();
+  identity.source.keeps_token_ids = source.at("token_ids").get<bool>();
+}
+
+// The files that a checkpoint keeps, as tensors.
+std::vector<SliceToSave> slices_of_files(const RunIdentity& identity) {
+  std::vector<SliceToSave> slices;
+  const auto add = [&](const std::string& name, const std::string& contents) {
+    if (contents.empty()) return;
+    slices.push_back(file_slice<SliceToSave>(name, static_cast<int64_t>(contents.size())));
+    slices.back().data = contents.data();
+  };
+  add(kTokenizerTensor, identity.tokenizer.contents);
+  for (const HfFile& file : identity.source.files) {
+    add(std::string(kFilePrefix) + file.name, file.contents);
+  }
+  return slices;
+}
+
+json to_json(const std::vector<DataHash>& hashes) {
+  json all = json::array();
+  for (const DataHash& hash : hashes) {
+    json one = {{"bytes", hash.bytes}, {"sampled_xxh3", hash_to_hex(hash.sampled)}};
+    if (hash.full) one["xxh3"] = hash_to_hex(*hash.full);
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+std::vector<DataHash> read_data_hashes(const json& training, const std::string& where) {
+  std::vector<DataHash> hashes;
+  if (!training.contains("data_hashes")) return hashes;  // an older version's
+  const auto read = [&](const json& text) {
+    const std::optional<uint64_t> hash = hash_from_hex(text.get<std::string>());
+    if (!hash) throw_failed(where + ": a hash in \"data_hashes\" is broken");
+    return *hash;
+  };
+  for (const json& one : training.at("data_hashes")) {
+    DataHash hash{.bytes = one.at("bytes").get<uint64_t>(),
+                  .sampled = read(one.at("sampled_xxh3")),
+                  .full = {}};
+    if (one.contains("xxh3")) hash.full = read(one.at("xxh3"));
+    hashes.push_back(hash);
+  }
+  return hashes;
+}
+
+std::string describe_run(const RunIdentity& identity, const TrainingPosition& position,
+                         const SavedParts& parts) {
   json training = {
       {"position",
        {{"step", position.step},
@@ -241,15 +324,33 @@ std::string describe_run(const RunIdentity& identity, const TrainingPosition& po
       {"split", identity.split},
       {"tokenizer_type", identity.tokenizer.type},
       {"tokenizer_eod", identity.tokenizer.eod},
+      {"tokenizer_pad", identity.tokenizer.pad.value_or("")},
       {"ordered_samples", identity.ordered_samples},
       {"data", identity.data},
+      {"data_hashes", to_json(identity.data_hashes)},
       {"schedules", json::parse(to_json(identity.schedules))},
       {"options", json::parse(identity.options_json)},
   };
+  if (!identity.source.config_json.empty()) {
+    training["source"] = {{"config", identity.source.config_json},
+                          {"weights", identity.source.has_weights},
+                          {"token_ids", identity.source.keeps_token_ids}};
+  }
   if (position.best_step > 0) {
     training["best"] = {{"step", position.best_step}, {"loss", position.best_loss}};
   }
+  if (!parts.optimizer) training["optimizer_left_out"] = true;
+  if (!parts.seed) training.erase("seed");
+  if (parts.by_clock) training["by_clock"] = true;
   return training.dump();
+}
+
+std::vector<std::string> names_of_files(const Checkpoint& checkpoint) {
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (is_file(tensor)) names.push_back(tensor.name);
+  }
+  return names;
 }
 
 // Every rank of the group has come here. Says whether any of them has failed.
@@ -270,12 +371,47 @@ std::exception_ptr failure_of(const Body& body) {
   return nullptr;
 }
 
-// Ends a rank that goes on no further: with what it failed of, or with what another one did, which
-// the meeting throws.
-void stop(ProcessGroup* group, int32_t rank, const std::exception_ptr& failure) {
-  if (failure != nullptr) std::rethrow_exception(failure);
-  group->exchange(rank, 0);
-  TROUPE_CHECK(false, "a rank that has failed goes on");
+// All ranks have come here, at least one with a failure: ends the save on all of them. Rank 0,
+// which speaks, names the first one that has failed and says what of.
+[[noreturn]] void fail_together(ProcessGroup* group, int32_t rank,
+                                const std::exception_ptr& failure) {
+  ExitStatus status = ExitStatus::failed;
+  std::string message;
+  if (failure != nullptr) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const UserError& error) {
+      status = error.status();
+      message = error.what();
+    } catch (const std::exception& error) {
+      message = error.what();
+    }
+  }
+  if (group != nullptr) {
+    const std::vector<std::string> messages = group->gather(rank, message);
+    for (size_t other = 0; other < messages.size() && message.empty(); ++other) {
+      if (!messages[other].empty()) message = fmt::format("rank {}: {}", other, messages[other]);
+    }
+  }
+  throw SaveFailed(status, message.empty() ? "another rank could not save" : message);
+}
+
+Holders holders_of(const RunIdentity& identity, const ModelState& state) {
+  const bool values_are_sharded = state.part.run->sharding == StateSharding::parameters;
+  return {.values = {identity.model, state.part, values_are_sharded},
+          .optimizer = {identity.model, state.part, /*of_shards=*/true}};
+}
+
+// What this rank writes.
+std::vector<SliceToSave> slices_to_save(const RunIdentity& identity, const ModelState& state,
+                                        const StateStorage& storage, bool with_optimizer) {
+  const Holders holders = holders_of(identity, state);
+  std::vector<SliceToSave> slices =
+      slices_of<SliceToSave>(state, storage, &holders, with_optimizer);
+  if (state.part.rank == 0) {
+    for (SliceToSave& file : slices_of_files(identity)) slices.push_back(std::move(file));
+  }
+  return slices;
 }
 
 }  // namespace
@@ -283,7 +419,7 @@ void stop(ProcessGroup* group, int32_t rank, const std::exception_ptr& failure) 
 CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentity& identity,
                                         const TrainingPosition& position, const ModelState& state,
                                         const StateStorage& storage, ProcessGroup* group,
-                                        const CheckpointOptions& options) {
+                                        const CheckpointOptions& options, const SavedParts& parts) {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
   const int32_t rank = state.part.rank;
   const int32_t ranks = state.part.layout().world_size();
@@ -296,20 +432,10 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   std::exception_ptr failure = failure_of([&] {
     if (first) writer.begin();
   });
-  if (any_failed(group, rank, failure != nullptr)) stop(group, rank, failure);
+  if (any_failed(group, rank, failure != nullptr)) fail_together(group, rank, failure);
 
-  failure = failure_of([&] {
-    const bool values_are_sharded = state.part.run->sharding == StateSharding::parameters;
-    const Holders holders{.values = {identity.model, state.part, values_are_sharded},
-                          .optimizer = {identity.model, state.part, /*of_shards=*/true}};
-    std::vector<SliceToSave> slices = slices_of<SliceToSave>(state, storage, &holders);
-    if (const std::string& file = identity.tokenizer.contents; first && !file.empty()) {
-      auto slice = tokenizer_slice<SliceToSave>(static_cast<int64_t>(file.size()));
-      slice.data = file.data();
-      slices.push_back(std::move(slice));
-    }
-    writer.write(rank, slices);
-  });
+  failure = failure_of(
+      [&] { writer.write(rank, slices_to_save(identity, state, storage, parts.optimizer)); });
   bool failed = true;
   try {
     failed = any_failed(group, rank, failure != nullptr);
@@ -319,17 +445,30 @@ CheckpointInfo save_training_checkpoint(const std::string& dir, const RunIdentit
   }
   if (failed) {
     if (first) writer.abandon();
-    stop(group, rank, failure);
+    fail_together(group, rank, failure);
   }
 
   CheckpointInfo info;
   failure = failure_of([&] {
     if (first) {
-      info = writer.commit(ranks, std::string(kVersion), describe_run(identity, position));
+      info = writer.commit(ranks, std::string(kVersion), describe_run(identity, position, parts));
     }
   });
-  if (any_failed(group, rank, failure != nullptr)) stop(group, rank, failure);
+  if (any_failed(group, rank, failure != nullptr)) fail_together(group, rank, failure);
   return info;
+}
+
+uint64_t checkpoint_bytes(const RunIdentity& identity, const ModelState& state,
+                          const StateStorage& storage, ProcessGroup* group,
+                          const SavedParts& parts) {
+  uint64_t bytes = 0;
+  for (const SliceToSave& slice : slices_to_save(identity, state, storage, parts.optimizer)) {
+    bytes += static_cast<uint64_t>(slice.box.shape.elements()) * size_of(slice.dtype);
+  }
+  if (group == nullptr) return bytes;
+  uint64_t all = 0;
+  for (const uint64_t each : group->exchange(state.part.rank, bytes)) all += each;
+  return all;
 }
 
 StoredRun read_stored_run(const Checkpoint& checkpoint) {
@@ -363,17 +502,23 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
     if (!known) {
       throw_failed(fmt::format("{}: unknown compute dtype {}.", where, quote_name(dtype)));
     }
-    if (!training.at("seed").is_number_unsigned()) {
-      throw_failed(where + ": the field \"seed\" must be a whole number of 64 bits");
+    run.parts.optimizer = !training.value("optimizer_left_out", false);
+    run.parts.by_clock = training.value("by_clock", false);
+    run.parts.seed = training.contains("seed");
+    if (run.parts.seed) {
+      if (!training.at("seed").is_number_unsigned()) {
+        throw_failed(where + ": the field \"seed\" must be a whole number of 64 bits");
+      }
+      run.identity.seed = training.at("seed").get<uint64_t>();
     }
-    run.identity.seed = training.at("seed").get<uint64_t>();
     run.identity.sequence = static_cast<int32_t>(
         integer_field(training, "seq_length", 1, std::numeric_limits<int32_t>::max(), where));
     run.identity.split = training.at("split").get<std::string>();
-    run.identity.tokenizer = read_tokenizer(checkpoint, training);
+    take_files(checkpoint, training, run.identity);
     run.identity.ordered_samples =
         integer_field(training, "ordered_samples", 1, kMostSamples, where);
     run.identity.data = training.at("data").get<std::string>();
+    run.identity.data_hashes = read_data_hashes(training, where);
     run.identity.schedules = parse_schedules(training.at("schedules").dump(), where);
     run.identity.options_json = training.at("options").dump();
   } catch (const json::exception& error) {
@@ -383,7 +528,37 @@ StoredRun read_stored_run(const Checkpoint& checkpoint) {
   return run;
 }
 
-void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path) {
+namespace {
+
+// One line for each field in which the models differ: "  num_layers: 2 saved, 4 now".
+std::string model_differences(const ModelConfig& saved, const ModelConfig& wanted) {
+  constexpr int kMostLines = 12;
+  constexpr size_t kMostCharacters = 60;
+  const json before = json::parse(write_model_config(saved));
+  const json now = json::parse(write_model_config(wanted));
+  json names = before;
+  names.update(now);
+  const auto text_of = [&](const json& model, const std::string& name) {
+    if (!model.contains(name)) return std::string("nothing");
+    const std::string text = model.at(name).dump();
+    return text.size() <= kMostCharacters ? text : text.substr(0, kMostCharacters) + "...";
+  };
+  std::string text;
+  int count = 0;
+  for (const auto& [name, value] : names.items()) {
+    if (before.contains(name) && now.contains(name) && before.at(name) == now.at(name)) continue;
+    if (++count > kMostLines) continue;
+    text +=
+        fmt::format("\n  {}: {} saved, {} now", name, text_of(before, name), text_of(now, name));
+  }
+  if (count > kMostLines) text += fmt::format("\n  and {} more", count - kMostLines);
+  return text;
+}
+
+}  // namespace
+
+void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const std::string& path,
+                      bool any_seed) {
   const auto refuse = [&](const std::string& what, const std::string& was, const std::string& is) {
     throw_bad_request(fmt::format(
         "{} was saved with {} {}, this run has {}. Give the same value to go on with that run, or "
@@ -392,14 +567,22 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
   };
   if (!(stored.identity.model == wanted.model)) {
     throw_bad_request(
-        fmt::format("{} holds another model than --model describes. The saved one:\n{}", path,
-                    write_model_config(stored.identity.model)));
+        fmt::format("{} holds another model than the flags describe:{}\nGive the same flags, or "
+                    "--use-checkpoint-args to take the model from the checkpoint.",
+                    path, model_differences(stored.identity.model, wanted.model)));
   }
   if (stored.identity.compute_dtype != wanted.compute_dtype) {
     refuse("--compute-dtype", std::string(name_of(stored.identity.compute_dtype)),
            std::string(name_of(wanted.compute_dtype)));
   }
-  if (stored.identity.seed != wanted.seed) {
+  if (!stored.parts.seed && !any_seed) {
+    throw_bad_request(
+        fmt::format("{} was saved without its seed (--no-save-rng). Give --no-load-rng to go on "
+                    "with --seed {}, "
+                    "or --finetune to start a new run from its weights.",
+                    path, wanted.seed));
+  }
+  if (stored.identity.seed != wanted.seed && !any_seed) {
     refuse("--seed", std::to_string(stored.identity.seed), std::to_string(wanted.seed));
   }
   if (stored.identity.sequence != wanted.sequence) {
@@ -410,11 +593,26 @@ void require_same_run(const StoredRun& stored, const RunIdentity& wanted, const 
     refuse("--tokenizer-type", stored.identity.tokenizer.type, wanted.tokenizer.type);
   }
   if (!stored.identity.tokenizer.same_as(wanted.tokenizer)) {
-    refuse("--tokenizer-model", "a file of other contents (or another eos_token)",
+    refuse("--tokenizer-model", "a file of other contents (or another eos_token or pad_token)",
            wanted.tokenizer.path);
   }
   if (stored.identity.split != wanted.split) {
     refuse("--split", stored.identity.split, wanted.split);
+  }
+}
+
+void require_same_data(const StoredRun& stored, const RunIdentity& wanted,
+                       const std::vector<std::string>& prefixes, const std::string& path) {
+  const std::vector<DataHash>& before = stored.identity.data_hashes;
+  const std::vector<DataHash>& now = wanted.data_hashes;
+  if (stored.identity.data != wanted.data || before.size() != now.size()) return;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (!now[i].differs(before[i])) continue;
+    throw_bad_request(fmt::format(
+        "--data-path {}: the data set has as many tokens as when {} was saved, but other contents "
+        "({} then, {} now). Restore the data, start a new run from the weights with --finetune, or "
+        "go on with the other data on purpose: --allow-changed-data.",
+        prefixes[i], path, before[i].describe(), now[i].describe()));
   }
 }
 
@@ -447,15 +645,29 @@ std::optional<std::string> find_checkpoint(const std::string& path, std::optiona
                   found.empty() ? "" : fmt::format(" The newest is {}.", found.back().step)));
 }
 
+std::string passed_over(const std::string& path, const std::string& chosen,
+                        const std::vector<std::string>& incomplete) {
+  if (chosen == path || incomplete.empty()) return "";
+  const int64_t step = Checkpoint::open(chosen).step();
+  const std::optional<int64_t> newest = newest_checkpoint_folder(path);
+  if (!newest || *newest <= step) return "";
+  return fmt::format(
+      "{}: the newest checkpoint, of step {}, is damaged; the newest complete one is "
+      "that of step {}. ({})",
+      path, *newest, step, incomplete.back());
+}
+
 void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config,
-                         const ModelState& state, const StateStorage& storage) {
+                         const ModelState& state, const StateStorage& storage,
+                         const WorkReport& report, bool with_optimizer) {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  const std::vector<SliceToLoad> slices = slices_of<SliceToLoad>(state, storage, nullptr);
+  const std::vector<SliceToLoad> slices =
+      slices_of<SliceToLoad>(state, storage, nullptr, with_optimizer);
   std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
-  if (state.trained) roles.push_back(CheckpointRole::optimizer);
-  // What else the checkpoint may hold: what other ranks load of the same model, and the tokenizer,
-  // which belongs to the facts.
-  std::vector<std::string> elsewhere = {kTokenizerTensor};
+  if (state.trained && with_optimizer) roles.push_back(CheckpointRole::optimizer);
+  // What else the checkpoint may hold: what other ranks load of the same model, and the files,
+  // which belong to the facts.
+  std::vector<std::string> elsewhere = names_of_files(checkpoint);
   RunLayout one = layout_of_one_rank(config.num_layers);
   one.exp_avg = state.part.run->exp_avg;
   one.exp_avg_sq = state.part.run->exp_avg_sq;
@@ -465,7 +677,188 @@ void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config
   for (int32_t i = 0; i < whole.table->size(); ++i) {
     elsewhere.push_back((*whole.table)[StateId{i}].name);
   }
-  checkpoint.load(slices, roles, elsewhere);
+  checkpoint.load(slices, roles, elsewhere, report);
+}
+
+namespace {
+
+// Fills tensors of a state from stored ones of the same shapes, whatever their dtypes.
+class WeightsLoader {
+ public:
+  WeightsLoader(const Checkpoint& checkpoint, const ModelState& state, const StateStorage& storage)
+      : checkpoint_(checkpoint), state_(state), storage_(storage) {
+    for (const StoredTensor& tensor : checkpoint.tensors()) stored_[tensor.name] = &tensor;
+  }
+
+  bool is_stored(const std::string& name) const { return stored_.contains(name); }
+  bool is_stored_as(const std::string& name, DType dtype) const {
+    const auto found = stored_.find(name);
+    return found != stored_.end() && found->second->dtype == dtype;
+  }
+
+  // The boxes `pieces` of `target` are to come from the tensor `name`, of this role and whole
+  // shape.
+  void add(const std::string& name, CheckpointRole role, const Shape& whole, StateId target,
+           const std::vector<SlicePiece>& pieces) {
+    const DType wanted = (*state_.table)[target].dtype;
+    const auto found = stored_.find(name);
+    const bool converts = found != stored_.end() && found->second->dtype != wanted &&
+                          can_convert(to_file_dtype(found->second->dtype), wanted);
+    for (const SlicePiece& piece : pieces) {
+      SliceToLoad slice;
+      slice.name = name;
+      slice.role = role;
+      slice.dtype = converts ? found->second->dtype : wanted;
+      slice.global_shape = whole;
+      slice.box = {piece.offset, piece.shape};
+      slice.data = static_cast<std::byte*>(storage_.view(target).data) +
+                   static_cast<size_t>(piece.first) * size_of(wanted);
+      (converts ? converted_[name] : direct_).push_back({slice, wanted});
+    }
+  }
+
+  // `others`: of the roles parameter and state, what other ranks load. All else must be asked for.
+  // `report` is in bytes of what this rank takes.
+  void load(std::vector<std::string> others, const WorkReport& report) const {
+    uint64_t total = bytes_of(direct_);
+    for (const auto& [name, requests] : converted_) total += bytes_of(requests);
+    uint64_t before = 0;  // of the calls that are done
+    const auto report_of = [&](uint64_t own) -> WorkReport {
+      if (!report) return {};
+      return [&report, before, own, total](uint64_t done, uint64_t) {
+        report(before + std::min(done, own), total);
+      };
+    };
+    for (const auto& [name, requests] : converted_) others.push_back(name);
+    for (const auto& [name, tensor] : stored_) {
+      if (tensor->role == CheckpointRole::optimizer) others.push_back(name);
+    }
+    load_slices(direct_, others, report_of(bytes_of(direct_)));
+    before = bytes_of(direct_);
+    std::vector<std::string> all;
+    for (const auto& [name, tensor] : stored_) all.push_back(name);
+    for (const auto& [name, requests] : converted_) {
+      convert(requests, all, report_of(bytes_of(requests)));
+      before += bytes_of(requests);
+    }
+  }
+
+ private:
+  struct Request {
+    SliceToLoad slice;  // `data` is the place in the state
+    DType wanted = DType::f32;
+  };
+
+  static uint64_t bytes_of(const std::vector<Request>& requests) {
+    uint64_t bytes = 0;
+    for (const Request& request : requests) {
+      bytes +=
+          static_cast<uint64_t>(request.slice.box.shape.elements()) * size_of(request.slice.dtype);
+    }
+    return bytes;
+  }
+
+  void load_slices(const std::vector<Request>& requests, const std::vector<std::string>& others,
+                   const WorkReport& report) const {
+    std::vector<SliceToLoad> slices;
+    for (const Request& request : requests) slices.push_back(request.slice);
+    checkpoint_.load(slices, kAllRoles, others, report);
+  }
+
+  // By way of a copy of what this rank takes of one tensor.
+  void convert(const std::vector<Request>& requests, const std::vector<std::string>& all,
+               const WorkReport& report) const {
+    std::vector<std::vector<std::byte>> copies;
+    std::vector<Request> loads = requests;
+    for (Request& load : loads) {
+      const auto elements = static_cast<size_t>(load.slice.box.shape.elements());
+      load.slice.data = copies.emplace_back(elements * size_of(load.slice.dtype)).data();
+    }
+    load_slices(loads, all, report);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const SliceToLoad& slice = requests[i].slice;
+      convert_elements(to_file_dtype(slice.dtype), copies[i].data(), requests[i].wanted, slice.data,
+                       slice.box.shape.elements());
+    }
+  }
+
+  static constexpr std::array kAllRoles = {CheckpointRole::parameter, CheckpointRole::optimizer,
+                                           CheckpointRole::state};
+  const Checkpoint& checkpoint_;
+  const ModelState& state_;
+  const StateStorage& storage_;
+  std::unordered_map<std::string, const StoredTensor*> stored_;
+  std::vector<Request> direct_;
+  std::unordered_map<std::string, std::vector<Request>> converted_;  // by stored tensor
+};
+
+void require_finite(const std::string& path, const ModelState& state, const StateStorage& storage) {
+  for (const Parameter& parameter : state.parameters) {
+    const TensorView view = storage.view(parameter.value);
+    const int64_t at = first_not_finite(view.dtype, view.data, view.shape.elements());
+    if (at < 0) continue;
+    throw_failed(
+        fmt::format("{}: the tensor {} is not finite as {} (element {} of this rank's {}): the run "
+                    "that saved it has diverged, or it is too large for this type. Take an earlier "
+                    "checkpoint.",
+                    path, (*state.table)[parameter.value].name, name_of(view.dtype), at,
+                    view.shape.elements()));
+  }
+}
+
+}  // namespace
+
+void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
+                             const ModelConfig& config, const ModelState& state,
+                             const StateStorage& storage, const WorkReport& report) {
+  TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
+  WeightsLoader loader(checkpoint, state, storage);
+  const ModelState whole = declare_model_state(config, stored_dtype, /*trained=*/true);
+  for (const Parameter& parameter : state.parameters) {
+    const Parameter& saved = whole.parameters[parameter.number];
+    const std::string& value = (*whole.table)[saved.value].name;
+    const std::string master =
+        saved.master.valid() && loader.is_stored((*whole.table)[saved.master].name)
+            ? (*whole.table)[saved.master].name
+            : "";
+    const auto add = [&](bool from_master, StateId target, const IndexRange& range) {
+      loader.add(from_master ? master : value,
+                 from_master ? CheckpointRole::optimizer : CheckpointRole::parameter,
+                 parameter.whole_shape, target, pieces_of(parameter.slice, range));
+    };
+    const bool same = loader.is_stored_as(value, (*state.table)[parameter.value].dtype);
+    add(!same && !master.empty(), parameter.value, parameter.held);
+    if (parameter.master.valid()) add(!master.empty(), parameter.master, parameter.shard);
+  }
+  for (const StateId id : state.expert_biases) {
+    if (!id.valid()) continue;
+    const StateTensor& bias = (*state.table)[id];
+    loader.add(bias.name, CheckpointRole::state, bias.shape, id, {{.shape = bias.shape}});
+  }
+  std::vector<std::string> others = names_of_files(checkpoint);
+  for (int32_t i = 0; i < whole.table->size(); ++i) {
+    others.push_back((*whole.table)[StateId{i}].name);
+  }
+  loader.load(std::move(others), report);
+  require_finite(checkpoint.path(), state, storage);
+}
+
+void reset_optimizer(const ModelState& state, const StateStorage& storage, bool masters_too) {
+  for (const Parameter& parameter : state.parameters) {
+    for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
+                             parameter.exp_avg_sq_scale}) {
+      if (!id.valid()) continue;  // of an empty shard, or without scales
+      const TensorView view = storage.view(id);
+      std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
+    }
+    if (!masters_too || !parameter.master.valid()) continue;
+    const TensorView master = storage.view(parameter.master);
+    const TensorView value = storage.view(parameter.value);
+    TROUPE_CHECK(master.dtype == DType::f32 && value.dtype == DType::bf16,
+                 "master weights are those of bf16 weights");
+    const auto* const from = value.as<bf16>() + (parameter.shard.begin - parameter.held.begin);
+    std::copy_n(from, master.shape.elements(), master.as<float>());
+  }
 }
 
 }  // namespace troupe

@@ -1,6 +1,7 @@
 #include "train/verify_reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
@@ -89,17 +90,27 @@ void read_reference_json(const std::string& path, Reference& reference) {
   }
 }
 
-Reference read_reference(const std::string& folder, const ModelConfig& config) {
-  Reference reference;
-  const SafetensorsFile file = SafetensorsFile::open(join_path(folder, "reference.safetensors"));
+SafetensorsFile open_reference(const std::string& folder) {
+  return SafetensorsFile::open(join_path(folder, "reference.safetensors"));
+}
+
+// Of its input ids: [batch, sequence].
+std::array<int32_t, 2> shape_of_batch(const SafetensorsFile& file) {
   const TensorEntry* tokens = file.find("input_ids");
   constexpr int64_t kLargest = 1 << 20;
   if (tokens == nullptr || tokens->shape.size() != 2 || tokens->shape[0] < 1 ||
       tokens->shape[1] < 1 || tokens->shape[0] > kLargest || tokens->shape[1] > kLargest) {
     throw_failed(file.path() + ": input_ids of shape [batch, sequence] is missing.");
   }
-  reference.batch = static_cast<int32_t>(tokens->shape[0]);
-  reference.sequence = static_cast<int32_t>(tokens->shape[1]);
+  return {static_cast<int32_t>(tokens->shape[0]), static_cast<int32_t>(tokens->shape[1])};
+}
+
+Reference read_reference(const std::string& folder, const ModelConfig& config) {
+  Reference reference;
+  const SafetensorsFile file = open_reference(folder);
+  const auto shape = shape_of_batch(file);
+  reference.batch = shape[0];
+  reference.sequence = shape[1];
   const int64_t batch = reference.batch;
   const int64_t sequence = reference.sequence;
   reference.tokens = read_tensor<int64_t>(file, "input_ids", {batch, sequence});
@@ -545,8 +556,13 @@ ReferenceTolerance reference_tolerance(DType compute_dtype) {
   return {.logits = 1e-4, .loss = 1e-5, .gradient = 2e-4, .trajectory = 2e-4};
 }
 
+int32_t reference_sequence_length(const std::string& folder) {
+  return shape_of_batch(open_reference(folder))[1];
+}
+
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, VerifyRanks ranks, Device device) {
+                                     bool with_oracle, VerifyRanks ranks, Device device,
+                                     const WorkReport& report) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   if (ranks.layout == nullptr) {
     ranks.layout = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers));
@@ -587,6 +603,10 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
         group);
   }
 
+  const auto done = [&](size_t steps) {
+    if (report) report(steps, 1 + reference.trajectory.size());
+  };
+  done(0);
   ReferenceComparison result;
   result.routing_replayed = replay;
   result.loss_ref = reference.loss;
@@ -605,6 +625,7 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
     result.oracle_identical = run.same_logits(*oracle);
   }
   compare_logits(config, reference, run, result);
+  done(1);
 
   for (size_t i = 0; i < reference.trajectory.size(); ++i) {
     if (router) {
@@ -624,6 +645,7 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
     }
     const double difference = std::abs(loss - reference.trajectory[i]);
     if (is_worse(difference, result.trajectory_max_abs)) result.trajectory_max_abs = difference;
+    done(2 + i);
   }
 
   const ReferenceTolerance tolerance = reference_tolerance(compute_dtype);

@@ -13,6 +13,7 @@
 
 #include "base/device.h"
 #include "base/dtype.h"
+#include "base/work_report.h"
 #include "model/model_part.h"
 #include "parallel/process_group.h"
 
@@ -54,6 +55,9 @@ struct VerifyRanks {
   int32_t ranks_per_gpu = 1;                          // see gpu_of_rank()
 };
 
+// Tokens of each sequence of a reference folder.
+int32_t reference_sequence_length(const std::string& folder);
+
 // The sequences of the batch are divided among the replicas (DP). Sequences that cannot be divided,
 // or of which the replicas would count different numbers of labels, are a bad request. Logits and
 // gradients are compared where they are: a tensor is put together from the slices of all ranks, and
@@ -67,8 +71,10 @@ struct VerifyRanks {
 // In bf16 the experts of every token are those that a run in fp32, beside it, has chosen: rounding
 // the weights to 8 bits moves router logits, and a token near a tie then goes to another expert.
 // Such a token says nothing about the arithmetic, but changes gradients by more than all rounding.
+//
+// `report` counts the logits, and each update, as one step.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
                                      bool with_oracle, VerifyRanks ranks,
-                                     Device device = Device::cpu);
+                                     Device device = Device::cpu, const WorkReport& report = {});
 
 }  // namespace troupe

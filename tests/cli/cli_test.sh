@@ -65,7 +65,8 @@ expect 0 plan --model mixtral-tiny "${layout[@]}" --global-batch-size 8
 silent_err
 out_has "8 ranks: TP 2 x CP 1 x DP 2 x PP 2; experts ETP 1 x EP 4 x EDP 1 x PP 2"
 out_has "ep         {0 1 2 3} {4 5 6 7}"
-out_has "experts                                       sum over edp (1) x 1/2"
+out_has "experts                               sum over edp (1)"
+out_has "loss of micro-batches                 sum x 1/8 (4 on each of 2 replicas)"
 out_has "rank 1    . F0 B0--- F1 B1---"
 expect 0 plan --model mixtral-tiny "${layout[@]}" --json
 silent_err

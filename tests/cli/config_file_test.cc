@@ -126,6 +126,28 @@ TEST_F(ConfigFile, MistakesAreNamedWithTheirLine) {
             std::string::npos);
 }
 
+// Without a bound the library's recursion runs out of stack.
+TEST_F(ConfigFile, DepthHasABound) {
+  const auto times = [](int count, const std::string& part) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += part;
+    return text;
+  };
+  const std::string deep = "stand in each other more than 32 deep";
+  for (const std::string& text :
+       {times(200'000, "a.") + "a = 1", "[" + times(200'000, "a.") + "a]", times(200'000, "["),
+        "a = " + times(200'000, "{a = "), "a = " + times(200'000, "["),
+        "a." + times(200'000, "'b'.") + "c = 1"}) {
+    EXPECT_EQ(refusal("lr = 1\n" + text).find(path + ":2: tables"), 0U);
+    EXPECT_NE(refusal("lr = 1\n" + text).find(deep), std::string::npos);
+  }
+  // What stands in quotes or after # is no depth, nor are the dots of many numbers.
+  write("lr = 1 # " + times(100, "[") + "\ntrain-iters = 1\nsave = \"\\\"" + times(100, "a.") +
+        "\"\nload = '''\n" + times(100, "{.") + "'''\nmoe-aux-loss-coeff = [" + times(40, "0.5, ") +
+        "0.5]\ndata-path = 'x'");
+  EXPECT_EQ(parse({"train"}).moe_aux_loss_coeff.size(), 41U);
+}
+
 TEST_F(ConfigFile, CharactersBeyondAsciiAreReadInQuotesAndRefusedElsewhere) {
   for (const std::string& text :
        {std::string("min-lr = \xcd\x98 \"5\""), std::string("\xc3\xa4 = 1"),

@@ -31,7 +31,8 @@ class DataSets(unittest.TestCase):
         data = ("--data-path", *data) if data else ()
         return run("train", "--model", HERE.folder / "config.json", "--lr", "1e-3", "--lr-decay-style",
                    "constant", "--threads", 1,
-                   "--global-batch-size", 2, "--train-iters", steps, "--split", split, *data, *flags)
+                   "--global-batch-size", 2, "--train-iters", steps, "--split", split, *data,
+                   *(() if "--save" in flags else ("--no-save",)), *flags)
 
     def saved(self, *flags, data=None):
         """Trains with --save and --load."""

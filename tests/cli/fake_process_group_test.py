@@ -59,10 +59,10 @@ class FakeProcessGroup(unittest.TestCase):
     def test_mixtral_on_32_ranks(self):
         plan = self.document("plan", "--ranks", 32, *mixtral())
         classes = self.check_classes(plan, 32)
-        # By place in the pipeline: the one replica that counts the norm of what all hold, and the
-        # other seven.
+        # By place in the pipeline alone: with the distributed optimizer each replica counts the
+        # norm of its own shard.
         self.assertEqual([(each["pp"], each["ranks"]) for each in classes],
-                         [(pp, ranks) for pp in range(4) for ranks in (1, 7)])
+                         [(pp, 8) for pp in range(4)])
         for each in classes:
             weights = plan["parameters_per_rank"][each["pp"]]["bytes"]
             # Each tensor is filled up to 64 bytes.
@@ -71,10 +71,26 @@ class FakeProcessGroup(unittest.TestCase):
             # that at both ends.
             self.assertEqual(each["messages"], 32 if each["pp"] in (0, 3) else 64)
 
+    def test_factor_of_the_loss_is_the_one_in_the_program(self):
+        layouts = (["--ranks", 4, "--tensor-model-parallel-size", 2],
+                   ["--ranks", 8, "--pipeline-model-parallel-size", 2, "--context-parallel-size", 2],
+                   ["--ranks", 8, "--expert-model-parallel-size", 4, "--micro-batch-size", 2])
+        model = ["--model", "mixtral-tiny", "--seq-length", 64, "--global-batch-size", 16]
+        for layout in layouts:
+            for per_token in ([], ["--calculate-per-token-loss"]):
+                arguments = [*model, *layout, *per_token]
+                loss = self.document("plan", *arguments)["layout"]["loss"]
+                program = run("inspect", *arguments)
+                self.assertEqual(program.returncode, 0, program.stderr)
+                value = re.search(r"d_loss +=  *fill\(\) \{value=([^}]*)\}", program.stdout).group(1)
+                with self.subTest(arguments=arguments):
+                    self.assertEqual(loss["gradient"], float(value))
+                    self.assertEqual(loss["mean_over"], "tokens" if per_token else "micro_batches")
+
     def test_text_says_classes_time_and_memory(self):
         result = run("train", "--ranks", 32, "--fake-process-group", *mixtral())
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("32 ranks run 8 different programs", result.stdout)
+        self.assertIn("32 ranks run 4 different programs", result.stdout)
         self.assertRegex(result.stdout, r"built and checked in .*s, with at most .*B of memory")
 
     def test_shape_of_deepseek_v3_on_1024_ranks(self):

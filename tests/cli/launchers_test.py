@@ -43,7 +43,8 @@ class Launchers(unittest.TestCase):
         self.check_refused({**torchrun, "MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
                            "MASTER_PORT")
         self.check_refused({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost",
-                            "MASTER_PORT": "29500"}, "RANK=4 of WORLD_SIZE=4", "0 to 3")
+                            "MASTER_PORT": "29500"},
+                           "RANK=4 is set", "WORLD_SIZE=4, a rank is a number from 0 to 3")
         # One process is what it believes to be.
         self.check_runs({"RANK": "0", "WORLD_SIZE": "1"}, "bench", *SHAPE)
         # Commands that have no ranks work anywhere.

@@ -16,6 +16,7 @@
 #include "train/foreign_flags.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
+#include "train/schedules.h"
 
 namespace troupe {
 namespace {
@@ -80,7 +81,7 @@ TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
         "--no-masked-softmax-fusion is accepted", "--moe-grouped-gemm is accepted",
         "--moe-permute-fusion is accepted", "--ckpt-format torch_dist is accepted",
         "--auto-detect-ckpt-format is accepted", "--sequence-parallel changes nothing",
-        "--tokenizer-model FILE: there is no such file",
+        "--tokenizer-model FILE: its files are not here; taken to be Llama 2's, with 32000",
         "troupe plan does not use --data-path, --split, --save, --load, --save-interval, "
         "--eval-interval, --eval-iters, --log-interval, --tensorboard-dir."}) {
     EXPECT_EQ(notes_with(line, flag), 1U) << flag;
@@ -108,7 +109,7 @@ TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
   EXPECT_EQ(config.moe_router_topk, 2);
   EXPECT_FALSE(config.tie_embeddings);
   EXPECT_EQ(config.vocab_size, 32000);
-  // The published model, but for what the example says otherwise: 1e4 is Megatron's rotary base.
+  // The published model, except what the example says otherwise: 1e4 is Megatron's rotary base.
   EXPECT_EQ(config, model_of("plan --model mixtral-8x7b --init-method-std 0.01 --rotary-base 10000 "
                              "--moe-aux-loss-coeff 1e-2"));
 
@@ -162,6 +163,11 @@ TEST(MegatronFlags, EachIsAcceptedOrRefusedWithItsReason) {
     }
     std::string value = flag.values == ForeignValues::none ? "" : " 7";
     if (flag.values == ForeignValues::many) value += " 8";
+    if (!flag.choices.empty()) {
+      EXPECT_EQ(refusal(train + given + " 7"),
+                given + " 7: Megatron's values are " + std::string(flag.choices) + ".");
+      value = " " + std::string(flag.choices.substr(0, flag.choices.find(' ')));
+    }
     if (!flag.only.empty()) {
       EXPECT_EQ(refusal(train + given + " 7"),
                 given + " 7: only " + std::string(flag.only) + " is available: " + reason);
@@ -170,6 +176,112 @@ TEST(MegatronFlags, EachIsAcceptedOrRefusedWithItsReason) {
     EXPECT_EQ(parse(train + given + value + " --bf16").notes,
               Arguments{given + value + " is accepted and changes nothing: " + reason});
   }
+}
+
+// They were once accepted and ignored.
+TEST(MegatronFlags, OlderNamesOfRecomputationRecompute) {
+  const auto recompute = [](const std::string& flags) {
+    const Options options = parse("plan --model qwen3-30b-a3b " + flags).options;
+    return training_step_options(options, load_model_config(options)).recompute;
+  };
+  const auto same = [](const RecomputeOptions& a, const RecomputeOptions& b) {
+    return a.granularity == b.granularity && a.method == b.method && a.layers == b.layers &&
+           a.core_attention == b.core_attention && a.expert_activation == b.expert_activation &&
+           a.norms == b.norms && a.mlp == b.mlp && a.moe == b.moe &&
+           a.shared_experts == b.shared_experts;
+  };
+  const std::string selective = "--recompute-granularity selective --recompute-modules ";
+  EXPECT_TRUE(same(recompute("--moe-layer-recompute"), recompute(selective + "moe")));
+  EXPECT_TRUE(same(recompute("--moe-layer-recompute --recompute-activations"),
+                   recompute(selective + "core_attn moe")));
+  EXPECT_TRUE(same(recompute("--moe-layer-recompute " + selective + "layernorm"),
+                   recompute(selective + "layernorm moe")));
+  EXPECT_TRUE(same(recompute("--checkpoint-activations"),
+                   recompute("--recompute-granularity full --recompute-method uniform "
+                             "--recompute-num-layers 1")));
+  for (const char* both : {"--checkpoint-activations --moe-layer-recompute",
+                           "--checkpoint-activations --recompute-activations",
+                           "--moe-layer-recompute --recompute-granularity full"}) {
+    const Options options = parse("plan --model qwen3-30b-a3b " + std::string(both)).options;
+    const ModelConfig config = load_model_config(options);
+    EXPECT_NE(message_of(ExitStatus::bad_request, [&] { training_step_options(options, config); }),
+              "")
+        << both;
+  }
+}
+
+RunLayout layout_of(const std::string& flags) {
+  const Options options = parse("plan --model qwen3-30b-a3b " + flags).options;
+  return run_layout_of(options, load_model_config(options));
+}
+
+// What Megatron's TransformerBlock gives its stages for the same flags.
+TEST(MegatronFlags, UnevenPipelinesAreCutAsInMegatron) {
+  const auto text = [](const std::string& flags) { return to_text(layout_of(flags).partition); };
+  const std::string pp4 = "--ranks 4 --pipeline-model-parallel-size 4 --num-layers ";
+  EXPECT_EQ(text(pp4 + "14 --decoder-first-pipeline-num-layers 2 "
+                       "--decoder-last-pipeline-num-layers 2"),
+            "Et*2|t*5|t*5|t*2L");
+  EXPECT_EQ(text(pp4 + "13 --decoder-first-pipeline-num-layers 4"), "Et*4|t*3|t*3|t*3L");
+  EXPECT_EQ(text(pp4 + "10 --decoder-last-pipeline-num-layers 1"), "Et*3|t*3|t*3|tL");
+  EXPECT_EQ(text(pp4 + "14 --account-for-embedding-in-pipeline-split "
+                       "--account-for-loss-in-pipeline-split"),
+            "Et*3|t*4|t*4|t*3L");
+  EXPECT_EQ(text(pp4 + "15 --account-for-loss-in-pipeline-split"), "Et*4|t*4|t*4|t*3L");
+  EXPECT_EQ(text("--ranks 2 --pipeline-model-parallel-size 2 --num-layers 10 "
+                 "--num-virtual-stages-per-pipeline-rank 2 --decoder-first-pipeline-num-layers 4 "
+                 "--global-batch-size 2"),
+            "Et*2|t*3|t*2|t*3L");
+  EXPECT_EQ(text("--ranks 2 --pipeline-model-parallel-size 2 --num-layers 14 "
+                 "--num-layers-per-virtual-pipeline-stage 4 --global-batch-size 2 "
+                 "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"),
+            "Et*3|t*4|t*4|t*3L");
+}
+
+TEST(MegatronFlags, PipelinesThatCannotBeCutSoAreRefused) {
+  const auto refused = [](const std::string& flags) {
+    return message_of(ExitStatus::bad_request, [&] { layout_of(flags); });
+  };
+  const std::string pp4 = "--ranks 4 --pipeline-model-parallel-size 4 --num-layers ";
+  EXPECT_EQ(refused(pp4 + "14 --decoder-first-pipeline-num-layers 3")
+                .find("--decoder-first-pipeline-num-layers 3: of 14 layers 11 are left for the 3 "),
+            0U);
+  EXPECT_EQ(refused(pp4 + "14 --account-for-loss-in-pipeline-split")
+                .find("--account-for-loss-in-pipeline-split: 14 layers and 1 that counts"),
+            0U);
+  EXPECT_NE(refused(pp4 + "14 --account-for-loss-in-pipeline-split "
+                          "--decoder-last-pipeline-num-layers 2")
+                .find("exclude"),
+            std::string::npos);
+  EXPECT_EQ(refused(pp4 + "16 --decoder-first-pipeline-num-layers 4 "
+                          "--pipeline-model-parallel-layout Ett|tt|tt|ttL")
+                .find("--pipeline-model-parallel-layout says what"),
+            0U);
+  EXPECT_EQ(refused("--ranks 2 --pipeline-model-parallel-size 2 --num-layers 7 "
+                    "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 2 "
+                    "--decoder-last-pipeline-num-layers 1"),
+            "--decoder-last-pipeline-num-layers 1: rank 1 of the pipeline then has 1 layer, which "
+            "its 2 stages cannot share equally.");
+  EXPECT_EQ(refused("--num-layers 4 --decoder-first-pipeline-num-layers 1 "
+                    "--decoder-last-pipeline-num-layers 3")
+                .find("--decoder-first-pipeline-num-layers 1: the pipeline has one rank"),
+            0U);
+}
+
+TEST(MegatronFlags, ABatchIsMadeSmallerWhereItsOwnerSaysSo) {
+  const std::string flags =
+      "plan --model qwen3-30b-a3b --ranks 4 --micro-batch-size 3 --global-batch-size 100 "
+      "--train-iters 10 --lr 1 ";
+  EXPECT_EQ(refusal(flags).find("--global-batch-size 100: it must be a multiple of"), 0U);
+  const CommandLine line = parse(flags + "--decrease-batch-size-if-needed");
+  EXPECT_EQ(make_batch_sizes(line.options, 8).largest(), 96);
+  EXPECT_EQ(notes_with(line, "--global-batch-size 100 is 96 here"), 1U);
+  EXPECT_EQ(make_schedules(line.options).learning_rate.decay_samples, 1000)
+      << "the schedules do not depend on the ranks";
+  EXPECT_EQ(refusal("plan --ranks 4 --global-batch-size 3 --decrease-batch-size-if-needed")
+                .find("--global-batch-size 3: it must be a multiple"),
+            0U)
+      << "nothing would be left";
 }
 
 TEST(MegatronFlags, MistakesInAcceptedFlagsAreFound) {
@@ -228,6 +340,40 @@ TEST(MegatronFlags, WhatNoFlagSaysIsMegatronsDefault) {
   EXPECT_TRUE(model_of(std::string(kSmall) + "--disable-bias-linear --add-qkv-bias").add_qkv_bias);
 }
 
+// Megatron's fused kernel is the tanh form.
+TEST(MegatronFlags, TheFormOfGeluIsSaidWhereMegatronsDiffers) {
+  const auto says = [](const std::string& flags) {
+    return notes_with(parse(kSmall + flags), "The activation is gelu in its exact form") == 1;
+  };
+  EXPECT_TRUE(says(""));
+  for (const char* flag : {"--no-bias-gelu-fusion", "--disable-bias-linear", "--swiglu",
+                           "--openai-gelu", "--activation gelu"}) {
+    EXPECT_FALSE(says(flag)) << flag;
+  }
+}
+
+TEST(MegatronFlags, VocabulariesOfTokenizersThatAreNotThere) {
+  const auto vocabulary = [](const std::string& flags) {
+    return model_of(kSmall + flags + " --make-vocab-size-divisible-by 1").vocab_size;
+  };
+  const std::string hub = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model ";
+  EXPECT_EQ(vocabulary(hub + "Qwen/Qwen3-30B-A3B"), 151669);
+  EXPECT_EQ(vocabulary(hub + "unsloth/DeepSeek-V3"), 128815);
+  EXPECT_EQ(vocabulary("--tokenizer-type Llama2Tokenizer --tokenizer-model FILE"), 32000);
+  EXPECT_EQ(vocabulary("--tokenizer-type GPT2BPETokenizer --vocab-file V --merge-file M"), 50257);
+  EXPECT_EQ(vocabulary("--tokenizer-type TikTokenizer --tokenizer-model F"), 131072);
+  EXPECT_EQ(vocabulary("--tokenizer-type NullTokenizer --vocab-size 1000"), 1000);
+  EXPECT_EQ(
+      model_of(kSmall + std::string("--tokenizer-type NullTokenizer --vocab-size 1000")).vocab_size,
+      1024)
+      << "filled up as Megatron does";
+  EXPECT_EQ(notes_with(parse(kSmall + hub + "Qwen/Qwen3-30B-A3B"),
+                       "--tokenizer-model Qwen/Qwen3-30B-A3B: its files are not here; taken to be "
+                       "Qwen3's, with 151669 tokens."),
+            1U);
+  EXPECT_NE(refused_model(kSmall + hub + "some/model").find("some/model"), std::string::npos);
+}
+
 TEST(MegatronFlags, MissingSizesAreNamed) {
   EXPECT_EQ(refused_model("plan --num-layers 2").find("--hidden-size is missing: "), 0U);
   EXPECT_EQ(refused_model("plan --num-layers 2 --hidden-size 8 --num-attention-heads 2")
@@ -241,6 +387,13 @@ TEST(MegatronFlags, MissingSizesAreNamed) {
                 .find("--hidden-size 9 is not a multiple of --num-attention-heads 2"),
             0U);
   EXPECT_EQ(refused_model("plan --bf16").find("--model is missing: "), 0U);
+}
+
+// Before anything is made of that size.
+TEST(MegatronFlags, SizesThatCannotBeMeantAreRefusedAtOnce) {
+  EXPECT_EQ(refusal("plan --num-layers 2147483647 --hidden-size 64 --num-attention-heads 4 "
+                    "--max-position-embeddings 64 --vocab-size 264 --num-experts 8"),
+            "--num-layers takes a whole number, 1 to 10000, not '2147483647'.");
 }
 
 TEST(MegatronFlags, TheVocabularyIsTheTokenizersFilledUp) {

@@ -307,9 +307,30 @@ TEST(CheckOptions, RefusesContradictions) {
       "--lr-decay-iters 1048576 with steps of 1048576 sequences");
   refused([](Options& o) { o.lr_warmup_iters = int64_t{1} << 60; }, "--lr-warmup-iters");
   refused([](Options& o) { o.finetune = true; }, "--finetune");
-  refused([](Options& o) { o.save_interval = 5; }, "--save-interval");
-  refused([](Options& o) { o.keep_checkpoints = 5; }, "--keep-checkpoints");
-  refused([](Options& o) { o.save_best = true; }, "--save-best needs --save");
+  refused(
+      [](Options& o) {
+        o.no_save = true;
+        o.save = "run";
+      },
+      "--save and --no-save exclude each other");
+  refused(
+      [](Options& o) {
+        o.no_save = true;
+        o.save_interval = 5;
+      },
+      "--save-interval and --no-save");
+  refused(
+      [](Options& o) {
+        o.no_save = true;
+        o.keep_checkpoints = 5;
+      },
+      "--keep-checkpoints and --no-save");
+  refused(
+      [](Options& o) {
+        o.no_save = true;
+        o.save_best = true;
+      },
+      "--save-best and --no-save");
   refused(
       [](Options& o) {
         o.save_best = true;
@@ -317,6 +338,10 @@ TEST(CheckOptions, RefusesContradictions) {
       },
       "--eval-interval N");
   refused([](Options& o) { o.ckpt_step = 5; }, "--ckpt-step needs --load");
+  refused([](Options& o) { o.no_load_optim = true; }, "--no-load-optim needs --load");
+  refused([](Options& o) { o.no_load_rng = true; }, "--no-load-rng needs --load");
+  refused([](Options& o) { o.use_checkpoint_args = true; }, "--use-checkpoint-args needs --load");
+  refused([](Options& o) { o.allow_changed_data = true; }, "--allow-changed-data needs --load");
   refused(
       [](Options& o) {
         o.override_opt_param_scheduler = true;

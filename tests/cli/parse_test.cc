@@ -27,6 +27,10 @@ std::string refusal(const Arguments& arguments) {
   return message_of(ExitStatus::bad_request, [&] { parse_command_line(arguments); });
 }
 
+std::vector<std::string> notes(const Arguments& arguments) {
+  return parse_command_line(arguments).notes;
+}
+
 const Arguments kTrain = {"train", "--data-path", "data/x", "--train-iters", "10", "--lr", "1e-3"};
 
 Arguments train_with(const Arguments& more) {
@@ -55,12 +59,10 @@ TEST(Parse, ReadsEveryKindOfValue) {
   EXPECT_EQ(options.min_lr, 1e-5);
 }
 
-TEST(Parse, ListsCollectAndPositionalsStandAnywhere) {
-  EXPECT_EQ(parse({"tokenize", "--input", "a", "--output-prefix", "p", "--input=b"}).input,
-            (Arguments{"a", "b"}));
-  const Options blend = parse({"train", "--train-iters", "10", "--data-path", "0.7", "a", "-0.3",
-                               "b", "--lr", "1e-3", "--data-path=c"});
-  EXPECT_EQ(blend.data_path, (Arguments{"0.7", "a", "-0.3", "b", "c"}));
+TEST(Parse, ListsTakeSeveralValuesAndPositionalsStandAnywhere) {
+  const Options blend = parse(
+      {"train", "--train-iters", "10", "--data-path", "0.7", "a", "-0.3", "b", "--lr", "1e-3"});
+  EXPECT_EQ(blend.data_path, (Arguments{"0.7", "a", "-0.3", "b"}));
   EXPECT_EQ(blend.lr, 1e-3);
   EXPECT_EQ(parse({"verify", "model", "--oracle"}).hf_dir, "model");
   EXPECT_EQ(parse({"verify", "--oracle", "model"}).hf_dir, "model");
@@ -169,6 +171,21 @@ TEST(Parse, AFileMayStandForTheDataPath) {
             "--data-path and --data-args-path exclude each other; give one of them.");
 }
 
+TEST(Parse, DataAreNamedInOneWay) {
+  const auto train = [](Arguments more) {
+    Arguments arguments = {"train", "--train-iters", "1", "--lr", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  EXPECT_TRUE(parse(train({"--mock-data"})).mock_data);
+  EXPECT_EQ(parse(train({"--train-data-path", "0.5", "a", "0.5", "b"})).train_data_path.size(), 4U);
+  EXPECT_EQ(refusal(train({"--data-args-path", "f", "--train-data-path", "a"})),
+            "--data-args-path and --train-data-path exclude each other; give one of them.");
+  EXPECT_EQ(notes(train({"--mock-data", "--train-data-path", "a"})),
+            Arguments{"The data that are named are not read: --mock-data stands for them."});
+  EXPECT_EQ(notes(train({"--train-data-path", "a", "--test-data-path", "b"})).size(), 1U);
+}
+
 TEST(Parse, FlagsThatWouldNotDoWhatTheySayAreExplained) {
   EXPECT_EQ(parse_command_line(train_with({"--reset-position-ids"})).notes.size(), 1U);
   EXPECT_TRUE(
@@ -183,14 +200,81 @@ TEST(Parse, WrongValuesAreNamedBeforeMissingOnes) {
   EXPECT_EQ(refusal({"train", "--device", "gpu"}), "--device takes cpu or cuda, not 'gpu'.");
 }
 
-TEST(Parse, GivenTwice) {
-  EXPECT_EQ(refusal(train_with({"--seed", "1", "--seed", "1"})), "--seed is given twice.");
-  EXPECT_EQ(refusal(train_with({"--json", "--json"})), "--json is given twice.");
-  EXPECT_EQ(refusal(train_with({"--profile", "--profile"})), "--profile is given twice.");
-  EXPECT_EQ(refusal(train_with({"--ckpt-format", "a", "--ckpt-format=b"})),
-            "--ckpt-format is given twice.");
+TEST(Parse, TheLastOfRepeatedFlagsCounts) {
+  const Arguments more = {"--seed", "1", "--lr=3", "--seed", "2", "--json", "--json", "--lr", "4"};
+  const Options options = parse(train_with(more));
+  EXPECT_EQ(options.seed, 2);
+  EXPECT_EQ(options.lr, 4);
+  EXPECT_TRUE(options.json);
+  EXPECT_EQ(notes(train_with(more)),
+            Arguments{"Given more than once, the last counts: --lr 4, --seed 2."});
+  EXPECT_TRUE(notes(train_with({"--seed", "1", "--seed", "1"})).empty()) << "nothing changed";
+  EXPECT_EQ(parse(train_with({"--moe-router-pre-softmax=false", "--moe-router-pre-softmax"}))
+                .moe_router_pre_softmax,
+            true);
+  const auto formats = notes(train_with({"--ckpt-format", "torch", "--ckpt-format=torch_dist"}));
+  ASSERT_EQ(formats.size(), 1U);
+  EXPECT_EQ(formats[0].find("--ckpt-format torch_dist is accepted"), 0U);
+}
+
+TEST(Parse, RepeatedListsAreReplacedAsInArgparse) {
+  const Arguments arguments = {"train",
+                               "--data-path",
+                               "a",
+                               "b",
+                               "--lr",
+                               "1",
+                               "--data-path=c",
+                               "--profile-ranks",
+                               "0",
+                               "1",
+                               "--rampup-batch-size",
+                               "2",
+                               "2",
+                               "100",
+                               "--profile-ranks",
+                               "2",
+                               "3",
+                               "--data-path",
+                               "0.7",
+                               "d",
+                               "0.3",
+                               "e",
+                               "--rampup-batch-size=4 4 200",
+                               "--train-samples",
+                               "500",
+                               "--global-batch-size",
+                               "8"};
+  const Options options = parse(arguments);
+  EXPECT_EQ(options.data_path, (Arguments{"0.7", "d", "0.3", "e"}));
+  EXPECT_EQ(options.profile_ranks, (Arguments{"2", "3"}));
+  EXPECT_EQ(options.rampup_batch_size, "4 4 200");
+  ASSERT_EQ(notes(arguments).size(), 1U);
+  EXPECT_NE(notes(arguments)[0].find("--data-path 0.7 d 0.3 e"), std::string::npos);
+}
+
+TEST(Parse, FlagsThatAreRepeatedForMoreCollect) {
+  const Arguments tokenize = {"tokenize", "--input", "a", "--output-prefix", "p", "--input=b"};
+  EXPECT_EQ(parse(tokenize).input, (Arguments{"a", "b"}));
+  EXPECT_TRUE(notes(tokenize).empty());
+  EXPECT_EQ(parse(train_with({"--valid-data-path", "a", "--valid-data-path", "b"})).valid_data_path,
+            (Arguments{"a", "b"}));
+}
+
+TEST(Parse, ValuesThatAreReplacedAreLookedAtToo) {
+  EXPECT_EQ(refusal(train_with({"--seed", "x", "--seed", "1"})),
+            "--seed takes a whole number, at least 0, not 'x'.");
   EXPECT_EQ(refusal(train_with({"--bf16", "--compute-dtype", "fp32"})),
             "--compute-dtype and --bf16 set the same option; give one of them.");
+}
+
+TEST(Parse, OtherNamesOfMegatronMeanTheSame) {
+  const Options options = parse(train_with(
+      {"--override-opt-param-scheduler", "--moe-router-padding-for-fp8", "--openai-gelu"}));
+  EXPECT_TRUE(options.override_opt_param_scheduler);
+  EXPECT_TRUE(options.moe_router_padding_for_quantization);
+  EXPECT_EQ(options.activation, "gelu-tanh");
+  EXPECT_TRUE(parse({"plan", "--fake-init-process-group"}).fake_process_group);
 }
 
 TEST(Parse, ContradictionsAreRefused) {
@@ -261,6 +345,13 @@ TEST(Suggest, FindsWhatWasMeant) {
   EXPECT_EQ(closest("xy", names), "") << "shares no letter with lr";
   EXPECT_EQ(closest("", names), "");
   EXPECT_EQ(closest("seed", {}), "");
+}
+
+// Without a bound on the work this would take 10^12 steps and more.
+TEST(Suggest, NamesOfAnyLengthAreAnswered) {
+  std::vector<std::string_view> names;
+  for (const OptionSpec& spec : option_table()) names.push_back(spec.name);
+  EXPECT_EQ(closest(std::string(100'000'000, 'h'), names), "");
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ class Ranks(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             kinds = [op["kind"] for op in json.loads(result.stdout)["operations"]
                      if op["queue"] == "comm"]
-            # Two layers, what is before and behind them, metrics; the squared norm.
+            # Two layers, what is before and after them, metrics; the squared norm.
             self.assertEqual(kinds, ["all_reduce"] * 5 + ["sum_over_ranks"])
         self.assertEqual(run("inspect", *shape, "--rank", 2).returncode, 2)
         plan = json.loads(run("plan", *shape).stdout)
@@ -115,6 +115,9 @@ class Ranks(unittest.TestCase):
                       ["--ranks", 4, "--context-parallel-size", 2,
                        "--tensor-model-parallel-size", 2],
                       ["--ranks", 2, "--use-megatron-fsdp", "--expert-model-parallel-size", 2],
+                      # The reference's 48 tokens can be cut in 6 chunks, the model's 256 positions
+                      # cannot.
+                      ["--ranks", 3, "--context-parallel-size", 3],
                       # More replicas than sequences.
                       ["--ranks", 4, "--expert-model-parallel-size", 4]):
             with self.subTest(flags=flags):

@@ -22,6 +22,7 @@
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
 #include "ops/router_topk/router_topk.h"
+#include "ops/sinkhorn/sinkhorn.h"
 #include "program/op_sample.h"
 #include "program/op_spec.h"
 
@@ -201,6 +202,16 @@ inline OpSample count_sample(int64_t tokens, int32_t top_k, const CountExpertsAt
           }};
 }
 
+inline OpSample sinkhorn_sample(int64_t tokens, int64_t experts, int32_t top_k) {
+  return {std::to_string(tokens) + "x" + std::to_string(experts), [=](SampleBuilder& sample) {
+            const ValueId logits =
+                sample.tensor("logits", {tokens, experts},
+                              {.deviation = 8, .differentiable = false, .accumulation = true});
+            sample.result_without_gradient(
+                sinkhorn_topk(sample.builder(), logits, {.top_k = top_k}, "indices"));
+          }};
+}
+
 inline OpSample cross_entropy_sample(int64_t tokens, int64_t vocabulary) {
   return {
       std::to_string(tokens) + "x" + std::to_string(vocabulary), [=](SampleBuilder& sample) {
@@ -252,10 +263,13 @@ inline std::vector<LargeSample> large_samples() {
   add(kGroupedLinear, grouped_sample(264, 1408, {0, 513, 513, 530}, 530));
   add(kGroupedLinear, grouped_sample(768, 40, {0, 0, 385, 900}, 1100));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 190, 190, 205, 460}, 500));
-  // Groups of so many rows that blocks work in pairs, with odd numbers of tiles.
+  // Groups of enough rows that blocks work in pairs, with odd numbers of tiles.
   add(kGroupedLinear, grouped_sample(264, 136, {0, 1153, 2040}, 2200));
   add(kGroupedLinear, grouped_twice_sample(328, {0, 1705, 1705, 4700}, 5000));
   add(kGroupedLinear, grouped_twice_sample(1032, {0, 40, 40, 121}, 150));
+
+  // Room for 65,537 tiles of 64 rows, two more than a grid has blocks in its second dimension.
+  add(kGroupedLinear, grouped_sample(2, 1, {0, 3, 130}, 65537 * 64));
 
   for (const int32_t head_dim : {8, 20, 24, 40, 64, 72, 96, 120, 128, 192, 256}) {
     AttentionAttributes attributes{
@@ -287,6 +301,15 @@ inline std::vector<LargeSample> large_samples() {
                                     .scale = 0.2,
                                     .window = 128}));
 
+  // The last query that sees a tile of 32 or 64 keys is the first of another tile.
+  add(kAttention, attention_sample({.batch = 1,
+                                    .sequence = 300,
+                                    .heads = 2,
+                                    .groups = 1,
+                                    .head_dim = 20,
+                                    .scale = 0.2,
+                                    .window = 65}));
+
   // Chunks of whole tiles, of more and of less than one, and of one query; first, last and other
   // ranks; windows that end in a chunk, before it, and before the one before it.
   const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank) {
@@ -310,6 +333,8 @@ inline std::vector<LargeSample> large_samples() {
   add(kPermute, dispatch_sample(600, 2, 8, 64, 1));
   add(kPermute, dispatch_sample(333, 8, 128, 40, 1));
   add(kPermute, dispatch_sample(500, 4, 70, 33, 16));
+  // More chunks of slots than are scanned at a time.
+  add(kPermute, dispatch_sample(17000, 4, 8, 8, 1));
 
   add(kRmsNorm, norm_sample(70, 2048, false));
   add(kRmsNorm, norm_sample(200, 4096, true));
@@ -341,6 +366,9 @@ inline std::vector<LargeSample> large_samples() {
   add(kCountExperts,
       count_sample(1000, 3,
                    {.experts = 9, .sequences = 4, .sequence_tokens = 700, .first_token = 900}));
+  // Of 8,000 tokens some have entries so near to each other that more rounds would put them into
+  // another order.
+  add(kSinkhornTopk, sinkhorn_sample(8000, 32, 16));
   add(kCrossEntropy, cross_entropy_sample(40, 5003));
   add(kCrossEntropy, cross_entropy_sample(64, 8192));
   add(kEmbedding, embedding_sample(900, 300, 72));

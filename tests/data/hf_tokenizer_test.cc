@@ -108,11 +108,29 @@ TEST(HfTokenizer, TheEndOfADocumentIsNamedByTheConfiguration) {
   file["added_tokens"].push_back({{"id", 260}, {"content", "<|im_end|>"}, {"special", true}});
   EXPECT_EQ(make(file, "<|im_end|>")->eod(), 260);
   EXPECT_EQ(make(file)->eod(), 259);
-  EXPECT_EQ(eos_token_of_config(R"({"eos_token": "</s>"})", "c"), "</s>");
-  EXPECT_EQ(eos_token_of_config(R"({"eos_token": {"content": "</s>", "lstrip": false}})", "c"),
-            "</s>");
-  EXPECT_EQ(eos_token_of_config(R"({"eos_token": null})", "c"), "");
-  EXPECT_EQ(eos_token_of_config("{}", "c"), "");
+  EXPECT_EQ(token_of_config(R"({"eos_token": "</s>"})", "c", "eos_token"), "</s>");
+  EXPECT_EQ(
+      token_of_config(R"({"eos_token": {"content": "</s>", "lstrip": false}})", "c", "eos_token"),
+      "</s>");
+  EXPECT_EQ(token_of_config(R"({"eos_token": null})", "c", "eos_token"), "");
+  EXPECT_EQ(token_of_config("{}", "c", "eos_token"), "");
+}
+
+// The token of tokenizer_config.json, unless it also ends documents or the file does not have it.
+TEST(HfTokenizer, KnowsItsPadding) {
+  const std::string path = TROUPE_FIXTURE_DIR "/tokenizers/qwen";
+  TokenizerModel model = read_tokenizer_model(kHuggingFaceTokenizer, path);
+  EXPECT_EQ(make_tokenizer(model)->pad(), -1);
+  model.eod = "<|im_end|>";
+  model.pad = "<|endoftext|>";
+  const auto tokenizer = make_tokenizer(model);
+  ASSERT_GE(tokenizer->pad(), 0);
+  EXPECT_EQ(tokenizer->pad(),
+            make_tokenizer(read_tokenizer_model(kHuggingFaceTokenizer, path))->eod());
+  model.eod = "<|endoftext|>";
+  EXPECT_EQ(make_tokenizer(model)->pad(), -1) << "it ends documents";
+  model.pad = "<|absent|>";
+  EXPECT_EQ(make_tokenizer(model)->pad(), -1);
 }
 
 TEST(HfTokenizer, FolderWithConfiguration) {
@@ -254,7 +272,7 @@ TEST(HfTokenizer, SplitsThatAreNotSupportedAreNamed) {
       {"[a[b]]", "a class inside a class"},
       {"[[:alpha:]]", "a class inside a class"},
       {"(?m:a.b)", "a special group"},
-      {"\\p{N}{1,3}+", "a plus behind {}"},
+      {"\\p{N}{1,3}+", "a plus after {}"},
       {"\\p{Nonsense}", "is wrong at byte"},
   };
   for (const Case& c : cases) {

@@ -2,6 +2,7 @@
 // tests/fixtures/make_dataset_references.py computes with numpy.
 #include "data/sample_order.h"
 
+#include <algorithm>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -104,6 +105,27 @@ TEST(SampleOrder, WithinOneEpochTheNumberOfSamplesDoesNotMatter) {
   }
   options.num_samples = whole.num_samples() + 1;
   EXPECT_EQ(build_sample_order(lengths, options).epochs, 2);
+}
+
+// An epoch of 100 tokens has 19 samples of 5 tokens and a label: the label of the 20th is in the
+// next epoch. A last epoch of which less than 0.8 * 19 samples are needed is shuffled by itself.
+TEST(SampleOrder, TheLastEpochIsCutWhereItsFirstLabelBegins) {
+  const std::vector<int32_t> lengths = {30, 70};
+  const auto order_of = [&](int64_t samples, uint32_t seed) {
+    return build_sample_order(lengths,
+                              {.sequence_length = 5, .num_samples = samples, .seed = seed});
+  };
+  for (uint32_t seed = 0; seed < 4; ++seed) {
+    const SampleOrder order = order_of(19 + 6, seed);
+    EXPECT_EQ(order.epochs, 2);
+    EXPECT_TRUE(order.separate_last_epoch);
+    const std::vector<int64_t> shuffle = values_of(order.shuffle);
+    ASSERT_EQ(shuffle.size(), 39U);
+    EXPECT_EQ(*std::max_element(shuffle.begin(), shuffle.begin() + 19), 18) << seed;
+    EXPECT_EQ(*std::min_element(shuffle.begin() + 19, shuffle.end()), 19) << seed;
+  }
+  EXPECT_TRUE(order_of(19 + 14, 0).separate_last_epoch);
+  EXPECT_FALSE(order_of(19 + 15, 0).separate_last_epoch);
 }
 
 TEST(SampleOrder, OrdersThatCannotBeHeldAreRefused) {

@@ -431,5 +431,26 @@ TEST_F(BlendedSamplerTest, AnEmptySplitOfOneDataSetIsNamed) {
   EXPECT_TRUE(contains(message, dir_ / "set1")) << message;
 }
 
+// As in Megatron: no loss where the label is padding, and 0 in place of padding.
+TEST_F(SamplerTest, PaddingHasNoLossAndBecomesZero) {
+  write({{5, 9, 7, 9, 9, 8, kEod, 6, 9}});
+  SampleOptions wanted = options(4, 1);
+  wanted.eod_mask_loss = true;
+  const SampleSource plain = source(wanted);
+  wanted.pad = 9;
+  const SampleSource padded = source(wanted);
+  ASSERT_EQ(padded.num_samples(), 2);
+  for (int64_t i = 0; i < 2; ++i) {
+    const Sample before = sample_of(plain, i);
+    const Sample after = sample_of(padded, i);
+    for (size_t at = 0; at < 4; ++at) {
+      EXPECT_EQ(after.tokens[at], before.tokens[at] == 9 ? 0 : before.tokens[at]);
+      EXPECT_EQ(after.labels[at], before.labels[at] == 9 ? 0 : before.labels[at]);
+      const bool counts = before.labels[at] != 9 && before.tokens[at] != kEod;
+      EXPECT_EQ(after.mask[at], counts ? 1.0F : 0.0F) << i << " " << at;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace troupe

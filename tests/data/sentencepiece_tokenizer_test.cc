@@ -132,7 +132,7 @@ TEST(SentencePieceModel, ControlPiecesThatTextsHold) {
   found(pieces() + trainer_specification(kWord) + no_prefix, "piece 1 (\"</s>\")");
 }
 
-// The library keeps at most 64 matches, and reads what lies behind them when there are more.
+// The library keeps at most 64 matches, and reads what lies after them when there are more.
 TEST(SentencePieceModel, NestedUserDefinedPieces) {
   std::string nested = pieces();
   for (size_t length = 1; length <= 64; ++length) {

@@ -1,6 +1,10 @@
 #include "data/tokenize_corpus.h"
 
 #include <gtest/gtest.h>
+#include <string>
+#include <sys/stat.h>
+#include <utility>
+#include <vector>
 
 #include "data/data_test_support.h"
 
@@ -267,6 +271,83 @@ TEST(TokenizeCorpus, StoppingLeavesTheOldOutputAndNoOther) {
   EXPECT_EQ(result.progress.documents, 2);
   EXPECT_EQ(documents_of(dir / "set"), Texts{"one\n\ntwo\n\nthree\n"});
   EXPECT_EQ(dir.files().size(), 3U);
+}
+
+// Of each kind the first bytes that its own tool writes.
+TEST(TokenizeCorpus, FilesOfOtherKindsAreRefusedByName) {
+  const TempFolder dir;
+  using namespace std::string_literals;
+  const std::vector<std::pair<std::string, std::string>> kinds = {
+      {"\x1f\x8b\x08\x00"s, "a gzip file"},  {"\x28\xb5\x2f\xfd\x24"s, "a Zstandard file"},
+      {"\xfd"s + "7zXZ\x00"s, "an xz file"}, {"BZh91AY&SY\x01"s, "a bzip2 file"},
+      {"PK\x03\x04\x14"s, "a zip archive"},  {"PAR1\x15\x04\x15"s, "a Parquet file"},
+      {"ARROW1\x00\x00"s, "an Arrow file"}};
+  for (const auto& [begin, name] : kinds) {
+    put_file(dir / "in.txt", begin + "rest of the file");
+    TokenizeOptions options;
+    options.inputs = {dir / "in.txt"};
+    options.output_prefix = dir / "set";
+    const std::string message = message_of(ExitStatus::bad_request, [&] { run(options); });
+    EXPECT_TRUE(contains(message, "in.txt is " + name)) << message;
+    EXPECT_EQ(dir.files(), Texts{"in.txt"}) << "nothing is written";
+  }
+  put_file(dir / "in.txt", "PARIS, BZhang and PKs are text");
+  TokenizeOptions options;
+  options.inputs = {dir / "in.txt"};
+  options.output_prefix = dir / "set";
+  EXPECT_EQ(run(options).progress.documents, 1);
+}
+
+TEST(TokenizeCorpus, OnlyRegularFilesAreRead) {
+  const TempFolder dir;
+  ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
+  for (const std::string& path : {dir / "pipe", std::string("/dev/zero")}) {
+    TokenizeOptions options;
+    options.inputs = {path};
+    options.output_prefix = dir / "set";
+    const std::string message = message_of(ExitStatus::bad_request, [&] { run(options); });
+    EXPECT_TRUE(contains(message, path + " is no regular file")) << message;
+  }
+}
+
+// A line or a document beyond the bound is refused after no more than the bound has been kept.
+TEST(TokenizeCorpus, DocumentsHaveABound) {
+  const TempFolder dir;
+  put_file(dir / "in.txt", "0123456789\n\n0123\n4567\n");
+  put_file(dir / "in.jsonl", "{\"text\": \"0123456789\"}\n");
+  TokenizeOptions options;
+  options.output_prefix = dir / "set";
+  options.overwrite = true;
+  const auto refused = [&](const std::string& input, int blank_lines, uint64_t bound) {
+    options.inputs = {dir / input};
+    options.split_blank_lines = blank_lines;
+    options.longest_document = bound;
+    return message_of(ExitStatus::bad_request, [&] { run(options); });
+  };
+  EXPECT_TRUE(contains(refused("in.txt", 0, 21), "in.txt: a document of more than 21 bytes"));
+  EXPECT_TRUE(contains(refused("in.txt", 1, 9), "in.txt, line 1: more than 9 bytes"));
+  EXPECT_TRUE(contains(refused("in.jsonl", 0, 21), "in.jsonl, line 1: more than 21 bytes"));
+  put_file(dir / "in.txt", "01234\n\n0123\n4567\n");
+  EXPECT_TRUE(contains(refused("in.txt", 1, 8), "in.txt: a document of more than 8 bytes"));
+  options.longest_document = 9;
+  EXPECT_EQ(run(options).progress.documents, 2) << "as long as the bound is allowed";
+}
+
+// Read in pieces of a MiB: a line may end with one, or lie across several.
+TEST(TokenizeCorpus, LinesLieAcrossPieces) {
+  const TempFolder dir;
+  const size_t piece = size_t{1} << 20;
+  const Texts lines = {std::string(piece - 1, 'a'), std::string(5, 'b'),
+                       std::string(3 * piece, 'c'), std::string(piece, 'd')};
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n\n";
+  put_file(dir / "in.txt", text);
+  TokenizeOptions options;
+  options.inputs = {dir / "in.txt"};
+  options.output_prefix = dir / "set";
+  options.split_blank_lines = 1;
+  EXPECT_EQ(run(options).progress.bytes_done, text.size());
+  EXPECT_TRUE(documents_of(dir / "set") == lines);
 }
 
 TEST(TokenizeCorpus, WrongRequests) {

@@ -35,7 +35,7 @@ TEST(ReplaceInvalidUtf8, AsPythonDoes) {
       {"\xe2\x82 a", r + " a"},             // cut by another character
       {"\xf0\x9f\x98 \xf0\x9f\x98\xe2\x82\xac", r + " " + r + "\xe2\x82\xac"},
       {"\xc3(", r + "("},
-      {"12345678\xe2\x82", "12345678" + r},  // behind a word of ASCII
+      {"12345678\xe2\x82", "12345678" + r},  // after a word of ASCII
       {std::string("a\0b", 3), std::string("a\0b", 3)},
       {"", ""},
   };

@@ -164,6 +164,23 @@ TEST(CheckpointFault, DyingDuringTheRecoveryItselfLosesNothing) {
   }
 }
 
+// The first half of a replacement whose second half was damaged later: the new folder does not
+// count, so the old one is the checkpoint of its step.
+TEST(CheckpointFault, ACompleteOldFolderBeatsADamagedNewOne) {
+  const TempFolder dir;
+  const TempFolder other;
+  save(dir.path(), 2, small_model(), 20);
+  save(other.path(), 2, small_model(), 21);
+  const std::string step = dir / "checkpoints/step_00000002";
+  std::filesystem::rename(step, dir / "checkpoints/.old_step_00000002");
+  std::filesystem::copy(other / "checkpoints/step_00000002", step);
+  std::filesystem::resize_file(step + "/shard_00000_00000.safetensors", 100);
+  // Another save puts the folder in order.
+  save(dir.path(), 3, small_model(), 30);
+  EXPECT_FALSE(path_exists(dir / "checkpoints/.old_step_00000002"));
+  load_and_compare(step, small_model(), 20);
+}
+
 TEST(CheckpointFault, DyingWhileMarkingTheBestLeavesTheOldOrTheNewMark) {
   bool seen_old = false;
   bool seen_new = false;

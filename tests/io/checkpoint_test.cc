@@ -166,21 +166,21 @@ TEST(Checkpoint, LoadingIsTotal) {
 
   cuts = small_model();
   cuts.erase(cuts.begin() + 2, cuts.end());
-  expect_phrase(refuse(cuts), "in the checkpoint but not wanted: \"bias\", \"count\"");
+  expect_phrase(refuse(cuts), "in the checkpoint but not expected: \"bias\", \"count\"");
 
   cuts = small_model();
   cuts[0].dtype = DType::f32;
   expect_phrase(refuse(cuts),
-                "different: \"w\" (parameter bf16[4, 6] saved, parameter f32[4, 6] wanted)");
+                "different: \"w\" (parameter bf16[4, 6] saved, parameter f32[4, 6] expected)");
   cuts = small_model();
   cuts[0].shape = {6, 4};
-  expect_phrase(refuse(cuts), "parameter bf16[6, 4] wanted");
+  expect_phrase(refuse(cuts), "parameter bf16[6, 4] expected");
   cuts[0].shape = {24};
   cuts[0].pieces = {1};
-  expect_phrase(refuse(cuts), "parameter bf16[24] wanted");
+  expect_phrase(refuse(cuts), "parameter bf16[24] expected");
   cuts = small_model();
   cuts[2].role = CheckpointRole::optimizer;
-  expect_phrase(refuse(cuts), "\"bias\" (state f64[3] saved, optimizer f64[3] wanted)");
+  expect_phrase(refuse(cuts), "\"bias\" (state f64[3] saved, optimizer f64[3] expected)");
 
   cuts.clear();
   for (int i = 0; i < 20; ++i) {
@@ -201,7 +201,7 @@ TEST(Checkpoint, UnwantedRolesAndNamedTensorsMayStayBehind) {
   std::vector<std::string> elsewhere = {"w.m", "bias"};
   expect_phrase(message_of(ExitStatus::bad_request,
                            [&] { checkpoint.load(slices.to_load, kAllRoles, elsewhere); }),
-                "not wanted: \"count\"");
+                "not expected: \"count\"");
   elsewhere.push_back("count");
   checkpoint.load(slices.to_load, kAllRoles, elsewhere);
 }
@@ -456,6 +456,35 @@ TEST(CheckpointDeathTest, TheCallersContractIsChecked) {
   EXPECT_DEATH(save_checkpoint(dir.path(), {-1, "v", "{}", {}}), "needs a step");
   EXPECT_DEATH(save_checkpoint(dir.path(), {1, "v", "[]", {}}), "not a JSON object");
   EXPECT_DEATH(prune_checkpoints(dir.path(), {.newest = 0}), "at least one");
+}
+
+// As many elements as the tensor has; the two that overlap are not neighbours in any order.
+TEST(CheckpointIndex, FindsSlicesThatOverlapAcrossOthers) {
+  const std::vector<Box> boxes = {
+      {{0, 0}, {4, 2}}, {{0, 2}, {1, 2}}, {{1, 2}, {1, 2}}, {{2, 1}, {2, 2}}};
+  EXPECT_EQ(tiling_fault({4, 4}, boxes), "has slices that overlap");
+  EXPECT_EQ(tiling_fault({4, 4}, std::vector<Box>{boxes[0], boxes[1], boxes[2], {{2, 2}, {2, 2}}}),
+            "");
+}
+
+TEST(Checkpoint, RemovesOneStepButNotTheBest) {
+  const TempFolder dir;
+  for (int64_t step : {1, 2, 3}) save(dir.path(), step, small_model(), 10);
+  mark_best_checkpoint(dir.path(), 2);
+  for (int64_t step : {1, 2, 7}) remove_checkpoint(dir.path(), step);
+  std::vector<int64_t> left;
+  for (const CheckpointInfo& info : list_checkpoints(dir.path())) left.push_back(info.step);
+  EXPECT_EQ(left, (std::vector<int64_t>{2, 3}));
+}
+
+TEST(Checkpoint, TheHashTellsContentsApart) {
+  const TempFolder dir;
+  const auto hash_of = [&](const char* run, uint64_t variant) {
+    return Checkpoint::open(save(dir / run, 1, small_model(), variant).path).hash();
+  };
+  const uint64_t hash = hash_of("a", 10);
+  EXPECT_EQ(hash_of("b", 10), hash);
+  EXPECT_NE(hash_of("c", 11), hash);
 }
 
 }  // namespace

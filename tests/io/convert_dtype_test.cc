@@ -35,6 +35,14 @@ TEST(ConvertDtype, DoublesRoundToBf16InOneStep) {
   EXPECT_EQ(static_cast<float>(double_to_bf16(-(1.0 + 0x1p-8 + 0x1p-40))), -1.0F - 0x1p-7F);
 }
 
+TEST(ConvertDtype, ElementsRoundInOneStep) {
+  const std::vector<double> from = {1.0 + 0x1p-8 + 0x1p-52, 1.0 + 3 * 0x1p-8 - 0x1p-52};
+  std::vector<bf16> to(from.size());
+  convert_elements(FileDType::f64, from.data(), DType::bf16, to.data(), 2);
+  EXPECT_EQ(static_cast<float>(to[0]), 1.0F + 0x1p-7F);
+  EXPECT_EQ(static_cast<float>(to[1]), 1.0F + 0x1p-7F);
+}
+
 TEST(ConvertDtype, DoublesOfAllMagnitudesMatchTheDefinitionOfRounding) {
   uint64_t state = 1;
   const auto next = [&] { return state = state * 6364136223846793005U + 1442695040888963407U; };
@@ -51,6 +59,33 @@ TEST(ConvertDtype, DoublesOfAllMagnitudesMatchTheDefinitionOfRounding) {
     ASSERT_EQ(std::bit_cast<uint32_t>(converted), std::bit_cast<uint32_t>(rounded_to_bf16(value)))
         << std::hexfloat << value;
   }
+}
+
+// Every half, and what lies between it and the next one.
+TEST(ConvertDtype, FloatsRoundToTheNearestHalf) {
+  constexpr uint16_t kInfinity = 0x7c00;
+  for (uint16_t bits = 0; bits < kInfinity; ++bits) {
+    const float value = half_to_float(bits);
+    ASSERT_EQ(float_to_half(value), bits);
+    ASSERT_EQ(float_to_half(-value), bits | 0x8000);
+    const auto next = static_cast<uint16_t>(bits + 1);
+    // Beyond the largest half the tie is where the next one would be.
+    const float above = next == kInfinity ? 65536.0F : half_to_float(next);
+    const float tie = (value + above) / 2;  // exact: floats have 13 more bits
+    const uint16_t even = bits % 2 == 0 ? bits : next;
+    ASSERT_EQ(float_to_half(tie), even);
+    ASSERT_EQ(float_to_half(std::nextafter(tie, 0.0F)), bits);
+    ASSERT_EQ(float_to_half(std::nextafter(tie, 1e9F)), next);
+  }
+  EXPECT_EQ(float_to_half(std::numeric_limits<float>::infinity()), kInfinity);
+  EXPECT_EQ(float_to_half(-1e30F), 0x8000 | kInfinity);
+  EXPECT_TRUE(std::isnan(half_to_float(float_to_half(std::nanf("")))));
+  EXPECT_EQ(float_to_half(1e-30F), 0);
+  // A double in one rounding: just above a tie that a float would fall on.
+  const double above_tie = 1.0 + 0x1p-11 + 0x1p-40;
+  uint16_t half = 0;
+  convert_elements(FileDType::f64, &above_tie, FileDType::f16, &half, 1);
+  EXPECT_EQ(half_to_float(half), 1.0F + 0x1p-10F);
 }
 
 TEST(ConvertDtype, SpecialValuesSurvive) {

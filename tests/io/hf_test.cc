@@ -165,6 +165,68 @@ TEST(HfConfig, WrittenAndReadBack) {
   }
 }
 
+json written(const json& config, const HfConfigSource& source) {
+  return json::parse(write_hf_config(parse(config), source));
+}
+
+// Readers differ in the names that they look for, and take a default where they find none.
+TEST(HfConfig, AModelOfOurOwnIsWrittenInEverySpelling) {
+  const HfConfigSource own{.tokens = HfTokenIds{.bos = {}, .eos = 5}, .dtype = "bfloat16"};
+  for (const json& config : {qwen3_moe(), in_older_dialect(qwen3_moe()), mixtral()}) {
+    HfConfigSource with_text = own;
+    with_text.text = config.dump();
+    for (const HfConfigSource& source : {own, with_text}) {
+      const json document = written(config, source);
+      EXPECT_EQ(document["num_experts"], parse(config).num_experts);
+      EXPECT_EQ(document["num_local_experts"], parse(config).num_experts);
+      EXPECT_EQ(document["rope_theta"], parse(config).rotary_base);
+      EXPECT_EQ(document["rope_parameters"]["rope_theta"], parse(config).rotary_base);
+      EXPECT_EQ(document["dtype"], "bfloat16");
+      EXPECT_EQ(document["torch_dtype"], "bfloat16");
+      EXPECT_EQ(document["eos_token_id"], 5);
+      EXPECT_TRUE(document["bos_token_id"].is_null());
+      EXPECT_TRUE(document["use_cache"]);
+    }
+  }
+}
+
+// Of a model that came from a folder, what has not changed stays, to the byte.
+TEST(HfConfig, ASourceIsChangedOnlyWhereTheModelIs) {
+  for (json config : {qwen3_moe(), in_older_dialect(qwen3_moe()), mixtral()}) {
+    config["max_window_layers"] = 3;
+    config["eos_token_id"] = {1, 2};
+    const HfConfigSource source{.text = " " + config.dump() + "\n", .has_weights = true};
+    EXPECT_EQ(write_hf_config(parse(config), source), source.text);
+
+    ModelConfig changed = parse(config);
+    changed.rotary_base = 7e5;
+    changed.num_experts += 1;
+    json wanted = config;
+    for (const char* name : {"num_experts", "num_local_experts"}) {
+      if (config.contains(name)) wanted[name] = changed.num_experts;
+    }
+    if (config.contains("rope_theta")) wanted["rope_theta"] = 7e5;
+    if (config.contains("rope_parameters")) wanted["rope_parameters"]["rope_theta"] = 7e5;
+    EXPECT_EQ(json::parse(write_hf_config(changed, source)), wanted);
+  }
+}
+
+// A field that is left out may follow from one that has changed.
+TEST(HfConfig, AChangeThatASourceImpliesOtherwiseIsWritten) {
+  json config = mixtral();
+  config.erase("head_dim");
+  ModelConfig changed = parse(config);
+  changed.hidden_size *= 2;  // the heads stay as wide as they were
+  const HfConfigSource source{.text = config.dump(), .has_weights = true};
+  EXPECT_EQ(parse_hf_config(write_hf_config(changed, source), "written"), changed);
+  changed = parse(qwen3_moe());
+  changed.moe_layers = {true, false, true, true, true, false};
+  EXPECT_EQ(
+      parse_hf_config(write_hf_config(changed, {.text = qwen3_moe().dump(), .has_weights = true}),
+                      "written"),
+      changed);
+}
+
 TEST(HfConfig, AModelThatItCannotDescribeIsNotWritten) {
   ModelConfig config = parse(mixtral());
   config.qk_layernorm = true;
@@ -321,6 +383,26 @@ TEST_F(HfRefusal, WhatIsNotComputed) {
   expect_refused(mixtral(), "router_jitter_noise", 0.1);
   expect_refused(dense("LlamaForCausalLM"), "mlp_bias", true);
   expect_refused(dense("Qwen3ForCausalLM"), "use_sliding_window", true);
+}
+
+// One message for all: a user who mends the first must not run into the next.
+TEST_F(HfRefusal, AllReasonsAtOnce) {
+  json config = qwen3_moe();
+  config["rope_parameters"] = {{"rope_type", "yarn"}, {"partial_rotary_factor", 0.5}};
+  config["attention_bias"] = true;
+  for (const char* architecture : {"Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"}) {
+    config["architectures"] = {architecture};
+    for (const char* reason : {"\"yarn\"", "partial_rotary_factor", "attention_bias"}) {
+      expect_refused(config, reason);
+    }
+  }
+  expect_refused(config, "\"DeepseekV3ForCausalLM\" is not supported (missing: multi-head latent");
+  config = dense("Qwen3ForCausalLM");
+  config["layer_types"] = {"full_attention", "sliding_attention"};
+  expect_refused(config, "layer_types");
+  config = mixtral();
+  config["partial_rotary_factor"] = 0.5;
+  expect_refused(config, "partial_rotary_factor");
 }
 
 TEST_F(HfRefusal, RopeScaling) {

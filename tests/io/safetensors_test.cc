@@ -18,7 +18,7 @@ using io_test::message_of;
 using io_test::put_file;
 using io_test::TempFolder;
 
-// A file of this header, as it stands, and so many bytes of data.
+// A file of this header, as it stands, and `data_bytes` bytes of data.
 std::string file_of(const std::string& header, size_t data_bytes) {
   const uint64_t length = header.size();
   std::string contents(8, '\0');
@@ -103,6 +103,19 @@ TEST(Safetensors, AFileWithoutTensors) {
   put_file(folder / "f", file_of("{}", 0));
   EXPECT_TRUE(SafetensorsFile::open(folder / "f").entries().empty());
   write_again(SafetensorsFile::open(folder / "f"), folder / "g");
+}
+
+// The length is that of the header alone; the eight bytes before it belong to the file, too.
+TEST(Safetensors, AHeaderThatReachesPastTheFileByLessThanItsLengthIsRefused) {
+  const TempFolder folder;
+  const std::string whole = file_of("{}", 0);
+  for (uint64_t length = whole.size() - 8 + 1; length <= whole.size(); ++length) {
+    std::string contents = whole;
+    std::memcpy(contents.data(), &length, sizeof length);
+    put_file(folder / "f", contents);
+    expect_phrase(message_of(ExitStatus::failed, [&] { SafetensorsFile::open(folder / "f"); }),
+                  "beyond the end of the file");
+  }
 }
 
 struct Broken {

@@ -285,7 +285,7 @@ TEST_F(CollectiveSchedule, OfAllRanksAgrees) {
   EXPECT_EQ(refusal(*a.program, *b.program), "");
   EXPECT_EQ(hash_collectives(*a.program), hash_collectives(*b.program));
   // Two micro-batches of two layers, a bucket of gradients for each layer and for what is before
-  // and behind them, the metrics, and the squared norm.
+  // and after them, the metrics, and the squared norm.
   EXPECT_EQ(collectives(*a.program).size(), 2U * 2 + 4 + 1 + 1);
 }
 

@@ -400,7 +400,7 @@ TEST_P(ExpertParallel, HasTheSameBitsWithEveryDispatcher) {
 }
 
 // The oracle reuses no memory, and fills what is dead with NaN: from the second step on, rows that
-// nobody sent are NaN.
+// no rank sent are NaN.
 TEST(ExpertParallelMemory, PlannedRunsEqualTheOracle) {
   for (const Case& c : cases()) {
     if (c.name != "ep2_etp2_edp2_top2" && c.name != "half_of_the_ranks_idle" &&

@@ -1,5 +1,5 @@
 // Main gradients in bf16 and moments in 8 bits under layouts: gradients are those of the same
-// layout in f32 but for the roundings of their sums; sharding moments changes no bit; a layout's
+// layout in f32 except for the roundings of their sums; sharding moments changes no bit; a layout's
 // moments are one rank's; a checkpoint of one layout is loaded by another; what would cut a block
 // is refused.
 #include <algorithm>
@@ -142,10 +142,10 @@ double first_moment_tolerance(std::span<const double> gradients) {
   return tolerance;
 }
 
-// The ranks' gradients are those of one rank but for the order of sums, some 1e-6 of them in f32.
-// So what is drawn is the same, but where an element lies that close to where its draw changes: of
-// a million some. It becomes the next code then, at most 1/8 away, in each of three steps, and the
-// weights that follow move with it: 2^-8 of the largest moment is allowed for that.
+// The ranks' gradients are those of one rank except for the order of sums, some 1e-6 of them in
+// f32. So what is drawn is the same, but where an element lies that close to where its draw
+// changes: of a million some. It becomes the next code then, at most 1/8 away, in each of three
+// steps, and the weights that follow move with it: 2^-8 of the largest moment is allowed for that.
 TEST_P(NarrowState, MomentsInEightBitsAreThoseOfOneRank) {
   const LayoutCase layout = with_eight_bits(GetParam(), DType::f32);
   const Outcome one = run_one_rank(layout);
@@ -305,10 +305,11 @@ std::string refusal(const ModelConfig& config, const Sizes& sizes) {
 TEST(NarrowLayouts, ThatCutABlockAreRefused) {
   const ModelConfig config = model_of_blocks();
   EXPECT_EQ(refusal(config, {.tp = 2}), "");
-  EXPECT_EQ(refusal(config, {.tp = 4}),
-            "--exp-avg-dtype fp8: --tensor-model-parallel-size 4 cuts the shared expert's inner "
-            "size, 64, into pieces of 16, which must be a multiple of 32: so many moments share a "
-            "scale. Use bf16 moments, or another --tensor-model-parallel-size.");
+  EXPECT_EQ(
+      refusal(config, {.tp = 4}),
+      "--exp-avg-dtype fp8: --tensor-model-parallel-size 4 cuts the shared expert's inner "
+      "size, 64, into pieces of 16, which must be a multiple of 32: that many moments share a "
+      "scale. Use bf16 moments, or another --tensor-model-parallel-size.");
   EXPECT_NE(refusal(config, {.dp = 4, .etp = 4})
                 .find("--expert-tensor-parallel-size 4 cuts the "
                       "experts' inner size, 64"),

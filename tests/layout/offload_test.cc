@@ -250,7 +250,7 @@ void expect_useful(const Program& program) {
     const Op& reload = program.op(readers[0]);
     EXPECT_EQ(reload.spec, &kReload) << name;
     EXPECT_EQ(reload.place.queue, Queue::copy);
-    EXPECT_FALSE(uses_of(program.outputs(reload)[0]).empty()) << name << " is copied in vain";
+    EXPECT_FALSE(uses_of(program.outputs(reload)[0]).empty()) << name << " is copied and not read";
   }
 }
 
@@ -300,7 +300,7 @@ TEST(OffloadMemory, CopiesTheInputsOfModules) {
   }
 }
 
-// What is copied out is what the device has not to hold, but for what is on its way back while the
+// What is copied out is what the device has not to hold, except what is on its way back while the
 // backward is at its fullest: a layer's worth, and what lies beside it.
 TEST(OffloadMemory, SavesWhatItCopies) {
   constexpr int32_t kLayers = 12;
@@ -353,7 +353,7 @@ TEST(OffloadMemory, ReloadsALayerAhead) {
   for (const int32_t index : ops_of(program, kReload)) {
     const ValueId result = program.outputs(program.op(index))[0];
     const int16_t layer = program.op(index).place.layer;
-    int32_t between = 0;  // data gradients of the layer behind
+    int32_t between = 0;  // data gradients of the next layer
     int32_t reader = index + 1;
     for (; reader < program.op_count(); ++reader) {
       const Op& op = program.op(reader);
@@ -393,7 +393,8 @@ TEST(OffloadMemory, TheFractionCountsGroupsInTheOrderOfTheForward) {
   EXPECT_TRUE(copies(0).empty());
   // Of ten, what stays is rounded down.
   for (const auto& [fraction, count] :
-       {std::pair{0.5, 5}, std::pair{0.3, 3}, std::pair{0.25, 3}, std::pair{0.01, 1}}) {
+       {std::pair{0.5, 5}, std::pair{0.3, 3}, std::pair{0.25, 3}, std::pair{0.01, 1},
+        std::pair{0.9, 9}}) {  // 10 (1 - 0.9) is less than 1 in double arithmetic
     const std::vector<std::pair<int32_t, Module>> first(all.begin(), all.begin() + count);
     EXPECT_EQ(copies(fraction), first) << fraction;
   }

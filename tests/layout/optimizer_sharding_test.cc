@@ -22,6 +22,13 @@ ModelConfig experts(bool tied) {
   return config;
 }
 
+// All query heads share one head of keys and values, which all ranks of a tp group then hold: a
+// shard has rows of it or not.
+ModelConfig one_group(ModelConfig config) {
+  config.num_query_groups = 1;
+  return config;
+}
+
 struct Sizes {
   int32_t dp = 1;
   int32_t tp = 1;
@@ -58,6 +65,8 @@ std::vector<LayoutCase> cases() {
       make_case("dense_tp2_dp2", dense_model(2), {.dp = 2, .tp = 2}),
       make_case("tp2_dp2", untied, {.dp = 2, .tp = 2}),
       make_case("tp4_dp2_shared_heads", untied, {.dp = 2, .tp = 4}),
+      make_case("dense_tp4_dp2_shared_heads", one_group(dense_model(3)), {.dp = 2, .tp = 4}),
+      make_case("tp2_dp3_shared_heads", one_group(tied), {.dp = 3, .tp = 2}),
       make_case("ep2_edp2", untied, {.dp = 4, .ep = 2}),
       make_case("ep4_edp1", untied, {.dp = 4, .ep = 4}),
       make_case("pp2_dp2", untied, {.dp = 2, .pp = 2}),
@@ -87,6 +96,9 @@ TEST_P(OptimizerSharding, ComputesWhatOneRankComputes) {
     layout.early_collectives = true;
     layout.gradient_bucket_elements = 10'000;
     EXPECT_EQ(run_layout(layout), sharded) << "order changes no bit";
+    // Each layer's sums then stand in the middle of the backward pass.
+    layout.gradient_bucket_elements = 0;
+    EXPECT_EQ(run_layout(layout), sharded) << "order changes no bit, layer by layer";
   }
 }
 

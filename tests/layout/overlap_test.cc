@@ -4,6 +4,7 @@
 // hide every exchange but those of the first forward and the last backward.
 #include "passes/overlap.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <ostream>
 #include <string>
@@ -202,11 +203,43 @@ TEST(OverlapExposure, DelayedWeightGradientsStandBehindTheBackwardExchanges) {
   EXPECT_EQ(delayed.covered - plain.covered, 2 * 2 * 2) << text_of(plain);
 }
 
+// Of each exchange between ranks that share the experts: does it follow another one directly?
+std::vector<bool> exchanges_in_a_row(const Program& program) {
+  std::vector<bool> in_a_row;
+  bool was_exchange = false;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    const bool is_exchange = op.place.module == Module::moe && op.spec->group != nullptr &&
+                             op.spec->group(op.attributes) == RankGroup::etp_ep;
+    if (is_exchange) in_a_row.push_back(was_exchange);
+    was_exchange = is_exchange;
+  }
+  return in_a_row;
+}
+
+// They stand after the last of several exchanges in a row: work between them would hold up those
+// that follow.
+TEST(OverlapExposure, DelayedWeightGradientsLeaveExchangesInARowTogether) {
+  for (const TokenDispatcher dispatcher : {TokenDispatcher::allgather, TokenDispatcher::alltoall}) {
+    SCOPED_TRACE(std::string(name_of(dispatcher)));
+    LayoutCase c = bare(2, 2);
+    c.dispatcher = dispatcher;
+    const std::vector<bool> plain = exchanges_in_a_row(*step_of(c).program);
+    EXPECT_TRUE(std::find(plain.begin(), plain.end(), true) != plain.end());
+    c.overlap.delay_weight_gradients = true;
+    const std::vector<bool> delayed = exchanges_in_a_row(*step_of(c).program);
+    ASSERT_EQ(delayed.size(), plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_TRUE(delayed[i] || !plain[i]) << "exchange " << i;
+    }
+  }
+}
+
 TEST(OverlapExposure, TheSharedExpertStandsBehindDispatchAndCombination) {
   LayoutCase c = bare(2, 2);
   c.model.moe_shared_expert_intermediate_size = 32;
   const Exposure plain = measure_exposure(*step_of(c).program);
-  // Without it the shared expert stands behind the combination already, whole.
+  // Without it the shared expert stands after the combination already, whole.
   EXPECT_EQ(plain.covered, 2 * 2);
   c.overlap.shared_expert = true;
   const Exposure spread = measure_exposure(*step_of(c).program);

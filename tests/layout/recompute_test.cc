@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 #include <ostream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -220,16 +221,18 @@ TEST(RecomputeMemory, NormsAreGatheredAgain) {
   EXPECT_LE(again + (kLayers - 2) * stream, kept);
 }
 
-// With whole layers what is kept of a layer is two tensors of the residual stream: activations grow
-// by no more with each layer.
+// With whole layers what is kept of a group of layers is two tensors of the residual stream:
+// activations grow by no more with each group.
 TEST(RecomputeMemory, WholeLayersKeepTheStreamAndTheBranch) {
   constexpr int32_t kSequence = 64;
-  const RecomputeOptions full{.granularity = Granularity::full};
-  const uint64_t few = activations(plan_step(mixtral_like_model(4), full, kSequence));
-  const uint64_t many = activations(plan_step(mixtral_like_model(12), full, kSequence));
-  const uint64_t stream = uint64_t{kSequence} * 128 * sizeof(float);
-  EXPECT_LE(many - few, 8 * 2 * stream + 8 * stream / 16)
-      << "a sixteenth is for the numbers that metrics are made of";
+  for (const int32_t layers : {1, 2, 4}) {
+    const RecomputeOptions full{.granularity = Granularity::full, .layers = layers};
+    const uint64_t few = activations(plan_step(mixtral_like_model(4), full, kSequence));
+    const uint64_t many = activations(plan_step(mixtral_like_model(12), full, kSequence));
+    const uint64_t stream = uint64_t{kSequence} * 128 * sizeof(float);
+    EXPECT_LE(many - few, 8 / static_cast<uint64_t>(layers) * 2 * stream + 8 * stream / 16)
+        << layers << " layers; a sixteenth is for the numbers that metrics are made of";
+  }
 }
 
 // What is not needed is not computed again: of a recomputed MoE block the combination.
@@ -262,6 +265,39 @@ TEST(RecomputeMemory, NothingIsComputedInVain) {
       EXPECT_LT(op.place.recompute_of, index);
     }
   }
+}
+
+std::set<int32_t> recomputed_layers(const Program& program) {
+  std::set<int32_t> layers;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Place& place = program.op(index).place;
+    if (place.phase == Phase::recompute) layers.insert(place.layer);
+  }
+  return layers;
+}
+
+// By block exactly that many layers of each stage are computed again, the first ones; uniformly
+// all.
+TEST(RecomputedLayers, AreThoseThatTheMethodNames) {
+  const auto block = [](int32_t layers) {
+    return RecomputeOptions{
+        .granularity = Granularity::full, .method = Method::block, .layers = layers};
+  };
+  const ModelConfig model = dense_model_of(4);
+  const auto of_one_rank = [&](const RecomputeOptions& options) {
+    return recomputed_layers(*plan_step(model, options).step.program);
+  };
+  EXPECT_EQ(of_one_rank(block(1)), (std::set<int32_t>{0}));
+  EXPECT_EQ(of_one_rank(block(3)), (std::set<int32_t>{0, 1, 2}));
+  EXPECT_EQ(of_one_rank(block(4)), (std::set<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(of_one_rank({.granularity = Granularity::full, .layers = 2}),
+            (std::set<int32_t>{0, 1, 2, 3}));
+  LayoutCase c;
+  c.model = model;
+  c.layout.world_size = c.layout.pipeline_parallel = 2;
+  const ModelPart second{.run = run_layout_of(c), .rank = 1};
+  EXPECT_EQ(recomputed_layers(*plan_step(model, second, block(1), 16).step.program),
+            (std::set<int32_t>{2}));
 }
 
 TEST(RecomputeMemory, StepAsText) {

@@ -2,6 +2,7 @@
 // give every rank, in every layout, the bits that one rank has at the same elements.
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <gtest/gtest.h>
 #include <map>
 #include <memory>
@@ -439,11 +440,22 @@ void save(const std::string& dir, int64_t step, const ModelConfig& config, DType
   ThreadGroup group(run->layout.world_size(), kPatient);
   const auto ranks = all_ranks(config, dtype, trained, run);
   for (const auto& rank : ranks) fill(*rank, static_cast<uint64_t>(step));
+  std::vector<std::exception_ptr> failures(ranks.size());
   run_ranks(group, [&](int number) {
-    const RankState& rank = *ranks[static_cast<size_t>(number)];
-    save_training_checkpoint(dir, identity_of(config, dtype), {.step = step}, rank.state,
-                             rank.storage, group.size() > 1 ? &group : nullptr, options);
+    const auto at = static_cast<size_t>(number);
+    const RankState& rank = *ranks[at];
+    try {
+      save_training_checkpoint(dir, identity_of(config, dtype), {.step = step}, rank.state,
+                               rank.storage, group.size() > 1 ? &group : nullptr, options);
+    } catch (const SaveFailed&) {
+      failures[at] = std::current_exception();
+    }
   });
+  // One for all, and rank 0 knows why.
+  for (const std::exception_ptr& failure : failures) {
+    EXPECT_EQ(failure == nullptr, failures[0] == nullptr);
+  }
+  if (failures[0] != nullptr) std::rethrow_exception(failures[0]);
 }
 
 void load_and_compare(const std::string& path, int64_t step, const ModelConfig& config, DType dtype,
@@ -575,7 +587,8 @@ TEST(SlicedCheckpointFault, AnErrorOnAnyRankIsReportedAndCommitsNothing) {
       failed = true;
       EXPECT_EQ(error.status(), ExitStatus::failed);
       const std::string message = error.what();
-      EXPECT_EQ(message.find("saving step 2 failed (earlier checkpoints are intact)"), 0U)
+      const size_t begin = message.starts_with("rank ") ? std::string("rank 1: ").size() : 0;
+      EXPECT_EQ(message.find("saving step 2 failed (earlier checkpoints are intact)"), begin)
           << message;
       EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
     }

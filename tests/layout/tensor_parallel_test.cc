@@ -18,11 +18,18 @@ std::vector<NamedModel> dense_models() {
   biased.gated_linear_unit = false;
   biased.activation = ActivationFunction::gelu;
   biased.padding_token = 50;
-  return {{"tied", tied}, {"biased", biased}};
+  ModelConfig l2_norm = tied;
+  l2_norm.qk_layernorm = false;
+  l2_norm.qk_l2_norm = true;
+  return {{"tied", tied}, {"biased", biased}, {"l2_norm", l2_norm}};
 }
 
 std::vector<NamedModel> moe_models() {
-  return auxiliary_loss_models(moe_model(2));
+  std::vector<NamedModel> models = auxiliary_loss_models(moe_model(2));
+  ModelConfig biased = moe_model(2);  // the router and the experts, too
+  biased.add_bias_linear = true;
+  models.push_back({"biased_experts", biased});
+  return models;
 }
 
 std::vector<LayoutCase> cases() {

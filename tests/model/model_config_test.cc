@@ -240,9 +240,22 @@ TEST_F(Refusals, SizesThatDoNotFitTogether) {
   config.moe_router_topk = 5;
   expect_refused("moe_router_topk (5) is larger than num_experts (4)");
   config.moe_router_topk = 1;
-  expect_refused("moe_router_pre_softmax");
   config.sliding_window = -1;
   expect_refused("sliding_window");
+}
+
+// A possible shape, in which flags beside it may make the router learn.
+TEST_F(Refusals, ARouterThatCannotLearnIsJudgedApart) {
+  config = moe_model(2);
+  config.moe_router_topk = 1;
+  config.moe_router_pre_softmax = false;
+  config.validate();
+  EXPECT_THROW(config.require_learning_router(), UserError);
+  config.moe_router_sinkhorn = true;
+  config.require_learning_router();
+  config.moe_router_sinkhorn = false;
+  config.moe_router_pre_softmax = true;
+  config.require_learning_router();
 }
 
 TEST_F(Refusals, NumbersThatMakeNoSense) {

@@ -54,7 +54,8 @@ ParameterSlice slice(const ModelConfig& config, const Layout& layout, int32_t ra
   return slice_of(kind, tensor.shape, config, layout, rank);
 }
 
-// Semantics 9: heads, gate and linear halves each by themselves, columns, blocks of the vocabulary.
+// The table of docs/layouts.md: heads, gate and linear halves each by themselves, columns, blocks
+// of the vocabulary.
 TEST(ParameterLayout, SlicesOfTensorParallelWrittenOut) {
   const ModelConfig config = small_moe();
   const Layout layout(sizes(4, 4, 1, 1));

@@ -138,7 +138,9 @@ std::vector<Numbers> run_attention(const AttentionAttributes& a, const Attention
 TEST(Attention, AgreesWithItsFormula) {
   for (const double probability : {0.0, 0.3}) {
     for (const int32_t sequence : {1, 30, 301}) {
-      for (const int32_t window : {0, 150}) {
+      // Of the windows of 2 and 130 tokens the last query that sees a block of 128 keys is the
+      // first of another block.
+      for (const int32_t window : {0, 2, 130, 150}) {
         SCOPED_TRACE(::testing::Message() << "probability " << probability << ", sequence "
                                           << sequence << ", window " << window);
         const AttentionAttributes a = attributes_of(sequence, window, probability);

@@ -50,16 +50,28 @@ std::vector<double> run_capacity(const std::vector<int32_t>& indices,
   return run.results()[0];
 }
 
-// For each expert: sorts its slots as the policy wants them and drops all but the first C.
+// The place of a token in its sequence, and then the sequence, as one number.
+double place_in_sequence(int64_t token, const ExpertCapacityAttributes& attributes) {
+  if (attributes.sequence_tokens == 0) return 0;
+  const int64_t number = attributes.first_token + token;
+  return static_cast<double>(number % attributes.sequence_tokens) * 1e6 +
+         static_cast<double>(number / attributes.sequence_tokens);
+}
+
+// For each expert: sorts its slots as the policy orders them and drops all but the first C.
 std::vector<double> naive_capacity(const std::vector<int32_t>& indices,
                                    const std::vector<double>& probabilities,
-                                   const ExpertCapacityAttributes& attributes) {
+                                   const ExpertCapacityAttributes& attributes,
+                                   int64_t top_k = kTopK) {
   std::vector<double> kept(indices.begin(), indices.end());
   for (int32_t expert = 0; expert < attributes.experts; ++expert) {
     std::vector<std::pair<double, size_t>> slots;
     for (size_t slot = 0; slot < indices.size(); ++slot) {
       if (indices[slot] != expert) continue;
-      slots.emplace_back(attributes.policy == DropPolicy::probs ? -probabilities[slot] : 0.0, slot);
+      const bool compares = attributes.policy == DropPolicy::probs;
+      const auto token = static_cast<int64_t>(slot) / top_k;
+      slots.emplace_back(compares ? -probabilities[slot] : place_in_sequence(token, attributes),
+                         slot);
     }
     std::sort(slots.begin(), slots.end());
     for (size_t i = static_cast<size_t>(attributes.capacity); i < slots.size(); ++i) {
@@ -79,6 +91,28 @@ TEST(ExpertCapacity, AgreesWithANaiveSelection) {
       EXPECT_EQ(run_capacity(indices, probabilities, attributes, kTopK),
                 naive_capacity(indices, probabilities, attributes))
           << name_of(policy) << " " << capacity;
+    }
+  }
+}
+
+// Megatron's tokens are ordered by place, then sequence: no sequence starves another.
+TEST(ExpertCapacity, PositionsAreThoseInTheSequences) {
+  const ExpertCapacityAttributes attributes{
+      .experts = 1, .capacity = 4, .policy = DropPolicy::position, .sequence_tokens = 3};
+  EXPECT_EQ(run_capacity({0, 0, 0, 0, 0, 0}, std::vector<double>(6), attributes, 1),
+            (std::vector<double>{0, 0, -1, 0, 0, -1}));
+  const auto indices = some_indices();
+  const auto probabilities = some_probabilities();
+  for (const int64_t sequence_tokens : {1, 7, 512, 19999, 20000}) {
+    for (const int64_t first_token : {0, 5}) {
+      const ExpertCapacityAttributes each{.experts = kExperts,
+                                          .capacity = 2500,
+                                          .policy = DropPolicy::position,
+                                          .sequence_tokens = sequence_tokens,
+                                          .first_token = first_token};
+      EXPECT_EQ(run_capacity(indices, probabilities, each, kTopK),
+                naive_capacity(indices, probabilities, each))
+          << sequence_tokens << " " << first_token;
     }
   }
 }

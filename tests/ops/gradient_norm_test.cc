@@ -83,5 +83,47 @@ TEST(GradientNorm, SkipsWhenTheNormIsNotFinite) {
   EXPECT_EQ(run_clip({{3e38, 3e38}}, 1).skip, 0);
 }
 
+TEST(GradientNorm, SkipsNormsAboveItsLimit) {
+  const auto skip = [](double skip_norm) {
+    const OpSample sample{
+        "", [&](SampleBuilder& builder) {
+          const ValueId squares =
+              builder.values("squares", {1}, {25}, {.differentiable = false, .dtype = DType::f64});
+          builder.result_without_gradient(clip_coefficient(builder.builder(), squares,
+                                                           {.max_norm = 1, .skip_norm = skip_norm},
+                                                           "norm")
+                                              .skip);
+        }};
+    SampleRun run(sample, {.backward = false});
+    run.run();
+    return run.results()[0][0];
+  };
+  EXPECT_EQ(skip(std::numeric_limits<double>::infinity()), 0);
+  EXPECT_EQ(skip(5), 0) << "the norm itself is not above it";
+  EXPECT_EQ(skip(4.99), 1);
+}
+
+TEST(GradientNorm, CountsZeros) {
+  std::vector<double> many(100001);
+  double expected = 0;
+  for (size_t i = 0; i < many.size(); ++i) {
+    many[i] = i % 7 == 3 ? 0.0 : 1e-30;
+    expected += many[i] == 0 ? 1 : 0;
+  }
+  many[3] = -0.0;
+  const OpSample sample{"", [&](SampleBuilder& builder) {
+                          const std::vector<ValueId> gradients = {
+                              builder.values("many", {static_cast<int64_t>(many.size())}, many, {}),
+                              builder.values("few", {3}, {0, 1, 0}, {})};
+                          builder.result_without_gradient(squared_norm(
+                              builder.builder(), gradients, {.term = NormTerm::zero}, "zeros"));
+                        }};
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    SampleRun run(sample, {.dtype = dtype, .backward = false});
+    run.run();
+    EXPECT_EQ(run.results()[0][0], expected + 2);
+  }
+}
+
 }  // namespace
 }  // namespace troupe::testing

@@ -74,6 +74,49 @@ TEST(RandomLogits, DependOnSeedSubstreamAndStepOnly) {
   EXPECT_EQ(std::vector<double>(longer.begin(), longer.begin() + 20), reference);
 }
 
+// The bias of an expert is one number for all tokens; below 0 it is that of every step.
+TEST(RandomLogits, BiasIsOneNumberForEachExpert) {
+  constexpr int64_t kTokens = 40;
+  constexpr int64_t kExperts = 6;
+  const auto bias_of = [&](int64_t step, double bias, uint32_t layer) {
+    const auto run = [&](double deviation) {
+      const OpSample sample{
+          "", [&](SampleBuilder& builder) {
+            const ValueId z = builder.values("logits", {kTokens, kExperts},
+                                             std::vector<double>(kTokens * kExperts), {});
+            const ValueId step_id = builder.values("step", {1}, {static_cast<double>(step)},
+                                                   {.differentiable = false, .dtype = DType::i64});
+            builder.result(random_logits(
+                builder.builder(), z, step_id,
+                {.seed = 7, .substream = 3, .bias = deviation, .bias_substream = layer}, "random"));
+          }};
+      SampleRun each(sample, {.dtype = DType::f64, .threads = 2});
+      each.run();
+      return each.results()[0];
+    };
+    const std::vector<double> with = run(bias);
+    const std::vector<double> without = run(0);
+    std::vector<double> found;
+    for (size_t i = 0; i < with.size(); ++i) {
+      const double difference = with[i] - without[i];
+      if (i < kExperts) found.push_back(difference);
+      EXPECT_NEAR(difference, found[i % kExperts], 1e-14);  // the sum of two numbers near 1
+    }
+    return found;
+  };
+  const std::vector<double> first = bias_of(1, 0.5, 0);
+  for (size_t e = 0; e < kExperts; ++e) {
+    const uint64_t seed = random_step_seed(7, RandomStream::logit_bias, 0, 1);
+    EXPECT_NEAR(first[e], 0.5 * random_normal(seed, RandomStream::logit_bias, 0, e), 1e-14);
+  }
+  const auto differ = [](const std::vector<double>& a, const std::vector<double>& b) {
+    return std::abs(a[0] - b[0]) > 1e-6;
+  };
+  EXPECT_TRUE(differ(first, bias_of(2, 0.5, 0))) << "another step";
+  EXPECT_TRUE(differ(first, bias_of(1, 0.5, 1))) << "another layer";
+  EXPECT_FALSE(differ(bias_of(1, -0.5, 0), bias_of(2, -0.5, 0))) << "drawn once";
+}
+
 TEST(RandomLogits, SpreadTokensOverTheExperts) {
   constexpr int64_t kTokens = 2000;
   constexpr int64_t kExperts = 8;

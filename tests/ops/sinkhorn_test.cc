@@ -109,6 +109,25 @@ TEST(Sinkhorn, AgreesWithANaiveLoop) {
   }
 }
 
+// Logits so far apart take some thirty rounds; of 8,000 tokens a few have entries so near to each
+// other that ten rounds more would put them into another order.
+TEST(Sinkhorn, EndsWithTheRoundInWhichTheMeanChangeIsSmall) {
+  const auto logits = random_logits(8000, 32, 8, 1);
+  EXPECT_EQ(run_sinkhorn(logits, 32, 16, DType::f64, 2), naive_sinkhorn(logits, 32, 16));
+}
+
+// Beside tokens whose entries are about as large as the formulas' 1e-8 others count more.
+TEST(Sinkhorn, SmallLogitsCountLess) {
+  auto logits = random_logits(2000, 16, 1, 1);
+  const auto as_large = naive_sinkhorn(logits, 16, 2);
+  for (size_t row = 0; row < 2000; row += 2) {
+    for (size_t e = 0; e < 16; ++e) logits[row * 16 + e] -= 21 + (e < 8 ? 1.0 : 0.0);
+  }
+  const auto expected = naive_sinkhorn(logits, 16, 2);
+  ASSERT_NE(expected, as_large);
+  EXPECT_EQ(run_sinkhorn(logits, 16, 2), expected);
+}
+
 TEST(Sinkhorn, OrdinaryLogitsAreFarFromTheBound) {
   for (const double deviation : {0.1, 1.0, 4.0, 8.0}) {
     int rounds = 0;
@@ -154,7 +173,7 @@ void expect_distinct_experts(const std::vector<double>& indices, size_t experts,
 }
 
 TEST(Sinkhorn, ExtremeLogitsEnd) {
-  // Logits in the thousands, of both signs; an expert that nobody wants; rows of one value.
+  // Logits in the thousands, of both signs; an expert that no token prefers; rows of one value.
   auto logits = random_logits(40, 6, 1, 1);
   for (size_t t = 0; t < 40; ++t) {
     logits[t * 6 + 5] = -200;

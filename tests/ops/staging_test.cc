@@ -1,4 +1,4 @@
-// Where terms of sums lie that GPUs bring each other, and the memory that staged collectives want:
+// Where terms of sums lie that GPUs bring each other, and the memory that staged collectives need:
 // what all members must agree on, and what kernels may rely on.
 #include "ops/staging.h"
 
@@ -91,7 +91,7 @@ TEST(Staging, SmallSumsTakeWhatTheirTermsTake) {
   EXPECT_EQ(staged_sum_bytes(tensors, DType::f32, 2), 2 * 32 * 4U + 2 * 16 * 4U);
 }
 
-// Every member meets the other one of each of its ways, in order. Nobody may be left waiting.
+// Every member meets the other one of each of its ways, in order. No member may be left waiting.
 void expect_all_ways_met(const std::vector<std::vector<int64_t>>& messages) {
   const auto ranks = static_cast<int>(messages.size());
   std::vector<std::vector<StagedWay>> left;
@@ -184,7 +184,7 @@ struct StagedProgram {
   Builder builder{program};
 };
 
-// What each collective wants beside its own scratch memory, by its kind.
+// What each collective needs beside its own scratch memory, by its kind.
 TEST(Staging, IsPlanned) {
   constexpr int kRanks = 4;
   StagedProgram staged(kRanks);

@@ -1,6 +1,6 @@
 // The check of all ranks' collectives and messages, on small programs written by hand: whatever
-// would make ranks wait for each other for ever is refused, and the refusal says who waits for
-// whom.
+// would make ranks wait for each other forever is refused, and the refusal says who waits for
+// which rank.
 #include "parallel/collective_schedule.h"
 
 #include <gtest/gtest.h>
@@ -101,7 +101,7 @@ TEST(CollectiveScheduleCheck, RefusesACollectiveLeftOutOfOneOfManyRanks) {
   for (Rank& rank : programs) rank.builder.place = {.layer = 1};
   programs[0].sum(RankGroup::tp).send(1).finish(1, 0).sum(RankGroup::world);
   programs[1].sum(RankGroup::tp).receive(0).sum(RankGroup::world);
-  programs[2].receive(0).sum(RankGroup::world);  // as the one before, but for one collective
+  programs[2].receive(0).sum(RankGroup::world);  // as the one before, except one collective
   EXPECT_EQ(refusal_of_classes(programs, {0, 0, 1, 1}), "");
   expect_says(refusal_of_classes(programs, {0, 0, 1, 2}),
               "rank 3 has no collective 0, which in rank 2 is operation 0 (all_reduce, layer 1, "

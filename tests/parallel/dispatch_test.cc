@@ -1,5 +1,5 @@
 // Rows that go to other ranks and come back, exchanged or pushed: every row is where it is
-// promised, sums are in the order of ranks, derivatives are the way back, and what nobody sent is
+// promised, sums are in the order of ranks, derivatives are the way back, and what no rank sent is
 // not read.
 #include <array>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ struct Case {
   int32_t parts;
   int32_t slices;
   bool slices_first;
-  bool idle;  // nobody chooses experts of the last part
+  bool idle;  // no token chooses experts of the last part
 
   int32_t ranks() const { return parts * slices; }
   int32_t experts() const { return 2 * parts; }
@@ -169,7 +169,7 @@ TEST_P(Dispatch, BringsRowsThereAndBack) {
       interpreter.view(x).as<double>()[i] = draw(rank, 0, i);
     }
 
-    // Rows that nobody sent hold NaN: a sum that read one would show it.
+    // Rows that no rank sent hold NaN: a sum that read one would show it.
     for (const bool push : {false, true}) {
       SCOPED_TRACE((push ? "pushed, rank " : "exchanged, rank ") + std::to_string(rank));
       const Expected expected = expected_of(c, rank, push);

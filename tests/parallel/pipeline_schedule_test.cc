@@ -101,7 +101,7 @@ TEST(PipelineSchedule, LiveMicroBatches) {
       const auto v = peak_live(build_pipeline_table(shape_of(PipelineSchedule::zb_v, p, 2, m)));
       for (int32_t rank = 0; rank < p; ++rank) {
         const auto r = static_cast<size_t>(rank);
-        // Semantics 10.2: p - r - 1 forwards to fill the pipeline and one more.
+        // 1F1B: p - r - 1 forwards to fill the pipeline and one more.
         EXPECT_EQ(flat[r], std::min(p - rank, m)) << "1f1b, rank " << rank << " of " << p;
         EXPECT_EQ(h1[r], std::min(p, m)) << "zb-h1, rank " << rank << " of " << p;
         EXPECT_LE(v[r], 2 * p) << "zb-v, chunks on rank " << rank << " of " << p;
@@ -118,7 +118,7 @@ TEST(PipelineSchedule, LiveMicroBatches) {
   }
 }
 
-// Semantics 10.2's table for group size 2, written out.
+// Megatron's order for groups of 2 micro-batches, written out.
 TEST(PipelineSchedule, InterleavedOrderOfForwards) {
   const PipelineTable table =
       build_pipeline_table(shape_of(PipelineSchedule::one_f_one_b, 2, 2, 5, 3));
@@ -199,7 +199,7 @@ void expect_sound(const PipelineTable& table) {
     }
   }
   for (size_t r = 0; r < next.size(); ++r) {
-    ASSERT_EQ(next[r], table.ranks[r].size()) << "rank " << r << " waits for ever";
+    ASSERT_EQ(next[r], table.ranks[r].size()) << "rank " << r << " waits forever";
   }
   for (const auto& [way, messages] : sent) ASSERT_EQ(taken[way], messages.size());
   const size_t all = static_cast<size_t>(shape.micro_batches) * static_cast<size_t>(last + 1);
@@ -231,7 +231,7 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
     try {
       table = build_pipeline_table(shape);
     } catch (const UserError&) {
-      // Rules of semantics 10.2, and of the shapes.
+      // Megatron's rules, and those of the shapes.
       const int32_t group = shape.group_size > 0 ? shape.group_size : shape.ranks;
       const int32_t left = shape.micro_batches % group;
       const bool valid = shape.ranks >= 2 && group >= shape.ranks && group <= shape.micro_batches &&
@@ -249,8 +249,8 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
   EXPECT_GT(built, 500);
 }
 
-// A pair is a forward and the backward right behind it, of something else. With one more forward in
-// flight (without chunks: twice as many and one) all backwards are in pairs, but for as many as
+// A pair is a forward and the backward right after it, of something else. With one more forward in
+// flight (without chunks: twice as many and one) all backwards are in pairs, except as many as
 // there are forwards in flight.
 TEST(PipelineSchedule, MergedPairs) {
   for (const int32_t p : {1, 2, 4}) {
@@ -317,7 +317,7 @@ TEST(PipelineSchedule, FaultsAreFound) {
                            .base() -
                        1);
          }),
-         "waits for ever");
+         "waits forever");
   expect(fault_after([&](PipelineTable& table) {
            table.ranks[1].erase(place(table.ranks[1], Action::receive_gradient));
          }),
@@ -332,7 +332,7 @@ TEST(PipelineSchedule, FaultsAreFound) {
            std::reverse(table.ranks[2].begin(), table.ranks[2].end());
          }),
          "rank 2: send gradient of micro-batch 3");
-  // Two ranks that each want the other's message first.
+  // Two ranks that each need the other's message first.
   expect(fault_after([&](PipelineTable& table) {
            auto& steps = table.ranks[0];
            const auto receive = place(steps, Action::receive_gradient);
@@ -340,7 +340,7 @@ TEST(PipelineSchedule, FaultsAreFound) {
            steps.erase(receive);
            steps.insert(steps.begin(), step);
          }),
-         "rank 0: receive gradient of micro-batch 0, chunk 0 from rank 1 waits for ever");
+         "rank 0: receive gradient of micro-batch 0, chunk 0 from rank 1 waits forever");
 }
 
 TEST(PipelineSchedule, MessagesTakeTime) {

@@ -1,4 +1,5 @@
-// Processes that meet and exchange bytes over TCP: here threads of one, each with its own post.
+// Processes that find each other and exchange bytes over TCP: here threads of one, each with its
+// own post.
 #include "parallel/post/socket_post.h"
 
 #include <array>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "parallel/post/handshake.h"
 
 namespace troupe {
 namespace {
@@ -23,30 +25,30 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPatient{60'000};
 
-MeetingPlace place_of(int rank, int size, uint16_t port) {
+RendezvousPoint point_of(int rank, int size, uint16_t port) {
   return {.rank = rank,
           .size = size,
           .address = "localhost",
           .ports = {port},
           .run = "test",
-          .may_host = rank == 0};
+          .may_serve = rank == 0};
 }
 
-// One that nobody listens on.
+// One that no socket listens on.
 uint16_t free_port() {
   return port_of(listen_on(0).socket);
 }
 
-// What meet() says at every rank that comes; empty where all is well.
-std::vector<std::string> meet_all(const std::vector<MeetingPlace>& places, milliseconds limit,
-                                  std::vector<Connections>* connections = nullptr) {
-  std::vector<std::string> errors(places.size());
-  std::vector<Connections> found(places.size());
+// What connect_ranks() says at every rank that comes; empty where all is well.
+std::vector<std::string> connect_all(const std::vector<RendezvousPoint>& points, milliseconds limit,
+                                     std::vector<Connections>* connections = nullptr) {
+  std::vector<std::string> errors(points.size());
+  std::vector<Connections> found(points.size());
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < places.size(); ++i) {
+  for (size_t i = 0; i < points.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
-        found[i] = meet(places[i], limit);
+        found[i] = connect_ranks(points[i], limit);
       } catch (const UserError& error) {
         errors[i] = error.what();
         if (errors[i].empty()) errors[i] = "(said by another rank)";
@@ -60,10 +62,10 @@ std::vector<std::string> meet_all(const std::vector<MeetingPlace>& places, milli
 
 std::vector<std::unique_ptr<SocketPost>> posts_of(int size) {
   const uint16_t port = free_port();
-  std::vector<MeetingPlace> places;
-  for (int rank = 0; rank < size; ++rank) places.push_back(place_of(rank, size, port));
+  std::vector<RendezvousPoint> points;
+  for (int rank = 0; rank < size; ++rank) points.push_back(point_of(rank, size, port));
   std::vector<Connections> connections;
-  for (const std::string& error : meet_all(places, kPatient, &connections)) EXPECT_EQ(error, "");
+  for (const std::string& error : connect_all(points, kPatient, &connections)) EXPECT_EQ(error, "");
   std::vector<std::unique_ptr<SocketPost>> posts;
   for (int rank = 0; rank < size; ++rank) {
     posts.push_back(
@@ -74,13 +76,13 @@ std::vector<std::unique_ptr<SocketPost>> posts_of(int size) {
 
 // Takes in what comes at all posts until `done`.
 void move_until(std::vector<std::unique_ptr<SocketPost>>& posts, const std::function<bool()>& done,
-                std::vector<std::string>* notes = nullptr) {
+                std::vector<std::string>* messages = nullptr) {
   const auto end = SocketClock::now() + kPatient;
   while (!done()) {
     ASSERT_LT(SocketClock::now(), end) << "it does not end";
     for (const auto& post : posts) {
-      while (const std::optional<Post::Note> note = post->next_note()) {
-        if (notes != nullptr) notes->push_back(note->bytes);
+      while (const std::optional<Post::Message> message = post->next_message()) {
+        if (messages != nullptr) messages->push_back(message->bytes);
       }
     }
   }
@@ -99,48 +101,50 @@ Block block_of(std::vector<std::byte>& bytes) {
   return {bytes.data(), static_cast<int64_t>(bytes.size())};
 }
 
-TEST(Meeting, ConnectsAllPairsAndFindsTheRanksOfTheMachine) {
+TEST(Rendezvous, ConnectsAllPairsAndFindsTheRanksOfTheMachine) {
   std::vector<std::unique_ptr<SocketPost>> posts = posts_of(5);
-  std::vector<std::string> notes;
+  std::vector<std::string> messages;
   for (int from = 0; from < 5; ++from) {
     EXPECT_EQ(posts[static_cast<size_t>(from)]->rank(), from);
     EXPECT_EQ(posts[static_cast<size_t>(from)]->size(), 5);
     EXPECT_EQ(posts[static_cast<size_t>(from)]->machine_of_rank(), std::vector<int32_t>(5, 0));
     for (int to = 0; to < 5; ++to) {
-      if (to != from) posts[static_cast<size_t>(from)]->send_note(to, "hello");
+      if (to != from) posts[static_cast<size_t>(from)]->send_message(to, "hello");
     }
   }
   move_until(
-      posts, [&] { return notes.size() == 20; }, &notes);
+      posts, [&] { return messages.size() == 20; }, &messages);
 }
 
-TEST(Meeting, NamesWhoIsMissingOnce) {
+TEST(Rendezvous, NamesWhoIsMissingOnce) {
   const uint16_t port = free_port();
   const std::vector<std::string> errors =
-      meet_all({place_of(0, 4, port), place_of(2, 4, port)}, milliseconds(300));
+      connect_all({point_of(0, 4, port), point_of(2, 4, port)}, milliseconds(300));
   EXPECT_NE(errors[0].find("Of 4 ranks, ranks 1, 3 did not come to localhost:"), std::string::npos)
       << errors[0];
   EXPECT_NE(errors[0].find("for 0.3 s"), std::string::npos) << errors[0];
   EXPECT_EQ(errors[1], "(said by another rank)");
 }
 
-TEST(Meeting, SaysWhereNobodyWas) {
+TEST(Rendezvous, SaysWhereNobodyWas) {
   const uint16_t port = free_port();
-  const std::string error = meet_all({place_of(1, 2, port)}, milliseconds(200))[0];
-  EXPECT_NE(error.find("Rank 1 of 2 has found nobody at localhost:" + std::to_string(port)),
+  const std::string error = connect_all({point_of(1, 2, port)}, milliseconds(200))[0];
+  EXPECT_EQ(error.rfind("Rank 1 of 2 (", 0), 0U) << error;
+  EXPECT_NE(error.find(") has not found the rank that listens for all at localhost:" +
+                       std::to_string(port)),
             std::string::npos)
       << error;
   EXPECT_NE(error.find("Connection refused"), std::string::npos) << error;
-  MeetingPlace nowhere = place_of(1, 2, port);
+  RendezvousPoint nowhere = point_of(1, 2, port);
   nowhere.address = "no-such-host.invalid";
-  EXPECT_NE(meet_all({nowhere}, milliseconds(200))[0].find("no-such-host.invalid"),
+  EXPECT_NE(connect_all({nowhere}, milliseconds(200))[0].find("no-such-host.invalid"),
             std::string::npos);
 }
 
-TEST(Meeting, RefusesASecondProcessOfOneRank) {
+TEST(Rendezvous, RefusesASecondProcessOfOneRank) {
   const uint16_t port = free_port();
-  const std::vector<std::string> errors = meet_all(
-      {place_of(0, 3, port), place_of(1, 3, port), place_of(1, 3, port)}, milliseconds(1500));
+  const std::vector<std::string> errors = connect_all(
+      {point_of(0, 3, port), point_of(1, 3, port), point_of(1, 3, port)}, milliseconds(1500));
   EXPECT_NE(errors[0].find("rank 2 did not come"), std::string::npos) << errors[0];
   const bool first = errors[1].find("There is a rank 1 already") != std::string::npos;
   const bool second = errors[2].find("There is a rank 1 already") != std::string::npos;
@@ -148,17 +152,17 @@ TEST(Meeting, RefusesASecondProcessOfOneRank) {
 }
 
 // Somebody else's process knocks, one of another run, and one that says nothing.
-TEST(Meeting, TurnsStrangersAway) {
+TEST(Rendezvous, TurnsStrangersAway) {
   const uint16_t port = free_port();
   std::vector<std::string> stranger;
   std::vector<Socket> silent;
   std::thread strangers([&] {
-    MeetingPlace other = place_of(1, 2, port);
+    RendezvousPoint other = point_of(1, 2, port);
     other.run = "another test";
-    stranger = meet_all({other}, milliseconds(500));
+    stranger = connect_all({other}, milliseconds(500));
   });
   std::vector<std::string> errors;
-  std::thread host([&] { errors = meet_all({place_of(0, 2, port)}, kPatient); });
+  std::thread host([&] { errors = connect_all({point_of(0, 2, port)}, kPatient); });
   for (int i = 0; i < 3; ++i) {
     SocketResult result;
     while (!result.socket) result = connect_to("localhost", port, SocketClock::now() + kPatient);
@@ -167,14 +171,84 @@ TEST(Meeting, TurnsStrangersAway) {
     silent.push_back(std::move(result.socket));
   }
   strangers.join();
-  EXPECT_EQ(meet_all({place_of(1, 2, port)}, kPatient)[0], "");
+  EXPECT_EQ(connect_all({point_of(1, 2, port)}, kPatient)[0], "");
   host.join();
   EXPECT_EQ(errors[0], "");
-  EXPECT_NE(stranger[0].find("somebody else answers there"), std::string::npos) << stranger[0];
+  EXPECT_NE(stranger[0].find("a rank of another run answers there"), std::string::npos)
+      << stranger[0];
+}
+
+// Right in all but its number, which a later build may have.
+TEST(Rendezvous, TurnsAnotherProtocolAway) {
+  const uint16_t port = free_port();
+  std::vector<std::string> errors;
+  std::thread server([&] { errors = connect_all({point_of(0, 2, port)}, milliseconds(1500)); });
+  SocketResult other;
+  const auto end = SocketClock::now() + kPatient;
+  while (!other.socket) other = connect_to("localhost", port, end);
+  Challenge challenge;
+  ASSERT_TRUE(receive_all(other.socket, &challenge, sizeof(challenge), end));
+  Hello hello{.rank = 1, .size = 2, .port = 1, .host = short_text("h"), .signature = {}};
+  const HandshakeKey key("", "test");
+  hello.run = key.run();
+  ++hello.protocol;
+  key.sign(hello, challenge.nonce);
+  ASSERT_TRUE(send_all(other.socket, &hello, sizeof(hello), end));
+  Answer answer;
+  EXPECT_FALSE(receive_all(other.socket, &answer, sizeof(answer), end)) << "it is let in";
+  server.join();
+  EXPECT_NE(errors[0].find("rank 1 did not come"), std::string::npos) << errors[0];
+}
+
+TEST(Rendezvous, RefusesAnotherSecretAtOnce) {
+  const uint16_t port = free_port();
+  std::vector<RendezvousPoint> points = {point_of(0, 3, port), point_of(1, 3, port),
+                                         point_of(2, 3, port)};
+  points[0].secret = points[1].secret = "sixteen letters.";
+  points[2].secret = "sixteen letters!";
+  const std::vector<std::string> errors = connect_all(points, milliseconds(1500));
+  EXPECT_NE(errors[2].find("has another secret than the rank that listens at localhost"),
+            std::string::npos)
+      << errors[2];
+  EXPECT_NE(errors[0].find("rank 2 did not come"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find(" had another secret or were of another run"), std::string::npos)
+      << errors[0];
+}
+
+// They end long before the time that ranks wait for each other.
+TEST(Rendezvous, SaysAtOnceWhoHasAnotherNumberOfRanks) {
+  const uint16_t port = free_port();
+  const std::vector<std::string> errors =
+      connect_all({point_of(0, 2, port), point_of(1, 3, port)}, std::chrono::hours(1));
+  EXPECT_EQ(errors[0].rfind("Rank 1 (", 0), 0U) << errors[0];
+  EXPECT_NE(errors[0].find(") was started as one of 3 ranks, rank 0 ("), std::string::npos);
+  EXPECT_NE(errors[0].find(") as one of 2. Give all ranks the same number"), std::string::npos);
+  EXPECT_EQ(errors[1], "(said by another rank)");
+}
+
+TEST(Rendezvous, SaysAtOnceThatThePortIsTaken) {
+  const Socket taken = listen_on(0).socket;
+  const std::string error = connect_all({point_of(0, 2, port_of(taken))}, std::chrono::hours(1))[0];
+  EXPECT_NE(error.find("cannot listen on port " + std::to_string(port_of(taken)) +
+                       " of localhost, where the ranks find each other: Address already in use"),
+            std::string::npos)
+      << error;
+}
+
+TEST(Rendezvous, ListensOnlyWhereRanksAreExpected) {
+  const uint16_t port = free_port();
+  RendezvousPoint point = point_of(0, 2, port);
+  point.address = "127.0.0.1";
+  std::thread server([&] { connect_all({point}, milliseconds(1000)); });
+  SocketResult expected;
+  const auto end = SocketClock::now() + kPatient;
+  while (!expected.socket) expected = connect_to("127.0.0.1", port, end);
+  EXPECT_EQ(connect_to("127.0.0.2", port, end).problem, "Connection refused");
+  server.join();
 }
 
 // As torchrun's service may hold the first one.
-TEST(Meeting, TakesTheNextPortWhereOneIsTaken) {
+TEST(Rendezvous, TakesTheNextPortWhereOneIsTaken) {
   const Socket taken = listen_on(0).socket;
   std::atomic<bool> over = false;
   std::thread service([&] {
@@ -184,15 +258,15 @@ TEST(Meeting, TakesTheNextPortWhereOneIsTaken) {
     }
   });
   const std::vector<uint16_t> ports = {port_of(taken), free_port()};
-  std::vector<MeetingPlace> places;
+  std::vector<RendezvousPoint> points;
   for (int rank = 0; rank < 3; ++rank) {
-    places.push_back(place_of(rank, 3, 0));
-    places.back().ports = ports;
+    points.push_back(point_of(rank, 3, 0));
+    points.back().ports = ports;
     // Who comes first to the machine with the address is the host, here of two that may be.
-    places.back().may_host = rank < 2;
-    places.back().hosts_only_at_address = true;
+    points.back().may_serve = rank < 2;
+    points.back().serves_only_at_address = true;
   }
-  for (const std::string& error : meet_all(places, kPatient)) EXPECT_EQ(error, "");
+  for (const std::string& error : connect_all(points, kPatient)) EXPECT_EQ(error, "");
   over = true;
   service.join();
 }
@@ -252,13 +326,13 @@ struct PostAndWire {
   std::unique_ptr<SocketPost> post;
   Socket wire;
 };
-PostAndWire post_on_wire(int rank) {
+PostAndWire post_on_wire(int rank, size_t buffer = SocketPost::kBuffer) {
   std::array<int, 2> ends = {};
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
   Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
   connections.sockets.resize(2);
   connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[0]);
-  return {std::make_unique<SocketPost>(rank, std::move(connections)), Socket(ends[1])};
+  return {std::make_unique<SocketPost>(rank, std::move(connections), buffer), Socket(ends[1])};
 }
 
 // A transfer of which a part is there, wherever it is cut, when its receiver comes to expect it.
@@ -276,7 +350,7 @@ TEST(SocketPost, CompletesWhatComesToBeExpectedWhileItComes) {
     const auto pass = [&](size_t begin, size_t count) {
       const ssize_t passed = write(receiver.wire.descriptor(), frame.data() + begin, count);
       EXPECT_EQ(passed, static_cast<ssize_t>(count));
-      receiver.post->next_note();  // takes in what is there
+      receiver.post->next_message();  // takes in what is there
     };
     pass(0, cut);
     std::vector<std::byte> received(sent.size());
@@ -285,6 +359,71 @@ TEST(SocketPost, CompletesWhatComesToBeExpectedWhileItComes) {
     pass(cut, frame.size() - cut);
     EXPECT_TRUE(receiver.post->done(transfer)) << "cut at " << cut;
     EXPECT_TRUE(sent == received) << "cut at " << cut;
+  }
+}
+
+// A head of which the beginning fills the buffer that is read into, and the rest comes later.
+TEST(SocketPost, KeepsTheBeginningOfAHead) {
+  constexpr size_t kSmallBuffer = 64;
+  const PostAndWire sender = post_on_wire(0);
+  sender.post->send_message(1, std::string(kSmallBuffer - 16 - 8, 'a'));
+  sender.post->send_message(1, "second");
+  std::string bytes(1000, '\0');
+  const ssize_t count = read(sender.wire.descriptor(), bytes.data(), bytes.size());
+  ASSERT_EQ(count, static_cast<ssize_t>(kSmallBuffer + 8 + 6));
+  const PostAndWire receiver = post_on_wire(1, kSmallBuffer);
+  ASSERT_EQ(write(receiver.wire.descriptor(), bytes.data(), kSmallBuffer), 64);
+  EXPECT_EQ(receiver.post->next_message()->bytes.size(), kSmallBuffer - 16 - 8);
+  EXPECT_FALSE(receiver.post->next_message());
+  ASSERT_EQ(write(receiver.wire.descriptor(), bytes.data() + kSmallBuffer, 8 + 6), 14);
+  const std::optional<Post::Message> second = receiver.post->next_message();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->bytes, "second");
+}
+
+// What no rank sends ends the connection with a message, whatever it is.
+TEST(SocketPost, RefusesFramesThatNoRankSends) {
+  struct Frame {
+    uint32_t kind;
+    int32_t channel;
+    uint64_t bytes;
+  };
+  const std::vector<Frame> frames = {
+      {4, 1, 0},                               // no such kind
+      {0xffff'ffff, 1, 8},                     //
+      {0, 0, uint64_t{1} << 63},               // a message of 2^63 bytes
+      {0, 0, uint64_t{1} << 40},               //
+      {0, 0, Post::kLongestMessage + 1},       //
+      {0, -1, 4},                              // no such channel
+      {1, Post::kChannels, 4},                 //
+      {1, 1, SocketPost::kSmallTransfer + 1},  // larger than a small one
+      {1, 2, 12},                              // of another size than is expected
+      {1, 3, 12},                              //
+      {2, 1, uint64_t{1} << 63},               // expects 2^63 bytes
+      {3, 1, 4},                               // a piece that is not expected
+      {3, 2, 8},                               // a piece of a small one
+      {3, 3, (1 << 20) + 1},                   // a long piece
+      {3, 3, uint64_t{1} << 63},               //
+  };
+  for (const Frame& frame : frames) {
+    const PostAndWire receiver = post_on_wire(1);
+    std::vector<std::byte> small(8);
+    std::vector<std::byte> large(2 << 20);
+    const Block small_block = block_of(small);
+    const Block large_block = block_of(large);
+    receiver.post->receive(0, 2, {&small_block, 1});
+    receiver.post->receive(0, 3, {&large_block, 1});
+    ASSERT_EQ(write(receiver.wire.descriptor(), &frame, sizeof(frame)), 16);
+    try {
+      for (int i = 0; i < 3; ++i) receiver.post->next_message();
+      ADD_FAILURE() << "a frame of kind " << frame.kind << ", " << frame.bytes << " bytes";
+    } catch (const UserError& error) {
+      EXPECT_NE(std::string(error.what()).find("Rank 1 does not understand what rank 0"),
+                std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(receiver.post->next_gone(), 0);
+    EXPECT_FALSE(receiver.post->next_message());
   }
 }
 
@@ -297,11 +436,11 @@ TEST(SocketPost, LetsNotesAndOtherChannelsPassWhatNobodyTakes) {
   const Block small_block = block_of(small);
   const Post::Transfer blocked = posts[0]->send(1, 1, {&large_block, 1});
   for (int i = 0; i < 1000; ++i) posts[0]->send(1, 2, {&small_block, 1});
-  std::vector<std::string> notes;
-  for (int i = 0; i < 1000; ++i) posts[0]->send_note(1, std::to_string(i));
+  std::vector<std::string> messages;
+  for (int i = 0; i < 1000; ++i) posts[0]->send_message(1, std::to_string(i));
   move_until(
-      posts, [&] { return notes.size() == 1000; }, &notes);
-  for (int i = 0; i < 1000; ++i) EXPECT_EQ(notes[static_cast<size_t>(i)], std::to_string(i));
+      posts, [&] { return messages.size() == 1000; }, &messages);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(messages[static_cast<size_t>(i)], std::to_string(i));
   // Another channel goes ahead.
   std::vector<std::byte> other(large.size());
   const Block other_block = block_of(other);
@@ -314,22 +453,22 @@ TEST(SocketPost, LetsNotesAndOtherChannelsPassWhatNobodyTakes) {
 
 TEST(SocketPost, SaysWhoIsGoneAfterItsLastNote) {
   std::vector<std::unique_ptr<SocketPost>> posts = posts_of(3);
-  posts[1]->send_note(0, "last");
+  posts[1]->send_message(0, "last");
   posts[1].reset();
-  std::vector<std::string> notes;
+  std::vector<std::string> messages;
   std::optional<int32_t> gone;
   const auto end = SocketClock::now() + kPatient;
   while (!gone && SocketClock::now() < end) {
-    while (const std::optional<Post::Note> note = posts[0]->next_note()) {
-      notes.push_back(note->bytes);
+    while (const std::optional<Post::Message> message = posts[0]->next_message()) {
+      messages.push_back(message->bytes);
     }
     gone = posts[0]->next_gone();
   }
   EXPECT_EQ(gone, 1);
-  EXPECT_EQ(notes, std::vector<std::string>{"last"});
+  EXPECT_EQ(messages, std::vector<std::string>{"last"});
   EXPECT_EQ(posts[0]->next_gone(), std::nullopt);
   // What is sent to it goes nowhere.
-  posts[0]->send_note(1, "late");
+  posts[0]->send_message(1, "late");
   std::vector<std::byte> bytes = drawn(100'000, 1);
   const Block block = block_of(bytes);
   EXPECT_FALSE(posts[0]->done(posts[0]->send(1, 1, {&block, 1})));
@@ -347,23 +486,23 @@ TEST(SocketPost, DeliversNotesAfterTransfersAreDropped) {
   posts[1]->send(0, 2, {&from, 1});
   posts[0]->receive(1, 2, {&to, 1});
   for (int i = 0; i < 4; ++i) {
-    for (const auto& post : posts) EXPECT_FALSE(post->next_note());
+    for (const auto& post : posts) EXPECT_FALSE(post->next_message());
   }
   for (const auto& post : posts) post->drop_transfers();
   sent.reset();
   received.reset();
   for (int rank = 0; rank < 2; ++rank) {
-    posts[static_cast<size_t>(rank)]->send_note(1 - rank, "failed");
+    posts[static_cast<size_t>(rank)]->send_message(1 - rank, "failed");
   }
-  std::vector<std::string> notes;
+  std::vector<std::string> messages;
   move_until(
-      posts, [&] { return notes.size() == 2; }, &notes);
-  EXPECT_EQ(notes, (std::vector<std::string>{"failed", "failed"}));
+      posts, [&] { return messages.size() == 2; }, &messages);
+  EXPECT_EQ(messages, (std::vector<std::string>{"failed", "failed"}));
 }
 
 TEST(SocketPost, FinishesWhenAllDo) {
   std::vector<std::unique_ptr<SocketPost>> posts = posts_of(3);
-  for (int to = 1; to < 3; ++to) posts[0]->send_note(to, std::string(3'000'000, 'x'));
+  for (int to = 1; to < 3; ++to) posts[0]->send_message(to, std::string(3'000'000, 'x'));
   std::vector<std::thread> threads;
   for (const auto& post : posts) threads.emplace_back([&post] { post->finish(); });
   for (std::thread& thread : threads) thread.join();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/add/add.h"
+#include "ops/gather_parameter/gather_parameter.h"
 #include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "program/toy_operations.h"
@@ -75,6 +76,32 @@ TEST_F(Autodiff, TiedWeightIsStoredThenAccumulated) {
   }
   EXPECT_TRUE(main_gradients.written[static_cast<size_t>(state.gradients[0].index)]);
   EXPECT_FALSE(main_gradients.written[static_cast<size_t>(state.gradients[1].index)]);
+}
+
+// What makes only the terms of a sum into a main gradient may be put off like the sum. What others
+// read, too, is a data gradient, though it is a term of such a sum.
+TEST_F(Autodiff, TermsOfSumsAreWeightGradientsWhereNothingElseReadsThem) {
+  const GatherParameterAttributes half{.shard = {.place = 0, .count = 2}, .shape = {8}};
+  const ValueId frozen = builder.state(state.frozen);
+  const ValueId x = builder.input("x", DType::f32, {8});
+  const ValueId added = gather_parameter(builder, weight(0), half, "added");
+  const ValueId y = add(builder, toy_scale(builder, x, frozen, "scaled"), added, "y");
+  const ValueId z = toy_scale(builder, y, frozen, "z");
+  const ValueId alone = gather_parameter(builder, weight(1), half, "alone");
+  const ValueId w = toy_scale(builder, alone, frozen, "w");
+  const auto gradients = differentiate({z, w}, {x});
+  ASSERT_TRUE(gradients[static_cast<size_t>(x.index)].valid());
+  const auto phase_of_maker = [&](ValueId id) {
+    for (const int32_t op : backward_ops(kToyScaleDataGradient)) {
+      if (output_of(op) == id) return program.op(op).place.phase;
+    }
+    return Phase::forward;
+  };
+  const auto sums = backward_ops(kSumParameterGradient);
+  ASSERT_EQ(sums.size(), 2U);
+  EXPECT_EQ(phase_of_maker(input_of(sums[0], 0)), Phase::weight_gradient)
+      << "read by the sum alone";
+  EXPECT_EQ(phase_of_maker(input_of(sums[1], 0)), Phase::data_gradient) << "x's gradient reads it";
 }
 
 TEST_F(Autodiff, LaterMicroBatchesAccumulate) {

@@ -83,7 +83,7 @@ void expect_sound_arena(const Program& program, const MemoryPlan& plan, bool on_
     ASSERT_EQ(begin(a) % MemoryPlan::kAlignment, 0U) << program.value(a).name;
     ASSERT_LE(end(a), arena) << program.value(a).name;
   }
-  // Values that overlap in time must not overlap in memory, but for a result that is stored over an
+  // Values that overlap in time must not overlap in memory, except a result that is stored over an
   // operand which dies in the same operation.
   for (size_t i = 0; i < transients.size(); ++i) {
     for (size_t j = i + 1; j < transients.size(); ++j) {

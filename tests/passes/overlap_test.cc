@@ -8,6 +8,7 @@
 
 #include "ops/accumulate/accumulate.h"
 #include "ops/add/add.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/fill/fill.h"
 #include "ops/pipeline_message/pipeline_message.h"
 #include "program/builder.h"
@@ -44,6 +45,23 @@ TEST_F(VerifyOrder, AcceptsWhatDependsOnNothingBetween) {
 TEST_F(VerifyOrder, RefusesUseBeforeDefinition) {
   EXPECT_DEATH(verify_order(program, std::vector<int32_t>{0, 2, 1, 3, 4, 5, 6, 7}),
                "operation 2 \\(add\\) was moved across an operation that it depends on");
+}
+
+// How many rows of x there are says an operation that must come first, though x itself is there.
+TEST(VerifyOrderOfRows, RefusesUseBeforeTheirNumberIsKnown) {
+  Program program(std::make_shared<StateTable>());
+  Builder builder(program);
+  const ValueId indices = builder.input("indices", DType::i32, {4, 1});
+  const DispatchPlan plan = dispatch_plan(builder, indices, {.experts = 2, .parts = 2}, "plan");
+  const ValueId x = program.add_value({.name = "x",
+                                       .dtype = DType::f64,
+                                       .shape = {4, 2},
+                                       .role = Role::input,
+                                       .rows = {.counter = plan.counts, .element = 1}});
+  add(builder, x, x, "y");
+  verify_order(program, std::vector<int32_t>{0, 1});
+  EXPECT_DEATH(verify_order(program, std::vector<int32_t>{1, 0}),
+               "operation 1 \\(add\\) was moved across an operation that it depends on");
 }
 
 TEST_F(VerifyOrder, RefusesChangesInPlaceInAnotherOrder) {

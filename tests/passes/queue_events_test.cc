@@ -419,7 +419,7 @@ TEST_F(Reservations, UntilTheComputeQueueWaitsAnyway) {
 TEST_F(Reservations, NoLongerThanTheNextLayer) {
   const ValueId a = compute(0, "a");
   on(Queue::copy);
-  toy_halve(builder, a, "b");  // 1, for nobody
+  toy_halve(builder, a, "b");  // 1, not read
   compute(0, "c");             // 2
   compute(1, "d");             // 3
   compute(1, "e");             // 4

@@ -30,7 +30,7 @@ class Commands(ProcessesTest):
         self.assertEqual({event["pid"] for event in events}, set(range(PROCESSES)))
 
     def test_bench_refuses_what_does_not_fit(self):
-        errors = self.launch(3, *self.bench("--hidden-size", 1 << 18, "--num-layers", 8),
+        errors = self.launch(3, *self.bench("--hidden-size", 1 << 18, "--num-layers", 99),
                              processes=2).stderr_text
         self.assertEqual(errors.count("troupe: The run needs"), 1, errors)
         self.assertIn("for 2 ranks", errors)
@@ -69,14 +69,25 @@ class Commands(ProcessesTest):
         self.assertEqual(result.stderr_text.count("operation kind"), 2, "a table of each rank")
         self.assertEqual(metrics(save)[-1]["step"], 3)
 
-    def test_timelines_that_one_rank_cannot_write_end_all(self):  # only torchrun
+    def test_a_timeline_that_one_rank_cannot_write_ends_nothing(self):  # only torchrun
         folder = HERE.folder / "blocked"
         (folder / "rank2_step2.json").mkdir(parents=True)
-        errors = self.launch(1, *train_arguments(
-            HERE.folder / "blocked_run", "--train-iters", 4, "--profile", "--profile-step-start", 1,
-            "--profile-ranks", 0, 2, "--profile-dir", folder)).stderr_text
+        save = HERE.folder / "blocked_run"
+        errors = self.launch(0, *train_arguments(
+            save, "--quiet", "--train-iters", 4, "--profile", "--profile-step-start", 1,
+            "--profile-step-end", 2, "--profile-ranks", 0, 2, "--profile-dir",
+            folder)).stderr_text
+        warning = "Warning: the timeline of step 2 could not be written: "
+        self.assertEqual(errors.count(warning), 1, errors)
+        self.assertRegex(errors, f"{warning}.*rank2_step2.json")
+        # Rank 0 has written its own, and all have trained on.
+        self.assertTrue(json.loads((folder / "rank0_step2.json").read_text())["traceEvents"])
+        self.assertEqual(metrics(save)[-1]["step"], 4)
+        # Who asks bench for timelines and gets none has been told so by the status.
+        (folder / "rank1_step1.json").mkdir()
+        errors = self.launch(1, *self.bench("--profile", "--profile-dir", folder)).stderr_text
         self.assertEqual(errors.count("troupe: "), 1, errors)
-        self.assertIn("rank2_step2.json", errors)
+        self.assertIn("rank1_step1.json", errors)
 
 
 if __name__ == "__main__":

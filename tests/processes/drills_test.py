@@ -8,13 +8,15 @@ from processes_test_support import HERE, left_behind, main
 
 FIRST = "operation 0 (prefix_sum), layer 2, micro-batch 1"
 LAST = "operation 2 (all_reduce), layer 2, micro-batch 1"
+PLACE = r" \[[^],]+, process \d+\]"  # of a rank: the host's name, and the process
 
 
 def waited_for(state):
-    """A message about rank 1. Whoever waits longest says it; on a busy machine others may be late,
+    """A message about rank 1. The rank that waits longest says it; on a busy machine others may be late,
     too, and are named beside it."""
-    return re.compile(re.escape(f"in {FIRST} for: ") + r"(rank \d \([^)]*\)[^)]*\), )*" +
-                      re.escape(f"rank 1 ({state}, last seen in {LAST})"))
+    return re.compile(re.escape(f"in {FIRST}, waiting for: ") +
+                      r"(rank \d [^(]*\([^)]*\)[^)]*\), )*rank 1" + PLACE +
+                      re.escape(f" ({state}, last seen in {LAST})"))
 
 
 class Drills(unittest.TestCase):
@@ -37,19 +39,20 @@ class Drills(unittest.TestCase):
         self.check("none", 0)
 
     def test_delayed_rank(self):  # only torchrun
-        self.check("delayed", 1, "waited in vain (3 s at most)", waited_for("is missing"))
+        self.check("delayed", 1, "timed out (3 s)", waited_for("is missing"))
 
     def test_stopped_rank(self):
         self.check("stopped", 1, waited_for("is missing"))
 
     def test_stopped_rank_behind_another(self):
         self.check("stopped_behind_another", 1, re.compile(
-            r"Rank (0 .* for: rank 2 \(waits itself in no operation, for rank 1\), rank 1"
-            r"|2 .* for: rank 1) \(is missing, last seen in operation 2 "))
+            rf"Rank (0 .* for: rank 2{PLACE} \(waits itself in no operation, for rank 1\), "
+            rf"rank 1{PLACE}|2 .* for: rank 1{PLACE}) \(is missing, last seen in operation 2 "))
 
     def test_rank_that_is_stopped_between_steps(self):
         self.check("stopped_between_steps", 1,
-                   f"in no operation for: rank 1 (does not answer, last seen in {LAST})")
+                   re.compile(f"in no operation, waiting for: rank 1{PLACE} " +
+                              re.escape(f"(does not answer, last seen in {LAST})")))
 
     def test_rank_with_a_slow_disk_is_waited_for(self):
         self.check("slow_between_steps", 0)
@@ -57,17 +60,19 @@ class Drills(unittest.TestCase):
     def test_killed_rank(self):
         # mpirun notices before anybody can speak; 128 + 9.
         self.check("killed", 137, *([] if HERE.launcher.is_mpi else [
-            f"troupe: Rank 1 has ended without a word, last seen in {LAST}"]))
+            re.compile(f"troupe: Rank 1{PLACE} has ended without a word, last seen in " +
+                       re.escape(LAST))]))
 
     def test_killed_first_rank(self):
         self.check("first_killed", 137, *([] if HERE.launcher.is_mpi else [
-            f"troupe: Rank 0 has ended without a word, last seen in {LAST}"]))
+            re.compile(f"troupe: Rank 0{PLACE} has ended without a word, last seen in " +
+                       re.escape(LAST))]))
 
     def test_rank_that_exits(self):
         result = HERE.launcher.run(3, HERE.programs / "processes_drills", "gone")
         self.assertNotEqual(result.returncode, 0)
         if not HERE.launcher.is_mpi:
-            self.assertIn("Rank 1 has ended without a word", result.stderr_text)
+            self.assertRegex(result.stderr_text, f"Rank 1{PLACE} has ended without a word")
         self.assertEqual(left_behind(result.mark), [])
 
     def test_rank_that_throws(self):
@@ -84,14 +89,18 @@ class Drills(unittest.TestCase):
 
     def test_mismatched_size(self):
         self.check("other_size", 1, "do not run the same collective",
-                   f"rank 0 is in {LAST} of f64 [7], rank 1 in {LAST} of f64 [8]")
+                   re.compile(f"rank 0{PLACE} is in {re.escape(LAST)} of f64 .7., "
+                              f"rank 1{PLACE} in {re.escape(LAST)} of f64 .8."))
 
     def test_collective_left_out(self):
-        self.check("left_out", 1, "do not run the same collective", f"rank 0 is in {FIRST}",
-                   "rank 1 in operation 0 (all_reduce)")
+        self.check("left_out", 1, "do not run the same collective",
+                   re.compile(f"rank 0{PLACE} is in {re.escape(FIRST)}"),
+                   re.compile(rf"rank 1{PLACE} in operation 0 \(all_reduce\)"))
 
     def test_step_that_ends_earlier(self):
-        self.check("step_ends_earlier", 1, f"rank 0 is in no operation, rank 1 in {FIRST}")
+        self.check("step_ends_earlier", 1,
+                   re.compile(f"rank 0{PLACE} is in no operation, rank 1{PLACE} in " +
+                              re.escape(FIRST)))
 
     def test_verifier_refuses_what_is_left_out_before_launch(self):
         self.check("left_out_and_verified", 3, "do not fit together", "rank 1 has no collective 0",
@@ -102,11 +111,12 @@ class Drills(unittest.TestCase):
                    absent=["launched"])
 
     def test_message_that_is_not_sent(self):  # only torchrun
-        self.check("message_not_sent", 1, "waited in vain")
+        self.check("message_not_sent", 1, "timed out")
 
     def test_message_of_other_size(self):
         self.check("message_of_other_size", 1,
-                   "Rank 1 sends f64 [1] in no operation, but rank 0 receives f64 [2]")
+                   re.compile(rf"Rank 1{PLACE} sends f64 \[1\] in no operation, but "
+                              rf"rank 0{PLACE} receives f64 \[2\]"))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 
 import os
 import pathlib
+import re
+import shutil
 import signal
+import subprocess
 import time
 
 from processes_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, left_behind, main, marked,
-                              metrics, run, tensors, train_arguments)
+                              metrics, run, signals_of, tensors, train_arguments)
 
 
 class Endings(ProcessesTest):
@@ -30,7 +33,14 @@ class Endings(ProcessesTest):
         return save, process, ranks
 
     def wait(self, process):
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            signals = signals_of(process.mark)
+            for pid in marked(process.mark):
+                os.kill(pid, signal.SIGKILL)
+            _, errors = process.communicate()
+            self.fail(f"the run did not end: {errors}\n{signals}")
         self.assertEqual(left_behind(process.mark), [], "processes are left behind")
         return errors
 
@@ -67,7 +77,8 @@ class Endings(ProcessesTest):
         errors = self.wait(process)
         self.assertNotEqual(process.returncode, 0, errors)
         if not HERE.launcher.is_mpi:
-            self.assertEqual(errors.count("troupe: Rank 1 has ended without a word"), 1, errors)
+            self.assertEqual(len(re.findall(r"troupe: Rank 1 \[.*\] has ended without a word", errors)),
+                             1, errors)
         result = self.launch(0, *train_arguments(save, *FOLDED, "--load", save, "--train-iters",
                                                  20000, "--exit-interval", 1))
         self.assertIn("saved", result.stderr_text)
@@ -77,9 +88,9 @@ class Endings(ProcessesTest):
         os.kill(ranks[3], signal.SIGSTOP)
         errors = self.wait(process)
         self.assertEqual(process.returncode, 1, errors)
-        self.assertEqual(errors.count("waited in vain (5 s at most) in"), 1, errors)
+        self.assertEqual(errors.count("timed out (5 s) in"), 1, errors)
         # Ranks that wait themselves may be named beside it.
-        self.assertRegex(errors, r"for: .*rank 3 \((is missing|does not answer), last seen in")
+        self.assertRegex(errors, r"for: .*rank 3 \[[^]]*\] \((is missing|does not answer), last seen in")
 
     def test_what_is_wrong_is_said_once(self):
         cases = [
@@ -105,7 +116,45 @@ class Endings(ProcessesTest):
         result = HERE.launcher.run(2, "sh", script, *train_arguments(HERE.folder / "unlike", "--train-iters",
                                                                 1))
         self.assertEqual(result.returncode, 2, result.stderr_text)
-        self.assertIn("Rank 1 was not started as rank 0 was", result.stderr_text)
+        self.assertRegex(result.stderr_text,
+                         r"options of rank 0 \[.*\]: rank 1 \[.*, process \d+\] with "
+                         "--seed 5 instead of 6")
+
+    def start_in_copies(self, *arguments):
+        """Rank 1 works in the folder `stale`, the others in `fresh`."""
+        script = HERE.folder / "copies.sh"
+        script.write_text(
+            f'if [ "${HERE.launcher.rank_variable}" = 1 ]; then cd "{HERE.folder}/stale"\n'
+            f'else cd "{HERE.folder}/fresh"; fi\n'
+            f'exec "{HERE.troupe}" "$@"\n')
+        return HERE.launcher.run(2, "sh", script, *arguments)
+
+    def test_ranks_with_stale_copies_are_refused(self):
+        for name in ("fresh", "stale"):
+            folder = HERE.folder / name
+            folder.mkdir()
+            for extension in ("bin", "idx"):
+                shutil.copy(HERE.folder / f"corpus.{extension}", folder)
+        corpus = HERE.folder / "stale" / "corpus.bin"
+        changed = bytearray(corpus.read_bytes())
+        changed[3000] ^= 1
+        corpus.write_bytes(bytes(changed))
+        arguments = train_arguments(HERE.folder / "copies", "--train-iters", 1)
+        arguments[arguments.index("--data-path") + 1] = "corpus"
+        result = self.start_in_copies(*arguments)
+        self.assertEqual(result.returncode, 2, result.stderr_text)
+        self.assertIn("Rank 1 was not started as rank 0 was. On rank 1: the data set corpus is one of",
+                      result.stderr_text)
+        # The same data, and other weights of the same step.
+        shutil.copy(HERE.folder / "fresh" / "corpus.bin", corpus)
+        for name, seed in (("fresh", 1), ("stale", 2)):
+            done = run(*train_arguments(HERE.folder / name / "run", "--train-iters", 1, "--seed", seed))
+            self.assertEqual(done.returncode, 0, done.stderr)
+        result = self.start_in_copies(*train_arguments(
+            HERE.folder / "tuned", "--train-iters", 1, "--finetune", "--load", "run"))
+        self.assertEqual(result.returncode, 2, result.stderr_text)
+        self.assertIn("On rank 1: the checkpoint in run/checkpoints/step_00000001 is one whose index",
+                      result.stderr_text)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ GRACE_S = 1.5  # from asking them to end to killing them
 def common_variables(kind, processes, port):
     if kind == "srun":
         return {"SLURM_JOB_ID": str(uuid.uuid4().int % 10**9), "SLURM_STEP_ID": "0",
-                "SLURM_STEP_NUM_TASKS": str(processes), "SLURM_STEP_NODELIST": "localhost"}
+                "SLURM_STEP_NUM_TASKS": str(processes), "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_STEP_NODELIST": "localhost"}
     found = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
              "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     if kind == "torchrun":

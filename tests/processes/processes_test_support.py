@@ -85,6 +85,21 @@ def left_behind(mark, seconds=10):
     return found
 
 
+def signals_of(mark):
+    """What the processes that carry the mark do about signals, for messages."""
+    lines = []
+    for pid in marked(mark):
+        try:
+            folder = pathlib.Path(f"/proc/{pid}")
+            name = (folder / "comm").read_text().strip()
+            lines.append(f"{pid} {name}: " + " ".join(
+                line.replace("\t", "") for line in (folder / "status").read_text().splitlines()
+                if line.startswith(("ShdPnd", "SigPnd", "SigBlk", "SigIgn", "SigCgt"))))
+        except OSError:  # it has ended
+            pass
+    return "\n".join(lines)
+
+
 def numbers(save):
     """What must not depend on how ranks run."""
     return [{name: line[name] for name in ("step", "loss", "grad_norm", "val_loss") if name in line}
@@ -106,6 +121,9 @@ class ProcessesTest(unittest.TestCase):
 
 def main():
     """As program_runs.main(); HERE also gets the launcher and the folder of test programs."""
+    # As in a terminal, whatever has started this: mpirun passes on no signal that it was started with
+    # blocked.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     HERE.troupe, HERE.source = sys.argv[1], pathlib.Path(sys.argv[2])
     HERE.programs, HERE.launcher = pathlib.Path(sys.argv[3]), Launcher(sys.argv[4])
     with tempfile.TemporaryDirectory(prefix="troupe_processes_") as folder:

@@ -47,7 +47,7 @@ TEST_F(Launches, OfOneQueueComeInTheirOrder) {
   EXPECT_EQ(find(learned, {"copy", "a", "b", "a", "a", "copy"}),
             (std::vector<int32_t>{-1, 0, 0, 1, 2, -1}));
   EXPECT_EQ(find(learned, {"a", "new", "a", "a", "a"}), (std::vector<int32_t>{0, -1, 1, 2, -1}))
-      << "what was not there, and what is too much, belongs to nobody";
+      << "what was not there, and what is too much, belongs to no operation";
 }
 
 TEST_F(Launches, QueuesMayChangePlaces) {

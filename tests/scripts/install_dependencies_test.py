@@ -104,6 +104,16 @@ class InstallDependencies(unittest.TestCase):
         installs = [call for call in self.calls() if " install " in f" {call} "]
         self.assertEqual([call.split()[-1] for call in installs], ["libfmt-dev"])
 
+    def test_readers_that_cannot_be_installed_are_no_error(self):
+        for name, text in (("python3", "exit 1\n"), ("pip3", "exit 1\n")):
+            (self.tree / "bin" / name).write_text("#!/usr/bin/env bash\n" + text)
+            (self.tree / "bin" / name).chmod(0o755)
+        result = self.run_script("readers")
+        self.assertEqual(result.returncode, 0)
+        for version in (4, 5):
+            self.assertIn(f"pip could not install transformers {version}", result.stderr)
+        self.assertFalse((self.tree / "build-dependencies").exists())
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=2)

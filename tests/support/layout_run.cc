@@ -40,6 +40,10 @@ TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
                              {.micro_batch_size = wanted.micro_batch_size,
                               .micro_batches = wanted.micro_batches,
                               .sequence = wanted.sequence,
+                              .decoupled_learning_rate = true,
+                              .decay_qk_norms = true,
+                              .count_zero_gradients = true,
+                              .parameter_norm = true,
                               .seed = kSeed,
                               .dispatcher = wanted.dispatcher,
                               .context_exchange = wanted.context_exchange,
@@ -110,6 +114,7 @@ class Rank {
     }
     storage_.to_device();
     *interpreter_->view(step_.learning_rate).as<double>() = 1e-3;
+    *interpreter_->view(step_.decoupled_learning_rate).as<double>() = 3e-3;
     *interpreter_->view(step_.weight_decay).as<double>() = 0.1;
   }
 
@@ -226,6 +231,8 @@ class Rank {
     EXPECT_EQ(*interpreter_->view(step_.skipped).as<int32_t>(), 0);
     metric("loss", step_.loss);
     metric("grad_norm", step_.grad_norm);
+    metric("zero gradients", step_.zero_gradients);
+    metric("squared norm of the weights", step_.squared_parameter_norm);
     for (const LayerMetrics& layer : step_.layers) {
       const std::string at = "layer " + std::to_string(layer.layer) + " ";
       metric(at + "expert counts", layer.counts);

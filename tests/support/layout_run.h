@@ -1,5 +1,5 @@
-// Runs training steps of a model in any layout, every rank a thread, and gathers what they leave
-// behind into tensors of the whole model: what the tests of layouts compare with one rank.
+// Runs training steps of a model in any layout, every rank a thread, and gathers what they
+// leave into tensors of the whole model: what the tests of layouts compare with one rank.
 #pragma once
 
 #include <chrono>
@@ -92,7 +92,7 @@ Outcome run_one_rank(const LayoutCase& layout);
 // Test failures name the first value that differs by more than the tolerance.
 void expect_same_outcome(const Outcome& one, const Outcome& ranks);
 
-// Likewise the first one that differs at all.
+// The same for the first one that differs at all.
 void expect_same_bits(const Outcome& expected, const Outcome& found);
 
 }  // namespace troupe::testing

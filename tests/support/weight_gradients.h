@@ -60,7 +60,7 @@ struct GradientCase {
   std::function<void(Builder&, GradientInputs&, ValueId target, bool accumulate)> emit;
 };
 
-// Every kind that may write the main gradient of a bf16 weight, but for collectives.
+// Every kind that may write the main gradient of a bf16 weight, except collectives.
 std::vector<GradientCase> gradient_cases();
 
 // The gradient, of dtype f32 or bf16, after the operation; before it holds normals in bf16.

@@ -1,5 +1,5 @@
 // Running a planned program allocates nothing. This file replaces the global operator new of the
-// test program by one that counts while it is told to; what it hands out is plain malloc's.
+// test program by one that counts while it is told to; what it returns is plain malloc's.
 #include <atomic>
 #include <cstdlib>
 #include <gtest/gtest.h>

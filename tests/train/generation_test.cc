@@ -135,7 +135,7 @@ TEST_F(Generation, SameSeedSameText) {
   EXPECT_NE(run({1, 2}, options), run({1, 2}, other));
 }
 
-// The padding behind a short text must not influence it: attention is causal.
+// The padding after a short text must not influence it: attention is causal.
 TEST_F(Generation, ContextLongerThanTheTextDoesNotMatter) {
   GenerationOptions options{.context = 8, .new_tokens = 5, .temperature = 0, .vocabulary = 96};
   const std::vector<int32_t> text = run({1, 2, 3}, options);

@@ -3,14 +3,17 @@
 #include "train/metrics_log.h"
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <sys/resource.h>
 #include <vector>
 
 #include "base/error.h"
+#include "train/options.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
@@ -26,6 +29,16 @@ class MetricsLogFile : public ::testing::Test {
     std::vector<std::string> all;
     for (std::string line; std::getline(in, line);) all.push_back(line);
     return all;
+  }
+  // A line without its time, which is checked for its form.
+  static json timeless(const std::string& line) {
+    json entry = json::parse(line);
+    const auto time = entry.at("time").get<std::string>();
+    EXPECT_EQ(time.size(), 24U) << time;
+    EXPECT_EQ(time.substr(10, 1) + time.substr(19, 1) + time.substr(23), "T.Z") << time;
+    EXPECT_GE(time, "2026") << time;
+    entry.erase("time");
+    return entry;
   }
   std::vector<int64_t> steps() const {
     std::vector<int64_t> all;
@@ -78,7 +91,7 @@ TEST_F(MetricsLogFile, TrainingLine) {
                 {"layer": 3, "imbalance": 1.0, "max_violation": 0.0, "dead": 0,
                  "dropped": 0.0, "entropy": 0.5, "rows": [2, 2, 2, 2],
                  "load_balancing_loss": 1.0, "z_loss": 1.0}]})");
-  EXPECT_EQ(json::parse(lines()[0]), expected);
+  EXPECT_EQ(timeless(lines()[0]), expected);
   EXPECT_EQ(json::parse(lines()[0])["loss"].get<double>(), 1.0 / 3.0) << "to the last bit";
 }
 
@@ -107,17 +120,74 @@ TEST_F(MetricsLogFile, NotFiniteIsNull) {
 
 TEST_F(MetricsLogFile, EvaluationLine) {
   MetricsLog(path, 0).evaluation(20, std::vector<EvaluationResult>{{"", 3.25, 4096}});
-  EXPECT_EQ(json::parse(lines().at(0)),
+  EXPECT_EQ(timeless(lines().at(0)),
             json::parse(R"({"step": 20, "val_loss": 3.25, "val_tokens": 4096})"));
 }
 
 TEST_F(MetricsLogFile, SeveralEvaluationSetsShareALine) {
   MetricsLog(path, 0).evaluation(
       20, std::vector<EvaluationResult>{{"books", 3.25, 4096}, {"news", 2.5, 1024}});
-  EXPECT_EQ(json::parse(lines().at(0)),
+  EXPECT_EQ(timeless(lines().at(0)),
             json::parse(R"({"step": 20, "val_loss": 3.25, "val_tokens": 4096,
                             "val_loss/books": 3.25, "val_tokens/books": 4096,
                             "val_loss/news": 2.5, "val_tokens/news": 1024})"));
+}
+
+TEST_F(MetricsLogFile, TheHeaderSaysWhatRunsWhere) {
+  MetricsLog(path, -1).header({.step = 0,
+                               .host = "node1",
+                               .device = "cpu",
+                               .ranks = 4,
+                               .model = "mixtral",
+                               .parameters = 46,
+                               .active_parameters = 12,
+                               .data = {"corpus", "caf\xe9"},
+                               .options_file = "runs/a/options.toml"});
+  EXPECT_TRUE(lines().at(0).starts_with(R"({"header":true,"step":0,)")) << lines().at(0);
+  json line = timeless(lines().at(0));
+  EXPECT_EQ(line.at("version"), kVersion);
+  EXPECT_FALSE(line.at("commit").get<std::string>().empty());
+  line.erase("version");
+  line.erase("commit");
+  EXPECT_EQ(line, json::parse(R"({"header": true, "step": 0, "host": "node1", "device": "cpu",
+      "ranks": 4, "model": "mixtral", "parameters": 46, "active_parameters": 12,
+      "data": ["corpus", "caf\ufffd"], "options": "runs/a/options.toml"})"));
+}
+
+TEST_F(MetricsLogFile, HeadersOfStartsThatAreDoneAgainAreDropped) {
+  for (const int64_t start : {0, 3, 6}) {
+    MetricsLog log(path, start);
+    log.header({.step = start});
+    for (int64_t number = start + 1; number <= start + 3; ++number) log.training(step(number));
+  }
+  const MetricsLog log(path, 5);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{0, 1, 2, 3, 3, 4, 5}));
+}
+
+// The limit on file sizes stands for a full disk: it makes write(2) fail in the middle of a line.
+TEST_F(MetricsLogFile, LinesWaitForRoomOnTheDisk) {
+  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 1000;
+  std::vector<std::string> warnings;
+  {
+    MetricsLog log(path, 0, [&](const std::string& line) { warnings.push_back(line); });
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    for (int64_t number = 1; number <= 20; ++number) log.training(step(number));
+    EXPECT_EQ(warnings.size(), 1U);
+    EXPECT_NE(warnings.at(0).find("metrics.jsonl cannot be written: File too large"),
+              std::string::npos)
+        << warnings.at(0);
+    EXPECT_LT(lines().size(), 10U);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    log.training(step(21));
+    EXPECT_EQ(warnings.size(), 2U);
+  }
+  std::signal(SIGXFSZ, ignored);
+  ASSERT_EQ(steps().size(), 21U) << "without a gap, and no line is cut";
+  EXPECT_EQ(steps().back(), 21);
 }
 
 TEST_F(MetricsLogFile, LinesAreThereAtOnce) {

@@ -81,6 +81,18 @@ TEST_F(ModelOptions, ChangedShapesAreValidated) {
   expect_part(refused_model(), "moe_router_topk (9) is larger than num_experts (8)");
 }
 
+// A config.json may say what only flags beside it make possible.
+TEST_F(ModelOptions, SinkhornRoutesToOneExpertOfAConfigThatCouldNot) {
+  ModelConfig config = mixtral_like_model(2);
+  config.moe_z_loss_coeff = 0;
+  config.hf_architecture = "MixtralForCausalLM";
+  config.moe_router_topk = 1;
+  put_file(folder / "config.json", write_hf_config(config));
+  expect_part(refused_model(), "needs --moe-router-pre-softmax");
+  options.moe_router_load_balancing_type = {"sinkhorn"};
+  EXPECT_TRUE(load_model_config(options).moe_router_sinkhorn);
+}
+
 TEST_F(ModelOptions, MoreLayersAreOfTheSameKind) {
   options.num_layers = 5;
   const ModelConfig config = load_model_config(options);

@@ -199,6 +199,24 @@ TEST(LearningRate, DefaultsAreMegatrons) {
   EXPECT_EQ(schedules.weight_decay.at(2000), 0.01);
 }
 
+// The same shape between other ends; the least rate is that of all others unless it is given.
+TEST(LearningRate, MayBeAnotherOneForEmbeddingAndOutput) {
+  Options options = sampled_options();
+  options.lr = 0.5;
+  options.min_lr = 0.1;
+  options.lr_warmup_samples = 10;
+  EXPECT_FALSE(make_schedules(options).decoupled_learning_rate.has_value());
+  options.decoupled_lr = 2.0;
+  const Schedules schedules = make_schedules(options);
+  ASSERT_TRUE(schedules.decoupled_learning_rate.has_value());
+  EXPECT_EQ(schedules.learning_rate.at(10), 0.5);
+  EXPECT_EQ(schedules.decoupled_learning_rate->at(5), 1.0);
+  EXPECT_EQ(schedules.decoupled_learning_rate->at(10), 2.0);
+  EXPECT_EQ(schedules.decoupled_learning_rate->at(5000), 0.1);
+  options.decoupled_min_lr = 0.25;
+  EXPECT_EQ(make_schedules(options).decoupled_learning_rate->at(5000), 0.25);
+}
+
 TEST(WeightDecay, EveryStyleEverywhere) {
   for (const std::string style : {"linear", "cosine"}) {
     Options options = sampled_options();
@@ -325,6 +343,12 @@ TEST(Schedules, ContradictionsAreRefused) {
          }),
          "--lr-warmup-fraction and --lr-warmup-samples");
   expect(refusal([](Options& o) { o.lr_warmup_init = 1; }), "--lr-warmup-init 1");
+  expect(refusal([](Options& o) { o.decoupled_min_lr = 1; }), "needs --decoupled-lr");
+  expect(refusal([](Options& o) {
+           o.decoupled_lr = 1;
+           o.decoupled_min_lr = 2;
+         }),
+         "--decoupled-min-lr 2 is larger than --decoupled-lr 1");
   expect(refusal([](Options& o) { o.lr_decay_style = "WSD"; }), "--lr-wsd-decay-samples N");
   expect(refusal([](Options& o) {
            o.lr_decay_style = "WSD";
@@ -381,6 +405,13 @@ TEST(Schedules, SurviveAFileAndNameWhatDiffers) {
   EXPECT_EQ(schedule_difference(read, schedules), "");
   options.min_lr = 0.125;
   EXPECT_EQ(schedule_difference(schedules, make_schedules(options)), "--min-lr 0 instead of 0.125");
+  options.min_lr = 0;
+  options.decoupled_lr = 7;
+  const Schedules decoupled = make_schedules(options);
+  EXPECT_EQ(parse_schedules(to_json(decoupled), "index.json").decoupled_learning_rate,
+            decoupled.decoupled_learning_rate);
+  EXPECT_EQ(schedule_difference(decoupled, schedules),
+            "--decoupled-lr 7 instead of 0.30000000000000004");
   // What a schedule does not use may differ.
   options = sampled_options();
   options.lr_decay_style = "constant";

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
@@ -114,7 +115,8 @@ struct StepRunOptions {
   RecomputeOptions recompute = {};
   int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};
-  double optimizer_offload = 0;  // RunLayout::optimizer_offload
+  double optimizer_offload = 0;                           // RunLayout::optimizer_offload
+  std::function<void(TrainingStepOptions&)> change = {};  // to the step's other options
   Communicators communicators = {};
   Device device = Device::cpu;
   bool capture = false;  // on a GPU
@@ -132,14 +134,7 @@ class StepRun {
             config, run.dtype, /*trained=*/true,
             data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank,
                                run.narrow, run.optimizer_offload))),
-        step(build_training_step(config, state,
-                                 {.micro_batch_size = run.micro_batch_size,
-                                  .micro_batches = run.micro_batches,
-                                  .sequence = run.sequence,
-                                  .seed = run.seed,
-                                  .loss_chunk_tokens = run.loss_chunk_tokens,
-                                  .recompute = run.recompute,
-                                  .offload = run.offload})),
+        step(build_training_step(config, state, step_options(run))),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
                                          run.communicators, {.capture = run.capture})),
@@ -213,6 +208,17 @@ class StepRun {
   Interpreter& interpreter;
 
  private:
+  static TrainingStepOptions step_options(const StepRunOptions& run) {
+    TrainingStepOptions options{.micro_batch_size = run.micro_batch_size,
+                                .micro_batches = run.micro_batches,
+                                .sequence = run.sequence,
+                                .seed = run.seed,
+                                .loss_chunk_tokens = run.loss_chunk_tokens,
+                                .recompute = run.recompute,
+                                .offload = run.offload};
+    if (run.change) run.change(options);
+    return options;
+  }
   static MemoryPlan plan(const Program& program, const StepRunOptions& run) {
     verify_program(program);
     return run.oracle ? plan_oracle(program, run.threads, run.device)

@@ -2,11 +2,15 @@
 // as another one.
 #include "train/training_checkpoint.h"
 
+#include <algorithm>
+#include <cstring>
 #include <gtest/gtest.h>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/error.h"
+#include "io/convert_dtype.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
@@ -199,6 +203,42 @@ TEST_F(StoredRunTest, TheSameRunGoesOn) {
   EXPECT_NO_THROW(require_same_run(stored, other_options, path));
 }
 
+TEST_F(StoredRunTest, OtherDataOfTheSameCountsAreRefused) {
+  RunIdentity identity = identity_of(saved_model(), DType::f32);
+  identity.data_hashes = {{.bytes = 8000, .sampled = 1, .full = 0xfffffffffffffff2U}};
+  const StoredRun stored = round_trip(identity);
+  const auto refused_data = [&](const RunIdentity& wanted) {
+    return refusal(ExitStatus::bad_request,
+                   [&] { require_same_data(stored, wanted, {"corpus"}, path); });
+  };
+  EXPECT_NO_THROW(require_same_data(stored, identity, {"corpus"}, path));
+  RunIdentity other = identity;
+  other.data_hashes[0].full = 3;
+  const std::string message = refused_data(other);
+  expect_part(message, "--data-path corpus");
+  expect_part(message, "8000 bytes, xxh3 fffffffffffffff2 then, 8000 bytes, xxh3 0000000000000003");
+  expect_part(message, "--allow-changed-data");
+  other = identity;
+  other.data_hashes[0] = {.bytes = 8000, .sampled = 2, .full = {}};
+  refused_data(other);
+  // Not known yet, or not in the checkpoint.
+  other.data_hashes[0].sampled = 1;
+  EXPECT_NO_THROW(require_same_data(stored, other, {"corpus"}, path));
+  EXPECT_NO_THROW(require_same_data(round_trip(identity_of(saved_model(), DType::f32)), identity,
+                                    {"corpus"}, path));
+}
+
+TEST_F(StoredRunTest, ACheckpointWithoutItsSeedNeedsAWord) {
+  const RunIdentity identity = identity_of(saved_model(), DType::f32);
+  StoredRun stored = round_trip(identity);
+  RunIdentity other = identity;
+  other.seed = 5;
+  EXPECT_NO_THROW(require_same_run(stored, other, path, /*any_seed=*/true));
+  stored.parts.seed = false;
+  expect_part(refused(stored, identity), "--no-load-rng");
+  EXPECT_NO_THROW(require_same_run(stored, identity, path, /*any_seed=*/true));
+}
+
 TEST_F(StoredRunTest, AnotherRunIsRefused) {
   const RunIdentity identity = identity_of(saved_model(), DType::f32);
   const StoredRun stored = round_trip(identity);
@@ -207,8 +247,16 @@ TEST_F(StoredRunTest, AnotherRunIsRefused) {
   other.model.rotary_base = 5e5;
   std::string message = refused(stored, other);
   expect_part(message, path);
-  expect_part(message, "another model than --model describes");
-  expect_part(message, "\"hidden_size\": 32");
+  expect_part(message,
+              "another model than the flags describe:\n  rotary_base: 10000.0 saved, "
+              "500000.0 now\n");
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 2)
+      << "only what differs: " << message;
+
+  other = identity;
+  other.model = mixtral_like_model(4);
+  message = refused(stored, other);
+  EXPECT_LT(std::count(message.begin(), message.end(), '\n'), 16) << message;
 
   other = identity;
   other.compute_dtype = DType::bf16;
@@ -270,6 +318,83 @@ TEST_F(StoredRunTest, TheTokenizersFileIsKept) {
   // The weights load as ever.
   const StepRun run(identity.model, {.dtype = identity.compute_dtype});
   EXPECT_NO_THROW(load_training_state(Checkpoint::open(path), run.config, run.state, run.storage));
+}
+
+// What came with the model goes with the weights, too.
+TEST_F(StoredRunTest, TheSourceIsKept) {
+  RunIdentity identity = identity_of(saved_model(), DType::f32);
+  identity.source = {.config_json = "{\"hidden_size\":  1}",
+                     .has_weights = true,
+                     .keeps_token_ids = true,
+                     .files = {{"chat_template.jinja", "{{ messages }}"},
+                               {"generation_config.json", std::string("\0\xff", 2)}}};
+  const ModelSource stored = round_trip(identity).identity.source;
+  EXPECT_EQ(stored.config_json, identity.source.config_json);
+  EXPECT_TRUE(stored.has_weights);
+  EXPECT_TRUE(stored.keeps_token_ids);
+  ASSERT_EQ(stored.files.size(), 2U);
+  for (const HfFile& file : identity.source.files) {
+    const HfFile* found = find_file(stored.files, file.name);
+    ASSERT_NE(found, nullptr) << file.name;
+    EXPECT_EQ(found->contents, file.contents);
+  }
+  const StepRun run(identity.model, {.dtype = identity.compute_dtype});
+  EXPECT_NO_THROW(load_training_state(Checkpoint::open(path), run.config, run.state, run.storage));
+
+  // Only names that a folder may have: an export writes under them.
+  identity.source.files = {{"../outside", "x"}};
+  expect_part(refusal(ExitStatus::failed, [&] { round_trip(identity); }), "\"../outside\"");
+}
+
+// Weights go from any compute dtype into any other: values are rounded once, and what is wider
+// comes from the master weights.
+TEST(CheckpointWeights, ComeIntoAnotherDtype) {
+  const ModelConfig config = saved_model();
+  for (const DType from : {DType::f64, DType::f32, DType::bf16}) {
+    const TempFolder folder;
+    StepRun run(config, {.dtype = from});
+    run.update(1);
+    const std::string path = save_training_checkpoint(folder.path(), identity_of(config, from),
+                                                      kPosition, run.state, run.storage)
+                                 .path;
+    for (const DType to : {DType::f64, DType::f32, DType::bf16}) {
+      const StepRun other(config, {.dtype = to, .seed = 2});
+      load_checkpoint_weights(Checkpoint::open(path), from, config, other.state, other.storage);
+      for (const Parameter& parameter : other.state.parameters) {
+        const Parameter& saved = run.state.parameters[parameter.number];
+        const TensorView widest =
+            run.storage.view(saved.master.valid() ? saved.master : saved.value);
+        const auto expect_from = [&](const TensorView& view, const TensorView& source) {
+          std::vector<std::byte> wanted(static_cast<size_t>(view.shape.elements()) *
+                                        size_of(view.dtype));
+          convert_elements(to_file_dtype(source.dtype), source.data, view.dtype, wanted.data(),
+                           view.shape.elements());
+          EXPECT_EQ(std::memcmp(view.data, wanted.data(), wanted.size()), 0)
+              << name_of(from) << " to " << name_of(to) << ": "
+              << (*other.state.table)[parameter.value].name;
+        };
+        expect_from(other.storage.view(parameter.value), widest);
+        if (parameter.master.valid()) expect_from(other.storage.view(parameter.master), widest);
+      }
+    }
+  }
+}
+
+TEST(CheckpointWeights, ThatAreNotFiniteAreNamed) {
+  const ModelConfig config = saved_model();
+  const TempFolder folder;
+  StepRun run(config, {.dtype = DType::f32});
+  const Parameter& broken = run.state.parameters[3];
+  run.storage.view(broken.value).as<float>()[2] = std::numeric_limits<float>::quiet_NaN();
+  const std::string path = save_training_checkpoint(folder.path(), identity_of(config, DType::f32),
+                                                    kPosition, run.state, run.storage)
+                               .path;
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  const StateStorage storage(state.table);
+  const std::string message = refusal(ExitStatus::failed, [&] {
+    load_checkpoint_weights(Checkpoint::open(path), DType::f32, config, state, storage);
+  });
+  expect_part(message, (*run.state.table)[broken.value].name + " is not finite as f32 (element 2");
 }
 
 class BrokenFacts : public StoredRunTest {

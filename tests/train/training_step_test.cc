@@ -130,7 +130,7 @@ TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
   }
 }
 
-// Likewise: no gradient reads what is dead, on the device or on the host.
+// The same with offload: no gradient reads what is dead, on the device or on the host.
 TEST_P(TrainingStepBits, DoNotDependOnOffload) {
   ModelConfig model = trained_model();
   model.hidden_dropout = model.attention_dropout = 0.1;
@@ -290,7 +290,7 @@ std::vector<DerivativeCase> derivative_cases() {
   // Weights large enough that routing is decided clearly and every gradient matters.
   ModelConfig post_softmax = trained_model();
   post_softmax.init_method_std = 0.15;
-  // Strong auxiliary losses: their part of a gradient must not hide behind the cross-entropy's.
+  // Strong auxiliary losses: their part of a gradient must not be hidden by the cross-entropy's.
   post_softmax.moe_aux_loss_coeff = 0.5;
   post_softmax.moe_z_loss_coeff = 0.1;
 
@@ -302,6 +302,11 @@ std::vector<DerivativeCase> derivative_cases() {
   pre_softmax.tie_embeddings = true;
   pre_softmax.qk_layernorm = false;
   pre_softmax.sliding_window = 5;
+
+  ModelConfig l2_norm = post_softmax;
+  l2_norm.qk_layernorm = false;
+  l2_norm.qk_l2_norm = true;
+  l2_norm.moe_router_fp64 = true;
 
   ModelConfig top_1 = post_softmax;
   top_1.moe_router_topk = 1;
@@ -367,6 +372,7 @@ std::vector<DerivativeCase> derivative_cases() {
 
   return {{"post_softmax", post_softmax},
           {"pre_softmax_mixed_tied", pre_softmax},
+          {"l2_norm", l2_norm},
           {"top_1", top_1},
           {"sigmoid_groups_bias_shared", sigmoid},
           {"gated_shared_global_loss", gated_shared},
@@ -575,6 +581,226 @@ TEST(TrainingStep, LossIsTheMeanOverCountedTokens) {
   EXPECT_NEAR(loss, sum / tokens, 1e-13 * loss);  // only the order of a few sums differs
 }
 
+// As Megatron logs it: over all tokens that count, while what is minimised is the mean of the
+// micro-batches' means.
+TEST(TrainingStep, LossIsTheMeanOverTheTokensOfAllMicroBatches) {
+  const auto mask_all_but = [](StepRun& run, size_t micro_batch, int64_t tokens) {
+    const TensorView mask = run.interpreter.view(run.step.micro_batches[micro_batch].mask);
+    for (int64_t i = 0; i < mask.shape.elements(); ++i) set_element(mask, i, i < tokens ? 1 : 0);
+  };
+  StepRun both(trained_model(), {.micro_batches = 2});
+  mask_all_but(both, 0, 2);
+  mask_all_but(both, 1, 9);
+  both.update();
+  std::vector<double> losses;
+  for (const int64_t tokens : {2, 9}) {
+    StepRun one(trained_model(), {});
+    one.write_samples(static_cast<int64_t>(losses.size()));
+    mask_all_but(one, 0, tokens);
+    one.update();
+    losses.push_back(one.loss());
+  }
+  ASSERT_GT(std::abs(losses[0] - losses[1]), 0.01);
+  EXPECT_DOUBLE_EQ(both.loss(), (2 * losses[0] + 9 * losses[1]) / 11);
+}
+
+// The losses of a router in fp64 have its type, their gradients, too, however the loss is weighed.
+TEST(TrainingStep, RouterInDoublePrecisionHasItsLosses) {
+  for (const DType dtype : {DType::bf16, DType::f32, DType::f64}) {
+    for (const bool per_token : {false, true}) {
+      std::vector<double> objectives;
+      for (const bool fp64 : {false, true}) {
+        ModelConfig config = trained_model();
+        config.moe_seq_aux_loss_coeff = 0.01;
+        config.moe_global_aux_loss_coeff = 0.01;
+        config.moe_router_fp64 = fp64;
+        StepRun run(config,
+                    {.dtype = dtype, .micro_batches = 2, .change = [&](TrainingStepOptions& step) {
+                       step.per_token_loss = per_token;
+                     }});
+        run.update();
+        EXPECT_FALSE(run.skipped());
+        objectives.push_back(run.objective());
+      }
+      // No choice flips: logits in fp32 differ from those in fp64 by some 1e-7.
+      EXPECT_NEAR(objectives[0], objectives[1], 1e-5 * objectives[0]) << name_of(dtype);
+    }
+  }
+}
+
+// Megatron's sinkhorn does not scale its weights.
+TEST(TrainingStep, SinkhornTakesNoScalingFactor) {
+  ModelConfig config = trained_model();
+  config.moe_router_sinkhorn = true;
+  config.moe_aux_loss_coeff = 0;
+  StepRun plain(config, {});
+  config.moe_router_topk_scaling_factor = 2;
+  StepRun scaled(config, {});
+  plain.update();
+  scaled.update();
+  EXPECT_EQ(plain.loss(), scaled.loss());
+  EXPECT_EQ(plain.grad_norm(), scaled.grad_norm());
+}
+
+// A capacity of one token less than there are drops one where all choose the same expert.
+TEST(TrainingStep, CapacityOfAllTokensButOneDropsOne) {
+  ModelConfig config = trained_model();
+  config.num_experts = 1;
+  config.moe_router_topk = 1;
+  config.moe_router_pre_softmax = true;
+  for (const double tokens : {12.0, 11.0, 10.0}) {
+    // The capacity is rounded up.
+    config.moe_expert_capacity_factor = (tokens - 0.5) / 12;
+    StepRun run(config, {.sequence = 12});
+    run.update();
+    EXPECT_EQ(run.expert_counts(), std::vector<double>(2, tokens));
+  }
+}
+
+// The second sequence keeps as much as the first one.
+TEST(TrainingStep, PositionsAreDroppedFromAllSequencesAlike) {
+  ModelConfig config = trained_model();
+  config.num_experts = 1;
+  config.moe_router_topk = 1;
+  config.moe_router_pre_softmax = true;
+  config.moe_expert_capacity_factor = 0.5;
+  config.moe_token_drop_policy = DropPolicy::position;
+  // Without its second half each sequence has what a step of shorter sequences has.
+  const auto norm_of = [&](int32_t micro_batch_size, int32_t micro_batches, int64_t counted) {
+    StepRun run(config, {.micro_batch_size = micro_batch_size, .micro_batches = micro_batches});
+    for (const BatchValues& batch : run.step.micro_batches) {
+      const TensorView mask = run.interpreter.view(batch.mask);
+      for (int64_t i = 0; i < mask.shape.elements(); ++i) {
+        set_element(mask, i, i % batch.sequence < counted ? 1 : 0);
+      }
+    }
+    run.update();
+    EXPECT_EQ(run.expert_counts(), std::vector<double>(2, 12.0));
+    return run.loss();
+  };
+  EXPECT_NEAR(norm_of(2, 1, 6), norm_of(1, 2, 6), 1e-12);
+}
+
+TEST(TrainingStep, SkipsAnUpdateWhoseGradientsAreTooLarge) {
+  double norm = 0;
+  for (const double limit : {0.0, 0.5, 1.0}) {  // of the norm; 0: none
+    StepRun run(trained_model(), {.change = [&](TrainingStepOptions& step) {
+                  if (limit > 0) step.skip_norm = limit * norm;
+                }});
+    const std::vector<std::string> before = state_bytes(run.storage, /*with_gradients=*/false);
+    run.update();
+    norm = run.grad_norm();
+    EXPECT_EQ(run.skipped(), limit == 0.5);
+    EXPECT_EQ(before == state_bytes(run.storage, /*with_gradients=*/false), limit == 0.5);
+  }
+}
+
+// Rows of experts and of the embedding that no token reaches, and all of a step without tokens.
+TEST(TrainingStep, CountsZeroGradientsAndMeasuresItsWeights) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    StepRun run(trained_model(), {.dtype = dtype, .change = [](TrainingStepOptions& step) {
+                                    step.count_zero_gradients = step.parameter_norm = true;
+                                  }});
+    run.update();
+    double zeros = 0;
+    double squares = 0;
+    for (const Parameter& parameter : run.state.parameters) {
+      for (const double each : elements(run.storage.view(parameter.gradient))) zeros += each == 0;
+      const StateId weights = parameter.master.valid() ? parameter.master : parameter.value;
+      for (const double each : elements(run.storage.view(weights))) squares += each * each;
+    }
+    EXPECT_GT(zeros, 1000);
+    EXPECT_EQ(*run.interpreter.view(run.step.zero_gradients).as<double>(), zeros);
+    // Sums of some 20,000 squares in double, in two orders.
+    EXPECT_NEAR(*run.interpreter.view(run.step.squared_parameter_norm).as<double>(), squares,
+                1e-12 * squares);
+  }
+}
+
+TEST(TrainingStep, EmbeddingAndOutputMayHaveARateOfTheirOwn) {
+  StepRun plain(trained_model(), {});
+  StepRun other(trained_model(),
+                {.change = [](TrainingStepOptions& step) { step.decoupled_learning_rate = true; }});
+  ASSERT_FALSE(plain.step.decoupled_learning_rate.valid());
+  *other.interpreter.view(other.step.decoupled_learning_rate).as<double>() = 0;
+  const std::vector<std::string> before = state_bytes(other.storage);
+  plain.update();
+  other.update();
+  for (const Parameter& parameter : other.state.parameters) {
+    const bool is_apart =
+        parameter.kind == ParameterKind::embedding || parameter.kind == ParameterKind::head;
+    const std::string after = bytes_of(other.storage.view(parameter.value));
+    EXPECT_EQ(after == before[static_cast<size_t>(parameter.value.index)], is_apart)
+        << other.name(parameter);
+    if (is_apart) continue;
+    EXPECT_EQ(after, bytes_of(plain.storage.view(parameter.value))) << other.name(parameter);
+  }
+}
+
+// A decay of everything leaves nothing but the update, which moves by the learning rate.
+TEST(TrainingStep, WeightDecayMayApplyToTheNormsOfQueriesAndKeys) {
+  for (const bool decays : {false, true}) {
+    StepRun run(trained_model(),
+                {.change = [&](TrainingStepOptions& step) { step.decay_qk_norms = decays; }});
+    run.set_learning_rate(1e-3);
+    *run.interpreter.view(run.step.weight_decay).as<double>() = 1e3;
+    run.update();
+    for (const Parameter& parameter : run.state.parameters) {
+      const bool is_qk =
+          parameter.kind == ParameterKind::q_norm || parameter.kind == ParameterKind::k_norm;
+      const double weight = element(run.storage.view(parameter.value), 0);
+      if (is_qk) {
+        EXPECT_NEAR(weight, decays ? 0 : 1, 1.1e-3) << run.name(parameter);
+      } else if (parameter.kind == ParameterKind::input_norm) {
+        EXPECT_NEAR(weight, 1, 1.1e-3) << run.name(parameter);
+      }
+    }
+  }
+}
+
+// Gains of 1 that are no weights: queries and keys have the same length whatever the projection.
+TEST(TrainingStep, L2NormOfQueriesAndKeysIsThatWithGainsOfOne) {
+  ModelConfig config = trained_model();
+  StepRun with_gains(config, {});
+  config.qk_layernorm = false;
+  config.qk_l2_norm = true;
+  StepRun without(config, {});
+  for (const Parameter& parameter : without.state.parameters) {
+    const TensorView to = without.storage.view(parameter.value);
+    const StateId from = with_gains.state.find(parameter.kind, parameter.layer);
+    std::memcpy(to.data, with_gains.storage.view(from).data, bytes_of(to).size());
+  }
+  with_gains.update();
+  without.update();
+  EXPECT_EQ(with_gains.loss(), without.loss());
+  EXPECT_EQ(with_gains.state.parameters.size(), without.state.parameters.size() + 4);
+  const auto gradient = [](StepRun& run) {
+    return bytes_of(run.storage.view(run.state.get(ParameterKind::w_qkv, 1).gradient));
+  };
+  EXPECT_EQ(gradient(with_gains), gradient(without));
+}
+
+// All experts equal: without the bias loads are even, with a large one few experts get all.
+TEST(TrainingStep, ForcedBiasMakesLoadsUneven) {
+  const auto largest_share = [](double bias, int64_t number) {
+    ModelConfig config = trained_model();
+    config.moe_router_force_biased = bias;
+    StepRun run(config, {.micro_batch_size = 4, .micro_batches = 2, .sequence = 64});
+    run.update(number);
+    EXPECT_FALSE(run.skipped());
+    return run.expert_counts();
+  };
+  const std::vector<double> uneven = largest_share(50, 1);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    std::vector<double> counts(uneven.begin() + static_cast<std::ptrdiff_t>(4 * layer),
+                               uneven.begin() + static_cast<std::ptrdiff_t>(4 * layer + 4));
+    std::sort(counts.begin(), counts.end());
+    // 512 tokens, two experts each. Numbers of deviation 50 differ by less than 5 one time in ten.
+    EXPECT_GT(counts[2] + counts[3], 900);
+  }
+  EXPECT_EQ(largest_share(-50, 1).size(), 8U);
+}
+
 TEST(TrainingStep, EvaluationSeesTheSameLoss) {
   StepRun run(trained_model(), {.micro_batch_size = 2});
   run.set_learning_rate(0);
@@ -591,7 +817,8 @@ TEST(TrainingStep, EvaluationSeesTheSameLoss) {
     std::memcpy(interpreter.view(target).data, bytes.data(), bytes.size());
   }
   interpreter.run();
-  EXPECT_EQ(*interpreter.view(evaluation.loss).as<double>(), run.loss());
+  // The step multiplies by the number of tokens and divides again.
+  EXPECT_DOUBLE_EQ(*interpreter.view(evaluation.loss).as<double>(), run.loss());
 }
 
 // AdamW's first update moves every weight by the learning rate against the sign of its gradient

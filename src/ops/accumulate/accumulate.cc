@@ -12,7 +12,7 @@ CudaKernel accumulate_cuda_kernel(const OpView& op);
 namespace {
 
 void infer_accumulate(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 2, "accumulate: takes target and source");
+  TROUPE_CHECK(context.input_count() == 3, "accumulate: takes target, source and factor");
   const Value& target = context.input(0);
   const Value& source = context.input(1);
   TROUPE_CHECK(target.dtype == DType::f64, "accumulate: target is not f64: " + target.name);
@@ -23,6 +23,12 @@ void infer_accumulate(InferContext& context) {
                    target.shape.elements() == source.shape.elements(),
                "accumulate: " + target.name + " " + target.shape.to_string() + " and " +
                    source.name + " " + source.shape.to_string());
+  if (context.has_input(2)) {
+    const Value& factor = context.input(2);
+    TROUPE_CHECK(
+        (factor.dtype == DType::f64 || factor.dtype == DType::f32) && factor.shape == Shape({1}),
+        "accumulate: not a factor: " + factor.name + " " + factor.shape.to_string());
+  }
   context.mutates(0);
 }
 
@@ -60,15 +66,27 @@ std::vector<OpSample> samples_accumulate() {
     accumulate(sample.builder(), target, source, 0.25, /*overwrite=*/true);
     sample.result_without_gradient(target);
   };
-  return {{"overwrite, then add", sums}, {"scalar", scalar}, {"several chunks", several_chunks}};
+  const auto with_factor = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("total", DType::f64, {3});
+    const ValueId source = sample.tensor("source", {3}, {.accumulation = true});
+    const ValueId factor = sample.tensor("factor", {1}, {.accumulation = true});
+    accumulate(sample.builder(), target, source, 0.5, /*overwrite=*/true, factor);
+    accumulate(sample.builder(), target, source, 3.0, /*overwrite=*/false, factor);
+    sample.result_without_gradient(target);
+  };
+  return {{"overwrite, then add", sums},
+          {"scalar", scalar},
+          {"several chunks", several_chunks},
+          {"factor", with_factor}};
 }
 
 }  // namespace
 
-void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite) {
+void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite,
+                ValueId factor) {
   const AccumulateAttributes attributes{.weight = weight, .overwrite = overwrite};
   const std::string name = builder.value(target).name;
-  builder.emit(kAccumulate, Attributes(attributes), {target, source}, name);
+  builder.emit(kAccumulate, Attributes(attributes), {target, source, factor}, name);
 }
 
 const OpSpec kAccumulate{.name = "accumulate",

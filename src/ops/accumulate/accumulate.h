@@ -1,13 +1,14 @@
 // Adds a small tensor to a metric or a piece of state, in place:
 //
-//   target[i] = weight * source[i]            (overwrite)
-//   target[i] += weight * source[i]           (otherwise)
+//   target[i] = weight * source[i] * factor            (overwrite)
+//   target[i] += weight * source[i] * factor           (otherwise)
 //
 // Kinds
-//   accumulate (target, source) -> target
+//   accumulate (target, source, factor?) -> target
 // `target` is f64 and a metric or state; `source` is f64, f32 or i32, not ragged, of any shape with
-// the same number of elements. Arithmetic is in f64. When overwriting, the old contents of the
-// target are not read. There is no derivative: what is counted here does not influence the loss.
+// the same number of elements; `factor` is [1], f64 or f32, and 1 when absent. Arithmetic is in
+// f64. When overwriting, the old contents of the target are not read. There is no derivative: what
+// is counted here does not influence the loss.
 #pragma once
 
 #include <string>
@@ -22,8 +23,9 @@ struct AccumulateAttributes {
   bool overwrite = false;
 };
 
-// Emits target = or += weight * source.
-void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite);
+// Emits target = or += weight * source * factor.
+void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite,
+                ValueId factor = {});
 
 extern const OpSpec kAccumulate;
 

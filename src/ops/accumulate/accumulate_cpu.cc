@@ -7,11 +7,18 @@ namespace {
 
 constexpr int64_t kAccumulateGrain = 32768;
 
+double accumulate_factor(const KernelArguments& args) {
+  if (args.input(2).data == nullptr) return 1;
+  return args.input(2).dtype == DType::f64 ? *args.in<double>(2)
+                                           : static_cast<double>(*args.in<float>(2));
+}
+
 template <class Source>
 void run_accumulate(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<AccumulateAttributes>();
   const double weight = attributes.weight;
   const bool overwrite = attributes.overwrite;
+  const double factor = accumulate_factor(args);
   const Source* source = args.in<Source>(1);
   double* target = args.out<double>(0);
   args.pool->parallel_ranges(args.input(1).shape.elements(), kAccumulateGrain,
@@ -19,11 +26,11 @@ void run_accumulate(const KernelArguments& args) {
                                if (overwrite) {
                                  TROUPE_INDEPENDENT
                                  for (int64_t i = begin; i < end; ++i)
-                                   target[i] = weight * static_cast<double>(source[i]);
+                                   target[i] = weight * static_cast<double>(source[i]) * factor;
                                } else {
                                  TROUPE_INDEPENDENT
                                  for (int64_t i = begin; i < end; ++i)
-                                   target[i] += weight * static_cast<double>(source[i]);
+                                   target[i] += weight * static_cast<double>(source[i]) * factor;
                                }
                              });
 }

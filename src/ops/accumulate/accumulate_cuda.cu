@@ -4,13 +4,24 @@
 namespace troupe {
 namespace {
 
+// A factor on the device; 1 where there is none.
+struct DeviceFactor {
+  const double* wide;
+  const float* narrow;
+
+  __device__ double value() const {
+    if (wide != nullptr) return *wide;
+    return narrow != nullptr ? static_cast<double>(*narrow) : 1.0;
+  }
+};
+
 template <class Source>
 __global__ void accumulate_kernel(const Source* source, double* target, int64_t elements,
-                                  double weight, bool overwrite) {
+                                  double weight, bool overwrite, DeviceFactor factor) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= elements) return;
-  // As on the CPU: the product is rounded before the sum.
-  const double term = __dmul_rn(weight, static_cast<double>(source[i]));
+  // As on the CPU: the products are rounded before the sum.
+  const double term = __dmul_rn(__dmul_rn(weight, static_cast<double>(source[i])), factor.value());
   target[i] = overwrite ? term : __dadd_rn(target[i], term);
 }
 
@@ -18,9 +29,14 @@ template <class Source>
 void run_accumulate(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<AccumulateAttributes>();
   const int64_t elements = args.input(1).shape.elements();
+  const CudaTensor& factor = args.input(2);
+  DeviceFactor device_factor{nullptr, nullptr};
+  if (factor.data != nullptr && factor.dtype == DType::f64) device_factor.wide = args.in<double>(2);
+  if (factor.data != nullptr && factor.dtype == DType::f32)
+    device_factor.narrow = args.in<float>(2);
   launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, accumulate_kernel<Source>,
-         args.in<Source>(1), args.out<double>(0), elements, attributes.weight,
-         attributes.overwrite);
+         args.in<Source>(1), args.out<double>(0), elements, attributes.weight, attributes.overwrite,
+         device_factor);
 }
 
 }  // namespace

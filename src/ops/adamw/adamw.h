@@ -29,14 +29,14 @@ struct AdamWAttributes {
   int64_t first = 0;  // the element of the parameter with which the moments begin
 };
 
-// Parameter and gradient have one shape, moments and master one, too: the same, or that of a
-// stretch of the parameter's elements, from `first` on, of which alone the update is. With A the
-// accumulation dtype of the parameter (f64 for f64, else f32):
+// Parameter and gradient have the same shape. So have moments and master; with n elements in them,
+// only elements [first, first + n) of the parameter are updated. With A the accumulation dtype of
+// the parameter (f64 for f64, else f32):
 struct AdamWTensors {
   ValueId parameter;   // f64, f32 or bf16; state, changed in place
   ValueId gradient;    // A, or the dtype of the parameter
   ValueId exp_avg;     // A, or bf16 or f8e4m3 where A is f32; state, changed in place: m
-  ValueId exp_avg_sq;  // likewise: v
+  ValueId exp_avg_sq;  // as exp_avg: v
   ValueId master;      // f32; state, changed in place. Exactly when the parameter is bf16: the
                        // parameter itself, of which `parameter` becomes the rounded copy
   // u8, moment_scales_shape of the moment; state, changed in place. Exactly with f8e4m3.

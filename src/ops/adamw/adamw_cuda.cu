@@ -48,7 +48,7 @@ __device__ DeviceAdamWFactors<A> adamw_factors(const AdamWScalarAddresses& scala
   return shared;
 }
 
-// So many elements that lie side by side, read and written at once.
+// kCount elements that lie side by side, read and written at once.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Group {
   T values[kCount];

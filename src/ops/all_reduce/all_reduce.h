@@ -4,7 +4,7 @@
 //
 // Kinds
 //   all_reduce (t0, t1, ...) -> t0, t1, ...
-// Any number of tensors at once, so that many small ones cost one meeting of the ranks. Each is
+// Any number of tensors at once, so that many small ones are fused into one collective. Each is
 // f64, f32, bf16 (summed in f32, rounded once) or i32, not ragged, and state or a metric; every
 // rank passes tensors of the same dtypes and sizes in the same order. All ranks get the same bits.
 // There is no derivative: what is reduced here are gradients and measurements, after the backward

@@ -10,7 +10,7 @@ namespace {
 void reduce(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const auto& attributes = args.attributes->as<AllReduceAttributes>();
-  peers.meet(args);
+  peers.barrier(args);
   for (const DType dtype : kSummedDtypes) {
     std::vector<PeerSum> sums;
     for (size_t i = 0; i < args.outputs.size(); ++i) {
@@ -26,7 +26,7 @@ void reduce(const CudaKernelArguments& args) {
     }
     sum_over_peers(args, dtype, sums);
   }
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 namespace troupe {
 namespace {
 
-// Room for so many numbers at least: the compiler reads several ahead of the loop that may use
+// Room for this many numbers at least: the compiler reads several ahead of the loop that may use
 // them.
 constexpr int64_t kSortedPad = 4;
 

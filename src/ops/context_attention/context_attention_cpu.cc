@@ -89,7 +89,7 @@ class ContextForward {
   }
 
   const ContextSizes& sizes() const { return sizes_; }
-  // Behind what this class needs of the workspace.
+  // After what this class needs of the workspace.
   std::byte* rest() const {
     return reinterpret_cast<std::byte*>(total_ + sizes_.tokens * sizes_.heads);
   }
@@ -300,7 +300,7 @@ class ContextBackward {
   const AttentionDropout dropout_;
   const int64_t part_;
   A* dq_;  // for each sequence and query head [rows, d]
-  A* dk_;  // likewise, of one source
+  A* dk_;  // as dq_, of the key heads of one source
   A* dv_;
   A* out_dot_;  // [tokens, heads]
 };
@@ -361,7 +361,7 @@ class TravellingKeys {
   int turn_ = 0;
 };
 
-// No rank can wait for ever: a rank sends on what it has before it waits for anything of the same
+// No rank can wait forever: a rank sends on what it has before it waits for anything of the same
 // turn, and what it waits for was sent in this turn's beginning or in the turn before.
 template <class T>
 struct RingAttentionKernel {

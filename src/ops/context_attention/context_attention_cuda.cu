@@ -70,12 +70,12 @@ void gather_keys(const CudaKernelArguments& args, const AttentionShape& shape, i
   TROUPE_CHECK(peers.size() == shape.chunks.ranks && peers.rank() == shape.chunks.rank,
                "ring_attention: another group");
   const CudaTensor& own = args.input(input);
-  peers.meet(args);
+  peers.barrier(args);
   const auto rows =
       read_from_peers(args, input, own.shape.elements() * static_cast<int64_t>(size_of(own.dtype)));
   copy_keys(
       args, shape, [&](int32_t rank) { return rows[static_cast<size_t>(rank)]; }, keys);
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 // Those of context_attention are in its input.
@@ -251,7 +251,7 @@ void backward(const CudaKernelArguments& args) {
   run_attention_gradient(args, call, keys + scratch.keys);
   if constexpr (kRing) {
     const CudaPeers& peers = *args.peers;
-    peers.meet(args);
+    peers.barrier(args);
     std::array<const std::byte*, kMostPeers> parts{};
     for (int r = 0; r < peers.size(); ++r) parts[static_cast<size_t>(r)] = peers.scratch(r);
     if (peers.is_staged()) parts = exchange_parts(args, shape);
@@ -260,7 +260,7 @@ void backward(const CudaKernelArguments& args) {
         args, shape, peers.size(),
         [&](int k) { return parts[static_cast<size_t>((peers.rank() + k) % peers.size())]; },
         peers.rank(), 1);
-    peers.meet(args);
+    peers.barrier(args);
   } else {
     sum_key_gradients(
         args, shape, 1, [&](int) { return args.scratch; }, 0, shape.chunks.ranks);

@@ -192,7 +192,7 @@ template <class A>
 struct AttentionQueryGradients {
   AttentionRows<A> d_out;
   const A* lse = nullptr;      // of query i: lse[i * stride]
-  const A* out_dot = nullptr;  // d_out . out, likewise
+  const A* out_dot = nullptr;  // d_out . out, of query i: out_dot[i * stride]
   int64_t stride = 0;
 };
 

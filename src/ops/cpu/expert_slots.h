@@ -23,7 +23,7 @@ inline int64_t slot_chunks(int64_t slots) {
 inline void count_slots(const int32_t* indices, int64_t count, int32_t experts,
                         int32_t* histogram) {
   std::fill_n(histogram, experts, 0);
-  // As unsigned, -1 is beyond every expert.
+  // As unsigned, -1 exceeds every expert's number.
   const auto limit = static_cast<uint32_t>(experts);
   for (int64_t slot = 0; slot < count; ++slot) {
     const auto expert = static_cast<uint32_t>(indices[slot]);

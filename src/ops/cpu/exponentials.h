@@ -4,7 +4,7 @@
 // width).
 //
 // Results depend on the elements and their order alone, as those of ops/cpu/vector.h. All functions
-// are pure but for their output ranges and may be called from any thread. n may be 0.
+// write their output ranges only and may be called from any thread. n may be 0.
 #pragma once
 
 #include <algorithm>

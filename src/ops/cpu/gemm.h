@@ -72,7 +72,7 @@ using gemm_sum_t = std::conditional_t<std::is_same_v<A, double> || std::is_same_
                                       double, float>;
 DType gemm_sum_dtype(DType a, DType b, DType c);
 
-// Scratch that gemm_block wants for one tile, given the dtypes of both factors and of the result.
+// Scratch that gemm_block needs for one tile, given the dtypes of both factors and of the result.
 uint64_t gemm_scratch_bytes(const GemmTiles& tiles, DType a, DType b, DType c);
 
 // Workspace of parallel_gemm, given the dtype of the sums: partial sums of a split reduction; 0

@@ -1,6 +1,6 @@
 // The k largest of a few scores, for CPU kernels: float or double scores, in descending order, of
 // equals the one with the lower index first. NaN counts as -infinity; the indices are k distinct
-// ones whatever the scores are. Pure but for its output ranges; may be called from any thread.
+// ones whatever the scores are. Writes its output ranges only; may be called from any thread.
 #pragma once
 
 #include <algorithm>

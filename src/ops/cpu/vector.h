@@ -8,7 +8,7 @@
 // Elementwise loops are written so that they vectorise; exp_fast, sigmoid and normal_distribution
 // have no branches.
 //
-// All functions are pure but for their output ranges and may be called from any thread. Ranges of
+// All functions write their output ranges only and may be called from any thread. Ranges of
 // one call may be the same range; they may not overlap otherwise. n may be 0.
 #pragma once
 

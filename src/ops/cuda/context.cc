@@ -31,7 +31,7 @@ cudaDataType_t data_type(DType dtype) {
   TROUPE_CHECK(false, "no matrix products of this dtype");
 }
 
-// The descriptions that cuBLASLt wants, each destroyed with its owner.
+// The descriptions that cuBLASLt needs, each destroyed with its owner.
 class Layout {
  public:
   Layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {

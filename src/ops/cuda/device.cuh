@@ -103,7 +103,7 @@ struct LiveRows {
   }
 };
 
-// Sums and maxima over a block. `shared` is room for 32 numbers that nobody else uses until the
+// Sums and maxima over a block. `shared` is room for 32 numbers that nothing else uses until the
 // next synchronisation of the block; every thread gets the result.
 template <class A>
 __device__ __forceinline__ A warp_sum(A value) {
@@ -147,16 +147,33 @@ __device__ __forceinline__ A block_max(A value, A* shared) {
   return block_combine(value, shared, -infinity<A>(), [](A x) { return warp_max(x); });
 }
 
-// Launching. A grid has at most this many blocks where threads loop over their work.
-inline constexpr int64_t kMostBlocks = 132 * 16;
-
 inline int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+// Launching. Multiprocessors of the GPU that the thread works on.
+inline int multiprocessors() {
+  int device = 0;
+  int count = 0;
+  check_cuda(cudaGetDevice(&device), "looking for the GPU");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "asking for the GPU's size");
+  return count;
+}
+
+// A grid has at most this many blocks for each multiprocessor where threads loop over their work.
+inline constexpr int64_t kMostBlocksEach = 16;
+
+// Blocks for each of `pieces` that a grid has side by side: of all together about two for each
+// multiprocessor, as a copy between GPUs takes.
+inline int64_t most_blocks_of_piece(int64_t pieces) {
+  return std::max<int64_t>(1, 2 * multiprocessors() / pieces);
+}
+
 // Blocks of `threads` for `items` of which each thread takes one at a time; at least one block.
 inline unsigned blocks_for(int64_t items, int64_t threads) {
-  return static_cast<unsigned>(std::clamp<int64_t>(ceil_divide(items, threads), 1, kMostBlocks));
+  return static_cast<unsigned>(
+      std::clamp<int64_t>(ceil_divide(items, threads), 1, multiprocessors() * kMostBlocksEach));
 }
 
 // Threads for rows of `elements`, each thread taking `step` at a time.

@@ -1,6 +1,6 @@
 // Rows that a block goes through twice, as norms do: once for a sum, once for a result that needs
 // it. The first steps of each thread stay in registers in between, and all of them are on their way
-// from memory at once; only what is beyond them is read again.
+// from memory at once; only what follows them is read again.
 #pragma once
 
 #include "ops/cuda/raw_step.cuh"
@@ -10,8 +10,8 @@ namespace troupe {
 inline constexpr int kHeldSteps = 2;      // of a thread
 inline constexpr int kHeldThreads = 512;  // of a block, at most
 
-// Threads of a block for rows of `elements`, taken `step` at a time: so many that they hold all of
-// a row, if kHeldThreads are enough.
+// Threads of a block for rows of `elements`, taken `step` at a time: enough to hold all of a row,
+// if kHeldThreads are enough.
 inline unsigned threads_holding_row(int64_t elements, int64_t step) {
   return static_cast<unsigned>(std::clamp<int64_t>(
       ceil_divide(ceil_divide(elements, step * kHeldSteps), 32) * 32, 32, kHeldThreads));

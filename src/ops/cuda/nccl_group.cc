@@ -160,7 +160,7 @@ void NcclGroup::make_ways() {
 
 std::string NcclGroup::alarm_text(const std::string& what) const {
   const Communicator& communicator = *options_.communicator;
-  return fmt::format("Rank {} waited in vain for NCCL to {}, in {}: a rank of it has not come.",
+  return fmt::format("Rank {} timed out waiting for NCCL to {}, in {}: a rank of it has not come.",
                      communicator.rank_at(communicator.rank()), what, describe());
 }
 
@@ -391,7 +391,7 @@ std::string NcclGroup::missing_text(const CollectiveCall& call) const {
   for (int place = 0; place < communicator.size(); ++place) {
     if (place != communicator.rank()) others.push_back(communicator.rank_at(place));
   }
-  return fmt::format("Rank {} waited in vain ({} s at most) in {} for {} {}. All ranks end.",
+  return fmt::format("Rank {} timed out ({} s) in {}, waiting for {} {}. All ranks end.",
                      communicator.rank_at(communicator.rank()),
                      std::chrono::duration<double>(communicator.limit()).count(),
                      describe_call(call), others.size() == 1 ? "rank" : "one of the ranks",

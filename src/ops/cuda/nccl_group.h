@@ -5,7 +5,7 @@
 // each way from a rank to another one, with a stream of its own for the sender: NCCL's sends wait
 // for their receivers, and nothing else that the rank does may wait with them. All are made and
 // connected in the constructor, so that nothing waits for another host later, when steps run and
-// are captured. The destructor is a meeting of the members, too, and in the same order.
+// are captured. The destructor synchronises the members, too, and in the same order.
 //
 // What NCCL waits in without limit there is watched: see Alarm (base/alarm.h).
 //
@@ -100,9 +100,9 @@ class NcclGroup {
   void check() const;
   // Everything that was launched has ended, on this rank.
   void is_idle() { is_idle_ = true; }
-  // Ends what is under way, in vain. Nothing can be done with the group afterwards.
+  // Ends what is under way, incomplete. Nothing can be done with the group afterwards.
   void abort();
-  // Of a wait that was in vain.
+  // Of a wait that timed out.
   std::string missing_text(const CollectiveCall& call) const;
 
  private:
@@ -136,10 +136,10 @@ class NcclGroup {
 
   Options options_;
   ncclComm* comm_ = nullptr;
-  // In one order on all members. To end a communicator is a meeting of its ranks, too.
+  // In one order on all members. To end a communicator synchronises its ranks, too.
   std::vector<std::unique_ptr<Way>> ways_;
   std::vector<Way*> to_;    // by place; null: no messages
-  std::vector<Way*> from_;  // likewise
+  std::vector<Way*> from_;  // by place; null: no messages
   bool is_idle_ = true;
 };
 

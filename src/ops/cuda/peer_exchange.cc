@@ -5,7 +5,7 @@
 namespace troupe {
 namespace {
 
-// All blocks of one size, one behind the other.
+// All blocks of one size, one after the other.
 bool is_whole(const PeerGather& gather, int ranks) {
   const int64_t bytes = gather.block(0).end - gather.block(0).begin;
   for (int place = 1; place < ranks; ++place) {
@@ -108,7 +108,7 @@ struct StagedRound {
 void gather_from_peers(const CudaKernelArguments& args, std::span<const PeerGather> blocks) {
   const CudaPeers& peers = *args.peers;
   if (peers.is_staged()) return gather_staged(args, blocks);
-  peers.meet(args);
+  peers.barrier(args);
   PeerCopies copies(args);
   for (int step = 0; step < peers.size(); ++step) {
     const int place = (peers.rank() + step) % peers.size();
@@ -120,7 +120,7 @@ void gather_from_peers(const CudaKernelArguments& args, std::span<const PeerGath
     }
   }
   copies.launch();
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 std::vector<const std::byte*> read_from_peers(const CudaKernelArguments& args, int operand,

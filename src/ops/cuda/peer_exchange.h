@@ -22,11 +22,11 @@ struct PeerGather {
   ShareOf block;  // its bytes in the operand
   std::function<std::byte*(int place)> to;
 };
-// Meets before and after. Where a block lies already is left as it is.
+// Barriers before and after. Where a block lies already is left as it is.
 void gather_from_peers(const CudaKernelArguments& args, std::span<const PeerGather> blocks);
 
-// Between two meetings: addresses of the first `bytes` of an operand of all members. Few bytes, in
-// operations that want staging memory for them (staged_section_bytes()).
+// Between two barriers: addresses of the first `bytes` of an operand of all members. Few bytes, in
+// operations that ask for staging memory for them (staged_section_bytes()).
 std::vector<const std::byte*> read_from_peers(const CudaKernelArguments& args, int operand,
                                               int64_t bytes);
 
@@ -39,7 +39,7 @@ struct PeerSum {
   std::byte* result = nullptr;
   int handed_to = -1;
 };
-// Between two meetings. All are handed to all members, or none is. See PeerSums for the rest.
+// Between two barriers. All are handed to all members, or none is. See PeerSums for the rest.
 void sum_over_peers(const CudaKernelArguments& args, DType dtype, std::span<const PeerSum> tensors,
                     bool accumulate = false, std::optional<DType> result_dtype = {});
 

@@ -141,7 +141,7 @@ inline SectionPieces pieces_of(std::byte* memory, int64_t bytes, int ranks) {
 }
 
 // What makes the kernels here find this rank's rows for member r at the beginning of section r:
-// they look for them `rank` sections behind.
+// they look for them `rank` sections further on.
 inline std::array<std::byte*, kMostPeers> section_starts(std::byte* memory, int64_t bytes, int rank,
                                                          int ranks) {
   std::array<std::byte*, kMostPeers> starts{};
@@ -176,7 +176,7 @@ void move_sections_in_units(const CudaKernelArguments& args, const SectionPieces
                             int64_t section_bytes) {
   const auto unit = static_cast<int64_t>(sizeof(Unit));
   const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_divide(section_bytes / unit, 1024), 1, 264 / ranks + 1));
+      std::clamp<int64_t>(ceil_divide(section_bytes / unit, 1024), 1, most_blocks_of_piece(ranks)));
   launch(args, {dim3(blocks, static_cast<unsigned>(ranks)), 256}, move_sections_kernel<Unit, kPack>,
          sections, reinterpret_cast<Unit*>(rows), offsets, row_bytes / unit);
 }

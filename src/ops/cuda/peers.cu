@@ -46,13 +46,13 @@ __device__ void wait_for(const uint32_t* flag, uint32_t value, const PeerGroup& 
   fault->happened = 1;
 }
 
-// Comes to the next meeting, or waits in the one that it has come to, or both.
-__global__ void meet_kernel(PeerGroup group, int32_t op, bool comes, bool waits) {
+// Arrives at the next barrier, or waits in the one at which it has arrived, or both.
+__global__ void barrier_kernel(PeerGroup group, int32_t op, bool comes, bool waits) {
   PeerBoard* const own = group.boards[static_cast<size_t>(group.rank)];
   const auto place = static_cast<int>(threadIdx.x);
-  const uint32_t number = own->meetings + (comes ? 1 : 0);
+  const uint32_t number = own->barriers + (comes ? 1 : 0);
   __syncthreads();
-  if (place == 0) own->meetings = number;
+  if (place == 0) own->barriers = number;
   if (place >= group.size || place == group.rank) return;
   if (comes) {
     __threadfence_system();
@@ -221,11 +221,9 @@ __global__ void sum_kernel(const __grid_constant__ PeerSums::Parameters sums) {
 }
 
 constexpr int kThreads = 256;
-// Blocks of all pieces together, about: two for each multiprocessor.
-constexpr int64_t kBlocks = 264;
 
 Launch launch_for(int pieces, int64_t units_of_largest) {
-  const int64_t most = std::max<int64_t>(1, kBlocks / pieces);
+  const int64_t most = most_blocks_of_piece(pieces);
   const int64_t wanted = ceil_divide(units_of_largest, 4 * kThreads);
   return {dim3(static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, most)),
                static_cast<unsigned>(pieces)),
@@ -272,19 +270,19 @@ void require_peers(int64_t ranks, const char* what) {
                     " ranks; at most " + std::to_string(kMostPeers) + " are possible yet.");
 }
 
-void CudaPeers::meet(const CudaKernelArguments& args) const {
+void CudaPeers::barrier(const CudaKernelArguments& args) const {
   if (is_staged()) return;
   const bool by_host = *group_.waits_on_host;
-  launch(args, {1, kMostPeers}, meet_kernel, group_, op_, true, !by_host);
+  launch(args, {1, kMostPeers}, barrier_kernel, group_, op_, true, !by_host);
   if (!by_host) return;
   wait_on_host(args, [this](const PeerBoard& own) {
     for (int place = 0; place < group_.size; ++place) {
       const uint32_t arrived = own.arrived[static_cast<size_t>(place)];
-      if (place != group_.rank && static_cast<int32_t>(arrived - own.meetings) < 0) return place;
+      if (place != group_.rank && static_cast<int32_t>(arrived - own.barriers) < 0) return place;
     }
     return -1;
   });
-  launch(args, {1, kMostPeers}, meet_kernel, group_, op_, false, true);
+  launch(args, {1, kMostPeers}, barrier_kernel, group_, op_, false, true);
 }
 
 void CudaPeers::post_message(const CudaKernelArguments& args, int to) const {

@@ -3,14 +3,14 @@
 //
 // Usually all GPUs of a group map each other's memory, and every rank knows where the operands of
 // each of its collectives lie on all members: addresses are those of the memory plans and never
-// change. So a collective is a meeting, kernels that read or write the memory of others, and a
-// meeting after which everyone may use his memory again. A message is posted by its sender and
+// change. So a collective is a barrier, kernels that read or write the memory of others, and a
+// barrier after which each rank may use its memory again. A message is posted by its sender and
 // fetched by its receiver. Everything runs on the stream, in the order of the program, and can be
-// captured: what counts meetings and messages lies on the GPU. The host takes no part.
+// captured: what counts barriers and messages lies on the GPU. The host takes no part.
 //
 // A group is "staged" where they do not, as those of several machines: what one member needs of
 // another is then sent and received through NCCL (nccl_group.h), with sizes that the host knows.
-// A meeting does nothing there; only addresses of the rank's own memory are known, and what comes
+// A barrier does nothing there; only addresses of the rank's own memory are known, and what comes
 // from others lies in its staging memory. Kernels are the same: they are given one or the other
 // address. Helpers for what most operations do are in peer_exchange.h.
 //
@@ -19,7 +19,7 @@
 //
 // A GPU that waits for a member longer than the limit writes that down for its host (PeerFault) and
 // goes on without: what it computes from there on is worthless, and all later waits are over at
-// once. Whoever runs the program must look after each run.
+// once. The interpreter must check for a fault after each run.
 //
 // A waiting kernel is one small block, so that ranks can share a GPU. In the first run the host
 // waits instead: see wait_on_host().
@@ -54,17 +54,17 @@ void require_peers(int64_t ranks, const char* what);
 // counts itself. All zero at first.
 struct PeerBoard {
   // Written by the others, each in its place.
-  std::array<uint32_t, kMostPeers> arrived;  // meetings that the member has come to
+  std::array<uint32_t, kMostPeers> arrived;  // barriers that the member has reached
   std::array<uint32_t, kMostPeers> posted;   // messages that it has sent here
   std::array<uint32_t, kMostPeers> fetched;  // messages from here that it has
   // Written by the rank itself.
-  uint32_t meetings;
+  uint32_t barriers;
   std::array<uint32_t, kMostPeers> sends;     // by receiver
   std::array<uint32_t, kMostPeers> ends;      // of sends, by receiver
   std::array<uint32_t, kMostPeers> receives;  // by sender
 };
 
-// The first wait that was in vain. In memory of the host.
+// The first wait that timed out. In memory of the host.
 struct PeerFault {
   int32_t happened = 0;
   int32_t op = -1;
@@ -133,7 +133,7 @@ class CudaPeers {
   const std::byte* message() const { return message_; }
 
   // Memory of a member, as this GPU sees it; nullptr for an operand that is absent. It belongs to
-  // the collective between its first and its last meeting.
+  // the collective between its first and its last barrier.
   template <class T>
   T* in(int place, int i) const {
     return reinterpret_cast<T*>(at(place, i));
@@ -147,9 +147,9 @@ class CudaPeers {
   std::byte* operand(int place, int number) const { return at(place, number); }
 
   // Launch the wait until all members have come here. In a staged group it does nothing.
-  void meet(const CudaKernelArguments& args) const;
+  void barrier(const CudaKernelArguments& args) const;
   // Of staged groups, on all members at once: sends these blocks and receives those; what a member
-  // sends to another one is received there in this order. Memory may be used again behind it.
+  // sends to another one is received there in this order. Memory may be used again after it.
   void exchange(const CudaKernelArguments& args, std::span<const PeerBlock> sends,
                 std::span<const PeerBlock> receives, std::span<const PeerWhole> wholes = {}) const;
 
@@ -164,7 +164,7 @@ class CudaPeers {
   void finish_message(const CudaKernelArguments& args, int to) const;
 
  private:
-  // Until `missing` finds nobody any more on this rank's board: a member's place, or -1.
+  // Until `missing` finds no member on this rank's board: it returns a member's place, or -1.
   void wait_on_host(const CudaKernelArguments& args,
                     const std::function<int(const PeerBoard&)>& missing) const;
   std::byte* at(int place, int operand) const {
@@ -202,7 +202,7 @@ class PeerCopies {
   Parameters parameters_;
 };
 
-// Sums over ranks, likewise. A sum has a term on each rank, and one or several places for its
+// Sums over ranks, in batches. A sum has a term on each rank, and one or several places for its
 // result; these may be places of terms. All sums of a batch have as many terms and results.
 class PeerSums {
  public:

@@ -16,11 +16,16 @@ inline constexpr int kSumThreads = 256;
 inline constexpr int kSumLoads = 4;  // rows of a thread that are on their way at once
 inline constexpr int kAddRows = 32;  // pieces that a block adds at a time
 
-// Pieces for n sums over `rows` rows: as many as the GPU works on at once, at the registers that
-// the terms take, and not so many that adding them would take long.
+// Blocks that a GPU of 132 multiprocessors works on at once, at the registers that the terms take.
+// The same number for every GPU: plans count the memory of the pieces without having one, and the
+// pieces decide the order of the sums.
+inline constexpr int64_t kSumBlocks = 528;
+
+// Pieces for n sums over `rows` rows: that many blocks, but few enough that adding them does
+// not take long.
 inline int64_t row_sum_pieces(int64_t rows, int64_t n) {
-  const int64_t wanted = ceil_divide(kMostBlocks / 4, ceil_divide(n, 256));
-  return std::clamp<int64_t>(std::min(wanted, ceil_divide(rows, 16)), 1, kMostBlocks / 8);
+  const int64_t wanted = ceil_divide(kSumBlocks, ceil_divide(n, 256));
+  return std::clamp<int64_t>(std::min(wanted, ceil_divide(rows, 16)), 1, kSumBlocks / 2);
 }
 
 // Scratch memory of sum_rows() over `rows` rows, with n sums of type A.
@@ -119,7 +124,7 @@ inline dim3 sum_block(int64_t steps) {
   return {width, kSumThreads / width};
 }
 
-// Adds the pieces of n sums, which lie one behind the other, and stores or adds the result.
+// Adds the pieces of n sums, which lie one after the other, and stores or adds the result.
 template <class A, class Out>
 void add_pieces(const CudaKernelArguments& args, const A* partial, int64_t pieces, int64_t n,
                 Out* out, bool accumulate) {

@@ -1,4 +1,4 @@
-// Descriptions of tensors from which Hopper's copy unit (TMA) reads and writes tiles (sm90.cuh).
+// Descriptions of tensors from which Hopper's TMA reads and writes tiles (sm90.cuh).
 // Any thread. Only in builds with CUDA.
 #pragma once
 

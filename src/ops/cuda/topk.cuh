@@ -13,7 +13,7 @@ __device__ __forceinline__ T score_or_none(T score) {
   return score > none ? score : none;
 }
 
-// Fills index[top_k] from scores[n], which hold no NaN but for scores that may not be taken; of the
+// Fills index[top_k] from scores[n], where NaN marks scores that may not be taken; of the
 // others there are at least top_k. Each score that is taken becomes NaN. All lanes of the warp take
 // part; `scores` and `index` are shared memory, or global memory of this warp.
 template <class T>

@@ -13,7 +13,7 @@ struct HeadSizes {
   int64_t here = 0;      // rows of a rank in each sequence
   int64_t rows = 0;      // of a rank
   int64_t queries = 0;   // a rank's share of a row's query heads
-  int64_t keys = 0;      // likewise
+  int64_t keys = 0;      // of a row's key heads
 
   __host__ __device__ int64_t width() const { return queries + 2 * keys; }
   // Where `rank` has its row `row` in the whole.
@@ -74,8 +74,8 @@ template <class Unit, bool kToHeads, HeadStep kStep>
 void launch_exchange(const CudaKernelArguments& args, const HeadsOfRanks<Unit>& sources,
                      void* target, const HeadSizes& sizes) {
   const int64_t elements = sizes.rows * sizes.width();
-  const auto blocks =
-      static_cast<unsigned>(std::clamp<int64_t>(ceil_divide(elements, 1024), 1, 264 / sizes.ranks));
+  const auto blocks = static_cast<unsigned>(
+      std::clamp<int64_t>(ceil_divide(elements, 1024), 1, most_blocks_of_piece(sizes.ranks)));
   launch(args, {dim3(blocks, static_cast<unsigned>(sizes.ranks)), 256},
          exchange_heads_kernel<Unit, kToHeads, kStep>, sources, static_cast<Unit*>(target), sizes);
 }
@@ -121,7 +121,7 @@ void exchange(const CudaKernelArguments& args) {
   sizes.rows = a.batch * sizes.here;
   sizes.queries = a.heads / peers.size() * head_bytes;
   sizes.keys = a.groups / peers.size() * head_bytes;
-  peers.meet(args);
+  peers.barrier(args);
   if (head_bytes % 16 == 0) {
     exchange_in_units<uint4, kToHeads>(args, sizes);
   } else if (head_bytes % 4 == 0) {
@@ -129,7 +129,7 @@ void exchange(const CudaKernelArguments& args) {
   } else {
     exchange_in_units<uint16_t, kToHeads>(args, sizes);
   }
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ __global__ void exchange_counts_kernel(CountsOfRanks counts, int rank, int ranks
 
 void exchange(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
-  peers.meet(args);
+  peers.barrier(args);
   const std::vector<const std::byte*> addresses =
       read_from_peers(args, 0, peers.size() * static_cast<int64_t>(sizeof(int32_t)));
   CountsOfRanks counts;
@@ -37,7 +37,7 @@ void exchange(const CudaKernelArguments& args) {
   }
   launch(args, {1, kMostPeers}, exchange_counts_kernel, counts, peers.rank(), peers.size(),
          args.out<int32_t>(0));
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 // Rows lie by source on each rank, where its offsets say. In a staged group they travel in sections
@@ -53,7 +53,7 @@ PeerSections sections_of(const CudaKernelArguments& args) {
   return sections;
 }
 
-// Of a staged group: sections of rows to send, and behind them those received.
+// Of a staged group: sections of rows to send, and after them those received.
 struct StagedRows {
   StagedRows(const CudaKernelArguments& args, const CudaTensor& of_tokens)
       : bytes(of_tokens.shape.elements() * static_cast<int64_t>(size_of(of_tokens.dtype))),
@@ -85,9 +85,9 @@ void send(const CudaKernelArguments& args) {
   for (int r = 0; r < peers.size(); ++r) {
     received[static_cast<size_t>(r)] = peers.out<std::byte>(r, 0);
   }
-  peers.meet(args);
+  peers.barrier(args);
   send_rows_to_peers(args, args.input(0), args.in<int32_t>(1), sections_of(args), received.data());
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 template <class T>
@@ -113,9 +113,9 @@ struct ReturnRows {
     for (int r = 0; r < peers.size(); ++r) {
       rows[static_cast<size_t>(r)] = peers.in<std::byte>(r, 0);
     }
-    peers.meet(args);
+    peers.barrier(args);
     sum_rows_of_peers<T>(args, args.in<int32_t>(1), sections_of(args), rows.data(), args.output(0));
-    peers.meet(args);
+    peers.barrier(args);
   }
 };
 

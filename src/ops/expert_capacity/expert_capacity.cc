@@ -24,6 +24,9 @@ void infer_expert_capacity(InferContext& context) {
                "expert_capacity needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1 && attributes.capacity >= 1,
                "expert_capacity needs an expert and a capacity");
+  TROUPE_CHECK(attributes.sequence_tokens >= 0 && attributes.first_token >= 0 &&
+                   (attributes.policy == DropPolicy::position || attributes.sequence_tokens == 0),
+               "expert_capacity: only the policy position looks at sequences");
   TROUPE_CHECK(context.has_input(0) == (attributes.policy == DropPolicy::probs),
                "expert_capacity takes probabilities to compare them");
   if (context.has_input(0)) {
@@ -44,19 +47,29 @@ Cost cost_expert_capacity(const OpView& view) {
           .bytes = static_cast<double>(bytes)};
 }
 
-// Ranks of the chunks and loads of the experts; to compare probabilities also the slots sorted by
-// expert and where each expert's begin.
+// Does the kernel select among the slots of an expert, instead of keeping the first ones?
+bool selects(const OpView& view) {
+  return view.has_input(0) || view.attributes<ExpertCapacityAttributes>().sequence_tokens > 0;
+}
+
+// Ranks of the chunks and loads of the experts; to select also the slots sorted by expert and where
+// each expert's begin.
 uint64_t expert_capacity_workspace_bytes(const OpView& view) {
   const int64_t experts = view.attributes<ExpertCapacityAttributes>().experts;
   const int64_t slots = view.input(1).shape.elements();
   int64_t numbers = (slot_chunks(slots) + 1) * experts;
-  if (view.has_input(0)) numbers += experts + slots;
+  if (selects(view)) numbers += experts + slots;
   return static_cast<uint64_t>(numbers) * sizeof(int32_t);
 }
 
 std::string print_expert_capacity(const Attributes& attributes) {
   const auto& a = attributes.as<ExpertCapacityAttributes>();
-  return fmt::format("experts={} capacity={} policy={}", a.experts, a.capacity, name_of(a.policy));
+  std::string text =
+      fmt::format("experts={} capacity={} policy={}", a.experts, a.capacity, name_of(a.policy));
+  if (a.sequence_tokens != 0) {
+    text += fmt::format(" sequence_tokens={} first_token={}", a.sequence_tokens, a.first_token);
+  }
+  return text;
 }
 
 OpSample sample_expert_capacity(const std::string& name, int64_t top_k,
@@ -92,6 +105,16 @@ std::vector<OpSample> samples_expert_capacity() {
                              {.experts = 4, .capacity = 2}),
       sample_expert_capacity("earliest tokens", 2, indices, probabilities,
                              {.experts = 4, .capacity = 2, .policy = DropPolicy::position}),
+      sample_expert_capacity(
+          "earliest places of three sequences", 2, indices, probabilities,
+          {.experts = 4, .capacity = 2, .policy = DropPolicy::position, .sequence_tokens = 2}),
+      sample_expert_capacity("the end of one sequence and most of the next", 2, indices,
+                             probabilities,
+                             {.experts = 4,
+                              .capacity = 1,
+                              .policy = DropPolicy::position,
+                              .sequence_tokens = 5,
+                              .first_token = 3}),
       sample_expert_capacity("one slot for each expert", 3, indices, probabilities,
                              {.experts = 5, .capacity = 1}),
       sample_expert_capacity("enough for all", 1, indices, probabilities,
@@ -100,6 +123,12 @@ std::vector<OpSample> samples_expert_capacity() {
                              {.experts = 6, .capacity = 4000}),
       sample_expert_capacity("many chunks, earliest tokens", 2, many_indices, many_probabilities,
                              {.experts = 6, .capacity = 4000, .policy = DropPolicy::position}),
+      sample_expert_capacity("many chunks, earliest places", 2, many_indices, many_probabilities,
+                             {.experts = 6,
+                              .capacity = 900,
+                              .policy = DropPolicy::position,
+                              .sequence_tokens = 1111,
+                              .first_token = 7}),
   };
 }
 

@@ -3,7 +3,9 @@
 // an expert at most C are kept:
 //   probs      those with the largest probabilities; of equal ones the earlier tokens'. NaN counts
 //              as less than every number.
-//   position   those of the earliest tokens.
+//   position   those of the tokens that stand earliest in their sequences; of equal places those of
+//              the earlier sequences. Token t here is number first_token + t of all tokens, and
+//              sequence g is tokens g * S up to (g + 1) * S of those.
 // Dropped slots get the index -1, others keep theirs. Probabilities are not renormalised, and slots
 // that are -1 stay so. A token whose slots are all dropped gets nothing from the experts.
 //
@@ -30,7 +32,23 @@ struct ExpertCapacityAttributes {
   int32_t experts = 0;   // E
   int64_t capacity = 0;  // C, at least 1
   DropPolicy policy = DropPolicy::probs;
+  int64_t sequence_tokens = 0;  // S, for the policy position; 0: all tokens are one sequence
+  int64_t first_token = 0;
 };
+
+// What the policy position orders tokens by: the place in the sequence, then the sequence.
+struct TokenPlace {
+  int64_t place = 0;
+  int64_t sequence = 0;
+};
+
+// Of token `token` of an operation with these attributes.
+inline TokenPlace place_of_token(const ExpertCapacityAttributes& attributes, int64_t token) {
+  if (attributes.sequence_tokens == 0) return {.place = token, .sequence = 0};
+  const int64_t number = attributes.first_token + token;
+  return {.place = number % attributes.sequence_tokens,
+          .sequence = number / attributes.sequence_tokens};
+}
 
 // ceil(tokens * top_k / experts * factor), at least 1, computed in double in this order as Megatron
 // does.

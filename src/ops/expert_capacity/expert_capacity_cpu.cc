@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "ops/cpu/expert_slots.h"
 #include "ops/expert_capacity/expert_capacity.h"
@@ -41,11 +42,11 @@ void keep_earliest(const KernelArguments& args) {
               });
 }
 
-// T is the type of the probabilities, float or double.
-template <class T>
-void keep_most_probable(const KernelArguments& args) {
-  const CapacityProblem problem(args);
-  const T* probabilities = args.in<T>(0);
+// Keeps the first `capacity` slots of each expert in the order `comes_first`, a strict order of all
+// slots: so they are the same ones whatever the selection algorithm does.
+template <class Order>
+void keep_first(const KernelArguments& args, const CapacityProblem& problem,
+                const Order& comes_first) {
   int32_t* starts = problem.loads + problem.experts;
   int32_t* sorted = starts + problem.experts;
   int32_t start = 0;
@@ -58,15 +59,6 @@ void keep_most_probable(const KernelArguments& args) {
                 problem.kept[slot] = expert;
                 if (expert >= 0) sorted[starts[expert] + rank] = static_cast<int32_t>(slot);
               });
-  // A strict order of all slots, also where probabilities are equal or NaN: so the first C are
-  // the same ones whatever the selection algorithm does.
-  const auto comes_first = [=](int32_t a, int32_t b) {
-    const auto key = [=](int32_t slot) {
-      const T p = probabilities[slot];
-      return p == p ? p : -std::numeric_limits<T>::infinity();
-    };
-    return key(a) != key(b) ? key(a) > key(b) : a < b;
-  };
   args.pool->parallel_for(problem.experts, [=](int64_t expert, int) {
     if (problem.loads[expert] <= problem.capacity) return;
     int32_t* first = sorted + starts[expert];
@@ -77,11 +69,36 @@ void keep_most_probable(const KernelArguments& args) {
   });
 }
 
+// T is the type of the probabilities, float or double.
+template <class T>
+void keep_most_probable(const KernelArguments& args) {
+  const T* probabilities = args.in<T>(0);
+  keep_first(args, CapacityProblem(args), [=](int32_t a, int32_t b) {
+    const auto key = [=](int32_t slot) {
+      const T p = probabilities[slot];
+      return p == p ? p : -std::numeric_limits<T>::infinity();
+    };
+    return key(a) != key(b) ? key(a) > key(b) : a < b;
+  });
+}
+
+void keep_earliest_places(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<ExpertCapacityAttributes>();
+  const int64_t top_k = args.input(1).shape[1];
+  keep_first(args, CapacityProblem(args), [&attributes, top_k](int32_t a, int32_t b) {
+    const TokenPlace first = place_of_token(attributes, a / top_k);
+    const TokenPlace second = place_of_token(attributes, b / top_k);
+    return std::tuple(first.place, first.sequence, a) <
+           std::tuple(second.place, second.sequence, b);
+  });
+}
+
 }  // namespace
 
 CpuKernel expert_capacity_cpu_kernel(const OpView& view) {
-  if (view.attributes<ExpertCapacityAttributes>().policy == DropPolicy::position) {
-    return &keep_earliest;
+  const auto& attributes = view.attributes<ExpertCapacityAttributes>();
+  if (attributes.policy == DropPolicy::position) {
+    return attributes.sequence_tokens > 0 ? &keep_earliest_places : &keep_earliest;
   }
   return view.input(0).dtype == DType::f64 ? &keep_most_probable<double>
                                            : &keep_most_probable<float>;

@@ -35,9 +35,9 @@ void sum_gradient(const CudaKernelArguments& args) {
               return shard_of(attributes.shape, {.place = place, .count = attributes.shard.count});
             },
         .result = static_cast<std::byte*>(shard.data)}}};
-  peers.meet(args);
+  peers.barrier(args);
   sum_over_peers(args, args.input(0).dtype, shards, attributes.accumulate, shard.dtype);
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

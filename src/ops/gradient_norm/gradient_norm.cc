@@ -1,5 +1,6 @@
 #include "ops/gradient_norm/gradient_norm.h"
 
+#include <cmath>
 #include <fmt/format.h>
 #include <vector>
 
@@ -50,11 +51,12 @@ uint64_t squared_norm_workspace_bytes(const OpView& view) {
 }
 
 std::string print_squared_norm(const Attributes& attributes) {
-  const auto& [rows, shard] = attributes.as<SquaredNormAttributes>();
+  const auto& [rows, shard, term] = attributes.as<SquaredNormAttributes>();
   std::string text = rows > 0 ? fmt::format("rows={}", rows) : "";
   if (shard.count > 1) {
     text += fmt::format("{}shard={}/{}", text.empty() ? "" : " ", shard.place, shard.count);
   }
+  if (term == NormTerm::zero) text += text.empty() ? "term=zero" : " term=zero";
   return text;
 }
 
@@ -78,7 +80,10 @@ CpuKernel clip_coefficient_kernel(const OpView&) {
 }
 
 std::string print_clip_coefficient(const Attributes& attributes) {
-  return fmt::format("max_norm={}", attributes.as<ClipAttributes>().max_norm);
+  const auto& values = attributes.as<ClipAttributes>();
+  const bool skips = std::isfinite(values.skip_norm);
+  return fmt::format("max_norm={}{}", values.max_norm,
+                     skips ? fmt::format(" skip_norm={}", values.skip_norm) : "");
 }
 
 OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>& shapes,
@@ -103,7 +108,18 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
 }
 
 std::vector<OpSample> samples_squared_norm() {
+  const auto zeros = [](SampleBuilder& sample) {
+    const SampleBuilder::Options constant{.differentiable = false, .accumulation = true};
+    const std::vector<ValueId> gradients = {
+        sample.values("first", {2, 3}, {0, 1, 0, -0.0, 2, 3}, constant),
+        sample.values("second", {4}, {0, 5, 0, 0}, constant)};
+    for (const int64_t rows : {0, 1}) {
+      sample.result_without_gradient(squared_norm(sample.builder(), gradients,
+                                                  {.rows = rows, .term = NormTerm::zero}, "zeros"));
+    }
+  };
   return {
+      {"zeros", zeros},
       sample_gradient_norm("one tensor of one element", {{1}}, 100),
       sample_gradient_norm("several shapes", {{5, 7}, {17}, {2, 3, 4}}, 1),
       sample_gradient_norm("the first rows", {{5, 7}, {17}, {4, 20000}}, 1, {.rows = 3}),
@@ -111,12 +127,27 @@ std::vector<OpSample> samples_squared_norm() {
                            {.shard = {.place = 1, .count = 3}}),
       sample_gradient_norm("a shard of the first rows", {{5, 7}, {6}, {4, 20000}}, 1,
                            {.rows = 3, .shard = {.place = 1, .count = 2}}),
+      sample_gradient_norm("more tensors than a launch on a GPU takes",
+                           std::vector<Shape>(130, Shape{9}), 10),
       sample_gradient_norm("many chunks", {{3}, {2 * kNormChunkElements + 5}, {100, 700}}, 10),
   };
 }
 
 std::vector<OpSample> samples_clip_coefficient() {
+  const auto skipped = [](double skip_norm) {
+    return [=](SampleBuilder& sample) {
+      const ValueId squares =
+          sample.values("squares", {1}, {25}, {.differentiable = false, .dtype = DType::f64});
+      const ClipResult clip = clip_coefficient(
+          sample.builder(), squares, {.max_norm = 1, .skip_norm = skip_norm}, "grad_norm");
+      for (const ValueId id : {clip.norm, clip.coefficient, clip.skip}) {
+        sample.result_without_gradient(id);
+      }
+    };
+  };
   return {
+      {"as large as may be", skipped(5)},
+      {"too large", skipped(4.5)},
       sample_gradient_norm("clipped", {{5, 7}}, 0.5),
       sample_gradient_norm("below the limit", {{5, 7}}, 1000),
       sample_gradient_norm("no limit", {{5, 7}}, 0),

@@ -10,7 +10,11 @@ namespace troupe {
 namespace {
 
 template <class T>
-double sum_of_squares_in_double(const T* x, int64_t n) {
+double sum_of_terms(const T* x, int64_t n, NormTerm term) {
+  if (term == NormTerm::zero) {
+    return lane_sum<double>(n,
+                            [=](int64_t i) { return static_cast<double>(x[i]) == 0 ? 1.0 : 0.0; });
+  }
   return lane_sum<double>(n, [=](int64_t i) {
     const auto value = static_cast<double>(x[i]);
     return value * value;
@@ -38,13 +42,13 @@ void squared_norm_cpu(const KernelArguments& args) {
     const int64_t size = std::min(kNormChunkElements, counted.end - begin);
     switch (args.input(i).dtype) {
       case DType::f64:
-        partial[chunk] = sum_of_squares_in_double(args.in<double>(i) + begin, size);
+        partial[chunk] = sum_of_terms(args.in<double>(i) + begin, size, attributes.term);
         break;
       case DType::f32:
-        partial[chunk] = sum_of_squares_in_double(args.in<float>(i) + begin, size);
+        partial[chunk] = sum_of_terms(args.in<float>(i) + begin, size, attributes.term);
         break;
       default:
-        partial[chunk] = sum_of_squares_in_double(args.in<bf16>(i) + begin, size);
+        partial[chunk] = sum_of_terms(args.in<bf16>(i) + begin, size, attributes.term);
     }
   });
   double total = 0;
@@ -57,12 +61,12 @@ void squared_norm_cpu(const KernelArguments& args) {
 }
 
 void clip_coefficient_cpu(const KernelArguments& args) {
-  const double max_norm = args.attributes->as<ClipAttributes>().max_norm;
+  const auto& [max_norm, skip_norm] = args.attributes->as<ClipAttributes>();
   const double norm = std::sqrt(args.in<double>(0)[0]);
   const bool finite = std::isfinite(norm);
   args.out<double>(0)[0] = norm;
   args.out<double>(1)[0] = finite && max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-  args.out<int32_t>(2)[0] = finite ? 0 : 1;
+  args.out<int32_t>(2)[0] = finite && norm <= skip_norm ? 0 : 1;
 }
 
 }  // namespace troupe

@@ -7,7 +7,7 @@
 namespace troupe {
 namespace {
 
-// So many gradients are named to one launch: its parameters have 4 KiB.
+// Gradients that are named to one launch: its parameters have 4 KiB.
 constexpr int kGradientsPerLaunch = 64;
 
 struct Gradients {
@@ -19,14 +19,15 @@ struct Gradients {
   };
   Each each[kGradientsPerLaunch];
   int32_t count;
+  NormTerm term;
 };
 
 template <class T>
-__device__ double sum_of_squares(const T* x, int64_t n) {
+__device__ double sum_of_terms(const T* x, int64_t n, NormTerm term) {
   double sum = 0;
   const auto add = [&](T element) {
     const auto value = static_cast<double>(widen(element));
-    sum += value * value;
+    sum += term == NormTerm::square ? value * value : (value == 0 ? 1.0 : 0.0);
   };
   constexpr int kPack = Pack<T>::kElements;
   const bool packs =
@@ -55,13 +56,13 @@ __global__ void squared_chunks_kernel(Gradients gradients, double* partial) {
   double sum = 0;
   switch (gradient.dtype) {
     case DType::f64:
-      sum = sum_of_squares(static_cast<const double*>(gradient.data) + begin, size);
+      sum = sum_of_terms(static_cast<const double*>(gradient.data) + begin, size, gradients.term);
       break;
     case DType::f32:
-      sum = sum_of_squares(static_cast<const float*>(gradient.data) + begin, size);
+      sum = sum_of_terms(static_cast<const float*>(gradient.data) + begin, size, gradients.term);
       break;
     default:
-      sum = sum_of_squares(static_cast<const Bf16*>(gradient.data) + begin, size);
+      sum = sum_of_terms(static_cast<const Bf16*>(gradient.data) + begin, size, gradients.term);
   }
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) partial[chunk] = sum;
@@ -82,6 +83,7 @@ void run_squared_norm(const CudaKernelArguments& args) {
   int64_t total = 0;
   for (int first = 0; first < count; first += kGradientsPerLaunch) {
     Gradients gradients{};
+    gradients.term = attributes.term;
     int64_t chunks = 0;
     for (int i = first; i < std::min(count, first + kGradientsPerLaunch); ++i) {
       const CudaTensor& input = args.input(i);
@@ -104,18 +106,18 @@ void run_squared_norm(const CudaKernelArguments& args) {
 }
 
 __global__ void clip_coefficient_kernel(const double* squares, double* norm, double* coefficient,
-                                        int32_t* skip, double max_norm) {
+                                        int32_t* skip, ClipAttributes attributes) {
   const double value = sqrt(*squares);
   const bool finite = isfinite(value);
-  const double limited = max_norm / (value + 1e-6);
+  const double limited = attributes.max_norm / (value + 1e-6);
   *norm = value;
-  *coefficient = finite && max_norm > 0 && limited < 1.0 ? limited : 1.0;
-  *skip = finite ? 0 : 1;
+  *coefficient = finite && attributes.max_norm > 0 && limited < 1.0 ? limited : 1.0;
+  *skip = finite && value <= attributes.skip_norm ? 0 : 1;
 }
 
 void run_clip_coefficient(const CudaKernelArguments& args) {
   launch(args, {1, 1}, clip_coefficient_kernel, args.in<double>(0), args.out<double>(0),
-         args.out<double>(1), args.out<int32_t>(2), args.attributes->as<ClipAttributes>().max_norm);
+         args.out<double>(1), args.out<int32_t>(2), args.attributes->as<ClipAttributes>());
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 // with x [R, N] and b [E, N] of the compute dtype and offsets i32 [E + 1], ascending from 0 to the
 // number of live rows. p[r] is 1, as after the first product of an expert; or, given probabilities,
 // probabilities[row_slot[r]] in flat order (slot t * k + s is token t's s-th choice), as after the
-// second, where the bias counts as much as the rest of the expert's output (semantics: 6.3). With
+// second, where the router's weight multiplies the bias like the rest of the output. With
 // probabilities, a row whose row_slot is -1, or anything else outside them, is a filler and has
 // p = 0. Computed in the accumulation type and rounded once. x is usually ragged. Rows at and
 // beyond offsets[E] are neither read nor written.

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <limits>
+#include <string>
 
 #include "ops/cuda/product.cuh"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -9,18 +11,22 @@ namespace troupe {
 namespace {
 
 // The plain tiles of product.cuh, for f32 and f64, and for bf16 where tensor cores cannot be fed
-// (can_be_tiled). The grid has as many tiles of rows as there can be; blocks find theirs from the
-// offsets, and those beyond the last one end.
+// (can_be_tiled). The grid has as many tiles of rows as there can be, each with its `column_tiles`
+// tiles of columns side by side; blocks find their rows from the offsets, and those beyond the last
+// tile end.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     rows_kernel(const T* x, const T* weight, const int32_t* offsets, T* out, int experts,
-                int64_t inputs, int64_t outputs, int64_t weight_columns, bool transposed) {
+                int64_t inputs, int64_t outputs, int64_t weight_columns, bool transposed,
+                unsigned column_tiles) {
   using A = accumulation_t<T>;
-  const GroupTile tile = find_group_tile(offsets, experts, static_cast<int32_t>(blockIdx.y), kTile);
+  const auto row_tile = static_cast<int32_t>(blockIdx.x / column_tiles);
+  const GroupTile tile = find_group_tile(offsets, experts, row_tile, kTile);
   if (tile.group < 0) return;
   const TileOperand<T> left{x, inputs, false};
   const TileOperand<T> right{weight + tile.group * inputs * outputs, weight_columns, transposed};
-  multiply_tile<A>(left, right, tile.end, outputs, inputs, tile.first, int64_t{blockIdx.x} * kTile,
+  multiply_tile<A>(left, right, tile.end, outputs, inputs, tile.first,
+                   int64_t{blockIdx.x % column_tiles} * kTile,
                    [=](int64_t i, int64_t j, A sum) { out[i * outputs + j] = round_to<T>(sum); });
 }
 
@@ -48,12 +54,20 @@ void multiply_rows(const CudaKernelArguments& args) {
   const Shape& x = args.input(0).shape;
   const Shape& weight = args.input(1).shape;
   const int64_t outputs = args.output(0).shape[1];
+  // In one dimension, which may have 2^31 - 1 blocks; the others end at 65,535.
+  const int64_t column_tiles = ceil_divide(outputs, kTile);
+  const int64_t blocks = column_tiles * most_group_tiles(x[0], weight[0], kTile);
+  if (blocks > std::numeric_limits<int32_t>::max()) {
+    throw_failed("A product of experts with " + std::to_string(x[0]) + " rows and " +
+                 std::to_string(outputs) +
+                 " columns is more than a GPU takes at once. Use a smaller --micro-batch-size.");
+  }
   Launch shape;
-  shape.grid = dim3(static_cast<unsigned>(ceil_divide(outputs, kTile)),
-                    static_cast<unsigned>(most_group_tiles(x[0], weight[0], kTile)));
+  shape.grid = dim3(static_cast<unsigned>(blocks));
   shape.block = kTileThreads;
   launch(args, shape, rows_kernel<T>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
-         args.out<T>(0), static_cast<int>(weight[0]), x[1], outputs, weight[2], kForward);
+         args.out<T>(0), static_cast<int>(weight[0]), x[1], outputs, weight[2], kForward,
+         static_cast<unsigned>(column_tiles));
 }
 
 template <class T>
@@ -141,13 +155,8 @@ void multiply_tiled(const CudaKernelArguments& args) {
     sizes.columns = static_cast<int32_t>(out[1]);
     sizes.depth = static_cast<int32_t>(left[1]);
   }
-  int device = 0;
-  int multiprocessors = 0;
-  check_cuda(cudaGetDevice(&device), "looking for the GPU");
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-             "asking for the GPU's size");
   launch_grouped_product<Cut>(args, args.in<Bf16>(0), args.in<Bf16>(1), left[0], sizes,
-                              multiprocessors);
+                              multiprocessors());
 }
 
 template <GroupedProduct kProduct, class Out>
@@ -156,19 +165,26 @@ CudaKernel select_tiled(int64_t rows_of_group) {
                                     : &multiply_tiled<kProduct, 1, Out>;
 }
 
+// Rows of a group, on average, of those that are expected: with experts on several ranks the buffer
+// has room for many times as many.
+int64_t expected_rows_of_group(const OpView& op) {
+  const Value& rows = op.input(0);
+  const int64_t expected = rows.rows.expected > 0 ? rows.rows.expected : rows.shape[0];
+  return std::min(expected, rows.shape[0]) / op.input(1).shape[0];
+}
+
 }  // namespace
 
 CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
   if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::forward, Bf16>(op.input(0).shape[0] / op.input(1).shape[0]);
+    return select_tiled<GroupedProduct::forward, Bf16>(expected_rows_of_group(op));
   }
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
 CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
   if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::data_gradient, Bf16>(op.input(0).shape[0] /
-                                                             op.input(1).shape[0]);
+    return select_tiled<GroupedProduct::data_gradient, Bf16>(expected_rows_of_group(op));
   }
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }

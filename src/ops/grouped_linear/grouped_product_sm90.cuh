@@ -1,11 +1,11 @@
-// The products of experts on Hopper, in bf16 with tensor cores (wgmma) fed by the copy unit (TMA).
+// The products of experts on Hopper, in bf16 with tensor cores (wgmma) fed by TMA.
 // See GroupedProduct for the products and grouped_linear.h for what they are.
 //
 // The kernel is persistent: a block takes every gridDim.x-th tile of the result. One warp finds
-// the tiles from the offsets, tells the others in notes, and keeps a ring of stages in shared
-// memory filled with operands, 64 elements deep each; two warpgroups multiply them and hand on the
-// results. Every element of the result is computed by one warpgroup in a fixed order, so the same
-// operands give the same bits.
+// the tiles from the offsets, tells the others in notes (tile descriptors: GroupedNote), and keeps
+// a ring of stages in shared memory filled with operands, 64 elements deep each; two warpgroups
+// multiply them and pass on the results. Every element of the result is computed by one warpgroup
+// in a fixed order, so the same operands give the same bits. A box is what one TMA copy moves.
 //
 // Weight gradients are long results of short products: they take about as long to store as to
 // multiply, and longer when they are added to what is there. So a thread for each warpgroup fetches
@@ -31,6 +31,12 @@
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
+
+// Hopper's TMA and wgmma exist for the architecture 90a alone. A GPU of compute
+// capability 9.0 also runs code for plain 90, where the kernel below would do nothing.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "Hopper GPUs need TROUPE_CUDA_ARCH=90a, with the a."
+#endif
 
 namespace troupe {
 
@@ -465,7 +471,7 @@ class GroupedMath {
   static constexpr int kOwnBarrier = 1;   // and the next: of a warpgroup
   static constexpr int kBothBarrier = 3;  // of both
 
-  // Gives a stage back to whoever fills it.
+  // Gives a stage back to the loader that fills it.
   __device__ __forceinline__ void release(int stage) {
     if constexpr (Cut::kPair == 2) {
       if (thread_ < 2) sm90::barrier_arrive_at(shared_.empty(stage), thread_);
@@ -755,6 +761,8 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
     __syncwarp();
     sm90::cluster_barrier();
   }
+#else
+  __trap();  // chosen for GPUs of compute capability 9.0 alone
 #endif
 }
 

@@ -202,7 +202,7 @@ std::vector<OpSample> samples_linear() {
     sample.result(linear(sample.builder(), hidden, weight, options, "y"));
   };
   // Long enough that the gradients of weight and bias are summed in several pieces. x is a
-  // constant: finite differences of so many elements would take too long.
+  // constant: finite differences of that many elements would take too long.
   const auto many_rows = [](LinearOutput output) {
     return [=](SampleBuilder& sample) {
       SampleBuilder::Options constant;

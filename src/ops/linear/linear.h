@@ -4,7 +4,7 @@
 //
 // with x [T, K], W [N, K] and b [N] of the compute dtype, as in a Hugging Face checkpoint (the
 // weight's rows are the outputs). `output` is the dtype of y and of its gradient: the compute dtype
-// itself, its accumulation dtype, or f64 (router logits want one of the latter). With f64 the
+// itself, its accumulation dtype, or f64 (router logits need one of the latter). With f64 the
 // operands are converted, and products and sums are in f64, in the gradients too; otherwise sums
 // are in the accumulation type. Each result is rounded once. No tensor of this room is ragged.
 //

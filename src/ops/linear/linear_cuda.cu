@@ -44,7 +44,7 @@ void multiply(const CudaKernelArguments& args, const TileOperand<L>& left,
                                .out_dtype = dtype_of<Y>,
                                .accumulate = accumulate,
                                .bias = bias};
-    // A bias of another type than the result's is beyond it.
+    // cuBLASLt cannot fuse a bias whose type differs from the result's.
     const bool bias_fits = bias == nullptr || std::is_same_v<Y, R>;
     if (bias_fits && args.context->multiply(product, args.stream, args.scratch)) return;
   }
@@ -95,7 +95,7 @@ bool is_split(DType dy, DType other) {
   return dy == DType::f32 && other == DType::bf16;
 }
 
-// Scratch memory behind that of the products: the parts of dy, then `second`: W three times, or the
+// Scratch memory after that of the products: the parts of dy, then `second`: W three times, or the
 // weight gradient of each part.
 struct SplitScratch {
   SplitScratch(int64_t rows, int64_t outputs, int64_t inputs)

@@ -6,7 +6,7 @@ namespace {
 
 // A block for each token: a thread reads a unit of it once, and writes it to all of the token's
 // rows. They are not read again soon, and should not take the place of others in the cache. The
-// blocks behind those have kFillerRows rows each, and clear the fillers among them, a warp for
+// blocks after those have kFillerRows rows each, and clear the fillers among them, a warp for
 // every 32 rows. Rows are `units` long.
 constexpr int kFillerRows = 256;
 

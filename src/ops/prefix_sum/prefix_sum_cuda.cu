@@ -27,7 +27,7 @@ __global__ void prefix_sum_kernel(Counts counts, int rank, int ranks, const int3
 void sum(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
   const int64_t elements = args.input(0).shape.elements();
-  peers.meet(args);
+  peers.barrier(args);
   const std::vector<const std::byte*> addresses =
       read_from_peers(args, 0, elements * static_cast<int64_t>(sizeof(int32_t)));
   Counts counts;
@@ -36,7 +36,7 @@ void sum(const CudaKernelArguments& args) {
   }
   launch(args, {blocks_for(elements, 128), 128}, prefix_sum_kernel, counts, peers.rank(),
          peers.size(), args.in<int32_t>(1), args.out<int32_t>(0), args.out<int32_t>(1), elements);
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

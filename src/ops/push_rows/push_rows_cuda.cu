@@ -49,7 +49,7 @@ void push(const CudaKernelArguments& args) {
   for (int r = 0; r < peers.size(); ++r) {
     received.of[static_cast<size_t>(r)] = peers.out<int32_t>(r, 0);
   }
-  peers.meet(args);
+  peers.barrier(args);
   launch(args, {1, kMostPeers}, send_counts_kernel, args.in<int32_t>(1), received, peers.rank(),
          peers.size());
   if (peers.is_staged()) push_counts(args);
@@ -67,12 +67,12 @@ void push(const CudaKernelArguments& args) {
                         bytes);
     }
   }
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 void push_back(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
-  peers.meet(args);
+  peers.barrier(args);
   for (size_t j = 0; j < args.outputs.size(); ++j) {
     const int64_t bytes = section_bytes(args.outputs[j]);
     if (peers.is_staged()) {
@@ -97,7 +97,7 @@ void push_back(const CudaKernelArguments& args) {
         break;
     }
   }
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ void infer_qk_norm_rope(InferContext& context) {
   TROUPE_CHECK(is_fused_projection(qkv, attributes), "qk_norm_rope: qkv is not [T, (H + 2 G) d]: " +
                                                          qkv.name + " " + qkv.shape.to_string());
   TROUPE_CHECK(are_qk_gains(context.input(1), context.input(2), qkv, attributes),
-               "qk_norm_rope: a gain has another shape or dtype than what it multiplies wants: " +
+               "qk_norm_rope: a gain has another shape or dtype than what it multiplies needs: " +
                    context.input(1).name + ", " + context.input(2).name);
   TROUPE_CHECK(is_rotation(context.input(3), qkv, attributes),
                "qk_norm_rope: needs an even rotary_dim up to head_dim, a sequence, and a table of "

@@ -1,4 +1,4 @@
-// Root-mean-square norm of the queries and keys of a fused projection ("QK norm"), and behind it
+// Root-mean-square norm of the queries and keys of a fused projection ("QK norm"), followed by
 // their rotation by position (ops/rope/rope.h), in one pass over memory.
 //
 // A row holds H query heads, then G key heads, then G value heads, each of d elements. Its vectors

@@ -29,8 +29,8 @@ struct DeviceQkVectors {
   }
 };
 
-// A block for each row. Vectors of one head are taken by a group of lanes each, so many that each
-// has one step if 32 are enough: `steps` is how many a head has. The two vectors of a projection
+// A block for each row. Vectors of one head are taken by a group of lanes each, enough that each
+// has one step if 32 suffice: `steps` is how many a head has. The two vectors of a projection
 // are taken by the whole block, one after the other. `each(vector, first, stride, sum)` handles the
 // steps first, first + stride, ... and sums over all who share the vector.
 template <class A, class Each>
@@ -69,8 +69,8 @@ struct QkStep {
   bool turns, has_high;
 };
 
-// The heads of a row, cut into steps. `lanes` threads side by side share a head, so many that each
-// has one step if 32 are enough; a block has as many heads at a time as it has such groups.
+// The heads of a row, cut into steps. `lanes` threads side by side share a head, enough that each
+// has one step if 32 suffice; a block has as many heads at a time as it has such groups.
 struct DeviceQkHeads {
   template <class Attributes>
   DeviceQkHeads(const Attributes& attributes, int step_elements)

@@ -39,9 +39,17 @@ CpuKernel random_logits_kernel(const OpView& view) {
   return random_logits_cpu_kernel(view.output(0).dtype);
 }
 
+// The bias of each expert.
+uint64_t random_logits_workspace_bytes(const OpView& view) {
+  if (view.attributes<RandomLogitsAttributes>().bias == 0) return 0;
+  return static_cast<uint64_t>(view.output(0).shape.row_elements()) * sizeof(double);
+}
+
 std::string print_random_logits(const Attributes& attributes) {
   const auto& a = attributes.as<RandomLogitsAttributes>();
-  return fmt::format("seed={} substream={}{}", a.seed, a.substream, text_of(a.origin));
+  return fmt::format(
+      "seed={} substream={}{}{}", a.seed, a.substream, text_of(a.origin),
+      a.bias != 0 ? fmt::format(" bias={} bias_substream={}", a.bias, a.bias_substream) : "");
 }
 
 // The gradient that passes through is not a derivative, which finite differences would tell; it has
@@ -73,6 +81,10 @@ std::vector<OpSample> samples_random_logits() {
           {.seed = 1,
            .substream = 2,
            .origin = {.first_row = 2, .sequence = 4, .chunks = {.ranks = 2, .rank = 1}}}),
+      sample_random_logits("bias", {5, 7}, 3,
+                           {.seed = 1, .substream = 2, .bias = 0.5, .bias_substream = 4}),
+      sample_random_logits("bias of all steps", {5, 7}, 3,
+                           {.seed = 1, .substream = 2, .bias = -2, .bias_substream = 4}),
       sample_random_logits("many chunks", {131, 33}, 1, {.seed = 5, .substream = 1}),
   };
 }
@@ -90,6 +102,7 @@ const OpSpec kRandomLogits{.name = "random_logits",
                            .cost = cost_random_logits,
                            .cpu_kernel = random_logits_kernel,
                            .cuda_kernel = TROUPE_CUDA(random_logits_cuda_kernel),
+                           .workspace_bytes = random_logits_workspace_bytes,
                            .in_place = {.output = 0, .input = 0},
                            .print_attributes = print_random_logits,
                            .samples = samples_random_logits};

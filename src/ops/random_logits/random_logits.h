@@ -19,10 +19,17 @@
 
 namespace troupe {
 
+// With a bias, each expert's logits have one more random number added, the same for all tokens
+// (Megatron Core's moe_router_force_biased: for measuring an imbalance):
+//   logits[t, e] = normal(t, e) + |bias| * normal(e)
+// normal(e) is drawn from the stream logit_bias for (seed, bias_substream), and for the step unless
+// `bias` is negative: so all micro-batches and ranks of a step have the same.
 struct RandomLogitsAttributes {
   uint64_t seed = 0;
   uint32_t substream = 0;  // names layer and micro-batch
   RowOrigin origin = {};
+  double bias = 0;              // its deviation; 0: none
+  uint32_t bias_substream = 0;  // names the layer
 };
 
 // `logits`: any shape, f32 or f64, not ragged, never read; `step`: i64 [1]. The result, like the

@@ -17,9 +17,9 @@ void scatter(const CudaKernelArguments& args) {
               return IndexRange{place * elements, (place + 1) * elements};
             },
         .result = static_cast<std::byte*>(result.data)}}};
-  peers.meet(args);
+  peers.barrier(args);
   sum_over_peers(args, result.dtype, rows);
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 //   padded_capacity C   every expert has exactly C rows. Slots beyond an expert's first C are
 //                       dropped; which ones go is better decided before, by expert_capacity.
 // A filler row is a live row that belongs to no slot: its row_slot is -1, and no slot_row names it.
-// Offsets count fillers, counts do not. Whoever reads rows lets fillers contribute nothing:
+// Offsets count fillers, counts do not. Operations that read rows let fillers contribute nothing:
 //   - permute writes zeros into them, in forward and as the derivative of combine, so the products
 //     of a grouped_linear, and the terms that they add to its weight gradients, are zero;
 //   - an activation with router weights gives them the weight 0 and no weight's gradient;
@@ -38,7 +38,7 @@ struct RouteAttributes {
   int32_t experts = 0;          // E: number of experts that the indices name
   int32_t row_multiple = 1;     // A; 1: rows are not rounded up
   int32_t padded_capacity = 0;  // C; 0: rows are not padded to a capacity. Not with a row_multiple
-  int32_t parts = 1;            // one in so many slots is expected to name one of the experts
+  int32_t parts = 1;            // one in `parts` slots is expected to name one of the experts
 };
 
 // The bound R of the rows of a plan for `slots` = T*k slots, with N = min(E, T*k) experts at most

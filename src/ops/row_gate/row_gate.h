@@ -1,5 +1,5 @@
 // A sigmoid gate for each row, as on the output of gated shared experts (Qwen2-MoE;
-// semantics: 6.4):
+// docs/routing.md, "Shared experts"):
 //
 //   y[t, i] = sigma(g[t]) x[t, i],   sigma(g) = 1 / (1 + e^-g)
 //

@@ -8,7 +8,7 @@
 //   reduce_shards (t0, t1, ...) -> t0, t1, ...   each f64, f32, bf16 (summed in f32,
 //                                                rounded once) or i32
 //   gather_shards (t0, t1, ...) -> t0, t1, ...   any dtypes
-// Any number of tensors at once, so that many small ones cost one meeting of the ranks. None is
+// Any number of tensors at once, so that many small ones are fused into one collective. None is
 // ragged; each is state or a metric; every rank passes tensors of the same dtypes and sizes in the
 // same order. There is no derivative: they stand around the update, after the backward pass.
 #pragma once

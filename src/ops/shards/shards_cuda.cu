@@ -13,10 +13,10 @@ IndexRange shard_bytes(const CudaTensor& tensor, int place, int ranks) {
   return {shard.begin * size, shard.end * size};
 }
 
-// A rank writes its own shards only, and nobody else reads them.
+// A rank writes its own shards only, and no other rank reads them.
 void reduce(const CudaKernelArguments& args) {
   const CudaPeers& peers = *args.peers;
-  peers.meet(args);
+  peers.barrier(args);
   for (const DType dtype : kSummedDtypes) {
     std::vector<PeerSum> sums;
     for (size_t i = 0; i < args.outputs.size(); ++i) {
@@ -32,7 +32,7 @@ void reduce(const CudaKernelArguments& args) {
     }
     sum_over_peers(args, dtype, sums);
   }
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 // A rank writes what is not its own, and the others read its own.

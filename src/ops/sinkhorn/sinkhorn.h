@@ -15,7 +15,7 @@
 //   for optimal transport via Sinkhorn iteration", 2017, lemma 2; up to the epsilons). So with
 //   R = 20, E = 64 and 1000 rounds some round was within a divergence of 0.024, which is a total
 //   variation of 0.11 (Pinsker), of perfect balance.
-// - What runs into the bound is an expert that hardly any token wants: its d1 grows
+// - What runs into the bound is an expert that hardly any token prefers: its d1 grows
 //   towards 1e8 / E, and the threshold, which is absolute, sees steps of that size.
 //
 // Everything is computed in f64, whatever the logits are. Logits that are NaN or -infinity stand

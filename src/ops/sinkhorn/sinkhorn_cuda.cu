@@ -82,7 +82,7 @@ __global__ void balance_kernel(int64_t tokens, int experts, int slices, Balance 
       change += fabs(d1 - balance.d1[i]);
       balance.d1[i] = d1;
     }
-    // Also the barrier behind which d1 is complete.
+    // Also the barrier after which d1 is complete.
     change = block_sum(change, shared) / static_cast<double>(experts);
     __syncthreads();
     if (change <= kSinkhornTolerance) break;

@@ -4,7 +4,7 @@
 // Kinds
 //   split_columns (x [T, w])           -> a [T, c], b [T, w - c]     with 0 < c < w
 //   join_columns  (a [T, c], b [T, w - c]) -> x [T, w]
-// Any float dtype, not ragged. Both results of a split are used where a gradient is wanted.
+// Any float dtype, not ragged. Both results of a split are used where a gradient is needed.
 #pragma once
 
 #include <cstdint>

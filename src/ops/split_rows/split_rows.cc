@@ -46,7 +46,7 @@ void infer_join_rows(InferContext& context) {
     TROUPE_CHECK(piece.dtype == first.dtype && piece.shape.rank() >= 1 && !piece.rows.valid() &&
                      piece.shape == with_rows(first.shape, piece.shape[0]) &&
                      (i == last ? piece.shape[0] <= first.shape[0] : piece.shape == first.shape),
-                 "join_rows: " + piece.name + " " + piece.shape.to_string() + " behind " +
+                 "join_rows: " + piece.name + " " + piece.shape.to_string() + " after " +
                      first.name + " " + first.shape.to_string());
     rows += piece.shape[0];
   }

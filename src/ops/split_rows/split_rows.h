@@ -1,11 +1,11 @@
 // Split rows: consecutive rows of a tensor as tensors of their own, each of the same number of rows
-// but for the last, which has what is left. Join rows puts them together again; each is the other's
+// except the last, which has what is left. Join rows puts them together again; each is the other's
 // derivative.
 //
 // Kinds
 //   split_rows (x [T, ...])                     -> pieces [n, ...], ..., the last [T - (N - 1) n,
 //   ...] join_rows  (pieces [n, ...], ..., [m, ...]) -> x [(N - 1) n + m, ...]     with 0 < m <= n
-// Of any dtype, not ragged. All pieces are used where a gradient is wanted.
+// Of any dtype, not ragged. All pieces are used where a gradient is needed.
 #pragma once
 
 #include <cstdint>

@@ -13,9 +13,9 @@ void sum(const CudaKernelArguments& args) {
       {{.operand = 0,
         .share = [&](int place) { return share_of(x.shape.elements(), place, peers.size()); },
         .handed_to = 1}}};
-  peers.meet(args);
+  peers.barrier(args);
   sum_over_peers(args, x.dtype, shares);
-  peers.meet(args);
+  peers.barrier(args);
 }
 
 }  // namespace

@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/accumulate/accumulate.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
 CpuKernel token_count_cpu_kernel(const OpView& op);
 CpuKernel token_share_cpu_kernel(const OpView& op);
+CpuKernel token_mean_cpu_kernel(const OpView& op);
 CudaKernel token_count_cuda_kernel(const OpView& op);
 CudaKernel token_share_cuda_kernel(const OpView& op);
+CudaKernel token_mean_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -44,7 +47,9 @@ void infer_token_share(InferContext& context) {
   TROUPE_CHECK(
       (tokens.dtype == DType::f64 || tokens.dtype == DType::f32) && tokens.shape == Shape({1}),
       "token_share: not a count: " + tokens.name + " " + tokens.shape.to_string());
-  context.output("", tokens.dtype, {1});
+  const DType dtype = context.attributes<TokenShareAttributes>().dtype;
+  TROUPE_CHECK(dtype == DType::f64 || dtype == DType::f32, "token_share: a share is f32 or f64");
+  context.output("", dtype, {1});
 }
 
 Cost cost_token_share(const OpView& op) {
@@ -52,16 +57,52 @@ Cost cost_token_share(const OpView& op) {
 }
 
 std::string print_token_share(const Attributes& attributes) {
-  return fmt::format("numerator={}", attributes.as<TokenShareAttributes>().numerator);
+  const auto& values = attributes.as<TokenShareAttributes>();
+  return fmt::format("numerator={} dtype={}", values.numerator, name_of(values.dtype));
 }
 
 std::vector<OpSample> samples_token_share() {
-  const auto of = [](double tokens) {
+  const auto of = [](double tokens, DType dtype) {
     return [=](SampleBuilder& sample) {
       const ValueId count =
           sample.values("tokens", {1}, {tokens}, {.differentiable = false, .accumulation = true});
       sample.result_without_gradient(
-          token_share(sample.builder(), count, {.numerator = 12}, "share"));
+          token_share(sample.builder(), count, {.numerator = 12, .dtype = dtype}, "share"));
+    };
+  };
+  return {{"some", of(48, DType::f32)}, {"none", of(0, DType::f32)}, {"wide", of(48, DType::f64)}};
+}
+
+void infer_token_mean(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "token_mean takes a sum and a count");
+  for (int i = 0; i < 2; ++i) {
+    const Value& input = context.input(i);
+    TROUPE_CHECK(input.dtype == DType::f64 && input.shape == Shape({1}),
+                 "token_mean: not f64 [1]: " + input.name + " " + input.shape.to_string());
+  }
+  context.mutates(0);
+}
+
+Cost cost_token_mean(const OpView&) {
+  return {.flops = 1, .bytes = 3 * sizeof(double)};
+}
+
+std::vector<OpSample> samples_token_mean() {
+  const auto of = [](double tokens) {
+    return [=](SampleBuilder& sample) {
+      Builder& builder = sample.builder();
+      const ValueId sum = builder.metric("sum", DType::f64, {1});
+      const ValueId count = builder.metric("count", DType::f64, {1});
+      const auto store = [&](ValueId target, double value) {
+        accumulate(
+            builder, target,
+            sample.values("value", {1}, {value}, {.differentiable = false, .accumulation = true}),
+            1, /*overwrite=*/true);
+      };
+      store(sum, 6);
+      store(count, tokens);
+      token_mean(builder, sum, count);
+      sample.result_without_gradient(sum);
     };
   };
   return {{"some", of(48)}, {"none", of(0)}};
@@ -78,6 +119,11 @@ ValueId token_count(Builder& builder, ValueId mask, const std::string& name) {
   return builder.emit(kTokenCount, Attributes(NoAttributes()), {mask}, name)[0];
 }
 
+void token_mean(Builder& builder, ValueId sum, ValueId tokens) {
+  const std::string name = builder.value(sum).name;
+  builder.emit(kTokenMean, Attributes(NoAttributes()), {sum, tokens}, name);
+}
+
 const OpSpec kTokenCount{.name = "token_count",
                          .infer = infer_token_count,
                          .cost = cost_token_count,
@@ -92,5 +138,12 @@ const OpSpec kTokenShare{.name = "token_share",
                          .cuda_kernel = TROUPE_CUDA(token_share_cuda_kernel),
                          .print_attributes = print_token_share,
                          .samples = samples_token_share};
+
+const OpSpec kTokenMean{.name = "token_mean",
+                        .infer = infer_token_mean,
+                        .cost = cost_token_mean,
+                        .cpu_kernel = token_mean_cpu_kernel,
+                        .cuda_kernel = TROUPE_CUDA(token_mean_cuda_kernel),
+                        .samples = samples_token_mean};
 
 }  // namespace troupe

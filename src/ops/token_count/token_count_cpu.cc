@@ -13,16 +13,29 @@ void run_token_count(const KernelArguments& args) {
   *args.out<A>(0) = static_cast<A>(sum);
 }
 
-template <class A>
+template <class Count, class Share>
 void run_token_share(const KernelArguments& args) {
   const double numerator = args.attributes->as<TokenShareAttributes>().numerator;
-  *args.out<A>(0) = static_cast<A>(numerator / std::max(1.0, static_cast<double>(*args.in<A>(0))));
+  const auto tokens = static_cast<double>(*args.in<Count>(0));
+  *args.out<Share>(0) = static_cast<Share>(numerator / std::max(1.0, tokens));
+}
+
+void run_token_mean(const KernelArguments& args) {
+  *args.out<double>(0) /= std::max(1.0, *args.in<double>(1));
 }
 
 }  // namespace
 
 CpuKernel token_share_cpu_kernel(const OpView& op) {
-  return op.input(0).dtype == DType::f64 ? &run_token_share<double> : &run_token_share<float>;
+  const bool wide = op.output(0).dtype == DType::f64;
+  if (op.input(0).dtype == DType::f64) {
+    return wide ? &run_token_share<double, double> : &run_token_share<double, float>;
+  }
+  return wide ? &run_token_share<float, double> : &run_token_share<float, float>;
+}
+
+CpuKernel token_mean_cpu_kernel(const OpView&) {
+  return &run_token_mean;
 }
 
 CpuKernel token_count_cpu_kernel(const OpView& op) {

@@ -19,21 +19,37 @@ void run_token_count(const CudaKernelArguments& args) {
          args.input(0).shape[0]);
 }
 
-template <class A>
-__global__ void token_share_kernel(const A* tokens, A* share, double numerator) {
-  *share = static_cast<A>(numerator / fmax(1.0, static_cast<double>(*tokens)));
+template <class Count, class Share>
+__global__ void token_share_kernel(const Count* tokens, Share* share, double numerator) {
+  *share = static_cast<Share>(numerator / fmax(1.0, static_cast<double>(*tokens)));
 }
 
-template <class A>
+template <class Count, class Share>
 void run_token_share(const CudaKernelArguments& args) {
-  launch(args, {1, 1}, token_share_kernel<A>, args.in<A>(0), args.out<A>(0),
+  launch(args, {1, 1}, token_share_kernel<Count, Share>, args.in<Count>(0), args.out<Share>(0),
          args.attributes->as<TokenShareAttributes>().numerator);
+}
+
+__global__ void token_mean_kernel(double* sum, const double* tokens) {
+  *sum /= fmax(1.0, *tokens);
+}
+
+void run_token_mean(const CudaKernelArguments& args) {
+  launch(args, {1, 1}, token_mean_kernel, args.out<double>(0), args.in<double>(1));
 }
 
 }  // namespace
 
 CudaKernel token_share_cuda_kernel(const OpView& op) {
-  return op.input(0).dtype == DType::f64 ? &run_token_share<double> : &run_token_share<float>;
+  const bool wide = op.output(0).dtype == DType::f64;
+  if (op.input(0).dtype == DType::f64) {
+    return wide ? &run_token_share<double, double> : &run_token_share<double, float>;
+  }
+  return wide ? &run_token_share<float, double> : &run_token_share<float, float>;
+}
+
+CudaKernel token_mean_cuda_kernel(const OpView&) {
+  return &run_token_mean;
 }
 
 CudaKernel token_count_cuda_kernel(const OpView& op) {

@@ -1,18 +1,22 @@
 #include "parallel/mpi/mpi_post.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <deque>
 #include <fmt/format.h>
 #include <mpi.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace troupe {
 namespace {
 
-constexpr int kNoteTag = 0;
+constexpr int kMessageTag = 0;
 constexpr int kFirstChannelTag = 1;
 // MPI counts in int; longer blocks are cut.
 constexpr int64_t kLongestBlock = int64_t{1} << 30;
@@ -73,10 +77,34 @@ std::vector<int32_t> find_machines(MPI_Comm world, int rank, int size) {
   return machines;
 }
 
+std::vector<std::string> find_processes(MPI_Comm world, int size) {
+  // A rank's: the name of its machine, which ends with a zero, and its process.
+  constexpr size_t kLongestName = 64;
+  using Place = std::array<char, kLongestName + sizeof(int32_t)>;
+  std::array<char, MPI_MAX_PROCESSOR_NAME + 1> name{};
+  int length = 0;
+  check(MPI_Get_processor_name(name.data(), &length), "name this machine");
+  Place own{};
+  std::copy_n(name.begin(), std::min(kLongestName - 1, static_cast<size_t>(length)), own.begin());
+  const auto process = static_cast<int32_t>(getpid());
+  std::memcpy(own.data() + kLongestName, &process, sizeof(process));
+  std::vector<Place> all(static_cast<size_t>(size));
+  check(MPI_Allgather(own.data(), static_cast<int>(own.size()), MPI_BYTE, all.data(),
+                      static_cast<int>(own.size()), MPI_BYTE, world),
+        "find the processes of all ranks");
+  std::vector<std::string> processes;
+  for (const Place& place : all) {
+    int32_t number = 0;
+    std::memcpy(&number, place.data() + kLongestName, sizeof(number));
+    processes.push_back(fmt::format("{}, process {}", printable(place.data()), number));
+  }
+  return processes;
+}
+
 }  // namespace
 
 struct MpiPost::State {
-  struct SentNote {
+  struct SentMessage {
     std::string bytes;
     MPI_Request request = MPI_REQUEST_NULL;
   };
@@ -96,8 +124,8 @@ struct MpiPost::State {
   }
 
   MPI_Comm world = MPI_COMM_NULL;
-  std::deque<SentNote> notes;  // under way
-  std::vector<Slot> slots;     // of transfers
+  std::deque<SentMessage> messages;  // under way
+  std::vector<Slot> slots;           // of transfers
 };
 
 std::string MpiPost::library() {
@@ -120,38 +148,39 @@ MpiPost::MpiPost() : state_(std::make_unique<State>()) {
   int size = 1;
   check(MPI_Comm_rank(state_->world, &rank), "start");
   check(MPI_Comm_size(state_->world, &size), "start");
-  set_place(rank, size, find_machines(state_->world, rank, size));
+  set_place(rank, find_machines(state_->world, rank, size), find_processes(state_->world, size));
 }
 
 MpiPost::~MpiPost() = default;
 
-void MpiPost::send_note(int to, std::string bytes) {
-  std::deque<State::SentNote>& notes = state_->notes;
-  while (!notes.empty()) {
+void MpiPost::send_message(int to, std::string bytes) {
+  std::deque<State::SentMessage>& messages = state_->messages;
+  while (!messages.empty()) {
     int done = 0;
-    check(MPI_Test(&notes.front().request, &done, MPI_STATUS_IGNORE), "send");
+    check(MPI_Test(&messages.front().request, &done, MPI_STATUS_IGNORE), "send");
     if (done == 0) break;
-    notes.pop_front();
+    messages.pop_front();
   }
-  State::SentNote& note = notes.emplace_back();
-  note.bytes = std::move(bytes);
-  check(MPI_Isend(note.bytes.data(), static_cast<int>(note.bytes.size()), MPI_BYTE, to, kNoteTag,
-                  state_->world, &note.request),
+  State::SentMessage& message = messages.emplace_back();
+  message.bytes = std::move(bytes);
+  check(MPI_Isend(message.bytes.data(), static_cast<int>(message.bytes.size()), MPI_BYTE, to,
+                  kMessageTag, state_->world, &message.request),
         "send");
 }
 
-std::optional<MpiPost::Note> MpiPost::next_note() {
+std::optional<MpiPost::Message> MpiPost::next_message() {
   int found = 0;
   MPI_Status status;
-  check(MPI_Iprobe(MPI_ANY_SOURCE, kNoteTag, state_->world, &found, &status), "receive");
+  check(MPI_Iprobe(MPI_ANY_SOURCE, kMessageTag, state_->world, &found, &status), "receive");
   if (found == 0) return std::nullopt;
   int bytes = 0;
   check(MPI_Get_count(&status, MPI_BYTE, &bytes), "receive");
-  Note note{.from = status.MPI_SOURCE, .bytes = std::string(static_cast<size_t>(bytes), '\0')};
-  check(MPI_Recv(note.bytes.data(), bytes, MPI_BYTE, note.from, kNoteTag, state_->world,
+  Message message{.from = status.MPI_SOURCE,
+                  .bytes = std::string(static_cast<size_t>(bytes), '\0')};
+  check(MPI_Recv(message.bytes.data(), bytes, MPI_BYTE, message.from, kMessageTag, state_->world,
                  MPI_STATUS_IGNORE),
         "receive");
-  return note;
+  return message;
 }
 
 MpiPost::Transfer MpiPost::send(int to, int channel, std::span<const Block> blocks) {
@@ -184,16 +213,16 @@ bool MpiPost::done(Transfer transfer) {
   if (slot.received >= 0) {
     MPI_Count bytes = 0;
     check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "receive");
-    TROUPE_CHECK(bytes == slot.received, "a rank has sent less than is expected");
+    if (bytes != slot.received) throw_failed("A rank has sent less than is expected.");
   }
   return true;
 }
 
 void MpiPost::finish() {
-  for (State::SentNote& note : state_->notes) {
-    check(MPI_Wait(&note.request, MPI_STATUS_IGNORE), "send");
+  for (State::SentMessage& message : state_->messages) {
+    check(MPI_Wait(&message.request, MPI_STATUS_IGNORE), "send");
   }
-  state_->notes.clear();
+  state_->messages.clear();
   MPI_Comm_free(&state_->world);
   check(MPI_Finalize(), "end");
 }

@@ -20,8 +20,8 @@ class MpiPost : public Post {
   // MPI is left as it is: see finish() and abort().
   ~MpiPost() override;
 
-  void send_note(int to, std::string bytes) override;
-  std::optional<Note> next_note() override;
+  void send_message(int to, std::string bytes) override;
+  std::optional<Message> next_message() override;
   Transfer send(int to, int channel, std::span<const Block> blocks) override;
   Transfer receive(int from, int channel, std::span<const Block> blocks) override;
   bool done(Transfer transfer) override;

@@ -6,8 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <fmt/format.h>
 #include <limits>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 
 #include "parallel/bytes.h"
@@ -24,6 +27,8 @@ constexpr uint64_t kEnd = std::numeric_limits<uint64_t>::max();
 // What a call may take for terms of others.
 constexpr int64_t kStagedBytes = int64_t{16} << 20;
 constexpr int64_t kSmallestRound = int64_t{64} << 10;
+constexpr int64_t kGatheredPiece = int64_t{16} << 20;  // bytes
+constexpr size_t kLongestText = size_t{64} << 10;
 constexpr int64_t kBlockCopyGrain = int64_t{1} << 18;  // bytes
 // How long a rank that has failed waits for rank 0 to say so and end all.
 constexpr std::chrono::milliseconds kSpeakerLimit{1000};
@@ -48,7 +53,7 @@ std::string to_bytes(const Announcement& announcement) {
   append_bytes(bytes, announcement.index);
   append_bytes(bytes, announcement.layer);
   append_bytes(bytes, announcement.micro_batch);
-  append_bytes(bytes, std::string_view(announcement.text));
+  append_bytes(bytes, std::string_view(announcement.text).substr(0, kLongestText));
   append_bytes(bytes, announcement.tensors.size());
   for (const TensorView& tensor : announcement.tensors) {
     append_bytes(bytes, tensor.dtype);
@@ -59,25 +64,54 @@ std::string to_bytes(const Announcement& announcement) {
   return bytes;
 }
 
-Announcement from_bytes(std::string_view bytes) {
+// As much as another rank may make this one print; lines stay lines.
+std::string shown_text(std::string_view text) {
+  std::string result(text.substr(0, kLongestText));
+  for (char& c : result) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\n') || byte == 0x7f) c = '?';
+  }
+  return result;
+}
+
+// What rank `from` has sent. A UserError where it is no announcement.
+Announcement from_bytes(std::string_view bytes, int32_t from, int32_t ranks) {
+  const auto require = [&](bool fits) {
+    if (fits) return;
+    throw_failed(fmt::format(
+        "What rank {} sends is no announcement of this build of Troupe. All ranks end.", from));
+  };
   ByteReader reader(bytes);
   Announcement announcement;
   announcement.kind = reader.take<Kind>();
+  require(announcement.kind <= Kind::answers);
   announcement.room = reader.take<uint64_t>();
   announcement.number = reader.take<uint64_t>();
   announcement.channel = reader.take<int32_t>();
+  require(announcement.channel >= 0 && announcement.channel < Post::kChannels);
   announcement.index = reader.take<int32_t>();
   announcement.layer = reader.take<int32_t>();
   announcement.micro_batch = reader.take<int32_t>();
-  announcement.text = reader.take_text();
-  announcement.tensors.resize(reader.take<size_t>());
+  announcement.text = shown_text(reader.take_text());
+  announcement.tensors.resize(reader.take_count(sizeof(DType) + sizeof(Shape)));
   for (TensorView& tensor : announcement.tensors) {
-    tensor.dtype = reader.take<DType>();
-    tensor.shape = reader.take<Shape>();
+    tensor.dtype = reader.take_dtype();
+    tensor.shape = reader.take_shape();
   }
-  announcement.waits_for.resize(reader.take<size_t>());
-  for (int32_t& rank : announcement.waits_for) rank = reader.take<int32_t>();
+  require(announcement.kind != Kind::message || announcement.tensors.size() == 1);
+  require(announcement.kind != Kind::failed ||
+          (announcement.index >= 0 && announcement.index < ranks));
+  announcement.waits_for = reader.take_values<int32_t>();
+  for (const int32_t rank : announcement.waits_for) require(rank >= 0 && rank < ranks);
+  require(reader.at_end());
   return announcement;
+}
+
+ExitStatus status_of(uint64_t number) {
+  const auto status = static_cast<ExitStatus>(number);
+  const bool is_known = status == ExitStatus::bad_request || status == ExitStatus::does_not_fit ||
+                        status == ExitStatus::interrupted;
+  return is_known && number <= 0xff ? status : ExitStatus::failed;
 }
 
 // Elements of a tensor, one after the other.
@@ -185,12 +219,12 @@ class PostGroup::Member : public Communicator {
   void finish_send(const CollectiveCall& call, int to) override;
   void receive(const CollectiveCall& call, const TensorView& tensor, int from) override;
 
-  // Announces this rank's meeting, with one channel for all that it will send in it.
+  // Announces this rank's call, with one channel for all that it will send in it.
   Announcement announce(Kind kind, uint64_t number, const CollectiveCall& call,
                         std::span<const TensorView> tensors);
   // Waits until all have announced theirs, and takes them, by place; `own` is this rank's. Throws
   // if they do not fit together.
-  std::vector<Announcement> meet(std::unique_lock<std::mutex>& lock, Announcement own);
+  std::vector<Announcement> gather_calls(std::unique_lock<std::mutex>& lock, Announcement own);
 
  private:
   friend class Call;
@@ -247,7 +281,7 @@ class PostGroup::Call {
     channel_ = own_.channel;
   }
 
-  // Sends at once, receives after meet(). Nothing is sent for no bytes.
+  // Sends at once, receives after gather_calls(). Nothing is sent for no bytes.
   void send(size_t place, std::span<const Block> blocks) {
     if (is_empty(blocks)) return;
     const std::lock_guard lock(group_.mutex_);
@@ -255,9 +289,9 @@ class PostGroup::Call {
     sends_.push_back({to, group_.post_.send(to, channel_, blocks)});
   }
 
-  void meet() {
+  void gather_calls() {
     std::unique_lock lock(group_.mutex_);
-    others_ = member_.meet(lock, std::move(own_));
+    others_ = member_.gather_calls(lock, std::move(own_));
   }
 
   void receive(size_t place, std::span<const Block> blocks) {
@@ -327,18 +361,18 @@ Announcement PostGroup::Member::announce(Kind kind, uint64_t number, const Colle
   own.number = number;
   const std::string bytes = to_bytes(own);
   for (const int32_t rank : ranks_) {
-    if (rank != group_.rank_) group_.post_.send_note(rank, bytes);
+    if (rank != group_.rank_) group_.post_.send_message(rank, bytes);
   }
   return own;
 }
 
-std::vector<Announcement> PostGroup::Member::meet(std::unique_lock<std::mutex>& lock,
-                                                  Announcement own) {
+std::vector<Announcement> PostGroup::Member::gather_calls(std::unique_lock<std::mutex>& lock,
+                                                          Announcement own) {
   Mail& mail = group_.mail_[room_];
   const auto absent = [&] {
     std::vector<int32_t> ranks;
     for (const int32_t rank : ranks_) {
-      if (rank != group_.rank_ && mail.meetings[rank].empty()) ranks.push_back(rank);
+      if (rank != group_.rank_ && mail.calls[rank].empty()) ranks.push_back(rank);
     }
     return ranks;
   };
@@ -348,12 +382,13 @@ std::vector<Announcement> PostGroup::Member::meet(std::unique_lock<std::mutex>& 
   all[place_] = std::move(own);
   for (size_t place = 0; place < all.size(); ++place) {
     if (place == place_) continue;
-    std::deque<Announcement>& meetings = mail.meetings[ranks_[place]];
-    all[place] = std::move(meetings.front());
-    meetings.pop_front();
+    std::deque<Announcement>& calls = mail.calls[ranks_[place]];
+    all[place] = std::move(calls.front());
+    calls.pop_front();
   }
   const auto call_of = [&](size_t place) {
-    return RankCall{ranks_[place], all[place].site(), all[place].tensors};
+    return RankCall{ranks_[place], all[place].site(), all[place].tensors,
+                    group_.process_of(ranks_[place])};
   };
   for (size_t place = 1; place < all.size(); ++place) {
     if (all[0].kind == all[place].kind && same_call(call_of(0), call_of(place))) continue;
@@ -374,7 +409,7 @@ void PostGroup::Member::sum_share(Call& call, const Terms& terms, const Stretche
     if (place == place_) continue;
     for (const Stretches& round : rounds.back()) call.send(place, blocks_of(round));
   }
-  call.meet();
+  call.gather_calls();
   const std::vector<Stretches> own_results = cut(results, round_bytes);
   std::vector<Block> staged(ranks_.size());  // the first round is the largest
   for (size_t round = 0; round < own_results.size(); ++round) {
@@ -474,7 +509,7 @@ void PostGroup::Member::gather_shards(const CollectiveCall& collective,
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.send(place, shard(place_));
   }
-  call.meet();
+  call.gather_calls();
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.receive(place, shard(place));
   }
@@ -531,7 +566,7 @@ void PostGroup::Member::exchange_blocks(const CollectiveCall& collective,
     const size_t place = (place_ + step) % ranks_.size();
     call.send(place, {&sent[place], 1});
   }
-  call.meet();
+  call.gather_calls();
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.receive(place, {&received[place], 1});
   }
@@ -589,7 +624,7 @@ void PostGroup::Member::close() {
     call.send(place, {&sent[place], 1});
     call.send(place, blocks);
   }
-  call.meet();
+  call.gather_calls();
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.receive(place, {&received[place], 1});
   }
@@ -600,7 +635,10 @@ void PostGroup::Member::close() {
     for (size_t window = 0; window < windows; ++window) {
       const int64_t section = windows_[window].bytes / size();
       const int64_t length = length_at(received[place], window);
-      TROUPE_CHECK(length <= section, "a section of a window is too small");
+      if (length < 0 || length > section) {
+        throw_failed(fmt::format("Rank {} writes {} bytes to a section of {}. All ranks end.",
+                                 ranks_[place], length, section));
+      }
       blocks.push_back(
           {static_cast<std::byte*>(windows_[window].data) + static_cast<int64_t>(place) * section,
            length});
@@ -620,7 +658,7 @@ void PostGroup::Member::prefix_sum(const CollectiveCall& collective, const Tenso
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.send(place, blocks_of({stretch_of(own)}));
   }
-  call.meet();
+  call.gather_calls();
   for (size_t place = 0; place < ranks_.size(); ++place) {
     counts.push_back(call.allocate(static_cast<int64_t>(elements * sizeof(int32_t))));
     if (place != place_) call.receive(place, {&counts[place], 1});
@@ -641,7 +679,7 @@ void PostGroup::Member::send(const CollectiveCall& call, const TensorView& tenso
   if (group_.failure_) std::rethrow_exception(group_.failure_);
   const auto place = static_cast<size_t>(to);
   const Announcement announcement = describe(Kind::message, call, {&tensor, 1});
-  group_.post_.send_note(ranks_[place], to_bytes(announcement));
+  group_.post_.send_message(ranks_[place], to_bytes(announcement));
   sent_[place].push_back(
       group_.post_.send(ranks_[place], announcement.channel, blocks_of({stretch_of(tensor)})));
   ++group_.messages_;
@@ -667,8 +705,9 @@ void PostGroup::Member::receive(const CollectiveCall& call, const TensorView& te
   const Announcement message = std::move(messages.front());
   messages.pop_front();
   if (!same_type(message.tensors.front(), tensor)) {
-    throw_failed(wrong_type_message({sender, message.site(), message.tensors},
-                                    {group_.rank_, site_of(call), {&tensor, 1}}));
+    throw_failed(wrong_type_message(
+        {sender, message.site(), message.tensors, group_.process_of(sender)},
+        {group_.rank_, site_of(call), {&tensor, 1}, group_.process_of(group_.rank_)}));
   }
   group_.wait_for(lock, site_of(call), sender,
                   group_.post_.receive(sender, message.channel, blocks_of({stretch_of(tensor)})));
@@ -706,13 +745,17 @@ void PostGroup::move_messages() {
   std::unique_lock lock(mutex_);
   while (!is_over_) {
     try {
-      read_notes();
+      read_messages();
     } catch (const UserError&) {  // of the post
       if (!failure_) failure_ = std::current_exception();
       return;
     }
     changed_.wait_for(lock, messages_ > 0 ? kMoving : kIdle);
   }
+}
+
+std::string PostGroup::name_of_rank(int32_t rank) const {
+  return rank_name(rank, process_of(rank));
 }
 
 Communicator& PostGroup::member(int rank, const std::vector<int32_t>& members) {
@@ -734,7 +777,8 @@ std::vector<uint64_t> PostGroup::exchange(int /*rank*/, uint64_t value) {
   Member& all = member_of_all();
   std::unique_lock lock(mutex_);
   std::vector<uint64_t> values;
-  for (const Announcement& each : all.meet(lock, all.announce(Kind::exchange, value, {}, {}))) {
+  for (const Announcement& each :
+       all.gather_calls(lock, all.announce(Kind::exchange, value, {}, {}))) {
     values.push_back(each.number);
   }
   return values;
@@ -744,10 +788,7 @@ std::vector<std::string> PostGroup::gather(int /*rank*/, std::string bytes) {
   Member& all = member_of_all();
   std::unique_lock lock(mutex_);
   const std::vector<Announcement> announced =
-      all.meet(lock, all.announce(Kind::exchange, bytes.size(), {}, {}));
-  const auto block_of = [](std::string& text) {
-    return Block{text.data(), static_cast<int64_t>(text.size())};
-  };
+      all.gather_calls(lock, all.announce(Kind::exchange, bytes.size(), {}, {}));
   const auto own = static_cast<size_t>(rank_);
   const auto wait_for = [&](size_t other, Post::Transfer transfer) {
     wait(lock,
@@ -759,15 +800,27 @@ std::vector<std::string> PostGroup::gather(int /*rank*/, std::string bytes) {
   };
   gathered_.assign(announced.size(), {});
   gathered_[own] = std::move(bytes);
+  // In pieces, so that memory is only taken for what comes.
+  const auto piece = [](std::string& text, uint64_t at, uint64_t size) {
+    return Block{text.data() + at,
+                 static_cast<int64_t>(std::min<uint64_t>(kGatheredPiece, size - at))};
+  };
   if (rank_ != 0) {
-    const Block block = block_of(gathered_[own]);
-    wait_for(0, post_.send(0, announced[own].channel, {&block, 1}));
+    const uint64_t size = gathered_[own].size();
+    for (uint64_t at = 0; at < size; at += kGatheredPiece) {
+      const Block block = piece(gathered_[own], at, size);
+      wait_for(0, post_.send(0, announced[own].channel, {&block, 1}));
+    }
     return {};
   }
   for (size_t rank = 1; rank < announced.size(); ++rank) {
-    gathered_[rank].resize(announced[rank].number);
-    const Block block = block_of(gathered_[rank]);
-    wait_for(rank, post_.receive(static_cast<int>(rank), announced[rank].channel, {&block, 1}));
+    std::string& text = gathered_[rank];
+    const uint64_t size = announced[rank].number;
+    for (uint64_t at = 0; at < size; at += kGatheredPiece) {
+      text.resize(std::min<uint64_t>(size, at + kGatheredPiece));
+      const Block block = piece(text, at, size);
+      wait_for(rank, post_.receive(static_cast<int>(rank), announced[rank].channel, {&block, 1}));
+    }
   }
   return std::move(gathered_);
 }
@@ -780,18 +833,19 @@ int PostGroup::next_channel() {
 void PostGroup::announce_to_all(const Announcement& announcement) {
   const std::string bytes = to_bytes(announcement);
   for (int rank = 0; rank < size(); ++rank) {
-    if (rank != rank_) post_.send_note(rank, bytes);
+    if (rank != rank_) post_.send_message(rank, bytes);
   }
 }
 
-void PostGroup::read_notes() {
-  while (std::optional<Post::Note> note = post_.next_note()) {
-    Announcement announcement = from_bytes(note->bytes);
-    const auto from = static_cast<size_t>(note->from);
+void PostGroup::read_messages() {
+  while (std::optional<Post::Message> message = post_.next_message()) {
+    Announcement announcement = from_bytes(message->bytes, message->from, size());
+    const auto from = static_cast<size_t>(message->from);
     heard_[from] = Clock::now();
     switch (announcement.kind) {
       case Kind::asks:
-        post_.send_note(note->from, to_bytes({.kind = Kind::answers, .text = {}, .tensors = {}}));
+        post_.send_message(message->from,
+                           to_bytes({.kind = Kind::answers, .text = {}, .tensors = {}}));
         break;
       case Kind::answers:
         break;
@@ -803,11 +857,11 @@ void PostGroup::read_notes() {
         lowest_failed_ = std::min(lowest_failed_, announcement.index);
         if (failure_) break;
         origin_ = announcement.index;
-        failure_ = std::make_exception_ptr(
-            UserError(static_cast<ExitStatus>(announcement.number), announcement.text));
+        failure_ =
+            std::make_exception_ptr(UserError(status_of(announcement.number), announcement.text));
         break;
       case Kind::spoken:
-        speaker_ = note->from;
+        speaker_ = message->from;
         break;
       case Kind::waits:
         waits_for_[from] = std::move(announcement.waits_for);
@@ -819,8 +873,8 @@ void PostGroup::read_notes() {
         seen_[from] = announcement.site();
         seen_[from].operation = *names_.insert(announcement.text).first;
         Mail& mail = mail_[announcement.room];
-        auto& queues = announcement.kind == Kind::message ? mail.messages : mail.meetings;
-        queues[note->from].push_back(std::move(announcement));
+        auto& queues = announcement.kind == Kind::message ? mail.messages : mail.calls;
+        queues[message->from].push_back(std::move(announcement));
         break;
       }
     }
@@ -829,8 +883,8 @@ void PostGroup::read_notes() {
     const auto at = static_cast<size_t>(*rank);
     gone_[at] = true;
     if (failure_ || ended_[at] == kEnd) continue;
-    failure_ =
-        std::make_exception_ptr(UserError(ExitStatus::failed, lost_message(*rank, seen_[at])));
+    failure_ = std::make_exception_ptr(
+        UserError(ExitStatus::failed, lost_message(*rank, process_of(*rank), seen_[at])));
   }
 }
 
@@ -845,9 +899,9 @@ bool PostGroup::is_silent(int32_t rank, Clock::time_point start) const {
 template <class Done>
 void PostGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done) {
   const Clock::time_point start = Clock::now();
-  Clock::time_point next_note = start + limit() / 2;
+  Clock::time_point next_message = start + limit() / 2;
   for (int polls = 0;; ++polls) {
-    read_notes();
+    read_messages();
     if (failure_) {
       post_.drop_transfers();
       std::rethrow_exception(failure_);
@@ -858,10 +912,10 @@ void PostGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const
       return std::any_of(absent.begin(), absent.end(), condition);
     };
     const Clock::time_point now = Clock::now();
-    if (now > next_note) {
-      next_note = now + limit() / 2;
+    if (now > next_message) {
+      next_message = now + limit() / 2;
       if (wait.has_limit) {
-        // Whoever waits for this rank is to know that it is not the one to blame.
+        // Ranks that wait for this one are to know that it is not the one to blame.
         announce_to_all({.kind = Kind::waits,
                          .index = wait.site.index,
                          .layer = wait.site.layer,
@@ -871,7 +925,7 @@ void PostGroup::wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const
                          .waits_for = absent});
       } else {
         const std::string question = to_bytes({.kind = Kind::asks, .text = {}, .tensors = {}});
-        for (const int32_t rank : absent) post_.send_note(rank, question);
+        for (const int32_t rank : absent) post_.send_message(rank, question);
       }
     }
     const bool too_late = wait.has_limit
@@ -897,12 +951,12 @@ void PostGroup::wait_for(std::unique_lock<std::mutex>& lock, const CallSite& sit
 std::string PostGroup::missing(const Wait& wait) const {
   using State = AbsentRank::State;
   std::vector<AbsentRank> absent;
-  // Ranks that wait themselves are followed by those for whom they do: one of these is to blame.
+  // Ranks that wait themselves are followed by those that they wait for: one of these is to blame.
   std::vector<int32_t> ranks = wait.absent();
   for (size_t i = 0; i < ranks.size(); ++i) {
     const int32_t rank = ranks[i];
     const auto at = static_cast<size_t>(rank);
-    AbsentRank each{.rank = rank, .last_seen = seen_[at]};
+    AbsentRank each{.rank = rank, .last_seen = seen_[at], .process = process_of(rank)};
     if (has_ended(rank)) {
       each.state = State::has_ended;
     } else if (!wait.has_limit) {
@@ -919,7 +973,7 @@ std::string PostGroup::missing(const Wait& wait) const {
     }
     absent.push_back(std::move(each));
   }
-  return missing_message(rank_, wait.site, limit(), absent);
+  return missing_message(rank_, process_of(rank_), wait.site, limit(), absent);
 }
 
 namespace {
@@ -988,7 +1042,7 @@ bool PostGroup::announce_failure(ExitStatus status, const std::string& message) 
   const auto is_gone = [&](int32_t rank) { return gone_[static_cast<size_t>(rank)]; };
   const auto end = Clock::now() + (is_own ? 1 : 2) * kSpeakerLimit;
   do {
-    read_notes();
+    read_messages();
     const std::vector<int32_t> below = ranks_below(rank_);
     const bool leads = std::all_of(below.begin(), below.end(), is_gone);
     if (speaker_ >= 0 && (leads || is_gone(speaker_))) return false;
@@ -999,6 +1053,22 @@ bool PostGroup::announce_failure(ExitStatus status, const std::string& message) 
   } while (Clock::now() < end);
   return is_own && rank_ < lowest_failed_ && speak();
 }
+
+namespace {
+
+// " [2026-11-22 21:40:16 +0000]" where standard error is no terminal. The logs of several
+// hosts are compared by it.
+std::string time_for_logs() {
+  if (isatty(STDERR_FILENO) != 0) return {};
+  const std::time_t now = std::time(nullptr);
+  std::tm local = {};
+  std::array<char, 64> text{};
+  if (localtime_r(&now, &local) == nullptr) return {};
+  const size_t length = std::strftime(text.data(), text.size(), " [%F %T %z]", &local);
+  return {text.data(), length};
+}
+
+}  // namespace
 
 ProcessGroup& PostProcesses::group(std::chrono::milliseconds limit) {
   TROUPE_CHECK(group_ == nullptr, "processes form one group");
@@ -1029,7 +1099,7 @@ void PostProcesses::fail(ExitStatus status, const std::string& message) {
   } catch (const std::exception&) {
     // The others cannot be reached. They are ended all the same.
   }
-  if (speaks) std::fprintf(stderr, "troupe: %s\n", message.c_str());
+  if (speaks) std::fprintf(stderr, "troupe: %s%s\n", message.c_str(), time_for_logs().c_str());
   std::fflush(nullptr);
   post_->abort(static_cast<int>(status));
   std::_Exit(static_cast<int>(status));

@@ -1,10 +1,10 @@
 // Ranks as processes that exchange messages through a post, one rank each.
 //
-// Whoever comes to a collective announces it to all other members, with what it calls; so every
+// A rank that comes to a collective announces it to all other members, with what it calls; so every
 // member knows who is missing, and whether all call the same, before it takes anything from
 // anybody. Tensors go straight to their receivers. Sums are taken by the same code as between
 // threads (ordered_sum.h), in the same order: a rank gets the terms of its share from all others,
-// sums them, and where all ranks want the sum, hands it round.
+// sums them, and where all ranks need the sum, sends it to them.
 //
 // Terms that wait to be summed take memory of their own, beside the memory plan: at most 16 MiB per
 // call.
@@ -26,6 +26,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@
 
 namespace troupe {
 
-// What ranks tell each other in notes.
+// What ranks tell each other in messages.
 struct Announcement {
   enum class Kind : uint8_t {
     collective,
@@ -74,6 +75,7 @@ class PostGroup : public ProcessGroup {
   PostGroup(Post& post, std::chrono::milliseconds limit, Fail fail);
   ~PostGroup() override;
 
+  std::string name_of_rank(int32_t rank) const override;
   Communicator& member(int rank, const std::vector<int32_t>& members) override;
   using ProcessGroup::member;
   std::vector<uint64_t> exchange(int rank, uint64_t value) override;
@@ -94,7 +96,7 @@ class PostGroup : public ProcessGroup {
   using Clock = std::chrono::steady_clock;
   // What came for the members of a room and is not taken yet, by rank.
   struct Mail {
-    std::map<int32_t, std::deque<Announcement>> meetings;  // collectives and exchanges
+    std::map<int32_t, std::deque<Announcement>> calls;  // collectives and exchanges
     std::map<int32_t, std::deque<Announcement>> messages;
   };
   struct Wait {
@@ -113,13 +115,16 @@ class PostGroup : public ProcessGroup {
   int next_channel();
   void announce_to_all(const Announcement& announcement);
   // Takes in all that has come.
-  void read_notes();
-  // Reads notes until `done`, or throws. Gives up the lock now and then.
+  void read_messages();
+  // Reads messages until `done`, or throws. Gives up the lock now and then.
   template <class Done>
   void wait(std::unique_lock<std::mutex>& lock, const Wait& wait, const Done& done);
   void wait_for(std::unique_lock<std::mutex>& lock, const CallSite& site, int32_t other,
                 Post::Transfer transfer);
   std::string missing(const Wait& wait) const;
+  std::string_view process_of(int32_t rank) const {
+    return post_.process_of_rank()[static_cast<size_t>(rank)];
+  }
   // Has nothing come from the rank for too long, since `start`?
   bool is_silent(int32_t rank, Clock::time_point start) const;
   bool has_ended(int32_t rank) const;
@@ -134,7 +139,8 @@ class PostGroup : public ProcessGroup {
   bool runs_now_ = false;        // the last one of them
   std::vector<uint64_t> ended_;  // by rank, the number of the last one it has ended
   std::vector<CallSite> seen_;   // by rank, where it announced something last
-  // By rank, for whom it has waited there for long; empty: it has not, as far as is known.
+  // By rank, the ranks that it has waited for there for long; empty: it has not, as far as is
+  // known.
   std::vector<std::vector<int32_t>> waits_for_;
   std::vector<Clock::time_point> heard_;  // by rank, when anything came from it last
   std::set<std::string> names_;           // of operations, for seen_

@@ -29,11 +29,6 @@ AddressList resolve(const std::string& address, uint16_t port, std::string& prob
   return {code == 0 ? found : nullptr, &freeaddrinfo};
 }
 
-std::string problem_of(int code) {
-  std::array<char, 128> text{};
-  return strerror_r(code, text.data(), text.size());
-}
-
 Socket new_socket(int family) {
   return Socket(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
@@ -65,6 +60,11 @@ bool is_for_later(int code) {
 
 }  // namespace
 
+std::string system_error(int code) {
+  std::array<char, 128> text{};
+  return strerror_r(code, text.data(), text.size());
+}
+
 void Socket::reset() {
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
@@ -81,7 +81,7 @@ SocketResult listen_on(uint16_t port) {
   Socket listener = new_socket(AF_INET6);
   if (listener) set(listener, IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (!listener) listener = new_socket(AF_INET);
-  if (!listener) return {{}, problem_of(errno)};
+  if (!listener) return {{}, system_error(errno)};
   set(listener, SOL_SOCKET, SO_REUSEADDR, 1);
   int bound = bind(listener.descriptor(), reinterpret_cast<const sockaddr*>(&any6), sizeof(any6));
   if (bound != 0 && (errno == EADDRNOTAVAIL || errno == EINVAL || errno == EAFNOSUPPORT)) {
@@ -89,7 +89,48 @@ SocketResult listen_on(uint16_t port) {
     set(listener, SOL_SOCKET, SO_REUSEADDR, 1);
     bound = bind(listener.descriptor(), reinterpret_cast<const sockaddr*>(&any4), sizeof(any4));
   }
-  if (bound != 0 || listen(listener.descriptor(), SOMAXCONN) != 0) return {{}, problem_of(errno)};
+  if (bound != 0 || listen(listener.descriptor(), SOMAXCONN) != 0) return {{}, system_error(errno)};
+  return {std::move(listener), {}};
+}
+
+namespace {
+
+// As listen_on(); the problem is left in errno.
+Socket listen_at(const sockaddr* address, socklen_t size) {
+  Socket listener = new_socket(address->sa_family);
+  if (!listener) return {};
+  set(listener, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address->sa_family == AF_INET6) set(listener, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  if (bind(listener.descriptor(), address, size) != 0) return {};
+  if (listen(listener.descriptor(), SOMAXCONN) != 0) return {};
+  return listener;
+}
+
+}  // namespace
+
+Listeners listen_at(const std::string& address, uint16_t port) {
+  Listeners result;
+  std::string unknown;  // then none of its addresses is the machine's
+  const AddressList addresses = resolve(address, port, unknown);
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
+    Socket listener = listen_at(each->ai_addr, each->ai_addrlen);
+    if (listener) {
+      result.sockets.push_back(std::move(listener));
+    } else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
+      return {{}, system_error(errno)};
+    }
+  }
+  return result;
+}
+
+SocketResult listen_beside(const Socket& connection) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getsockname(connection.descriptor(), reinterpret_cast<sockaddr*>(&address), &size);
+  // Both versions have the port in the same place.
+  reinterpret_cast<sockaddr_in*>(&address)->sin_port = 0;
+  Socket listener = listen_at(reinterpret_cast<const sockaddr*>(&address), size);
+  if (!listener) return {{}, system_error(errno)};
   return {std::move(listener), {}};
 }
 
@@ -108,7 +149,7 @@ SocketResult accept_from(const Socket& listener) {
     return {std::move(connection), {}};
   }
   const bool later = is_for_later(errno) || errno == ECONNABORTED;
-  return {{}, later ? std::string() : problem_of(errno)};
+  return {{}, later ? std::string() : system_error(errno)};
 }
 
 SocketResult connect_to(const std::string& address, uint16_t port, SocketClock::time_point end) {
@@ -117,7 +158,7 @@ SocketResult connect_to(const std::string& address, uint16_t port, SocketClock::
   for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
     Socket connection = new_socket(each->ai_family);
     if (!connection) {
-      result.problem = problem_of(errno);
+      result.problem = system_error(errno);
       continue;
     }
     int code = 0;
@@ -133,15 +174,14 @@ SocketResult connect_to(const std::string& address, uint16_t port, SocketClock::
       set_up_connection(connection);
       return {std::move(connection), {}};
     }
-    result.problem = problem_of(code);
+    result.problem = system_error(code);
   }
   return result;
 }
 
-std::string address_of_peer(const Socket& connection) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  getpeername(connection.descriptor(), reinterpret_cast<sockaddr*>(&address), &size);
+namespace {
+
+std::string numeric(const sockaddr_storage& address, socklen_t size) {
   std::array<char, NI_MAXHOST> text{};
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, text.data(), text.size(), nullptr,
               0, NI_NUMERICHOST);
@@ -150,6 +190,22 @@ std::string address_of_peer(const Socket& connection) {
   const std::string_view view(text.data());
   return std::string(view.substr(0, kMapped.size()) == kMapped ? view.substr(kMapped.size())
                                                                : view);
+}
+
+}  // namespace
+
+std::string own_address(const Socket& connection) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getsockname(connection.descriptor(), reinterpret_cast<sockaddr*>(&address), &size);
+  return numeric(address, size);
+}
+
+std::string address_of_peer(const Socket& connection) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getpeername(connection.descriptor(), reinterpret_cast<sockaddr*>(&address), &size);
+  return numeric(address, size);
 }
 
 bool is_loopback(const std::string& numeric_address) {
@@ -164,6 +220,17 @@ bool is_of_this_machine(const std::string& address) {
     if (trial && bind(trial.descriptor(), each->ai_addr, each->ai_addrlen) == 0) return true;
   }
   return false;
+}
+
+bool means_loopback(const std::string& address) {
+  std::string problem;
+  const AddressList addresses = resolve(address, 0, problem);
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
+    sockaddr_storage storage = {};
+    std::memcpy(&storage, each->ai_addr, each->ai_addrlen);
+    if (!is_loopback(numeric(storage, each->ai_addrlen))) return false;
+  }
+  return addresses != nullptr;
 }
 
 bool send_all(const Socket& connection, const void* bytes, size_t count,

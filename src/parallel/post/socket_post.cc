@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <fmt/format.h>
+#include <limits>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -12,31 +14,32 @@
 #include <utility>
 
 #include "base/error.h"
+#include "parallel/collective_messages.h"
 
 namespace troupe {
 namespace {
 
 using std::chrono::milliseconds;
 
-// Large transfers are cut into pieces of at most so many bytes: notes wait for one of them.
+// Large transfers are cut into pieces of at most this many bytes: messages wait for one of them.
 constexpr int64_t kPiece = 1 << 20;
-constexpr size_t kBuffer = 256 << 10;
 constexpr size_t kMostBlocks = 64;  // in one call of the system
-// After so many bytes of one process the others get their turn.
+// After this many bytes of one process the others get their turn.
 constexpr int64_t kTurn = 8 << 20;
-// How long the last notes may take to be read by the others, when all is well and otherwise.
+constexpr const char* kOtherSize = "a tensor of another size than is expected";
+// How long the last messages may take to be read by the others, when all is well and otherwise.
 constexpr milliseconds kFarewell{10'000};
 constexpr milliseconds kHastyFarewell{1'000};
 
 enum class FrameKind : uint32_t {
-  note,
+  message,
   small,     // a whole transfer
   expected,  // the receiver waits for a large transfer
   piece,     // of a large transfer
 };
 
 struct FrameHead {
-  FrameKind kind = FrameKind::note;
+  FrameKind kind = FrameKind::message;
   int32_t channel = 0;
   uint64_t bytes = 0;  // that follow; expected: of the transfer
 };
@@ -52,7 +55,7 @@ struct Cursor {
     for (const Block& each : blocks) left += each.bytes;
   }
 
-  // The next blocks, at most `bytes` in all and as many as fit behind those of `list`.
+  // The next blocks, at most `bytes` in all and as many as fit after those of `list`.
   void append_to(std::vector<iovec>& list, int64_t bytes) const {
     bytes = std::min(bytes, left);
     int64_t at = offset;
@@ -159,8 +162,12 @@ struct Peer {
 
 class SocketPost::State {
  public:
-  State(int rank, std::vector<Socket> sockets)
-      : rank_(rank), peers_(sockets.size()), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  State(const Post& post, int rank, std::vector<Socket> sockets, size_t buffer)
+      : post_(post),
+        rank_(rank),
+        peers_(sockets.size()),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        buffer_(buffer) {
     if (!epoll_) throw_failed("Ranks cannot exchange messages: the system has no epoll for them.");
     for (size_t i = 0; i < sockets.size(); ++i) {
       peers_[i].socket = std::move(sockets[i]);
@@ -171,19 +178,19 @@ class SocketPost::State {
     }
   }
 
-  void send_note(int to, std::string_view bytes) {
+  void send_message(int to, std::string_view bytes) {
     Peer& peer = at(to);
-    std::string frame = head_bytes(FrameKind::note, 0, static_cast<int64_t>(bytes.size()));
+    std::string frame = head_bytes(FrameKind::message, 0, static_cast<int64_t>(bytes.size()));
     frame += bytes;
     send_frame(peer, std::move(frame));
   }
 
-  std::optional<Note> next_note() {
-    if (notes_.empty()) progress(0);
-    if (notes_.empty()) return std::nullopt;
-    Note note = std::move(notes_.front());
-    notes_.pop_front();
-    return note;
+  std::optional<Message> next_message() {
+    if (messages_.empty()) progress(0);
+    if (messages_.empty()) return std::nullopt;
+    Message message = std::move(messages_.front());
+    messages_.pop_front();
+    return message;
   }
 
   Transfer send(int to, int channel, std::span<const Block> blocks) {
@@ -210,7 +217,7 @@ class SocketPost::State {
       const std::string bytes = std::move(early->second.front());
       early->second.pop_front();
       if (early->second.empty()) peer.early.erase(early);
-      check_bytes(static_cast<int64_t>(bytes.size()) == receiving.bytes);
+      require(peer, static_cast<int64_t>(bytes.size()) == receiving.bytes, kOtherSize);
       receiving.cursor.copy_from(reinterpret_cast<const std::byte*>(bytes.data()), receiving.bytes);
       transfers_[transfer].is_done = true;
       return transfer;
@@ -281,8 +288,16 @@ class SocketPost::State {
     bool is_done = false;
   };
 
-  static void check_bytes(bool fits) {
-    TROUPE_CHECK(fits, "a rank has sent more or less than is expected");
+  // What the other end has sent must be so; otherwise nothing of it is read any more.
+  void require(Peer& peer, bool fits, const char* problem) {
+    if (fits) return;
+    const auto rank = static_cast<size_t>(&peer - peers_.data());
+    peer.in_frame = false;
+    peer.target = nullptr;
+    lose(peer);
+    throw_failed(fmt::format("Rank {} does not understand what {} sends: {}. All ranks end.", rank_,
+                             rank_name(static_cast<int32_t>(rank), post_.process_of_rank()[rank]),
+                             problem));
   }
 
   Peer& at(int rank) {
@@ -427,7 +442,7 @@ class SocketPost::State {
       }
       std::copy_n(peer.begun.begin(), peer.begun_bytes, buffer_.begin());
       const size_t held = std::exchange(peer.begun_bytes, 0);
-      // Behind the frame only if the list holds all that is left of it.
+      // After the frame only if the list holds all that is left of it.
       const size_t room = straight == 0 || straight == peer.left ? buffer_.size() - held : 0;
       if (room > 0) list.push_back({buffer_.data() + held, room});
       msghdr message = {};
@@ -477,14 +492,26 @@ class SocketPost::State {
     const auto count = static_cast<int64_t>(bytes.size());
     if (peer.target != nullptr) {
       peer.target->cursor.copy_from(bytes.data(), count);
-    } else if (!dropping_ || peer.head.kind == FrameKind::note) {
+    } else if (!dropping_ || peer.head.kind == FrameKind::message) {
       peer.text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     }
     peer.left -= count;
     if (peer.left == 0) finish_frame(peer);
   }
 
+  // Of the head, before anything is done with it.
+  void check_head(Peer& peer) {
+    const FrameHead& head = peer.head;
+    require(peer, head.kind <= FrameKind::piece, "a frame of no kind");
+    require(peer, head.channel >= 0 && head.channel < kChannels, "a frame of no channel");
+    const std::array<int64_t, 4> longest = {kLongestMessage, kSmallTransfer,
+                                            std::numeric_limits<int64_t>::max(), kPiece};
+    require(peer, head.bytes <= static_cast<uint64_t>(longest[static_cast<size_t>(head.kind)]),
+            "a frame that is too long");
+  }
+
   void begin_frame(Peer& peer) {
+    check_head(peer);
     const FrameHead& head = peer.head;
     if (head.kind == FrameKind::expected) {
       ++peer.expected[head.channel];
@@ -495,12 +522,15 @@ class SocketPost::State {
     peer.left = static_cast<int64_t>(head.bytes);
     peer.target = nullptr;
     peer.text.clear();
-    if (head.kind != FrameKind::note && !dropping_) {
+    if (head.kind != FrameKind::message && !dropping_) {
       const auto receiving = peer.receiving.find(head.channel);
       if (receiving != peer.receiving.end()) peer.target = &receiving->second.front();
-      check_bytes(head.kind == FrameKind::piece
-                      ? peer.target != nullptr && peer.left <= peer.target->cursor.left
-                      : peer.target == nullptr || peer.left == peer.target->bytes);
+      require(peer,
+              head.kind == FrameKind::piece
+                  ? peer.target != nullptr && peer.left <= peer.target->cursor.left &&
+                        peer.target->bytes > kSmallTransfer
+                  : peer.target == nullptr || peer.left == peer.target->bytes,
+              kOtherSize);
     }
     if (peer.left == 0) finish_frame(peer);
   }
@@ -508,8 +538,8 @@ class SocketPost::State {
   void finish_frame(Peer& peer) {
     peer.in_frame = false;
     const int32_t channel = peer.head.channel;
-    if (peer.head.kind == FrameKind::note) {
-      notes_.push_back(
+    if (peer.head.kind == FrameKind::message) {
+      messages_.push_back(
           {.from = static_cast<int32_t>(&peer - peers_.data()), .bytes = std::move(peer.text)});
     } else if (peer.target != nullptr) {
       if (std::exchange(peer.target, nullptr)->cursor.left > 0) return;
@@ -517,7 +547,7 @@ class SocketPost::State {
     } else if (const auto late = peer.receiving.find(channel); late != peer.receiving.end()) {
       // It has come to be expected while it came.
       Receiving& receiving = late->second.front();
-      check_bytes(static_cast<int64_t>(peer.text.size()) == receiving.bytes);
+      require(peer, static_cast<int64_t>(peer.text.size()) == receiving.bytes, kOtherSize);
       receiving.cursor.copy_from(reinterpret_cast<const std::byte*>(peer.text.data()),
                                  receiving.bytes);
       finish_receiving(peer, channel);
@@ -535,31 +565,33 @@ class SocketPost::State {
     if (receiving->second.empty()) peer.receiving.erase(receiving);
   }
 
+  const Post& post_;
   const int rank_;
   std::vector<Peer> peers_;  // by rank; this one's is empty
   Socket epoll_;
-  std::vector<std::byte> buffer_ = std::vector<std::byte>(kBuffer);  // while something is read
-  std::deque<Note> notes_;
+  std::vector<std::byte> buffer_;  // while something is read
+  std::deque<Message> messages_;
   std::deque<int32_t> gone_;
   std::vector<TransferState> transfers_;
   std::vector<Transfer> free_;
   bool dropping_ = false;
 };
 
-SocketPost::SocketPost(int rank, Connections connections) {
-  const auto size = static_cast<int>(connections.sockets.size());
-  state_ = std::make_unique<State>(rank, std::move(connections.sockets));
-  set_place(rank, size, std::move(connections.machine_of_rank));
+SocketPost::SocketPost(int rank, Connections connections, size_t buffer) {
+  const size_t size = connections.sockets.size();
+  connections.process_of_rank.resize(size);
+  set_place(rank, std::move(connections.machine_of_rank), std::move(connections.process_of_rank));
+  state_ = std::make_unique<State>(*this, rank, std::move(connections.sockets), buffer);
 }
 
 SocketPost::~SocketPost() = default;
 
-void SocketPost::send_note(int to, std::string bytes) {
-  state_->send_note(to, bytes);
+void SocketPost::send_message(int to, std::string bytes) {
+  state_->send_message(to, bytes);
 }
 
-std::optional<Post::Note> SocketPost::next_note() {
-  return state_->next_note();
+std::optional<Post::Message> SocketPost::next_message() {
+  return state_->next_message();
 }
 
 Post::Transfer SocketPost::send(int to, int channel, std::span<const Block> blocks) {

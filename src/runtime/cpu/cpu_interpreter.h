@@ -36,8 +36,8 @@ class CpuInterpreter final : public Interpreter {
   TensorView view(ValueId id) const override;
 
   void run() override;
-  // Runs a single operation: whoever runs all of them in another order than the program's answers
-  // for it.
+  // Runs a single operation. A caller that runs them in another order than the program's must know
+  // that this order is valid.
   void run_op(int32_t index) const;
   void run_observed(const std::function<void(int32_t)>& after) override;
   std::vector<WorkSpan> run_profiled() override;

@@ -315,11 +315,11 @@ void CudaInterpreter::run() {
 
 std::vector<LaunchRecord> CudaInterpreter::trace_run() {
   // No rank's earlier work is under way when the first one begins to record.
-  if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  if (peers_ != nullptr) peers_->barrier_on_host(pool_);
   trace_ = std::make_unique<KernelTrace>();
   run_untraced();
   // What other ranks have launched has ended, too: only then are all records handed over.
-  if (peers_ != nullptr) peers_->meet_on_host(pool_);
+  if (peers_ != nullptr) peers_->barrier_on_host(pool_);
   std::vector<LaunchRecord> records = trace_->finish(static_cast<uint32_t>(state_.gpu()));
   trace_.reset();
   return records;
@@ -347,8 +347,8 @@ void CudaInterpreter::run_untraced() {
   // The first run loads kernels and lets libraries choose theirs, which a capture must not do.
   if (options_.capture && runs_ == captured_run()) {
     capture();
-    // Making a graph takes memory of the GPU, for which nobody must wait on it.
-    if (peers_ != nullptr) peers_->meet_on_host(pool_);
+    // Making a graph takes memory of the GPU, for which no rank must wait on it.
+    if (peers_ != nullptr) peers_->barrier_on_host(pool_);
   }
   if (graph_ != nullptr) {
     check_cuda(cudaGraphLaunch(graph_, stream_), "launching the step");

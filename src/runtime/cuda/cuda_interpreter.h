@@ -8,7 +8,7 @@
 // are values on the GPU, and all addresses stay.
 //
 // Each queue that the program uses is a stream; an operation waits for the events of other queues'
-// operations that queue_events.h says. The streams of all queues begin behind the inputs and have
+// operations that queue_events.h says. The streams of all queues begin after the inputs and have
 // ended before the metrics are copied, both of which is the compute queue's work. Communication and
 // copies have a higher priority than it: what they do is little, and others wait for it. A program
 // that uses one queue has one stream and no events. So have oracle plans, whose dead values are
@@ -82,7 +82,7 @@ class CudaInterpreter final : public Interpreter {
     CudaKernelArguments arguments;
     std::string range;  // what NVTX calls it
     std::vector<CUevent_st*> waits_for;
-    CUevent_st* ended = nullptr;  // recorded behind it; nullptr: nobody waits
+    CUevent_st* ended = nullptr;  // recorded after it; nullptr: nothing waits for it
   };
   // Memory of the host that copies do not wait for.
   struct PinnedMemory {
@@ -102,7 +102,7 @@ class CudaInterpreter final : public Interpreter {
   void connect();
   CUstream_st* stream_of(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
   std::byte* scratch_of(Queue queue) const;
-  // Lets all streams begin behind what the compute queue has been given, and it go on behind what
+  // Lets all streams begin after what the compute queue has been given, and it go on after what
   // all of them have.
   void fork();
   void join();

@@ -281,7 +281,7 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
         TROUPE_CHECK(
             number <
                 group.greetings[static_cast<size_t>(from)].sends[static_cast<size_t>(members.rank)],
-            "a message that nobody sends");
+            "a message that no rank sends");
         source = group.address(
             from,
             all_sent[static_cast<size_t>((from * size + members.rank) * most_sends + number)]);
@@ -397,7 +397,7 @@ void PeerConnection::connect(std::span<CudaKernelArguments* const> arguments, Th
   }
 }
 
-void PeerConnection::meet_on_host(ThreadPool& pool) const {
+void PeerConnection::barrier_on_host(ThreadPool& pool) const {
   for (Communicator* const communicator : communicators_.members) {
     const std::array<int64_t, 1> nothing{};
     if (communicator != nullptr) gather_numbers(*communicator, nothing, pool);
@@ -455,7 +455,7 @@ void PeerConnection::check_flags() const {
   Communicator& communicator = *communicators_.of(op.spec->group(op.attributes));
   const std::array absent = {
       AbsentRank{.rank = communicator.rank_at(fault->place), .last_seen = {}}};
-  throw UserError(ExitStatus::failed, missing_message(communicator.rank_at(communicator.rank()),
+  throw UserError(ExitStatus::failed, missing_message(communicator.rank_at(communicator.rank()), {},
                                                       site_of({.op = &op, .index = index}),
                                                       communicator.limit(), absent));
 }

@@ -48,14 +48,14 @@ class PeerConnection {
   // of the program; their `peers` are set, good as long as this object.
   void connect(std::span<CudaKernelArguments* const> arguments, ThreadPool& pool);
 
-  // Until the stream has done all that it was given in a run. Throws if the GPU has waited for
-  // another rank in vain; `what` was being done if it has failed.
+  // Until the stream has done all that it was given in a run. Throws if the GPU's wait for another
+  // rank has timed out; `what` was being done if it has failed.
   void wait(CUstream_st* stream, const std::string& what);
 
   // The first run is over: from now on GPUs wait for each other, and hosts do not.
   void first_run_is_over() { waits_on_host_ = false; }
   // Waits for the hosts of all ranks with which this one has to do. All must call it.
-  void meet_on_host(ThreadPool& pool) const;
+  void barrier_on_host(ThreadPool& pool) const;
 
  private:
   struct Greeting;
@@ -70,10 +70,10 @@ class PeerConnection {
   bool is_staged(RankGroup kind) const {
     return program_.staged_groups()[static_cast<size_t>(kind)] > 0;
   }
-  // Throws if a GPU's wait for a flag was in vain.
+  // Throws if a GPU's wait for a flag has timed out.
   void check_flags() const;
   // Until `query` says anything but cudaErrorNotReady, while NCCL is watched. Throws if the GPU
-  // waits for another rank in vain, or NCCL has failed.
+  // waits for another rank for too long, or NCCL has failed.
   int watch(const std::function<int()>& query);
   void open_memory(const Greeting& own, Group& group) const;
   int64_t encode(const void* address) const;

@@ -57,7 +57,7 @@ struct AttentionCall {
 // Throws UserError if heads are too large.
 void check_attention_heads(const AttentionShape& shape);
 
-// Launch the attention of a call, or its gradient; `scratch`: so many bytes of the GPU's memory.
+// Launch the attention of a call, or its gradient; `scratch`: the bytes that these functions state.
 void run_attention(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch);
 void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
                             std::byte* scratch);

@@ -23,12 +23,12 @@ namespace fe = cudnn_frontend;
 
 constexpr uint64_t kScratchAlignment = 256;  // the arena promises less
 constexpr int64_t kTile = 128;
-constexpr uint64_t kForwardWorkspaceBytes = uint64_t{64} << 10;  // cuDNN 9.19 wants 256
+constexpr uint64_t kForwardWorkspaceBytes = uint64_t{64} << 10;  // cuDNN 9.19 needs 256
 
 // Names of a call's tensors.
 enum Tensor : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
 
-// What one call works on: whole groups of heads, of some sequences; and so many queries, with the
+// What one call works on: whole groups of heads, of some sequences; and some queries, with the
 // last `keys` keys that they see.
 struct Piece {
   int64_t batch = 1;
@@ -267,7 +267,7 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
   int64_t workspace = 0;
   check(graph.get_workspace_size(workspace), what);
   if (workspace > limit) {
-    throw_failed(fmt::format("cuDNN {}: {} wants {} bytes of scratch memory; {} are planned.",
+    throw_failed(fmt::format("cuDNN {}: {} needs {} bytes of scratch memory; {} are planned.",
                              cudnnGetVersion(), what, workspace, limit));
   }
   for (const int64_t id : {kQ, kK, kV, kOut, kLse}) plan.operands[id] = nullptr;

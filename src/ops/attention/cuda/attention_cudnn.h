@@ -9,13 +9,13 @@
 // The backward pass is cuDNN's deterministic one, which stores the gradients of all scores that it
 // works on. So it works on pieces of at most about kAttentionPieceBytes: some sequences; some
 // groups of heads of one sequence; or, of long chunks, a block of queries of one group, with the
-// keys that they see. Where several pieces see the same keys, and where the caller wants wide
+// keys that they see. Where several pieces see the same keys, and where the caller asks for wide
 // gradients of keys and values, these are summed in fp32. Smaller pieces are slower: they fill the
 // GPU less well.
 //
 // Plans are built at the first run of a shape and kept in the CudaContext: that takes up to a
 // second for each kind, and must not happen while a graph is captured. Kernels throw UserError when
-// cuDNN cannot do what is asked, or wants more scratch memory than these functions say.
+// cuDNN cannot do what is asked, or needs more scratch memory than these functions say.
 #pragma once
 
 #include <cstdint>

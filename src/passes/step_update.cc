@@ -1,0 +1,91 @@
+#include "passes/step_update.h"
+
+#include <span>
+
+#include "ops/accumulate/accumulate.h"
+#include "ops/adamw/adamw.h"
+#include "ops/expert_bias_update/expert_bias_update.h"
+#include "ops/gradient_norm/gradient_norm.h"
+#include "passes/rank_sums.h"
+
+namespace troupe {
+namespace {
+
+bool is_embedding_or_head(ParameterKind kind) {
+  return kind == ParameterKind::embedding || kind == ParameterKind::head;
+}
+
+bool is_qk_norm(ParameterKind kind) {
+  return kind == ParameterKind::q_norm || kind == ParameterKind::k_norm;
+}
+
+// A number of the whole step, for the host.
+ValueId measure(Builder& builder, const char* name, ValueId value) {
+  const ValueId metric = builder.metric(name, DType::f64, {1});
+  accumulate(builder, metric, value, 1, /*overwrite=*/true);
+  return metric;
+}
+
+}  // namespace
+
+void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
+                  const TrainingStepOptions& options, TrainingStep& step) {
+  const ClipResult clip = clip_coefficient(
+      builder, squared_gradient_norm(builder, state),
+      {.max_norm = options.clip_grad, .skip_norm = options.skip_norm}, "grad_norm");
+  step.grad_norm = clip.norm;
+  if (options.count_zero_gradients) {
+    step.zero_gradients = measure(builder, "num_zeros", zero_gradients(builder, state));
+  }
+  step.skipped = clip.skip;
+  const AdamWScalars scalars{.learning_rate = step.learning_rate,
+                             .weight_decay = step.weight_decay,
+                             .step = step.update_number,
+                             .coefficient = clip.coefficient,
+                             .skip = clip.skip};
+  const auto state_of = [&](StateId id) { return id.valid() ? builder.state(id) : ValueId{}; };
+  const std::span<const Parameter> all = state.parameters;
+  size_t gathered = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Parameter& parameter = all[i];
+    if (options.overlap_parameter_gathers && parameter.layer != all[gathered].layer) {
+      gather_parameters_over_ranks(builder, state, all.subspan(gathered, i - gathered));
+      gathered = i;
+    }
+    if (!parameter.exp_avg.valid()) continue;  // an empty shard
+    builder.place.layer = static_cast<int16_t>(parameter.layer);
+    AdamWScalars own = scalars;
+    if (options.decoupled_learning_rate && is_embedding_or_head(parameter.kind)) {
+      own.learning_rate = step.decoupled_learning_rate;
+    }
+    const AdamWTensors tensors{.parameter = builder.state(parameter.value),
+                               .gradient = builder.state(parameter.gradient),
+                               .exp_avg = builder.state(parameter.exp_avg),
+                               .exp_avg_sq = builder.state(parameter.exp_avg_sq),
+                               .master = state_of(parameter.master),
+                               .exp_avg_scale = state_of(parameter.exp_avg_scale),
+                               .exp_avg_sq_scale = state_of(parameter.exp_avg_sq_scale)};
+    adamw(builder, tensors, own,
+          {.beta1 = options.adam_beta1,
+           .beta2 = options.adam_beta2,
+           .epsilon = options.adam_epsilon,
+           .decay = parameter.decay || (options.decay_qk_norms && is_qk_norm(parameter.kind)),
+           .first = parameter.shard.begin - parameter.held.begin},
+          (*state.table)[parameter.value].name);
+  }
+  builder.place.layer = Place{}.layer;
+  gather_parameters_over_ranks(builder, state, all.subspan(gathered));
+  if (options.parameter_norm) {
+    step.squared_parameter_norm =
+        measure(builder, "squared_params_norm", squared_parameter_norm(builder, state));
+  }
+  for (const LayerMetrics& metrics : step.layers) {
+    const StateId expert_bias = state.expert_biases[static_cast<size_t>(metrics.layer)];
+    if (!expert_bias.valid()) continue;
+    builder.place.layer = static_cast<int16_t>(metrics.layer);
+    expert_bias_update(builder, builder.state(expert_bias), metrics.counts, clip.skip,
+                       {.rate = config.moe_router_bias_update_rate});
+  }
+}
+
+}  // namespace troupe

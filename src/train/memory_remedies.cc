@@ -1,0 +1,148 @@
+#include "train/memory_remedies.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "train/layout_options.h"
+#include "train/model_options.h"
+#include "train/rank_run.h"
+#include "train/terminal.h"
+
+namespace troupe {
+namespace {
+
+constexpr int32_t kMostRanks = 1024;
+// Each plans a whole step, and the other ranks wait meanwhile.
+constexpr int32_t kRankCountsTried = 4;
+constexpr double kLeastSaving = 0.05;
+constexpr size_t kFlagsColumn = 16;  // where the flags begin in a line
+
+using Flags = std::vector<std::pair<std::string, std::string>>;  // name and value
+
+// What can be asked for beside these options.
+std::vector<Flags> candidates_of(const Options& options) {
+  std::vector<Flags> candidates;
+  if (options.micro_batch_size > 1) {
+    candidates.push_back({{"micro-batch-size", std::to_string(options.micro_batch_size / 2)}});
+  }
+  if (options.recompute_granularity.empty()) {
+    candidates.push_back({{"recompute-granularity", "full"},
+                          {"recompute-method", "uniform"},
+                          {"recompute-num-layers", "1"}});
+  }
+  if (data_parallel_size_of(options) > 1 && !options.use_megatron_fsdp) {
+    if (!options.use_distributed_optimizer)
+      candidates.push_back({{"use-distributed-optimizer", ""}});
+    candidates.push_back({{"use-megatron-fsdp", ""}});
+  }
+  if (options.exp_avg_dtype == "fp32" && options.exp_avg_sq_dtype == "fp32") {
+    candidates.push_back({{"use-precision-aware-optimizer", ""},
+                          {"exp-avg-dtype", "bf16"},
+                          {"exp-avg-sq-dtype", "bf16"}});
+  }
+  if (options.device == "cuda" && !options.optimizer_cpu_offload) {
+    candidates.push_back({{"optimizer-cpu-offload", ""}});
+  }
+  if (options.compute_dtype == "fp64") candidates.push_back({{"compute-dtype", "fp32"}});
+  return candidates;
+}
+
+std::string text_of(const Flags& flags) {
+  std::string text;
+  for (const auto& [name, value] : flags) {
+    text +=
+        fmt::format("{}--{}{}{}", text.empty() ? "" : " ", name, value.empty() ? "" : " ", value);
+  }
+  return text;
+}
+
+// Nothing where the flags do not go with the others.
+std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32_t rank) {
+  try {
+    for (const auto& [name, value] : flags) {
+      set_option(options, *find_option(name), value.empty() ? "true" : value);
+    }
+    check_options(options);
+    const ModelConfig config = load_model_config(options);
+    const ModelState state = declare_model_state(
+        config, compute_dtype_of(options), /*trained=*/true,
+        {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
+    const MemoryPlan plan =
+        plan_training_step(config, state, training_step_options(options, config),
+                           threads_per_rank(options), device_of(options))
+            .plan;
+    return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
+}
+
+// All state sharded among as many ranks as it takes. Sharding among N ranks leaves at least an Nth
+// of the bytes; the search begins where that fits.
+std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank, uint64_t bytes,
+                                           uint64_t available) {
+  Options more = options;
+  more.fake_process_group = true;  // they need not all fit into this process
+  int64_t ranks = 2 * int64_t{options.ranks};
+  while (ranks <= kMostRanks && bytes / static_cast<uint64_t>(ranks) > available) ranks *= 2;
+  for (int32_t tried = 0; tried < kRankCountsTried && ranks <= kMostRanks; ++tried, ranks *= 2) {
+    more.ranks = static_cast<int32_t>(ranks);
+    const int32_t least_batch = options.micro_batch_size * data_parallel_size_of(more);
+    if (more.global_batch_size && *more.global_batch_size < least_batch) {
+      more.global_batch_size = least_batch;
+    }
+    Flags flags = {{"ranks", std::to_string(ranks)}};
+    if (!options.use_megatron_fsdp) flags.push_back({"use-megatron-fsdp", ""});
+    std::optional<MemoryRemedy> remedy = try_flags(more, flags, rank);
+    if (remedy && remedy->bytes <= available) return remedy;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<MemoryRemedy> find_remedies(const Options& options, int32_t rank, uint64_t bytes,
+                                        uint64_t available) {
+  std::vector<MemoryRemedy> remedies;
+  for (const Flags& flags : candidates_of(options)) {
+    std::optional<MemoryRemedy> remedy = try_flags(options, flags, rank);
+    const auto enough = static_cast<uint64_t>((1 - kLeastSaving) * static_cast<double>(bytes));
+    if (remedy && remedy->bytes <= enough) remedies.push_back(std::move(*remedy));
+  }
+  std::stable_sort(remedies.begin(), remedies.end(),
+                   [](const MemoryRemedy& a, const MemoryRemedy& b) { return a.bytes < b.bytes; });
+  if (auto remedy = try_more_ranks(options, rank, bytes, available)) {
+    remedy->flags += options.device == "cuda" ? " (each with a GPU of its own)"
+                                              : " (on as many machines of this size)";
+    remedies.push_back(std::move(*remedy));
+  }
+  return remedies;
+}
+
+std::string describe_remedies(const Options& options, int32_t rank, uint64_t bytes,
+                              uint64_t available) {
+  const std::vector<MemoryRemedy> remedies = find_remedies(options, rank, bytes, available);
+  if (remedies.empty()) {
+    return "Use a shorter --seq-length, a smaller model, or more ranks that share it "
+           "(docs/layouts.md).\n";
+  }
+  std::string text =
+      fmt::format("What makes {} smaller, one by one (docs/memory.md):\n",
+                  options.ranks > 1 ? fmt::format("the {} of rank {}", format_bytes(bytes), rank)
+                                    : fmt::format("the {}", format_bytes(bytes)));
+  for (const MemoryRemedy& remedy : remedies) {
+    std::string line = fmt::format("  {:>12}  {}", format_bytes(remedy.bytes), remedy.flags);
+    if (remedy.host_bytes > 0) {
+      line += fmt::format(" ({} on the host)", format_bytes(remedy.host_bytes));
+    }
+    text += wrap_text(line, kDefaultColumns, kFlagsColumn - line.find_first_not_of(' ')) + "\n";
+  }
+  return text;
+}
+
+}  // namespace troupe

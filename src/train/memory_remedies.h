@@ -1,0 +1,32 @@
+// What would make a training step smaller that does not fit: flags, and the bytes that the step
+// plans with them. Nothing is estimated: the same program is built and planned with each.
+//
+// Allocates no state. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/options.h"
+
+namespace troupe {
+
+struct MemoryRemedy {
+  std::string flags;        // to be added to the command line
+  uint64_t bytes = 0;       // of the rank with them, on its device
+  uint64_t host_bytes = 0;  // on the host, beside those of a GPU
+};
+
+// Of a rank of a run with these options, which need `bytes`: what saves at least a twentieth, the
+// most first. The last one may be more ranks, each on a GPU or machine of its own with `available`
+// bytes, where that is what makes it fit. Plans at most ten steps.
+std::vector<MemoryRemedy> find_remedies(const Options& options, int32_t rank, uint64_t bytes,
+                                        uint64_t available);
+
+// The same for a person, a line each, at most 80 columns wide; ends with a newline. Without
+// remedies it says so.
+std::string describe_remedies(const Options& options, int32_t rank, uint64_t bytes,
+                              uint64_t available);
+
+}  // namespace troupe

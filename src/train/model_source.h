@@ -1,0 +1,48 @@
+// Where a model comes from, as far as readers of Hugging Face folders care: the config.json that it
+// began with and the files beside it. A checkpoint keeps it, and `troupe convert` writes it again.
+//
+// Reads files; callable from any thread. Errors are UserErrors that name the file.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "io/hf_files.h"
+#include "io/hf_weights.h"
+#include "train/options.h"
+
+namespace troupe {
+
+struct RunIdentity;
+struct SavedModel;
+
+struct ModelSource {
+  std::string config_json = {};  // its text; empty: flags alone describe the model
+  bool has_weights = false;      // the weights came with it
+  bool keeps_token_ids = false;  // its bos and eos are those of the run's tokenizer
+  // Without config.json, and without the file that TokenizerModel::contents is.
+  std::vector<HfFile> files = {};
+
+  bool is_empty() const { return config_json.empty() && files.empty(); }
+};
+
+// The source of a saved run with the tokenizer's own file among the files.
+ModelSource whole_source(const RunIdentity& identity);
+
+// Of a new run with these options: from the weights' folder or checkpoint (--pretrained-checkpoint,
+// or the one at `finetuned`, of --load --finetune), else from --model. A tokenizer of another file
+// takes the place of theirs, with the files beside it.
+ModelSource source_of_run(const Options& options, const TokenizerModel& tokenizer,
+                          const std::optional<std::string>& finetuned);
+
+// What `troupe convert` writes, with the weights as `dtype` (unset: as the model has them). A bad
+// request when the model has no Hugging Face form.
+HfExport export_of(const SavedModel& model, std::optional<FileDType> dtype);
+
+// Refuses (bad request) to train from random weights where --model names a folder that holds some
+// and no flag says whether they are meant. A file config.json names the shape alone.
+void require_clear_weights(const Options& options);
+
+}  // namespace troupe

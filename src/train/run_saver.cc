@@ -1,0 +1,188 @@
+#include "train/run_saver.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+
+namespace troupe {
+namespace {
+
+constexpr std::chrono::seconds kRetryAfter{60};
+// Between the attempts at the end of a run, when no step can be waited for.
+constexpr std::chrono::seconds kLastPauses[] = {std::chrono::seconds(1), std::chrono::seconds(5)};
+
+}  // namespace
+
+RunSaver::RunSaver(const Options& options, int32_t rank, ProcessGroup* group)
+    : options_(options), rank_(rank), group_(group), last_try_(Clock::now()) {}
+
+void RunSaver::go_on_from(int64_t step, bool by_clock) {
+  last_saved_step_ = step;
+  last_clock_step_ = by_clock ? step : -1;
+}
+
+void RunSaver::lock() {
+  if (!is_off()) lock_ = std::make_unique<FolderLock>(options_.save);
+}
+
+void RunSaver::refuse_foreign_folder() const {
+  if (is_off()) return;
+  if (last_saved_step_ < 0) {
+    if (!has_checkpoint_folders(options_.save)) return;
+    throw_bad_request(
+        fmt::format("--save {0}: the folder holds another run. Give --load {0} to go on with it, "
+                    "or save into another folder.",
+                    options_.save));
+  }
+  const auto newest = newest_checkpoint(options_.save);
+  if (!newest || newest->step <= last_saved_step_) return;  // going on with this run
+  throw_bad_request(
+      fmt::format("--save {}: the folder holds later checkpoints ({}) than --ckpt-step {}. Save "
+                  "into another folder, or remove them.",
+                  options_.save, newest->path, last_saved_step_));
+}
+
+std::string RunSaver::missing_room(uint64_t bytes) const {
+  const std::optional<uint64_t> room = free_bytes(options_.save);
+  if (!room || *room >= bytes) return "";
+  return fmt::format(
+      "--save {}: a checkpoint takes {} ({} bytes), and {} ({} bytes) are free there.",
+      options_.save, format_bytes(bytes), bytes, format_bytes(*room), *room);
+}
+
+void RunSaver::require_room(const RunIdentity& identity, const ModelState& state,
+                            const StateStorage& storage) {
+  last_try_ = Clock::now();
+  if (is_off()) return;
+  const uint64_t bytes =
+      checkpoint_bytes(identity, state, storage, group_, parts(SaveReason::asked));
+  const std::string fault = leads() ? missing_room(bytes) : "";
+  if (fault.empty()) return;
+  throw UserError(ExitStatus::does_not_fit,
+                  fault +
+                      " Make room, save elsewhere, or leave the optimizer out "
+                      "(--no-save-optim).");
+}
+
+bool RunSaver::is_due() const {
+  if (is_off()) return false;
+  const auto waited = Clock::now() - last_try_;
+  if (has_failed_) return waited >= kRetryAfter;
+  return options_.save_interval_minutes > 0 &&
+         waited >= std::chrono::duration<double, std::ratio<60>>(options_.save_interval_minutes);
+}
+
+SavedParts RunSaver::parts(SaveReason reason) const {
+  return {.optimizer = !options_.no_save_optim,
+          .seed = !options_.no_save_rng,
+          .by_clock = reason == SaveReason::clock};
+}
+
+std::string RunSaver::write(const SavedParts& parts, const RunIdentity& identity,
+                            const TrainingPosition& position, const ModelState& state,
+                            const StateStorage& storage) const {
+  const uint64_t bytes = checkpoint_bytes(identity, state, storage, group_, parts);
+  const std::string fault = leads() ? missing_room(bytes) : "";
+  bool has_room = fault.empty();
+  if (group_ != nullptr) has_room = group_->exchange(rank_, has_room ? 1 : 0).front() != 0;
+  if (!has_room) throw SaveFailed(ExitStatus::failed, fault);
+  storage.to_host();
+  return save_training_checkpoint(options_.save, identity, position, state, storage, group_, {},
+                                  parts)
+      .path;
+}
+
+void RunSaver::attempt(SaveReason reason, const RunIdentity& identity,
+                       const TrainingPosition& position, const ModelState& state,
+                       const StateStorage& storage, const Say& say) {
+  const auto start = Clock::now();
+  // An attempt by the clock stands in for the save that has failed.
+  if (has_failed_ && reason == SaveReason::clock) reason = failed_reason_;
+  std::string path;
+  try {
+    path = write(parts(reason), identity, position, state, storage);
+  } catch (const SaveFailed& error) {
+    has_failed_ = true;
+    failed_reason_ = reason;
+    failure_ = error.what();
+    if (!failure_.ends_with('.')) failure_ += '.';
+    last_try_ = Clock::now();
+    return;
+  }
+  has_failed_ = false;
+  last_saved_step_ = position.step;
+  last_try_ = Clock::now();
+  if (!leads()) return;
+  const double seconds = std::chrono::duration<double>(last_try_ - start).count();
+  say(fmt::format("saved {} in {}", path, format_duration(seconds)), false);
+  try {
+    tidy(position, reason);
+  } catch (const UserError& error) {
+    say(fmt::format("Warning: {} (the new checkpoint is complete)", error.what()), true);
+  }
+}
+
+void RunSaver::save(SaveReason reason, const RunIdentity& identity,
+                    const TrainingPosition& position, const ModelState& state,
+                    const StateStorage& storage, const Say& say) {
+  if (is_off() || last_saved_step_ == position.step) return;
+  attempt(reason, identity, position, state, storage, say);
+  if (!has_failed_ || !leads()) return;
+  say(fmt::format("Warning: the checkpoint of step {} was not saved: {} Training goes on; the next "
+                  "attempt comes within {}.",
+                  position.step, failure_, format_duration(kRetryAfter.count())),
+      true);
+}
+
+void RunSaver::save_last(const RunIdentity& identity, const TrainingPosition& position,
+                         const ModelState& state, const StateStorage& storage, const Say& say) {
+  if (is_off() || last_saved_step_ == position.step) return;
+  attempt(SaveReason::asked, identity, position, state, storage, say);
+  for (const std::chrono::seconds pause : kLastPauses) {
+    if (!has_failed_) return;
+    if (leads()) {
+      say(fmt::format("Warning: the last checkpoint, of step {}, was not saved: {} Trying again "
+                      "in {}.",
+                      position.step, failure_, format_duration(pause.count())),
+          true);
+    }
+    std::this_thread::sleep_for(pause);
+    attempt(SaveReason::asked, identity, position, state, storage, say);
+  }
+  if (!has_failed_) return;
+  if (leads()) say("Warning: " + failure_, true);
+  throw_failed(fmt::format("The last checkpoint, of step {}, could not be saved. {}", position.step,
+                           kept()));
+}
+
+std::string RunSaver::kept() const {
+  return last_saved_step_ < 0 ? "Nothing was saved."
+                              : fmt::format("The checkpoint of step {} is kept.", last_saved_step_);
+}
+
+void RunSaver::tidy(const TrainingPosition& position, SaveReason reason) {
+  if (options_.save_best && position.best_step == position.step) {
+    mark_best_checkpoint(options_.save, position.step);
+  }
+  const int64_t clock_step =
+      std::exchange(last_clock_step_, reason == SaveReason::clock ? position.step : -1);
+  // While steps are being skipped, a checkpoint may hold the weights that are to blame. It must not
+  // push out those that were saved before.
+  if (position.skipped_in_row > 0) return;
+  const int64_t retained = options_.save_retain_interval.value_or(0);
+  if (clock_step >= 0 && (retained == 0 || clock_step % retained != 0)) {
+    remove_checkpoint(options_.save, clock_step);
+  }
+  if (options_.keep_checkpoints > 0 || retained > 0) {
+    prune_checkpoints(options_.save, {.newest = std::max(1, options_.keep_checkpoints),
+                                      .retain_interval = retained});
+  }
+}
+
+}  // namespace troupe

@@ -1,0 +1,133 @@
+// What a person reads while a run goes on.
+#include "train/progress.h"
+
+#include <gtest/gtest.h>
+#include <regex>
+#include <sstream>
+
+namespace troupe {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(IntervalOfLines, GivesAboutFiftyLines) {
+  for (const int64_t steps : {1, 49, 50, 51, 360, 1000, 12345, 1'000'000'000}) {
+    for (const int64_t logged : {1, 3, 10}) {
+      const int64_t interval = interval_of_lines(steps, logged);
+      EXPECT_EQ(interval % logged, 0);
+      EXPECT_LE(steps / interval, 50) << steps << " " << logged;
+      // The next smaller round number would be too many.
+      if (interval > logged) {
+        EXPECT_GT(steps / (interval / 2), 40) << steps << " " << logged;
+      }
+    }
+  }
+}
+
+TEST(LossForComparison, IsInBitsOfAByteOrAPerplexity) {
+  EXPECT_EQ(loss_for_comparison(0.6931471805599453, /*byte_tokens=*/true), "1.000 bits/byte");
+  EXPECT_EQ(loss_for_comparison(0.0, /*byte_tokens=*/false), "perplexity 1");
+}
+
+StepMetrics metrics_of(int64_t step, double tflops) {
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.loss = 2;
+  metrics.tokens = 100 * step;
+  metrics.tokens_per_s = 1000;
+  metrics.tflops_per_gpu = tflops;
+  return metrics;
+}
+
+TEST(Progress, NeverShowsMoreThanTheLimit) {
+  testing::internal::CaptureStderr();
+  Progress progress({.last_step = 3, .last_token = 300, .matmul_limit = 1e12});
+  progress.step(metrics_of(1, 0.5), /*logged=*/true);
+  progress.step(metrics_of(2, 2.0), /*logged=*/true);
+  progress.step(metrics_of(3, 1.0), /*logged=*/true);
+  const std::vector<std::string> lines = lines_of(testing::internal::GetCapturedStderr());
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_NE(lines[0].find("| 50% of limit |"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("| 100% of limit |"), std::string::npos) << lines[1];
+  EXPECT_NE(lines[2].find("| 50% of limit |"), std::string::npos) << lines[2];
+}
+
+TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
+  testing::internal::CaptureStderr();
+  Progress progress({.last_step = 20, .last_token = 2000, .log_interval = 10, .matmul_limit = 1});
+  for (int64_t step = 1; step <= 20; ++step) progress.step(metrics_of(step, 1), step % 10 == 0);
+  progress.note("saved");
+  const std::vector<std::string> lines = lines_of(testing::internal::GetCapturedStderr());
+  ASSERT_EQ(lines.size(), 3U) << "the logged steps and the note";
+  for (const std::string& line : lines) {
+    EXPECT_TRUE(std::regex_search(line, std::regex("^[0-9]{2}:[0-9]{2}:[0-9]{2} "))) << line;
+  }
+  EXPECT_NE(lines[0].find("step 10/20 | loss 2.0000 | perplexity 7.389"), std::string::npos)
+      << lines[0];
+}
+
+StepMetrics loads_of(int32_t layers, int32_t experts) {
+  StepMetrics metrics;
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    RouterMetrics router;
+    router.layer = layer;
+    for (int32_t expert = 0; expert < experts; ++expert) router.rows.push_back(100);
+    router.rows[0] += 10 * layer;  // later layers are worse
+    metrics.layers.push_back(router);
+  }
+  return metrics;
+}
+
+TEST(ExpertLoadChart, HasALineForEachLayer) {
+  const std::vector<std::string> lines = lines_of(expert_load_chart(loads_of(2, 4), 80));
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[1], "  layer 0  ████  largest/mean 1.00");
+  EXPECT_EQ(lines[2], "  layer 1  ████  largest/mean 1.07");
+  EXPECT_NE(lines[3].find("layer 1"), std::string::npos) << "the worst layer is named";
+  EXPECT_EQ(expert_load_chart(StepMetrics(), 80), "");
+}
+
+TEST(ExpertLoadChart, OfALargeModelStaysSmall) {
+  const std::vector<std::string> lines = lines_of(expert_load_chart(loads_of(48, 128), 80));
+  EXPECT_LE(lines.size(), 14U);
+  for (const std::string& line : lines) EXPECT_LE(columns_of(line), 80U) << line;
+  EXPECT_NE(lines.back().find("layer 47"), std::string::npos) << lines.back();
+}
+
+TEST(BlockChart, ShowsTheLargestOfNeighbours) {
+  EXPECT_EQ(block_chart({0, 1, 4, 8}, 10), " ▁▄█");
+  EXPECT_EQ(block_chart({0, 1, 4, 8}, 2), "▁█");
+  EXPECT_EQ(block_chart({0, 0}, 2), "  ");
+  EXPECT_EQ(block_chart({}, 2), "");
+}
+
+TEST(FitTo, CutsCharactersNotBytes) {
+  EXPECT_EQ(fit_to("größer", 6), "größer");
+  EXPECT_EQ(fit_to("größer", 5), "größ…");
+  EXPECT_EQ(fit_to("ab", 1), "…");
+  EXPECT_EQ(fit_to("ab", 0), "");
+  EXPECT_EQ(fit_lines("abcd\nab\n", 3), "ab…\nab\n");
+  EXPECT_EQ(fit_lines("abcd\nab\n", 0), "abcd\nab\n");
+}
+
+TEST(WrapText, BreaksAtBlanksAndIndents) {
+  EXPECT_EQ(wrap_text("  one two three", 9, 2), "  one two\n    three");
+  EXPECT_EQ(wrap_text("a  b\nlong line here", 9, 0), "a  b\nlong line\nhere");
+  EXPECT_EQ(wrap_text("unbreakable", 4, 2), "unbreakable");
+  EXPECT_EQ(wrap_text("a\n", 4, 2), "a\n");
+  EXPECT_EQ(wrap_text("model   of three", 12, 8), "model   of\n        three") << "aligned";
+}
+
+TEST(FormatTimeLeft, HasWholeSeconds) {
+  EXPECT_EQ(format_time_left(0.2), "0 s left");
+  EXPECT_EQ(format_time_left(59.4), "59 s left");
+  EXPECT_EQ(format_time_left(65), "1 min 05 s left");
+}
+
+}  // namespace
+}  // namespace troupe
