@@ -52,11 +52,32 @@ constexpr ForeignArchitecture kForeignArchitectures[] = {
      "LlamaForCausalLM"},
 };
 
+// What the configuration class of an architecture in transformers (4.57, 5.23: the same) takes for
+// a field that the file lacks. Query groups that are null, or 0 here, are as many as query heads.
+struct ClassDefaults {
+  std::string_view architecture;
+  double rope_theta;
+  double rms_norm_eps;
+  int32_t num_key_value_heads;
+};
+constexpr ClassDefaults kClassDefaults[] = {
+    {"MixtralForCausalLM", 1e6, 1e-5, 8},   {"Qwen3MoeForCausalLM", 1e4, 1e-6, 4},
+    {"Qwen2MoeForCausalLM", 1e4, 1e-6, 16}, {"OlmoeForCausalLM", 1e4, 1e-5, 0},
+    {"LlamaForCausalLM", 1e4, 1e-6, 0},     {"Qwen3ForCausalLM", 1e4, 1e-6, 32}};
+
+// Of an architecture that Troupe does not have: any, since its fields are read to be refused.
+const ClassDefaults& defaults_of(std::string_view architecture) {
+  for (const ClassDefaults& defaults : kClassDefaults) {
+    if (defaults.architecture == architecture) return defaults;
+  }
+  return kClassDefaults[0];
+}
+
 bool is_dense(std::string_view architecture) {
   return architecture == "LlamaForCausalLM" || architecture == "Qwen3ForCausalLM";
 }
 
-// One configuration file, read field by field. Absent and null fields are the same.
+// One configuration file, read field by field. Absent and null fields are the same unless said.
 //
 // What is malformed is refused at once. What is well-formed and not supported is collected, so that
 // one message names all of it.
@@ -141,7 +162,7 @@ class Fields {
 };
 
 void read_rope(const Fields& fields, ModelConfig& config) {
-  config.rotary_base = fields.number("rope_theta", 10000.0);
+  config.rotary_base = fields.number("rope_theta", defaults_of(config.hf_architecture).rope_theta);
   fields.expect_number("partial_rotary_factor", 1);
   const json* rope = fields.find({"rope_parameters", "rope_scaling"});
   if (rope == nullptr) return;
@@ -194,9 +215,13 @@ void read_common(const Fields& fields, ModelConfig& config) {
   config.hidden_size = fields.required_integer({"hidden_size"});
   config.num_layers = fields.required_integer({"num_hidden_layers"});
   config.num_attention_heads = fields.required_integer({"num_attention_heads"});
-  config.num_query_groups = fields.integer({"num_key_value_heads"}, config.num_attention_heads);
+  const ClassDefaults& defaults = defaults_of(config.hf_architecture);
+  const int32_t groups = defaults.num_key_value_heads;
+  config.num_query_groups = fields.integer(
+      {"num_key_value_heads"},
+      groups == 0 || fields.mentions("num_key_value_heads") ? config.num_attention_heads : groups);
   config.max_position_embeddings = fields.required_integer({"max_position_embeddings"});
-  config.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
+  config.norm_epsilon = fields.number("rms_norm_eps", defaults.rms_norm_eps);
   config.tie_embeddings = fields.boolean("tie_word_embeddings", false);
   config.init_method_std = fields.number("initializer_range", 0.02);
   if (config.num_attention_heads <= 0) fields.refuse("\"num_attention_heads\" must be positive.");

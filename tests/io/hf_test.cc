@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -138,13 +139,10 @@ TEST(HfConfig, DialectsSayTheSame) {
 
 TEST(HfConfig, DefaultsOfAbsentFields) {
   json config = mixtral();
-  for (const char* name : {"num_key_value_heads", "rope_parameters", "sliding_window",
-                           "tie_word_embeddings", "router_aux_loss_coef"}) {
+  for (const char* name : {"sliding_window", "tie_word_embeddings", "router_aux_loss_coef"}) {
     config.erase(name);
   }
   const ModelConfig parsed = parse(config);
-  EXPECT_EQ(parsed.num_query_groups, 4) << "as many as heads";
-  EXPECT_EQ(parsed.rotary_base, 10000.0);
   EXPECT_EQ(parsed.sliding_window, 0);
   EXPECT_FALSE(parsed.tie_embeddings);
   EXPECT_EQ(parsed.moe_aux_loss_coeff, 0);
@@ -287,6 +285,34 @@ TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
   });
   expect_named("gated_linear_unit = false",
                [](ModelConfig& config) { config.gated_linear_unit = false; });
+}
+
+// As AutoConfig.for_model of transformers 4.57 and 5.23 answers.
+TEST(HfConfig, FieldsThatAreMissingHaveTheDefaultsOfTheirArchitecture) {
+  const auto parsed = [](json config) {
+    config["num_attention_heads"] = 64;
+    config["head_dim"] = 8;
+    for (const char* name : {"num_key_value_heads", "rms_norm_eps", "rope_parameters"}) {
+      config.erase(name);
+    }
+    const ModelConfig read = parse(config);
+    return std::tuple(read.num_query_groups, read.norm_epsilon, read.rotary_base);
+  };
+  json olmoe = mixtral();
+  olmoe["architectures"] = {"OlmoeForCausalLM"};
+  json qwen2_moe = qwen3_moe();
+  qwen2_moe["architectures"] = {"Qwen2MoeForCausalLM"};
+  qwen2_moe["shared_expert_intermediate_size"] = 24;
+  EXPECT_EQ(parsed(mixtral()), std::tuple(8, 1e-5, 1e6));
+  EXPECT_EQ(parsed(qwen3_moe()), std::tuple(4, 1e-6, 1e4));
+  EXPECT_EQ(parsed(qwen2_moe), std::tuple(16, 1e-6, 1e4));
+  EXPECT_EQ(parsed(olmoe), std::tuple(64, 1e-5, 1e4));
+  EXPECT_EQ(parsed(dense("LlamaForCausalLM")), std::tuple(64, 1e-6, 1e4));
+  EXPECT_EQ(parsed(dense("Qwen3ForCausalLM")), std::tuple(32, 1e-6, 1e4));
+
+  json nulled = mixtral();
+  nulled["num_key_value_heads"] = nullptr;
+  EXPECT_EQ(parse(nulled).num_query_groups, 4) << "null is as many as query heads";
 }
 
 TEST(HfConfig, PaddingToken) {
