@@ -100,12 +100,18 @@ class TerminalTest(unittest.TestCase):
         checkpoints = HERE.folder / "stopped" / "checkpoints"
         self.assertEqual(len(list(checkpoints.glob("step_*/COMMIT"))), 1)
 
-    def test_ctrl_c_ends_eval_and_bench(self):
+    def test_ctrl_c_ends_what_takes_long(self):
         for arguments, live in [
                 (["eval", "--load", HERE.folder / "run", "--valid-data-path",
                   HERE.folder / "corpus", "--eval-iters", "1000000"], r"evaluating \d+/\d+ batches"),
                 (["bench", "--model", "quickstart", "--seq-length", "256", "--micro-batch-size",
-                  "16"], r"measuring \d+/\d+ steps")]:
+                  "16"], r"measuring \d+/\d+ steps"),
+                (["plan", "--model", "qwen3-30b-a3b", "--fake-process-group", "--ranks", "1024",
+                  "--pipeline-model-parallel-size", "16", "--tensor-model-parallel-size", "4",
+                  "--expert-model-parallel-size", "16", "--global-batch-size", "1024"],
+                 r"planning \d+/\d+ programs"),
+                (["generate", "--load", HERE.folder / "run", "--max-new-tokens", "10000000",
+                  "--prompt", "a"], r"(?m)^a.")]:
             with self.subTest(arguments[0]):
                 terminal = Terminal(*arguments, interrupt_at=live)
                 self.assertTrue(terminal.interrupted, terminal.screen.text())
