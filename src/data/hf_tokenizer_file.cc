@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "data/byte_alphabet.h"
 #include "data/hf_tokenizer.h"
+#include "data/json_text.h"
 #include "data/utf8.h"
 
 namespace troupe {
@@ -95,12 +98,10 @@ class Node {
 };
 
 json parse_document(const std::string& contents, const std::string& path) {
-  try {
-    return json::parse(contents);
-  } catch (const json::exception& error) {
-    throw_failed(
-        fmt::format("{}: not valid JSON: {}", path, printable(error.what(), kLongestComplaint)));
-  }
+  std::string problem;
+  std::optional<json> parsed = parse_json_text(contents, problem);
+  if (!parsed) throw_failed(fmt::format("{}: {}", path, problem));
+  return std::move(*parsed);
 }
 
 class Parser {

@@ -6,13 +6,16 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "data/byte_alphabet.h"
+#include "data/json_text.h"
 
 namespace troupe {
 namespace {
@@ -33,12 +36,10 @@ constexpr std::string_view kTiktokenV2 =
     R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 json parse_json_file(const TokenizerFile& file) {
-  try {
-    return json::parse(file.contents);
-  } catch (const json::exception& error) {
-    throw_failed(fmt::format("{}: not valid JSON: {}", file.path,
-                             printable(error.what(), kLongestComplaint)));
-  }
+  std::string problem;
+  std::optional<json> parsed = parse_json_text(file.contents, problem);
+  if (!parsed) throw_failed(fmt::format("{}: {}", file.path, problem));
+  return std::move(*parsed);
 }
 
 // The next line without its end; advances `text`.

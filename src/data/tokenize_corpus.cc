@@ -7,12 +7,14 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <system_error>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "data/indexed_dataset.h"
+#include "data/json_text.h"
 
 namespace troupe {
 namespace {
@@ -37,13 +39,10 @@ bool is_json_lines(const std::string& path, CorpusFormat format) {
 // The text of a line of a JSON lines file.
 std::string text_of_line(const std::string& path, int64_t number, const std::string& line,
                          const std::string& key) {
-  nlohmann::json object;
-  try {
-    object = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& error) {
-    throw_bad_request(fmt::format("{}, line {}: not valid JSON: {}", path, number,
-                                  printable(error.what(), kLongestComplaint)));
-  }
+  std::string problem;
+  std::optional<nlohmann::json> parsed = parse_json_text(line, problem);
+  if (!parsed) throw_bad_request(fmt::format("{}, line {}: {}", path, number, problem));
+  nlohmann::json& object = *parsed;
   if (!object.is_object()) {
     throw_bad_request(
         fmt::format("{}, line {}: a JSON {}, where an object like {{\"{}\": "

@@ -143,9 +143,10 @@ TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {
     const char* message;
   };
   const std::vector<Case> cases = {
-      {"{\"text\": \"cut", "not valid JSON"},
-      {"{\"text\": \"\xff\"}", "not valid JSON"},
-      {"{\"text\": \"one\"} {}", "not valid JSON"},
+      {"{\"text\": \"cut", "line 3: not valid JSON at byte 14"},
+      {"{\"text\": \"\xff\"}", "line 3: not valid JSON at byte 11"},
+      {"{\"text\": \"one\"} {}", "line 3: not valid JSON at byte 17"},
+      {"{\"text\": 1e999}", "line 3: valid JSON, but a number in it is too large"},
       {"[\"text\"]", "a JSON array"},
       {"{\"body\": \"one\"}", "no field \"text\""},
       {"{\"text\": 3}", "is a JSON number, not a string"},
