@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import unittest.mock
 
 from processes_test_support import (FOLDED, HERE, PROCESSES, ProcessesTest, left_behind, main, marked,
                               metrics, run, signals_of, tensors, train_arguments)
@@ -57,7 +58,10 @@ class Endings(ProcessesTest):
         self.assertEqual(metrics(save)[-1]["step"], last + 1)
 
     def test_an_interrupted_launcher_lets_ranks_save(self):
-        save, process, _ = self.start_run("launcher_interrupted")
+        # mpirun kills ranks a second after it asked them to end, which is short on a busy machine.
+        with unittest.mock.patch.dict(os.environ, {
+                f"{name}_MCA_odls_base_sigkill_timeout": "30" for name in ("OMPI", "PRTE")}):
+            save, process, _ = self.start_run("launcher_interrupted")
         process.send_signal(signal.SIGINT)
         errors = self.wait(process)
         self.assertNotEqual(process.returncode, 0, errors)
