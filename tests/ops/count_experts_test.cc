@@ -54,6 +54,29 @@ TEST(CountExperts, AgreesWithANaiveCount) {
   }
 }
 
+TEST(CountExperts, LeavesPaddingOut) {
+  const auto indices = some_indices(7);
+  auto kept = indices;
+  std::vector<int32_t> mask;
+  for (size_t token = 0; token < kTokens; ++token) {
+    mask.push_back(token * token % 7 < 3 ? 0 : 1);
+    if (mask.back() != 0) continue;
+    for (size_t slot = token * kTopK; slot < (token + 1) * kTopK; ++slot) kept[slot] = -1;
+  }
+  for (const int32_t sequences : {1, 4}) {
+    const CountExpertsAttributes attributes{.experts = kExperts, .sequences = sequences};
+    const OpSample sample{
+        "", [&](SampleBuilder& builder) {
+          const ValueId chosen = builder.integers("indices", {kTokens, kTopK}, indices);
+          const ValueId valid = builder.integers("valid", {kTokens}, mask);
+          builder.result(count_experts(builder.builder(), chosen, {}, attributes, "counts", valid));
+        }};
+    SampleRun run(sample, {.threads = 3, .backward = false});
+    run.run();
+    EXPECT_EQ(run.results()[0], naive_counts(kept, sequences)) << sequences << " sequences";
+  }
+}
+
 TEST(CountExperts, HasOneDimensionForOneSequence) {
   EXPECT_EQ(expert_counts_shape(1, 5), Shape({5}));
   EXPECT_EQ(expert_counts_shape(3, 5), Shape({3, 5}));

@@ -1,9 +1,11 @@
 // The values of the router's losses and of its entropy, against naive computations in double and
 // known special cases.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <gtest/gtest.h>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "base/random.h"
@@ -171,6 +173,174 @@ TEST(LoadBalancingLoss, SurvivesExtremeLogits) {
       }
     }
   }
+}
+
+// A batch with padding, and the same without the padded tokens.
+struct PaddedBatch {
+  std::vector<double> logits = random_logits();
+  std::vector<int32_t> mask;
+  std::vector<double> valid_logits;
+  int32_t valid = 0;
+
+  PaddedBatch() {
+    for (int64_t token = 0; token < kTokens; ++token) {
+      mask.push_back(token * token % 11 < 4 ? 0 : 1);
+      if (mask.back() == 0) continue;
+      const auto row = logits.begin() + token * kExperts;
+      valid_logits.insert(valid_logits.end(), row, row + kExperts);
+      ++valid;
+    }
+  }
+  ValidTokens tokens(SampleBuilder& builder) const {
+    return {.mask = builder.integers("valid", {kTokens}, mask),
+            .count = builder.integers("count", {1}, {valid})};
+  }
+};
+
+using RouterLoss = std::function<ValueId(SampleBuilder&, ValueId logits, const ValidTokens&)>;
+
+// Value and gradients of a loss of the batch with padding are those of the loss of the valid tokens
+// alone, and no gradient reaches padding.
+void expect_without_padding(const RouterLoss& masked, const RouterLoss& alone) {
+  const PaddedBatch batch;
+  const OpSample padded{"", [&](SampleBuilder& builder) {
+                          const ValueId z = builder.values("logits", {kTokens, kExperts},
+                                                           batch.logits, SampleBuilder::Options());
+                          builder.result(masked(builder, z, batch.tokens(builder)));
+                        }};
+  const OpSample valid{"", [&](SampleBuilder& builder) {
+                         const ValueId z =
+                             builder.values("logits", {batch.valid, kExperts}, batch.valid_logits,
+                                            SampleBuilder::Options());
+                         builder.result(alone(builder, z, {}));
+                       }};
+  SampleRun with_padding(padded, {.threads = 3});
+  SampleRun without(valid, {});
+  with_padding.run();
+  without.run();
+  const double expected = without.results()[0][0];
+  ASSERT_GT(expected, 0);
+  // Double arithmetic over tens of thousands of terms in chunks that begin elsewhere.
+  EXPECT_NEAR(with_padding.results()[0][0], expected, 1e-12 * expected);
+  const std::vector<double> gradients = with_padding.gradients()[0];
+  const std::vector<double> of_valid = without.gradients()[0];
+  double largest = 0;
+  for (const double gradient : of_valid) largest = std::max(largest, std::abs(gradient));
+  size_t at = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (batch.mask[i / kExperts] == 0) {
+      ASSERT_EQ(gradients[i], 0) << i;
+    } else {
+      // A few operations for each: rounding of the factor and of the token's own numbers.
+      ASSERT_NEAR(gradients[i], of_valid[at++], 1e-14 * largest) << i;
+    }
+  }
+}
+
+TEST(RouterZLoss, LeavesPaddingOut) {
+  const RouterLoss loss = [](SampleBuilder& builder, ValueId z, const ValidTokens& valid) {
+    return router_z_loss(builder.builder(), z, {.coefficient = 0.3}, "loss", valid);
+  };
+  expect_without_padding(loss, loss);
+}
+
+// `choices`: of all experts, that their counts must add up to.
+std::vector<int32_t> counts_of(int32_t choices) {
+  std::vector<int32_t> counts = some_counts(1);
+  int32_t sum = 0;
+  for (const int32_t count : counts) sum += count;
+  counts.back() += choices - sum;
+  return counts;
+}
+
+TEST(LoadBalancingLoss, LeavesPaddingOut) {
+  const PaddedBatch batch;
+  for (const int32_t steps : {1, 3}) {
+    for (const ScoreFunction function : kScoreFunctions) {
+      SCOPED_TRACE(std::string(name_of(function)) + " " + std::to_string(steps));
+      const LoadBalancingLossAttributes attributes{
+          .coefficient = 0.3, .top_k = 6, .score_function = function, .steps = steps};
+      const RouterLoss loss = [&](SampleBuilder& builder, ValueId z, const ValidTokens& valid) {
+        const ValueId n =
+            builder.integers("counts", {kExperts}, counts_of(6 * batch.valid * steps));
+        return load_balancing_loss(builder.builder(), z, n, attributes, "loss", valid);
+      };
+      expect_without_padding(loss, loss);
+    }
+  }
+}
+
+// Two sequences with other numbers of valid tokens, against two losses of one each.
+TEST(LoadBalancingLoss, GivesEachSequenceItsOwnTokens) {
+  const PaddedBatch batch;
+  constexpr size_t kHalf = kTokens / 2;
+  int32_t first = 0;
+  for (size_t token = 0; token < kHalf; ++token) first += batch.mask[token];
+  // Nearly all of the second sequence is padding.
+  std::vector<int32_t> mask = batch.mask;
+  std::fill(mask.begin() + kHalf + 5, mask.end(), 0);
+  mask[kHalf] = 1;
+  int32_t second = 0;
+  for (size_t token = kHalf; token < kTokens; ++token) second += mask[token];
+  ASSERT_NE(first, second);
+  const std::vector<int32_t> counts_of_first = counts_of(6 * first);
+  std::vector<int32_t> counts_of_second(kExperts, 0);
+  counts_of_second[3] = 2 * second;
+  counts_of_second[4] = 4 * second;
+  std::vector<int32_t> counts = counts_of_first;
+  counts.insert(counts.end(), counts_of_second.begin(), counts_of_second.end());
+  const double found = run_loss([&](SampleBuilder& builder) {
+    const ValueId z =
+        builder.values("logits", {kTokens, kExperts}, batch.logits, SampleBuilder::Options());
+    const ValueId n = builder.integers("counts", {2, kExperts}, counts);
+    const ValidTokens valid{.mask = builder.integers("valid", {kTokens}, mask),
+                            .count = builder.integers("count", {1}, {first + second})};
+    return load_balancing_loss(builder.builder(), z, n,
+                               {.coefficient = 0.3, .top_k = 6, .sequences = 2}, "loss", valid);
+  });
+  double expected = 0;
+  for (const bool is_second : {false, true}) {
+    std::vector<double> logits;
+    for (size_t token = is_second ? kHalf : 0; token < (is_second ? kTokens : kHalf); ++token) {
+      if (mask[token] == 0) continue;
+      const auto row = batch.logits.begin() + static_cast<int64_t>(token) * kExperts;
+      logits.insert(logits.end(), row, row + kExperts);
+    }
+    const std::vector<int32_t>& own = is_second ? counts_of_second : counts_of_first;
+    expected +=
+        naive_load_balancing(logits, {own.begin(), own.end()}, {.coefficient = 0.3, .top_k = 6}) /
+        2;
+  }
+  EXPECT_NEAR(found, expected, 1e-12 * expected);  // as above
+}
+
+TEST(LoadBalancingLoss, IsTheCoefficientWhenBalancedWithPadding) {
+  // The third of three micro-batches, with 9 valid tokens together and 3 in this one.
+  const double found = run_loss([](SampleBuilder& builder) {
+    const ValueId z =
+        builder.values("logits", {5, 4}, std::vector<double>(20, 0.7), SampleBuilder::Options());
+    const ValueId n = builder.integers("counts", {4}, {5, 5, 4, 4});
+    const ValidTokens valid{.mask = builder.integers("valid", {5}, {0, 1, 1, 0, 1}),
+                            .count = builder.integers("count", {1}, {3})};
+    return load_balancing_loss(builder.builder(), z, n,
+                               {.coefficient = 0.3, .top_k = 2, .steps = 3}, "loss", valid);
+  });
+  EXPECT_NEAR(found, 0.3, 1e-15);  // rounding of double
+}
+
+TEST(RouterEntropy, LeavesPaddingOut) {
+  const PaddedBatch batch;
+  const double padded = run_loss([&](SampleBuilder& builder) {
+    const ValueId z =
+        builder.values("logits", {kTokens, kExperts}, batch.logits, SampleBuilder::Options());
+    return router_entropy(builder.builder(), z, "entropy", batch.tokens(builder));
+  });
+  const double valid = run_loss([&](SampleBuilder& builder) {
+    const ValueId z = builder.values("logits", {batch.valid, kExperts}, batch.valid_logits,
+                                     SampleBuilder::Options());
+    return router_entropy(builder.builder(), z, "entropy");
+  });
+  EXPECT_NEAR(padded, valid, 1e-12 * valid);  // as above
 }
 
 TEST(RouterEntropy, AgreesWithANaiveComputation) {

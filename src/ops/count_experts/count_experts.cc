@@ -14,7 +14,8 @@ CudaKernel count_experts_cuda_kernel(const OpView& op);
 namespace {
 
 void infer_count_experts(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 2, "count_experts takes indices and previous");
+  TROUPE_CHECK(context.input_count() == 2 || context.input_count() == 3,
+               "count_experts takes indices, previous, and a mask");
   const Value& indices = context.input(0);
   const auto& attributes = context.attributes<CountExpertsAttributes>();
   TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2 && !indices.rows.valid(),
@@ -28,12 +29,16 @@ void infer_count_experts(InferContext& context) {
   TROUPE_CHECK(!context.has_input(1) ||
                    (context.input(1).dtype == DType::i32 && context.input(1).shape == shape),
                "count_experts: previous counts of another shape: " + context.input(1).name);
+  TROUPE_CHECK(context.input_count() == 2 || (context.input(2).dtype == DType::i32 &&
+                                              context.input(2).shape == Shape({indices.shape[0]})),
+               "count_experts needs an i32 mask [T]");
   context.output("", DType::i32, shape);
 }
 
 Cost cost_count_experts(const OpView& view) {
   const uint64_t counts = (view.has_input(1) ? 2U : 1U) * view.output(0).bytes();
-  return {.flops = 0, .bytes = static_cast<double>(view.input(0).bytes() + counts)};
+  const uint64_t mask = view.op.input_count == 3 ? view.input(2).bytes() : 0;
+  return {.flops = 0, .bytes = static_cast<double>(view.input(0).bytes() + mask + counts)};
 }
 
 CpuKernel count_experts_kernel(const OpView&) {
@@ -85,6 +90,16 @@ std::vector<OpSample> samples_count_experts() {
              sample.builder(), indices, {},
              {.experts = 3, .sequences = 4, .sequence_tokens = 3, .first_token = 2}, "counts"));
        }},
+      {"padding, two sequences, added to previous counts",
+       [](SampleBuilder& sample) {
+         const CountExpertsAttributes attributes{
+             .experts = 3, .sequences = 2, .sequence_tokens = 3, .first_token = 1};
+         const ValueId indices = sample.integers("indices", {4, 2}, {1, 0, 2, 1, 2, -1, 0, 2});
+         const ValueId mask = sample.integers("valid", {4}, {0, 1, 1, 0});
+         const ValueId previous = sample.integers("previous", {2, 3}, {5, 0, 2, 1, 1, 1});
+         sample.result_without_gradient(
+             count_experts(sample.builder(), indices, previous, attributes, "counts", mask));
+       }},
       {"many chunks",
        [](SampleBuilder& sample) {
          std::vector<int32_t> indices;
@@ -93,6 +108,12 @@ std::vector<OpSample> samples_count_experts() {
          const ValueId chosen = sample.integers("indices", {tokens, 1}, indices);
          sample.result_without_gradient(
              count_experts(sample.builder(), chosen, {}, {.experts = 6, .sequences = 2}, "counts"));
+         std::vector<int32_t> valid(indices.size() / 2);
+         for (size_t i = 0; i < valid.size(); ++i) valid[i] = i % 3 == 0 ? 0 : 1;
+         const ValueId pairs = sample.integers("pairs", {tokens / 2, 2}, indices);
+         sample.result_without_gradient(
+             count_experts(sample.builder(), pairs, {}, {.experts = 6, .sequences = 2},
+                           "counts_of_valid", sample.integers("valid", {tokens / 2}, valid)));
        }},
   };
 }
@@ -110,8 +131,11 @@ Shape expert_counts_shape(int64_t sequences, int64_t experts) {
 }
 
 ValueId count_experts(Builder& builder, ValueId indices, ValueId previous,
-                      const CountExpertsAttributes& attributes, const std::string& name) {
-  return builder.emit(kCountExperts, Attributes(attributes), {indices, previous}, name)[0];
+                      const CountExpertsAttributes& attributes, const std::string& name,
+                      ValueId mask) {
+  std::vector<ValueId> inputs = {indices, previous};
+  if (mask.valid()) inputs.push_back(mask);
+  return builder.emit(kCountExperts, Attributes(attributes), inputs, name)[0];
 }
 
 const OpSpec kCountExperts{.name = "count_experts",

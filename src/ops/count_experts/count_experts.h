@@ -5,6 +5,7 @@
 // group g is tokens g * S up to (g + 1) * S of those; by default these are all tokens and S is T/G.
 // A rank that has a stretch of the tokens counts its own and leaves the other groups at 0. Passing
 // the counts of the micro-batch before as `previous` gives the running sums of global_aux_loss.
+// With a mask, tokens where it is 0 (padding) are not counted.
 //
 // Integers that stay on the device; there is no derivative. The kernel counts fixed chunks of
 // tokens in parallel.
@@ -32,11 +33,13 @@ bool are_sequences(int64_t tokens, int64_t sequences, int64_t sequence_tokens, i
 Shape expert_counts_shape(int64_t sequences, int64_t experts);
 
 // `indices`: i32 [T, k]; those outside [0, E), such as the -1 of a dropped slot, are not counted.
-// `previous`: i32 of the result's shape, or invalid. Returns i32 counts; sums must stay below 2^31.
+// `previous`: i32 of the result's shape, or invalid. `mask`: i32 [T], or invalid. Returns i32
+// counts; sums must stay below 2^31.
 ValueId count_experts(Builder& builder, ValueId indices, ValueId previous,
-                      const CountExpertsAttributes& attributes, const std::string& name);
+                      const CountExpertsAttributes& attributes, const std::string& name,
+                      ValueId mask = {});
 
-// Inputs: indices, previous (optional). Output: counts.
+// Inputs: indices, previous (optional); with a mask that, too. Output: counts.
 extern const OpSpec kCountExperts;
 
 }  // namespace troupe

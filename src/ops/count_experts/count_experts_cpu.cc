@@ -3,6 +3,19 @@
 #include "program/kernel.h"
 
 namespace troupe {
+namespace {
+
+// count_slots of those of the slots [begin, end) whose tokens count.
+void count_valid_slots(const int32_t* indices, const int32_t* mask, int64_t top_k, int64_t begin,
+                       int64_t end, int32_t experts, int32_t* histogram) {
+  std::fill_n(histogram, experts, 0);
+  for (int64_t slot = begin; slot < end; ++slot) {
+    const int32_t expert = indices[slot];
+    if (expert >= 0 && expert < experts && mask[slot / top_k] != 0) ++histogram[expert];
+  }
+}
+
+}  // namespace
 
 void count_experts_cpu(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<CountExpertsAttributes>();
@@ -15,6 +28,7 @@ void count_experts_cpu(const KernelArguments& args) {
   const int64_t chunks = slot_chunks(sequence_tokens * top_k);
   const auto* indices = args.in<int32_t>(0);
   const auto* previous = args.in<int32_t>(1);
+  const auto* mask = args.inputs.size() > 2 ? args.in<int32_t>(2) : nullptr;
   auto* counts = args.out<int32_t>(0);
   auto* histograms = reinterpret_cast<int32_t*>(args.workspace);
 
@@ -24,8 +38,13 @@ void count_experts_cpu(const KernelArguments& args) {
     const int64_t begin = std::max<int64_t>(0, sequence * sequence_tokens - first) * top_k;
     const int64_t end = std::min(tokens, (sequence + 1) * sequence_tokens - first) * top_k;
     const int64_t at = begin + piece % chunks * kSlotChunk;
-    count_slots(indices + at, std::max<int64_t>(0, std::min(kSlotChunk, end - at)), experts,
-                histograms + piece * experts);
+    const int64_t count = std::max<int64_t>(0, std::min(kSlotChunk, end - at));
+    int32_t* const own = histograms + piece * experts;
+    if (mask == nullptr) {
+      count_slots(indices + at, count, experts, own);
+    } else {
+      count_valid_slots(indices, mask, top_k, at, at + count, experts, own);
+    }
   });
   for (int64_t sequence = 0; sequence < attributes.sequences; ++sequence) {
     for (int64_t expert = 0; expert < experts; ++expert) {

@@ -16,8 +16,9 @@ constexpr int kCountSlots = 8;  // of a thread
 // is touched, and counts them by itself before it adds them to the others' counts. Sums of integers
 // are the same in any order.
 __global__ void __launch_bounds__(kCountThreads)
-    count_experts_kernel(const int32_t* indices, int32_t* counts, int64_t slots, int64_t top_k,
-                         int64_t sequence_tokens, int64_t first_token, int32_t experts) {
+    count_experts_kernel(const int32_t* indices, const int32_t* mask, int32_t* counts,
+                         int64_t slots, int64_t top_k, int64_t sequence_tokens, int64_t first_token,
+                         int32_t experts) {
   extern __shared__ int32_t own_counts[];
   const int64_t sequence = first_token / sequence_tokens + blockIdx.y;
   const int64_t sequence_slot = (sequence * sequence_tokens - first_token) * top_k;
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(kCountThreads)
   for (int i = 0; i < kCountSlots; ++i) {
     const int64_t slot = first + i * kCountThreads;
     chosen[i] = slot < end ? indices[slot] : -1;
+    if (mask != nullptr && slot < end && mask[slot / top_k] == 0) chosen[i] = -1;
   }
   for_row(experts, [=](int64_t e) { own_counts[e] = 0; });
   __syncthreads();
@@ -53,6 +55,7 @@ void run_count_experts(const CudaKernelArguments& args) {
   launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256}, copy_counts_kernel,
          args.in<int32_t>(1), args.out<int32_t>(0), count);
   if (indices.elements() == 0) return;
+  const int32_t* mask = args.inputs.size() > 2 ? args.in<int32_t>(2) : nullptr;
   const int64_t first_token = attributes.first_token;
   const int64_t sequences =
       (first_token + indices[0] - 1) / sequence_tokens - first_token / sequence_tokens + 1;
@@ -61,7 +64,7 @@ void run_count_experts(const CudaKernelArguments& args) {
          {dim3(static_cast<unsigned>(ceil_divide(sequence_slots, kCountThreads * kCountSlots)),
                static_cast<unsigned>(sequences)),
           kCountThreads, static_cast<size_t>(attributes.experts) * sizeof(int32_t)},
-         count_experts_kernel, args.in<int32_t>(0), args.out<int32_t>(0), indices.elements(),
+         count_experts_kernel, args.in<int32_t>(0), mask, args.out<int32_t>(0), indices.elements(),
          indices[1], sequence_tokens, first_token, attributes.experts);
 }
 

@@ -49,34 +49,50 @@ struct TokenLogits {
   }
 };
 
+// The tokens that count: TokenMask of ops/router_loss/router_loss_cpu.h.
+struct DeviceTokenMask {
+  const int32_t* mask = nullptr;  // null: all count
+  const int32_t* count = nullptr;
+
+  DeviceTokenMask(const CudaKernelArguments& args, size_t input) {
+    if (input + 1 >= args.inputs.size()) return;
+    mask = args.in<int32_t>(static_cast<int>(input));
+    count = args.in<int32_t>(static_cast<int>(input) + 1);
+  }
+  __device__ bool counts(int64_t token) const { return mask == nullptr || mask[token] != 0; }
+};
+
 template <class T, class Term>
-__global__ void token_terms_kernel(Term term, const T* logits, int64_t tokens, int experts,
-                                   double* terms) {
+__global__ void token_terms_kernel(Term term, DeviceTokenMask valid, const T* logits,
+                                   int64_t tokens, int experts, double* terms) {
   const int64_t token = int64_t{blockIdx.x} * kTokensPerBlock + threadIdx.x / 32;
   if (token >= tokens) return;
   const TokenLogits<T> own{logits + token * experts, experts, static_cast<int>(threadIdx.x) % 32};
-  const double value = term(token, own);
+  const double value = valid.counts(token) ? term(token, own) : 0.0;
   if (own.lane == 0) terms[token] = value;
 }
 
 template <class T>
-__global__ void sum_terms_kernel(const double* terms, int64_t tokens, double factor, T* out) {
+__global__ void sum_terms_kernel(const double* terms, int64_t tokens, double factor,
+                                 const int32_t* divisor, T* out) {
   __shared__ double shared[32];
   double sum = 0;
   for_row(tokens, [&](int64_t i) { sum += terms[i]; });
   sum = block_sum(sum, shared);
+  if (divisor != nullptr) factor /= fmax(1.0, static_cast<double>(*divisor));
   if (threadIdx.x == 0) *out = static_cast<T>(factor * sum);
 }
 
-// Output 0 = factor times the sum over tokens of term(token, logits), in double. The scratch memory
-// holds a double for each token.
+// Output 0 = factor times the sum over the tokens that count of term(token, logits), in double,
+// over max(*divisor, 1) unless that is null. The scratch memory holds a double for each token.
 template <class T, class Term>
-void sum_over_tokens(const CudaKernelArguments& args, double factor, const Term& term) {
+void sum_over_tokens(const CudaKernelArguments& args, double factor, const DeviceTokenMask& valid,
+                     const int32_t* divisor, const Term& term) {
   const Shape& shape = args.input(0).shape;
   auto* terms = reinterpret_cast<double*>(args.scratch);
   launch(args, {token_blocks(shape[0]), 32 * kTokensPerBlock}, token_terms_kernel<T, Term>, term,
-         args.in<T>(0), shape[0], static_cast<int>(shape[1]), terms);
-  launch(args, {1, 1024}, sum_terms_kernel<T>, terms, shape[0], factor, args.out<T>(0));
+         valid, args.in<T>(0), shape[0], static_cast<int>(shape[1]), terms);
+  launch(args, {1, 1024}, sum_terms_kernel<T>, terms, shape[0], factor, divisor, args.out<T>(0));
 }
 
 inline uint64_t sum_over_tokens_bytes(const OpView& op) {
@@ -84,20 +100,27 @@ inline uint64_t sum_over_tokens_bytes(const OpView& op) {
 }
 
 template <class T, class Body>
-__global__ void token_gradients_kernel(Body body, const T* logits, int64_t tokens, int experts,
-                                       T* d_logits) {
+__global__ void token_gradients_kernel(Body body, DeviceTokenMask valid, const T* logits,
+                                       int64_t tokens, int experts, T* d_logits) {
   const int64_t token = int64_t{blockIdx.x} * kTokensPerBlock + threadIdx.x / 32;
   if (token >= tokens) return;
   const TokenLogits<T> own{logits + token * experts, experts, static_cast<int>(threadIdx.x) % 32};
-  body(token, own, d_logits + token * experts);
+  T* const d_own = d_logits + token * experts;
+  if (valid.counts(token)) {
+    body(token, own, d_own);
+  } else {
+    for (int i = own.lane; i < experts; i += 32) d_own[i] = T(0);
+  }
 }
 
-// Calls body(token, logits, d_logits of the token) with every warp's lanes.
+// Calls body(token, logits, d_logits of the token) with every warp's lanes for the tokens that
+// count. The gradient of others is 0.
 template <class T, class Body>
-void for_each_token(const CudaKernelArguments& args, const Body& body) {
+void for_each_token(const CudaKernelArguments& args, const DeviceTokenMask& valid,
+                    const Body& body) {
   const Shape& shape = args.input(0).shape;
   launch(args, {token_blocks(shape[0]), 32 * kTokensPerBlock}, token_gradients_kernel<T, Body>,
-         body, args.in<T>(0), shape[0], static_cast<int>(shape[1]), args.out<T>(0));
+         body, valid, args.in<T>(0), shape[0], static_cast<int>(shape[1]), args.out<T>(0));
 }
 
 }  // namespace troupe

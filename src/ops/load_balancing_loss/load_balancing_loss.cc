@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "ops/count_experts/count_experts.h"
-#include "ops/router_loss/router_loss.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -18,8 +17,8 @@ uint64_t load_balancing_loss_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
-// Checks what the loss and its gradient take beside the logits.
-void check_load_balancing_counts(const InferContext& context) {
+// Checks what the loss and its gradient take beside the logits. `inputs`: of the loss.
+void check_load_balancing_counts(const InferContext& context, int inputs) {
   const Shape& logits = context.input(0).shape;
   const Value& counts = context.input(1);
   const auto& attributes = context.attributes<LoadBalancingLossAttributes>();
@@ -32,19 +31,19 @@ void check_load_balancing_counts(const InferContext& context) {
   TROUPE_CHECK(counts.dtype == DType::i32 &&
                    counts.shape == expert_counts_shape(attributes.sequences, logits[1]),
                "load_balancing_loss needs i32 counts [E], or [G, E]: " + counts.name);
+  if (inputs == 2) return;
+  TROUPE_CHECK(attributes.sequences == 1 || attributes.steps == 1,
+               "load_balancing_loss: running sums tell no sequence's number of valid tokens");
 }
 
 void infer_load_balancing_loss(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 2, "load_balancing_loss takes logits, counts");
-  infer_router_loss(context, "load_balancing_loss");
-  check_load_balancing_counts(context);
+  infer_router_loss(context, "load_balancing_loss", 2);
+  check_load_balancing_counts(context, context.input_count());
 }
 
 void infer_load_balancing_loss_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 3,
-               "load_balancing_loss_gradient takes logits, counts, d_loss");
-  infer_router_loss_gradient(context, "load_balancing_loss_gradient");
-  check_load_balancing_counts(context);
+  infer_router_loss_gradient(context, "load_balancing_loss_gradient", 2);
+  check_load_balancing_counts(context, context.input_count() - 1);
 }
 
 void differentiate_load_balancing_loss(DerivativeContext& context) {
@@ -52,8 +51,7 @@ void differentiate_load_balancing_loss(DerivativeContext& context) {
   const auto attributes = context.attributes<LoadBalancingLossAttributes>();
   const ValueId gradient =
       context.builder().emit(kLoadBalancingLossGradient, Attributes(attributes),
-                             {context.input(0), context.input(1), context.output_gradient(0)},
-                             "d_" + context.input_name(0))[0];
+                             router_loss_gradient_inputs(context), "d_" + context.input_name(0))[0];
   context.add_gradient(0, gradient);
 }
 
@@ -99,6 +97,24 @@ OpSample sample_load_balancing_loss(const std::string& name, int64_t tokens, int
           }};
 }
 
+OpSample sample_masked_balancing(const std::string& name, int64_t experts,
+                                 const std::vector<int32_t>& mask,
+                                 const std::vector<int32_t>& counts, int32_t count,
+                                 const LoadBalancingLossAttributes& attributes) {
+  return {
+      name, [=](SampleBuilder& sample) {
+        const auto tokens = static_cast<int64_t>(mask.size());
+        SampleBuilder::Options options;
+        options.accumulation = true;
+        const ValueId logits = sample.tensor("logits", {tokens, experts}, options);
+        const ValueId n =
+            sample.integers("counts", expert_counts_shape(attributes.sequences, experts), counts);
+        const ValidTokens valid{.mask = sample.integers("valid", {tokens}, mask),
+                                .count = sample.integers("count", {1}, {count})};
+        sample.result(load_balancing_loss(sample.builder(), logits, n, attributes, "loss", valid));
+      }};
+}
+
 std::vector<OpSample> samples_load_balancing_loss() {
   return {
       sample_load_balancing_loss("an expert without tokens", 6, 4, {5, 0, 3, 4},
@@ -128,6 +144,24 @@ std::vector<OpSample> samples_load_balancing_loss() {
                                   .score_function = ScoreFunction::sigmoid,
                                   .sequences = 2,
                                   .steps = 2}),
+      sample_masked_balancing("padding", 4, {1, 1, 0, 1, 0, 0}, {1, 0, 2, 3}, 3,
+                              {.coefficient = 1, .top_k = 2}),
+      sample_masked_balancing("nothing but padding", 3, {0, 0}, {0, 0, 0}, 0,
+                              {.coefficient = 1, .top_k = 1}),
+      sample_masked_balancing(
+          "three sequences with padding, one of them nothing else, sigmoid", 4, {1, 1, 0, 0, 0, 1},
+          {2, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0}, 3,
+          {.coefficient = 1, .top_k = 2, .score_function = ScoreFunction::sigmoid, .sequences = 3}),
+      sample_masked_balancing(
+          "padding in the end of one sequence and a part of the next", 3, {1, 0, 0, 1},
+          {4, 1, 3, 0, 4, 2}, 7,
+          {.coefficient = 1, .top_k = 2, .sequences = 2, .sequence_tokens = 5, .first_token = 3}),
+      sample_masked_balancing("padding, sums of four micro-batches, sqrtsoftplus", 4,
+                              {0, 1, 1, 1, 0}, {11, 2, 12, 15}, 3,
+                              {.coefficient = 1,
+                               .top_k = 2,
+                               .score_function = ScoreFunction::sqrtsoftplus,
+                               .steps = 4}),
       {"many chunks",
        [](SampleBuilder& sample) {
          // Most logits are constants: only a few rows are worth a finite difference.
@@ -150,9 +184,10 @@ std::vector<OpSample> samples_load_balancing_loss() {
 }  // namespace
 
 ValueId load_balancing_loss(Builder& builder, ValueId logits, ValueId counts,
-                            const LoadBalancingLossAttributes& attributes,
-                            const std::string& name) {
-  return builder.emit(kLoadBalancingLoss, Attributes(attributes), {logits, counts}, name)[0];
+                            const LoadBalancingLossAttributes& attributes, const std::string& name,
+                            const ValidTokens& valid) {
+  return builder.emit(kLoadBalancingLoss, Attributes(attributes),
+                      router_loss_inputs({logits, counts}, valid), name)[0];
 }
 
 const OpSpec kLoadBalancingLoss{

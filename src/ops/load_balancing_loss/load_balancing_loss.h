@@ -20,10 +20,21 @@
 // summed over several ranks the T*^2 of the formula is that of all these ranks' tokens: with m
 // equal ranks the caller passes c / m^2; or, where the ranks have stretches of the same tokens, T*
 // and the first of its own. L is then this rank's part of the loss.
+//
+// With ValidTokens padding is left out, and the counts should have no padding either. With N valid
+// tokens in a sequence, of all ranks, and the shares n_e / sum_i n_i of the experts
+//   L = c * E * sum_e (sum over valid t of q_te) / N * n_e / sum_i n_i,
+// the mean over the sequences, in which one of nothing but padding counts as 0. It is the formula
+// above when nothing is padding, and that for the valid tokens alone otherwise. Coefficients need
+// no m then. N is the count of ValidTokens, or for several sequences sum_i n_i / k of each.
+// (Megatron Core has one mean N for all sequences of a micro-batch, and for global_aux_loss N^2 in
+// place of N * sum_i n_i / (k steps): the same where all sequences and micro-batches have as many
+// valid tokens.)
 #pragma once
 
 #include <string>
 
+#include "ops/router_loss/router_loss.h"
 #include "ops/router_topk/router_topk.h"
 #include "program/builder.h"
 #include "program/op_spec.h"
@@ -42,10 +53,12 @@ struct LoadBalancingLossAttributes {
 
 // `logits`: [T, E], f32 or f64; `counts`: i32, of the shape that count_experts gives them: [E], and
 // [G, E] for G > 1 sequences. Returns the loss, [1] of the logits' dtype.
+// With a mask there are not several sequences and several steps.
 ValueId load_balancing_loss(Builder& builder, ValueId logits, ValueId counts,
-                            const LoadBalancingLossAttributes& attributes, const std::string& name);
+                            const LoadBalancingLossAttributes& attributes, const std::string& name,
+                            const ValidTokens& valid = {});
 
-// Inputs: logits, counts. Output: loss [1].
+// Inputs: logits, counts; or logits, counts, mask, count. Output: loss [1].
 extern const OpSpec kLoadBalancingLoss;
 
 // With f = d_loss * c * E / (k * T*^2) / (G * steps), the counts n of the token's sequence and
@@ -53,7 +66,8 @@ extern const OpSpec kLoadBalancingLoss;
 //   softmax:                dz_ti = f * q_ti * (n_i - a)
 //   sigmoid, sqrtsoftplus:  dz_ti = f * s'(z_ti) / (sum_e s(z_te) + 1e-20) * (n_i - a),
 //                           s' = s (1 - s) or sigmoid(z) / (2 s)
-// Inputs: logits, counts, d_loss [1]. Output: d_logits [T, E].
+// With ValidTokens f = d_loss * c * E / (G * N * sum_i n_i), and 0 for padding.
+// Inputs: those of the loss, d_loss [1]. Output: d_logits [T, E].
 extern const OpSpec kLoadBalancingLossGradient;
 
 }  // namespace troupe

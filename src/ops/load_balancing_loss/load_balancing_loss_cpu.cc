@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cpu/router_scores.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/router_loss/router_loss_cpu.h"
@@ -12,9 +14,12 @@ struct BalancingProblem {
   int64_t sequence_tokens;  // T*
   int64_t first_token;
   const int32_t* counts;
+  TokenMask valid;
+  int32_t top_k;
+  int32_t sequences;
   double factor;  // c * E / (k * T*^2), over the numbers of sequences and micro-batches
 
-  explicit BalancingProblem(const KernelArguments& args) {
+  explicit BalancingProblem(const KernelArguments& args) : valid(args, 2) {
     const auto& attributes = args.attributes->as<LoadBalancingLossAttributes>();
     function = attributes.score_function;
     experts = args.input(0).shape[1];
@@ -26,9 +31,23 @@ struct BalancingProblem {
     const auto tokens = static_cast<double>(sequence_tokens);
     factor = attributes.coefficient * static_cast<double>(experts) /
              (attributes.top_k * tokens * tokens * attributes.steps * attributes.sequences);
+    top_k = attributes.top_k;
+    sequences = attributes.sequences;
+    if (valid.mask != nullptr) {
+      factor = attributes.coefficient * static_cast<double>(experts) / attributes.sequences;
+    }
   }
   const int32_t* counts_of(int64_t token) const {
     return counts + (first_token + token) / sequence_tokens * experts;
+  }
+  // What the factor lacks where padding does not count: 1 / (N * sum_i n_i) of the sequence.
+  double weight_of(int64_t token) const {
+    if (valid.mask == nullptr) return 1;
+    const int32_t* n = counts_of(token);
+    double choices = 0;
+    for (int64_t i = 0; i < experts; ++i) choices += n[i];
+    const double tokens = sequences == 1 ? *valid.count : choices / top_k;
+    return 1 / (std::max(1.0, tokens) * std::max(1.0, choices));
   }
 };
 
@@ -63,9 +82,10 @@ template <class T>
 struct LoadBalancingLossKernel {
   static void run(const KernelArguments& args) {
     const BalancingProblem problem(args);
-    const double expected = sum_over_tokens<T>(args, [=](int64_t token, const T* z, T* s) {
-      return TokenScores<T>(problem, token, z, s).expected;
-    });
+    const double expected =
+        sum_over_tokens<T>(args, problem.valid, [=](int64_t token, const T* z, T* s) {
+          return problem.weight_of(token) * TokenScores<T>(problem, token, z, s).expected;
+        });
     args.out<T>(0)[0] = static_cast<T>(problem.factor * expected);
   }
 };
@@ -74,8 +94,8 @@ template <class T>
 struct LoadBalancingLossGradientKernel {
   static void run(const KernelArguments& args) {
     const BalancingProblem problem(args);
-    const T factor = static_cast<T>(problem.factor * static_cast<double>(args.in<T>(2)[0]));
-    for_each_token<T>(args, [=](int64_t token, const T* z, T* dz) {
+    const double d_loss = args.inputs.back().as<T>()[0];
+    for_each_token<T>(args, problem.valid, [=](int64_t token, const T* z, T* dz) {
       const TokenScores<T> scores(problem, token, z, dz);
       if (problem.function == ScoreFunction::sigmoid) {
         TROUPE_INDEPENDENT
@@ -84,6 +104,7 @@ struct LoadBalancingLossGradientKernel {
         for (int64_t i = 0; i < problem.experts; ++i) dz[i] = sqrtsoftplus_slope(z[i], dz[i]);
       }
       const int32_t* counts = problem.counts_of(token);
+      const T factor = static_cast<T>(problem.factor * d_loss * problem.weight_of(token));
       const T scale = factor / scores.total;
       TROUPE_INDEPENDENT
       for (int64_t i = 0; i < problem.experts; ++i) {

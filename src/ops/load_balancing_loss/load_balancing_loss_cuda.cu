@@ -12,9 +12,12 @@ struct Balancing {
   int64_t sequence_tokens;
   int64_t first_token;
   const int32_t* counts;
+  DeviceTokenMask valid;
+  int32_t top_k;
+  int32_t sequences;
   double factor;
 
-  explicit Balancing(const CudaKernelArguments& args) {
+  explicit Balancing(const CudaKernelArguments& args) : valid(args, 2) {
     const auto& attributes = args.attributes->as<LoadBalancingLossAttributes>();
     const Shape& logits = args.input(0).shape;
     function = attributes.score_function;
@@ -26,6 +29,11 @@ struct Balancing {
     const auto tokens = static_cast<double>(sequence_tokens);
     factor = attributes.coefficient * static_cast<double>(experts) /
              (attributes.top_k * tokens * tokens * attributes.steps * attributes.sequences);
+    top_k = attributes.top_k;
+    sequences = attributes.sequences;
+    if (valid.mask != nullptr) {
+      factor = attributes.coefficient * static_cast<double>(experts) / attributes.sequences;
+    }
   }
 };
 
@@ -52,6 +60,15 @@ struct BalancedScores {
     if (!softmax) total += T(1e-20);
     expected = logits.sum([&](int i) { return score(i) * static_cast<T>(counts[i]); }) / total;
   }
+  // What the factor lacks where padding does not count: 1 / (N * sum_i n_i) of the sequence.
+  __device__ double weight(const Balancing& problem) const {
+    if (problem.valid.mask == nullptr) return 1;
+    double choices = 0;
+    for (int i = logits.lane; i < logits.experts; i += 32) choices += counts[i];
+    choices = warp_sum(choices);
+    const double tokens = problem.sequences == 1 ? *problem.valid.count : choices / problem.top_k;
+    return 1 / (fmax(1.0, tokens) * fmax(1.0, choices));
+  }
   __device__ T score(int i) const {
     return function == ScoreFunction::softmax ? exp(logits.z[i] - largest)
                                               : device_score(function, logits.z[i]);
@@ -66,14 +83,15 @@ template <class T>
 struct ExpectedTerm {
   Balancing problem;
   __device__ double operator()(int64_t token, const TokenLogits<T>& logits) const {
-    return BalancedScores<T>(problem, token, logits).expected;
+    const BalancedScores<T> scores(problem, token, logits);
+    return scores.weight(problem) * scores.expected;
   }
 };
 
 template <class T>
 void run_load_balancing_loss(const CudaKernelArguments& args) {
   const Balancing problem(args);
-  sum_over_tokens<T>(args, problem.factor, ExpectedTerm<T>{problem});
+  sum_over_tokens<T>(args, problem.factor, problem.valid, nullptr, ExpectedTerm<T>{problem});
 }
 
 template <class T>
@@ -82,7 +100,8 @@ struct BalancingGradient {
   const T* d_loss;
   __device__ void operator()(int64_t token, const TokenLogits<T>& logits, T* dz) const {
     const BalancedScores<T> scores(problem, token, logits);
-    const T scale = static_cast<T>(problem.factor * static_cast<double>(*d_loss)) / scores.total;
+    const double factor = problem.factor * static_cast<double>(*d_loss) * scores.weight(problem);
+    const T scale = static_cast<T>(factor) / scores.total;
     for (int i = logits.lane; i < logits.experts; i += 32) {
       dz[i] = scale * scores.slope(i) * (static_cast<T>(scores.counts[i]) - scores.expected);
     }
@@ -91,7 +110,8 @@ struct BalancingGradient {
 
 template <class T>
 void run_load_balancing_loss_gradient(const CudaKernelArguments& args) {
-  for_each_token<T>(args, BalancingGradient<T>{Balancing(args), args.in<T>(2)});
+  const Balancing problem(args);
+  for_each_token<T>(args, problem.valid, BalancingGradient<T>{problem, args.inputs.back().as<T>()});
 }
 
 }  // namespace

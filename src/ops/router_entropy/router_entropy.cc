@@ -3,7 +3,6 @@
 #include <limits>
 #include <vector>
 
-#include "ops/router_loss/router_loss.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -15,8 +14,7 @@ uint64_t router_entropy_cuda_scratch_bytes(const OpView& op);
 namespace {
 
 void infer_router_entropy(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 1, "router_entropy takes the logits");
-  infer_router_loss(context, "router_entropy");
+  infer_router_loss(context, "router_entropy", 1);
 }
 
 // A maximum, a difference, an exponential and two sums for each logit.
@@ -45,6 +43,16 @@ std::vector<OpSample> samples_router_entropy() {
       sample_router_entropy("more experts than lanes", {4, 35}),
       sample_router_entropy("one token, one expert", {1, 1}),
       sample_router_entropy("many chunks", {10000, 5}),
+      {"padding, and tokens of other ranks",
+       [](SampleBuilder& sample) {
+         SampleBuilder::Options options;
+         options.accumulation = true;
+         options.differentiable = false;
+         const ValueId logits = sample.tensor("logits", {4, 5}, options);
+         const ValidTokens valid{.mask = sample.integers("valid", {4}, {0, 1, 1, 0}),
+                                 .count = sample.integers("count", {1}, {3})};
+         sample.result_without_gradient(router_entropy(sample.builder(), logits, "entropy", valid));
+       }},
       {"experts without a chance",
        [](SampleBuilder& sample) {
          constexpr double kNever = -std::numeric_limits<double>::infinity();
@@ -60,8 +68,10 @@ std::vector<OpSample> samples_router_entropy() {
 
 }  // namespace
 
-ValueId router_entropy(Builder& builder, ValueId logits, const std::string& name) {
-  return builder.emit(kRouterEntropy, Attributes(NoAttributes{}), {logits}, name)[0];
+ValueId router_entropy(Builder& builder, ValueId logits, const std::string& name,
+                       const ValidTokens& valid) {
+  return builder.emit(kRouterEntropy, Attributes(NoAttributes{}),
+                      router_loss_inputs({logits}, valid), name)[0];
 }
 
 const OpSpec kRouterEntropy{.name = "router_entropy",

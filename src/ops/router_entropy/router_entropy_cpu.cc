@@ -11,15 +11,16 @@ namespace {
 template <class T>
 struct RouterEntropyKernel {
   static void run(const KernelArguments& args) {
+    const TokenMask valid(args, 1);
     const int64_t experts = args.input(0).shape[1];
-    const double entropies = sum_over_tokens<T>(args, [=](int64_t, const T* z, T* e) {
+    const double entropies = sum_over_tokens<T>(args, valid, [=](int64_t, const T* z, T* e) {
       const T largest = shifted_exponentials(z, experts, e);
       const T total = sum(e, experts);
       const T weighted = lane_sum<T>(
           experts, [=](int64_t i) { return e[i] > T(0) ? e[i] * (z[i] - largest) : T(0); });
       return std::log(total) - weighted / total;
     });
-    args.out<T>(0)[0] = static_cast<T>(entropies / static_cast<double>(args.input(0).shape[0]));
+    args.out<T>(0)[0] = static_cast<T>(entropies / valid.divisor(args.input(0).shape[0]));
   }
 };
 

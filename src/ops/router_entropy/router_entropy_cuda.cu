@@ -19,7 +19,9 @@ struct EntropyTerm {
 
 template <class T>
 void run_router_entropy(const CudaKernelArguments& args) {
-  sum_over_tokens<T>(args, 1 / static_cast<double>(args.input(0).shape[0]), EntropyTerm<T>{});
+  const DeviceTokenMask valid(args, 1);
+  const double tokens = valid.mask != nullptr ? 1 : static_cast<double>(args.input(0).shape[0]);
+  sum_over_tokens<T>(args, 1 / tokens, valid, valid.count, EntropyTerm<T>{});
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "ops/router_loss/router_loss.h"
 
+#include <string>
+
 #include "ops/router_loss/router_loss_cpu.h"
 
 namespace troupe {
@@ -11,17 +13,44 @@ void check_router_logits(const Value& logits, const char* kind) {
                std::string(kind) + " needs f32 or f64 logits [T, E]: " + logits.name);
 }
 
+// `count`: inputs, of which the first `operands` are followed by mask and count, or are all.
+void check_valid_tokens(const InferContext& context, const char* kind, int operands, int count) {
+  TROUPE_CHECK(count == operands || count == operands + 2,
+               std::string(kind) + ": mask and count of tokens come together");
+  if (count == operands) return;
+  const Value& mask = context.input(operands);
+  TROUPE_CHECK(mask.dtype == DType::i32 && mask.shape == Shape({context.input(0).shape[0]}),
+               std::string(kind) + " needs an i32 mask [T]: " + mask.name);
+  const Value& tokens = context.input(operands + 1);
+  TROUPE_CHECK(tokens.dtype == DType::i32 && tokens.shape == Shape({1}),
+               std::string(kind) + " needs an i32 count [1]: " + tokens.name);
+}
+
 }  // namespace
 
-void infer_router_loss(InferContext& context, const char* kind) {
+std::vector<ValueId> router_loss_inputs(std::vector<ValueId> inputs, const ValidTokens& valid) {
+  if (valid.mask.valid()) inputs.insert(inputs.end(), {valid.mask, valid.count});
+  return inputs;
+}
+
+std::vector<ValueId> router_loss_gradient_inputs(const DerivativeContext& context) {
+  std::vector<ValueId> inputs;
+  for (int i = 0; i < context.op().op.input_count; ++i) inputs.push_back(context.input(i));
+  inputs.push_back(context.output_gradient(0));
+  return inputs;
+}
+
+void infer_router_loss(InferContext& context, const char* kind, int operands) {
   const Value& logits = context.input(0);
   check_router_logits(logits, kind);
+  check_valid_tokens(context, kind, operands, context.input_count());
   context.output("", logits.dtype, {1});
 }
 
-void infer_router_loss_gradient(InferContext& context, const char* kind) {
+void infer_router_loss_gradient(InferContext& context, const char* kind, int operands) {
   const Value& logits = context.input(0);
   check_router_logits(logits, kind);
+  check_valid_tokens(context, kind, operands, context.input_count() - 1);
   const Value& d_loss = context.input(context.input_count() - 1);
   TROUPE_CHECK(d_loss.dtype == logits.dtype && d_loss.shape == Shape({1}),
                std::string(kind) + ": d_loss is [1] of the logits' dtype: " + d_loss.name);
@@ -30,7 +59,9 @@ void infer_router_loss_gradient(InferContext& context, const char* kind) {
 
 Cost cost_router_loss(const OpView& op, double flops_per_logit) {
   uint64_t bytes = op.output(0).bytes();
-  for (int i = 0; i < op.op.input_count; ++i) bytes += op.input(i).bytes();
+  for (int i = 0; i < op.op.input_count; ++i) {
+    if (op.has_input(i)) bytes += op.input(i).bytes();
+  }
   return {.flops = flops_per_logit * static_cast<double>(op.input(0).shape.elements()),
           .bytes = static_cast<double>(bytes)};
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <vector>
 
-#include "ops/router_loss/router_loss.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -18,21 +17,19 @@ uint64_t router_z_loss_cuda_scratch_bytes(const OpView& op);
 namespace {
 
 void infer_router_z_loss(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 1, "router_z_loss takes the logits");
-  infer_router_loss(context, "router_z_loss");
+  infer_router_loss(context, "router_z_loss", 1);
 }
 
 void infer_router_z_loss_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 2, "router_z_loss_gradient takes logits, d_loss");
-  infer_router_loss_gradient(context, "router_z_loss_gradient");
+  infer_router_loss_gradient(context, "router_z_loss_gradient", 1);
 }
 
 void differentiate_router_z_loss(DerivativeContext& context) {
   if (!context.wants(0)) return;
   const auto attributes = context.attributes<RouterZLossAttributes>();
-  const ValueId gradient = context.builder().emit(kRouterZLossGradient, Attributes(attributes),
-                                                  {context.input(0), context.output_gradient(0)},
-                                                  "d_" + context.input_name(0))[0];
+  const ValueId gradient =
+      context.builder().emit(kRouterZLossGradient, Attributes(attributes),
+                             router_loss_gradient_inputs(context), "d_" + context.input_name(0))[0];
   context.add_gradient(0, gradient);
 }
 
@@ -68,11 +65,27 @@ OpSample sample_router_z_loss(const std::string& name, const Shape& shape, doubl
           }};
 }
 
+OpSample sample_masked_z_loss(const std::string& name, const std::vector<int32_t>& mask,
+                              int32_t count) {
+  return {
+      name, [=](SampleBuilder& sample) {
+        const auto tokens = static_cast<int64_t>(mask.size());
+        SampleBuilder::Options options;
+        options.accumulation = true;
+        const ValueId logits = sample.tensor("logits", {tokens, 5}, options);
+        const ValidTokens valid{.mask = sample.integers("valid", {tokens}, mask),
+                                .count = sample.integers("count", {1}, {count})};
+        sample.result(router_z_loss(sample.builder(), logits, {.coefficient = 1}, "loss", valid));
+      }};
+}
+
 std::vector<OpSample> samples_router_z_loss() {
   return {
       sample_router_z_loss("a few tokens", {6, 5}, 1),
       sample_router_z_loss("more experts than lanes", {4, 35}, 0.25),
       sample_router_z_loss("one token, one expert", {1, 1}, 0.5),
+      sample_masked_z_loss("padding, and tokens of other ranks", {1, 0, 1, 1, 0}, 7),
+      sample_masked_z_loss("nothing but padding", {0, 0}, 0),
       {"many chunks",
        [](SampleBuilder& sample) {
          // Most logits are constants: only a few rows are worth a finite difference.
@@ -92,8 +105,9 @@ std::vector<OpSample> samples_router_z_loss() {
 }  // namespace
 
 ValueId router_z_loss(Builder& builder, ValueId logits, const RouterZLossAttributes& attributes,
-                      const std::string& name) {
-  return builder.emit(kRouterZLoss, Attributes(attributes), {logits}, name)[0];
+                      const std::string& name, const ValidTokens& valid) {
+  return builder.emit(kRouterZLoss, Attributes(attributes), router_loss_inputs({logits}, valid),
+                      name)[0];
 }
 
 const OpSpec kRouterZLoss{.name = "router_z_loss",

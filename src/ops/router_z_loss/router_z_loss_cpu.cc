@@ -22,26 +22,28 @@ struct TokenLogSum {
 template <class T>
 struct RouterZLossKernel {
   static void run(const KernelArguments& args) {
-    const int64_t tokens = args.input(0).shape[0];
+    const TokenMask valid(args, 1);
     const int64_t experts = args.input(0).shape[1];
-    const double squares = sum_over_tokens<T>(args, [=](int64_t, const T* z, T* e) {
+    const double squares = sum_over_tokens<T>(args, valid, [=](int64_t, const T* z, T* e) {
       const double log_sum = TokenLogSum<T>(z, experts, e).log_sum;
       return log_sum * log_sum;
     });
     const double coefficient = args.attributes->as<RouterZLossAttributes>().coefficient;
-    args.out<T>(0)[0] = static_cast<T>(coefficient * squares / static_cast<double>(tokens));
+    args.out<T>(0)[0] =
+        static_cast<T>(coefficient * squares / valid.divisor(args.input(0).shape[0]));
   }
 };
 
 template <class T>
 struct RouterZLossGradientKernel {
   static void run(const KernelArguments& args) {
-    const int64_t tokens = args.input(0).shape[0];
+    const TokenMask valid(args, 1);
     const int64_t experts = args.input(0).shape[1];
     const double coefficient = args.attributes->as<RouterZLossAttributes>().coefficient;
-    const T factor = static_cast<T>(2 * coefficient / static_cast<double>(tokens) *
-                                    static_cast<double>(args.in<T>(1)[0]));
-    for_each_token<T>(args, [=](int64_t, const T* z, T* dz) {
+    const T* d_loss = args.inputs.back().as<T>();
+    const T factor = static_cast<T>(2 * coefficient / valid.divisor(args.input(0).shape[0]) *
+                                    static_cast<double>(*d_loss));
+    for_each_token<T>(args, valid, [=](int64_t, const T* z, T* dz) {
       const TokenLogSum<T> scores(z, experts, dz);
       const T scale = factor * scores.log_sum / scores.total;
       TROUPE_INDEPENDENT

@@ -26,18 +26,22 @@ struct SquaredLogSumTerm {
 template <class T>
 void run_router_z_loss(const CudaKernelArguments& args) {
   const double coefficient = args.attributes->as<RouterZLossAttributes>().coefficient;
-  sum_over_tokens<T>(args, coefficient / static_cast<double>(args.input(0).shape[0]),
-                     SquaredLogSumTerm<T>{});
+  const DeviceTokenMask valid(args, 1);
+  const double tokens = valid.mask != nullptr ? 1 : static_cast<double>(args.input(0).shape[0]);
+  sum_over_tokens<T>(args, coefficient / tokens, valid, valid.count, SquaredLogSumTerm<T>{});
 }
 
 template <class T>
 struct ZLossGradient {
   const T* d_loss;
   double factor;
+  const int32_t* divisor;  // null: 1
   __device__ void operator()(int64_t, const TokenLogits<T>& logits, T* dz) const {
     const LogSum<T> sums(logits);
+    const double divided =
+        divisor != nullptr ? factor / fmax(1.0, static_cast<double>(*divisor)) : factor;
     const T scale =
-        static_cast<T>(factor * static_cast<double>(*d_loss)) * sums.log_sum / sums.total;
+        static_cast<T>(divided * static_cast<double>(*d_loss)) * sums.log_sum / sums.total;
     for (int i = logits.lane; i < logits.experts; i += 32) {
       dz[i] = exp(logits.z[i] - sums.largest) * scale;
     }
@@ -47,9 +51,11 @@ struct ZLossGradient {
 template <class T>
 void run_router_z_loss_gradient(const CudaKernelArguments& args) {
   const double coefficient = args.attributes->as<RouterZLossAttributes>().coefficient;
+  const DeviceTokenMask valid(args, 1);
+  const double tokens = valid.mask != nullptr ? 1 : static_cast<double>(args.input(0).shape[0]);
   for_each_token<T>(
-      args, ZLossGradient<T>{args.in<T>(1),
-                             2 * coefficient / static_cast<double>(args.input(0).shape[0])});
+      args, valid,
+      ZLossGradient<T>{args.inputs.back().as<T>(), 2 * coefficient / tokens, valid.count});
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ namespace {
 void infer_token_count(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 1, "token_count takes a mask");
   const Value& mask = context.input(0);
-  TROUPE_CHECK((mask.dtype == DType::f64 || mask.dtype == DType::f32) && mask.shape.rank() == 1 &&
-                   !mask.rows.valid(),
+  TROUPE_CHECK((mask.dtype == DType::f64 || mask.dtype == DType::f32 || mask.dtype == DType::i32) &&
+                   mask.shape.rank() == 1 && !mask.rows.valid(),
                "token_count: mask " + mask.name + " " + mask.shape.to_string());
   context.output("", mask.dtype, {1});
 }
@@ -39,7 +39,13 @@ std::vector<OpSample> samples_token_count() {
       sample.result_without_gradient(token_count(sample.builder(), mask, "count"));
     };
   };
-  return {{"one", of({1})}, {"none", of({0, 0})}, {"some", of({1, 0, 1, 0.5, 1})}};
+  return {{"one", of({1})},
+          {"none", of({0, 0})},
+          {"some", of({1, 0, 1, 0.5, 1})},
+          {"integers", [](SampleBuilder& sample) {
+             const ValueId mask = sample.integers("mask", {5}, {1, 0, 1, 1, 0});
+             sample.result_without_gradient(token_count(sample.builder(), mask, "count"));
+           }}};
 }
 
 void infer_token_share(InferContext& context) {
@@ -49,6 +55,9 @@ void infer_token_share(InferContext& context) {
       "token_share: not a count: " + tokens.name + " " + tokens.shape.to_string());
   const DType dtype = context.attributes<TokenShareAttributes>().dtype;
   TROUPE_CHECK(dtype == DType::f64 || dtype == DType::f32, "token_share: a share is f32 or f64");
+  TROUPE_CHECK(context.input_count() == 1 ||
+                   (context.input(1).dtype == DType::i32 && context.input(1).shape == Shape({1})),
+               "token_share: the part is i32 [1]");
   context.output("", dtype, {1});
 }
 
@@ -70,7 +79,16 @@ std::vector<OpSample> samples_token_share() {
           token_share(sample.builder(), count, {.numerator = 12, .dtype = dtype}, "share"));
     };
   };
-  return {{"some", of(48, DType::f32)}, {"none", of(0, DType::f32)}, {"wide", of(48, DType::f64)}};
+  const auto part = [](SampleBuilder& sample) {
+    const ValueId count =
+        sample.values("tokens", {1}, {48}, {.differentiable = false, .accumulation = true});
+    sample.result_without_gradient(token_share(sample.builder(), count, {.dtype = DType::f64},
+                                               "share", sample.integers("part", {1}, {7})));
+  };
+  return {{"some", of(48, DType::f32)},
+          {"none", of(0, DType::f32)},
+          {"wide", of(48, DType::f64)},
+          {"part", part}};
 }
 
 void infer_token_mean(InferContext& context) {
@@ -111,8 +129,10 @@ std::vector<OpSample> samples_token_mean() {
 }  // namespace
 
 ValueId token_share(Builder& builder, ValueId tokens, const TokenShareAttributes& attributes,
-                    const std::string& name) {
-  return builder.emit(kTokenShare, Attributes(attributes), {tokens}, name)[0];
+                    const std::string& name, ValueId part) {
+  std::vector<ValueId> inputs = {tokens};
+  if (part.valid()) inputs.push_back(part);
+  return builder.emit(kTokenShare, Attributes(attributes), inputs, name)[0];
 }
 
 ValueId token_count(Builder& builder, ValueId mask, const std::string& name) {

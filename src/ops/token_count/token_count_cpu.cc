@@ -15,7 +15,8 @@ void run_token_count(const KernelArguments& args) {
 
 template <class Count, class Share>
 void run_token_share(const KernelArguments& args) {
-  const double numerator = args.attributes->as<TokenShareAttributes>().numerator;
+  double numerator = args.attributes->as<TokenShareAttributes>().numerator;
+  if (args.inputs.size() > 1) numerator *= *args.in<int32_t>(1);
   const auto tokens = static_cast<double>(*args.in<Count>(0));
   *args.out<Share>(0) = static_cast<Share>(numerator / std::max(1.0, tokens));
 }
@@ -39,6 +40,7 @@ CpuKernel token_mean_cpu_kernel(const OpView&) {
 }
 
 CpuKernel token_count_cpu_kernel(const OpView& op) {
+  if (op.input(0).dtype == DType::i32) return &run_token_count<int32_t>;
   return op.input(0).dtype == DType::f64 ? &run_token_count<double> : &run_token_count<float>;
 }
 

@@ -20,14 +20,17 @@ void run_token_count(const CudaKernelArguments& args) {
 }
 
 template <class Count, class Share>
-__global__ void token_share_kernel(const Count* tokens, Share* share, double numerator) {
+__global__ void token_share_kernel(const Count* tokens, const int32_t* part, Share* share,
+                                   double numerator) {
+  if (part != nullptr) numerator *= *part;
   *share = static_cast<Share>(numerator / fmax(1.0, static_cast<double>(*tokens)));
 }
 
 template <class Count, class Share>
 void run_token_share(const CudaKernelArguments& args) {
-  launch(args, {1, 1}, token_share_kernel<Count, Share>, args.in<Count>(0), args.out<Share>(0),
-         args.attributes->as<TokenShareAttributes>().numerator);
+  const int32_t* part = args.inputs.size() > 1 ? args.in<int32_t>(1) : nullptr;
+  launch(args, {1, 1}, token_share_kernel<Count, Share>, args.in<Count>(0), part,
+         args.out<Share>(0), args.attributes->as<TokenShareAttributes>().numerator);
 }
 
 __global__ void token_mean_kernel(double* sum, const double* tokens) {
@@ -53,6 +56,7 @@ CudaKernel token_mean_cuda_kernel(const OpView&) {
 }
 
 CudaKernel token_count_cuda_kernel(const OpView& op) {
+  if (op.input(0).dtype == DType::i32) return &run_token_count<int32_t>;
   return op.input(0).dtype == DType::f64 ? &run_token_count<double> : &run_token_count<float>;
 }
 
