@@ -204,11 +204,12 @@ int64_t SampleSource::read_stream(const Member& member, Cursor& cursor,
 }
 
 void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> labels,
-                       std::span<float> loss_mask) const {
+                       std::span<float> loss_mask, std::span<int32_t> valid) const {
   const auto length = static_cast<size_t>(options_.sequence_length);
   TROUPE_CHECK(sample >= 0 && sample < num_samples(),
                fmt::format("sample {} of {}", sample, num_samples()));
-  TROUPE_CHECK(tokens.size() == length && labels.size() == length && loss_mask.size() == length,
+  TROUPE_CHECK(tokens.size() == length && labels.size() == length && loss_mask.size() == length &&
+                   (valid.empty() || valid.size() == length),
                fmt::format("spans of {}, {} and {} for a sequence length of {}", tokens.size(),
                            labels.size(), loss_mask.size(), length));
   const Member& member = members_[blended_ ? blend_.member(sample) : 0];
@@ -223,6 +224,10 @@ void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int3
   const auto whole = std::min(length, static_cast<size_t>(read - 1));
   for (size_t i = 0; i < whole; ++i) {
     loss_mask[i] = options_.eod_mask_loss && tokens[i] == options_.eod ? 0.0F : 1.0F;
+  }
+  for (size_t i = 0; i < valid.size(); ++i) {
+    const bool is_read = static_cast<int64_t>(i) < read;
+    valid[i] = is_read && (options_.pad < 0 || tokens[i] != options_.pad) ? 1 : 0;
   }
   if (options_.pad >= 0) {
     for (size_t i = 0; i < whole; ++i) {

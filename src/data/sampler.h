@@ -94,12 +94,12 @@ class SampleSource {
   int64_t num_samples() const;
 
   // Sample `sample` in [0, num_samples()). All spans have S elements: the inputs, the token after
-  // each input, and 1 where the loss counts, else 0. It does
-  // not count where the label is padding; as inputs and labels, padding is 0 (as in Megatron).
-  // Beyond the end of a partial sample all three are 0. An id outside the vocabulary is a bad
-  // request that names its place.
+  // each input, 1 where the loss counts, else 0, and 1 where the input is not padding, else 0. The
+  // loss does not count where the label is padding; as inputs and labels, padding is 0 (as in
+  // Megatron). Beyond the end of a partial sample all four are 0. An id outside the vocabulary is a
+  // bad request that names its place. `valid` may be left out.
   void get(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> labels,
-           std::span<float> loss_mask) const;
+           std::span<float> loss_mask, std::span<int32_t> valid = {}) const;
 
   // What the first `samples` samples take from each data set.
   std::vector<MemberUse> use_of(int64_t samples) const;

@@ -79,4 +79,13 @@ ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask) {
   return sum_over_ranks(builder, own, {.group = RankGroup::cp}, "tokens_of_all");
 }
 
+ValueId count_valid_tokens(Builder& builder, const ModelPart& part, ValueId mask) {
+  const RankGroup group = part.sequence_parallel() ? RankGroup::tp_cp : RankGroup::cp;
+  if (part.layout().members(group, part.rank).size() == 1) {
+    return token_count(builder, mask, "valid_tokens");
+  }
+  const ValueId own = token_count(builder, mask, "valid_tokens_here");
+  return sum_over_ranks(builder, own, {.group = group}, "valid_tokens");
+}
+
 }  // namespace troupe

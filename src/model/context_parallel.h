@@ -43,4 +43,8 @@ ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExch
 // Emits the sum of the mask over the whole micro-batch, [1].
 ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask);
 
+// The same of the mask of the rows that this rank's routers see, of which the ranks of tp have a
+// block each where there is sequence parallelism.
+ValueId count_valid_tokens(Builder& builder, const ModelPart& part, ValueId mask);
+
 }  // namespace troupe

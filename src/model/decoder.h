@@ -14,6 +14,7 @@
 #include "model/dispatcher.h"
 #include "model/model_config.h"
 #include "model/parameters.h"
+#include "ops/router_loss/router_loss.h"
 #include "program/builder.h"
 
 namespace troupe {
@@ -27,6 +28,10 @@ struct BatchValues {
   ValueId tokens;              // i32 [batch * sequence]; invalid: nothing is embedded
   ValueId labels;              // i32 [batch * sequence]; invalid: no loss is built
   ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
+  // Where padding is in no loss and count of the routers (training only): the tokens that are none.
+  // The mask has the rows that this rank's routers see, which begin at row `first_valid`.
+  ValidTokens valid = {};
+  int64_t first_valid = 0;
 };
 
 // Declares the inputs of one micro-batch that are needed. `accumulation` is the accumulation dtype
@@ -83,8 +88,9 @@ struct ForwardResult {
   struct RouterReport {
     int32_t layer;
     ValueId selected;  // i32 [tokens, top-k]: the chosen experts, before any were dropped
-    ValueId counts;    // i32 [experts]: rows that each expert received
-    ValueId entropy;   // [1]: mean entropy of softmax(logits), nats
+    ValueId counts;    // i32 [experts]: rows that each expert received, without padding
+    ValueId entropy;   // [1]: mean entropy of softmax(logits), nats; a rank's part where valid
+    ValueId valid;     // BatchValues::valid.count, or invalid
   };
   std::vector<RouterReport> routers;
 };

@@ -66,10 +66,12 @@ class MoeBlock {
                                    .padded_capacity = static_cast<int32_t>(padded_capacity()),
                                    .parts = state_.part.layout().ep()},
                                   "routing");
-    result_.routers.push_back({.layer = layer_,
-                               .selected = chosen.indices,
-                               .counts = count_rows(kept, routing),
-                               .entropy = router_entropy(builder_, logits, "router_entropy")});
+    result_.routers.push_back(
+        {.layer = layer_,
+         .selected = chosen.indices,
+         .counts = count_rows(kept, routing),
+         .entropy = router_entropy(builder_, logits, "router_entropy", batch_.valid),
+         .valid = batch_.valid.count});
     if (options_.training) add_losses(logits);
     const ValueId routed = dispatcher->collect(build_experts(tokens, routing));
     if (!config_.has_shared_expert()) return routed;
@@ -175,10 +177,13 @@ class MoeBlock {
     return limit_to_capacity(builder_, chosen.probabilities, chosen.indices, attributes, "kept");
   }
 
-  // How many rows each of the model's experts got from this rank's tokens.
+  // How many rows each of the model's experts got from this rank's tokens, those of padding left
+  // out where there is a mask.
   ValueId count_rows(ValueId kept, const Routing& routing) {
-    if (dispatch_ranks(state_.part) == 1) return routing.counts;
-    return count_experts(builder_, kept, {}, {.experts = config_.num_experts}, "expert_counts");
+    const ValueId valid = batch_.valid.mask;
+    if (dispatch_ranks(state_.part) == 1 && !valid.valid()) return routing.counts;
+    return count_experts(builder_, kept, {}, {.experts = config_.num_experts}, "expert_counts",
+                         valid);
   }
 
   // The top k of the scores alone, which the load-balancing losses count: without expert bias,
@@ -201,8 +206,8 @@ class MoeBlock {
                 const std::string& name) {
     const Layout& layout = state_.part.layout();
     const bool alone = layout.tp() * layout.cp() == 1;
-    const ValueId own =
-        count_experts(builder_, selection, {}, attributes, alone ? name : name + "_here");
+    const ValueId own = count_experts(builder_, selection, {}, attributes,
+                                      alone ? name : name + "_here", batch_.valid.mask);
     return alone ? own : sum_over_ranks(builder_, own, {.group = RankGroup::tp_cp}, name);
   }
 
@@ -212,7 +217,7 @@ class MoeBlock {
     const Layout& layout = state_.part.layout();
     ValueId& total = (*options_.running_counts)[static_cast<size_t>(layer_)];
     if (layout.dp() == 1) {
-      total = count_experts(builder_, selection, total, attributes, name);
+      total = count_experts(builder_, selection, total, attributes, name, batch_.valid.mask);
       if (layout.tp() * layout.cp() == 1) return total;
       return sum_over_ranks(builder_, total, {.group = RankGroup::tp_cp}, name + "_of_all");
     }
@@ -232,16 +237,19 @@ class MoeBlock {
     const ModelPart& part = state_.part;
     const int32_t sharing = part.sequence_parallel() ? part.layout().tp() : 1;
     const int32_t cp = part.layout().cp();
+    const bool masked = batch_.valid.mask.valid();
     for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
       if (!used(kind)) continue;
       const std::string name(name_of(kind));
       const double coefficient = coefficient_of(kind, config_);
       ValueId loss;
       if (kind == AuxiliaryLossKind::z) {
-        // Of the mean over all tokens, this rank's part.
-        loss = router_z_loss(builder_, logits, {.coefficient = coefficient / (sharing * cp)}, name);
+        // Of the mean over all tokens, this rank's part; with a mask the mean is made of parts.
+        const int32_t parts = masked ? 1 : sharing * cp;
+        loss = router_z_loss(builder_, logits, {.coefficient = coefficient / parts}, name,
+                             batch_.valid);
       } else {
-        LoadBalancingLossAttributes attributes{.coefficient = coefficient / (cp * cp),
+        LoadBalancingLossAttributes attributes{.coefficient = coefficient / (masked ? 1 : cp * cp),
                                                .top_k = config_.moe_router_topk,
                                                .score_function = config_.moe_router_score_function};
         CountExpertsAttributes counting{.experts = config_.num_experts};
@@ -261,7 +269,7 @@ class MoeBlock {
         } else {
           counts = count(selection, counting, name + "_counts");
         }
-        loss = load_balancing_loss(builder_, logits, counts, attributes, name);
+        loss = load_balancing_loss(builder_, logits, counts, attributes, name, batch_.valid);
       }
       result_.auxiliary_losses.push_back({kind, layer_, loss});
     }

@@ -9,7 +9,7 @@
 namespace troupe {
 
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
-                                                bool training) {
+                                                bool training, bool ignore_padding) {
   std::vector<LayerMetrics> layers;
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     if (!config.is_moe_layer(layer)) continue;
@@ -17,6 +17,7 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
     metrics.layer = layer;
     metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
     metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
+    if (ignore_padding) metrics.tokens = builder.metric("valid_tokens", DType::f64, {1});
     for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
       if (!training || coefficient_of(kind, config) == 0) continue;
       metrics.losses.push_back({kind, builder.metric(std::string(name_of(kind)), DType::f64, {1})});
@@ -33,6 +34,7 @@ std::vector<ValueId> metrics_of(const LossMetric& loss, const std::vector<LayerM
   for (const LayerMetrics& layer : layers) {
     metrics.push_back(layer.counts);
     metrics.push_back(layer.entropy);
+    if (layer.tokens.valid()) metrics.push_back(layer.tokens);
     for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
   }
   return metrics;
@@ -72,7 +74,11 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
     for (const auto& router : forward.routers) {
       if (router.layer != metrics.layer) continue;
       sums.add(metrics.counts, router.counts, 1.0);
-      sums.add(metrics.entropy, router.entropy, token_share);
+      const bool masked = router.valid.valid();
+      sums.add(metrics.entropy, router.entropy, masked ? share : token_share);
+      if (!masked) continue;
+      // The ranks of tp and cp have the same count.
+      sums.add(metrics.tokens, router.valid, part.dense().tp == 0 && part.dense().cp == 0 ? 1 : 0);
     }
     for (const auto& auxiliary : forward.auxiliary_losses) {
       if (auxiliary.layer != metrics.layer) continue;

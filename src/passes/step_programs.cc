@@ -38,6 +38,13 @@ int32_t rows_of_sequence(const ModelPart& part, int32_t sequence) {
   return sequence / part.layout().cp();
 }
 
+// The residual stream of one micro-batch, as stages hand it on.
+Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
+                   int32_t sequence) {
+  const int64_t tokens = int64_t{batch} * rows_of_sequence(part, sequence);
+  return {part.sequence_parallel() ? tokens / part.layout().tp() : tokens, config.hidden_size};
+}
+
 // The inputs of one micro-batch that this rank's stages use.
 BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t batch,
                              int32_t sequence, bool with_labels, DType accumulation) {
@@ -49,11 +56,19 @@ BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t ba
   return values;
 }
 
-// The residual stream of one micro-batch, as stages hand it on.
-Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
-                   int32_t sequence) {
-  const int64_t tokens = int64_t{batch} * rows_of_sequence(part, sequence);
-  return {part.sequence_parallel() ? tokens / part.layout().tp() : tokens, config.hidden_size};
+// Adds the tokens of the micro-batch that are not padding, where this rank has routers.
+void declare_valid_tokens(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                          int64_t rows, BatchValues& batch) {
+  const bool routes = has_stage(part, [&](const PipelineStage& stage) {
+    for (int32_t i = 0; i < stage.layers; ++i) {
+      if (config.is_moe_layer(stage.first_layer + i)) return true;
+    }
+    return false;
+  });
+  if (!routes) return;
+  batch.valid.mask = builder.input("valid", DType::i32, {rows});
+  batch.valid.count = count_valid_tokens(builder, part, batch.valid.mask);
+  batch.first_valid = part.sequence_parallel() ? part.dense().tp * rows : 0;
 }
 
 // The experts that one micro-batch must use, as inputs, by layer. Empty when it chooses by itself.
@@ -99,7 +114,10 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   const DType wide = accumulation_dtype(state.dtype);
   step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
-  if (!keep_logits) step.layers = declare_layer_metrics(builder, config, /*training=*/false);
+  if (!keep_logits) {
+    step.layers = declare_layer_metrics(builder, config, /*training=*/false,
+                                        /*ignore_padding=*/false);
+  }
   const ValueId rope =
       build_rope_table(builder, config, part, rows_of_sequence(part, sequence), wide);
   step.selected = declare_selections(builder, config, part,
@@ -205,10 +223,12 @@ class TrainingEmission {
   }
 
  private:
+  // Auxiliary losses have the type of the router's logits.
+  DType router_dtype() const { return config_.moe_router_fp64 ? DType::f64 : wide_; }
+
   // The step's loss is the mean over the micro-batches of all ranks, or over their tokens.
   void weigh_losses() {
-    // Auxiliary losses have the type of the router's logits.
-    const DType router = config_.moe_router_fp64 ? DType::f64 : wide_;
+    const DType router = router_dtype();
     const double gradient = loss_gradient(options_, part_.layout());
     d_loss_ = fill(builder_, gradient, wide_, {1}, "d_loss");
     if (!options_.per_token_loss) {
@@ -229,6 +249,7 @@ class TrainingEmission {
       loss_tokens_ =
           sum_over_ranks(builder_, loss_tokens_, {.group = RankGroup::world}, "tokens_of_step");
     }
+    if (options_.ignore_padding) return;  // each micro-batch has its own weight
     d_auxiliary_loss_ = token_share(builder_, loss_tokens_,
                                     {.numerator = static_cast<double>(options_.micro_batch_size) *
                                                   static_cast<double>(options_.sequence),
@@ -236,11 +257,23 @@ class TrainingEmission {
                                     "d_auxiliary_loss");
   }
 
+  // The gradient of the auxiliary losses of a micro-batch.
+  ValueId weigh_auxiliary_losses(const BatchValues& batch) {
+    if (d_auxiliary_loss_.valid() || !batch.valid.count.valid()) return d_auxiliary_loss_;
+    return token_share(builder_, loss_tokens_, {.dtype = router_dtype()}, "d_auxiliary_loss",
+                       batch.valid.count);
+  }
+
   BatchValues& batch_of(size_t micro_batch) {
     BatchValues& batch = step_.micro_batches[micro_batch];
     if (batch.batch == 0) {
       batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
                                /*with_labels=*/true, wide_);
+      if (options_.ignore_padding) {
+        declare_valid_tokens(
+            builder_, config_, part_,
+            stream_shape(config_, part_, options_.micro_batch_size, options_.sequence)[0], batch);
+      }
     }
     return batch;
   }
@@ -323,6 +356,7 @@ class TrainingEmission {
           stream_shape(config_, part_, options_.micro_batch_size, options_.sequence)[0],
           options_.routing_trace);
     }
+    const ValueId d_auxiliary_loss = weigh_auxiliary_losses(batch);
     own.first = builder_.program().op_count();
     const bool replayed = options_.routing_trace == RoutingTrace::replayed;
     ForwardResult forward =
@@ -342,7 +376,7 @@ class TrainingEmission {
     own.output = forward.output;
     emit_losses(forward, own);
     for (const auto& auxiliary : forward.auxiliary_losses) {
-      own.seeds.push_back({auxiliary.value, d_auxiliary_loss_});
+      own.seeds.push_back({auxiliary.value, d_auxiliary_loss});
     }
     if (options_.routing_trace == RoutingTrace::recorded) {
       record_selections(builder_.program(), config_, forward, selected);
@@ -532,7 +566,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     step.step_number = builder.input("step_number", DType::i64, {1});
   }
   step.loss = builder.metric("loss", DType::f64, {1});
-  step.layers = declare_layer_metrics(builder, config, /*training=*/true);
+  step.layers = declare_layer_metrics(builder, config, /*training=*/true, options.ignore_padding);
   // A loss per token is divided by the step's tokens from the start.
   LossMetric loss{.sum = step.loss, .tokens = {}};
   if (!options.per_token_loss) loss.tokens = builder.metric("loss_tokens", DType::f64, {1});

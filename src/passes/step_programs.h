@@ -51,6 +51,11 @@ struct TrainingStepOptions {
   // The loss is the mean over the tokens of the whole step, and not of the means of micro-batches.
   // An auxiliary loss of T tokens then has the weight T / tokens (docs/layouts.md, "Gradients").
   bool per_token_loss = false;
+  // Padding is in no loss of the routers, and in no count: neither in those that move the expert
+  // bias nor in the metrics of layers. It is routed and computed all the same. Each micro-batch has
+  // BatchValues::valid. The routers' losses are then means over the valid tokens of a micro-batch;
+  // micro-batches weigh alike, or with a loss per token by their valid tokens.
+  bool ignore_padding = false;
   int64_t gradient_bucket_elements = 0;  // see sum_gradients_over_ranks
   // Gradients are summed as soon as they are complete, and parameters gathered one layer ahead of
   // their use, or as soon as they are updated (passes/communication_order.h).
@@ -77,6 +82,9 @@ struct LayerMetrics {
   int32_t layer = 0;
   ValueId counts;   // f64 [experts], sum: rows that each expert received
   ValueId entropy;  // f64 [1], mean: entropy of softmax(router logits), nats
+  // Where padding is ignored, which the others then are without: f64 [1], sum: tokens that are
+  // none.
+  ValueId tokens;
   struct Loss {
     AuxiliaryLossKind kind;
     ValueId value;  // f64 [1], mean, divided by the coefficient

@@ -8,7 +8,8 @@ BatchFeed::BatchFeed(const SampleSource& source)
     : source_(source),
       tokens_(static_cast<size_t>(source.options().sequence_length)),
       labels_(tokens_.size()),
-      mask_(tokens_.size()) {}
+      mask_(tokens_.size()),
+      valid_(tokens_.size()) {}
 
 int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batch, int64_t first) {
   const int64_t rows = batch.sequence;
@@ -16,7 +17,7 @@ int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batc
                "batch and samples differ in length");
   int64_t counted = 0;
   for (int32_t sequence = 0; sequence < batch.batch; ++sequence) {
-    source_.get(first + sequence, tokens_, labels_, mask_);
+    source_.get(first + sequence, tokens_, labels_, mask_, valid_);
     counted += std::count_if(mask_.begin(), mask_.end(), [](float each) { return each != 0.0F; });
     // The chunks of the sequence that are this rank's.
     const auto write_rows = [&](const auto& whole, auto* target) {
@@ -26,6 +27,14 @@ int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batc
       }
     };
     if (batch.tokens.valid()) write_rows(tokens_, interpreter.view(batch.tokens).as<int32_t>());
+    if (batch.valid.mask.valid()) {
+      const TensorView valid = interpreter.view(batch.valid.mask);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t at = sequence * rows + row - batch.first_valid;
+        if (at < 0 || at >= valid.shape[0]) continue;  // another rank's, of the tp group
+        valid.as<int32_t>()[at] = valid_[static_cast<size_t>(batch.chunks.position(row, rows))];
+      }
+    }
     if (!batch.labels.valid()) continue;
     write_rows(labels_, interpreter.view(batch.labels).as<int32_t>());
     const TensorView mask = interpreter.view(batch.mask);

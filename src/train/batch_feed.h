@@ -14,7 +14,7 @@ class BatchFeed {
  public:
   explicit BatchFeed(const SampleSource& source);
 
-  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and mask, those of
+  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and masks, those of
   // them that the program has. Returns how many of the samples' tokens count in the loss.
   int64_t write(const Interpreter& interpreter, const BatchValues& batch, int64_t first);
 
@@ -24,6 +24,7 @@ class BatchFeed {
   std::vector<int32_t> tokens_;
   std::vector<int32_t> labels_;
   std::vector<float> mask_;
+  std::vector<int32_t> valid_;
 };
 
 }  // namespace troupe

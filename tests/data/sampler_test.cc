@@ -452,5 +452,44 @@ TEST_F(SamplerTest, PaddingHasNoLossAndBecomesZero) {
   }
 }
 
+std::vector<int32_t> valid_of(const SampleSource& source, int64_t i) {
+  Sample sample(source.options().sequence_length);
+  std::vector<int32_t> valid(sample.tokens.size(), -1);
+  source.get(i, sample.tokens, sample.labels, sample.mask, valid);
+  return valid;
+}
+
+TEST_F(SamplerTest, KnowsWhichInputsArePadding) {
+  write({{5, 9, 0, 9, 9, 8, kEod, 6, 9}});
+  SampleOptions wanted = options(4, 1);
+  const SampleSource plain = source(wanted);
+  wanted.pad = 9;
+  const SampleSource padded = source(wanted);
+  ASSERT_EQ(padded.num_samples(), 2);
+  for (int64_t i = 0; i < 2; ++i) {
+    const Sample before = sample_of(plain, i);
+    EXPECT_EQ(valid_of(plain, i), std::vector<int32_t>(4, 1));
+    const std::vector<int32_t> valid = valid_of(padded, i);
+    for (size_t at = 0; at < 4; ++at) {
+      EXPECT_EQ(valid[at], before.tokens[at] == 9 ? 0 : 1) << i << " " << at;
+    }
+  }
+}
+
+TEST_F(SamplerTest, WhatIsBeyondThePartialSampleIsPadding) {
+  write({{5, 9, 7, 3, 8, 6}});
+  SampleOptions wanted = options(4, 1);
+  wanted.num_samples.reset();
+  wanted.keep_partial = true;
+  wanted.pad = 9;
+  const SampleSource partial = source(wanted);
+  ASSERT_EQ(partial.num_samples(), 2);
+  // Of the second sample 8 and 6 are there, one of which has a label.
+  std::vector<std::vector<int32_t>> found = {valid_of(partial, 0), valid_of(partial, 1)};
+  std::sort(found.begin(), found.end());
+  EXPECT_EQ(found[0], (std::vector<int32_t>{1, 0, 1, 1}));
+  EXPECT_EQ(found[1], (std::vector<int32_t>{1, 1, 0, 0}));
+}
+
 }  // namespace
 }  // namespace troupe

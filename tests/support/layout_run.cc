@@ -48,6 +48,7 @@ TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
                               .dispatcher = wanted.dispatcher,
                               .context_exchange = wanted.context_exchange,
                               .per_token_loss = wanted.per_token_loss,
+                              .ignore_padding = wanted.ignore_padding,
                               .gradient_bucket_elements = wanted.gradient_bucket_elements,
                               .overlap_gradient_sums = wanted.early_collectives,
                               .overlap_parameter_gathers = wanted.early_collectives,
@@ -213,6 +214,14 @@ class Rank {
         };
         const int64_t at = row * here + i;
         if (batch.tokens.valid()) interpreter_->view(batch.tokens).as<int32_t>()[at] = draw(0);
+        const int64_t own = at - batch.first_valid;
+        if (batch.valid.mask.valid() && own >= 0 &&
+            own < interpreter_->view(batch.valid.mask).shape[0]) {
+          // Samples, and so ranks of TP, CP and DP, differ in how many tokens are padding: some,
+          // most, all.
+          const bool padding = position >= 12 - 3 * (sample % 5) || position == sample % 3;
+          interpreter_->view(batch.valid.mask).as<int32_t>()[own] = padding ? 0 : 1;
+        }
         if (!batch.labels.valid()) continue;
         interpreter_->view(batch.labels).as<int32_t>()[at] = draw(1);
         // So that micro-batches differ in how many tokens count.
@@ -237,6 +246,7 @@ class Rank {
       const std::string at = "layer " + std::to_string(layer.layer) + " ";
       metric(at + "expert counts", layer.counts);
       metric(at + "entropy", layer.entropy);
+      if (layer.tokens.valid()) metric(at + "valid tokens", layer.tokens);
       for (const LayerMetrics::Loss& loss : layer.losses) {
         metric(at + std::string(name_of(loss.kind)), loss.value);
       }

@@ -42,6 +42,7 @@ struct LayoutCase {
   ContextExchange context_exchange = ContextExchange::p2p;
   StateSharding sharding = StateSharding::none;
   bool per_token_loss = false;
+  bool ignore_padding = false;  // some tokens of each sample are padding then
   int64_t gradient_bucket_elements = 0;
   bool early_collectives = false;  // of gradient sums and parameter gathers
   bool merged = false;             // forwards with backwards

@@ -2,6 +2,7 @@
 // over which micro-batches, and what a skipped step leaves of the expert bias. One rank and many
 // have these from the same code, so comparing layouts shows none of it.
 #include <algorithm>
+#include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
 #include <string>
@@ -89,6 +90,150 @@ TEST(RouterLosses, OfTheStepAreOverTheMeanOfItsMicroBatches) {
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_GT(expected[i], 0.1);
     EXPECT_NEAR(found[i], expected[i], 1e-14 * expected[i]);  // a mean of four equal numbers
+  }
+}
+
+struct PaddingCase {
+  const char* name;
+  ModelConfig config;
+  bool per_token_loss = false;
+};
+
+std::vector<PaddingCase> padding_cases() {
+  ModelConfig aux = trained_model();
+  aux.moe_aux_loss_coeff = 0.5;
+  aux.moe_z_loss_coeff = 0.1;
+  ModelConfig sequences = aux;
+  sequences.moe_aux_loss_coeff = 0;
+  sequences.moe_seq_aux_loss_coeff = 0.5;
+  ModelConfig global = sigmoid_model();
+  global.moe_aux_loss_coeff = 0;
+  global.moe_global_aux_loss_coeff = 0.5;
+  global.moe_router_enable_expert_bias = true;
+  global.moe_router_bias_update_rate = 0.05;
+  ModelConfig wide = aux;
+  wide.moe_router_fp64 = true;
+  return {{"aux_and_z_loss", aux},
+          {"seq_aux_loss", sequences},
+          {"global_aux_loss_and_bias", global},
+          {"per_token", aux, true},
+          {"per_token_fp64_router", wide, true}};
+}
+
+class Padding : public ::testing::TestWithParam<PaddingCase> {};
+
+// What a step with padding leaves behind, which is at the end of sequences and has no label.
+std::vector<std::vector<double>> step_with_padding(const PaddingCase& each, bool ignored,
+                                                   int32_t padding_id) {
+  StepRun run(
+      each.config,
+      {.micro_batch_size = 2, .micro_batches = 3, .change = [&](TrainingStepOptions& options) {
+         options.ignore_padding = ignored;
+         options.per_token_loss = each.per_token_loss;
+       }});
+  int32_t valid = 0;
+  for (size_t i = 0; i < run.step.micro_batches.size(); ++i) {
+    const BatchValues& batch = run.step.micro_batches[i];
+    EXPECT_EQ(batch.valid.mask.valid(), ignored);
+    for (int32_t row = 0; row < batch.batch; ++row) {
+      // 12, 9, 6, 4, 2 and no tokens.
+      constexpr int32_t kTokens[] = {12, 9, 6, 4, 2, 0};
+      const int32_t own = kTokens[2 * i + static_cast<size_t>(row)];
+      valid += own;
+      for (int32_t position = 0; position < batch.sequence; ++position) {
+        const int64_t at = int64_t{row} * batch.sequence + position;
+        const bool padding = position >= own;
+        if (ignored) run.interpreter.view(batch.valid.mask).as<int32_t>()[at] = padding ? 0 : 1;
+        if (!padding) continue;
+        run.interpreter.view(batch.tokens).as<int32_t>()[at] = padding_id + position % 3;
+        set_element(run.interpreter.view(batch.mask), at, 0);
+      }
+    }
+  }
+  run.update();
+  EXPECT_FALSE(run.skipped());
+  std::vector<std::vector<double>> left = {{run.loss(), run.grad_norm()}};
+  for (const LayerMetrics& layer : run.step.layers) {
+    left.push_back(elements(run.interpreter.view(layer.counts)));
+    left.push_back(elements(run.interpreter.view(layer.entropy)));
+    for (const LayerMetrics::Loss& loss : layer.losses) {
+      left.push_back(elements(run.interpreter.view(loss.value)));
+    }
+    EXPECT_EQ(layer.tokens.valid(), ignored);
+    if (!ignored) continue;
+    EXPECT_EQ(elements(run.interpreter.view(layer.tokens)), std::vector<double>{1.0 * valid});
+    double rows = 0;
+    for (const double count : elements(run.interpreter.view(layer.counts))) rows += count;
+    EXPECT_EQ(rows, valid * each.config.moe_router_topk);
+  }
+  for (const Parameter& parameter : run.state.parameters) {
+    left.push_back(elements(run.storage.view(parameter.gradient)));
+  }
+  for (const StateId id : run.state.expert_biases) {
+    if (id.valid()) left.push_back(elements(run.storage.view(id)));
+  }
+  return left;
+}
+
+// Whatever stands where padding is, no later token sees it, and it has no label: ignored, it
+// changes nothing. Otherwise it changes the routers' losses, and with them the gradients.
+TEST_P(Padding, ChangesNothingWhenItIsIgnored) {
+  const auto one = step_with_padding(GetParam(), /*ignored=*/true, 5);
+  const auto other = step_with_padding(GetParam(), /*ignored=*/true, 70);
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    ASSERT_EQ(one[i].size(), other[i].size());
+    double largest = 0;
+    for (const double value : one[i]) largest = std::max(largest, std::abs(value));
+    for (size_t at = 0; at < one[i].size(); ++at) {
+      // f64: products of matrices have other zeros in other places of their sums.
+      ASSERT_NEAR(one[i][at], other[i][at], 1e-12 * largest) << i << " " << at;
+    }
+  }
+  const auto counted = step_with_padding(GetParam(), /*ignored=*/false, 5);
+  const auto otherwise = step_with_padding(GetParam(), /*ignored=*/false, 70);
+  EXPECT_NEAR(counted[0][0], otherwise[0][0], 1e-12 * counted[0][0]) << "the loss of the model";
+  EXPECT_GT(std::abs(counted[0][1] - otherwise[0][1]), 1e-6 * counted[0][1]) << "the gradients";
+}
+
+INSTANTIATE_TEST_SUITE_P(Losses, Padding, ::testing::ValuesIn(padding_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// With a loss per token, each valid token has the same weight in the routers' losses: the z-loss of
+// the step is that of its tokens, whichever micro-batch they are in.
+TEST(RouterLosses, PerTokenWeighMicroBatchesByTheirValidTokens) {
+  ModelConfig config = trained_model();
+  config.moe_aux_loss_coeff = 0;
+  config.moe_z_loss_coeff = 0.5;
+  const auto gradients = [&](int32_t micro_batch_size, int32_t micro_batches) {
+    StepRun run(config, {.micro_batch_size = micro_batch_size,
+                         .micro_batches = micro_batches,
+                         .change = [](TrainingStepOptions& options) {
+                           options.ignore_padding = true;
+                           options.per_token_loss = true;
+                         }});
+    for (const BatchValues& batch : run.step.micro_batches) {
+      for (int64_t at = 0; at < batch.batch * batch.sequence; ++at) {
+        const bool first = &batch == &run.step.micro_batches.front() && at < batch.sequence;
+        run.interpreter.view(batch.valid.mask).as<int32_t>()[at] =
+            first || at % batch.sequence < 3 ? 1 : 0;
+      }
+    }
+    run.update();
+    std::vector<std::vector<double>> all;
+    for (const Parameter& parameter : run.state.parameters) {
+      all.push_back(elements(run.storage.view(parameter.gradient)));
+    }
+    return all;
+  };
+  const auto one = gradients(2, 1);
+  const auto two = gradients(1, 2);
+  for (size_t i = 0; i < one.size(); ++i) {
+    double largest = 0;
+    for (const double value : one[i]) largest = std::max(largest, std::abs(value));
+    for (size_t at = 0; at < one[i].size(); ++at) {
+      ASSERT_NEAR(one[i][at], two[i][at], 1e-12 * largest) << i << " " << at;  // as above
+    }
   }
 }
 
