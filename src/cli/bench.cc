@@ -59,6 +59,10 @@ void write_random_batch(const Interpreter& interpreter, const BatchValues& batch
   };
   write(batch.tokens, 0);
   write(batch.labels, 1);
+  if (batch.valid.mask.valid()) {
+    const TensorView valid = interpreter.view(batch.valid.mask);
+    std::fill_n(valid.as<int32_t>(), valid.shape.elements(), 1);
+  }
   if (!batch.mask.valid()) return;
   const TensorView mask = interpreter.view(batch.mask);
   if (mask.dtype == DType::f64) {

@@ -61,12 +61,13 @@ constexpr std::array kSchedules = std::to_array<std::string_view>({
     "end-weight-decay",
     "weight-decay-incr-style",
 });
-// They stand with what saves memory and decide what is computed.
-constexpr std::array kNarrowState = std::to_array<std::string_view>({
+// They stand in groups that change no number, or with the model, and decide what is computed.
+constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "main-grads-dtype",
     "grad-reduce-in-bf16",
     "exp-avg-dtype",
     "exp-avg-sq-dtype",
+    "moe-router-ignore-padding",
 });
 
 template <size_t N>
@@ -78,7 +79,7 @@ bool is_among(std::string_view name, const std::array<std::string_view, N>& name
 enum class Effect : uint8_t { none, rounding, another_run };
 
 Effect effect_of(const OptionSpec& spec, const Options& now) {
-  if (is_among(spec.name, kNarrowState)) return Effect::another_run;
+  if (is_among(spec.name, kDecideNumbers)) return Effect::another_run;
   if (is_among(spec.name, kReportedElsewhere)) return Effect::none;
   if (now.use_checkpoint_opt_param_scheduler && is_among(spec.name, kSchedules)) {
     return Effect::none;

@@ -173,6 +173,11 @@ void override_moe(const Options& options, ModelConfig& config) {
     }
     config.moe_layers = parse_moe_layer_freq(options.moe_layer_freq, config.num_layers);
   }
+  if (options.moe_router_ignore_padding && config.num_experts == 0) {
+    throw_bad_request(
+        "--moe-router-ignore-padding: this model has no experts (--num-experts), and so no "
+        "routers.");
+  }
   override_with(options.moe_ffn_hidden_size, config.moe_ffn_hidden_size);
   override_with(options.moe_shared_expert_intermediate_size,
                 config.moe_shared_expert_intermediate_size);

@@ -671,6 +671,14 @@ constexpr OptionSpec kOptions[] = {
      .group = kMoe,
      .help = "Fill each expert's rows up to a multiple of 16.",
      .commands = kShape},
+    {.name = "moe-router-ignore-padding",
+     .member = &Options::moe_router_ignore_padding,
+     .group = kMoe,
+     .help = "Tokens that are padding (pad_token of the tokenizer) are routed, but are in no load "
+             "balancing loss, no z-loss, no count that moves the expert bias, and no load in the "
+             "metrics. Megatron Core leaves them out of the same losses and counts where it is "
+             "given a padding_mask.",
+     .commands = kShape},
     {.name = "moe-expert-row-multiple",
      .member = &Options::moe_expert_row_multiple,
      .group = kMoe,

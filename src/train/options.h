@@ -136,6 +136,7 @@ struct Options {
   std::string moe_token_drop_policy;
   bool moe_pad_expert_input_to_capacity = false;
   bool moe_router_padding_for_quantization = false;
+  bool moe_router_ignore_padding = false;
   std::optional<int32_t> moe_expert_row_multiple;
   std::string moe_token_dispatcher_type = "allgather";
   double warn_load_imbalance = 0;

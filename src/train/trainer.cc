@@ -351,6 +351,12 @@ void Trainer::open_data() {
                     "(--vocab-size).",
                     tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
   }
+  if (options_.moe_router_ignore_padding && tokenizer->pad() < 0) {
+    throw_bad_request(
+        fmt::format("--moe-router-ignore-padding: the {} tokenizer has no token that stands for "
+                    "padding. Name one with a pad_token, or leave the option out.",
+                    tokenizer->name()));
+  }
   const DataSets data =
       open_run_data(options_, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
   identity_.data = fingerprint(data);
@@ -888,7 +894,9 @@ void Trainer::read_layer_metrics(StepMetrics& metrics) const {
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
       router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
     }
-    router.slots = int64_t{step_batch_size_} * identity_.sequence * identity_.model.moe_router_topk;
+    const int64_t tokens = layer.tokens.valid() ? static_cast<int64_t>(read(layer.tokens))
+                                                : int64_t{step_batch_size_} * identity_.sequence;
+    router.slots = tokens * identity_.model.moe_router_topk;
     router.entropy = read(layer.entropy);
     for (const LayerMetrics::Loss& loss : layer.losses) {
       router.losses.push_back({name_of(loss.kind), read(loss.value)});

@@ -36,6 +36,8 @@ TEST(ChangedOptions, NamesWhatMakesAnotherRun) {
        "--calculate-per-token-loss false -> true"},
       {[](Options& o) { o.weight_decay = 0.5; }, "--weight-decay 0.01 -> 0.5"},
       {[](Options& o) { o.global_batch_size = 8; }, "--global-batch-size not given -> 8"},
+      {[](Options& o) { o.moe_router_ignore_padding = true; },
+       "--moe-router-ignore-padding false -> true"},
       {[](Options& o) { o.exp_avg_dtype = "fp8"; }, "--exp-avg-dtype fp32 -> fp8"},
   };
   for (const Case& each : cases) {
