@@ -70,6 +70,22 @@ TEST(Jitter, MultipliesByTheFactorsOfItsStream) {
   }
 }
 
+// Also where they begin within a group of four, which share one index of the stream.
+TEST(Jitter, OfARanksRowsIsThatOfTheWhole) {
+  const auto whole =
+      run_jitter(std::vector<double>(40, 1), 3, {.seed = 1, .substream = 2, .epsilon = 0.1}).values;
+  const auto expect = [&](const RowOrigin& origin, const std::vector<size_t>& rows) {
+    const auto own = run_jitter(std::vector<double>(rows.size(), 1), 3,
+                                {.seed = 1, .substream = 2, .epsilon = 0.1, .origin = origin})
+                         .values;
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(own[i], whole[rows[i]]) << rows[i];
+  };
+  expect({.first_row = 3}, {3, 4, 5, 6, 7, 8, 9, 10});
+  // The second rank of two has the inner two of each sequence's four chunks.
+  expect({.sequence = 6, .chunks = {.ranks = 2, .rank = 1}},
+         {3, 4, 5, 6, 7, 8, 15, 16, 17, 18, 19, 20});
+}
+
 TEST(Jitter, DependsOnSeedSubstreamAndStepOnly) {
   const std::vector<double> ones(20, 1);
   const JitterAttributes attributes{.seed = 1, .substream = 2, .epsilon = 0.1};

@@ -54,6 +54,17 @@ TEST(RandomLogits, AreStandardNormal) {
   EXPECT_NEAR(neighbours / kCount, 0, 5 / root);
 }
 
+// 3000 are several blocks; the first one of the rank is number 7 of the whole.
+TEST(RandomLogits, AreThoseOfTheirPlacesInTheWhole) {
+  const auto z = run_random_logits(std::vector<double>(3000, 0), 5,
+                                   {.seed = 7, .substream = 2, .origin = {.first_row = 7}})
+                     .values;
+  const uint64_t seed = random_step_seed(7, RandomStream::random_logits, 2, 5);
+  for (size_t i = 0; i < z.size(); ++i) {
+    ASSERT_EQ(z[i], random_normal(seed, RandomStream::random_logits, 2, 7 + i)) << i;
+  }
+}
+
 TEST(RandomLogits, GradientPassesStraightThrough) {
   const auto result = run_random_logits(std::vector<double>(10, 0), 1, {.seed = 7});
   ASSERT_EQ(result.gradient.size(), 10U);

@@ -299,6 +299,39 @@ TEST(FaultDrill, MismatchedSize) {
       << message;
 }
 
+// As many elements of another type, in a collective and in a message.
+TEST(FaultDrill, MismatchedType) {
+  std::array<double, 2> numbers = {1, 2};
+  const auto view = [&](int rank) {
+    return TensorView{.data = &numbers[static_cast<size_t>(rank)],
+                      .dtype = rank == 0 ? DType::f64 : DType::f32,
+                      .shape = Shape({1})};
+  };
+  ThreadGroup group(2, kPatient);
+  std::string message = failure_of([&] {
+    run_ranks(group, [&](int rank) {
+      ThreadPool pool(1);
+      const TensorView own = view(rank);
+      group.member(rank).all_reduce({}, {&own, 1}, pool);
+    });
+  });
+  EXPECT_NE(message.find("rank 0 is in no operation of f64 [1], rank 1 in no operation of f32 [1]"),
+            std::string::npos)
+      << message;
+  ThreadGroup others(2, kPatient);
+  message = failure_of([&] {
+    run_ranks(others, [&](int rank) {
+      Communicator& communicator = others.member(rank);
+      if (rank == 1) return communicator.receive({}, view(1), 0);
+      communicator.send({}, view(0), 1);
+      communicator.finish_send({}, 1);
+    });
+  });
+  EXPECT_NE(message.find("Rank 0 sends f64 [1] in no operation, but rank 1 receives f32 [1]"),
+            std::string::npos)
+      << message;
+}
+
 TEST(FaultDrill, CollectiveLeftOut) {
   const RankProgram program({7});
   const RankProgram other({7}, /*scan=*/false);

@@ -206,6 +206,7 @@ std::vector<OpSample> samples_cross_entropy_of_parts() {
   };
   return {{"all_tokens", with(19, {0, 18, 7}, {1, 1, 1}, 0)},
           {"labels_of_other_parts", with(6, {-3, 5, 6}, {1, 1, 1}, 0)},
+          {"weighted", with(16, {1, 2, 15}, {0.5, 2, 1.25}, 0)},
           {"part_of_the_tokens", with(9, {8, 0, 4}, {1, 0, 1}, 7)}};
 }
 
