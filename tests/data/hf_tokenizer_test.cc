@@ -103,6 +103,25 @@ TEST(HfTokenizer, AWordOfManyBytesIsNoProblem) {
   EXPECT_EQ(tokenizer->decode(encode(*tokenizer, spaces)), spaces);
 }
 
+// All of it, of whatever kind, on the sides where the token says so and on no other.
+TEST(HfTokenizer, AnAddedTokenMayTakeTheWhiteSpaceAroundIt) {
+  const std::string before = "ab \t\u00a0\u3000 ";
+  const std::string after = " \u3000\u00a0\n c";
+  for (const bool left : {false, true}) {
+    for (const bool right : {false, true}) {
+      json file = small_file();
+      file["added_tokens"].push_back(
+          {{"id", 260}, {"content", "<mask>"}, {"lstrip", left}, {"rstrip", right}});
+      const auto tokenizer = make(file);
+      Ids expected = encode(*tokenizer, left ? "ab" : before);
+      expected.push_back(260);
+      const Ids rest = encode(*tokenizer, right ? "c" : after);
+      expected.insert(expected.end(), rest.begin(), rest.end());
+      EXPECT_EQ(encode(*tokenizer, before + "<mask>" + after), expected) << left << right;
+    }
+  }
+}
+
 TEST(HfTokenizer, TheEndOfADocumentIsNamedByTheConfiguration) {
   json file = small_file();
   file["added_tokens"].push_back({{"id", 260}, {"content", "<|im_end|>"}, {"special", true}});

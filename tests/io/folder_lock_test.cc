@@ -14,7 +14,9 @@ namespace troupe {
 namespace {
 
 using io_test::expect_phrase;
+using io_test::get_file;
 using io_test::message_of;
+using io_test::put_file;
 using io_test::TempFolder;
 
 TEST(FolderLock, ASecondHolderIsToldWhoTheFirstIs) {
@@ -63,6 +65,14 @@ TEST(FolderLock, AProcessThatWasKilledHoldsNothing) {
   ::kill(child, SIGKILL);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(FolderLock(dir.path()).holds());
+}
+
+TEST(FolderLock, WhatADeadHolderWroteIsGone) {
+  const TempFolder dir;
+  put_file(dir / ".lock", "host " + std::string(200, 'x') + ", process 1");
+  const FolderLock lock(dir.path());
+  const std::string text = get_file(dir / ".lock");
+  EXPECT_TRUE(text.ends_with(", process " + std::to_string(::getpid()))) << text;
 }
 
 }  // namespace

@@ -612,6 +612,19 @@ TEST(HfWeights, WiderAndNarrowerTypes) {
   }
 }
 
+// fp16 has bits that bf16 lacks.
+TEST(HfWeights, AFolderIsReadInTheNarrowestTypeThatHoldsIt) {
+  const TempFolder folder;
+  const Loaded model(fixture("mixtral"), DType::f32);
+  for (const auto& [written, read] :
+       {std::pair(FileDType::bf16, DType::bf16), std::pair(FileDType::f16, DType::f32),
+        std::pair(FileDType::f32, DType::f32), std::pair(FileDType::f64, DType::f64)}) {
+    const std::string copy = folder / std::string(name_of(written));
+    save_hf_model(copy, model.config, model.state, model.storage, kOneFile, {.dtype = written});
+    EXPECT_EQ(hf_folder_dtype(copy), read) << name_of(written);
+  }
+}
+
 // Master weights of a model that is trained on get the value itself, not the rounded one.
 TEST(HfWeights, MasterWeightsAreNotRounded) {
   const Loaded exact(fixture("mixtral"), DType::f32);

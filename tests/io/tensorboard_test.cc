@@ -145,6 +145,26 @@ TEST(Tensorboard, EventsReadBack) {
   EXPECT_EQ(Message(found[2]).numbers.at(2), (std::vector<uint64_t>{3'000'000'000}));
 }
 
+// On both sides of where a number takes one byte more, and of a length that does.
+TEST(Tensorboard, NumbersOfEveryLengthReadBack) {
+  const TempFolder folder;
+  TensorboardWriter writer(folder.path(), 0);
+  const std::vector<uint64_t> steps = {1, 127, 128, 129, 16383, 16384, 2097151, 2097152};
+  for (const uint64_t step : steps) {
+    const std::string tag(step % 1000, 'x');
+    const std::vector<TensorboardWriter::Scalar> scalars = {{tag, 1}};
+    writer.write(static_cast<int64_t>(step), scalars);
+  }
+  const std::vector<std::string> found = records(writer.path());
+  ASSERT_EQ(found.size(), steps.size() + 1);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Message event(found[i + 1]);
+    EXPECT_EQ(event.numbers.at(2), (std::vector<uint64_t>{steps[i]}));
+    const Message scalar(Message(event.bytes.at(5).at(0)).bytes.at(1).at(0));
+    EXPECT_EQ(scalar.bytes.at(1).at(0), std::string(steps[i] % 1000, 'x')) << steps[i];
+  }
+}
+
 TEST(Tensorboard, GoingOnHidesLaterSteps) {
   const TempFolder folder;
   const TensorboardWriter first(folder.path(), 0);
