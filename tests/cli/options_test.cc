@@ -333,6 +333,12 @@ TEST(CheckOptions, RefusesContradictions) {
       "--save-best and --no-save");
   refused(
       [](Options& o) {
+        o.no_save = true;
+        o.save_retain_interval = 5;
+      },
+      "--save-retain-interval and --no-save");
+  refused(
+      [](Options& o) {
         o.save_best = true;
         o.save = "run";
       },
@@ -349,6 +355,26 @@ TEST(CheckOptions, RefusesContradictions) {
       },
       "exclude each other");
   refused([](Options&) {}, "--train-iters N or --train-samples N");
+  refused([](Options& o) { o.command = Command::eval; }, "troupe eval needs --data-path PREFIX");
+  refused(
+      [](Options& o) {
+        o.command = Command::eval;
+        o.eval_iters = 0;
+      },
+      "--eval-iters 0: troupe eval evaluates at least one batch");
+  refused(
+      [](Options& o) {
+        o.command = Command::tokenize;
+        o.tokenizer_type = "Llama2Tokenizer";
+      },
+      "--tokenizer-type Llama2Tokenizer: Megatron's begins every document with a BOS token");
+  refused([](Options& o) { o.ranks = kMostThreadRanks + 1; }, "--ranks 1025: at most 1024 ranks");
+  refused(
+      [](Options& o) {
+        o.ranks = 2;
+        o.micro_batch_size = 1 << 30;
+      },
+      "--micro-batch-size 1073741824 times --ranks 2 is more than a step holds");
   EXPECT_NO_THROW(check_options(Options{}));
 }
 

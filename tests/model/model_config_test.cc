@@ -151,6 +151,11 @@ TEST(TrainingFlops, WorkedOutByHand) {
                      3 * 2 * (tokens * (35 + layers) + attention));
   }
   EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 90 + 90 + 8));
+  // A shared expert is three matrices of 5 x 2 more; without gates every MLP has two.
+  config.moe_shared_expert_intermediate_size = 2;
+  EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 90 + 90 + 30 + 8));
+  config.gated_linear_unit = false;
+  EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 60 + 60 + 20 + 8));
 }
 
 // For long models 6 flops per active weight and token is the common estimate. Norms and routers

@@ -253,6 +253,41 @@ TEST_F(ModelOptions, ImpossibleRecomputeIsRefused) {
   expect_part(refused(), "--recompute-num-layers 3: the model has 2 layers");
 }
 
+TEST_F(ModelOptions, LayoutFlagsThatContradictEachOtherAreRefused) {
+  const ModelConfig config = load_model_config(options);  // two layers
+  options.ranks = options.pipeline_model_parallel_size = 2;
+  const auto refused = [&](const auto& change, const std::string& part) {
+    Options changed = options;
+    change(changed);
+    expect_part(refusal([&] { run_layout_of(changed, config); }), part);
+  };
+  EXPECT_NO_THROW(run_layout_of(options, config));
+  refused([](Options& o) { o.data_parallel_sharding_strategy = "optim"; },
+          "--data-parallel-sharding-strategy optim: it belongs to --use-megatron-fsdp");
+  refused([](Options& o) { o.num_distributed_optimizer_instances = 2; },
+          "--num-distributed-optimizer-instances 2: it says among how many ranks state is sharded");
+  refused([](Options& o) { o.num_layers_per_virtual_pipeline_stage = 3; },
+          "--num-layers-per-virtual-pipeline-stage 3: 2 layers are not a multiple of 3 x 2 ranks");
+  refused(
+      [](Options& o) {
+        o.num_virtual_stages_per_pipeline_rank = o.num_layers_per_virtual_pipeline_stage = 1;
+      },
+      "--num-virtual-stages-per-pipeline-rank and --num-layers-per-virtual-pipeline-stage say");
+  refused(
+      [](Options& o) {
+        o.decoder_first_pipeline_num_layers = o.num_layers_per_virtual_pipeline_stage = 1;
+      },
+      "--num-layers-per-virtual-pipeline-stage: ranks of the pipeline have different numbers");
+  options.pipeline_model_parallel_layout = "Et|tL";
+  EXPECT_NO_THROW(run_layout_of(options, config));
+  refused([](Options& o) { o.decoder_first_pipeline_num_layers = 1; },
+          "--pipeline-model-parallel-layout says what each stage holds");
+  refused([](Options& o) { o.num_virtual_stages_per_pipeline_rank = 1; },
+          "leave --num-virtual-stages-per-pipeline-rank out");
+  refused([](Options& o) { o.num_layers_per_virtual_pipeline_stage = 1; },
+          "leave --num-layers-per-virtual-pipeline-stage out");
+}
+
 TEST_F(ModelOptions, Overlap) {
   const ModelConfig config = load_model_config(options);
   EXPECT_FALSE(training_step_options(options, config).overlap.any());

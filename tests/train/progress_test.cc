@@ -71,6 +71,20 @@ TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
       << lines[0];
 }
 
+TEST(Progress, TheTimeLeftIsThatOfTheTokensLeft) {
+  testing::internal::CaptureStderr();
+  Progress progress({.last_step = 100, .last_token = 10000, .matmul_limit = 1e12});
+  // 100 tokens a step, 1000 a second.
+  progress.step(metrics_of(60, 1), /*logged=*/true);
+  progress.step(metrics_of(90, 1), /*logged=*/true);
+  progress.step(metrics_of(100, 1), /*logged=*/true);
+  const std::vector<std::string> lines = lines_of(testing::internal::GetCapturedStderr());
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_TRUE(lines[0].ends_with(" | 4 s left")) << lines[0];
+  EXPECT_TRUE(lines[1].ends_with(" | 1 s left")) << lines[1];
+  EXPECT_TRUE(lines[2].ends_with(" | done")) << lines[2];
+}
+
 StepMetrics loads_of(int32_t layers, int32_t experts) {
   StepMetrics metrics;
   for (int32_t layer = 0; layer < layers; ++layer) {

@@ -358,6 +358,12 @@ TEST(Schedules, ContradictionsAreRefused) {
          "--lr-wsd-decay-samples 901");
   expect(refusal([](Options& o) { o.end_weight_decay = 1; }), "--weight-decay-incr-style");
   expect(refusal([](Options& o) { o.weight_decay_incr_style = "linear"; }), "--start-weight-decay");
+  expect(refusal([](Options& o) {
+           o.weight_decay_incr_style = "linear";
+           o.start_weight_decay = 0.2;
+           o.end_weight_decay = 0.1;
+         }),
+         "--start-weight-decay 0.2 is larger than --end-weight-decay 0.1");
   expect(refusal([](Options& o) { o.global_batch_size = 6; }), "--global-batch-size 6");
   expect(refusal([](Options& o) { o.rampup_batch_size = "4 4 10"; }), "--global-batch-size N");
   for (const char* ramp : {"4 4", "4 4 10 10", "4 x 10", "0 4 10", "4 4 10.5", "4 4 -1"}) {
@@ -387,6 +393,62 @@ TEST(Schedules, ContradictionsAreRefused) {
            o.global_batch_size = 4;
          }),
          "largest size is 8");
+  expect(refusal([](Options& o) {
+           o.rampup_batch_size = "4 4 10";
+           o.global_batch_size = 8;
+           o.step_batch_size_schedule = "0:4 7:8";
+         }),
+         "--rampup-batch-size and --step-batch-size-schedule exclude each other");
+  expect(refusal([](Options& o) {
+           o.step_batch_size_schedule = "0:4 7:8";
+           o.decrease_batch_size_if_needed = true;
+         }),
+         "--decrease-batch-size-if-needed goes with one global batch size");
+  expect(refusal([](Options& o) {
+           o.rampup_batch_size = "4 4 9223372036854775807";
+           o.global_batch_size = 8;
+         }),
+         "9223372036854775807 samples in 1 increments are too many");
+}
+
+TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
+  Options before = sampled_options();
+  before.lr_decay_style = "WSD";
+  before.lr_wsd_decay_samples = 30;
+  before.lr_decay_samples = 1000;
+  before.lr_warmup_samples = 100;
+  before.decoupled_lr = 0.02;
+  before.decoupled_min_lr = 0.001;
+  before.start_weight_decay = 0.1;
+  before.end_weight_decay = 0.2;
+  before.weight_decay_incr_style = "linear";
+  const auto expect = [&](const char* difference, const auto& change) {
+    Options after = before;
+    change(after);
+    EXPECT_EQ(schedule_difference(make_schedules(before), make_schedules(after)), difference);
+  };
+  expect("", [](Options&) {});
+  expect("--lr 0.01 instead of 0.02", [](Options& o) { o.lr = 0.02; });
+  expect("--lr-decay-style WSD instead of linear", [](Options& o) { o.lr_decay_style = "linear"; });
+  expect("a warm-up (samples) of 100 instead of 50", [](Options& o) { o.lr_warmup_samples = 50; });
+  expect("--decoupled-lr 0.02 instead of 0.03", [](Options& o) { o.decoupled_lr = 0.03; });
+  expect("--decoupled-min-lr 0.001 instead of 0.002",
+         [](Options& o) { o.decoupled_min_lr = 0.002; });
+  expect("--lr-warmup-init 0 instead of 0.005", [](Options& o) { o.lr_warmup_init = 0.005; });
+  expect("--min-lr 0 instead of 0.0005", [](Options& o) { o.min_lr = 0.0005; });
+  expect("an end of the decay (samples) at 1000 instead of 900",
+         [](Options& o) { o.lr_decay_samples = 900; });
+  expect("--lr-wsd-decay-style exponential instead of cosine",
+         [](Options& o) { o.lr_wsd_decay_style = "cosine"; });
+  expect("a fall at the end (samples) of 30 instead of 40",
+         [](Options& o) { o.lr_wsd_decay_samples = 40; });
+  expect("--weight-decay-incr-style linear instead of cosine",
+         [](Options& o) { o.weight_decay_incr_style = "cosine"; });
+  expect("a weight decay of 0.2 instead of 0.3", [](Options& o) { o.end_weight_decay = 0.3; });
+  expect("--start-weight-decay 0.1 instead of 0.05",
+         [](Options& o) { o.start_weight_decay = 0.05; });
+  expect("an end of the weight decay's change (samples) at 1000 instead of 2000",
+         [](Options& o) { o.train_samples = 2000; });
 }
 
 TEST(Schedules, SurviveAFileAndNameWhatDiffers) {

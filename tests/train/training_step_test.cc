@@ -628,6 +628,28 @@ TEST(TrainingStep, RouterInDoublePrecisionHasItsLosses) {
   }
 }
 
+// A token's share of the step is then the same, and so is that of an auxiliary loss.
+TEST(TrainingStep, ALossPerTokenIsThatOfMicroBatchesWhereAllTokensCount) {
+  for (const int32_t sequences : {1, 2, 3}) {
+    ModelConfig config = trained_model();
+    config.moe_aux_loss_coeff = 1;
+    config.moe_z_loss_coeff = 1;
+    std::vector<double> norms;
+    for (const bool per_token : {false, true}) {
+      // The first three tokens of a sequence are not masked.
+      StepRun run(config,
+                  {.micro_batch_size = sequences,
+                   .micro_batches = 2,
+                   .sequence = 3,
+                   .change = [&](TrainingStepOptions& step) { step.per_token_loss = per_token; }});
+      run.update();
+      norms.push_back(run.grad_norm());
+    }
+    // Two orders of products in f64.
+    EXPECT_NEAR(norms[1], norms[0], 1e-12 * norms[0]) << sequences;
+  }
+}
+
 // Megatron's sinkhorn does not scale its weights.
 TEST(TrainingStep, SinkhornTakesNoScalingFactor) {
   ModelConfig config = trained_model();
