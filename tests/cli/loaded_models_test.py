@@ -248,11 +248,28 @@ class LoadedModels(unittest.TestCase):
             tensors_of(self.out / "wide/model.safetensors")["model.embed_tokens.weight"][2],
             masters["master.embedding"][2])
 
+    def test_convert_rounds_fp64_once(self):
+        """Just above the middle between two bf16 (fp16) numbers: fp32 has the middle itself."""
+        source = self.out / "fp64"
+        source.mkdir(parents=True)
+        shutil.copy(HERE.folder / "hf/config.json", source)
+        tensors = {name: ("F64", shape, struct.pack(f"<{len(contents) // 4}d", *floats(contents)))
+                   for name, (_, shape, contents) in
+                   tensors_of(HERE.folder / "hf/model.safetensors").items()}
+        for dtype, bits, expected in ("bf16", 8, 0x3f81), ("fp16", 11, 0x3c01):
+            shape = tensors["model.norm.weight"][1]
+            tensors["model.norm.weight"] = (
+                "F64", shape, struct.pack("<d", 1 + 2.0 ** -bits + 2.0 ** -40) * shape[0])
+            write_tensors(source / "model.safetensors", tensors)
+            self.done(run("convert", "--load", source, "--save", self.out / dtype, "--dtype", dtype))
+            found = tensors_of(self.out / dtype / "model.safetensors")["model.norm.weight"][2]
+            self.assertEqual(found, struct.pack("<H", expected) * shape[0])
+
     # ---- Evaluation and tokenizers ----
 
     def test_eval_prints_what_train_printed(self):
         done = self.done(train(self.out, "--eval-interval", 2, "--eval-iters", 3,
-                               "--micro-batch-size", 2, "--global-batch-size", 4))
+                               "--micro-batch-size", 2, "--global-batch-size", 4, "--seed", 7))
         lines = [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
         trained = [line["val_loss"] for line in lines if "val_loss" in line][-1]
         done = self.done(run("eval", "--load", self.out, "--data-path", HERE.folder / "corpus",

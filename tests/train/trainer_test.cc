@@ -265,6 +265,11 @@ TEST_F(TrainerRun, StepsMayBeLeftOut) {
   EXPECT_EQ(logged(save, "lr"), (std::vector<double>{rates[0], rates[1], rates[2], rates[3]}));
   EXPECT_EQ(logged(save, "tokens").back(), logged(save + "_all", "tokens").back());
   EXPECT_EQ(evaluated(save, "val_loss").size(), 3U) << "before, and after steps 4 and 6";
+  // The end of a run is evaluated whether or not its last step is left out.
+  EXPECT_EQ(train({"--train-iters", "3", "--eval-interval", "2", "--eval-iters", "1",
+                   "--iterations-to-skip", "3", "--save", save + "_last"}),
+            ExitStatus::done);
+  EXPECT_EQ(evaluated(save + "_last", "step"), (std::vector<double>{0, 2, 3}));
   // Stopped where a step is left out, it goes on to the same bits.
   const std::string cut = save + "_cut";
   const Arguments same = run + Arguments{"--iterations-to-skip", "2", "3", "--save", cut};
@@ -404,6 +409,11 @@ TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
   EXPECT_NE(message.find("those of embedding, "), std::string::npos)
       << "names parameters: " << message;
   EXPECT_TRUE(message.ends_with("The checkpoint of step 3 is kept.")) << message;
+  // Ranks name together what is not finite on any of them.
+  EXPECT_EQ(refusal(run + Arguments{"--save", save + "_pp2", "--load", save + "_nan", "--ranks",
+                                    "2", "--pipeline-model-parallel-size", "2",
+                                    "--pipeline-model-parallel-layout", "Et|L"}),
+            message);
   // Nothing is deleted while steps are skipped, and nothing saved at the end.
   EXPECT_EQ(checkpoints(save), (std::vector<int64_t>{2, 3}));
   const json position = training(save).at("position");
@@ -462,6 +472,23 @@ TEST_F(TrainerRun, LogsZerosOfGradientsAndTheNormOfWeights) {
     EXPECT_EQ(logged(save + "_ranks", "num_zeros")[i], logged(save, "num_zeros")[i]);
   }
   EXPECT_GT(logged(save, "num_zeros")[0], 0);
+}
+
+// At this rate no weight moves, so every layout has the same: keys and values that two ranks of TP
+// hold, of which each has a shard of the master weights, count once.
+TEST_F(TrainerRun, TheNormOfMasterWeightsIsThatOfOneRank) {
+  const Arguments run = {"--train-iters",   "1",    "--global-batch-size", "4",
+                         "--compute-dtype", "bf16", "--log-params-norm"};
+  ASSERT_EQ(train(run + Arguments{"--save", save}, "1e-300"), ExitStatus::done);
+  ASSERT_EQ(
+      train(
+          run + Arguments{"--save", save + "_ranks", "--ranks", "4", "--tensor-model-parallel-size",
+                          "2", "--expert-tensor-parallel-size", "1", "--use-distributed-optimizer"},
+          "1e-300"),
+      ExitStatus::done);
+  const double norm = logged(save, "params_norm").at(0);
+  // Sums of some 10,000 squares in double, in two orders.
+  EXPECT_NEAR(logged(save + "_ranks", "params_norm").at(0), norm, 1e-12 * norm);
 }
 
 // A skipped step is as if it had not been, except for the data that it has read: the schedule of
@@ -629,6 +656,31 @@ TEST_F(TrainerRun, OtherTokensOfTheSameCountsNeedAWord) {
   EXPECT_EQ(train(run({})), ExitStatus::done) << "these are the run's data now";
 }
 
+TEST_F(TrainerRun, OtherWeightsOfTheSameDataAreWarnedOf) {
+  const auto run = [&](const char* weight, const Arguments& more) {
+    return Arguments{"--train-iters",
+                     "4",
+                     "--data-path",
+                     weight,
+                     *folder / "books",
+                     "3",
+                     *folder / "news",
+                     "--save",
+                     save,
+                     "--load",
+                     save} +
+           more;
+  };
+  EXPECT_EQ(train(run("1", {"--exit-after-step", "2"})), ExitStatus::done);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(train(run("2", {})), ExitStatus::done);
+  const std::string warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(warning.find("Until now: 1 x 6 sequences, 360 tokens; 3 x 5 sequences, 300 tokens. "
+                         "From here on: 2 x 6 sequences, 360 tokens; 3 x 5"),
+            std::string::npos)
+      << warning;
+}
+
 // Whatever the clock says: with this limit it is always time.
 TEST_F(TrainerRun, SavesByTheClockReplaceOneAnother) {
   const Arguments run = {"--train-iters", "7", "--save-interval", "3"};
@@ -690,6 +742,25 @@ TEST_F(TrainerRun, SeveralEvaluationSets) {
                      *folder / "news", "--valid-data-path", "news=" + (*folder / "books")})
                 .find("two sets are called \"news\""),
             std::string::npos);
+}
+
+TEST_F(TrainerRun, TheFirstEqualsSignEndsTheNameOfAnEvaluationSet) {
+  write_data("a=b", 5);
+  EXPECT_EQ(train({"--train-iters", "1", "--eval-interval", "1", "--eval-iters", "1",
+                   "--valid-data-path", "c=" + (*folder / "a=b"), "--save", save}),
+            ExitStatus::done);
+  EXPECT_EQ(evaluated(save, "val_loss/c"), evaluated(save, "val_loss"));
+}
+
+// At this rate no weight moves: all losses are the same.
+TEST_F(TrainerRun, OfEqualLossesTheFirstIsTheBest) {
+  EXPECT_EQ(
+      train({"--train-iters", "3", "--eval-interval", "1", "--eval-iters", "1", "--save", save},
+            "1e-300"),
+      ExitStatus::done);
+  const std::vector<double> losses = evaluated(save, "val_loss");
+  ASSERT_EQ(losses, std::vector<double>(4, losses.at(0)));
+  EXPECT_EQ(training(save).at("best"), (json{{"step", 1}, {"loss", losses[0]}}));
 }
 
 TEST_F(TrainerRun, KeepsTheBestBesideTheNewest) {
@@ -893,12 +964,22 @@ TEST_F(TrainerRun, NarrowStateNeedsItsOptionsAndLayout) {
   EXPECT_EQ(refusal(run + Arguments{"--main-grads-dtype", "bf16"}),
             "--main-grads-dtype bf16: it belongs to --use-precision-aware-optimizer; add that, or "
             "use --grad-reduce-in-bf16.");
-  EXPECT_NE(refusal(run + Arguments{"--exp-avg-dtype", "fp8"})
-                .find("it belongs to --use-precision-aware-optimizer"),
-            std::string::npos);
-  EXPECT_NE(refusal(run + kNarrow + Arguments{"--ranks", "2", "--tensor-model-parallel-size", "2"})
-                .find("into pieces of 8, which must be a multiple of 32"),
-            std::string::npos);
+  const Arguments cut = {"--compute-dtype",
+                         "bf16",
+                         "--use-precision-aware-optimizer",
+                         "--ranks",
+                         "2",
+                         "--tensor-model-parallel-size",
+                         "2"};
+  for (const std::string flag : {"--exp-avg-dtype", "--exp-avg-sq-dtype"}) {
+    EXPECT_EQ(refusal(run + Arguments{flag, "fp8"}),
+              flag + " fp8: it belongs to --use-precision-aware-optimizer; add that.");
+    const std::string message = refusal(run + cut + Arguments{flag, "fp8"});
+    EXPECT_EQ(message.find(flag + " fp8: --tensor-model-parallel-size 2 cuts the size"), 0U)
+        << message;
+    EXPECT_NE(message.find("into pieces of 8, which must be a multiple of 32"), std::string::npos)
+        << message;
+  }
 }
 
 TEST_F(TrainerRun, ABatchThatRanksCannotShareIsRefused) {

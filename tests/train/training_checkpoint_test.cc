@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <gtest/gtest.h>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "io/convert_dtype.h"
+#include "train/run_saver.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
@@ -120,6 +122,30 @@ TEST_P(TrainingCheckpoint, LoadsIntoAModelThatIsNotTrained) {
     EXPECT_EQ(bytes_of(storage.view(parameter.value)),
               bytes_of(run.storage.view(run.state.parameters[parameter.number].value)));
   }
+}
+
+// The clock makes up for a save that was asked for: that checkpoint stays, those by the clock alone
+// replace one another.
+TEST(RunSaver, ASaveThatIsRepeatedStaysWhatItWas) {
+  const TempFolder folder;
+  Options options;
+  options.save = folder / "run";
+  const StepRun run(saved_model(), {});
+  const RunIdentity identity = identity_of(run.config, DType::f64);
+  RunSaver saver(options, /*rank=*/0, /*group=*/nullptr);
+  const auto save = [&](SaveReason reason, int64_t step) {
+    const TrainingPosition position{.step = step, .consumed_samples = step};
+    saver.save(reason, identity, position, run.state, run.storage, [](const std::string&, bool) {});
+  };
+  std::filesystem::create_directory(options.save);
+  put_file(folder / "run/checkpoints", "where the folder belongs");
+  save(SaveReason::asked, 5);
+  EXPECT_EQ(saver.last_saved_step(), -1);
+  std::filesystem::remove(folder / "run/checkpoints");
+  for (const int64_t step : {6, 7, 8}) save(SaveReason::clock, step);
+  std::vector<int64_t> steps;
+  for (const CheckpointInfo& info : list_checkpoints(options.save)) steps.push_back(info.step);
+  EXPECT_EQ(steps, (std::vector<int64_t>{6, 8}));
 }
 
 TEST(NarrowTrainingCheckpoint, ComesBackBitForBit) {
