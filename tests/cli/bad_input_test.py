@@ -519,6 +519,12 @@ class BadInput(unittest.TestCase):
                 (["--pretrained-checkpoint", self.folder / "nowhere"], "nowhere"),
                 (["no\nsense" + "x" * 5000], "Unexpected argument")):
             self.refused(2, phrase, *train(*flags))
+        for flags, phrase in (
+                (["--layer", 2], "--layer 2: the model has layers 0 to 1"),
+                (["--micro-batch", 4], "--micro-batch 4: the step has micro-batches 0 to 3"),
+                (["--program", "eval", "--micro-batch", 0], "--micro-batch: only the program of")):
+            self.refused(2, phrase, "inspect", "--model", HERE.folder / "config.json",
+                         "--global-batch-size", 4, *flags)
         self.refused(2, "--train-iters", *train(iters=2**63 - 1))
         self.refused(2, "--train-iters", *train(iters=2**64))
 

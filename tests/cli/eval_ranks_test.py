@@ -26,6 +26,7 @@ class Evaluation(unittest.TestCase):
     def setUpClass(cls):
         write_config()
         write_corpus(100, 60)
+        write_corpus(3, 60, name="small")
         cls.runs = {}
         for name, flags in {"one": [], "sharded": ["--ranks", 4, "--tensor-model-parallel-size", 2,
                                                    "--use-distributed-optimizer"]}.items():
@@ -76,6 +77,15 @@ class Evaluation(unittest.TestCase):
         self.assertEqual(list(found), list(one))
         for name, value in one.items():
             self.assertAlmostEqual(found[name], value, delta=1e-10)
+
+    def test_each_set_has_tokens_of_its_own(self):
+        found = self.evaluate("--valid-data-path", f"a={HERE.folder}/corpus",
+                              f"b={HERE.folder}/small")
+        self.assertEqual(found["tokens"], found["tokens/a"])
+        self.assertEqual(found["val_loss"], found["val_loss/a"])
+        self.assertLess(0, found["tokens/b"])
+        self.assertLess(found["tokens/b"], found["tokens/a"])
+        self.assertNotEqual(found["val_loss/b"], found["val_loss/a"])
 
     def test_text_of_one_rank(self):
         # In fp64, and in fp32, in which the order of sums shows: a Hugging Face folder.

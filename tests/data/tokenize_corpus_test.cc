@@ -135,6 +135,13 @@ TEST(TokenizeCorpus, FormatAndKeyCanBeChosen) {
   options.overwrite = true;
   run(options);
   EXPECT_EQ(documents_of(dir / "set"), Texts{"{\"body\": \"one\"}\n"});
+
+  for (const std::string name : {"b.json", "b.jsonl"}) {
+    put_file(dir / name, "{\"body\": \"two\"}\n");
+    options.inputs = {dir / name};
+    run(options);
+    EXPECT_EQ(documents_of(dir / "set"), Texts{"two"}) << name;
+  }
 }
 
 TEST(TokenizeCorpus, MalformedJsonNamesFileAndLineAndLeavesNothing) {

@@ -205,6 +205,33 @@ TEST(CheckpointFault, DyingWhileMarkingTheBestLeavesTheOldOrTheNewMark) {
   EXPECT_TRUE(seen_old && seen_new);
 }
 
+// What has returned outlasts a loss of power: each folder is synchronised after its last change of
+// names, except for what is removed under a name that no one takes for a checkpoint.
+TEST(CheckpointFault, NamesAreDurableInTheEnd) {
+  const TempFolder dir;
+  std::set<std::string> changed;  // folders since they were synchronised
+  const DiskHook hook = [&](std::string_view operation, const std::string& path) {
+    if (operation == "rename" || operation == "make link" || operation == "make directory") {
+      changed.insert(parent_path(path));
+    }
+    if (operation == "sync directory") changed.erase(path);
+  };
+  const auto expect_durable = [&](const char* what, const std::function<void()>& change) {
+    change();
+    EXPECT_TRUE(changed.empty()) << what << ": " << *changed.begin();
+    changed.clear();
+  };
+  expect_durable("save", [&] { save(dir.path(), 1, small_model(), 10, options_with(hook)); });
+  save(dir.path(), 2, small_model(), 20);
+  expect_durable("replacement", [&] { save_step_2_again(dir.path(), options_with(hook)); });
+  expect_durable("mark", [&] { mark_best_checkpoint(dir.path(), 1, hook); });
+  expect_durable("another mark", [&] { mark_best_checkpoint(dir.path(), 2, hook); });
+  expect_durable("removal", [&] { remove_checkpoint(dir.path(), 1, hook); });
+  save(dir.path(), 3, small_model(), 30);
+  save(dir.path(), 4, small_model(), 40);
+  expect_durable("pruning", [&] { prune_checkpoints(dir.path(), {.newest = 1}, hook); });
+}
+
 TEST(CheckpointFault, DyingAtAnyStepOfPruningNeverShowsHalfACheckpoint) {
   for (int step = 0;; ++step) {
     SCOPED_TRACE(step);

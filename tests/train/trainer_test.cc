@@ -423,9 +423,12 @@ TEST_F(TrainerRun, StopsWhenGradientsStayNonFinite) {
   // The count goes on where it was.
   EXPECT_TRUE(refusal(run + Arguments{"--save", save, "--load", save})
                   .starts_with("The gradients of the last 3 steps, up to step 4, are"));
-  EXPECT_EQ(train({"--train-iters", "20", "--exit-after-step", "8", "--max-skipped-steps", "0",
-                   "--load", save + "_nan"}),
-            ExitStatus::done);
+  const std::string on = save + "_on";
+  EXPECT_EQ(
+      train({"--train-iters", "20", "--exit-after-step", "8", "--max-skipped-steps", "0",
+             "--eval-interval", "2", "--eval-iters", "1", "--load", save + "_nan", "--save", on}),
+      ExitStatus::done);
+  EXPECT_FALSE(training(on).contains("best")) << "a loss that is not a number is not the best one";
 }
 
 // Megatron's grad_norm_skip_threshold: the weights stay, the data goes on.
@@ -861,10 +864,19 @@ TEST_F(TrainerRun, RanksTrainAsOneDoes) {
                          "--eval-interval",     "2",    "--eval-iters",        "1"};
   EXPECT_EQ(train(run + Arguments{"--save", save}), ExitStatus::done);
   EXPECT_EQ(logged(save, "loss").size(), 8U);
-  for (const char* ranks : {"2", "4"}) {
+  const double flops = load_model_config(options_of(run)).training_flops_per_sequence(16);
+  for (const char* ranks : {"1", "2", "4"}) {
     SCOPED_TRACE(std::string(ranks) + " ranks");
     const std::string with_ranks = save + "_" + ranks;
     EXPECT_EQ(train(run + Arguments{"--ranks", ranks, "--save", with_ranks}), ExitStatus::done);
+    for (const json& line : lines(with_ranks)) {
+      if (!line.contains("loss")) continue;
+      const auto number = [&](const char* name) { return line.at(name).get<double>(); };
+      // Three roundings of one product.
+      EXPECT_NEAR(1e12 * number("tflops_per_gpu") * number("step_time_s") * std::stod(ranks),
+                  flops * number("batch_size"), 1e-14 * flops * number("batch_size"));
+      EXPECT_EQ(line.at("experts").at(0).at("dropped"), 0) << "of tokens times top-k";
+    }
     for (const char* name : kLogged)
       expect_close(logged(with_ranks, name), logged(save, name), name);
     expect_close(validation_losses(lines(with_ranks)), validation_losses(lines(save)), "val_loss");

@@ -124,6 +124,12 @@ TEST_P(TrainingCheckpoint, LoadsIntoAModelThatIsNotTrained) {
   }
 }
 
+std::vector<int64_t> saved_steps(const std::string& run) {
+  std::vector<int64_t> steps;
+  for (const CheckpointInfo& info : list_checkpoints(run)) steps.push_back(info.step);
+  return steps;
+}
+
 // The clock makes up for a save that was asked for: that checkpoint stays, those by the clock alone
 // replace one another.
 TEST(RunSaver, ASaveThatIsRepeatedStaysWhatItWas) {
@@ -143,9 +149,51 @@ TEST(RunSaver, ASaveThatIsRepeatedStaysWhatItWas) {
   EXPECT_EQ(saver.last_saved_step(), -1);
   std::filesystem::remove(folder / "run/checkpoints");
   for (const int64_t step : {6, 7, 8}) save(SaveReason::clock, step);
-  std::vector<int64_t> steps;
-  for (const CheckpointInfo& info : list_checkpoints(options.save)) steps.push_back(info.step);
-  EXPECT_EQ(steps, (std::vector<int64_t>{6, 8}));
+  EXPECT_EQ(saved_steps(options.save), (std::vector<int64_t>{6, 8}));
+}
+
+// Of the newest one is kept beside those at the interval, also where the clock has made them.
+TEST(RunSaver, WhatIsRetainedStaysWhoeverAskedForIt) {
+  const TempFolder folder;
+  Options options;
+  options.save = folder / "run";
+  options.save_retain_interval = 4;
+  const StepRun run(saved_model(), {});
+  const RunIdentity identity = identity_of(run.config, DType::f64);
+  RunSaver saver(options, /*rank=*/0, /*group=*/nullptr);
+  const auto save = [&](SaveReason reason, int64_t step) {
+    const TrainingPosition position{.step = step, .consumed_samples = step};
+    saver.save(reason, identity, position, run.state, run.storage, [](const std::string&, bool) {});
+    return saved_steps(options.save);
+  };
+  using Steps = std::vector<int64_t>;
+  EXPECT_EQ(save(SaveReason::asked, 1), Steps{1});
+  EXPECT_EQ(save(SaveReason::asked, 2), Steps{2});
+  EXPECT_EQ(save(SaveReason::clock, 4), (Steps{2, 4}));
+  EXPECT_EQ(save(SaveReason::clock, 5), (Steps{4, 5}));
+  EXPECT_EQ(save(SaveReason::asked, 6), (Steps{4, 6}));
+}
+
+// A run that goes on from what the clock has saved replaces it.
+TEST(RunSaver, KnowsWhyACheckpointWasMade) {
+  for (const bool by_clock : {false, true}) {
+    const TempFolder folder;
+    Options options;
+    options.save = folder / "run";
+    const StepRun run(saved_model(), {});
+    const RunIdentity identity = identity_of(run.config, DType::f64);
+    const CheckpointInfo info =
+        save_training_checkpoint(options.save, identity, {.step = 3}, run.state, run.storage,
+                                 /*group=*/nullptr, {}, {.by_clock = by_clock});
+    const StoredRun stored = read_stored_run(Checkpoint::open(info.path));
+    EXPECT_EQ(stored.parts.by_clock, by_clock);
+    RunSaver saver(options, /*rank=*/0, /*group=*/nullptr);
+    saver.go_on_from(3, stored.parts.by_clock);
+    saver.save(SaveReason::asked, identity, {.step = 4}, run.state, run.storage,
+               [](const std::string&, bool) {});
+    EXPECT_EQ(saved_steps(options.save),
+              by_clock ? std::vector<int64_t>{4} : std::vector<int64_t>({3, 4}));
+  }
 }
 
 TEST(NarrowTrainingCheckpoint, ComesBackBitForBit) {
@@ -197,6 +245,18 @@ class StoredRunTest : public ::testing::Test {
   TempFolder folder;
   std::string path;
 };
+
+// Also what later versions have added to a model.
+TEST_F(StoredRunTest, TheModelComesBack) {
+  RunIdentity identity = identity_of(saved_model(), DType::f32);
+  identity.model.moe_router_force_biased = 0.5;
+  identity.model.embedding_init_method_std = 0.25;
+  identity.model.init_method_xavier_uniform = true;
+  EXPECT_EQ(round_trip(identity).identity.model, identity.model);
+  identity.model.qk_layernorm = false;
+  identity.model.qk_l2_norm = true;
+  EXPECT_EQ(round_trip(identity).identity.model, identity.model);
+}
 
 TEST_F(StoredRunTest, FactsComeBack) {
   const RunIdentity identity = identity_of(saved_model(), DType::bf16);
