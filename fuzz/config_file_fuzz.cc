@@ -1,5 +1,6 @@
 // Options in a TOML file.
 #include "harness.h"
+#include "train/check_options.h"
 #include "train/config_file.h"
 
 namespace troupe::fuzz {

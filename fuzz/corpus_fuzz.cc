@@ -1,6 +1,7 @@
 // Corpora for `troupe tokenize`: the first byte of the input chooses between JSON lines, whole text
 // and text split at blank lines; the rest is the file. What is written must be readable.
 #include "data/indexed_dataset.h"
+#include "data/make_tokenizer.h"
 #include "data/tokenize_corpus.h"
 #include "harness.h"
 

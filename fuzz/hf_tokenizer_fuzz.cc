@@ -1,5 +1,5 @@
 // tokenizer.json of Hugging Face. What is accepted must encode any text and decode its own ids.
-#include "data/tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "harness.h"
 
 namespace troupe::fuzz {

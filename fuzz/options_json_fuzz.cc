@@ -1,5 +1,6 @@
 // The options that a checkpoint holds. What is accepted comes back from its own text.
 #include "harness.h"
+#include "train/check_options.h"
 #include "train/options.h"
 
 namespace troupe::fuzz {

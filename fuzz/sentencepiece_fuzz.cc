@@ -1,6 +1,6 @@
 // tokenizer.model of SentencePiece. What is accepted must encode any text and decode its own ids.
 #include "base/error.h"
-#include "data/tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "harness.h"
 #include "support/sentencepiece_writer.h"
 

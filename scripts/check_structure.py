@@ -2,7 +2,8 @@
 """Checks that the sources keep the rules of the house that a compiler does not check.
 
   floors      a file includes only its own room and the rooms below it (ROOMS, bottom first)
-  circles     no file includes itself, directly or through others
+  circles     no file includes itself, directly or through others; nor does a unit, which is a header
+              with its sources (of an operation also its kernels)
   budget      the core stays small: BUDGET_LINES in all, PASS_LINES per file of src/passes
   pragma      every header says #pragma once
   environment only src/cli reads environment variables
@@ -22,6 +23,12 @@ BUDGET_FOLDERS = ["base", "program", "passes", "runtime/cpu"]
 BUDGET_LINES = 8000
 PASS_LINES = 600
 NAMELESS_ROOMS = ["program", "passes", "runtime"]
+
+# Operations each of which is the derivative of the other.
+MUTUAL = [{"ops/all_gather/all_gather", "ops/reduce_scatter/reduce_scatter"},
+          {"ops/combine/combine", "ops/permute/permute"}]
+KERNELS = re.compile(r"_(?:cpu|cuda)$")
+KERNEL_FOLDER = re.compile(r"^ops/(\w+)/cuda/.*")
 
 HEADERS = {".h", ".cuh"}
 SOURCES = {".cc", ".cu"} | HEADERS
@@ -116,6 +123,37 @@ class Checker:
                     path.append(target)
                     pending.append(iter([name for name, _ in self.includes(target)]))
 
+    def check_units(self):
+        """Circles between units, each once, with an include that closes it."""
+
+        def unit_of(name):
+            stem = KERNELS.sub("", str(Path(name).with_suffix("")))
+            return KERNEL_FOLDER.sub(r"ops/\1/\1", stem)
+
+        known = {}  # unit -> unit that it includes -> where
+        for name in self.codes:
+            for target, line in self.includes(name):
+                ends = {unit_of(name), unit_of(target)}
+                if target in self.codes and len(ends) == 2 and ends not in MUTUAL:
+                    known.setdefault(unit_of(name), {}).setdefault(unit_of(target), (name, line))
+        finished = set()
+        for start in sorted(known):
+            path, pending = [start], [iter(sorted(known[start]))]
+            if start in finished:
+                continue
+            while pending:
+                target = next(pending[-1], None)
+                if target is None:
+                    finished.add(path.pop())
+                    pending.pop()
+                elif target in path:
+                    name, line = known[path[-1]][target]
+                    self.report(name, line, "circle of units: "
+                                + " -> ".join(path[path.index(target):] + [target]))
+                elif target not in finished:
+                    path.append(target)
+                    pending.append(iter(sorted(known.get(target, {}))))
+
     def check_budget(self):
         """Returns the number of lines of the core."""
         lines = {name: len(text.splitlines()) for name, text in self.texts.items()
@@ -157,7 +195,10 @@ class Checker:
 
     def run(self):
         self.check_floors()
+        before = len(self.violations)
         self.check_circles()
+        if len(self.violations) == before:  # those are circles of units, too
+            self.check_units()
         total = self.check_budget()
         self.check_headers()
         self.check_environment()

@@ -13,7 +13,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "ops/cpu/gemm.h"
-#include "parallel/processes.h"
+#include "parallel/join_processes.h"
 #include "runtime/cuda_libraries.h"
 #include "runtime/device_memory.h"
 #include "train/terminal.h"

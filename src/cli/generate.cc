@@ -8,13 +8,14 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "data/tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "parallel/group_schedule.h"
 #include "train/generation.h"
 #include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/loaded_model.h"
 #include "train/model_options.h"
+#include "train/planned_step.h"
 #include "train/rank_run.h"
 #include "train/work_progress.h"
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "parallel/join_processes.h"
 #include "parallel/launch.h"
 #include "parallel/post/secret.h"
-#include "parallel/processes.h"
 #include "train/command_line.h"
 #include "train/rank_run.h"
 #include "train/terminal.h"

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "io/hf_config.h"
 #include "model/parameter_layout.h"
+#include "model/rank_parameters.h"
 #include "train/model_options.h"
 #include "train/terminal.h"
 

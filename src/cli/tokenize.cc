@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "cli/command.h"
+#include "data/make_tokenizer.h"
 #include "data/tokenize_corpus.h"
 #include "train/interrupt.h"
 #include "train/terminal.h"

@@ -20,8 +20,4 @@ inline constexpr std::string_view kHuggingFaceTokenizer = "HuggingFaceTokenizer"
 
 std::unique_ptr<Tokenizer> make_hf_tokenizer(const TokenizerModel& model);
 
-// The token that the text of a tokenizer_config.json names as `name`, such as "eos_token"; empty
-// when it names none.
-std::string token_of_config(const std::string& contents, const std::string& path, const char* name);
-
 }  // namespace troupe

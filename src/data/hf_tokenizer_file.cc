@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 #include "data/byte_alphabet.h"
-#include "data/hf_tokenizer.h"
 #include "data/json_text.h"
 #include "data/utf8.h"
 

@@ -43,4 +43,8 @@ struct HfTokenizerFile {
 HfTokenizerFile parse_hf_tokenizer(const std::string& contents, const std::string& path,
                                    const std::string& eod, const std::string& pad);
 
+// The token that the text of a tokenizer_config.json names as `name`, such as "eos_token"; empty
+// when it names none.
+std::string token_of_config(const std::string& contents, const std::string& path, const char* name);
+
 }  // namespace troupe

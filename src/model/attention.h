@@ -1,7 +1,9 @@
 // Builds grouped-query attention with rotary positions, up to and including its output projection.
 #pragma once
 
-#include "model/decoder.h"
+#include "model/forward_pass.h"
+#include "model/parameters.h"
+#include "program/builder.h"
 
 namespace troupe {
 

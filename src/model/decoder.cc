@@ -46,34 +46,6 @@ ValueId build_rope_table(Builder& builder, const ModelConfig& config, const Mode
                     dtype, "rope_table");
 }
 
-std::string_view name_of(AuxiliaryLossKind kind) {
-  switch (kind) {
-    case AuxiliaryLossKind::load_balancing:
-      return "load_balancing_loss";
-    case AuxiliaryLossKind::seq_load_balancing:
-      return "seq_load_balancing_loss";
-    case AuxiliaryLossKind::global_load_balancing:
-      return "global_load_balancing_loss";
-    case AuxiliaryLossKind::z:
-      return "z_loss";
-  }
-  return "?";
-}
-
-double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config) {
-  switch (kind) {
-    case AuxiliaryLossKind::load_balancing:
-      return config.moe_aux_loss_coeff;
-    case AuxiliaryLossKind::seq_load_balancing:
-      return config.moe_seq_aux_loss_coeff;
-    case AuxiliaryLossKind::global_load_balancing:
-      return config.moe_global_aux_loss_coeff;
-    case AuxiliaryLossKind::z:
-      return config.moe_z_loss_coeff;
-  }
-  return 0;
-}
-
 bool draws_random_numbers(const ModelConfig& config) {
   return config.hidden_dropout > 0 || config.attention_dropout > 0 ||
          config.moe_input_jitter_eps > 0 || config.moe_router_force_load_balancing ||

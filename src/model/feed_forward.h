@@ -2,7 +2,9 @@
 // router, its shared expert, and what balances it (docs/routing.md).
 #pragma once
 
-#include "model/decoder.h"
+#include "model/forward_pass.h"
+#include "model/parameters.h"
+#include "program/builder.h"
 
 namespace troupe {
 

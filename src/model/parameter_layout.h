@@ -11,7 +11,7 @@
 #include "base/shape.h"
 #include "model/context_parallel.h"
 #include "model/model_config.h"
-#include "model/parameters.h"
+#include "model/parameter_slice.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 
@@ -38,18 +38,5 @@ ParameterSlice slice_of(ParameterKind kind, const Shape& shape, const ModelConfi
 // Tied embeddings are also with the head.
 bool holds(const PipelinePartition& partition, int32_t place, ParameterKind kind, int32_t layer,
            const ModelConfig& config);
-
-// Weights on one rank.
-struct RankParameters {
-  int64_t dense = 0;  // all but the experts: router and shared expert, too
-  int64_t expert = 0;
-  uint64_t bytes = 0;  // of all
-  bool operator==(const RankParameters&) const = default;
-};
-
-// `state`: of the whole model (declare_model_state).
-RankParameters count_parameters(const ModelConfig& config, const ModelState& state,
-                                const Layout& layout, const PipelinePartition& partition,
-                                int32_t rank);
 
 }  // namespace troupe

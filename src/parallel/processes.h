@@ -9,11 +9,9 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
 #include <string>
 
 #include "base/error.h"
-#include "parallel/launch.h"
 #include "parallel/process_group.h"
 
 namespace troupe {
@@ -35,15 +33,5 @@ class Processes {
   // Says what has failed, once for all ranks, and does not return.
   [[noreturn]] virtual void fail(ExitStatus status, const std::string& message) = 0;
 };
-
-// Joins the other processes: all that the launcher has started must call it, once. `limit`: how
-// long they wait for each other, without MPI. Ranks of one machine that were given no secret share
-// that of the machine (machine_secret()). A UserError where it fails; see connect_ranks().
-std::unique_ptr<Processes> join_processes(const Launch& launch,
-                                          std::chrono::milliseconds limit = kRendezvousLimit);
-
-// The MPI library, as it calls itself; empty: this build has none.
-std::string mpi_library();
-bool has_mpi();
 
 }  // namespace troupe

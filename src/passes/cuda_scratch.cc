@@ -1,6 +1,6 @@
 #include "passes/cuda_scratch.h"
 
-#include "passes/memory_plan.h"
+#include "passes/memory_layout.h"
 #include "program/op_spec.h"
 
 namespace troupe {

@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "passes/memory_plan.h"
+#include "passes/memory_layout.h"
 #include "program/program.h"
 
 namespace troupe {

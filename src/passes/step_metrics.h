@@ -5,7 +5,9 @@
 #include <set>
 #include <vector>
 
-#include "passes/step_programs.h"
+#include "model/parameters.h"
+#include "passes/training_step.h"
+#include "program/builder.h"
 
 namespace troupe {
 

@@ -2,7 +2,9 @@
 // and what is measured of them. Gradients and counts are those of all ranks by then.
 #pragma once
 
-#include "passes/step_programs.h"
+#include "model/parameters.h"
+#include "passes/training_step.h"
+#include "program/builder.h"
 
 namespace troupe {
 

@@ -68,12 +68,4 @@ class Interpreter {
   virtual uint64_t allocated_bytes() const = 0;
 };
 
-// The interpreter for the device that the plan was made for, on which the state must be, too. It
-// borrows all but the plan. On a GPU the pool only helps the ranks to find each other, which they
-// do in the first run.
-std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
-                                              const StateStorage& state, ThreadPool& pool,
-                                              const Communicators& communicators = {},
-                                              const InterpreterOptions& options = {});
-
 }  // namespace troupe

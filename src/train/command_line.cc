@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "train/check_options.h"
 #include "train/config_file.h"
 #include "train/flag_model.h"
 #include "train/foreign_flags.h"

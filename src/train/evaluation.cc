@@ -12,6 +12,7 @@
 #include "io/json.h"
 #include "parallel/rank_communicators.h"
 #include "program/verify.h"
+#include "runtime/make_interpreter.h"
 #include "train/batch_feed.h"
 
 namespace troupe {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "data/tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "train/tokenizer_options.h"
 
 namespace troupe {
@@ -51,10 +51,6 @@ int32_t vocabulary_of(const Options& options) {
 }
 
 }  // namespace
-
-bool describes_shape(const Options& options) {
-  return options.num_layers || options.hidden_size || options.num_attention_heads;
-}
 
 ModelConfig model_of_flags(const Options& options) {
   ModelConfig config;

@@ -10,9 +10,6 @@
 
 namespace troupe {
 
-// A flag describes a shape, so that --model may be missing.
-bool describes_shape(const Options& options);
-
 // Megatron's defaults: LayerNorm, biases, gelu, tied embeddings, dropout 0.1, as many key-value
 // heads as query heads, an inner size of 4 x hidden (SwiGLU: 8/3 x hidden, in whole 64s), every
 // layer with experts if there are any, each as wide as --ffn-hidden-size. Positions are rotary,

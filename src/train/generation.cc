@@ -12,6 +12,7 @@
 #include "parallel/bytes.h"
 #include "parallel/rank_communicators.h"
 #include "program/verify.h"
+#include "runtime/make_interpreter.h"
 
 namespace troupe {
 namespace {

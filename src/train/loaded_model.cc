@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "data/hf_tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"

@@ -8,9 +8,10 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "train/check_options.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
-#include "train/rank_run.h"
+#include "train/planned_step.h"
 #include "train/terminal.h"
 
 namespace troupe {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "data/byte_tokenizer_json.h"
 #include "data/hf_tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "io/file.h"
 #include "io/hf_config.h"

@@ -12,21 +12,11 @@
 #include "io/hf_files.h"
 #include "io/hf_weights.h"
 #include "train/options.h"
+#include "train/run_identity.h"
 
 namespace troupe {
 
-struct RunIdentity;
 struct SavedModel;
-
-struct ModelSource {
-  std::string config_json = {};  // its text; empty: flags alone describe the model
-  bool has_weights = false;      // the weights came with it
-  bool keeps_token_ids = false;  // its bos and eos are those of the run's tokenizer
-  // Without config.json, and without the file that TokenizerModel::contents is.
-  std::vector<HfFile> files = {};
-
-  bool is_empty() const { return config_json.empty() && files.empty(); }
-};
 
 // The source of a saved run with the tokenizer's own file among the files.
 ModelSource whole_source(const RunIdentity& identity);

@@ -407,8 +407,8 @@ const OptionSpec* find_option(std::string_view name);
 // "1 to 64", "at least 0", "cpu or cuda"; empty when anything goes.
 std::string range_text(const OptionSpec& spec);
 
-// Refuses options that contradict each other or that this build cannot honour (bad request).
-void check_options(const Options& options);
+// A flag describes a shape, so that --model may be missing.
+bool describes_shape(const Options& options);
 
 // The options of options.command with their values, as one JSON object with the flags' names; unset
 // ones are null. "command" holds the command's name.

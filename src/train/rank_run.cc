@@ -10,11 +10,11 @@
 #include "base/machine.h"
 #include "base/text.h"
 #include "base/units.h"
-#include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "train/layout_options.h"
 #include "train/memory_remedies.h"
 #include "train/model_options.h"
+#include "train/planned_step.h"
 
 namespace troupe {
 
@@ -61,40 +61,6 @@ void require_same_options(const Options& options, ProcessGroup& group, int32_t r
         group.name_of_rank(0), text));
   }
   group.exchange(rank, 0);  // no rank begins before the verdict
-}
-
-PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
-                               const TrainingStepOptions& options, int threads, Device device,
-                               bool oracle) {
-  PlannedStep planned{.step = build_training_step(config, state, options), .plan = {}};
-  const Program& program = *planned.step.program;
-  verify_program(program);
-  planned.plan =
-      oracle ? plan_oracle(program, threads, device) : plan_memory(program, threads, device);
-  verify_memory_plan(program, planned.plan);
-  return planned;
-}
-
-std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
-  std::string text;
-  const auto add_line = [&](std::string_view name, uint64_t bytes, const char* where) {
-    if (bytes == 0) return;
-    text += fmt::format("  {:<14} {:>12}{}\n", name, format_bytes(bytes), where);
-  };
-  const auto add_host = [&](const char* where) {
-    for (const Role role : {Role::optimizer, Role::offloaded}) {
-      add_line(name_of(role), plan.host_bytes_by_role[static_cast<size_t>(role)], where);
-    }
-  };
-  for (int i = 0; i < kRoleCount; ++i) {
-    add_line(name_of(static_cast<Role>(i)), plan.bytes_by_role[static_cast<size_t>(i)], "");
-  }
-  const bool on_gpu = plan.device == Device::cuda;
-  if (!on_gpu) add_host("  offloaded to the host");
-  add_line("evaluation", evaluation_bytes, "");
-  add_line("total", plan.total_bytes() + evaluation_bytes, "");
-  if (on_gpu) add_host("  in the host's memory");
-  return text;
 }
 
 void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,

@@ -51,19 +51,6 @@ void run_all_ranks(const Options& options, ProcessGroup* processes, const Make& 
 // Refuses ranks that were not started with the options of rank 0, and names the options.
 void require_same_options(const Options& options, ProcessGroup& group, int32_t rank);
 
-// The training step of one rank, verified, and planned for its device.
-struct PlannedStep {
-  TrainingStep step;
-  MemoryPlan plan;
-};
-PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
-                               const TrainingStepOptions& options, int threads, Device device,
-                               bool oracle = false);
-
-// The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
-// needs beside it, and the total, which has what lies in the host's memory on the CPU alone.
-std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes);
-
 // Refuses (does_not_fit) what the machine has no memory for, or with Device::cuda the GPU: `bytes`
 // of this rank with those of the ranks that share it. The one that needs most of these speaks, with
 // its `breakdown`. `gpu`: see gpu_of_rank(); a GPU that more ranks have got than may share one is a

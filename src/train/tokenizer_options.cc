@@ -6,7 +6,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "train/flag_model.h"
+#include "data/make_tokenizer.h"
 
 namespace troupe {
 namespace {

@@ -12,45 +12,13 @@
 
 #include "base/error.h"
 #include "base/work_report.h"
-#include "data/tokenizer.h"
 #include "io/checkpoint.h"
 #include "model/parameters.h"
 #include "parallel/process_group.h"
 #include "runtime/state_storage.h"
-#include "train/data_hash.h"
-#include "train/model_source.h"
-#include "train/schedules.h"
+#include "train/run_identity.h"
 
 namespace troupe {
-
-// How far a run has come.
-struct TrainingPosition {
-  int64_t step = 0;               // steps done
-  int64_t updates = 0;            // steps that changed the weights (not skipped)
-  int64_t consumed_samples = 0;   // where the data goes on
-  int64_t scheduled_samples = 0;  // where the schedules go on: skipped steps do not count
-  int64_t skipped_in_row = 0;     // steps skipped since the last update
-  int64_t best_step = 0;          // where the validation loss was lowest; 0: not evaluated yet
-  double best_loss = 0;
-};
-
-// What must stay the same for a run to go on; the schedules may change on request.
-struct RunIdentity {
-  ModelConfig model;
-  DType compute_dtype = DType::f32;
-  uint64_t seed = 0;
-  int32_t sequence = 0;
-  std::string split;
-  TokenizerModel tokenizer;
-  Schedules schedules;
-  // Samples that the order of the training data is made for (SampleOptions::num_samples). A run
-  // that goes on keeps it while that order lasts, so it is not compared.
-  int64_t ordered_samples = 0;
-  std::string data;  // fingerprint() of the data sets; another one is only warned of
-  std::vector<DataHash> data_hashes = {};  // of their contents; empty in older checkpoints
-  std::string options_json;                // all options, for the reader of the file; not compared
-  ModelSource source = {};                 // for `troupe convert`; not compared
-};
 
 // What a checkpoint holds besides the weights, and why it was made.
 struct SavedParts {

@@ -26,7 +26,7 @@
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 #include "train/layout_options.h"
 
 namespace troupe {

@@ -8,6 +8,7 @@
 
 #include "runtime/device_memory.h"
 #include "support/errors.h"
+#include "train/check_options.h"
 
 namespace troupe {
 namespace {

@@ -14,7 +14,7 @@
 #include "ops/adamw/adamw.h"
 #include "ops/adamw/moment_blocks.h"
 #include "passes/memory_plan.h"
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 
 namespace troupe::testing {
 namespace {

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/data_test_support.h"
+#include "data/hf_tokenizer_file.h"
+#include "data/make_tokenizer.h"
 
 namespace troupe {
 namespace {

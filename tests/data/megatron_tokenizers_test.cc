@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/data_test_support.h"
+#include "data/make_tokenizer.h"
 #include "data/utf8.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "data/data_test_support.h"
-#include "data/tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "support/sentencepiece_writer.h"
 
 namespace troupe {

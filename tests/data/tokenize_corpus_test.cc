@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/data_test_support.h"
+#include "data/make_tokenizer.h"
 
 namespace troupe {
 namespace {

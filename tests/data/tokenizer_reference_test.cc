@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "data/data_test_support.h"
-#include "data/tokenizer.h"
+#include "data/make_tokenizer.h"
 #include "data/utf8.h"
 
 namespace troupe {

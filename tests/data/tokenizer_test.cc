@@ -1,8 +1,7 @@
-#include "data/tokenizer.h"
-
 #include <gtest/gtest.h>
 
 #include "data/data_test_support.h"
+#include "data/make_tokenizer.h"
 
 namespace troupe {
 namespace {

@@ -33,7 +33,7 @@
 #include "parallel/thread_group.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 #include "support/context_run.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"

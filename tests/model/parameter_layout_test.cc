@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/rank_parameters.h"
 
 namespace troupe {
 namespace {

@@ -15,6 +15,7 @@
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/fill/fill.h"
 #include "ops/pipeline_message/pipeline_message.h"
+#include "passes/memory_plan.h"
 #include "program/toy_operations.h"
 #include "program/verify.h"
 

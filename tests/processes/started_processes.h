@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "parallel/join_processes.h"
 #include "parallel/launch.h"
-#include "parallel/processes.h"
 
 namespace troupe {
 

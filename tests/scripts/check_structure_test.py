@@ -74,6 +74,20 @@ class CheckStructure(unittest.TestCase):
         self.assert_violation({"ops/a.h": '#pragma once\n#include "ops/a.h"\n'},
                               "include circle: ops/a.h -> ops/a.h")
 
+    def test_circle_of_units(self):
+        self.assert_violation({"train/a.h": '#pragma once\n#include "train/b.h"\n',
+                               "train/b.h": "#pragma once\n",
+                               "train/b.cc": '#include "train/b.h"\n#include "train/a.h"\n'},
+                              "src/train/b.cc:2",
+                              "circle of units: train/a -> train/b -> train/a")
+
+    def test_kernels_belong_to_their_operation(self):
+        result = self.check({"ops/x/x.h": "#pragma once\n",
+                             "ops/x/x.cc": '#include "ops/x/x_cpu.h"\n#include "ops/x/cuda/y.h"\n',
+                             "ops/x/x_cpu.h": '#pragma once\n#include "ops/x/x.h"\n',
+                             "ops/x/cuda/y.h": '#pragma once\n#include "ops/x/x.h"\n'})
+        self.assertEqual(result.returncode, 0, result.stderr)
+
     def test_core_over_budget(self):
         # 9 lines of the good tree, 7,900 and 92: one line over.
         self.assert_violation({"base/long.cc": "\n" * 7900, "runtime/cpu/loop.cc": "\n" * 92},

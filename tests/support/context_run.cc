@@ -9,7 +9,7 @@
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 
 namespace troupe::testing {
 namespace {

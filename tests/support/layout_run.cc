@@ -14,7 +14,7 @@
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "runtime/device_memory.h"
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 #include "support/interleaving.h"
 #include "support/slice_elements.h"
 

@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
+#include "runtime/make_interpreter.h"
 
 namespace troupe::testing {
 namespace {

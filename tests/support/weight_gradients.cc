@@ -9,6 +9,7 @@
 #include "ops/linear/linear.h"
 #include "passes/memory_plan.h"
 #include "program/verify.h"
+#include "runtime/make_interpreter.h"
 #include "runtime/state_storage.h"
 
 namespace troupe::testing {

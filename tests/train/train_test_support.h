@@ -14,7 +14,7 @@
 #include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "program/verify.h"
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 #include "support/files.h"
 #include "train/initialize.h"
 

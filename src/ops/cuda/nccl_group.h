@@ -30,8 +30,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "ops/cuda/peers.h"
+#include "ops/cuda/peer_blocks.h"
 #include "program/communicator.h"
+#include "program/cuda_kernel.h"
 
 struct ncclComm;    // what ncclComm_t points to
 struct CUevent_st;  // what cudaEvent_t points to

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "ops/cuda/device.cuh"
-#include "ops/cuda/nccl_group.h"
 #include "ops/cuda/peers.h"
 
 namespace troupe {

@@ -36,6 +36,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "ops/cuda/peer_blocks.h"
 #include "program/cuda_kernel.h"
 
 namespace troupe {
@@ -79,20 +80,6 @@ struct PeerGroup {
   PeerFault* fault = nullptr;
   uint64_t limit_ns = 0;
   const bool* waits_on_host = nullptr;  // of the host: this is a first run
-};
-
-// Memory of this rank for one member of a staged group, or from it.
-struct PeerBlock {
-  int place = 0;
-  void* data = nullptr;
-  int64_t bytes = 0;
-};
-
-// A block of each member, all of one size, that all members of a staged group get, by place.
-struct PeerWhole {
-  const void* own = nullptr;
-  void* all = nullptr;  // may contain `own`, at its place
-  int64_t bytes = 0;    // of one
 };
 
 // What a collective has of the other ranks. Made by the interpreter.

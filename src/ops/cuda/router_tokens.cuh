@@ -3,7 +3,8 @@
 #pragma once
 
 #include "ops/cuda/device.cuh"
-#include "ops/router_topk/router_topk.h"
+#include "ops/router_topk/score_function.h"
+#include "program/program.h"
 
 namespace troupe {
 

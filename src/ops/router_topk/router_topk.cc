@@ -321,18 +321,6 @@ std::vector<OpSample> samples_router_topk() {
 
 }  // namespace
 
-std::string_view name_of(ScoreFunction function) {
-  switch (function) {
-    case ScoreFunction::softmax:
-      return "softmax";
-    case ScoreFunction::sigmoid:
-      return "sigmoid";
-    case ScoreFunction::sqrtsoftplus:
-      return "sqrtsoftplus";
-  }
-  return "?";
-}
-
 RouterTopkResult router_topk(Builder& builder, const RouterTopkInputs& inputs,
                              const RouterTopkAttributes& attributes, const std::string& name) {
   const auto outputs = builder.emit(kRouterTopk, Attributes(attributes),

@@ -29,16 +29,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
+#include "ops/router_topk/score_function.h"
 #include "program/builder.h"
 #include "program/op_spec.h"
 
 namespace troupe {
-
-// How logits become scores.
-enum class ScoreFunction : uint8_t { softmax, sigmoid, sqrtsoftplus };
-std::string_view name_of(ScoreFunction function);
 
 struct RouterTopkAttributes {
   int32_t top_k = 0;  // 1 <= k <= E

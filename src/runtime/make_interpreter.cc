@@ -1,4 +1,4 @@
-#include "runtime/interpreter.h"
+#include "runtime/make_interpreter.h"
 
 #include "base/error.h"
 #include "runtime/cpu/cpu_interpreter.h"

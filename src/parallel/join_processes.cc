@@ -1,4 +1,4 @@
-#include "parallel/processes.h"
+#include "parallel/join_processes.h"
 
 #include "parallel/post/post_group.h"
 #include "parallel/post/secret.h"

@@ -1,0 +1,116 @@
+// What goes into the forward pass of one stage for one micro-batch, and what comes out of it: plain
+// values that the blocks of a layer (attention.h, feed_forward.h) share with the decoder.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "model/context_parallel.h"
+#include "model/dispatcher.h"
+#include "model/model_config.h"
+#include "ops/router_loss/router_loss.h"
+#include "program/value.h"
+
+namespace troupe {
+
+// The token blocks of one micro-batch of `batch` sequences: the rows that this rank and those of
+// its tp group have of each.
+struct BatchValues {
+  int32_t batch = 0;
+  int32_t sequence = 0;        // rows of each sequence
+  SequenceChunks chunks = {};  // which ones
+  ValueId tokens;              // i32 [batch * sequence]; invalid: nothing is embedded
+  ValueId labels;              // i32 [batch * sequence]; invalid: no loss is built
+  ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
+  // Where padding is in no loss and count of the routers (training only): the tokens that are none.
+  // The mask has the rows that this rank's routers see, which begin at row `first_valid`.
+  ValidTokens valid = {};
+  int64_t first_valid = 0;
+};
+
+// What is minimised beside the cross-entropy, each a mean over micro-batches.
+enum class AuxiliaryLossKind : uint8_t {
+  load_balancing,
+  seq_load_balancing,
+  global_load_balancing,
+  z
+};
+// The name in metrics: "load_balancing_loss", "z_loss", ...
+std::string_view name_of(AuxiliaryLossKind kind);
+// Its coefficient in this model; 0 when it is not used.
+double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config);
+inline constexpr AuxiliaryLossKind kAuxiliaryLossKinds[] = {
+    AuxiliaryLossKind::load_balancing, AuxiliaryLossKind::seq_load_balancing,
+    AuxiliaryLossKind::global_load_balancing, AuxiliaryLossKind::z};
+
+// What logits and loss are made of, in chunks of consecutive tokens whose logits need not be there
+// at the same time. Without chunks it is one, of all tokens.
+struct Head {
+  struct Chunk {
+    ValueId rows;    // [tokens, hidden], of all ranks of tp
+    ValueId labels;  // invalid: no loss is built
+    ValueId mask;
+  };
+  ValueId weight;
+  ValueId loss_tokens;  // what the sum of the losses is divided by; invalid: there is no loss
+  std::vector<Chunk> chunks;
+};
+
+struct ForwardResult {
+  // Of a stage without loss: the residual stream [tokens, hidden] for the next stage, nothing left
+  // to be added to it. Of a stage without embedding and layers it is the input itself.
+  ValueId output;
+  // Of the stage with the loss: what build_loss() goes on from, and, when its callers have put them
+  // here, the losses that it made of the chunks.
+  Head head;
+  std::vector<ValueId> losses;
+
+  // What else is minimised in training, already multiplied by its coefficient; one entry per layer.
+  struct AuxiliaryLoss {
+    AuxiliaryLossKind kind;
+    int32_t layer;
+    ValueId value;  // [1]
+  };
+  std::vector<AuxiliaryLoss> auxiliary_losses;
+
+  // What the router of one layer did.
+  struct RouterReport {
+    int32_t layer;
+    ValueId selected;  // i32 [tokens, top-k]: the chosen experts, before any were dropped
+    ValueId counts;    // i32 [experts]: rows that each expert received, without padding
+    ValueId entropy;   // [1]: mean entropy of softmax(logits), nats; a rank's part where valid
+    ValueId valid;     // BatchValues::valid.count, or invalid
+  };
+  std::vector<RouterReport> routers;
+};
+
+// How a forward pass is to be built.
+struct ForwardOptions {
+  int32_t chunk = 0;   // which of the rank's stages
+  ValueId input = {};  // the residual stream from the stage before; unless the stage embeds tokens
+  bool training = false;    // adds auxiliary losses, dropout, jitter
+  int32_t micro_batch = 0;  // its number in the step, over all ranks: what is drawn or counted does
+                            // not depend on who runs it
+  // How tokens reach experts of other ranks.
+  TokenDispatcher dispatcher = TokenDispatcher::allgather;
+  // How attention reaches the rows of each sequence that other ranks have.
+  ContextExchange context_exchange = ContextExchange::p2p;
+  // What random numbers of the pass are keyed by, with the place that draws them. `step` is an
+  // input i64 [1]; it is needed by models whose draws_random_numbers() is true, in training.
+  uint64_t seed = 0;
+  ValueId step = {};
+  // What the sum of the tokens' losses is divided by, [1]: the count of all tokens that share the
+  // loss. Invalid: those of the micro-batch that the ranks of cp have.
+  ValueId loss_tokens = {};
+  // The most tokens of a chunk of the head; 0: all of them are one.
+  int32_t loss_chunk_tokens = 0;
+  // Router replay: by layer, i32 [tokens, top-k] the experts to be used instead of choosing. Empty,
+  // or invalid where a layer has no router.
+  std::vector<ValueId> selected = {};
+  // By layer: the experts' loads summed over the micro-batches of the step so far, for the global
+  // load-balancing loss. Each pass leaves its sums for the next.
+  std::vector<ValueId>* running_counts = nullptr;
+};
+
+}  // namespace troupe
