@@ -16,7 +16,7 @@ TEST(InterruptDeathTest, FirstSignalAsks) {
         raise(SIGINT);
         std::_Exit(interrupt_requested() ? 0 : 2);
       },
-      testing::ExitedWithCode(0), "interrupt again to stop at once");
+      ::testing::ExitedWithCode(0), "interrupt again to stop at once");
 }
 
 TEST(InterruptDeathTest, SecondSignalEndsTheProcess) {
@@ -27,7 +27,7 @@ TEST(InterruptDeathTest, SecondSignalEndsTheProcess) {
         raise(SIGINT);
         std::_Exit(0);
       },
-      testing::ExitedWithCode(130), "stop at once");
+      ::testing::ExitedWithCode(130), "stop at once");
 }
 
 }  // namespace

@@ -49,23 +49,23 @@ Arguments words_of(const std::string& text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-CommandLine parse(const std::string& text) {
+CommandLine parse_text(const std::string& text) {
   CommandLine line = parse_command_line(words_of(text));
   EXPECT_EQ(line.text, "") << "options were expected, not help";
   return line;
 }
 
-std::string refusal(const std::string& text) {
+std::string refusal_of_text(const std::string& text) {
   return message_of(ExitStatus::bad_request, [&] { parse_command_line(words_of(text)); });
 }
 
 std::string refused_model(const std::string& text) {
-  const Options options = parse(text).options;
+  const Options options = parse_text(text).options;
   return message_of(ExitStatus::bad_request, [&] { load_model_config(options); });
 }
 
 ModelConfig model_of(const std::string& text) {
-  return load_model_config(parse(text).options);
+  return load_model_config(parse_text(text).options);
 }
 
 size_t notes_with(const CommandLine& line, const std::string& start) {
@@ -75,7 +75,7 @@ size_t notes_with(const CommandLine& line, const std::string& start) {
 }
 
 TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
-  const CommandLine line = parse("plan --ranks 32 " + std::string(kMixtral));
+  const CommandLine line = parse_text("plan --ranks 32 " + std::string(kMixtral));
   for (const char* flag :
        {"--position-embedding-type rope is accepted", "--no-position-embedding is accepted",
         "--no-masked-softmax-fusion is accepted", "--moe-grouped-gemm is accepted",
@@ -128,16 +128,17 @@ TEST(MegatronFlags, InspectAndBenchTakeTheExampleInOneRank) {
     text.erase(text.find(flag), std::string(flag).size());
   }
   for (const char* command : {"inspect ", "bench "}) {
-    const CommandLine line = parse(command + text);
+    const CommandLine line = parse_text(command + text);
     EXPECT_EQ(line.notes.size(), 10U) << command;
     EXPECT_EQ(load_model_config(line.options).num_layers, 32) << command;
   }
-  EXPECT_EQ(parse("train " + text).notes.size(), 8U) << "train uses its flags, and needs the files";
-  EXPECT_EQ(parse("bench --ranks 32 " + std::string(kMixtral)).options.ranks, 32);
+  EXPECT_EQ(parse_text("train " + text).notes.size(), 8U)
+      << "train uses its flags, and needs the files";
+  EXPECT_EQ(parse_text("bench --ranks 32 " + std::string(kMixtral)).options.ranks, 32);
   // Looking needs no run, nor does a group that is not there.
-  EXPECT_EQ(parse("inspect --ranks 32 --rank 31 " + std::string(kMixtral)).options.rank, 31);
+  EXPECT_EQ(parse_text("inspect --ranks 32 --rank 31 " + std::string(kMixtral)).options.rank, 31);
   const Options fake =
-      parse("train --ranks 32 --fake-process-group " + std::string(kMixtral)).options;
+      parse_text("train --ranks 32 --fake-process-group " + std::string(kMixtral)).options;
   EXPECT_TRUE(fake.fake_process_group);
   EXPECT_EQ(load_model_config(fake).vocab_size, 32000) << "without the tokenizer's file";
 }
@@ -157,23 +158,23 @@ TEST(MegatronFlags, EachIsAcceptedOrRefusedWithItsReason) {
     const std::string given = "--" + std::string(flag.name);
     const std::string reason(flag.reason);
     if (!flag.accepted) {
-      EXPECT_EQ(refusal(train + given), given + ": " + reason);
-      EXPECT_EQ(refusal(train + given + " 7"), given + ": " + reason);
+      EXPECT_EQ(refusal_of_text(train + given), given + ": " + reason);
+      EXPECT_EQ(refusal_of_text(train + given + " 7"), given + ": " + reason);
       continue;
     }
     std::string value = flag.values == ForeignValues::none ? "" : " 7";
     if (flag.values == ForeignValues::many) value += " 8";
     if (!flag.choices.empty()) {
-      EXPECT_EQ(refusal(train + given + " 7"),
+      EXPECT_EQ(refusal_of_text(train + given + " 7"),
                 given + " 7: Megatron's values are " + std::string(flag.choices) + ".");
       value = " " + std::string(flag.choices.substr(0, flag.choices.find(' ')));
     }
     if (!flag.only.empty()) {
-      EXPECT_EQ(refusal(train + given + " 7"),
+      EXPECT_EQ(refusal_of_text(train + given + " 7"),
                 given + " 7: only " + std::string(flag.only) + " is available: " + reason);
       value = " " + std::string(flag.only);
     }
-    EXPECT_EQ(parse(train + given + value + " --bf16").notes,
+    EXPECT_EQ(parse_text(train + given + value + " --bf16").notes,
               Arguments{given + value + " is accepted and changes nothing: " + reason});
   }
 }
@@ -181,7 +182,7 @@ TEST(MegatronFlags, EachIsAcceptedOrRefusedWithItsReason) {
 // They were once accepted and ignored.
 TEST(MegatronFlags, OlderNamesOfRecomputationRecompute) {
   const auto recompute = [](const std::string& flags) {
-    const Options options = parse("plan --model qwen3-30b-a3b " + flags).options;
+    const Options options = parse_text("plan --model qwen3-30b-a3b " + flags).options;
     return training_step_options(options, load_model_config(options)).recompute;
   };
   const auto same = [](const RecomputeOptions& a, const RecomputeOptions& b) {
@@ -202,7 +203,7 @@ TEST(MegatronFlags, OlderNamesOfRecomputationRecompute) {
   for (const char* both : {"--checkpoint-activations --moe-layer-recompute",
                            "--checkpoint-activations --recompute-activations",
                            "--moe-layer-recompute --recompute-granularity full"}) {
-    const Options options = parse("plan --model qwen3-30b-a3b " + std::string(both)).options;
+    const Options options = parse_text("plan --model qwen3-30b-a3b " + std::string(both)).options;
     const ModelConfig config = load_model_config(options);
     EXPECT_NE(message_of(ExitStatus::bad_request, [&] { training_step_options(options, config); }),
               "")
@@ -211,7 +212,7 @@ TEST(MegatronFlags, OlderNamesOfRecomputationRecompute) {
 }
 
 RunLayout layout_of(const std::string& flags) {
-  const Options options = parse("plan --model qwen3-30b-a3b " + flags).options;
+  const Options options = parse_text("plan --model qwen3-30b-a3b " + flags).options;
   return run_layout_of(options, load_model_config(options));
 }
 
@@ -272,38 +273,41 @@ TEST(MegatronFlags, ABatchIsMadeSmallerWhereItsOwnerSaysSo) {
   const std::string flags =
       "plan --model qwen3-30b-a3b --ranks 4 --micro-batch-size 3 --global-batch-size 100 "
       "--train-iters 10 --lr 1 ";
-  EXPECT_EQ(refusal(flags).find("--global-batch-size 100: it must be a multiple of"), 0U);
-  const CommandLine line = parse(flags + "--decrease-batch-size-if-needed");
+  EXPECT_EQ(refusal_of_text(flags).find("--global-batch-size 100: it must be a multiple of"), 0U);
+  const CommandLine line = parse_text(flags + "--decrease-batch-size-if-needed");
   EXPECT_EQ(make_batch_sizes(line.options, 8).largest(), 96);
   EXPECT_EQ(notes_with(line, "--global-batch-size 100 is 96 here"), 1U);
   EXPECT_EQ(make_schedules(line.options).learning_rate.decay_samples, 1000)
       << "the schedules do not depend on the ranks";
-  EXPECT_EQ(refusal("plan --ranks 4 --global-batch-size 3 --decrease-batch-size-if-needed")
+  EXPECT_EQ(refusal_of_text("plan --ranks 4 --global-batch-size 3 --decrease-batch-size-if-needed")
                 .find("--global-batch-size 3: it must be a multiple"),
             0U)
       << "nothing would be left";
 }
 
 TEST(MegatronFlags, MistakesInAcceptedFlagsAreFound) {
-  EXPECT_EQ(refusal("plan --moe_grouped_gemm"),
+  EXPECT_EQ(refusal_of_text("plan --moe_grouped_gemm"),
             "Unknown flag --moe_grouped_gemm. Did you mean --moe-grouped-gemm?");
-  EXPECT_EQ(refusal("plan --moe-groupd-gemm"),
+  EXPECT_EQ(refusal_of_text("plan --moe-groupd-gemm"),
             "Unknown flag --moe-groupd-gemm. Did you mean --moe-grouped-gemm?");
-  EXPECT_EQ(refusal("plan --save-intervall 3"),
+  EXPECT_EQ(refusal_of_text("plan --save-intervall 3"),
             "Unknown flag --save-intervall. Did you mean --save-interval?");
-  EXPECT_EQ(refusal("plan --save-interval x"),
+  EXPECT_EQ(refusal_of_text("plan --save-interval x"),
             "--save-interval takes a whole number, at least 1, not 'x'.");
-  EXPECT_EQ(refusal("plan --moe-grouped-gemm=3"), "--moe-grouped-gemm takes no value.");
-  EXPECT_EQ(refusal("plan --ckpt-format"), "--ckpt-format needs a value.");
-  EXPECT_EQ(refusal("plan --ckpt-format --bf16"),
+  EXPECT_EQ(refusal_of_text("plan --moe-grouped-gemm=3"), "--moe-grouped-gemm takes no value.");
+  EXPECT_EQ(refusal_of_text("plan --ckpt-format"), "--ckpt-format needs a value.");
+  EXPECT_EQ(refusal_of_text("plan --ckpt-format --bf16"),
             "--ckpt-format needs a value, but --bf16 follows (to mean that text: "
             "--ckpt-format=--bf16).");
-  EXPECT_EQ(notes_with(parse("plan --rotary-percent 1.0"), "--rotary-percent 1.0 is accepted"), 1U);
-  EXPECT_EQ(refusal("plan --rotary-percent 0.5").find("--rotary-percent 0.5: only 1 is"), 0U);
-  EXPECT_EQ(refusal("generate --load x --moe-grouped-gemm").find("--moe-grouped-gemm: it "), 0U);
-  EXPECT_EQ(refusal("plan --cp-comm-type ring"),
+  EXPECT_EQ(notes_with(parse_text("plan --rotary-percent 1.0"), "--rotary-percent 1.0 is accepted"),
+            1U);
+  EXPECT_EQ(refusal_of_text("plan --rotary-percent 0.5").find("--rotary-percent 0.5: only 1 is"),
+            0U);
+  EXPECT_EQ(refusal_of_text("generate --load x --moe-grouped-gemm").find("--moe-grouped-gemm: it "),
+            0U);
+  EXPECT_EQ(refusal_of_text("plan --cp-comm-type ring"),
             "--cp-comm-type takes p2p, a2a, allgather or a2a+p2p, not 'ring'.");
-  EXPECT_EQ(parse("plan").options.moe_token_dispatcher_type, "allgather");
+  EXPECT_EQ(parse_text("plan").options.moe_token_dispatcher_type, "allgather");
 }
 
 constexpr const char* kSmall =
@@ -343,7 +347,7 @@ TEST(MegatronFlags, WhatNoFlagSaysIsMegatronsDefault) {
 // Megatron's fused kernel is the tanh form.
 TEST(MegatronFlags, TheFormOfGeluIsSaidWhereMegatronsDiffers) {
   const auto says = [](const std::string& flags) {
-    return notes_with(parse(kSmall + flags), "The activation is gelu in its exact form") == 1;
+    return notes_with(parse_text(kSmall + flags), "The activation is gelu in its exact form") == 1;
   };
   EXPECT_TRUE(says(""));
   for (const char* flag : {"--no-bias-gelu-fusion", "--disable-bias-linear", "--swiglu",
@@ -367,7 +371,7 @@ TEST(MegatronFlags, VocabulariesOfTokenizersThatAreNotThere) {
       model_of(kSmall + std::string("--tokenizer-type NullTokenizer --vocab-size 1000")).vocab_size,
       1024)
       << "filled up as Megatron does";
-  EXPECT_EQ(notes_with(parse(kSmall + hub + "Qwen/Qwen3-30B-A3B"),
+  EXPECT_EQ(notes_with(parse_text(kSmall + hub + "Qwen/Qwen3-30B-A3B"),
                        "--tokenizer-model Qwen/Qwen3-30B-A3B: its files are not here; taken to be "
                        "Qwen3's, with 151669 tokens."),
             1U);
@@ -391,8 +395,8 @@ TEST(MegatronFlags, MissingSizesAreNamed) {
 
 // Before anything is made of that size.
 TEST(MegatronFlags, SizesThatCannotBeMeantAreRefusedAtOnce) {
-  EXPECT_EQ(refusal("plan --num-layers 2147483647 --hidden-size 64 --num-attention-heads 4 "
-                    "--max-position-embeddings 64 --vocab-size 264 --num-experts 8"),
+  EXPECT_EQ(refusal_of_text("plan --num-layers 2147483647 --hidden-size 64 --num-attention-heads 4 "
+                            "--max-position-embeddings 64 --vocab-size 264 --num-experts 8"),
             "--num-layers takes a whole number, 1 to 10000, not '2147483647'.");
 }
 
@@ -419,14 +423,14 @@ TEST(MegatronFlags, TheVocabularyIsTheTokenizersFilledUp) {
                      tokenizers + "bpe")
                 .vocab_size);
   // Only a look at the run may go without the file.
-  const Options train = parse("train --data-path x --train-iters 1 --lr 1 " + small.substr(5) +
-                              "--tokenizer-type Llama2Tokenizer --tokenizer-model /nowhere/m")
+  const Options train = parse_text("train --data-path x --train-iters 1 --lr 1 " + small.substr(5) +
+                                   "--tokenizer-type Llama2Tokenizer --tokenizer-model /nowhere/m")
                             .options;
   EXPECT_NE(
       message_of(ExitStatus::bad_request, [&] { load_model_config(train); }).find("/nowhere/m"),
       std::string::npos);
-  EXPECT_EQ(refusal("tokenize --input a --output-prefix b --tokenizer-type Llama2Tokenizer "
-                    "--tokenizer-model m")
+  EXPECT_EQ(refusal_of_text("tokenize --input a --output-prefix b --tokenizer-type Llama2Tokenizer "
+                            "--tokenizer-model m")
                 .find("--tokenizer-type Llama2Tokenizer: Megatron's begins every document"),
             0U);
 }
@@ -439,15 +443,20 @@ TEST(MegatronFlags, FilesOfOptionsTakeThem) {
     std::ofstream(path) << text;
     return "plan --config " + path;
   };
-  const CommandLine line =
-      parse(with("moe-grouped-gemm = true\nrotary_percent = 1.0\ncuda-graph-modules = [0, 1]\n"));
+  const CommandLine line = parse_text(
+      with("moe-grouped-gemm = true\nrotary_percent = 1.0\ncuda-graph-modules = [0, 1]\n"));
   EXPECT_EQ(line.notes.size(), 3U);
   EXPECT_EQ(notes_with(line, "--cuda-graph-modules 0 1 is accepted"), 1U);
-  EXPECT_EQ(refusal(with("rotary-percent = 0.5")).find(path + ":1: --rotary-percent 0.5: only"),
-            0U);
-  EXPECT_EQ(refusal(with("fp16 = true")).find(path + ":1: --fp16: half precision"), 0U);
-  EXPECT_EQ(refusal(with("moe-grouped-gemm = 2")).find(path + ":1: moe-grouped-gemm takes no"), 0U);
-  EXPECT_EQ(refusal(with("ckpt-format = [1]")).find(path + ":1: ckpt-format takes one value"), 0U);
+  EXPECT_EQ(
+      refusal_of_text(with("rotary-percent = 0.5")).find(path + ":1: --rotary-percent 0.5: only"),
+      0U);
+  EXPECT_EQ(refusal_of_text(with("fp16 = true")).find(path + ":1: --fp16: half precision"), 0U);
+  EXPECT_EQ(
+      refusal_of_text(with("moe-grouped-gemm = 2")).find(path + ":1: moe-grouped-gemm takes no"),
+      0U);
+  EXPECT_EQ(
+      refusal_of_text(with("ckpt-format = [1]")).find(path + ":1: ckpt-format takes one value"),
+      0U);
   std::filesystem::remove_all(folder);
 }
 

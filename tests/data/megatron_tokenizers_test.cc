@@ -21,7 +21,7 @@ using nlohmann::json;
 
 const std::string kTokenizers = TROUPE_FIXTURE_DIR "/tokenizers/";
 
-std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
+std::vector<int32_t> ids_of(const Tokenizer& tokenizer, std::string_view text) {
   std::vector<int32_t> ids;
   tokenizer.encode(text, ids);
   return ids;
@@ -53,9 +53,9 @@ TEST(TikTokenizer, IdsAreTiktokens) {
         read_tokenizer_model("TikTokenizer", kTokenizers + "tiktoken", small_tiktoken(pattern)));
     EXPECT_EQ(tokenizer->vocab_size(), 900);
     EXPECT_EQ(tokenizer->eod(), 2) << "</s>";
-    const std::vector<int32_t> ids = encode(*tokenizer, text);
+    const std::vector<int32_t> ids = ids_of(*tokenizer, text);
     EXPECT_EQ(ids, references.at(pattern).get<std::vector<int32_t>>()) << pattern;
-    EXPECT_EQ(encode(*tokenizer, "<mask>x<SPECIAL_19>"), (std::vector<int32_t>{3, 20 + 'x', 19}));
+    EXPECT_EQ(ids_of(*tokenizer, "<mask>x<SPECIAL_19>"), (std::vector<int32_t>{3, 20 + 'x', 19}));
     std::string without_ends = text;  // </s> stands for no text
     without_ends.erase(without_ends.find("</s>"), 4);
     EXPECT_EQ(tokenizer->decode(ids), without_ends) << pattern;
@@ -122,8 +122,8 @@ TEST(Gpt2BpeTokenizer, TwoFilesMeanTheSameAsTheTokenizerJson) {
       {.vocab_file = folder / "vocab.json", .merge_file = folder / "merges.txt"}));
   const std::string text = get_file(kTokenizers + "seed.bin").substr(0, 20'000);
   EXPECT_EQ(in_folder->eod(), expected->eod());
-  EXPECT_EQ(encode(*in_folder, text), encode(*expected, text));
-  EXPECT_EQ(encode(*named, text), encode(*expected, text));
+  EXPECT_EQ(ids_of(*in_folder, text), ids_of(*expected, text));
+  EXPECT_EQ(ids_of(*named, text), ids_of(*expected, text));
   EXPECT_EQ(refusal("GPT2BPETokenizer", "").find("--tokenizer-type GPT2BPETokenizer needs --vocab"),
             0U);
 }
@@ -133,10 +133,10 @@ TEST(NullTokenizer, ReadsIdsInDecimal) {
       make_tokenizer(read_tokenizer_model("NullTokenizer", "", {.vocab_size = 100}));
   EXPECT_EQ(tokenizer->vocab_size(), 100);
   EXPECT_EQ(tokenizer->eod(), 99);
-  EXPECT_EQ(encode(*tokenizer, " 3 14\n15 99 "), (std::vector<int32_t>{3, 14, 15, 99}));
+  EXPECT_EQ(ids_of(*tokenizer, " 3 14\n15 99 "), (std::vector<int32_t>{3, 14, 15, 99}));
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{3, 14, 99, 15}), "3 14 15 ");
   for (const char* text : {"x", "100", "-1", "1,2", "99999999999"}) {
-    EXPECT_NE(message_of(ExitStatus::bad_request, [&] { encode(*tokenizer, text); }), "") << text;
+    EXPECT_NE(message_of(ExitStatus::bad_request, [&] { ids_of(*tokenizer, text); }), "") << text;
   }
   const TokenizerModel other =
       read_tokenizer_model("NullTokenizer", "", {.vocab_size = 100, .eod = 7});

@@ -8,7 +8,7 @@
 namespace troupe {
 namespace {
 
-std::vector<int32_t> sequence_of(const IndexedDataset& data, int64_t sequence) {
+std::vector<int32_t> made_up_sequence(const IndexedDataset& data, int64_t sequence) {
   std::vector<int32_t> tokens(static_cast<size_t>(data.sequence_length(sequence)));
   data.read(sequence, 0, static_cast<int64_t>(tokens.size()), tokens.data());
   return tokens;
@@ -34,7 +34,7 @@ TEST(MockDataset, LengthsAreNumpys) {
 TEST(MockDataset, SequencesCountUpwardsAndEnd) {
   for (const int64_t vocabulary : {30, 100'000}) {  // stored as u16 and as i32
     const auto data = make_mock_dataset(vocabulary, 7);
-    const std::vector<int32_t> tokens = sequence_of(*data, 7);  // of 68 tokens
+    const std::vector<int32_t> tokens = made_up_sequence(*data, 7);  // of 68 tokens
     ASSERT_EQ(tokens.size(), 68U);
     for (size_t i = 0; i + 1 < tokens.size(); ++i) {
       EXPECT_EQ(tokens[i], static_cast<int64_t>(i + 1) % vocabulary) << i;

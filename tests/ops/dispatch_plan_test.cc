@@ -11,15 +11,15 @@
 namespace troupe::testing {
 namespace {
 
-constexpr int64_t kTopK = 3;
+constexpr int64_t kPlannedTopK = 3;
 
 // Experts at random; every eighth slot has none, and neither has any of some tokens.
 std::vector<int32_t> draw_choices(int64_t tokens, int32_t experts) {
-  std::vector<int32_t> choices(static_cast<size_t>(tokens * kTopK));
+  std::vector<int32_t> choices(static_cast<size_t>(tokens * kPlannedTopK));
   for (size_t i = 0; i < choices.size(); ++i) {
     const auto number = static_cast<int32_t>(
         random_below(static_cast<uint64_t>(experts) * 8, /*seed=*/3, RandomStream::test, 4, i));
-    const bool is_dropped = number % 8 == 0 || i / kTopK % 11 == 5;
+    const bool is_dropped = number % 8 == 0 || i / kPlannedTopK % 11 == 5;
     choices[i] = is_dropped ? -1 : number / 8;
   }
   return choices;
@@ -34,9 +34,9 @@ struct Plan {
 Plan naive_plan(const DispatchPlanAttributes& a, const std::vector<int32_t>& choices) {
   Plan plan;
   plan.counts.assign(static_cast<size_t>(a.ranks()), 0);
-  for (size_t first = 0; first < choices.size(); first += kTopK) {
+  for (size_t first = 0; first < choices.size(); first += kPlannedTopK) {
     std::vector<double> slots(plan.counts.size(), -1);
-    for (size_t i = first; i < first + kTopK; ++i) {
+    for (size_t i = first; i < first + kPlannedTopK; ++i) {
       if (choices[i] < 0) continue;
       const int32_t part = choices[i] / (a.experts / a.parts);
       for (int32_t slice = 0; slice < a.slices; ++slice) {
@@ -65,7 +65,7 @@ TEST(DispatchPlan, NumbersTokensAcrossChunks) {
       const Plan expected = naive_plan(a, choices);
       const auto results = run_sample(
           [&](SampleBuilder& sample) {
-            const ValueId indices = sample.integers("indices", {tokens, kTopK}, choices);
+            const ValueId indices = sample.integers("indices", {tokens, kPlannedTopK}, choices);
             const DispatchPlan plan = dispatch_plan(sample.builder(), indices, a, "plan");
             sample.result_without_gradient(plan.counts);
             sample.result_without_gradient(plan.slots);

@@ -12,8 +12,8 @@
 namespace troupe::testing {
 namespace {
 
-constexpr int64_t kTopK = 3;
-constexpr int32_t kExperts = 9;
+constexpr int64_t kCapacityTopK = 3;
+constexpr int32_t kCapacityExperts = 9;
 constexpr int32_t kSlots = 60000;  // several chunks
 
 // Few distinct probabilities, so that there are many ties; expert 4 is never chosen, expert 8 has
@@ -21,10 +21,10 @@ constexpr int32_t kSlots = 60000;  // several chunks
 std::vector<int32_t> some_indices() {
   std::vector<int32_t> indices;
   for (int32_t slot = 0; slot < kSlots; ++slot) {
-    const int32_t expert = slot * 13 % 101 % (kExperts - 1) - (slot % 17 == 0 ? 8 : 0);
+    const int32_t expert = slot * 13 % 101 % (kCapacityExperts - 1) - (slot % 17 == 0 ? 8 : 0);
     indices.push_back(expert < 0 || expert == 4 ? -1 : expert);
   }
-  indices[777] = kExperts - 1;
+  indices[777] = kCapacityExperts - 1;
   return indices;
 }
 
@@ -62,7 +62,7 @@ double place_in_sequence(int64_t token, const ExpertCapacityAttributes& attribut
 std::vector<double> naive_capacity(const std::vector<int32_t>& indices,
                                    const std::vector<double>& probabilities,
                                    const ExpertCapacityAttributes& attributes,
-                                   int64_t top_k = kTopK) {
+                                   int64_t top_k = kCapacityTopK) {
   std::vector<double> kept(indices.begin(), indices.end());
   for (int32_t expert = 0; expert < attributes.experts; ++expert) {
     std::vector<std::pair<double, size_t>> slots;
@@ -87,8 +87,8 @@ TEST(ExpertCapacity, AgreesWithANaiveSelection) {
   for (const DropPolicy policy : {DropPolicy::probs, DropPolicy::position}) {
     for (const int64_t capacity : {1, 2500, 7000, kSlots}) {
       const ExpertCapacityAttributes attributes{
-          .experts = kExperts, .capacity = capacity, .policy = policy};
-      EXPECT_EQ(run_capacity(indices, probabilities, attributes, kTopK),
+          .experts = kCapacityExperts, .capacity = capacity, .policy = policy};
+      EXPECT_EQ(run_capacity(indices, probabilities, attributes, kCapacityTopK),
                 naive_capacity(indices, probabilities, attributes))
           << name_of(policy) << " " << capacity;
     }
@@ -105,12 +105,12 @@ TEST(ExpertCapacity, PositionsAreThoseInTheSequences) {
   const auto probabilities = some_probabilities();
   for (const int64_t sequence_tokens : {1, 7, 512, 19999, 20000}) {
     for (const int64_t first_token : {0, 5}) {
-      const ExpertCapacityAttributes each{.experts = kExperts,
+      const ExpertCapacityAttributes each{.experts = kCapacityExperts,
                                           .capacity = 2500,
                                           .policy = DropPolicy::position,
                                           .sequence_tokens = sequence_tokens,
                                           .first_token = first_token};
-      EXPECT_EQ(run_capacity(indices, probabilities, each, kTopK),
+      EXPECT_EQ(run_capacity(indices, probabilities, each, kCapacityTopK),
                 naive_capacity(indices, probabilities, each))
           << sequence_tokens << " " << first_token;
     }

@@ -17,7 +17,7 @@ using Numbers = std::vector<double>;
 // into panels.
 constexpr int64_t kTokens = 2100;
 constexpr int64_t kHidden = 600;
-constexpr int64_t kExperts = 9;
+constexpr int64_t kMatrices = 9;
 
 double rounded(double value, DType dtype) {
   if (dtype == DType::bf16) return static_cast<float>(bf16(value));
@@ -45,13 +45,13 @@ TEST(Linear, InDoubleIsExact) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     SCOPED_TRACE(name_of(dtype));
     const Numbers x = operand(kTokens * kHidden, 0, dtype);
-    const Numbers weight = operand(kExperts * kHidden, 1, dtype);
-    const Numbers bias = operand(kExperts, 2, dtype);
+    const Numbers weight = operand(kMatrices * kHidden, 1, dtype);
+    const Numbers bias = operand(kMatrices, 2, dtype);
     const auto build = [&](SampleBuilder& sample) {
       Builder& builder = sample.builder();
       const ValueId in = sample.values("x", {kTokens, kHidden}, x, {});
-      const ValueId w = sample.values("weight", {kExperts, kHidden}, weight, {});
-      const ValueId b = sample.values("bias", {kExperts}, bias, {});
+      const ValueId w = sample.values("weight", {kMatrices, kHidden}, weight, {});
+      const ValueId b = sample.values("bias", {kMatrices}, bias, {});
       sample.result(linear(builder, in, w, {.bias = b, .output = LinearOutput::f64}, "logits"));
     };
     SampleRun run({"", build}, {.dtype = dtype});
@@ -59,13 +59,13 @@ TEST(Linear, InDoubleIsExact) {
     const auto results = run.results();
     const auto gradients = run.gradients();
 
-    Numbers y(kTokens * kExperts);
+    Numbers y(kTokens * kMatrices);
     Numbers dx(x.size(), 0);
     Numbers dw(weight.size(), 0);
-    Numbers db(kExperts, 0);
+    Numbers db(kMatrices, 0);
     for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t e = 0; e < kExperts; ++e) {
-        const auto at = static_cast<size_t>(t * kExperts + e);
+      for (int64_t e = 0; e < kMatrices; ++e) {
+        const auto at = static_cast<size_t>(t * kMatrices + e);
         // The gradient that SampleRun lets enter at its first result.
         const double g = random_normal(2, RandomStream::test, 0, at);
         y[at] = bias[static_cast<size_t>(e)];
@@ -91,17 +91,17 @@ TEST(Linear, InDoubleIsExact) {
 // whatever the dtype of the sums.
 TEST(Linear, InDoubleAccumulates) {
   const Numbers x = operand(kTokens * 5, 0, DType::f32);
-  const Numbers weight = operand(kExperts * 5, 1, DType::f32);
+  const Numbers weight = operand(kMatrices * 5, 1, DType::f32);
   const auto results = run_sample(
       [&](SampleBuilder& sample) {
         Builder& builder = sample.builder();
         const ValueId in = sample.values("x", {kTokens, 5}, x, {});
-        const ValueId w = sample.values("weight", {kExperts, 5}, weight, {});
+        const ValueId w = sample.values("weight", {kMatrices, 5}, weight, {});
         // Any f64 tensor of the shape of the output serves as its gradient.
         const ValueId dy = linear(builder, in, w, {.bias = {}, .output = LinearOutput::f64}, "dy");
         sample.result(dy);
-        const ValueId d_weight = builder.metric("d_weight", DType::f32, {kExperts, 5});
-        const ValueId d_bias = builder.metric("d_bias", DType::f32, {kExperts});
+        const ValueId d_weight = builder.metric("d_weight", DType::f32, {kMatrices, 5});
+        const ValueId d_bias = builder.metric("d_bias", DType::f32, {kMatrices});
         for (const bool accumulate : {false, true}) {
           builder.emit(kLinearWeightGradient,
                        Attributes(LinearWeightGradientAttributes{.accumulate = accumulate}),
@@ -117,10 +117,10 @@ TEST(Linear, InDoubleAccumulates) {
       DType::f32, 2);
   const Numbers& dy = results[0];
   Numbers d_weight(weight.size(), 0);
-  Numbers d_bias(kExperts, 0);
+  Numbers d_bias(kMatrices, 0);
   for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t e = 0; e < kExperts; ++e) {
-      const double g = 2 * dy[static_cast<size_t>(t * kExperts + e)];
+    for (int64_t e = 0; e < kMatrices; ++e) {
+      const double g = 2 * dy[static_cast<size_t>(t * kMatrices + e)];
       d_bias[static_cast<size_t>(e)] += g;
       for (int64_t k = 0; k < 5; ++k) {
         d_weight[static_cast<size_t>(e * 5 + k)] += g * x[static_cast<size_t>(t * 5 + k)];

@@ -19,8 +19,8 @@ namespace troupe::testing {
 namespace {
 
 // Enough tokens for several chunks.
-constexpr int64_t kTokens = 3000;
-constexpr int64_t kExperts = 19;
+constexpr int64_t kLossTokens = 3000;
+constexpr int64_t kLossExperts = 19;
 
 double run_loss(const std::function<ValueId(SampleBuilder&)>& build) {
   const OpSample sample{"", [&](SampleBuilder& builder) { builder.result(build(builder)); }};
@@ -31,7 +31,7 @@ double run_loss(const std::function<ValueId(SampleBuilder&)>& build) {
 
 std::vector<double> random_logits() {
   std::vector<double> logits;
-  for (uint64_t i = 0; i < kTokens * kExperts; ++i) {
+  for (uint64_t i = 0; i < kLossTokens * kLossExperts; ++i) {
     logits.push_back(2 * random_normal(6, RandomStream::test, 0, i));
   }
   return logits;
@@ -51,7 +51,7 @@ double load_balancing(const std::vector<double>& logits, const std::vector<int32
 
 std::vector<int32_t> some_counts(int32_t sequences) {
   std::vector<int32_t> counts;
-  for (int32_t i = 0; i < sequences * kExperts; ++i) counts.push_back(i * i % 700);
+  for (int32_t i = 0; i < sequences * kLossExperts; ++i) counts.push_back(i * i % 700);
   return counts;
 }
 
@@ -110,8 +110,8 @@ TEST(LoadBalancingLoss, IsTheMeanOverSequences) {
     for (int64_t g = 0; g < kSequences; ++g) {
       const int64_t size = static_cast<int64_t>(logits.size()) / kSequences;
       const std::vector<double> z(logits.begin() + g * size, logits.begin() + (g + 1) * size);
-      const std::vector<double> n(counts.begin() + g * kExperts,
-                                  counts.begin() + (g + 1) * kExperts);
+      const std::vector<double> n(counts.begin() + g * kLossExperts,
+                                  counts.begin() + (g + 1) * kLossExperts);
       expected += naive_load_balancing(z, n, one) / kSequences;
     }
     LoadBalancingLossAttributes attributes = one;
@@ -183,16 +183,16 @@ struct PaddedBatch {
   int32_t valid = 0;
 
   PaddedBatch() {
-    for (int64_t token = 0; token < kTokens; ++token) {
+    for (int64_t token = 0; token < kLossTokens; ++token) {
       mask.push_back(token * token % 11 < 4 ? 0 : 1);
       if (mask.back() == 0) continue;
-      const auto row = logits.begin() + token * kExperts;
-      valid_logits.insert(valid_logits.end(), row, row + kExperts);
+      const auto row = logits.begin() + token * kLossExperts;
+      valid_logits.insert(valid_logits.end(), row, row + kLossExperts);
       ++valid;
     }
   }
   ValidTokens tokens(SampleBuilder& builder) const {
-    return {.mask = builder.integers("valid", {kTokens}, mask),
+    return {.mask = builder.integers("valid", {kLossTokens}, mask),
             .count = builder.integers("count", {1}, {valid})};
   }
 };
@@ -204,14 +204,14 @@ using RouterLoss = std::function<ValueId(SampleBuilder&, ValueId logits, const V
 void expect_without_padding(const RouterLoss& masked, const RouterLoss& alone) {
   const PaddedBatch batch;
   const OpSample padded{"", [&](SampleBuilder& builder) {
-                          const ValueId z = builder.values("logits", {kTokens, kExperts},
+                          const ValueId z = builder.values("logits", {kLossTokens, kLossExperts},
                                                            batch.logits, SampleBuilder::Options());
                           builder.result(masked(builder, z, batch.tokens(builder)));
                         }};
   const OpSample valid{"", [&](SampleBuilder& builder) {
                          const ValueId z =
-                             builder.values("logits", {batch.valid, kExperts}, batch.valid_logits,
-                                            SampleBuilder::Options());
+                             builder.values("logits", {batch.valid, kLossExperts},
+                                            batch.valid_logits, SampleBuilder::Options());
                          builder.result(alone(builder, z, {}));
                        }};
   SampleRun with_padding(padded, {.threads = 3});
@@ -228,7 +228,7 @@ void expect_without_padding(const RouterLoss& masked, const RouterLoss& alone) {
   for (const double gradient : of_valid) largest = std::max(largest, std::abs(gradient));
   size_t at = 0;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (batch.mask[i / kExperts] == 0) {
+    if (batch.mask[i / kLossExperts] == 0) {
       ASSERT_EQ(gradients[i], 0) << i;
     } else {
       // A few operations for each: rounding of the factor and of the token's own numbers.
@@ -262,7 +262,7 @@ TEST(LoadBalancingLoss, LeavesPaddingOut) {
           .coefficient = 0.3, .top_k = 6, .score_function = function, .steps = steps};
       const RouterLoss loss = [&](SampleBuilder& builder, ValueId z, const ValidTokens& valid) {
         const ValueId n =
-            builder.integers("counts", {kExperts}, counts_of(6 * batch.valid * steps));
+            builder.integers("counts", {kLossExperts}, counts_of(6 * batch.valid * steps));
         return load_balancing_loss(builder.builder(), z, n, attributes, "loss", valid);
       };
       expect_without_padding(loss, loss);
@@ -273,7 +273,7 @@ TEST(LoadBalancingLoss, LeavesPaddingOut) {
 // Two sequences with other numbers of valid tokens, against two losses of one each.
 TEST(LoadBalancingLoss, GivesEachSequenceItsOwnTokens) {
   const PaddedBatch batch;
-  constexpr size_t kHalf = kTokens / 2;
+  constexpr size_t kHalf = kLossTokens / 2;
   int32_t first = 0;
   for (size_t token = 0; token < kHalf; ++token) first += batch.mask[token];
   // Nearly all of the second sequence is padding.
@@ -281,19 +281,19 @@ TEST(LoadBalancingLoss, GivesEachSequenceItsOwnTokens) {
   std::fill(mask.begin() + kHalf + 5, mask.end(), 0);
   mask[kHalf] = 1;
   int32_t second = 0;
-  for (size_t token = kHalf; token < kTokens; ++token) second += mask[token];
+  for (size_t token = kHalf; token < kLossTokens; ++token) second += mask[token];
   ASSERT_NE(first, second);
   const std::vector<int32_t> counts_of_first = counts_of(6 * first);
-  std::vector<int32_t> counts_of_second(kExperts, 0);
+  std::vector<int32_t> counts_of_second(kLossExperts, 0);
   counts_of_second[3] = 2 * second;
   counts_of_second[4] = 4 * second;
   std::vector<int32_t> counts = counts_of_first;
   counts.insert(counts.end(), counts_of_second.begin(), counts_of_second.end());
   const double found = run_loss([&](SampleBuilder& builder) {
-    const ValueId z =
-        builder.values("logits", {kTokens, kExperts}, batch.logits, SampleBuilder::Options());
-    const ValueId n = builder.integers("counts", {2, kExperts}, counts);
-    const ValidTokens valid{.mask = builder.integers("valid", {kTokens}, mask),
+    const ValueId z = builder.values("logits", {kLossTokens, kLossExperts}, batch.logits,
+                                     SampleBuilder::Options());
+    const ValueId n = builder.integers("counts", {2, kLossExperts}, counts);
+    const ValidTokens valid{.mask = builder.integers("valid", {kLossTokens}, mask),
                             .count = builder.integers("count", {1}, {first + second})};
     return load_balancing_loss(builder.builder(), z, n,
                                {.coefficient = 0.3, .top_k = 6, .sequences = 2}, "loss", valid);
@@ -301,10 +301,10 @@ TEST(LoadBalancingLoss, GivesEachSequenceItsOwnTokens) {
   double expected = 0;
   for (const bool is_second : {false, true}) {
     std::vector<double> logits;
-    for (size_t token = is_second ? kHalf : 0; token < (is_second ? kTokens : kHalf); ++token) {
+    for (size_t token = is_second ? kHalf : 0; token < (is_second ? kLossTokens : kHalf); ++token) {
       if (mask[token] == 0) continue;
-      const auto row = batch.logits.begin() + static_cast<int64_t>(token) * kExperts;
-      logits.insert(logits.end(), row, row + kExperts);
+      const auto row = batch.logits.begin() + static_cast<int64_t>(token) * kLossExperts;
+      logits.insert(logits.end(), row, row + kLossExperts);
     }
     const std::vector<int32_t>& own = is_second ? counts_of_second : counts_of_first;
     expected +=
@@ -331,12 +331,12 @@ TEST(LoadBalancingLoss, IsTheCoefficientWhenBalancedWithPadding) {
 TEST(RouterEntropy, LeavesPaddingOut) {
   const PaddedBatch batch;
   const double padded = run_loss([&](SampleBuilder& builder) {
-    const ValueId z =
-        builder.values("logits", {kTokens, kExperts}, batch.logits, SampleBuilder::Options());
+    const ValueId z = builder.values("logits", {kLossTokens, kLossExperts}, batch.logits,
+                                     SampleBuilder::Options());
     return router_entropy(builder.builder(), z, "entropy", batch.tokens(builder));
   });
   const double valid = run_loss([&](SampleBuilder& builder) {
-    const ValueId z = builder.values("logits", {batch.valid, kExperts}, batch.valid_logits,
+    const ValueId z = builder.values("logits", {batch.valid, kLossExperts}, batch.valid_logits,
                                      SampleBuilder::Options());
     return router_entropy(builder.builder(), z, "entropy");
   });
@@ -346,17 +346,17 @@ TEST(RouterEntropy, LeavesPaddingOut) {
 TEST(RouterEntropy, AgreesWithANaiveComputation) {
   const auto logits = random_logits();
   double expected = 0;
-  for (size_t row = 0; row < logits.size(); row += kExperts) {
+  for (size_t row = 0; row < logits.size(); row += kLossExperts) {
     double total = 0;
-    for (size_t i = row; i < row + kExperts; ++i) total += std::exp(logits[i]);
-    for (size_t i = row; i < row + kExperts; ++i) {
+    for (size_t i = row; i < row + kLossExperts; ++i) total += std::exp(logits[i]);
+    for (size_t i = row; i < row + kLossExperts; ++i) {
       const double q = std::exp(logits[i]) / total;
-      expected -= q * std::log(q) / kTokens;
+      expected -= q * std::log(q) / kLossTokens;
     }
   }
   const double actual = run_loss([&](SampleBuilder& builder) {
     const ValueId z =
-        builder.values("logits", {kTokens, kExperts}, logits, SampleBuilder::Options());
+        builder.values("logits", {kLossTokens, kLossExperts}, logits, SampleBuilder::Options());
     return router_entropy(builder.builder(), z, "entropy");
   });
   // Double arithmetic over 57,000 terms in another order.
@@ -376,17 +376,17 @@ TEST(RouterEntropy, IsTheLogarithmOfTheNumberOfExpertsThatAreAlike) {
 TEST(RouterZLoss, AgreesWithANaiveComputation) {
   const auto logits = random_logits();
   double sum = 0;
-  for (int64_t token = 0; token < kTokens; ++token) {
+  for (int64_t token = 0; token < kLossTokens; ++token) {
     double total = 0;
-    for (int64_t i = 0; i < kExperts; ++i) {
-      total += std::exp(logits[static_cast<size_t>(token * kExperts + i)]);
+    for (int64_t i = 0; i < kLossExperts; ++i) {
+      total += std::exp(logits[static_cast<size_t>(token * kLossExperts + i)]);
     }
     sum += std::log(total) * std::log(total);
   }
-  const double expected = 0.001 * sum / kTokens;
+  const double expected = 0.001 * sum / kLossTokens;
   const double actual = run_loss([&](SampleBuilder& builder) {
     const ValueId z =
-        builder.values("logits", {kTokens, kExperts}, logits, SampleBuilder::Options());
+        builder.values("logits", {kLossTokens, kLossExperts}, logits, SampleBuilder::Options());
     return router_z_loss(builder.builder(), z, {.coefficient = 0.001}, "loss");
   });
   // Double arithmetic over 57,000 terms in another order.

@@ -17,26 +17,26 @@ namespace troupe {
 namespace {
 
 // The program of one rank, line by line.
-class Rank {
+class ScheduledRank {
  public:
-  Rank() : program(std::make_shared<const StateTable>()), builder(program) {}
+  ScheduledRank() : program(std::make_shared<const StateTable>()), builder(program) {}
 
-  Rank& sum(RankGroup group, int64_t size = 1) {
+  ScheduledRank& sum(RankGroup group, int64_t size = 1) {
     const ValueId metric = builder.metric("metric", DType::f64, {size});
     all_reduce(builder, {{metric}}, {.group = group});
     return *this;
   }
-  Rank& send(int32_t to, int64_t size = 4, RankGroup group = RankGroup::pp) {
+  ScheduledRank& send(int32_t to, int64_t size = 4, RankGroup group = RankGroup::pp) {
     sent.push_back(fill(builder, 1, DType::f32, {size}, "stream"));
     troupe::send(builder, sent.back(), {.group = group, .peer = to});
     return *this;
   }
   // The send with that number.
-  Rank& finish(int32_t to, size_t number, RankGroup group = RankGroup::pp) {
+  ScheduledRank& finish(int32_t to, size_t number, RankGroup group = RankGroup::pp) {
     finish_send(builder, sent[number], {.group = group, .peer = to});
     return *this;
   }
-  Rank& receive(int32_t from, int64_t size = 4, RankGroup group = RankGroup::pp) {
+  ScheduledRank& receive(int32_t from, int64_t size = 4, RankGroup group = RankGroup::pp) {
     troupe::receive(builder,
                     {.way = {.group = group, .peer = from}, .dtype = DType::f32, .shape = {size}},
                     "received");
@@ -49,9 +49,9 @@ class Rank {
 };
 
 // Empty: nothing is wrong.
-std::string refusal(std::vector<Rank>& ranks, const Layout& layout) {
+std::string refusal(std::vector<ScheduledRank>& ranks, const Layout& layout) {
   std::vector<const Program*> programs;
-  for (const Rank& rank : ranks) programs.push_back(&rank.program);
+  for (const ScheduledRank& rank : ranks) programs.push_back(&rank.program);
   try {
     verify_collectives(programs, layout);
   } catch (const UserError& error) {
@@ -75,10 +75,10 @@ Layout square() {
 }
 
 // 2 x 2 ranks, tp {0 1} {2 3}, pp {0 2} {1 3}, of which both of a tp group share a program.
-std::string refusal_of_classes(const std::vector<Rank>& programs,
+std::string refusal_of_classes(const std::vector<ScheduledRank>& programs,
                                const std::vector<int32_t>& program_of_rank) {
   std::vector<CollectiveTrace> traces;
-  for (const Rank& rank : programs) traces.push_back(trace_collectives(rank.program));
+  for (const ScheduledRank& rank : programs) traces.push_back(trace_collectives(rank.program));
   const Layout layout({.world_size = 4, .tensor_parallel = 2, .pipeline_parallel = 2});
   try {
     verify_collectives(traces, program_of_rank, layout);
@@ -90,15 +90,15 @@ std::string refusal_of_classes(const std::vector<Rank>& programs,
 }
 
 TEST(CollectiveScheduleCheck, RanksShareProgramsInTheirOwnGroups) {
-  std::vector<Rank> programs(2);
+  std::vector<ScheduledRank> programs(2);
   programs[0].sum(RankGroup::tp, 3).send(1).receive(1, 8).finish(1, 0).sum(RankGroup::world);
   programs[1].receive(0).sum(RankGroup::tp, 5).send(0, 8).finish(0, 0).sum(RankGroup::world);
   EXPECT_EQ(refusal_of_classes(programs, {0, 0, 1, 1}), "");
 }
 
 TEST(CollectiveScheduleCheck, RefusesACollectiveLeftOutOfOneOfManyRanks) {
-  std::vector<Rank> programs(3);
-  for (Rank& rank : programs) rank.builder.place = {.layer = 1};
+  std::vector<ScheduledRank> programs(3);
+  for (ScheduledRank& rank : programs) rank.builder.place = {.layer = 1};
   programs[0].sum(RankGroup::tp).send(1).finish(1, 0).sum(RankGroup::world);
   programs[1].sum(RankGroup::tp).receive(0).sum(RankGroup::world);
   programs[2].receive(0).sum(RankGroup::world);  // as the one before, except one collective
@@ -109,7 +109,7 @@ TEST(CollectiveScheduleCheck, RefusesACollectiveLeftOutOfOneOfManyRanks) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesSharedProgramsThatWaitForEver) {
-  std::vector<Rank> programs(2);
+  std::vector<ScheduledRank> programs(2);
   programs[0].send(1).finish(1, 0).sum(RankGroup::world);
   programs[1].sum(RankGroup::world).receive(0);
   const std::string message = refusal_of_classes(programs, {0, 0, 1, 1});
@@ -118,7 +118,7 @@ TEST(CollectiveScheduleCheck, RefusesSharedProgramsThatWaitForEver) {
               "rank 3 waits in operation 0 (all_reduce, group world) of metric f64 [1] "
               "for rank 0, rank 1");
   // Who shares a program still has messages of its own.
-  std::vector<Rank> lost(3);
+  std::vector<ScheduledRank> lost(3);
   lost[0].send(1).finish(1, 0);
   lost[1].receive(0);
   expect_says(refusal_of_classes(lost, {0, 0, 1, 2}),
@@ -126,19 +126,19 @@ TEST(CollectiveScheduleCheck, RefusesSharedProgramsThatWaitForEver) {
 }
 
 TEST(CollectiveScheduleCheck, AcceptsMessagesAndGroupsThatFit) {
-  std::vector<Rank> ranks(2);
+  std::vector<ScheduledRank> ranks(2);
   ranks[0].send(1).receive(1, 8).finish(1, 0).sum(RankGroup::world);
   ranks[1].receive(0).send(0, 8).finish(0, 0).sum(RankGroup::world);
   EXPECT_EQ(refusal(ranks, pipeline_of(2)), "");
   // Both send before they receive: no send waits.
-  std::vector<Rank> both(2);
+  std::vector<ScheduledRank> both(2);
   both[0].send(1).receive(1).finish(1, 0);
   both[1].send(0).receive(0).finish(0, 0);
   EXPECT_EQ(refusal(both, pipeline_of(2)), "");
 }
 
 TEST(CollectiveScheduleCheck, ComparesWithinEachGroupAlone) {
-  std::vector<Rank> ranks(4);
+  std::vector<ScheduledRank> ranks(4);
   // The two tp groups may differ; the dp groups run the same.
   for (size_t rank : {0, 1}) ranks[rank].sum(RankGroup::tp, 3).sum(RankGroup::dp);
   for (size_t rank : {2, 3}) ranks[rank].sum(RankGroup::dp).sum(RankGroup::tp, 5);
@@ -146,7 +146,7 @@ TEST(CollectiveScheduleCheck, ComparesWithinEachGroupAlone) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesAMissingCollective) {
-  std::vector<Rank> ranks(4);
+  std::vector<ScheduledRank> ranks(4);
   for (size_t rank : {0, 1, 2}) ranks[rank].sum(RankGroup::tp);
   expect_says(refusal(ranks, square()),
               "rank 3 has no collective 0, which in rank 2 is operation 0 (all_reduce, group tp) "
@@ -154,8 +154,8 @@ TEST(CollectiveScheduleCheck, RefusesAMissingCollective) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesACollectiveOfAnotherSize) {
-  std::vector<Rank> ranks(4);
-  for (Rank& rank : ranks) rank.sum(RankGroup::tp);
+  std::vector<ScheduledRank> ranks(4);
+  for (ScheduledRank& rank : ranks) rank.sum(RankGroup::tp);
   for (size_t rank : {0, 1, 2}) ranks[rank].sum(RankGroup::dp, 6);
   ranks[3].sum(RankGroup::dp, 7);
   expect_says(refusal(ranks, square()),
@@ -165,7 +165,7 @@ TEST(CollectiveScheduleCheck, RefusesACollectiveOfAnotherSize) {
 
 // Every group runs the same list; but who waits in one group is missing in the other.
 TEST(CollectiveScheduleCheck, RefusesGroupsInCrossingOrders) {
-  std::vector<Rank> ranks(4);
+  std::vector<ScheduledRank> ranks(4);
   for (size_t rank : {0, 3}) ranks[rank].sum(RankGroup::tp).sum(RankGroup::dp);
   for (size_t rank : {1, 2}) ranks[rank].sum(RankGroup::dp).sum(RankGroup::tp);
   const std::string message = refusal(ranks, square());
@@ -178,8 +178,8 @@ TEST(CollectiveScheduleCheck, RefusesGroupsInCrossingOrders) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesAMessageThatWaitsForACollective) {
-  std::vector<Rank> ranks(3);
-  for (Rank& rank : ranks) rank.builder.place = {.layer = 5, .micro_batch = 2};
+  std::vector<ScheduledRank> ranks(3);
+  for (ScheduledRank& rank : ranks) rank.builder.place = {.layer = 5, .micro_batch = 2};
   ranks[0].sum(RankGroup::world).send(1).finish(1, 0);
   ranks[1].receive(0).sum(RankGroup::world);
   ranks[2].sum(RankGroup::world);
@@ -191,7 +191,7 @@ TEST(CollectiveScheduleCheck, RefusesAMessageThatWaitsForACollective) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesAFinishedSendThatWaitsForItself) {
-  std::vector<Rank> ranks(2);
+  std::vector<ScheduledRank> ranks(2);
   ranks[0].send(1).finish(1, 0).receive(1);
   ranks[1].send(0).finish(0, 0).receive(0);
   expect_says(refusal(ranks, pipeline_of(2)),
@@ -200,7 +200,7 @@ TEST(CollectiveScheduleCheck, RefusesAFinishedSendThatWaitsForItself) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesMessagesThatDiffer) {
-  std::vector<Rank> ranks(2);
+  std::vector<ScheduledRank> ranks(2);
   ranks[0].send(1, 4).send(1, 6).finish(1, 0).finish(1, 1);
   ranks[1].receive(0, 6).receive(0, 4);
   expect_says(refusal(ranks, pipeline_of(2)),
@@ -209,17 +209,17 @@ TEST(CollectiveScheduleCheck, RefusesMessagesThatDiffer) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesLostMessages) {
-  std::vector<Rank> unread(2);
+  std::vector<ScheduledRank> unread(2);
   unread[0].send(1).finish(1, 0);
   expect_says(refusal(unread, pipeline_of(2)), "rank 1 never receives message 0 from rank 0");
-  std::vector<Rank> unwritten(2);
+  std::vector<ScheduledRank> unwritten(2);
   unwritten[1].receive(0);
   expect_says(refusal(unwritten, pipeline_of(2)), "rank 0 never sends message 0 to rank 1");
-  std::vector<Rank> unfinished(2);
+  std::vector<ScheduledRank> unfinished(2);
   unfinished[0].send(1);
   unfinished[1].receive(0);
   expect_says(refusal(unfinished, pipeline_of(2)), "rank 0 never finishes its send to rank 1");
-  std::vector<Rank> swapped(2);
+  std::vector<ScheduledRank> swapped(2);
   swapped[0].send(1).send(1).finish(1, 1).finish(1, 0);
   swapped[1].receive(0).receive(0);
   expect_says(refusal(swapped, pipeline_of(2)),
@@ -227,18 +227,18 @@ TEST(CollectiveScheduleCheck, RefusesLostMessages) {
 }
 
 TEST(CollectiveScheduleCheck, RefusesForeignGroups) {
-  std::vector<Rank> ranks(2);
+  std::vector<ScheduledRank> ranks(2);
   ranks[0].sum(RankGroup::embedding);
   const Layout layout({.world_size = 2, .pipeline_parallel = 2, .embedding_places = {1}});
   expect_says(refusal(ranks, layout), "rank 0 has no such group for operation 0");
-  std::vector<Rank> alone(2);
+  std::vector<ScheduledRank> alone(2);
   alone[0].send(0);
   expect_says(refusal(alone, pipeline_of(2)), "rank 0 has no peer 0 for operation 1 (send");
 }
 
 // A message of many ranks stays short.
 TEST(CollectiveScheduleCheck, NamesSomeOfManyWaitingRanks) {
-  std::vector<Rank> ranks(64);
+  std::vector<ScheduledRank> ranks(64);
   ranks[0].sum(RankGroup::tp).sum(RankGroup::world);
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     ranks[rank].sum(RankGroup::world).sum(RankGroup::tp);
@@ -249,10 +249,10 @@ TEST(CollectiveScheduleCheck, NamesSomeOfManyWaitingRanks) {
 }
 
 TEST(CollectiveScheduleCheck, HashTellsMessagesApart) {
-  Rank a;
-  Rank b;
-  Rank c;
-  Rank d;
+  ScheduledRank a;
+  ScheduledRank b;
+  ScheduledRank c;
+  ScheduledRank d;
   a.send(1).finish(1, 0);
   b.send(1).finish(1, 0);
   c.send(2).finish(2, 0);

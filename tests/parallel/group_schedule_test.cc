@@ -16,7 +16,7 @@ namespace {
 using testing::expect_phrase;
 using testing::message_of;
 
-constexpr std::chrono::milliseconds kPatient{60'000};
+constexpr std::chrono::milliseconds kScheduleLimit{60'000};
 
 Layout data_parallel(int ranks) {
   LayoutOptions options;
@@ -26,7 +26,7 @@ Layout data_parallel(int ranks) {
 
 TEST(GroupSchedule, OfEqualProgramsIsAccepted) {
   const RankProgram program({7});
-  ThreadGroup group(4, kPatient);
+  ThreadGroup group(4, kScheduleLimit);
   run_ranks(group, [&](int rank) {
     verify_collectives(group, rank, program.program, data_parallel(4));
     Rank(group, rank, program).interpreter.run();
@@ -38,7 +38,7 @@ TEST(GroupSchedule, WithoutOneCollectiveIsRefusedBeforeAnyRankBegins) {
   const RankProgram other({7}, /*scan=*/false);
   std::atomic<int> begun{0};
   const std::string message = message_of(ExitStatus::does_not_fit, [&] {
-    ThreadGroup group(4, kPatient);
+    ThreadGroup group(4, kScheduleLimit);
     run_ranks(group, [&](int rank) {
       verify_collectives(group, rank, (rank == 2 ? other : program).program, data_parallel(4));
       ++begun;
@@ -54,7 +54,7 @@ TEST(GroupSchedule, OfAnotherSizeIsRefused) {
   const RankProgram program({7});
   const RankProgram other({8});
   const std::string message = message_of(ExitStatus::does_not_fit, [&] {
-    ThreadGroup group(3, kPatient);
+    ThreadGroup group(3, kScheduleLimit);
     run_ranks(group, [&](int rank) {
       verify_collectives(group, rank, (rank == 1 ? other : program).program, data_parallel(3));
     });

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // Long against the pauses of a busy machine; short where the limit is meant to pass.
-constexpr milliseconds kPatient{60'000};
+constexpr milliseconds kThreadLimit{60'000};
 constexpr milliseconds kShort{200};
 
 double draw(int rank, int tensor, int64_t i) {
@@ -52,7 +52,7 @@ TEST_P(Sums, AreThoseInAscendingOrderOfRanksOnEveryRank) {
   const std::vector<int64_t> sizes = {40003, 1, 3, 1024};
   const RankProgram program(sizes);
   for (const int threads : {1, 2}) {
-    ThreadGroup group(ranks, kPatient);
+    ThreadGroup group(ranks, kThreadLimit);
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, program, threads);
       for (int repeat = 0; repeat < 3; ++repeat) {
@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Sums, ::testing::Values(1, 2, 3, 4),
 TEST_P(Sums, OfShardsAreThoseOfAllAndEveryRankGathersThem) {
   const int ranks = GetParam();
   const std::vector<Shape> shapes = {{40003, 3}, {1, 5}, {2, 2, 3}, {7}};
-  ThreadGroup group(ranks, kPatient);
+  ThreadGroup group(ranks, kThreadLimit);
   run_ranks(group, [&](int rank) {
     Communicator& communicator = group.member(rank);
     ThreadPool pool(2);
@@ -166,7 +166,7 @@ TEST(AllReduce, SumsMainGradientsInSinglePrecision) {
   Builder builder(program);
   const ValueId value = builder.state(gradient);
   all_reduce(builder, std::array{value}, {});
-  ThreadGroup group(2, kPatient);
+  ThreadGroup group(2, kThreadLimit);
   run_ranks(group, [&](int rank) {
     StateStorage storage(table);
     ThreadPool pool(1);
@@ -180,7 +180,7 @@ TEST(AllReduce, SumsMainGradientsInSinglePrecision) {
 }
 
 TEST(ProcessGroup, ExchangesNumbers) {
-  ThreadGroup group(3, kPatient);
+  ThreadGroup group(3, kThreadLimit);
   run_ranks(group, [&](int rank) {
     for (uint64_t round = 0; round < 50; ++round) {
       const auto values = group.exchange(rank, 100 * round + static_cast<uint64_t>(rank));
@@ -192,7 +192,7 @@ TEST(ProcessGroup, ExchangesNumbers) {
 // A rank that comes too late ends all, itself too, with one message that says where and who.
 // A rank may end as soon as it has received, before the sender has noticed.
 TEST(ProcessGroup, MessageToARankThatEndsAtOnceArrives) {
-  ThreadGroup group(2, kPatient);
+  ThreadGroup group(2, kThreadLimit);
   for (int round = 0; round < 200; ++round) {
     std::array<double, 2> numbers = {static_cast<double>(round), 0};
     const auto view = [&](int rank) {
@@ -238,7 +238,7 @@ TEST(FaultDrill, DelayedRank) {
 
 TEST(FaultDrill, RankThatThrows) {
   const RankProgram program({7});
-  ThreadGroup group(4, kPatient);
+  ThreadGroup group(4, kThreadLimit);
   std::atomic<int> cancelled{0};
   const auto drill = [&] {
     run_ranks(group, [&](int rank) {
@@ -267,7 +267,7 @@ TEST(FaultDrill, RankThatThrows) {
 
 TEST(FaultDrill, RankThatEndsEarly) {
   const RankProgram program({7});
-  ThreadGroup group(2, kPatient);
+  ThreadGroup group(2, kThreadLimit);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, program);
@@ -283,7 +283,7 @@ TEST(FaultDrill, RankThatEndsEarly) {
 TEST(FaultDrill, MismatchedSize) {
   const RankProgram program({7});
   const RankProgram other({8});
-  ThreadGroup group(3, kPatient);
+  ThreadGroup group(3, kThreadLimit);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, rank == 2 ? other : program);
@@ -307,7 +307,7 @@ TEST(FaultDrill, MismatchedType) {
                       .dtype = rank == 0 ? DType::f64 : DType::f32,
                       .shape = Shape({1})};
   };
-  ThreadGroup group(2, kPatient);
+  ThreadGroup group(2, kThreadLimit);
   std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       ThreadPool pool(1);
@@ -318,7 +318,7 @@ TEST(FaultDrill, MismatchedType) {
   EXPECT_NE(message.find("rank 0 is in no operation of f64 [1], rank 1 in no operation of f32 [1]"),
             std::string::npos)
       << message;
-  ThreadGroup others(2, kPatient);
+  ThreadGroup others(2, kThreadLimit);
   message = failure_of([&] {
     run_ranks(others, [&](int rank) {
       Communicator& communicator = others.member(rank);
@@ -335,7 +335,7 @@ TEST(FaultDrill, MismatchedType) {
 TEST(FaultDrill, CollectiveLeftOut) {
   const RankProgram program({7});
   const RankProgram other({7}, /*scan=*/false);
-  ThreadGroup group(2, kPatient);
+  ThreadGroup group(2, kThreadLimit);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, rank == 1 ? other : program);
@@ -349,7 +349,7 @@ TEST(FaultDrill, CollectiveLeftOut) {
 // One rank goes on to the end of the step, the other has one more collective.
 TEST(FaultDrill, StepThatEndsEarlier) {
   const RankProgram program({7});
-  ThreadGroup group(2, kPatient);
+  ThreadGroup group(2, kThreadLimit);
   const std::string message = failure_of([&] {
     run_ranks(group, [&](int rank) {
       Rank mine(group, rank, program);

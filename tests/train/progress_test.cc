@@ -45,12 +45,12 @@ StepMetrics metrics_of(int64_t step, double tflops) {
 }
 
 TEST(Progress, NeverShowsMoreThanTheLimit) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   Progress progress({.last_step = 3, .last_token = 300, .matmul_limit = 1e12});
   progress.step(metrics_of(1, 0.5), /*logged=*/true);
   progress.step(metrics_of(2, 2.0), /*logged=*/true);
   progress.step(metrics_of(3, 1.0), /*logged=*/true);
-  const std::vector<std::string> lines = lines_of(testing::internal::GetCapturedStderr());
+  const std::vector<std::string> lines = lines_of(::testing::internal::GetCapturedStderr());
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_NE(lines[0].find("| 50% of limit |"), std::string::npos) << lines[0];
   EXPECT_NE(lines[1].find("| 100% of limit |"), std::string::npos) << lines[1];
@@ -58,11 +58,11 @@ TEST(Progress, NeverShowsMoreThanTheLimit) {
 }
 
 TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   Progress progress({.last_step = 20, .last_token = 2000, .log_interval = 10, .matmul_limit = 1});
   for (int64_t step = 1; step <= 20; ++step) progress.step(metrics_of(step, 1), step % 10 == 0);
   progress.note("saved");
-  const std::vector<std::string> lines = lines_of(testing::internal::GetCapturedStderr());
+  const std::vector<std::string> lines = lines_of(::testing::internal::GetCapturedStderr());
   ASSERT_EQ(lines.size(), 3U) << "the logged steps and the note";
   for (const std::string& line : lines) {
     EXPECT_TRUE(std::regex_search(line, std::regex("^[0-9]{2}:[0-9]{2}:[0-9]{2} "))) << line;
@@ -72,13 +72,13 @@ TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
 }
 
 TEST(Progress, TheTimeLeftIsThatOfTheTokensLeft) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   Progress progress({.last_step = 100, .last_token = 10000, .matmul_limit = 1e12});
   // 100 tokens a step, 1000 a second.
   progress.step(metrics_of(60, 1), /*logged=*/true);
   progress.step(metrics_of(90, 1), /*logged=*/true);
   progress.step(metrics_of(100, 1), /*logged=*/true);
-  const std::vector<std::string> lines = lines_of(testing::internal::GetCapturedStderr());
+  const std::vector<std::string> lines = lines_of(::testing::internal::GetCapturedStderr());
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_TRUE(lines[0].ends_with(" | 4 s left")) << lines[0];
   EXPECT_TRUE(lines[1].ends_with(" | 1 s left")) << lines[1];
