@@ -9,25 +9,25 @@ namespace troupe {
 namespace {
 
 // Marks every value of the stretch that depends on something whose gradient is needed.
-std::vector<bool> find_wanted(const Program& program, int32_t first, int32_t last,
-                              std::span<const ValueId> differentiable_inputs) {
-  std::vector<bool> wanted(static_cast<size_t>(program.value_count()), false);
+IdVector<ValueId, bool> find_wanted(const Program& program, int32_t first, int32_t last,
+                                    std::span<const ValueId> differentiable_inputs) {
+  IdVector<ValueId, bool> wanted(program.value_count(), false);
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
-    wanted[static_cast<size_t>(i)] =
+    wanted[ValueId{i}] =
         value.role == Role::parameter && program.state()[value.state].gradient.valid();
   }
-  for (const ValueId id : differentiable_inputs) wanted[static_cast<size_t>(id.index)] = true;
+  for (const ValueId id : differentiable_inputs) wanted[id] = true;
   for (int32_t index = first; index < last; ++index) {
     const Op& op = program.op(index);
     if (op.spec->differentiate == nullptr) continue;
     bool any = false;
     for (const ValueId input : program.inputs(op)) {
-      any = any || (input.valid() && wanted[static_cast<size_t>(input.index)]);
+      any = any || (input.valid() && wanted[input]);
     }
     if (!any) continue;
     for (const ValueId output : program.outputs(op)) {
-      if (is_float(program.value(output).dtype)) wanted[static_cast<size_t>(output.index)] = true;
+      if (is_float(program.value(output).dtype)) wanted[output] = true;
     }
   }
   return wanted;
@@ -43,23 +43,23 @@ bool writes_main_gradient(const Program& program, const Op& op) {
 // Where a collective sums a weight's gradient into the main gradient, what makes only its terms is
 // a weight-gradient operation, too.
 void mark_terms_of_sums(Program& program, int32_t first) {
-  std::vector<int32_t> uses(static_cast<size_t>(program.value_count()));
-  std::vector<int32_t> producer(static_cast<size_t>(program.value_count()), -1);
+  IdVector<ValueId, int32_t> uses(program.value_count());
+  IdVector<ValueId, int32_t> producer(program.value_count(), -1);
   for (int32_t index = first; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     for (const ValueId input : program.inputs(op)) {
-      if (input.valid()) ++uses[static_cast<size_t>(input.index)];
+      if (input.valid()) ++uses[input];
     }
     for (const ValueId output : program.outputs(op)) {
-      producer[static_cast<size_t>(output.index)] = index;
+      producer[output] = index;
     }
   }
   for (int32_t index = first; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     if (op.spec->group == nullptr || op.place.phase != Phase::weight_gradient) continue;
     const ValueId term = program.inputs(op).front();
-    const int32_t made = producer[static_cast<size_t>(term.index)];
-    if (made < 0 || uses[static_cast<size_t>(term.index)] > 1) continue;
+    const int32_t made = producer[term];
+    if (made < 0 || uses[term] > 1) continue;
     if (program.outputs(program.op(made)).size() > 1) continue;
     program.set_phase(made, Phase::weight_gradient);
   }
@@ -67,20 +67,20 @@ void mark_terms_of_sums(Program& program, int32_t first) {
 
 }  // namespace
 
-std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
-                                     std::span<const GradientSeed> seeds,
-                                     std::span<const ValueId> differentiable_inputs,
-                                     MainGradients& main_gradients,
-                                     const BeforeGradients& before_gradients) {
+IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
+                                           std::span<const GradientSeed> seeds,
+                                           std::span<const ValueId> differentiable_inputs,
+                                           MainGradients& main_gradients,
+                                           const BeforeGradients& before_gradients) {
   Program& program = builder.program();
   GradientTable table;
   table.wanted = find_wanted(program, first, last, differentiable_inputs);
-  table.gradient.resize(static_cast<size_t>(program.value_count()));
+  table.gradient.resize(program.value_count());
   table.gradient_written = std::move(main_gradients.written);
   for (const GradientSeed& seed : seeds) {
     TROUPE_CHECK(builder.value(seed.gradient).shape == builder.value(seed.value).shape,
                  "a seed has the shape of its value: " + builder.value(seed.value).name);
-    ValueId& gradient = table.gradient[static_cast<size_t>(seed.value.index)];
+    ValueId& gradient = table.gradient[seed.value];
     TROUPE_CHECK(!gradient.valid(), "seeded twice: " + builder.value(seed.value).name);
     gradient = seed.gradient;
   }
@@ -93,10 +93,10 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
     bool arrived = false;
     bool wanted = false;
     for (const ValueId output : program.outputs(op)) {
-      arrived = arrived || table.gradient[static_cast<size_t>(output.index)].valid();
+      arrived = arrived || table.gradient[output].valid();
     }
     for (const ValueId input : program.inputs(op)) {
-      wanted = wanted || (input.valid() && table.wanted[static_cast<size_t>(input.index)]);
+      wanted = wanted || (input.valid() && table.wanted[input]);
     }
     if (!arrived || !wanted) continue;
 
@@ -113,7 +113,7 @@ std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t la
       }
     }
     for (const auto& [value, gradient] : std::exchange(table.arrived, {})) {
-      ValueId& sum = table.gradient[static_cast<size_t>(value.index)];
+      ValueId& sum = table.gradient[value];
       sum = sum.valid() ? add(builder, sum, gradient, "d_" + program.value(value).name) : gradient;
     }
   }

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "program/builder.h"
 
 namespace troupe {
@@ -22,22 +23,21 @@ struct GradientSeed {
 
 // Which main gradients have been stored so far in this step; shared by all its micro-batches.
 struct MainGradients {
-  explicit MainGradients(const StateTable& state)
-      : written(static_cast<size_t>(state.size()), false) {}
-  std::vector<bool> written;  // by StateId of the gradient
+  explicit MainGradients(const StateTable& state) : written(state.size(), false) {}
+  IdVector<StateId, bool> written;  // by the gradient
 };
 
 // Called before the gradients of each operation are emitted, in descending order. It may emit
 // operations, and say what is to be read instead of a value (GradientTable::stand_in).
-using BeforeGradients = std::function<void(int32_t op, std::vector<ValueId>& stand_in)>;
+using BeforeGradients = std::function<void(int32_t op, IdVector<ValueId, ValueId>& stand_in)>;
 
 // Differentiates operations [first, last). `differentiable_inputs` are values (besides parameters)
-// whose gradients are needed too. Returns the gradient of every value, by ValueId of the values
-// that existed before the call; invalid where there is none (parameters: see MainGradients).
-std::vector<ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
-                                     std::span<const GradientSeed> seeds,
-                                     std::span<const ValueId> differentiable_inputs,
-                                     MainGradients& main_gradients,
-                                     const BeforeGradients& before_gradients = {});
+// whose gradients are needed too. Returns the gradient of every value that existed before the call;
+// invalid where there is none (parameters: see MainGradients).
+IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
+                                           std::span<const GradientSeed> seeds,
+                                           std::span<const ValueId> differentiable_inputs,
+                                           MainGradients& main_gradients,
+                                           const BeforeGradients& before_gradients = {});
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "passes/overlap.h"
 #include "program/op_spec.h"
 
@@ -48,32 +49,32 @@ bool gathers_parameters(const Program& program, const Op& op) {
 
 void start_gradient_sums_early(Program& program) {
   // After each operation that stays, in their order, the sums that follow it.
-  std::vector<std::vector<int32_t>> followers(static_cast<size_t>(program.op_count()));
-  std::vector<bool> moves(static_cast<size_t>(program.op_count()));
+  OpVector<std::vector<int32_t>> followers(program.op_count());
+  OpVector<bool> moves(program.op_count());
   // By value: the operation that stays and last uses it, or is followed by the sum that does.
-  std::vector<int32_t> last_use(static_cast<size_t>(program.value_count()), -1);
+  IdVector<ValueId, int32_t> last_use(program.value_count(), -1);
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     int32_t place = index;
     if (sums_gradients(program, op)) {
       place = -1;
       for (const ValueId id : program.inputs(op)) {
-        place = std::max(place, last_use[static_cast<size_t>(id.index)]);
+        place = std::max(place, last_use[id]);
       }
       TROUPE_CHECK(place >= 0, "a gradient is summed that was never written");
-      followers[static_cast<size_t>(place)].push_back(index);
-      moves[static_cast<size_t>(index)] = true;
+      followers[place].push_back(index);
+      moves[index] = true;
     }
     for (const ValueId id : program.inputs(op)) {
-      if (id.valid()) last_use[static_cast<size_t>(id.index)] = place;
+      if (id.valid()) last_use[id] = place;
     }
-    for (const ValueId id : program.outputs(op)) last_use[static_cast<size_t>(id.index)] = place;
+    for (const ValueId id : program.outputs(op)) last_use[id] = place;
   }
   std::vector<int32_t> order;
   for (int32_t index = 0; index < program.op_count(); ++index) {
-    if (moves[static_cast<size_t>(index)]) continue;
+    if (moves[index]) continue;
     order.push_back(index);
-    const std::vector<int32_t>& sums = followers[static_cast<size_t>(index)];
+    const std::vector<int32_t>& sums = followers[index];
     order.insert(order.end(), sums.begin(), sums.end());
   }
   verify_order(program, order);

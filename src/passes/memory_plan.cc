@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/id_vector.h"
 #include "passes/cuda_scratch.h"
 #include "passes/queue_events.h"
 #include "program/op_spec.h"
@@ -27,10 +28,10 @@ bool is_transient(const Value& value) {
   return !is_persistent(value.role);
 }
 
-std::vector<Lifetime> find_lifetimes(const Program& program, Device device) {
-  std::vector<Lifetime> lifetimes(static_cast<size_t>(program.value_count()));
+IdVector<ValueId, Lifetime> find_lifetimes(const Program& program, Device device) {
+  IdVector<ValueId, Lifetime> lifetimes(program.value_count());
   const auto touch = [&](ValueId id, int32_t index) {
-    Lifetime& lifetime = lifetimes[static_cast<size_t>(id.index)];
+    Lifetime& lifetime = lifetimes[id];
     if (lifetime.first < 0) lifetime.first = index;
     lifetime.last = index;
     lifetime.root = id;
@@ -53,7 +54,7 @@ std::vector<Lifetime> find_lifetimes(const Program& program, Device device) {
 }
 
 // Lets results take the memory of operands that die where the operation's kind allows it.
-void share_in_place(const Program& program, std::vector<Lifetime>& lifetimes) {
+void share_in_place(const Program& program, IdVector<ValueId, Lifetime>& lifetimes) {
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     const OpSpec::InPlace pair = op.spec->in_place;
@@ -64,14 +65,14 @@ void share_in_place(const Program& program, std::vector<Lifetime>& lifetimes) {
         !is_transient(program.value(output))) {
       continue;
     }
-    const Lifetime& input_lifetime = lifetimes[static_cast<size_t>(input.index)];
-    Lifetime& root = lifetimes[static_cast<size_t>(input_lifetime.root.index)];
+    const Lifetime& input_lifetime = lifetimes[input];
+    Lifetime& root = lifetimes[input_lifetime.root];
     if (input_lifetime.last != index || root.last != index ||
         MemoryPlan::aligned(program.value(input).bytes()) !=
             MemoryPlan::aligned(program.value(output).bytes())) {
       continue;
     }
-    Lifetime& output_lifetime = lifetimes[static_cast<size_t>(output.index)];
+    Lifetime& output_lifetime = lifetimes[output];
     output_lifetime.root = input_lifetime.root;
     root.last = output_lifetime.last;
   }
@@ -145,7 +146,7 @@ Placement place_blocks(const std::vector<Block>& blocks) {
 
 // Passes whose operations are interleaved are one run: gives the runs that lie between the first
 // and the last operation of a forward, or of a backward without its weight gradients, one number.
-void join_interleaved(const Program& program, std::vector<int32_t>& run) {
+void join_interleaved(const Program& program, OpVector<int32_t>& run) {
   using Pass = std::tuple<int32_t, int32_t, bool>;    // micro-batch, chunk, forward?
   std::map<Pass, std::pair<int32_t, int32_t>> reach;  // first and last run
   for (int32_t index = 0; index < program.op_count(); ++index) {
@@ -154,13 +155,14 @@ void join_interleaved(const Program& program, std::vector<int32_t>& run) {
         place.phase == Phase::weight_gradient) {
       continue;
     }
-    const int32_t number = run[static_cast<size_t>(index)];
+    const int32_t number = run[index];
     const auto [pass, is_new] = reach.try_emplace(
         {place.micro_batch, place.chunk, place.phase == Phase::forward}, number, number);
     pass->second.second = number;
   }
   if (run.empty()) return;
-  std::vector<int32_t> joined_to(static_cast<size_t>(run.back()) + 1, 0);  // by run: a later one
+  std::vector<int32_t> joined_to(static_cast<size_t>(run[run.size() - 1]) + 1,
+                                 0);  // by run: a later one
   for (const auto& [pass, runs] : reach) {
     int32_t& last = joined_to[static_cast<size_t>(runs.first)];
     last = std::max(last, runs.second);
@@ -179,30 +181,30 @@ void join_interleaved(const Program& program, std::vector<int32_t>& run) {
 // The program cut into runs of operations of one stage and micro-batch, one after the other.
 // Returns for each operation the number of its run. A message that stands between operations of
 // other micro-batches belongs to their run, and passes that are merged are one.
-std::vector<int32_t> find_runs(const Program& program) {
+OpVector<int32_t> find_runs(const Program& program) {
   const auto same = [&](int32_t a, int32_t b) {
     const Place& x = program.op(a).place;
     const Place& y = program.op(b).place;
     return x.micro_batch == y.micro_batch && x.chunk == y.chunk;
   };
-  std::vector<int32_t> run(static_cast<size_t>(program.op_count()));
+  OpVector<int32_t> run(program.op_count());
   // The next operation that is no communication, of all that follow.
-  std::vector<int32_t> next(run.size());
+  OpVector<int32_t> next(run.size());
   int32_t computing = program.op_count();
   for (int32_t index = program.op_count() - 1; index >= 0; --index) {
     if (program.op(index).place.queue != Queue::communication) computing = index;
-    next[static_cast<size_t>(index)] = computing;
+    next[index] = computing;
   }
   int32_t number = 0;
   int32_t member = 0;  // an operation whose place is that of the run
   for (int32_t index = 0; index < program.op_count(); ++index) {
-    const int32_t behind = next[static_cast<size_t>(index)];
+    const int32_t behind = next[index];
     const bool is_guest = behind != index && (behind == program.op_count() || !same(index, behind));
     if (!is_guest && !same(index, member)) {
       ++number;
       member = index;
     }
-    run[static_cast<size_t>(index)] = number;
+    run[index] = number;
   }
   join_interleaved(program, run);
   return run;
@@ -210,14 +212,14 @@ std::vector<int32_t> find_runs(const Program& program) {
 
 // Values that other queues than compute touch keep their memory as long as that queue has something
 // else to do, within the run.
-void reserve_for_queues(const Program& program, std::vector<Lifetime>& lifetimes) {
-  const std::vector<int32_t> until = find_queue_reservations(program);
-  const std::vector<int32_t> run = find_runs(program);
-  for (size_t i = 0; i < lifetimes.size(); ++i) {
-    int32_t& last = lifetimes[i].last;
-    if (until[i] <= last) continue;
-    const auto end = std::upper_bound(run.begin() + last, run.begin() + until[i] + 1,
-                                      run[static_cast<size_t>(last)]);
+void reserve_for_queues(const Program& program, IdVector<ValueId, Lifetime>& lifetimes) {
+  const IdVector<ValueId, int32_t> until = find_queue_reservations(program);
+  const OpVector<int32_t> run = find_runs(program);
+  for (int32_t i = 0; i < program.value_count(); ++i) {
+    int32_t& last = lifetimes[ValueId{i}].last;
+    const int32_t reserved = until[ValueId{i}];
+    if (reserved <= last) continue;
+    const auto end = std::upper_bound(run.begin() + last, run.begin() + reserved + 1, run[last]);
     last = static_cast<int32_t>(end - run.begin()) - 1;
   }
 }
@@ -252,17 +254,17 @@ void compress_times(std::vector<Block>& blocks) {
 
 // Two kinds of bundles of one of the two arenas: the values that live within one run, which reuse
 // each other's memory, and those that live from one run into another, the same for all of them.
-std::vector<Bundle> bundle_values(const Program& program, const std::vector<Lifetime>& lifetimes,
-                                  bool on_host) {
-  const std::vector<int32_t> run = find_runs(program);
+std::vector<Bundle> bundle_values(const Program& program,
+                                  const IdVector<ValueId, Lifetime>& lifetimes, bool on_host) {
+  const OpVector<int32_t> run = find_runs(program);
   std::map<std::tuple<int32_t, int32_t, bool>, Bundle> bundles;
   for (int32_t i = 0; i < program.value_count(); ++i) {
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
+    const Lifetime& lifetime = lifetimes[ValueId{i}];
     const Value& value = program.value(ValueId{i});
     if (!is_transient(value) || is_on_host(value.role) != on_host) continue;
     if (lifetime.root != ValueId{i}) continue;
-    const int32_t first_run = run[static_cast<size_t>(lifetime.first)];
-    const int32_t last_run = run[static_cast<size_t>(lifetime.last)];
+    const int32_t first_run = run[lifetime.first];
+    const int32_t last_run = run[lifetime.last];
     // What weight gradients need is a bundle of its own even where they are not put off: then it is
     // as large as that of other micro-batches.
     const bool of_weights =
@@ -280,7 +282,7 @@ std::vector<Bundle> bundle_values(const Program& program, const std::vector<Life
     std::vector<Block> blocks;
     blocks.reserve(bundle.values.size());
     for (const ValueId id : bundle.values) {
-      const Lifetime& lifetime = lifetimes[static_cast<size_t>(id.index)];
+      const Lifetime& lifetime = lifetimes[id];
       const uint64_t bytes = MemoryPlan::aligned(program.value(id).bytes());
       blocks.push_back({lifetime.first, lifetime.last, bytes});
       bundle.offsets.push_back(bundle.bytes);
@@ -386,8 +388,8 @@ uint64_t& transient_bytes_of(MemoryPlan& plan, bool on_host) {
   return on_host ? plan.host_transient_bytes : plan.transient_bytes;
 }
 
-void place_transients(const Program& program, const std::vector<Lifetime>& lifetimes, bool on_host,
-                      MemoryPlan& plan) {
+void place_transients(const Program& program, const IdVector<ValueId, Lifetime>& lifetimes,
+                      bool on_host, MemoryPlan& plan) {
   const std::vector<Bundle> bundles = bundle_values(program, lifetimes, on_host);
   uint64_t& height = transient_bytes_of(plan, on_host);
   const std::vector<uint64_t> offsets = place_slots(assign_slots(bundles), bundles);
@@ -400,11 +402,11 @@ void place_transients(const Program& program, const std::vector<Lifetime>& lifet
   }
 }
 
-void place_transients(const Program& program, const std::vector<Lifetime>& lifetimes,
+void place_transients(const Program& program, const IdVector<ValueId, Lifetime>& lifetimes,
                       MemoryPlan& plan) {
   for (const bool on_host : {false, true}) place_transients(program, lifetimes, on_host, plan);
   for (int32_t i = 0; i < program.value_count(); ++i) {
-    const ValueId root = lifetimes[static_cast<size_t>(i)].root;
+    const ValueId root = lifetimes[ValueId{i}].root;
     if (root.valid() && is_transient(program.value(root))) {
       plan.offset[static_cast<size_t>(i)] = plan.offset[static_cast<size_t>(root.index)];
     }
@@ -413,12 +415,12 @@ void place_transients(const Program& program, const std::vector<Lifetime>& lifet
 
 // Bytes of each transient role that are live while each operation runs; fills the plan's
 // statistics.
-void count_live_bytes(const Program& program, const std::vector<Lifetime>& lifetimes,
+void count_live_bytes(const Program& program, const IdVector<ValueId, Lifetime>& lifetimes,
                       MemoryPlan& plan) {
   const auto ops = static_cast<size_t>(program.op_count());
   std::vector<std::array<int64_t, kRoleCount>> change(ops + 1);
   for (int32_t i = 0; i < program.value_count(); ++i) {
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
+    const Lifetime& lifetime = lifetimes[ValueId{i}];
     const Value& value = program.value(ValueId{i});
     if (!is_transient(value) || lifetime.root != ValueId{i}) continue;
     const auto role = static_cast<size_t>(value.role);
@@ -487,7 +489,7 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
 
 MemoryPlan plan_memory(const Program& program, int threads, Device device) {
   MemoryPlan plan = plan_fixed_parts(program, threads, device);
-  std::vector<Lifetime> lifetimes = find_lifetimes(program, device);
+  IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program, device);
   if (device == Device::cuda) reserve_for_queues(program, lifetimes);
   share_in_place(program, lifetimes);
   place_transients(program, lifetimes, plan);
@@ -497,12 +499,12 @@ MemoryPlan plan_memory(const Program& program, int threads, Device device) {
 
 MemoryPlan plan_oracle(const Program& program, int threads, Device device) {
   MemoryPlan plan = plan_fixed_parts(program, threads, device);
-  const std::vector<Lifetime> lifetimes = find_lifetimes(program, device);
+  const IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program, device);
   plan.dead_after.resize(static_cast<size_t>(program.op_count()));
   const auto results = program.results();
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
+    const Lifetime& lifetime = lifetimes[ValueId{i}];
     if (!is_transient(value) || !lifetime.root.valid()) continue;
     uint64_t& arena = transient_bytes_of(plan, is_on_host(value.role));
     plan.offset[static_cast<size_t>(i)] = arena;
@@ -516,7 +518,7 @@ MemoryPlan plan_oracle(const Program& program, int threads, Device device) {
 }
 
 void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
-  std::vector<Lifetime> lifetimes = find_lifetimes(program, plan.device);
+  IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program, plan.device);
   const auto ops = static_cast<size_t>(program.op_count());
   std::vector<std::vector<ValueId>> begins(ops);
   std::vector<std::vector<ValueId>> ends(ops);
@@ -524,7 +526,7 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
   const auto end_of = [&](ValueId id) { return begin_of(id) + program.value(id).bytes(); };
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(i)];
+    const Lifetime& lifetime = lifetimes[ValueId{i}];
     if (!is_transient(value) || !lifetime.root.valid()) continue;
     const uint64_t end = is_on_host(value.role) ? plan.host_transient_bytes : plan.transient_bytes;
     TROUPE_CHECK(plan.offset[static_cast<size_t>(i)] + MemoryPlan::aligned(value.bytes()) <= end,
@@ -549,8 +551,7 @@ void verify_memory_plan(const Program& program, const MemoryPlan& plan) {
       const bool stored_over_operand =
           pair.output >= 0 && program.outputs(op)[static_cast<size_t>(pair.output)] == id &&
           program.inputs(op)[static_cast<size_t>(pair.input)] == other &&
-          begin_of(id) == begin_of(other) &&
-          lifetimes[static_cast<size_t>(other.index)].last == static_cast<int32_t>(index);
+          begin_of(id) == begin_of(other) && lifetimes[other].last == static_cast<int32_t>(index);
       TROUPE_CHECK(stored_over_operand, program.value(id).name + " overlaps " +
                                             program.value(other).name + " at operation " +
                                             std::to_string(index));

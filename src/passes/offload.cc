@@ -63,7 +63,7 @@ Offload::Offload(const Program& program, int32_t first, int32_t last, const Offl
       least_elements_(options.least_elements),
       recompute_(recompute),
       is_chosen_(static_cast<size_t>(last - first), false),
-      is_read_(static_cast<size_t>(program.value_count()), false) {
+      is_read_(program.value_count(), false) {
   for (int32_t index = first; index < last; ++index) {
     last_layer_ = std::max<int32_t>(last_layer_, program.op(index).place.layer);
   }
@@ -113,25 +113,25 @@ void Offload::choose_groups(const Program& program, int32_t last, const OffloadO
 
 void Offload::note_reads(const Program& program) {
   if (noted_ < 0) noted_ = program.op_count();  // the backward begins
-  is_read_.resize(static_cast<size_t>(program.value_count()), false);
+  is_read_.resize(program.value_count(), false);
   for (; noted_ < program.op_count(); ++noted_) {
     const Op& op = program.op(noted_);
     if (op.place.queue == Queue::copy) continue;
     for (const ValueId id : program.inputs(op)) {
-      if (id.valid()) is_read_[static_cast<size_t>(id.index)] = true;
+      if (id.valid()) is_read_[id] = true;
     }
   }
 }
 
-void Offload::take_back_unread(std::vector<ValueId>& stand_in) {
+void Offload::take_back_unread(IdVector<ValueId, ValueId>& stand_in) {
   for (const StandIn& each : std::exchange(offered_, {})) {
-    if (is_read_[static_cast<size_t>(each.reload.index)]) continue;
-    stand_in[static_cast<size_t>(each.original.index)] = ValueId{};
+    if (is_read_[each.reload]) continue;
+    stand_in[each.original] = ValueId{};
   }
 }
 
 void Offload::emit_for(Builder& builder, int32_t op, int32_t reader,
-                       std::vector<ValueId>& stand_in) {
+                       IdVector<ValueId, ValueId>& stand_in) {
   Program& program = builder.program();
   note_reads(program);
   if (op != current_op_) take_back_unread(stand_in);
@@ -143,27 +143,25 @@ void Offload::emit_for(Builder& builder, int32_t op, int32_t reader,
   const Place caller_place = builder.place;
   builder.place = program.op(reader).place;
   for (const ValueId id : candidates_of(program, program.op(reader))) {
-    const auto index = static_cast<size_t>(id.index);
-    if (is_read_[index]) continue;
-    if (stand_in.size() <= index) stand_in.resize(index + 1);
-    if (stand_in[index].valid()) continue;
+    if (is_read_[id]) continue;
+    if (!stand_in.has(id)) stand_in.resize(id.index + 1);
+    if (stand_in[id].valid()) continue;
     const std::string name = program.value(id).name;
     builder.place.phase = Phase::forward;
     copies_.push_back(program.op_count());
     const ValueId host = offload(builder, id, name + "_on_host");
     builder.place.phase = Phase::data_gradient;
     copies_.push_back(program.op_count());
-    stand_in[index] = reload(builder, host, name);
-    offered_.push_back({id, stand_in[index]});
+    stand_in[id] = reload(builder, host, name);
+    offered_.push_back({id, stand_in[id]});
   }
   builder.place = caller_place;
 }
 
 void place_copies(Program& program) {
-  const auto count = static_cast<size_t>(program.op_count());
-  std::vector<std::vector<int32_t>> behind(count);
-  std::vector<std::vector<int32_t>> ahead(count);
-  std::vector<bool> is_moved(count, false);
+  OpVector<std::vector<int32_t>> after(program.op_count());
+  OpVector<std::vector<int32_t>> before(program.op_count());
+  OpVector<bool> is_moved(program.op_count(), false);
   // By micro-batch and chunk: the operations that compute data gradients.
   std::map<std::pair<int32_t, int32_t>, std::vector<int32_t>> gradients;
   const auto pass_of = [](const Place& place) { return std::pair(place.micro_batch, place.chunk); };
@@ -173,14 +171,14 @@ void place_copies(Program& program) {
     if (place.phase != Phase::data_gradient || place.queue != Queue::compute) continue;
     gradients[pass_of(place)].push_back(index);
   }
-  std::vector<int32_t> last_use(static_cast<size_t>(program.value_count()), -1);
+  IdVector<ValueId, int32_t> last_use(program.value_count(), -1);
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     if (copies_out(program, op)) {
-      const int32_t place = last_use[static_cast<size_t>(program.inputs(op).front().index)];
+      const int32_t place = last_use[program.inputs(op).front()];
       TROUPE_CHECK(place >= 0, "what is offloaded was computed before");
-      behind[static_cast<size_t>(place)].push_back(index);
-      is_moved[static_cast<size_t>(index)] = true;
+      after[place].push_back(index);
+      is_moved[index] = true;
     } else if (copies_in(program, op)) {
       const std::vector<int32_t>& own = gradients[pass_of(op.place)];
       auto begin = std::lower_bound(own.begin(), own.end(), index);
@@ -193,22 +191,22 @@ void place_copies(Program& program) {
         while (begin != own.begin() && layer_of(*std::prev(begin)) == layer) --begin;
       }
       if (begin == own.end() || *begin > index) continue;
-      ahead[static_cast<size_t>(*begin)].push_back(index);
-      is_moved[static_cast<size_t>(index)] = true;
+      before[*begin].push_back(index);
+      is_moved[index] = true;
     } else {
       for (const auto operands : {program.inputs(op), program.outputs(op)}) {
         for (const ValueId id : operands) {
-          if (id.valid()) last_use[static_cast<size_t>(id.index)] = index;
+          if (id.valid()) last_use[id] = index;
         }
       }
     }
   }
   std::vector<int32_t> order;
-  order.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    order.insert(order.end(), ahead[i].begin(), ahead[i].end());
-    if (!is_moved[i]) order.push_back(static_cast<int32_t>(i));
-    order.insert(order.end(), behind[i].begin(), behind[i].end());
+  order.reserve(static_cast<size_t>(program.op_count()));
+  for (int32_t i = 0; i < program.op_count(); ++i) {
+    order.insert(order.end(), before[i].begin(), before[i].end());
+    if (!is_moved[i]) order.push_back(i);
+    order.insert(order.end(), after[i].begin(), after[i].end());
   }
   verify_order(program, order);
   program.select_ops(order);

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "passes/recompute.h"
 #include "program/builder.h"
 
@@ -52,7 +53,7 @@ class Offload {
   // Called before the gradients of operation `op` are emitted, for all operations in descending
   // order, with reader = op; and before clones that they need, with the original as the reader.
   // `stand_in`: by value, what is read instead of it.
-  void emit_for(Builder& builder, int32_t op, int32_t reader, std::vector<ValueId>& stand_in);
+  void emit_for(Builder& builder, int32_t op, int32_t reader, IdVector<ValueId, ValueId>& stand_in);
 
   // All that were emitted, ascending; where nothing turned out to read a reload they are unread.
   const std::vector<int32_t>& copies() const { return copies_; }
@@ -62,7 +63,7 @@ class Offload {
   std::vector<ValueId> candidates_of(const Program& program, const Op& op) const;
   void choose_groups(const Program& program, int32_t last, const OffloadOptions& options);
   void note_reads(const Program& program);
-  void take_back_unread(std::vector<ValueId>& stand_in);
+  void take_back_unread(IdVector<ValueId, ValueId>& stand_in);
 
   struct StandIn {
     ValueId original;
@@ -73,11 +74,11 @@ class Offload {
   int32_t last_layer_ = -1;
   int64_t least_elements_;
   const Recompute* recompute_;
-  std::vector<bool> is_chosen_;   // by operation of the forward
-  int32_t current_op_ = -1;       // whose gradients are being emitted
-  std::vector<StandIn> offered_;  // for these gradients
-  std::vector<bool> is_read_;     // by value: in the backward
-  int32_t noted_ = -1;            // operations up to which is_read_ says so
+  std::vector<bool> is_chosen_;      // by operation of the forward
+  int32_t current_op_ = -1;          // whose gradients are being emitted
+  std::vector<StandIn> offered_;     // for these gradients
+  IdVector<ValueId, bool> is_read_;  // in the backward
+  int32_t noted_ = -1;               // operations up to which is_read_ says so
   std::vector<int32_t> copies_;
 };
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "base/id_vector.h"
 #include "base/units.h"
 #include "ops/pipeline_message/pipeline_message.h"
 #include "program/op_spec.h"
@@ -142,34 +143,33 @@ void cut_further(const Program& program, size_t count,
 class Versions {
  public:
   explicit Versions(const Program& program)
-      : program_(program), written_(static_cast<size_t>(program.value_count()), 0) {}
+      : program_(program), written_(program.value_count(), 0) {}
 
   std::vector<int32_t> run(int32_t index) {
     const Op& op = program_.op(index);
     std::vector<int32_t> seen;
     const auto note = [&](ValueId id) {
       if (!id.valid()) return;
-      seen.push_back(written_[static_cast<size_t>(id.index)]);
+      seen.push_back(written_[id]);
       const RowCount& rows = program_.value(id).rows;
-      if (rows.valid()) seen.push_back(written_[static_cast<size_t>(rows.counter.index)]);
+      if (rows.valid()) seen.push_back(written_[rows.counter]);
     };
     for (const ValueId input : program_.inputs(op)) note(input);
     for (const ValueId output : program_.outputs(op)) {
-      seen.push_back(written_[static_cast<size_t>(output.index)]++);
+      seen.push_back(written_[output]++);
     }
     return seen;
   }
 
  private:
   const Program& program_;
-  std::vector<int32_t> written_;
+  IdVector<ValueId, int32_t> written_;
 };
 
-bool reads_any(const Program& program, const Op& op, const std::vector<bool>& marked) {
+bool reads_any(const Program& program, const Op& op, const IdVector<ValueId, bool>& marked) {
   const auto is_marked = [&](ValueId id) {
-    return id.valid() && (marked[static_cast<size_t>(id.index)] ||
-                          (program.value(id).rows.valid() &&
-                           marked[static_cast<size_t>(program.value(id).rows.counter.index)]));
+    return id.valid() && (marked[id] || (program.value(id).rows.valid() &&
+                                         marked[program.value(id).rows.counter]));
   };
   const auto inputs = program.inputs(op);
   return std::any_of(inputs.begin(), inputs.end(), is_marked);
@@ -205,17 +205,17 @@ void verify_order(const Program& program, std::span<const int32_t> order) {
   const auto name = [&](int32_t index) {
     return "operation " + std::to_string(index) + " (" + program.op(index).spec->name + ")";
   };
-  std::vector<std::vector<int32_t>> expected(static_cast<size_t>(program.op_count()));
+  OpVector<std::vector<int32_t>> expected(program.op_count());
   Versions before(program);
-  for (int32_t i = 0; i < program.op_count(); ++i) expected[static_cast<size_t>(i)] = before.run(i);
-  std::vector<bool> seen(expected.size(), false);
+  for (int32_t i = 0; i < program.op_count(); ++i) expected[i] = before.run(i);
+  OpVector<bool> seen(program.op_count(), false);
   Versions after(program);
   int32_t last_message = -1;
   for (const int32_t index : order) {
-    TROUPE_CHECK(index >= 0 && index < program.op_count() && !seen[static_cast<size_t>(index)],
+    TROUPE_CHECK(index >= 0 && index < program.op_count() && !seen[index],
                  "an order names each operation once: " + std::to_string(index));
-    seen[static_cast<size_t>(index)] = true;
-    TROUPE_CHECK(after.run(index) == expected[static_cast<size_t>(index)],
+    seen[index] = true;
+    TROUPE_CHECK(after.run(index) == expected[index],
                  name(index) + " was moved across an operation that it depends on");
     if (!message_use(program.op(index))) continue;
     TROUPE_CHECK(last_message < index,
@@ -227,14 +227,14 @@ void verify_order(const Program& program, std::span<const int32_t> order) {
 Exposure measure_exposure(const Program& program) {
   Exposure exposure;
   const Program expected = program.with_expected_rows();
-  std::vector<bool> results(static_cast<size_t>(program.value_count()), false);
+  IdVector<ValueId, bool> results(program.value_count(), false);
   std::vector<ValueId> marked;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     if (!is_exchange(program.op(index))) continue;
     ++exposure.exchanges;
     double flops = 0;
     for (const ValueId id : std::exchange(marked, {})) {
-      results[static_cast<size_t>(id.index)] = false;
+      results[id] = false;
     }
     for (int32_t other = index; other < program.op_count(); ++other) {
       const Op& op = program.op(other);
@@ -244,7 +244,7 @@ Exposure measure_exposure(const Program& program) {
       if (!collective) flops += flops_of(expected, op);
       if (!needs) continue;
       for (const ValueId output : program.outputs(op)) {
-        results[static_cast<size_t>(output.index)] = true;
+        results[output] = true;
         marked.push_back(output);
       }
     }

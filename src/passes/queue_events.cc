@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/id_vector.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -40,11 +41,11 @@ struct Bytes {
 // The way to the other ranks, as if it was memory that is written.
 constexpr Bytes kOtherRanks = {~uint64_t{0} - 1, ~uint64_t{0}};
 
-std::vector<Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan) {
+IdVector<ValueId, Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan) {
   const StateLayout state(program.state());
   const uint64_t host_state = plan.state_bytes + plan.persistent_bytes + plan.transient_bytes;
   const uint64_t host_transient = host_state + plan.host_state_bytes;
-  std::vector<Bytes> bytes(static_cast<size_t>(program.value_count()));
+  IdVector<ValueId, Bytes> bytes(program.value_count());
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const Value& value = program.value(ValueId{i});
     uint64_t begin = 0;
@@ -56,18 +57,18 @@ std::vector<Bytes> bytes_of_values(const Program& program, const MemoryPlan& pla
       if (!is_persistent(value.role)) begin += plan.persistent_bytes;
       if (is_on_host(value.role)) begin = plan.offset[static_cast<size_t>(i)] + host_transient;
     }
-    bytes[static_cast<size_t>(i)] = {begin, begin + value.bytes()};
+    bytes[ValueId{i}] = {begin, begin + value.bytes()};
   }
   return bytes;
 }
 
 // As if no memory was used again.
-std::vector<Bytes> bytes_of_values_apart(const Program& program) {
-  std::vector<Bytes> bytes(static_cast<size_t>(program.value_count()));
+IdVector<ValueId, Bytes> bytes_of_values_apart(const Program& program) {
+  IdVector<ValueId, Bytes> bytes(program.value_count());
   uint64_t begin = 0;
   for (int32_t i = 0; i < program.value_count(); ++i) {
     const uint64_t end = begin + program.value(ValueId{i}).bytes();
-    bytes[static_cast<size_t>(i)] = {begin, end};
+    bytes[ValueId{i}] = {begin, end};
     begin = end;
   }
   return bytes;
@@ -137,19 +138,19 @@ void for_each_operand(const Program& program, const Op& op, Device device, const
 struct Order {
   std::vector<QueueEvent> events;
   // By operation: what has ended for sure when it begins.
-  std::vector<Latest> ended;
+  OpVector<Latest> ended;
 };
 
-Order order_queues(const Program& program, const std::vector<Bytes>& bytes, Device device) {
+Order order_queues(const Program& program, const IdVector<ValueId, Bytes>& bytes, Device device) {
   Order order;
-  order.ended.resize(static_cast<size_t>(program.op_count()), kNone);
+  order.ended.resize(program.op_count(), kNone);
   LastUses uses;
   std::array<Latest, kQueueCount> known;  // by queue: what has ended when its next operation begins
   known.fill(kNone);
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     const size_t queue = queue_of(program, index);
-    Latest& ended = order.ended[static_cast<size_t>(index)];
+    Latest& ended = order.ended[index];
     ended = known[queue];
     Latest wanted = kNone;
     const auto want = [&](int32_t earlier) {
@@ -158,7 +159,7 @@ Order order_queues(const Program& program, const std::vector<Bytes>& bytes, Devi
       latest = std::max(latest, earlier);
     };
     for_each_operand(program, op, device, [&](ValueId id, bool writes) {
-      const Bytes of_value = bytes[static_cast<size_t>(id.index)];
+      const Bytes of_value = bytes[id];
       if (writes) {
         uses.write(of_value, index, want);
       } else {
@@ -171,7 +172,7 @@ Order order_queues(const Program& program, const std::vector<Bytes>& bytes, Devi
     const auto is_implied = [&](size_t of) {
       if (wanted[of] <= ended[of]) return true;
       return std::any_of(wanted.begin(), wanted.end(), [&](int32_t other) {
-        return other >= 0 && order.ended[static_cast<size_t>(other)][of] >= wanted[of];
+        return other >= 0 && order.ended[other][of] >= wanted[of];
       });
     };
     std::array<bool, kQueueCount> waits{};
@@ -180,7 +181,7 @@ Order order_queues(const Program& program, const std::vector<Bytes>& bytes, Devi
       if (!waits[of]) continue;
       const int32_t before = wanted[of];
       order.events.push_back({.before = before, .after = index});
-      const Latest& with_it = order.ended[static_cast<size_t>(before)];
+      const Latest& with_it = order.ended[before];
       for (size_t i = 0; i < kQueueCount; ++i) ended[i] = std::max(ended[i], with_it[i]);
       ended[of] = std::max(ended[of], before);
     }
@@ -193,7 +194,7 @@ Order order_queues(const Program& program, const std::vector<Bytes>& bytes, Devi
 // By operation: the last operation of the layer to which the compute queue goes on after the one
 // that it is in then.
 std::vector<int32_t> find_ends_of_next_layer(const Program& program) {
-  std::vector<int32_t> layer_at(static_cast<size_t>(program.op_count()), -1);
+  OpVector<int32_t> layer_at(program.op_count(), -1);
   std::vector<int32_t> ends;  // by number of the layer in the order of the compute queue
   int32_t last = -1;          // operation of the compute queue
   const auto layer_of = [&](int32_t index) {
@@ -205,7 +206,7 @@ std::vector<int32_t> find_ends_of_next_layer(const Program& program) {
       if (last < 0 || layer_of(index) != layer_of(last)) ends.push_back(index);
       ends.back() = last = index;
     }
-    layer_at[static_cast<size_t>(index)] = static_cast<int32_t>(ends.size()) - 1;
+    layer_at[index] = static_cast<int32_t>(ends.size()) - 1;
   }
   std::vector<int32_t> result;
   result.reserve(layer_at.size());
@@ -243,21 +244,21 @@ class FaultFinder {
   }
 
   std::optional<std::string> find() {
-    std::vector<Latest> clocks(static_cast<size_t>(program_.op_count()), kNone);
+    OpVector<Latest> clocks(program_.op_count(), kNone);
     Latest last = kNone;
     int32_t last_between_ranks = -1;
     size_t next = 0;
     for (int32_t index = 0; index < program_.op_count(); ++index) {
       const Op& op = program_.op(index);
       const size_t queue = queue_of(program_, index);
-      Latest& clock = clocks[static_cast<size_t>(index)];
-      if (last[queue] >= 0) clock = clocks[static_cast<size_t>(last[queue])];
+      Latest& clock = clocks[index];
+      if (last[queue] >= 0) clock = clocks[last[queue]];
       for (; next < events_.size() && events_[next].after == index; ++next) {
         const int32_t before = events_[next].before;
         if (before < 0 || before >= index || queue_of(program_, before) == queue) {
           return "no event: from " + std::to_string(before) + " to " + describe(program_, index);
         }
-        const Latest& other = clocks[static_cast<size_t>(before)];
+        const Latest& other = clocks[before];
         for (size_t i = 0; i < kQueueCount; ++i) clock[i] = std::max(clock[i], other[i]);
       }
       clock[queue] = last[queue] = index;
@@ -304,7 +305,7 @@ class FaultFinder {
 
   // Returns an operation in conflict that the clock does not know, or -1.
   int32_t touch_pieces(ValueId id, bool writes, int32_t index, const Latest& clock) {
-    const Bytes bytes = bytes_[static_cast<size_t>(id.index)];
+    const Bytes bytes = bytes_[id];
     auto piece =
         static_cast<size_t>(std::lower_bound(boundaries_.begin(), boundaries_.end(), bytes.begin) -
                             boundaries_.begin());
@@ -323,7 +324,7 @@ class FaultFinder {
   const Program& program_;
   const Device device_;
   const std::span<const QueueEvent> events_;
-  const std::vector<Bytes> bytes_;
+  const IdVector<ValueId, Bytes> bytes_;
   std::vector<uint64_t> boundaries_;
   std::vector<Piece> pieces_;  // piece i begins at boundary i
 };
@@ -347,12 +348,12 @@ void verify_queue_events(const Program& program, const MemoryPlan& plan,
   TROUPE_CHECK(!fault.has_value(), *fault);
 }
 
-std::vector<int32_t> find_queue_reservations(const Program& program) {
-  std::vector<int32_t> until(static_cast<size_t>(program.value_count()), -1);
+IdVector<ValueId, int32_t> find_queue_reservations(const Program& program) {
+  IdVector<ValueId, int32_t> until(program.value_count(), -1);
   if (has_one_queue(program)) return until;
   const Order order = order_queues(program, bytes_of_values_apart(program), Device::cpu);
   // By operation of another queue: the first of the compute queue that waits for it.
-  std::vector<int32_t> awaited_by(static_cast<size_t>(program.op_count()), program.op_count());
+  OpVector<int32_t> awaited_by(program.op_count(), program.op_count());
   std::array<std::deque<int32_t>, kQueueCount> unawaited;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     if (program.op(index).place.queue != Queue::compute) {
@@ -361,9 +362,8 @@ std::vector<int32_t> find_queue_reservations(const Program& program) {
     }
     for (size_t of = 0; of < kQueueCount; ++of) {
       std::deque<int32_t>& left = unawaited[of];
-      for (; !left.empty() && left.front() <= order.ended[static_cast<size_t>(index)][of];
-           left.pop_front()) {
-        awaited_by[static_cast<size_t>(left.front())] = index;
+      for (; !left.empty() && left.front() <= order.ended[index][of]; left.pop_front()) {
+        awaited_by[left.front()] = index;
       }
     }
   }
@@ -371,11 +371,10 @@ std::vector<int32_t> find_queue_reservations(const Program& program) {
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     if (op.place.queue == Queue::compute) continue;
-    const int32_t last =
-        std::min(awaited_by[static_cast<size_t>(index)] - 1, ends[static_cast<size_t>(index)]);
+    const int32_t last = std::min(awaited_by[index] - 1, ends[static_cast<size_t>(index)]);
     for_each_operand(program, op, Device::cuda, [&](ValueId id, bool) {
       if (is_on_host(program.value(id).role)) return;  // compute has no part in that
-      int32_t& reserved = until[static_cast<size_t>(id.index)];
+      int32_t& reserved = until[id];
       reserved = std::max(reserved, last);
     });
   }

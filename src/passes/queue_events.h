@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "passes/memory_layout.h"
 #include "program/program.h"
 
@@ -48,9 +49,9 @@ std::optional<std::string> find_queue_fault(const Program& program, const Memory
 void verify_queue_events(const Program& program, const MemoryPlan& plan,
                          std::span<const QueueEvent> events);
 
-// For the memory plan, by value: the last operation until which its memory should not be used
+// For the memory plan: the last operation until which its memory should not be used
 // again, because an operation of another queue than compute touches it, which may still run; -1 for
 // all other values. See plan_memory().
-std::vector<int32_t> find_queue_reservations(const Program& program);
+IdVector<ValueId, int32_t> find_queue_reservations(const Program& program);
 
 }  // namespace troupe

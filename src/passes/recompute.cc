@@ -101,7 +101,7 @@ std::string common_name(const Program& program, std::span<const ValueId> results
 }  // namespace
 
 Recompute::Recompute(const Program& program, int32_t first, int32_t last, const Options& options)
-    : region_of_(static_cast<size_t>(program.value_count()), -1) {
+    : region_of_(program.value_count(), -1) {
   find_regions(program, first, last, options);
   find_discarded(program, first, options);
 }
@@ -124,7 +124,7 @@ void Recompute::find_regions(const Program& program, int32_t first, int32_t last
     for (const ValueId output : program.outputs(op)) {
       TROUPE_CHECK(!is_mutable(program.value(output).role),
                    "what changes state or metrics cannot be run again");
-      region_of_[static_cast<size_t>(output.index)] = found->second;
+      region_of_[output] = found->second;
     }
   }
 }
@@ -132,21 +132,21 @@ void Recompute::find_regions(const Program& program, int32_t first, int32_t last
 // Takes out what is kept because others read it.
 void Recompute::find_discarded(const Program& program, int32_t first, const Options& options) {
   std::vector<int32_t> region_of_op(static_cast<size_t>(program.op_count() - first), -1);
-  std::vector<int32_t> definer(static_cast<size_t>(program.value_count()), -1);
+  IdVector<ValueId, int32_t> definer(program.value_count(), -1);
   for (size_t number = 0; number < regions_.size(); ++number) {
     for (const int32_t index : regions_[number].ops) {
       region_of_op[static_cast<size_t>(index - first)] = static_cast<int32_t>(number);
       for (const ValueId output : program.outputs(program.op(index))) {
-        definer[static_cast<size_t>(output.index)] = index;
+        definer[output] = index;
       }
     }
   }
   for (int32_t index = first; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
     for_each_read(program, op, [&](ValueId id) {
-      int32_t& region = region_of_[static_cast<size_t>(id.index)];
+      int32_t& region = region_of_[id];
       if (region < 0 || region == region_of_op[static_cast<size_t>(index - first)]) return;
-      const Op& made_by = program.op(definer[static_cast<size_t>(id.index)]);
+      const Op& made_by = program.op(definer[id]);
       const Place& place = made_by.place;
       if (gathers_layer_parameters(program, made_by)) return;
       if (discards_outputs(place, options) && place.layer == op.place.layer) return;
@@ -156,11 +156,10 @@ void Recompute::find_discarded(const Program& program, int32_t first, const Opti
 }
 
 int32_t Recompute::region_of(ValueId id) const {
-  const auto index = static_cast<size_t>(id.index);
-  return id.valid() && index < region_of_.size() ? region_of_[index] : -1;
+  return id.valid() && region_of_.has(id) ? region_of_[id] : -1;
 }
 
-void Recompute::emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in,
+void Recompute::emit_for(Builder& builder, int32_t op, IdVector<ValueId, ValueId>& stand_in,
                          const BeforeClone& before_clone) {
   const Program& program = builder.program();
   std::vector<ValueId> operands;
@@ -174,7 +173,7 @@ void Recompute::emit_for(Builder& builder, int32_t op, std::vector<ValueId>& sta
   }
 }
 
-void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in,
+void Recompute::emit(Builder& builder, Region& region, IdVector<ValueId, ValueId>& stand_in,
                      const BeforeClone& before_clone) {
   if (std::exchange(region.is_emitted, true)) return;
   if (stand_in.size() < region_of_.size()) stand_in.resize(region_of_.size());
@@ -194,8 +193,8 @@ void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& sta
     }
     if (before_clone) before_clone(index, stand_in);
     for (ValueId& input : inputs) {
-      if (!input.valid() || static_cast<size_t>(input.index) >= stand_in.size()) continue;
-      const ValueId instead = stand_in[static_cast<size_t>(input.index)];
+      if (!input.valid() || !stand_in.has(input)) continue;
+      const ValueId instead = stand_in[input];
       if (instead.valid()) input = instead;
     }
     builder.place = op.place;
@@ -205,7 +204,7 @@ void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& sta
     const std::vector<ValueId> results =
         builder.emit(*op.spec, op.attributes, inputs, common_name(program, originals));
     for (size_t i = 0; i < originals.size(); ++i) {
-      if (!is_kept(originals[i])) stand_in[static_cast<size_t>(originals[i].index)] = results[i];
+      if (!is_kept(originals[i])) stand_in[originals[i]] = results[i];
     }
   }
   builder.place = caller_place;
@@ -213,22 +212,20 @@ void Recompute::emit(Builder& builder, Region& region, std::vector<ValueId>& sta
 
 std::vector<int32_t> find_unread(const Program& program, std::span<const int32_t> operations) {
   if (operations.empty()) return {};
-  std::vector<bool> is_listed(static_cast<size_t>(program.op_count()), false);
-  for (const int32_t index : operations) is_listed[static_cast<size_t>(index)] = true;
-  std::vector<bool> read(static_cast<size_t>(program.value_count()), false);
+  OpVector<bool> is_listed(program.op_count(), false);
+  for (const int32_t index : operations) is_listed[index] = true;
+  IdVector<ValueId, bool> read(program.value_count(), false);
   const auto mark = [&](int32_t index) {
-    for_each_read(program, program.op(index),
-                  [&](ValueId id) { read[static_cast<size_t>(id.index)] = true; });
+    for_each_read(program, program.op(index), [&](ValueId id) { read[id] = true; });
   };
   for (int32_t index = operations.front(); index < program.op_count(); ++index) {
-    if (!is_listed[static_cast<size_t>(index)]) mark(index);
+    if (!is_listed[index]) mark(index);
   }
   std::vector<int32_t> unread;
   for (size_t i = operations.size(); i-- > 0;) {
     const auto outputs = program.outputs(program.op(operations[i]));
-    const bool needed = std::any_of(outputs.begin(), outputs.end(), [&](ValueId id) {
-      return read[static_cast<size_t>(id.index)];
-    });
+    const bool needed =
+        std::any_of(outputs.begin(), outputs.end(), [&](ValueId id) { return read[id]; });
     needed ? mark(operations[i]) : unread.push_back(operations[i]);
   }
   std::reverse(unread.begin(), unread.end());

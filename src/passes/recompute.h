@@ -27,6 +27,7 @@
 #include <span>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "program/builder.h"
 
 namespace troupe {
@@ -54,7 +55,7 @@ struct RecomputeOptions {
 
 // Called before a clone of operation `op` is emitted. It may emit operations, and say what is to be
 // read instead of a value.
-using BeforeClone = std::function<void(int32_t op, std::vector<ValueId>& stand_in)>;
+using BeforeClone = std::function<void(int32_t op, IdVector<ValueId, ValueId>& stand_in)>;
 
 // What is computed again of one stage's forward of one micro-batch.
 class Recompute {
@@ -65,7 +66,7 @@ class Recompute {
   // Called before the gradients of operation `op` are emitted, for all operations in descending
   // order: emits the clones that these may read. `stand_in`: by value, what is read instead of it;
   // clones read that, too.
-  void emit_for(Builder& builder, int32_t op, std::vector<ValueId>& stand_in,
+  void emit_for(Builder& builder, int32_t op, IdVector<ValueId, ValueId>& stand_in,
                 const BeforeClone& before_clone = {});
 
   // Is the value computed again, and not kept?
@@ -85,11 +86,11 @@ class Recompute {
                     const RecomputeOptions& options);
   void find_discarded(const Program& program, int32_t first, const RecomputeOptions& options);
   int32_t region_of(ValueId id) const;
-  void emit(Builder& builder, Region& region, std::vector<ValueId>& stand_in,
+  void emit(Builder& builder, Region& region, IdVector<ValueId, ValueId>& stand_in,
             const BeforeClone& before_clone);
 
   std::vector<Region> regions_;
-  std::vector<int32_t> region_of_;  // by value: in whose clones it has a stand-in; -1: it is kept
+  IdVector<ValueId, int32_t> region_of_;  // in whose clones it has a stand-in; -1: it is kept
   std::vector<int32_t> clones_;
 };
 

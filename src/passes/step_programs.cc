@@ -207,7 +207,7 @@ class TrainingEmission {
     messages_.finish_all();
     TROUPE_CHECK(held_back_.empty(), "every weight gradient has its turn");
     for (const Parameter& parameter : state_.parameters) {
-      TROUPE_CHECK(main_gradients_.written[static_cast<size_t>(parameter.gradient.index)],
+      TROUPE_CHECK(main_gradients_.written[parameter.gradient],
                    "no gradient reaches " + (*state_.table)[parameter.value].name);
     }
   }
@@ -413,11 +413,11 @@ class TrainingEmission {
       const std::vector<GradientSeed> seed = {{loss, d_loss_}};
       std::vector<ValueId> inputs = {chunk.rows};
       if (!is_state(builder_.value(head.weight).role)) inputs.push_back(head.weight);
-      const std::vector<ValueId> gradients = append_backward(
+      const IdVector<ValueId, ValueId> gradients = append_backward(
           builder_, first, builder_.program().op_count(), seed, inputs, main_gradients_);
-      own.seeds.push_back({chunk.rows, gradients[static_cast<size_t>(chunk.rows.index)]});
+      own.seeds.push_back({chunk.rows, gradients[chunk.rows]});
       if (inputs.size() == 1) continue;
-      const ValueId term = gradients[static_cast<size_t>(head.weight.index)];
+      const ValueId term = gradients[head.weight];
       builder_.place.phase = Phase::data_gradient;
       d_weight = d_weight.valid() ? add(builder_, d_weight, term, "d_head") : term;
       builder_.place.phase = Phase::forward;
@@ -430,17 +430,17 @@ class TrainingEmission {
     if (own.output.valid()) seeds.push_back({own.output, own.d_output});
     std::vector<ValueId> inputs;
     if (own.input.valid()) inputs.push_back(own.input);
-    const auto before_gradients = [&](int32_t op, std::vector<ValueId>& stand_in) {
-      const auto before_clone = [&](int32_t original, std::vector<ValueId>& of_clone) {
+    const auto before_gradients = [&](int32_t op, IdVector<ValueId, ValueId>& stand_in) {
+      const auto before_clone = [&](int32_t original, IdVector<ValueId, ValueId>& of_clone) {
         if (own.offload) own.offload->emit_for(builder_, op, original, of_clone);
       };
       if (own.recompute) own.recompute->emit_for(builder_, op, stand_in, before_clone);
       if (own.offload) own.offload->emit_for(builder_, op, op, stand_in);
     };
-    const std::vector<ValueId> gradients = append_backward(
+    const IdVector<ValueId, ValueId> gradients = append_backward(
         builder_, own.first, own.last, seeds, inputs, main_gradients_, before_gradients);
     if (!own.input.valid()) return;
-    own.d_input = gradients[static_cast<size_t>(own.input.index)];
+    own.d_input = gradients[own.input];
     TROUPE_CHECK(own.d_input.valid(), "no gradient reaches the stage before");
   }
 

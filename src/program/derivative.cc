@@ -13,8 +13,8 @@ ValueId DerivativeContext::own_output(int i) const {
 }
 
 ValueId DerivativeContext::stand_in(ValueId id) const {
-  if (!id.valid() || static_cast<size_t>(id.index) >= table_.stand_in.size()) return id;
-  const ValueId clone = table_.stand_in[static_cast<size_t>(id.index)];
+  if (!id.valid() || !table_.stand_in.has(id)) return id;
+  const ValueId clone = table_.stand_in[id];
   return clone.valid() ? clone : id;
 }
 
@@ -31,14 +31,13 @@ const std::string& DerivativeContext::input_name(int i) const {
 }
 
 ValueId DerivativeContext::output_gradient(int i) const {
-  const auto index = static_cast<size_t>(own_output(i).index);
-  return index < table_.gradient.size() ? table_.gradient[index] : ValueId{};
+  const ValueId output = own_output(i);
+  return table_.gradient.has(output) ? table_.gradient[output] : ValueId{};
 }
 
 bool DerivativeContext::wants(int i) const {
   const ValueId id = own_input(i);
-  return id.valid() && static_cast<size_t>(id.index) < table_.wanted.size() &&
-         table_.wanted[static_cast<size_t>(id.index)];
+  return id.valid() && table_.wanted.has(id) && table_.wanted[id];
 }
 
 void DerivativeContext::add_gradient(int i, ValueId gradient) {
@@ -57,7 +56,7 @@ DerivativeContext::WeightTarget DerivativeContext::weight_target(int i) {
   if (!is_state(weight.role)) return {};
   const StateId gradient = builder_.program().state()[weight.state].gradient;
   TROUPE_CHECK(gradient.valid(), "a parameter without main gradient: " + weight.name);
-  const bool accumulate = table_.gradient_written[static_cast<size_t>(gradient.index)];
+  const bool accumulate = table_.gradient_written[gradient];
   return {builder_.state(gradient), accumulate};
 }
 
@@ -70,7 +69,7 @@ void DerivativeContext::add_weight_gradient(int i, ValueId gradient) {
   const StateId target = builder_.program().state()[weight.state].gradient;
   TROUPE_CHECK(builder_.value(gradient).state == target,
                "weight gradient written elsewhere: " + weight.name);
-  table_.gradient_written[static_cast<size_t>(target.index)] = true;
+  table_.gradient_written[target] = true;
 }
 
 void declare_weight_gradient(InferContext& context, int target_index, const std::string& suffix,

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "program/builder.h"
 
 namespace troupe {
@@ -21,13 +22,13 @@ struct GradientTable {
     ValueId value;
     ValueId gradient;
   };
-  std::vector<ValueId> gradient;       // of each value of the forward pass; invalid: none yet
-  std::vector<bool> wanted;            // the value depends on a parameter or differentiable input
-  std::vector<bool> gradient_written;  // by StateId: this main gradient has been stored in the step
-  std::vector<Arrival> arrived;        // what the rule that is running has handed over
-  // By value: the clone that the backward pass reads in its place. Invalid, or not in the list: the
+  IdVector<ValueId, ValueId> gradient;  // of each value of the forward pass; invalid: none yet
+  IdVector<ValueId, bool> wanted;       // the value depends on a parameter or differentiable input
+  IdVector<StateId, bool> gradient_written;  // this main gradient has been stored in the step
+  std::vector<Arrival> arrived;              // what the rule that is running has handed over
+  // The clone that the backward pass reads in its place. Invalid, or not in the list: the
   // value itself.
-  std::vector<ValueId> stand_in;
+  IdVector<ValueId, ValueId> stand_in;
 };
 
 class DerivativeContext {

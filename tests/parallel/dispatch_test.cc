@@ -145,7 +145,7 @@ TEST_P(Dispatch, BringsRowsThereAndBack) {
       const std::vector<GradientSeed> seeds = {{output, seed}};
       const auto found = append_backward(builder, 0, forward, seeds, wanted, main_gradients);
       const ValueId input = seed == y ? x : y;
-      gradients.push_back(found[static_cast<size_t>(input.index)]);
+      gradients.push_back(found[input]);
     }
     for (const ValueId id : {exchange.offsets, sent, chosen, returned, pushed.received,
                              pushed.rows[0], pushed.rows[1], pushed_back}) {

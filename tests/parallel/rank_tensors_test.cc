@@ -112,8 +112,7 @@ std::vector<Outcome> run(int ranks, DType dtype, int64_t rows_in, int64_t rows_o
       MainGradients main_gradients(*table);
       const std::vector<GradientSeed> seeds = {{y, d_y}};
       const std::vector<ValueId> wanted = {x};
-      d_x = append_backward(builder, 0, program.op_count(), seeds, wanted,
-                            main_gradients)[static_cast<size_t>(x.index)];
+      d_x = append_backward(builder, 0, program.op_count(), seeds, wanted, main_gradients)[x];
       program.add_result(d_x);
     }
     verify_program(program);

@@ -24,8 +24,8 @@ class Autodiff : public ::testing::Test {
  protected:
   ValueId weight(int i) { return builder.state(state.parameters[static_cast<size_t>(i)]); }
   // Differentiates everything emitted so far; each seed enters as a new "seed" tensor.
-  std::vector<ValueId> differentiate(const std::vector<ValueId>& outputs,
-                                     const std::vector<ValueId>& differentiable_inputs = {}) {
+  IdVector<ValueId, ValueId> differentiate(const std::vector<ValueId>& outputs,
+                                           const std::vector<ValueId>& differentiable_inputs = {}) {
     std::vector<GradientSeed> seeds;
     const int32_t last = program.op_count();
     for (const ValueId output : outputs) {
@@ -74,8 +74,8 @@ TEST_F(Autodiff, TiedWeightIsStoredThenAccumulated) {
   for (const int32_t op : ops) {
     EXPECT_EQ(output_of(op), builder.state(state.gradients[0])) << "written in place";
   }
-  EXPECT_TRUE(main_gradients.written[static_cast<size_t>(state.gradients[0].index)]);
-  EXPECT_FALSE(main_gradients.written[static_cast<size_t>(state.gradients[1].index)]);
+  EXPECT_TRUE(main_gradients.written[state.gradients[0]]);
+  EXPECT_FALSE(main_gradients.written[state.gradients[1]]);
 }
 
 // What makes only the terms of a sum into a main gradient may be put off like the sum. What others
@@ -90,7 +90,7 @@ TEST_F(Autodiff, TermsOfSumsAreWeightGradientsWhereNothingElseReadsThem) {
   const ValueId alone = gather_parameter(builder, weight(1), half, "alone");
   const ValueId w = toy_scale(builder, alone, frozen, "w");
   const auto gradients = differentiate({z, w}, {x});
-  ASSERT_TRUE(gradients[static_cast<size_t>(x.index)].valid());
+  ASSERT_TRUE(gradients[x].valid());
   const auto phase_of_maker = [&](ValueId id) {
     for (const int32_t op : backward_ops(kToyScaleDataGradient)) {
       if (output_of(op) == id) return program.op(op).place.phase;
@@ -137,7 +137,7 @@ TEST_F(Autodiff, GradientsOfSeveralPathsAreSummed) {
   EXPECT_EQ(input_of(sums[0], 1), output_of(halves[1]));
   EXPECT_EQ(input_of(sums[1], 0), output_of(sums[0]));
   EXPECT_EQ(input_of(sums[1], 1), output_of(halves[2]));
-  EXPECT_EQ(gradients[static_cast<size_t>(x.index)], output_of(sums[1]));
+  EXPECT_EQ(gradients[x], output_of(sums[1]));
 }
 
 TEST_F(Autodiff, ASeedIsSummedWithWhatArrivesFromBehind) {
@@ -148,7 +148,7 @@ TEST_F(Autodiff, ASeedIsSummedWithWhatArrivesFromBehind) {
   const auto sums = backward_ops(kAdd);
   ASSERT_EQ(sums.size(), 1U);
   EXPECT_EQ(input_of(sums[0], 0), seed_values[0]);
-  EXPECT_EQ(gradients[static_cast<size_t>(y.index)], output_of(sums[0]));
+  EXPECT_EQ(gradients[y], output_of(sums[0]));
 }
 
 TEST_F(Autodiff, NoGradientOfAConstant) {
@@ -157,7 +157,7 @@ TEST_F(Autodiff, NoGradientOfAConstant) {
   const auto gradients = differentiate({y});
   EXPECT_TRUE(backward_ops(kToyScaleDataGradient).empty()) << "x needs no gradient";
   EXPECT_EQ(backward_ops(kToyScaleWeightGradient).size(), 1U);
-  EXPECT_FALSE(gradients[static_cast<size_t>(x.index)].valid());
+  EXPECT_FALSE(gradients[x].valid());
 }
 
 TEST_F(Autodiff, NoGradientOfAFrozenParameter) {
@@ -176,7 +176,7 @@ TEST_F(Autodiff, NothingIsEmittedWhereNothingIsWanted) {
   differentiate({y});
   EXPECT_EQ(program.op_count() - backward_begin, 1) << "only the gradient of the weight of y";
   EXPECT_EQ(output_of(backward_begin), builder.state(state.gradients[0]));
-  EXPECT_FALSE(main_gradients.written[static_cast<size_t>(state.gradients[1].index)])
+  EXPECT_FALSE(main_gradients.written[state.gradients[1]])
       << builder.value(unused).name << " does not reach the loss";
 }
 
@@ -186,7 +186,7 @@ TEST_F(Autodiff, StopsAtOperationsWithoutDerivative) {
   const ValueId mixed = toy_mix(builder, y, y, "mixed")[0];
   const ValueId z = toy_scale(builder, mixed, weight(1), "z");
   const auto gradients = differentiate({z});
-  EXPECT_FALSE(gradients[static_cast<size_t>(y.index)].valid());
+  EXPECT_FALSE(gradients[y].valid());
   EXPECT_EQ(program.op_count() - backward_begin, 1) << "only the gradient of the second weight";
 }
 

@@ -397,9 +397,7 @@ class Reservations : public Conflicts {
     builder.place = {.queue = Queue::compute, .layer = layer};
     return toy_make(builder, 16, name);
   }
-  int32_t until(ValueId id) const {
-    return find_queue_reservations(program)[static_cast<size_t>(id.index)];
-  }
+  int32_t until(ValueId id) const { return find_queue_reservations(program)[id]; }
 };
 
 TEST_F(Reservations, UntilTheComputeQueueWaitsAnyway) {
@@ -411,7 +409,7 @@ TEST_F(Reservations, UntilTheComputeQueueWaitsAnyway) {
   toy_halve(builder, b, "e");                    // 4
   EXPECT_EQ(until(a), 3);
   EXPECT_EQ(until(b), 3);
-  EXPECT_EQ(find_queue_reservations(program)[2], -1) << "c, which no other queue touches";
+  EXPECT_EQ(find_queue_reservations(program)[ValueId{2}], -1) << "c, which no other queue touches";
   // The next on the compute queue may run while the communication does.
   const MemoryPlan plan = plan_memory(program, 1, Device::cuda);
   EXPECT_EQ(events(plan), "0>1 1>4");

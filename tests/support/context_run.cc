@@ -66,8 +66,8 @@ ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange 
     MainGradients main_gradients(*table);
     const std::vector<GradientSeed> seeds = {{out, d_out}};
     const std::vector<ValueId> wanted = {qkv};
-    const ValueId d_qkv = append_backward(builder, 0, program.op_count(), seeds, wanted,
-                                          main_gradients)[static_cast<size_t>(qkv.index)];
+    const ValueId d_qkv =
+        append_backward(builder, 0, program.op_count(), seeds, wanted, main_gradients)[qkv];
     program.add_result(d_qkv);
     verify_program(program);
     const bool gpu = on.device == Device::cuda;

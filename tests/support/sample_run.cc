@@ -95,7 +95,7 @@ SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
         append_backward(builder_, 0, forward_ops, seeds, differentiable, main_gradients);
     for (size_t i = 0; i < gradient_ids_.size(); ++i) {
       if (sample_.inputs()[i].differentiable) {
-        gradient_ids_[i] = gradient[static_cast<size_t>(sample_.inputs()[i].id.index)];
+        gradient_ids_[i] = gradient[sample_.inputs()[i].id];
       }
     }
   }
