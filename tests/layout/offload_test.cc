@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <gtest/gtest.h>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -407,11 +408,15 @@ TEST(OffloadMemory, SmallTensorsStay) {
   options.least_elements = stream;
   EXPECT_FALSE(ops_of(plan_step(model, {.offload = options}).program(), kOffload).empty());
   options.least_elements = stream + 1;
-  for (const Planned planned = plan_step(model, {.offload = options});
-       const int32_t index : ops_of(planned.program(), kOffload)) {
-    const Program& program = planned.program();
+  const Planned planned = plan_step(model, {.offload = options});
+  const Program& program = planned.program();
+  std::set<int32_t> layers;
+  for (const int32_t index : ops_of(program, kOffload)) {
     EXPECT_GT(program.value(program.outputs(program.op(index))[0]).shape.elements(), stream);
+    layers.insert(program.op(index).place.layer);
   }
+  // The last layer's are needed at once.
+  EXPECT_EQ(layers, (std::set{0, 1, 2})) << "a small tensor keeps larger ones";
   options.least_elements = 1024 * 1024;
   EXPECT_TRUE(ops_of(plan_step(model, {.offload = options}).program(), kOffload).empty());
 }
