@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/collective_schedule.h"
@@ -287,6 +288,30 @@ TEST_F(CollectiveSchedule, OfAllRanksAgrees) {
   // Two micro-batches of two layers, a bucket of gradients for each layer and for what is before
   // and after them, the metrics, and the squared norm.
   EXPECT_EQ(collectives(*a.program).size(), 2U * 2 + 4 + 1 + 1);
+}
+
+// A bucket ends with the layer whose gradients fill it.
+TEST_F(CollectiveSchedule, SuccessiveLayersShareABucket) {
+  const ModelState state = state_of(config, 0);
+  int64_t after_layers = 0;
+  int64_t of_layer = 0;
+  for (const Parameter& parameter : state.parameters) {
+    const int64_t elements = parameter.held.end - parameter.held.begin;
+    if (parameter.kind == ParameterKind::final_norm || parameter.kind == ParameterKind::head) {
+      after_layers += elements;
+    }
+    if (parameter.layer == 0) of_layer += elements;
+  }
+  ASSERT_LT(after_layers, of_layer);
+  const size_t others = 2U * 2 + 1 + 1;  // as above
+  for (const auto& [least, buckets] :
+       {std::pair{int64_t{1}, 4}, std::pair{after_layers, 4}, std::pair{after_layers + 1, 3},
+        std::pair{after_layers + of_layer + 1, 2}, std::pair{int64_t{1} << 40, 1}}) {
+    const TrainingStep step = build_training_step(
+        config, state, {.micro_batches = 2, .sequence = 12, .gradient_bucket_elements = least});
+    EXPECT_EQ(collectives(*step.program).size(), others + static_cast<size_t>(buckets))
+        << least << " elements";
+  }
 }
 
 TEST_F(CollectiveSchedule, WithOneLeftOutIsRefused) {
