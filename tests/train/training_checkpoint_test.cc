@@ -9,9 +9,13 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "io/convert_dtype.h"
+#include "io/model_config_json.h"
 #include "train/run_saver.h"
 #include "train/train_test_support.h"
 
@@ -362,6 +366,66 @@ TEST_F(StoredRunTest, AnotherRunIsRefused) {
   other = identity;
   other.split = "1,0,0";
   expect_part(refused(stored, other), "was saved with --split 90,10,0, this run has 1,0,0");
+}
+
+// Every field of the model; a new one does not compile until it stands here.
+template <class Visit>
+void visit_model_fields(ModelConfig& config, const Visit& visit) {
+  auto& [vocab_size, padding_token, hidden_size, num_layers, num_attention_heads, num_query_groups,
+         kv_channels, qk_layernorm, qk_norm_scope, qk_l2_norm, add_qkv_bias, sliding_window,
+         rotary_base, max_position_embeddings, normalization, zero_centered_gamma, norm_epsilon,
+         ffn_hidden_size, activation, gated_linear_unit, activation_clamp, glu_linear_offset,
+         add_bias_linear, tie_embeddings, hidden_dropout, attention_dropout, num_experts,
+         moe_router_topk, moe_ffn_hidden_size, moe_layers, moe_shared_expert_intermediate_size,
+         moe_shared_expert_gate, moe_router_score_function, moe_router_pre_softmax,
+         moe_router_topk_scaling_factor, moe_router_num_groups, moe_router_group_topk,
+         moe_router_sinkhorn, moe_router_enable_expert_bias, moe_router_bias_update_rate,
+         moe_router_fp64, moe_input_jitter_eps, moe_router_force_load_balancing,
+         moe_router_force_biased, moe_aux_loss_coeff, moe_seq_aux_loss_coeff,
+         moe_global_aux_loss_coeff, moe_z_loss_coeff, moe_expert_capacity_factor,
+         moe_token_drop_policy, moe_pad_expert_input_to_capacity, moe_expert_row_multiple,
+         init_method_std, embedding_init_method_std, init_method_xavier_uniform, hf_architecture] =
+      config;
+  const auto each = [&](auto&... field) { (visit(field), ...); };
+  each(vocab_size, padding_token, hidden_size, num_layers, num_attention_heads, num_query_groups,
+       kv_channels, qk_layernorm, qk_norm_scope, qk_l2_norm, add_qkv_bias, sliding_window,
+       rotary_base, max_position_embeddings, normalization, zero_centered_gamma, norm_epsilon,
+       ffn_hidden_size, activation, gated_linear_unit, activation_clamp, glu_linear_offset,
+       add_bias_linear, tie_embeddings, hidden_dropout, attention_dropout, num_experts,
+       moe_router_topk, moe_ffn_hidden_size, moe_layers, moe_shared_expert_intermediate_size,
+       moe_shared_expert_gate, moe_router_score_function, moe_router_pre_softmax,
+       moe_router_topk_scaling_factor, moe_router_num_groups, moe_router_group_topk,
+       moe_router_sinkhorn, moe_router_enable_expert_bias, moe_router_bias_update_rate,
+       moe_router_fp64, moe_input_jitter_eps, moe_router_force_load_balancing,
+       moe_router_force_biased, moe_aux_loss_coeff, moe_seq_aux_loss_coeff,
+       moe_global_aux_loss_coeff, moe_z_loss_coeff, moe_expert_capacity_factor,
+       moe_token_drop_policy, moe_pad_expert_input_to_capacity, moe_expert_row_multiple,
+       init_method_std, embedding_init_method_std, init_method_xavier_uniform, hf_architecture);
+}
+
+template <class T>
+T another(const T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return !value;
+  } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<bool>>) {
+    return T(1, 1);
+  } else {
+    return static_cast<T>(static_cast<int>(value) + 1);  // of names, too, there is a second one
+  }
+}
+
+// What is not written is not compared with the model of the run that goes on.
+TEST_F(StoredRunTest, EveryFieldOfTheModelIsWritten) {
+  ModelConfig config;
+  const std::string unchanged = write_model_config(config);
+  int number = 0;
+  visit_model_fields(config, [&](auto& field) {
+    const auto before = std::exchange(field, another(field));
+    EXPECT_FALSE(write_model_config(config) == unchanged)
+        << "field " << number << " of ModelConfig";
+    field = before;
+    ++number;
+  });
 }
 
 // The z-loss is minimised with the rest, so another coefficient is another run.
