@@ -2,8 +2,11 @@
 // from expert loads.
 #include "train/metrics_log.h"
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <limits>
@@ -105,6 +108,29 @@ TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   EXPECT_FALSE(line.contains("experts"));
   EXPECT_EQ(line["load_imbalance"], 1.0);
   EXPECT_EQ(line["skipped"], true);
+}
+
+// To the millisecond.
+TEST_F(MetricsLogFile, TheTimeIsThatOfTheClock) {
+  const auto clock = [] {
+    return std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
+  };
+  const auto before = clock();
+  const std::string text = utc_time();
+  const auto after = clock();
+  std::tm parts{};
+  int milliseconds = -1;
+  ASSERT_EQ(
+      std::sscanf(text.c_str(), "%d-%d-%dT%d:%d:%d.%3dZ", &parts.tm_year, &parts.tm_mon,
+                  &parts.tm_mday, &parts.tm_hour, &parts.tm_min, &parts.tm_sec, &milliseconds),
+      7)
+      << text;
+  parts.tm_year -= 1900;
+  parts.tm_mon -= 1;
+  const auto time = std::chrono::system_clock::from_time_t(timegm(&parts)) +
+                    std::chrono::milliseconds(milliseconds);
+  EXPECT_LE(before, time) << text;
+  EXPECT_LE(time, after) << text;
 }
 
 // JSON has no word for NaN; the line must stay one that every reader takes.
