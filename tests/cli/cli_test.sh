@@ -68,6 +68,10 @@ out_has "ep         {0 1 2 3} {4 5 6 7}"
 out_has "experts                               sum over edp (1)"
 out_has "loss of micro-batches                 sum x 1/8 (4 on each of 2 replicas)"
 out_has "rank 1    . F0 B0--- F1 B1---"
+expect 0 plan --model mixtral-tiny "${layout[@]}" --global-batch-size 8 \
+  --num-layers-per-virtual-pipeline-stage 1
+silent_err
+out_has "the letter after it"
 expect 0 plan --model mixtral-tiny "${layout[@]}" --json
 silent_err
 json_has layout
