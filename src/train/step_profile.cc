@@ -194,6 +194,8 @@ ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device devic
 }
 
 ProfileLimits best_limits(const ProfileLimits& measured, const StepProfile& profile) {
+  TROUPE_CHECK(measured.flops > 0 && measured.copy_bytes > 0,
+               "a profile is compared with limits that were measured");
   const std::vector<KindTime> kinds = profile.kinds();
   double sum = 0;
   for (const KindTime& kind : kinds) sum += kind.seconds;
