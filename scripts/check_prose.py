@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from check_structure import LEXEME, SOURCES, line_of
+from check_structure import LEXEME, SOURCES, line_of, run_checker
 
 PARAGRAPH_WORDS = 90
 CODE_FOLDERS = ["src", "bench", "fuzz", "tests"]
@@ -173,16 +173,7 @@ class Checker:
 
 
 def main(arguments):
-    root = Path(arguments[1]) if len(arguments) > 1 else Path(__file__).resolve().parent.parent
-    if not (root / "src").is_dir():
-        print(f"error: {root} has no folder src", file=sys.stderr)
-        return 2
-    checker = Checker(root)
-    files = checker.run()
-    for violation in checker.violations:
-        print(violation, file=sys.stderr)
-    print(f"prose: {files} files, {len(checker.violations)} violations")
-    return 1 if checker.violations else 0
+    return run_checker(arguments, Checker, lambda _, files: f"prose: {files} files")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,40 @@ def line_of(text, position):
     return text.count("\n", 0, position) + 1
 
 
+def circles(graph):
+    """The circles of a graph (node -> nodes that it leads to), as paths that end where they begin."""
+    finished = set()
+    for start in graph:
+        if start in finished:
+            continue
+        path, pending = [start], [iter(graph[start])]
+        while pending:
+            target = next(pending[-1], None)
+            if target is None:
+                finished.add(path.pop())
+                pending.pop()
+            elif target in path:
+                yield path[path.index(target):] + [target]
+            elif target not in finished:
+                path.append(target)
+                pending.append(iter(graph.get(target, [])))
+
+
+def run_checker(arguments, checker_of, summary_of):
+    """Checks a project's folder: a script's status. Prints a line for each of checker.violations,
+    then summary_of(checker, what checker.run() returned) and their number."""
+    root = Path(arguments[1]) if len(arguments) > 1 else Path(__file__).resolve().parent.parent
+    if not (root / "src").is_dir():
+        print(f"error: {root} has no folder src", file=sys.stderr)
+        return 2
+    checker = checker_of(root)
+    found = checker.run()
+    for violation in checker.violations:
+        print(violation, file=sys.stderr)
+    print(f"{summary_of(checker, found)}, {len(checker.violations)} violations")
+    return 1 if checker.violations else 0
+
+
 class Checker:
     def __init__(self, root):
         self.source_folder = root / "src"
@@ -105,23 +139,10 @@ class Checker:
                                             f"{target_room} and may not know it")
 
     def check_circles(self):
-        finished = set()
-        for start in self.codes:
-            if start in finished:
-                continue
-            path = [start]
-            pending = [iter([target for target, _ in self.includes(start)])]
-            while pending:
-                target = next(pending[-1], None)
-                if target is None:
-                    finished.add(path.pop())
-                    pending.pop()
-                elif target in path:
-                    circle = path[path.index(target):] + [target]
-                    self.report(path[-1], 0, "include circle: " + " -> ".join(circle))
-                elif target in self.codes and target not in finished:
-                    path.append(target)
-                    pending.append(iter([name for name, _ in self.includes(target)]))
+        includes = {name: [target for target, _ in self.includes(name) if target in self.codes]
+                    for name in self.codes}
+        for circle in circles(includes):
+            self.report(circle[-2], 0, "include circle: " + " -> ".join(circle))
 
     def check_units(self):
         """Circles between units, each once, with an include that closes it."""
@@ -136,23 +157,9 @@ class Checker:
                 ends = {unit_of(name), unit_of(target)}
                 if target in self.codes and len(ends) == 2 and ends not in MUTUAL:
                     known.setdefault(unit_of(name), {}).setdefault(unit_of(target), (name, line))
-        finished = set()
-        for start in sorted(known):
-            path, pending = [start], [iter(sorted(known[start]))]
-            if start in finished:
-                continue
-            while pending:
-                target = next(pending[-1], None)
-                if target is None:
-                    finished.add(path.pop())
-                    pending.pop()
-                elif target in path:
-                    name, line = known[path[-1]][target]
-                    self.report(name, line, "circle of units: "
-                                + " -> ".join(path[path.index(target):] + [target]))
-                elif target not in finished:
-                    path.append(target)
-                    pending.append(iter(sorted(known.get(target, {}))))
+        for circle in circles({unit: sorted(known[unit]) for unit in sorted(known)}):
+            name, line = known[circle[-2]][circle[-1]]
+            self.report(name, line, "circle of units: " + " -> ".join(circle))
 
     def check_budget(self):
         """Returns the number of lines of the core."""
@@ -207,17 +214,8 @@ class Checker:
 
 
 def main(arguments):
-    root = Path(arguments[1]) if len(arguments) > 1 else Path(__file__).resolve().parent.parent
-    if not (root / "src").is_dir():
-        print(f"error: {root} has no folder src", file=sys.stderr)
-        return 2
-    checker = Checker(root)
-    total = checker.run()
-    for violation in checker.violations:
-        print(violation, file=sys.stderr)
-    print(f"structure: {len(checker.texts)} files, core {total} of {BUDGET_LINES} lines, "
-          f"{len(checker.violations)} violations")
-    return 1 if checker.violations else 0
+    return run_checker(arguments, Checker, lambda checker, total:
+                       f"structure: {len(checker.texts)} files, core {total} of {BUDGET_LINES} lines")
 
 
 if __name__ == "__main__":
