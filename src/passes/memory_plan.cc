@@ -198,8 +198,9 @@ OpVector<int32_t> find_runs(const Program& program) {
   int32_t number = 0;
   int32_t member = 0;  // an operation whose place is that of the run
   for (int32_t index = 0; index < program.op_count(); ++index) {
-    const int32_t behind = next[index];
-    const bool is_guest = behind != index && (behind == program.op_count() || !same(index, behind));
+    const int32_t following = next[index];
+    const bool is_guest =
+        following != index && (following == program.op_count() || !same(index, following));
     if (!is_guest && !same(index, member)) {
       ++number;
       member = index;
