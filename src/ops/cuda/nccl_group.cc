@@ -26,9 +26,11 @@ constexpr int kBlocksOfWay = 4;
 constexpr int kAnyBlocks = 0;
 
 // NCCL finds the networks of all machines when it connects. Ranks that are done may wait for one
-// that still writes to a slow disk.
+// that still writes to a slow disk. To give up takes milliseconds, or, where the network is gone,
+// NCCL may wait for it without end.
 constexpr std::chrono::seconds kConnectLimit{60};
 constexpr std::chrono::minutes kEndLimit{10};
+constexpr std::chrono::seconds kGiveUpLimit{10};
 
 std::string describe_call(const CollectiveCall& call) {
   if (call.op == nullptr) return "no operation";
@@ -100,19 +102,11 @@ NcclGroup::NcclGroup(Options options) : options_(std::move(options)) {
 // NCCL ends a communicator on all ranks of a machine together. Where something has gone wrong they
 // may not come, and what they have under way is given up.
 NcclGroup::~NcclGroup() {
-  const bool is_whole = is_idle_ && std::uncaught_exceptions() == 0;
+  if (!is_idle_ || std::uncaught_exceptions() > 0) abort(alarm_text("give up its connections"));
   const Alarm alarm(kEndLimit, alarm_text("end its connections"));
-  const auto end = [is_whole](ncclComm* comm) {
-    if (comm == nullptr) return;
-    if (is_whole) {
-      ncclCommDestroy(comm);
-    } else {
-      ncclCommAbort(comm);
-    }
-  };
-  end(comm_);
+  if (comm_ != nullptr) ncclCommDestroy(comm_);
   for (const std::unique_ptr<Way>& way : ways_) {
-    end(way->comm);
+    if (way->comm != nullptr) ncclCommDestroy(way->comm);
     for (CUevent_st* const event : way->ended) cudaEventDestroy(event);
     if (way->posted != nullptr) cudaEventDestroy(way->posted);
     if (way->stream != nullptr) cudaStreamDestroy(way->stream);
@@ -260,10 +254,14 @@ void NcclGroup::wait_for(CUstream_st* stream, const CollectiveCall& call) {
     const cudaError_t error = cudaStreamQuery(stream);
     if (error == cudaSuccess) return;
     if (error != cudaErrorNotReady) check_cuda(error, "running " + describe_call(call));
-    check();
-    if (std::chrono::steady_clock::now() - start > options_.communicator->limit()) {
-      abort();
-      throw_failed(missing_text(call));
+    try {
+      check();
+      if (std::chrono::steady_clock::now() - start > options_.communicator->limit()) {
+        throw_failed(missing_text(call));
+      }
+    } catch (const UserError& error) {
+      abort(error.what());
+      throw;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
@@ -376,8 +374,8 @@ void NcclGroup::check() const {
   for (const std::unique_ptr<Way>& way : ways_) look(way->comm);
 }
 
-void NcclGroup::abort() {
-  const Alarm alarm(kConnectLimit, alarm_text("give up"));
+void NcclGroup::abort(const std::string& reason) {
+  const Alarm alarm(kGiveUpLimit, reason);
   const auto end = [](ncclComm*& comm) {
     if (comm != nullptr) ncclCommAbort(std::exchange(comm, nullptr));
   };

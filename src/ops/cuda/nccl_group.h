@@ -101,8 +101,9 @@ class NcclGroup {
   void check() const;
   // Everything that was launched has ended, on this rank.
   void is_idle() { is_idle_ = true; }
-  // Ends what is under way, incomplete. Nothing can be done with the group afterwards.
-  void abort();
+  // Ends what is under way, incomplete. Nothing can be done with the group afterwards. Where NCCL
+  // cannot end, this prints the reason, a sentence or several, and ends the process.
+  void abort(const std::string& reason);
   // Of a wait that timed out.
   std::string missing_text(const CollectiveCall& call) const;
 

@@ -428,23 +428,28 @@ int PeerConnection::watch(const std::function<int()>& query) {
       seen = *progress;
       since = Clock::now();
     }
-    if (look % kLooks == 0) {
-      for (const std::unique_ptr<NcclGroup>& group : nccl_) group->check();
-    }
-    if (seen != kNoProgress) {
-      const Op& op = program_.op(seen);
-      const Communicator& communicator = *communicators_.of(op.spec->group(op.attributes));
-      if (Clock::now() - since > communicator.limit()) {
-        std::string text;
-        for (const std::unique_ptr<NcclGroup>& group : nccl_) {
-          if (&group->communicator() == &communicator) text = group->missing_text({&op, seen});
-        }
-        for (const std::unique_ptr<NcclGroup>& group : nccl_) group->abort();
-        throw UserError(ExitStatus::failed, text);
+    try {
+      if (look % kLooks == 0) {
+        for (const std::unique_ptr<NcclGroup>& group : nccl_) group->check();
       }
+      if (seen != kNoProgress) check_progress(seen, Clock::now() - since);
+    } catch (const UserError& reason) {
+      for (const std::unique_ptr<NcclGroup>& group : nccl_) group->abort(reason.what());
+      throw;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
+}
+
+void PeerConnection::check_progress(int32_t index, std::chrono::nanoseconds waited) const {
+  const Op& op = program_.op(index);
+  const Communicator& communicator = *communicators_.of(op.spec->group(op.attributes));
+  if (waited <= communicator.limit()) return;
+  for (const std::unique_ptr<NcclGroup>& group : nccl_) {
+    if (&group->communicator() != &communicator) continue;
+    throw UserError(ExitStatus::failed, group->missing_text({&op, index}));
+  }
+  TROUPE_CHECK(false, "no NCCL group for the operation that waits");
 }
 
 void PeerConnection::check_flags() const {

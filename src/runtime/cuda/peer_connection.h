@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,6 +71,8 @@ class PeerConnection {
   bool is_staged(RankGroup kind) const {
     return program_.staged_groups()[static_cast<size_t>(kind)] > 0;
   }
+  // Throws if the GPU has waited for too long in an operation that another rank takes part in.
+  void check_progress(int32_t index, std::chrono::nanoseconds waited) const;
   // Throws if a GPU's wait for a flag has timed out.
   void check_flags() const;
   // Until `query` says anything but cudaErrorNotReady, while NCCL is watched. Throws if the GPU
