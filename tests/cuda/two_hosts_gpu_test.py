@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Ranks with a GPU each on two hosts, which are network namespaces (tests/support/two_hosts.py), so
 that NCCL goes over sockets: the bits of threads on two GPUs, and how both end when the cable between
-them is pulled. To start a process takes seconds: what is done in each layout is done in all at the
-same time, on the same two GPUs and over the same cable.
+them is pulled. One run at a time: kernels of several runs on one GPU take turns, and those that wait
+for another GPU wait for the turn of their own run there.
 
 Usage: two_hosts_gpu_test.py TROUPE SOURCE_FOLDER
 """
@@ -89,42 +89,32 @@ class TwoHosts(unittest.TestCase):
         return Ranks(self.hosts, 1, next(self.ports), [HERE.troupe, *arguments], HERE.folder,
                      variables)
 
-    def outputs_of_threads(self, runs):
-        """What each run prints with two ranks in one process; all run at the same time."""
-        processes = {layout: subprocess.Popen(
-            command(*arguments, "--ranks", 2), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True) for layout, arguments in runs.items()}
-        outputs = {}
-        for layout, process in processes.items():
-            outputs[layout], errors = process.communicate()
-            self.assertEqual(process.returncode, 0, f"{layout}: {errors}")
-        return outputs
+    def output_of_threads(self, *arguments):
+        """What the run prints with two ranks in one process."""
+        run = subprocess.run(command(*arguments, "--ranks", 2), stdin=subprocess.DEVNULL,
+                             capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run.stdout
 
-    def launch(self, runs):
-        """The ranks of each run, on both hosts, when they have ended well."""
-        started = {layout: self.start(*arguments) for layout, arguments in runs.items()}
-        for layout, ranks in started.items():
-            self.assertEqual(ranks.wait(60), [0, 0], f"{layout}: {ranks.all_errors()}")
-        return started
+    def ended_ranks(self, *arguments):
+        """The ranks of the run on both hosts, when they have ended well."""
+        ranks = self.start(*arguments)
+        self.assertEqual(ranks.wait(60), [0, 0], ranks.all_errors())
+        return ranks
 
     def test_references(self):
-        runs = {layout: ["verify", HERE.source / "tests/fixtures/hf" / model, "--device", "cuda",
-                         "--compute-dtype", dtype, *LAYOUTS[layout], "--json"]
-                for layout, (model, dtype) in REFERENCES.items()}
-        threads = self.outputs_of_threads(runs)
-        for layout, ranks in self.launch(runs).items():
+        for layout, (model, dtype) in REFERENCES.items():
             with self.subTest(layout=layout):
-                self.assertEqual(ranks.out(0), threads[layout])
+                run = ["verify", HERE.source / "tests/fixtures/hf" / model, "--device", "cuda",
+                       "--compute-dtype", dtype, *LAYOUTS[layout], "--json"]
+                self.assertEqual(self.ended_ranks(*run).out(0), self.output_of_threads(*run))
 
     def test_training(self):
-        def runs(kind):
-            return {layout: train(HERE.folder / f"{layout}_{kind}", *flags, "--train-iters", STEPS)
-                    for layout, flags in LAYOUTS.items()}
-
-        self.outputs_of_threads(runs("threads"))
-        for layout, ranks in self.launch(runs("hosts")).items():
+        for layout, flags in LAYOUTS.items():
             with self.subTest(layout=layout):
                 threads, hosts = (HERE.folder / f"{layout}_{kind}" for kind in ("threads", "hosts"))
+                self.output_of_threads(*train(threads, *flags, "--train-iters", STEPS))
+                ranks = self.ended_ranks(*train(hosts, *flags, "--train-iters", STEPS))
                 self.assertNotIn("without a secret", ranks.all_errors())
                 losses = [line["loss"] for line in metrics(threads) if "loss" in line]
                 self.assertEqual(len(losses), STEPS)
@@ -133,21 +123,19 @@ class TwoHosts(unittest.TestCase):
                 self.assertEqual(tensors(hosts, STEPS), tensors(threads, STEPS))
 
     def test_a_pulled_cable(self):
-        saves = {layout: HERE.folder / f"pulled_{layout}" for layout in LAYOUTS}
-        started = {layout: self.start(*train(saves[layout], *flags, "--train-iters", 1000000,
-                                             "--collective-timeout-s", LIMIT_S))
-                   for layout, flags in LAYOUTS.items()}
-        for ranks in started.values():
-            self.addCleanup(ranks.kill)
-        deadline = time.monotonic() + 60
-        for layout, ranks in started.items():
-            while len(metrics(saves[layout])) < 3:
-                self.assertTrue(ranks.all_run(), f"{layout}: {ranks.all_errors()}")
-                self.assertLess(time.monotonic(), deadline, f"{layout}: {ranks.all_errors()}")
-                time.sleep(0.05)
-        self.hosts.pull_cable()
-        for layout, ranks in started.items():
+        for layout, flags in LAYOUTS.items():
             with self.subTest(layout=layout):
+                self.hosts.plug_in_cable()
+                save = HERE.folder / f"pulled_{layout}"
+                ranks = self.start(*train(save, *flags, "--train-iters", 1000000,
+                                          "--collective-timeout-s", LIMIT_S))
+                self.addCleanup(ranks.kill)
+                deadline = time.monotonic() + 60
+                while len(metrics(save)) < 3:
+                    self.assertTrue(ranks.all_run(), ranks.all_errors())
+                    self.assertLess(time.monotonic(), deadline, ranks.all_errors())
+                    time.sleep(0.05)
+                self.hosts.pull_cable()
                 self.assertEqual(ranks.wait(60), [1, 1], ranks.all_errors())
                 for rank in range(2):
                     self.assertEqual(len(ranks.messages(rank)), 1, ranks.all_errors())

@@ -91,6 +91,10 @@ class Hosts:
     def pull_cable(self):
         self.run_ip("link", "set", CABLES[0], "down", host=0)
 
+    def plug_in_cable(self):
+        self.run_ip("link", "set", CABLES[0], "up", host=0)
+        self.wait_for_carrier()
+
     def close(self):
         for holder in self.holders:
             holder.kill()
