@@ -354,6 +354,9 @@ inline std::vector<LargeSample> large_samples() {
   heads_of(90, 32, 4, 128, 128, QkNormScope::head);
   heads_of(2200, 4, 2, 32, 32, QkNormScope::projection, true);
   heads_of(2200, 3, 1, 32, 32, QkNormScope::head, true);
+  // Each block takes more rows than it stages at once.
+  heads_of(9000, 2, 1, 16, 16, QkNormScope::projection);
+  heads_of(9000, 2, 1, 16, 16, QkNormScope::head);
   heads_of(40, 64, 4, 128, 128, QkNormScope::head);
   heads_of(30, 52, 4, 128, 128, QkNormScope::projection);
   heads_of(50, 5, 2, 96, 96, QkNormScope::head);
