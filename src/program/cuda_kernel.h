@@ -60,14 +60,14 @@ struct CudaKernelArguments {
 
   template <class T>
   const T* in(int i) const {
-    return inputs[static_cast<size_t>(i)].as<T>();
+    return input(i).as<T>();
   }
   template <class T>
   T* out(int i) const {
-    return outputs[static_cast<size_t>(i)].as<T>();
+    return output(i).as<T>();
   }
-  const CudaTensor& input(int i) const { return inputs[static_cast<size_t>(i)]; }
-  const CudaTensor& output(int i) const { return outputs[static_cast<size_t>(i)]; }
+  const CudaTensor& input(int i) const { return operand_at(inputs, i); }
+  const CudaTensor& output(int i) const { return operand_at(outputs, i); }
 };
 
 using CudaKernel = void (*)(const CudaKernelArguments&);

@@ -54,14 +54,14 @@ struct KernelArguments {
 
   template <class T>
   const T* in(int i) const {
-    return inputs[static_cast<size_t>(i)].as<T>();
+    return input(i).as<T>();
   }
   template <class T>
   T* out(int i) const {
-    return outputs[static_cast<size_t>(i)].as<T>();
+    return output(i).as<T>();
   }
-  const TensorView& input(int i) const { return inputs[static_cast<size_t>(i)]; }
-  const TensorView& output(int i) const { return outputs[static_cast<size_t>(i)]; }
+  const TensorView& input(int i) const { return operand_at(inputs, i); }
+  const TensorView& output(int i) const { return operand_at(outputs, i); }
 
   // The private, uninitialised scratch memory of one worker of the pool.
   template <class T>

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
@@ -99,5 +100,12 @@ struct Op {
   ValueId workspace;  // invalid when the operation needs none
   Place place;
 };
+
+// Operand `i` of what a kernel is given as inputs or outputs.
+template <class Tensor>
+const Tensor& operand_at(std::span<const Tensor> operands, int i) {
+  TROUPE_CHECK(i >= 0 && static_cast<size_t>(i) < operands.size(), "an operand that is not there");
+  return operands[static_cast<size_t>(i)];
+}
 
 }  // namespace troupe
