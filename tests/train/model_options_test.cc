@@ -76,6 +76,29 @@ TEST_F(ModelOptions, FlagsChangeSingleFields) {
   EXPECT_EQ(config.kv_channels, 16) << "not touched";
 }
 
+TEST_F(ModelOptions, ActivationsAreNamed) {
+  const struct {
+    const char* name;
+    ActivationFunction function;
+    bool gated;
+  } activations[] = {{"swiglu", ActivationFunction::silu, true},
+                     {"geglu", ActivationFunction::gelu, true},
+                     {"geglu-tanh", ActivationFunction::gelu_tanh, true},
+                     {"quick-geglu", ActivationFunction::quick_gelu, true},
+                     {"reglu", ActivationFunction::relu, true},
+                     {"gelu", ActivationFunction::gelu, false},
+                     {"gelu-tanh", ActivationFunction::gelu_tanh, false},
+                     {"silu", ActivationFunction::silu, false},
+                     {"relu", ActivationFunction::relu, false},
+                     {"squared-relu", ActivationFunction::squared_relu, false}};
+  for (const auto& activation : activations) {
+    options.activation = activation.name;
+    const ModelConfig config = load_model_config(options);
+    EXPECT_EQ(config.activation, activation.function) << activation.name;
+    EXPECT_EQ(config.gated_linear_unit, activation.gated) << activation.name;
+  }
+}
+
 TEST_F(ModelOptions, ChangedShapesAreValidated) {
   options.moe_router_topk = 9;
   expect_part(refused_model(), "moe_router_topk (9) is larger than num_experts (8)");

@@ -229,6 +229,25 @@ TEST(NarrowTrainingCheckpoint, ComesBackBitForBit) {
   expect_part(message, "f8e4m3");
 }
 
+// Of moments with scales and of moments without.
+TEST(ResetOptimizer, ForgetsEveryMoment) {
+  for (const NarrowState& narrow : {NarrowState{}, {DType::bf16, DType::f8e4m3, DType::f8e4m3}}) {
+    StepRun run(saved_model(), {.dtype = DType::bf16, .narrow = narrow});
+    run.update(1);
+    reset_optimizer(run.state, run.storage, /*masters_too=*/false);
+    for (const Parameter& parameter : run.state.parameters) {
+      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
+                               parameter.exp_avg_sq_scale}) {
+        if (!id.valid()) continue;
+        const TensorView view = run.storage.view(id);
+        const auto* const bytes = static_cast<const char*>(view.data);
+        const int64_t size = view.shape.elements() * static_cast<int64_t>(size_of(view.dtype));
+        EXPECT_EQ(std::count(bytes, bytes + size, 0), size) << (*run.state.table)[id].name;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, TrainingCheckpoint,
                          ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
