@@ -1,8 +1,5 @@
 #include "passes/step_programs.h"
 
-#include <algorithm>
-#include <deque>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -15,6 +12,7 @@
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
 #include "passes/step_metrics.h"
+#include "passes/step_schedule.h"
 #include "passes/step_update.h"
 
 namespace troupe {
@@ -166,7 +164,8 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   return step;
 }
 
-// Emits the forward and backward work of one rank, and the messages between.
+// Emits the forward and backward work of one rank, and the messages between, in the order in which
+// stages have their turns; notes which operations are whose work.
 class TrainingEmission {
  public:
   TrainingEmission(Builder& builder, const ModelConfig& config, const ModelState& state,
@@ -195,17 +194,13 @@ class TrainingEmission {
   }
 
   void emit_all() {
-    const std::vector<PipelineWork> list = training_work(part_, options_.micro_batches);
-    for (size_t i = 0; i < list.size(); ++i) {
-      const PipelineStep& item = list[i].step;
-      builder_.place =
-          Place{.chunk = static_cast<int16_t>(item.chunk), .micro_batch = item.micro_batch};
-      for (const int32_t peer : list[i].finished) messages_.finish(peer);
-      emit(item, /*is_merged_with_next=*/i + 1 < list.size() && list[i + 1].step.merged);
+    for (const PipelineWork& work : training_work(part_, options_.micro_batches)) {
+      builder_.place = Place{.chunk = static_cast<int16_t>(work.step.chunk),
+                             .micro_batch = work.step.micro_batch};
+      for (const int32_t peer : work.finished) messages_.finish(peer);
+      emit(work.step);
     }
-    TROUPE_CHECK(unmerged_.empty(), "a forward is merged with the backward after it");
     messages_.finish_all();
-    TROUPE_CHECK(held_back_.empty(), "every weight gradient has its turn");
     for (const Parameter& parameter : state_.parameters) {
       TROUPE_CHECK(main_gradients_.written[parameter.gradient],
                    "no gradient reaches " + (*state_.table)[parameter.value].name);
@@ -214,13 +209,8 @@ class TrainingEmission {
 
   MetricSums& sums() { return sums_; }
 
-  // Puts operations where schedule and overlap have them, after everything has been emitted.
-  void reorder() {
-    if (!moved_) return;
-    order_up_to_here();
-    verify_order(*step_.program, order_);
-    step_.program->select_ops(order_);
-  }
+  // Of the operations emitted so far.
+  const std::vector<WorkSegment>& segments() const { return segments_; }
 
  private:
   // Auxiliary losses have the type of the router's logits.
@@ -308,27 +298,23 @@ class TrainingEmission {
     return place.rank == pp ? &work_of(item.micro_batch, place.chunk) : nullptr;
   }
 
-  void emit(const PipelineStep& item, bool is_merged_with_next) {
+  void emit(const PipelineStep& item) {
     StageWork& own = work_of(item.micro_batch, item.chunk);
+    const int32_t begin = builder_.program().op_count();
     switch (item.action) {
       case PipelineAction::forward:
         if (const StageWork* before = neighbour(item, -1)) own.input = before->output;
-        order_up_to_here();
         emit_forward(item, own);
-        order_work(item, is_merged_with_next);
         break;
       case PipelineAction::backward:
       case PipelineAction::data_gradient:
         if (const StageWork* next = neighbour(item, 1)) own.d_output = next->d_input;
-        order_up_to_here();
         emit_backward(own);
-        order_work(item, /*is_merged_with_next=*/false);
         own.offload.reset();
         own.recompute.reset();
         break;
       case PipelineAction::weight_gradient:
-        emit_weight_gradients(item);
-        break;
+        break;  // emitted with the data gradients, and put here by the schedule
       case PipelineAction::receive_activation:
         own.input = messages_.receive(item.peer, "stage_in");
         break;
@@ -343,6 +329,9 @@ class TrainingEmission {
         builder_.place.phase = Phase::data_gradient;
         messages_.send(own.d_input, item.peer);
         break;
+    }
+    if (is_compute(item.action)) {
+      segments_.push_back({item, begin, builder_.program().op_count()});
     }
   }
 
@@ -444,84 +433,6 @@ class TrainingEmission {
     TROUPE_CHECK(own.d_input.valid(), "no gradient reaches the stage before");
   }
 
-  // The operations that were emitted lately, which are in no order yet.
-  std::vector<int32_t> take_emitted() {
-    std::vector<int32_t> taken;
-    const int32_t end = builder_.program().op_count();
-    while (ordered_ < end) taken.push_back(ordered_++);
-    return taken;
-  }
-
-  void append_to_order(const std::vector<int32_t>& operations) {
-    order_.insert(order_.end(), operations.begin(), operations.end());
-  }
-
-  // Puts the operations that were emitted lately into the order of the program.
-  void order_up_to_here() { append_to_order(take_emitted()); }
-
-  // The same for one stage's work. A forward that is to be merged stays out of the order until its
-  // backward comes, which is the next.
-  void order_work(const PipelineStep& item, bool is_merged_with_next) {
-    std::vector<int32_t> operations = take_emitted();
-    if (item.action != PipelineAction::forward) leave_out_unread(item, operations);
-    if (item.action == PipelineAction::data_gradient) hold_weight_gradients(item, operations);
-    const Program& program = builder_.program();
-    if (options_.overlap.any()) {
-      operations = overlap_within_pass(program, operations, options_.overlap);
-      moved_ = true;
-    }
-    if (is_merged_with_next) {
-      unmerged_ = std::move(operations);
-    } else if (item.merged) {
-      append_to_order(merge_at_exchanges(program, std::exchange(unmerged_, {}), operations));
-      moved_ = true;
-    } else {
-      append_to_order(operations);
-    }
-  }
-
-  // Drops clones and copies that nothing reads.
-  void leave_out_unread(const PipelineStep& item, std::vector<int32_t>& operations) {
-    const StageWork& own = work_of(item.micro_batch, item.chunk);
-    std::vector<int32_t> added;
-    if (own.recompute) added = own.recompute->clones();
-    if (own.offload) {
-      const std::vector<int32_t>& copies = own.offload->copies();
-      added.insert(added.end(), copies.begin(), copies.end());
-      std::sort(added.begin(), added.end());
-    }
-    if (added.empty()) return;
-    const std::vector<int32_t> unread = find_unread(builder_.program(), added);
-    std::erase_if(operations, [&](int32_t index) {
-      return std::binary_search(unread.begin(), unread.end(), index);
-    });
-    moved_ = true;
-  }
-
-  // Takes the weight gradients out.
-  void hold_weight_gradients(const PipelineStep& item, std::vector<int32_t>& operations) {
-    const Program& program = builder_.program();
-    const auto of_weights = [&](int32_t index) {
-      return program.op(index).place.phase == Phase::weight_gradient;
-    };
-    std::vector<int32_t>& held = held_back_.emplace_back(item, std::vector<int32_t>{}).second;
-    std::copy_if(operations.begin(), operations.end(), std::back_inserter(held), of_weights);
-    std::erase_if(operations, of_weights);
-    moved_ = true;
-  }
-
-  // In the order of the data gradients, which is the one in which they were written down: the first
-  // one stores into a main gradient.
-  void emit_weight_gradients(const PipelineStep& item) {
-    order_up_to_here();
-    TROUPE_CHECK(!held_back_.empty() && held_back_.front().first.chunk == item.chunk &&
-                     held_back_.front().first.micro_batch == item.micro_batch,
-                 "weight gradients have the order of data gradients");
-    const std::vector<int32_t>& held = held_back_.front().second;
-    order_.insert(order_.end(), held.begin(), held.end());
-    held_back_.pop_front();
-  }
-
   Builder& builder_;
   const ModelConfig& config_;
   const ModelState& state_;
@@ -540,11 +451,7 @@ class TrainingEmission {
   MainGradients main_gradients_;
   std::vector<ValueId> running_counts_;
   std::vector<StageWork> stage_work_;  // by micro-batch and chunk
-  std::vector<int32_t> order_;         // of the program's operations, up to `ordered_`
-  int32_t ordered_ = 0;
-  std::vector<int32_t> unmerged_;  // a forward that waits for its backward
-  std::deque<std::pair<PipelineStep, std::vector<int32_t>>> held_back_;
-  bool moved_ = false;
+  std::vector<WorkSegment> segments_;
 };
 
 }  // namespace
@@ -578,7 +485,7 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   reduce_metrics(builder, state, step, loss, emission.sums());
   if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
   build_update(builder, config, state, options, step);
-  emission.reorder();
+  schedule_segments(*step.program, emission.segments(), options.overlap);
   if (options.offload.any()) place_copies(*step.program);
   if (options.overlap_gradient_sums) start_gradient_sums_early(*step.program);
   if (options.overlap_parameter_gathers) start_gathers_early(*step.program);
