@@ -87,6 +87,17 @@ class Evaluation(unittest.TestCase):
         self.assertLess(found["tokens/b"], found["tokens/a"])
         self.assertNotEqual(found["val_loss/b"], found["val_loss/a"])
 
+    def test_sampling_follows_its_flags(self):
+        greedy = self.generate()
+        self.assertEqual(self.generate("--seed", 2), greedy)
+        drawn = self.generate("--temperature", 1)
+        self.assertNotEqual(drawn, greedy)
+        self.assertEqual(self.generate("--temperature", 1), drawn)
+        self.assertNotEqual(self.generate("--temperature", 1, "--seed", 2), drawn)
+        for only_the_likeliest in (["--top-k", 1], ["--top-p", 1e-9]):
+            self.assertEqual(self.generate("--temperature", 1, *only_the_likeliest), greedy)
+        self.assertEqual(self.generate("--max-new-tokens", 3), greedy[:3])
+
     def test_text_of_one_rank(self):
         # In fp64, and in fp32, in which the order of sums shows: a Hugging Face folder.
         folder = HERE.folder / "exported"

@@ -54,6 +54,7 @@ class FakeProcessGroup(unittest.TestCase):
         self.assertEqual(sum(each["ranks"] * each["bytes"]["total"] for each in classes),
                          plan["total_bytes"])
         self.assertGreater(plan["check"]["seconds"], 0)
+        self.assertGreater(plan["check"]["peak_bytes"], 1 << 20)
         return classes
 
     def test_mixtral_on_32_ranks(self):

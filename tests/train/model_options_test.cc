@@ -4,13 +4,18 @@
 
 #include <filesystem>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "io/hf_config.h"
+#include "io/model_config_json.h"
 #include "program/test_models.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "train/command_line.h"
 #include "train/layout_options.h"
 
 namespace troupe {
@@ -36,6 +41,13 @@ class ModelOptions : public ::testing::Test {
   }
   std::string refused_model() {
     return refusal([this] { load_model_config(options); });
+  }
+  // What the command line says about the model in the folder.
+  Options parsed_flags(const std::string& flags) const {
+    std::vector<std::string> arguments = {"inspect", "--model", folder.path()};
+    std::istringstream words(flags);
+    for (std::string word; words >> word;) arguments.push_back(word);
+    return parse_command_line(arguments).options;
   }
   static void expect_part(const std::string& text, const std::string& part) {
     EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
@@ -74,6 +86,84 @@ TEST_F(ModelOptions, FlagsChangeSingleFields) {
   EXPECT_EQ(config.moe_router_topk, 3);
   EXPECT_TRUE(config.tie_embeddings);
   EXPECT_EQ(config.kv_channels, 16) << "not touched";
+}
+
+// Each line: flags of a command line, and the fields of the model that they change, all of them.
+TEST_F(ModelOptions, FlagsChangeTheirFieldsAndNoOthers) {
+  const struct {
+    const char* flags;
+    const char* changes;
+  } lines[] = {
+      {"--hidden-size 256", R"({"hidden_size":256})"},
+      {"--ffn-hidden-size 80", R"({"ffn_hidden_size":80})"},
+      {"--num-attention-heads 4", R"({"num_attention_heads":4})"},
+      {"--num-query-groups 4", R"({"num_query_groups":4})"},
+      {"--kv-channels 32", R"({"kv_channels":32})"},
+      {"--vocab-size 300", R"({"vocab_size":300})"},
+      {"--vocab-size 300 --make-vocab-size-divisible-by 128", R"({"vocab_size":384})"},
+      {"--max-position-embeddings 99", R"({"max_position_embeddings":99})"},
+      {"--rotary-base 123", R"({"rotary_base":123.0})"},
+      {"--norm-epsilon 0.25", R"({"norm_epsilon":0.25})"},
+      {"--init-method-std 0.5", R"({"init_method_std":0.5})"},
+      {"--embedding-init-method-std 0.5", R"({"embedding_init_method_std":0.5})"},
+      {"--init-method-xavier-uniform", R"({"init_method_xavier_uniform":true})"},
+      {"--qk-layernorm", R"({"qk_layernorm":true})"},
+      {"--qk-l2-norm", R"({"qk_l2_norm":true})"},
+      {"--normalization LayerNorm", R"({"normalization":"LayerNorm"})"},
+      {"--apply-layernorm-1p", R"({"zero_centered_gamma":true})"},
+      {"--add-qkv-bias", R"({"add_qkv_bias":true})"},
+      {"--add-bias-linear", R"({"add_bias_linear":true})"},
+      {"--activation-func-clamp-value 7", R"({"activation_clamp":7.0})"},
+      {"--glu-linear-offset 1", R"({"glu_linear_offset":1.0})"},
+      {"--hidden-dropout 0.125", R"({"hidden_dropout":0.125})"},
+      {"--attention-dropout 0.125", R"({"attention_dropout":0.125})"},
+      {"--moe-ffn-hidden-size 24", R"({"moe_ffn_hidden_size":24})"},
+      {"--moe-shared-expert-intermediate-size 40 --moe-shared-expert-gate",
+       R"({"moe_shared_expert_intermediate_size":40,"moe_shared_expert_gate":true})"},
+      {"--moe-router-topk 3", R"({"moe_router_topk":3})"},
+      {"--moe-router-pre-softmax", R"({"moe_router_pre_softmax":true})"},
+      {"--moe-router-score-function sigmoid", R"({"moe_router_score_function":"sigmoid"})"},
+      {"--moe-router-num-groups 4 --moe-router-group-topk 2",
+       R"({"moe_router_num_groups":4,"moe_router_group_topk":2})"},
+      {"--moe-router-topk-scaling-factor 2.5", R"({"moe_router_topk_scaling_factor":2.5})"},
+      {"--moe-router-dtype fp64", R"({"moe_router_fp64":true})"},
+      {"--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+       "--moe-router-bias-update-rate 0.5",
+       R"({"moe_router_score_function":"sigmoid","moe_router_enable_expert_bias":true,)"
+       R"("moe_router_bias_update_rate":0.5})"},
+      {"--moe-input-jitter-eps 0.25", R"({"moe_input_jitter_eps":0.25})"},
+      {"--moe-router-force-load-balancing", R"({"moe_router_force_load_balancing":true})"},
+      {"--moe-router-force-biased 0.5", R"({"moe_router_force_biased":0.5})"},
+      {"--moe-aux-loss-coeff 0.5", R"({"moe_aux_loss_coeff":0.5})"},
+      {"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.5",
+       R"({"moe_aux_loss_coeff":0.0,"moe_seq_aux_loss_coeff":0.5})"},
+      {"--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 0.5",
+       R"({"moe_aux_loss_coeff":0.0,"moe_global_aux_loss_coeff":0.5})"},
+      {"--moe-z-loss-coeff 0.5", R"({"moe_z_loss_coeff":0.5})"},
+      {"--moe-expert-capacity-factor 1.5", R"({"moe_expert_capacity_factor":1.5})"},
+      {"--moe-expert-capacity-factor 1.5 --moe-token-drop-policy position "
+       "--moe-pad-expert-input-to-capacity",
+       R"({"moe_expert_capacity_factor":1.5,"moe_token_drop_policy":"position",)"
+       R"("moe_pad_expert_input_to_capacity":true})"},
+      {"--moe-router-padding-for-quantization", R"({"moe_expert_row_multiple":16})"},
+      {"--moe-expert-row-multiple 4", R"({"moe_expert_row_multiple":4})"},
+  };
+  using nlohmann::json;
+  const auto described = [&](const std::string& flags) {
+    json fields = json::parse(write_model_config(load_model_config(parsed_flags(flags))));
+    fields.erase("hf_architecture");  // the one that fits the others
+    return fields;
+  };
+  const json before = described("");
+  for (const auto& line : lines) {
+    SCOPED_TRACE(line.flags);
+    json changed = json::object();
+    const json after = described(line.flags);
+    for (const auto& [name, value] : after.items()) {
+      if (value != before.at(name)) changed[name] = value;
+    }
+    EXPECT_EQ(changed, json::parse(line.changes));
+  }
 }
 
 TEST_F(ModelOptions, ActivationsAreNamed) {
@@ -176,6 +266,52 @@ TEST_F(ModelOptions, Step) {
   EXPECT_EQ(step.micro_batches, 3);
   EXPECT_EQ(step.sequence, 64);
   EXPECT_EQ(step.clip_grad, 0.5);
+}
+
+// Each line: flags, and a fact of the step that they alone bring about.
+TEST_F(ModelOptions, FlagsChangeTheStep) {
+  using Step = TrainingStepOptions;
+  const struct {
+    const char* flags;
+    bool (*is_fact)(const Step&);
+  } lines[] = {
+      {"--micro-batch-size 2 --global-batch-size 2",
+       [](const Step& step) { return step.micro_batch_size == 2; }},
+      {"--global-batch-size 3", [](const Step& step) { return step.micro_batches == 3; }},
+      {"--seq-length 12", [](const Step& step) { return step.sequence == 12; }},
+      {"--clip-grad 0.5", [](const Step& step) { return step.clip_grad == 0.5; }},
+      {"--grad-norm-skip-threshold 3", [](const Step& step) { return step.skip_norm == 3; }},
+      {"--decoupled-lr 0.5", [](const Step& step) { return step.decoupled_learning_rate; }},
+      {"--apply-wd-to-qk-layernorm", [](const Step& step) { return step.decay_qk_norms; }},
+      {"--log-num-zeros-in-grad", [](const Step& step) { return step.count_zero_gradients; }},
+      {"--log-params-norm", [](const Step& step) { return step.parameter_norm; }},
+      {"--adam-beta1 0.5", [](const Step& step) { return step.adam_beta1 == 0.5; }},
+      {"--adam-beta2 0.5", [](const Step& step) { return step.adam_beta2 == 0.5; }},
+      {"--adam-eps 0.5", [](const Step& step) { return step.adam_epsilon == 0.5; }},
+      {"--seed 77", [](const Step& step) { return step.seed == 77; }},
+      {"--moe-token-dispatcher-type flex",
+       [](const Step& step) { return step.dispatcher == TokenDispatcher::flex; }},
+      {"--cp-comm-type a2a",
+       [](const Step& step) { return step.context_exchange == ContextExchange::a2a; }},
+      {"--calculate-per-token-loss", [](const Step& step) { return step.per_token_loss; }},
+      {"--moe-router-ignore-padding", [](const Step& step) { return step.ignore_padding; }},
+      {"--ddp-bucket-size 99 --ranks 2 --global-batch-size 2",
+       [](const Step& step) { return step.gradient_bucket_elements == 99; }},
+      {"--overlap-grad-reduce", [](const Step& step) { return step.overlap_gradient_sums; }},
+      {"--overlap-param-gather --use-distributed-optimizer --overlap-grad-reduce",
+       [](const Step& step) { return step.overlap_parameter_gathers; }},
+      {"--loss-chunk-tokens 5", [](const Step& step) { return step.loss_chunk_tokens == 5; }},
+  };
+  const auto step_of = [&](const std::string& flags) {
+    const Options parsed = parsed_flags(flags);
+    return training_step_options(parsed, load_model_config(parsed));
+  };
+  const Step before = step_of("");
+  for (const auto& line : lines) {
+    SCOPED_TRACE(line.flags);
+    EXPECT_FALSE(line.is_fact(before));
+    EXPECT_TRUE(line.is_fact(step_of(line.flags)));
+  }
 }
 
 TEST_F(ModelOptions, ImpossibleStepsAreRefused) {
