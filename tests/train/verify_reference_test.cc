@@ -73,8 +73,17 @@ class ReferenceModel : public ::testing::TestWithParam<std::string> {
 // bf16 rounds every value to 8 bits: the contract's wider tolerances, logits relative to the
 // largest.
 TEST_P(ReferenceModel, PassesInBf16) {
-  const ReferenceComparison result = verify_reference(
-      TROUPE_FIXTURE_DIR "/hf/" + GetParam(), DType::bf16, /*with_oracle=*/true, {.threads = 2});
+  std::vector<uint64_t> steps;  // that were reported
+  const auto report = [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(done, steps.size());
+    EXPECT_LE(done, total);
+    steps.push_back(total);
+  };
+  const ReferenceComparison result =
+      verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), DType::bf16, /*with_oracle=*/true,
+                       {.threads = 2}, Device::cpu, report);
+  ASSERT_FALSE(steps.empty());
+  EXPECT_EQ(steps.size(), steps.back() + 1) << "from none to all";
   EXPECT_TRUE(result.pass);
   EXPECT_TRUE(result.oracle_identical);
   EXPECT_NEAR(result.loss, result.loss_ref, 1e-2);
