@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/id_vector.h"
-#include "passes/overlap.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -47,7 +46,7 @@ bool gathers_parameters(const Program& program, const Op& op) {
                               [&](ValueId id) { return is_state(program.value(id).role); });
 }
 
-void start_gradient_sums_early(Program& program) {
+std::vector<int32_t> order_gradient_sums_early(const Program& program) {
   // After each operation that stays, in their order, the sums that follow it.
   OpVector<std::vector<int32_t>> followers(program.op_count());
   OpVector<bool> moves(program.op_count());
@@ -77,11 +76,10 @@ void start_gradient_sums_early(Program& program) {
     const std::vector<int32_t>& sums = followers[index];
     order.insert(order.end(), sums.begin(), sums.end());
   }
-  verify_order(program, order);
-  program.select_ops(order);
+  return order;
 }
 
-void start_gathers_early(Program& program) {
+std::vector<int32_t> order_gathers_early(const Program& program) {
   // Stretches of one layer's work for one micro-batch, forward or backward.
   struct Stretch {
     std::vector<int32_t> gathers;
@@ -114,8 +112,7 @@ void start_gathers_early(Program& program) {
     if (i + 1 < stretches.size()) append(stretches[i + 1].gathers);
     append(stretches[i].others);
   }
-  verify_order(program, order);
-  program.select_ops(order);
+  return order;
 }
 
 }  // namespace troupe

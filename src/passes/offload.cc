@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "ops/offload/offload.h"
-#include "passes/overlap.h"
 
 namespace troupe {
 namespace {
@@ -158,7 +157,7 @@ void Offload::emit_for(Builder& builder, int32_t op, int32_t reader,
   builder.place = caller_place;
 }
 
-void place_copies(Program& program) {
+std::vector<int32_t> order_copies(const Program& program) {
   OpVector<std::vector<int32_t>> after(program.op_count());
   OpVector<std::vector<int32_t>> before(program.op_count());
   OpVector<bool> is_moved(program.op_count(), false);
@@ -208,8 +207,7 @@ void place_copies(Program& program) {
     if (!is_moved[i]) order.push_back(i);
     order.insert(order.end(), after[i].begin(), after[i].end());
   }
-  verify_order(program, order);
-  program.select_ops(order);
+  return order;
 }
 
 }  // namespace troupe

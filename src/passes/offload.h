@@ -3,7 +3,7 @@
 // Contract: forward operations are not changed. Before gradients (or a clone, see recompute.h) read
 // what is to be offloaded, two copies are emitted on the copy queue: `offload`, to the host, and
 // `reload`, back into a new value, which is read from there on instead of the original.
-// place_copies() then puts each offload after the last use in the forward pass, so that the
+// order_copies() then puts each offload after the last use in the forward pass, so that the
 // original dies there, and each reload some way ahead of its first reader. Copies change no bit.
 //
 // What goes to the host are the large floating-point activations that operations of the chosen
@@ -82,9 +82,9 @@ class Offload {
   std::vector<int32_t> copies_;
 };
 
-// Puts copies where they belong: each offload right after the last operation before it that uses
-// its operand; each reload where the data gradients of the layer begin that is worked on before the
-// one that needs it, so that it has a layer's time to arrive.
-void place_copies(Program& program);
+// A pass (passes/pass_pipeline.h) that puts copies where they belong: each offload right after the
+// last operation before it that uses its operand; each reload where the data gradients of the layer
+// begin that is worked on before the one that needs it, so that it has a layer's time to arrive.
+std::vector<int32_t> order_copies(const Program& program);
 
 }  // namespace troupe

@@ -1,5 +1,6 @@
 #include "passes/step_programs.h"
 
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "ops/token_count/token_count.h"
 #include "passes/autodiff.h"
 #include "passes/communication_order.h"
+#include "passes/pass_pipeline.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
 #include "passes/step_metrics.h"
@@ -458,6 +460,7 @@ class TrainingEmission {
 
 TrainingStep build_training_step(const ModelConfig& config, const ModelState& state,
                                  const TrainingStepOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   TrainingStep step;
   step.program = std::make_unique<Program>(state.table);
   step.program->set_staged_groups(state.part.staged_groups());
@@ -485,10 +488,15 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   reduce_metrics(builder, state, step, loss, emission.sums());
   if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
   build_update(builder, config, state, options, step);
-  schedule_segments(*step.program, emission.segments(), options.overlap);
-  if (options.offload.any()) place_copies(*step.program);
-  if (options.overlap_gradient_sums) start_gradient_sums_early(*step.program);
-  if (options.overlap_parameter_gathers) start_gathers_early(*step.program);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+
+  PassPipeline passes(*step.program, options.passes, taken.count());
+  passes.run(PassId::schedule, [&](const Program& program) {
+    return order_segments(program, emission.segments(), options.overlap);
+  });
+  if (options.offload.any()) passes.run(PassId::copies, order_copies);
+  if (options.overlap_gradient_sums) passes.run(PassId::gradient_sums, order_gradient_sums_early);
+  if (options.overlap_parameter_gathers) passes.run(PassId::gathers, order_gathers_early);
   return step;
 }
 

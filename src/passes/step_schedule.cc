@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "base/id_vector.h"
@@ -111,14 +108,9 @@ class Scheduler {
 
 }  // namespace
 
-void schedule_segments(Program& program, std::span<const WorkSegment> segments,
-                       const OverlapOptions& overlap) {
-  const std::vector<int32_t> order = Scheduler(program, overlap).run(segments);
-  std::vector<int32_t> emitted(static_cast<size_t>(program.op_count()));
-  std::iota(emitted.begin(), emitted.end(), 0);
-  if (order == emitted) return;
-  verify_order(program, order);
-  program.select_ops(order);
+std::vector<int32_t> order_segments(const Program& program, std::span<const WorkSegment> segments,
+                                    const OverlapOptions& overlap) {
+  return Scheduler(program, overlap).run(segments);
 }
 
 }  // namespace troupe

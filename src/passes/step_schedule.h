@@ -1,15 +1,15 @@
 // The order of a rank's operations in a training step: which forward is merged with which backward,
 // where weight gradients have their turn, and what overlaps with exchanges.
 //
-// Contract: takes the program as it was emitted, stage after stage, and segments of it, each the
-// operations that a stage has for one micro-batch. Never adds or changes an operation, so every
-// value keeps its bits; what no segment contains keeps its place between them. Dropped are clones
-// of recompute and copies of offload that nothing reads. verify_order() (passes/overlap.h) holds
-// the new order to the old one.
+// A pass (passes/pass_pipeline.h) over the program as it was emitted, stage after stage, and
+// segments of it, each the operations that a stage has for one micro-batch. What no segment
+// contains keeps its place between them. Dropped are clones of recompute and copies of offload that
+// nothing reads.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "parallel/pipeline_schedule.h"
 #include "passes/overlap.h"
@@ -26,7 +26,7 @@ struct WorkSegment {
 // `segments` in the order of the program. A step of data gradients has the weight gradients' too:
 // they go to the weight_gradient of their micro-batch and chunk, in the order of the data
 // gradients, since the first one stores into a main gradient and the others add to it.
-void schedule_segments(Program& program, std::span<const WorkSegment> segments,
-                       const OverlapOptions& overlap);
+std::vector<int32_t> order_segments(const Program& program, std::span<const WorkSegment> segments,
+                                    const OverlapOptions& overlap);
 
 }  // namespace troupe

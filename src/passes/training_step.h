@@ -14,6 +14,7 @@
 #include "parallel/layout.h"
 #include "passes/offload.h"
 #include "passes/overlap.h"
+#include "passes/pass_pipeline.h"
 #include "passes/recompute.h"
 #include "program/program.h"
 
@@ -61,6 +62,7 @@ struct TrainingStepOptions {
   OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
   RecomputeOptions recompute = {};
   OffloadOptions offload = {};
+  PassControls passes = {};
 };
 
 // The gradient with which the loss of a micro-batch, a mean over its tokens, enters the backward

@@ -35,7 +35,15 @@ double start_value(const Parameter& parameter, int64_t element) {
                              static_cast<uint64_t>(element));
 }
 
-TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
+using PassWatch = std::function<void(const PassRecord&, const Program&)>;
+
+// Verifies the program after each of its passes.
+void verify_pass(const PassRecord&, const Program& program) {
+  verify_program(program);
+}
+
+TrainingStep build_step(const LayoutCase& wanted, const ModelState& state,
+                        const PassWatch& watch = verify_pass) {
   return build_training_step(wanted.model, state,
                              {.micro_batch_size = wanted.micro_batch_size,
                               .micro_batches = wanted.micro_batches,
@@ -55,7 +63,8 @@ TrainingStep build_step(const LayoutCase& wanted, const ModelState& state) {
                               .loss_chunk_tokens = wanted.loss_chunk_tokens,
                               .overlap = wanted.overlap,
                               .recompute = wanted.recompute,
-                              .offload = wanted.offload});
+                              .offload = wanted.offload,
+                              .passes = {.skipped = wanted.skipped_passes, .watch = watch}});
 }
 
 double read_element(const TensorView& view, int64_t i) {
@@ -329,10 +338,11 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                 .optimizer_offload = wanted.optimizer_offload});
 }
 
-std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank) {
+std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank,
+                                          const PassWatch& watch) {
   const ModelState state = declare_model_state(layout.model, layout.dtype, /*trained=*/true,
                                                {.run = run_layout_of(layout), .rank = rank});
-  return build_step(layout, state).program;
+  return build_step(layout, state, watch).program;
 }
 
 Outcome run_layout(const LayoutCase& layout, const RunOn& on) {

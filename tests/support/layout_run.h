@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "parallel/pipeline_schedule.h"
 #include "passes/offload.h"
 #include "passes/overlap.h"
+#include "passes/pass_pipeline.h"
 #include "passes/recompute.h"
 #include "program/program.h"
 
@@ -50,6 +52,7 @@ struct LayoutCase {
   RecomputeOptions recompute = {};
   int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};
+  std::vector<PassId> skipped_passes = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
   DType dtype = DType::f64;
   // See RunLayout.
@@ -81,8 +84,10 @@ struct RunOn {
 // Runs three steps. Replicas of a slice that differ by a bit are a test failure.
 Outcome run_layout(const LayoutCase& layout, const RunOn& on = {});
 
-// The program of a rank of such a run.
-std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank);
+// The program of a rank of such a run. `watch`: of its passes.
+std::unique_ptr<const Program> program_of(
+    const LayoutCase& layout, int32_t rank,
+    const std::function<void(const PassRecord&, const Program&)>& watch = {});
 
 // The run of such a case, as its ranks know it.
 std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted);

@@ -1,0 +1,81 @@
+#include "passes/pass_pipeline.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "passes/overlap.h"
+#include "program/verify.h"
+
+namespace troupe {
+namespace {
+
+constexpr std::array kPasses = {
+    PassInfo{PassId::emission, "emission", "forward, backward, sums over ranks, update"},
+    PassInfo{PassId::schedule, "schedule",
+             "weight gradients in their turn, overlap, nothing unread"},
+    PassInfo{PassId::copies, "copies", "offloads right after the last use, reloads ahead"},
+    PassInfo{PassId::gradient_sums, "gradient-sums", "sums as soon as gradients are complete"},
+    PassInfo{PassId::gathers, "gathers", "parameters one layer ahead of their use"},
+};
+
+int32_t count_moved(const std::vector<int32_t>& order) {
+  int32_t moved = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int32_t before = i == 0 ? -1 : order[i - 1];
+    if (order[i] != before + 1) ++moved;
+  }
+  return moved;
+}
+
+}  // namespace
+
+std::span<const PassInfo> all_passes() {
+  return kPasses;
+}
+
+std::string_view name_of(PassId id) {
+  return kPasses[static_cast<size_t>(id)].name;
+}
+
+std::optional<PassId> find_pass(std::string_view name) {
+  for (const PassInfo& pass : kPasses) {
+    if (pass.name == name) return pass.id;
+  }
+  return std::nullopt;
+}
+
+PassPipeline::PassPipeline(Program& program, const PassControls& controls, double seconds)
+    : program_(program), controls_(controls) {
+  watch({.id = PassId::emission, .seconds = seconds, .ops_after = program.op_count()});
+}
+
+void PassPipeline::run(PassId id,
+                       const std::function<std::vector<int32_t>(const Program&)>& order_of) {
+  const auto& skipped = controls_.skipped;
+  if (std::find(skipped.begin(), skipped.end(), id) != skipped.end()) return;
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<int32_t> order = order_of(program_);
+  const int32_t moved = count_moved(order);
+  const int32_t before = program_.op_count();
+  const bool changes = moved > 0 || static_cast<int32_t>(order.size()) < before;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  if (changes) {
+    verify_order(program_, order);
+    program_.select_ops(order);
+  }
+  watch({.id = id,
+         .seconds = taken.count(),
+         .ops_before = before,
+         .ops_after = program_.op_count(),
+         .ops_moved = moved});
+}
+
+void PassPipeline::watch(const PassRecord& record) const {
+#ifndef NDEBUG
+  verify_program(program_);
+#endif
+  if (controls_.watch) controls_.watch(record, program_);
+}
+
+}  // namespace troupe

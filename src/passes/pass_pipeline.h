@@ -1,0 +1,72 @@
+// The passes over the program of a training step, in the order in which they run: each has a name,
+// can be left out, and can be watched.
+//
+// Contract of a pass: it returns another order of the program's operations, which may leave out
+// what nothing reads. It never adds or changes an operation, so every value keeps its bits, and a
+// step without the pass is as right as one with it, but slower or larger. The pipeline holds passes
+// to that: verify_order() (passes/overlap.h) after each, in debug builds also verify_program().
+//
+// One pipeline belongs to one program and one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "program/program.h"
+
+namespace troupe {
+
+enum class PassId : uint8_t {
+  emission,       // not a pass: the program as it was emitted
+  schedule,       // passes/step_schedule.h
+  copies,         // passes/offload.h
+  gradient_sums,  // passes/communication_order.h
+  gathers,        // passes/communication_order.h
+};
+
+struct PassInfo {
+  PassId id;
+  std::string_view name;     // "gradient-sums"
+  std::string_view purpose;  // what it does, half a line
+};
+std::span<const PassInfo> all_passes();
+std::string_view name_of(PassId id);
+// Nothing if there is no such pass.
+std::optional<PassId> find_pass(std::string_view name);
+
+struct PassRecord {
+  PassId id = PassId::emission;
+  double seconds = 0;  // without verification
+  int32_t ops_before = 0;
+  int32_t ops_after = 0;
+  int32_t ops_moved = 0;  // that come after another operation than before
+};
+
+struct PassControls {
+  std::vector<PassId> skipped;
+  // Called with the emitted program, and after each pass with the program as it then is.
+  std::function<void(const PassRecord&, const Program&)> watch;
+};
+
+class PassPipeline {
+ public:
+  // Begins with the emitted program, which took `seconds`. Borrows both.
+  PassPipeline(Program& program, const PassControls& controls, double seconds);
+
+  // Runs the pass unless it is skipped. `order_of`: see the contract; all operations in their order
+  // mean that there was nothing to do.
+  void run(PassId id, const std::function<std::vector<int32_t>(const Program&)>& order_of);
+
+ private:
+  void watch(const PassRecord& record) const;
+
+  Program& program_;
+  const PassControls& controls_;
+};
+
+}  // namespace troupe

@@ -1,0 +1,128 @@
+// Passes move operations and change nothing else: without any one of them, and without all, steps
+// in every schedule, with recompute, offload, sharded parameters and overlap, leave the bits that
+// they leave with them.
+#include "passes/pass_pipeline.h"
+
+#include <gtest/gtest.h>
+#include <memory>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "passes/step_programs.h"
+#include "program/verify.h"
+#include "support/layout_models.h"
+#include "support/layout_run.h"
+
+namespace troupe::testing {
+namespace {
+
+struct SkipCase {
+  LayoutCase layout;
+};
+
+void PrintTo(const SkipCase& c, std::ostream* out) {
+  *out << c.layout.name;
+}
+
+ModelConfig skip_model(int32_t layers) {
+  ModelConfig model = auxiliary_loss_models(moe_model(layers))[2].config;
+  model.num_query_groups = 4;
+  model.num_experts = 8;
+  model.moe_shared_expert_intermediate_size = 32;
+  model.hidden_dropout = model.attention_dropout = 0.1;
+  return model;
+}
+
+std::vector<SkipCase> skip_cases() {
+  std::vector<SkipCase> all;
+  const auto add = [&](const std::string& name, int32_t layers, int32_t ranks,
+                       const auto& configure) {
+    LayoutCase c;
+    c.name = name;
+    c.model = skip_model(layers);
+    c.layout.world_size = ranks;
+    c.layout.expert_parallel = 2;
+    c.layout.expert_tensor_parallel = 1;
+    c.micro_batches = 2;
+    c.sequence = 16;
+    c.dispatcher = TokenDispatcher::alltoall;
+    c.early_collectives = true;
+    c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                   .core_attention = true,
+                   .norms = true};
+    c.offload = {.qkv = true, .core_attention = true, .expert_fc1 = true, .least_elements = 1};
+    configure(c);
+    all.push_back({c});
+  };
+  add("sharded_and_merged", 3, 4, [](LayoutCase& c) {
+    c.sharding = StateSharding::parameters;
+    c.merged = true;
+    c.overlap = {.delay_weight_gradients = true, .shared_expert = true};
+  });
+  add("interleaved", 4, 4, [](LayoutCase& c) {
+    c.layout.pipeline_parallel = 2;
+    c.chunks = 2;
+    c.sharding = StateSharding::optimizer;
+    c.recompute = {.granularity = RecomputeOptions::Granularity::selective, .moe = true};
+    c.overlap = {.shared_expert = true};
+  });
+  add("zb_v", 4, 4, [](LayoutCase& c) {
+    c.layout.pipeline_parallel = 2;
+    c.chunks = 2;
+    c.schedule = PipelineSchedule::zb_v;
+    c.micro_batches = 4;
+  });
+  return all;
+}
+
+class SkippedPasses : public ::testing::TestWithParam<SkipCase> {};
+
+TEST_P(SkippedPasses, ChangeNoBit) {
+  LayoutCase c = GetParam().layout;
+  const Outcome with_all = run_layout(c);
+  std::vector<PassId> passes;
+  for (const PassInfo& pass : all_passes()) {
+    if (pass.id == PassId::emission) continue;
+    SCOPED_TRACE(pass.name);
+    passes.push_back(pass.id);
+    c.skipped_passes = {pass.id};
+    expect_same_bits(with_all, run_layout(c));
+  }
+  SCOPED_TRACE("all");
+  c.skipped_passes = passes;
+  expect_same_bits(with_all, run_layout(c));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, SkippedPasses, ::testing::ValuesIn(skip_cases()),
+                         [](const auto& info) { return info.param.layout.name; });
+
+TEST(PassPipeline, IsWatchedPassByPass) {
+  std::set<PassId> moves;
+  std::set<PassId> drops;
+  for (const SkipCase& each : skip_cases()) {
+    SCOPED_TRACE(each.layout.name);
+    std::vector<PassRecord> records;
+    const auto watch = [&](const PassRecord& record, const Program& program) {
+      verify_program(program);
+      EXPECT_EQ(record.ops_after, program.op_count()) << name_of(record.id);
+      records.push_back(record);
+    };
+    const std::unique_ptr<const Program> program = program_of(each.layout, /*rank=*/0, watch);
+    ASSERT_EQ(records.size(), all_passes().size());
+    for (size_t i = 0; i < records.size(); ++i) {
+      EXPECT_EQ(records[i].id, all_passes()[i].id);
+      if (i == 0) continue;
+      EXPECT_EQ(records[i].ops_before, records[i - 1].ops_after) << name_of(records[i].id);
+      if (records[i].ops_moved > 0) moves.insert(records[i].id);
+      if (records[i].ops_after < records[i].ops_before) drops.insert(records[i].id);
+    }
+    EXPECT_EQ(records.back().ops_after, program->op_count());
+  }
+  EXPECT_EQ(moves.size(), all_passes().size() - 1) << "each pass moves something in some case";
+  EXPECT_EQ(drops, std::set<PassId>{PassId::schedule}) << "it drops what nothing reads";
+}
+
+}  // namespace
+}  // namespace troupe::testing
