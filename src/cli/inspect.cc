@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/inspect_passes.h"
 #include "passes/memory_plan.h"
 #include "passes/overlap.h"
 #include "passes/step_programs.h"
@@ -30,21 +31,32 @@ struct Inspected {
   MemoryPlan plan;
 };
 
-Inspected build(const Options& options, const ModelConfig& config) {
-  const bool training = options.program == "train";
+bool is_training(const Options& options) {
+  return options.program == "train";
+}
+
+MemoryPlan plan_of(const Program& program, const Options& options) {
+  const int threads = threads_per_rank(options);
+  return options.oracle ? plan_oracle(program, threads, device_of(options))
+                        : plan_memory(program, threads, device_of(options));
+}
+
+// `watch`: of the passes of a training step.
+Inspected build(const Options& options, const ModelConfig& config,
+                const decltype(PassControls::watch)& watch = {}) {
+  const bool training = is_training(options);
   const ModelPart part{.run = std::make_shared<const RunLayout>(run_layout_of(options, config)),
                        .rank = options.rank};
   const ModelState state = declare_model_state(config, compute_dtype_of(options), training, part);
-  const TrainingStepOptions step = training_step_options(options, config);
+  TrainingStepOptions step = training_step_options(options, config);
+  step.passes.watch = watch;
   Inspected inspected;
   inspected.program = training ? build_training_step(config, state, step).program
                                : build_evaluation_step(config, state, step.micro_batch_size,
                                                        step.sequence, step.loss_chunk_tokens)
                                      .program;
   verify_program(*inspected.program);
-  const int threads = threads_per_rank(options);
-  inspected.plan = options.oracle ? plan_oracle(*inspected.program, threads, device_of(options))
-                                  : plan_memory(*inspected.program, threads, device_of(options));
+  inspected.plan = plan_of(*inspected.program, options);
   verify_memory_plan(*inspected.program, inspected.plan);
   return inspected;
 }
@@ -66,7 +78,7 @@ PrintOptions filters_of(const Options& options, const ModelConfig& config) {
                                   config.num_layers - 1));
   }
   if (options.micro_batch) {
-    if (options.program != "train") {
+    if (!is_training(options)) {
       throw_bad_request("--micro-batch: only the program of a training step has micro-batches.");
     }
     const int32_t micro_batches = training_step_options(options, config).micro_batches;
@@ -183,13 +195,46 @@ void print_json(const Options& options, const Inspected& inspected, const PrintO
   fmt::print("{}\n", document.dump());
 }
 
+// --passes
+void print_passes(const Options& options, const ModelConfig& config) {
+  PassTable table([&](const Program& program) { return plan_of(program, options).total_bytes(); });
+  build(options, config,
+        [&](const PassRecord& record, const Program& program) { table.add(record, program); });
+  std::fputs((options.json ? table.json() : table.text()).c_str(), stdout);
+}
+
+// --dump-after: what the program was after the pass.
+Inspected build_up_to(const Options& options, const ModelConfig& config) {
+  if (options.dump_after.empty()) return build(options, config);
+  const std::optional<PassId> last = find_pass(options.dump_after);
+  std::optional<Inspected> found;
+  build(options, config, [&](const PassRecord& record, const Program& program) {
+    if (record.id != last) return;
+    found.emplace(std::make_unique<Program>(program), plan_of(program, options));
+  });
+  if (!found) {
+    throw_bad_request(
+        fmt::format("--dump-after {}: this step does not need the pass, or it is "
+                    "skipped. --passes lists those that run.",
+                    options.dump_after));
+  }
+  return std::move(*found);
+}
+
 }  // namespace
 
 ExitStatus run_inspect(const Options& options) {
   end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(options);
   PrintOptions filters = filters_of(options, config);
-  const Inspected inspected = build(options, config);
+  if ((options.passes || !options.dump_after.empty()) && !is_training(options)) {
+    throw_bad_request("--passes and --dump-after: only the program of a training step has passes.");
+  }
+  if (options.passes) {
+    print_passes(options, config);
+    return ExitStatus::done;
+  }
+  const Inspected inspected = build_up_to(options, config);
   if (options.json) {
     print_json(options, inspected, filters);
     return ExitStatus::done;

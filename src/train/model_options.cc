@@ -250,6 +250,23 @@ ContextExchange context_exchange_of(const Options& options) {
 
 namespace {
 
+PassControls pass_controls_of(const Options& options) {
+  PassControls controls;
+  for (const std::string& name : options.skip_passes) {
+    const std::optional<PassId> pass = find_pass(name);
+    if (!pass || *pass == PassId::emission) {
+      std::vector<std::string_view> names;
+      for (const PassInfo& each : all_passes()) {
+        if (each.id != PassId::emission) names.push_back(each.name);
+      }
+      throw_bad_request(fmt::format("--skip-passes {}: there is no such pass. Passes: {}.",
+                                    quote_name(name), fmt::join(names, ", ")));
+    }
+    controls.skipped.push_back(*pass);
+  }
+  return controls;
+}
+
 TokenDispatcher token_dispatcher_of(const Options& options) {
   for (const TokenDispatcher dispatcher :
        {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
@@ -303,7 +320,8 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
                       .shared_expert = options.moe_shared_expert_overlap},
           .recompute = recompute_options_of(options, config),
-          .offload = offload_options_of(options, config)};
+          .offload = offload_options_of(options, config),
+          .passes = pass_controls_of(options)};
 }
 
 }  // namespace troupe

@@ -77,6 +77,8 @@ constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
                                         "optimizer"};
 constexpr std::string_view kPrograms[] = {"train", "eval"};
+constexpr std::string_view kPasses[] = {"emission", "schedule", "copies", "gradient-sums",
+                                        "gathers"};
 
 constexpr OptionRange at_least(double min) {
   return {.min = min};
@@ -1908,6 +1910,28 @@ constexpr OptionSpec kOptions[] = {
      .help = "The rank whose program is shown, of --ranks.",
      .range = at_least(0),
      .commands = kInspect},
+    {.name = "passes",
+     .member = &Options::passes,
+     .group = kLooking,
+     .help = "Instead of the program, list the passes that made it: time, operations, and memory "
+             "before and after.",
+     .commands = kInspect},
+    {.name = "dump-after",
+     .member = &Options::dump_after,
+     .group = kLooking,
+     .metavar = "PASS",
+     .help = "Print the program as it is after this pass.",
+     .unset = "the last",
+     .choices = kPasses,
+     .commands = kInspect},
+    {.name = "skip-passes",
+     .member = &Options::skip_passes,
+     .group = kLooking,
+     .metavar = "PASS...",
+     .help = "Build training steps without these passes: schedule, copies, gradient-sums, gathers. "
+             "Every value keeps its bits; the step is slower, or needs more memory.",
+     .unset = "none",
+     .commands = kInspect | kPlan | kBench},
     {.name = "oracle",
      .member = &Options::oracle,
      .group = kLooking,

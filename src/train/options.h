@@ -320,6 +320,9 @@ struct Options {
   std::string phase;
   int32_t rank = 0;
   std::string program = "train";
+  bool passes = false;
+  std::string dump_after;
+  std::vector<std::string> skip_passes;
   std::string op;
 
   // Help.

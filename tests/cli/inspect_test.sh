@@ -15,3 +15,45 @@ elif ! diff -u "$golden" <(printf '%s\n' "$actual"); then
   echo "The printed program differs from $golden. If that is meant, run again with --update." >&2
   exit 1
 fi
+
+# Passes: a table, the program as it is after one of them, and without one.
+model=(--model quickstart --seq-length 64 --num-layers 2 --threads 1)
+sharded=("${model[@]}" --ranks 2 --use-megatron-fsdp --overlap-param-gather --overlap-grad-reduce)
+expect() { # expect WHAT PATTERN TEXT
+  if ! grep -Eq -- "$2" <<<"$3"; then
+    printf '%s: nothing matches "%s" in\n%s\n' "$1" "$2" "$3" >&2
+    exit 1
+  fi
+}
+table=$("$troupe" inspect "${sharded[@]}" --passes)
+expect 'the table' '^emission +[0-9.]+ [a-z]+ +[0-9]+ +0 +0 +[0-9.]+ MiB +-$' "$table"
+for pass in schedule gradient-sums gathers; do
+  expect "$pass" "^$pass +[0-9.]+ [a-z]+ +[0-9]+ +[0-9]+ +[0-9]+ +[0-9.]+ MiB +-?[0-9.]+ [KM]?i?B$" "$table"
+done
+if grep -q '^copies' <<<"$table"; then echo "a step that offloads nothing ran copies" >&2; exit 1; fi
+if (($(wc -L <<<"$table") > 80)); then echo "the table is wider than 80 columns" >&2; exit 1; fi
+table=$("$troupe" inspect "${sharded[@]}" --passes --skip-passes gathers schedule)
+if grep -Eq '^(gathers|schedule) ' <<<"$table"; then echo "skipped passes ran" >&2; exit 1; fi
+json=$("$troupe" inspect "${sharded[@]}" --passes --json)
+expect 'json' '^\{"passes":\[\{"name":"emission","seconds":[0-9.e-]+,"ops_before":0,"ops_after":[0-9]+,' "$json"
+last=$("$troupe" inspect "${sharded[@]}" --json)
+if [[ $("$troupe" inspect "${sharded[@]}" --dump-after gathers --json) != "$last" ]]; then
+  echo "the program after the last pass is not the program" >&2
+  exit 1
+fi
+if [[ $("$troupe" inspect "${sharded[@]}" --dump-after emission --json) == "$last" ]]; then
+  echo "the emitted program is the last one" >&2
+  exit 1
+fi
+refused() { # refused PATTERN FLAGS...
+  local pattern=$1 said status=0
+  shift
+  said=$("$troupe" inspect "$@" 2>&1 >/dev/null) || status=$?
+  if ((status != 2)); then echo "inspect $*: status $status, expected 2" >&2; exit 1; fi
+  expect "inspect $*" "$pattern" "$said"
+}
+refused '--dump-after copies: this step does not need the pass' "${model[@]}" --dump-after copies
+refused '--dump-after takes emission, schedule, .* not .x.' "${model[@]}" --dump-after x
+refused '--skip-passes "x": there is no such pass. Passes: schedule, copies,' "${model[@]}" --skip-passes x
+refused '--skip-passes "emission"' "${model[@]}" --skip-passes emission
+refused 'only the program of a training step has passes' "${model[@]}" --program eval --passes

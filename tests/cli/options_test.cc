@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "passes/pass_pipeline.h"
 #include "runtime/device_memory.h"
 #include "support/errors.h"
 #include "train/check_options.h"
@@ -97,6 +98,18 @@ TEST(OptionTable, EveryOptionIsComplete) {
         << spec.name << " is required by a command that does not take it";
     EXPECT_TRUE(spec.help.ends_with('.')) << spec.name << ": help is a sentence";
     EXPECT_EQ(needs_value(spec), !spec.metavar.empty()) << spec.name;
+  }
+}
+
+TEST(OptionTable, KnowsThePasses) {
+  const auto choices = spec_named("dump-after").choices;
+  ASSERT_EQ(choices.size(), all_passes().size());
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const std::string_view name = all_passes()[i].name;
+    EXPECT_EQ(choices[i], name);
+    const bool can_be_skipped = all_passes()[i].id != PassId::emission;
+    EXPECT_EQ(spec_named("skip-passes").help.find(name) != std::string_view::npos, can_be_skipped)
+        << name;
   }
 }
 
