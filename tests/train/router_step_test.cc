@@ -5,6 +5,7 @@
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,27 @@ TEST(RouterLosses, CountTheBestScoresAlone) {
       EXPECT_EQ(choice.attributes.as<RouterTopkAttributes>().top_k, config.moe_router_topk);
     }
     EXPECT_EQ(losses, config.num_layers);
+  }
+}
+
+// The bias of an expert that no score reaches is in every choice of every layer.
+TEST(ExpertBias, ChoosesWhatTheScoresDoNot) {
+  constexpr int kFavourite = 5;
+  ModelConfig config = sigmoid_model();
+  config.moe_router_enable_expert_bias = true;
+  for (const bool is_favoured : {false, true}) {
+    StepRun run(config, {});
+    for (const StateId id : run.state.expert_biases) {
+      if (is_favoured) run.storage.view(id).as<float>()[kFavourite] = 10;
+    }
+    run.update();
+    ASSERT_EQ(run.step.layers.size(), static_cast<size_t>(config.num_layers));
+    for (const LayerMetrics& layer : run.step.layers) {
+      const auto* const counts = run.interpreter.view(layer.counts).as<double>();
+      const double tokens =
+          std::accumulate(counts, counts + config.num_experts, 0.0) / config.moe_router_topk;
+      EXPECT_EQ(counts[kFavourite] == tokens, is_favoured) << "layer " << layer.layer;
+    }
   }
 }
 
