@@ -15,11 +15,9 @@ inline std::vector<ValueId> emit_collective(Builder& builder, const OpSpec& spec
                                             const Attributes& attributes,
                                             std::span<const ValueId> inputs,
                                             const std::string& name) {
-  const Place caller_place = builder.place;
+  const PlaceScope scope(builder);
   builder.place.queue = Queue::communication;
-  std::vector<ValueId> outputs = builder.emit(spec, attributes, inputs, name);
-  builder.place = caller_place;
-  return outputs;
+  return builder.emit(spec, attributes, inputs, name);
 }
 inline std::vector<ValueId> emit_collective(Builder& builder, const OpSpec& spec,
                                             const Attributes& attributes,

@@ -85,7 +85,7 @@ IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int3
     gradient = seed.gradient;
   }
 
-  const Place caller_place = builder.place;
+  const PlaceScope scope(builder);
   const int32_t first_gradient = program.op_count();
   for (int32_t index = last - 1; index >= first; --index) {
     const Op op = program.op(index);
@@ -117,7 +117,6 @@ IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int3
       sum = sum.valid() ? add(builder, sum, gradient, "d_" + program.value(value).name) : gradient;
     }
   }
-  builder.place = caller_place;
   mark_terms_of_sums(program, first_gradient);
   main_gradients.written = std::move(table.gradient_written);
   return std::move(table.gradient);

@@ -139,8 +139,7 @@ void Offload::emit_for(Builder& builder, int32_t op, int32_t reader,
   if (layer < 0 || layer >= last_layer_ || !is_chosen_[static_cast<size_t>(reader - first_)]) {
     return;
   }
-  const Place caller_place = builder.place;
-  builder.place = program.op(reader).place;
+  const PlaceScope scope(builder, program.op(reader).place);
   for (const ValueId id : candidates_of(program, program.op(reader))) {
     if (is_read_[id]) continue;
     if (!stand_in.has(id)) stand_in.resize(id.index + 1);
@@ -154,7 +153,6 @@ void Offload::emit_for(Builder& builder, int32_t op, int32_t reader,
     stand_in[id] = reload(builder, host, name);
     offered_.push_back({id, stand_in[id]});
   }
-  builder.place = caller_place;
 }
 
 std::vector<int32_t> order_copies(const Program& program) {

@@ -107,9 +107,8 @@ void StageMessages::send(ValueId value, int32_t to) {
 void StageMessages::finish(int32_t peer) {
   std::deque<Sent>& sent = unfinished_[peer];
   TROUPE_CHECK(!sent.empty(), "a send to be finished");
-  const Place caller_place = std::exchange(builder_.place, sent.front().place);
+  const PlaceScope scope(builder_, sent.front().place);
   finish_send(builder_, sent.front().value, {.peer = peer});
-  builder_.place = caller_place;
   sent.pop_front();
 }
 

@@ -172,7 +172,7 @@ void sum_gradients_over_ranks(Builder& builder, const ModelState& state, int64_t
   for (const Parameter& parameter : state.parameters) {
     steps[completion(parameter)].push_back(&parameter);
   }
-  const Place caller_place = builder.place;
+  const PlaceScope scope(builder);
   std::optional<GradientSums> bucket;
   int64_t elements = 0;
   for (const auto& [step, parameters] : steps) {
@@ -187,7 +187,6 @@ void sum_gradients_over_ranks(Builder& builder, const ModelState& state, int64_t
     bucket.reset();
     elements = 0;
   }
-  builder.place = caller_place;
 }
 
 namespace {

@@ -178,7 +178,7 @@ void Recompute::emit(Builder& builder, Region& region, IdVector<ValueId, ValueId
   if (std::exchange(region.is_emitted, true)) return;
   if (stand_in.size() < region_of_.size()) stand_in.resize(region_of_.size());
   Program& program = builder.program();
-  const Place caller_place = builder.place;
+  const PlaceScope scope(builder);
   for (const int32_t index : region.ops) {
     const Op op = program.op(index);
     const auto outputs = program.outputs(op);
@@ -207,7 +207,6 @@ void Recompute::emit(Builder& builder, Region& region, IdVector<ValueId, ValueId
       if (!is_kept(originals[i])) stand_in[originals[i]] = results[i];
     }
   }
-  builder.place = caller_place;
 }
 
 std::vector<int32_t> find_unread(const Program& program, std::span<const int32_t> operations) {

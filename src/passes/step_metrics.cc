@@ -68,7 +68,7 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
   if (counts && !forward.losses.empty()) {
     sums.add(loss.tokens, tokens, adds_loss && part.dense().cp == 0 ? 1 : 0);
   }
-  const Place caller_place = builder.place;
+  const PlaceScope scope(builder);
   for (const LayerMetrics& metrics : layers) {
     builder.place.layer = static_cast<int16_t>(metrics.layer);
     for (const auto& router : forward.routers) {
@@ -88,7 +88,6 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
       }
     }
   }
-  builder.place = caller_place;
 }
 
 }  // namespace troupe

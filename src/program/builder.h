@@ -41,4 +41,19 @@ class Builder {
   Program& program_;
 };
 
+// Gives a builder back its place at the end of a block.
+class PlaceScope {
+ public:
+  explicit PlaceScope(Builder& builder) : builder_(builder), place_(builder.place) {}
+  // Operations of the block are at `place`.
+  PlaceScope(Builder& builder, const Place& place) : PlaceScope(builder) { builder.place = place; }
+  ~PlaceScope() { builder_.place = place_; }
+  PlaceScope(const PlaceScope&) = delete;
+  PlaceScope& operator=(const PlaceScope&) = delete;
+
+ private:
+  Builder& builder_;
+  Place place_;
+};
+
 }  // namespace troupe

@@ -33,11 +33,9 @@ CpuKernel host_copy_cpu_kernel(const OpView&) {
 }
 
 ValueId emit_copy(Builder& builder, const OpSpec& spec, ValueId x, const std::string& name) {
-  const Place caller_place = builder.place;
+  const PlaceScope scope(builder);
   builder.place.queue = Queue::copy;
-  const ValueId copy = builder.emit(spec, Attributes(NoAttributes()), {x}, name)[0];
-  builder.place = caller_place;
-  return copy;
+  return builder.emit(spec, Attributes(NoAttributes()), {x}, name)[0];
 }
 
 std::vector<OpSample> samples_offload() {
