@@ -86,7 +86,7 @@ struct SortedTrace {
         finishes = event.message->action == MessageUse::Action::finish;
         action =
             event.message->action == MessageUse::Action::receive ? Action::receives : Action::sends;
-        peer = event.message->way.peer;
+        peer = event.message->peer;
       }
       const auto number = static_cast<int32_t>(i);
       const auto [found, is_new] =
@@ -471,7 +471,7 @@ uint64_t hash_collectives(const Program& program) {
     if (const std::optional<MessageUse> message = message_use(op)) {
       const ValueId tensor = tensors_of(program, op).front();
       const size_t number = messages.try_emplace(tensor.index, messages.size()).first->second;
-      add(fmt::format(":{}#{}", message->way.peer, number));
+      add(fmt::format(":{}#{}", message->peer, number));
     }
     add("(");
     for (const ValueId id : tensors_of(program, op)) {

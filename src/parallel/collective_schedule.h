@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/pipeline_message/pipeline_message.h"
 #include "parallel/layout.h"
+#include "program/op_spec.h"
 #include "program/program.h"
 
 namespace troupe {

@@ -15,8 +15,6 @@
 
 namespace troupe {
 
-inline constexpr int kQueueCount = 3;  // of Queue
-
 // Where each state tensor lies in the state arena, or in that of the host. Depends on the table
 // alone. Gradients, which no checkpoint holds, come after all others in the state arena.
 struct StateLayout {

@@ -7,7 +7,6 @@
 
 #include "base/id_vector.h"
 #include "base/units.h"
-#include "ops/pipeline_message/pipeline_message.h"
 #include "program/op_spec.h"
 
 namespace troupe {

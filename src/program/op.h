@@ -61,6 +61,7 @@ std::string_view name_of(Phase phase);
 
 // Operations of one queue run in program order; between queues only dependencies order them.
 enum class Queue : uint8_t { compute, copy, communication };
+inline constexpr int kQueueCount = static_cast<int>(Queue::communication) + 1;
 std::string_view name_of(Queue queue);
 
 // The part of the model that an operation belongs to, with its derivatives: what options that move

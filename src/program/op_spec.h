@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,13 @@ class SampleBuilder;
 struct Cost {
   double flops = 0;
   double bytes = 0;
+};
+
+// What an operation between two ranks of a group does with a message.
+struct MessageUse {
+  enum class Action : uint8_t { send, finish, receive };
+  Action action = Action::send;
+  int32_t peer = 0;  // the other rank's place in the group
 };
 
 // The shape rule's view of an operation that is being emitted. Rules TROUPE_CHECK their inputs and
@@ -100,6 +108,9 @@ struct OpSpec {
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;
+  // Of a message between two ranks of that group, which its other members do not run. nullptr: all
+  // members run the operation.
+  MessageUse (*message)(const Attributes&) = nullptr;
   // What the CUDA kernel of a collective needs beside its scratch memory where the GPUs of its
   // `ranks` members do not reach each other's (Program::staged_groups); nullptr means none.
   uint64_t (*cuda_staging_bytes)(const OpView&, int32_t ranks) = nullptr;
@@ -119,5 +130,11 @@ struct OpSpec {
   // kind's samples and leaves this nullptr.
   std::vector<OpSample> (*samples)() = nullptr;
 };
+
+// Nothing when the operation is no message.
+inline std::optional<MessageUse> message_use(const Op& op) {
+  if (op.spec->message == nullptr) return std::nullopt;
+  return op.spec->message(op.attributes);
+}
 
 }  // namespace troupe

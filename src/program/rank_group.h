@@ -33,7 +33,7 @@ enum class RankGroup : uint8_t {
   edp_across_instances,
   optimizer_instance,  // all ranks of one instance: statistics of gradients
 };
-inline constexpr int kRankGroupCount = 21;
+inline constexpr int kRankGroupCount = static_cast<int>(RankGroup::optimizer_instance) + 1;
 
 // By RankGroup: how many ranks the group has, where its members' GPUs do not reach each other's
 // memory and what they exchange is sent and received (ops/cuda/peers.h); 0 where they do.

@@ -41,7 +41,7 @@ enum class Role : uint8_t {
   communication,  // staging of a transfer
   offloaded,      // an activation in the host's memory, until it is copied back
 };
-inline constexpr int kRoleCount = 10;
+inline constexpr int kRoleCount = static_cast<int>(Role::offloaded) + 1;
 
 std::string_view name_of(Role role);
 

@@ -60,6 +60,18 @@ RankGroup group_of_receive(const Attributes& attributes) {
   return attributes.as<ReceiveAttributes>().way.group;
 }
 
+MessageUse message_of_send(const Attributes& attributes) {
+  return {MessageUse::Action::send, attributes.as<MessageAttributes>().peer};
+}
+
+MessageUse message_of_finish_send(const Attributes& attributes) {
+  return {MessageUse::Action::finish, attributes.as<MessageAttributes>().peer};
+}
+
+MessageUse message_of_receive(const Attributes& attributes) {
+  return {MessageUse::Action::receive, attributes.as<ReceiveAttributes>().way.peer};
+}
+
 std::string print_sent(const Attributes& attributes) {
   const auto& way = attributes.as<MessageAttributes>();
   return fmt::format("group={} to={}", name_of(way.group), way.peer);
@@ -85,22 +97,13 @@ ValueId receive(Builder& builder, const ReceiveAttributes& attributes, const std
                          name)[0];
 }
 
-std::optional<MessageUse> message_use(const Op& op) {
-  using Action = MessageUse::Action;
-  if (op.spec == &kReceive) {
-    return MessageUse{Action::receive, op.attributes.as<ReceiveAttributes>().way};
-  }
-  if (op.spec != &kSend && op.spec != &kFinishSend) return std::nullopt;
-  return MessageUse{op.spec == &kSend ? Action::send : Action::finish,
-                    op.attributes.as<MessageAttributes>()};
-}
-
 const OpSpec kSend{.name = "send",
                    .infer = infer_sent,
                    .cost = cost_send,
                    .cpu_kernel = send_kernel,
                    .cuda_kernel = TROUPE_CUDA(send_cuda_kernel),
                    .group = group_of_sent,
+                   .message = message_of_send,
                    .print_attributes = print_sent};
 
 const OpSpec kFinishSend{.name = "finish_send",
@@ -109,6 +112,7 @@ const OpSpec kFinishSend{.name = "finish_send",
                          .cpu_kernel = finish_send_kernel,
                          .cuda_kernel = TROUPE_CUDA(finish_send_cuda_kernel),
                          .group = group_of_sent,
+                         .message = message_of_finish_send,
                          .print_attributes = print_sent};
 
 const OpSpec kReceive{.name = "receive",
@@ -117,6 +121,7 @@ const OpSpec kReceive{.name = "receive",
                       .cpu_kernel = receive_kernel,
                       .cuda_kernel = TROUPE_CUDA(receive_cuda_kernel),
                       .group = group_of_receive,
+                      .message = message_of_receive,
                       .print_attributes = print_receive};
 
 }  // namespace troupe

@@ -12,7 +12,6 @@
 // itself.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "program/builder.h"
@@ -39,13 +38,5 @@ ValueId receive(Builder& builder, const ReceiveAttributes& attributes, const std
 extern const OpSpec kSend;
 extern const OpSpec kFinishSend;
 extern const OpSpec kReceive;
-
-// What an operation has to do with messages; nothing when it is of another room.
-struct MessageUse {
-  enum class Action : uint8_t { send, finish, receive };
-  Action action = Action::send;
-  MessageAttributes way;
-};
-std::optional<MessageUse> message_use(const Op& op);
 
 }  // namespace troupe

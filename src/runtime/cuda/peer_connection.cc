@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "ops/cuda/check.h"
-#include "ops/pipeline_message/pipeline_message.h"
 #include "parallel/collective_messages.h"
 #include "program/op_spec.h"
 
@@ -200,7 +199,7 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
     const CudaKernelArguments& own = *arguments[static_cast<size_t>(index)];
     if (const std::optional<MessageUse> message = message_use(op)) {
       if (message->action == MessageUse::Action::send) {
-        sent[static_cast<size_t>(message->way.peer)].push_back(encode(own.input(0).data));
+        sent[static_cast<size_t>(message->peer)].push_back(encode(own.input(0).data));
       }
       continue;
     }
@@ -276,7 +275,7 @@ void PeerConnection::connect_group(RankGroup kind, std::span<CudaKernelArguments
     if (const std::optional<MessageUse> message = message_use(op)) {
       const std::byte* source = nullptr;
       if (message->action == MessageUse::Action::receive) {
-        const int from = message->way.peer;
+        const int from = message->peer;
         const int64_t number = received[static_cast<size_t>(from)]++;
         TROUPE_CHECK(
             number <
@@ -331,7 +330,7 @@ void PeerConnection::connect_staged(Communicator& communicator,
     if (!message) {
       ++own[size];
     } else if (message->action == MessageUse::Action::send) {
-      ++own[static_cast<size_t>(message->way.peer)];
+      ++own[static_cast<size_t>(message->peer)];
     }
   }
   const std::vector<int64_t> all = gather_numbers(communicator, own, pool);
