@@ -21,7 +21,7 @@ ROOMS = ["base", "program", "ops", "parallel", "model", "passes", "runtime", "pl
          "train", "cli"]
 BUDGET_FOLDERS = ["base", "program", "passes", "runtime/cpu"]
 BUDGET_LINES = 8000
-PASS_LINES = 600
+PASS_LINES = 400
 NAMELESS_ROOMS = ["program", "passes", "runtime"]
 
 # Operations each of which is the derivative of the other.

@@ -8,9 +8,11 @@
 
 #include "cli/command.h"
 #include "cli/inspect_passes.h"
+#include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
-#include "passes/overlap.h"
 #include "passes/step_programs.h"
+#include "plan/exposure.h"
+#include "plan/memory_chart.h"
 #include "program/op_spec.h"
 #include "program/print.h"
 #include "program/verify.h"

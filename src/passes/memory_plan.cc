@@ -9,221 +9,13 @@
 #include <utility>
 
 #include "base/id_vector.h"
+#include "passes/arena_packing.h"
 #include "passes/cuda_scratch.h"
-#include "passes/queue_events.h"
+#include "passes/value_lifetimes.h"
 #include "program/op_spec.h"
 
 namespace troupe {
 namespace {
-
-// From the operation that defines a value to the last one that needs it. A value that shares the
-// memory of another (its root) has no memory of its own.
-struct Lifetime {
-  int32_t first = -1;
-  int32_t last = -1;
-  ValueId root;
-};
-
-bool is_transient(const Value& value) {
-  return !is_persistent(value.role);
-}
-
-IdVector<ValueId, Lifetime> find_lifetimes(const Program& program, Device device) {
-  IdVector<ValueId, Lifetime> lifetimes(program.value_count());
-  const auto touch = [&](ValueId id, int32_t index) {
-    Lifetime& lifetime = lifetimes[id];
-    if (lifetime.first < 0) lifetime.first = index;
-    lifetime.last = index;
-    lifetime.root = id;
-  };
-  const auto touch_with_counter = [&](ValueId id, int32_t index) {
-    if (!id.valid()) return;
-    touch(id, index);
-    const RowCount& rows = program.value(id).rows;
-    if (rows.valid()) touch(rows.counter, index);
-  };
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Op& op = program.op(index);
-    for (const ValueId input : program.inputs(op)) touch_with_counter(input, index);
-    for (const ValueId output : program.outputs(op)) touch_with_counter(output, index);
-    if (op.workspace.valid() && device == Device::cpu) touch(op.workspace, index);
-  }
-  // What the host reads is live until after the last operation.
-  for (const ValueId id : program.results()) touch_with_counter(id, program.op_count() - 1);
-  return lifetimes;
-}
-
-// Lets results take the memory of operands that die where the operation's kind allows it.
-void share_in_place(const Program& program, IdVector<ValueId, Lifetime>& lifetimes) {
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Op& op = program.op(index);
-    const OpSpec::InPlace pair = op.spec->in_place;
-    if (pair.output < 0) continue;
-    const ValueId input = program.inputs(op)[static_cast<size_t>(pair.input)];
-    const ValueId output = program.outputs(op)[static_cast<size_t>(pair.output)];
-    if (!input.valid() || !is_transient(program.value(input)) ||
-        !is_transient(program.value(output))) {
-      continue;
-    }
-    const Lifetime& input_lifetime = lifetimes[input];
-    Lifetime& root = lifetimes[input_lifetime.root];
-    if (input_lifetime.last != index || root.last != index ||
-        MemoryPlan::aligned(program.value(input).bytes()) !=
-            MemoryPlan::aligned(program.value(output).bytes())) {
-      continue;
-    }
-    Lifetime& output_lifetime = lifetimes[output];
-    output_lifetime.root = input_lifetime.root;
-    root.last = output_lifetime.last;
-  }
-}
-
-// A piece of memory wanted from operation `first` to operation `last`, both relative to the start
-// of the run of operations it belongs to.
-struct Block {
-  int32_t first;
-  int32_t last;
-  uint64_t bytes;
-  auto operator<=>(const Block&) const = default;
-};
-
-// Gives the blocks addresses in the given order, each the lowest address that is free during its
-// whole life. Returns the height of the arena.
-uint64_t assign_addresses(const std::vector<Block>& blocks, const std::vector<int32_t>& order,
-                          std::vector<uint64_t>& offsets) {
-  uint64_t height = 0;
-  std::vector<int32_t> placed;  // by ascending address
-  placed.reserve(blocks.size());
-  for (const int32_t candidate : order) {
-    const Block& block = blocks[static_cast<size_t>(candidate)];
-    uint64_t address = 0;
-    for (const int32_t other : placed) {
-      const Block& neighbour = blocks[static_cast<size_t>(other)];
-      if (neighbour.last < block.first || block.last < neighbour.first) continue;
-      const uint64_t start = offsets[static_cast<size_t>(other)];
-      if (address + block.bytes <= start) break;
-      address = std::max(address, start + neighbour.bytes);
-    }
-    offsets[static_cast<size_t>(candidate)] = address;
-    height = std::max(height, address + block.bytes);
-    const auto position = std::upper_bound(
-        placed.begin(), placed.end(), address,
-        [&](uint64_t value, int32_t other) { return value < offsets[static_cast<size_t>(other)]; });
-    placed.insert(position, candidate);
-  }
-  return height;
-}
-
-struct Placement {
-  std::vector<uint64_t> offsets;
-  uint64_t height = 0;
-};
-
-// Tries a few orders and keeps the lowest arena. Largest first is nearly always best; the others
-// win where many equal blocks overlap in a staircase.
-Placement place_blocks(const std::vector<Block>& blocks) {
-  std::vector<int32_t> order(blocks.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto at = [&](int32_t i) -> const Block& { return blocks[static_cast<size_t>(i)]; };
-  const auto length = [&](int32_t i) { return at(i).last - at(i).first; };
-
-  Placement best;
-  const auto attempt = [&](const auto& before) {
-    std::stable_sort(order.begin(), order.end(), before);
-    Placement placement{std::vector<uint64_t>(blocks.size()), 0};
-    placement.height = assign_addresses(blocks, order, placement.offsets);
-    if (best.offsets.empty() || placement.height < best.height) best = std::move(placement);
-  };
-  attempt([&](int32_t a, int32_t b) { return at(a).bytes > at(b).bytes; });
-  attempt([&](int32_t a, int32_t b) { return length(a) > length(b); });
-  attempt([&](int32_t a, int32_t b) {
-    return at(a).bytes * static_cast<uint64_t>(length(a) + 1) >
-           at(b).bytes * static_cast<uint64_t>(length(b) + 1);
-  });
-  attempt([&](int32_t a, int32_t b) { return at(a).first < at(b).first; });
-  return best;
-}
-
-// Passes whose operations are interleaved are one run: gives the runs that lie between the first
-// and the last operation of a forward, or of a backward without its weight gradients, one number.
-void join_interleaved(const Program& program, OpVector<int32_t>& run) {
-  using Pass = std::tuple<int32_t, int32_t, bool>;    // micro-batch, chunk, forward?
-  std::map<Pass, std::pair<int32_t, int32_t>> reach;  // first and last run
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Place& place = program.op(index).place;
-    if (place.micro_batch < 0 || place.queue == Queue::communication ||
-        place.phase == Phase::weight_gradient) {
-      continue;
-    }
-    const int32_t number = run[index];
-    const auto [pass, is_new] = reach.try_emplace(
-        {place.micro_batch, place.chunk, place.phase == Phase::forward}, number, number);
-    pass->second.second = number;
-  }
-  if (run.empty()) return;
-  std::vector<int32_t> joined_to(static_cast<size_t>(run[run.size() - 1]) + 1,
-                                 0);  // by run: a later one
-  for (const auto& [pass, runs] : reach) {
-    int32_t& last = joined_to[static_cast<size_t>(runs.first)];
-    last = std::max(last, runs.second);
-  }
-  std::vector<int32_t> renumbered(joined_to.size(), 0);
-  int32_t number = -1;
-  int32_t end = -1;  // the last run that belongs to the current number
-  for (size_t i = 0; i < joined_to.size(); ++i) {
-    if (static_cast<int32_t>(i) > end) ++number;
-    end = std::max({end, joined_to[i], static_cast<int32_t>(i)});
-    renumbered[i] = number;
-  }
-  for (int32_t& each : run) each = renumbered[static_cast<size_t>(each)];
-}
-
-// The program cut into runs of operations of one stage and micro-batch, one after the other.
-// Returns for each operation the number of its run. A message that stands between operations of
-// other micro-batches belongs to their run, and passes that are merged are one.
-OpVector<int32_t> find_runs(const Program& program) {
-  const auto same = [&](int32_t a, int32_t b) {
-    const Place& x = program.op(a).place;
-    const Place& y = program.op(b).place;
-    return x.micro_batch == y.micro_batch && x.chunk == y.chunk;
-  };
-  OpVector<int32_t> run(program.op_count());
-  // The next operation that is no communication, of all that follow.
-  OpVector<int32_t> next(run.size());
-  int32_t computing = program.op_count();
-  for (int32_t index = program.op_count() - 1; index >= 0; --index) {
-    if (program.op(index).place.queue != Queue::communication) computing = index;
-    next[index] = computing;
-  }
-  int32_t number = 0;
-  int32_t member = 0;  // an operation whose place is that of the run
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const int32_t following = next[index];
-    const bool is_guest =
-        following != index && (following == program.op_count() || !same(index, following));
-    if (!is_guest && !same(index, member)) {
-      ++number;
-      member = index;
-    }
-    run[index] = number;
-  }
-  join_interleaved(program, run);
-  return run;
-}
-
-// Values that other queues than compute touch keep their memory as long as that queue has something
-// else to do, within the run.
-void reserve_for_queues(const Program& program, IdVector<ValueId, Lifetime>& lifetimes) {
-  const IdVector<ValueId, int32_t> until = find_queue_reservations(program);
-  const OpVector<int32_t> run = find_runs(program);
-  for (int32_t i = 0; i < program.value_count(); ++i) {
-    int32_t& last = lifetimes[ValueId{i}].last;
-    const int32_t reserved = until[ValueId{i}];
-    if (reserved <= last) continue;
-    const auto end = std::upper_bound(run.begin() + last, run.begin() + reserved + 1, run[last]);
-    last = static_cast<int32_t>(end - run.begin()) - 1;
-  }
-}
 
 // Values that are stored together.
 struct Bundle {
@@ -233,25 +25,6 @@ struct Bundle {
   std::vector<ValueId> values;
   std::vector<uint64_t> offsets;  // of the values within the bundle
 };
-
-// Counts time in the operations at which something of the run begins or ends: what else stands
-// between them makes no difference.
-void compress_times(std::vector<Block>& blocks) {
-  std::vector<int32_t> times;
-  for (const Block& block : blocks) {
-    times.push_back(block.first);
-    times.push_back(block.last);
-  }
-  std::sort(times.begin(), times.end());
-  times.erase(std::unique(times.begin(), times.end()), times.end());
-  const auto number = [&](int32_t time) {
-    return static_cast<int32_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
-  };
-  for (Block& block : blocks) {
-    block.first = number(block.first);
-    block.last = number(block.last);
-  }
-}
 
 // Two kinds of bundles of one of the two arenas: the values that live within one run, which reuse
 // each other's memory, and those that live from one run into another, the same for all of them.
@@ -276,11 +49,11 @@ std::vector<Bundle> bundle_values(const Program& program,
     bundle.last = is_new ? lifetime.last : std::max(bundle.last, lifetime.last);
     bundle.values.push_back(ValueId{i});
   }
-  std::map<std::vector<Block>, Placement> known;
+  std::map<std::vector<MemoryBlock>, Placement> known;
   std::vector<Bundle> list;
   for (auto& [key, bundle] : bundles) {
     const bool within_a_run = std::get<0>(key) == std::get<1>(key);
-    std::vector<Block> blocks;
+    std::vector<MemoryBlock> blocks;
     blocks.reserve(bundle.values.size());
     for (const ValueId id : bundle.values) {
       const Lifetime& lifetime = lifetimes[id];

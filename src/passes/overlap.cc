@@ -1,29 +1,18 @@
 #include "passes/overlap.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <map>
 #include <utility>
 
 #include "base/id_vector.h"
-#include "base/units.h"
 #include "program/op_spec.h"
 
 namespace troupe {
 namespace {
 
-bool is_exchange(const Op& op) {
-  return op.place.module == Module::moe && op.spec->group != nullptr &&
-         op.spec->group(op.attributes) == RankGroup::etp_ep;
-}
-
-double flops_of(const Program& program, const Op& op) {
-  return op.spec->cost != nullptr ? op.spec->cost(OpView{program, op}).flops : 0;
-}
-
 // Does another block, or the end, follow this exchange?
 bool ends_block(const Program& program, std::span<const int32_t> order, size_t position) {
-  return position + 1 == order.size() || !is_exchange(program.op(order[position + 1]));
+  return position + 1 == order.size() || !is_expert_exchange(program.op(order[position + 1]));
 }
 
 // Takes the marked operations out and puts those of `after[i]` right after the one at i.
@@ -51,7 +40,7 @@ std::vector<int32_t> spread_shared_expert(const Program& program, std::span<cons
   for (size_t i = 0; i < order.size(); ++i) {
     const Op& op = program.op(order[i]);
     const bool shared = op.place.module == Module::shared_expert;
-    if (!shared && !is_exchange(op)) continue;
+    if (!shared && !is_expert_exchange(op)) continue;
     Block& block = blocks[{op.place.layer, op.place.phase == Phase::recompute}];
     if (shared) {
       block.shared.push_back(i);
@@ -82,7 +71,7 @@ std::vector<int32_t> delay_weight_gradients(const Program& program,
   for (size_t i = 0; i < order.size(); ++i) {
     const Op& op = program.op(order[i]);
     if (op.place.phase == Phase::weight_gradient) held.push_back(i);
-    if (!is_exchange(op) || !ends_block(program, order, i)) continue;
+    if (!is_expert_exchange(op) || !ends_block(program, order, i)) continue;
     for (const size_t each : std::exchange(held, {})) {
       moved[each] = true;
       after[i].push_back(order[each]);
@@ -97,7 +86,7 @@ std::vector<std::span<const int32_t>> cut_at_exchanges(const Program& program,
   std::vector<std::span<const int32_t>> pieces;
   size_t first = 0;
   for (size_t i = 0; i < order.size(); ++i) {
-    if (!is_exchange(program.op(order[i])) || !ends_block(program, order, i)) continue;
+    if (!is_expert_exchange(program.op(order[i])) || !ends_block(program, order, i)) continue;
     pieces.push_back(order.subspan(first, i + 1 - first));
     first = i + 1;
   }
@@ -109,7 +98,7 @@ std::vector<std::span<const int32_t>> cut_at_exchanges(const Program& program,
 // differ by an operation within a module, not in these places.
 std::vector<size_t> find_seams(const Program& program, std::span<const int32_t> piece) {
   std::vector<size_t> seams;
-  for (size_t i = 1; i < piece.size() && !is_exchange(program.op(piece[i])); ++i) {
+  for (size_t i = 1; i < piece.size() && !is_expert_exchange(program.op(piece[i])); ++i) {
     const Place& before = program.op(piece[i - 1]).place;
     const Place& place = program.op(piece[i]).place;
     if (before.layer != place.layer || before.module != place.module) seams.push_back(i);
@@ -165,16 +154,12 @@ class Versions {
   IdVector<ValueId, int32_t> written_;
 };
 
-bool reads_any(const Program& program, const Op& op, const IdVector<ValueId, bool>& marked) {
-  const auto is_marked = [&](ValueId id) {
-    return id.valid() && (marked[id] || (program.value(id).rows.valid() &&
-                                         marked[program.value(id).rows.counter]));
-  };
-  const auto inputs = program.inputs(op);
-  return std::any_of(inputs.begin(), inputs.end(), is_marked);
-}
-
 }  // namespace
+
+bool is_expert_exchange(const Op& op) {
+  return op.place.module == Module::moe && op.spec->group != nullptr &&
+         op.spec->group(op.attributes) == RankGroup::etp_ep;
+}
 
 std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const int32_t> order,
                                          const OverlapOptions& options) {
@@ -221,42 +206,6 @@ void verify_order(const Program& program, std::span<const int32_t> order) {
                  name(index) + " was moved across another message of the pipeline");
     last_message = index;
   }
-}
-
-Exposure measure_exposure(const Program& program) {
-  Exposure exposure;
-  const Program expected = program.with_expected_rows();
-  IdVector<ValueId, bool> results(program.value_count(), false);
-  std::vector<ValueId> marked;
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    if (!is_exchange(program.op(index))) continue;
-    ++exposure.exchanges;
-    double flops = 0;
-    for (const ValueId id : std::exchange(marked, {})) {
-      results[id] = false;
-    }
-    for (int32_t other = index; other < program.op_count(); ++other) {
-      const Op& op = program.op(other);
-      const bool needs = other == index || reads_any(program, op, results);
-      const bool collective = op.place.queue == Queue::communication;
-      if (needs && !collective) break;
-      if (!collective) flops += flops_of(expected, op);
-      if (!needs) continue;
-      for (const ValueId output : program.outputs(op)) {
-        results[output] = true;
-        marked.push_back(output);
-      }
-    }
-    if (flops > 0) ++exposure.covered;
-    exposure.flops += flops;
-  }
-  return exposure;
-}
-
-std::string text_of(const Exposure& exposure) {
-  if (exposure.exchanges == 0) return {};
-  return fmt::format("{} operations, {} overlap with compute ({} flops)", exposure.exchanges,
-                     exposure.covered, format_count(exposure.flops));
 }
 
 }  // namespace troupe

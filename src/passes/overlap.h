@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "program/program.h"
@@ -29,6 +28,9 @@ struct OverlapOptions {
 
   bool any() const { return delay_weight_gradients || shared_expert; }
 };
+
+// See above.
+bool is_expert_exchange(const Op& op);
 
 // Orders one pass (a stage's forward or backward of one micro-batch) by the options.
 std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const int32_t> order,
@@ -46,18 +48,5 @@ std::vector<int32_t> merge_at_exchanges(const Program& program, std::span<const 
 // the same changes, changed in the same order; and messages keep their order. What is left out
 // must not be read.
 void verify_order(const Program& program, std::span<const int32_t> order);
-
-// What there is to compute while exchanges are under way: all that stands between them and the
-// first operation of the compute queue that needs their results, directly or through further
-// collectives.
-struct Exposure {
-  int32_t exchanges = 0;
-  int32_t covered = 0;  // those that overlap with compute
-  double flops = 0;     // that overlap with them; what overlaps with several counts for each
-};
-Exposure measure_exposure(const Program& program);
-
-// "24 operations, 22 overlap with compute (1.53 Gflop)"; empty when there are none.
-std::string text_of(const Exposure& exposure);
 
 }  // namespace troupe

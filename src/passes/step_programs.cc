@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "model/decoder.h"
 #include "ops/add/add.h"
 #include "ops/fill/fill.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
@@ -13,86 +14,13 @@
 #include "passes/pass_pipeline.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
+#include "passes/step_inputs.h"
 #include "passes/step_metrics.h"
 #include "passes/step_schedule.h"
 #include "passes/step_update.h"
 
 namespace troupe {
 namespace {
-
-// Which of a rank's stages, of those that it has at all.
-template <class Predicate>
-bool has_stage(const ModelPart& part, const Predicate& predicate) {
-  for (int32_t chunk = 0; chunk < part.partition().chunks; ++chunk) {
-    if (predicate(part.stage(chunk))) return true;
-  }
-  return false;
-}
-
-bool has_layer(const ModelPart& part, int32_t layer) {
-  return part.partition().rank_of_layer(layer) == part.dense().pp;
-}
-
-// Rows of each sequence that this rank and those of its tp group have.
-int32_t rows_of_sequence(const ModelPart& part, int32_t sequence) {
-  return sequence / part.layout().cp();
-}
-
-// The residual stream of one micro-batch, as stages hand it on.
-Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
-                   int32_t sequence) {
-  const int64_t tokens = int64_t{batch} * rows_of_sequence(part, sequence);
-  return {part.sequence_parallel() ? tokens / part.layout().tp() : tokens, config.hidden_size};
-}
-
-// The inputs of one micro-batch that this rank's stages use.
-BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t batch,
-                             int32_t sequence, bool with_labels, DType accumulation) {
-  const bool embeds = has_stage(part, [](const PipelineStage& stage) { return stage.embedding; });
-  const bool has_loss = has_stage(part, [](const PipelineStage& stage) { return stage.loss; });
-  BatchValues values = declare_batch(builder, batch, rows_of_sequence(part, sequence), embeds,
-                                     with_labels && has_loss, accumulation);
-  values.chunks = chunks_of(part);
-  return values;
-}
-
-// Adds the tokens of the micro-batch that are not padding, where this rank has routers.
-void declare_valid_tokens(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                          int64_t rows, BatchValues& batch) {
-  const bool routes = has_stage(part, [&](const PipelineStage& stage) {
-    for (int32_t i = 0; i < stage.layers; ++i) {
-      if (config.is_moe_layer(stage.first_layer + i)) return true;
-    }
-    return false;
-  });
-  if (!routes) return;
-  batch.valid.mask = builder.input("valid", DType::i32, {rows});
-  batch.valid.count = count_valid_tokens(builder, part, batch.valid.mask);
-  batch.first_valid = part.sequence_parallel() ? part.dense().tp * rows : 0;
-}
-
-// The experts that one micro-batch must use, as inputs, by layer. Empty when it chooses by itself.
-std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config,
-                                        const ModelPart& part, int64_t tokens, RoutingTrace trace) {
-  if (trace != RoutingTrace::replayed) return {};
-  std::vector<ValueId> selections(static_cast<size_t>(config.num_layers));
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.is_moe_layer(layer) || !has_layer(part, layer)) continue;
-    selections[static_cast<size_t>(layer)] =
-        builder.input("selected", DType::i32, {tokens, config.moe_router_topk});
-  }
-  return selections;
-}
-
-// What one stage chose for one micro-batch, as results of the program, by layer.
-void record_selections(Program& program, const ModelConfig& config, const ForwardResult& forward,
-                       std::vector<ValueId>& selections) {
-  selections.resize(static_cast<size_t>(config.num_layers));
-  for (const auto& router : forward.routers) {
-    program.add_result(router.selected);
-    selections[static_cast<size_t>(router.layer)] = router.selected;
-  }
-}
 
 // Sums metrics over the ranks, each of which has counted what no other has.
 void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
@@ -101,69 +29,6 @@ void reduce_metrics(Builder& builder, const ModelState& state, const TrainingSte
   const std::vector<ValueId> metrics = metrics_of(loss, step.layers);
   for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
-}
-
-InferenceStep build_inference(const ModelConfig& config, const ModelState& state, int32_t batch,
-                              int32_t sequence, bool with_loss, bool keep_logits,
-                              RoutingTrace trace, int32_t loss_chunk_tokens) {
-  InferenceStep step;
-  step.program = std::make_unique<Program>(state.table);
-  step.program->set_staged_groups(state.part.staged_groups());
-  Builder builder(*step.program);
-  const ModelPart& part = state.part;
-  const DType wide = accumulation_dtype(state.dtype);
-  step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
-  if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
-  if (!keep_logits) {
-    step.layers = declare_layer_metrics(builder, config, /*training=*/false,
-                                        /*ignore_padding=*/false);
-  }
-  const ValueId rope =
-      build_rope_table(builder, config, part, rows_of_sequence(part, sequence), wide);
-  step.selected = declare_selections(builder, config, part,
-                                     stream_shape(config, part, batch, sequence)[0], trace);
-
-  StageMessages messages(builder, state.dtype, stream_shape(config, part, batch, sequence));
-  MetricSums sums(builder);
-  std::vector<ForwardResult> stages;
-  ValueId stream;  // what the last stage before left
-  for (const PipelineWork& work : forward_work(part)) {
-    builder.place = Place{.chunk = static_cast<int16_t>(work.step.chunk)};
-    if (work.step.action == PipelineAction::receive_activation) {
-      stream = messages.receive(work.step.peer, "stage_in");
-    } else if (work.step.action == PipelineAction::send_activation) {
-      messages.send(stream, work.step.peer);
-    } else {
-      stages.push_back(build_forward(builder, config, state, rope, step.batch,
-                                     {.chunk = work.step.chunk,
-                                      .input = stream,
-                                      .loss_chunk_tokens = loss_chunk_tokens,
-                                      .selected = step.selected}));
-      stream = stages.back().output;
-      ForwardResult& forward = stages.back();
-      for (const Head::Chunk& chunk : forward.head.chunks) {
-        const LossResult result = build_loss(builder, config, state, forward.head, chunk);
-        if (keep_logits) step.logits = result.logits;
-        if (with_loss) forward.losses.push_back(result.loss);
-      }
-    }
-  }
-  messages.finish_all();
-  builder.place = Place{};
-  for (const ForwardResult& forward : stages) {
-    if (trace == RoutingTrace::recorded) {
-      record_selections(*step.program, config, forward, step.selected);
-    }
-    if (with_loss) {
-      accumulate_metrics(builder, config, part, forward, {.sum = step.loss, .tokens = {}},
-                         step.layers, sums, /*share=*/1.0, /*loss_share=*/1.0);
-    }
-  }
-  if (step.logits.valid()) step.program->add_result(step.logits);
-  for (const ValueId metric : metrics_of({.sum = step.loss, .tokens = {}}, step.layers)) {
-    sums.add_nothing(metric);
-  }
-  return step;
 }
 
 // Emits the forward and backward work of one rank, and the messages between, in the order in which
@@ -498,18 +363,6 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   if (options.overlap_gradient_sums) passes.run(PassId::gradient_sums, order_gradient_sums_early);
   if (options.overlap_parameter_gathers) passes.run(PassId::gathers, order_gathers_early);
   return step;
-}
-
-InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
-                                    int32_t batch, int32_t sequence, int32_t loss_chunk_tokens) {
-  return build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
-                         RoutingTrace::none, loss_chunk_tokens);
-}
-
-InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
-                                int32_t sequence, bool with_loss, RoutingTrace trace) {
-  return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true, trace,
-                         /*loss_chunk_tokens=*/0);
 }
 
 }  // namespace troupe

@@ -9,6 +9,7 @@
 
 #include "model/parameters.h"
 #include "parallel/collective_schedule.h"
+#include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
 #include "passes/rank_sums.h"
 #include "program/op_spec.h"

@@ -19,8 +19,8 @@
 #include "base/work_report.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
-#include "passes/overlap.h"
 #include "passes/step_programs.h"
+#include "plan/exposure.h"
 
 namespace troupe {
 
@@ -46,7 +46,7 @@ struct RankPlan {
   int64_t collectives = 0;
   int64_t messages = 0;  // sent or received
   double operation_flops = 0;
-  Exposure expert_exchange;              // passes/overlap.h
+  Exposure expert_exchange;              // plan/exposure.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
   uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded
 };

@@ -131,6 +131,11 @@ struct OpSpec {
   std::vector<OpSample> (*samples)() = nullptr;
 };
 
+// 0 for kinds that state no cost.
+inline double flops_of(const Program& program, const Op& op) {
+  return op.spec->cost != nullptr ? op.spec->cost(OpView{program, op}).flops : 0;
+}
+
 // Nothing when the operation is no message.
 inline std::optional<MessageUse> message_use(const Op& op) {
   if (op.spec->message == nullptr) return std::nullopt;

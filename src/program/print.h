@@ -52,11 +52,6 @@ bool is_shown(const Place& place, const PrintOptions& options);
 // Aborts when a span has another length than stated above.
 std::string print_program(const Program& program, const PrintOptions& options);
 
-// Draws transient bytes over the program: a chart of about `width` columns and twelve lines, with
-// the micro-batches and phases written below it. `live_bytes` as in PrintOptions, not empty.
-std::string draw_live_bytes(const Program& program, std::span<const uint64_t> live_bytes,
-                            int width);
-
 // "f32 [128, 48]", "i32 [8]". The row counter of a ragged tensor is left out: "f32 [<=256, 48]".
 std::string type_text(const Value& value);
 

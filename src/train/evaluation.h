@@ -15,7 +15,7 @@
 
 #include "base/work_report.h"
 #include "parallel/process_group.h"
-#include "passes/step_programs.h"
+#include "passes/inference_programs.h"
 #include "runtime/interpreter.h"
 #include "train/data_sets.h"
 #include "train/options.h"

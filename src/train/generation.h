@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "parallel/process_group.h"
-#include "passes/step_programs.h"
+#include "passes/inference_programs.h"
 #include "runtime/interpreter.h"
 
 namespace troupe {

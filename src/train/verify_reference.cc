@@ -23,6 +23,7 @@
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
+#include "passes/inference_programs.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"

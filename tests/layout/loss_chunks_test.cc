@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"

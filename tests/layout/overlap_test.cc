@@ -13,6 +13,7 @@
 
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
+#include "plan/exposure.h"
 #include "program/golden.h"
 #include "program/print.h"
 #include "support/layout_models.h"

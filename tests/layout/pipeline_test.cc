@@ -12,6 +12,7 @@
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
+#include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/train_test_support.h"
 

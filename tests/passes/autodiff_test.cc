@@ -10,6 +10,7 @@
 
 #include "ops/add/add.h"
 #include "ops/gather_parameter/gather_parameter.h"
+#include "passes/inference_programs.h"
 #include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "program/toy_operations.h"

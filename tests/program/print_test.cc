@@ -11,6 +11,7 @@
 
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
+#include "plan/memory_chart.h"
 #include "program/golden.h"
 #include "program/test_models.h"
 #include "program/toy_operations.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "train/train_test_support.h"
 
