@@ -332,6 +332,17 @@ TEST(PipelineSchedule, FaultsAreFound) {
            std::reverse(table.ranks[2].begin(), table.ranks[2].end());
          }),
          "rank 2: send gradient of micro-batch 3");
+  // Whatever other ranks have received.
+  for (const auto& [rank, action, phrase] :
+       {std::tuple(0U, Action::send_activation, "rank 1: a message of micro-batch 0 for stage 1"),
+        std::tuple(1U, Action::send_activation, "rank 2: a message of micro-batch 0 for stage 2"),
+        std::tuple(2U, Action::send_gradient, "rank 1: a message of micro-batch 0 for stage 1")}) {
+    expect(fault_after([&](PipelineTable& table) {
+             auto& steps = table.ranks[rank];
+             steps.push_back(*place(steps, action));
+           }),
+           std::string(phrase) + " is never received");
+  }
   // Two ranks that each need the other's message first.
   expect(fault_after([&](PipelineTable& table) {
            auto& steps = table.ranks[0];
