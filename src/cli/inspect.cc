@@ -233,6 +233,11 @@ ExitStatus run_inspect(const Options& options) {
     throw_bad_request("--passes and --dump-after: only the program of a training step has passes.");
   }
   if (options.passes) {
+    if (!options.dump_after.empty() || filters.layer || filters.micro_batch || filters.phase) {
+      throw_bad_request(
+          "--passes lists passes and no operations: leave out --dump-after, --layer, "
+          "--micro-batch and --phase.");
+    }
     print_passes(options, config);
     return ExitStatus::done;
   }

@@ -57,3 +57,5 @@ refused '--dump-after takes emission, schedule, .* not .x.' "${model[@]}" --dump
 refused '--skip-passes "x": there is no such pass. Passes: schedule, copies,' "${model[@]}" --skip-passes x
 refused '--skip-passes "emission"' "${model[@]}" --skip-passes emission
 refused 'only the program of a training step has passes' "${model[@]}" --program eval --passes
+refused '--passes lists passes and no operations: leave out' "${model[@]}" --passes --layer 0
+refused '--passes lists passes and no operations: leave out' "${model[@]}" --passes --dump-after schedule
