@@ -212,7 +212,7 @@ Inspected build_up_to(const Options& options, const ModelConfig& config) {
   std::optional<Inspected> found;
   build(options, config, [&](const PassRecord& record, const Program& program) {
     if (record.id != last) return;
-    found.emplace(std::make_unique<Program>(program), plan_of(program, options));
+    found = Inspected{std::make_unique<Program>(program), plan_of(program, options)};
   });
   if (!found) {
     throw_bad_request(
