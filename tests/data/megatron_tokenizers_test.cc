@@ -141,6 +141,7 @@ TEST(NullTokenizer, ReadsIdsInDecimal) {
   const TokenizerModel other =
       read_tokenizer_model("NullTokenizer", "", {.vocab_size = 100, .eod = 7});
   EXPECT_EQ(make_tokenizer(other)->eod(), 7);
+  EXPECT_EQ(make_tokenizer(other)->decode(std::vector<int32_t>{0, 7, 98, 99}), "0 98 99 ");
   EXPECT_FALSE(
       other.same_as(read_tokenizer_model("NullTokenizer", "", {.vocab_size = 100, .eod = 8})));
   EXPECT_EQ(refusal("NullTokenizer", "").find("--tokenizer-type NullTokenizer needs --vocab-size"),

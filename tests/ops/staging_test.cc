@@ -2,6 +2,7 @@
 // what all members must agree on, and what kernels may rely on.
 #include "ops/staging.h"
 
+#include <algorithm>
 #include <array>
 #include <gtest/gtest.h>
 #include <map>
@@ -49,8 +50,10 @@ void expect_rounds(const std::vector<ShareOf>& tensors, DType dtype, int ranks) 
       EXPECT_GE(terms.offset, end) << "terms overlap";
       end = terms.offset + ranks * terms.stride;
       EXPECT_LE(end, bytes);
+      int64_t largest = 0;
       for (int place = 0; place < ranks; ++place) {
         const IndexRange share = tensors[terms.tensor](place);
+        largest = std::max(largest, share.end - share.begin);
         const IndexRange part = part_of(terms, share);
         int64_t& before = covered[terms.tensor][static_cast<size_t>(place)];
         EXPECT_LE(part.end - part.begin, terms.elements);
@@ -58,6 +61,7 @@ void expect_rounds(const std::vector<ShareOf>& tensors, DType dtype, int ranks) 
         EXPECT_EQ(part.begin, share.begin + before) << "in order, and none left out";
         before += part.end - part.begin;
       }
+      EXPECT_LE(terms.first + terms.elements, largest) << "room for what no member has";
     }
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
