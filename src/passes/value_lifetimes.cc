@@ -11,6 +11,43 @@
 #include "program/op_spec.h"
 
 namespace troupe {
+namespace {
+
+// Passes whose operations are interleaved are one run: gives the runs that lie between the first
+// and the last operation of a forward, or of a backward without its weight gradients, one number.
+void join_interleaved(const Program& program, OpVector<int32_t>& run) {
+  using Pass = std::tuple<int32_t, int32_t, bool>;    // micro-batch, chunk, forward?
+  std::map<Pass, std::pair<int32_t, int32_t>> reach;  // first and last run
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Place& place = program.op(index).place;
+    if (place.micro_batch < 0 || place.queue == Queue::communication ||
+        place.phase == Phase::weight_gradient) {
+      continue;
+    }
+    const int32_t number = run[index];
+    const auto [pass, is_new] = reach.try_emplace(
+        {place.micro_batch, place.chunk, place.phase == Phase::forward}, number, number);
+    pass->second.second = number;
+  }
+  if (run.empty()) return;
+  std::vector<int32_t> joined_to(static_cast<size_t>(run[run.size() - 1]) + 1,
+                                 0);  // by run: a later one
+  for (const auto& [pass, runs] : reach) {
+    int32_t& last = joined_to[static_cast<size_t>(runs.first)];
+    last = std::max(last, runs.second);
+  }
+  std::vector<int32_t> renumbered(joined_to.size(), 0);
+  int32_t number = -1;
+  int32_t end = -1;  // the last run that belongs to the current number
+  for (size_t i = 0; i < joined_to.size(); ++i) {
+    if (static_cast<int32_t>(i) > end) ++number;
+    end = std::max({end, joined_to[i], static_cast<int32_t>(i)});
+    renumbered[i] = number;
+  }
+  for (int32_t& each : run) each = renumbered[static_cast<size_t>(each)];
+}
+
+}  // namespace
 
 IdVector<ValueId, Lifetime> find_lifetimes(const Program& program, Device device) {
   IdVector<ValueId, Lifetime> lifetimes(program.value_count());
@@ -60,44 +97,6 @@ void share_in_place(const Program& program, IdVector<ValueId, Lifetime>& lifetim
     root.last = output_lifetime.last;
   }
 }
-
-namespace {
-
-// Passes whose operations are interleaved are one run: gives the runs that lie between the first
-// and the last operation of a forward, or of a backward without its weight gradients, one number.
-void join_interleaved(const Program& program, OpVector<int32_t>& run) {
-  using Pass = std::tuple<int32_t, int32_t, bool>;    // micro-batch, chunk, forward?
-  std::map<Pass, std::pair<int32_t, int32_t>> reach;  // first and last run
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Place& place = program.op(index).place;
-    if (place.micro_batch < 0 || place.queue == Queue::communication ||
-        place.phase == Phase::weight_gradient) {
-      continue;
-    }
-    const int32_t number = run[index];
-    const auto [pass, is_new] = reach.try_emplace(
-        {place.micro_batch, place.chunk, place.phase == Phase::forward}, number, number);
-    pass->second.second = number;
-  }
-  if (run.empty()) return;
-  std::vector<int32_t> joined_to(static_cast<size_t>(run[run.size() - 1]) + 1,
-                                 0);  // by run: a later one
-  for (const auto& [pass, runs] : reach) {
-    int32_t& last = joined_to[static_cast<size_t>(runs.first)];
-    last = std::max(last, runs.second);
-  }
-  std::vector<int32_t> renumbered(joined_to.size(), 0);
-  int32_t number = -1;
-  int32_t end = -1;  // the last run that belongs to the current number
-  for (size_t i = 0; i < joined_to.size(); ++i) {
-    if (static_cast<int32_t>(i) > end) ++number;
-    end = std::max({end, joined_to[i], static_cast<int32_t>(i)});
-    renumbered[i] = number;
-  }
-  for (int32_t& each : run) each = renumbered[static_cast<size_t>(each)];
-}
-
-}  // namespace
 
 OpVector<int32_t> find_runs(const Program& program) {
   const auto same = [&](int32_t a, int32_t b) {

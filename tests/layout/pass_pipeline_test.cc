@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 #include <memory>
-#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,14 +17,6 @@
 namespace troupe::testing {
 namespace {
 
-struct SkipCase {
-  LayoutCase layout;
-};
-
-void PrintTo(const SkipCase& c, std::ostream* out) {
-  *out << c.layout.name;
-}
-
 ModelConfig skip_model(int32_t layers) {
   ModelConfig model = auxiliary_loss_models(moe_model(layers))[2].config;
   model.num_query_groups = 4;
@@ -35,8 +26,8 @@ ModelConfig skip_model(int32_t layers) {
   return model;
 }
 
-std::vector<SkipCase> skip_cases() {
-  std::vector<SkipCase> all;
+std::vector<LayoutCase> skip_cases() {
+  std::vector<LayoutCase> all;
   const auto add = [&](const std::string& name, int32_t layers, int32_t ranks,
                        const auto& configure) {
     LayoutCase c;
@@ -54,7 +45,7 @@ std::vector<SkipCase> skip_cases() {
                    .norms = true};
     c.offload = {.qkv = true, .core_attention = true, .expert_fc1 = true, .least_elements = 1};
     configure(c);
-    all.push_back({c});
+    all.push_back(c);
   };
   add("sharded_and_merged", 3, 4, [](LayoutCase& c) {
     c.sharding = StateSharding::parameters;
@@ -77,10 +68,10 @@ std::vector<SkipCase> skip_cases() {
   return all;
 }
 
-class SkippedPasses : public ::testing::TestWithParam<SkipCase> {};
+class SkippedPasses : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(SkippedPasses, ChangeNoBit) {
-  LayoutCase c = GetParam().layout;
+  LayoutCase c = GetParam();
   const Outcome with_all = run_layout(c);
   std::vector<PassId> passes;
   for (const PassInfo& pass : all_passes()) {
@@ -96,20 +87,20 @@ TEST_P(SkippedPasses, ChangeNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, SkippedPasses, ::testing::ValuesIn(skip_cases()),
-                         [](const auto& info) { return info.param.layout.name; });
+                         [](const auto& info) { return info.param.name; });
 
 TEST(PassPipeline, IsWatchedPassByPass) {
   std::set<PassId> moves;
   std::set<PassId> drops;
-  for (const SkipCase& each : skip_cases()) {
-    SCOPED_TRACE(each.layout.name);
+  for (const LayoutCase& each : skip_cases()) {
+    SCOPED_TRACE(each.name);
     std::vector<PassRecord> records;
     const auto watch = [&](const PassRecord& record, const Program& program) {
       verify_program(program);
       EXPECT_EQ(record.ops_after, program.op_count()) << name_of(record.id);
       records.push_back(record);
     };
-    const std::unique_ptr<const Program> program = program_of(each.layout, /*rank=*/0, watch);
+    const std::unique_ptr<const Program> program = program_of(each, /*rank=*/0, watch);
     ASSERT_EQ(records.size(), all_passes().size());
     for (size_t i = 0; i < records.size(); ++i) {
       EXPECT_EQ(records[i].id, all_passes()[i].id);
