@@ -13,6 +13,7 @@
 #include "cuda/gpu.h"
 #include "cuda/large_samples.h"
 #include "ops/registry.h"
+#include "support/distance.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {

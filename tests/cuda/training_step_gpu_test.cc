@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/gpu.h"
+#include "support/distance.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {

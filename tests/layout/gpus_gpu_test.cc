@@ -35,6 +35,7 @@
 #include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"
 #include "support/context_run.h"
+#include "support/distance.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 #include "support/random_layouts.h"

@@ -247,6 +247,18 @@ TEST(Rendezvous, ListensOnlyWhereRanksAreExpected) {
   server.join();
 }
 
+// As the own name of many machines is in /etc/hosts: such a rank cannot tell from its connection
+// where the others reach it, and listens at any port of all addresses.
+TEST(Rendezvous, ConnectsThroughANameOfTheLoopback) {
+  const uint16_t port = free_port();
+  std::vector<RendezvousPoint> points;
+  for (int rank = 0; rank < 4; ++rank) {
+    points.push_back(point_of(rank, 4, port));
+    points.back().address = "LOCALHOST";  // resolved as localhost, and not known by its spelling
+  }
+  for (const std::string& error : connect_all(points, kPatient)) EXPECT_EQ(error, "");
+}
+
 // As torchrun's service may hold the first one.
 TEST(Rendezvous, TakesTheNextPortWhereOneIsTaken) {
   const Socket taken = listen_on(0).socket;

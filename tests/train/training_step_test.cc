@@ -10,6 +10,7 @@
 
 #include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "support/distance.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
@@ -95,8 +96,9 @@ TEST_P(TrainingStepBits, DoNotDependOnRecompute) {
 }
 
 // In chunks of tokens only the sums over tokens have another order: those of the weight of the head
-// (here the embedding's, too) and of the loss. With the oracle's plan and more threads the chunks
-// have the same bits.
+// (here the embedding's, too) and of the loss. What flows back into the layers is rounded otherwise
+// at most where BLAS multiplies the last rows of a chunk with another kernel, as that of OpenBLAS
+// for AVX2 does. With the oracle's plan and more threads the chunks have the same bits.
 TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
   const auto options = [](int32_t loss_chunk_tokens, int threads, bool oracle) {
     return StepRunOptions{.dtype = GetParam(),
@@ -111,6 +113,10 @@ TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
   whole.update();
   // Of the mean of some hundred losses, of which each chunk rounds its part.
   const double tolerance = GetParam() == DType::f64 ? 1e-14 : 1e-6;
+  // Some roundings of a product and of its result, relative to the whole gradient: 16 in its type.
+  const double gradient_tolerance = 16 * (GetParam() == DType::f64   ? 1.1e-16
+                                          : GetParam() == DType::f32 ? 6e-8
+                                                                     : 3.9e-3);
   for (const int32_t tokens : {64, 100}) {
     SCOPED_TRACE(std::to_string(tokens) + " tokens");
     StepRun chunks(trained_model(), options(tokens, 1, false));
@@ -118,8 +124,9 @@ TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
     EXPECT_NEAR(chunks.loss(), whole.loss(), tolerance * whole.loss());
     for (const Parameter& parameter : whole.state.parameters) {
       if (parameter.layer < 0 && parameter.kind != ParameterKind::final_norm) continue;
-      EXPECT_EQ(bytes_of(chunks.storage.view(parameter.gradient)),
-                bytes_of(whole.storage.view(parameter.gradient)))
+      EXPECT_LE(distance(elements(chunks.storage.view(parameter.gradient)),
+                         elements(whole.storage.view(parameter.gradient))),
+                gradient_tolerance)
           << whole.name(parameter);
     }
     for (const bool oracle : {false, true}) {
