@@ -62,6 +62,11 @@ class DataSets(unittest.TestCase):
         self.assertRegex(done.stderr, r"code: 18 documents, .* tokens; 25.00 % of the samples")
         self.assertIn("Validation data: 2 samples for each evaluation", done.stderr)
 
+    def test_a_run_says_what_a_step_is(self):
+        done = self.train(2, "--global-batch-size", 12, "--micro-batch-size", 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r"\nStep: \d+ operations, 12 sequences in 6 micro-batches\n")
+
     def test_a_file_gives_the_same_run(self):
         (HERE.folder / "args").write_text(f"3 {HERE.folder / 'books'}\n1 {HERE.folder / 'code'}\n")
         self.saved(4, data=("3", HERE.folder / "books", "1", HERE.folder / "code"))

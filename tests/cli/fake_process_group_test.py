@@ -94,6 +94,21 @@ class FakeProcessGroup(unittest.TestCase):
         self.assertIn("32 ranks run 4 different programs", result.stdout)
         self.assertRegex(result.stdout, r"built and checked in .*s, with at most .*B of memory")
 
+    def test_what_recompute_and_offload_save(self):
+        layout = ["plan", "--model", "mixtral-tiny", "--seq-length", 64, "--global-batch-size", 16,
+                  "--ranks", 4, "--pipeline-model-parallel-size", 2]
+
+        def classes(*flags):
+            return self.document(*layout, *flags)["rank_classes"]
+
+        whole = [each["bytes"]["total"] for each in classes()]
+        recompute = classes("--recompute-granularity", "selective", "--recompute-modules", "moe")
+        offload = classes("--fine-grained-activation-offloading", "--offload-modules", "core_attn")
+        self.assertEqual([each.get("bytes_without_recompute") for each in recompute], whole)
+        self.assertEqual([each.get("bytes_without_offload") for each in offload], whole)
+        for each, bytes_ in zip(recompute, whole, strict=True):
+            self.assertLess(each["bytes"]["total"], bytes_)
+
     def test_shape_of_deepseek_v3_on_1024_ranks(self):
         plan = self.document("plan", *DEEPSEEK)
         classes = self.check_classes(plan, 1024)
