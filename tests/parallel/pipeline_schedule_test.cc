@@ -332,6 +332,13 @@ TEST(PipelineSchedule, FaultsAreFound) {
            std::reverse(table.ranks[2].begin(), table.ranks[2].end());
          }),
          "rank 2: send gradient of micro-batch 3");
+  // In the last stage, whose backward needs nothing else.
+  expect(fault_after([&](PipelineTable& table) {
+           auto& steps = table.ranks[2];
+           const auto backward = place(steps, Action::backward);
+           std::rotate(steps.begin(), backward, backward + 1);
+         }),
+         "backward of micro-batch 0, chunk 0: it comes before the forward");
   // Whatever other ranks have received.
   for (const auto& [rank, action, phrase] :
        {std::tuple(0U, Action::send_activation, "rank 1: a message of micro-batch 0 for stage 1"),
