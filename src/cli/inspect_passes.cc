@@ -25,14 +25,14 @@ void PassTable::add(const PassRecord& record, const Program& program) {
 
 std::string PassTable::text() const {
   std::string text = fmt::format("{:<14} {:>9} {:>11} {:>9} {:>8} {:>12} {:>11}\n", "pass", "time",
-                                 "operations", "dropped", "moved", "memory", "saved");
+                                 "operations", "added", "moved", "memory", "saved");
   for (size_t i = 0; i < lines_.size(); ++i) {
     const PassRecord& record = lines_[i].record;
     const bool is_first = i == 0;
-    const int32_t dropped = is_first ? 0 : record.ops_before - record.ops_after;
+    const int32_t added = is_first ? 0 : record.ops_after - record.ops_before;
     text += fmt::format("{:<14} {:>9} {:>11} {:>9} {:>8} {:>12} {:>11}\n", name_of(record.id),
-                        format_duration(record.seconds), record.ops_after, dropped,
-                        record.ops_moved, format_bytes(lines_[i].bytes),
+                        format_duration(record.seconds), record.ops_after, added, record.ops_moved,
+                        format_bytes(lines_[i].bytes),
                         is_first ? "-" : saved_text(lines_[i - 1].bytes, lines_[i].bytes));
   }
   text += '\n';

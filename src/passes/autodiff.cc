@@ -70,8 +70,7 @@ void mark_terms_of_sums(Program& program, int32_t first) {
 IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
                                            std::span<const GradientSeed> seeds,
                                            std::span<const ValueId> differentiable_inputs,
-                                           MainGradients& main_gradients,
-                                           const BeforeGradients& before_gradients) {
+                                           MainGradients& main_gradients) {
   Program& program = builder.program();
   GradientTable table;
   table.wanted = find_wanted(program, first, last, differentiable_inputs);
@@ -103,7 +102,6 @@ IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int3
     builder.place = op.place;
     builder.place.phase = Phase::data_gradient;
     builder.place.queue = Queue::compute;
-    if (before_gradients) before_gradients(index, table.stand_in);
     const int32_t before = program.op_count();
     DerivativeContext context(builder, table, index);
     op.spec->differentiate(context);

@@ -6,7 +6,6 @@
 // gradients of the StateTable: the first one of the step stores, later ones accumulate.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -27,17 +26,12 @@ struct MainGradients {
   IdVector<StateId, bool> written;  // by the gradient
 };
 
-// Called before the gradients of each operation are emitted, in descending order. It may emit
-// operations, and say what is to be read instead of a value (GradientTable::stand_in).
-using BeforeGradients = std::function<void(int32_t op, IdVector<ValueId, ValueId>& stand_in)>;
-
 // Differentiates operations [first, last). `differentiable_inputs` are values (besides parameters)
 // whose gradients are needed too. Returns the gradient of every value that existed before the call;
 // invalid where there is none (parameters: see MainGradients).
 IdVector<ValueId, ValueId> append_backward(Builder& builder, int32_t first, int32_t last,
                                            std::span<const GradientSeed> seeds,
                                            std::span<const ValueId> differentiable_inputs,
-                                           MainGradients& main_gradients,
-                                           const BeforeGradients& before_gradients = {});
+                                           MainGradients& main_gradients);
 
 }  // namespace troupe

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "ops/offload/offload.h"
@@ -54,105 +56,140 @@ bool copies_in(const Program& program, const Op& op) {
          is_on_host(program.value(inputs.front()).role);
 }
 
+class Offloading {
+ public:
+  Offloading(Program& program, const OffloadOptions& options)
+      : program_(program),
+        options_(options),
+        rewrite_(program),
+        backward_reading_(program.value_count(), -1),
+        stand_in_(program.value_count()) {}
+
+  std::vector<int32_t> run(std::vector<WorkSegment>& segments) {
+    for_each_backward(segments, [&](const WorkSegment& forward, const WorkSegment& backward) {
+      note_reads(backward);
+      choose_groups(forward);
+      copy_for(backward);
+    });
+    std::vector<int32_t> order = rewrite_.order();
+    move_segments(segments, rewrite_);
+    return order;
+  }
+
+ private:
+  // A module of a layer, and what it may offload.
+  using GroupKey = std::pair<int32_t, Module>;
+  struct Group {
+    std::set<int32_t> values;
+    bool is_chosen = true;
+  };
+
+  static GroupKey group_of(const Op& op) { return {op.place.layer, op.place.module}; }
+
+  void note_reads(const WorkSegment& backward) {
+    for (int32_t index = backward.begin; index < backward.end; ++index) {
+      for (const ValueId id : program_.inputs(program_.op(index))) {
+        if (id.valid()) backward_reading_[id] = backward.begin;
+      }
+    }
+    current_ = backward.begin;
+  }
+
+  bool is_candidate(ValueId id) const {
+    if (!id.valid()) return false;
+    const Value& value = program_.value(id);
+    return value.role == Role::activation && is_float(value.dtype) &&
+           value.shape.elements() >= options_.least_elements && backward_reading_[id] == current_;
+  }
+
+  void choose_groups(const WorkSegment& forward) {
+    last_layer_ = -1;
+    for (int32_t index = forward.begin; index < forward.differentiated_end; ++index) {
+      last_layer_ = std::max<int32_t>(last_layer_, program_.op(index).place.layer);
+    }
+    groups_.clear();
+    std::vector<GroupKey> in_order;
+    for (int32_t index = forward.begin; index < forward.differentiated_end; ++index) {
+      const Op& op = program_.op(index);
+      if (!is_chosen(op.place.module, options_) || op.place.layer >= last_layer_) continue;
+      const auto add = [&](std::span<const ValueId> operands) {
+        for (const ValueId id : operands) {
+          if (!is_candidate(id)) continue;
+          const auto [found, is_new] = groups_.try_emplace(group_of(op));
+          if (is_new) in_order.push_back(group_of(op));
+          found->second.values.insert(id.index);
+        }
+      };
+      add(program_.inputs(op));
+      if (is_norm(op)) add(program_.outputs(op));
+    }
+    // As Megatron rounds: what stays is rounded down.
+    const auto groups = static_cast<double>(in_order.size());
+    const auto staying =
+        static_cast<size_t>(std::floor(groups * (1 - options_.fraction) + kFractionSlack));
+    for (size_t i = in_order.size() - staying; i < in_order.size(); ++i) {
+      groups_[in_order[i]].is_chosen = false;
+    }
+  }
+
+  // The layer whose gradients operation `index` or, of a clone, the first operation after it
+  // computes.
+  int32_t layer_at(int32_t index, int32_t end) const {
+    while (index < end && program_.op(index).place.phase == Phase::recompute) ++index;
+    return index < end ? program_.op(index).place.layer : -1;
+  }
+
+  void copy_for(const WorkSegment& backward) {
+    std::vector<ValueId> read;  // by an operation before
+    for (int32_t index = backward.begin; index < backward.end; ++index) {
+      const auto found = groups_.find(group_of(program_.op(index)));
+      const int32_t layer = layer_at(index, backward.end);
+      const bool may_copy =
+          found != groups_.end() && found->second.is_chosen && layer >= 0 && layer < last_layer_;
+      const auto inputs = program_.inputs(program_.op(index));
+      for (const ValueId id : std::vector<ValueId>(inputs.begin(), inputs.end())) {
+        if (!id.valid()) continue;
+        ValueId& stand_in = stand_in_[id];
+        if (std::exchange(backward_reading_[id], -1) == current_) {
+          read.push_back(id);
+          stand_in =
+              may_copy && found->second.values.contains(id.index) ? copy(id, index) : ValueId{};
+        }
+        if (stand_in.valid()) program_.replace_read(index, id, stand_in);
+      }
+    }
+    for (const ValueId id : read) stand_in_[id] = {};
+  }
+
+  // To the host and back, before operation `index`.
+  ValueId copy(ValueId id, int32_t index) {
+    const std::string name = program_.value(id).name;
+    Place place = program_.op(index).place;
+    place.recompute_of = -1;
+    place.phase = Phase::forward;
+    const ValueId host = rewrite_.insert_before(
+        index, place, [&](Builder& builder) { return offload(builder, id, name + "_on_host"); });
+    place.phase = Phase::data_gradient;
+    return rewrite_.insert_before(index, place,
+                                  [&](Builder& builder) { return reload(builder, host, name); });
+  }
+
+  Program& program_;
+  const OffloadOptions& options_;
+  Rewrite rewrite_;
+  // Of a value: the backward that is worked on if it reads the value and has not done so yet.
+  IdVector<ValueId, int32_t> backward_reading_;
+  IdVector<ValueId, ValueId> stand_in_;
+  int32_t current_ = -1;  // that backward, by its first operation
+  int32_t last_layer_ = -1;
+  std::map<GroupKey, Group> groups_;
+};
+
 }  // namespace
 
-Offload::Offload(const Program& program, int32_t first, int32_t last, const OffloadOptions& options,
-                 const Recompute* recompute)
-    : first_(first),
-      least_elements_(options.least_elements),
-      recompute_(recompute),
-      is_chosen_(static_cast<size_t>(last - first), false),
-      is_read_(program.value_count(), false) {
-  for (int32_t index = first; index < last; ++index) {
-    last_layer_ = std::max<int32_t>(last_layer_, program.op(index).place.layer);
-  }
-  choose_groups(program, last, options);
-}
-
-bool Offload::is_candidate(const Program& program, ValueId id) const {
-  if (!id.valid()) return false;
-  const Value& value = program.value(id);
-  return value.role == Role::activation && is_float(value.dtype) &&
-         value.shape.elements() >= least_elements_ &&
-         (recompute_ == nullptr || !recompute_->discards(id));
-}
-
-std::vector<ValueId> Offload::candidates_of(const Program& program, const Op& op) const {
-  std::vector<ValueId> list;
-  const auto add = [&](std::span<const ValueId> operands) {
-    for (const ValueId id : operands) {
-      if (is_candidate(program, id)) list.push_back(id);
-    }
-  };
-  add(program.inputs(op));
-  if (is_norm(op)) add(program.outputs(op));
-  return list;
-}
-
-void Offload::choose_groups(const Program& program, int32_t last, const OffloadOptions& options) {
-  // By layer and module: which one it is, of those that have something to offload.
-  std::map<std::pair<int32_t, Module>, int64_t> numbers;
-  const auto group_of = [](const Op& op) { return std::pair(op.place.layer, op.place.module); };
-  for (int32_t index = first_; index < last; ++index) {
-    const Op& op = program.op(index);
-    if (!is_chosen(op.place.module, options) || op.place.layer >= last_layer_) continue;
-    if (candidates_of(program, op).empty()) continue;
-    numbers.try_emplace(group_of(op), static_cast<int64_t>(numbers.size()));
-  }
-  const auto groups = static_cast<int64_t>(numbers.size());
-  // As Megatron rounds: what stays is rounded down.
-  const auto staying = static_cast<int64_t>(
-      std::floor(static_cast<double>(groups) * (1 - options.fraction) + kFractionSlack));
-  for (int32_t index = first_; index < last; ++index) {
-    const auto found = numbers.find(group_of(program.op(index)));
-    is_chosen_[static_cast<size_t>(index - first_)] =
-        found != numbers.end() && found->second < groups - staying;
-  }
-}
-
-void Offload::note_reads(const Program& program) {
-  if (noted_ < 0) noted_ = program.op_count();  // the backward begins
-  is_read_.resize(program.value_count(), false);
-  for (; noted_ < program.op_count(); ++noted_) {
-    const Op& op = program.op(noted_);
-    if (op.place.queue == Queue::copy) continue;
-    for (const ValueId id : program.inputs(op)) {
-      if (id.valid()) is_read_[id] = true;
-    }
-  }
-}
-
-void Offload::take_back_unread(IdVector<ValueId, ValueId>& stand_in) {
-  for (const StandIn& each : std::exchange(offered_, {})) {
-    if (is_read_[each.reload]) continue;
-    stand_in[each.original] = ValueId{};
-  }
-}
-
-void Offload::emit_for(Builder& builder, int32_t op, int32_t reader,
-                       IdVector<ValueId, ValueId>& stand_in) {
-  Program& program = builder.program();
-  note_reads(program);
-  if (op != current_op_) take_back_unread(stand_in);
-  current_op_ = op;
-  const int32_t layer = program.op(op).place.layer;
-  if (layer < 0 || layer >= last_layer_ || !is_chosen_[static_cast<size_t>(reader - first_)]) {
-    return;
-  }
-  const PlaceScope scope(builder, program.op(reader).place);
-  for (const ValueId id : candidates_of(program, program.op(reader))) {
-    if (is_read_[id]) continue;
-    if (!stand_in.has(id)) stand_in.resize(id.index + 1);
-    if (stand_in[id].valid()) continue;
-    const std::string name = program.value(id).name;
-    builder.place.phase = Phase::forward;
-    copies_.push_back(program.op_count());
-    const ValueId host = offload(builder, id, name + "_on_host");
-    builder.place.phase = Phase::data_gradient;
-    copies_.push_back(program.op_count());
-    stand_in[id] = reload(builder, host, name);
-    offered_.push_back({id, stand_in[id]});
-  }
+std::vector<int32_t> offload_activations(Program& program, std::vector<WorkSegment>& segments,
+                                         const OffloadOptions& options) {
+  return Offloading(program, options).run(segments);
 }
 
 std::vector<int32_t> order_copies(const Program& program) {

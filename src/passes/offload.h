@@ -1,7 +1,7 @@
 // Offload: activations that wait in the host's memory from the forward pass to the backward pass.
 //
 // Contract: forward operations are not changed. Before gradients (or a clone, see recompute.h) read
-// what is to be offloaded, two copies are emitted on the copy queue: `offload`, to the host, and
+// what is to be offloaded, two copies are inserted on the copy queue: `offload`, to the host, and
 // `reload`, back into a new value, which is read from there on instead of the original.
 // order_copies() then puts each offload after the last use in the forward pass, so that the
 // original dies there, and each reload some way ahead of its first reader. Copies change no bit.
@@ -20,9 +20,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/id_vector.h"
-#include "passes/recompute.h"
-#include "program/builder.h"
+#include "passes/work_segment.h"
+#include "program/program.h"
 
 namespace troupe {
 
@@ -43,44 +42,11 @@ struct OffloadOptions {
   }
 };
 
-// What is offloaded of one stage's forward of one micro-batch.
-class Offload {
- public:
-  // Of operations [first, last). `recompute`: of the same pass, which it must outlive; or null.
-  Offload(const Program& program, int32_t first, int32_t last, const OffloadOptions& options,
-          const Recompute* recompute);
-
-  // Called before the gradients of operation `op` are emitted, for all operations in descending
-  // order, with reader = op; and before clones that they need, with the original as the reader.
-  // `stand_in`: by value, what is read instead of it.
-  void emit_for(Builder& builder, int32_t op, int32_t reader, IdVector<ValueId, ValueId>& stand_in);
-
-  // All that were emitted, ascending; where nothing turned out to read a reload they are unread.
-  const std::vector<int32_t>& copies() const { return copies_; }
-
- private:
-  bool is_candidate(const Program& program, ValueId id) const;
-  std::vector<ValueId> candidates_of(const Program& program, const Op& op) const;
-  void choose_groups(const Program& program, int32_t last, const OffloadOptions& options);
-  void note_reads(const Program& program);
-  void take_back_unread(IdVector<ValueId, ValueId>& stand_in);
-
-  struct StandIn {
-    ValueId original;
-    ValueId reload;
-  };
-
-  int32_t first_;
-  int32_t last_layer_ = -1;
-  int64_t least_elements_;
-  const Recompute* recompute_;
-  std::vector<bool> is_chosen_;      // by operation of the forward
-  int32_t current_op_ = -1;          // whose gradients are being emitted
-  std::vector<StandIn> offered_;     // for these gradients
-  IdVector<ValueId, bool> is_read_;  // in the backward
-  int32_t noted_ = -1;               // operations up to which is_read_ says so
-  std::vector<int32_t> copies_;
-};
+// A pass (passes/pass_pipeline.h) that inserts the copies, each pair before the first operation
+// that reads the reload. After recompute, whose clones read what was kept. `segments` of the
+// program; they are moved to the order that is returned.
+std::vector<int32_t> offload_activations(Program& program, std::vector<WorkSegment>& segments,
+                                         const OffloadOptions& options);
 
 // A pass (passes/pass_pipeline.h) that puts copies where they belong: each offload right after the
 // last operation before it that uses its operand; each reload where the data gradients of the layer

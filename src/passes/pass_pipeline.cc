@@ -12,18 +12,22 @@ namespace {
 
 constexpr std::array kPasses = {
     PassInfo{PassId::emission, "emission", "forward, backward, sums over ranks, update"},
-    PassInfo{PassId::schedule, "schedule",
-             "weight gradients in their turn, overlap, nothing unread"},
+    PassInfo{PassId::recompute, "recompute", "what is not kept is computed again"},
+    PassInfo{PassId::offload, "offload", "what is kept waits in the host's memory"},
+    PassInfo{PassId::schedule, "schedule", "weight gradients in their turn, overlap"},
     PassInfo{PassId::copies, "copies", "offloads right after the last use, reloads ahead"},
     PassInfo{PassId::gradient_sums, "gradient-sums", "sums as soon as gradients are complete"},
     PassInfo{PassId::gathers, "gathers", "parameters one layer ahead of their use"},
 };
 
-int32_t count_moved(const std::vector<int32_t>& order) {
+// Of the first `count` operations.
+int32_t count_moved(const std::vector<int32_t>& order, int32_t count) {
   int32_t moved = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const int32_t before = i == 0 ? -1 : order[i - 1];
-    if (order[i] != before + 1) ++moved;
+  int32_t before = -1;
+  for (const int32_t index : order) {
+    if (index >= count) continue;
+    if (index != before + 1) ++moved;
+    before = index;
   }
   return moved;
 }
@@ -50,18 +54,18 @@ PassPipeline::PassPipeline(Program& program, const PassControls& controls, doubl
   watch({.id = PassId::emission, .seconds = seconds, .ops_after = program.op_count()});
 }
 
-void PassPipeline::run(PassId id,
-                       const std::function<std::vector<int32_t>(const Program&)>& order_of) {
+void PassPipeline::run(PassId id, const std::function<std::vector<int32_t>(Program&)>& order_of) {
   const auto& skipped = controls_.skipped;
   if (std::find(skipped.begin(), skipped.end(), id) != skipped.end()) return;
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<int32_t> order = order_of(program_);
-  const int32_t moved = count_moved(order);
   const int32_t before = program_.op_count();
-  const bool changes = moved > 0 || static_cast<int32_t>(order.size()) < before;
+  const std::vector<int32_t> order = order_of(program_);
+  const int32_t moved = count_moved(order, before);
+  const bool adds = program_.op_count() > before;
+  const bool changes = adds || moved > 0 || static_cast<int32_t>(order.size()) < before;
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   if (changes) {
-    verify_order(program_, order);
+    if (!adds) verify_order(program_, order);
     program_.select_ops(order);
   }
   watch({.id = id,

@@ -1,10 +1,12 @@
 // The passes over the program of a training step, in the order in which they run: each has a name,
 // can be left out, and can be watched.
 //
-// Contract of a pass: it returns another order of the program's operations, which may leave out
-// what nothing reads. It never adds or changes an operation, so every value keeps its bits, and a
-// step without the pass is as right as one with it, but slower or larger. The pipeline holds passes
-// to that: verify_order() (passes/overlap.h) after each, in debug builds also verify_program().
+// Contract of a pass: it returns another order of the program's operations. Passes that rewrite
+// first append operations, which make what is there already a second time or copy it, and let
+// others read that (program/rewrite.h); all others neither add nor change an operation, and may
+// leave out what nothing reads. So every value keeps its bits, and a step without the pass is as
+// right as one with it, but slower or larger. The pipeline holds passes to that: verify_order()
+// (passes/overlap.h) after each that adds nothing, in debug builds verify_program() after all.
 //
 // One pipeline belongs to one program and one thread.
 #pragma once
@@ -23,6 +25,8 @@ namespace troupe {
 
 enum class PassId : uint8_t {
   emission,       // not a pass: the program as it was emitted
+  recompute,      // passes/recompute.h
+  offload,        // passes/offload.h
   schedule,       // passes/step_schedule.h
   copies,         // passes/offload.h
   gradient_sums,  // passes/communication_order.h
@@ -44,7 +48,7 @@ struct PassRecord {
   double seconds = 0;  // without verification
   int32_t ops_before = 0;
   int32_t ops_after = 0;
-  int32_t ops_moved = 0;  // that come after another operation than before
+  int32_t ops_moved = 0;  // that come after another operation than before; those added do not count
 };
 
 struct PassControls {
@@ -60,7 +64,7 @@ class PassPipeline {
 
   // Runs the pass unless it is skipped. `order_of`: see the contract; all operations in their order
   // mean that there was nothing to do.
-  void run(PassId id, const std::function<std::vector<int32_t>(const Program&)>& order_of);
+  void run(PassId id, const std::function<std::vector<int32_t>(Program&)>& order_of);
 
  private:
   void watch(const PassRecord& record) const;

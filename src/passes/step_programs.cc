@@ -76,8 +76,8 @@ class TrainingEmission {
 
   MetricSums& sums() { return sums_; }
 
-  // Of the operations emitted so far.
-  const std::vector<WorkSegment>& segments() const { return segments_; }
+  // Of all operations.
+  std::vector<WorkSegment> take_segments() { return std::move(segments_); }
 
  private:
   // Auxiliary losses have the type of the router's logits.
@@ -144,8 +144,6 @@ class TrainingEmission {
     std::vector<GradientSeed> seeds;  // of losses, or of what their gradients have come to
     ValueId d_input;
     ValueId d_output;
-    std::optional<Recompute> recompute;
-    std::optional<Offload> offload;
   };
 
   StageWork& work_of(int32_t micro_batch, int32_t chunk) {
@@ -177,8 +175,6 @@ class TrainingEmission {
       case PipelineAction::data_gradient:
         if (const StageWork* next = neighbour(item, 1)) own.d_output = next->d_input;
         emit_backward(own);
-        own.offload.reset();
-        own.recompute.reset();
         break;
       case PipelineAction::weight_gradient:
         break;  // emitted with the data gradients, and put here by the schedule
@@ -198,7 +194,7 @@ class TrainingEmission {
         break;
     }
     if (is_compute(item.action)) {
-      segments_.push_back({item, begin, builder_.program().op_count()});
+      segments_.push_back({item, begin, builder_.program().op_count(), own.last});
     }
   }
 
@@ -239,14 +235,6 @@ class TrainingEmission {
     }
     accumulate_metrics(builder_, config_, part_, forward, loss_metric_, step_.layers, sums_, share_,
                        /*loss_share=*/1);
-    const RecomputeOptions& recompute = options_.recompute;
-    if (recompute.any() || part_.run->sharding == StateSharding::parameters) {
-      own.recompute.emplace(builder_.program(), own.first, own.last, recompute);
-    }
-    if (options_.offload.any()) {
-      own.offload.emplace(builder_.program(), own.first, own.last, options_.offload,
-                          own.recompute ? &*own.recompute : nullptr);
-    }
   }
 
   // The end of a forward pass. Of several chunks each is differentiated at once, so that its logits
@@ -286,15 +274,8 @@ class TrainingEmission {
     if (own.output.valid()) seeds.push_back({own.output, own.d_output});
     std::vector<ValueId> inputs;
     if (own.input.valid()) inputs.push_back(own.input);
-    const auto before_gradients = [&](int32_t op, IdVector<ValueId, ValueId>& stand_in) {
-      const auto before_clone = [&](int32_t original, IdVector<ValueId, ValueId>& of_clone) {
-        if (own.offload) own.offload->emit_for(builder_, op, original, of_clone);
-      };
-      if (own.recompute) own.recompute->emit_for(builder_, op, stand_in, before_clone);
-      if (own.offload) own.offload->emit_for(builder_, op, op, stand_in);
-    };
-    const IdVector<ValueId, ValueId> gradients = append_backward(
-        builder_, own.first, own.last, seeds, inputs, main_gradients_, before_gradients);
+    const IdVector<ValueId, ValueId> gradients =
+        append_backward(builder_, own.first, own.last, seeds, inputs, main_gradients_);
     if (!own.input.valid()) return;
     own.d_input = gradients[own.input];
     TROUPE_CHECK(own.d_input.valid(), "no gradient reaches the stage before");
@@ -356,8 +337,19 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
 
   PassPipeline passes(*step.program, options.passes, taken.count());
+  std::vector<WorkSegment> segments = emission.take_segments();
+  if (options.recompute.any() || state.part.run->sharding == StateSharding::parameters) {
+    passes.run(PassId::recompute, [&](Program& program) {
+      return recompute_activations(program, segments, options.recompute);
+    });
+  }
+  if (options.offload.any()) {
+    passes.run(PassId::offload, [&](Program& program) {
+      return offload_activations(program, segments, options.offload);
+    });
+  }
   passes.run(PassId::schedule, [&](const Program& program) {
-    return order_segments(program, emission.segments(), options.overlap);
+    return order_segments(program, segments, options.overlap);
   });
   if (options.offload.any()) passes.run(PassId::copies, order_copies);
   if (options.overlap_gradient_sums) passes.run(PassId::gradient_sums, order_gradient_sums_early);

@@ -5,28 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/id_vector.h"
-#include "passes/recompute.h"
 
 namespace troupe {
 namespace {
 
-// Clones and copies that nothing reads.
-std::vector<int32_t> find_dropped(const Program& program) {
-  std::vector<int32_t> added;
-  for (int32_t index = 0; index < program.op_count(); ++index) {
-    const Place& place = program.op(index).place;
-    if (place.phase == Phase::recompute || place.queue == Queue::copy) added.push_back(index);
-  }
-  return find_unread(program, added);
-}
-
 class Scheduler {
  public:
   Scheduler(const Program& program, const OverlapOptions& overlap)
-      : program_(program), overlap_(overlap), is_dropped_(program.op_count(), false) {
-    for (const int32_t index : find_dropped(program)) is_dropped_[index] = true;
-  }
+      : program_(program), overlap_(overlap) {}
 
   std::vector<int32_t> run(std::span<const WorkSegment> segments) {
     int32_t done = 0;
@@ -50,11 +36,9 @@ class Scheduler {
     std::vector<int32_t> weight_gradients;
   };
 
-  std::vector<int32_t> operations(int32_t begin, int32_t end) const {
+  static std::vector<int32_t> operations(int32_t begin, int32_t end) {
     std::vector<int32_t> list;
-    for (int32_t index = begin; index < end; ++index) {
-      if (!is_dropped_[index]) list.push_back(index);
-    }
+    for (int32_t index = begin; index < end; ++index) list.push_back(index);
     return list;
   }
 
@@ -100,7 +84,6 @@ class Scheduler {
 
   const Program& program_;
   const OverlapOptions& overlap_;
-  OpVector<bool> is_dropped_;
   std::vector<int32_t> order_;
   std::vector<int32_t> unmerged_;  // a forward that waits for its backward
   std::deque<Held> held_;

@@ -3,25 +3,18 @@
 //
 // A pass (passes/pass_pipeline.h) over the program as it was emitted, stage after stage, and
 // segments of it, each the operations that a stage has for one micro-batch. What no segment
-// contains keeps its place between them. Dropped are clones of recompute and copies of offload that
-// nothing reads.
+// contains keeps its place between them.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "parallel/pipeline_schedule.h"
 #include "passes/overlap.h"
+#include "passes/work_segment.h"
 #include "program/program.h"
 
 namespace troupe {
-
-struct WorkSegment {
-  PipelineStep step;  // forward, backward or data_gradient; weight_gradient: no operations, a place
-  int32_t begin = 0;  // the first operation
-  int32_t end = 0;    // one after the last
-};
 
 // `segments` in the order of the program. A step of data gradients has the weight gradients' too:
 // they go to the weight_gradient of their micro-batch and chunk, in the order of the data

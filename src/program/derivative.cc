@@ -2,46 +2,32 @@
 
 namespace troupe {
 
-ValueId DerivativeContext::own_input(int i) const {
+ValueId DerivativeContext::input(int i) const {
   const OpView view = op();
   return view.program.inputs(view.op)[static_cast<size_t>(i)];
 }
 
-ValueId DerivativeContext::own_output(int i) const {
+ValueId DerivativeContext::output(int i) const {
   const OpView view = op();
   return view.program.outputs(view.op)[static_cast<size_t>(i)];
 }
 
-ValueId DerivativeContext::stand_in(ValueId id) const {
-  if (!id.valid() || !table_.stand_in.has(id)) return id;
-  const ValueId clone = table_.stand_in[id];
-  return clone.valid() ? clone : id;
-}
-
-ValueId DerivativeContext::input(int i) const {
-  return stand_in(own_input(i));
-}
-
-ValueId DerivativeContext::output(int i) const {
-  return stand_in(own_output(i));
-}
-
 const std::string& DerivativeContext::input_name(int i) const {
-  return builder_.value(own_input(i)).name;
+  return builder_.value(input(i)).name;
 }
 
 ValueId DerivativeContext::output_gradient(int i) const {
-  const ValueId output = own_output(i);
-  return table_.gradient.has(output) ? table_.gradient[output] : ValueId{};
+  const ValueId id = output(i);
+  return table_.gradient.has(id) ? table_.gradient[id] : ValueId{};
 }
 
 bool DerivativeContext::wants(int i) const {
-  const ValueId id = own_input(i);
+  const ValueId id = input(i);
   return id.valid() && table_.wanted.has(id) && table_.wanted[id];
 }
 
 void DerivativeContext::add_gradient(int i, ValueId gradient) {
-  const ValueId id = own_input(i);
+  const ValueId id = input(i);
   TROUPE_CHECK(wants(i), "a gradient that is not needed: " + input_name(i));
   TROUPE_CHECK(gradient.valid(), "missing gradient of " + input_name(i));
   TROUPE_CHECK(!is_state(builder_.value(id).role),

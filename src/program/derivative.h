@@ -26,9 +26,6 @@ struct GradientTable {
   IdVector<ValueId, bool> wanted;       // the value depends on a parameter or differentiable input
   IdVector<StateId, bool> gradient_written;  // this main gradient has been stored in the step
   std::vector<Arrival> arrived;              // what the rule that is running has handed over
-  // The clone that the backward pass reads in its place. Invalid, or not in the list: the
-  // value itself.
-  IdVector<ValueId, ValueId> stand_in;
 };
 
 class DerivativeContext {
@@ -43,8 +40,6 @@ class DerivativeContext {
     return op().attributes<T>();
   }
 
-  // The operands as gradient operations are to read them: where the forward operation is run again,
-  // the clones'.
   ValueId input(int i) const;
   ValueId output(int i) const;
   // Name of input i or output i, for naming gradients: "d_" + input_name(0).
@@ -73,10 +68,6 @@ class DerivativeContext {
   void add_weight_gradient(int i, ValueId gradient);
 
  private:
-  ValueId own_input(int i) const;
-  ValueId own_output(int i) const;
-  ValueId stand_in(ValueId id) const;
-
   Builder& builder_;
   GradientTable& table_;
   int32_t op_;

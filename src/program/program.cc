@@ -135,6 +135,16 @@ Program Program::with_expected_rows() const {
   return expected;
 }
 
+void Program::replace_read(int32_t index, ValueId from, ValueId to) {
+  const Op& op = ops_[static_cast<size_t>(index)];
+  ValueId* operands = operands_.data() + op.first_operand;
+  std::replace(operands, operands + op.input_count, from, to);
+  for (const ValueId output : outputs(op)) {
+    RowCount& rows = values_[static_cast<size_t>(output.index)].rows;
+    if (rows.valid() && rows.counter == from) rows.counter = to;
+  }
+}
+
 void Program::select_ops(std::span<const int32_t> order) {
   std::vector<int32_t> place(ops_.size(), -1);
   for (size_t i = 0; i < order.size(); ++i) {

@@ -66,6 +66,10 @@ class Program {
     ops_[static_cast<size_t>(index)].place.phase = phase;
   }
 
+  // Lets the operation at `index` read `to` wherever it reads `from`, a value of the same type: as
+  // an operand, and as the counter of its outputs' rows.
+  void replace_read(int32_t index, ValueId from, ValueId to);
+
   // The same program with as many rows in ragged tensors as are expected: what an operation's cost
   // is asked of. It cannot be run.
   Program with_expected_rows() const;

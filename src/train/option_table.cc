@@ -77,8 +77,8 @@ constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
 constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
                                         "optimizer"};
 constexpr std::string_view kPrograms[] = {"train", "eval"};
-constexpr std::string_view kPasses[] = {"emission", "schedule", "copies", "gradient-sums",
-                                        "gathers"};
+constexpr std::string_view kPasses[] = {"emission", "recompute",     "offload", "schedule",
+                                        "copies",   "gradient-sums", "gathers"};
 
 constexpr OptionRange at_least(double min) {
   return {.min = min};
@@ -1928,8 +1928,9 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::skip_passes,
      .group = kLooking,
      .metavar = "PASS...",
-     .help = "Build training steps without these passes: schedule, copies, gradient-sums, gathers. "
-             "Every value keeps its bits; the step is slower, or needs more memory.",
+     .help = "Build training steps without these passes: recompute, offload, schedule, copies, "
+             "gradient-sums, gathers. Every value keeps its bits; the step is slower, or needs "
+             "more memory.",
      .unset = "none",
      .commands = kInspect | kPlan | kBench},
     {.name = "oracle",

@@ -27,7 +27,7 @@ expect() { # expect WHAT PATTERN TEXT
 }
 table=$("$troupe" inspect "${sharded[@]}" --passes)
 expect 'the table' '^emission +[0-9.]+ [a-z]+ +[0-9]+ +0 +0 +[0-9.]+ MiB +-$' "$table"
-for pass in schedule gradient-sums gathers; do
+for pass in recompute schedule gradient-sums gathers; do
   expect "$pass" "^$pass +[0-9.]+ [a-z]+ +[0-9]+ +[0-9]+ +[0-9]+ +[0-9.]+ MiB +-?[0-9.]+ [KM]?i?B$" "$table"
 done
 if grep -q '^copies' <<<"$table"; then echo "a step that offloads nothing ran copies" >&2; exit 1; fi
@@ -53,8 +53,8 @@ refused() { # refused PATTERN FLAGS...
   expect "inspect $*" "$pattern" "$said"
 }
 refused '--dump-after copies: this step does not need the pass' "${model[@]}" --dump-after copies
-refused '--dump-after takes emission, schedule, .* not .x.' "${model[@]}" --dump-after x
-refused '--skip-passes "x": there is no such pass. Passes: schedule, copies,' "${model[@]}" --skip-passes x
+refused '--dump-after takes emission, recompute, .* not .x.' "${model[@]}" --dump-after x
+refused '--skip-passes "x": there is no such pass. Passes: recompute, offload, schedule, copies,' "${model[@]}" --skip-passes x
 refused '--skip-passes "emission"' "${model[@]}" --skip-passes emission
 refused 'only the program of a training step has passes' "${model[@]}" --program eval --passes
 refused '--passes lists passes and no operations: leave out' "${model[@]}" --passes --layer 0

@@ -55,6 +55,18 @@ TEST_F(PassPipelineTest, MovesAndDrops) {
   EXPECT_EQ(program.value(program.outputs(program.op(0)).front()).name, "b");
 }
 
+TEST_F(PassPipelineTest, PutsWhatAPassAddsWhereItBelongs) {
+  PassPipeline(program, controls, 0).run(PassId::recompute, [](Program& own) {
+    Builder builder(own);
+    fill(builder, 3, DType::f64, {2}, "added");
+    return std::vector<int32_t>{0, 4, 1, 2, 3};
+  });
+  EXPECT_EQ(records.back().ops_before, 4);
+  EXPECT_EQ(records.back().ops_after, 5);
+  EXPECT_EQ(records.back().ops_moved, 0);
+  EXPECT_EQ(program.value(program.outputs(program.op(1)).front()).name, "added");
+}
+
 TEST_F(PassPipelineTest, LeavesAProgramThatIsInOrder) {
   run(PassId::copies, {0, 1, 2, 3});
   EXPECT_EQ(records.back().ops_moved, 0);

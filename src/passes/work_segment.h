@@ -1,0 +1,52 @@
+// The segments of a training step's program: what a rank has to do for one micro-batch in one stage
+// of the pipeline. Passes over the step find in them what belongs together.
+//
+// Plain values; the functions may be called from any thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "parallel/pipeline_schedule.h"
+#include "program/rewrite.h"
+
+namespace troupe {
+
+struct WorkSegment {
+  PipelineStep step;  // forward, backward or data_gradient; weight_gradient: no operations, a place
+  int32_t begin = 0;  // the first operation
+  int32_t end = 0;    // one after the last
+  int32_t differentiated_end = 0;  // of a forward: as `end`, of what the backward differentiates
+};
+
+// Calls visit(forward, backward) for each micro-batch and stage, in the order of the backwards.
+template <class Visit>
+void for_each_backward(std::span<const WorkSegment> segments, const Visit& visit) {
+  for (const WorkSegment& backward : segments) {
+    const PipelineStep& step = backward.step;
+    if (step.action != PipelineAction::backward && step.action != PipelineAction::data_gradient) {
+      continue;
+    }
+    const auto forward =
+        std::find_if(segments.begin(), segments.end(), [&](const WorkSegment& each) {
+          return each.step.action == PipelineAction::forward && each.step.chunk == step.chunk &&
+                 each.step.micro_batch == step.micro_batch;
+        });
+    TROUPE_CHECK(forward != segments.end(), "a backward has a forward before it");
+    visit(*forward, backward);
+  }
+}
+
+// Where the segments are in the new order of a rewrite.
+inline void move_segments(std::vector<WorkSegment>& segments, const Rewrite& rewrite) {
+  for (WorkSegment& segment : segments) {
+    segment.begin = rewrite.new_begin(segment.begin);
+    segment.end = rewrite.new_begin(segment.end);
+    segment.differentiated_end = rewrite.new_begin(segment.differentiated_end);
+  }
+}
+
+}  // namespace troupe

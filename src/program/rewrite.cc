@@ -1,0 +1,35 @@
+#include "program/rewrite.h"
+
+#include <algorithm>
+
+namespace troupe {
+
+std::vector<int32_t> Rewrite::order() {
+  const int32_t old_count = inserted_.size();
+  IdVector<ValueId, bool> is_read(program_.value_count(), false);
+  OpVector<bool> stays(program_.op_count(), true);
+  // Readers come after what they read, also among the inserted operations.
+  const auto visit = [&](int32_t index) {
+    const Op& op = program_.op(index);
+    const auto outputs = program_.outputs(op);
+    stays[index] = index < old_count || std::any_of(outputs.begin(), outputs.end(),
+                                                    [&](ValueId id) { return is_read[id]; });
+    if (stays[index]) for_each_read(program_, op, [&](ValueId id) { is_read[id] = true; });
+  };
+  for (int32_t index = 0; index < old_count; ++index) visit(index);
+  for (int32_t index = program_.op_count() - 1; index >= old_count; --index) visit(index);
+
+  std::vector<int32_t> order;
+  new_begins_ = OpVector<int32_t>(old_count + 1);
+  for (int32_t index = 0; index < old_count; ++index) {
+    new_begins_[index] = static_cast<int32_t>(order.size());
+    for (const int32_t added : inserted_[index]) {
+      if (stays[added]) order.push_back(added);
+    }
+    order.push_back(index);
+  }
+  new_begins_[old_count] = static_cast<int32_t>(order.size());
+  return order;
+}
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+// Rewrite: changes to a finished program. Operations are inserted before others, and operations
+// read other values than before; what was there stays in its order.
+//
+// New operations are appended to the program, where indexes and values of the old ones stay as they
+// are, until order() says where each belongs (Program::select_ops). One rewrite belongs to one
+// program and one thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/id_vector.h"
+#include "program/builder.h"
+
+namespace troupe {
+
+// Calls visit(value) for the values that the operation reads, and the counters of their rows.
+template <class Visit>
+void for_each_read(const Program& program, const Op& op, const Visit& visit) {
+  for (const ValueId id : program.inputs(op)) {
+    if (!id.valid()) continue;
+    visit(id);
+    const RowCount& rows = program.value(id).rows;
+    if (rows.valid()) visit(rows.counter);
+  }
+}
+
+class Rewrite {
+ public:
+  // Borrows the program.
+  explicit Rewrite(Program& program)
+      : program_(program), builder_(program), inserted_(program.op_count()) {}
+
+  // What `emit(builder)` emits, at `place`, comes before operation `index`, after what was inserted
+  // there earlier. `index` is one of the operations that the program had at the beginning.
+  template <class Emit>
+  auto insert_before(int32_t index, const Place& place, const Emit& emit) {
+    const PlaceScope scope(builder_, place);
+    const int32_t first = program_.op_count();
+    auto result = emit(builder_);
+    for (int32_t i = first; i < program_.op_count(); ++i) inserted_[index].push_back(i);
+    return result;
+  }
+
+  // All operations in their new order, without those inserted ones that nothing reads but others of
+  // that kind.
+  std::vector<int32_t> order();
+
+  // After order(): where an operation that the program had, or what was inserted before it, is in
+  // that order. With their number: what was the end.
+  int32_t new_begin(int32_t index) const { return new_begins_[index]; }
+
+ private:
+  Program& program_;
+  Builder builder_;
+  OpVector<std::vector<int32_t>> inserted_;  // before the operation
+  OpVector<int32_t> new_begins_;
+};
+
+}  // namespace troupe
