@@ -162,7 +162,7 @@ class Recomputation {
   // In whose clones the value has a stand-in; -1: it is kept, or a clone's.
   int32_t region_of(ValueId id) const { return region_of_.has(id) ? region_of_[id] : -1; }
 
-  // Lets operation `index` of a backward read clones' results, which are made before `place`.
+  // Lets operation `index` of a backward read clones' results, and inserts those clones before it.
   void read_clones(int32_t index) {
     std::vector<ValueId> reads;
     for_each_read(program_, program_.op(index), [&](ValueId id) { reads.push_back(id); });
