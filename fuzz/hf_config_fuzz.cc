@@ -1,20 +1,21 @@
 // config.json. What is accepted can be sized, and written again it is the same model or refused.
 #include "harness.h"
 #include "io/hf_config.h"
+#include "model/model.h"
 
 namespace troupe::fuzz {
 
 void parse(std::string_view input) {
   const ModelConfig config = parse_hf_config(input, "config.json");
-  config.validate();
-  if (config.parameter_count() < config.active_parameter_count()) {
+  const Model model(config);
+  if (model.parameter_count() < model.active_parameter_count()) {
     report_finding("more active parameters than parameters");
   }
-  if (!(config.training_flops_per_sequence(config.max_position_embeddings) > 0)) {
+  if (!(model.training_flops(config.max_position_embeddings) > 0)) {
     report_finding("a model that costs nothing");
   }
   const std::string written = write_hf_config(config);
-  if (parse_hf_config(written, "written").parameter_count() != config.parameter_count()) {
+  if (Model(parse_hf_config(written, "written")).parameter_count() != model.parameter_count()) {
     report_finding("written back, the configuration is of another size");
   }
 }

@@ -253,8 +253,8 @@ ordered_json BenchRank::profile_json() const {
 
 std::string BenchRank::json() const {
   const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
-  const double flops = config_.training_flops_per_sequence(step_options_.sequence) *
-                       samples_per_step() / options_.ranks;
+  const double flops =
+      state_.model->training_flops(step_options_.sequence) * samples_per_step() / options_.ranks;
   const auto range_json = [](const RankRange& range) {
     return ordered_json{{"least", range.least}, {"most", range.most}, {"of_rank", range.of_rank}};
   };
@@ -291,7 +291,7 @@ std::string BenchRank::text() const {
   const bool on_gpu = device_ == Device::cuda;
   const bool several = options_.ranks > 1;
   const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
-  const double flops_per_s = config_.training_flops_per_sequence(step_options_.sequence) *
+  const double flops_per_s = state_.model->training_flops(step_options_.sequence) *
                              samples_per_step() / options_.ranks / step_time_;
   const std::string_view unit = on_gpu ? "GPU" : "rank";
   std::string text = fmt::format(
@@ -347,9 +347,8 @@ void BenchRank::run() {
   profile_step();
   progress_.clear();
   if (profile_ != nullptr) limits_ = best_limits(limits_, *profile_);
-  limits_.flops =
-      std::max(limits_.flops, config_.training_flops_per_sequence(step_options_.sequence) *
-                                  samples_per_step() / options_.ranks / step_time_);
+  limits_.flops = std::max(limits_.flops, state_.model->training_flops(step_options_.sequence) *
+                                              samples_per_step() / options_.ranks / step_time_);
   if (rank_ == 0) fmt::print("{}", options_.json ? json() : text());
 }
 

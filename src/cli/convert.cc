@@ -63,7 +63,7 @@ ExitStatus run_convert(const Options& options) {
                 progress.report());
   progress.clear();
   if (!options.quiet) {
-    const auto parameters = static_cast<uint64_t>(model.config.parameter_count());
+    const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
     const std::string text =
         fmt::format("{}: {} with {} parameters in {}, {}", options.save,
                     model.config.hf_architecture, format_count(static_cast<double>(parameters)),

@@ -33,8 +33,10 @@ struct Planned {
   int32_t ranks = 1;
   TrainingStepOptions step;
   MemoryPlan memory;
-  std::string peak_operation;      // where most transient bytes are live
-  double operation_flops = 0;      // of all operations of the step
+  std::string peak_operation;  // where most transient bytes are live
+  double operation_flops = 0;  // of all operations of the step
+  int64_t parameters = 0;
+  int64_t active_parameters = 0;
   double model_flops = 0;          // of the model's products alone
   uint64_t without_recompute = 0;  // bytes of a rank; 0: nothing is recomputed
   uint64_t without_offload = 0;    // the same; 0: no activations are offloaded
@@ -67,7 +69,9 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
-  planned.model_flops = planned.config.training_flops_per_sequence(planned.step.sequence) *
+  planned.parameters = state.model->parameter_count();
+  planned.active_parameters = state.model->active_parameter_count();
+  planned.model_flops = state.model->training_flops(planned.step.sequence) *
                         planned.step.micro_batch_size *
                         static_cast<double>(micro_batches_of(planned));
   // Ranks differ in the numbers of their micro-batches alone.
@@ -100,8 +104,8 @@ std::string make_json(const Planned& planned) {
                                      {"host_bytes", std::move(host_bytes)},
                                      {"available_bytes", planned.offer.available},
                                      {"peak_operation", planned.peak_operation},
-                                     {"parameters", planned.config.parameter_count()},
-                                     {"active_parameters", planned.config.active_parameter_count()},
+                                     {"parameters", planned.parameters},
+                                     {"active_parameters", planned.active_parameters},
                                      {"micro_batches", micro_batches_of(planned)},
                                      {"tokens_per_step", tokens_per_step(planned)},
                                      {"model_flops_per_step", planned.model_flops},

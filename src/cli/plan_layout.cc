@@ -56,23 +56,13 @@ struct Pipeline {
 };
 
 // Forward flops of each stage's products for one token.
-std::vector<double> stage_flops(const ModelConfig& config, const ModelState& state,
-                                const PipelinePartition& partition, int32_t sequence) {
+std::vector<double> stage_flops(const Model& model, const PipelinePartition& partition,
+                                int32_t sequence) {
   std::vector<double> flops;
   for (const PipelineStage& stage : partition.stages) {
-    // Causal attention: half of two products with the whole sequence.
-    double sum = 2.0 * stage.layers * sequence * config.attention_size();
-    for (const Parameter& parameter : state.parameters) {
-      const Shape& shape = parameter.whole_shape;
-      const bool in_layers = parameter.layer >= stage.first_layer &&
-                             parameter.layer < stage.first_layer + stage.layers;
-      const bool head =
-          stage.loss && (parameter.kind == ParameterKind::head ||
-                         (config.tie_embeddings && parameter.kind == ParameterKind::embedding));
-      if (shape.rank() < 2 || !(in_layers || head)) continue;
-      const bool experts = shape.rank() == 3;
-      sum += 2.0 * static_cast<double>(shape.elements()) *
-             (experts ? static_cast<double>(config.moe_router_topk) / config.num_experts : 1.0);
+    double sum = stage.loss ? model.head_flops() : 0;
+    for (int32_t i = 0; i < stage.layers; ++i) {
+      sum += model.layer_flops(stage.first_layer + i, sequence);
     }
     flops.push_back(sum);
   }
@@ -197,12 +187,11 @@ int32_t first_rank_of(const Layout& layout, int32_t place) {
   return layout.rank_of(DensePlace{.pp = place});
 }
 
-std::string parameter_table(const RunLayout& run, const ModelConfig& config,
-                            const ModelState& state) {
+std::string parameter_table(const RunLayout& run, const ModelState& state) {
   std::string text = "  pp       dense    expert      weights  stages\n";
   for (int32_t place = 0; place < run.layout.pp(); ++place) {
-    const RankParameters count = count_parameters(config, state, run.layout, run.partition,
-                                                  first_rank_of(run.layout, place));
+    const RankParameters count =
+        count_parameters(state, run.layout, run.partition, first_rank_of(run.layout, place));
     text += fmt::format("  {:>2}  {:>10}{:>10}{:>13}  {}\n", place,
                         format_count(static_cast<double>(count.dense)),
                         format_count(static_cast<double>(count.expert)), format_bytes(count.bytes),
@@ -307,13 +296,14 @@ ordered_json pipeline_json(const RunLayout& run, const std::optional<Pipeline>& 
 }  // namespace
 
 std::string describe_model(const Options& options, const ModelConfig& config) {
+  const Model model(config);
   std::string text =
       fmt::format("model   {}: {} layers, hidden {}, {} parameters",
                   options.model.empty() ? "of the flags" : options.model, config.num_layers,
-                  config.hidden_size, format_count(static_cast<double>(config.parameter_count())));
+                  config.hidden_size, format_count(static_cast<double>(model.parameter_count())));
   if (config.num_experts > 0) {
     text += fmt::format(" ({} active), {} experts, top {}",
-                        format_count(static_cast<double>(config.active_parameter_count())),
+                        format_count(static_cast<double>(model.active_parameter_count())),
                         config.num_experts, config.moe_router_topk);
   }
   text += fmt::format(", {}\n", options.compute_dtype);
@@ -343,10 +333,9 @@ std::string make_layout_text(const Options& options, const RunLayout& run,
   text += "Groups\n" + group_table(run.layout);
   text +=
       "Gradients\n" + gradient_table(run.layout, config, training_step_options(options, config));
-  text += "Parameters of one rank, by its place in the pipeline\n" +
-          parameter_table(run, config, state);
+  text += "Parameters of one rank, by its place in the pipeline\n" + parameter_table(run, state);
   if (run.layout.pp() > 1) {
-    const auto flops = stage_flops(config, state, run.partition, sequence);
+    const auto flops = stage_flops(*state.model, run.partition, sequence);
     text += "Pipeline\n" + pipeline_text(run, run_pipeline(run, flops)) + "\n";
   }
   if (report != nullptr) return text + make_ranks_text(*report, run.layout);
@@ -363,13 +352,13 @@ std::string make_layout_json(const Options& options, const RunLayout& run,
   ordered_json document = {
       {"fits", nullptr},
       {"ranks", run.layout.world_size()},
-      {"parameters", config.parameter_count()},
-      {"active_parameters", config.active_parameter_count()},
+      {"parameters", state.model->parameter_count()},
+      {"active_parameters", state.model->active_parameter_count()},
       {"layout", mesh_json(run.layout, training_step_options(options, config))},
       {"parameters_per_rank", ordered_json::array()}};
   for (int32_t place = 0; place < run.layout.pp(); ++place) {
-    const RankParameters count = count_parameters(config, state, run.layout, run.partition,
-                                                  first_rank_of(run.layout, place));
+    const RankParameters count =
+        count_parameters(state, run.layout, run.partition, first_rank_of(run.layout, place));
     document["parameters_per_rank"].push_back({{"pp", place},
                                                {"stages", stages_of(run.partition, place)},
                                                {"dense", count.dense},
@@ -377,7 +366,7 @@ std::string make_layout_json(const Options& options, const RunLayout& run,
                                                {"bytes", count.bytes}});
   }
   const int32_t sequence = sequence_length_of(options, config);
-  const auto flops = stage_flops(config, state, run.partition, sequence);
+  const auto flops = stage_flops(*state.model, run.partition, sequence);
   document["pipeline"] = pipeline_json(run, run_pipeline(run, flops));
   if (report != nullptr) add_ranks_json(document, *report, run.layout);
   return document.dump(2) + "\n";

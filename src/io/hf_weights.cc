@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <string_view>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -15,121 +16,104 @@
 namespace troupe {
 namespace {
 
-// Lists the tensors of a model in the naming of its architecture.
-class HfTensorList {
- public:
-  explicit HfTensorList(const ModelConfig& config)
-      : config_(config), state_(declare_model_state(config, DType::f32, /*trained=*/false)) {}
-
-  std::vector<HfTensor> build() {
-    for (const Parameter& parameter : state_.parameters) add_parameter(parameter);
-    std::sort(tensors_.begin(), tensors_.end(),
-              [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
-    return std::move(tensors_);
-  }
-
- private:
-  void add_parameter(const Parameter& parameter) {
-    const Shape& shape = parameter.whole_shape;
-    number_ = parameter.number;
-    offset_ = 0;
-    const std::string layer = fmt::format("model.layers.{}.", parameter.layer);
-    const std::string attention = layer + "self_attn.";
-    const bool moe = parameter.layer >= 0 && config_.is_moe_layer(parameter.layer);
-    const int64_t hidden = config_.hidden_size;
-    const int64_t head_dim = config_.kv_channels;
-    switch (parameter.kind) {
-      case ParameterKind::embedding:
-        return add("model.embed_tokens.weight", shape);
-      case ParameterKind::input_norm:
-        return add(layer + "input_layernorm.weight", shape);
-      case ParameterKind::w_qkv:
-        add(attention + "q_proj.weight", {config_.num_attention_heads * head_dim, hidden});
-        add(attention + "k_proj.weight", {config_.num_query_groups * head_dim, hidden});
-        add(attention + "v_proj.weight", {config_.num_query_groups * head_dim, hidden});
-        return;
-      case ParameterKind::b_qkv:
-        add(attention + "q_proj.bias", {config_.num_attention_heads * head_dim});
-        add(attention + "k_proj.bias", {config_.num_query_groups * head_dim});
-        add(attention + "v_proj.bias", {config_.num_query_groups * head_dim});
-        return;
-      case ParameterKind::q_norm:
-        return add(attention + "q_norm.weight", shape);
-      case ParameterKind::k_norm:
-        return add(attention + "k_norm.weight", shape);
-      case ParameterKind::w_attention_out:
-        return add(attention + "o_proj.weight", shape);
-      case ParameterKind::post_attention_norm:
-        return add(layer + "post_attention_layernorm.weight", shape);
-      case ParameterKind::w_router:
-        return add(moe_prefix(layer) + "gate.weight", shape);
-      case ParameterKind::w_gate_up:
-        if (moe) return add_experts(layer, /*down=*/false);
-        add(layer + "mlp.gate_proj.weight", {config_.ffn_hidden_size, hidden});
-        add(layer + "mlp.up_proj.weight", {config_.ffn_hidden_size, hidden});
-        return;
-      case ParameterKind::w_down:
-        if (moe) return add_experts(layer, /*down=*/true);
-        return add(layer + "mlp.down_proj.weight", shape);
-      case ParameterKind::w_shared_gate_up: {
-        const int64_t width = config_.moe_shared_expert_intermediate_size;
-        add(layer + "mlp.shared_expert.gate_proj.weight", {width, hidden});
-        add(layer + "mlp.shared_expert.up_proj.weight", {width, hidden});
-        return;
-      }
-      case ParameterKind::w_shared_down:
-        return add(layer + "mlp.shared_expert.down_proj.weight", shape);
-      case ParameterKind::w_shared_gate:
-        return add(layer + "mlp.shared_expert_gate.weight", shape);
-      case ParameterKind::final_norm:
-        return add("model.norm.weight", shape);
-      case ParameterKind::head:
-        return add("lm_head.weight", shape);
-      case ParameterKind::input_norm_bias:
-      case ParameterKind::b_attention_out:
-      case ParameterKind::post_attention_norm_bias:
-      case ParameterKind::b_router:
-      case ParameterKind::b_gate_up:
-      case ParameterKind::b_down:
-      case ParameterKind::final_norm_bias:
-        break;
-    }
-    throw_bad_request(fmt::format(
-        "The parameter {} has no name in Hugging Face's architectures that Troupe writes.",
-        (*state_.table)[parameter.value].name));
-  }
-
-  bool mixtral_names() const { return config_.hf_architecture == "MixtralForCausalLM"; }
-  std::string moe_prefix(const std::string& layer) const {
-    return layer + (mixtral_names() ? "block_sparse_moe." : "mlp.");
-  }
-
-  void add_experts(const std::string& layer, bool down) {
-    const int64_t hidden = config_.hidden_size;
-    const int64_t ffn = config_.moe_ffn_hidden_size;
-    for (int32_t expert = 0; expert < config_.num_experts; ++expert) {
-      const std::string prefix = fmt::format("{}experts.{}.", moe_prefix(layer), expert);
-      if (down) {
-        add(prefix + (mixtral_names() ? "w2.weight" : "down_proj.weight"), {hidden, ffn});
-      } else {
-        add(prefix + (mixtral_names() ? "w1.weight" : "gate_proj.weight"), {ffn, hidden});
-        add(prefix + (mixtral_names() ? "w3.weight" : "up_proj.weight"), {ffn, hidden});
-      }
-    }
-  }
-
-  // The next piece of the current parameter.
-  void add(const std::string& name, const Shape& shape) {
-    tensors_.push_back({name, shape, number_, offset_});
-    offset_ += shape.elements();
-  }
-
-  const ModelConfig& config_;
-  const ModelState state_;  // of the whole model
-  std::vector<HfTensor> tensors_;
-  uint32_t number_ = 0;
-  int64_t offset_ = 0;
+// What a parameter is called: a tensor for each section of the cut of its rows, or one for all of
+// it. Of experts each has tensors of its own, with its number for the braces.
+struct HfName {
+  std::string_view parameter;  // within its layer (ParameterSpec::name)
+  bool of_experts = false;
+  std::vector<std::string_view> tensors = {};
 };
+using HfNames = std::vector<HfName>;
+
+// Outside the layers, and within "model.layers.N.".
+const HfNames& common_names() {
+  static const HfNames kNames = {
+      {.parameter = "embedding", .tensors = {"model.embed_tokens.weight"}},
+      {.parameter = "final_norm", .tensors = {"model.norm.weight"}},
+      {.parameter = "head", .tensors = {"lm_head.weight"}},
+      {.parameter = "input_norm", .tensors = {"input_layernorm.weight"}},
+      {.parameter = "w_qkv",
+       .tensors = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
+                   "self_attn.v_proj.weight"}},
+      {.parameter = "b_qkv",
+       .tensors = {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}},
+      {.parameter = "q_norm", .tensors = {"self_attn.q_norm.weight"}},
+      {.parameter = "k_norm", .tensors = {"self_attn.k_norm.weight"}},
+      {.parameter = "w_attention_out", .tensors = {"self_attn.o_proj.weight"}},
+      {.parameter = "post_attention_norm", .tensors = {"post_attention_layernorm.weight"}},
+      {.parameter = "w_gate_up", .tensors = {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+      {.parameter = "w_down", .tensors = {"mlp.down_proj.weight"}},
+      {.parameter = "w_router", .tensors = {"mlp.gate.weight"}},
+      {.parameter = "w_gate_up",
+       .of_experts = true,
+       .tensors = {"mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"}},
+      {.parameter = "w_down", .of_experts = true, .tensors = {"mlp.experts.{}.down_proj.weight"}},
+      {.parameter = "w_shared_gate_up",
+       .tensors = {"mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"}},
+      {.parameter = "w_shared_down", .tensors = {"mlp.shared_expert.down_proj.weight"}},
+      {.parameter = "w_shared_gate", .tensors = {"mlp.shared_expert_gate.weight"}},
+  };
+  return kNames;
+}
+
+// Where an architecture has other names.
+const HfNames& names_of(std::string_view architecture) {
+  static const HfNames kMixtral = {
+      {.parameter = "w_router", .tensors = {"block_sparse_moe.gate.weight"}},
+      {.parameter = "w_gate_up",
+       .of_experts = true,
+       .tensors = {"block_sparse_moe.experts.{}.w1.weight",
+                   "block_sparse_moe.experts.{}.w3.weight"}},
+      {.parameter = "w_down",
+       .of_experts = true,
+       .tensors = {"block_sparse_moe.experts.{}.w2.weight"}},
+  };
+  static const HfNames kNone;
+  return architecture == "MixtralForCausalLM" ? kMixtral : kNone;
+}
+
+// Appends the tensors of one parameter.
+void add_tensors(const ParameterSpec& parameter, const HfNames& own,
+                 std::vector<HfTensor>& tensors) {
+  const bool of_experts = parameter.gradient_class == GradientClass::expert;
+  const auto is_name = [&](const HfName& name) {
+    return name.parameter == parameter.name && name.of_experts == of_experts;
+  };
+  auto name = std::find_if(own.begin(), own.end(), is_name);
+  if (name == own.end()) {
+    name = std::find_if(common_names().begin(), common_names().end(), is_name);
+    if (name == common_names().end()) {
+      throw_bad_request(fmt::format(
+          "The parameter {} has no name in Hugging Face's architectures that Troupe writes.",
+          parameter.full_name()));
+    }
+  }
+  // The shape of one expert's, or of all.
+  const Shape& whole = parameter.whole_shape;
+  const int rows = of_experts ? 1 : 0;
+  std::vector<int64_t> extents;
+  for (int i = rows; i < whole.rank(); ++i) extents.push_back(whole[i]);
+  std::vector<int64_t> sections = {whole[rows]};
+  for (const Cut& cut : parameter.cuts) {
+    if (cut.dimension != rows || name->tensors.size() == 1) continue;
+    sections.clear();
+    for (const CutSection& section : cut.sections) sections.push_back(section.size);
+  }
+  TROUPE_CHECK(sections.size() == name->tensors.size(),
+               "a tensor for each section of " + parameter.full_name());
+  const std::string prefix =
+      parameter.layer < 0 ? "" : fmt::format("model.layers.{}.", parameter.layer);
+  int64_t offset = 0;
+  for (int64_t expert = 0; expert < (of_experts ? whole[0] : 1); ++expert) {
+    for (size_t i = 0; i < sections.size(); ++i) {
+      extents.front() = sections[i];
+      const Shape shape(extents);
+      tensors.push_back({prefix + fmt::format(fmt::runtime(name->tensors[i]), expert), shape,
+                         parameter.id, offset});
+      offset += shape.elements();
+    }
+  }
+}
 
 std::vector<int64_t> file_shape_of(const Shape& shape) {
   std::vector<int64_t> extents;
@@ -265,7 +249,14 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dt
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
-  return HfTensorList(config).build();
+  const Model model(config);
+  std::vector<HfTensor> tensors;
+  for (const ParameterSpec& parameter : model.parameters()) {
+    add_tensors(parameter, names_of(config.hf_architecture), tensors);
+  }
+  std::sort(tensors.begin(), tensors.end(),
+            [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
+  return tensors;
 }
 
 DType hf_folder_dtype(const std::string& folder) {
@@ -284,15 +275,15 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
                      const StateStorage& storage, const WorkReport& report) {
   ModelConfig named = config;
   named.hf_architecture = read_hf_config(join_path(folder, "config.json")).hf_architecture;
-  std::unordered_map<uint32_t, Target> targets;
+  std::unordered_map<int32_t, Target> targets;
   for (const Parameter& parameter : state.parameters) {
-    targets[parameter.number] = {
+    targets[parameter.id.index] = {
         &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
   }
   visit_folder(
       folder, named,
       [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
-        const auto target = targets.find(tensor.parameter);
+        const auto target = targets.find(tensor.parameter.index);
         if (target == targets.end()) return;  // another rank's
         load_tensor(folder, tensor, dtype, bytes, target->second, storage);
       },
@@ -369,7 +360,7 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
     }
   };
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorView view = storage.view(state.parameters[tensors[i].parameter].value);
+    const TensorView view = storage.view(state.get(tensors[i].parameter).value);
     append(i, bytes_as(dtype, tensors[i], view, rounded));
   }
   for (const HfFile& file : what.files) {

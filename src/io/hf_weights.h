@@ -28,7 +28,7 @@ namespace troupe {
 struct HfTensor {
   std::string name;
   Shape shape;
-  uint32_t parameter = 0;  // Parameter::number
+  ParameterId parameter;
   int64_t offset = 0;
 };
 

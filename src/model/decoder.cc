@@ -1,10 +1,7 @@
 #include "model/decoder.h"
 
-#include <cmath>
-
-#include "model/attention.h"
 #include "model/context_parallel.h"
-#include "model/feed_forward.h"
+#include "model/model.h"
 #include "model/random_place.h"
 #include "model/read_parameter.h"
 #include "model/tensor_parallel.h"
@@ -13,10 +10,7 @@
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
-#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
-#include "ops/rms_norm/rms_norm.h"
-#include "ops/rope/rope.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/split_rows/split_rows.h"
 
@@ -36,14 +30,12 @@ BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, boo
   return values;
 }
 
-ValueId build_rope_table(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                         int32_t sequence, DType dtype) {
-  return rope_table(builder,
-                    {.positions = sequence,
-                     .rotary_dim = config.kv_channels,
-                     .base = config.rotary_base,
-                     .chunks = chunks_of(part)},
-                    dtype, "rope_table");
+SharedTables build_tables(Builder& builder, const ModelState& state, int32_t rows, DType dtype) {
+  SharedTables tables;
+  for (int32_t layer = 0; layer < state.model->config().num_layers; ++layer) {
+    state.model->layer(layer).mixer->build_tables(builder, state.part, rows, dtype, tables);
+  }
+  return tables;
 }
 
 bool draws_random_numbers(const ModelConfig& config) {
@@ -55,34 +47,30 @@ bool draws_random_numbers(const ModelConfig& config) {
 namespace {
 
 // The first row of the vocabulary that the rank holds of this parameter.
-int32_t first_vocabulary_row(const ModelState& state, ParameterKind kind) {
-  return static_cast<int32_t>(state.get(kind).slice.ranges[0].front().begin);
+int32_t first_vocabulary_row(const ModelState& state, ParameterId id) {
+  return static_cast<int32_t>(state.get(id).slice.ranges[0].front().begin);
 }
 
 // Each rank looks up the ids that it holds; rows of all others are zero.
 ValueId build_embedding(Builder& builder, const ModelConfig& config, const ModelState& state,
                         ValueId tokens) {
   const TensorParallel tensor_parallel(builder, state.part);
-  const int32_t first = first_vocabulary_row(state, ParameterKind::embedding);
+  const int32_t first = first_vocabulary_row(state, state.model->embedding());
   const bool has_padding = config.padding_token >= first;
   const ValueId ids = shift_ids(builder, tokens, {.first = first}, "ids");
   const bool whole = tensor_parallel.ranks() == 1;
   const ValueId rows = embedding(
-      builder, ids, read_parameter(builder, state, ParameterKind::embedding),
+      builder, ids, read_parameter(builder, state, state.model->embedding()),
       {.padding_token = has_padding ? config.padding_token - first : -1}, whole ? "x" : "x_part");
   return tensor_parallel.leave(rows, "x");
 }
 
-ParameterKind head_weight(const ModelConfig& config) {
-  return config.tie_embeddings ? ParameterKind::embedding : ParameterKind::head;
-}
-
-Head build_head(Builder& builder, const ModelConfig& config, const ModelState& state,
-                const BatchValues& batch, ValueId final_state, const ForwardOptions& options) {
+Head build_head(Builder& builder, const ModelState& state, const BatchValues& batch,
+                ValueId final_state, const ForwardOptions& options) {
   const TensorParallel tensor_parallel(builder, state.part);
   const ValueId rows = tensor_parallel.enter(final_state, "head_in_all");
   Head head;
-  head.weight = read_parameter(builder, state, head_weight(config));
+  head.weight = read_parameter(builder, state, state.model->head());
   head.loss_tokens = options.loss_tokens;
   if (batch.labels.valid() && !head.loss_tokens.valid()) {
     head.loss_tokens = count_tokens(builder, state.part, batch.mask);
@@ -107,14 +95,13 @@ Head build_head(Builder& builder, const ModelConfig& config, const ModelState& s
 
 }  // namespace
 
-ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
-                            ValueId rope_table, const BatchValues& batch,
-                            const ForwardOptions& options) {
-  const auto parameter = [&](ParameterKind kind, int32_t layer = -1) {
-    return read_parameter(builder, state, kind, layer);
-  };
+ForwardResult build_forward(Builder& builder, const ModelState& state, SharedTables& tables,
+                            const BatchValues& batch, const ForwardOptions& options) {
+  const Model& model = *state.model;
+  const ModelConfig& config = model.config();
   const PipelineStage& stage = state.part.stage(options.chunk);
   ForwardResult result;
+  const BlockContext context{builder, state, tables, batch, options, result};
 
   const auto drop = [&](ValueId value, RandomPlace place, int32_t layer) {
     if (!options.training || config.hidden_dropout == 0) return value;
@@ -127,70 +114,38 @@ ForwardResult build_forward(Builder& builder, const ModelConfig& config, const M
         builder.value(value).name + "_dropped");
   };
 
-  // `residual` is the stream up to the last norm, `branch` what is still to be added to it.
-  ValueId residual = stage.embedding ? drop(build_embedding(builder, config, state, batch.tokens),
-                                            RandomPlace::embedding_dropout, -1)
-                                     : options.input;
-  ValueId branch;
-  const auto add_and_norm = [&](ParameterKind kind, ParameterKind bias, int32_t layer,
-                                const std::string& name) {
-    const ValueId gamma = parameter(kind, layer);
-    if (config.normalization == Normalization::layer_norm) {
-      const LayerNormAttributes norm{.epsilon = config.norm_epsilon,
-                                     .zero_centered = config.zero_centered_gamma};
-      const ValueId beta = parameter(bias, layer);
-      const LayerNormResult done =
-          branch.valid() ? add_layer_norm(builder, residual, branch, gamma, beta, norm, name)
-                         : layer_norm(builder, residual, gamma, beta, norm, name);
-      residual = done.sum;
-      return done.normalized;
-    }
-    const RmsNormAttributes norm{.epsilon = config.norm_epsilon,
-                                 .zero_centered = config.zero_centered_gamma};
-    const RmsNormResult done = branch.valid()
-                                   ? add_rms_norm(builder, residual, branch, gamma, norm, name)
-                                   : rms_norm(builder, residual, gamma, norm, name);
-    residual = done.sum;
-    return done.normalized;
-  };
-
-  for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
-    builder.place.layer = static_cast<int16_t>(layer);
+  ResidualStream stream;
+  stream.sum = stage.embedding ? drop(build_embedding(builder, config, state, batch.tokens),
+                                      RandomPlace::embedding_dropout, -1)
+                               : options.input;
+  for (int32_t number = stage.first_layer; number < stage.first_layer + stage.layers; ++number) {
+    const DecoderLayer& layer = model.layer(number);
+    builder.place.layer = static_cast<int16_t>(number);
     builder.place.module = Module::attention_norm;
-    const ValueId attention_input = add_and_norm(
-        ParameterKind::input_norm, ParameterKind::input_norm_bias, layer, "attention_in");
-    builder.place.module = Module::attention;
-    branch =
-        build_attention(builder, config, state, layer, rope_table, batch, attention_input, options);
+    const ValueId attention_input = layer.input_norm.build(context, stream, "attention_in");
+    stream.branch = layer.mixer->build(context, attention_input);
     builder.place.module = Module::other;
-    branch = drop(branch, RandomPlace::attention_branch_dropout, layer);
+    stream.branch = drop(stream.branch, RandomPlace::attention_branch_dropout, number);
     builder.place.module = Module::mlp_norm;
-    const ValueId ffn_input =
-        add_and_norm(ParameterKind::post_attention_norm, ParameterKind::post_attention_norm_bias,
-                     layer, "ffn_in");
-    const bool has_experts = config.is_moe_layer(layer);
-    builder.place.module = has_experts ? Module::moe : Module::mlp;
-    branch = has_experts
-                 ? build_moe(builder, config, state, layer, batch, ffn_input, options, result)
-                 : build_dense_mlp(builder, config, state, layer, ffn_input);
+    const ValueId ffn_input = layer.feed_forward_norm.build(context, stream, "ffn_in");
+    stream.branch = layer.feed_forward->build(context, ffn_input);
     builder.place.module = Module::other;
-    branch = drop(branch, RandomPlace::feed_forward_branch_dropout, layer);
+    stream.branch = drop(stream.branch, RandomPlace::feed_forward_branch_dropout, number);
   }
   if (!stage.loss) {
-    result.output = branch.valid() ? add(builder, residual, branch, "stage_out") : residual;
+    result.output =
+        stream.branch.valid() ? add(builder, stream.sum, stream.branch, "stage_out") : stream.sum;
     builder.place.layer = -1;
     return result;
   }
   builder.place.layer = -1;
-
-  const ValueId final_state =
-      add_and_norm(ParameterKind::final_norm, ParameterKind::final_norm_bias, -1, "head_in");
-  result.head = build_head(builder, config, state, batch, final_state, options);
+  const ValueId final_state = model.final_norm().build(context, stream, "head_in");
+  result.head = build_head(builder, state, batch, final_state, options);
   return result;
 }
 
-LossResult build_loss(Builder& builder, const ModelConfig& config, const ModelState& state,
-                      const Head& head, const Head::Chunk& chunk) {
+LossResult build_loss(Builder& builder, const ModelState& state, const Head& head,
+                      const Head::Chunk& chunk) {
   const TensorParallel tensor_parallel(builder, state.part);
   LossResult result;
   result.logits = linear(builder, chunk.rows, head.weight, {}, "logits");
@@ -204,7 +159,7 @@ LossResult build_loss(Builder& builder, const ModelConfig& config, const ModelSt
     return result;
   }
   inputs.labels =
-      shift_ids(builder, chunk.labels, {.first = first_vocabulary_row(state, head_weight(config))},
+      shift_ids(builder, chunk.labels, {.first = first_vocabulary_row(state, state.model->head())},
                 "label_ids");
   const ValueId part = cross_entropy_part(builder, inputs.logits, inputs.labels, "loss_part");
   const ValueId parts = all_gather(

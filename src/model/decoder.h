@@ -7,6 +7,7 @@
 #pragma once
 
 #include "model/forward_pass.h"
+#include "model/layer_block.h"
 #include "model/model_config.h"
 #include "model/parameters.h"
 #include "program/builder.h"
@@ -18,18 +19,16 @@ namespace troupe {
 BatchValues declare_batch(Builder& builder, int32_t batch, int32_t sequence, bool with_tokens,
                           bool with_labels, DType accumulation);
 
-// Emits the rotation table that all layers and micro-batches of a program share. `sequence`: rows
-// of this rank in each sequence.
-ValueId build_rope_table(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                         int32_t sequence, DType dtype);
+// Emits the tables that all layers and micro-batches of a program share. `rows`: of this rank in
+// each sequence; `dtype`: the accumulation dtype of the model.
+SharedTables build_tables(Builder& builder, const ModelState& state, int32_t rows, DType dtype);
 
 // Does training draw random numbers (dropout, jitter, random routing)?
 bool draws_random_numbers(const ModelConfig& config);
 
-// Emits the forward pass of one stage, without logits and loss.
-ForwardResult build_forward(Builder& builder, const ModelConfig& config, const ModelState& state,
-                            ValueId rope_table, const BatchValues& batch,
-                            const ForwardOptions& options);
+// Emits the forward pass of one stage of state.model, without logits and loss.
+ForwardResult build_forward(Builder& builder, const ModelState& state, SharedTables& tables,
+                            const BatchValues& batch, const ForwardOptions& options);
 
 struct LossResult {
   ValueId logits;  // [tokens, vocab]
@@ -39,7 +38,7 @@ struct LossResult {
 };
 
 // Emits logits and loss of one chunk.
-LossResult build_loss(Builder& builder, const ModelConfig& config, const ModelState& state,
-                      const Head& head, const Head::Chunk& chunk);
+LossResult build_loss(Builder& builder, const ModelState& state, const Head& head,
+                      const Head::Chunk& chunk);
 
 }  // namespace troupe

@@ -28,57 +28,6 @@ void require_sensible(int32_t value, const char* field) {
   }
 }
 
-int64_t attention_parameters(const ModelConfig& config) {
-  const int64_t hidden = config.hidden_size;
-  int64_t count = hidden * config.qkv_size() + hidden * config.attention_size();
-  if (config.add_qkv_bias) count += config.qkv_size();
-  if (config.add_bias_linear) count += hidden;
-  if (config.qk_layernorm) {
-    const bool whole = config.qk_norm_scope == QkNormScope::projection;
-    count += config.kv_channels *
-             (whole ? int64_t{config.num_attention_heads} + config.num_query_groups : 2);
-  }
-  return count;
-}
-
-// One MLP `width` wide, or one expert.
-int64_t mlp_parameters(const ModelConfig& config, int64_t width, bool biased) {
-  const int64_t hidden = config.hidden_size;
-  const int64_t rows = config.mlp_rows(width);
-  return hidden * (rows + width) + (biased ? rows + hidden : 0);
-}
-
-int64_t norm_parameters(const ModelConfig& config) {
-  const int64_t hidden = config.hidden_size;
-  return config.normalization == Normalization::layer_norm ? 2 * hidden : hidden;
-}
-
-// `experts`: how many experts of a MoE layer to count.
-int64_t layer_parameters(const ModelConfig& config, int32_t layer, int64_t experts) {
-  const int64_t hidden = config.hidden_size;
-  const bool biased = config.add_bias_linear;
-  int64_t count = attention_parameters(config) + 2 * norm_parameters(config);
-  if (!config.is_moe_layer(layer)) {
-    return count + mlp_parameters(config, config.ffn_hidden_size, biased);
-  }
-  count += (hidden + (biased ? 1 : 0)) * config.num_experts;
-  count += experts * mlp_parameters(config, config.moe_ffn_hidden_size, biased);
-  if (config.has_shared_expert()) {
-    count += mlp_parameters(config, config.moe_shared_expert_intermediate_size, /*biased=*/false);
-    if (config.moe_shared_expert_gate) count += hidden;
-  }
-  return count;
-}
-
-int64_t count_parameters(const ModelConfig& config, int64_t experts) {
-  const int64_t embedding = static_cast<int64_t>(config.vocab_size) * config.hidden_size;
-  int64_t count = embedding * (config.tie_embeddings ? 1 : 2) + norm_parameters(config);
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    count += layer_parameters(config, layer, experts);
-  }
-  return count;
-}
-
 [[noreturn]] void refuse(const std::string& problem) {
   throw_bad_request("Model configuration: " + problem);
 }
@@ -269,30 +218,6 @@ void ModelConfig::require_learning_router() const {
         "top-1 routing with softmax needs --moe-router-pre-softmax, or every router weight would "
         "be 1 and the router could not learn.");
   }
-}
-
-int64_t ModelConfig::parameter_count() const {
-  return count_parameters(*this, num_experts);
-}
-
-int64_t ModelConfig::active_parameter_count() const {
-  return count_parameters(*this, moe_router_topk);
-}
-
-double ModelConfig::training_flops_per_sequence(int64_t sequence) const {
-  const auto tokens = static_cast<double>(sequence);
-  const double hidden = hidden_size;
-  const auto mlp = [&](double width) { return hidden * width * (gated_linear_unit ? 3.0 : 2.0); };
-  double per_token = hidden * vocab_size;
-  for (int32_t layer = 0; layer < num_layers; ++layer) {
-    per_token += hidden * (qkv_size() + attention_size());
-    per_token += is_moe_layer(layer) ? mlp(moe_ffn_hidden_size) * moe_router_topk +
-                                           mlp(moe_shared_expert_intermediate_size)
-                                     : mlp(ffn_hidden_size);
-  }
-  const double attention =
-      tokens * tokens * num_layers * attention_size();  // causal half, two products
-  return 6.0 * (tokens * per_token + attention);
 }
 
 }  // namespace troupe

@@ -114,14 +114,6 @@ struct ModelConfig {
   // Refuses in the same way a router of a possible shape that cannot learn. Not part of validate():
   // a config.json may say so where other options then make it learn.
   void require_learning_router() const;
-
-  // Number of weights; `active` counts top-k of the experts of each MoE layer.
-  int64_t parameter_count() const;
-  int64_t active_parameter_count() const;
-
-  // Model flops of one sequence of `sequence` tokens, forward and backward (3 x forward; causal
-  // attention at half; no router, norms, softmax, or recompute): semantics of Megatron's report.
-  double training_flops_per_sequence(int64_t sequence) const;
 };
 
 }  // namespace troupe

@@ -1,17 +1,16 @@
 // How the parameters of a model are spread over the ranks of a layout: which slice of each a rank
-// holds, and what its gradient is to the layout (parallel/layout.h says how that is reduced).
+// holds, by the cuts that the parameter declares (parameter_spec.h).
 //
 // Pure functions and plain values; any thread. A model that the layout cannot cut is a UserError
 // (bad request) that names the flag, the rule and the nearest values that keep it.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "base/shape.h"
 #include "model/context_parallel.h"
 #include "model/model_config.h"
 #include "model/parameter_slice.h"
+#include "model/parameter_spec.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 
@@ -26,17 +25,10 @@ void check_layout(const ModelConfig& config, const Layout& layout, int64_t seque
 // (ops/adamw/moment_blocks.h); `flag` asks for these. A layout that check_layout passes.
 void check_moment_blocks(const ModelConfig& config, const Layout& layout, const char* flag);
 
-// The slice of a parameter of shape `shape` (of the whole model) that `rank` holds if its stage
-// holds the parameter at all. TP cuts heads, rows of first products (the halves of a gated one each
-// by itself), columns of second ones, and the vocabulary, whose blocks may
-// differ by a row. Key and value heads that are fewer than TP are
-// held by several ranks. EP cuts the experts, ETP each expert.
-ParameterSlice slice_of(ParameterKind kind, const Shape& shape, const ModelConfig& config,
-                        const Layout& layout, int32_t rank);
+// The slice of a parameter that `rank` holds if its stage holds the parameter at all.
+ParameterSlice slice_of(const ParameterSpec& parameter, const Layout& layout, int32_t rank);
 
-// Whether the stages of pipeline rank `place` hold the parameter (`layer`: -1 outside the layers).
-// Tied embeddings are also with the head.
-bool holds(const PipelinePartition& partition, int32_t place, ParameterKind kind, int32_t layer,
-           const ModelConfig& config);
+// Whether the stages of pipeline rank `place` hold the parameter.
+bool holds(const PipelinePartition& partition, int32_t place, const ParameterSpec& parameter);
 
 }  // namespace troupe

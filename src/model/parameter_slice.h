@@ -1,51 +1,26 @@
-// The kinds of parameters, and the part of one that a rank holds: geometry, without the layout that
-// decides it (parameter_layout.h) and the state that stores it (parameters.h).
+// The part of a parameter that a rank holds: geometry, without the layout that decides it
+// (parameter_layout.h) and the state that stores it (model_state.h).
 //
 // Pure functions and plain values; any thread.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/shape.h"
-#include "parallel/layout.h"
 #include "program/shard.h"
 
 namespace troupe {
-
-enum class ParameterKind : uint8_t {
-  embedding,                 // [vocab, hidden]
-  input_norm,                // [hidden]
-  input_norm_bias,           // [hidden], with LayerNorm
-  w_qkv,                     // [(heads + 2 groups) d, hidden]: query heads, key heads, value heads
-  b_qkv,                     // [(heads + 2 groups) d]
-  q_norm,                    // [d]; over the whole projection: [heads d]
-  k_norm,                    // [d]; over the whole projection: [groups d]
-  w_attention_out,           // [hidden, heads d]
-  b_attention_out,           // [hidden]
-  post_attention_norm,       // [hidden]
-  post_attention_norm_bias,  // [hidden], with LayerNorm
-  w_router,                  // [experts, hidden]
-  b_router,                  // [experts]
-  // The first product: gate rows before linear rows; `rows` is mlp_rows(width).
-  w_gate_up,         // dense: [rows, hidden]; experts: [experts, rows, hidden]
-  b_gate_up,         // dense: [rows]; experts: [experts, rows]
-  w_down,            // dense: [hidden, ffn]; experts: [experts, hidden, ffn]
-  b_down,            // dense: [hidden]; experts: [experts, hidden]
-  w_shared_gate_up,  // [rows, hidden]
-  w_shared_down,     // [hidden, width]
-  w_shared_gate,     // [1, hidden]
-  final_norm,        // [hidden]
-  final_norm_bias,   // [hidden], with LayerNorm
-  head,              // [vocab, hidden]
-};
 
 // The part of a parameter that one rank holds: in each dimension the indices of its ranges, one
 // range after the other.
 struct ParameterSlice {
   std::vector<std::vector<IndexRange>> ranges;  // by dimension
-  GradientClass gradient = GradientClass::sliced;
+  // The first index of dimension 0, counted in the slice, from which on other ranks of tp hold the
+  // same; nothing where none do.
+  std::optional<int64_t> first_shared = {};
 
   int64_t extent(int dimension) const;
   int64_t elements() const;

@@ -4,18 +4,15 @@
 
 namespace troupe {
 
-RankParameters count_parameters(const ModelConfig& config, const ModelState& state,
-                                const Layout& layout, const PipelinePartition& partition,
-                                int32_t rank) {
+RankParameters count_parameters(const ModelState& state, const Layout& layout,
+                                const PipelinePartition& partition, int32_t rank) {
   RankParameters count;
   const int32_t place = layout.dense_place(rank).pp;
   for (const Parameter& parameter : state.parameters) {
-    if (!holds(partition, place, parameter.kind, parameter.layer, config)) continue;
+    if (!holds(partition, place, parameter)) continue;
     const StateTensor& tensor = (*state.table)[parameter.value];
-    const ParameterSlice slice =
-        slice_of(parameter.kind, parameter.whole_shape, config, layout, rank);
-    const int64_t elements = slice.elements();
-    (slice.gradient == GradientClass::expert ? count.expert : count.dense) += elements;
+    const int64_t elements = slice_of(parameter, layout, rank).elements();
+    (parameter.gradient_class == GradientClass::expert ? count.expert : count.dense) += elements;
     count.bytes += static_cast<uint64_t>(elements) * size_of(tensor.dtype);
   }
   return count;

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "model/model_config.h"
 #include "model/parameters.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
@@ -21,8 +20,7 @@ struct RankParameters {
 };
 
 // `state`: of the whole model (declare_model_state).
-RankParameters count_parameters(const ModelConfig& config, const ModelState& state,
-                                const Layout& layout, const PipelinePartition& partition,
-                                int32_t rank);
+RankParameters count_parameters(const ModelState& state, const Layout& layout,
+                                const PipelinePartition& partition, int32_t rank);
 
 }  // namespace troupe

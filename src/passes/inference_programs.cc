@@ -23,8 +23,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     step.layers = declare_layer_metrics(builder, config, /*training=*/false,
                                         /*ignore_padding=*/false);
   }
-  const ValueId rope =
-      build_rope_table(builder, config, part, rows_of_sequence(part, sequence), wide);
+  SharedTables tables = build_tables(builder, state, rows_of_sequence(part, sequence), wide);
   step.selected = declare_selections(builder, config, part,
                                      stream_shape(config, part, batch, sequence)[0], trace);
 
@@ -39,7 +38,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
     } else if (work.step.action == PipelineAction::send_activation) {
       messages.send(stream, work.step.peer);
     } else {
-      stages.push_back(build_forward(builder, config, state, rope, step.batch,
+      stages.push_back(build_forward(builder, state, tables, step.batch,
                                      {.chunk = work.step.chunk,
                                       .input = stream,
                                       .loss_chunk_tokens = loss_chunk_tokens,
@@ -47,7 +46,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       stream = stages.back().output;
       ForwardResult& forward = stages.back();
       for (const Head::Chunk& chunk : forward.head.chunks) {
-        const LossResult result = build_loss(builder, config, state, forward.head, chunk);
+        const LossResult result = build_loss(builder, state, forward.head, chunk);
         if (keep_logits) step.logits = result.logits;
         if (with_loss) forward.losses.push_back(result.loss);
       }

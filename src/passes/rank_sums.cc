@@ -18,19 +18,12 @@
 namespace troupe {
 namespace {
 
-bool is_key_value(ParameterKind kind) {
-  return kind == ParameterKind::w_qkv || kind == ParameterKind::b_qkv;
-}
-
-// The keys' and values' rows that other ranks of the tp group hold, too, of a tensor that has the
-// elements `held` of the slice: from this one on. Nothing when there are none.
-std::optional<int64_t> first_shared_row(const Parameter& parameter, const ModelPart& part,
-                                        const IndexRange& held) {
-  if (!is_key_value(parameter.kind)) return std::nullopt;
-  if (part.layout().members(RankGroup::kv_replicas, part.rank).size() == 1) return std::nullopt;
-  const IndexRange& queries = parameter.slice.ranges[0].front();
+// The rows that other ranks of the tp group hold, too (of keys and values), of a tensor that has
+// the elements `held` of the slice: from this one on. Nothing when there are none.
+std::optional<int64_t> first_shared_row(const Parameter& parameter, const IndexRange& held) {
+  if (!parameter.slice.first_shared) return std::nullopt;
   const int64_t row = parameter.whole_shape.row_elements();
-  const int64_t shared = queries.end - queries.begin - held.begin / row;
+  const int64_t shared = *parameter.slice.first_shared - held.begin / row;
   if (shared >= (held.end - held.begin) / row) return std::nullopt;
   return std::max<int64_t>(shared, 0);
 }
@@ -38,7 +31,7 @@ std::optional<int64_t> first_shared_row(const Parameter& parameter, const ModelP
 // The first of the ranks that hold this shard of the slice.
 bool leads(const Parameter& parameter, const ModelPart& part) {
   const DensePlace dense = part.dense();
-  const GradientClass gradient = parameter.slice.gradient;
+  const GradientClass gradient = parameter.gradient_class;
   const RankGroup replicas = part.run->sharding == StateSharding::none
                                  ? part.layout().reduction_of(gradient).replicas
                                  : part.shard_groups(gradient).across;
@@ -72,7 +65,7 @@ ShardGroups shard_groups(GradientClass gradient, const ModelPart& part) {
 // layer, and the embedding in the end.
 int32_t completion(const Parameter& parameter) {
   if (parameter.layer >= 0) return -parameter.layer;
-  return parameter.kind == ParameterKind::embedding ? 1 : std::numeric_limits<int32_t>::min();
+  return parameter.is_with_embedding ? 1 : std::numeric_limits<int32_t>::min();
 }
 
 // Sums, over one group after the other, of the gradients of one bucket.
@@ -81,9 +74,9 @@ class GradientSums {
   GradientSums(Builder& builder, const ModelPart& part) : builder_(builder), part_(part) {}
 
   void add(ValueId gradient, const Parameter& parameter) {
-    const GradientReduction reduction = part_.layout().reduction_of(parameter.slice.gradient);
+    const GradientReduction reduction = part_.layout().reduction_of(parameter.gradient_class);
     if (reduction.partial) partial_[*reduction.partial].push_back(gradient);
-    const ShardGroups groups = shard_groups(parameter.slice.gradient, part_);
+    const ShardGroups groups = shard_groups(parameter.gradient_class, part_);
     switch (part_.run->sharding) {
       case StateSharding::none: {
         // One collective for both where experts are spread as everything else.
@@ -96,7 +89,7 @@ class GradientSums {
       case StateSharding::optimizer: {
         Sharded& sharded = sharded_[groups.within];
         sharded.across = groups.across;
-        sharded.shard = part_.shard(parameter.slice.gradient);
+        sharded.shard = part_.shard(parameter.gradient_class);
         sharded.gradients.push_back(gradient);
         break;
       }
@@ -105,7 +98,7 @@ class GradientSums {
         break;
     }
     if (reduction.copies) copies_[*reduction.copies].push_back(gradient);
-    if (const std::optional<int64_t> row = first_shared_row(parameter, part_, parameter.held)) {
+    if (const std::optional<int64_t> row = first_shared_row(parameter, parameter.held)) {
       shared_rows_[*row].push_back(gradient);
     }
   }
@@ -153,7 +146,7 @@ class GradientSums {
 // What the rank has to do with a tensor that has the elements `held` of the slice.
 GradientDuty duty_for(const Parameter& parameter, const ModelPart& part, const IndexRange& held) {
   GradientDuty duty{.counts = leads(parameter, part),
-                    .first_shared_row = first_shared_row(parameter, part, held)};
+                    .first_shared_row = first_shared_row(parameter, held)};
   if (!duty.first_shared_row) return duty;
   duty.leads_shared = part.layout().members(RankGroup::kv_replicas, part.rank).front() == part.rank;
   if (!duty.leads_shared && *duty.first_shared_row == 0) duty.counts = false;
@@ -227,7 +220,7 @@ ValueId sum_over_model(Builder& builder, const ModelState& state, NormTerm term,
 
 // The shard of a whole slice that is this rank's.
 Shard own_shard(const Parameter& parameter, const ModelPart& part) {
-  return part.run->sharding == StateSharding::optimizer ? part.shard(parameter.slice.gradient)
+  return part.run->sharding == StateSharding::optimizer ? part.shard(parameter.gradient_class)
                                                         : Shard{};
 }
 
@@ -266,7 +259,7 @@ void gather_parameters_over_ranks(Builder& builder, const ModelState& state,
   if (state.part.run->sharding != StateSharding::optimizer) return;
   std::map<RankGroup, std::vector<ValueId>> values_of;
   for (const Parameter& parameter : parameters) {
-    const GradientClass gradient = parameter.slice.gradient;
+    const GradientClass gradient = parameter.gradient_class;
     if (state.part.shard(gradient).count == 1) continue;
     values_of[shard_groups(gradient, state.part).within].push_back(builder.state(parameter.value));
   }

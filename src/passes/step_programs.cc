@@ -46,8 +46,7 @@ class TrainingEmission {
         step_(step),
         wide_(accumulation_dtype(state.dtype)),
         share_(1.0 / (options.micro_batches * state.part.layout().dp())),
-        rope_(build_rope_table(builder, config, part_, rows_of_sequence(part_, options.sequence),
-                               wide_)),
+        tables_(build_tables(builder, state, rows_of_sequence(part_, options.sequence), wide_)),
         messages_(builder, state.dtype,
                   stream_shape(config, part_, options.micro_batch_size, options.sequence)),
         sums_(builder),
@@ -212,7 +211,7 @@ class TrainingEmission {
     own.first = builder_.program().op_count();
     const bool replayed = options_.routing_trace == RoutingTrace::replayed;
     ForwardResult forward =
-        build_forward(builder_, config_, state_, rope_, batch,
+        build_forward(builder_, state_, tables_, batch,
                       {.chunk = item.chunk,
                        .input = own.input,
                        .training = true,
@@ -243,7 +242,7 @@ class TrainingEmission {
     const Head& head = forward.head;
     own.last = builder_.program().op_count();
     if (head.chunks.size() == 1) {
-      const ValueId loss = build_loss(builder_, config_, state_, head, head.chunks.front()).loss;
+      const ValueId loss = build_loss(builder_, state_, head, head.chunks.front()).loss;
       forward.losses.push_back(loss);
       own.seeds.push_back({loss, d_loss_});
       own.last = builder_.program().op_count();
@@ -252,7 +251,7 @@ class TrainingEmission {
     ValueId d_weight;  // of a weight that was gathered from shards
     for (const Head::Chunk& chunk : head.chunks) {
       const int32_t first = builder_.program().op_count();
-      const ValueId loss = build_loss(builder_, config_, state_, head, chunk).loss;
+      const ValueId loss = build_loss(builder_, state_, head, chunk).loss;
       forward.losses.push_back(loss);
       const std::vector<GradientSeed> seed = {{loss, d_loss_}};
       std::vector<ValueId> inputs = {chunk.rows};
@@ -290,7 +289,7 @@ class TrainingEmission {
   TrainingStep& step_;
   const DType wide_;
   const double share_;
-  const ValueId rope_;
+  SharedTables tables_;
   ValueId loss_tokens_;  // with a loss per token: how many the step has
   ValueId d_loss_;
   ValueId d_auxiliary_loss_;

@@ -11,14 +11,6 @@
 namespace troupe {
 namespace {
 
-bool is_embedding_or_head(ParameterKind kind) {
-  return kind == ParameterKind::embedding || kind == ParameterKind::head;
-}
-
-bool is_qk_norm(ParameterKind kind) {
-  return kind == ParameterKind::q_norm || kind == ParameterKind::k_norm;
-}
-
 // A number of the whole step, for the host.
 ValueId measure(Builder& builder, const char* name, ValueId value) {
   const ValueId metric = builder.metric(name, DType::f64, {1});
@@ -55,7 +47,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     if (!parameter.exp_avg.valid()) continue;  // an empty shard
     builder.place.layer = static_cast<int16_t>(parameter.layer);
     AdamWScalars own = scalars;
-    if (options.decoupled_learning_rate && is_embedding_or_head(parameter.kind)) {
+    if (options.decoupled_learning_rate && parameter.is_outer) {
       own.learning_rate = step.decoupled_learning_rate;
     }
     const AdamWTensors tensors{.parameter = builder.state(parameter.value),
@@ -69,7 +61,7 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
           {.beta1 = options.adam_beta1,
            .beta2 = options.adam_beta2,
            .epsilon = options.adam_epsilon,
-           .decay = parameter.decay || (options.decay_qk_norms && is_qk_norm(parameter.kind)),
+           .decay = parameter.decay || (options.decay_qk_norms && parameter.is_qk_norm),
            .first = parameter.shard.begin - parameter.held.begin},
           (*state.table)[parameter.value].name);
   }

@@ -21,19 +21,18 @@ namespace {
 // All of a rank that its program depends on, except numbers in attributes: where it stands among
 // the stages, how much it holds of each parameter, and what it does with the gradient. Optimizer
 // state, and what of it is on the host, follow from that.
-std::vector<int64_t> class_key(const ModelConfig& config, DType dtype, const ModelPart& part) {
+std::vector<int64_t> class_key(const std::shared_ptr<const Model>& model, DType dtype,
+                               const ModelPart& part) {
   const DensePlace dense = part.dense();
   std::vector<int64_t> key = {
       dense.pp,
       // The loss counts once in a tp group, and the vocabulary's first slice needs no shift.
       dense.tp == 0,
   };
-  const ModelState state = declare_model_state(config, dtype, /*trained=*/false, part);
+  const ModelState state = declare_model_state(model, dtype, /*trained=*/false, part);
   for (const Parameter& parameter : state.parameters) {
     const GradientDuty duty = gradient_duty(parameter, part);
-    key.push_back(static_cast<int64_t>(parameter.kind));
-    key.push_back(parameter.layer);
-    key.push_back(static_cast<int64_t>(parameter.slice.gradient));
+    key.push_back(parameter.id.index);
     for (const auto& ranges : parameter.slice.ranges) {
       for (const IndexRange& range : ranges) key.push_back(range.end - range.begin);
       key.push_back(-1);  // the dimension's end
@@ -62,9 +61,11 @@ CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& st
   return trace_collectives(*step.program);
 }
 
-BuiltClass build_class(const ModelConfig& config, DType dtype, const ModelPart& part,
-                       const TrainingStepOptions& options, int threads, Device device) {
-  const ModelState state = declare_model_state(config, dtype, /*trained=*/true, part);
+BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
+                       const ModelPart& part, const TrainingStepOptions& options, int threads,
+                       Device device) {
+  const ModelConfig& config = model->config();
+  const ModelState state = declare_model_state(model, dtype, /*trained=*/true, part);
   const TrainingStep step = build_training_step(config, state, options);
   const Program& program = *step.program;
   verify_program(program);
@@ -123,11 +124,12 @@ void for_each(size_t count, int workers, const Work& work) {
 
 RankClasses classify_ranks(const ModelConfig& config, DType dtype,
                            const std::shared_ptr<const RunLayout>& run) {
+  const auto model = std::make_shared<const Model>(config);
   RankClasses classes;
   std::map<std::vector<int64_t>, int32_t> known;
   for (int32_t rank = 0; rank < run->layout.world_size(); ++rank) {
     const auto [found, is_new] =
-        known.try_emplace(class_key(config, dtype, {.run = run, .rank = rank}),
+        known.try_emplace(class_key(model, dtype, {.run = run, .rank = rank}),
                           static_cast<int32_t>(classes.first_rank.size()));
     if (is_new) classes.first_rank.push_back(rank);
     classes.class_of_rank.push_back(found->second);
@@ -181,13 +183,14 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const TrainingStepOptions& options, int threads, int workers,
                                  Device device, const WorkReport& report) {
   const RankClasses classes = classify_ranks(config, dtype, run);
+  const auto model = std::make_shared<const Model>(config);
   std::vector<RankPlan> plans(classes.first_rank.size());
   std::vector<CollectiveTrace> traces(plans.size());
   std::vector<CollectiveTrace> evaluations(plans.size());
   std::mutex mutex;
   uint64_t done = 0;
   for_each(plans.size(), workers, [&](size_t i) {
-    BuiltClass built = build_class(config, dtype, {.run = run, .rank = classes.first_rank[i]},
+    BuiltClass built = build_class(model, dtype, {.run = run, .rank = classes.first_rank[i]},
                                    options, threads, device);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);

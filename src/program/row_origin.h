@@ -18,6 +18,8 @@ struct SequenceChunks {
   int32_t ranks = 1;  // of cp; 1: the whole sequence in its order
   int32_t rank = 0;
 
+  bool operator==(const SequenceChunks&) const = default;
+
   // The position in its sequence of this rank's row `row` of `rows` in each sequence. `rows` is
   // even when there are several ranks.
   int64_t position(int64_t row, int64_t rows) const {

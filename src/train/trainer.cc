@@ -529,8 +529,8 @@ void Trainer::print_start() const {
     text += wrap_words(changed_flags(options_), kDefaultColumns, 2, 2) + "\n";
   }
   text += fmt::format("Model: {} parameters, {} active per token, {} layers",
-                      format_count(static_cast<double>(model.parameter_count())),
-                      format_count(static_cast<double>(model.active_parameter_count())),
+                      format_count(static_cast<double>(state_.model->parameter_count())),
+                      format_count(static_cast<double>(state_.model->active_parameter_count())),
                       model.num_layers);
   if (model.num_experts > 0) {
     text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);
@@ -666,8 +666,8 @@ void Trainer::print_json(const StepMetrics& metrics, bool interrupted) const {
       {"step", position_.step},
       {"last_step", last_step_},
       {"tokens", position_.consumed_samples * identity_.sequence},
-      {"parameters", identity_.model.parameter_count()},
-      {"active_parameters", identity_.model.active_parameter_count()},
+      {"parameters", state_.model->parameter_count()},
+      {"active_parameters", state_.model->active_parameter_count()},
       {"seconds", seconds_since(start_)},
       {"loss", of_last_step(metrics.loss)},
       {"grad_norm", of_last_step(metrics.grad_norm)},
@@ -711,8 +711,8 @@ void Trainer::open_logs() {
                   .device = options_.device,
                   .ranks = options_.ranks,
                   .model = options_.model,
-                  .parameters = identity_.model.parameter_count(),
-                  .active_parameters = identity_.model.active_parameter_count(),
+                  .parameters = state_.model->parameter_count(),
+                  .active_parameters = state_.model->active_parameter_count(),
                   .data = data_prefixes_,
                   .options_file = path});
   }
@@ -788,7 +788,7 @@ StepMetrics Trainer::do_step() {
   metrics.step_time_s = seconds_since(start);
   metrics.tokens_per_s =
       static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
-  metrics.tflops_per_gpu = identity_.model.training_flops_per_sequence(identity_.sequence) *
+  metrics.tflops_per_gpu = state_.model->training_flops(identity_.sequence) *
                            static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
                            1e12;
   metrics.peak_bytes = device_ == Device::cuda ? DeviceMemory::peak_allocated_bytes()
@@ -836,13 +836,14 @@ void Trainer::note_skipped_step(const StepMetrics& metrics) const {
 }
 
 std::string Trainer::non_finite_gradients() const {
-  const ModelState whole = declare_model_state(identity_.model, state_.dtype, /*trained=*/false);
+  const std::vector<ParameterSpec>& all = state_.model->parameters();
   constexpr size_t kBits = 64;
-  std::vector<uint64_t> found((whole.parameters.size() + kBits - 1) / kBits);
+  std::vector<uint64_t> found((all.size() + kBits - 1) / kBits);
   storage_->gradients_to_host();
   for (const Parameter& parameter : state_.parameters) {
     if (is_finite(storage_->view(parameter.gradient))) continue;
-    found[parameter.number / kBits] |= uint64_t{1} << parameter.number % kBits;
+    const size_t number = parameter.number();
+    found[number / kBits] |= uint64_t{1} << number % kBits;
   }
   if (group_ != nullptr) {
     for (uint64_t& bits : found) {
@@ -852,10 +853,11 @@ std::string Trainer::non_finite_gradients() const {
   constexpr int kNamed = 3;
   std::string text;
   int count = 0;
-  for (const Parameter& parameter : whole.parameters) {
-    if ((found[parameter.number / kBits] >> parameter.number % kBits & 1) == 0) continue;
+  for (const ParameterSpec& parameter : all) {
+    const size_t number = parameter.number();
+    if ((found[number / kBits] >> number % kBits & 1) == 0) continue;
     if (++count > kNamed) continue;
-    text += (text.empty() ? "" : ", ") + (*whole.table)[parameter.value].name;
+    text += (text.empty() ? "" : ", ") + parameter.full_name();
   }
   // Each may be finite and the sum of their squares not.
   if (count == 0) return "the sum of all";

@@ -81,8 +81,7 @@ SlicePiece scales_of(const SlicePiece& piece, int64_t columns) {
 // or of shards of them.
 class LowestHolder {
  public:
-  LowestHolder(const ModelConfig& config, const ModelPart& part, bool of_shards)
-      : config_(config), part_(part), of_shards_(of_shards) {
+  LowestHolder(const ModelPart& part, bool of_shards) : part_(part), of_shards_(of_shards) {
     // Of ranks at the same place in both meshes, the first stands for all; as far as shards go they
     // have the same, too.
     std::set<std::array<int32_t, 6>> places;
@@ -104,8 +103,7 @@ class LowestHolder {
   bool is_lowest(const Parameter& parameter, const SlicePiece& piece) const {
     if (!first_of_place_) return false;
     return std::none_of(lower_.begin(), lower_.end(), [&](int32_t rank) {
-      return holds(part_.partition(), part_.layout().dense_place(rank).pp, parameter.kind,
-                   parameter.layer, config_) &&
+      return holds(part_.partition(), part_.layout().dense_place(rank).pp, parameter) &&
              contains(rank, parameter, piece);
     });
   }
@@ -125,11 +123,9 @@ class LowestHolder {
   // Does the rank hold the box? Boxes of shards are cut alike on all ranks that hold some of the
   // same elements: these are at the same place of equally large slices.
   bool contains(int32_t rank, const Parameter& parameter, const SlicePiece& piece) const {
-    const ParameterSlice slice =
-        slice_of(parameter.kind, parameter.whole_shape, config_, part_.layout(), rank);
-    return shard_of_rank(rank, slice.gradient) ==
-               shard_of_rank(part_.rank, parameter.slice.gradient) &&
-           contains(slice, piece);
+    return shard_of_rank(rank, parameter.gradient_class) ==
+               shard_of_rank(part_.rank, parameter.gradient_class) &&
+           contains(slice_of(parameter, part_.layout(), rank), piece);
   }
 
   static bool contains(const ParameterSlice& slice, const SlicePiece& piece) {
@@ -146,7 +142,6 @@ class LowestHolder {
     return true;
   }
 
-  const ModelConfig& config_;
   const ModelPart& part_;
   const bool of_shards_;
   std::vector<int32_t> lower_;
@@ -396,16 +391,16 @@ std::exception_ptr failure_of(const Body& body) {
   throw SaveFailed(status, message.empty() ? "another rank could not save" : message);
 }
 
-Holders holders_of(const RunIdentity& identity, const ModelState& state) {
+Holders holders_of(const ModelState& state) {
   const bool values_are_sharded = state.part.run->sharding == StateSharding::parameters;
-  return {.values = {identity.model, state.part, values_are_sharded},
-          .optimizer = {identity.model, state.part, /*of_shards=*/true}};
+  return {.values = LowestHolder(state.part, values_are_sharded),
+          .optimizer = LowestHolder(state.part, /*of_shards=*/true)};
 }
 
 // What this rank writes.
 std::vector<SliceToSave> slices_to_save(const RunIdentity& identity, const ModelState& state,
                                         const StateStorage& storage, bool with_optimizer) {
-  const Holders holders = holders_of(identity, state);
+  const Holders holders = holders_of(state);
   std::vector<SliceToSave> slices =
       slices_of<SliceToSave>(state, storage, &holders, with_optimizer);
   if (state.part.rank == 0) {
@@ -815,7 +810,7 @@ void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
   WeightsLoader loader(checkpoint, state, storage);
   const ModelState whole = declare_model_state(config, stored_dtype, /*trained=*/true);
   for (const Parameter& parameter : state.parameters) {
-    const Parameter& saved = whole.parameters[parameter.number];
+    const Parameter& saved = whole.get(parameter.id);
     const std::string& value = (*whole.table)[saved.value].name;
     const std::string master =
         saved.master.valid() && loader.is_stored((*whole.table)[saved.master].name)

@@ -285,14 +285,7 @@ class ReferenceRank {
 
   // Of the rank's block of the vocabulary.
   int64_t first_token() const {
-    for (const Parameter& parameter : state_.parameters) {
-      const bool is_head =
-          parameter.kind == ParameterKind::head ||
-          (parameter.kind == ParameterKind::embedding && !state_.find(ParameterKind::head).valid());
-      if (is_head) return parameter.slice.ranges.front().front().begin;
-    }
-    TROUPE_CHECK(false, "a rank has logits without a head");
-    return 0;
+    return state_.get(state_.model->head()).slice.ranges.front().front().begin;
   }
 
   static void copy_routing(const Interpreter& from, const std::vector<ValueId>& recorded,
@@ -509,7 +502,7 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
   const std::vector<std::string> slices = run.gather([](const ReferenceRank& rank) {
     std::string bytes;
     for (const Parameter& parameter : rank.state().parameters) {
-      append_bytes(bytes, parameter.number);
+      append_bytes(bytes, parameter.id.index);
       append_bytes(bytes,
                    runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.shard));
       append_bytes(bytes, parameter.held.begin);
@@ -518,11 +511,10 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
     return bytes;
   });
   if (slices.empty()) return;
-  std::map<uint32_t, std::vector<GradientSlice>> gradients;  // by the parameter's number
+  std::map<int32_t, std::vector<GradientSlice>> gradients;  // by the parameter's number
   for (const std::string& of_rank : slices) {
     for (ByteReader reader(of_rank); !reader.at_end();) {
-      std::vector<GradientSlice>& of_parameter =
-          gradients[reader.take<decltype(Parameter::number)>()];
+      std::vector<GradientSlice>& of_parameter = gradients[reader.take<int32_t>()];
       auto runs = reader.take_values<SliceRun>();
       const auto first = reader.take<int64_t>();
       of_parameter.push_back({std::move(runs), first, reader.take_values<double>()});
@@ -532,7 +524,7 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
                   [&](const HfTensor& tensor, const std::vector<double>& expected) {
                     std::vector<double> difference(expected.size());
                     std::vector<bool> seen(expected.size());
-                    for (const GradientSlice& slice : gradients[tensor.parameter]) {
+                    for (const GradientSlice& slice : gradients[tensor.parameter.index]) {
                       add_differences(slice, tensor.offset, expected, difference, seen);
                     }
                     TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),

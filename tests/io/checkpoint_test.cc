@@ -14,8 +14,8 @@ namespace {
 
 using io_test::all_below;
 using io_test::boxes_of;
-using io_test::Cut;
 using io_test::expect_phrase;
+using io_test::FileCut;
 using io_test::get_file;
 using io_test::kAllRoles;
 using io_test::load_and_compare;
@@ -94,7 +94,7 @@ TEST(Checkpoint, AnySlicingLoadsAnySlicing) {
 TEST(Checkpoint, SlicesNeedNotFormAGrid) {
   // A pinwheel: no straight line cuts the square, so only the true test of overlap accepts it.
   const TempFolder dir;
-  const Cut whole{"x", kParameter, DType::i32, {3, 3}, {1, 1}};
+  const FileCut whole{"x", kParameter, DType::i32, {3, 3}, {1, 1}};
   const std::vector<Box> boxes = {
       {{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}};
   std::vector<std::vector<uint8_t>> memory;
@@ -110,7 +110,7 @@ TEST(Checkpoint, ReplicasAndPartsMayBeAskedFor) {
   const TempFolder dir;
   const CheckpointInfo info = save(dir.path(), 1, small_model(), 1);
   // One rank's view: the second row of w, twice.
-  const Cut w = small_model()[0];
+  const FileCut w = small_model()[0];
   const Box row{{1, 0}, {1, 6}};
   std::vector<uint8_t> first(12, 0);
   std::vector<uint8_t> second(12, 0);
@@ -124,12 +124,12 @@ TEST(Checkpoint, ReplicasAndPartsMayBeAskedFor) {
 
 TEST(Checkpoint, TensorsWithoutElementsKeepTheirShape) {
   const TempFolder dir;
-  const std::vector<Cut> cuts = {{"none", kParameter, DType::f32, {0, 4}, {1, 1}},
-                                 // Three pieces of an extent of two: one of them is empty.
-                                 {"few", kParameter, DType::f32, {2}, {3}}};
+  const std::vector<FileCut> cuts = {{"none", kParameter, DType::f32, {0, 4}, {1, 1}},
+                                     // Three pieces of an extent of two: one of them is empty.
+                                     {"few", kParameter, DType::f32, {2}, {3}}};
   const CheckpointInfo info = save(dir.path(), 1, cuts, 1);
   load_and_compare(info.path, cuts, 1);
-  std::vector<Cut> other = cuts;
+  std::vector<FileCut> other = cuts;
   other[0].shape = {0, 5};
   message_of(ExitStatus::bad_request, [&] { load_and_compare(info.path, other, 1); });
   const TempFolder empty;
@@ -150,7 +150,7 @@ TEST(Checkpoint, ShardsRespectTheirLimit) {
 TEST(Checkpoint, LoadingIsTotal) {
   const TempFolder dir;
   const std::string path = save(dir.path(), 1, small_model(), 1).path;
-  const auto refuse = [&](const std::vector<Cut>& cuts) {
+  const auto refuse = [&](const std::vector<FileCut>& cuts) {
     const Slices slices = slices_of(cuts, 1, false);
     const std::string message = message_of(
         ExitStatus::bad_request, [&] { Checkpoint::open(path).load(slices.to_load, kAllRoles); });
@@ -159,7 +159,7 @@ TEST(Checkpoint, LoadingIsTotal) {
     }
     return message;
   };
-  std::vector<Cut> cuts = small_model();
+  std::vector<FileCut> cuts = small_model();
   cuts.push_back({"extra", kParameter, DType::f32, {2}, {1}});
   cuts.push_back({"more", kParameter, DType::f32, {2}, {2}});
   expect_phrase(refuse(cuts), "missing from the checkpoint: \"extra\", \"more\"");
@@ -433,7 +433,7 @@ TEST(Checkpoint, PruningKeepsTheBestAndTheRetained) {
 
 TEST(CheckpointDeathTest, TheCallersContractIsChecked) {
   const TempFolder dir;
-  std::vector<Cut> cuts = {{"x", kParameter, DType::f32, {4}, {2}}};
+  std::vector<FileCut> cuts = {{"x", kParameter, DType::f32, {4}, {2}}};
   const Slices slices = slices_of(cuts, 1, true);
   const auto save_these = [&](std::vector<SliceToSave> list) {
     save_checkpoint(dir.path(), {1, "v", "{}", std::move(list)});

@@ -18,7 +18,7 @@ inline const std::vector<CheckpointRole> kAllRoles = {
     CheckpointRole::parameter, CheckpointRole::optimizer, CheckpointRole::state};
 
 // A tensor and how many pieces each of its dimensions is cut into.
-struct Cut {
+struct FileCut {
   std::string name;
   CheckpointRole role = CheckpointRole::parameter;
   DType dtype = DType::f32;
@@ -27,7 +27,7 @@ struct Cut {
 };
 
 // All boxes of a cut: piece k of n of an extent e is [k e / n, (k + 1) e / n).
-inline std::vector<Box> boxes_of(const Cut& cut) {
+inline std::vector<Box> boxes_of(const FileCut& cut) {
   const auto rank = static_cast<size_t>(cut.shape.rank());
   std::vector<int64_t> piece(rank, 0);
   std::vector<Box> boxes;
@@ -49,7 +49,7 @@ inline std::vector<Box> boxes_of(const Cut& cut) {
 
 // The bytes that a box of a tensor should hold: each element's bytes are a hash of the tensor's
 // name, the `variant` of the whole checkpoint and the element's index in the logical tensor.
-inline std::vector<uint8_t> expected_bytes(const Cut& cut, const Box& box, uint64_t variant) {
+inline std::vector<uint8_t> expected_bytes(const FileCut& cut, const Box& box, uint64_t variant) {
   const size_t element_bytes = size_of(cut.dtype);
   std::vector<uint8_t> bytes(static_cast<size_t>(box.shape.elements()) * element_bytes);
   for (int64_t i = 0; i < box.shape.elements(); ++i) {
@@ -76,9 +76,9 @@ struct Slices {
   std::vector<std::vector<uint8_t>> expected;
 };
 
-inline Slices slices_of(const std::vector<Cut>& cuts, uint64_t variant, bool fill) {
+inline Slices slices_of(const std::vector<FileCut>& cuts, uint64_t variant, bool fill) {
   Slices slices;
-  for (const Cut& cut : cuts) {
+  for (const FileCut& cut : cuts) {
     for (const Box& box : boxes_of(cut)) {
       slices.expected.push_back(expected_bytes(cut, box, variant));
       auto& memory = slices.memory.emplace_back(std::make_unique<std::vector<uint8_t>>(
@@ -91,14 +91,14 @@ inline Slices slices_of(const std::vector<Cut>& cuts, uint64_t variant, bool fil
   return slices;
 }
 
-inline CheckpointInfo save(const std::string& dir, int64_t step, const std::vector<Cut>& cuts,
+inline CheckpointInfo save(const std::string& dir, int64_t step, const std::vector<FileCut>& cuts,
                            uint64_t variant, const CheckpointOptions& options = {}) {
   return save_checkpoint(
       dir, {step, "1.2.3", R"({"seed":7})", slices_of(cuts, variant, true).to_save}, options);
 }
 
 // Loads with these cuts and expects every byte of this variant. A UserError passes through.
-inline void load_and_compare(const std::string& path, const std::vector<Cut>& cuts,
+inline void load_and_compare(const std::string& path, const std::vector<FileCut>& cuts,
                              uint64_t variant) {
   const Slices slices = slices_of(cuts, variant, false);
   Checkpoint::open(path).load(slices.to_load, kAllRoles);
@@ -118,7 +118,7 @@ inline std::vector<std::string> all_below(const std::string& path) {
 }
 
 // A few tensors of every role; small, so that tests may try every byte.
-inline std::vector<Cut> small_model() {
+inline std::vector<FileCut> small_model() {
   return {{"w", CheckpointRole::parameter, DType::bf16, {4, 6}, {2, 1}},
           {"w.m", CheckpointRole::optimizer, DType::f32, {4, 6}, {2, 3}},
           {"bias", CheckpointRole::state, DType::f64, {3}, {1}},

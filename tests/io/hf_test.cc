@@ -574,12 +574,13 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   std::vector<std::vector<int>> written(state.parameters.size());
   for (const Parameter& parameter : state.parameters) {
-    written[parameter.number].resize(
+    written[parameter.number()].resize(
         static_cast<size_t>((*state.table)[parameter.value].shape.elements()));
   }
   for (const HfTensor& tensor : hf_tensors(config)) {
     for (int64_t i = 0; i < tensor.shape.elements(); ++i) {
-      ++written[tensor.parameter].at(static_cast<size_t>(tensor.offset + i));
+      ++written[static_cast<size_t>(tensor.parameter.index)].at(
+          static_cast<size_t>(tensor.offset + i));
     }
   }
   for (const std::vector<int>& counts : written) {
@@ -632,7 +633,7 @@ TEST(HfWeights, MasterWeightsAreNotRounded) {
   const StateStorage storage(state.table);
   load_hf_weights(fixture("mixtral"), exact.config, state, storage);
   for (const Parameter& parameter : state.parameters) {
-    const TensorView from = exact.storage.view(exact.state.parameters[parameter.number].value);
+    const TensorView from = exact.storage.view(exact.state.parameters[parameter.number()].value);
     for (int64_t i = 0; i < from.shape.elements(); ++i) {
       const StateId exact_id = parameter.master.valid() ? parameter.master : parameter.value;
       ASSERT_EQ(storage.view(exact_id).as<float>()[i], from.as<float>()[i]);

@@ -297,7 +297,7 @@ TEST_F(CollectiveSchedule, SuccessiveLayersShareABucket) {
   int64_t of_layer = 0;
   for (const Parameter& parameter : state.parameters) {
     const int64_t elements = parameter.held.end - parameter.held.begin;
-    if (parameter.kind == ParameterKind::final_norm || parameter.kind == ParameterKind::head) {
+    if (parameter.name == "final_norm" || parameter.name == "head") {
       after_layers += elements;
     }
     if (parameter.layer == 0) of_layer += elements;

@@ -145,7 +145,7 @@ TEST_P(OptimizerSharding, KeepsEveryElementOnce) {
         const int64_t states = (*state.table)[parameter.value].dtype == DType::bf16 ? 3 : 2;
         expected += (parameter.shard.end - parameter.shard.begin) * states * 4;
         // At most a row more than an equal part.
-        const int32_t shards = part.shard(parameter.slice.gradient).count;
+        const int32_t shards = part.shard(parameter.gradient_class).count;
         const auto last = static_cast<int>(parameter.slice.ranges.size()) - 1;
         const int64_t row = last == 0 ? 1 : parameter.slice.extent(last);
         EXPECT_LT(parameter.shard.end - parameter.shard.begin, elements / shards + row + 1);

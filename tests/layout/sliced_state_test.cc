@@ -197,7 +197,7 @@ std::vector<int64_t> elements_held(const Parameter& parameter, StateId id) {
 // Every element of the rank's weights (and masters) is the whole model's.
 void expect_slices_of(const RankState& whole, const RankState& rank, Coverage& covered) {
   for (const Parameter& own : rank.state.parameters) {
-    const Parameter& of_whole = whole.state.parameters.at(own.number);
+    const Parameter& of_whole = whole.state.parameters.at(own.number());
     const std::string& name = (*rank.state.table)[own.value].name;
     ASSERT_EQ(name, (*whole.state.table)[of_whole.value].name);
     for (const auto& [id, whole_id] :

@@ -55,17 +55,19 @@ int64_t declared_elements(const ModelConfig& config) {
 
 TEST(ParameterCount, Mixtral8x7b) {
   const ModelConfig config = parse_hf_config(kMixtral8x7b, "config.json");
-  EXPECT_EQ(config.parameter_count(), 46'702'792'704);
+  EXPECT_EQ(Model(config).parameter_count(), 46'702'792'704);
   // Six of the eight experts of each layer (three matrices of 4096 x 14336) are left out.
-  EXPECT_EQ(config.active_parameter_count(), 46'702'792'704 - int64_t{32} * 6 * 3 * 4096 * 14336);
-  EXPECT_EQ(declared_elements(config), config.parameter_count());
+  EXPECT_EQ(Model(config).active_parameter_count(),
+            46'702'792'704 - int64_t{32} * 6 * 3 * 4096 * 14336);
+  EXPECT_EQ(declared_elements(config), Model(config).parameter_count());
 }
 
 TEST(ParameterCount, Qwen3_30bA3b) {
   const ModelConfig config = parse_hf_config(kQwen3_30bA3b, "config.json");
-  EXPECT_EQ(config.parameter_count(), 30'532'122'624);
-  EXPECT_EQ(config.active_parameter_count(), 30'532'122'624 - int64_t{48} * 120 * 3 * 2048 * 768);
-  EXPECT_EQ(declared_elements(config), config.parameter_count());
+  EXPECT_EQ(Model(config).parameter_count(), 30'532'122'624);
+  EXPECT_EQ(Model(config).active_parameter_count(),
+            30'532'122'624 - int64_t{48} * 120 * 3 * 2048 * 768);
+  EXPECT_EQ(declared_elements(config), Model(config).parameter_count());
 }
 
 // The shipped configurations against what their makers have published: the exact number of weights
@@ -90,14 +92,14 @@ TEST(ParameterCount, ShippedConfigurations) {
     SCOPED_TRACE(model.name);
     const ModelConfig config =
         read_hf_config(std::string(TROUPE_SOURCE_DIR "/configs/") + model.name + ".json");
-    const auto billions = static_cast<double>(config.parameter_count()) / 1e9;
-    const auto active = static_cast<double>(config.active_parameter_count()) / 1e9;
+    const auto billions = static_cast<double>(Model(config).parameter_count()) / 1e9;
+    const auto active = static_cast<double>(Model(config).active_parameter_count()) / 1e9;
     EXPECT_NEAR(billions, model.billions, model.rounding);
     EXPECT_NEAR(active, model.active_billions, model.active_rounding);
     if (model.exact != 0) {
-      EXPECT_EQ(config.parameter_count(), model.exact);
+      EXPECT_EQ(Model(config).parameter_count(), model.exact);
     }
-    EXPECT_EQ(declared_elements(config), config.parameter_count());
+    EXPECT_EQ(declared_elements(config), Model(config).parameter_count());
   }
 }
 
@@ -118,9 +120,10 @@ TEST(ParameterCount, EqualsWhatIsDeclared) {
   biased.moe_shared_expert_gate = true;
   for (const ModelConfig& config :
        {dense_model(3), moe_model(2), mixtral_like_model(2), mixed, biased}) {
-    EXPECT_EQ(declared_elements(config), config.parameter_count());
+    EXPECT_EQ(declared_elements(config), Model(config).parameter_count());
   }
-  EXPECT_EQ(dense_model(3).active_parameter_count(), dense_model(3).parameter_count());
+  const Model dense(dense_model(3));
+  EXPECT_EQ(dense.active_parameter_count(), dense.parameter_count());
 }
 
 // 3 times (backward costs twice the forward) 2 flops per multiply-add of: the head, 5 x 7; in each
@@ -147,24 +150,23 @@ TEST(TrainingFlops, WorkedOutByHand) {
   for (const int64_t n : {1, 8, 16}) {
     const auto tokens = static_cast<double>(n);
     const double attention = 2 /* layers */ * tokens * (tokens / 2) * 2 * 4;
-    EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(n),
-                     3 * 2 * (tokens * (35 + layers) + attention));
+    EXPECT_DOUBLE_EQ(Model(config).training_flops(n), 3 * 2 * (tokens * (35 + layers) + attention));
   }
-  EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 90 + 90 + 8));
+  EXPECT_DOUBLE_EQ(Model(config).training_flops(1), 6.0 * (35 + 160 + 90 + 90 + 8));
   // A shared expert is three matrices of 5 x 2 more; without gates every MLP has two.
   config.moe_shared_expert_intermediate_size = 2;
-  EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 90 + 90 + 30 + 8));
+  EXPECT_DOUBLE_EQ(Model(config).training_flops(1), 6.0 * (35 + 160 + 90 + 90 + 30 + 8));
   config.gated_linear_unit = false;
-  EXPECT_DOUBLE_EQ(config.training_flops_per_sequence(1), 6.0 * (35 + 160 + 60 + 60 + 20 + 8));
+  EXPECT_DOUBLE_EQ(Model(config).training_flops(1), 6.0 * (35 + 160 + 60 + 60 + 20 + 8));
 }
 
 // For long models 6 flops per active weight and token is the common estimate. Norms and routers
 // cost nothing here, the embedding is a look-up, and attention comes on top.
 TEST(TrainingFlops, AreAboutSixPerActiveWeight) {
   const ModelConfig config = parse_hf_config(kMixtral8x7b, "config.json");
-  const double estimate = 6.0 * static_cast<double>(config.active_parameter_count());
-  EXPECT_NEAR(config.training_flops_per_sequence(1) / estimate, 1.0, 0.02);
-  EXPECT_GT(config.training_flops_per_sequence(8192) / 8192, estimate);
+  const double estimate = 6.0 * static_cast<double>(Model(config).active_parameter_count());
+  EXPECT_NEAR(Model(config).training_flops(1) / estimate, 1.0, 0.02);
+  EXPECT_GT(Model(config).training_flops(8192) / 8192, estimate);
 }
 
 class Refusals : public ::testing::Test {

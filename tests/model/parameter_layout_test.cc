@@ -49,10 +49,9 @@ LayoutOptions sizes(int32_t world, int32_t tp, int32_t ep, int32_t etp, int32_t 
 }
 
 ParameterSlice slice(const ModelConfig& config, const Layout& layout, int32_t rank,
-                     ParameterKind kind, int32_t layer) {
+                     std::string_view name, int32_t layer) {
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
-  const StateTensor& tensor = (*state.table)[state.find(kind, layer)];
-  return slice_of(kind, tensor.shape, config, layout, rank);
+  return slice_of(state.get(name, layer), layout, rank);
 }
 
 // The table of docs/layouts.md: heads, gate and linear halves each by themselves, columns, blocks
@@ -61,19 +60,19 @@ TEST(ParameterLayout, SlicesOfTensorParallelWrittenOut) {
   const ModelConfig config = small_moe();
   const Layout layout(sizes(4, 4, 1, 1));
   const int32_t rank = 3;
-  const auto rows = [&](ParameterKind kind, int32_t layer = 1) {
-    return slice(config, layout, rank, kind, layer).ranges[0];
+  const auto rows = [&](std::string_view name, int32_t layer = 1) {
+    return slice(config, layout, rank, name, layer).ranges[0];
   };
   // 8 query heads of 4: two each. 2 key heads for 4 ranks: ranks 2 and 3 hold the second one.
-  EXPECT_EQ(rows(ParameterKind::w_qkv), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
-  EXPECT_EQ(rows(ParameterKind::b_qkv), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
-  EXPECT_EQ(rows(ParameterKind::w_gate_up, 0), (Ranges{{24, 32}, {56, 64}}));
-  EXPECT_EQ(rows(ParameterKind::w_shared_gate_up), (Ranges{{12, 16}, {28, 32}}));
-  EXPECT_EQ(rows(ParameterKind::embedding, -1), (Ranges{{26, 35}}));
-  EXPECT_EQ(rows(ParameterKind::head, -1), (Ranges{{26, 35}}));
-  const ParameterSlice out = slice(config, layout, rank, ParameterKind::w_attention_out, 1);
+  EXPECT_EQ(rows("w_qkv"), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
+  EXPECT_EQ(rows("b_qkv"), (Ranges{{24, 32}, {36, 40}, {44, 48}}));
+  EXPECT_EQ(rows("w_gate_up", 0), (Ranges{{24, 32}, {56, 64}}));
+  EXPECT_EQ(rows("w_shared_gate_up"), (Ranges{{12, 16}, {28, 32}}));
+  EXPECT_EQ(rows("embedding", -1), (Ranges{{26, 35}}));
+  EXPECT_EQ(rows("head", -1), (Ranges{{26, 35}}));
+  const ParameterSlice out = slice(config, layout, rank, "w_attention_out", 1);
   EXPECT_EQ(out.ranges, (std::vector<Ranges>{{{0, 16}}, {{24, 32}}}));
-  const ParameterSlice down = slice(config, layout, rank, ParameterKind::w_down, 0);
+  const ParameterSlice down = slice(config, layout, rank, "w_down", 0);
   EXPECT_EQ(down.ranges, (std::vector<Ranges>{{{0, 16}}, {{24, 32}}}));
 }
 
@@ -82,31 +81,29 @@ TEST(ParameterLayout, ExpertsAreCutByTheirOwnMesh) {
   const Layout layout(sizes(8, 2, 4, 2));
   const int32_t rank = 5;
   ASSERT_EQ(layout.expert_place(rank), (ExpertPlace{.etp = 1, .ep = 2, .edp = 0, .pp = 0}));
-  const ParameterSlice first = slice(config, layout, rank, ParameterKind::w_gate_up, 2);
+  const ParameterSlice first = slice(config, layout, rank, "w_gate_up", 2);
   EXPECT_EQ(first.ranges, (std::vector<Ranges>{{{4, 6}}, {{4, 8}, {12, 16}}, {{0, 16}}}));
-  EXPECT_EQ(first.gradient, GradientClass::expert);
-  const ParameterSlice second = slice(config, layout, rank, ParameterKind::w_down, 2);
+  const ParameterSlice second = slice(config, layout, rank, "w_down", 2);
   EXPECT_EQ(second.ranges, (std::vector<Ranges>{{{4, 6}}, {{0, 16}}, {{4, 8}}}));
-  EXPECT_EQ(second.gradient, GradientClass::expert);
 }
 
 TEST(ParameterLayout, GradientClasses) {
   const ModelConfig config = small_moe();
-  const Layout layout(sizes(2, 2, 2, 1));
-  const auto kind_of = [&](ParameterKind kind, int32_t layer = 1) {
-    return slice(config, layout, 0, kind, layer).gradient;
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  const auto class_of = [&](const char* name, int32_t layer = 1) {
+    return state.get(name, layer).gradient_class;
   };
-  EXPECT_EQ(kind_of(ParameterKind::w_router), GradientClass::replicated);
-  EXPECT_EQ(kind_of(ParameterKind::w_shared_gate), GradientClass::replicated);
-  EXPECT_EQ(kind_of(ParameterKind::input_norm), GradientClass::replicated);
-  EXPECT_EQ(kind_of(ParameterKind::q_norm), GradientClass::head_norm);
-  EXPECT_EQ(kind_of(ParameterKind::k_norm), GradientClass::head_norm);
-  EXPECT_EQ(kind_of(ParameterKind::w_qkv), GradientClass::sliced);
-  EXPECT_EQ(kind_of(ParameterKind::w_shared_gate_up), GradientClass::sliced);
-  EXPECT_EQ(kind_of(ParameterKind::w_gate_up, 0), GradientClass::sliced);
-  EXPECT_EQ(kind_of(ParameterKind::w_gate_up), GradientClass::expert);
-  EXPECT_EQ(kind_of(ParameterKind::embedding, -1), GradientClass::embedding);
-  EXPECT_EQ(kind_of(ParameterKind::head, -1), GradientClass::sliced);
+  EXPECT_EQ(class_of("w_router"), GradientClass::replicated);
+  EXPECT_EQ(class_of("w_shared_gate"), GradientClass::replicated);
+  EXPECT_EQ(class_of("input_norm"), GradientClass::replicated);
+  EXPECT_EQ(class_of("q_norm"), GradientClass::head_norm);
+  EXPECT_EQ(class_of("k_norm"), GradientClass::head_norm);
+  EXPECT_EQ(class_of("w_qkv"), GradientClass::sliced);
+  EXPECT_EQ(class_of("w_shared_gate_up"), GradientClass::sliced);
+  EXPECT_EQ(class_of("w_gate_up", 0), GradientClass::sliced);
+  EXPECT_EQ(class_of("w_gate_up"), GradientClass::expert);
+  EXPECT_EQ(class_of("embedding", -1), GradientClass::embedding);
+  EXPECT_EQ(class_of("head", -1), GradientClass::sliced);
 }
 
 // How often each element of one stage's parameters is held, over all ranks: sliced ones once per
@@ -138,12 +135,11 @@ TEST(ParameterLayout, SlicesCoverEveryElementEquallyOften) {
         const int64_t inner = shape.rank() > 1 ? shape[1] : 1;
         const int64_t innermost = shape.rank() > 2 ? shape[2] : 1;
         std::vector<int> times(static_cast<size_t>(shape.elements()));
-        GradientClass gradient = GradientClass::sliced;
+        const GradientClass gradient = parameter.gradient_class;
         for (int32_t rank = 0; rank < c.world; ++rank) {
           const int32_t place = layout.dense_place(rank).pp;
-          if (!holds(partition, place, parameter.kind, parameter.layer, config)) continue;
-          const ParameterSlice own = slice_of(parameter.kind, shape, config, layout, rank);
-          gradient = own.gradient;
+          if (!holds(partition, place, parameter)) continue;
+          const ParameterSlice own = slice_of(parameter, layout, rank);
           const Ranges one = {{0, 1}};
           const Ranges& second = shape.rank() > 1 ? own.ranges[1] : one;
           const Ranges& third = shape.rank() > 2 ? own.ranges[2] : one;
@@ -169,12 +165,10 @@ TEST(ParameterLayout, SlicesCoverEveryElementEquallyOften) {
         const int expected = gradient == GradientClass::expert ? layout.edp()
                              : replicated                      ? stage_ranks
                                                                : layout.dp() * layout.cp();
-        const bool has_keys = parameter.kind == ParameterKind::w_qkv ||
-                              parameter.kind == ParameterKind::b_qkv ||
-                              parameter.kind == ParameterKind::k_norm;
+        const bool has_keys =
+            parameter.name == "w_qkv" || parameter.name == "b_qkv" || parameter.name == "k_norm";
         const int copies = std::max(1, c.tp / config.num_query_groups);
-        const int64_t queries =
-            parameter.kind == ParameterKind::k_norm ? 0 : config.attention_size() * inner;
+        const int64_t queries = parameter.name == "k_norm" ? 0 : config.attention_size() * inner;
         for (int64_t i = 0; i < shape.elements(); ++i) {
           const bool key = has_keys && !replicated && i >= queries;
           ASSERT_EQ(times[static_cast<size_t>(i)], expected * (key ? copies : 1))
@@ -194,14 +188,14 @@ TEST(ParameterLayout, CountsOfAllStagesAddUp) {
     const PipelinePartition partition = parse_partition("E|tt|t|tL", 4, 0, 4, StagePlacement::loop);
     RankParameters sum;
     for (int32_t rank = 0; rank < 4; ++rank) {
-      const RankParameters count = count_parameters(config, state, layout, partition, rank);
+      const RankParameters count = count_parameters(state, layout, partition, rank);
       EXPECT_EQ(count.bytes, 4 * static_cast<uint64_t>(count.dense + count.expert));
       sum.dense += count.dense;
       sum.expert += count.expert;
     }
     const int64_t embedding = int64_t{config.vocab_size} * config.hidden_size;
     // Tied weights are on the first and on the last rank.
-    EXPECT_EQ(sum.dense + sum.expert, config.parameter_count() + (tied ? embedding : 0));
+    EXPECT_EQ(sum.dense + sum.expert, Model(config).parameter_count() + (tied ? embedding : 0));
     // 3 layers of 8 experts of 3 products of 8 x 16.
     EXPECT_EQ(sum.expert, 3 * 8 * 3 * 8 * 16);
   }

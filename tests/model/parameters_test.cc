@@ -15,9 +15,9 @@ namespace {
 
 using namespace testing;
 
-Shape shape_of(const ModelState& state, ParameterKind kind, int32_t layer = -1) {
-  const StateId id = state.find(kind, layer);
-  return id.valid() ? (*state.table)[id].shape : Shape{0};
+Shape shape_of(const ModelState& state, std::string_view name, int32_t layer = -1) {
+  const Parameter* parameter = state.search(name, layer);
+  return parameter == nullptr ? Shape{0} : (*state.table)[parameter->value].shape;
 }
 
 TEST(ModelState, ShapesOfAMixedModel) {
@@ -26,32 +26,31 @@ TEST(ModelState, ShapesOfAMixedModel) {
   config.moe_layers = {false, true};
   config.ffn_hidden_size = 40;
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/true);
-  using Kind = ParameterKind;
-  EXPECT_EQ(shape_of(state, Kind::embedding), (Shape{96, 32}));
-  EXPECT_EQ(shape_of(state, Kind::head), (Shape{96, 32}));
-  EXPECT_EQ(shape_of(state, Kind::final_norm), (Shape{32}));
+  EXPECT_EQ(shape_of(state, "embedding"), (Shape{96, 32}));
+  EXPECT_EQ(shape_of(state, "head"), (Shape{96, 32}));
+  EXPECT_EQ(shape_of(state, "final_norm"), (Shape{32}));
   for (const int32_t layer : {0, 1}) {
-    EXPECT_EQ(shape_of(state, Kind::input_norm, layer), (Shape{32}));
-    EXPECT_EQ(shape_of(state, Kind::w_qkv, layer), (Shape{(4 + 2 * 2) * 8, 32}));
-    EXPECT_EQ(shape_of(state, Kind::q_norm, layer), (Shape{8}));
-    EXPECT_EQ(shape_of(state, Kind::k_norm, layer), (Shape{8}));
-    EXPECT_EQ(shape_of(state, Kind::w_attention_out, layer), (Shape{32, 32}));
-    EXPECT_EQ(shape_of(state, Kind::post_attention_norm, layer), (Shape{32}));
+    EXPECT_EQ(shape_of(state, "input_norm", layer), (Shape{32}));
+    EXPECT_EQ(shape_of(state, "w_qkv", layer), (Shape{(4 + 2 * 2) * 8, 32}));
+    EXPECT_EQ(shape_of(state, "q_norm", layer), (Shape{8}));
+    EXPECT_EQ(shape_of(state, "k_norm", layer), (Shape{8}));
+    EXPECT_EQ(shape_of(state, "w_attention_out", layer), (Shape{32, 32}));
+    EXPECT_EQ(shape_of(state, "post_attention_norm", layer), (Shape{32}));
   }
-  EXPECT_FALSE(state.find(Kind::w_router, 0).valid());
-  EXPECT_EQ(shape_of(state, Kind::w_gate_up, 0), (Shape{80, 32}));
-  EXPECT_EQ(shape_of(state, Kind::w_down, 0), (Shape{32, 40}));
-  EXPECT_EQ(shape_of(state, Kind::w_router, 1), (Shape{4, 32}));
-  EXPECT_EQ(shape_of(state, Kind::w_gate_up, 1), (Shape{4, 48, 32}));
-  EXPECT_EQ(shape_of(state, Kind::w_down, 1), (Shape{4, 32, 24}));
+  EXPECT_EQ(state.search("w_router", 0), nullptr);
+  EXPECT_EQ(shape_of(state, "w_gate_up", 0), (Shape{80, 32}));
+  EXPECT_EQ(shape_of(state, "w_down", 0), (Shape{32, 40}));
+  EXPECT_EQ(shape_of(state, "w_router", 1), (Shape{4, 32}));
+  EXPECT_EQ(shape_of(state, "w_gate_up", 1), (Shape{4, 48, 32}));
+  EXPECT_EQ(shape_of(state, "w_down", 1), (Shape{4, 32, 24}));
 }
 
 TEST(ModelState, OptionalParameters) {
   const ModelState tied = declare_model_state(dense_model(1), DType::f32, false);
-  EXPECT_FALSE(tied.find(ParameterKind::head).valid());
+  EXPECT_EQ(tied.search("head"), nullptr);
   const ModelState plain = declare_model_state(moe_model(1), DType::f32, false);
-  EXPECT_FALSE(plain.find(ParameterKind::q_norm, 0).valid());
-  EXPECT_TRUE(plain.find(ParameterKind::head).valid());
+  EXPECT_EQ(plain.search("q_norm", 0), nullptr);
+  EXPECT_NE(plain.search("head"), nullptr);
 }
 
 TEST(ModelState, TypesAndRoles) {
@@ -61,7 +60,7 @@ TEST(ModelState, TypesAndRoles) {
     std::set<std::string> names;
     for (size_t i = 0; i < state.parameters.size(); ++i) {
       const Parameter& parameter = state.parameters[i];
-      EXPECT_EQ(parameter.number, i);
+      EXPECT_EQ(parameter.number(), i);
       const StateTensor& value = (*state.table)[parameter.value];
       // Weights of norms lie near 1, where bf16 is coarse.
       const bool norm = value.name.find("norm") != std::string::npos;
@@ -131,8 +130,7 @@ TEST(InitialValues, HaveTheirDeviation) {
   for (const Parameter& parameter : state.parameters) {
     if (parameter.layer > 1 || parameter.init_std == 0) continue;
     // Projections into the residual stream: 1 / sqrt(2 layers) of the others.
-    const bool output =
-        parameter.kind == ParameterKind::w_attention_out || parameter.kind == ParameterKind::w_down;
+    const bool output = parameter.name == "w_attention_out" || parameter.name == "w_down";
     const double expected = output ? 0.05 / 4 : 0.05;
     EXPECT_NEAR(deviation(values(parameter, 7, 20000)), expected, 0.025 * expected)
         << (*state.table)[parameter.value].name;
@@ -144,19 +142,19 @@ TEST(InitialValues, OfARoutersBiasAreDrawn) {
   ModelConfig config = moe_model(1);
   config.add_bias_linear = true;
   const ModelState state = declare_model_state(config, DType::f32, false);
-  const Parameter& router = state.get(ParameterKind::b_router, 0);
+  const Parameter& router = state.get("b_router", 0);
   EXPECT_FALSE(router.decay);
   EXPECT_NEAR(deviation(values(router, 7, 20000)), config.init_method_std,
               0.025 * config.init_method_std);
-  EXPECT_EQ(initial_value(state.get(ParameterKind::b_down, 0), 7, 0), 0.0);
+  EXPECT_EQ(initial_value(state.get("b_down", 0), 7, 0), 0.0);
 }
 
 TEST(InitialValues, OfAnEmbeddingMayHaveTheirOwnDeviation) {
   ModelConfig config = moe_model(1);
   config.embedding_init_method_std = 1.0;
   const ModelState state = declare_model_state(config, DType::f32, false);
-  EXPECT_EQ(state.get(ParameterKind::embedding).init_std, 1.0);
-  EXPECT_EQ(state.get(ParameterKind::head).init_std, config.init_method_std);
+  EXPECT_EQ(state.get("embedding").init_std, 1.0);
+  EXPECT_EQ(state.get("head").init_std, config.init_method_std);
 }
 
 // Uniform: the bound is sqrt(6 / (rows + columns)), of one expert's matrix, and the deviation the
@@ -165,7 +163,7 @@ TEST(InitialValues, ByXaviersRule) {
   ModelConfig config = moe_model(1);
   config.init_method_xavier_uniform = true;
   const ModelState state = declare_model_state(config, DType::f32, false);
-  const auto expect_bound = [&](ParameterKind kind, int32_t layer, double rows, double columns) {
+  const auto expect_bound = [&](std::string_view kind, int32_t layer, double rows, double columns) {
     const Parameter& parameter = state.get(kind, layer);
     const double bound = std::sqrt(6.0 / (rows + columns));
     const std::vector<double> drawn = values(parameter, 7, 20000);
@@ -178,16 +176,15 @@ TEST(InitialValues, ByXaviersRule) {
     EXPECT_NEAR(deviation(drawn), bound / std::sqrt(3.0), 0.025 * bound);
   };
   const double hidden = config.hidden_size;
-  expect_bound(ParameterKind::embedding, -1, config.vocab_size, hidden);
-  expect_bound(ParameterKind::w_router, 0, config.num_experts, hidden);
-  expect_bound(ParameterKind::w_gate_up, 0, 2.0 * config.moe_ffn_hidden_size, hidden);
-  expect_bound(ParameterKind::w_down, 0, hidden, config.moe_ffn_hidden_size);
-  EXPECT_EQ(initial_value(state.get(ParameterKind::final_norm), 7, 0), 1.0);
+  expect_bound("embedding", -1, config.vocab_size, hidden);
+  expect_bound("w_router", 0, config.num_experts, hidden);
+  expect_bound("w_gate_up", 0, 2.0 * config.moe_ffn_hidden_size, hidden);
+  expect_bound("w_down", 0, hidden, config.moe_ffn_hidden_size);
+  EXPECT_EQ(initial_value(state.get("final_norm"), 7, 0), 1.0);
   std::vector<double> bulk(50);
-  fill_initial_values(state.get(ParameterKind::head), 7, 9, 50, bulk.data());
+  fill_initial_values(state.get("head"), 7, 9, 50, bulk.data());
   for (int64_t i = 0; i < 50; ++i) {
-    EXPECT_EQ(bulk[static_cast<size_t>(i)],
-              initial_value(state.get(ParameterKind::head), 7, 9 + i));
+    EXPECT_EQ(bulk[static_cast<size_t>(i)], initial_value(state.get("head"), 7, 9 + i));
   }
 }
 

@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kPatientOnGpus{10'000};
 // would not show.
 double start_value(const Parameter& parameter, int64_t element) {
   return initial_value(parameter, kSeed, element) +
-         0.1 * random_normal(kSeed, RandomStream::test, 1000 + parameter.number,
+         0.1 * random_normal(kSeed, RandomStream::test, 1000 + parameter.number(),
                              static_cast<uint64_t>(element));
 }
 
@@ -104,7 +104,8 @@ class Rank {
       : wanted_(wanted),
         on_(on),
         pool_(1),
-        state_(declare_model_state(wanted.model, wanted.dtype, /*trained=*/true,
+        state_(declare_model_state(std::make_shared<const Model>(wanted.model, wanted.blocks),
+                                   wanted.dtype, /*trained=*/true,
                                    {.run = std::move(run), .rank = rank})),
         step_(build_step(wanted, state_)),
         storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
@@ -340,8 +341,9 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
 
 std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank,
                                           const PassWatch& watch) {
-  const ModelState state = declare_model_state(layout.model, layout.dtype, /*trained=*/true,
-                                               {.run = run_layout_of(layout), .rank = rank});
+  const ModelState state =
+      declare_model_state(std::make_shared<const Model>(layout.model, layout.blocks), layout.dtype,
+                          /*trained=*/true, {.run = run_layout_of(layout), .rank = rank});
   return build_step(layout, state, watch).program;
 }
 

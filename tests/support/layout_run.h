@@ -14,7 +14,7 @@
 #include "base/dtype.h"
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
-#include "model/model_config.h"
+#include "model/model.h"
 #include "model/model_part.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_schedule.h"
@@ -33,6 +33,7 @@ inline constexpr double kLayoutTolerance = 1e-10;
 struct LayoutCase {
   std::string name;
   ModelConfig model;
+  BlockMakers blocks = blocks_of_config();
   LayoutOptions layout;
   std::string stages;  // as --pipeline-model-parallel-layout; empty: equal ones
   int32_t chunks = 1;

@@ -506,7 +506,7 @@ TEST_F(TrainerRun, ASkippedStepLeavesTheScheduleAndTheStepNumberWhereTheyWere) {
     save_weights(run, options_of({"--train-iters", "40"}),
                  {.step = 1, .updates = 1, .consumed_samples = consumed, .scheduled_samples = 1},
                  [](const Parameter& parameter, const TensorView& view) {
-                   if (parameter.kind != ParameterKind::embedding) return;
+                   if (parameter.name != "embedding") return;
                    for (int64_t i = 0; i < 16; ++i) set_element(view, 'z' * 16 + i, std::nan(""));
                  });
   };
@@ -864,7 +864,7 @@ TEST_F(TrainerRun, RanksTrainAsOneDoes) {
                          "--eval-interval",     "2",    "--eval-iters",        "1"};
   EXPECT_EQ(train(run + Arguments{"--save", save}), ExitStatus::done);
   EXPECT_EQ(logged(save, "loss").size(), 8U);
-  const double flops = load_model_config(options_of(run)).training_flops_per_sequence(16);
+  const double flops = Model(load_model_config(options_of(run))).training_flops(16);
   for (const char* ranks : {"1", "2", "4"}) {
     SCOPED_TRACE(std::string(ranks) + " ranks");
     const std::string with_ranks = save + "_" + ranks;

@@ -124,7 +124,7 @@ TEST_P(TrainingCheckpoint, LoadsIntoAModelThatIsNotTrained) {
   load_training_state(Checkpoint::open(info.path), saved_model(), state, storage);
   for (const Parameter& parameter : state.parameters) {
     EXPECT_EQ(bytes_of(storage.view(parameter.value)),
-              bytes_of(run.storage.view(run.state.parameters[parameter.number].value)));
+              bytes_of(run.storage.view(run.state.parameters[parameter.number()].value)));
   }
 }
 
@@ -530,7 +530,7 @@ TEST(CheckpointWeights, ComeIntoAnotherDtype) {
       const StepRun other(config, {.dtype = to, .seed = 2});
       load_checkpoint_weights(Checkpoint::open(path), from, config, other.state, other.storage);
       for (const Parameter& parameter : other.state.parameters) {
-        const Parameter& saved = run.state.parameters[parameter.number];
+        const Parameter& saved = run.state.parameters[parameter.number()];
         const TensorView widest =
             run.storage.view(saved.master.valid() ? saved.master : saved.value);
         const auto expect_from = [&](const TensorView& view, const TensorView& source) {

@@ -123,7 +123,7 @@ TEST_P(TrainingStepBits, ChunksOfTheLossLeaveAllButTheirSums) {
     chunks.update();
     EXPECT_NEAR(chunks.loss(), whole.loss(), tolerance * whole.loss());
     for (const Parameter& parameter : whole.state.parameters) {
-      if (parameter.layer < 0 && parameter.kind != ParameterKind::final_norm) continue;
+      if (parameter.layer < 0 && parameter.name != "final_norm") continue;
       EXPECT_LE(distance(elements(chunks.storage.view(parameter.gradient)),
                          elements(whole.storage.view(parameter.gradient))),
                 gradient_tolerance)
@@ -412,7 +412,7 @@ TEST_P(TrainingStepDerivatives, AreThoseOfWhatIsMinimised) {
   int wanted = 0;
   int checked = 0;
   for (const Parameter& parameter : run.state.parameters) {
-    const std::vector<double>& gradient = gradients[parameter.number];
+    const std::vector<double>& gradient = gradients[parameter.number()];
     const TensorView weights = run.storage.view(parameter.value);
     // The largest gradient and some at random, which are often zero (tokens that do not occur).
     const auto largest = std::max_element(gradient.begin(), gradient.end(), [](double a, double b) {
@@ -423,7 +423,7 @@ TEST_P(TrainingStepDerivatives, AreThoseOfWhatIsMinimised) {
       const int64_t at =
           i == 0 ? largest - gradient.begin()
                  : static_cast<int64_t>(random_below(gradient.size(), 5, RandomStream::test,
-                                                     parameter.number, static_cast<uint64_t>(i)));
+                                                     parameter.number(), static_cast<uint64_t>(i)));
       const double weight = element(weights, at);
       double objective[2];
       bool same_routing = true;
@@ -519,7 +519,7 @@ TEST_P(SkippedStep, NanInAnyWeight) {
     const TensorView weights = run.storage.view(parameter.value);
     // Of the embedding, a row that is looked up; of the experts, all of them have tokens.
     const int64_t at =
-        parameter.kind == ParameterKind::embedding
+        parameter.name == "embedding"
             ? run.interpreter.view(run.step.micro_batches[0].tokens).as<int32_t>()[0] *
                   weights.shape[1]
             : 0;
@@ -757,8 +757,7 @@ TEST(TrainingStep, EmbeddingAndOutputMayHaveARateOfTheirOwn) {
   plain.update();
   other.update();
   for (const Parameter& parameter : other.state.parameters) {
-    const bool is_apart =
-        parameter.kind == ParameterKind::embedding || parameter.kind == ParameterKind::head;
+    const bool is_apart = parameter.name == "embedding" || parameter.name == "head";
     const std::string after = bytes_of(other.storage.view(parameter.value));
     EXPECT_EQ(after == before[static_cast<size_t>(parameter.value.index)], is_apart)
         << other.name(parameter);
@@ -776,12 +775,11 @@ TEST(TrainingStep, WeightDecayMayApplyToTheNormsOfQueriesAndKeys) {
     *run.interpreter.view(run.step.weight_decay).as<double>() = 1e3;
     run.update();
     for (const Parameter& parameter : run.state.parameters) {
-      const bool is_qk =
-          parameter.kind == ParameterKind::q_norm || parameter.kind == ParameterKind::k_norm;
+      const bool is_qk = parameter.name == "q_norm" || parameter.name == "k_norm";
       const double weight = element(run.storage.view(parameter.value), 0);
       if (is_qk) {
         EXPECT_NEAR(weight, decays ? 0 : 1, 1.1e-3) << run.name(parameter);
-      } else if (parameter.kind == ParameterKind::input_norm) {
+      } else if (parameter.name == "input_norm") {
         EXPECT_NEAR(weight, 1, 1.1e-3) << run.name(parameter);
       }
     }
@@ -797,7 +795,7 @@ TEST(TrainingStep, L2NormOfQueriesAndKeysIsThatWithGainsOfOne) {
   StepRun without(config, {});
   for (const Parameter& parameter : without.state.parameters) {
     const TensorView to = without.storage.view(parameter.value);
-    const StateId from = with_gains.state.find(parameter.kind, parameter.layer);
+    const StateId from = with_gains.state.get(parameter.name, parameter.layer).value;
     std::memcpy(to.data, with_gains.storage.view(from).data, bytes_of(to).size());
   }
   with_gains.update();
@@ -805,7 +803,7 @@ TEST(TrainingStep, L2NormOfQueriesAndKeysIsThatWithGainsOfOne) {
   EXPECT_EQ(with_gains.loss(), without.loss());
   EXPECT_EQ(with_gains.state.parameters.size(), without.state.parameters.size() + 4);
   const auto gradient = [](StepRun& run) {
-    return bytes_of(run.storage.view(run.state.get(ParameterKind::w_qkv, 1).gradient));
+    return bytes_of(run.storage.view(run.state.get("w_qkv", 1).gradient));
   };
   EXPECT_EQ(gradient(with_gains), gradient(without));
 }
@@ -868,7 +866,7 @@ TEST(TrainingStep, UpdatesEveryWeight) {
     for (size_t i = 0; i < after.size(); ++i) {
       const double g = clip * gradient[i];
       // 1e-14: a few roundings of numbers of at most about 1.
-      ASSERT_NEAR(after[i], before[parameter.number][i] * decay - 1e-3 * g / (std::abs(g) + 1e-8),
+      ASSERT_NEAR(after[i], before[parameter.number()][i] * decay - 1e-3 * g / (std::abs(g) + 1e-8),
                   1e-14)
           << run.name(parameter) << " element " << i;
     }

@@ -34,6 +34,8 @@ struct RopeTableAttributes {
   double base = 10000;
   DType dtype = DType::f32;  // set by rope_table()
   SequenceChunks chunks = {};
+
+  bool operator==(const RopeTableAttributes&) const = default;
 };
 
 struct RopeAttributes {

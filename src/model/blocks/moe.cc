@@ -1,11 +1,11 @@
-#include "model/feed_forward.h"
+#include "model/blocks/moe.h"
 
 #include <memory>
 
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
-#include "model/random_place.h"
-#include "model/read_parameter.h"
+#include "model/layout_rules.h"
+#include "model/model_state.h"
 #include "model/tensor_parallel.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
@@ -31,40 +31,34 @@
 namespace troupe {
 namespace {
 
-ActivationAttributes activation_of(const ModelConfig& config) {
-  return {.function = config.activation,
-          .gated = config.gated_linear_unit,
-          .clamp = config.activation_clamp,
-          .linear_offset = config.glu_linear_offset};
-}
-
-// The MoE block of one layer and one micro-batch.
-class MoeBlock {
+// The forward pass of one layer's block for one micro-batch.
+class MoeForward {
  public:
-  MoeBlock(Builder& builder, const ModelConfig& config, const ModelState& state, int32_t layer,
-           const BatchValues& batch, ValueId input, const ForwardOptions& options,
-           ForwardResult& result)
-      : builder_(builder),
+  MoeForward(const BlockContext& context, const ModelConfig& config, const MlpSpec& expert,
+             const Moe::Parameters& parameters, int32_t layer, ValueId input)
+      : context_(context),
+        builder_(context.builder),
         config_(config),
-        state_(state),
+        expert_(expert),
+        parameters_(parameters),
         layer_(layer),
-        batch_(batch),
+        batch_(context.batch),
         input_(input),
-        options_(options),
-        result_(result) {}
+        options_(context.options),
+        result_(context.result) {}
 
   ValueId build() {
     const ValueId logits = build_logits();
     const RouterTopkResult chosen = choose(logits);
     const ValueId kept = drop_over_capacity(chosen);
     const std::unique_ptr<Dispatcher> dispatcher =
-        make_dispatcher(builder_, config_, state_.part, options_.dispatcher);
+        make_dispatcher(builder_, config_, part(), options_.dispatcher);
     const DispatchedTokens tokens = dispatcher->dispatch(input_, chosen.probabilities, kept);
     const Routing routing = route(builder_, tokens.experts,
-                                  {.experts = config_.num_experts / state_.part.layout().ep(),
+                                  {.experts = config_.num_experts / part().layout().ep(),
                                    .row_multiple = config_.moe_expert_row_multiple,
                                    .padded_capacity = static_cast<int32_t>(padded_capacity()),
-                                   .parts = state_.part.layout().ep()},
+                                   .parts = part().layout().ep()},
                                   "routing");
     result_.routers.push_back(
         {.layer = layer_,
@@ -82,12 +76,8 @@ class MoeBlock {
   }
 
  private:
-  ValueId parameter(ParameterKind kind) const {
-    return read_parameter(builder_, state_, kind, layer_);
-  }
-  ValueId bias(ParameterKind kind) const {
-    return config_.add_bias_linear ? parameter(kind) : ValueId{};
-  }
+  ValueId parameter(ParameterId id) const { return context_.parameter(id); }
+  const ModelPart& part() const { return context_.part(); }
   uint32_t substream(RandomPlace place) const {
     return random_substream(place, layer_, options_.micro_batch);
   }
@@ -101,12 +91,12 @@ class MoeBlock {
                      {.seed = options_.seed,
                       .substream = substream(RandomPlace::router_jitter),
                       .epsilon = config_.moe_input_jitter_eps,
-                      .origin = row_origin(state_.part, batch_.sequence, tokens())},
+                      .origin = row_origin(part(), batch_.sequence, tokens())},
                      "router_in");
     }
     const ValueId logits =
-        linear(builder_, input, parameter(ParameterKind::w_router),
-               {.bias = bias(ParameterKind::b_router),
+        linear(builder_, input, parameter(parameters_.w_router),
+               {.bias = parameter(parameters_.b_router),
                 .output = config_.moe_router_fp64 ? LinearOutput::f64 : LinearOutput::accumulation},
                "router_logits");
     const double bias = config_.moe_router_force_biased;
@@ -115,7 +105,7 @@ class MoeBlock {
     return random_logits(builder_, logits, options_.step,
                          {.seed = options_.seed,
                           .substream = substream(RandomPlace::router_logits),
-                          .origin = row_origin(state_.part, batch_.sequence, tokens()),
+                          .origin = row_origin(part(), batch_.sequence, tokens()),
                           .bias = bias,
                           .bias_substream = static_cast<uint32_t>(layer_)},
                          "random_logits");
@@ -141,7 +131,7 @@ class MoeBlock {
             sinkhorn_topk(builder_, logits, {.top_k = config_.moe_router_topk}, "sinkhorn");
       }
     }
-    if (const StateId expert_bias = state_.expert_biases[static_cast<size_t>(layer_)];
+    if (const StateId expert_bias = context_.state.expert_biases[static_cast<size_t>(layer_)];
         expert_bias.valid()) {
       inputs.expert_bias = builder_.state(expert_bias);
     }
@@ -161,7 +151,7 @@ class MoeBlock {
   // Rows of each expert when they are padded: those of all ranks that send it tokens.
   int64_t padded_capacity() const {
     if (!config_.moe_pad_expert_input_to_capacity) return 0;
-    return capacity() * dispatch_ranks(state_.part);
+    return capacity() * dispatch_ranks(part());
   }
 
   ValueId drop_over_capacity(const RouterTopkResult& chosen) {
@@ -172,7 +162,7 @@ class MoeBlock {
         .experts = config_.num_experts, .capacity = rows, .policy = config_.moe_token_drop_policy};
     if (attributes.policy == DropPolicy::position && batch_.batch > 1) {
       attributes.sequence_tokens = batch_.sequence;
-      attributes.first_token = row_origin(state_.part, batch_.sequence, tokens()).first_row;
+      attributes.first_token = row_origin(part(), batch_.sequence, tokens()).first_row;
     }
     return limit_to_capacity(builder_, chosen.probabilities, chosen.indices, attributes, "kept");
   }
@@ -181,7 +171,7 @@ class MoeBlock {
   // out where there is a mask.
   ValueId count_rows(ValueId kept, const Routing& routing) {
     const ValueId valid = batch_.valid.mask;
-    if (dispatch_ranks(state_.part) == 1 && !valid.valid()) return routing.counts;
+    if (dispatch_ranks(part()) == 1 && !valid.valid()) return routing.counts;
     return count_experts(builder_, kept, {}, {.experts = config_.num_experts}, "expert_counts",
                          valid);
   }
@@ -204,7 +194,7 @@ class MoeBlock {
   // for each of `attributes.sequences` sequences.
   ValueId count(ValueId selection, const CountExpertsAttributes& attributes,
                 const std::string& name) {
-    const Layout& layout = state_.part.layout();
+    const Layout& layout = part().layout();
     const bool alone = layout.tp() * layout.cp() == 1;
     const ValueId own = count_experts(builder_, selection, {}, attributes,
                                       alone ? name : name + "_here", batch_.valid.mask);
@@ -214,7 +204,7 @@ class MoeBlock {
   // How often the micro-batches of the step up to this one, of all ranks, chose each expert.
   ValueId count_so_far(ValueId selection, const CountExpertsAttributes& attributes,
                        const std::string& name) {
-    const Layout& layout = state_.part.layout();
+    const Layout& layout = part().layout();
     ValueId& total = (*options_.running_counts)[static_cast<size_t>(layer_)];
     if (layout.dp() == 1) {
       total = count_experts(builder_, selection, total, attributes, name, batch_.valid.mask);
@@ -234,7 +224,7 @@ class MoeBlock {
         used(AuxiliaryLossKind::global_load_balancing)) {
       selection = clean_selection(logits);
     }
-    const ModelPart& part = state_.part;
+    const ModelPart& part = context_.part();
     const int32_t sharing = part.sequence_parallel() ? part.layout().tp() : 1;
     const int32_t cp = part.layout().cp();
     const bool masked = batch_.valid.mask.valid();
@@ -280,21 +270,21 @@ class MoeBlock {
     const ValueId probabilities = tokens.probabilities;
     const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
     builder_.place.module = Module::expert_fc1;
-    ValueId gate_up = grouped_linear(builder_, rows, parameter(ParameterKind::w_gate_up),
+    ValueId gate_up = grouped_linear(builder_, rows, parameter(parameters_.w_gate_up),
                                      routing.offsets, "gate_up");
     if (config_.add_bias_linear) {
-      gate_up = grouped_bias(builder_, gate_up, parameter(ParameterKind::b_gate_up),
-                             routing.offsets, {}, "gate_up_biased");
+      gate_up = grouped_bias(builder_, gate_up, parameter(parameters_.b_gate_up), routing.offsets,
+                             {}, "gate_up_biased");
     }
     builder_.place.module = Module::expert_activation;
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
-                                         activation_of(config_), "activated");
+                                         expert_.activation, "activated");
     builder_.place.module = Module::moe;
-    ValueId out = grouped_linear(builder_, activated, parameter(ParameterKind::w_down),
+    ValueId out = grouped_linear(builder_, activated, parameter(parameters_.w_down),
                                  routing.offsets, "expert_out");
     if (config_.add_bias_linear) {
       // Inside the weighted sum: each row's bias carries the row's router weight.
-      out = grouped_bias(builder_, out, parameter(ParameterKind::b_down), routing.offsets,
+      out = grouped_bias(builder_, out, parameter(parameters_.b_down), routing.offsets,
                          {.probabilities = probabilities, .row_slot = routing.row_slot},
                          "expert_out_biased");
     }
@@ -302,23 +292,25 @@ class MoeBlock {
   }
 
   ValueId build_shared_expert() {
-    const TensorParallel tensor_parallel(builder_, state_.part);
+    const TensorParallel tensor_parallel(builder_, part());
     const ValueId rows = tensor_parallel.enter(input_, "shared_in_all");
     const ValueId gate_up =
-        linear(builder_, rows, parameter(ParameterKind::w_shared_gate_up), {}, "shared_gate_up");
+        linear(builder_, rows, parameter(parameters_.w_shared_gate_up), {}, "shared_gate_up");
     const ValueId activated =
-        activation(builder_, gate_up, {}, {}, activation_of(config_), "shared_activated");
+        activation(builder_, gate_up, {}, {}, expert_.activation, "shared_activated");
     const ValueId out = leave_linear(builder_, tensor_parallel, activated,
-                                     parameter(ParameterKind::w_shared_down), {}, "shared_out");
+                                     parameter(parameters_.w_shared_down), {}, "shared_out");
     if (!config_.moe_shared_expert_gate) return out;
     const ValueId gate =
-        linear(builder_, input_, parameter(ParameterKind::w_shared_gate), {}, "shared_gate");
+        linear(builder_, input_, parameter(parameters_.w_shared_gate), {}, "shared_gate");
     return row_gate(builder_, out, gate, "shared_out_gated");
   }
 
+  const BlockContext& context_;
   Builder& builder_;
   const ModelConfig& config_;
-  const ModelState& state_;
+  const MlpSpec& expert_;
+  const Moe::Parameters& parameters_;
   const int32_t layer_;
   const BatchValues& batch_;
   const ValueId input_;
@@ -328,28 +320,79 @@ class MoeBlock {
 
 }  // namespace
 
-ValueId build_dense_mlp(Builder& builder, const ModelConfig& config, const ModelState& state,
-                        int32_t layer, ValueId input) {
-  const auto parameter = [&](ParameterKind kind) {
-    return read_parameter(builder, state, kind, layer);
+Moe::Moe(ParameterList& parameters, const ModelConfig& config, int32_t layer)
+    : LayerBlock(layer),
+      config_(config),
+      expert_(mlp_spec_of(config, config.moe_ffn_hidden_size)),
+      shared_(mlp_spec_of(config, config.moe_shared_expert_intermediate_size)) {
+  const int64_t experts = config.num_experts;
+  const int64_t hidden = config.hidden_size;
+  const bool is_biased = config.add_bias_linear;
+  const ParameterList::Options everywhere{.gradient_class = GradientClass::replicated};
+  const Cut by_expert = cut_anywhere(0, CutOver::ep, experts, "the number of experts");
+  // Of which a token uses the part of the experts that it chooses.
+  const auto of_experts = [&](const Shape& shape, std::vector<Cut> cuts) {
+    return ParameterList::Options{
+        .cuts = std::move(cuts),
+        .gradient_class = GradientClass::expert,
+        .active_elements = shape.elements() / experts * config.moe_router_topk};
   };
-  const auto bias = [&](ParameterKind kind) {
-    return config.add_bias_linear ? parameter(kind) : ValueId{};
+  const auto expert_weight = [&](const char* name, const Shape& shape, const Cut& inner) {
+    ParameterList::Options options = of_experts(shape, {by_expert, inner});
+    options.is_into_stream = inner.dimension == 2;
+    return parameters.weight(name, shape, options);
   };
-  const TensorParallel tensor_parallel(builder, state.part);
-  const ValueId rows = tensor_parallel.enter(input, "ffn_in_all");
-  const ValueId gate_up = linear(builder, rows, parameter(ParameterKind::w_gate_up),
-                                 {.bias = bias(ParameterKind::b_gate_up)}, "gate_up");
-  const ValueId activated =
-      activation(builder, gate_up, {}, {}, activation_of(config), "activated");
-  return leave_linear(builder, tensor_parallel, activated, parameter(ParameterKind::w_down),
-                      bias(ParameterKind::b_down), "mlp_out");
+  const auto expert_bias = [&](const char* name, const Shape& shape) {
+    return is_biased ? parameters.bias(name, shape, of_experts(shape, {by_expert})) : ParameterId{};
+  };
+
+  parameters_.w_router = parameters.weight("w_router", {experts, hidden}, everywhere);
+  if (is_biased) parameters_.b_router = parameters.drawn_bias("b_router", {experts}, everywhere);
+  parameters_.w_gate_up = expert_weight("w_gate_up", {experts, expert_.rows(), hidden},
+                                        cut_first_product(1, CutOver::etp, expert_));
+  parameters_.b_gate_up = expert_bias("b_gate_up", {experts, expert_.rows()});
+  parameters_.w_down =
+      expert_weight("w_down", {experts, hidden, expert_.width},
+                    cut_anywhere(2, CutOver::etp, expert_.width, "the experts' inner size"));
+  parameters_.b_down = expert_bias("b_down", {experts, hidden});
+  if (config.has_shared_expert()) {
+    parameters_.w_shared_gate_up =
+        parameters.weight("w_shared_gate_up", {shared_.rows(), hidden},
+                          {.cuts = {cut_first_product(0, CutOver::tp, shared_)}});
+    parameters_.w_shared_down = parameters.weight(
+        "w_shared_down", {hidden, shared_.width},
+        {.cuts = {cut_anywhere(1, CutOver::tp, shared_.width, "the shared expert's inner size")},
+         .is_into_stream = true});
+    if (config.moe_shared_expert_gate) {
+      parameters_.w_shared_gate = parameters.weight("w_shared_gate", {1, hidden}, everywhere);
+    }
+  }
+  if (config.moe_router_enable_expert_bias) parameters.router_state("expert_bias", {experts});
 }
 
-ValueId build_moe(Builder& builder, const ModelConfig& config, const ModelState& state,
-                  int32_t layer, const BatchValues& batch, ValueId input,
-                  const ForwardOptions& options, ForwardResult& result) {
-  return MoeBlock(builder, config, state, layer, batch, input, options, result).build();
+ValueId Moe::build(const BlockContext& context, ValueId input) const {
+  context.builder.place.module = Module::moe;
+  return MoeForward(context, config_, expert_, parameters_, layer(), input).build();
+}
+
+double Moe::forward_flops(int64_t) const {
+  return expert_.flops() * config_.moe_router_topk + shared_.flops();
+}
+
+void Moe::check_layout(const Layout& layout, ContextExchange) const {
+  if (config_.has_shared_expert()) {
+    require_divisor("--tensor-model-parallel-size", layout.tp(), shared_.width,
+                    "the shared expert's inner size");
+  }
+  require_divisor("--expert-model-parallel-size", layout.ep(), config_.num_experts,
+                  "the number of experts");
+  const char* flag = "--expert-tensor-parallel-size";
+  require_divisor(flag, layout.etp(), expert_.width, "the experts' inner size");
+  if (layout.etp() > 1 && config_.add_bias_linear) {
+    throw_bad_request(fmt::format(
+        "{} {}: experts with biases cannot be sliced. Use {} 1, or --disable-bias-linear.", flag,
+        layout.etp(), flag));
+  }
 }
 
 }  // namespace troupe

@@ -1,0 +1,72 @@
+// Grouped-query attention with rotary positions, up to and including its output projection; norms
+// of queries and keys, a sliding window and biases by choice.
+//
+//   q, k, v = x w_qkv^T + b_qkv           heads of queries, then of keys, then of values
+//   q, k    = rope(norm(q)), rope(norm(k))
+//   branch  = attention(q, k, v) w_attention_out^T + b_attention_out
+//
+// Parameters: w_qkv [(heads + 2 groups) d, hidden], b_qkv, q_norm and k_norm ([d] or, over the
+// whole projection, [heads d] and [groups d]), w_attention_out [hidden, heads d], b_attention_out.
+// Ranks of tp share the heads; key and value heads that are fewer than these ranks are held by
+// several.
+#pragma once
+
+#include "model/layer_block.h"
+
+namespace troupe {
+
+struct GqaSpec {
+  int32_t hidden = 0;
+  int32_t heads = 0;
+  int32_t groups = 0;  // key-value heads
+  int32_t head_dim = 0;
+  bool has_qk_norm = false;  // RMS norm of queries and keys, before RoPE
+  QkNormScope qk_norm_scope = QkNormScope::head;
+  bool has_qk_l2_norm = false;  // the same without gains
+  double norm_epsilon = 0;
+  bool zero_centered_gamma = false;
+  bool has_qkv_bias = false;
+  bool has_output_bias = false;
+  int32_t window = 0;  // keys visible to a query, itself included; 0: all before it
+  double rotary_base = 10000;
+  double dropout = 0;  // of attention probabilities, in training
+
+  int64_t query_size() const { return int64_t{heads} * head_dim; }
+  int64_t key_size() const { return int64_t{groups} * head_dim; }
+};
+// That of all layers of the configuration.
+GqaSpec gqa_spec_of(const ModelConfig& config);
+
+class GqaAttention : public LayerBlock {
+ public:
+  GqaAttention(ParameterList& parameters, const GqaSpec& spec, int32_t layer);
+
+  ValueId build(const BlockContext& context, ValueId input) const override;
+  void build_tables(Builder& builder, const ModelPart& part, int32_t rows, DType dtype,
+                    SharedTables& tables) const override;
+  double forward_flops(int64_t sequence) const override;
+  void check_layout(const Layout& layout, ContextExchange exchange) const override;
+
+ private:
+  // The heads of one rank.
+  struct Heads {
+    int32_t queries;
+    int32_t groups;
+  };
+  Heads heads_of_rank(int32_t ranks) const;
+  RopeTableAttributes table(const ModelPart& part, int32_t rows) const;
+  ValueId build_rotated(const BlockContext& context, ValueId qkv) const;
+  ValueId build_core(const BlockContext& context, ValueId rotated) const;
+  void check_heads(const Layout& layout) const;
+  void check_exchange(const Layout& layout) const;
+
+  const GqaSpec spec_;
+  ParameterId w_qkv_;
+  ParameterId b_qkv_;
+  ParameterId q_norm_;
+  ParameterId k_norm_;
+  ParameterId w_out_;
+  ParameterId b_out_;
+};
+
+}  // namespace troupe

@@ -1,0 +1,89 @@
+#include "model/model.h"
+
+#include <utility>
+
+#include "model/blocks/dense_mlp.h"
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+
+namespace troupe {
+
+BlockMakers blocks_of_config() {
+  return {.mixer =
+              [](ParameterList& parameters, const ModelConfig& config, int32_t layer) {
+                return std::make_unique<const GqaAttention>(parameters, gqa_spec_of(config), layer);
+              },
+          .feed_forward = [](ParameterList& parameters, const ModelConfig& config,
+                             int32_t layer) -> std::unique_ptr<const LayerBlock> {
+            if (config.is_moe_layer(layer)) return std::make_unique<Moe>(parameters, config, layer);
+            return std::make_unique<DenseMlp>(parameters,
+                                              mlp_spec_of(config, config.ffn_hidden_size), layer);
+          }};
+}
+
+Model::Model(const ModelConfig& config, const BlockMakers& makers)
+    : config_(config), list_(config_) {
+  config_.validate();
+  const Shape vocabulary = {config_.vocab_size, config_.hidden_size};
+  const Cut rows = cut_anywhere(0, CutOver::tp, config_.vocab_size, "the vocabulary");
+  embedding_ = list_.embedding("embedding", vocabulary,
+                               {
+                                   .cuts = {rows},
+                                   .gradient_class = GradientClass::embedding,
+                               },
+                               config_.embedding_init_method_std);
+  list_.at(embedding_).is_with_embedding = true;
+  list_.at(embedding_).is_with_loss = config_.tie_embeddings;
+  list_.at(embedding_).is_outer = true;
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    list_.layer = layer;
+    DecoderLayer blocks;
+    blocks.input_norm = Norm(list_, config_, "input_norm");
+    blocks.mixer = makers.mixer(list_, config_, layer);
+    blocks.feed_forward_norm = Norm(list_, config_, "post_attention_norm");
+    blocks.feed_forward = makers.feed_forward(list_, config_, layer);
+    layers_.push_back(std::move(blocks));
+  }
+  list_.layer = -1;
+  const auto first_at_loss = list_.parameters().size();
+  final_norm_ = Norm(list_, config_, "final_norm");
+  head_ = embedding_;
+  if (!config_.tie_embeddings) {
+    head_ = list_.weight("head", vocabulary, {.cuts = {rows}});
+    list_.at(head_).is_outer = true;
+  }
+  for (size_t i = first_at_loss; i < list_.parameters().size(); ++i) {
+    list_.at({static_cast<int32_t>(i)}).is_with_loss = true;
+  }
+}
+
+int64_t Model::parameter_count() const {
+  int64_t count = 0;
+  for (const ParameterSpec& parameter : parameters()) count += parameter.whole_shape.elements();
+  return count;
+}
+
+int64_t Model::active_parameter_count() const {
+  int64_t count = 0;
+  for (const ParameterSpec& parameter : parameters()) count += parameter.active_elements;
+  return count;
+}
+
+double Model::layer_flops(int32_t number, int64_t sequence) const {
+  return layer(number).mixer->forward_flops(sequence) +
+         layer(number).feed_forward->forward_flops(sequence);
+}
+
+double Model::head_flops() const {
+  return 2.0 * config_.hidden_size * config_.vocab_size;
+}
+
+double Model::training_flops(int64_t sequence) const {
+  double of_token = head_flops();
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    of_token += layer_flops(layer, sequence);
+  }
+  return 3.0 * static_cast<double>(sequence) * of_token;
+}
+
+}  // namespace troupe

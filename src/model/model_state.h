@@ -1,0 +1,64 @@
+// The state of one rank's part of a model: the parameters that it holds, their main gradients and
+// optimizer states, and the state of routers. Declared by parameters.h; storage is the runtime's.
+//
+// Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "model/model_part.h"
+#include "model/parameter_slice.h"
+#include "model/parameter_spec.h"
+#include "program/shard.h"
+#include "program/value.h"
+
+namespace troupe {
+
+class Model;
+
+// A parameter of the model as this rank holds it.
+struct Parameter : ParameterSpec {
+  Parameter() = default;
+  explicit Parameter(const ParameterSpec& spec) : ParameterSpec(spec) {}
+
+  ParameterSlice slice;  // what this rank holds of it
+  // Elements of the slice: what this rank keeps the optimizer state of, and updates. All of them
+  // unless state is sharded.
+  IndexRange shard;
+  // Elements of the slice that `value` and `gradient` have: all, or with sharded parameters
+  // `shard`.
+  IndexRange held;
+  StateId value;
+  StateId gradient;  // invalid when the model is not trained
+  // AdamW moments and fp32 master weights, of the shard (shape_of_shard). Invalid when the model is
+  // not trained, or the shard is empty.
+  StateId exp_avg;
+  StateId exp_avg_sq;
+  // Of moments in f8e4m3: the scales of their blocks.
+  StateId exp_avg_scale;
+  StateId exp_avg_sq_scale;
+  StateId master;  // only when `value` is bf16
+};
+
+struct ModelState {
+  std::shared_ptr<const Model> model;
+  ModelPart part;
+  DType dtype = DType::f32;  // as declared: that of all weights but those of norms
+  bool trained = false;      // there are gradients and optimizer state
+  std::shared_ptr<const StateTable> table;
+  std::vector<Parameter> parameters;   // those that the rank holds, by number
+  std::vector<StateId> expert_biases;  // f32 [experts], by layer; invalid where a layer has none,
+                                       // or the rank has not the layer
+
+  // nullptr when the rank has no such parameter.
+  const Parameter* search(ParameterId id) const;
+  const Parameter* search(std::string_view name, int32_t layer = -1) const;
+  // Aborts when the rank has no such parameter.
+  const Parameter& get(ParameterId id) const;
+  const Parameter& get(std::string_view name, int32_t layer = -1) const;
+};
+
+}  // namespace troupe
