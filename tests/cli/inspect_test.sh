@@ -16,6 +16,14 @@ elif ! diff -u "$golden" <(printf '%s\n' "$actual"); then
   exit 1
 fi
 
+# Memory on the host is listed, too.
+memory=$("$troupe" inspect --model quickstart --seq-length 64 --num-layers 2 --threads 1 \
+  --optimizer-cpu-offload)
+if ! grep -Eq '^# optimizer +[0-9.]+ MiB  on the host$' <<<"$memory"; then
+  printf 'inspect does not list the optimizer on the host:\n%s\n' "$memory" >&2
+  exit 1
+fi
+
 # Passes: a table, the program as it is after one of them, and without one.
 model=(--model quickstart --seq-length 64 --num-layers 2 --threads 1)
 sharded=("${model[@]}" --ranks 2 --use-megatron-fsdp --overlap-param-gather --overlap-grad-reduce)

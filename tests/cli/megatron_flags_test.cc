@@ -9,6 +9,7 @@
 #include <sstream>
 #include <stdlib.h>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/errors.h"
@@ -361,8 +362,26 @@ TEST(MegatronFlags, VocabulariesOfTokenizersThatAreNotThere) {
     return model_of(kSmall + flags + " --make-vocab-size-divisible-by 1").vocab_size;
   };
   const std::string hub = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model ";
-  EXPECT_EQ(vocabulary(hub + "Qwen/Qwen3-30B-A3B"), 151669);
-  EXPECT_EQ(vocabulary(hub + "unsloth/DeepSeek-V3"), 128815);
+  const std::vector<std::pair<std::string, int32_t>> known = {
+      {"mistralai/Mixtral-8x22B-Instruct-v0.3", 32768},
+      {"mistralai/Mixtral-8x7B-v0.1", 32000},
+      {"mistralai/Mistral-7B-v0.1", 32000},
+      {"Qwen/Qwen3-30B-A3B", 151669},
+      {"Qwen/Qwen2.5-7B", 151665},
+      {"deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 151665},
+      {"Qwen/Qwen2-57B-A14B", 151646},
+      {"deepseek-ai/DeepSeek-V2-Lite", 100002},
+      {"unsloth/DeepSeek-V3", 128815},
+      {"deepseek-ai/DeepSeek-R1", 128815},
+      {"moonshotai/Kimi-K2-Base", 163840},
+      {"meta-llama/Llama-2-7b-hf", 32000},
+      {"meta-llama/Llama-3.1-8B", 128256},
+      {"nvidia/Llama3-ChatQA-1.5-8B", 128256},
+      {"openai/gpt-oss-20b", 200019},
+      {"allenai/OLMoE-1B-7B-0924", 50280},
+      {"nvidia/nemotron_2_256k", 256000},
+  };
+  for (const auto& [name, size] : known) EXPECT_EQ(vocabulary(hub + name), size) << name;
   EXPECT_EQ(vocabulary("--tokenizer-type Llama2Tokenizer --tokenizer-model FILE"), 32000);
   EXPECT_EQ(vocabulary("--tokenizer-type GPT2BPETokenizer --vocab-file V --merge-file M"), 50257);
   EXPECT_EQ(vocabulary("--tokenizer-type TikTokenizer --tokenizer-model F"), 131072);

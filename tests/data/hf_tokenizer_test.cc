@@ -213,6 +213,8 @@ TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
        [](json& f) { f["model"]["merges"][0] = "ab"; }},
       {kBroken, "model.merges[0] is \"a b c\", not two tokens",
        [](json& f) { f["model"]["merges"][0] = "a b c"; }},
+      {kBroken, "model.merges[0] is \"a  b\", not two tokens",
+       [](json& f) { f["model"]["merges"][0] = "a  b"; }},
       {kBroken, "model.merges[0] is not a merge", [](json& f) { f["model"]["merges"][0] = 7; }},
       {kBroken, "model.ignore_merges is string, not true or false",
        [](json& f) { f["model"]["ignore_merges"] = "yes"; }},

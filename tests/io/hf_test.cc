@@ -233,6 +233,19 @@ TEST(HfConfig, AModelThatItCannotDescribeIsNotWritten) {
   expect_phrase(message, "qk_layernorm = true");
 }
 
+// What flags say of experts has no effect on a model without any.
+TEST(HfConfig, ADenseModelHasAnArchitectureWhateverIsSetForExperts) {
+  ModelConfig config = parse(dense("LlamaForCausalLM"));
+  config.moe_router_topk = 2;
+  config.moe_ffn_hidden_size = 8;
+  config.moe_router_score_function = ScoreFunction::sigmoid;
+  config.moe_router_pre_softmax = !config.moe_router_pre_softmax;
+  config.moe_router_topk_scaling_factor = 2.5;
+  config.moe_router_enable_expert_bias = true;
+  config.moe_aux_loss_coeff = 0.5;
+  EXPECT_EQ(fitting_hf_architecture(config), "LlamaForCausalLM");
+}
+
 // Whatever no architecture has is named, and no file is begun.
 TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
   const auto expect_named = [](const char* field, const auto& change) {

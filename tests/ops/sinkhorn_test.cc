@@ -100,7 +100,7 @@ TEST(Sinkhorn, AgreesWithANaiveLoop) {
     double skew;
   };
   for (const Case& c : {Case{64, 8, 2, 1, 1}, Case{700, 40, 3, 2, 0.5}, Case{50, 17, 1, 4, 0},
-                        Case{9, 5, 5, 1, 1}, Case{1, 6, 2, 1, 0}}) {
+                        Case{9, 5, 5, 1, 1}, Case{1, 6, 2, 1, 0}, Case{17, 1024, 3, 1, 0}}) {
     const auto logits = random_logits(c.tokens, c.experts, c.deviation, c.skew);
     const auto experts = static_cast<int64_t>(c.experts);
     EXPECT_EQ(run_sinkhorn(logits, experts, static_cast<int32_t>(c.top_k)),

@@ -1,11 +1,15 @@
 // The forms of attention over several ranks, against attention on one: outputs and gradients of
 // every rank's rows, in every dtype.
+#include "ops/context_attention/context_attention.h"
+
 #include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "program/builder.h"
 #include "support/context_run.h"
 
 namespace troupe::testing {
@@ -63,6 +67,24 @@ TEST_P(ContextAttention, RingAndGatheredKeysGiveTheSameBits) {
   EXPECT_EQ(again.d_qkv, ring.d_qkv);
 }
 
+// Own keys and values, and those that arrive.
+TEST(ContextAttentionWorkspace, OnlyTheRingHasKeysThatTravel) {
+  const ContextAttentionAttributes attributes{
+      .attention = {.batch = 2, .sequence = 24, .heads = 4, .groups = 2, .head_dim = 5, .scale = 1},
+      .chunks = {.ranks = 2, .rank = 1}};
+  Program program(std::make_shared<const StateTable>());
+  Builder builder(program);
+  const ValueId q = builder.input("q", DType::f32, {48, 20});
+  const ValueId own = builder.input("own", DType::f32, {48, 20});
+  const ValueId all = builder.input("all", DType::f32, {96, 20});
+  context_attention(builder, q, all, {}, attributes, "gathered");
+  ring_attention(builder, q, own, {}, attributes, "ring");
+  const auto workspace = [&](int32_t op) {
+    return program.value(program.op(op).workspace).bytes();
+  };
+  EXPECT_EQ(workspace(1) - workspace(0), 2 * program.value(own).bytes());
+}
+
 std::vector<ContextCase> cases() {
   const AttentionAttributes small{
       .batch = 2, .sequence = 24, .heads = 4, .groups = 4, .head_dim = 5, .scale = 0.45};
@@ -82,6 +104,9 @@ std::vector<ContextCase> cases() {
   blocks_window.window = 300;
   blocks_window.seed = 2;
   blocks_window.probability = 0.1;
+  // Keys and values of more elements than one thread takes at a time.
+  const AttentionAttributes wide{
+      .sequence = 80, .heads = 3, .groups = 3, .head_dim = 150, .scale = 0.08};
   std::vector<ContextCase> all;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const std::string suffix = "_" + std::string(name_of(dtype));
@@ -92,6 +117,7 @@ std::vector<ContextCase> cases() {
       all.push_back({"window" + on, ranks, window, dtype});
       all.push_back({"dropout" + on, ranks, dropout, dtype});
     }
+    all.push_back({"wide" + suffix, 2, wide, dtype});
     all.push_back({"blocks" + suffix, 2, blocks, dtype});
     all.push_back({"blocks_window" + suffix, 2, blocks_window, dtype});
   }

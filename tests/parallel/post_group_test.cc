@@ -22,6 +22,7 @@ using Kind = Announcement::Kind;
 // As PostGroup writes it.
 struct Fields {
   Kind kind = Kind::exchange;
+  uint64_t number = 0;
   int32_t channel = 1;
   int32_t index = 0;
   std::string text = {};
@@ -35,7 +36,7 @@ std::string bytes_of(const Fields& fields) {
   std::string bytes;
   append_bytes(bytes, fields.kind);
   append_bytes(bytes, uint64_t{0});
-  append_bytes(bytes, uint64_t{0});
+  append_bytes(bytes, fields.number);
   append_bytes(bytes, fields.channel);
   append_bytes(bytes, fields.index);
   append_bytes(bytes, int32_t{-1});
@@ -60,8 +61,8 @@ Shape shape_of_rank(int rank) {
   return shape;
 }
 
-// What rank 0 says when rank 1 sends this message.
-std::string message_after(const std::string& bytes) {
+// With what rank 0 ends when rank 1 sends this message.
+UserError error_after(const std::string& bytes) {
   std::array<int, 2> ends = {};
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
   const Socket wire(ends[1]);
@@ -79,9 +80,13 @@ std::string message_after(const std::string& bytes) {
   try {
     for (int i = 0; i < 2; ++i) group.exchange(0, 7);
   } catch (const UserError& error) {
-    return error.what();
+    return error;
   }
-  return "(nothing)";
+  return {ExitStatus::done, "(nothing)"};
+}
+
+std::string message_after(const std::string& bytes) {
+  return error_after(bytes).what();
 }
 
 TEST(PostGroup, RefusesWhatNoRankAnnounces) {
@@ -111,6 +116,21 @@ TEST(PostGroup, RefusesWhatNoRankAnnounces) {
     EXPECT_TRUE(message.find("is no announcement") != std::string::npos ||
                 message.find("is cut short") != std::string::npos)
         << "announcement " << i << ": " << message;
+  }
+}
+
+// A failure is one whatever number comes with it.
+TEST(PostGroup, StatusOfAnotherRanksFailureIsOneOfAFailure) {
+  const auto status = [](uint64_t number) {
+    return error_after(bytes_of({.kind = Kind::failed, .number = number, .index = 1})).status();
+  };
+  for (const uint64_t number : {0U, 1U, 4U, 255U, 256U, 258U}) {
+    EXPECT_EQ(status(number), ExitStatus::failed) << number;
+  }
+  EXPECT_EQ(status((uint64_t{1} << 32) + 2), ExitStatus::failed);
+  for (const ExitStatus known :
+       {ExitStatus::bad_request, ExitStatus::does_not_fit, ExitStatus::interrupted}) {
+    EXPECT_EQ(status(static_cast<uint64_t>(known)), known);
   }
 }
 

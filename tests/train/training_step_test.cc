@@ -642,6 +642,7 @@ TEST(TrainingStep, ALossPerTokenIsThatOfMicroBatchesWhereAllTokensCount) {
     ModelConfig config = trained_model();
     config.moe_aux_loss_coeff = 1;
     config.moe_z_loss_coeff = 1;
+    std::vector<double> losses;
     std::vector<double> norms;
     for (const bool per_token : {false, true}) {
       // The first three tokens of a sequence are not masked.
@@ -651,9 +652,11 @@ TEST(TrainingStep, ALossPerTokenIsThatOfMicroBatchesWhereAllTokensCount) {
                    .sequence = 3,
                    .change = [&](TrainingStepOptions& step) { step.per_token_loss = per_token; }});
       run.update();
+      losses.push_back(run.loss());
       norms.push_back(run.grad_norm());
     }
     // Two orders of products in f64.
+    EXPECT_NEAR(losses[1], losses[0], 1e-12 * losses[0]) << sequences;
     EXPECT_NEAR(norms[1], norms[0], 1e-12 * norms[0]) << sequences;
   }
 }
