@@ -17,8 +17,8 @@ import re
 import sys
 from pathlib import Path
 
-ROOMS = ["base", "program", "ops", "parallel", "model", "passes", "runtime", "plan", "data", "io",
-         "train", "cli"]
+ROOMS = ["base", "program", "ops", "optimizer", "parallel", "model", "passes", "runtime", "plan",
+         "data", "io", "train", "cli"]
 BUDGET_FOLDERS = ["base", "program", "passes", "runtime/cpu"]
 BUDGET_LINES = 8000
 PASS_LINES = 400

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/dtype.h"
+#include "optimizer/optimizer.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 #include "parallel/pipeline_schedule.h"
@@ -31,13 +32,9 @@ struct RunLayout {
   // Of the main gradients of bf16 parameters: f32 or bf16. Those of other parameters have these
   // parameters' own dtype.
   DType main_gradients = DType::f32;
-  // Of AdamW's moments: f32, bf16, or f8e4m3, which is that of tensors of two dimensions and more
-  // (ops/adamw/moment_blocks.h), beside which others are so small that theirs stay f32. Those of
-  // f64 parameters are f64 all the same.
-  DType exp_avg = DType::f32;
-  DType exp_avg_sq = DType::f32;
-  // Moments and master weights of a rank's first parameters, up to this part of all that it
-  // updates, are kept on the host (StateTensor::on_host).
+  std::shared_ptr<const Optimizer> optimizer = default_optimizer();
+  // The optimizer's tensors and master weights of a rank's first parameters, up to this part of all
+  // that it updates, are kept on the host (StateTensor::on_host).
   double optimizer_offload = 0;
   // By RankGroup: the GPUs of some such group do not reach each other's memory (--gpu-exchange).
   std::array<bool, kRankGroupCount> is_staged{};

@@ -33,14 +33,13 @@ struct Parameter : ParameterSpec {
   IndexRange held;
   StateId value;
   StateId gradient;  // invalid when the model is not trained
-  // AdamW moments and fp32 master weights, of the shard (shape_of_shard). Invalid when the model is
-  // not trained, or the shard is empty.
-  StateId exp_avg;
-  StateId exp_avg_sq;
-  // Of moments in f8e4m3: the scales of their blocks.
-  StateId exp_avg_scale;
-  StateId exp_avg_sq_scale;
+  // What the optimizer keeps, and fp32 master weights, of the shard (shape_of_shard). There is
+  // nothing of it when the model is not trained, or the shard is empty.
+  std::vector<OptimizerTensor> optimizer;
   StateId master;  // only when `value` is bf16
+
+  // Does this rank update some of it?
+  bool is_updated() const { return gradient.valid() && shard.end > shard.begin; }
 };
 
 struct ModelState {

@@ -90,31 +90,28 @@ class Declaration {
     parameters_.push_back(std::move(parameter));
   }
 
-  // `kept`: the shape of the rank's shard.
+  // `kept`: the shape of the rank's shard, which is not empty.
   template <class AddState>
   void add_optimizer_state(Parameter& parameter, DType dtype, const Shape& kept,
                            const AddState& add_state) {
-    const DType wide = accumulation_dtype(dtype);
-    const auto add_moment = [&](DType type, const std::string& prefix, StateId& moment,
-                                StateId& scales) {
-      if (wide == DType::f64) type = wide;
-      if (type == DType::f8e4m3 && parameter.whole_shape.rank() == 1) type = DType::f32;
-      moment = add_state(prefix + ".", type, kept, Role::optimizer);
-      if (type != DType::f8e4m3) return;
-      TROUPE_CHECK(keeps_blocks(parameter.slice.ranges.back(), parameter.whole_shape.back()),
+    parameter.optimizer = part_.run->optimizer->declare(
+        {.dtype = dtype, .whole_shape = parameter.whole_shape, .kept = kept},
+        [&](const std::string& prefix, DType type, const Shape& shape) {
+          return add_state(prefix + ".", type, shape, Role::optimizer);
+        });
+    for (const OptimizerTensor& tensor : parameter.optimizer) {
+      TROUPE_CHECK(!tensor.scales.valid() ||
+                       keeps_blocks(parameter.slice.ranges.back(), parameter.whole_shape.back()),
                    "blocks of moments are cut: " + parameter.full_name());
-      scales = add_state(prefix + "_scale.", DType::u8, moment_scales_shape(kept), Role::optimizer);
-    };
-    add_moment(part_.run->exp_avg, "exp_avg", parameter.exp_avg, parameter.exp_avg_scale);
-    add_moment(part_.run->exp_avg_sq, "exp_avg_sq", parameter.exp_avg_sq,
-               parameter.exp_avg_sq_scale);
+    }
+    const DType wide = accumulation_dtype(dtype);
     if (dtype != wide) parameter.master = add_state("master.", wide, kept, Role::optimizer);
   }
 
   // As Megatron chooses them: in their order, until that many elements are reached.
   void keep_optimizer_on_host() {
     const auto elements_of = [&](const Parameter& parameter) {
-      return parameter.exp_avg.valid() ? (*table_)[parameter.exp_avg].shape.elements() : 0;
+      return parameter.is_updated() ? parameter.shard.end - parameter.shard.begin : int64_t{0};
     };
     int64_t all = 0;
     for (const Parameter& parameter : parameters_) all += elements_of(parameter);
@@ -122,10 +119,14 @@ class Declaration {
     int64_t chosen = 0;
     for (const Parameter& parameter : parameters_) {
       if (static_cast<double>(chosen) >= wanted) return;
-      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
-                               parameter.exp_avg_sq_scale, parameter.master}) {
+      const auto keep = [&](StateId id) {
         if (id.valid()) table_->at(id).on_host = true;
+      };
+      for (const OptimizerTensor& tensor : parameter.optimizer) {
+        keep(tensor.values);
+        keep(tensor.scales);
       }
+      keep(parameter.master);
       chosen += elements_of(parameter);
     }
   }

@@ -3,7 +3,6 @@
 #include <span>
 
 #include "ops/accumulate/accumulate.h"
-#include "ops/adamw/adamw.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "passes/rank_sums.h"
@@ -30,12 +29,11 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     step.zero_gradients = measure(builder, "num_zeros", zero_gradients(builder, state));
   }
   step.skipped = clip.skip;
-  const AdamWScalars scalars{.learning_rate = step.learning_rate,
-                             .weight_decay = step.weight_decay,
-                             .step = step.update_number,
-                             .coefficient = clip.coefficient,
-                             .skip = clip.skip};
-  const auto state_of = [&](StateId id) { return id.valid() ? builder.state(id) : ValueId{}; };
+  const UpdateScalars scalars{.learning_rate = step.learning_rate,
+                              .weight_decay = step.weight_decay,
+                              .number = step.update_number,
+                              .coefficient = clip.coefficient,
+                              .skip = clip.skip};
   const std::span<const Parameter> all = state.parameters;
   size_t gathered = 0;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -44,26 +42,24 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
       gather_parameters_over_ranks(builder, state, all.subspan(gathered, i - gathered));
       gathered = i;
     }
-    if (!parameter.exp_avg.valid()) continue;  // an empty shard
+    if (!parameter.is_updated()) continue;
     builder.place.layer = static_cast<int16_t>(parameter.layer);
-    AdamWScalars own = scalars;
+    UpdateScalars own = scalars;
     if (options.decoupled_learning_rate && parameter.is_outer) {
       own.learning_rate = step.decoupled_learning_rate;
     }
-    const AdamWTensors tensors{.parameter = builder.state(parameter.value),
-                               .gradient = builder.state(parameter.gradient),
-                               .exp_avg = builder.state(parameter.exp_avg),
-                               .exp_avg_sq = builder.state(parameter.exp_avg_sq),
-                               .master = state_of(parameter.master),
-                               .exp_avg_scale = state_of(parameter.exp_avg_scale),
-                               .exp_avg_sq_scale = state_of(parameter.exp_avg_sq_scale)};
-    adamw(builder, tensors, own,
-          {.beta1 = options.adam_beta1,
-           .beta2 = options.adam_beta2,
-           .epsilon = options.adam_epsilon,
-           .decay = parameter.decay || (options.decay_qk_norms && parameter.is_qk_norm),
-           .first = parameter.shard.begin - parameter.held.begin},
-          (*state.table)[parameter.value].name);
+    const ValueId value = builder.state(parameter.value);
+    const ValueId gradient = builder.state(parameter.gradient);
+    state.part.run->optimizer->emit_update(
+        builder,
+        {.parameter = value,
+         .gradient = gradient,
+         .master = parameter.master.valid() ? builder.state(parameter.master) : ValueId{},
+         .tensors = parameter.optimizer,
+         .first = parameter.shard.begin - parameter.held.begin,
+         .decay = parameter.decay || (options.decay_qk_norms && parameter.is_qk_norm),
+         .name = builder.value(value).name},
+        own);
   }
   builder.place.layer = Place{}.layer;
   gather_parameters_over_ranks(builder, state, all.subspan(gathered));

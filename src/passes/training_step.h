@@ -35,10 +35,7 @@ struct TrainingStepOptions {
   bool decay_qk_norms = false;           // weight decay applies to the norms of queries and keys
   bool count_zero_gradients = false;     // measures TrainingStep::zero_gradients
   bool parameter_norm = false;           // measures TrainingStep::squared_parameter_norm
-  double adam_beta1 = 0.9;
-  double adam_beta2 = 0.999;
-  double adam_epsilon = 1e-8;
-  uint64_t seed = 0;  // of dropout, jitter and random routing
+  uint64_t seed = 0;                     // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
   ContextExchange context_exchange = ContextExchange::p2p;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/machine.h"
 #include "model/parameter_layout.h"
+#include "optimizer/adamw_optimizer.h"
 #include "runtime/device_memory.h"
 #include "train/model_options.h"
 #include "train/offload_options.h"
@@ -208,15 +209,19 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
                                  group == nullptr ? one_machine : group->machine_of_rank(),
                                  options.ranks_per_gpu);
   }
-  return {.layout = std::move(layout),
-          .partition = std::move(partition),
-          .schedule = schedule,
-          .sharding = sharding,
-          .main_gradients = main_gradient_dtype(options),
-          .exp_avg = exp_avg,
-          .exp_avg_sq = exp_avg_sq,
-          .optimizer_offload = optimizer_offload_of(options),
-          .is_staged = is_staged};
+  return {
+      .layout = std::move(layout),
+      .partition = std::move(partition),
+      .schedule = schedule,
+      .sharding = sharding,
+      .main_gradients = main_gradient_dtype(options),
+      .optimizer = std::make_shared<const AdamWOptimizer>(AdamWOptions{.beta1 = options.adam_beta1,
+                                                                       .beta2 = options.adam_beta2,
+                                                                       .epsilon = options.adam_eps,
+                                                                       .exp_avg = exp_avg,
+                                                                       .exp_avg_sq = exp_avg_sq}),
+      .optimizer_offload = optimizer_offload_of(options),
+      .is_staged = is_staged};
 }
 
 std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,

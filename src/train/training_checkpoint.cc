@@ -51,17 +51,16 @@ CheckpointRole to_checkpoint_role(Role role) {
 // What the optimizer keeps of a parameter, for each of its elements.
 std::vector<StateId> optimizer_tensors(const Parameter& parameter) {
   std::vector<StateId> ids;
-  for (const StateId id : {parameter.master, parameter.exp_avg, parameter.exp_avg_sq}) {
-    if (id.valid()) ids.push_back(id);
-  }
+  if (parameter.master.valid()) ids.push_back(parameter.master);
+  for (const OptimizerTensor& tensor : parameter.optimizer) ids.push_back(tensor.values);
   return ids;
 }
 
 // What it keeps for each block of moments.
 std::vector<StateId> scale_tensors(const Parameter& parameter) {
   std::vector<StateId> ids;
-  for (const StateId id : {parameter.exp_avg_scale, parameter.exp_avg_sq_scale}) {
-    if (id.valid()) ids.push_back(id);
+  for (const OptimizerTensor& tensor : parameter.optimizer) {
+    if (tensor.scales.valid()) ids.push_back(tensor.scales);
   }
   return ids;
 }
@@ -182,7 +181,7 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
       if (holders != nullptr && !holders->optimizer.is_lowest(parameter, piece)) continue;
       for (const StateId id : kept) add(id, parameter.whole_shape, piece);
       for (const StateId id : scale_tensors(parameter)) {
-        const int64_t columns = (*state.table)[parameter.exp_avg].shape.back();
+        const int64_t columns = (*state.table)[parameter.optimizer.front().values].shape.back();
         add(id, moment_scales_shape(parameter.whole_shape), scales_of(piece, columns));
       }
     }
@@ -664,8 +663,7 @@ void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config
   // which belong to the facts.
   std::vector<std::string> elsewhere = names_of_files(checkpoint);
   RunLayout one = layout_of_one_rank(config.num_layers);
-  one.exp_avg = state.part.run->exp_avg;
-  one.exp_avg_sq = state.part.run->exp_avg_sq;
+  one.optimizer = state.part.run->optimizer;
   const ModelState whole =
       declare_model_state(config, state.dtype, state.trained,
                           {.run = std::make_shared<const RunLayout>(std::move(one)), .rank = 0});
@@ -840,11 +838,14 @@ void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
 
 void reset_optimizer(const ModelState& state, const StateStorage& storage, bool masters_too) {
   for (const Parameter& parameter : state.parameters) {
-    for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
-                             parameter.exp_avg_sq_scale}) {
-      if (!id.valid()) continue;  // of an empty shard, or without scales
+    const auto clear = [&](StateId id) {
+      if (!id.valid()) return;  // without scales
       const TensorView view = storage.view(id);
       std::memset(view.data, 0, static_cast<size_t>(view.shape.elements()) * size_of(view.dtype));
+    };
+    for (const OptimizerTensor& tensor : parameter.optimizer) {
+      clear(tensor.values);
+      clear(tensor.scales);
     }
     if (!masters_too || !parameter.master.valid()) continue;
     const TensorView master = storage.view(parameter.master);

@@ -19,6 +19,7 @@
 #include "io/json.h"
 #include "io/safetensors.h"
 #include "model/parameter_layout.h"
+#include "optimizer/adamw_optimizer.h"
 #include "parallel/bytes.h"
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
@@ -199,9 +200,6 @@ class ReferenceRank {
                                             .micro_batches = 1,
                                             .sequence = reference.sequence,
                                             .clip_grad = reference.clip,
-                                            .adam_beta1 = reference.beta1,
-                                            .adam_beta2 = reference.beta2,
-                                            .adam_epsilon = reference.epsilon,
                                             .routing_trace = options.trace})),
         logits_(make_interpreter(
             *logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
@@ -557,12 +555,14 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
                                      bool with_oracle, VerifyRanks ranks, Device device,
                                      const WorkReport& report) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
-  if (ranks.layout == nullptr) {
-    ranks.layout = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers));
-  }
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
   const Reference reference = read_reference(folder, config);
+  RunLayout run_layout =
+      ranks.layout == nullptr ? layout_of_one_rank(config.num_layers) : *ranks.layout;
+  run_layout.optimizer = std::make_shared<const AdamWOptimizer>(AdamWOptions{
+      .beta1 = reference.beta1, .beta2 = reference.beta2, .epsilon = reference.epsilon});
+  ranks.layout = std::make_shared<const RunLayout>(std::move(run_layout));
   std::optional<ThreadGroup> own_group;
   if (ranks.group == nullptr) {
     ranks.group = &own_group.emplace(ranks.layout->layout.world_size(), ranks.limit);

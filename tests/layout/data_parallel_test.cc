@@ -12,6 +12,7 @@
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
+#include "support/adamw_state.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -143,7 +144,8 @@ void record(const StepRun& run, int64_t number, Outcome& outcome) {
   }
   if (number < kSteps) return;
   for (const Parameter& parameter : run.state.parameters) {
-    for (const StateId id : {parameter.value, parameter.exp_avg, parameter.exp_avg_sq}) {
+    for (const StateId id :
+         {parameter.value, exp_avg_of(parameter).values, exp_avg_sq_of(parameter).values}) {
       outcome.values["after it " + (*run.state.table)[id].name] = elements(run.storage.view(id));
     }
   }

@@ -14,6 +14,7 @@
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "support/adamw_state.h"
 #include "support/slice_elements.h"
 #include "train/train_test_support.h"
 
@@ -243,7 +244,7 @@ Outcome run_case(const Case& c, DType dtype, TokenDispatcher dispatcher, int64_t
   record_tensors(
       runs, "after it ", [](const Parameter& p) { return p.value; }, outcome);
   record_tensors(
-      runs, "moment of ", [](const Parameter& p) { return p.exp_avg_sq; }, outcome);
+      runs, "moment of ", [](const Parameter& p) { return exp_avg_sq_of(p).values; }, outcome);
   for (const auto& run : runs) {
     outcome.states.push_back(state_bytes(run->storage));
     for (const StateId id : run->state.expert_biases) {

@@ -17,6 +17,7 @@
 #include "model/parameter_layout.h"
 #include "ops/adamw/moment_blocks.h"
 #include "program/test_models.h"
+#include "support/adamw_state.h"
 #include "support/files.h"
 #include "support/layout_run.h"
 #include "support/slice_elements.h"
@@ -212,12 +213,12 @@ using NamedBytes = std::map<std::string, std::vector<int>>;
 // What the rank has of moments and scales, by name and number in the whole tensor.
 void collect(const ModelState& state, const StateStorage& storage, NamedBytes& all) {
   for (const Parameter& parameter : state.parameters) {
-    if (!parameter.exp_avg_scale.valid()) continue;
+    if (!exp_avg_of(parameter).scales.valid()) continue;
     const int64_t whole_columns = parameter.whole_shape.back();
-    const int64_t columns = (*state.table)[parameter.exp_avg].shape.back();
+    const int64_t columns = (*state.table)[exp_avg_of(parameter).values].shape.back();
     for (const auto& [codes, scales] :
-         {std::pair(parameter.exp_avg, parameter.exp_avg_scale),
-          std::pair(parameter.exp_avg_sq, parameter.exp_avg_sq_scale)}) {
+         {std::pair(exp_avg_of(parameter).values, exp_avg_of(parameter).scales),
+          std::pair(exp_avg_sq_of(parameter).values, exp_avg_sq_of(parameter).scales)}) {
       std::vector<int>& bytes = all[(*state.table)[codes].name];
       std::vector<int>& exponents = all[(*state.table)[scales].name];
       bytes.resize(static_cast<size_t>(parameter.whole_shape.elements()), -1);
@@ -239,16 +240,16 @@ void collect(const ModelState& state, const StateStorage& storage, NamedBytes& a
 TEST(NarrowCheckpoint, OfOneRankIsLoadedByAnyLayout) {
   const ModelConfig config = model_of_blocks();
   RunLayout one = layout_of_one_rank(config.num_layers);
-  one.exp_avg = one.exp_avg_sq = DType::f8e4m3;
+  one.optimizer = adamw_of(DType::f8e4m3, DType::f8e4m3);
   const ModelState state =
       declare_model_state(config, DType::bf16, true,
                           {.run = std::make_shared<const RunLayout>(std::move(one)), .rank = 0});
   const StateStorage storage(state.table);
   int32_t next = 0;
   for (const Parameter& parameter : state.parameters) {
-    for (const StateId id :
-         {parameter.value, parameter.master, parameter.exp_avg, parameter.exp_avg_sq,
-          parameter.exp_avg_scale, parameter.exp_avg_sq_scale}) {
+    for (const StateId id : {parameter.value, parameter.master, exp_avg_of(parameter).values,
+                             exp_avg_sq_of(parameter).values, exp_avg_of(parameter).scales,
+                             exp_avg_sq_of(parameter).scales}) {
       if (!id.valid()) continue;
       const TensorView view = storage.view(id);
       auto* bytes = static_cast<uint8_t*>(view.data);

@@ -4,6 +4,7 @@
 
 #include "model/parameters.h"
 #include "program/test_models.h"
+#include "support/adamw_state.h"
 #include "support/layout_run.h"
 
 namespace troupe::testing {
@@ -149,7 +150,8 @@ TEST_P(OptimizerSharding, KeepsEveryElementOnce) {
         const auto last = static_cast<int>(parameter.slice.ranges.size()) - 1;
         const int64_t row = last == 0 ? 1 : parameter.slice.extent(last);
         EXPECT_LT(parameter.shard.end - parameter.shard.begin, elements / shards + row + 1);
-        EXPECT_EQ(parameter.exp_avg.valid(), parameter.shard.end > parameter.shard.begin);
+        EXPECT_EQ(exp_avg_of(parameter).values.valid(),
+                  parameter.shard.end > parameter.shard.begin);
       }
       EXPECT_EQ(bytes_of(state, Role::optimizer), expected);
       sum += bytes_of(state, Role::optimizer);

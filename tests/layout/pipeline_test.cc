@@ -14,6 +14,7 @@
 #include "parallel/thread_group.h"
 #include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
+#include "support/adamw_state.h"
 #include "train/train_test_support.h"
 
 namespace troupe::testing {
@@ -176,7 +177,8 @@ void record(const RankRun& run, int64_t number, Outcome& outcome) {
     const std::string& name = (*run.state.table)[parameter.value].name;
     outcome[step + "gradient of " + name] = elements(run.storage.view(parameter.gradient));
     if (number < kSteps) continue;
-    for (const StateId id : {parameter.value, parameter.exp_avg, parameter.exp_avg_sq}) {
+    for (const StateId id :
+         {parameter.value, exp_avg_of(parameter).values, exp_avg_sq_of(parameter).values}) {
       outcome["after it " + (*run.state.table)[id].name] = elements(run.storage.view(id));
     }
   }

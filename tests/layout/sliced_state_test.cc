@@ -18,6 +18,7 @@
 #include "io/hf_weights.h"
 #include "model/parameter_layout.h"
 #include "parallel/thread_group.h"
+#include "support/adamw_state.h"
 #include "train/initialize.h"
 #include "train/train_test_support.h"
 #include "train/training_checkpoint.h"
@@ -178,8 +179,8 @@ std::string element_bytes(const TensorView& view, int64_t element) {
 // The state tensors of parameters that a checkpoint holds.
 std::vector<StateId> kept(const Parameter& parameter) {
   std::vector<StateId> ids;
-  for (const StateId id :
-       {parameter.value, parameter.master, parameter.exp_avg, parameter.exp_avg_sq}) {
+  for (const StateId id : {parameter.value, parameter.master, exp_avg_of(parameter).values,
+                           exp_avg_sq_of(parameter).values}) {
     if (id.valid()) ids.push_back(id);
   }
   return ids;
@@ -273,7 +274,7 @@ TEST(ShardPieces, AreTheElementsInOrder) {
       const ModelState state =
           declare_model_state(config, DType::f32, true, {.run = run, .rank = rank});
       for (const Parameter& parameter : state.parameters) {
-        if (!parameter.exp_avg.valid()) continue;
+        if (!exp_avg_of(parameter).values.valid()) continue;
         std::vector<int64_t> numbers;
         for (const SlicePiece& piece : pieces_of(parameter.slice, parameter.shard)) {
           ASSERT_EQ(piece.first, static_cast<int64_t>(numbers.size()));
@@ -285,7 +286,7 @@ TEST(ShardPieces, AreTheElementsInOrder) {
           const std::vector<int64_t> own = elements_of(box, parameter.whole_shape);
           numbers.insert(numbers.end(), own.begin(), own.end());
         }
-        ASSERT_EQ(numbers, elements_held(parameter, parameter.exp_avg))
+        ASSERT_EQ(numbers, elements_held(parameter, exp_avg_of(parameter).values))
             << (*state.table)[parameter.value].name;
       }
     }

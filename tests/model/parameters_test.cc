@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "program/test_models.h"
+#include "support/adamw_state.h"
 
 namespace troupe {
 namespace {
@@ -68,8 +69,8 @@ TEST(ModelState, TypesAndRoles) {
       EXPECT_EQ(value.role, Role::parameter);
       EXPECT_EQ(value.gradient, parameter.gradient);
       EXPECT_EQ(parameter.master.valid(), value.dtype == DType::bf16) << value.name;
-      for (const StateId id :
-           {parameter.gradient, parameter.exp_avg, parameter.exp_avg_sq, parameter.master}) {
+      for (const StateId id : {parameter.gradient, exp_avg_of(parameter).values,
+                               exp_avg_sq_of(parameter).values, parameter.master}) {
         if (!id.valid()) continue;
         const StateTensor& tensor = (*state.table)[id];
         EXPECT_EQ(tensor.dtype, accumulation_dtype(dtype)) << tensor.name;
@@ -90,8 +91,8 @@ TEST(ModelState, WithoutTrainingThereAreOnlyWeights) {
   const ModelState state = declare_model_state(moe_model(1), DType::bf16, /*trained=*/false);
   EXPECT_EQ(static_cast<size_t>(state.table->size()), state.parameters.size());
   for (const Parameter& parameter : state.parameters) {
-    EXPECT_FALSE(parameter.gradient.valid() || parameter.exp_avg.valid() ||
-                 parameter.exp_avg_sq.valid() || parameter.master.valid());
+    EXPECT_FALSE(parameter.gradient.valid() || exp_avg_of(parameter).values.valid() ||
+                 exp_avg_sq_of(parameter).values.valid() || parameter.master.valid());
   }
 }
 

@@ -15,6 +15,7 @@
 #include "runtime/cpu/cpu_interpreter.h"
 #include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"
+#include "support/adamw_state.h"
 #include "support/interleaving.h"
 #include "support/slice_elements.h"
 
@@ -267,11 +268,11 @@ class Rank {
       hold(step + "gradient of ", parameter, parameter.gradient, shard, shard.begin - held.begin);
       if (number < kSteps) continue;
       hold("after it ", parameter, parameter.value, held, 0);
-      if (!parameter.exp_avg.valid()) continue;
-      hold("after it, first moment of ", parameter, parameter.exp_avg, shard, 0,
-           parameter.exp_avg_scale);
-      hold("after it, second moment of ", parameter, parameter.exp_avg_sq, shard, 0,
-           parameter.exp_avg_sq_scale);
+      if (!exp_avg_of(parameter).values.valid()) continue;
+      hold("after it, first moment of ", parameter, exp_avg_of(parameter).values, shard, 0,
+           exp_avg_of(parameter).scales);
+      hold("after it, second moment of ", parameter, exp_avg_sq_of(parameter).values, shard, 0,
+           exp_avg_sq_of(parameter).scales);
     }
     if (number < kSteps) return;
     for (const StateId id : state_.expert_biases) {
@@ -334,8 +335,7 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                 .schedule = schedule,
                 .sharding = wanted.sharding,
                 .main_gradients = wanted.main_gradients,
-                .exp_avg = wanted.exp_avg,
-                .exp_avg_sq = wanted.exp_avg_sq,
+                .optimizer = adamw_of(wanted.exp_avg, wanted.exp_avg_sq),
                 .optimizer_offload = wanted.optimizer_offload});
 }
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "io/model_config_json.h"
+#include "optimizer/adamw_optimizer.h"
 #include "program/test_models.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -285,9 +286,6 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
       {"--apply-wd-to-qk-layernorm", [](const Step& step) { return step.decay_qk_norms; }},
       {"--log-num-zeros-in-grad", [](const Step& step) { return step.count_zero_gradients; }},
       {"--log-params-norm", [](const Step& step) { return step.parameter_norm; }},
-      {"--adam-beta1 0.5", [](const Step& step) { return step.adam_beta1 == 0.5; }},
-      {"--adam-beta2 0.5", [](const Step& step) { return step.adam_beta2 == 0.5; }},
-      {"--adam-eps 0.5", [](const Step& step) { return step.adam_epsilon == 0.5; }},
       {"--seed 77", [](const Step& step) { return step.seed == 77; }},
       {"--moe-token-dispatcher-type flex",
        [](const Step& step) { return step.dispatcher == TokenDispatcher::flex; }},
@@ -369,6 +367,22 @@ TEST_F(ModelOptions, Offload) {
   EXPECT_EQ(offload.least_elements, 1024 * 1024);
   EXPECT_EQ(offload.fraction, 0.5);
   EXPECT_EQ(run_layout_of(options, config).optimizer_offload, 1);
+}
+
+TEST_F(ModelOptions, AdamW) {
+  options.adam_beta1 = 0.25;
+  options.adam_beta2 = 0.5;
+  options.adam_eps = 0.75;
+  options.use_precision_aware_optimizer = true;
+  options.exp_avg_dtype = "bf16";
+  const RunLayout run = run_layout_of(options, load_model_config(options));
+  const auto* adamw = dynamic_cast<const AdamWOptimizer*>(run.optimizer.get());
+  ASSERT_NE(adamw, nullptr);
+  EXPECT_EQ(adamw->options().beta1, 0.25);
+  EXPECT_EQ(adamw->options().beta2, 0.5);
+  EXPECT_EQ(adamw->options().epsilon, 0.75);
+  EXPECT_EQ(adamw->options().exp_avg, DType::bf16);
+  EXPECT_EQ(adamw->options().exp_avg_sq, DType::f32);
 }
 
 TEST_F(ModelOptions, Recompute) {

@@ -15,6 +15,7 @@
 #include "program/test_models.h"
 #include "program/verify.h"
 #include "runtime/make_interpreter.h"
+#include "support/adamw_state.h"
 #include "support/files.h"
 #include "train/initialize.h"
 
@@ -94,8 +95,7 @@ inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank,
                                     const NarrowState& narrow = {}, double optimizer_offload = 0) {
   RunLayout run = layout_of_one_rank(layers);
   run.main_gradients = narrow.main_gradients;
-  run.exp_avg = narrow.exp_avg;
-  run.exp_avg_sq = narrow.exp_avg_sq;
+  run.optimizer = adamw_of(narrow.exp_avg, narrow.exp_avg_sq);
   run.optimizer_offload = optimizer_offload;
   run.layout = Layout({.world_size = ranks, .embedding_places = {0}});
   return {.run = std::make_shared<const RunLayout>(std::move(run)), .rank = rank};

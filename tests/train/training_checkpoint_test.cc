@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "io/convert_dtype.h"
 #include "io/model_config_json.h"
+#include "support/adamw_state.h"
 #include "train/run_saver.h"
 #include "train/train_test_support.h"
 
@@ -236,8 +237,8 @@ TEST(ResetOptimizer, ForgetsEveryMoment) {
     run.update(1);
     reset_optimizer(run.state, run.storage, /*masters_too=*/false);
     for (const Parameter& parameter : run.state.parameters) {
-      for (const StateId id : {parameter.exp_avg, parameter.exp_avg_scale, parameter.exp_avg_sq,
-                               parameter.exp_avg_sq_scale}) {
+      for (const StateId id : {exp_avg_of(parameter).values, exp_avg_of(parameter).scales,
+                               exp_avg_sq_of(parameter).values, exp_avg_sq_of(parameter).scales}) {
         if (!id.valid()) continue;
         const TensorView view = run.storage.view(id);
         const auto* const bytes = static_cast<const char*>(view.data);
