@@ -44,18 +44,18 @@ Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
   const ValueId none;
   if (shape.chunks.ranks == 1) {
     const ValueId qkv = builder.input("qkv", dtype, {rows, query_width + key_width});
-    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none}, "out");
+    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none, none}, "out");
     return {forward[0], forward[1],
             builder.emit(kAttentionGradient, Attributes(a),
-                         {d_out, qkv, forward[0], forward[1], none}, "d_qkv")};
+                         {d_out, qkv, forward[0], forward[1], none, none}, "d_qkv")};
   }
   const Attributes attributes(ContextAttentionAttributes{a, shape.chunks});
   const ValueId q = builder.input("q", dtype, {rows, query_width});
   const ValueId kv = builder.input("kv", dtype, {rows * shape.chunks.ranks, key_width});
-  const auto forward = builder.emit(kContextAttention, attributes, {q, kv, none}, "out");
+  const auto forward = builder.emit(kContextAttention, attributes, {q, kv, none, none}, "out");
   return {forward[0], forward[1],
           builder.emit(kContextAttentionGradient, attributes,
-                       {d_out, q, kv, forward[0], forward[1], none}, "d_q")};
+                       {d_out, q, kv, forward[0], forward[1], none, none}, "d_q")};
 }
 
 double distance(const std::vector<double>& actual, const std::vector<double>& reference) {

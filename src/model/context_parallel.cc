@@ -12,7 +12,8 @@ namespace {
 
 // Attention over whole sequences with this rank's share of the heads.
 ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId qkv, ValueId step,
-                        const AttentionAttributes& attributes, const std::string& name) {
+                        ValueId starts, const AttentionAttributes& attributes,
+                        const std::string& name) {
   ExchangeHeadsAttributes exchange{.chunks = chunks,
                                    .batch = attributes.batch,
                                    .sequence = attributes.sequence * chunks.ranks,
@@ -26,7 +27,7 @@ ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId 
   own.first_head += chunks.rank * own.heads;
   if (own.all_heads == 0) own.all_heads = attributes.heads;
   const ValueId rows = sequence_to_heads(builder, qkv, exchange, "qkv_by_heads");
-  const ValueId context = attention(builder, rows, step, own, name + "_by_heads");
+  const ValueId context = attention(builder, rows, step, starts, own, name + "_by_heads");
   exchange.groups = 0;
   return heads_to_sequence(builder, context, exchange, name);
 }
@@ -56,21 +57,25 @@ RowOrigin row_origin(const ModelPart& part, int32_t sequence, int64_t rows) {
 }
 
 ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                            ValueId qkv, ValueId step, const AttentionAttributes& attributes,
-                            const std::string& name) {
+                            ValueId qkv, ValueId step, ValueId starts,
+                            const AttentionAttributes& attributes, const std::string& name) {
   const SequenceChunks chunks = chunks_of(part);
-  if (chunks.ranks == 1) return attention(builder, qkv, step, attributes, name);
+  if (chunks.ranks == 1) return attention(builder, qkv, step, starts, attributes, name);
   if (exchange == ContextExchange::a2a) {
-    return attend_by_heads(builder, chunks, qkv, step, attributes, name);
+    return attend_by_heads(builder, chunks, qkv, step, starts, attributes, name);
   }
   const SplitColumnsResult rows = split_columns(
       builder, qkv, {.columns = int64_t{attributes.heads} * attributes.head_dim}, "queries");
   if (exchange == ContextExchange::p2p) {
-    return ring_attention(builder, rows.first, rows.rest, step, {attributes, chunks}, name);
+    return ring_attention(builder, rows.first, rows.rest, step, starts, {attributes, chunks}, name);
   }
   const ValueId all = all_gather(builder, rows.rest,
                                  {.group = RankGroup::cp, .ranks = chunks.ranks}, "keys_of_all");
-  return context_attention(builder, rows.first, all, step, {attributes, chunks}, name);
+  return context_attention(builder, rows.first, all, step, starts, {attributes, chunks}, name);
+}
+
+SequenceChunks queries_of_attention(const ModelPart& part, ContextExchange exchange) {
+  return exchange == ContextExchange::a2a ? SequenceChunks{} : chunks_of(part);
 }
 
 ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask) {

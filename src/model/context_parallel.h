@@ -34,11 +34,14 @@ SequenceChunks chunks_of(const ModelPart& part);
 RowOrigin row_origin(const ModelPart& part, int32_t sequence, int64_t rows);
 
 // Emits the attention of this rank's rows of qkv over whole sequences. `attributes` are those of
-// this rank: its rows of each sequence, the heads that TP leaves it. Returns rows of its query
-// heads.
+// this rank: its rows of each sequence, the heads that TP leaves it. `starts`: of the rows that
+// queries_of_attention() says, or invalid. Returns rows of its query heads.
 ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                            ValueId qkv, ValueId step, const AttentionAttributes& attributes,
-                            const std::string& name);
+                            ValueId qkv, ValueId step, ValueId starts,
+                            const AttentionAttributes& attributes, const std::string& name);
+
+// The rows of each sequence whose queries attend on this rank: its own, but with a2a all of them.
+SequenceChunks queries_of_attention(const ModelPart& part, ContextExchange exchange);
 
 // Emits the sum of the mask over the whole micro-batch, [1].
 ValueId count_tokens(Builder& builder, const ModelPart& part, ValueId mask);

@@ -23,6 +23,11 @@ struct BatchValues {
   ValueId tokens;              // i32 [batch * sequence]; invalid: nothing is embedded
   ValueId labels;              // i32 [batch * sequence]; invalid: no loss is built
   ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
+  // Where attention stays within documents: i32, the position in its sequence at which the document
+  // of each row begins. Of the rows whose queries attend here (queries_of_attention).
+  ValueId starts;
+  SequenceChunks starts_chunks = {};
+  int32_t starts_rows() const { return sequence * chunks.ranks / starts_chunks.ranks; }
   // Where padding is in no loss and count of the routers (training only): the tokens that are none.
   // The mask has the rows that this rank's routers see, which begin at row `first_valid`.
   ValidTokens valid = {};

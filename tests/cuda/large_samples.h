@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "ops/activation/activation.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/document_starts.h"
 #include "ops/combine/combine.h"
 #include "ops/context_attention/context_attention.h"
 #include "ops/count_experts/count_experts.h"
@@ -90,10 +91,12 @@ inline OpSample grouped_twice_sample(int64_t n, const std::vector<int32_t>& offs
       });
 }
 
-inline OpSample attention_sample(const AttentionAttributes& attributes) {
+// `begins`: the rows of the micro-batch at which a document begins; none: sequences are not cut.
+inline OpSample attention_sample(const AttentionAttributes& attributes,
+                                 const std::vector<int64_t>& begins = {}) {
   return {"sequence " + std::to_string(attributes.sequence) + " head " +
               std::to_string(attributes.head_dim) + " window " + std::to_string(attributes.window) +
-              (attributes.probability > 0 ? " dropout" : ""),
+              (attributes.probability > 0 ? " dropout" : "") + (begins.empty() ? "" : " documents"),
           [=](SampleBuilder& sample) {
             const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
             const int64_t width =
@@ -101,25 +104,38 @@ inline OpSample attention_sample(const AttentionAttributes& attributes) {
             const ValueId qkv = sample.tensor("qkv", {rows, width});
             const ValueId step =
                 attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
-            sample.result(attention(sample.builder(), qkv, step, attributes, "out"));
+            ValueId starts;
+            if (!begins.empty()) {
+              starts = sample.integers(
+                  "starts", {rows},
+                  document_starts(attributes.batch, attributes.sequence, {}, begins));
+            }
+            sample.result(attention(sample.builder(), qkv, step, starts, attributes, "out"));
           }};
 }
 
 // Of one rank's queries, with the keys of all ranks.
 inline OpSample context_attention_sample(const AttentionAttributes& attributes,
-                                         const SequenceChunks& chunks) {
-  return {
-      "rank " + std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks) + " rows " +
-          std::to_string(attributes.sequence) + " head " + std::to_string(attributes.head_dim) +
-          " window " + std::to_string(attributes.window),
-      [=](SampleBuilder& sample) {
-        const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
-        const ValueId q =
-            sample.tensor("q", {rows, int64_t{attributes.heads} * attributes.head_dim});
-        const ValueId kv = sample.tensor(
-            "kv", {rows * chunks.ranks, int64_t{2} * attributes.groups * attributes.head_dim});
-        sample.result(context_attention(sample.builder(), q, kv, {}, {attributes, chunks}, "out"));
-      }};
+                                         const SequenceChunks& chunks,
+                                         const std::vector<int64_t>& begins = {}) {
+  return {"rank " + std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks) + " rows " +
+              std::to_string(attributes.sequence) + " head " + std::to_string(attributes.head_dim) +
+              " window " + std::to_string(attributes.window) + (begins.empty() ? "" : " documents"),
+          [=](SampleBuilder& sample) {
+            const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+            const ValueId q =
+                sample.tensor("q", {rows, int64_t{attributes.heads} * attributes.head_dim});
+            const ValueId kv = sample.tensor(
+                "kv", {rows * chunks.ranks, int64_t{2} * attributes.groups * attributes.head_dim});
+            ValueId starts;
+            if (!begins.empty()) {
+              starts = sample.integers(
+                  "starts", {rows},
+                  document_starts(attributes.batch, attributes.sequence, chunks, begins));
+            }
+            sample.result(context_attention(sample.builder(), q, kv, {}, starts,
+                                            {attributes, chunks}, "out"));
+          }};
 }
 
 // Route, permute, activation, combine: a small expert layer, without the products. As all experts
@@ -310,14 +326,30 @@ inline std::vector<LargeSample> large_samples() {
                                     .scale = 0.2,
                                     .window = 65}));
 
+  // Documents that end with a tile of 32 or 64 tokens, a token after it and one before it, that are
+  // one token, and that are several tiles; heads of each size of tile.
+  for (const int32_t head_dim : {20, 64, 128, 256}) {
+    AttentionAttributes packed{
+        .batch = 2, .sequence = 330, .heads = 4, .groups = 2, .head_dim = head_dim, .scale = 0.11};
+    const std::vector<int64_t> begins = {32, 64, 65, 127, 192, 329, 390, 460, 600};
+    add(kAttention, attention_sample(packed, begins));
+    packed.window = 50;
+    add(kAttention, attention_sample(packed, begins));
+    packed.seed = 3;
+    packed.probability = 0.2;
+    add(kAttention, attention_sample(packed, begins));
+  }
+
   // Chunks of whole tiles, of more and of less than one, and of one query; first, last and other
   // ranks; windows that end in a chunk, before it, and before the one before it.
-  const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank) {
+  const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank,
+                               const std::vector<int64_t>& begins = {}) {
     attributes.batch = 2;
     attributes.heads = 6;
     attributes.groups = 2;
     attributes.scale = 0.1;
-    add(kContextAttention, context_attention_sample(attributes, {.ranks = ranks, .rank = rank}));
+    add(kContextAttention,
+        context_attention_sample(attributes, {.ranks = ranks, .rank = rank}, begins));
   };
   add_context({.sequence = 256, .head_dim = 64}, 2, 1);
   add_context({.sequence = 150, .head_dim = 64}, 4, 2);
@@ -328,6 +360,12 @@ inline std::vector<LargeSample> large_samples() {
   add_context({.sequence = 150, .head_dim = 128, .window = 400}, 4, 1);
   add_context({.sequence = 2, .head_dim = 64}, 3, 1);
   add_context({.sequence = 150, .head_dim = 20, .window = 100}, 3, 1);
+  // Documents within a chunk of 75, across borders of chunks, and of most of the sequence.
+  for (const int32_t rank : {0, 1, 2}) {
+    const std::vector<int64_t> begins = {10, 75, 140, 390, 449, 460};
+    add_context({.sequence = 150, .head_dim = 64}, 3, rank, begins);
+    add_context({.sequence = 150, .head_dim = 20, .window = 100}, 3, rank, begins);
+  }
   add_context({.sequence = 140, .head_dim = 192}, 2, 1);
 
   add(kPermute, dispatch_sample(600, 2, 8, 64, 1));

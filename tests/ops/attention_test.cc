@@ -1,5 +1,6 @@
-// Attention with dropout, forward and backward, against the formulas of its header computed plainly
-// in double: the whole matrix of scores at once, so that blocks have no part in it.
+// Attention with dropout and documents, forward and backward, against the formulas of its header
+// computed plainly in double: the whole matrix of scores at once, so that blocks have no part in
+// it.
 #include "ops/attention/attention.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <vector>
 
+#include "ops/attention/document_starts.h"
 #include "ops/cpu/dropout_mask.h"
 #include "ops/value_test_support.h"
 
@@ -35,8 +37,11 @@ struct Reference {
   Numbers out, lse, d_qkv;
 };
 
+using Begins = std::vector<int64_t>;  // rows at which a document begins
+
 // The header's sums, one probability after the other. Each one's word is drawn on its own.
-Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, const Numbers& d_out) {
+Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, const Numbers& d_out,
+                          const Begins& begins) {
   const DropoutMask mask(a.seed, a.substream, kStep, a.probability);
   const int64_t d = a.head_dim;
   const int64_t width = (a.heads + 2 * a.groups) * d;
@@ -63,7 +68,10 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
           for (int64_t c = 0; c < d; ++c) sum += x[c] * y[c];
           return sum;
         };
-        const int64_t first = a.window == 0 ? 0 : std::max<int64_t>(0, i - a.window + 1);
+        int64_t first = a.window == 0 ? 0 : std::max<int64_t>(0, i - a.window + 1);
+        for (const int64_t begin : begins) {
+          if (begin <= row) first = std::max(first, begin - b * a.sequence);
+        }
         Numbers p;
         double total = 0;
         for (int64_t j = first; j <= i; ++j) {
@@ -119,20 +127,42 @@ struct AttentionData {
 
 // out, lse and d_qkv.
 std::vector<Numbers> run_attention(const AttentionAttributes& a, const AttentionData& data,
-                                   int64_t step_number, int threads) {
+                                   int64_t step_number, int threads, const Begins& begins = {}) {
   return run_sample(
       [&](SampleBuilder& sample) {
         const ValueId qkv = sample.values("qkv", {data.rows, data.width}, data.qkv, {});
         const ValueId d_out = sample.values("d_out", {data.rows, data.out_width}, data.d_out, {});
         const ValueId step =
             a.probability > 0 ? sample.integers64("step", {1}, {step_number}) : ValueId{};
+        ValueId starts;
+        if (!begins.empty()) {
+          starts = sample.integers("starts", {data.rows},
+                                   document_starts(a.batch, a.sequence, {}, begins));
+        }
         const auto forward =
-            sample.builder().emit(kAttention, Attributes(a), {qkv, step}, "context");
-        const auto d_qkv = sample.builder().emit(
-            kAttentionGradient, Attributes(a), {d_out, qkv, forward[0], forward[1], step}, "d_qkv");
+            sample.builder().emit(kAttention, Attributes(a), {qkv, step, starts}, "context");
+        const auto d_qkv =
+            sample.builder().emit(kAttentionGradient, Attributes(a),
+                                  {d_out, qkv, forward[0], forward[1], step, starts}, "d_qkv");
         for (const ValueId id : {forward[0], forward[1], d_qkv[0]}) sample.result(id);
       },
       DType::f64, threads);
+}
+
+void expect_formula(const AttentionAttributes& a, const Begins& begins) {
+  const AttentionData data(a);
+  const Reference expected = naive_attention(a, data.qkv, data.d_out, begins);
+  const auto results = run_attention(a, data, kStep, 2, begins);
+  const auto expect_near = [](const Numbers& actual, const Numbers& reference, const char* what) {
+    ASSERT_EQ(actual.size(), reference.size());
+    // Double arithmetic over sums of some hundred terms up to a hundred, in another order.
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_NEAR(actual[i], reference[i], 1e-11) << what << " " << i;
+    }
+  };
+  expect_near(results[0], expected.out, "out");
+  expect_near(results[1], expected.lse, "lse");
+  expect_near(results[2], expected.d_qkv, "d_qkv");
 }
 
 TEST(Attention, AgreesWithItsFormula) {
@@ -143,24 +173,53 @@ TEST(Attention, AgreesWithItsFormula) {
       for (const int32_t window : {0, 2, 130, 150}) {
         SCOPED_TRACE(::testing::Message() << "probability " << probability << ", sequence "
                                           << sequence << ", window " << window);
-        const AttentionAttributes a = attributes_of(sequence, window, probability);
-        const AttentionData data(a);
-        const Reference expected = naive_attention(a, data.qkv, data.d_out);
-        const auto results = run_attention(a, data, kStep, 2);
-        const auto expect_near = [](const Numbers& actual, const Numbers& reference,
-                                    const char* what) {
-          ASSERT_EQ(actual.size(), reference.size());
-          // Double arithmetic over sums of some hundred terms up to a hundred, in another order.
-          for (size_t i = 0; i < actual.size(); ++i) {
-            ASSERT_NEAR(actual[i], reference[i], 1e-11) << what << " " << i;
-          }
-        };
-        expect_near(results[0], expected.out, "out");
-        expect_near(results[1], expected.lse, "lse");
-        expect_near(results[2], expected.d_qkv, "d_qkv");
+        expect_formula(attributes_of(sequence, window, probability), {});
       }
     }
   }
+}
+
+// Rows of two sequences of 301 tokens. Documents of one token at the ends of a sequence and of a
+// block of 128; of whole blocks; across blocks; and the second sequence whole.
+TEST(Attention, KeepsToDocuments) {
+  const std::vector<Begins> all = {{1, 127, 128, 129, 256, 300, 302, 350, 429, 601},
+                                   {128, 256, 429, 557},
+                                   {100, 200, 250},
+                                   {301}};
+  for (const Begins& begins : all) {
+    for (const double probability : {0.0, 0.3}) {
+      for (const int32_t window : {0, 2, 130}) {
+        SCOPED_TRACE(::testing::Message() << "probability " << probability << ", window " << window
+                                          << ", documents at " << begins.front() << ", ...");
+        expect_formula(attributes_of(301, window, probability), begins);
+      }
+    }
+  }
+}
+
+// What other documents hold has no part in the bits of one, not even where blocks are shared.
+TEST(Attention, DocumentsDoNotTouchEachOther) {
+  const AttentionAttributes a = attributes_of(301, 0, 0.3);
+  const Begins begins = {90, 200, 301};
+  AttentionData data(a);
+  const auto before = run_attention(a, data, kStep, 2, begins);
+  for (int64_t row = 0; row < data.rows; ++row) {
+    if (row >= 90 && row < 200) continue;
+    for (int64_t c = 0; c < data.width; ++c)
+      data.qkv[static_cast<size_t>(row * data.width + c)] *= -3;
+    for (int64_t c = 0; c < data.out_width; ++c) {
+      data.d_out[static_cast<size_t>(row * data.out_width + c)] *= 7;
+    }
+  }
+  const auto after = run_attention(a, data, kStep, 2, begins);
+  for (size_t result = 0; result < before.size(); ++result) {
+    const auto width = static_cast<int64_t>(before[result].size()) / data.rows;
+    for (int64_t i = 90 * width; i < 200 * width; ++i) {
+      ASSERT_EQ(after[result][static_cast<size_t>(i)], before[result][static_cast<size_t>(i)])
+          << "result " << result << " element " << i;
+    }
+  }
+  EXPECT_NE(after[0], before[0]);
 }
 
 TEST(Attention, DropoutLeavesTheStatisticsOfTheSoftmax) {

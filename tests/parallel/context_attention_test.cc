@@ -107,6 +107,11 @@ std::vector<ContextCase> cases() {
   // Keys and values of more elements than one thread takes at a time.
   const AttentionAttributes wide{
       .sequence = 80, .heads = 3, .groups = 3, .head_dim = 150, .scale = 0.08};
+  // Rows of two sequences of 24 tokens: within chunks, across them, at their borders; a whole
+  // sequence. And of one of 1,080 tokens, of one token and of more than a chunk of 270.
+  const std::vector<int64_t> documents = {3, 6, 7, 18, 24 + 5, 24 + 12};
+  const std::vector<int64_t> some_documents = {20};
+  const std::vector<int64_t> large_documents = {128, 129, 270, 700, 810};
   std::vector<ContextCase> all;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const std::string suffix = "_" + std::string(name_of(dtype));
@@ -116,10 +121,15 @@ std::vector<ContextCase> cases() {
       all.push_back({"grouped" + on, ranks, grouped, dtype});
       all.push_back({"window" + on, ranks, window, dtype});
       all.push_back({"dropout" + on, ranks, dropout, dtype});
+      all.push_back({"documents" + on, ranks, small, dtype, documents});
+      all.push_back({"documents_grouped" + on, ranks, grouped, dtype, some_documents});
+      all.push_back({"documents_dropout" + on, ranks, dropout, dtype, documents});
     }
     all.push_back({"wide" + suffix, 2, wide, dtype});
     all.push_back({"blocks" + suffix, 2, blocks, dtype});
     all.push_back({"blocks_window" + suffix, 2, blocks_window, dtype});
+    all.push_back({"documents_blocks" + suffix, 2, blocks, dtype, large_documents});
+    all.push_back({"documents_blocks_window" + suffix, 2, blocks_window, dtype, large_documents});
   }
   return all;
 }

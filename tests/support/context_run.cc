@@ -1,9 +1,11 @@
 #include "support/context_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
 #include "base/random.h"
+#include "ops/attention/document_starts.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
 #include "passes/autodiff.h"
@@ -61,7 +63,14 @@ ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange 
     const ValueId qkv = builder.input("qkv", c.dtype, {rows, width});
     const ValueId d_out = builder.input("d_out", c.dtype, {rows, out_width});
     const ValueId step = whole.probability > 0 ? builder.input("step", DType::i64, {1}) : ValueId{};
-    const ValueId out = attend_over_context(builder, part, exchange, qkv, step, own, "out");
+    const SequenceChunks queries = queries_of_attention(part, exchange);
+    const std::vector<int32_t> of_queries =
+        document_starts(whole.batch, whole.sequence / queries.ranks, queries, c.begins);
+    ValueId starts;
+    if (!c.begins.empty()) {
+      starts = builder.input("starts", DType::i32, {static_cast<int64_t>(of_queries.size())});
+    }
+    const ValueId out = attend_over_context(builder, part, exchange, qkv, step, starts, own, "out");
     program.add_result(out);
     MainGradients main_gradients(*table);
     const std::vector<GradientSeed> seeds = {{out, d_out}};
@@ -93,6 +102,9 @@ ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange 
     };
     draw(qkv, 0, width);
     draw(d_out, 1, out_width);
+    if (starts.valid()) {
+      std::copy(of_queries.begin(), of_queries.end(), interpreter->view(starts).as<int32_t>());
+    }
     if (step.valid()) *interpreter->view(step).as<int64_t>() = kStep;
     // Nothing is left over from the first time; the second one is recorded, the third replays it.
     for (int i = 0; i < (on.capture ? 3 : 2); ++i) interpreter->run();

@@ -16,6 +16,7 @@ struct ContextCase {
   int32_t ranks = 2;
   AttentionAttributes whole;  // of one rank
   DType dtype = DType::f64;
+  std::vector<int64_t> begins = {};  // rows at which a document begins; empty: none is cut
 };
 
 struct ContextOutcome {

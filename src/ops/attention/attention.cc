@@ -1,9 +1,10 @@
 #include "ops/attention/attention.h"
 
-#include <algorithm>
 #include <fmt/format.h>
 
 #include "ops/attention/attention_cpu.h"
+#include "ops/attention/attention_mask.h"
+#include "ops/attention/document_starts.h"
 #include "ops/linear/linear.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -49,19 +50,27 @@ void check_attention_step(const AttentionAttributes& a, const InferContext& cont
                "attention: step is not i64 [1]");
 }
 
+void check_attention_starts(const AttentionAttributes& a, const InferContext& context, int input) {
+  TROUPE_CHECK(!context.has_input(input) ||
+                   (context.input(input).dtype == DType::i32 &&
+                    context.input(input).shape == Shape({attention_qkv_shape(a)[0]})),
+               "attention: starts are not i32, one for each row");
+}
+
 void infer_attention(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 2, "attention: takes qkv and step");
+  TROUPE_CHECK(context.input_count() == 3, "attention: takes qkv, step and starts");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const DType dtype = context.input(0).dtype;
   check_attention_step(attributes, context, 1);
+  check_attention_starts(attributes, context, 2);
   check_attention_qkv(attributes, context.input(0));
   context.output("", dtype, attention_out_shape(attributes));
   context.output("lse", accumulation_dtype(dtype), attention_lse_shape(attributes));
 }
 
 void infer_attention_gradient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 5,
-               "attention_gradient: takes d_out, qkv, out, lse and step");
+  TROUPE_CHECK(context.input_count() == 6,
+               "attention_gradient: takes d_out, qkv, out, lse, step and starts");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const Value& d_out = context.input(0);
   const Value& qkv = context.input(1);
@@ -70,6 +79,7 @@ void infer_attention_gradient(InferContext& context) {
   const DType dtype = qkv.dtype;
   check_attention_qkv(attributes, qkv);
   check_attention_step(attributes, context, 4);
+  check_attention_starts(attributes, context, 5);
   TROUPE_CHECK(
       d_out.dtype == dtype && d_out.shape == attention_out_shape(attributes) &&
           out.dtype == dtype && out.shape == attention_out_shape(attributes),
@@ -87,15 +97,14 @@ void differentiate_attention(DerivativeContext& context) {
       0, context.builder().emit(kAttentionGradient,
                                 Attributes(context.attributes<AttentionAttributes>()),
                                 {context.output_gradient(0), context.input(0), context.output(0),
-                                 context.output(1), context.input(1)},
+                                 context.output(1), context.input(1), context.input(2)},
                                 "d_" + context.input_name(0))[0]);
 }
 
-// Pairs of query and visible key, over all sequences and query heads.
+// Pairs of query and visible key, over all sequences and query heads. Where documents end is not
+// known here: sequences count as one.
 double visible_pairs(const AttentionAttributes& a) {
-  const double s = a.sequence;
-  const double w = a.window == 0 ? s : std::min<double>(a.window, s);
-  return static_cast<double>(a.batch) * a.heads * (w * s - w * (w - 1) / 2);
+  return static_cast<double>(a.batch) * a.heads * most_visible_pairs(a.sequence, a.window);
 }
 
 double attention_bytes(const Value& value) {
@@ -145,31 +154,47 @@ std::string print_attention(const Attributes& attributes) {
 }
 
 std::vector<OpSample> samples_attention() {
-  const auto attend = [](SampleBuilder& sample, ValueId qkv,
-                         const AttentionAttributes& attributes) {
+  // The rows of the micro-batch at which a document begins; empty: sequences are not cut.
+  using Begins = std::vector<int64_t>;
+  const auto attend = [](SampleBuilder& sample, ValueId qkv, const AttentionAttributes& attributes,
+                         const Begins& begins) {
     const ValueId step =
         attributes.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
+    ValueId starts;
+    if (!begins.empty()) {
+      const auto of_rows = document_starts(attributes.batch, attributes.sequence, {}, begins);
+      starts = sample.integers("starts", {attention_qkv_shape(attributes)[0]}, of_rows);
+    }
     const auto outputs =
-        sample.builder().emit(kAttention, Attributes(attributes), {qkv, step}, "out");
+        sample.builder().emit(kAttention, Attributes(attributes), {qkv, step, starts}, "out");
     sample.result(outputs[0]);
     sample.result_without_gradient(outputs[1]);
   };
-  const auto with = [=](const AttentionAttributes& attributes) {
+  const auto with = [=](const AttentionAttributes& attributes, const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
-      attend(sample, sample.tensor("qkv", attention_qkv_shape(attributes)), attributes);
+      attend(sample, sample.tensor("qkv", attention_qkv_shape(attributes)), attributes, begins);
     };
   };
   // For larger sizes: a projection of constants, so that there are few elements to differentiate.
-  const auto with_projection = [=](const AttentionAttributes& attributes) {
+  const auto with_projection = [=](const AttentionAttributes& attributes,
+                                   const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
       const Shape shape = attention_qkv_shape(attributes);
       SampleBuilder::Options constant;
       constant.differentiable = false;
       const ValueId x = sample.tensor("x", {shape[0], 2}, constant);
       const ValueId weight = sample.tensor("weight", {shape[1], 2});
-      attend(sample, linear(sample.builder(), x, weight, LinearOptions(), "qkv"), attributes);
+      attend(sample, linear(sample.builder(), x, weight, LinearOptions(), "qkv"), attributes,
+             begins);
     };
   };
+  const AttentionAttributes packed{
+      .batch = 2, .sequence = 11, .heads = 4, .groups = 2, .head_dim = 4, .scale = 0.5};
+  AttentionAttributes packed_window = packed;
+  packed_window.window = 3;
+  AttentionAttributes packed_dropout = packed_window;
+  packed_dropout.seed = 3;
+  packed_dropout.probability = 0.2;
   // Sequences longer than 128 have several blocks; 257 leaves a last block of one query.
   return {
       {"one_token", with({.head_dim = 4, .scale = 0.5})},
@@ -235,14 +260,33 @@ std::vector<OpSample> samples_attention() {
                                                   .scale = 0.4,
                                                   .window = 150,
                                                   .seed = 4,
-                                                  .probability = 0.2})}};
+                                                  .probability = 0.2})},
+      // Documents of one token at either end of a sequence, and beside each other.
+      {"documents", with(packed, {1, 4, 5, 10, 15, 21})},
+      {"documents_window", with(packed_window, {2, 8, 12, 13})},
+      {"documents_dropout", with(packed_dropout, {6, 18})},
+      {"one_document", with({.sequence = 6, .head_dim = 3}, {0})},
+      // Documents that end with a block, after its first token and before its last one, and that
+      // are several blocks.
+      {"documents_several_blocks",
+       with_projection(
+           {.batch = 2, .sequence = 390, .heads = 2, .groups = 1, .head_dim = 6, .scale = 0.4},
+           {128, 257, 383, 391, 700})},
+      {"documents_several_blocks_window", with_projection({.batch = 2,
+                                                           .sequence = 390,
+                                                           .heads = 2,
+                                                           .groups = 1,
+                                                           .head_dim = 6,
+                                                           .scale = 0.4,
+                                                           .window = 130},
+                                                          {100, 128, 384, 646})}};
 }
 
 }  // namespace
 
-ValueId attention(Builder& builder, ValueId qkv, ValueId step,
+ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts,
                   const AttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kAttention, Attributes(attributes), {qkv, step}, name)[0];
+  return builder.emit(kAttention, Attributes(attributes), {qkv, step, starts}, name)[0];
 }
 
 const OpSpec kAttention{.name = "attention",

@@ -2,8 +2,9 @@
 //
 // Each row of qkv belongs to one token (rows are batch-major: row = b S + s) and holds H query
 // heads, then G key heads, then G value heads, of d elements each. Query head h attends with group
-// g = h / (H / G). For query i and key j of the same sequence, j is visible from i when j <= i, and
-// with a sliding window w > 0 also j > i - w:
+// g = h / (H / G). For query i and key j of the same sequence, j is visible from i when j <= i,
+// with a sliding window w > 0 also j > i - w, and with `starts` also j >= starts[i]
+// (ops/attention/attention_mask.h):
 //
 //   score[i, j] = scale q_i . k_j                    (j visible from i)
 //   lse_i = log sum over j of exp(score[i, j]),  p[i, j] = exp(score[i, j] - lse_i)
@@ -28,12 +29,13 @@
 // operands is in the accumulation type.
 //
 // qkv [B S, (H + 2 G) d] and out [B S, H d] have the compute dtype; lse [B S, H] has the
-// accumulation dtype; step is i64 [1], present exactly when r > 0. Nothing is ragged; no gradient
-// flows through lse.
+// accumulation dtype; step is i64 [1], present exactly when r > 0; starts is i32 [B S], the
+// position in its sequence at which the document of each query begins. Nothing is ragged; no
+// gradient flows through lse.
 //
 // Kinds
-//   attention          (qkv, step optional)                  -> out, lse
-//   attention_gradient (d_out, qkv, out, lse, step optional) -> d_qkv
+//   attention          (qkv, step optional, starts optional)                  -> out, lse
+//   attention_gradient (d_out, qkv, out, lse, step optional, starts optional) -> d_qkv
 #pragma once
 
 #include <cstdint>
@@ -67,8 +69,8 @@ inline int64_t head_number(const AttentionAttributes& a, int64_t b, int64_t head
 }
 
 // Emits the attention of `qkv` and returns out [B S, H d]; lse is the operation's second output.
-// `step` is valid exactly when there is dropout.
-ValueId attention(Builder& builder, ValueId qkv, ValueId step,
+// `step` is valid exactly when there is dropout, `starts` when sequences hold several documents.
+ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts,
                   const AttentionAttributes& attributes, const std::string& name);
 
 extern const OpSpec kAttention;

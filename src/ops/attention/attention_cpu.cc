@@ -15,13 +15,12 @@ struct AttentionSizes {
         heads(a.heads),
         groups(a.groups),
         head_dim(a.head_dim),
-        window(a.window),
         block(std::min<int64_t>(kAttentionBlock, a.sequence)),
         blocks((a.sequence + block - 1) / block),
         qkv_stride((heads + 2 * groups) * head_dim),
         out_stride(heads * head_dim) {}
 
-  int64_t batch, sequence, heads, groups, head_dim, window;
+  int64_t batch, sequence, heads, groups, head_dim;
   int64_t block, blocks;
   int64_t qkv_stride, out_stride;
 
@@ -35,10 +34,6 @@ struct AttentionSizes {
     const int64_t first = number * block;
     return {first, std::min(block, sequence - first)};
   }
-  // Queries that see key j: [j, end_query(j)).
-  int64_t end_query(int64_t j) const {
-    return window == 0 ? sequence : std::min(sequence, j + window);
-  }
 };
 
 // The dropout of a call, by the places of its elements in the whole micro-batch.
@@ -46,12 +41,15 @@ AttentionDropout dropout_of(const AttentionAttributes& a, const int64_t* step) {
   return {a.seed, a.substream, a.probability, a.sequence, step};
 }
 
+// `starts`: of all rows, or null.
 template <class A>
-AttentionHead<A> attention_head(const AttentionAttributes& a, int64_t b, int64_t head) {
-  return {.head_dim = a.head_dim,
-          .scale = static_cast<A>(a.scale),
-          .sight = {.window = a.window},
-          .number = head_number(a, b, head)};
+AttentionHead<A> attention_head(const AttentionAttributes& a, const int32_t* starts, int64_t b,
+                                int64_t head) {
+  return {
+      .head_dim = a.head_dim,
+      .scale = static_cast<A>(a.scale),
+      .mask = {.window = a.window, .starts = starts == nullptr ? nullptr : starts + b * a.sequence},
+      .number = head_number(a, b, head)};
 }
 
 // One block of queries of one head: walks the visible blocks of keys.
@@ -61,7 +59,7 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
             int64_t head, int64_t query_block, accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
-  const AttentionHead<A> of_head = attention_head<A>(attributes, b, head);
+  const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(2), b, head);
   const AttentionBlock queries = sizes.block_at(query_block);
   const T* qkv = args.in<T>(0) + b * sizes.sequence * sizes.qkv_stride;
   const int64_t group = sizes.group_of(head);
@@ -77,7 +75,7 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
                      queries.count, d, copies);
   running.clear(queries.count);
 
-  const int64_t first_block = of_head.sight.first_key(queries.first) / sizes.block;
+  const int64_t first_block = of_head.mask.first_key(queries.first) / sizes.block;
   for (int64_t key_block = first_block; key_block <= query_block; ++key_block) {
     const AttentionBlock keys = sizes.block_at(key_block);
     A* block_copies = copies;
@@ -141,7 +139,7 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
   const int64_t d = sizes.head_dim;
   const int64_t row0 = b * sizes.sequence;
   const int64_t group = sizes.group_of(head);
-  const AttentionHead<A> of_head = attention_head<A>(attributes, b, head);
+  const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(5), b, head);
   const T* d_out = args.in<T>(0) + row0 * sizes.out_stride + head * d;
   const T* qkv = args.in<T>(1) + row0 * sizes.qkv_stride;
   const A* lse = args.in<A>(3) + row0 * sizes.heads + head;
@@ -159,9 +157,9 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
         attention_rows(key_row + sizes.key(group), sizes.qkv_stride, keys.count, d, key_copies);
     const AttentionRows<A> v =
         attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys.count, d, key_copies);
-    const int64_t end_query = sizes.end_query(keys.first + keys.count - 1);
-    for (int64_t query_block = key_block; query_block * sizes.block < end_query; ++query_block) {
+    for (int64_t query_block = key_block; query_block < sizes.blocks; ++query_block) {
       const AttentionBlock queries = sizes.block_at(query_block);
+      if (!of_head.mask.any(queries, keys)) break;  // nor do later ones
       A* query_copies = key_copies;
       const AttentionRows<A> q =
           attention_rows(qkv + queries.first * sizes.qkv_stride + sizes.query(head),
@@ -178,7 +176,7 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
           {.dq = all.dq + start + queries.first * d,
            .dk = all.dk + start + keys.first * d,
            .dv = all.dv + start + keys.first * d,
-           .first_of_queries = key_block == of_head.sight.first_key(queries.first) / sizes.block,
+           .first_of_queries = key_block == of_head.mask.first_key(queries.first) / sizes.block,
            .first_of_keys = query_block == key_block});
     }
   }

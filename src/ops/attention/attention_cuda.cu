@@ -1,3 +1,4 @@
+#include "ops/attention/attention_mask.h"
 #include "ops/attention/attention_tiles.cuh"
 #include "ops/attention/cuda/attention_cudnn.h"
 #include "ops/cuda/random.cuh"
@@ -18,6 +19,7 @@ struct AttentionSizes {
   int64_t query_stride;
   int64_t key_stride;
   int64_t window;
+  const int32_t* starts;  // of all queries, or null
   double scale;
   int first_head;
   int all_heads;
@@ -40,6 +42,7 @@ struct AttentionSizes {
         query_stride(call.query_stride),
         key_stride(call.key_stride),
         window(a.window),
+        starts(call.starts),
         scale(a.scale),
         first_head(a.first_head),
         all_heads(a.all_heads == 0 ? a.heads : a.all_heads),
@@ -51,13 +54,6 @@ struct AttentionSizes {
   // Where chunk `number` of the queries begins.
   __device__ int64_t position(int number) const {
     return (number == 0 ? rank : 2 * ranks - 1 - rank) * chunk;
-  }
-  __device__ bool sees(int64_t query, int64_t key) const {
-    return key <= query && query < positions && (window == 0 || key > query - window);
-  }
-  // The first key that the query at a position sees.
-  __device__ int64_t first_key(int64_t query) const {
-    return window == 0 || query < window ? 0 : query - window + 1;
   }
   // Is a probability kept? `head` is that of this call in sequence b.
   __device__ bool keeps(uint64_t seed, int64_t b, int head, int64_t query, int64_t key) const {
@@ -73,6 +69,13 @@ struct QueryTile {
   int64_t end;       // of the chunk's rows
   int64_t position;  // of the first row
   int64_t count;
+
+  // Of these queries, in sequence b.
+  __device__ AttentionMask mask(const AttentionSizes& sizes, int64_t b) const {
+    return {sizes.window, sizes.starts == nullptr ? nullptr : sizes.starts + b * sizes.rows + row,
+            position};
+  }
+  __device__ AttentionBlock block() const { return {position, count}; }
 
   // Tile `number` of chunk `of`.
   template <int kTile>
@@ -156,6 +159,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
   const T* keys = operands.k + first;
   const T* values = operands.v + first;
+  const AttentionMask mask = queries.mask(sizes, b);
   const A scale = static_cast<A>(sizes.scale);
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
@@ -169,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
     largest[i] = -infinity<A>();
     total[i] = A(0);
   }
-  for (int64_t first_key = sizes.first_key(queries.position) / kTile * kTile;
+  for (int64_t first_key = mask.first_key(queries.position) / kTile * kTile;
        first_key < queries.position + queries.count; first_key += kTile) {
     __syncthreads();
     load_tile<T, kTile>(keys, sizes.key_stride, first_key, sizes.positions, d, kv_tile);
@@ -179,10 +183,14 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kSide; ++i) {
       const int64_t query = queries.position + y + kSideThreads * i;
+      // Rows that the tile does not have see nothing.
+      const bool is_query = y + kSideThreads * i < queries.count;
+      const int64_t first_seen = is_query ? mask.first_key(query) : query + 1;
       A row_largest = largest[i];
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
-        const bool seen = sizes.sees(query, first_key + x + kSideThreads * j);
+        const int64_t key = first_key + x + kSideThreads * j;
+        const bool seen = key >= first_seen && key <= query;
         scores[i][j] = seen ? scores[i][j] * scale : -infinity<A>();
         row_largest = scores[i][j] > row_largest ? scores[i][j] : row_largest;
       }
@@ -231,11 +239,11 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __device__ __forceinline__ ProbabilityGradient<accumulation_t<T>> differentiate(
     const AttentionSizes& sizes, const AttentionOperands<T>& operands, uint64_t seed, int64_t b,
-    int head, const QueryTile& queries, int row, int64_t key, accumulation_t<T> score,
-    accumulation_t<T> dp) {
+    int head, const QueryTile& queries, const AttentionMask& mask, int row, int64_t key,
+    accumulation_t<T> score, accumulation_t<T> dp) {
   using A = accumulation_t<T>;
   const int64_t query = queries.position + row;
-  if (row >= queries.count || !sizes.sees(query, key)) return {A(0), A(0)};
+  if (row >= queries.count || key > query || key < mask.first_key(query)) return {A(0), A(0)};
   const int64_t at = (b * sizes.rows + queries.row + row) * sizes.heads + head;
   const A p = exp(score * static_cast<A>(sizes.scale) - operands.lse[at]);
   A kept = p;
@@ -277,11 +285,6 @@ __global__ void __launch_bounds__(kThreads)
   load_tile<T, kTile>(operands.v + first, sizes.key_stride, first_key, sizes.positions, d, v_tile);
   A dk[kSide][kColumns] = {};
   A dv[kSide][kColumns] = {};
-  // Queries from this position on see none of the keys.
-  int64_t end_query = sizes.positions;
-  if (sizes.window > 0 && first_key + kTile - 1 + sizes.window < end_query) {
-    end_query = first_key + kTile - 1 + sizes.window;
-  }
   const auto chunks = static_cast<int>(sizes.rows / sizes.chunk);
   const auto tiles = static_cast<int>((sizes.chunk + kTile - 1) / kTile);
   for (int head = group * heads_per_group; head < (group + 1) * heads_per_group; ++head) {
@@ -289,7 +292,8 @@ __global__ void __launch_bounds__(kThreads)
     const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * d;
     for (int number = 0; number < chunks * tiles; ++number) {
       const QueryTile queries = QueryTile::make<kTile>(sizes, number);
-      if (queries.position + queries.count <= first_key || queries.position >= end_query) continue;
+      const AttentionMask mask = queries.mask(sizes, b);
+      if (!mask.any(queries.block(), {first_key, kTile})) continue;
       __syncthreads();
       load_tile<T, kTile>(q, sizes.query_stride, queries.row, queries.end, d, q_tile);
       load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, d, go_tile);
@@ -303,7 +307,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int j = 0; j < kSide; ++j) {
           const auto gradient =
-              differentiate<T>(sizes, operands, seed, b, head, queries, x + kSideThreads * j,
+              differentiate<T>(sizes, operands, seed, b, head, queries, mask, x + kSideThreads * j,
                                first_key + y + kSideThreads * i, scores[i][j], dp[i][j]);
           scores[i][j] = gradient.kept;
           dp[i][j] = gradient.ds;
@@ -357,12 +361,13 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t stride = sizes.query_stride;
   const int64_t first_row = b * sizes.rows * stride + head * d;
   const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * d;
+  const AttentionMask mask = queries.mask(sizes, b);
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
   load_tile<T, kTile>(operands.q + first_row, stride, queries.row, queries.end, d, q_tile);
   load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, d, go_tile);
   A dq[kSide][kColumns] = {};
-  for (int64_t first_key = sizes.first_key(queries.position) / kTile * kTile;
+  for (int64_t first_key = mask.first_key(queries.position) / kTile * kTile;
        first_key < queries.position + queries.count; first_key += kTile) {
     __syncthreads();
     load_tile<T, kTile>(operands.k + first, sizes.key_stride, first_key, sizes.positions, d,
@@ -378,9 +383,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kSide; ++i) {
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
-        dp[i][j] = differentiate<T>(sizes, operands, seed, b, head, queries, y + kSideThreads * i,
-                                    first_key + x + kSideThreads * j, scores[i][j], dp[i][j])
-                       .ds;
+        dp[i][j] =
+            differentiate<T>(sizes, operands, seed, b, head, queries, mask, y + kSideThreads * i,
+                             first_key + x + kSideThreads * j, scores[i][j], dp[i][j])
+                .ds;
       }
     }
     store_square(dp, x, y, ds_tile);
@@ -484,9 +490,10 @@ void* heads_behind(const CudaTensor& qkv, int64_t elements) {
 }
 
 AttentionCall call_of(const CudaKernelArguments& args, const CudaTensor& qkv, const CudaTensor& out,
-                      const CudaTensor& lse, const int64_t* step) {
+                      const CudaTensor& lse, const int64_t* step, const int32_t* starts) {
   const auto& a = args.attributes->as<AttentionAttributes>();
-  AttentionCall call{.shape = {.attributes = a, .dtype = qkv.dtype}};
+  AttentionCall call{
+      .shape = {.attributes = a, .dtype = qkv.dtype, .documents = starts != nullptr}};
   call.query_stride = qkv.shape[1];
   call.key_stride = qkv.shape[1];
   call.q = qkv.data;
@@ -495,18 +502,20 @@ AttentionCall call_of(const CudaKernelArguments& args, const CudaTensor& qkv, co
   call.out = out.data;
   call.lse = lse.data;
   call.step = step;
+  call.starts = starts;
   return call;
 }
 
 void attention_on_gpu(const CudaKernelArguments& args) {
   run_attention(args,
-                call_of(args, args.input(0), args.output(0), args.output(1), args.in<int64_t>(1)),
+                call_of(args, args.input(0), args.output(0), args.output(1), args.in<int64_t>(1),
+                        args.in<int32_t>(2)),
                 args.scratch);
 }
 
 void attention_gradient_on_gpu(const CudaKernelArguments& args) {
-  AttentionCall call =
-      call_of(args, args.input(1), args.input(2), args.input(3), args.in<int64_t>(4));
+  AttentionCall call = call_of(args, args.input(1), args.input(2), args.input(3),
+                               args.in<int64_t>(4), args.in<int32_t>(5));
   const AttentionAttributes& a = call.shape.attributes;
   const CudaTensor& d_qkv = args.output(0);
   call.d_out = args.input(0).data;
@@ -516,8 +525,11 @@ void attention_gradient_on_gpu(const CudaKernelArguments& args) {
   run_attention_gradient(args, call, args.scratch);
 }
 
-AttentionShape shape_of(const OpView& op) {
-  return {.attributes = op.attributes<AttentionAttributes>(), .dtype = op.output(0).dtype};
+// `starts`: which input these are.
+AttentionShape shape_of(const OpView& op, int starts) {
+  return {.attributes = op.attributes<AttentionAttributes>(),
+          .dtype = op.output(0).dtype,
+          .documents = op.has_input(starts)};
 }
 
 }  // namespace
@@ -552,21 +564,21 @@ uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape) {
 }
 
 CudaKernel attention_cuda_kernel(const OpView& op) {
-  check_attention_heads(shape_of(op));
+  check_attention_heads(shape_of(op, 2));
   return attention_on_gpu;
 }
 
 CudaKernel attention_gradient_cuda_kernel(const OpView& op) {
-  check_attention_heads(shape_of(op));
+  check_attention_heads(shape_of(op, 5));
   return attention_gradient_on_gpu;
 }
 
 uint64_t attention_cuda_scratch_bytes(const OpView& op) {
-  return attention_call_scratch_bytes(shape_of(op));
+  return attention_call_scratch_bytes(shape_of(op, 2));
 }
 
 uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op) {
-  return attention_gradient_call_scratch_bytes(shape_of(op));
+  return attention_gradient_call_scratch_bytes(shape_of(op, 5));
 }
 
 }  // namespace troupe

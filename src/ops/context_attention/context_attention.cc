@@ -1,9 +1,10 @@
 #include "ops/context_attention/context_attention.h"
 
-#include <algorithm>
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/attention/attention_mask.h"
+#include "ops/attention/document_starts.h"
 #include "ops/context_attention/context_attention_cpu.h"
 #include "ops/linear/linear.h"
 #include "ops/staging.h"
@@ -58,11 +59,19 @@ void check_context_step(const AttentionAttributes& a, const InferContext& contex
                "context_attention: step is not i64 [1]");
 }
 
+void check_context_starts(const ContextAttentionAttributes& a, const InferContext& context,
+                          int input) {
+  TROUPE_CHECK(!context.has_input(input) || (context.input(input).dtype == DType::i32 &&
+                                             context.input(input).shape == Shape({own_rows(a)})),
+               "context_attention: starts are not i32, one for each row of q");
+}
+
 void infer_forward(InferContext& context, bool ring) {
-  TROUPE_CHECK(context.input_count() == 3, "context_attention: takes q, kv and step");
+  TROUPE_CHECK(context.input_count() == 4, "context_attention: takes q, kv, step and starts");
   const auto& attributes = context.attributes<ContextAttentionAttributes>();
   check_context_attention(attributes, context.input(0), context.input(1), ring);
   check_context_step(attributes.attention, context, 2);
+  check_context_starts(attributes, context, 3);
   const DType dtype = context.input(0).dtype;
   context.output("", dtype, context_query_shape(attributes));
   context.output("lse", accumulation_dtype(dtype),
@@ -70,8 +79,8 @@ void infer_forward(InferContext& context, bool ring) {
 }
 
 void infer_backward(InferContext& context, bool ring) {
-  TROUPE_CHECK(context.input_count() == 6,
-               "context_attention_gradient: takes d_out, q, kv, out, lse and step");
+  TROUPE_CHECK(context.input_count() == 7,
+               "context_attention_gradient: takes d_out, q, kv, out, lse, step and starts");
   const auto& attributes = context.attributes<ContextAttentionAttributes>();
   const Value& d_out = context.input(0);
   const Value& q = context.input(1);
@@ -80,6 +89,7 @@ void infer_backward(InferContext& context, bool ring) {
   const Value& lse = context.input(4);
   check_context_attention(attributes, q, kv, ring);
   check_context_step(attributes.attention, context, 5);
+  check_context_starts(attributes, context, 6);
   TROUPE_CHECK(d_out.dtype == q.dtype && d_out.shape == q.shape && out.dtype == q.dtype &&
                    out.shape == q.shape && lse.dtype == accumulation_dtype(q.dtype) &&
                    lse.shape == Shape({own_rows(attributes), attributes.attention.heads}),
@@ -105,11 +115,11 @@ void differentiate_forward(DerivativeContext& context, const OpSpec& spec) {
   TROUPE_CHECK(!context.output_gradient(1).valid(),
                "context_attention: no gradient flows through lse");
   if (!context.wants(0) && !context.wants(1)) return;
-  const auto gradients =
-      context.builder().emit(spec, Attributes(context.attributes<ContextAttentionAttributes>()),
-                             {context.output_gradient(0), context.input(0), context.input(1),
-                              context.output(0), context.output(1), context.input(2)},
-                             "d_" + context.input_name(0));
+  const auto gradients = context.builder().emit(
+      spec, Attributes(context.attributes<ContextAttentionAttributes>()),
+      {context.output_gradient(0), context.input(0), context.input(1), context.output(0),
+       context.output(1), context.input(2), context.input(3)},
+      "d_" + context.input_name(0));
   for (const int i : {0, 1}) {
     if (context.wants(i)) context.add_gradient(i, gradients[static_cast<size_t>(i)]);
   }
@@ -123,13 +133,12 @@ void differentiate_ring_attention(DerivativeContext& context) {
 }
 
 // Flops per pair of query and visible key, over all sequences and query heads: the pairs of the
-// whole, divided by the ranks, which the chunks balance.
+// whole, divided by the ranks, which the chunks balance. Sequences count as one document.
 double flops_per_pair(const ContextAttentionAttributes& attributes, double flops) {
   const AttentionAttributes& a = attributes.attention;
-  const double s = static_cast<double>(a.sequence) * attributes.chunks.ranks;
-  const double w = a.window == 0 ? s : std::min<double>(a.window, s);
-  return flops * a.head_dim * static_cast<double>(a.batch) * a.heads * (w * s - w * (w - 1) / 2) /
-         attributes.chunks.ranks;
+  const int64_t whole = int64_t{a.sequence} * attributes.chunks.ranks;
+  return flops * a.head_dim * static_cast<double>(a.batch) * a.heads *
+         most_visible_pairs(whole, a.window) / attributes.chunks.ranks;
 }
 
 double context_operand_bytes(const OpView& op, int inputs, int outputs) {
@@ -197,25 +206,33 @@ std::string print_context_attention(const Attributes& attributes) {
 }
 
 std::vector<OpSample> samples_context_attention() {
+  // The rows of the whole micro-batch at which a document begins; empty: sequences are not cut.
+  using Begins = std::vector<int64_t>;
   const auto attend = [](SampleBuilder& sample, ValueId q, ValueId kv,
-                         const ContextAttentionAttributes& attributes) {
-    const ValueId step =
-        attributes.attention.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
-    const auto outputs =
-        sample.builder().emit(kContextAttention, Attributes(attributes), {q, kv, step}, "out");
+                         const ContextAttentionAttributes& attributes, const Begins& begins) {
+    const AttentionAttributes& a = attributes.attention;
+    const ValueId step = a.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
+    ValueId starts;
+    if (!begins.empty()) {
+      starts = sample.integers("starts", {own_rows(attributes)},
+                               document_starts(a.batch, a.sequence, attributes.chunks, begins));
+    }
+    const auto outputs = sample.builder().emit(kContextAttention, Attributes(attributes),
+                                               {q, kv, step, starts}, "out");
     sample.result(outputs[0]);
     sample.result_without_gradient(outputs[1]);
   };
-  const auto with = [=](const AttentionAttributes& attention, int32_t ranks, int32_t rank) {
+  const auto with = [=](const AttentionAttributes& attention, int32_t ranks, int32_t rank,
+                        const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
       const ContextAttentionAttributes attributes{attention, {.ranks = ranks, .rank = rank}};
       attend(sample, sample.tensor("q", context_query_shape(attributes)),
-             sample.tensor("kv", context_key_shape(attributes, false)), attributes);
+             sample.tensor("kv", context_key_shape(attributes, false)), attributes, begins);
     };
   };
   // For larger sizes: projections of constants, so that there are few elements to differentiate.
   const auto with_projections = [=](const AttentionAttributes& attention, int32_t ranks,
-                                    int32_t rank) {
+                                    int32_t rank, const Begins& begins = {}) {
     return [=](SampleBuilder& sample) {
       const ContextAttentionAttributes attributes{attention, {.ranks = ranks, .rank = rank}};
       const auto project = [&](const std::string& name, const Shape& shape) {
@@ -226,7 +243,7 @@ std::vector<OpSample> samples_context_attention() {
         return linear(sample.builder(), x, weight, LinearOptions(), name);
       };
       attend(sample, project("q", context_query_shape(attributes)),
-             project("kv", context_key_shape(attributes, false)), attributes);
+             project("kv", context_key_shape(attributes, false)), attributes, begins);
     };
   };
   const AttentionAttributes grouped{
@@ -259,19 +276,28 @@ std::vector<OpSample> samples_context_attention() {
           {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
           {"dropout", with(dropout, 2, 1)},
           {"several_blocks", with_projections(blocks, 2, 0)},
-          {"several_blocks_window", with_projections(blocks_window, 2, 1)}};
+          {"several_blocks_window", with_projections(blocks_window, 2, 1)},
+          // Documents within a chunk, across the border of two, and from the first chunk to the
+          // last one.
+          {"documents_first_of_two", with(grouped, 2, 0, {1, 5, 7, 8, 9})},
+          {"documents_second_of_two", with(grouped, 2, 1, {3, 11})},
+          {"documents_second_of_three", with(odd, 3, 1, {2, 4, 13, 17, 20})},
+          {"documents_window", with(odd_window, 3, 2, {5, 30})},
+          {"documents_dropout", with(dropout, 2, 1, {3, 10})},
+          {"documents_several_blocks", with_projections(blocks, 2, 0, {100, 128, 400})},
+          {"documents_several_blocks_window", with_projections(blocks_window, 2, 1, {131, 259})}};
 }
 
 }  // namespace
 
-ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
+ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
                           const ContextAttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kContextAttention, Attributes(attributes), {q, kv, step}, name)[0];
+  return builder.emit(kContextAttention, Attributes(attributes), {q, kv, step, starts}, name)[0];
 }
 
-ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
+ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
                        const ContextAttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step}, name)[0];
+  return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step, starts}, name)[0];
 }
 
 const OpSpec kContextAttention{

@@ -19,11 +19,16 @@
 // and each chunk of queries attends to those before it as in attention; the sums are the same.)
 //
 // Kinds (T = B S / n)
-//   context_attention (q [T, H d], kv [n T, 2 G d], step optional) -> out [T, H d], lse [T, H]
-//   context_attention_gradient (d_out, q, kv, out, lse, step optional) -> d_q, d_kv
-//   ring_attention (q [T, H d], kv [T, 2 G d], step optional)      -> out [T, H d], lse [T, H]
-//   ring_attention_gradient (d_out, q, kv, out, lse, step optional)    -> d_q, d_kv
-// Dtypes as of attention. No gradient flows through lse.
+//   context_attention (q [T, H d], kv [n T, 2 G d], step optional, starts optional)
+//                                                               -> out [T, H d], lse [T, H]
+//   context_attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
+//                                                               -> d_q, d_kv
+//   ring_attention (q [T, H d], kv [T, 2 G d], step optional, starts optional)
+//                                                               -> out [T, H d], lse [T, H]
+//   ring_attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
+//                                                               -> d_q, d_kv
+// Dtypes as of attention; starts is i32 [T], of the rows of q, as positions in the whole sequence.
+// No gradient flows through lse.
 #pragma once
 
 #include <string>
@@ -40,10 +45,11 @@ struct ContextAttentionAttributes {
   SequenceChunks chunks = {};     // n and the rank, of RankGroup::cp
 };
 
-// Emit the attention and return out. `step` is valid exactly when there is dropout.
-ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
+// Emit the attention and return out. `step` is valid exactly when there is dropout, `starts` when
+// sequences hold several documents.
+ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
                           const ContextAttentionAttributes& attributes, const std::string& name);
-ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step,
+ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
                        const ContextAttentionAttributes& attributes, const std::string& name);
 
 extern const OpSpec kContextAttention;

@@ -57,11 +57,21 @@ AttentionDropout context_dropout(const ContextAttentionAttributes& attributes,
   return {a.seed, a.substream, a.probability, int64_t{a.sequence} * attributes.chunks.ranks, step};
 }
 
+// Of queries from position `first` on, whose first one is row `row` of all that the rank has.
+// `starts`: of these, or null.
+AttentionMask context_mask(const AttentionAttributes& a, const int32_t* starts, int64_t row,
+                           int64_t first) {
+  return {.window = a.window,
+          .starts = starts == nullptr ? nullptr : starts + row,
+          .first_query = first};
+}
+
+// Without the mask, which is of a block of queries.
 template <class A>
 AttentionHead<A> context_head(const AttentionAttributes& a, int64_t b, int64_t head) {
   return {.head_dim = a.head_dim,
           .scale = static_cast<A>(a.scale),
-          .sight = {.window = a.window},
+          .mask = {},
           .number = head_number(a, b, head)};
 }
 
@@ -132,18 +142,20 @@ class ContextForward {
   void attend(const T* kv, int32_t source, int64_t b, int64_t head, int64_t number, A* scratch) {
     const int64_t d = sizes_.head_dim;
     const int64_t group = sizes_.group_of(head);
-    const AttentionHead<A> of_head = context_head<A>(attributes_.attention, b, head);
     const AttentionBlock queries = sizes_.positions(sizes_.chunks.rank, number);
+    const int64_t query_row = b * sizes_.rows + sizes_.first_row(number);
+    AttentionHead<A> of_head = context_head<A>(attributes_.attention, b, head);
+    of_head.mask =
+        context_mask(attributes_.attention, args_.in<int32_t>(3), query_row, queries.first);
     AttentionDropout dropout = dropout_;
     A* scores = scratch;
     A* copies = scores + sizes_.block * sizes_.block;
     AttentionRows<A> q;
     for (int64_t key_block = 0; key_block < sizes_.blocks; ++key_block) {
       const AttentionBlock keys = sizes_.positions(source, key_block);
-      if (!of_head.sight.any(queries, keys)) continue;
+      if (!of_head.mask.any(queries, keys)) continue;
       if (q.data == nullptr) {
-        const T* row =
-            args_.in<T>(0) + (b * sizes_.rows + sizes_.first_row(number)) * sizes_.query_stride;
+        const T* row = args_.in<T>(0) + query_row * sizes_.query_stride;
         q = attention_rows(row + head * d, sizes_.query_stride, queries.count, d, copies);
       }
       A* block_copies = copies;
@@ -255,7 +267,7 @@ class ContextBackward {
   void attend_backward(const T* kv, int32_t source, int64_t b, int64_t head, A* scratch) {
     const int64_t d = sizes_.head_dim;
     const int64_t group = sizes_.group_of(head);
-    const AttentionHead<A> of_this = context_head<A>(attributes_.attention, b, head);
+    AttentionHead<A> of_this = context_head<A>(attributes_.attention, b, head);
     AttentionDropout dropout = dropout_;
     A* p = scratch;
     A* ds = p + sizes_.block * sizes_.block;
@@ -273,8 +285,10 @@ class ContextBackward {
                                                 keys.count, d, key_copies);
       for (int64_t query_block = 0; query_block < sizes_.blocks; ++query_block) {
         const AttentionBlock queries = sizes_.positions(sizes_.chunks.rank, query_block);
-        if (!of_this.sight.any(queries, keys)) continue;
         const int64_t token = b * sizes_.rows + sizes_.first_row(query_block);
+        of_this.mask =
+            context_mask(attributes_.attention, args_.in<int32_t>(6), token, queries.first);
+        if (!of_this.mask.any(queries, keys)) continue;
         const int64_t at = token * sizes_.query_stride + head * d;
         A* query_copies = key_copies;
         const AttentionRows<A> q = attention_rows(args_.in<T>(1) + at, sizes_.query_stride,

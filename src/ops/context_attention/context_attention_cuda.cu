@@ -9,9 +9,12 @@
 namespace troupe {
 namespace {
 
-AttentionShape shape_of(const ContextAttentionAttributes& a, DType dtype) {
-  return {
-      .attributes = a.attention, .chunks = a.chunks, .dtype = dtype, .wide_key_gradients = true};
+AttentionShape shape_of(const ContextAttentionAttributes& a, DType dtype, bool documents) {
+  return {.attributes = a.attention,
+          .chunks = a.chunks,
+          .dtype = dtype,
+          .documents = documents,
+          .wide_key_gradients = true};
 }
 
 // Elements of a row of kv.
@@ -90,7 +93,8 @@ void arrange_keys(const CudaKernelArguments& args, const AttentionShape& shape, 
 
 // Of operands that both directions have.
 AttentionCall call_of(const AttentionShape& shape, const CudaTensor& q, const CudaTensor& out,
-                      const CudaTensor& lse, std::byte* keys, const int64_t* step) {
+                      const CudaTensor& lse, std::byte* keys, const int64_t* step,
+                      const int32_t* starts) {
   const int64_t row = key_row_elements(shape);
   AttentionCall call{.shape = shape};
   call.query_stride = q.shape[1];
@@ -101,6 +105,7 @@ AttentionCall call_of(const AttentionShape& shape, const CudaTensor& q, const Cu
   call.out = out.data;
   call.lse = lse.data;
   call.step = step;
+  call.starts = starts;
   return call;
 }
 
@@ -224,25 +229,27 @@ std::array<const std::byte*, kMostPeers> exchange_parts(const CudaKernelArgument
 
 template <bool kRing>
 void forward(const CudaKernelArguments& args) {
-  const AttentionShape shape =
-      shape_of(args.attributes->as<ContextAttentionAttributes>(), args.input(0).dtype);
+  const auto* starts = args.in<int32_t>(3);
+  const AttentionShape shape = shape_of(args.attributes->as<ContextAttentionAttributes>(),
+                                        args.input(0).dtype, starts != nullptr);
   const ContextScratch scratch(shape, /*gradient=*/false);
   (kRing ? gather_keys : arrange_keys)(args, shape, 1, args.scratch);
   run_attention(args,
                 call_of(shape, args.input(0), args.output(0), args.output(1), args.scratch,
-                        args.in<int64_t>(2)),
+                        args.in<int64_t>(2), starts),
                 args.scratch + scratch.keys);
 }
 
 template <bool kRing>
 void backward(const CudaKernelArguments& args) {
-  const AttentionShape shape =
-      shape_of(args.attributes->as<ContextAttentionAttributes>(), args.input(1).dtype);
+  const auto* starts = args.in<int32_t>(6);
+  const AttentionShape shape = shape_of(args.attributes->as<ContextAttentionAttributes>(),
+                                        args.input(1).dtype, starts != nullptr);
   const ContextScratch scratch(shape, /*gradient=*/true);
   std::byte* const keys = args.scratch + scratch.sums;
   (kRing ? gather_keys : arrange_keys)(args, shape, 2, keys);
-  AttentionCall call =
-      call_of(shape, args.input(1), args.input(3), args.input(4), keys, args.in<int64_t>(5));
+  AttentionCall call = call_of(shape, args.input(1), args.input(3), args.input(4), keys,
+                               args.in<int64_t>(5), starts);
   call.d_q = args.output(0).data;
   call.d_out = args.input(0).data;
   call.d_k = args.scratch;
@@ -267,37 +274,40 @@ void backward(const CudaKernelArguments& args) {
   }
 }
 
-AttentionShape shape_of(const OpView& op) {
-  return shape_of(op.attributes<ContextAttentionAttributes>(), op.output(0).dtype);
+AttentionShape forward_shape_of(const OpView& op) {
+  return shape_of(op.attributes<ContextAttentionAttributes>(), op.output(0).dtype, op.has_input(3));
+}
+AttentionShape gradient_shape_of(const OpView& op) {
+  return shape_of(op.attributes<ContextAttentionAttributes>(), op.output(0).dtype, op.has_input(6));
 }
 
-CudaKernel checked(const OpView& op, CudaKernel kernel) {
-  check_attention_heads(shape_of(op));
+CudaKernel checked(const AttentionShape& shape, CudaKernel kernel) {
+  check_attention_heads(shape);
   return kernel;
 }
 
 }  // namespace
 
 CudaKernel context_attention_cuda_kernel(const OpView& op) {
-  return checked(op, &forward<false>);
+  return checked(forward_shape_of(op), &forward<false>);
 }
 CudaKernel context_attention_gradient_cuda_kernel(const OpView& op) {
-  return checked(op, &backward<false>);
+  return checked(gradient_shape_of(op), &backward<false>);
 }
 CudaKernel ring_attention_cuda_kernel(const OpView& op) {
-  return checked(op, &forward<true>);
+  return checked(forward_shape_of(op), &forward<true>);
 }
 CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op) {
-  require_peers(shape_of(op).chunks.ranks, "gradients of keys travel");
-  return checked(op, &backward<true>);
+  require_peers(gradient_shape_of(op).chunks.ranks, "gradients of keys travel");
+  return checked(gradient_shape_of(op), &backward<true>);
 }
 
 // Of both forms.
 uint64_t context_attention_cuda_scratch_bytes(const OpView& op) {
-  return ContextScratch(shape_of(op), /*gradient=*/false).bytes();
+  return ContextScratch(forward_shape_of(op), /*gradient=*/false).bytes();
 }
 uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op) {
-  return ContextScratch(shape_of(op), /*gradient=*/true).bytes();
+  return ContextScratch(gradient_shape_of(op), /*gradient=*/true).bytes();
 }
 
 }  // namespace troupe

@@ -14,6 +14,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "ops/attention/attention_mask.h"
 #include "ops/cpu/dropout_mask.h"
 #include "ops/cpu/exponentials.h"
 #include "ops/cpu/gemm.h"
@@ -25,36 +26,16 @@ namespace troupe {
 // work above the diagonal; a block of scores with its operands fits in the second-level cache.
 inline constexpr int64_t kAttentionBlock = 128;
 
-// Positions [first, first + count) of a sequence.
-struct AttentionBlock {
-  int64_t first = 0;
-  int64_t count = 0;
+// The keys of a block that a query sees: [begin, end) of their numbers in it.
+struct VisibleKeys {
+  int64_t begin;
+  int64_t end;
 };
-
-// Which keys a query sees: its own position and those before it, with a window > 0 only the last
-// `window` of these.
-struct AttentionSight {
-  int64_t window = 0;
-
-  // Keys visible from query i: [first_key(i), i].
-  int64_t first_key(int64_t i) const {
-    return window == 0 ? 0 : std::max<int64_t>(0, i - window + 1);
-  }
-  // Does any query of the block see any of the keys?
-  bool any(const AttentionBlock& queries, const AttentionBlock& keys) const {
-    return keys.first < queries.first + queries.count &&
-           keys.first + keys.count > first_key(queries.first);
-  }
-  // The keys of the block that query i sees: [begin, end) of their numbers in it.
-  struct Keys {
-    int64_t begin;
-    int64_t end;
-  };
-  Keys visible(int64_t i, const AttentionBlock& keys) const {
-    const int64_t begin = std::clamp<int64_t>(first_key(i) - keys.first, 0, keys.count);
-    return {begin, std::clamp<int64_t>(i + 1 - keys.first, begin, keys.count)};
-  }
-};
+inline VisibleKeys visible_keys(const AttentionMask& mask, int64_t query,
+                                const AttentionBlock& keys) {
+  const int64_t begin = std::clamp<int64_t>(mask.first_key(query) - keys.first, 0, keys.count);
+  return {begin, std::clamp<int64_t>(query + 1 - keys.first, begin, keys.count)};
+}
 
 // Which probabilities a call drops, if it drops any. Each thread has one of its own.
 class AttentionDropout {
@@ -113,12 +94,12 @@ AttentionRows<A> attention_rows(const T* source, int64_t stride, int64_t rows, i
   }
 }
 
-// What is the same for all blocks of a call. `number` names the sequence and head to the dropout.
+// What blocks of a call share. `number` names the sequence and head to the dropout.
 template <class A>
 struct AttentionHead {
   int64_t head_dim = 0;
   A scale = 1;
-  AttentionSight sight;
+  AttentionMask mask;  // of the queries at hand
   int64_t number = 0;
 };
 
@@ -148,7 +129,7 @@ void attend_to_block(const AttentionHead<A>& head, AttentionDropout& dropout,
   gemm_tile<A>(false, true, queries.count, keys.count, d, head.scale, q.data, q.stride, k.data,
                k.stride, A(0), scores, keys.count);
   for (int64_t i = 0; i < queries.count; ++i) {
-    const auto [begin, end] = head.sight.visible(queries.first + i, keys);
+    const auto [begin, end] = visible_keys(head.mask, queries.first + i, keys);
     A* p = scores + i * keys.count;
     std::fill(p, p + begin, A(0));
     std::fill(p + end, p + keys.count, A(0));
@@ -223,7 +204,7 @@ void attend_to_block_backward(const AttentionHead<A>& head, AttentionDropout& dr
   gemm_tile<A>(false, true, queries.count, keys.count, d, A(1), go.data, go.stride, v.data,
                v.stride, A(0), ds, keys.count);
   for (int64_t i = 0; i < queries.count; ++i) {
-    const auto [begin, end] = head.sight.visible(queries.first + i, keys);
+    const auto [begin, end] = visible_keys(head.mask, queries.first + i, keys);
     const A shift = of_queries.lse[i * of_queries.stride];
     const A dot = of_queries.out_dot[i * of_queries.stride];
     A* p_row = p + i * keys.count;

@@ -22,6 +22,7 @@ struct AttentionShape {
   AttentionAttributes attributes;  // its sequence: the rows of queries in each sequence
   SequenceChunks chunks = {};      // which positions these have
   DType dtype = DType::f32;
+  bool documents = false;  // sequences hold several
   // The gradients of keys and values are left in the accumulation type, for the caller to sum.
   bool wide_key_gradients = false;
 
@@ -47,6 +48,8 @@ struct AttentionCall {
   void* v = nullptr;
   void* lse = nullptr;            // [B rows, H]
   const int64_t* step = nullptr;  // of dropout
+  // [B rows]: where the document of each query begins; null without documents.
+  const int32_t* starts = nullptr;
   // Of the gradient, like q, out, k and v. All of d_q, d_k and d_v is written.
   void* d_q = nullptr;
   void* d_out = nullptr;

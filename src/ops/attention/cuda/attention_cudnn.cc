@@ -433,8 +433,8 @@ class Backward {
 
 bool cudnn_takes_attention(const AttentionShape& shape) {
   const AttentionAttributes& a = shape.attributes;
-  return shape.dtype == DType::bf16 && a.probability == 0 && a.head_dim % 8 == 0 &&
-         a.head_dim <= 128 && shape.chunk() > 1;
+  return shape.dtype == DType::bf16 && a.probability == 0 && !shape.documents &&
+         a.head_dim % 8 == 0 && a.head_dim <= 128 && shape.chunk() > 1;
 }
 
 uint64_t cudnn_attention_scratch_bytes() {
