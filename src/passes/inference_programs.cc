@@ -1,5 +1,6 @@
 #include "passes/inference_programs.h"
 
+#include "model/batch_inputs.h"
 #include "model/decoder.h"
 #include "passes/pipeline_messages.h"
 #include "passes/step_inputs.h"
@@ -10,7 +11,8 @@ namespace {
 
 InferenceStep build_inference(const ModelConfig& config, const ModelState& state, int32_t batch,
                               int32_t sequence, bool with_loss, bool keep_logits,
-                              RoutingTrace trace, int32_t loss_chunk_tokens) {
+                              RoutingTrace trace, int32_t loss_chunk_tokens,
+                              bool reset_attention_mask) {
   InferenceStep step;
   step.program = std::make_unique<Program>(state.table);
   step.program->set_staged_groups(state.part.staged_groups());
@@ -18,6 +20,8 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   const ModelPart& part = state.part;
   const DType wide = accumulation_dtype(state.dtype);
   step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
+  const ContextExchange exchange = ContextExchange::p2p;
+  if (reset_attention_mask) declare_starts(builder, part, exchange, step.batch);
   if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
   if (!keep_logits) {
     step.layers = declare_layer_metrics(builder, config, /*training=*/false,
@@ -41,6 +45,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       stages.push_back(build_forward(builder, state, tables, step.batch,
                                      {.chunk = work.step.chunk,
                                       .input = stream,
+                                      .context_exchange = exchange,
                                       .loss_chunk_tokens = loss_chunk_tokens,
                                       .selected = step.selected}));
       stream = stages.back().output;
@@ -73,15 +78,16 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
 }  // namespace
 
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
-                                    int32_t batch, int32_t sequence, int32_t loss_chunk_tokens) {
+                                    int32_t batch, int32_t sequence, int32_t loss_chunk_tokens,
+                                    bool reset_attention_mask) {
   return build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
-                         RoutingTrace::none, loss_chunk_tokens);
+                         RoutingTrace::none, loss_chunk_tokens, reset_attention_mask);
 }
 
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,
                                 int32_t sequence, bool with_loss, RoutingTrace trace) {
   return build_inference(config, state, batch, sequence, with_loss, /*keep_logits=*/true, trace,
-                         /*loss_chunk_tokens=*/0);
+                         /*loss_chunk_tokens=*/0, /*reset_attention_mask=*/false);
 }
 
 }  // namespace troupe

@@ -1,5 +1,4 @@
-// The inputs that programs have for one micro-batch: tokens, labels and masks, and the experts that
-// are to be chosen; each only where one of the rank's stages uses it.
+// What goes from stage to stage, and the experts that a micro-batch is to choose or chose.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +12,9 @@
 
 namespace troupe {
 
-// Rows of each sequence that this rank and those of its tp group have.
-int32_t rows_of_sequence(const ModelPart& part, int32_t sequence);
-
 // The residual stream of one micro-batch, as stages hand it on.
 Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t batch,
                    int32_t sequence);
-
-// The inputs of one micro-batch that this rank's stages use.
-BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t batch,
-                             int32_t sequence, bool with_labels, DType accumulation);
-
-// Adds the tokens of the micro-batch that are not padding, where this rank has routers.
-void declare_valid_tokens(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                          int64_t rows, BatchValues& batch);
 
 // The experts that one micro-batch must use, as inputs, by layer. Empty when it chooses by itself.
 std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config,

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "model/batch_inputs.h"
 #include "model/decoder.h"
 #include "ops/add/add.h"
 #include "ops/fill/fill.h"
@@ -125,6 +126,9 @@ class TrainingEmission {
     if (batch.batch == 0) {
       batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
                                /*with_labels=*/true, wide_);
+      if (options_.reset_attention_mask) {
+        declare_starts(builder_, part_, options_.context_exchange, batch);
+      }
       if (options_.ignore_padding) {
         declare_valid_tokens(
             builder_, config_, part_,

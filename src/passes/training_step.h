@@ -47,6 +47,7 @@ struct TrainingStepOptions {
   // BatchValues::valid. The routers' losses are then means over the valid tokens of a micro-batch;
   // micro-batches weigh alike, or with a loss per token by their valid tokens.
   bool ignore_padding = false;
+  bool reset_attention_mask = false;     // attention within documents: BatchValues::starts
   int64_t gradient_bucket_elements = 0;  // see sum_gradients_over_ranks
   // Gradients are summed as soon as they are complete, and parameters gathered one layer ahead of
   // their use, or as soon as they are updated (passes/communication_order.h).

@@ -58,6 +58,7 @@ TrainingStep build_step(const LayoutCase& wanted, const ModelState& state,
                               .context_exchange = wanted.context_exchange,
                               .per_token_loss = wanted.per_token_loss,
                               .ignore_padding = wanted.ignore_padding,
+                              .reset_attention_mask = wanted.reset_attention_mask,
                               .gradient_bucket_elements = wanted.gradient_bucket_elements,
                               .overlap_gradient_sums = wanted.early_collectives,
                               .overlap_parameter_gathers = wanted.early_collectives,
@@ -204,6 +205,23 @@ class Rank {
     }
   }
 
+  // Of sample `sample`, which is sequence `row` of the micro-batch. A token in four ends a
+  // document.
+  void write_starts(const BatchValues& batch, int64_t sample, int64_t row) {
+    std::vector<int32_t> starts;
+    int32_t start = 0;
+    for (int32_t position = 0; position < wanted_.sequence; ++position) {
+      starts.push_back(start);
+      const auto token = static_cast<uint64_t>(sample * wanted_.sequence + position);
+      if (random_below(4, kSeed, RandomStream::test, 2, token) == 0) start = position + 1;
+    }
+    const int64_t queries = batch.starts_rows();
+    auto* const target = interpreter_->view(batch.starts).as<int32_t>() + row * queries;
+    for (int64_t i = 0; i < queries; ++i) {
+      target[i] = starts[static_cast<size_t>(batch.starts_chunks.position(i, queries))];
+    }
+  }
+
   void write_micro_batch(const BatchValues& batch, int64_t number) {
     const auto vocabulary = static_cast<uint64_t>(wanted_.model.vocab_size);
     const ModelPart& part = state_.part;
@@ -211,6 +229,7 @@ class Rank {
     const int64_t here = wanted_.sequence / cp;
     for (int64_t row = 0; row < wanted_.micro_batch_size; ++row) {
       const int64_t sample = number * wanted_.micro_batch_size + row;
+      if (batch.starts.valid()) write_starts(batch, sample, row);
       for (int64_t i = 0; i < here; ++i) {
         const int64_t half = here / 2;
         int64_t position = i;

@@ -45,7 +45,8 @@ struct LayoutCase {
   ContextExchange context_exchange = ContextExchange::p2p;
   StateSharding sharding = StateSharding::none;
   bool per_token_loss = false;
-  bool ignore_padding = false;  // some tokens of each sample are padding then
+  bool ignore_padding = false;        // some tokens of each sample are padding then
+  bool reset_attention_mask = false;  // samples hold documents of some tokens then
   int64_t gradient_bucket_elements = 0;
   bool early_collectives = false;  // of gradient sums and parameter gathers
   bool merged = false;             // forwards with backwards

@@ -108,6 +108,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (c.recompute.granularity == RecomputeOptions::Granularity::full) text += "_recompute";
   if (c.recompute.granularity == RecomputeOptions::Granularity::selective) text += "_selective";
   if (c.loss_chunk_tokens > 0) text += "_loss_chunks";
+  if (c.reset_attention_mask) text += "_documents";
   return text;
 }
 
@@ -177,6 +178,7 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   c.per_token_loss = draw.of(std::array{false, false, true});
   if (c.sharding != StateSharding::none) o.optimizer_instances = draw.of(std::array{1, 1, 2});
   draw_order(draw, c);
+  c.reset_attention_mask = draw.of(std::array{false, false, true});
   try {
     o.key_value_heads = c.model.num_query_groups;
     const Layout layout(o);
