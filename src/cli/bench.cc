@@ -42,6 +42,18 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+// Documents of one length, about that of a page of the web.
+constexpr int64_t kDocumentTokens = 512;
+
+void write_documents(const Interpreter& interpreter, const BatchValues& batch) {
+  const int64_t rows = batch.starts_rows();
+  auto* const starts = interpreter.view(batch.starts).as<int32_t>();
+  for (int64_t i = 0; i < batch.batch * rows; ++i) {
+    const int64_t position = batch.starts_chunks.position(i % rows, rows);
+    starts[i] = static_cast<int32_t>(position / kDocumentTokens * kDocumentTokens);
+  }
+}
+
 // What a micro-batch of this number in the step holds is the same on all ranks that work on it.
 void write_random_batch(const Interpreter& interpreter, const BatchValues& batch, int64_t number,
                         int32_t vocab_size) {
@@ -61,6 +73,7 @@ void write_random_batch(const Interpreter& interpreter, const BatchValues& batch
   };
   write(batch.tokens, 0);
   write(batch.labels, 1);
+  if (batch.starts.valid()) write_documents(interpreter, batch);
   if (batch.valid.mask.valid()) {
     const TensorView valid = interpreter.view(batch.valid.mask);
     std::fill_n(valid.as<int32_t>(), valid.shape.elements(), 1);

@@ -150,7 +150,8 @@ ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
        .vocab_size = model.config.vocab_size,
        .eod = tokenizer->eod(),
        .pad = tokenizer->pad(),
-       .eod_mask_loss = options.eod_mask_loss},
+       .eod_mask_loss = options.eod_mask_loss,
+       .reset_attention_mask = options.reset_attention_mask},
       options.mock_data ? &mock : nullptr);
   evaluated.samples = evaluation_samples(model, options);
   evaluated.layout =

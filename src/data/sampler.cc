@@ -203,13 +203,25 @@ int64_t SampleSource::read_stream(const Member& member, Cursor& cursor,
   return done;
 }
 
+void SampleSource::find_documents(std::span<const int32_t> tokens,
+                                  std::span<int32_t> starts) const {
+  int32_t start = 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    starts[i] = start;
+    const bool ends = i < tokens.size() && tokens[i] == options_.eod;
+    if (options_.reset_attention_mask && ends) start = static_cast<int32_t>(i + 1);
+  }
+}
+
 void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> labels,
-                       std::span<float> loss_mask, std::span<int32_t> valid) const {
+                       std::span<float> loss_mask, std::span<int32_t> valid,
+                       std::span<int32_t> starts) const {
   const auto length = static_cast<size_t>(options_.sequence_length);
   TROUPE_CHECK(sample >= 0 && sample < num_samples(),
                fmt::format("sample {} of {}", sample, num_samples()));
   TROUPE_CHECK(tokens.size() == length && labels.size() == length && loss_mask.size() == length &&
-                   (valid.empty() || valid.size() == length),
+                   (valid.empty() || valid.size() == length) &&
+                   (starts.empty() || starts.size() == length),
                fmt::format("spans of {}, {} and {} for a sequence length of {}", tokens.size(),
                            labels.size(), loss_mask.size(), length));
   const Member& member = members_[blended_ ? blend_.member(sample) : 0];
@@ -229,6 +241,7 @@ void SampleSource::get(int64_t sample, std::span<int32_t> tokens, std::span<int3
     const bool is_read = static_cast<int64_t>(i) < read;
     valid[i] = is_read && (options_.pad < 0 || tokens[i] != options_.pad) ? 1 : 0;
   }
+  find_documents(tokens.first(std::min(length, static_cast<size_t>(read))), starts);
   if (options_.pad >= 0) {
     for (size_t i = 0; i < whole; ++i) {
       if (labels[i] == options_.pad) loss_mask[i] = 0.0F;

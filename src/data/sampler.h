@@ -62,12 +62,13 @@ struct SampleOptions {
   std::optional<int64_t> num_samples = {};
   // Samples that will be read, if more than num_samples. They exist as far as the order holds them.
   int64_t num_read = 0;
-  uint64_t seed = 0;           // 32 bits
-  int64_t vocab_size = 0;      // every id in a sample is checked against it
-  int32_t eod = 0;             // the end-of-document id
-  int32_t pad = -1;            // the id of padding; -1: there is none
-  bool eod_mask_loss = false;  // no loss where the input is the end of a document
-  bool keep_partial = false;   // the tokens left at the end are one more sample, padded
+  uint64_t seed = 0;                  // 32 bits
+  int64_t vocab_size = 0;             // every id in a sample is checked against it
+  int32_t eod = 0;                    // the end-of-document id
+  int32_t pad = -1;                   // the id of padding; -1: there is none
+  bool eod_mask_loss = false;         // no loss where the input is the end of a document
+  bool reset_attention_mask = false;  // the token after the end of a document begins another one
+  bool keep_partial = false;          // the tokens left at the end are one more sample, padded
   ProgressReport progress = {};
 };
 
@@ -94,12 +95,15 @@ class SampleSource {
   int64_t num_samples() const;
 
   // Sample `sample` in [0, num_samples()). All spans have S elements: the inputs, the token after
-  // each input, 1 where the loss counts, else 0, and 1 where the input is not padding, else 0. The
-  // loss does not count where the label is padding; as inputs and labels, padding is 0 (as in
-  // Megatron). Beyond the end of a partial sample all four are 0. An id outside the vocabulary is a
-  // bad request that names its place. `valid` may be left out.
+  // each input, 1 where the loss counts, else 0, 1 where the input is not padding, else 0, and the
+  // place in the sample at which the document of each input begins: 0, or after the last end of a
+  // document before it. The loss does not count where the label is padding; as inputs and labels,
+  // padding is 0 (as in Megatron). Beyond the end of a partial sample all but `starts` are 0. An id
+  // outside the vocabulary is a bad request that names its place. `valid` and `starts` may be left
+  // out.
   void get(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> labels,
-           std::span<float> loss_mask, std::span<int32_t> valid = {}) const;
+           std::span<float> loss_mask, std::span<int32_t> valid = {},
+           std::span<int32_t> starts = {}) const;
 
   // What the first `samples` samples take from each data set.
   std::vector<MemberUse> use_of(int64_t samples) const;
@@ -120,6 +124,8 @@ class SampleSource {
   Member make_member(SourceMember source, std::optional<int64_t> num_samples) const;
   // The first token that is not in the vocabulary, or null.
   const int32_t* find_foreign(std::span<const int32_t> tokens) const;
+  // What get() says of `starts`.
+  void find_documents(std::span<const int32_t> tokens, std::span<int32_t> starts) const;
   // Reads on from `cursor` and moves it. Returns how many tokens there were, up to out.size().
   int64_t read_stream(const Member& member, Cursor& cursor, std::span<int32_t> out) const;
 

@@ -9,7 +9,8 @@ BatchFeed::BatchFeed(const SampleSource& source)
       tokens_(static_cast<size_t>(source.options().sequence_length)),
       labels_(tokens_.size()),
       mask_(tokens_.size()),
-      valid_(tokens_.size()) {}
+      valid_(tokens_.size()),
+      starts_(tokens_.size()) {}
 
 int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batch, int64_t first) {
   const int64_t rows = batch.sequence;
@@ -17,7 +18,7 @@ int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batc
                "batch and samples differ in length");
   int64_t counted = 0;
   for (int32_t sequence = 0; sequence < batch.batch; ++sequence) {
-    source_.get(first + sequence, tokens_, labels_, mask_, valid_);
+    source_.get(first + sequence, tokens_, labels_, mask_, valid_, starts_);
     counted += std::count_if(mask_.begin(), mask_.end(), [](float each) { return each != 0.0F; });
     // The chunks of the sequence that are this rank's.
     const auto write_rows = [&](const auto& whole, auto* target) {
@@ -33,6 +34,13 @@ int64_t BatchFeed::write(const Interpreter& interpreter, const BatchValues& batc
         const int64_t at = sequence * rows + row - batch.first_valid;
         if (at < 0 || at >= valid.shape[0]) continue;  // another rank's, of the tp group
         valid.as<int32_t>()[at] = valid_[static_cast<size_t>(batch.chunks.position(row, rows))];
+      }
+    }
+    if (batch.starts.valid()) {
+      const int64_t queries = batch.starts_rows();
+      auto* const starts = interpreter.view(batch.starts).as<int32_t>() + sequence * queries;
+      for (int64_t row = 0; row < queries; ++row) {
+        starts[row] = starts_[static_cast<size_t>(batch.starts_chunks.position(row, queries))];
       }
     }
     if (!batch.labels.valid()) continue;

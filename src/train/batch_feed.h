@@ -14,8 +14,9 @@ class BatchFeed {
  public:
   explicit BatchFeed(const SampleSource& source);
 
-  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels and masks, those of
-  // them that the program has. Returns how many of the samples' tokens count in the loss.
+  // Writes samples first, first + 1, ... into the micro-batch's tokens, labels, masks and starts of
+  // documents, those of them that the program has. Returns how many of the samples' tokens count in
+  // the loss.
   int64_t write(const Interpreter& interpreter, const BatchValues& batch, int64_t first);
 
  private:
@@ -25,6 +26,7 @@ class BatchFeed {
   std::vector<int32_t> labels_;
   std::vector<float> mask_;
   std::vector<int32_t> valid_;
+  std::vector<int32_t> starts_;
 };
 
 }  // namespace troupe

@@ -85,9 +85,10 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
-  plan.step = build_evaluation_step(
-      config, state, static_cast<int32_t>(rows),
-      static_cast<int32_t>(sets.front().source->options().sequence_length), loss_chunk_tokens);
+  const SampleOptions& data = sets.front().source->options();
+  plan.step = build_evaluation_step(config, state, static_cast<int32_t>(rows),
+                                    static_cast<int32_t>(data.sequence_length), loss_chunk_tokens,
+                                    data.reset_attention_mask);
   verify_program(*plan.step.program);
   plan.memory = plan_memory(*plan.step.program, threads, device);
   for (const EvaluationSet& set : sets) {

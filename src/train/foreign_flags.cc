@@ -73,10 +73,6 @@ constexpr std::string_view kRestart =
     "checkpoint.";
 constexpr std::string_view kTokenizerFiles =
     "special tokens are those of the tokenizer's file; TikTokenizer has Megatron's own.";
-constexpr std::string_view kDocuments =
-    "attention within single documents is not available in this version: tokens see all that stand "
-    "before them in the sample. Leave it out, or train on samples of one document each.";
-
 constexpr ForeignFlag refused(std::string_view name, std::string_view reason) {
   return {.name = name, .reason = reason};
 }
@@ -317,8 +313,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("reset-position-ids",
              "the rotary embedding turns by the place in the sample, whatever the position ids are "
              "(in Megatron, too)."),
-    refused("reset-attention-mask", kDocuments),
-    refused("dataloader-inter-document-masking", kDocuments),
+    refused("dataloader-inter-document-masking",
+            "give --reset-attention-mask: it keeps attention within documents."),
     accepted_value("mid-level-dataset-surplus", "",
                    "no data set is built in advance: every sample that a run needs exists."),
     refused("fim-data", "training on parts of documents in another order is not available."),

@@ -132,7 +132,7 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   if (!model.from_checkpoint) return result;
   const Options saved = saved_options(
       model, {"micro-batch-size", "eval-micro-batch-size", "eval-iters", "split", "eod-mask-loss",
-              "keep-partial-validation-sample", "loss-chunk-tokens"});
+              "reset-attention-mask", "keep-partial-validation-sample", "loss-chunk-tokens"});
   const auto take = [&](const char* name, auto member) {
     if (!was_given(options, name)) result.*member = saved.*member;
   };
@@ -143,6 +143,7 @@ Options evaluation_options(const SavedModel& model, const Options& options) {
   if (saved.eval_iters > 0) take("eval-iters", &Options::eval_iters);
   take("split", &Options::split);
   take("eod-mask-loss", &Options::eod_mask_loss);
+  take("reset-attention-mask", &Options::reset_attention_mask);
   take("keep-partial-validation-sample", &Options::keep_partial_validation_sample);
   take("loss-chunk-tokens", &Options::loss_chunk_tokens);
   return result;

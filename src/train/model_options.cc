@@ -310,6 +310,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .context_exchange = context_exchange_of(options),
           .per_token_loss = options.calculate_per_token_loss,
           .ignore_padding = options.moe_router_ignore_padding,
+          .reset_attention_mask = options.reset_attention_mask,
           .gradient_bucket_elements = options.ddp_bucket_size.value_or(0),
           .overlap_gradient_sums = options.overlap_grad_reduce,
           .overlap_parameter_gathers = options.overlap_param_gather,

@@ -206,6 +206,7 @@ struct Options {
   int32_t tiktoken_num_special_tokens = 1000;
   std::optional<int32_t> null_tokenizer_eod_id;
   bool eod_mask_loss = false;
+  bool reset_attention_mask = false;
   bool keep_partial_validation_sample = false;
 
   // Training.

@@ -380,6 +380,7 @@ void Trainer::open_data() {
                               .eod = tokenizer->eod(),
                               .pad = tokenizer->pad(),
                               .eod_mask_loss = options_.eod_mask_loss,
+                              .reset_attention_mask = options_.reset_attention_mask,
                               .progress = [this](const std::string& line) { say(options_, line); }};
   training_data_ = order_training_data(data, samples);
   const bool evaluates = options_.eval_interval && options_.eval_iters > 0;

@@ -194,6 +194,7 @@ TEST_F(ConfigFile, SavedOptionsAreTheSameOptions) {
                                "c",
                                "--moe-router-pre-softmax=false",
                                "--eod-mask-loss",
+                               "--reset-attention-mask",
                                "--bf16"};
   const Options before = parse_command_line(arguments).options;
   write(to_toml(before));

@@ -188,8 +188,9 @@ TEST(Parse, DataAreNamedInOneWay) {
 
 TEST(Parse, FlagsThatWouldNotDoWhatTheySayAreExplained) {
   EXPECT_EQ(parse_command_line(train_with({"--reset-position-ids"})).notes.size(), 1U);
-  EXPECT_TRUE(
-      refusal(train_with({"--reset-attention-mask"})).starts_with("--reset-attention-mask: "));
+  EXPECT_EQ(refusal(train_with({"--dataloader-inter-document-masking"})),
+            "--dataloader-inter-document-masking: give --reset-attention-mask: it keeps attention "
+            "within documents.");
 }
 
 TEST(Parse, WrongValuesAreNamedBeforeMissingOnes) {

@@ -452,6 +452,52 @@ TEST_F(SamplerTest, PaddingHasNoLossAndBecomesZero) {
   }
 }
 
+std::vector<int32_t> starts_of(const SampleSource& source, int64_t i) {
+  Sample sample(source.options().sequence_length);
+  std::vector<int32_t> starts(sample.tokens.size(), -1);
+  source.get(i, sample.tokens, sample.labels, sample.mask, {}, starts);
+  return starts;
+}
+
+// The id that ends a document belongs to it; the token after it is in another one.
+TEST_F(SamplerTest, KnowsWhereDocumentsBegin) {
+  write(make_documents(20, true));
+  SampleOptions wanted = options(8, 1);
+  const SampleSource plain = source(wanted);
+  wanted.reset_attention_mask = true;
+  const SampleSource cut = source(wanted);
+  int documents = 0;
+  for (int64_t i = 0; i < cut.num_samples(); ++i) {
+    const Sample sample = sample_of(cut, i);
+    EXPECT_EQ(sample, sample_of(plain, i));
+    EXPECT_EQ(starts_of(plain, i), std::vector<int32_t>(8, 0));
+    const std::vector<int32_t> starts = starts_of(cut, i);
+    EXPECT_EQ(starts[0], 0);
+    for (size_t t = 1; t < sample.tokens.size(); ++t) {
+      const bool begins = sample.tokens[t - 1] == kEod;
+      EXPECT_EQ(starts[t], begins ? static_cast<int32_t>(t) : starts[t - 1]) << i << " " << t;
+      documents += begins;
+    }
+  }
+  EXPECT_GT(documents, 0);
+}
+
+// As a token, padding becomes 0, and so does what is beyond the end of the data; even where 0 ends
+// documents neither does.
+TEST_F(SamplerTest, PaddingEndsNoDocument) {
+  write({{5, 9, 0, 9, 9, 8, 3}});
+  SampleOptions wanted = options(4, 1);
+  wanted.eod = 0;
+  wanted.pad = 9;
+  wanted.keep_partial = true;
+  wanted.reset_attention_mask = true;
+  const SampleSource samples = source(wanted);
+  ASSERT_EQ(samples.num_samples(), 2);
+  const bool swapped = sample_of(samples, 0).tokens[0] != 5;
+  EXPECT_EQ(starts_of(samples, swapped ? 1 : 0), (std::vector<int32_t>{0, 0, 0, 3}));
+  EXPECT_EQ(starts_of(samples, swapped ? 0 : 1), (std::vector<int32_t>{0, 0, 0, 0}));
+}
+
 std::vector<int32_t> valid_of(const SampleSource& source, int64_t i) {
   Sample sample(source.options().sequence_length);
   std::vector<int32_t> valid(sample.tokens.size(), -1);

@@ -32,6 +32,7 @@ TEST(ChangedOptions, NamesWhatMakesAnotherRun) {
       {[](Options& o) { o.adam_beta2 = 0.5; }, "--adam-beta2 0.999 -> 0.5"},
       {[](Options& o) { o.adam_eps = 0.5; }, "--adam-eps 1e-08 -> 0.5"},
       {[](Options& o) { o.eod_mask_loss = true; }, "--eod-mask-loss false -> true"},
+      {[](Options& o) { o.reset_attention_mask = true; }, "--reset-attention-mask false -> true"},
       {[](Options& o) { o.calculate_per_token_loss = true; },
        "--calculate-per-token-loss false -> true"},
       {[](Options& o) { o.weight_decay = 0.5; }, "--weight-decay 0.01 -> 0.5"},
