@@ -382,9 +382,9 @@ TEST_P(GpuLayout, HasTheSameBitsOnStreams) {
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuLayout, ::testing::ValuesIn(layouts()),
                          [](const auto& info) { return info.param.name; });
 
-// Attention over the context in bf16, with heads that cuDNN takes, and with dropout, which it does
-// not: on every rank each chunk of queries has another number of keys. Few cases, since every rank
-// chooses kernels for each of them.
+// Attention over the context in bf16, with heads that cuDNN takes, and with dropout and documents,
+// which it does not: on every rank each chunk of queries has another number of keys. Few cases,
+// since every rank chooses kernels for each of them.
 std::vector<ContextCase> context_cases() {
   const AttentionAttributes small{
       .batch = 2, .sequence = 512, .heads = 4, .groups = 4, .head_dim = 64, .scale = 0.125};
@@ -400,6 +400,12 @@ std::vector<ContextCase> context_cases() {
   add("window_within_a_chunk", 2, grouped);
   grouped.window = 320;
   add("window_over_chunks", 4, grouped);
+  // Rows of two sequences of 600 tokens, in chunks of 75 and 150.
+  const std::vector<int64_t> documents = {1, 75, 140, 300, 520, 599, 750, 761};
+  cases.push_back({"documents_window_on_4", 4, grouped, DType::bf16, documents});
+  grouped.window = 0;
+  cases.push_back({"documents_on_2", 2, grouped, DType::bf16, documents});
+  grouped.window = 320;
   grouped.seed = 3;
   grouped.probability = 0.2;
   add("dropout", 4, grouped);
