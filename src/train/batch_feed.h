@@ -20,6 +20,10 @@ class BatchFeed {
   int64_t write(const Interpreter& interpreter, const BatchValues& batch, int64_t first);
 
  private:
+  // Writes the sample that was read last, as sequence `sequence` of the micro-batch.
+  void write_sequence(const Interpreter& interpreter, const BatchValues& batch,
+                      int32_t sequence) const;
+
   const SampleSource& source_;
   // Of one sample.
   std::vector<int32_t> tokens_;
