@@ -34,10 +34,14 @@ cudaDataType_t data_type(DType dtype) {
 // The descriptions that cuBLASLt needs, each destroyed with its owner.
 class Layout {
  public:
-  Layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {
+  // With `batch` > 1 the first of as many matrices that are `step` elements apart.
+  Layout(DType dtype, int64_t rows, int64_t columns, int64_t stride, int64_t batch, int64_t step) {
     check_blas(cublasLtMatrixLayoutCreate(&layout_, data_type(dtype), static_cast<uint64_t>(rows),
                                           static_cast<uint64_t>(columns), stride),
                "describing a matrix");
+    if (batch == 1) return;
+    set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batch));
+    set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);
   }
   ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
   Layout(const Layout&) = delete;
@@ -45,6 +49,12 @@ class Layout {
   cublasLtMatrixLayout_t get() const { return layout_; }
 
  private:
+  template <class T>
+  void set(cublasLtMatrixLayoutAttribute_t attribute, const T& value) {
+    check_blas(cublasLtMatrixLayoutSetAttribute(layout_, attribute, &value, sizeof(value)),
+               "describing a matrix");
+  }
+
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
@@ -87,8 +97,8 @@ class Preference {
 };
 
 // All that an algorithm depends on.
-using ProductKey =
-    std::tuple<int64_t, int64_t, int64_t, DType, DType, bool, bool, int64_t, int64_t, bool, bool>;
+using ProductKey = std::tuple<int64_t, int64_t, int64_t, DType, DType, bool, bool, int64_t, int64_t,
+                              bool, bool, int64_t, int64_t, int64_t, int64_t>;
 
 // What the memory plan promises of every operand, and what cuBLASLt demands of its workspace.
 constexpr uint32_t kOperandAlignment = 64;
@@ -121,6 +131,7 @@ CudaContext::~CudaContext() {
 bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std::byte* scratch) {
   if (product.m == 0 || product.n == 0 || product.k == 0) return false;
   TROUPE_CHECK(product.left.dtype == product.right.dtype, "a product of two dtypes");
+  TROUPE_CHECK(product.addend == nullptr || !product.accumulate, "a product with two addends");
   const bool is_double = product.left.dtype == DType::f64;
   if (is_double && product.bias != nullptr) return false;
   const cudaDataType_t scale = is_double ? CUDA_R_64F : CUDA_R_32F;
@@ -141,9 +152,13 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
   };
   const auto [right_rows, right_columns] = layout_of(product.right, product.n, product.k);
   const auto [left_rows, left_columns] = layout_of(product.left, product.k, product.m);
-  const Layout right(product.right.dtype, right_rows, right_columns, product.right.stride);
-  const Layout left(product.left.dtype, left_rows, left_columns, product.left.stride);
-  const Layout out(product.out_dtype, product.n, product.m, product.n);
+  const Layout right(product.right.dtype, right_rows, right_columns, product.right.stride,
+                     product.batch, product.right.step);
+  const Layout left(product.left.dtype, left_rows, left_columns, product.left.stride, product.batch,
+                    product.left.step);
+  const Layout out(product.out_dtype, product.n, product.m, product.n, product.batch,
+                   product.out_step);
+  const bool adds = product.accumulate || product.addend != nullptr;
 
   const ProductKey key{product.m,
                        product.n,
@@ -154,8 +169,12 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
                        product.right.transposed,
                        product.left.stride,
                        product.right.stride,
-                       product.accumulate,
-                       product.bias != nullptr};
+                       adds,
+                       product.bias != nullptr,
+                       product.batch,
+                       product.left.step,
+                       product.right.step,
+                       product.out_step};
   auto found = library_->algorithms.find(key);
   if (found == library_->algorithms.end()) {
     Preference preference;
@@ -184,18 +203,21 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
   }
   if (!found->second.has_value()) return false;
 
-  const double double_factors[2] = {1, product.accumulate ? 1.0 : 0.0};
-  const float float_factors[2] = {1, product.accumulate ? 1.0F : 0.0F};
+  const double added = product.accumulate ? 1 : product.beta;
+  const double double_factors[2] = {product.alpha, adds ? added : 0};
+  const float float_factors[2] = {static_cast<float>(double_factors[0]),
+                                  static_cast<float>(double_factors[1])};
   const void* alpha = &float_factors[0];
   const void* beta = &float_factors[1];
   if (is_double) {
     alpha = &double_factors[0];
     beta = &double_factors[1];
   }
+  const void* addend = product.addend != nullptr ? product.addend : product.out;
   const cublasStatus_t status =
       cublasLtMatmul(library_->handle, description.get(), alpha, product.right.data, right.get(),
-                     product.left.data, left.get(), beta, product.out, out.get(), product.out,
-                     out.get(), &*found->second, workspace_in(scratch), kWorkspaceBytes, stream);
+                     product.left.data, left.get(), beta, addend, out.get(), product.out, out.get(),
+                     &*found->second, workspace_in(scratch), kWorkspaceBytes, stream);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) {  // the choice was too hopeful
     found->second.reset();
     return false;

@@ -20,10 +20,13 @@ struct DenseOperand {
   DType dtype = DType::f32;
   int64_t stride = 0;  // elements from row to row, as stored
   bool transposed = false;
+  int64_t step = 0;  // elements from a product's operand to that of the next in a batch
 };
 
 // out [m, n] (+)= left [m, k] right [k, n] (+ bias [n]), summed in the accumulation type of the
-// operands and rounded once.
+// operands and rounded once. Or alpha left right + beta addend; or several such products of one
+// size in a batch. Operands, results and addends begin at multiples of 64 bytes, those of a batch
+// too.
 struct DenseProduct {
   int64_t m = 0;
   int64_t n = 0;
@@ -34,6 +37,11 @@ struct DenseProduct {
   DType out_dtype = DType::f32;
   bool accumulate = false;
   const void* bias = nullptr;  // of out_dtype; nullptr: none
+  double alpha = 1;
+  const void* addend = nullptr;  // a matrix like `out`, not with `accumulate`; nullptr: none
+  double beta = 0;
+  int64_t batch = 1;
+  int64_t out_step = 0;  // of `out` and `addend`
 };
 
 class CudaContext {
