@@ -32,6 +32,8 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/local_experts/local_experts.h"
+#include "ops/muon/muon.h"
+#include "ops/newton_schulz/newton_schulz.h"
 #include "ops/offload/offload.h"
 #include "ops/permute/permute.h"
 #include "ops/pipeline_message/pipeline_message.h"
@@ -115,6 +117,9 @@ constexpr std::array kOperations = {
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
     &kLocalExperts,
+    &kMuonMomentum,
+    &kMuonUpdate,
+    &kNewtonSchulz,
     &kOffload,
     &kPermute,
     &kPrefixSum,

@@ -17,6 +17,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/newton_schulz/newton_schulz.h"
 #include "ops/permute/permute.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -51,6 +52,17 @@ inline OpSample linear_sample(int64_t t, int64_t n, int64_t k, bool bias, Linear
             const ValueId w = sample.tensor("w", {n, k}, {.deviation = 0.1});
             const ValueId b = bias ? sample.tensor("b", {n}) : ValueId{};
             sample.result(linear(sample.builder(), x, w, {.bias = b, .output = output}, "y"));
+          }};
+}
+
+// f32 matrices with products in bf16 where the sample's compute type is that.
+inline OpSample newton_schulz_sample(const Shape& shape, NewtonSchulzAttributes attributes) {
+  return {"newton_schulz " + shape.to_string(), [=](SampleBuilder& sample) {
+            NewtonSchulzAttributes of_type = attributes;
+            if (sample.dtype() == DType::bf16) of_type.arithmetic = NewtonSchulzArithmetic::bf16;
+            const ValueId x =
+                sample.tensor("x", shape, {.differentiable = false, .accumulation = true});
+            sample.result_without_gradient(newton_schulz(sample.builder(), x, of_type, "y"));
           }};
 }
 
@@ -367,6 +379,15 @@ inline std::vector<LargeSample> large_samples() {
     add_context({.sequence = 150, .head_dim = 20, .window = 100}, 3, rank, begins);
   }
   add_context({.sequence = 140, .head_dim = 192}, 2, 1);
+
+  // Sums of squares of one piece and of as many as there may be; batches of several launches.
+  add(kNewtonSchulz, newton_schulz_sample({192, 320}, {}));
+  add(kNewtonSchulz, newton_schulz_sample({1100, 70}, {}));
+  add(kNewtonSchulz, newton_schulz_sample({5, 133, 61}, {}));
+  add(kNewtonSchulz,
+      newton_schulz_sample({2, 384, 200}, {.sections = {{{256, 2}, {64, 1}, {64, 0.5}}}}));
+  add(kNewtonSchulz,
+      newton_schulz_sample({160, 256, 384}, {.coefficients = NewtonSchulzCoefficients::simple}));
 
   add(kPermute, dispatch_sample(600, 2, 8, 64, 1));
   add(kPermute, dispatch_sample(333, 8, 128, 40, 1));

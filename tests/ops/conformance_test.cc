@@ -164,6 +164,8 @@ TEST(Registry, EveryKindIsExercised) {
                                            "gather_parameter",
                                            "gather_shards",
                                            "heads_to_sequence",
+                                           "muon_momentum",
+                                           "muon_update",
                                            "prefix_sum",
                                            "push_rows",
                                            "push_rows_back",
