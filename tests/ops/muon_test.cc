@@ -270,8 +270,8 @@ double relative_distance(const Numbers& actual, const Numbers& reference) {
 }
 
 // In bf16 results are those with a rounding wherever X, A or the polynomial is stored. Few bits of
-// such small matrices round to the other side because sums are in f32; one rounding less or more
-// changes a result by a third of a percent.
+// such small matrices round to the other side because sums are in f32, which changes a result by
+// less than 0.1 %; one rounding less changes it by 0.6 % or more.
 TEST(NewtonSchulz, BrainFloatIsRoundedWhenItIsStored) {
   const auto rounded = [](PlainMatrix m) {
     for (double& value : m.values) value = static_cast<double>(bf16(value));
@@ -280,7 +280,7 @@ TEST(NewtonSchulz, BrainFloatIsRoundedWhenItIsStored) {
   for (const auto& [rows, columns] : {std::pair(8, 20), std::pair(17, 10), std::pair(24, 60)}) {
     const PlainMatrix x = random_matrix(rows, columns, 7);
     const Numbers narrow = orthogonalised(x, kBrainFloat, DType::f32);
-    EXPECT_LT(relative_distance(narrow, plain_newton_schulz(x, false, 5, rounded).values), 1e-3);
+    EXPECT_LT(relative_distance(narrow, plain_newton_schulz(x, false, 5, rounded).values), 2e-3);
     for (const double value : narrow) EXPECT_EQ(value, static_cast<double>(bf16(value)));
   }
 }

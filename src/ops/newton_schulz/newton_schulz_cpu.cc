@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kPieceElements = 32768;
 
 // The workspace of one matrix: X and its successor, A and b A + c A A, and the sums of squares of
-// its pieces. Each begins with a cache line.
+// its pieces. Each begins with a cache line. With no memory only `bytes` is found.
 template <class A>
 struct NewtonSchulzMemory {
   A* x = nullptr;
@@ -26,7 +26,7 @@ struct NewtonSchulzMemory {
 
   NewtonSchulzMemory(std::byte* memory, const SectionMatrix& section) {
     const auto take = [&]<class T>(T*& part, int64_t elements) {
-      part = reinterpret_cast<T*>(memory + bytes);
+      if (memory != nullptr) part = reinterpret_cast<T*>(memory + bytes);
       bytes += (static_cast<uint64_t>(elements) * sizeof(T) + 63) / 64 * 64;
     };
     take(x, section.elements());
