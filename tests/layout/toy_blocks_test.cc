@@ -37,15 +37,16 @@ class ToyMixer : public LayerBlock {
     const ValueId rows = ranks.enter(input, "toy_in_all");
     const ValueId qkv = linear(context.builder, rows, context.parameter(w_in_), {}, "toy_qkv");
     const int32_t heads = kHeads / ranks.ranks();
-    const ValueId mixed = attend_over_context(context.builder, context.part(),
-                                              context.options.context_exchange, qkv, {}, context.batch.starts,
-                                              {.batch = context.batch.batch,
-                                               .sequence = context.batch.sequence,
-                                               .heads = heads,
-                                               .groups = heads,
-                                               .head_dim = kHeadSize,
-                                               .scale = 0.5},
-                                              "toy_mixed");
+    const ValueId mixed =
+        attend_over_context(context.builder, context.part(), context.options.context_exchange, qkv,
+                            {}, context.batch.starts,
+                            {.batch = context.batch.batch,
+                             .sequence = context.batch.sequence,
+                             .heads = heads,
+                             .groups = heads,
+                             .head_dim = kHeadSize,
+                             .scale = 0.5},
+                            "toy_mixed");
     return leave_linear(context.builder, ranks, mixed, context.parameter(w_out_), {}, "toy_out");
   }
 

@@ -144,7 +144,8 @@ ValueId GqaAttention::build_core(const BlockContext& context, ValueId rotated) c
   const Heads heads = heads_of_rank(tensor_parallel.ranks());
   const double dropped = context.options.training ? spec_.dropout : 0;
   return attend_over_context(context.builder, context.part(), context.options.context_exchange,
-                             rotated, dropped > 0 ? context.options.step : ValueId{}, context.batch.starts,
+                             rotated, dropped > 0 ? context.options.step : ValueId{},
+                             context.batch.starts,
                              {.batch = context.batch.batch,
                               .sequence = context.batch.sequence,
                               .heads = heads.queries,
