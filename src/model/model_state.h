@@ -36,7 +36,8 @@ struct Parameter : ParameterSpec {
   // What the optimizer keeps, and fp32 master weights, of the shard (shape_of_shard). There is
   // nothing of it when the model is not trained, or the shard is empty.
   std::vector<OptimizerTensor> optimizer;
-  StateId master;  // only when `value` is bf16
+  OptimizedParameter optimized;  // as the optimizer sees it
+  StateId master;                // only when `value` is bf16
 
   // Does this rank update some of it?
   bool is_updated() const { return gradient.valid() && shard.end > shard.begin; }

@@ -62,6 +62,7 @@ struct ParameterSpec {
   bool is_with_loss = false;       // or that with the loss, or both
   bool is_outer = false;           // embedding or head, which may have their own learning rate
   bool is_qk_norm = false;         // whose weight decay is an option
+  bool is_fused = false;           // the sections of its rows are matrices of their own
   bool decay = true;               // weight decay applies (not to norms and biases)
   // How the elements start: normal with deviation `init_std`, or uniform between -init_bound and
   // init_bound; where both are 0 all are `init_constant`.

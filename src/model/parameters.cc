@@ -94,9 +94,19 @@ class Declaration {
   template <class AddState>
   void add_optimizer_state(Parameter& parameter, DType dtype, const Shape& kept,
                            const AddState& add_state) {
+    OptimizedParameter& what = parameter.optimized;
+    what = {.dtype = dtype,
+            .whole_shape = parameter.whole_shape,
+            .kept = kept,
+            .is_outer = parameter.is_outer,
+            .row_matrices = {}};
+    if (parameter.is_fused) {
+      for (const CutSection& section : parameter.cuts.front().sections) {
+        what.row_matrices.push_back(section.size);
+      }
+    }
     parameter.optimizer = part_.run->optimizer->declare(
-        {.dtype = dtype, .whole_shape = parameter.whole_shape, .kept = kept},
-        [&](const std::string& prefix, DType type, const Shape& shape) {
+        what, [&](const std::string& prefix, DType type, const Shape& shape) {
           return add_state(prefix + ".", type, shape, Role::optimizer);
         });
     for (const OptimizerTensor& tensor : parameter.optimizer) {

@@ -28,8 +28,10 @@ struct OptimizerTensor {
 // A parameter as a rank updates it.
 struct OptimizedParameter {
   DType dtype = DType::f32;
-  Shape whole_shape;  // in the whole model
-  Shape kept;         // of the part that this rank updates
+  Shape whole_shape;                  // in the whole model
+  Shape kept;                         // of the part that this rank updates
+  bool is_outer = false;              // embedding or head
+  std::vector<int64_t> row_matrices;  // rows of what are several matrices; empty: it is one
 };
 
 // Adds a tensor of the state; its name is `prefix` and then the parameter's.
@@ -39,6 +41,7 @@ using AddOptimizerState =
 // One parameter's values of a program. Master weights are there exactly where the parameter is
 // bf16: they are then what is updated.
 struct ParameterUpdate {
+  OptimizedParameter what;
   ValueId parameter;
   ValueId gradient;
   ValueId master;

@@ -52,7 +52,8 @@ void build_update(Builder& builder, const ModelConfig& config, const ModelState&
     const ValueId gradient = builder.state(parameter.gradient);
     state.part.run->optimizer->emit_update(
         builder,
-        {.parameter = value,
+        {.what = parameter.optimized,
+         .parameter = value,
          .gradient = gradient,
          .master = parameter.master.valid() ? builder.state(parameter.master) : ValueId{},
          .tensors = parameter.optimizer,

@@ -7,10 +7,10 @@
 #include "base/error.h"
 #include "base/machine.h"
 #include "model/parameter_layout.h"
-#include "optimizer/adamw_optimizer.h"
 #include "runtime/device_memory.h"
 #include "train/model_options.h"
 #include "train/offload_options.h"
+#include "train/optimizer_options.h"
 #include "train/schedules.h"
 
 namespace troupe {
@@ -110,15 +110,6 @@ int32_t expert_tensor_parallel_of(const Options& options) {
   return suffices ? options.tensor_model_parallel_size : 1;
 }
 
-DType moment_dtype(const Options& options, const std::string& name, const char* flag) {
-  if (name == "fp32") return DType::f32;
-  if (!options.use_precision_aware_optimizer) {
-    throw_bad_request(
-        fmt::format("{} {}: it belongs to --use-precision-aware-optimizer; add that.", flag, name));
-  }
-  return name == "fp8" ? DType::f8e4m3 : DType::bf16;
-}
-
 DType main_gradient_dtype(const Options& options) {
   if (options.main_grads_dtype == "bf16" && !options.use_precision_aware_optimizer) {
     throw_bad_request(
@@ -173,10 +164,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
   asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
   Layout layout(std::move(asked));
   check_layout(config, layout, sequence_length_of(options, config), context_exchange_of(options));
-  const DType exp_avg = moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype");
-  const DType exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype");
-  if (exp_avg == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-dtype");
-  if (exp_avg_sq == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-sq-dtype");
+  std::shared_ptr<const Optimizer> optimizer = optimizer_of(options, config, layout, sharding);
 
   PipelineShape schedule;
   schedule.schedule = schedule_of(options);
@@ -209,19 +197,14 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
                                  group == nullptr ? one_machine : group->machine_of_rank(),
                                  options.ranks_per_gpu);
   }
-  return {
-      .layout = std::move(layout),
-      .partition = std::move(partition),
-      .schedule = schedule,
-      .sharding = sharding,
-      .main_gradients = main_gradient_dtype(options),
-      .optimizer = std::make_shared<const AdamWOptimizer>(AdamWOptions{.beta1 = options.adam_beta1,
-                                                                       .beta2 = options.adam_beta2,
-                                                                       .epsilon = options.adam_eps,
-                                                                       .exp_avg = exp_avg,
-                                                                       .exp_avg_sq = exp_avg_sq}),
-      .optimizer_offload = optimizer_offload_of(options),
-      .is_staged = is_staged};
+  return {.layout = std::move(layout),
+          .partition = std::move(partition),
+          .schedule = schedule,
+          .sharding = sharding,
+          .main_gradients = main_gradient_dtype(options),
+          .optimizer = std::move(optimizer),
+          .optimizer_offload = optimizer_offload_of(options),
+          .is_staged = is_staged};
 }
 
 std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,

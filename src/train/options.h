@@ -239,6 +239,15 @@ struct Options {
   std::string weight_decay_incr_style = "constant";
   bool apply_wd_to_qk_layernorm = false;
   std::string no_weight_decay_cond_type;
+  std::string optimizer = "adam";
+  double muon_momentum = 0.9;
+  bool muon_nesterov = false;
+  std::string muon_scale_mode = "spectral";
+  double muon_extra_scale_factor = 1.0;
+  std::string muon_coefficient_type = "quintic";
+  int32_t muon_num_ns_steps = 5;
+  std::string muon_fp32_matmul_prec = "medium";
+  bool muon_no_split_qkv = false;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;

@@ -154,9 +154,9 @@ TEST_P(NarrowState, MomentsInEightBitsAreThoseOfOneRank) {
   ASSERT_EQ(one.size(), ranks.size());
   int64_t elements = 0;
   int64_t others = 0;
-  const std::string first_moment = "after it, first moment of ";
+  const std::string first_moment = "after it, exp_avg of ";
   for (const auto& [name, expected] : one) {
-    if (name.find("moment of") == std::string::npos) continue;
+    if (name.find("exp_avg") == std::string::npos) continue;
     const bool is_first = name.rfind(first_moment, 0) == 0;
     const auto tolerance_of = [&, parameter =
                                       name.substr(is_first ? first_moment.size() : 0)](size_t i) {
@@ -200,7 +200,7 @@ TEST(NarrowSharding, ChangesNoBitOfMomentsInEightBits) {
     layout.sharding = sharding;
     const Outcome found = run_layout(layout);
     for (const auto& [name, values] : expected) {
-      if (name.find("moment of") == std::string::npos) continue;
+      if (name.find("exp_avg") == std::string::npos) continue;
       EXPECT_EQ(found.at(name), values) << name;
     }
   }

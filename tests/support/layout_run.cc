@@ -287,11 +287,10 @@ class Rank {
       hold(step + "gradient of ", parameter, parameter.gradient, shard, shard.begin - held.begin);
       if (number < kSteps) continue;
       hold("after it ", parameter, parameter.value, held, 0);
-      if (!exp_avg_of(parameter).values.valid()) continue;
-      hold("after it, first moment of ", parameter, exp_avg_of(parameter).values, shard, 0,
-           exp_avg_of(parameter).scales);
-      hold("after it, second moment of ", parameter, exp_avg_sq_of(parameter).values, shard, 0,
-           exp_avg_sq_of(parameter).scales);
+      for (const OptimizerTensor& tensor : parameter.optimizer) {
+        hold("after it, " + tensor.name + " of ", parameter, tensor.values, shard, 0,
+             tensor.scales);
+      }
     }
     if (number < kSteps) return;
     for (const StateId id : state_.expert_biases) {
@@ -348,14 +347,15 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
                          .chunks = partition.chunks,
                          .micro_batches = wanted.micro_batches,
                          .merged = wanted.merged};
-  return std::make_shared<const RunLayout>(
-      RunLayout{.layout = Layout(options),
-                .partition = partition,
-                .schedule = schedule,
-                .sharding = wanted.sharding,
-                .main_gradients = wanted.main_gradients,
-                .optimizer = adamw_of(wanted.exp_avg, wanted.exp_avg_sq),
-                .optimizer_offload = wanted.optimizer_offload});
+  return std::make_shared<const RunLayout>(RunLayout{
+      .layout = Layout(options),
+      .partition = partition,
+      .schedule = schedule,
+      .sharding = wanted.sharding,
+      .main_gradients = wanted.main_gradients,
+      .optimizer = wanted.optimizer != nullptr ? wanted.optimizer
+                                               : adamw_of(wanted.exp_avg, wanted.exp_avg_sq),
+      .optimizer_offload = wanted.optimizer_offload});
 }
 
 std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank,

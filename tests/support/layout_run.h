@@ -59,6 +59,7 @@ struct LayoutCase {
   DType dtype = DType::f64;
   // See RunLayout.
   DType main_gradients = DType::f32;
+  std::shared_ptr<const Optimizer> optimizer = nullptr;  // null: AdamW with moments of
   DType exp_avg = DType::f32;
   DType exp_avg_sq = DType::f32;
 };

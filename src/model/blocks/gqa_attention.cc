@@ -38,6 +38,7 @@ GqaAttention::GqaAttention(ParameterList& parameters, const GqaSpec& spec, int32
   const CutSection key_rows{.size = keys, .units = spec.groups, .is_shared = true};
   const Cut heads{.dimension = 0, .sections = {query_rows, key_rows, key_rows}};
   w_qkv_ = parameters.weight("w_qkv", {queries + 2 * keys, spec.hidden}, {.cuts = {heads}});
+  parameters.at(w_qkv_).is_fused = true;
   if (spec.has_qkv_bias) {
     b_qkv_ = parameters.bias("b_qkv", {queries + 2 * keys}, {.cuts = {heads}});
   }
