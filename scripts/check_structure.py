@@ -8,6 +8,7 @@
   pragma      every header says #pragma once
   environment only src/cli reads environment variables
   names       in program, passes and runtime no decision hangs on how a name is spelt
+  citations   pages and sources that a comment names are in the repository; so are a page's sections
 
 Usage: check_structure.py [ROOT]     ROOT is the project's folder (default: the one this script is in)
 Prints one line per violation and exits with 1 if there is any.
@@ -44,6 +45,10 @@ LEXEME = re.compile(
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
 GETENV = re.compile(r"\b(?:secure_)?getenv\b")
+# In comments, which break lines where they like.
+CITED_PAGE = re.compile(r'\b([\w/.-]+\.md)\b(?:,\s(?://\s)?"([^"]+)")?')
+CITED_SOURCE = re.compile(r"(?<![\w/.<*-])([\w/]+\.(?:h|cuh|cc|cu))\b")
+HEADING = re.compile(r"^#+ (.*?)\s*$", re.MULTILINE)
 NAME_TEST = re.compile(r'(?:\.|->)\s*(?:(?:starts_with|ends_with)\s*\(|r?find\s*\(\s*")')
 
 
@@ -176,6 +181,32 @@ class Checker:
                 self.report(name, 0, f"{count} lines, over the {PASS_LINES} that a pass may have")
         return total
 
+    def check_citations(self):
+        root = self.source_folder.parent
+        known = {path.name for folder in ("src", "tests", "bench", "fuzz")
+                 for path in (root / folder).rglob("*.*")}
+        for name, text in self.texts.items():
+            for match in LEXEME.finditer(text):
+                comment = match.group(0)
+                if not comment.startswith(("//", "/*")):
+                    continue
+                for source in CITED_SOURCE.findall(comment):
+                    room, _, rest = source.partition("/")
+                    is_there = source in known if not rest else (
+                        room not in ROOMS or source in self.texts)
+                    if not is_there:
+                        self.report(name, line_of(text, match.start()),
+                                    f"names {source}, which is not in the repository")
+            for match in CITED_PAGE.finditer(text):
+                page, section = match.groups()
+                places = [path for path in (root / page, root / "docs" / page) if path.is_file()]
+                line = line_of(text, match.start())
+                if not places:
+                    self.report(name, line, f"names {page}, which is not in the repository")
+                elif section and section.replace("\n// ", " ") not in HEADING.findall(
+                        places[0].read_text(encoding="utf-8")):
+                    self.report(name, line, f'names "{section}", which is no section of {page}')
+
     def check_headers(self):
         for name, code in self.codes.items():
             if Path(name).suffix in HEADERS and not PRAGMA_ONCE.search(code):
@@ -207,6 +238,7 @@ class Checker:
         if len(self.violations) == before:  # those are circles of units, too
             self.check_units()
         total = self.check_budget()
+        self.check_citations()
         self.check_headers()
         self.check_environment()
         self.check_names()

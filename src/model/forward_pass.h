@@ -1,5 +1,5 @@
 // What goes into the forward pass of one stage for one micro-batch, and what comes out of it: plain
-// values that the blocks of a layer (attention.h, feed_forward.h) share with the decoder.
+// values that the blocks of a layer (layer_block.h) share with the decoder.
 #pragma once
 
 #include <cstdint>

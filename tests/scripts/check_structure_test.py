@@ -104,6 +104,18 @@ class CheckStructure(unittest.TestCase):
     def test_pass_of_full_length(self):
         self.assertEqual(self.check({"passes/long.cc": "\n" * 400}).returncode, 0)
 
+    def test_citations(self):
+        self.assert_violation({"ops/add.cc": "int i;\n// See gone.h.\n"}, "src/ops/add.cc:2",
+                              "names gone.h")
+        self.assert_violation({"ops/add.cc": "// As base/gone.h says.\n"}, "names base/gone.h")
+        self.assert_violation({"ops/add.cc": "// docs/gone.md says why.\n"}, "names docs/gone.md")
+        page = {"../docs/page.md": "# Page\n\n## A part\n"}
+        self.assert_violation({**page, "ops/add.cc": '\n// (docs/page.md, "Another")\n'},
+                              "src/ops/add.cc:2", 'names "Another"', "no section of docs/page.md")
+        result = self.check({**page, "ops/add.cc": '// error.h, base/error.h, other/system.h\n'
+                                                   '// (docs/page.md, "A\n// part")\n'})
+        self.assertEqual(result.returncode, 0, result.stderr)
+
     def test_missing_pragma(self):
         self.assert_violation({"ops/a.h": "// #pragma once\nint a;\n"}, "src/ops/a.h",
                               "#pragma once")
