@@ -100,11 +100,7 @@ struct ModelConfig {
     return num_experts > 0 && moe_layers[static_cast<size_t>(layer)];
   }
   int32_t moe_layer_count() const;
-  // Rows of the first product of an MLP `width` wide.
-  int64_t mlp_rows(int64_t width) const { return gated_linear_unit ? 2 * width : width; }
   bool has_shared_expert() const { return moe_shared_expert_intermediate_size > 0; }
-  int32_t qkv_size() const { return (num_attention_heads + 2 * num_query_groups) * kv_channels; }
-  int32_t attention_size() const { return num_attention_heads * kv_channels; }
 
   bool operator==(const ModelConfig&) const = default;
 

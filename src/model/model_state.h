@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "model/model_part.h"
@@ -55,10 +54,8 @@ struct ModelState {
 
   // nullptr when the rank has no such parameter.
   const Parameter* search(ParameterId id) const;
-  const Parameter* search(std::string_view name, int32_t layer = -1) const;
   // Aborts when the rank has no such parameter.
   const Parameter& get(ParameterId id) const;
-  const Parameter& get(std::string_view name, int32_t layer = -1) const;
 };
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include "optimizer/muon_optimizer.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
+#include "support/named_parameter.h"
 
 namespace troupe::testing {
 namespace {
@@ -47,8 +48,8 @@ TEST(Muon, MatricesOfLayersHaveAMomentumAndAllElseTwoMoments) {
     EXPECT_EQ((*state.table)[parameter.optimizer.front().values].dtype, DType::f32);
   }
   const std::vector<int64_t> rows = {32, 16, 16};
-  EXPECT_EQ(state.get("w_qkv", 1).optimized.row_matrices, rows);
-  EXPECT_TRUE(state.get("w_gate_up", 1).optimized.row_matrices.empty());
+  EXPECT_EQ(get_parameter(state, "w_qkv", 1).optimized.row_matrices, rows);
+  EXPECT_TRUE(get_parameter(state, "w_gate_up", 1).optimized.row_matrices.empty());
 }
 
 }  // namespace

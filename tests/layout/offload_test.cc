@@ -278,13 +278,8 @@ TEST(OffloadMemory, CopiesTheInputsOfModules) {
   const int64_t hidden = model.hidden_size;
   const int64_t qkv = model.kv_channels * (model.num_attention_heads + 2 * model.num_query_groups);
   const int64_t rows = model.moe_router_topk;
-  const std::vector<int64_t> columns = {hidden,
-                                        hidden,
-                                        qkv,
-                                        hidden,
-                                        hidden,
-                                        rows * hidden,
-                                        rows * model.mlp_rows(model.moe_ffn_hidden_size)};
+  const std::vector<int64_t> columns = {
+      hidden, hidden, qkv, hidden, hidden, rows * hidden, rows * 2 * model.moe_ffn_hidden_size};
   std::vector<Named> modules = single_modules();
   for (size_t i = 0; i < modules.size(); ++i) {
     SCOPED_TRACE(modules[i].name);

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "model/rank_parameters.h"
+#include "support/named_parameter.h"
 
 namespace troupe {
 namespace {
@@ -51,7 +52,7 @@ LayoutOptions sizes(int32_t world, int32_t tp, int32_t ep, int32_t etp, int32_t 
 ParameterSlice slice(const ModelConfig& config, const Layout& layout, int32_t rank,
                      std::string_view name, int32_t layer) {
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
-  return slice_of(state.get(name, layer), layout, rank);
+  return slice_of(get_parameter(state, name, layer), layout, rank);
 }
 
 // The table of docs/layouts.md: heads, gate and linear halves each by themselves, columns, blocks
@@ -91,7 +92,7 @@ TEST(ParameterLayout, GradientClasses) {
   const ModelConfig config = small_moe();
   const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
   const auto class_of = [&](const char* name, int32_t layer = 1) {
-    return state.get(name, layer).gradient_class;
+    return get_parameter(state, name, layer).gradient_class;
   };
   EXPECT_EQ(class_of("w_router"), GradientClass::replicated);
   EXPECT_EQ(class_of("w_shared_gate"), GradientClass::replicated);
@@ -168,7 +169,9 @@ TEST(ParameterLayout, SlicesCoverEveryElementEquallyOften) {
         const bool has_keys =
             parameter.name == "w_qkv" || parameter.name == "b_qkv" || parameter.name == "k_norm";
         const int copies = std::max(1, c.tp / config.num_query_groups);
-        const int64_t queries = parameter.name == "k_norm" ? 0 : config.attention_size() * inner;
+        const int64_t queries = parameter.name == "k_norm"
+                                    ? 0
+                                    : config.num_attention_heads * config.kv_channels * inner;
         for (int64_t i = 0; i < shape.elements(); ++i) {
           const bool key = has_keys && !replicated && i >= queries;
           ASSERT_EQ(times[static_cast<size_t>(i)], expected * (key ? copies : 1))

@@ -10,6 +10,7 @@
 
 #include "program/test_models.h"
 #include "support/adamw_state.h"
+#include "support/named_parameter.h"
 
 namespace troupe {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 using namespace testing;
 
 Shape shape_of(const ModelState& state, std::string_view name, int32_t layer = -1) {
-  const Parameter* parameter = state.search(name, layer);
+  const Parameter* parameter = search_parameter(state, name, layer);
   return parameter == nullptr ? Shape{0} : (*state.table)[parameter->value].shape;
 }
 
@@ -38,7 +39,7 @@ TEST(ModelState, ShapesOfAMixedModel) {
     EXPECT_EQ(shape_of(state, "w_attention_out", layer), (Shape{32, 32}));
     EXPECT_EQ(shape_of(state, "post_attention_norm", layer), (Shape{32}));
   }
-  EXPECT_EQ(state.search("w_router", 0), nullptr);
+  EXPECT_EQ(search_parameter(state, "w_router", 0), nullptr);
   EXPECT_EQ(shape_of(state, "w_gate_up", 0), (Shape{80, 32}));
   EXPECT_EQ(shape_of(state, "w_down", 0), (Shape{32, 40}));
   EXPECT_EQ(shape_of(state, "w_router", 1), (Shape{4, 32}));
@@ -48,10 +49,10 @@ TEST(ModelState, ShapesOfAMixedModel) {
 
 TEST(ModelState, OptionalParameters) {
   const ModelState tied = declare_model_state(dense_model(1), DType::f32, false);
-  EXPECT_EQ(tied.search("head"), nullptr);
+  EXPECT_EQ(search_parameter(tied, "head"), nullptr);
   const ModelState plain = declare_model_state(moe_model(1), DType::f32, false);
-  EXPECT_EQ(plain.search("q_norm", 0), nullptr);
-  EXPECT_NE(plain.search("head"), nullptr);
+  EXPECT_EQ(search_parameter(plain, "q_norm", 0), nullptr);
+  EXPECT_NE(search_parameter(plain, "head"), nullptr);
 }
 
 TEST(ModelState, TypesAndRoles) {
@@ -143,19 +144,19 @@ TEST(InitialValues, OfARoutersBiasAreDrawn) {
   ModelConfig config = moe_model(1);
   config.add_bias_linear = true;
   const ModelState state = declare_model_state(config, DType::f32, false);
-  const Parameter& router = state.get("b_router", 0);
+  const Parameter& router = get_parameter(state, "b_router", 0);
   EXPECT_FALSE(router.decay);
   EXPECT_NEAR(deviation(values(router, 7, 20000)), config.init_method_std,
               0.025 * config.init_method_std);
-  EXPECT_EQ(initial_value(state.get("b_down", 0), 7, 0), 0.0);
+  EXPECT_EQ(initial_value(get_parameter(state, "b_down", 0), 7, 0), 0.0);
 }
 
 TEST(InitialValues, OfAnEmbeddingMayHaveTheirOwnDeviation) {
   ModelConfig config = moe_model(1);
   config.embedding_init_method_std = 1.0;
   const ModelState state = declare_model_state(config, DType::f32, false);
-  EXPECT_EQ(state.get("embedding").init_std, 1.0);
-  EXPECT_EQ(state.get("head").init_std, config.init_method_std);
+  EXPECT_EQ(get_parameter(state, "embedding").init_std, 1.0);
+  EXPECT_EQ(get_parameter(state, "head").init_std, config.init_method_std);
 }
 
 // Uniform: the bound is sqrt(6 / (rows + columns)), of one expert's matrix, and the deviation the
@@ -165,7 +166,7 @@ TEST(InitialValues, ByXaviersRule) {
   config.init_method_xavier_uniform = true;
   const ModelState state = declare_model_state(config, DType::f32, false);
   const auto expect_bound = [&](std::string_view kind, int32_t layer, double rows, double columns) {
-    const Parameter& parameter = state.get(kind, layer);
+    const Parameter& parameter = get_parameter(state, kind, layer);
     const double bound = std::sqrt(6.0 / (rows + columns));
     const std::vector<double> drawn = values(parameter, 7, 20000);
     const auto [least, most] = std::minmax_element(drawn.begin(), drawn.end());
@@ -181,11 +182,11 @@ TEST(InitialValues, ByXaviersRule) {
   expect_bound("w_router", 0, config.num_experts, hidden);
   expect_bound("w_gate_up", 0, 2.0 * config.moe_ffn_hidden_size, hidden);
   expect_bound("w_down", 0, hidden, config.moe_ffn_hidden_size);
-  EXPECT_EQ(initial_value(state.get("final_norm"), 7, 0), 1.0);
+  EXPECT_EQ(initial_value(get_parameter(state, "final_norm"), 7, 0), 1.0);
   std::vector<double> bulk(50);
-  fill_initial_values(state.get("head"), 7, 9, 50, bulk.data());
+  fill_initial_values(get_parameter(state, "head"), 7, 9, 50, bulk.data());
   for (int64_t i = 0; i < 50; ++i) {
-    EXPECT_EQ(bulk[static_cast<size_t>(i)], initial_value(state.get("head"), 7, 9 + i));
+    EXPECT_EQ(bulk[static_cast<size_t>(i)], initial_value(get_parameter(state, "head"), 7, 9 + i));
   }
 }
 

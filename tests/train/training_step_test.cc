@@ -11,6 +11,7 @@
 #include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "support/distance.h"
+#include "support/named_parameter.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
@@ -798,7 +799,7 @@ TEST(TrainingStep, L2NormOfQueriesAndKeysIsThatWithGainsOfOne) {
   StepRun without(config, {});
   for (const Parameter& parameter : without.state.parameters) {
     const TensorView to = without.storage.view(parameter.value);
-    const StateId from = with_gains.state.get(parameter.name, parameter.layer).value;
+    const StateId from = get_parameter(with_gains.state, parameter.name, parameter.layer).value;
     std::memcpy(to.data, with_gains.storage.view(from).data, bytes_of(to).size());
   }
   with_gains.update();
@@ -806,7 +807,7 @@ TEST(TrainingStep, L2NormOfQueriesAndKeysIsThatWithGainsOfOne) {
   EXPECT_EQ(with_gains.loss(), without.loss());
   EXPECT_EQ(with_gains.state.parameters.size(), without.state.parameters.size() + 4);
   const auto gradient = [](StepRun& run) {
-    return bytes_of(run.storage.view(run.state.get("w_qkv", 1).gradient));
+    return bytes_of(run.storage.view(get_parameter(run.state, "w_qkv", 1).gradient));
   };
   EXPECT_EQ(gradient(with_gains), gradient(without));
 }

@@ -29,8 +29,6 @@ class Norm {
   // Adds the branch to the stream's sum, and returns the sum's norm.
   ValueId build(const BlockContext& context, ResidualStream& stream, const std::string& name) const;
 
-  ParameterId gain() const { return gain_; }
-
  private:
   Normalization kind_ = Normalization::rms_norm;
   double epsilon_ = 0;
