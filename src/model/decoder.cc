@@ -121,15 +121,15 @@ ForwardResult build_forward(Builder& builder, const ModelState& state, SharedTab
   for (int32_t number = stage.first_layer; number < stage.first_layer + stage.layers; ++number) {
     const DecoderLayer& layer = model.layer(number);
     builder.place.layer = static_cast<int16_t>(number);
-    builder.place.module = Module::attention_norm;
+    builder.place.module = &kInputNormModule;
     const ValueId attention_input = layer.input_norm.build(context, stream, "attention_in");
     stream.branch = layer.mixer->build(context, attention_input);
-    builder.place.module = Module::other;
+    builder.place.module = nullptr;
     stream.branch = drop(stream.branch, RandomPlace::attention_branch_dropout, number);
-    builder.place.module = Module::mlp_norm;
+    builder.place.module = &kFeedForwardNormModule;
     const ValueId ffn_input = layer.feed_forward_norm.build(context, stream, "ffn_in");
     stream.branch = layer.feed_forward->build(context, ffn_input);
-    builder.place.module = Module::other;
+    builder.place.module = nullptr;
     stream.branch = drop(stream.branch, RandomPlace::feed_forward_branch_dropout, number);
   }
   if (!stage.loss) {

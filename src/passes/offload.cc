@@ -12,38 +12,8 @@
 namespace troupe {
 namespace {
 
-bool is_chosen(Module module, const OffloadOptions& options) {
-  switch (module) {
-    case Module::attention_norm:
-      return options.attention_norm;
-    case Module::mlp_norm:
-      return options.mlp_norm;
-    case Module::qkv:
-      return options.qkv;
-    case Module::core_attention:
-      return options.core_attention;
-    case Module::attention_out:
-      return options.attention_out;
-    case Module::expert_fc1:
-      return options.expert_fc1;
-    case Module::expert_activation:
-      return options.expert_activation;
-    case Module::other:
-    case Module::attention:
-    case Module::mlp:
-    case Module::moe:
-    case Module::shared_expert:
-      break;
-  }
-  return false;
-}
-
 // A fraction such as 0.3 must not lose a group to its rounding.
 constexpr double kFractionSlack = 1e-9;
-
-bool is_norm(const Op& op) {
-  return op.place.module == Module::attention_norm || op.place.module == Module::mlp_norm;
-}
 
 bool copies_out(const Program& program, const Op& op) {
   const auto outputs = program.outputs(op);
@@ -78,7 +48,7 @@ class Offloading {
 
  private:
   // A module of a layer, and what it may offload.
-  using GroupKey = std::pair<int32_t, Module>;
+  using GroupKey = std::pair<int32_t, const ModuleSpec*>;
   struct Group {
     std::set<int32_t> values;
     bool is_chosen = true;
@@ -111,7 +81,8 @@ class Offloading {
     std::vector<GroupKey> in_order;
     for (int32_t index = forward.begin; index < forward.differentiated_end; ++index) {
       const Op& op = program_.op(index);
-      if (!is_chosen(op.place.module, options_) || op.place.layer >= last_layer_) continue;
+      const ModuleSpec* chosen = chosen_of(options_.modules, op.place.module);
+      if (chosen == nullptr || op.place.layer >= last_layer_) continue;
       const auto add = [&](std::span<const ValueId> operands) {
         for (const ValueId id : operands) {
           if (!is_candidate(id)) continue;
@@ -121,7 +92,7 @@ class Offloading {
         }
       };
       add(program_.inputs(op));
-      if (is_norm(op)) add(program_.outputs(op));
+      if (chosen->offloads_outputs) add(program_.outputs(op));
     }
     // As Megatron rounds: what stays is rounded down.
     const auto groups = static_cast<double>(in_order.size());

@@ -21,25 +21,17 @@
 #include <vector>
 
 #include "passes/work_segment.h"
+#include "program/module.h"
 #include "program/program.h"
 
 namespace troupe {
 
 struct OffloadOptions {
-  bool attention_norm = false;
-  bool qkv = false;
-  bool core_attention = false;
-  bool attention_out = false;
-  bool mlp_norm = false;
-  bool expert_fc1 = false;
-  bool expert_activation = false;
+  ModuleSet modules = {};
   int64_t least_elements = 1024 * 1024;  // smaller tensors stay; ragged ones count at their bound
   double fraction = 1;                   // of the groups of a stage, the first ones
 
-  bool any() const {
-    return attention_norm || qkv || core_attention || attention_out || mlp_norm || expert_fc1 ||
-           expert_activation;
-  }
+  bool any() const { return !modules.empty(); }
 };
 
 // A pass (passes/pass_pipeline.h) that inserts the copies, each pair before the first operation

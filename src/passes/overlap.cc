@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/id_vector.h"
+#include "program/module.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -39,7 +40,7 @@ std::vector<int32_t> spread_shared_expert(const Program& program, std::span<cons
   std::map<std::pair<int16_t, bool>, Block> blocks;
   for (size_t i = 0; i < order.size(); ++i) {
     const Op& op = program.op(order[i]);
-    const bool shared = op.place.module == Module::shared_expert;
+    const bool shared = op.place.module != nullptr && op.place.module->runs_beside_exchanges;
     if (!shared && !is_expert_exchange(op)) continue;
     Block& block = blocks[{op.place.layer, op.place.phase == Phase::recompute}];
     if (shared) {
@@ -157,8 +158,8 @@ class Versions {
 }  // namespace
 
 bool is_expert_exchange(const Op& op) {
-  return op.place.module == Module::moe && op.spec->group != nullptr &&
-         op.spec->group(op.attributes) == RankGroup::etp_ep;
+  return op.place.module != nullptr && op.place.module->exchanges_tokens &&
+         op.spec->group != nullptr && op.spec->group(op.attributes) == RankGroup::etp_ep;
 }
 
 std::vector<int32_t> overlap_within_pass(const Program& program, std::span<const int32_t> order,

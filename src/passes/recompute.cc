@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,53 +14,22 @@ namespace {
 
 using Options = RecomputeOptions;
 
-// Operations with the same key, not -1, are computed again together: in selective recompute those
-// of one layer and kind of region, in full recompute those of a group of layers.
-int32_t region_key(const Place& place, int32_t first_layer, const Options& options) {
-  if (place.layer < 0) return -1;
+// What is computed again together: in selective recompute the operations of one layer and module,
+// in full recompute those of a group of layers.
+using RegionKey = std::pair<int32_t, const ModuleSpec*>;
+
+std::optional<RegionKey> region_key(const Place& place, int32_t first_layer,
+                                    const Options& options) {
+  if (place.layer < 0) return std::nullopt;
   if (options.granularity == Options::Granularity::full) {
     const int32_t layer = place.layer - first_layer;
-    if (options.method == Options::Method::uniform) return layer / options.layers;
-    return layer < options.layers ? layer : -1;
+    if (options.method == Options::Method::uniform) return RegionKey{layer / options.layers, {}};
+    if (layer >= options.layers) return std::nullopt;
+    return RegionKey{layer, nullptr};
   }
-  const bool in_moe = options.moe;
-  bool chosen = false;
-  Module region = place.module;
-  switch (place.module) {
-    case Module::attention_norm:
-    case Module::mlp_norm:
-      chosen = options.norms;
-      region = Module::attention_norm;
-      break;
-    case Module::core_attention:
-      chosen = options.core_attention;
-      break;
-    case Module::mlp:
-      chosen = options.mlp;
-      break;
-    case Module::moe:
-      chosen = in_moe;
-      break;
-    case Module::expert_fc1:
-      chosen = in_moe;
-      region = Module::moe;
-      break;
-    case Module::expert_activation:
-      chosen = in_moe || options.expert_activation;
-      if (in_moe) region = Module::moe;
-      break;
-    case Module::shared_expert:
-      chosen = in_moe || options.shared_experts;
-      if (in_moe) region = Module::moe;
-      break;
-    case Module::other:
-    case Module::attention:
-    case Module::qkv:
-    case Module::attention_out:
-      break;
-  }
-  constexpr int32_t kModules = static_cast<int32_t>(Module::shared_expert) + 1;
-  return chosen ? place.layer * kModules + static_cast<int32_t>(region) : -1;
+  const ModuleSpec* chosen = chosen_of(options.modules, place.module);
+  if (chosen == nullptr) return std::nullopt;
+  return RegionKey{place.layer, chosen};
 }
 
 // What stands around the layers is gathered once: the backward pass begins with the head, and does
@@ -70,9 +40,8 @@ bool gathers_layer_parameters(const Program& program, const Op& op) {
 
 // Are outputs that others of the same layer read computed again, too?
 bool discards_outputs(const Place& place, const Options& options) {
-  if (options.granularity == Options::Granularity::full) return false;
-  return place.module == Module::attention_norm || place.module == Module::mlp_norm ||
-         (place.module == Module::expert_activation && !options.moe);
+  const ModuleSpec* chosen = chosen_of(options.modules, place.module);
+  return chosen != nullptr && chosen->discards_outputs;
 }
 
 // What the names of an operation's results have in common is what they were named after.
@@ -117,16 +86,16 @@ class Recomputation {
 
   void find_regions(const WorkSegment& forward) {
     int32_t first_layer = -1;
-    std::map<int32_t, int32_t> numbers;  // by key
+    std::map<RegionKey, int32_t> numbers;
     for (int32_t index = forward.begin; index < forward.differentiated_end; ++index) {
       const Op& op = program_.op(index);
       if (first_layer < 0) first_layer = op.place.layer;
       // Gatherings are not kept in any case, and each is a region of its own.
-      const int32_t key = gathers_layer_parameters(program_, op)
-                              ? -2 - index
-                              : region_key(op.place, first_layer, options_);
-      if (key == -1) continue;
-      const auto [found, is_new] = numbers.emplace(key, static_cast<int32_t>(regions_.size()));
+      const std::optional<RegionKey> key = gathers_layer_parameters(program_, op)
+                                               ? RegionKey{-1 - index, nullptr}
+                                               : region_key(op.place, first_layer, options_);
+      if (!key) continue;
+      const auto [found, is_new] = numbers.emplace(*key, static_cast<int32_t>(regions_.size()));
       if (is_new) regions_.emplace_back();
       regions_[static_cast<size_t>(found->second)].ops.push_back(index);
       for (const ValueId output : program_.outputs(op)) {

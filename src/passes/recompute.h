@@ -13,19 +13,20 @@
 // What is computed again and what is kept (docs/memory.md, "Recompute"):
 //   full          all of a group of layers; kept: what enters the group, which is the residual
 //                 stream and the branch that is still to be added to it
-//   core_attention, mlp, moe, shared_experts
-//                 all of the module; kept: its inputs, and its outputs where others read them
+//   modules       all of a module with its parts; kept: its inputs, and its outputs where others
+//                 read them
+//   modules that discard their outputs (ModuleSpec): norms, activations
+//                 the outputs, too: kept are the inputs alone. Of norms with an addition these are
+//                 the stream and the branch; sums that other layers read are kept
 //   parameters that are sharded (StateSharding::parameters)
 //                 always: a layer's are gathered again where gradients read them
-//   norms, expert_activation
-//                 the module's outputs, too: kept are its inputs alone. Of norms with an addition
-//                 these are the stream and the branch; sums that other layers read are kept
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "passes/work_segment.h"
+#include "program/module.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -41,14 +42,10 @@ struct RecomputeOptions {
   Method method = Method::uniform;
   int32_t layers = 1;
   // selective
-  bool core_attention = false;
-  bool expert_activation = false;
-  bool norms = false;
-  bool mlp = false;
-  bool moe = false;  // router, dispatch, experts, combination, shared expert
-  bool shared_experts = false;
+  ModuleSet modules = {};
 
   bool any() const { return granularity != Granularity::none; }
+  bool operator==(const RecomputeOptions&) const = default;
 };
 
 // `segments` of the program; they are moved to the order that is returned.

@@ -17,6 +17,7 @@
 
 namespace troupe {
 
+struct ModuleSpec;
 struct OpSpec;
 
 // One trivially copyable struct of the operation kind's own type, by value. Reading it as another
@@ -64,32 +65,15 @@ enum class Queue : uint8_t { compute, copy, communication };
 inline constexpr int kQueueCount = static_cast<int>(Queue::communication) + 1;
 std::string_view name_of(Queue queue);
 
-// The part of the model that an operation belongs to, with its derivatives: what options that move
-// or repeat operations choose by.
-enum class Module : uint8_t {
-  other,           // embedding, head, loss, and all outside the model
-  attention_norm,  // with the addition to the residual stream before it
-  mlp_norm,        // the same, before the MLP or the experts
-  attention,       // all but the next three
-  qkv,             // the product that makes queries, keys and values
-  core_attention,  // scores, softmax, and the weighted sum of values
-  attention_out,   // the product after it
-  mlp,             // of a dense layer
-  moe,             // router, dispatch, experts, combination; all but the next three
-  expert_fc1,      // the experts' first product
-  expert_activation,
-  shared_expert,
-};
-
 // Where an operation stands in the step. Plain facts: nothing is derived from names.
 struct Place {
   Phase phase = Phase::forward;
   Queue queue = Queue::compute;
-  Module module = Module::other;
-  int16_t layer = -1;         // decoder layer; -1 outside the layers
-  int16_t chunk = 0;          // virtual pipeline stage
-  int32_t micro_batch = -1;   // -1 outside micro-batches
-  int32_t recompute_of = -1;  // the operation of which this is a clone
+  const ModuleSpec* module = nullptr;  // null: embedding, head, loss, and all outside the model
+  int16_t layer = -1;                  // decoder layer; -1 outside the layers
+  int16_t chunk = 0;                   // virtual pipeline stage
+  int32_t micro_batch = -1;            // -1 outside micro-batches
+  int32_t recompute_of = -1;           // the operation of which this is a clone
 };
 
 struct Op {

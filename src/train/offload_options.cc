@@ -1,46 +1,32 @@
 #include "train/offload_options.h"
 
-#include <array>
 #include <fmt/format.h>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "model/blocks/moe.h"
+#include "model/modules.h"
 
 namespace troupe {
 namespace {
 
-struct OffloadModule {
-  std::string_view name;
-  bool OffloadOptions::*member;
-  bool of_experts = false;
-};
-constexpr std::array kOffloadModules = {
-    OffloadModule{"attn_norm", &OffloadOptions::attention_norm},
-    OffloadModule{"qkv_linear", &OffloadOptions::qkv},
-    OffloadModule{"core_attn", &OffloadOptions::core_attention},
-    OffloadModule{"attn_proj", &OffloadOptions::attention_out},
-    OffloadModule{"mlp_norm", &OffloadOptions::mlp_norm},
-    OffloadModule{"expert_fc1", &OffloadOptions::expert_fc1, /*of_experts=*/true},
-    OffloadModule{"moe_act", &OffloadOptions::expert_activation, /*of_experts=*/true},
-};
-
 void choose_offload_module(const std::string& name, const ModelConfig& config,
                            OffloadOptions& chosen) {
-  std::string known;
-  for (const OffloadModule& module : kOffloadModules) {
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", module.name);
-    if (name != module.name) continue;
-    if (module.of_experts && config.num_experts == 0) {
+  const ModuleSet modules = modules_named(&ModuleSpec::offload, name);
+  if (modules.empty()) {
+    throw_bad_request(
+        fmt::format("--offload-modules '{}': there is no such module. Choose among {}.",
+                    printable(name), module_names(&ModuleSpec::offload)));
+  }
+  for (const ModuleSpec* module : modules) {
+    if (config.num_experts == 0 && chosen_of({&kMoeModule}, module) != nullptr) {
       throw_bad_request(fmt::format(
           "--offload-modules {}: it belongs to experts, and the model has none. Leave it out.",
           name));
     }
-    chosen.*module.member = true;
-    return;
+    chosen.modules.insert(module);
   }
-  throw_bad_request(fmt::format("--offload-modules '{}': there is no such module. Choose among {}.",
-                                printable(name), known));
 }
 
 // A flag that needs another one.
@@ -67,7 +53,8 @@ OffloadOptions offload_options_of(const Options& options, const ModelConfig& con
   if (options.offload_modules.empty()) {
     throw_bad_request(
         "--fine-grained-activation-offloading: say whose inputs go to the host: --offload-modules "
-        "with some of attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act.");
+        "with some of " +
+        module_names(&ModuleSpec::offload) + ".");
   }
   for (const std::string& name : options.offload_modules)
     choose_offload_module(name, config, chosen);

@@ -1,47 +1,28 @@
 #include "train/recompute_options.h"
 
-#include <array>
 #include <fmt/format.h>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "model/modules.h"
 
 namespace troupe {
 namespace {
 
-struct ModuleName {
-  std::string_view name;
-  bool RecomputeOptions::*member;
-};
-constexpr std::array kModules = {
-    ModuleName{"core_attn", &RecomputeOptions::core_attention},
-    ModuleName{"moe_act", &RecomputeOptions::expert_activation},
-    ModuleName{"layernorm", &RecomputeOptions::norms},
-    ModuleName{"mlp", &RecomputeOptions::mlp},
-    ModuleName{"moe", &RecomputeOptions::moe},
-    ModuleName{"shared_experts", &RecomputeOptions::shared_experts},
-};
-
 void choose_module(const std::string& name, RecomputeOptions& chosen) {
-  for (const ModuleName& module : kModules) {
-    if (name != module.name) continue;
-    chosen.*module.member = true;
-    return;
-  }
-  std::string known;
-  for (const ModuleName& module : kModules) {
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", module.name);
-  }
+  const ModuleSet modules = modules_named(&ModuleSpec::recompute, name);
+  chosen.modules.insert(modules.begin(), modules.end());
+  if (!modules.empty()) return;
   if (name == "mla_up_proj") {
     throw_bad_request(
         fmt::format("--recompute-modules mla_up_proj belongs to multi-latent attention, which this "
                     "version does not have. Choose among {}.",
-                    known));
+                    module_names(&ModuleSpec::recompute)));
   }
   throw_bad_request(
       fmt::format("--recompute-modules '{}': there is no such module. Choose among {}.",
-                  printable(name), known));
+                  printable(name), module_names(&ModuleSpec::recompute)));
 }
 
 // A flag that belongs to another granularity, or to any.
@@ -72,7 +53,7 @@ void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
           "give one of them.");
     }
     chosen.granularity = RecomputeOptions::Granularity::selective;
-    chosen.moe = true;
+    choose_module("moe", chosen);
   }
 }
 
@@ -91,7 +72,7 @@ RecomputeOptions recompute_options_of(const Options& options, const ModelConfig&
   if (!selective) refuse(!options.recompute_modules.empty(), "recompute-modules", "selective");
   if (selective) {
     chosen.granularity = RecomputeOptions::Granularity::selective;
-    chosen.core_attention = options.recompute_modules.empty();
+    if (options.recompute_modules.empty()) choose_module("core_attn", chosen);
     for (const std::string& name : options.recompute_modules) choose_module(name, chosen);
   }
   if (!full) return chosen;

@@ -186,21 +186,15 @@ TEST(MegatronFlags, OlderNamesOfRecomputationRecompute) {
     const Options options = parse_text("plan --model qwen3-30b-a3b " + flags).options;
     return training_step_options(options, load_model_config(options)).recompute;
   };
-  const auto same = [](const RecomputeOptions& a, const RecomputeOptions& b) {
-    return a.granularity == b.granularity && a.method == b.method && a.layers == b.layers &&
-           a.core_attention == b.core_attention && a.expert_activation == b.expert_activation &&
-           a.norms == b.norms && a.mlp == b.mlp && a.moe == b.moe &&
-           a.shared_experts == b.shared_experts;
-  };
   const std::string selective = "--recompute-granularity selective --recompute-modules ";
-  EXPECT_TRUE(same(recompute("--moe-layer-recompute"), recompute(selective + "moe")));
-  EXPECT_TRUE(same(recompute("--moe-layer-recompute --recompute-activations"),
-                   recompute(selective + "core_attn moe")));
-  EXPECT_TRUE(same(recompute("--moe-layer-recompute " + selective + "layernorm"),
-                   recompute(selective + "layernorm moe")));
-  EXPECT_TRUE(same(recompute("--checkpoint-activations"),
-                   recompute("--recompute-granularity full --recompute-method uniform "
-                             "--recompute-num-layers 1")));
+  EXPECT_EQ(recompute("--moe-layer-recompute"), recompute(selective + "moe"));
+  EXPECT_EQ(recompute("--moe-layer-recompute --recompute-activations"),
+            recompute(selective + "core_attn moe"));
+  EXPECT_EQ(recompute("--moe-layer-recompute " + selective + "layernorm"),
+            recompute(selective + "layernorm moe"));
+  EXPECT_EQ(recompute("--checkpoint-activations"),
+            recompute("--recompute-granularity full --recompute-method uniform "
+                      "--recompute-num-layers 1"));
   for (const char* both : {"--checkpoint-activations --moe-layer-recompute",
                            "--checkpoint-activations --recompute-activations",
                            "--moe-layer-recompute --recompute-granularity full"}) {

@@ -7,6 +7,10 @@
 #include <vector>
 
 #include "cuda/gpu.h"
+#include "model/blocks/dense_mlp.h"
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "support/distance.h"
 #include "train/train_test_support.h"
 
@@ -169,20 +173,13 @@ TEST_P(CudaTrainingStep, GivesTheSameBits) {
   options.recompute.granularity = RecomputeOptions::Granularity::full;
   same("layers recomputed");
   options.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                       .core_attention = true,
-                       .expert_activation = true,
-                       .norms = true,
-                       .mlp = true,
-                       .shared_experts = true};
+                       .modules = {&kCoreAttentionModule, &kExpertActivationModule, &kNormModule,
+                                   &kMlpModule, &kSharedExpertModule}};
   same("modules recomputed");
-  options.offload = {.attention_norm = true,
-                     .qkv = true,
-                     .core_attention = true,
-                     .attention_out = true,
-                     .mlp_norm = true,
-                     .expert_fc1 = true,
-                     .expert_activation = true,
-                     .least_elements = 1};
+  options.offload = {
+      .modules = {&kInputNormModule, &kQkvModule, &kCoreAttentionModule, &kAttentionOutModule,
+                  &kFeedForwardNormModule, &kExpertFc1Module, &kExpertActivationModule},
+      .least_elements = 1};
   same("modules recomputed, others offloaded");
   options.recompute = {};
   options.optimizer_offload = 0.5;

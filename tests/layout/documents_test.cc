@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/gqa_attention.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 
@@ -67,7 +68,7 @@ std::vector<LayoutCase> cases() {
       c.layout.pipeline_parallel = 2;
       c.layout.context_parallel = 2;
       c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                     .core_attention = true};
+                     .modules = {&kCoreAttentionModule}};
     });
     for (LayoutCase& c : own) {
       c.name = model.name + "_" + c.name;

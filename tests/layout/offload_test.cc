@@ -11,6 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/dense_mlp.h"
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "ops/offload/offload.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
@@ -31,33 +35,27 @@ struct Named {
 };
 
 OffloadOptions all_modules() {
-  return {.attention_norm = true,
-          .qkv = true,
-          .core_attention = true,
-          .attention_out = true,
-          .mlp_norm = true,
-          .expert_fc1 = true,
-          .expert_activation = true,
+  return {.modules = {&kInputNormModule, &kQkvModule, &kCoreAttentionModule, &kAttentionOutModule,
+                      &kFeedForwardNormModule, &kExpertFc1Module, &kExpertActivationModule},
           .least_elements = 1};
 }
 
 std::vector<Named> single_modules() {
-  std::vector<Named> all = {
-      {"attn_norm", {.attention_norm = true}}, {"qkv_linear", {.qkv = true}},
-      {"core_attn", {.core_attention = true}}, {"attn_proj", {.attention_out = true}},
-      {"mlp_norm", {.mlp_norm = true}},        {"expert_fc1", {.expert_fc1 = true}},
-      {"moe_act", {.expert_activation = true}}};
-  for (Named& each : all) each.options.least_elements = 1;
+  std::vector<Named> all;
+  for (const ModuleSpec* module : all_modules().modules) {
+    all.push_back({module->offload, {.modules = {module}, .least_elements = 1}});
+  }
   return all;
 }
 
 std::vector<RecomputeOptions> recompute_options() {
-  return {{.granularity = Granularity::selective, .core_attention = true, .norms = true},
-          {.granularity = Granularity::selective, .expert_activation = true, .mlp = true},
-          {.granularity = Granularity::selective, .moe = true},
-          {.granularity = Granularity::full},
-          {.granularity = Granularity::full, .layers = 2},
-          {.granularity = Granularity::full, .method = RecomputeOptions::Method::block}};
+  return {
+      {.granularity = Granularity::selective, .modules = {&kCoreAttentionModule, &kNormModule}},
+      {.granularity = Granularity::selective, .modules = {&kExpertActivationModule, &kMlpModule}},
+      {.granularity = Granularity::selective, .modules = {&kMoeModule}},
+      {.granularity = Granularity::full},
+      {.granularity = Granularity::full, .layers = 2},
+      {.granularity = Granularity::full, .method = RecomputeOptions::Method::block}};
 }
 
 // Layers with experts and dense ones, a shared expert with a gate, dropout, jitter; `losses`: see
@@ -372,14 +370,14 @@ TEST(OffloadMemory, TheFractionCountsGroupsInTheOrderOfTheForward) {
   constexpr int32_t kLayers = 6;
   const ModelConfig model = mixtral_like_model(kLayers);
   const auto copies = [&](double fraction) {
-    OffloadOptions options{.mlp_norm = true, .expert_activation = true};
+    OffloadOptions options{.modules = {&kFeedForwardNormModule, &kExpertActivationModule}};
     options.least_elements = kSequence * 16;
     options.fraction = fraction;
     const Planned planned = plan_step(model, {.offload = options});
-    std::vector<std::pair<int32_t, Module>> groups;
+    std::vector<std::pair<int32_t, bool>> groups;  // layer; after the norm
     for (const int32_t index : ops_of(planned.program(), kOffload)) {
       const Place& place = planned.program().op(index).place;
-      groups.emplace_back(place.layer, place.module);
+      groups.emplace_back(place.layer, place.module == &kExpertActivationModule);
     }
     std::sort(groups.begin(), groups.end());
     return groups;
@@ -391,7 +389,7 @@ TEST(OffloadMemory, TheFractionCountsGroupsInTheOrderOfTheForward) {
   for (const auto& [fraction, count] :
        {std::pair{0.5, 5}, std::pair{0.3, 3}, std::pair{0.25, 3}, std::pair{0.01, 1},
         std::pair{0.9, 9}}) {  // 10 (1 - 0.9) is less than 1 in double arithmetic
-    const std::vector<std::pair<int32_t, Module>> first(all.begin(), all.begin() + count);
+    const std::vector<std::pair<int32_t, bool>> first(all.begin(), all.begin() + count);
     EXPECT_EQ(copies(fraction), first) << fraction;
   }
 }
@@ -419,7 +417,7 @@ TEST(OffloadMemory, SmallTensorsStay) {
 // What whole layers keep, the stream and the branch, waits on the host; the device then holds
 // nothing of a layer between forward and backward.
 TEST(OffloadMemory, GoesWithFullRecompute) {
-  const Wanted wanted{.offload = {.attention_norm = true, .least_elements = 1},
+  const Wanted wanted{.offload = {.modules = {&kInputNormModule}, .least_elements = 1},
                       .recompute = {.granularity = Granularity::full}};
   const uint64_t stream = uint64_t{kSequence} * 128 * sizeof(float);
   const Planned few = plan_step(mixtral_like_model(4), wanted);
@@ -432,8 +430,9 @@ TEST(OffloadMemory, GoesWithFullRecompute) {
 // What recompute discards is not copied.
 TEST(OffloadMemory, LeavesOutWhatIsRecomputed) {
   const ModelConfig model = mixtral_like_model(4);
-  const RecomputeOptions moe{.granularity = Granularity::selective, .moe = true};
-  const OffloadOptions experts{.expert_fc1 = true, .expert_activation = true, .least_elements = 1};
+  const RecomputeOptions moe{.granularity = Granularity::selective, .modules = {&kMoeModule}};
+  const OffloadOptions experts{.modules = {&kExpertFc1Module, &kExpertActivationModule},
+                               .least_elements = 1};
   EXPECT_TRUE(
       ops_of(plan_step(model, {.offload = experts, .recompute = moe}).program(), kOffload).empty());
 }
@@ -441,8 +440,9 @@ TEST(OffloadMemory, LeavesOutWhatIsRecomputed) {
 TEST(OffloadMemory, StepAsText) {
   ModelConfig model = moe_model(2);
   model.moe_aux_loss_coeff = model.moe_z_loss_coeff = 0;
-  const Planned planned =
-      plan_step(model, {.offload = {.mlp_norm = true, .expert_fc1 = true, .least_elements = 1}});
+  const Planned planned = plan_step(
+      model,
+      {.offload = {.modules = {&kFeedForwardNormModule, &kExpertFc1Module}, .least_elements = 1}});
   PrintOptions options;
   options.live_bytes = planned.plan.live_bytes;
   options.bytes_by_role = planned.plan.bytes_by_role;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/blocks/moe.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/exposure.h"
@@ -167,7 +168,7 @@ TEST(OverlapExposure, MergedStepsHideAllButTheFirstForwardAndTheLastBackward) {
 // all.
 TEST(OverlapExposure, MergedStepsHideRecomputedExchanges) {
   LayoutCase c = bare(3, 4);
-  c.recompute = {.granularity = RecomputeOptions::Granularity::selective, .moe = true};
+  c.recompute = {.granularity = RecomputeOptions::Granularity::selective, .modules = {&kMoeModule}};
   c.merged = true;
   const Exposure exposure = measure_exposure(*step_of(c).program);
   EXPECT_EQ(exposure.exchanges, (4 + 1) * 3 * 4);
@@ -210,7 +211,7 @@ std::vector<bool> exchanges_in_a_row(const Program& program) {
   bool was_exchange = false;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
-    const bool is_exchange = op.place.module == Module::moe && op.spec->group != nullptr &&
+    const bool is_exchange = op.place.module == &kMoeModule && op.spec->group != nullptr &&
                              op.spec->group(op.attributes) == RankGroup::etp_ep;
     if (is_exchange) in_a_row.push_back(was_exchange);
     was_exchange = is_exchange;

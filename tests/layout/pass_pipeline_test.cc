@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "passes/step_programs.h"
 #include "program/verify.h"
 #include "support/layout_models.h"
@@ -41,9 +44,9 @@ std::vector<LayoutCase> skip_cases() {
     c.dispatcher = TokenDispatcher::alltoall;
     c.early_collectives = true;
     c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                   .core_attention = true,
-                   .norms = true};
-    c.offload = {.qkv = true, .core_attention = true, .expert_fc1 = true, .least_elements = 1};
+                   .modules = {&kCoreAttentionModule, &kNormModule}};
+    c.offload = {.modules = {&kQkvModule, &kCoreAttentionModule, &kExpertFc1Module},
+                 .least_elements = 1};
     configure(c);
     all.push_back(c);
   };
@@ -56,7 +59,8 @@ std::vector<LayoutCase> skip_cases() {
     c.layout.pipeline_parallel = 2;
     c.chunks = 2;
     c.sharding = StateSharding::optimizer;
-    c.recompute = {.granularity = RecomputeOptions::Granularity::selective, .moe = true};
+    c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                   .modules = {&kMoeModule}};
     c.overlap = {.shared_expert = true};
   });
   add("zb_v", 4, 4, [](LayoutCase& c) {

@@ -12,6 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "passes/memory_plan.h"
 #include "passes/queue_events.h"
 #include "support/interleaving.h"
@@ -40,8 +43,7 @@ std::vector<LayoutCase> busy_layouts() {
   sharded.layout.world_size = 4;
   sharded.sharding = StateSharding::parameters;
   sharded.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                       .expert_activation = true,
-                       .moe = true};
+                       .modules = {&kExpertActivationModule, &kMoeModule}};
   return {c, sharded};
 }
 
@@ -51,14 +53,10 @@ std::vector<LayoutCase> offloaded_layouts() {
   c.name = "one_rank_offloaded";
   c.model = auxiliary_loss_models(moe_model(4))[1].config;
   c.micro_batches = 2;
-  c.offload = {.attention_norm = true,
-               .qkv = true,
-               .core_attention = true,
-               .attention_out = true,
-               .mlp_norm = true,
-               .expert_fc1 = true,
-               .expert_activation = true,
-               .least_elements = 1};
+  c.offload = {
+      .modules = {&kInputNormModule, &kQkvModule, &kCoreAttentionModule, &kAttentionOutModule,
+                  &kFeedForwardNormModule, &kExpertFc1Module, &kExpertActivationModule},
+      .least_elements = 1};
   c.optimizer_offload = 0.5;
   LayoutCase overlapped = c;
   overlapped.name = "ep2_offloaded_overlapped";
@@ -68,8 +66,7 @@ std::vector<LayoutCase> offloaded_layouts() {
   overlapped.early_collectives = true;
   overlapped.overlap = {.delay_weight_gradients = true, .shared_expert = true};
   overlapped.recompute = {.granularity = RecomputeOptions::Granularity::selective,
-                          .core_attention = true,
-                          .norms = true};
+                          .modules = {&kCoreAttentionModule, &kNormModule}};
   LayoutCase pipeline = overlapped;
   pipeline.name = "pp2_ep2_offloaded_overlapped";
   pipeline.layout.world_size = 4;

@@ -12,6 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/dense_mlp.h"
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "program/golden.h"
@@ -33,21 +37,18 @@ struct Named {
 
 std::vector<Named> all_options() {
   std::vector<Named> all;
-  const auto selective = [&](const std::string& name, const auto& choose) {
-    RecomputeOptions options{.granularity = Granularity::selective};
-    choose(options);
-    all.push_back({name, options});
+  const auto selective = [&](const std::string& name, const ModuleSet& modules) {
+    all.push_back({name, {.granularity = Granularity::selective, .modules = modules}});
   };
-  selective("core_attn", [](RecomputeOptions& o) { o.core_attention = true; });
-  selective("moe_act", [](RecomputeOptions& o) { o.expert_activation = true; });
-  selective("layernorm", [](RecomputeOptions& o) { o.norms = true; });
-  selective("mlp", [](RecomputeOptions& o) { o.mlp = true; });
-  selective("moe", [](RecomputeOptions& o) { o.moe = true; });
-  selective("shared_experts", [](RecomputeOptions& o) { o.shared_experts = true; });
-  selective("all_modules", [](RecomputeOptions& o) {
-    o.core_attention = o.expert_activation = o.norms = o.mlp = o.moe = o.shared_experts = true;
-  });
-  selective("layernorm_moe_act", [](RecomputeOptions& o) { o.expert_activation = o.norms = true; });
+  selective("core_attn", {&kCoreAttentionModule});
+  selective("moe_act", {&kExpertActivationModule});
+  selective("layernorm", {&kNormModule});
+  selective("mlp", {&kMlpModule});
+  selective("moe", {&kMoeModule});
+  selective("shared_experts", {&kSharedExpertModule});
+  selective("all_modules", {&kCoreAttentionModule, &kExpertActivationModule, &kNormModule,
+                            &kMlpModule, &kMoeModule, &kSharedExpertModule});
+  selective("layernorm_moe_act", {&kExpertActivationModule, &kNormModule});
   all.push_back({"full_uniform_1", {.granularity = Granularity::full}});
   all.push_back({"full_uniform_2", {.granularity = Granularity::full, .layers = 2}});
   all.push_back({"full_block_1", {.granularity = Granularity::full, .method = Method::block}});
@@ -187,11 +188,13 @@ TEST(RecomputeMemory, NeedsFewerBytes) {
   for (const auto& [name, model] : {NamedModel{"moe", moe}, NamedModel{"dense", dense}}) {
     const uint64_t kept = activations(plan_step(model, {}));
     for (const Named& each : all_options()) {
-      const bool of_experts =
-          each.options.expert_activation || each.options.moe || each.options.shared_experts;
-      const bool of_mlp = each.options.mlp;
-      const bool has_it = each.options.granularity == Granularity::full || each.options.norms ||
-                          each.options.core_attention || (name == "moe" ? of_experts : of_mlp);
+      const auto chooses = [&](const ModuleSpec& module) {
+        return chosen_of(each.options.modules, &module) != nullptr;
+      };
+      const bool of_experts = chooses(kExpertActivationModule) || chooses(kSharedExpertModule);
+      const bool has_it = each.options.granularity == Granularity::full || chooses(kNormModule) ||
+                          chooses(kCoreAttentionModule) ||
+                          (name == "moe" ? of_experts : chooses(kMlpModule));
       const uint64_t bytes = activations(plan_step(model, each.options));
       if (has_it) {
         EXPECT_LT(bytes, kept) << name << " " << each.name;
@@ -215,7 +218,8 @@ TEST(RecomputeMemory, NormsAreGatheredAgain) {
   const ModelPart part{.run = run_layout_of(c), .rank = 0};
   const uint64_t kept = activations(plan_step(c.model, part, {}, kSequence));
   const uint64_t again = activations(
-      plan_step(c.model, part, {.granularity = Granularity::selective, .norms = true}, kSequence));
+      plan_step(c.model, part, {.granularity = Granularity::selective, .modules = {&kNormModule}},
+                kSequence));
   // Of one rank. Memory is fullest in the backward, where the last layers are computed again.
   const uint64_t stream = uint64_t{kSequence} / 2 * 32 * sizeof(float);
   EXPECT_LE(again + (kLayers - 2) * stream, kept);
@@ -303,8 +307,8 @@ TEST(RecomputedLayers, AreThoseThatTheMethodNames) {
 TEST(RecomputeMemory, StepAsText) {
   ModelConfig model = moe_model(1);
   model.moe_aux_loss_coeff = model.moe_z_loss_coeff = 0;
-  const Planned planned =
-      plan_step(model, {.granularity = Granularity::selective, .norms = true, .moe = true}, 16);
+  const Planned planned = plan_step(
+      model, {.granularity = Granularity::selective, .modules = {&kNormModule, &kMoeModule}}, 16);
   expect_golden(print_program(*planned.step.program, {}), "recomputed_training_step.txt");
 }
 

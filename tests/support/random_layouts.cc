@@ -7,6 +7,10 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "model/blocks/dense_mlp.h"
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "model/parameter_layout.h"
 #include "support/layout_models.h"
 
@@ -126,11 +130,9 @@ void draw_order(Draw& draw, LayoutCase& c) {
   recompute.method =
       draw.of(std::array{RecomputeOptions::Method::uniform, RecomputeOptions::Method::block});
   recompute.layers = draw.of(std::array{1, 2});
-  for (bool RecomputeOptions::*module :
-       {&RecomputeOptions::core_attention, &RecomputeOptions::expert_activation,
-        &RecomputeOptions::norms, &RecomputeOptions::mlp, &RecomputeOptions::moe,
-        &RecomputeOptions::shared_experts}) {
-    recompute.*module = draw.of(std::array{false, true});
+  for (const ModuleSpec* module : {&kCoreAttentionModule, &kExpertActivationModule, &kNormModule,
+                                   &kMlpModule, &kMoeModule, &kSharedExpertModule}) {
+    if (draw.of(std::array{false, true})) recompute.modules.insert(module);
   }
   c.loss_chunk_tokens = draw.of(std::array{0, 0, 3, 8});
   const bool moved = c.merged || c.schedule == PipelineSchedule::zb_v;

@@ -12,6 +12,10 @@
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "io/model_config_json.h"
+#include "model/blocks/dense_mlp.h"
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "optimizer/adamw_optimizer.h"
 #include "program/test_models.h"
 #include "support/errors.h"
@@ -361,9 +365,7 @@ TEST_F(ModelOptions, Offload) {
   options.activation_offload_fraction = 0.5;
   options.optimizer_cpu_offload = true;
   const OffloadOptions offload = training_step_options(options, config).offload;
-  EXPECT_TRUE(offload.core_attention && offload.expert_fc1);
-  EXPECT_FALSE(offload.attention_norm || offload.qkv || offload.attention_out || offload.mlp_norm ||
-               offload.expert_activation);
+  EXPECT_EQ(offload.modules, (ModuleSet{&kCoreAttentionModule, &kExpertFc1Module}));
   EXPECT_EQ(offload.least_elements, 1024 * 1024);
   EXPECT_EQ(offload.fraction, 0.5);
   EXPECT_EQ(run_layout_of(options, config).optimizer_offload, 1);
@@ -390,13 +392,11 @@ TEST_F(ModelOptions, Recompute) {
   const auto recompute = [&] { return training_step_options(options, config).recompute; };
   EXPECT_FALSE(recompute().any());
   options.recompute_granularity = "selective";
-  EXPECT_TRUE(recompute().core_attention) << "Megatron's default";
+  EXPECT_EQ(recompute().modules, ModuleSet{&kCoreAttentionModule}) << "Megatron's default";
   options.recompute_modules = {"layernorm", "moe_act"};
-  EXPECT_TRUE(recompute().norms && recompute().expert_activation);
-  EXPECT_FALSE(recompute().core_attention || recompute().moe || recompute().mlp ||
-               recompute().shared_experts);
+  EXPECT_EQ(recompute().modules, (ModuleSet{&kExpertActivationModule, &kNormModule}));
   options.recompute_modules = {"mlp", "moe", "shared_experts"};
-  EXPECT_TRUE(recompute().mlp && recompute().moe && recompute().shared_experts);
+  EXPECT_EQ(recompute().modules, (ModuleSet{&kMlpModule, &kMoeModule, &kSharedExpertModule}));
   options.recompute_modules.clear();
   options.recompute_granularity = "full";
   options.recompute_method = "block";

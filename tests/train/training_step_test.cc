@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
 #include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "support/distance.h"
@@ -85,10 +88,9 @@ TEST_P(TrainingStepBits, DoNotDependOnRecompute) {
   using Granularity = RecomputeOptions::Granularity;
   for (const Granularity granularity : {Granularity::selective, Granularity::full}) {
     for (const bool oracle : {false, true}) {
-      StepRun other(
-          model,
-          options({.granularity = granularity, .core_attention = true, .norms = true, .moe = true},
-                  oracle));
+      StepRun other(model, options({.granularity = granularity,
+                                    .modules = {&kCoreAttentionModule, &kNormModule, &kMoeModule}},
+                                   oracle));
       run(other);
       EXPECT_EQ(other.objective(), plain.objective());
       expect_same_state(plain.storage, other.storage);
@@ -151,13 +153,11 @@ TEST_P(TrainingStepBits, DoNotDependOnOffload) {
         .micro_batches = 2,
         .sequence = 32,
         .recompute = recompute,
-        .offload = {.attention_norm = offload,
-                    .qkv = offload,
-                    .core_attention = offload,
-                    .attention_out = offload,
-                    .mlp_norm = offload,
-                    .expert_fc1 = offload,
-                    .expert_activation = offload,
+        .offload = {.modules =
+                        offload ? ModuleSet{&kInputNormModule, &kQkvModule, &kCoreAttentionModule,
+                                            &kAttentionOutModule, &kFeedForwardNormModule,
+                                            &kExpertFc1Module, &kExpertActivationModule}
+                                : ModuleSet{},
                     .least_elements = 1},
         .optimizer_offload = offload ? 0.5 : 0,
     };
@@ -174,11 +174,14 @@ TEST_P(TrainingStepBits, DoNotDependOnOffload) {
   for (const Granularity granularity :
        {Granularity::none, Granularity::selective, Granularity::full}) {
     for (const bool oracle : {false, true}) {
-      StepRun other(model, options(true,
-                                   {.granularity = granularity,
-                                    .core_attention = granularity == Granularity::selective,
-                                    .expert_activation = granularity == Granularity::selective},
-                                   oracle));
+      StepRun other(
+          model,
+          options(true,
+                  {.granularity = granularity,
+                   .modules = granularity == Granularity::selective
+                                  ? ModuleSet{&kCoreAttentionModule, &kExpertActivationModule}
+                                  : ModuleSet{}},
+                  oracle));
       run(other);
       EXPECT_GT(other.interpreter.plan().host_transient_bytes, 0U);
       EXPECT_GT(other.storage.host_bytes(), 0U);
@@ -459,7 +462,8 @@ TEST(TrainingStep, HoldsExactlyThePlannedMemory) {
                         {.threads = 2,
                          .oracle = oracle,
                          .micro_batches = 2,
-                         .offload = {.mlp_norm = true, .expert_fc1 = true, .least_elements = 1},
+                         .offload = {.modules = {&kFeedForwardNormModule, &kExpertFc1Module},
+                                     .least_elements = 1},
                          .optimizer_offload = 0.5});
       const MemoryPlan& plan = run.interpreter.plan();
       EXPECT_EQ(Arena::allocated_bytes() - before, plan.total_bytes());

@@ -40,7 +40,7 @@ DenseMlp::DenseMlp(ParameterList& parameters, const MlpSpec& spec, int32_t layer
 
 ValueId DenseMlp::build(const BlockContext& context, ValueId input) const {
   Builder& builder = context.builder;
-  builder.place.module = Module::mlp;
+  builder.place.module = &kMlpModule;
   const TensorParallel tensor_parallel(builder, context.part());
   const ValueId rows = tensor_parallel.enter(input, "ffn_in_all");
   const ValueId gate_up = linear(builder, rows, context.parameter(w_gate_up_),

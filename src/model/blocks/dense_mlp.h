@@ -8,8 +8,11 @@
 
 #include "model/layer_block.h"
 #include "ops/activation/activation.h"
+#include "program/module.h"
 
 namespace troupe {
+
+inline constexpr ModuleSpec kMlpModule{.recompute = "mlp"};
 
 struct MlpSpec {
   int32_t hidden = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/blocks/norm.h"
 #include "model/layout_rules.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
@@ -85,16 +86,16 @@ ValueId GqaAttention::build(const BlockContext& context, ValueId input) const {
   Builder& builder = context.builder;
   const TensorParallel tensor_parallel(builder, context.part());
   // Of the norm that made them: where it is recomputed, the rows of all ranks are, too.
-  builder.place.module = Module::attention_norm;
+  builder.place.module = &kInputNormModule;
   const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
-  builder.place.module = Module::qkv;
+  builder.place.module = &kQkvModule;
   const ValueId qkv =
       linear(builder, rows, context.parameter(w_qkv_), {.bias = context.parameter(b_qkv_)}, "qkv");
-  builder.place.module = Module::attention;
+  builder.place.module = &kAttentionModule;
   const ValueId rotated = build_rotated(context, qkv);
-  builder.place.module = Module::core_attention;
+  builder.place.module = &kCoreAttentionModule;
   const ValueId attended = build_core(context, rotated);
-  builder.place.module = Module::attention_out;
+  builder.place.module = &kAttentionOutModule;
   return leave_linear(builder, tensor_parallel, attended, context.parameter(w_out_),
                       context.parameter(b_out_), "attention_out");
 }

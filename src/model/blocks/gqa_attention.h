@@ -12,8 +12,18 @@
 #pragma once
 
 #include "model/layer_block.h"
+#include "program/module.h"
 
 namespace troupe {
+
+// All of attention but the next three.
+inline constexpr ModuleSpec kAttentionModule{};
+// The product that makes queries, keys and values.
+inline constexpr ModuleSpec kQkvModule{.offload = "qkv_linear"};
+// Scores, softmax, and the weighted sum of values.
+inline constexpr ModuleSpec kCoreAttentionModule{.recompute = "core_attn", .offload = "core_attn"};
+// The product after it.
+inline constexpr ModuleSpec kAttentionOutModule{.offload = "attn_proj"};
 
 struct GqaSpec {
   int32_t hidden = 0;

@@ -69,9 +69,9 @@ class MoeForward {
     if (options_.training) add_losses(logits);
     const ValueId routed = dispatcher->collect(build_experts(tokens, routing));
     if (!config_.has_shared_expert()) return routed;
-    builder_.place.module = Module::shared_expert;
+    builder_.place.module = &kSharedExpertModule;
     const ValueId shared = build_shared_expert();
-    builder_.place.module = Module::moe;
+    builder_.place.module = &kMoeModule;
     return add(builder_, routed, shared, "moe_and_shared_out");
   }
 
@@ -269,17 +269,17 @@ class MoeForward {
   ValueId build_experts(const DispatchedTokens& tokens, const Routing& routing) {
     const ValueId probabilities = tokens.probabilities;
     const ValueId rows = permute(builder_, tokens.rows, routing, "expert_in");
-    builder_.place.module = Module::expert_fc1;
+    builder_.place.module = &kExpertFc1Module;
     ValueId gate_up = grouped_linear(builder_, rows, parameter(parameters_.w_gate_up),
                                      routing.offsets, "gate_up");
     if (config_.add_bias_linear) {
       gate_up = grouped_bias(builder_, gate_up, parameter(parameters_.b_gate_up), routing.offsets,
                              {}, "gate_up_biased");
     }
-    builder_.place.module = Module::expert_activation;
+    builder_.place.module = &kExpertActivationModule;
     const ValueId activated = activation(builder_, gate_up, probabilities, routing.row_slot,
                                          expert_.activation, "activated");
-    builder_.place.module = Module::moe;
+    builder_.place.module = &kMoeModule;
     ValueId out = grouped_linear(builder_, activated, parameter(parameters_.w_down),
                                  routing.offsets, "expert_out");
     if (config_.add_bias_linear) {
@@ -371,7 +371,7 @@ Moe::Moe(ParameterList& parameters, const ModelConfig& config, int32_t layer)
 }
 
 ValueId Moe::build(const BlockContext& context, ValueId input) const {
-  context.builder.place.module = Module::moe;
+  context.builder.place.module = &kMoeModule;
   return MoeForward(context, config_, expert_, parameters_, layer(), input).build();
 }
 

@@ -8,6 +8,7 @@
 #include "model/model_config.h"
 #include "model/parameter_spec.h"
 #include "program/builder.h"
+#include "program/module.h"
 
 namespace troupe {
 
@@ -19,6 +20,13 @@ struct ResidualStream {
   ValueId sum;
   ValueId branch;
 };
+
+// The norms of a layer, each with the addition before it.
+inline constexpr ModuleSpec kNormModule{.recompute = "layernorm", .discards_outputs = true};
+inline constexpr ModuleSpec kInputNormModule{
+    .part_of = &kNormModule, .offload = "attn_norm", .offloads_outputs = true};
+inline constexpr ModuleSpec kFeedForwardNormModule{
+    .part_of = &kNormModule, .offload = "mlp_norm", .offloads_outputs = true};
 
 class Norm {
  public:
