@@ -30,7 +30,7 @@ std::string PassTable::text() const {
     const PassRecord& record = lines_[i].record;
     const bool is_first = i == 0;
     const int32_t added = is_first ? 0 : record.ops_after - record.ops_before;
-    text += fmt::format("{:<14} {:>9} {:>11} {:>9} {:>8} {:>12} {:>11}\n", name_of(record.id),
+    text += fmt::format("{:<14} {:>9} {:>11} {:>9} {:>8} {:>12} {:>11}\n", record.name,
                         format_duration(record.seconds), record.ops_after, added, record.ops_moved,
                         format_bytes(lines_[i].bytes),
                         is_first ? "-" : saved_text(lines_[i - 1].bytes, lines_[i].bytes));
@@ -45,7 +45,7 @@ std::string PassTable::text() const {
 std::string PassTable::json() const {
   nlohmann::ordered_json passes = nlohmann::ordered_json::array();
   for (const Line& line : lines_) {
-    passes.push_back({{"name", name_of(line.record.id)},
+    passes.push_back({{"name", line.record.name},
                       {"seconds", line.record.seconds},
                       {"ops_before", line.record.ops_before},
                       {"ops_after", line.record.ops_after},

@@ -51,12 +51,25 @@ std::optional<PassId> find_pass(std::string_view name) {
 
 PassPipeline::PassPipeline(Program& program, const PassControls& controls, double seconds)
     : program_(program), controls_(controls) {
-  watch({.id = PassId::emission, .seconds = seconds, .ops_after = program.op_count()});
+  watch({.id = PassId::emission,
+         .name = std::string(name_of(PassId::emission)),
+         .seconds = seconds,
+         .ops_after = program.op_count()});
 }
 
-void PassPipeline::run(PassId id, const std::function<std::vector<int32_t>(Program&)>& order_of) {
+void PassPipeline::run(PassId id, const PassFunction& order_of) {
   const auto& skipped = controls_.skipped;
   if (std::find(skipped.begin(), skipped.end(), id) != skipped.end()) return;
+  apply({.id = id, .name = std::string(name_of(id))}, order_of);
+}
+
+void PassPipeline::run_added() {
+  for (const AddedPass& pass : controls_.added) {
+    apply({.id = PassId::added, .name = pass.name}, pass.order_of);
+  }
+}
+
+void PassPipeline::apply(PassRecord record, const PassFunction& order_of) {
   const auto start = std::chrono::steady_clock::now();
   const int32_t before = program_.op_count();
   const std::vector<int32_t> order = order_of(program_);
@@ -68,11 +81,11 @@ void PassPipeline::run(PassId id, const std::function<std::vector<int32_t>(Progr
     if (!adds) verify_order(program_, order);
     program_.select_ops(order);
   }
-  watch({.id = id,
-         .seconds = taken.count(),
-         .ops_before = before,
-         .ops_after = program_.op_count(),
-         .ops_moved = moved});
+  record.seconds = taken.count();
+  record.ops_before = before;
+  record.ops_after = program_.op_count();
+  record.ops_moved = moved;
+  watch(record);
 }
 
 void PassPipeline::watch(const PassRecord& record) const {

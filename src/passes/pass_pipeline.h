@@ -31,6 +31,7 @@ enum class PassId : uint8_t {
   copies,         // passes/offload.h
   gradient_sums,  // passes/communication_order.h
   gathers,        // passes/communication_order.h
+  added,          // PassControls::added
 };
 
 struct PassInfo {
@@ -45,14 +46,25 @@ std::optional<PassId> find_pass(std::string_view name);
 
 struct PassRecord {
   PassId id = PassId::emission;
+  std::string name;
   double seconds = 0;  // without verification
   int32_t ops_before = 0;
   int32_t ops_after = 0;
   int32_t ops_moved = 0;  // that come after another operation than before; those added do not count
 };
 
+// A function as the contract has it.
+using PassFunction = std::function<std::vector<int32_t>(Program&)>;
+
+// A pass that is not one of all_passes().
+struct AddedPass {
+  std::string name;
+  PassFunction order_of;
+};
+
 struct PassControls {
   std::vector<PassId> skipped;
+  std::vector<AddedPass> added;  // run after all others
   // Called with the emitted program, and after each pass with the program as it then is.
   std::function<void(const PassRecord&, const Program&)> watch;
 };
@@ -62,11 +74,14 @@ class PassPipeline {
   // Begins with the emitted program, which took `seconds`. Borrows both.
   PassPipeline(Program& program, const PassControls& controls, double seconds);
 
-  // Runs the pass unless it is skipped. `order_of`: see the contract; all operations in their order
-  // mean that there was nothing to do.
-  void run(PassId id, const std::function<std::vector<int32_t>(Program&)>& order_of);
+  // Runs the pass unless it is skipped. All operations in their order mean that there was nothing
+  // to do.
+  void run(PassId id, const PassFunction& order_of);
+  // Runs those of the controls.
+  void run_added();
 
  private:
+  void apply(PassRecord record, const PassFunction& order_of);
   void watch(const PassRecord& record) const;
 
   Program& program_;

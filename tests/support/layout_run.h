@@ -55,6 +55,7 @@ struct LayoutCase {
   int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};
   std::vector<PassId> skipped_passes = {};
+  std::vector<AddedPass> added_passes = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
   DType dtype = DType::f64;
   // See RunLayout.
