@@ -1,14 +1,16 @@
 // Attention in bf16 on a GPU, at the shapes of models, also of a rank that has some of each
-// sequence's queries, with the keys of all ranks at hand (context_attention): how far it is from
-// fp32, whether a second run and a CUDA graph give the same bits, and how fast it is. Causal
-// attention counts half of the scores, as the operation's cost does. Exits with 1 if results are
-// wrong.
+// sequence's queries, with the keys of all ranks at hand (context_attention), and of sequences of
+// several documents: how far it is from fp32, whether a second run and a CUDA graph give the same
+// bits, and how fast it is. Causal attention counts half of the scores, as the operation's cost
+// does, and documents count as one: flops that are not there are counted, too. Exits with 1 if
+// results are wrong.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "cuda/device_run.h"
+#include "ops/attention/document_starts.h"
 #include "ops/context_attention/context_attention.h"
 
 namespace troupe {
@@ -18,6 +20,7 @@ struct NamedShape {
   const char* name;
   AttentionAttributes attributes;
   SequenceChunks chunks = {};
+  int32_t documents = 0;  // of the same length, in each sequence; 0: none are told apart
 };
 
 // Errors in bf16 come from roundings of probabilities and results: 2^-9 each, relative.
@@ -27,6 +30,7 @@ struct Values {
   ValueId out;
   ValueId lse;
   std::vector<ValueId> gradients;
+  ValueId starts = {};
 
   std::vector<ValueId> all() const {
     std::vector<ValueId> ids = {out, lse};
@@ -38,24 +42,37 @@ struct Values {
 Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
   const AttentionAttributes& a = shape.attributes;
   const int64_t rows = int64_t{a.batch} * a.sequence;
-  const int64_t query_width = int64_t{a.heads} * a.head_dim;
-  const int64_t key_width = int64_t{2} * a.groups * a.head_dim;
-  const ValueId d_out = builder.input("d_out", dtype, {rows, query_width});
+  const ValueId d_out = builder.input("d_out", dtype, {rows, a.out_row()});
   const ValueId none;
+  ValueId starts;
+  if (shape.documents > 0) starts = builder.input("starts", DType::i32, {rows});
   if (shape.chunks.ranks == 1) {
-    const ValueId qkv = builder.input("qkv", dtype, {rows, query_width + key_width});
-    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none, none}, "out");
+    const ValueId qkv = builder.input("qkv", dtype, {rows, a.query_row() + a.key_value_row()});
+    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none, starts}, "out");
     return {forward[0], forward[1],
             builder.emit(kAttentionGradient, Attributes(a),
-                         {d_out, qkv, forward[0], forward[1], none, none}, "d_qkv")};
+                         {d_out, qkv, forward[0], forward[1], none, starts}, "d_qkv"),
+            starts};
   }
   const Attributes attributes(ContextAttentionAttributes{a, shape.chunks});
-  const ValueId q = builder.input("q", dtype, {rows, query_width});
-  const ValueId kv = builder.input("kv", dtype, {rows * shape.chunks.ranks, key_width});
-  const auto forward = builder.emit(kContextAttention, attributes, {q, kv, none, none}, "out");
+  const ValueId q = builder.input("q", dtype, {rows, a.query_row()});
+  const ValueId kv = builder.input("kv", dtype, {rows * shape.chunks.ranks, a.key_value_row()});
+  const auto forward = builder.emit(kContextAttention, attributes, {q, kv, none, starts}, "out");
   return {forward[0], forward[1],
           builder.emit(kContextAttentionGradient, attributes,
-                       {d_out, q, kv, forward[0], forward[1], none, none}, "d_q")};
+                       {d_out, q, kv, forward[0], forward[1], none, starts}, "d_q"),
+          starts};
+}
+
+void write_documents(DeviceRun& run, const NamedShape& shape, ValueId starts) {
+  if (shape.documents == 0) return;
+  const AttentionAttributes& a = shape.attributes;
+  const int64_t positions = int64_t{a.sequence} * shape.chunks.ranks;
+  std::vector<int64_t> begins;
+  for (int64_t i = 0; i < int64_t{a.batch} * shape.documents; ++i) {
+    begins.push_back(i * positions / shape.documents);
+  }
+  run.write(starts, document_starts(a.batch, a.sequence, shape.chunks, begins));
 }
 
 double distance(const std::vector<double>& actual, const std::vector<double>& reference) {
@@ -100,6 +117,7 @@ bool graph_gives(DeviceRun& run, const Values& values, const std::vector<std::by
 bool measure(const NamedShape& shape) {
   Values values;
   DeviceRun run([&](Builder& builder) { values = emit(builder, shape, DType::bf16); }, 1);
+  write_documents(run, shape, values.starts);
   run.run();
   const auto first = bits(run, values);
   poison(run, values);
@@ -109,6 +127,7 @@ bool measure(const NamedShape& shape) {
 
   Values exact;
   DeviceRun reference([&](Builder& builder) { exact = emit(builder, shape, DType::f32); }, 1);
+  write_documents(reference, shape, exact.starts);
   reference.run();
   const double out = distance(run.numbers(values.out), reference.numbers(exact.out));
   const double lse = distance(run.numbers(values.lse), reference.numbers(exact.lse));
@@ -144,12 +163,19 @@ int measure_all() {
                                .scale = 1 / std::sqrt(static_cast<double>(head_dim)),
                                .window = window};
   };
+  // Of DeepSeek-V2-Lite and V3, whose values are smaller than their keys.
+  const auto latent = [&](int32_t batch, int32_t heads) {
+    AttentionAttributes attributes = shape(batch, 4096, heads, heads, 192);
+    attributes.value_dim = 128;
+    return attributes;
+  };
   const NamedShape shapes[] = {
       {"OLMoE 2x4096", shape(2, 4096, 16, 16, 128)},
       {"Qwen3-30B 2x4096", shape(2, 4096, 32, 4, 128)},
       {"Mixtral-8x7B 2x4096", shape(2, 4096, 32, 8, 128)},
       {"Mixtral-8x22B 2x4096", shape(2, 4096, 48, 8, 128)},
       {"heads of 64, 2x4096", shape(2, 4096, 32, 8, 64)},
+      {"heads of 256, 2x4096", shape(2, 4096, 16, 2, 256)},
       {"window 1024, 2x4096", shape(2, 4096, 32, 8, 128, 1024)},
       {"32/4, 1x8192", shape(1, 8192, 32, 4, 128)},
       {"8/1, 1x16384: blocks", shape(1, 16384, 8, 1, 128)},
@@ -158,6 +184,18 @@ int measure_all() {
       {"same, last rank", shape(1, 8192, 32, 4, 128), {.ranks = 4, .rank = 3}},
       {"same, window 3000", shape(1, 8192, 32, 4, 128, 3000), {.ranks = 4, .rank = 3}},
       {"8/1, 16k of 64k: blocks", shape(1, 16384, 8, 1, 128), {.ranks = 4, .rank = 1}},
+      {"MLA of 16 heads, 1x4096", latent(1, 16)},
+      {"MLA of 128 heads, 1x4096", latent(1, 128)},
+      {"Qwen3-30B, 1 document", shape(2, 4096, 32, 4, 128), {}, 1},
+      {"Qwen3-30B, 8 documents", shape(2, 4096, 32, 4, 128), {}, 8},
+      {"window 1024, 1 document", shape(2, 4096, 32, 8, 128, 1024), {}, 1},
+      {"window 128, 2x4096", shape(2, 4096, 64, 8, 64, 128)},
+      {"window 128, 1 document", shape(2, 4096, 64, 8, 64, 128), {}, 1},
+      {"Qwen3-30B, 64 documents", shape(2, 4096, 32, 4, 128), {}, 64},
+      {"Mixtral, 1 document", shape(2, 4096, 32, 8, 128), {}, 1},
+      {"Mixtral, 8 documents", shape(2, 4096, 32, 8, 128), {}, 8},
+      {"heads of 64, 1 document", shape(2, 4096, 32, 8, 64), {}, 1},
+      {"8192 of 32k, 8 documents", shape(1, 8192, 32, 4, 128), {.ranks = 4, .rank = 3}, 8},
   };
   std::printf("%-24s %8s %6s %8s %6s %7s   %s\n", "", "fwd ms", "TFLOP", "bwd ms", "TFLOP", "MiB",
               "off from fp32: out, lse, gradients");

@@ -70,6 +70,12 @@ class DeviceRun {
     op.spec->cuda_kernel(OpView{program_, op})(arguments);
   }
 
+  // Fills an integer input.
+  void write(ValueId id, const std::vector<int32_t>& numbers) {
+    memory_[static_cast<size_t>(id.index)].copy_in(
+        reinterpret_cast<const std::byte*>(numbers.data()), 0, numbers.size() * sizeof(int32_t));
+  }
+
   void run() {
     for (int32_t i = 0; i < program_.op_count(); ++i) launch(i);
     wait();

@@ -19,7 +19,8 @@ ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId 
                                    .sequence = attributes.sequence * chunks.ranks,
                                    .heads = attributes.heads,
                                    .groups = attributes.groups,
-                                   .head_dim = attributes.head_dim};
+                                   .head_dim = attributes.head_dim,
+                                   .value_dim = attributes.value_dim};
   AttentionAttributes own = attributes;
   own.sequence = exchange.sequence;
   own.heads /= chunks.ranks;
@@ -29,6 +30,8 @@ ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId 
   const ValueId rows = sequence_to_heads(builder, qkv, exchange, "qkv_by_heads");
   const ValueId context = attention(builder, rows, step, starts, own, name + "_by_heads");
   exchange.groups = 0;
+  exchange.head_dim = attributes.value_size();
+  exchange.value_dim = 0;
   return heads_to_sequence(builder, context, exchange, name);
 }
 
@@ -64,8 +67,8 @@ ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExch
   if (exchange == ContextExchange::a2a) {
     return attend_by_heads(builder, chunks, qkv, step, starts, attributes, name);
   }
-  const SplitColumnsResult rows = split_columns(
-      builder, qkv, {.columns = int64_t{attributes.heads} * attributes.head_dim}, "queries");
+  const SplitColumnsResult rows =
+      split_columns(builder, qkv, {.columns = attributes.query_row()}, "queries");
   if (exchange == ContextExchange::p2p) {
     return ring_attention(builder, rows.first, rows.rest, step, starts, {attributes, chunks}, name);
   }

@@ -106,48 +106,47 @@ inline OpSample grouped_twice_sample(int64_t n, const std::vector<int32_t>& offs
 // `begins`: the rows of the micro-batch at which a document begins; none: sequences are not cut.
 inline OpSample attention_sample(const AttentionAttributes& attributes,
                                  const std::vector<int64_t>& begins = {}) {
-  return {"sequence " + std::to_string(attributes.sequence) + " head " +
-              std::to_string(attributes.head_dim) + " window " + std::to_string(attributes.window) +
-              (attributes.probability > 0 ? " dropout" : "") + (begins.empty() ? "" : " documents"),
-          [=](SampleBuilder& sample) {
-            const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
-            const int64_t width =
-                int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim;
-            const ValueId qkv = sample.tensor("qkv", {rows, width});
-            const ValueId step =
-                attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
-            ValueId starts;
-            if (!begins.empty()) {
-              starts = sample.integers(
-                  "starts", {rows},
-                  document_starts(attributes.batch, attributes.sequence, {}, begins));
-            }
-            sample.result(attention(sample.builder(), qkv, step, starts, attributes, "out"));
-          }};
+  return {
+      "sequence " + std::to_string(attributes.sequence) + " head " +
+          std::to_string(attributes.head_dim) + " value " +
+          std::to_string(attributes.value_size()) + " window " + std::to_string(attributes.window) +
+          (attributes.probability > 0 ? " dropout" : "") + (begins.empty() ? "" : " documents"),
+      [=](SampleBuilder& sample) {
+        const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+        const int64_t width = attributes.query_row() + attributes.key_value_row();
+        const ValueId qkv = sample.tensor("qkv", {rows, width});
+        const ValueId step =
+            attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
+        ValueId starts;
+        if (!begins.empty()) {
+          starts = sample.integers(
+              "starts", {rows}, document_starts(attributes.batch, attributes.sequence, {}, begins));
+        }
+        sample.result(attention(sample.builder(), qkv, step, starts, attributes, "out"));
+      }};
 }
 
 // Of one rank's queries, with the keys of all ranks.
 inline OpSample context_attention_sample(const AttentionAttributes& attributes,
                                          const SequenceChunks& chunks,
                                          const std::vector<int64_t>& begins = {}) {
-  return {"rank " + std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks) + " rows " +
-              std::to_string(attributes.sequence) + " head " + std::to_string(attributes.head_dim) +
-              " window " + std::to_string(attributes.window) + (begins.empty() ? "" : " documents"),
-          [=](SampleBuilder& sample) {
-            const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
-            const ValueId q =
-                sample.tensor("q", {rows, int64_t{attributes.heads} * attributes.head_dim});
-            const ValueId kv = sample.tensor(
-                "kv", {rows * chunks.ranks, int64_t{2} * attributes.groups * attributes.head_dim});
-            ValueId starts;
-            if (!begins.empty()) {
-              starts = sample.integers(
-                  "starts", {rows},
-                  document_starts(attributes.batch, attributes.sequence, chunks, begins));
-            }
-            sample.result(context_attention(sample.builder(), q, kv, {}, starts,
-                                            {attributes, chunks}, "out"));
-          }};
+  return {
+      "rank " + std::to_string(chunks.rank) + " of " + std::to_string(chunks.ranks) + " rows " +
+          std::to_string(attributes.sequence) + " head " + std::to_string(attributes.head_dim) +
+          " window " + std::to_string(attributes.window) + (begins.empty() ? "" : " documents"),
+      [=](SampleBuilder& sample) {
+        const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+        const ValueId q = sample.tensor("q", {rows, attributes.query_row()});
+        const ValueId kv = sample.tensor("kv", {rows * chunks.ranks, attributes.key_value_row()});
+        ValueId starts;
+        if (!begins.empty()) {
+          starts = sample.integers(
+              "starts", {rows},
+              document_starts(attributes.batch, attributes.sequence, chunks, begins));
+        }
+        sample.result(
+            context_attention(sample.builder(), q, kv, {}, starts, {attributes, chunks}, "out"));
+      }};
 }
 
 // Route, permute, activation, combine: a small expert layer, without the products. As all experts
@@ -313,6 +312,28 @@ inline std::vector<LargeSample> large_samples() {
     add(kAttention, attention_sample(attributes));
   }
 
+  // Values that are smaller or larger than keys.
+  for (const auto& [head_dim, value_dim] :
+       {std::pair{192, 128}, {128, 64}, {40, 24}, {20, 12}, {64, 128}, {256, 160}}) {
+    AttentionAttributes attributes{.batch = 2,
+                                   .sequence = 150,
+                                   .heads = 4,
+                                   .groups = 2,
+                                   .head_dim = head_dim,
+                                   .value_dim = value_dim,
+                                   .scale = 0.11};
+    add(kAttention, attention_sample(attributes));
+    attributes.window = 37;
+    add(kAttention, attention_sample(attributes, {60, 150, 200}));
+  }
+  add(kAttention, attention_sample({.batch = 1,
+                                    .sequence = 300,
+                                    .heads = 4,
+                                    .groups = 4,
+                                    .head_dim = 192,
+                                    .value_dim = 128,
+                                    .scale = 0.07}));
+
   // A window of one token; whole tiles, and all heads in one group.
   add(kAttention, attention_sample({.batch = 1,
                                     .sequence = 2,
@@ -340,7 +361,7 @@ inline std::vector<LargeSample> large_samples() {
 
   // Documents that end with a tile of 32 or 64 tokens, a token after it and one before it, that are
   // one token, and that are several tiles; heads of each size of tile.
-  for (const int32_t head_dim : {20, 64, 128, 256}) {
+  for (const int32_t head_dim : {8, 20, 64, 96, 128, 256}) {
     AttentionAttributes packed{
         .batch = 2, .sequence = 330, .heads = 4, .groups = 2, .head_dim = head_dim, .scale = 0.11};
     const std::vector<int64_t> begins = {32, 64, 65, 127, 192, 329, 390, 460, 600};
@@ -379,6 +400,10 @@ inline std::vector<LargeSample> large_samples() {
     add_context({.sequence = 150, .head_dim = 20, .window = 100}, 3, rank, begins);
   }
   add_context({.sequence = 140, .head_dim = 192}, 2, 1);
+  add_context({.sequence = 150, .head_dim = 192, .value_dim = 128}, 3, 1);
+  add_context({.sequence = 150, .head_dim = 24, .value_dim = 16, .window = 100}, 3, 2);
+  add_context({.sequence = 150, .head_dim = 20, .value_dim = 12}, 3, 0, {10, 75, 140});
+  add_context({.sequence = 302, .head_dim = 128}, 2, 1, {5, 130, 400, 401, 700});
 
   // Sums of squares of one piece and of as many as there may be; batches of several launches.
   add(kNewtonSchulz, newton_schulz_sample({192, 320}, {}));

@@ -1,6 +1,6 @@
-// Attention with dropout and documents, forward and backward, against the formulas of its header
-// computed plainly in double: the whole matrix of scores at once, so that blocks have no part in
-// it.
+// Attention with dropout, documents and values of another size than keys, forward and backward,
+// against the formulas of its header computed plainly in double: the whole matrix of scores at
+// once, so that blocks have no part in it.
 #include "ops/attention/attention.h"
 
 #include <algorithm>
@@ -44,10 +44,11 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
                           const Begins& begins) {
   const DropoutMask mask(a.seed, a.substream, kStep, a.probability);
   const int64_t d = a.head_dim;
-  const int64_t width = (a.heads + 2 * a.groups) * d;
+  const int64_t e = a.value_size();
+  const int64_t width = (a.heads + a.groups) * d + a.groups * e;
   const int64_t padded = (a.sequence + 3) / 4 * 4;
   Reference result;
-  result.out.assign(static_cast<size_t>(a.batch * a.sequence * a.heads * d), 0);
+  result.out.assign(static_cast<size_t>(a.batch * a.sequence * a.heads * e), 0);
   result.lse.assign(static_cast<size_t>(a.batch * a.sequence * a.heads), 0);
   result.d_qkv.assign(qkv.size(), 0);
   for (int64_t b = 0; b < a.batch; ++b) {
@@ -56,16 +57,18 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
       for (int64_t i = 0; i < a.sequence; ++i) {
         const int64_t row = b * a.sequence + i;
         const double* q = qkv.data() + row * width + h * d;
-        const double* go = d_out.data() + (row * a.heads + h) * d;
-        double* out = result.out.data() + (row * a.heads + h) * d;
+        const double* go = d_out.data() + (row * a.heads + h) * e;
+        double* out = result.out.data() + (row * a.heads + h) * e;
         double* dq = result.d_qkv.data() + row * width + h * d;
         const auto key_at = [&](int64_t j) {
           return (b * a.sequence + j) * width + (a.heads + group) * d;
         };
-        const auto value_at = [&](int64_t j) { return key_at(j) + a.groups * d; };
-        const auto dot = [&](const double* x, const double* y) {
+        const auto value_at = [&](int64_t j) {
+          return (b * a.sequence + j) * width + (a.heads + a.groups) * d + group * e;
+        };
+        const auto dot = [](const double* x, const double* y, int64_t size) {
           double sum = 0;
-          for (int64_t c = 0; c < d; ++c) sum += x[c] * y[c];
+          for (int64_t c = 0; c < size; ++c) sum += x[c] * y[c];
           return sum;
         };
         int64_t first = a.window == 0 ? 0 : std::max<int64_t>(0, i - a.window + 1);
@@ -75,7 +78,7 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
         Numbers p;
         double total = 0;
         for (int64_t j = first; j <= i; ++j) {
-          p.push_back(std::exp(a.scale * dot(q, qkv.data() + key_at(j))));
+          p.push_back(std::exp(a.scale * dot(q, qkv.data() + key_at(j), d)));
           total += p.back();
         }
         result.lse[static_cast<size_t>(row * a.heads + h)] = std::log(total);
@@ -88,25 +91,25 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
           const auto at = static_cast<size_t>(j - first);
           p[at] /= total;
           const double* v = qkv.data() + value_at(j);
-          for (int64_t c = 0; c < d; ++c) out[c] += factor[at] * p[at] * v[c];
+          for (int64_t c = 0; c < e; ++c) out[c] += factor[at] * p[at] * v[c];
         }
         // dp_j = factor_j go . v_j,  ds_j = p_j (dp_j - sum over k of p_k dp_k)
         double along = 0;
         for (int64_t j = first; j <= i; ++j) {
           const auto at = static_cast<size_t>(j - first);
-          along += p[at] * factor[at] * dot(go, qkv.data() + value_at(j));
+          along += p[at] * factor[at] * dot(go, qkv.data() + value_at(j), e);
         }
         for (int64_t j = first; j <= i; ++j) {
           const auto at = static_cast<size_t>(j - first);
-          const double ds = p[at] * (factor[at] * dot(go, qkv.data() + value_at(j)) - along);
+          const double ds = p[at] * (factor[at] * dot(go, qkv.data() + value_at(j), e) - along);
           const double* k = qkv.data() + key_at(j);
           double* dk = result.d_qkv.data() + key_at(j);
           double* dv = result.d_qkv.data() + value_at(j);
           for (int64_t c = 0; c < d; ++c) {
             dq[c] += a.scale * ds * k[c];
             dk[c] += a.scale * ds * q[c];
-            dv[c] += factor[at] * p[at] * go[c];
           }
+          for (int64_t c = 0; c < e; ++c) dv[c] += factor[at] * p[at] * go[c];
         }
       }
     }
@@ -117,8 +120,8 @@ Reference naive_attention(const AttentionAttributes& a, const Numbers& qkv, cons
 struct AttentionData {
   explicit AttentionData(const AttentionAttributes& a)
       : rows(int64_t{a.batch} * a.sequence),
-        width(int64_t{a.heads + 2 * a.groups} * a.head_dim),
-        out_width(int64_t{a.heads} * a.head_dim),
+        width(a.query_row() + a.key_value_row()),
+        out_width(a.out_row()),
         qkv(normal_numbers(rows * width, 0)),
         d_out(normal_numbers(rows * out_width, 1)) {}
   int64_t rows, width, out_width;
@@ -175,6 +178,18 @@ TEST(Attention, AgreesWithItsFormula) {
                                           << sequence << ", window " << window);
         expect_formula(attributes_of(sequence, window, probability), {});
       }
+    }
+  }
+}
+
+TEST(Attention, TakesValuesOfAnotherSize) {
+  for (const int32_t value_dim : {2, 9}) {
+    for (const double probability : {0.0, 0.3}) {
+      AttentionAttributes a = attributes_of(301, 130, probability);
+      a.value_dim = value_dim;
+      SCOPED_TRACE(::testing::Message() << "values of " << value_dim << ", " << probability);
+      expect_formula(a, {});
+      expect_formula(a, {128, 250, 429});
     }
   }
 }

@@ -91,6 +91,8 @@ std::vector<ContextCase> cases() {
   AttentionAttributes grouped = small;
   grouped.heads = 6;
   grouped.groups = 2;
+  AttentionAttributes small_values = small;
+  small_values.value_dim = 3;
   AttentionAttributes window = small;
   window.window = 5;
   AttentionAttributes dropout = window;
@@ -119,6 +121,7 @@ std::vector<ContextCase> cases() {
       const std::string on = "_on_" + std::to_string(ranks) + suffix;
       all.push_back({"small" + on, ranks, small, dtype});
       all.push_back({"grouped" + on, ranks, grouped, dtype});
+      all.push_back({"small_values" + on, ranks, small_values, dtype});
       all.push_back({"window" + on, ranks, window, dtype});
       all.push_back({"dropout" + on, ranks, dropout, dtype});
       all.push_back({"documents" + on, ranks, small, dtype, documents});

@@ -45,8 +45,8 @@ std::shared_ptr<const RunLayout> layout_of(int32_t ranks) {
 ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange exchange,
                            const RunOn& on) {
   const AttentionAttributes& whole = c.whole;
-  const int64_t width = int64_t{whole.heads + 2 * whole.groups} * whole.head_dim;
-  const int64_t out_width = int64_t{whole.heads} * whole.head_dim;
+  const int64_t width = whole.query_row() + whole.key_value_row();
+  const int64_t out_width = whole.out_row();
   const int64_t tokens = int64_t{whole.batch} * whole.sequence;
   ContextOutcome outcome{.out = std::vector<double>(static_cast<size_t>(tokens * out_width)),
                          .d_qkv = std::vector<double>(static_cast<size_t>(tokens * width))};

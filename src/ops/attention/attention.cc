@@ -19,11 +19,11 @@ uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op);
 namespace {
 
 Shape attention_qkv_shape(const AttentionAttributes& a) {
-  return {int64_t{a.batch} * a.sequence, int64_t{a.heads + 2 * a.groups} * a.head_dim};
+  return {int64_t{a.batch} * a.sequence, a.query_row() + a.key_value_row()};
 }
 
 Shape attention_out_shape(const AttentionAttributes& a) {
-  return {int64_t{a.batch} * a.sequence, int64_t{a.heads} * a.head_dim};
+  return {int64_t{a.batch} * a.sequence, a.out_row()};
 }
 
 Shape attention_lse_shape(const AttentionAttributes& a) {
@@ -32,8 +32,8 @@ Shape attention_lse_shape(const AttentionAttributes& a) {
 
 void check_attention_qkv(const AttentionAttributes& a, const Value& qkv) {
   TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
-                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0 &&
-                   a.first_head >= 0 &&
+                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.value_dim >= 0 &&
+                   a.window >= 0 && a.first_head >= 0 &&
                    (a.all_heads == 0 ? a.first_head == 0 : a.first_head + a.heads <= a.all_heads),
                "attention: attributes");
   TROUPE_CHECK(is_float(qkv.dtype) && qkv.shape == attention_qkv_shape(a) && !qkv.rows.valid(),
@@ -114,15 +114,16 @@ double attention_bytes(const Value& value) {
 // Two products over the visible pairs; the softmax is not counted.
 Cost cost_attention(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
-  return {.flops = 4 * visible_pairs(attributes) * attributes.head_dim,
+  return {.flops = 2 * visible_pairs(attributes) * (attributes.head_dim + attributes.value_size()),
           .bytes = attention_bytes(op.input(0)) + attention_bytes(op.output(0)) +
                    attention_bytes(op.output(1))};
 }
 
-// Five products over the visible pairs.
+// Five products over the visible pairs, three of them with queries or keys.
 Cost cost_attention_gradient(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
-  return {.flops = 10 * visible_pairs(attributes) * attributes.head_dim,
+  return {.flops = 2 * visible_pairs(attributes) *
+                   (3 * attributes.head_dim + 2 * attributes.value_size()),
           .bytes = attention_bytes(op.input(0)) + attention_bytes(op.input(1)) +
                    attention_bytes(op.input(2)) + attention_bytes(op.input(3)) +
                    attention_bytes(op.output(0))};
@@ -146,6 +147,7 @@ std::string print_attention(const Attributes& attributes) {
   std::string text =
       fmt::format("batch={} sequence={} heads={} groups={} head_dim={} scale={:.6g} window={}",
                   a.batch, a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
+  if (a.value_dim > 0) text += fmt::format(" value_dim={}", a.value_dim);
   if (a.probability > 0) {
     text += fmt::format(" seed={} substream={} probability={}", a.seed, a.substream, a.probability);
     if (a.all_heads > 0) text += fmt::format(" first_head={} of={}", a.first_head, a.all_heads);
@@ -202,6 +204,23 @@ std::vector<OpSample> samples_attention() {
       {"grouped",
        with({.batch = 2, .sequence = 7, .heads = 4, .groups = 2, .head_dim = 5, .scale = 0.45})},
       {"one_group", with({.sequence = 13, .heads = 4, .groups = 1, .head_dim = 3, .scale = 0.6})},
+      {"smaller_values", with({.batch = 2,
+                               .sequence = 9,
+                               .heads = 4,
+                               .groups = 2,
+                               .head_dim = 5,
+                               .value_dim = 3,
+                               .scale = 0.45,
+                               .window = 6})},
+      {"larger_values",
+       with({.sequence = 7, .heads = 2, .groups = 2, .head_dim = 2, .value_dim = 5, .scale = 0.6})},
+      {"several_blocks_smaller_values", with_projection({.batch = 2,
+                                                         .sequence = 261,
+                                                         .heads = 4,
+                                                         .groups = 4,
+                                                         .head_dim = 6,
+                                                         .value_dim = 4,
+                                                         .scale = 0.4})},
       {"window", with({.batch = 2,
                        .sequence = 11,
                        .heads = 2,

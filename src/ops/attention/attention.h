@@ -1,10 +1,10 @@
 // Causal softmax attention with grouped queries, over a fused projection.
 //
 // Each row of qkv belongs to one token (rows are batch-major: row = b S + s) and holds H query
-// heads, then G key heads, then G value heads, of d elements each. Query head h attends with group
-// g = h / (H / G). For query i and key j of the same sequence, j is visible from i when j <= i,
-// with a sliding window w > 0 also j > i - w, and with `starts` also j >= starts[i]
-// (ops/attention/attention_mask.h):
+// heads and then G key heads of d elements each, then G value heads of e elements each (mostly e =
+// d; not in multi-latent attention). Query head h attends with group g = h / (H / G). For query i
+// and key j of the same sequence, j is visible from i when j <= i, with a sliding window w > 0 also
+// j > i - w, and with `starts` also j >= starts[i] (ops/attention/attention_mask.h):
 //
 //   score[i, j] = scale q_i . k_j                    (j visible from i)
 //   lse_i = log sum over j of exp(score[i, j]),  p[i, j] = exp(score[i, j] - lse_i)
@@ -28,7 +28,7 @@
 // "FlashAttention", 2022), so that no memory grows with the square of S. Everything between the
 // operands is in the accumulation type.
 //
-// qkv [B S, (H + 2 G) d] and out [B S, H d] have the compute dtype; lse [B S, H] has the
+// qkv [B S, (H + G) d + G e] and out [B S, H e] have the compute dtype; lse [B S, H] has the
 // accumulation dtype; step is i64 [1], present exactly when r > 0; starts is i32 [B S], the
 // position in its sequence at which the document of each query begins. Nothing is ragged; no
 // gradient flows through lse.
@@ -47,13 +47,14 @@
 namespace troupe {
 
 struct AttentionAttributes {
-  int32_t batch = 1;     // B
-  int32_t sequence = 1;  // S
-  int32_t heads = 1;     // H, a multiple of groups
-  int32_t groups = 1;    // G
-  int32_t head_dim = 1;  // d
-  double scale = 1;      // usually 1 / sqrt(d)
-  int32_t window = 0;    // 0: none
+  int32_t batch = 1;      // B
+  int32_t sequence = 1;   // S
+  int32_t heads = 1;      // H, a multiple of groups
+  int32_t groups = 1;     // G
+  int32_t head_dim = 1;   // d
+  int32_t value_dim = 0;  // e; 0: d
+  double scale = 1;       // usually 1 / sqrt(d)
+  int32_t window = 0;     // 0: none
   // Of dropout:
   uint32_t substream = 0;  // names the place
   uint64_t seed = 0;
@@ -61,6 +62,12 @@ struct AttentionAttributes {
   // These heads are [first_head, first_head + H) of all_heads; 0: of themselves.
   int32_t first_head = 0;
   int32_t all_heads = 0;
+
+  constexpr int32_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
+  // Elements of a row: of all queries; of all keys and values; of the result.
+  constexpr int64_t query_row() const { return int64_t{heads} * head_dim; }
+  constexpr int64_t key_value_row() const { return int64_t{groups} * (head_dim + value_size()); }
+  constexpr int64_t out_row() const { return int64_t{heads} * value_size(); }
 };
 
 // b H + h of query head `head`, where H counts all heads: what names it to the dropout.
@@ -68,7 +75,7 @@ inline int64_t head_number(const AttentionAttributes& a, int64_t b, int64_t head
   return b * (a.all_heads == 0 ? a.heads : a.all_heads) + a.first_head + head;
 }
 
-// Emits the attention of `qkv` and returns out [B S, H d]; lse is the operation's second output.
+// Emits the attention of `qkv` and returns out [B S, H e]; lse is the operation's second output.
 // `step` is valid exactly when there is dropout, `starts` when sequences hold several documents.
 ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts,
                   const AttentionAttributes& attributes, const std::string& name);

@@ -15,12 +15,13 @@ struct AttentionSizes {
         heads(a.heads),
         groups(a.groups),
         head_dim(a.head_dim),
+        value_dim(a.value_size()),
         block(std::min<int64_t>(kAttentionBlock, a.sequence)),
         blocks((a.sequence + block - 1) / block),
-        qkv_stride((heads + 2 * groups) * head_dim),
-        out_stride(heads * head_dim) {}
+        qkv_stride(a.query_row() + a.key_value_row()),
+        out_stride(a.out_row()) {}
 
-  int64_t batch, sequence, heads, groups, head_dim;
+  int64_t batch, sequence, heads, groups, head_dim, value_dim;
   int64_t block, blocks;
   int64_t qkv_stride, out_stride;
 
@@ -28,7 +29,7 @@ struct AttentionSizes {
   // Offsets of the heads in a row of qkv.
   int64_t query(int64_t head) const { return head * head_dim; }
   int64_t key(int64_t group) const { return (heads + group) * head_dim; }
-  int64_t value(int64_t group) const { return (heads + groups + group) * head_dim; }
+  int64_t value(int64_t group) const { return (heads + groups) * head_dim + group * value_dim; }
 
   AttentionBlock block_at(int64_t number) const {
     const int64_t first = number * block;
@@ -47,6 +48,7 @@ AttentionHead<A> attention_head(const AttentionAttributes& a, const int32_t* sta
                                 int64_t head) {
   return {
       .head_dim = a.head_dim,
+      .value_dim = a.value_size(),
       .scale = static_cast<A>(a.scale),
       .mask = {.window = a.window, .starts = starts == nullptr ? nullptr : starts + b * a.sequence},
       .number = head_number(a, b, head)};
@@ -59,6 +61,7 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
             int64_t head, int64_t query_block, accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
+  const int64_t e = sizes.value_dim;
   const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(2), b, head);
   const AttentionBlock queries = sizes.block_at(query_block);
   const T* qkv = args.in<T>(0) + b * sizes.sequence * sizes.qkv_stride;
@@ -67,7 +70,7 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
   A* scores = scratch;
   RunningSoftmax<A> running;
   running.sums = scores + sizes.block * sizes.block;
-  running.largest = running.sums + sizes.block * d;
+  running.largest = running.sums + sizes.block * e;
   running.total = running.largest + sizes.block;
   A* copies = running.total + sizes.block;
   const AttentionRows<A> q =
@@ -83,14 +86,14 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
     const AttentionRows<A> k =
         attention_rows(row + sizes.key(group), sizes.qkv_stride, keys.count, d, block_copies);
     const AttentionRows<A> v =
-        attention_rows(row + sizes.value(group), sizes.qkv_stride, keys.count, d, block_copies);
+        attention_rows(row + sizes.value(group), sizes.qkv_stride, keys.count, e, block_copies);
     attend_to_block(of_head, dropout, queries, q, keys, k, v, key_block == first_block, scores,
                     running);
   }
 
   const int64_t row0 = b * sizes.sequence + queries.first;
-  store_attention(running, queries.count, d, static_cast<A>(dropout.scale()),
-                  args.out<T>(0) + row0 * sizes.out_stride + head * d, sizes.out_stride,
+  store_attention(running, queries.count, e, static_cast<A>(dropout.scale()),
+                  args.out<T>(0) + row0 * sizes.out_stride + head * e, sizes.out_stride,
                   args.out<A>(1) + row0 * sizes.heads + head, sizes.heads);
 }
 
@@ -111,18 +114,18 @@ struct AttentionKernel {
   }
 };
 
-// Where the gradient kernel keeps its sums: for each sequence and query head, dq, dk and dv as
-// [S, d]; and D, [B S, H].
+// Where the gradient kernel keeps its sums: for each sequence and query head, dq and dk as [S, d],
+// dv as [S, e]; and D, [B S, H].
 template <class A>
 struct AttentionSums {
   AttentionSums(std::byte* workspace, const AttentionSizes& sizes)
-      : part(sizes.batch * sizes.heads * sizes.sequence * sizes.head_dim),
+      : rows(sizes.batch * sizes.heads * sizes.sequence),
         dq(reinterpret_cast<A*>(workspace)),
-        dk(dq + part),
-        dv(dk + part),
-        out_dot(dv + part) {}
+        dk(dq + rows * sizes.head_dim),
+        dv(dk + rows * sizes.head_dim),
+        out_dot(dv + rows * sizes.value_dim) {}
 
-  int64_t part;
+  int64_t rows;  // of all sequences and query heads
   A* dq;
   A* dk;
   A* dv;
@@ -137,14 +140,15 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
                      accumulation_t<T>* scratch) {
   using A = accumulation_t<T>;
   const int64_t d = sizes.head_dim;
+  const int64_t e = sizes.value_dim;
   const int64_t row0 = b * sizes.sequence;
   const int64_t group = sizes.group_of(head);
   const AttentionHead<A> of_head = attention_head<A>(attributes, args.in<int32_t>(5), b, head);
-  const T* d_out = args.in<T>(0) + row0 * sizes.out_stride + head * d;
+  const T* d_out = args.in<T>(0) + row0 * sizes.out_stride + head * e;
   const T* qkv = args.in<T>(1) + row0 * sizes.qkv_stride;
   const A* lse = args.in<A>(3) + row0 * sizes.heads + head;
   const A* out_dot = all.out_dot + row0 * sizes.heads + head;
-  const int64_t start = (b * sizes.heads + head) * sizes.sequence * d;
+  const int64_t start = (b * sizes.heads + head) * sizes.sequence;
 
   A* p = scratch;
   A* ds = p + sizes.block * sizes.block;
@@ -156,7 +160,7 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
     const AttentionRows<A> k =
         attention_rows(key_row + sizes.key(group), sizes.qkv_stride, keys.count, d, key_copies);
     const AttentionRows<A> v =
-        attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys.count, d, key_copies);
+        attention_rows(key_row + sizes.value(group), sizes.qkv_stride, keys.count, e, key_copies);
     for (int64_t query_block = key_block; query_block < sizes.blocks; ++query_block) {
       const AttentionBlock queries = sizes.block_at(query_block);
       if (!of_head.mask.any(queries, keys)) break;  // nor do later ones
@@ -165,7 +169,7 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
           attention_rows(qkv + queries.first * sizes.qkv_stride + sizes.query(head),
                          sizes.qkv_stride, queries.count, d, query_copies);
       const AttentionRows<A> go = attention_rows(d_out + queries.first * sizes.out_stride,
-                                                 sizes.out_stride, queries.count, d, query_copies);
+                                                 sizes.out_stride, queries.count, e, query_copies);
       attend_to_block_backward(
           of_head, dropout, queries, q,
           {.d_out = go,
@@ -173,9 +177,9 @@ void attend_backward(const KernelArguments& args, const AttentionSizes& sizes,
            .out_dot = out_dot + queries.first * sizes.heads,
            .stride = sizes.heads},
           keys, k, v, p, ds,
-          {.dq = all.dq + start + queries.first * d,
-           .dk = all.dk + start + keys.first * d,
-           .dv = all.dv + start + keys.first * d,
+          {.dq = all.dq + (start + queries.first) * d,
+           .dk = all.dk + (start + keys.first) * d,
+           .dv = all.dv + (start + keys.first) * e,
            .first_of_queries = key_block == of_head.mask.first_key(queries.first) / sizes.block,
            .first_of_keys = query_block == key_block});
     }
@@ -191,6 +195,7 @@ struct AttentionGradientKernel {
     const AttentionDropout dropout = dropout_of(attributes, args.in<int64_t>(4));
     const AttentionSums<A> sums(args.workspace, sizes);
     const int64_t d = sizes.head_dim;
+    const int64_t e = sizes.value_dim;
     const int64_t tokens = sizes.batch * sizes.sequence;
 
     const T* d_out = args.in<T>(0);
@@ -198,7 +203,7 @@ struct AttentionGradientKernel {
     args.pool->parallel_ranges(tokens, attention_rows_per_piece(sizes.out_stride),
                                [&](int64_t begin, int64_t end, int) {
                                  for (int64_t i = begin * sizes.heads; i < end * sizes.heads; ++i) {
-                                   sums.out_dot[i] = dot(d_out + i * d, out + i * d, d);
+                                   sums.out_dot[i] = dot(d_out + i * e, out + i * e, e);
                                  }
                                });
 
@@ -217,21 +222,21 @@ struct AttentionGradientKernel {
             const int64_t b = token / sizes.sequence;
             const int64_t s = token % sizes.sequence;
             T* row = d_qkv + token * sizes.qkv_stride;
-            const auto of_head = [&](A* part, int64_t head) {
-              return part + ((b * sizes.heads + head) * sizes.sequence + s) * d;
+            const auto of_head = [&](A* part, int64_t head, int64_t size) {
+              return part + ((b * sizes.heads + head) * sizes.sequence + s) * size;
             };
-            const auto of_group = [&](A* part, int64_t group) {
+            const auto of_group = [&](A* part, int64_t group, int64_t size) {
               const int64_t head = group * heads_per_group;
-              A* total = of_head(part, head);
+              A* total = of_head(part, head, size);
               for (int64_t h = 1; h < heads_per_group; ++h)
-                add_to(of_head(part, head + h), total, d);
+                add_to(of_head(part, head + h, size), total, size);
               return total;
             };
             for (int64_t h = 0; h < sizes.heads; ++h)
-              store(of_head(sums.dq, h), row + sizes.query(h), d);
+              store(of_head(sums.dq, h, d), row + sizes.query(h), d);
             for (int64_t g = 0; g < sizes.groups; ++g) {
-              store(of_group(sums.dk, g), row + sizes.key(g), d);
-              store(of_group(sums.dv, g), row + sizes.value(g), d);
+              store(of_group(sums.dk, g, d), row + sizes.key(g), d);
+              store(of_group(sums.dv, g, e), row + sizes.value(g), e);
             }
           }
         });
@@ -254,19 +259,24 @@ CpuKernel attention_gradient_cpu_kernel(const OpView& op) {
 
 uint64_t attention_scratch_bytes(const AttentionAttributes& attributes, DType dtype) {
   const AttentionSizes sizes(attributes);
-  const int64_t copies = dtype == accumulation_dtype(dtype) ? 0 : 3;  // of q, k, v
-  return sum_bytes(sizes.block * (sizes.block + (1 + copies) * sizes.head_dim + 2), dtype);
+  const bool copied = dtype != accumulation_dtype(dtype);
+  const int64_t copies = copied ? 2 * sizes.head_dim + sizes.value_dim : 0;  // of q, k, v
+  return sum_bytes(sizes.block * (sizes.block + sizes.value_dim + copies + 2), dtype);
 }
 
 uint64_t attention_gradient_scratch_bytes(const AttentionAttributes& attributes, DType dtype) {
   const AttentionSizes sizes(attributes);
-  const int64_t copies = dtype == accumulation_dtype(dtype) ? 0 : 4;  // of q, k, v, d_out
-  return sum_bytes(sizes.block * (2 * sizes.block + copies * sizes.head_dim), dtype);
+  const bool copied = dtype != accumulation_dtype(dtype);
+  // Of q, k, v and d_out.
+  const int64_t copies = copied ? 2 * (sizes.head_dim + sizes.value_dim) : 0;
+  return sum_bytes(sizes.block * (2 * sizes.block + copies), dtype);
 }
 
 uint64_t attention_gradient_workspace_bytes(const AttentionAttributes& attributes, DType dtype) {
   const AttentionSizes sizes(attributes);
-  return sum_bytes(sizes.batch * sizes.heads * sizes.sequence * (3 * sizes.head_dim + 1), dtype);
+  return sum_bytes(
+      sizes.batch * sizes.heads * sizes.sequence * (2 * sizes.head_dim + sizes.value_dim + 1),
+      dtype);
 }
 
 }  // namespace troupe

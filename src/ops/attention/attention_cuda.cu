@@ -1,100 +1,10 @@
-#include "ops/attention/attention_mask.h"
 #include "ops/attention/attention_tiles.cuh"
 #include "ops/attention/cuda/attention_cudnn.h"
-#include "ops/cuda/random.cuh"
+#include "ops/attention/cuda/attention_sizes.cuh"
+#include "ops/attention/cuda/attention_sm90.h"
 
 namespace troupe {
 namespace {
-
-// Sizes, visibility and dropout of a call.
-struct AttentionSizes {
-  int64_t rows;       // of queries in each sequence
-  int64_t chunk;      // of these, at consecutive positions
-  int64_t positions;  // of a sequence: its keys
-  int ranks;
-  int rank;
-  int heads;
-  int groups;
-  int head_dim;
-  int64_t query_stride;
-  int64_t key_stride;
-  int64_t window;
-  const int32_t* starts;  // of all queries, or null
-  double scale;
-  int first_head;
-  int all_heads;
-  bool drops;
-  DeviceDropout dropout;
-  const int64_t* step;
-
-  explicit AttentionSizes(const AttentionCall& call)
-      : AttentionSizes(call, call.shape.attributes) {}
-
-  AttentionSizes(const AttentionCall& call, const AttentionAttributes& a)
-      : rows(call.shape.rows()),
-        chunk(call.shape.chunk()),
-        positions(call.shape.positions()),
-        ranks(call.shape.chunks.ranks),
-        rank(call.shape.chunks.rank),
-        heads(a.heads),
-        groups(a.groups),
-        head_dim(a.head_dim),
-        query_stride(call.query_stride),
-        key_stride(call.key_stride),
-        window(a.window),
-        starts(call.starts),
-        scale(a.scale),
-        first_head(a.first_head),
-        all_heads(a.all_heads == 0 ? a.heads : a.all_heads),
-        drops(call.step != nullptr),
-        dropout(a.seed, a.substream, a.probability),
-        step(call.step) {}
-
-  __device__ int64_t out_stride() const { return int64_t{heads} * head_dim; }
-  // Where chunk `number` of the queries begins.
-  __device__ int64_t position(int number) const {
-    return (number == 0 ? rank : 2 * ranks - 1 - rank) * chunk;
-  }
-  // Is a probability kept? `head` is that of this call in sequence b.
-  __device__ bool keeps(uint64_t seed, int64_t b, int head, int64_t query, int64_t key) const {
-    const int64_t number = b * all_heads + first_head + head;
-    const int64_t row = (positions + 3) / 4 * 4;
-    return dropout.keeps(seed, static_cast<uint64_t>((number * positions + query) * row + key));
-  }
-};
-
-// Consecutive queries of one chunk.
-struct QueryTile {
-  int64_t row;       // of a sequence's queries
-  int64_t end;       // of the chunk's rows
-  int64_t position;  // of the first row
-  int64_t count;
-
-  // Of these queries, in sequence b.
-  __device__ AttentionMask mask(const AttentionSizes& sizes, int64_t b) const {
-    return {sizes.window, sizes.starts == nullptr ? nullptr : sizes.starts + b * sizes.rows + row,
-            position};
-  }
-  __device__ AttentionBlock block() const { return {position, count}; }
-
-  // Tile `number` of chunk `of`.
-  template <int kTile>
-  __device__ static QueryTile make(const AttentionSizes& sizes, int of, int64_t number) {
-    const int64_t first = number * kTile;
-    QueryTile tile;
-    tile.row = of * sizes.chunk + first;
-    tile.end = (of + 1) * sizes.chunk;
-    tile.position = sizes.position(of) + first;
-    tile.count = sizes.chunk - first < kTile ? sizes.chunk - first : kTile;
-    return tile;
-  }
-  // Tile `number` of all chunks.
-  template <int kTile>
-  __device__ static QueryTile make(const AttentionSizes& sizes, int number) {
-    const auto tiles = static_cast<int>((sizes.chunk + kTile - 1) / kTile);
-    return make<kTile>(sizes, number / tiles, number % tiles);
-  }
-};
 
 // D of each token and head: a warp each.
 template <class T>
@@ -145,9 +55,10 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kTile = Tiles<A, kSide>::kTile;
   extern __shared__ __align__(16) std::byte shared_memory[];
   const int d = sizes.head_dim;
+  const int e = sizes.value_dim;
   A* const q_tile = reinterpret_cast<A*>(shared_memory);
   A* const kv_tile = q_tile + kTile * (d + 1);
-  A* const p_tile = kv_tile + kTile * (d + 1);
+  A* const p_tile = kv_tile + kTile * ((d > e ? d : e) + 1);
   const int x = static_cast<int>(threadIdx.x) % kSideThreads;
   const int y = static_cast<int>(threadIdx.x) / kSideThreads;
   // The last tiles see the most keys: they start first.
@@ -156,9 +67,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int group = head / (sizes.heads / sizes.groups);
-  const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
-  const T* keys = operands.k + first;
-  const T* values = operands.v + first;
+  const int64_t first = b * sizes.positions * sizes.key_stride;
+  const T* keys = operands.k + first + group * d;
+  const T* values = operands.v + first + group * e;
   const AttentionMask mask = queries.mask(sizes, b);
   const A scale = static_cast<A>(sizes.scale);
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
@@ -215,9 +126,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     store_square(scores, x, y, p_tile);
     __syncthreads();
-    load_tile<T, kTile>(values, sizes.key_stride, first_key, sizes.positions, d, kv_tile);
+    load_tile<T, kTile>(values, sizes.key_stride, first_key, sizes.positions, e, kv_tile);
     __syncthreads();
-    add_product(p_tile, kv_tile, d, x, y, sums);
+    add_product(p_tile, kv_tile, e, x, y, sums);
   }
   const A kept_scale = sizes.drops ? static_cast<A>(sizes.dropout.scale) : A(1);
 #pragma unroll
@@ -226,11 +137,11 @@ __global__ void __launch_bounds__(kThreads)
     if (row >= queries.count) continue;
     const int64_t token = b * sizes.rows + queries.row + row;
     if (x == 0) lse[token * sizes.heads + head] = largest[i] + log(total[i]);
-    T* to = out + token * sizes.out_stride() + head * d;
+    T* to = out + token * sizes.out_stride() + head * e;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = x + kSideThreads * c;
-      if (column < d) to[column] = round_to<T>(sums[i][c] * kept_scale / total[i]);
+      if (column < e) to[column] = round_to<T>(sums[i][c] * kept_scale / total[i]);
     }
   }
 }
@@ -265,12 +176,12 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kTile = Tiles<A, kSide>::kTile;
   extern __shared__ __align__(16) std::byte shared_memory[];
   const int d = sizes.head_dim;
-  const int tile_elements = kTile * (d + 1);
+  const int e = sizes.value_dim;
   A* const k_tile = reinterpret_cast<A*>(shared_memory);
-  A* const v_tile = k_tile + tile_elements;
-  A* const q_tile = v_tile + tile_elements;
-  A* const go_tile = q_tile + tile_elements;
-  A* const p_tile = go_tile + tile_elements;
+  A* const v_tile = k_tile + kTile * (d + 1);
+  A* const q_tile = v_tile + kTile * (e + 1);
+  A* const go_tile = q_tile + kTile * (d + 1);
+  A* const p_tile = go_tile + kTile * (e + 1);
   A* const ds_tile = p_tile + kTile * (kTile + 1);
   const int x = static_cast<int>(threadIdx.x) % kSideThreads;
   const int y = static_cast<int>(threadIdx.x) / kSideThreads;
@@ -278,30 +189,32 @@ __global__ void __launch_bounds__(kThreads)
   const auto group = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int heads_per_group = sizes.heads / sizes.groups;
-  const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
+  const int64_t first = b * sizes.positions * sizes.key_stride;
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
-  load_tile<T, kTile>(operands.k + first, sizes.key_stride, first_key, sizes.positions, d, k_tile);
-  load_tile<T, kTile>(operands.v + first, sizes.key_stride, first_key, sizes.positions, d, v_tile);
+  load_tile<T, kTile>(operands.k + first + group * d, sizes.key_stride, first_key, sizes.positions,
+                      d, k_tile);
+  load_tile<T, kTile>(operands.v + first + group * e, sizes.key_stride, first_key, sizes.positions,
+                      e, v_tile);
   A dk[kSide][kColumns] = {};
   A dv[kSide][kColumns] = {};
   const auto chunks = static_cast<int>(sizes.rows / sizes.chunk);
   const auto tiles = static_cast<int>((sizes.chunk + kTile - 1) / kTile);
   for (int head = group * heads_per_group; head < (group + 1) * heads_per_group; ++head) {
     const T* q = operands.q + b * sizes.rows * sizes.query_stride + head * d;
-    const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * d;
+    const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * e;
     for (int number = 0; number < chunks * tiles; ++number) {
       const QueryTile queries = QueryTile::make<kTile>(sizes, number);
       const AttentionMask mask = queries.mask(sizes, b);
       if (!mask.any(queries.block(), {first_key, kTile})) continue;
       __syncthreads();
       load_tile<T, kTile>(q, sizes.query_stride, queries.row, queries.end, d, q_tile);
-      load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, d, go_tile);
+      load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, e, go_tile);
       __syncthreads();
       A scores[kSide][kSide];
       A dp[kSide][kSide];
       multiply_tiles(k_tile, q_tile, d, x, y, scores);
-      multiply_tiles(v_tile, go_tile, d, x, y, dp);
+      multiply_tiles(v_tile, go_tile, e, x, y, dp);
 #pragma unroll
       for (int i = 0; i < kSide; ++i) {
 #pragma unroll
@@ -316,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
       store_square(scores, x, y, p_tile);
       store_square(dp, x, y, ds_tile);
       __syncthreads();
-      add_product(p_tile, go_tile, d, x, y, dv);
+      add_product(p_tile, go_tile, e, x, y, dv);
       add_product(ds_tile, q_tile, d, x, y, dk);
     }
   }
@@ -329,9 +242,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = x + kSideThreads * c;
-      if (column >= d) continue;
-      d_k[to + column] = round_to<Out>(scale * dk[i][c]);
-      d_v[to + column] = round_to<Out>(dv[i][c]);
+      if (column < d) d_k[to + group * d + column] = round_to<Out>(scale * dk[i][c]);
+      if (column < e) d_v[to + group * e + column] = round_to<Out>(dv[i][c]);
     }
   }
 }
@@ -344,12 +256,12 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kTile = Tiles<A, kSide>::kTile;
   extern __shared__ __align__(16) std::byte shared_memory[];
   const int d = sizes.head_dim;
-  const int tile_elements = kTile * (d + 1);
+  const int e = sizes.value_dim;
   A* const q_tile = reinterpret_cast<A*>(shared_memory);
-  A* const go_tile = q_tile + tile_elements;
-  A* const k_tile = go_tile + tile_elements;
-  A* const v_tile = k_tile + tile_elements;
-  A* const ds_tile = v_tile + tile_elements;
+  A* const go_tile = q_tile + kTile * (d + 1);
+  A* const k_tile = go_tile + kTile * (e + 1);
+  A* const v_tile = k_tile + kTile * (d + 1);
+  A* const ds_tile = v_tile + kTile * (e + 1);
   const int x = static_cast<int>(threadIdx.x) % kSideThreads;
   const int y = static_cast<int>(threadIdx.x) / kSideThreads;
   const QueryTile queries =
@@ -357,28 +269,28 @@ __global__ void __launch_bounds__(kThreads)
   const auto head = static_cast<int>(blockIdx.y);
   const int64_t b = blockIdx.z;
   const int group = head / (sizes.heads / sizes.groups);
-  const int64_t first = b * sizes.positions * sizes.key_stride + group * d;
+  const int64_t first = b * sizes.positions * sizes.key_stride;
   const int64_t stride = sizes.query_stride;
   const int64_t first_row = b * sizes.rows * stride + head * d;
-  const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * d;
+  const T* d_out = operands.d_out + b * sizes.rows * sizes.out_stride() + head * e;
   const AttentionMask mask = queries.mask(sizes, b);
   const uint64_t seed = sizes.drops ? sizes.dropout.step_seed(*sizes.step) : 0;
 
   load_tile<T, kTile>(operands.q + first_row, stride, queries.row, queries.end, d, q_tile);
-  load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, d, go_tile);
+  load_tile<T, kTile>(d_out, sizes.out_stride(), queries.row, queries.end, e, go_tile);
   A dq[kSide][kColumns] = {};
   for (int64_t first_key = mask.first_key(queries.position) / kTile * kTile;
        first_key < queries.position + queries.count; first_key += kTile) {
     __syncthreads();
-    load_tile<T, kTile>(operands.k + first, sizes.key_stride, first_key, sizes.positions, d,
-                        k_tile);
-    load_tile<T, kTile>(operands.v + first, sizes.key_stride, first_key, sizes.positions, d,
-                        v_tile);
+    load_tile<T, kTile>(operands.k + first + group * d, sizes.key_stride, first_key,
+                        sizes.positions, d, k_tile);
+    load_tile<T, kTile>(operands.v + first + group * e, sizes.key_stride, first_key,
+                        sizes.positions, e, v_tile);
     __syncthreads();
     A scores[kSide][kSide];
     A dp[kSide][kSide];
     multiply_tiles(q_tile, k_tile, d, x, y, scores);
-    multiply_tiles(go_tile, v_tile, d, x, y, dp);
+    multiply_tiles(go_tile, v_tile, e, x, y, dp);
 #pragma unroll
     for (int i = 0; i < kSide; ++i) {
 #pragma unroll
@@ -407,6 +319,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Elements of a head, of queries and keys or of values.
+int largest_head(const AttentionAttributes& a) {
+  return std::max(a.head_dim, a.value_size());
+}
+
 template <class T, int kSide, int kColumns>
 struct AttentionKernels {
   using A = accumulation_t<T>;
@@ -419,7 +336,8 @@ struct AttentionKernels {
   }
 
   static void forward(const CudaKernelArguments& args, const AttentionCall& call) {
-    const size_t bytes = Tile::bytes(2, 1, call.shape.attributes.head_dim);
+    const AttentionAttributes& a = call.shape.attributes;
+    const size_t bytes = Tile::bytes({a.head_dim, largest_head(a)}, 1);
     const auto kernel = attention_kernel<T, kSide, kColumns>;
     allow_shared_bytes(kernel, bytes);
     launch(args, {query_grid(call.shape), kThreads, bytes}, kernel, AttentionOperands<T>(call),
@@ -431,7 +349,7 @@ struct AttentionKernels {
                             const AttentionOperands<T>& operands) {
     const AttentionAttributes& a = call.shape.attributes;
     const auto kernel = key_gradients_kernel<T, Out, kSide, kColumns>;
-    const size_t bytes = Tile::bytes(4, 2, a.head_dim);
+    const size_t bytes = Tile::bytes({a.head_dim, a.value_size(), a.head_dim, a.value_size()}, 2);
     allow_shared_bytes(kernel, bytes);
     launch(args,
            {dim3(static_cast<unsigned>(ceil_divide(call.shape.positions(), Tile::kTile)),
@@ -448,7 +366,7 @@ struct AttentionKernels {
     const int64_t count = a.batch * call.shape.rows() * a.heads;
     launch(args, {static_cast<unsigned>(ceil_divide(count, 8)), 256}, out_dot_kernel<T>,
            static_cast<const T*>(call.d_out), static_cast<const T*>(call.out),
-           reinterpret_cast<A*>(scratch), count, a.head_dim);
+           reinterpret_cast<A*>(scratch), count, a.value_size());
     const AttentionOperands<T> operands(call, scratch);
     if (call.shape.wide_key_gradients) {
       key_gradients<A>(args, call, operands);
@@ -456,7 +374,7 @@ struct AttentionKernels {
       key_gradients<T>(args, call, operands);
     }
     const auto kernel = query_gradients_kernel<T, kSide, kColumns>;
-    const size_t bytes = Tile::bytes(4, 1, a.head_dim);
+    const size_t bytes = Tile::bytes({a.head_dim, a.value_size(), a.head_dim, a.value_size()}, 1);
     allow_shared_bytes(kernel, bytes);
     launch(args, {query_grid(call.shape), kThreads, bytes}, kernel, operands,
            static_cast<T*>(call.d_q), AttentionSizes(call));
@@ -473,7 +391,7 @@ void by_head_size(int head_dim, const Visit& visit) {
 
 template <class Visit>
 void visit_kernels(const AttentionShape& shape, const Visit& visit) {
-  const int head_dim = shape.attributes.head_dim;
+  const int head_dim = largest_head(shape.attributes);
   switch (shape.dtype) {
     case DType::f64:
       return by_head_size<double, 2>(head_dim, visit);
@@ -525,6 +443,14 @@ void attention_gradient_on_gpu(const CudaKernelArguments& args) {
   run_attention_gradient(args, call, args.scratch);
 }
 
+// cuDNN's backward pass takes as long with a window as without. From a third of the sequence on
+// down, ours is faster though it makes seven products instead of five (docs/benchmarks/cuda.md).
+bool sm90_takes_gradient(const AttentionShape& shape) {
+  const int64_t window = shape.attributes.window;
+  const bool hides_much = window > 0 && 3 * window <= shape.positions();
+  return sm90_takes_attention(shape) && (hides_much || !cudnn_takes_attention(shape));
+}
+
 // `starts`: which input these are.
 AttentionShape shape_of(const OpView& op, int starts) {
   return {.attributes = op.attributes<AttentionAttributes>(),
@@ -535,7 +461,7 @@ AttentionShape shape_of(const OpView& op, int starts) {
 }  // namespace
 
 void check_attention_heads(const AttentionShape& shape) {
-  if (shape.attributes.head_dim <= 256) return;
+  if (largest_head(shape.attributes) <= 256) return;
   throw_bad_request(
       "--device cuda: attention heads of more than 256 elements are not supported "
       "yet. Use --device cpu.");
@@ -543,11 +469,13 @@ void check_attention_heads(const AttentionShape& shape) {
 
 void run_attention(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch) {
   if (cudnn_takes_attention(call.shape)) return cudnn_attention(args, call, scratch);
+  if (sm90_takes_attention(call.shape)) return sm90_attention(args, call);
   visit_kernels(call.shape, [&](auto kernels) { kernels.forward(args, call); });
 }
 
 void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
                             std::byte* scratch) {
+  if (sm90_takes_gradient(call.shape)) return sm90_attention_gradient(args, call, scratch);
   if (cudnn_takes_attention(call.shape)) return cudnn_attention_gradient(args, call, scratch);
   visit_kernels(call.shape, [&](auto kernels) { kernels.backward(args, call, scratch); });
 }
@@ -557,6 +485,7 @@ uint64_t attention_call_scratch_bytes(const AttentionShape& shape) {
 }
 
 uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape) {
+  if (sm90_takes_gradient(shape)) return sm90_attention_gradient_scratch_bytes(shape);
   if (cudnn_takes_attention(shape)) return cudnn_attention_gradient_scratch_bytes(shape);
   const AttentionAttributes& a = shape.attributes;
   return static_cast<uint64_t>(a.batch * shape.rows() * a.heads) *

@@ -1,6 +1,8 @@
 // Tiles of attention in ordinary arithmetic, for any type and head. Private to attention_cuda.cu.
 #pragma once
 
+#include <initializer_list>
+
 #include "ops/cuda/device.cuh"
 
 namespace troupe {
@@ -18,10 +20,11 @@ template <class A, int kSide>
 struct Tiles {
   static constexpr int kTile = kSide * kSideThreads;
 
-  // Of `operands` tiles of rows and `squares` tiles of scores.
-  static size_t bytes(int operands, int squares, int head_dim) {
-    return sizeof(A) *
-           static_cast<size_t>(operands * kTile * (head_dim + 1) + squares * kTile * (kTile + 1));
+  // Of tiles of rows of these elements and `squares` tiles of scores.
+  static size_t bytes(std::initializer_list<int> rows, int squares) {
+    int elements = squares * kTile * (kTile + 1);
+    for (const int row : rows) elements += kTile * (row + 1);
+    return sizeof(A) * static_cast<size_t>(elements);
   }
 };
 

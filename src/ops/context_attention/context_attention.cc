@@ -27,12 +27,15 @@ int64_t own_rows(const ContextAttentionAttributes& a) {
 }
 
 Shape context_query_shape(const ContextAttentionAttributes& a) {
-  return {own_rows(a), int64_t{a.attention.heads} * a.attention.head_dim};
+  return {own_rows(a), a.attention.query_row()};
+}
+
+Shape context_out_shape(const ContextAttentionAttributes& a) {
+  return {own_rows(a), a.attention.out_row()};
 }
 
 Shape context_key_shape(const ContextAttentionAttributes& a, bool ring) {
-  return {own_rows(a) * (ring ? 1 : a.chunks.ranks),
-          int64_t{2} * a.attention.groups * a.attention.head_dim};
+  return {own_rows(a) * (ring ? 1 : a.chunks.ranks), a.attention.key_value_row()};
 }
 
 void check_context_attention(const ContextAttentionAttributes& attributes, const Value& q,
@@ -40,8 +43,8 @@ void check_context_attention(const ContextAttentionAttributes& attributes, const
   const AttentionAttributes& a = attributes.attention;
   const SequenceChunks& chunks = attributes.chunks;
   TROUPE_CHECK(a.batch >= 1 && a.sequence >= 1 && a.groups >= 1 && a.heads >= a.groups &&
-                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.window >= 0 &&
-                   chunks.rank >= 0 && chunks.rank < chunks.ranks &&
+                   a.heads % a.groups == 0 && a.head_dim >= 1 && a.value_dim >= 0 &&
+                   a.window >= 0 && chunks.rank >= 0 && chunks.rank < chunks.ranks &&
                    (chunks.ranks == 1 || a.sequence % 2 == 0),
                "context_attention: attributes");
   TROUPE_CHECK(is_float(q.dtype) && q.shape == context_query_shape(attributes) && !q.rows.valid() &&
@@ -73,7 +76,7 @@ void infer_forward(InferContext& context, bool ring) {
   check_context_step(attributes.attention, context, 2);
   check_context_starts(attributes, context, 3);
   const DType dtype = context.input(0).dtype;
-  context.output("", dtype, context_query_shape(attributes));
+  context.output("", dtype, context_out_shape(attributes));
   context.output("lse", accumulation_dtype(dtype),
                  {own_rows(attributes), attributes.attention.heads});
 }
@@ -90,8 +93,9 @@ void infer_backward(InferContext& context, bool ring) {
   check_context_attention(attributes, q, kv, ring);
   check_context_step(attributes.attention, context, 5);
   check_context_starts(attributes, context, 6);
-  TROUPE_CHECK(d_out.dtype == q.dtype && d_out.shape == q.shape && out.dtype == q.dtype &&
-                   out.shape == q.shape && lse.dtype == accumulation_dtype(q.dtype) &&
+  const Shape out_shape = context_out_shape(attributes);
+  TROUPE_CHECK(d_out.dtype == q.dtype && d_out.shape == out_shape && out.dtype == q.dtype &&
+                   out.shape == out_shape && lse.dtype == accumulation_dtype(q.dtype) &&
                    lse.shape == Shape({own_rows(attributes), attributes.attention.heads}),
                "context_attention_gradient: operands do not belong to " + q.name);
   context.output("", q.dtype, q.shape);
@@ -132,12 +136,13 @@ void differentiate_ring_attention(DerivativeContext& context) {
   differentiate_forward(context, kRingAttentionGradient);
 }
 
-// Flops per pair of query and visible key, over all sequences and query heads: the pairs of the
-// whole, divided by the ranks, which the chunks balance. Sequences count as one document.
-double flops_per_pair(const ContextAttentionAttributes& attributes, double flops) {
+// Of products of `elements` of each pair of query and visible key, over all sequences and query
+// heads: the pairs of the whole, divided by the ranks, which the chunks balance. Sequences count as
+// one document.
+double product_flops(const ContextAttentionAttributes& attributes, double elements) {
   const AttentionAttributes& a = attributes.attention;
   const int64_t whole = int64_t{a.sequence} * attributes.chunks.ranks;
-  return flops * a.head_dim * static_cast<double>(a.batch) * a.heads *
+  return 2 * elements * static_cast<double>(a.batch) * a.heads *
          most_visible_pairs(whole, a.window) / attributes.chunks.ranks;
 }
 
@@ -150,13 +155,17 @@ double context_operand_bytes(const OpView& op, int inputs, int outputs) {
 
 // Two products over the visible pairs; the softmax is not counted.
 Cost cost_context_attention(const OpView& op) {
-  return {.flops = flops_per_pair(op.attributes<ContextAttentionAttributes>(), 4),
+  const auto& attributes = op.attributes<ContextAttentionAttributes>();
+  const AttentionAttributes& a = attributes.attention;
+  return {.flops = product_flops(attributes, a.head_dim + a.value_size()),
           .bytes = context_operand_bytes(op, 2, 2)};
 }
 
-// Five products.
+// Five products, three of them with queries or keys.
 Cost cost_context_attention_gradient(const OpView& op) {
-  return {.flops = flops_per_pair(op.attributes<ContextAttentionAttributes>(), 10),
+  const auto& attributes = op.attributes<ContextAttentionAttributes>();
+  const AttentionAttributes& a = attributes.attention;
+  return {.flops = product_flops(attributes, 3 * a.head_dim + 2 * a.value_size()),
           .bytes = context_operand_bytes(op, 5, 2)};
 }
 
@@ -254,6 +263,8 @@ std::vector<OpSample> samples_context_attention() {
   odd.sequence = 6;
   AttentionAttributes odd_window = odd;
   odd_window.window = 7;
+  AttentionAttributes smaller_values = window;
+  smaller_values.value_dim = 2;
   AttentionAttributes dropout = grouped;
   dropout.seed = 3;
   dropout.probability = 0.3;
@@ -274,6 +285,7 @@ std::vector<OpSample> samples_context_attention() {
           {"smallest", with({.sequence = 2, .head_dim = 2}, 2, 1)},
           {"window", with(window, 2, 1)},
           {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
+          {"smaller_values", with(smaller_values, 2, 1)},
           {"dropout", with(dropout, 2, 1)},
           {"several_blocks", with_projections(blocks, 2, 0)},
           {"several_blocks_window", with_projections(blocks_window, 2, 1)},

@@ -19,12 +19,12 @@
 // and each chunk of queries attends to those before it as in attention; the sums are the same.)
 //
 // Kinds (T = B S / n)
-//   context_attention (q [T, H d], kv [n T, 2 G d], step optional, starts optional)
-//                                                               -> out [T, H d], lse [T, H]
+//   context_attention (q [T, H d], kv [n T, G (d + e)], step optional, starts optional)
+//                                                               -> out [T, H e], lse [T, H]
 //   context_attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
 //                                                               -> d_q, d_kv
-//   ring_attention (q [T, H d], kv [T, 2 G d], step optional, starts optional)
-//                                                               -> out [T, H d], lse [T, H]
+//   ring_attention (q [T, H d], kv [T, G (d + e)], step optional, starts optional)
+//                                                               -> out [T, H e], lse [T, H]
 //   ring_attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
 //                                                               -> d_q, d_kv
 // Dtypes as of attention; starts is i32 [T], of the rows of q, as positions in the whole sequence.

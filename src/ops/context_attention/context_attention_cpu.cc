@@ -18,24 +18,26 @@ struct ContextSizes {
         heads(attributes.attention.heads),
         groups(attributes.attention.groups),
         head_dim(attributes.attention.head_dim),
+        value_dim(attributes.attention.value_size()),
         chunk(chunks.ranks == 1 ? rows : rows / 2),
         block(std::min(kAttentionBlock, chunk)),
         chunk_blocks((chunk + block - 1) / block),
         blocks(chunk_blocks * (rows / chunk)),
         tokens(batch * rows),
-        query_stride(heads * head_dim),
-        key_stride(2 * groups * head_dim) {}
+        query_stride(attributes.attention.query_row()),
+        key_stride(attributes.attention.key_value_row()),
+        out_stride(attributes.attention.out_row()) {}
 
   SequenceChunks chunks;
-  int64_t batch, rows, heads, groups, head_dim;
+  int64_t batch, rows, heads, groups, head_dim, value_dim;
   int64_t chunk, block, chunk_blocks, blocks;
   int64_t tokens;  // of a rank
-  int64_t query_stride, key_stride;
+  int64_t query_stride, key_stride, out_stride;
 
   int64_t group_of(int64_t head) const { return head / (heads / groups); }
   // Offsets of the heads in a row of kv.
   int64_t key(int64_t group) const { return group * head_dim; }
-  int64_t value(int64_t group) const { return (groups + group) * head_dim; }
+  int64_t value(int64_t group) const { return groups * head_dim + group * value_dim; }
 
   // The first row, among a rank's rows of a sequence, of its block `number`.
   int64_t first_row(int64_t number) const {
@@ -70,6 +72,7 @@ AttentionMask context_mask(const AttentionAttributes& a, const int32_t* starts, 
 template <class A>
 AttentionHead<A> context_head(const AttentionAttributes& a, int64_t b, int64_t head) {
   return {.head_dim = a.head_dim,
+          .value_dim = a.value_size(),
           .scale = static_cast<A>(a.scale),
           .mask = {},
           .number = head_number(a, b, head)};
@@ -88,13 +91,13 @@ class ContextForward {
         sizes_(attributes_),
         dropout_(context_dropout(attributes_, args.in<int64_t>(2))),
         sums_(reinterpret_cast<A*>(args.workspace)),
-        largest_(sums_ + sizes_.tokens * sizes_.query_stride),
+        largest_(sums_ + sizes_.tokens * sizes_.out_stride),
         total_(largest_ + sizes_.tokens * sizes_.heads) {
     each_block([this](int64_t b, int64_t head, int64_t number, int) {
       const int64_t queries = sizes_.positions(sizes_.chunks.rank, number).count;
       const RunningSoftmax<A> running = running_at(b, head, number);
       running.clear(queries);
-      std::fill_n(running.sums, queries * sizes_.head_dim, A(0));
+      std::fill_n(running.sums, queries * sizes_.value_dim, A(0));
     });
   }
 
@@ -114,11 +117,11 @@ class ContextForward {
   void finish() {
     each_block([this](int64_t b, int64_t head, int64_t number, int) {
       const int64_t row = b * sizes_.rows + sizes_.first_row(number);
-      store_attention(
-          running_at(b, head, number), sizes_.positions(sizes_.chunks.rank, number).count,
-          sizes_.head_dim, static_cast<A>(dropout_.scale()),
-          args_.out<T>(0) + row * sizes_.query_stride + head * sizes_.head_dim, sizes_.query_stride,
-          args_.out<A>(1) + row * sizes_.heads + head, sizes_.heads);
+      store_attention(running_at(b, head, number),
+                      sizes_.positions(sizes_.chunks.rank, number).count, sizes_.value_dim,
+                      static_cast<A>(dropout_.scale()),
+                      args_.out<T>(0) + row * sizes_.out_stride + head * sizes_.value_dim,
+                      sizes_.out_stride, args_.out<A>(1) + row * sizes_.heads + head, sizes_.heads);
     });
   }
 
@@ -136,7 +139,7 @@ class ContextForward {
 
   RunningSoftmax<A> running_at(int64_t b, int64_t head, int64_t number) const {
     const int64_t at = (b * sizes_.heads + head) * sizes_.rows + sizes_.first_row(number);
-    return {.sums = sums_ + at * sizes_.head_dim, .largest = largest_ + at, .total = total_ + at};
+    return {.sums = sums_ + at * sizes_.value_dim, .largest = largest_ + at, .total = total_ + at};
   }
 
   void attend(const T* kv, int32_t source, int64_t b, int64_t head, int64_t number, A* scratch) {
@@ -162,8 +165,8 @@ class ContextForward {
       const T* row = kv + (b * sizes_.rows + sizes_.first_row(key_block)) * sizes_.key_stride;
       const AttentionRows<A> k =
           attention_rows(row + sizes_.key(group), sizes_.key_stride, keys.count, d, block_copies);
-      const AttentionRows<A> v =
-          attention_rows(row + sizes_.value(group), sizes_.key_stride, keys.count, d, block_copies);
+      const AttentionRows<A> v = attention_rows(row + sizes_.value(group), sizes_.key_stride,
+                                                keys.count, sizes_.value_dim, block_copies);
       attend_to_block(of_head, dropout, queries, q, keys, k, v, /*first=*/false, scores,
                       running_at(b, head, number));
     }
@@ -190,19 +193,18 @@ class ContextBackward {
         attributes_(args.attributes->as<ContextAttentionAttributes>()),
         sizes_(attributes_),
         dropout_(context_dropout(attributes_, args.in<int64_t>(5))),
-        part_(sizes_.tokens * sizes_.query_stride),
         dq_(reinterpret_cast<A*>(args.workspace)),
-        dk_(dq_ + part_),
-        dv_(dk_ + part_),
-        out_dot_(dv_ + part_) {
-    const int64_t d = sizes_.head_dim;
+        dk_(dq_ + sizes_.tokens * sizes_.query_stride),
+        dv_(dk_ + sizes_.tokens * sizes_.query_stride),
+        out_dot_(dv_ + sizes_.tokens * sizes_.out_stride) {
+    const int64_t e = sizes_.value_dim;
     const T* d_out = args.in<T>(0);
     const T* out = args.in<T>(3);
     args.pool->parallel_ranges(
         sizes_.tokens, attention_rows_per_piece(sizes_.query_stride),
         [&](int64_t begin, int64_t end, int) {
           for (int64_t i = begin * sizes_.heads; i < end * sizes_.heads; ++i) {
-            out_dot_[i] = dot(d_out + i * d, out + i * d, d);
+            out_dot_[i] = dot(d_out + i * e, out + i * e, e);
           }
           std::fill(dq_ + begin * sizes_.query_stride, dq_ + end * sizes_.query_stride, A(0));
         });
@@ -213,7 +215,7 @@ class ContextBackward {
     return reinterpret_cast<std::byte*>(out_dot_ + sizes_.tokens * sizes_.heads);
   }
 
-  // `kv`: the rows of rank `source`. Calls store(row, column, gradient of d elements) for every row
+  // `kv`: the rows of rank `source`. Calls store(row, column, gradient, its elements) for every row
   // of it and every key and value head.
   template <class Store>
   void add_source(const T* kv, int32_t source, const Store& store_head) {
@@ -225,15 +227,15 @@ class ContextBackward {
     const int64_t heads_per_group = sizes_.heads / sizes_.groups;
     each_row(sizes_.key_stride, [&](int64_t token) {
       for (int64_t group = 0; group < sizes_.groups; ++group) {
-        const auto of_group = [&](A* part) {
-          A* total = of_head(part, token, group * heads_per_group);
+        const auto store_group = [&](A* part, int64_t column, int64_t size) {
+          A* total = of_head(part, token, group * heads_per_group, size);
           for (int64_t h = 1; h < heads_per_group; ++h) {
-            add_to(of_head(part, token, group * heads_per_group + h), total, sizes_.head_dim);
+            add_to(of_head(part, token, group * heads_per_group + h, size), total, size);
           }
-          return total;
+          store_head(token, column, total, size);
         };
-        store_head(token, sizes_.key(group), of_group(dk_));
-        store_head(token, sizes_.value(group), of_group(dv_));
+        store_group(dk_, sizes_.key(group), sizes_.head_dim);
+        store_group(dv_, sizes_.value(group), sizes_.value_dim);
       }
     });
   }
@@ -242,8 +244,8 @@ class ContextBackward {
     T* d_q = args_.out<T>(0);
     each_row(sizes_.query_stride, [&](int64_t token) {
       for (int64_t head = 0; head < sizes_.heads; ++head) {
-        store(of_head(dq_, token, head), d_q + token * sizes_.query_stride + head * sizes_.head_dim,
-              sizes_.head_dim);
+        store(of_head(dq_, token, head, sizes_.head_dim),
+              d_q + token * sizes_.query_stride + head * sizes_.head_dim, sizes_.head_dim);
       }
     });
   }
@@ -257,23 +259,25 @@ class ContextBackward {
                                 });
   }
 
-  A* of_head(A* part, int64_t token, int64_t head) const {
+  // `size`: elements of the part's rows.
+  A* of_head(A* part, int64_t token, int64_t head, int64_t size) const {
     const int64_t b = token / sizes_.rows;
     const int64_t row = token % sizes_.rows;
-    return part + ((b * sizes_.heads + head) * sizes_.rows + row) * sizes_.head_dim;
+    return part + ((b * sizes_.heads + head) * sizes_.rows + row) * size;
   }
 
   // One head of one sequence: for each block of keys, all blocks of queries that see it.
   void attend_backward(const T* kv, int32_t source, int64_t b, int64_t head, A* scratch) {
     const int64_t d = sizes_.head_dim;
+    const int64_t e = sizes_.value_dim;
     const int64_t group = sizes_.group_of(head);
     AttentionHead<A> of_this = context_head<A>(attributes_.attention, b, head);
     AttentionDropout dropout = dropout_;
     A* p = scratch;
     A* ds = p + sizes_.block * sizes_.block;
     A* copies = ds + sizes_.block * sizes_.block;
-    std::fill_n(of_head(dk_, b * sizes_.rows, head), sizes_.rows * d, A(0));
-    std::fill_n(of_head(dv_, b * sizes_.rows, head), sizes_.rows * d, A(0));
+    std::fill_n(of_head(dk_, b * sizes_.rows, head, d), sizes_.rows * d, A(0));
+    std::fill_n(of_head(dv_, b * sizes_.rows, head, e), sizes_.rows * e, A(0));
     for (int64_t key_block = 0; key_block < sizes_.blocks; ++key_block) {
       const AttentionBlock keys = sizes_.positions(source, key_block);
       const int64_t key_token = b * sizes_.rows + sizes_.first_row(key_block);
@@ -282,28 +286,29 @@ class ContextBackward {
       const AttentionRows<A> k =
           attention_rows(key_row + sizes_.key(group), sizes_.key_stride, keys.count, d, key_copies);
       const AttentionRows<A> v = attention_rows(key_row + sizes_.value(group), sizes_.key_stride,
-                                                keys.count, d, key_copies);
+                                                keys.count, e, key_copies);
       for (int64_t query_block = 0; query_block < sizes_.blocks; ++query_block) {
         const AttentionBlock queries = sizes_.positions(sizes_.chunks.rank, query_block);
         const int64_t token = b * sizes_.rows + sizes_.first_row(query_block);
         of_this.mask =
             context_mask(attributes_.attention, args_.in<int32_t>(6), token, queries.first);
         if (!of_this.mask.any(queries, keys)) continue;
-        const int64_t at = token * sizes_.query_stride + head * d;
         A* query_copies = key_copies;
-        const AttentionRows<A> q = attention_rows(args_.in<T>(1) + at, sizes_.query_stride,
-                                                  queries.count, d, query_copies);
-        const AttentionRows<A> go = attention_rows(args_.in<T>(0) + at, sizes_.query_stride,
-                                                   queries.count, d, query_copies);
+        const AttentionRows<A> q =
+            attention_rows(args_.in<T>(1) + token * sizes_.query_stride + head * d,
+                           sizes_.query_stride, queries.count, d, query_copies);
+        const AttentionRows<A> go =
+            attention_rows(args_.in<T>(0) + token * sizes_.out_stride + head * e, sizes_.out_stride,
+                           queries.count, e, query_copies);
         attend_to_block_backward(of_this, dropout, queries, q,
                                  {.d_out = go,
                                   .lse = args_.in<A>(4) + token * sizes_.heads + head,
                                   .out_dot = out_dot_ + token * sizes_.heads + head,
                                   .stride = sizes_.heads},
                                  keys, k, v, p, ds,
-                                 {.dq = of_head(dq_, token, head),
-                                  .dk = of_head(dk_, key_token, head),
-                                  .dv = of_head(dv_, key_token, head)});
+                                 {.dq = of_head(dq_, token, head, d),
+                                  .dk = of_head(dk_, key_token, head, d),
+                                  .dv = of_head(dv_, key_token, head, e)});
       }
     }
   }
@@ -312,10 +317,9 @@ class ContextBackward {
   const ContextAttentionAttributes& attributes_;
   const ContextSizes sizes_;
   const AttentionDropout dropout_;
-  const int64_t part_;
-  A* dq_;  // for each sequence and query head [rows, d]
-  A* dk_;  // as dq_, of the key heads of one source
-  A* dv_;
+  A* dq_;       // for each sequence and query head [rows, d]
+  A* dk_;       // as dq_, of the key heads of one source
+  A* dv_;       // the same [rows, e]
   A* out_dot_;  // [tokens, heads]
 };
 
@@ -421,10 +425,10 @@ struct ContextAttentionGradientKernel {
       const int32_t source = sizes.source(turn);
       const int64_t first = source * sizes.tokens * sizes.key_stride;
       T* d_kv = args.out<T>(1) + first;
-      backward.add_source(
-          args.in<T>(2) + first, source, [&](int64_t token, int64_t column, const A* gradient) {
-            store(gradient, d_kv + token * sizes.key_stride + column, sizes.head_dim);
-          });
+      backward.add_source(args.in<T>(2) + first, source,
+                          [&](int64_t token, int64_t column, const A* gradient, int64_t size) {
+                            store(gradient, d_kv + token * sizes.key_stride + column, size);
+                          });
     }
     backward.finish();
   }
@@ -456,10 +460,10 @@ struct RingAttentionGradientKernel {
       // Of the turn before the last one its message is finished: the buffer is free.
       const TensorView mine = gradient_view(turn % 2);
       A* sums = mine.as<A>();
-      backward.add_source(
-          keys.data(), sizes.source(turn), [&](int64_t token, int64_t column, const A* gradient) {
-            std::copy_n(gradient, sizes.head_dim, sums + token * sizes.key_stride + column);
-          });
+      backward.add_source(keys.data(), sizes.source(turn),
+                          [&](int64_t token, int64_t column, const A* gradient, int64_t size) {
+                            std::copy_n(gradient, size, sums + token * sizes.key_stride + column);
+                          });
       if (turn > 0) {
         ring.receive(arrived);
         const A* before = arrived.as<A>();
@@ -519,21 +523,24 @@ CpuKernel ring_attention_gradient_cpu_kernel(const OpView& op) {
 uint64_t context_attention_scratch_bytes(const ContextAttentionAttributes& attributes,
                                          DType dtype) {
   const ContextSizes sizes(attributes);
-  const int64_t copies = dtype == accumulation_dtype(dtype) ? 0 : 3;  // of q, k, v
-  return context_sum_bytes(sizes.block * (sizes.block + copies * sizes.head_dim), dtype);
+  const bool copied = dtype != accumulation_dtype(dtype);
+  const int64_t copies = copied ? 2 * sizes.head_dim + sizes.value_dim : 0;  // of q, k, v
+  return context_sum_bytes(sizes.block * (sizes.block + copies), dtype);
 }
 
 uint64_t context_attention_gradient_scratch_bytes(const ContextAttentionAttributes& attributes,
                                                   DType dtype) {
   const ContextSizes sizes(attributes);
-  const int64_t copies = dtype == accumulation_dtype(dtype) ? 0 : 4;  // of q, k, v, d_out
-  return context_sum_bytes(sizes.block * (2 * sizes.block + copies * sizes.head_dim), dtype);
+  const bool copied = dtype != accumulation_dtype(dtype);
+  // Of q, k, v and d_out.
+  const int64_t copies = copied ? 2 * (sizes.head_dim + sizes.value_dim) : 0;
+  return context_sum_bytes(sizes.block * (2 * sizes.block + copies), dtype);
 }
 
 uint64_t context_attention_workspace_bytes(const ContextAttentionAttributes& attributes,
                                            DType dtype, bool ring) {
   const ContextSizes sizes(attributes);
-  return context_sum_bytes(sizes.tokens * sizes.heads * (sizes.head_dim + 2), dtype) +
+  return context_sum_bytes(sizes.tokens * sizes.heads * (sizes.value_dim + 2), dtype) +
          (ring ? travelling_bytes(sizes, dtype) : 0);
 }
 
@@ -541,8 +548,8 @@ uint64_t context_attention_gradient_workspace_bytes(const ContextAttentionAttrib
                                                     DType dtype, bool ring) {
   const ContextSizes sizes(attributes);
   const int64_t travelling = ring ? 3 * sizes.tokens * sizes.key_stride : 0;
-  return context_sum_bytes(sizes.tokens * sizes.heads * (3 * sizes.head_dim + 1) + travelling,
-                           dtype) +
+  const int64_t of_head = 2 * sizes.head_dim + sizes.value_dim + 1;
+  return context_sum_bytes(sizes.tokens * sizes.heads * of_head + travelling, dtype) +
          (ring ? travelling_bytes(sizes, dtype) : 0);
 }
 

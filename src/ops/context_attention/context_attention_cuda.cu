@@ -17,9 +17,12 @@ AttentionShape shape_of(const ContextAttentionAttributes& a, DType dtype, bool d
           .wide_key_gradients = true};
 }
 
-// Elements of a row of kv.
+// Elements of a row of kv, and of the keys in it.
+int64_t key_elements(const AttentionShape& shape) {
+  return int64_t{shape.attributes.groups} * shape.attributes.head_dim;
+}
 int64_t key_row_elements(const AttentionShape& shape) {
-  return int64_t{2} * shape.attributes.groups * shape.attributes.head_dim;
+  return shape.attributes.key_value_row();
 }
 
 // The scratch memory of the kernels, in parts: sums of this rank's part of the gradients of all
@@ -101,7 +104,7 @@ AttentionCall call_of(const AttentionShape& shape, const CudaTensor& q, const Cu
   call.key_stride = row;
   call.q = q.data;
   call.k = keys;
-  call.v = keys + row / 2 * static_cast<int64_t>(size_of(shape.dtype));
+  call.v = keys + key_elements(shape) * static_cast<int64_t>(size_of(shape.dtype));
   call.out = out.data;
   call.lse = lse.data;
   call.step = step;
@@ -253,8 +256,8 @@ void backward(const CudaKernelArguments& args) {
   call.d_q = args.output(0).data;
   call.d_out = args.input(0).data;
   call.d_k = args.scratch;
-  call.d_v = args.scratch + key_row_elements(shape) / 2 *
-                                static_cast<int64_t>(size_of(accumulation_dtype(shape.dtype)));
+  call.d_v = args.scratch +
+             key_elements(shape) * static_cast<int64_t>(size_of(accumulation_dtype(shape.dtype)));
   run_attention_gradient(args, call, keys + scratch.keys);
   if constexpr (kRing) {
     const CudaPeers& peers = *args.peers;

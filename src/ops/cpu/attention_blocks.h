@@ -97,7 +97,8 @@ AttentionRows<A> attention_rows(const T* source, int64_t stride, int64_t rows, i
 // What blocks of a call share. `number` names the sequence and head to the dropout.
 template <class A>
 struct AttentionHead {
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;   // d
+  int64_t value_dim = 0;  // e
   A scale = 1;
   AttentionMask mask;  // of the queries at hand
   int64_t number = 0;
@@ -107,7 +108,7 @@ struct AttentionHead {
 // the exponentials of the differences from it, and with these as weights the sum of the values.
 template <class A>
 struct RunningSoftmax {
-  A* sums = nullptr;     // [queries, head_dim]
+  A* sums = nullptr;     // [queries, e]
   A* largest = nullptr;  // [queries]
   A* total = nullptr;    // [queries]
 
@@ -126,6 +127,7 @@ void attend_to_block(const AttentionHead<A>& head, AttentionDropout& dropout,
                      const AttentionRows<A>& v, bool first, A* scores,
                      const RunningSoftmax<A>& running) {
   const int64_t d = head.head_dim;
+  const int64_t e = head.value_dim;
   gemm_tile<A>(false, true, queries.count, keys.count, d, head.scale, q.data, q.stride, k.data,
                k.stride, A(0), scores, keys.count);
   for (int64_t i = 0; i < queries.count; ++i) {
@@ -145,25 +147,25 @@ void attend_to_block(const AttentionHead<A>& head, AttentionDropout& dropout,
       dropout.apply(A(1), p + begin, end - begin);
     }
     if (!first && grown != A(1)) {
-      A* to = running.sums + i * d;
-      for (int64_t c = 0; c < d; ++c) to[c] *= grown;
+      A* to = running.sums + i * e;
+      for (int64_t c = 0; c < e; ++c) to[c] *= grown;
     }
   }
-  gemm_tile<A>(false, false, queries.count, d, keys.count, A(1), scores, keys.count, v.data,
-               v.stride, first ? A(0) : A(1), running.sums, d);
+  gemm_tile<A>(false, false, queries.count, e, keys.count, A(1), scores, keys.count, v.data,
+               v.stride, first ? A(0) : A(1), running.sums, e);
 }
 
 // The outputs of a block of queries, after all keys; each sees at least one. The sums are used up.
 template <class T>
 void store_attention(const RunningSoftmax<accumulation_t<T>>& running, int64_t queries,
-                     int64_t head_dim, accumulation_t<T> kept, T* out, int64_t out_stride,
+                     int64_t value_dim, accumulation_t<T> kept, T* out, int64_t out_stride,
                      accumulation_t<T>* lse, int64_t lse_stride) {
   using A = accumulation_t<T>;
   for (int64_t i = 0; i < queries; ++i) {
     const A factor = kept / running.total[i];
-    A* from = running.sums + i * head_dim;
-    for (int64_t c = 0; c < head_dim; ++c) from[c] *= factor;
-    store(from, out + i * out_stride, head_dim);
+    A* from = running.sums + i * value_dim;
+    for (int64_t c = 0; c < value_dim; ++c) from[c] *= factor;
+    store(from, out + i * out_stride, value_dim);
     lse[i * lse_stride] = running.largest[i] + std::log(running.total[i]);
   }
 }
@@ -177,7 +179,8 @@ struct AttentionQueryGradients {
   int64_t stride = 0;
 };
 
-// Sums of gradients, each [rows, head_dim]. Where `first` is true the sum holds anything yet.
+// Sums of gradients, [rows, d] or, of values, [rows, e]. Where `first` is true the sum holds
+// anything yet.
 template <class A>
 struct AttentionGradientSums {
   A* dq = nullptr;
@@ -197,11 +200,12 @@ void attend_to_block_backward(const AttentionHead<A>& head, AttentionDropout& dr
                               const AttentionRows<A>& v, A* p, A* ds,
                               const AttentionGradientSums<A>& sums) {
   const int64_t d = head.head_dim;
+  const int64_t e = head.value_dim;
   const AttentionRows<A>& go = of_queries.d_out;
   const A kept = static_cast<A>(dropout.scale());
   gemm_tile<A>(false, true, queries.count, keys.count, d, head.scale, q.data, q.stride, k.data,
                k.stride, A(0), p, keys.count);
-  gemm_tile<A>(false, true, queries.count, keys.count, d, A(1), go.data, go.stride, v.data,
+  gemm_tile<A>(false, true, queries.count, keys.count, e, A(1), go.data, go.stride, v.data,
                v.stride, A(0), ds, keys.count);
   for (int64_t i = 0; i < queries.count; ++i) {
     const auto [begin, end] = visible_keys(head.mask, queries.first + i, keys);
@@ -223,8 +227,8 @@ void attend_to_block_backward(const AttentionHead<A>& head, AttentionDropout& dr
     std::fill(ds_row + end, ds_row + keys.count, A(0));
   }
   const A of_keys = sums.first_of_keys ? A(0) : A(1);
-  gemm_tile<A>(true, false, keys.count, d, queries.count, A(1), p, keys.count, go.data, go.stride,
-               of_keys, sums.dv, d);
+  gemm_tile<A>(true, false, keys.count, e, queries.count, A(1), p, keys.count, go.data, go.stride,
+               of_keys, sums.dv, e);
   gemm_tile<A>(true, false, keys.count, d, queries.count, head.scale, ds, keys.count, q.data,
                q.stride, of_keys, sums.dk, d);
   gemm_tile<A>(false, false, queries.count, d, keys.count, head.scale, ds, keys.count, k.data,

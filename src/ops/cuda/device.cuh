@@ -161,6 +161,16 @@ inline int multiprocessors() {
   return count;
 }
 
+// Whether the thread works on a GPU of compute capability 9.
+inline bool is_hopper() {
+  int device = 0;
+  int major = 0;
+  check_cuda(cudaGetDevice(&device), "looking for the GPU");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+             "asking what the GPU is");
+  return major == 9;
+}
+
 // A grid has at most this many blocks for each multiprocessor where threads loop over their work.
 inline constexpr int64_t kMostBlocksEach = 16;
 

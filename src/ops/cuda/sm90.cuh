@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <cuda.h>
+#include <cuda_bf16.h>
 
 namespace troupe::sm90 {
 
@@ -107,6 +108,27 @@ __device__ __forceinline__ void load_tile(const CUtensorMap& map, uint32_t barri
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+// The same from a tensor of four dimensions.
+__device__ __forceinline__ void load_tile(const CUtensorMap& map, uint32_t barrier, uint32_t to,
+                                          int32_t x, int32_t y, int32_t z, int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+      : "memory");
+}
+
+// cp.async.bulk from global to shared memory; `bytes` and both addresses are multiples of 16. The
+// bytes arrive at `barrier`.
+__device__ __forceinline__ void load_bytes(uint32_t barrier, uint32_t to, const void* from,
+                                           uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
 
@@ -235,59 +257,140 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// After a wait: what the compiler does with the sums stays after it.
+template <int kCount>
+__device__ __forceinline__ void order_sums(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 // wgmma.mma_async: sums [64, kColumns] = (add ? sums : 0) + left [64, 16] right [16, kColumns], of
 // bf16, summed in fp32. k...RowsFirst: the operand's tiles have the product's rows (columns) within
 // the rows of 128 bytes, rather than the depth. Warp w of the warpgroup has rows 16 w to 16 w + 15:
 // of them, lane l has columns 8 j + 2 (l % 4) and the next, of row l / 4 in sums[4 j] and [4 j +
 // 1], of row l / 4 + 8 in the two after them.
+#define TROUPE_SUMS(i)                                                                      \
+  "+f"(sums[(i)]), "+f"(sums[(i) + 1]), "+f"(sums[(i) + 2]), "+f"(sums[(i) + 3]),           \
+      "+f"(sums[(i) + 4]), "+f"(sums[(i) + 5]), "+f"(sums[(i) + 6]), "+f"(sums[(i) + 7]),   \
+      "+f"(sums[(i) + 8]), "+f"(sums[(i) + 9]), "+f"(sums[(i) + 10]), "+f"(sums[(i) + 11]), \
+      "+f"(sums[(i) + 12]), "+f"(sums[(i) + 13]), "+f"(sums[(i) + 14]), "+f"(sums[(i) + 15])
+
 template <int kColumns, bool kLeftRowsFirst, bool kRightColumnsFirst>
 __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], uint64_t left,
                                              uint64_t right, int add) {
-  static_assert(kColumns == 256);
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
-      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
-      "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
-      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "
-      "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "
-      "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "
-      "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-      "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, "
-      "%124, %125, %126, %127"
-      "}, %128, %129, add, 1, 1, %131, %132;\n"
-      "}\n"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-        "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]),
-        "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]),
-        "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]),
-        "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]), "+f"(sums[36]),
-        "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), "+f"(sums[40]), "+f"(sums[41]),
-        "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]),
-        "+f"(sums[47]), "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]), "+f"(sums[56]),
-        "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]), "+f"(sums[61]),
-        "+f"(sums[62]), "+f"(sums[63]), "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]),
-        "+f"(sums[67]), "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
-        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]), "+f"(sums[76]),
-        "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]), "+f"(sums[80]), "+f"(sums[81]),
-        "+f"(sums[82]), "+f"(sums[83]), "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]),
-        "+f"(sums[87]), "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
-        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]), "+f"(sums[96]),
-        "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]), "+f"(sums[100]), "+f"(sums[101]),
-        "+f"(sums[102]), "+f"(sums[103]), "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]),
-        "+f"(sums[107]), "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
-        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]), "+f"(sums[116]),
-        "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]), "+f"(sums[120]), "+f"(sums[121]),
-        "+f"(sums[122]), "+f"(sums[123]), "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]),
-        "+f"(sums[127])
-      : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),
-        "n"(kRightColumnsFirst ? 1 : 0));
+  static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
+  if constexpr (kColumns == 64) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, add, 1, 1, %35, %36;\n"
+        "}\n"
+        : TROUPE_SUMS(0), TROUPE_SUMS(16)
+        : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),
+          "n"(kRightColumnsFirst ? 1 : 0));
+  } else if constexpr (kColumns == 128) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+        "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+        "%62, %63"
+        "}, %64, %65, add, 1, 1, %67, %68;\n"
+        "}\n"
+        : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48)
+        : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),
+          "n"(kRightColumnsFirst ? 1 : 0));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+        "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+        "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "
+        "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "
+        "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "
+        "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, "
+        "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, add, 1, 1, %131, %132;\n"
+        "}\n"
+        : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48), TROUPE_SUMS(64),
+          TROUPE_SUMS(80), TROUPE_SUMS(96), TROUPE_SUMS(112)
+        : "l"(left), "l"(right), "r"(add), "n"(kLeftRowsFirst ? 1 : 0),
+          "n"(kRightColumnsFirst ? 1 : 0));
+  }
 }
+
+// The same with the left operand in registers, which must stay as they are until the product is
+// done; it is always added. Lane l of warp w has of rows 16 w + l / 4 (left[0], left[2]) and 8 rows
+// further (left[1], left[3]) the depths 2 (l % 4) and the next, in left[2] and left[3] those 8
+// deeper: what pack_left() makes of sums.
+template <int kColumns, bool kRightColumnsFirst>
+__device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], const uint32_t (&left)[4],
+                                             uint64_t right) {
+  static_assert(kColumns == 64 || kColumns == 128);
+  if constexpr (kColumns == 64) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;\n"
+        : TROUPE_SUMS(0), TROUPE_SUMS(16)
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),
+          "n"(kRightColumnsFirst ? 1 : 0));
+  } else {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+        "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+        "%62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;\n"
+        : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48)
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),
+          "n"(kRightColumnsFirst ? 1 : 0));
+  }
+}
+
+#undef TROUPE_SUMS
+
+// Sums of 16 columns (multiply_add) in bf16, as the left operand of a product 16 deep.
+__device__ __forceinline__ void pack_left(const float* sums, uint32_t (&left)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[2 * i], sums[2 * i + 1]);
+    left[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+// A stage of a ring and the parity of its turn.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void move_to(uint32_t block) {
+    stage = static_cast<int>(block % kStages);
+    parity = block / kStages & 1;
+  }
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
 
 }  // namespace troupe::sm90

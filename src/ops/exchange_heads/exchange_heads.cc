@@ -16,13 +16,11 @@ CudaKernel heads_to_sequence_cuda_kernel(const OpView& op);
 namespace {
 
 Shape shape_by_sequence(const ExchangeHeadsAttributes& a) {
-  return {int64_t{a.batch} * a.sequence / a.chunks.ranks,
-          int64_t{a.heads + 2 * a.groups} * a.head_dim};
+  return {int64_t{a.batch} * a.sequence / a.chunks.ranks, a.row()};
 }
 
 Shape shape_by_heads(const ExchangeHeadsAttributes& a) {
-  return {int64_t{a.batch} * a.sequence,
-          int64_t{a.heads + 2 * a.groups} * a.head_dim / a.chunks.ranks};
+  return {int64_t{a.batch} * a.sequence, a.row() / a.chunks.ranks};
 }
 
 void check_exchange(const InferContext& context, const Shape& expected) {
@@ -94,10 +92,12 @@ CpuKernel heads_to_sequence_kernel(const OpView&) {
 
 std::string print_exchanged_heads(const Attributes& attributes) {
   const auto& a = attributes.as<ExchangeHeadsAttributes>();
-  return fmt::format(
-      "group={} ranks={} rank={} batch={} sequence={} heads={} groups={} head_dim={}",
-      name_of(a.group), a.chunks.ranks, a.chunks.rank, a.batch, a.sequence, a.heads, a.groups,
-      a.head_dim);
+  std::string text =
+      fmt::format("group={} ranks={} rank={} batch={} sequence={} heads={} groups={} head_dim={}",
+                  name_of(a.group), a.chunks.ranks, a.chunks.rank, a.batch, a.sequence, a.heads,
+                  a.groups, a.head_dim);
+  if (a.value_dim > 0) text += fmt::format(" value_dim={}", a.value_dim);
+  return text;
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 // heads, and back, so that attention in between sees whole sequences (DeepSpeed Ulysses: Jacobs et
 // al., 2023).
 //
-// A row belongs to one token and holds H query heads, then G key heads, then G value heads, of d
-// elements each; G may be 0. With n ranks, each has either its chunks of every sequence
+// A row belongs to one token and holds H query heads, then G key heads, of d elements each, then G
+// value heads of e elements; G may be 0. With n ranks, each has either its chunks of every sequence
 // (program/row_origin.h) and all heads, or all positions of every sequence, in order, and of each
 // of the three kinds of heads the rank's share: n equal consecutive ones.
 //
-// Kinds (w = (H + 2 G) d; B sequences of S)
+// Kinds (w = (H + G) d + G e; B sequences of S)
 //   sequence_to_heads (x [B S / n, w])   -> y [B S, w / n]
 //   heads_to_sequence (y [B S, w / n])   -> x [B S / n, w]
 // Any float dtype, not ragged; elements only move. Each is the other's inverse and derivative.
@@ -30,6 +30,13 @@ struct ExchangeHeadsAttributes {
   int32_t heads = 1;           // H, a multiple of n
   int32_t groups = 0;          // G, a multiple of n
   int32_t head_dim = 1;        // d
+  int32_t value_dim = 0;       // e; 0: d
+
+  constexpr int32_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
+  // Elements of a row that has all heads.
+  constexpr int64_t row() const {
+    return int64_t{heads + groups} * head_dim + int64_t{groups} * value_size();
+  }
 };
 
 // Emit the collectives on the communication queue.

@@ -16,10 +16,10 @@ class HeadBlocks {
   explicit HeadBlocks(const KernelArguments& args)
       : attributes_(args.attributes->as<ExchangeHeadsAttributes>()),
         ranks_(attributes_.chunks.ranks),
-        head_bytes_(attributes_.head_dim * static_cast<int64_t>(size_of(args.input(0).dtype))),
+        element_bytes_(static_cast<int64_t>(size_of(args.input(0).dtype))),
         here_(attributes_.sequence / ranks_),
         rows_(int64_t{attributes_.batch} * here_),
-        width_((attributes_.heads + 2 * attributes_.groups) / ranks_ * head_bytes_),
+        width_(attributes_.row() / ranks_ * element_bytes_),
         args_(args) {
     TROUPE_CHECK(
         args.communicator->size() == ranks_ && args.communicator->rank() == attributes_.chunks.rank,
@@ -73,9 +73,11 @@ class HeadBlocks {
   // Calls copy(place in the block, byte of the matrix, bytes) for all of the blocks.
   template <class Copy>
   void each_column(std::span<const Block> blocks, const Copy& copy) const {
-    const int64_t queries = attributes_.heads / ranks_ * head_bytes_;
-    const int64_t keys = attributes_.groups / ranks_ * head_bytes_;
-    const std::array<int64_t, 3> sizes = {queries, keys, keys};
+    const int64_t head_bytes = attributes_.head_dim * element_bytes_;
+    const int64_t groups = attributes_.groups / ranks_;
+    const std::array<int64_t, 3> sizes = {attributes_.heads / ranks_ * head_bytes,
+                                          groups * head_bytes,
+                                          groups * attributes_.value_size() * element_bytes_};
     args_.pool->parallel_ranges(
         rows_, row_grain(width_ * ranks_), [&](int64_t begin, int64_t end, int) {
           for (int64_t row = begin; row < end; ++row) {
@@ -111,7 +113,7 @@ class HeadBlocks {
 
   const ExchangeHeadsAttributes attributes_;
   const int32_t ranks_;
-  const int64_t head_bytes_;
+  const int64_t element_bytes_;
   const int64_t here_;   // rows of a rank in each sequence
   const int64_t rows_;   // of a block
   const int64_t width_;  // of its rows

@@ -14,8 +14,9 @@ struct HeadSizes {
   int64_t rows = 0;      // of a rank
   int64_t queries = 0;   // a rank's share of a row's query heads
   int64_t keys = 0;      // of a row's key heads
+  int64_t values = 0;    // of its value heads
 
-  __host__ __device__ int64_t width() const { return queries + 2 * keys; }
+  __host__ __device__ int64_t width() const { return queries + keys + values; }
   // Where `rank` has its row `row` in the whole.
   __device__ int64_t whole_row(int place, int64_t row) const {
     const int64_t half = here / 2;
@@ -29,7 +30,7 @@ struct HeadSizes {
   __device__ int64_t column(int place, int64_t i) const {
     if (i < queries) return place * queries + i;
     if (i < queries + keys) return ranks * queries + place * keys + i - queries;
-    return ranks * (queries + keys) + place * keys + i - queries - keys;
+    return ranks * (queries + keys) + place * values + i - queries - keys;
   }
 };
 
@@ -86,6 +87,7 @@ void exchange_in_units(const CudaKernelArguments& args, HeadSizes sizes) {
   const auto unit = static_cast<int64_t>(sizeof(Unit));
   sizes.queries /= unit;
   sizes.keys /= unit;
+  sizes.values /= unit;
   HeadsOfRanks<Unit> sources;
   if (!peers.is_staged()) {
     for (int r = 0; r < peers.size(); ++r) {
@@ -115,16 +117,19 @@ void exchange(const CudaKernelArguments& args) {
   const auto& a = args.attributes->as<ExchangeHeadsAttributes>();
   TROUPE_CHECK(peers.size() == a.chunks.ranks && peers.rank() == a.chunks.rank,
                "an exchange of heads: another group");
-  const int64_t head_bytes = a.head_dim * static_cast<int64_t>(size_of(args.input(0).dtype));
+  const auto element = static_cast<int64_t>(size_of(args.input(0).dtype));
+  const int64_t head_bytes = a.head_dim * element;
+  const int64_t value_bytes = a.value_size() * element;
   HeadSizes sizes{.rank = peers.rank(), .ranks = peers.size(), .sequence = a.sequence};
   sizes.here = a.sequence / peers.size();
   sizes.rows = a.batch * sizes.here;
   sizes.queries = a.heads / peers.size() * head_bytes;
   sizes.keys = a.groups / peers.size() * head_bytes;
+  sizes.values = a.groups / peers.size() * value_bytes;
   peers.barrier(args);
-  if (head_bytes % 16 == 0) {
+  if (head_bytes % 16 == 0 && value_bytes % 16 == 0) {
     exchange_in_units<uint4, kToHeads>(args, sizes);
-  } else if (head_bytes % 4 == 0) {
+  } else if (head_bytes % 4 == 0 && value_bytes % 4 == 0) {
     exchange_in_units<uint32_t, kToHeads>(args, sizes);
   } else {
     exchange_in_units<uint16_t, kToHeads>(args, sizes);

@@ -107,13 +107,7 @@ struct GroupedWeightGradientCuda {
 // Whether an operation is for the kernel of grouped_product_sm90.cuh: bf16 on Hopper, with rows
 // that can be copied in tiles, all counted in 32 bits.
 bool can_be_tiled(const OpView& op) {
-  if (op.input(0).dtype != DType::bf16) return false;
-  int device = 0;
-  int major = 0;
-  check_cuda(cudaGetDevice(&device), "looking for the GPU");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "asking what the GPU is");
-  if (major != 9) return false;
+  if (op.input(0).dtype != DType::bf16 || !is_hopper()) return false;
   for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
     const int64_t row = shape[shape.rank() - 1];
     if (!has_tiled_rows(row, DType::bf16)) return false;

@@ -239,24 +239,6 @@ struct GroupedShared {
   }
 };
 
-// A place in the ring of stages.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void move_to(uint32_t block) {
-    stage = static_cast<int>(block % kStages);
-    parity = block / kStages & 1;
-  }
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // The loading warp.
 template <class Cut>
 __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
@@ -266,7 +248,7 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int32_t rank = Cut::kPair == 2 ? static_cast<int32_t>(sm90::cluster_rank()) : 0;
   GroupedTiles<Cut> tiles(sizes);
-  RingPlace<Cut::kStages> place;
+  sm90::RingPlace<Cut::kStages> place;
   int32_t blocks = 0;
   for (uint32_t number = 0;; ++number) {
     GroupedNote note = tiles.find(static_cast<int32_t>(number * gridDim.x + blockIdx.x), rank);
@@ -704,9 +686,9 @@ class GroupedMath {
   const GroupedSizes& sizes_;
   const GroupedShared<Cut>& shared_;
   int warpgroup_;
-  int thread_;                    // of the warpgroup
-  RingPlace<Cut::kBoxes> boxes_;  // used in turns, so that the oldest store is waited for
-  RingPlace<Cut::kStages> ring_;
+  int thread_;                          // of the warpgroup
+  sm90::RingPlace<Cut::kBoxes> boxes_;  // used in turns, so that the oldest store is waited for
+  sm90::RingPlace<Cut::kStages> ring_;
 };
 
 template <class Cut>

@@ -1,6 +1,8 @@
-// Attention on a GPU, whichever operation it is of: where the rows of a call lie, and the two ways
-// to compute it. In bf16, with heads that it takes, that is cuDNN (attention_cudnn.h), otherwise
-// ordinary arithmetic for any type and head of at most 256 elements (attention_cuda.cu).
+// Attention on a GPU, whichever operation it is of: where the rows of a call lie, and the ways
+// to compute it: in bf16, with heads that it takes, cuDNN (attention_cudnn.h); on Hopper, where
+// cuDNN does not take a call or would work on much that windows hide, our own kernels for tensor
+// cores (attention_sm90.h); otherwise ordinary arithmetic for any type and head of at most 256
+// elements (attention_cuda.cu).
 //
 // Queries are some rows of every sequence: those of all positions, or a rank's chunks of them
 // (program/row_origin.h). Keys and values are the rows of all positions, in their order. So each
@@ -38,14 +40,12 @@ struct AttentionShape {
 // only read.
 struct AttentionCall {
   AttentionShape shape;
-  int64_t query_stride = 0;  // elements from row to row, of q and d_q
-  int64_t key_stride = 0;    // of k, v, d_k and d_v
-  // [B rows, H d]
-  void* q = nullptr;
-  void* out = nullptr;
-  // [B positions, G d]
-  void* k = nullptr;
-  void* v = nullptr;
+  int64_t query_stride = 0;       // elements from row to row, of q and d_q
+  int64_t key_stride = 0;         // of k, v, d_k and d_v
+  void* q = nullptr;              // [B rows, H d]
+  void* out = nullptr;            // [B rows, H e]
+  void* k = nullptr;              // [B positions, G d]
+  void* v = nullptr;              // [B positions, G e]
   void* lse = nullptr;            // [B rows, H]
   const int64_t* step = nullptr;  // of dropout
   // [B rows]: where the document of each query begins; null without documents.

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "ops/attention/attention_mask.h"
 #include "ops/attention/cuda/key_gradients.h"
 #include "ops/cuda/context.h"
 
@@ -46,6 +47,7 @@ struct PlanShape {
   int64_t queries = 1;
   int64_t keys = 1;
   int64_t head_dim = 1;
+  int64_t value_dim = 1;
   int64_t window = 0;
   double scale = 1;
   // Elements from row to row.
@@ -65,6 +67,11 @@ int64_t heads_per_group(const AttentionShape& shape) {
   return shape.attributes.heads / shape.attributes.groups;
 }
 
+// Of a key and its value, of one head.
+int64_t head_elements(const AttentionShape& shape) {
+  return shape.attributes.head_dim + shape.attributes.value_size();
+}
+
 uint64_t align(uint64_t bytes) {
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
@@ -75,8 +82,7 @@ int64_t whole_tiles(int64_t rows) {
 
 // The first key that the query at a position sees.
 int64_t first_key_of(const AttentionShape& shape, int64_t position) {
-  const int64_t window = shape.attributes.window;
-  return window > 0 && position >= window ? position - window + 1 : 0;
+  return AttentionMask{.window = shape.attributes.window}.first_key(position);
 }
 
 // Keys that `count` queries see, whose first one is row `row` of a sequence.
@@ -93,7 +99,7 @@ uint64_t workspace_bytes(const AttentionShape& shape, const Piece& piece) {
   const int64_t queries = whole_tiles(piece.queries);
   const int64_t keys = whole_tiles(piece.keys);
   return static_cast<uint64_t>(
-      heads * (2 * queries * keys + 4 * queries + 4 * keys * shape.attributes.head_dim) +
+      heads * (2 * queries * keys + 4 * queries + 2 * keys * head_elements(shape)) +
       (int64_t{64} << 10));
 }
 
@@ -124,13 +130,12 @@ bool sees_keys_alone(const AttentionShape& shape, const Piece& piece) {
 }
 
 uint64_t key_part_elements(const AttentionShape& shape, const Piece& piece) {
-  return static_cast<uint64_t>(piece.batch * piece.keys * 2 * piece.groups *
-                               shape.attributes.head_dim);
+  return static_cast<uint64_t>(piece.batch * piece.keys * piece.groups * head_elements(shape));
 }
 
 // Of sums that are not the caller's: of one sequence.
 uint64_t key_sum_elements(const AttentionShape& shape, const Piece& piece) {
-  return static_cast<uint64_t>(shape.positions() * 2 * piece.groups * shape.attributes.head_dim);
+  return static_cast<uint64_t>(shape.positions() * piece.groups * head_elements(shape));
 }
 
 void check(const fe::error_t& status, const std::string& what) {
@@ -223,13 +228,15 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
   };
 
   const int64_t d = shape.head_dim;
+  const int64_t e = shape.value_dim;
   const Rows queries{shape.heads, shape.queries, shape.query_rows, shape.query_stride, d};
   const Rows keys{shape.groups, shape.keys, shape.key_rows, shape.key_stride, d};
-  const Rows outs{shape.heads, shape.queries, shape.query_rows, shape.out_stride, d};
-  const Rows sums{shape.heads, shape.queries, shape.query_rows, shape.out_stride / d, 1};
+  const Rows values{shape.groups, shape.keys, shape.key_rows, shape.key_stride, e};
+  const Rows outs{shape.heads, shape.queries, shape.query_rows, shape.out_stride, e};
+  const Rows sums{shape.heads, shape.queries, shape.query_rows, shape.out_stride / e, 1};
   const auto q = input(kQ, queries);
   const auto k = input(kK, keys);
-  const auto v = input(kV, keys);
+  const auto v = input(kV, values);
   if (shape.gradient) {
     const auto out = input(kOut, outs);
     const auto d_out = input(kDOut, outs);
@@ -239,10 +246,11 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
     attributes.set_deterministic_algorithm(true);
     visibility(attributes);
     const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, d_out, lse, attributes);
-    const Rows key_gradients{shape.groups, shape.keys, shape.key_gradient_rows,
-                             shape.key_gradient_stride, d};
+    Rows key_gradients{shape.groups, shape.keys, shape.key_gradient_rows, shape.key_gradient_stride,
+                       d};
     output(dq, kDQ, queries);
     output(dk, kDK, key_gradients);
+    key_gradients.elements = e;
     output(dv, kDV, key_gradients);
   } else {
     fe::graph::SDPA_attributes attributes;
@@ -254,10 +262,11 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
     lse->set_data_type(fe::DataType_t::FLOAT);
   }
 
-  const std::string what =
-      fmt::format("{} with {} heads of {} elements in {} groups, {} queries, {} keys, window {}",
-                  shape.gradient ? "the gradient of attention" : "attention", shape.heads, d,
-                  shape.groups, shape.queries, shape.keys, shape.window);
+  const std::string what = fmt::format(
+      "{} with {} heads of {} and {} elements in {} groups, {} queries, {} keys, "
+      "window {}",
+      shape.gradient ? "the gradient of attention" : "attention", shape.heads, d, e, shape.groups,
+      shape.queries, shape.keys, shape.window);
   check(graph.validate(), what);
   check(graph.build_operation_graph(handle_.get()), what);
   check(graph.create_execution_plans({fe::HeurMode_t::A}), what);
@@ -286,11 +295,12 @@ PlanShape plan_shape(const AttentionCall& call, const Piece& piece, bool gradien
           .queries = piece.queries,
           .keys = piece.keys,
           .head_dim = a.head_dim,
+          .value_dim = a.value_size(),
           .window = a.window,
           .scale = a.scale,
           .query_stride = call.query_stride,
           .key_stride = call.key_stride,
-          .out_stride = int64_t{a.heads} * a.head_dim,
+          .out_stride = a.out_row(),
           .key_gradient_stride = gradient ? call.key_stride : 0,
           .query_rows = call.shape.rows(),
           .key_rows = call.shape.positions(),
@@ -308,25 +318,27 @@ struct Corner {
 void set_operands(const AttentionCall& call, const Corner& corner, bool gradient, Plan& plan) {
   const AttentionShape& shape = call.shape;
   const int64_t d = shape.attributes.head_dim;
+  const int64_t e = shape.attributes.value_size();
   const int64_t heads = shape.attributes.heads;
   const int64_t row = corner.b * shape.rows() + corner.row;
   const int64_t head = corner.group * heads_per_group(shape);
   const int64_t query = row * call.query_stride + head * d;
-  const int64_t out = (row * heads + head) * d;
+  const int64_t out = (row * heads + head) * e;
   const int64_t first_key = first_key_of(shape, shape.position(corner.row));
-  const int64_t key =
-      (corner.b * shape.positions() + first_key) * call.key_stride + corner.group * d;
+  const int64_t key_row = (corner.b * shape.positions() + first_key) * call.key_stride;
+  const int64_t key = key_row + corner.group * d;
+  const int64_t value = key_row + corner.group * e;
   const auto at = [](void* data, int64_t element) { return static_cast<bf16*>(data) + element; };
   plan.operands[kQ] = at(call.q, query);
   plan.operands[kK] = at(call.k, key);
-  plan.operands[kV] = at(call.v, key);
+  plan.operands[kV] = at(call.v, value);
   plan.operands[kOut] = at(call.out, out);
   plan.operands[kLse] = static_cast<float*>(call.lse) + row * heads + head;
   if (!gradient) return;
   plan.operands[kDOut] = at(call.d_out, out);
   plan.operands[kDQ] = at(call.d_q, query);
   plan.operands[kDK] = at(call.d_k, key);
-  plan.operands[kDV] = at(call.d_v, key);
+  plan.operands[kDV] = at(call.d_v, value);
 }
 
 std::byte* aligned(std::byte* scratch) {
@@ -370,16 +382,17 @@ class Backward {
       }
     }
     if (direct_ || shape_.wide_key_gradients) return;
-    const int64_t key = b * shape_.positions() * call_.key_stride + group * head_dim();
-    round_key_gradients(args_, sum, key_elements(), static_cast<bf16*>(call_.d_k) + key,
-                        static_cast<bf16*>(call_.d_v) + key, call_.key_stride);
+    const int64_t row = b * shape_.positions() * call_.key_stride;
+    round_key_gradients(args_, sum, static_cast<bf16*>(call_.d_k) + row + group * head_dim(),
+                        static_cast<bf16*>(call_.d_v) + row + group * value_dim(),
+                        call_.key_stride);
   }
 
   void run_piece(const Piece& piece, const Corner& corner, const KeyGradientSum& sum, bool first) {
     auto& attention = args_.context->kept<Attention>();
     PlanShape shape = plan_shape(call_, piece, /*gradient=*/true);
     if (!direct_) {
-      shape.key_gradient_stride = 2 * key_elements();
+      shape.key_gradient_stride = key_elements() + value_elements();
       shape.key_gradient_rows = piece.keys;
     }
     Plan& plan = attention.plan(shape, workspace_size_);
@@ -391,13 +404,10 @@ class Backward {
     attention.run(plan, args_.stream, workspace_);
     if (direct_) return;
     const int64_t first_key = first_key_of(shape_, shape_.position(corner.row));
-    add_key_gradients(args_,
-                      {.rows = part_,
-                       .batch = piece.batch,
-                       .key_elements = key_elements(),
-                       .begin = first_key,
-                       .end = first_key + piece.keys},
-                      sum, first);
+    add_key_gradients(
+        args_,
+        {.rows = part_, .batch = piece.batch, .begin = first_key, .end = first_key + piece.keys},
+        sum, first);
   }
 
   // The caller's sums, or this call's, which are of one sequence: pieces with several are whole.
@@ -405,18 +415,24 @@ class Backward {
     if (!shape_.wide_key_gradients) {
       return {.k = sums_,
               .v = sums_ + key_elements(),
-              .stride = 2 * key_elements(),
+              .key_elements = key_elements(),
+              .value_elements = value_elements(),
+              .stride = key_elements() + value_elements(),
               .positions = shape_.positions()};
     }
-    const int64_t key = b * shape_.positions() * call_.key_stride + group * head_dim();
-    return {.k = static_cast<float*>(call_.d_k) + key,
-            .v = static_cast<float*>(call_.d_v) + key,
+    const int64_t row = b * shape_.positions() * call_.key_stride;
+    return {.k = static_cast<float*>(call_.d_k) + row + group * head_dim(),
+            .v = static_cast<float*>(call_.d_v) + row + group * value_dim(),
+            .key_elements = key_elements(),
+            .value_elements = value_elements(),
             .stride = call_.key_stride,
             .positions = shape_.positions()};
   }
 
   int64_t head_dim() const { return shape_.attributes.head_dim; }
+  int64_t value_dim() const { return shape_.attributes.value_size(); }
   int64_t key_elements() const { return largest_.groups * head_dim(); }
+  int64_t value_elements() const { return largest_.groups * value_dim(); }
 
   const CudaKernelArguments& args_;
   const AttentionCall& call_;
@@ -433,8 +449,9 @@ class Backward {
 
 bool cudnn_takes_attention(const AttentionShape& shape) {
   const AttentionAttributes& a = shape.attributes;
+  const auto is_size = [](int32_t elements) { return elements % 8 == 0 && elements <= 256; };
   return shape.dtype == DType::bf16 && a.probability == 0 && !shape.documents &&
-         a.head_dim % 8 == 0 && a.head_dim <= 128 && shape.chunk() > 1;
+         is_size(a.head_dim) && is_size(a.value_size()) && shape.chunk() > 1;
 }
 
 uint64_t cudnn_attention_scratch_bytes() {

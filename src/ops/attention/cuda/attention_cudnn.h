@@ -26,8 +26,8 @@ namespace troupe {
 
 inline constexpr uint64_t kAttentionPieceBytes = uint64_t{2304} << 20;
 
-// Bf16 without dropout and documents, chunks of several queries, and heads of 8, 16, ... 128
-// elements.
+// Bf16 without dropout and documents, chunks of several queries, and heads and values of 8, 16, ...
+// 256 elements.
 bool cudnn_takes_attention(const AttentionShape& shape);
 
 uint64_t cudnn_attention_scratch_bytes();

@@ -8,11 +8,10 @@
 namespace troupe {
 
 // What a piece contributes: the keys [begin, end) of `batch` sequences. A row is a key's gradients
-// for some groups and then its value's, `key_elements` of each.
+// for some groups and then its value's.
 struct KeyGradientPart {
   const bf16* rows = nullptr;
   int64_t batch = 1;
-  int64_t key_elements = 0;
   int64_t begin = 0;
   int64_t end = 0;
 };
@@ -21,6 +20,8 @@ struct KeyGradientPart {
 struct KeyGradientSum {
   float* k = nullptr;
   float* v = nullptr;
+  int64_t key_elements = 0;  // of a row
+  int64_t value_elements = 0;
   int64_t stride = 0;     // elements from row to row
   int64_t positions = 0;  // rows of a sequence
 };
@@ -30,7 +31,7 @@ void add_key_gradients(const CudaKernelArguments& args, const KeyGradientPart& p
                        const KeyGradientSum& sum, bool first);
 
 // Rounds the sums of one sequence to d_k and d_v, whose rows are `stride` elements apart.
-void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum,
-                         int64_t key_elements, bf16* d_k, bf16* d_v, int64_t stride);
+void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum, bf16* d_k,
+                         bf16* d_v, int64_t stride);
 
 }  // namespace troupe

@@ -1,0 +1,140 @@
+// The forward pass of attention on Hopper. See attention_sm90.cuh.
+#include "ops/attention/cuda/attention_sm90.cuh"
+
+namespace troupe {
+namespace {
+
+template <int kSize>
+using ForwardCut = AttentionCut<kSize, 1, 128, 2>;
+
+// A block for 128 queries of one head.
+template <int kSize>
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    forward_kernel(const __grid_constant__ CUtensorMap q_map,
+                   const __grid_constant__ CUtensorMap k_map,
+                   const __grid_constant__ CUtensorMap v_map, Bf16* out, float* lse,
+                   const __grid_constant__ AttentionSizes sizes) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Cut = ForwardCut<kSize>;
+  using Moving = typename Cut::Moving;
+  const AttentionShared<Cut> shared = open_shared<Cut>();
+  const auto head = static_cast<int>(blockIdx.y);
+  const int group = head / (sizes.heads / sizes.groups);
+  const int64_t b = blockIdx.z;
+  const QueryBlock<Cut::kRows> block(sizes, b);
+  const ThreadPlace place;
+  Ring<Cut> ring(shared);
+  if (place.group == kMathGroups) {
+    sm90::release_registers<kLoaderRegisters>();
+    if (threadIdx.x != kMathGroups * 128) return;
+    sm90::barrier_arrive_expecting(shared.loaded(), Cut::Fixed::kBytes);
+    Cut::Fixed::load(q_map, shared.loaded(), shared.fixed(0), head, block.tile.row, b);
+    for (int64_t tile = block.begin; tile < block.end; ++tile) {
+      ring.fill(2 * Moving::kBytes, [&](uint32_t barrier, int stage) {
+        Moving::load(k_map, barrier, shared.moving(stage, 0), group, tile * Cut::kRows, b);
+        Moving::load(v_map, barrier, shared.moving(stage, 1), group, tile * Cut::kRows, b);
+      });
+    }
+    return;
+  }
+  sm90::take_registers<kMathRegisters>();
+  const SeenKeys seen(block.tile, block.mask, place);
+  const float scale = static_cast<float>(sizes.scale) * kLog2E;
+  float sums[kSize / 2] = {};
+  float largest[2] = {-infinity<float>(), -infinity<float>()};
+  float total[2] = {};
+  sm90::barrier_wait(shared.loaded(), 0);
+  for (int64_t tile = block.begin; tile < block.end; ++tile) {
+    ring.use([&](int stage) {
+      const auto first = static_cast<int>(tile) * Cut::kRows;
+      if (!seen.any(first, first + Cut::kRows)) return;
+      float scores[Cut::kRows / 2];
+      sm90::fence_products();
+      multiply_heads<typename Cut::Fixed, Moving, kSize>(shared.fixed(0), place.group * kGroupRows,
+                                                         shared.moving(stage, 0), scores);
+      sm90::commit_products();
+      sm90::wait_products<0>();
+      sm90::order_sums(scores);
+      if (!seen.all(first, first + Cut::kRows)) {
+#pragma unroll
+        for (int i = 0; i < Cut::kRows / 2; ++i) {
+          const int key = first + 8 * (i / 4) + place.column + i % 2;
+          if (!seen.sees(i / 2 % 2, key)) scores[i] = -infinity<float>();
+        }
+      }
+      float factor[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float row_largest = largest[half];
+#pragma unroll
+        for (int j = 0; j < Cut::kRows / 8; ++j) {
+          row_largest =
+              fmaxf(row_largest, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+        }
+        row_largest = over_row(row_largest, [](float a, float c) { return fmaxf(a, c); });
+        // A row that has seen nothing yet has nothing to rescale.
+        const float base = row_largest == -infinity<float>() ? 0.0F : row_largest * scale;
+        factor[half] = exp2f(largest[half] * scale - base);
+        largest[half] = row_largest;
+        total[half] *= factor[half];
+#pragma unroll
+        for (int j = 0; j < Cut::kRows / 8; ++j) {
+#pragma unroll
+          for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
+            scores[i] = exp2f(fmaf(scores[i], scale, -base));
+            total[half] += scores[i];
+          }
+        }
+      }
+      uint32_t weights[Cut::kRows / 16][4];
+      pack_weights(scores, weights);
+#pragma unroll
+      for (int i = 0; i < kSize / 2; ++i) sums[i] *= factor[i / 2 % 2];
+      sm90::fence_products();
+      add_weighted_rows<Moving>(weights, shared.moving(stage, 1), sums);
+      sm90::commit_products();
+      sm90::wait_products<0>();
+      sm90::order_sums(sums);
+    });
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float all = over_row(total[half], [](float a, float c) { return a + c; });
+    const int row = place.row + 8 * half;
+    if (row >= block.tile.count) continue;
+    const int64_t token = b * sizes.rows + block.tile.row + row;
+    if (place.column == 0) {
+      lse[token * sizes.heads + head] = largest[half] * static_cast<float>(sizes.scale) + logf(all);
+    }
+    store_head(sums, half, 1 / all, place, sizes.head_dim,
+               out + token * sizes.out_stride() + head * sizes.head_dim);
+  }
+#else
+  __trap();  // chosen for GPUs of compute capability 9.0 alone
+#endif
+}
+
+template <int kSize>
+void run_forward(const CudaKernelArguments& args, const AttentionCall& call) {
+  using Cut = ForwardCut<kSize>;
+  const AttentionMaps maps(call);
+  allow_shared_bytes(forward_kernel<kSize>, Cut::kSharedBytes);
+  launch(args, {maps.query_grid(), kAttentionThreads, Cut::kSharedBytes}, forward_kernel<kSize>,
+         maps.queries(kBlockRows), maps.keys(Cut::kRows), maps.values(Cut::kRows),
+         static_cast<Bf16*>(call.out), static_cast<float*>(call.lse), AttentionSizes(call));
+}
+
+}  // namespace
+
+bool sm90_takes_attention(const AttentionShape& shape) {
+  const AttentionAttributes& a = shape.attributes;
+  return shape.dtype == DType::bf16 && a.probability == 0 && a.head_dim % 8 == 0 &&
+         a.head_dim <= 128 && a.value_size() == a.head_dim && is_hopper();
+}
+
+void sm90_attention(const CudaKernelArguments& args, const AttentionCall& call) {
+  if (call.shape.attributes.head_dim <= 64) return run_forward<64>(args, call);
+  run_forward<128>(args, call);
+}
+
+}  // namespace troupe
