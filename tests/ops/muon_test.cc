@@ -177,6 +177,14 @@ TEST(NewtonSchulz, IsItsFormula) {
   }
 }
 
+// The squares of its elements are summed in pieces of 32,768.
+TEST(NewtonSchulz, TheNormIsThatOfAllPieces) {
+  const PlainMatrix x = random_matrix(9, 8000, 8);
+  NewtonSchulzAttributes one_step = kSimpleSteps;
+  one_step.steps = 1;
+  expect_numbers_near(orthogonalised(x, one_step), plain_newton_schulz(x, true, 1).values, 1e-12);
+}
+
 // The iteration maps each singular value by itself. Five steps on a fine grid of [0.003, 1] give
 // values in [0.9778, 1.1450] with the five triples and in [0.6818, 1.2024] with the single one; the
 // matrices here have no singular value below 0.003 of their norm.

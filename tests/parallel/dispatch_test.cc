@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatient{60'000};
 constexpr int64_t kTokens = 7;
-constexpr int64_t kWidth = 5;
+constexpr int64_t kWidth = 2500;  // so that rows are sent in several pieces of 64 KiB
 constexpr int32_t kTopK = 2;
 
 // Of rank `rank`, 0: its token rows, 1: the rows that it returns.

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "ops/all_gather/all_gather.h"
 #include "ops/copy_to_ranks/copy_to_ranks.h"
+#include "ops/gather_parameter/gather_parameter.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "parallel/thread_group.h"
@@ -220,6 +221,63 @@ TEST_P(RankTensors, AreCopied) {
   expect(
       runs, [&](int rank) { return draw_all(dtype(), rank, 0, kRows); },
       [&](int) { return summed(1, kRows); });
+}
+
+// Copies are cut into pieces of 256 KiB.
+TEST(LargeRankTensors, AreCopied) {
+  constexpr int64_t kManyRows = 2000;
+  const auto runs = run(2, DType::f32, kManyRows, kManyRows, [](Builder& builder, ValueId x) {
+    return copy_to_ranks(builder, x, {.group = RankGroup::tp}, "y");
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(runs[static_cast<size_t>(rank)].y, draw_all(DType::f32, rank, 0, kManyRows)) << rank;
+  }
+}
+
+// Shards are copied, and their gradients stored, in pieces of 16,384 elements.
+TEST(LargeRankTensors, ShardsAreGathered) {
+  constexpr int64_t kManyRows = 1001;
+  constexpr int kShards = 2;
+  ThreadGroup group(kShards, kPatient);
+  Numbers whole;
+  for (int rank = 0; rank < kShards; ++rank) {
+    const IndexRange own = shard_of({kManyRows, kWidth}, {rank, kShards});
+    for (int64_t i = 0; i < own.end - own.begin; ++i) {
+      whole.push_back(draw(DType::f64, rank, 0, i));
+    }
+  }
+  run_ranks(group, [&](int rank) {
+    const auto table = std::make_shared<const StateTable>();
+    Program program(table);
+    Builder builder(program);
+    const GatherParameterAttributes attributes{
+        .group = RankGroup::tp, .shard = {rank, kShards}, .shape = {kManyRows, kWidth}};
+    const ValueId shard =
+        builder.input("shard", DType::f64, shape_of_shard(attributes.shape, attributes.shard));
+    const ValueId gathered = gather_parameter(builder, shard, attributes, "gathered");
+    program.add_result(gathered);
+    MainGradients main_gradients(*table);
+    const std::vector<GradientSeed> seeds = {{gathered, gathered}};
+    const std::vector<ValueId> wanted = {shard};
+    const ValueId d_shard =
+        append_backward(builder, 0, program.op_count(), seeds, wanted, main_gradients)[shard];
+    program.add_result(d_shard);
+    Communicators communicators;
+    communicators.of(RankGroup::tp) = &group.member(rank);
+    const StateStorage storage(table);
+    ThreadPool pool(2);
+    CpuInterpreter interpreter(program, plan_memory(program, 2), storage, pool, communicators);
+    const TensorView view = interpreter.view(shard);
+    for (int64_t i = 0; i < view.shape.elements(); ++i) {
+      store(view, i, draw(DType::f64, rank, 0, i));
+    }
+    interpreter.run();
+    EXPECT_EQ(numbers_of(interpreter.view(gathered)), whole);
+    // Every rank's gradient is the same: the shard's is the double of its numbers.
+    Numbers doubled = numbers_of(view);
+    for (double& number : doubled) number *= kShards;
+    EXPECT_EQ(numbers_of(interpreter.view(d_shard)), doubled);
+  });
 }
 
 std::vector<Case> cases() {
