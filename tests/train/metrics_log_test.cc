@@ -216,6 +216,33 @@ TEST_F(MetricsLogFile, LinesWaitForRoomOnTheDisk) {
   EXPECT_EQ(steps().back(), 21);
 }
 
+// 64 MiB of lines wait at most; the lines that are lost are counted once.
+TEST_F(MetricsLogFile, LinesAreLostWhereTooManyWait) {
+  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  const RunHeader large{.step = 1, .host = std::string(size_t{2} << 20, 'x')};
+  std::vector<std::string> warnings;
+  {
+    MetricsLog log(path, 0, [&](const std::string& line) { warnings.push_back(line); });
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+    for (int i = 0; i < 34; ++i) log.header(large);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    log.training(step(2));
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+    log.training(step(3));
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    log.training(step(4));
+  }
+  std::signal(SIGXFSZ, ignored);
+  EXPECT_EQ(steps().size(), 31U + 3U);
+  ASSERT_EQ(warnings.size(), 4U);
+  EXPECT_TRUE(warnings[1].ends_with(" is written again; 3 lines are lost.")) << warnings[1];
+  EXPECT_TRUE(warnings[3].ends_with(" is written again, without a gap.")) << warnings[3];
+}
+
 TEST_F(MetricsLogFile, LinesAreThereAtOnce) {
   MetricsLog log(path, 0);
   for (int64_t number = 1; number <= 3; ++number) {
