@@ -344,6 +344,8 @@ TEST(Suggest, FindsWhatWasMeant) {
   EXPECT_EQ(closest("s", names), "") << "begins two names";
   EXPECT_EQ(closest("zebra-crossing", names), "");
   EXPECT_EQ(closest("xy", names), "") << "shares no letter with lr";
+  const std::vector<std::string_view> one_letter = {"k"};
+  EXPECT_EQ(closest("q", one_letter), "") << "no letter is left";
   EXPECT_EQ(closest("", names), "");
   EXPECT_EQ(closest("seed", {}), "");
 }

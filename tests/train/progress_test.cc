@@ -111,6 +111,13 @@ TEST(ExpertLoadChart, OfALargeModelStaysSmall) {
   EXPECT_LE(lines.size(), 14U);
   for (const std::string& line : lines) EXPECT_LE(columns_of(line), 80U) << line;
   EXPECT_NE(lines.back().find("layer 47"), std::string::npos) << lines.back();
+  EXPECT_EQ(lines_of(expert_load_chart(loads_of(12, 4), 80))[0],
+            "Expert loads of the last step: 4 experts in 12 layers");
+  const std::vector<std::string> of_13 = lines_of(expert_load_chart(loads_of(13, 4), 80));
+  EXPECT_EQ(of_13.size(), 14U);
+  EXPECT_EQ(of_13[0],
+            "Expert loads of the last step: 4 experts in 13 layers, the 12 least balanced");
+  EXPECT_TRUE(of_13[1].starts_with("  layer  1")) << "layer 0 is balanced: " << of_13[1];
 }
 
 TEST(BlockChart, ShowsTheLargestOfNeighbours) {

@@ -411,6 +411,23 @@ TEST(Schedules, ContradictionsAreRefused) {
          "9223372036854775807 samples in 1 increments are too many");
 }
 
+TEST(Schedules, TheLongestRunIsAccepted) {
+  const auto of_iters = [](int64_t iters) {
+    return refusal([&](Options& o) {
+      o.train_samples.reset();
+      o.train_iters = iters;
+    });
+  };
+  EXPECT_EQ(of_iters(kMostSamples / 4), "accepted");
+  EXPECT_EQ(of_iters(kMostSamples / 4 + 1),
+            "--train-iters 68719476737 with steps of 4 sequences is more than the 274877906944 "
+            "sequences that a run may take.");
+  EXPECT_EQ(refusal([](Options& o) { o.train_samples = kMostSamples; }), "accepted");
+  EXPECT_EQ(refusal([](Options& o) { o.train_samples = kMostSamples + 1; }),
+            "--train-samples 274877906945 is more than the 274877906944 sequences that a run may "
+            "take.");
+}
+
 TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
   Options before = sampled_options();
   before.lr_decay_style = "WSD";
