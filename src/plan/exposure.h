@@ -18,7 +18,7 @@ struct Exposure {
 };
 Exposure measure_exposure(const Program& program);
 
-// "24 operations, 22 overlap with compute (1.53 Gflop)"; empty when there are none.
+// "24 operations, 22 overlap with compute (1.5 G flops)"; empty when there are none.
 std::string text_of(const Exposure& exposure);
 
 }  // namespace troupe
