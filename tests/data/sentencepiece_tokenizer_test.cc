@@ -83,6 +83,9 @@ TEST(SentencePieceModel, DamagedFiles) {
     expect_refused(ExitStatus::failed, contents, "not a SentencePiece model");
   };
   damaged(pieces().substr(0, 20));
+  // Bytes that the field has beyond the end.
+  expect_refused(ExitStatus::failed, pieces() + std::string("\x0a\x05xyz", 5),
+                 "3 bytes before the end of the file or of a part of it is no field of a model");
   damaged(pieces() + std::string("\x0b\x0c", 2));           // a group
   damaged(pieces() + std::string(10, '\xff'));              // an endless number
   damaged(pieces() + std::string(1, '\0'));                 // field 0
