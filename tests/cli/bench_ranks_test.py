@@ -6,6 +6,7 @@ Usage: bench_ranks_test.py TROUPE SOURCE_FOLDER
 
 import json
 import pathlib
+import re
 import sys
 import unittest
 
@@ -105,6 +106,9 @@ class BenchRanks(unittest.TestCase):
         self.assertEqual(result.stderr.count("troupe: The run needs"), 1, result.stderr)
         for phrase in ("for 2 ranks, this machine has", "  parameters", "  total"):
             self.assertIn(phrase, result.stderr)
+        needed, total = re.search(r"The run needs ([0-9.]+) TiB for 2 ranks.*^  total +([0-9.]+) GiB",
+                                  result.stderr, re.DOTALL | re.MULTILINE).groups()
+        self.assertAlmostEqual(float(needed), 2 * float(total) / 1024, delta=0.01)
 
     def test_train_profiles_ranks(self):
         save, folder = HERE.folder / "profiled", HERE.folder / "train_profile"

@@ -87,6 +87,11 @@ class Plan(unittest.TestCase):
         self.assertAlmostEqual(found["not fit:"], found["total"] - found["available"],
                                delta=0.02 * UNITS["TiB"])
         self.assertLess(found["not fit:"], found["total"] - found["available"] / 2)
+        self.assertNotIn("on the host", result.stdout)
+        offloading = run("plan", "--model", "mixtral-8x7b", "--seq-length", 64, "--num-layers",
+                         128, *OFFLOAD)
+        self.assertRegex(re.sub(r"\s+", " ", offloading.stdout),
+                         r"--exp-avg-sq-dtype bf16 \([0-9.]+ MiB on the host\)")
 
     def test_programs_of_up_to_64_ranks_are_built_without_being_asked_for(self):
         layout = ["--tensor-model-parallel-size", 2]
@@ -120,6 +125,17 @@ class Plan(unittest.TestCase):
                       f"{100 * pipeline['bubble_by_flops']:.1f} % by their flops", text)
         self.assertEqual(pipeline["peak_live"], [2, 1])
         self.assertIn("live at most 1 to 2 micro-batches on a rank (by rank: 2 1)", text)
+
+    def test_the_name_of_a_schedule(self):
+        for flags, name in {
+                (): "1f1b: 2 ranks, 4 micro-batches",
+                ("--num-virtual-stages-per-pipeline-rank", 2):
+                    "1f1b interleaved: 2 ranks x 2 stages in groups of 2, 4 micro-batches",
+                ("--pipeline-schedule", "zb-v"): "zb-v: 2 ranks x 2 stages, 4 micro-batches",
+        }.items():
+            text = self.done("plan", "--ranks", 2, "--pipeline-model-parallel-size", 2,
+                             "--global-batch-size", 4, *flags)
+            self.assertIn(f"\nPipeline\n  {name}\n", text)
 
     def test_text_of_many_ranks_sums_over_all_of_a_class(self):
         text, plan = self.text_and_json(
