@@ -27,6 +27,13 @@ constexpr const char* kSteps[] = {
     "--vocab-size 64 --moe-router-load-balancing-type sinkhorn --moe-router-topk 1 "
     "--add-bias-linear",
     "--model mixtral-tiny --optimizer muon",
+    "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 48 --vocab-size 64 "
+    "--add-bias-linear --ranks 2 --tensor-model-parallel-size 2",
+    "--model olmoe-tiny --ranks 2 --tensor-model-parallel-size 2 --calculate-per-token-loss",
+    "--model mixtral-tiny --moe-expert-capacity-factor 1 --ranks 2 --expert-model-parallel-size 2",
+    "--model mixtral-tiny --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+    "--loss-chunk-tokens 8",
+    "--model mixtral-tiny --moe-router-force-load-balancing",
     "--model mixtral-tiny --ranks 4 --tensor-model-parallel-size 2 --sequence-parallel "
     "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "
     "--moe-token-dispatcher-type alltoall",
