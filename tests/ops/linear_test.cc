@@ -3,6 +3,7 @@
 #include "ops/linear/linear.h"
 
 #include <gtest/gtest.h>
+#include <memory>
 #include <vector>
 
 #include "support/main_gradient.h"
@@ -54,6 +55,17 @@ TEST(Linear, BiasGradientsAddUpInTheMainGradient) {
       }
     }
   }
+}
+
+TEST(LinearDeathTest, RefusesABiasOfAnotherLengthOrType) {
+  Program program(std::make_shared<const StateTable>());
+  Builder builder(program);
+  const ValueId x = builder.input("x", DType::f32, {4, 2});
+  const ValueId weight = builder.input("weight", DType::f32, {3, 2});
+  const ValueId longer = builder.input("longer", DType::f32, {4});
+  const ValueId wider = builder.input("wider", DType::f64, {3});
+  EXPECT_DEATH(linear(builder, x, weight, {.bias = longer}, "y"), "linear: bias");
+  EXPECT_DEATH(linear(builder, x, weight, {.bias = wider}, "y"), "linear: bias");
 }
 
 }  // namespace
