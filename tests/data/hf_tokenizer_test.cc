@@ -179,6 +179,19 @@ struct Wrong {
   std::function<void(json&)> change;
 };
 
+TEST(HfTokenizer, TheLargestIdIsAccepted) {
+  const TempFolder dir;
+  json file = small_file();
+  const auto largest_of = [&](int64_t id) {
+    file["model"]["vocab"]["largest"] = id;
+    put_file(dir / "tokenizer.json", file.dump());
+    return make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", dir / ""))->vocab_size();
+  };
+  EXPECT_EQ(largest_of((1 << 24) - 1), 1 << 24);
+  EXPECT_TRUE(contains(message_of(ExitStatus::failed, [&] { largest_of(1 << 24); }),
+                       "is 16777216; ids are from 0 to 16777215"));
+}
+
 TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
   constexpr ExitStatus kBroken = ExitStatus::failed;
   constexpr ExitStatus kUnsupported = ExitStatus::bad_request;

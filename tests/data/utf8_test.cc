@@ -72,6 +72,13 @@ TEST(NormalizeNfc, ComposesAndReorders) {
   for (const Case& c : cases) EXPECT_EQ(nfc(c.in), c.out);
 }
 
+// Of a text within another one, whose next character would compose.
+TEST(NormalizeNfc, EndsWithTheText) {
+  const std::string text = "xe\u0301\u0323";
+  std::string storage;
+  EXPECT_EQ(normalize_nfc(std::string_view(text).substr(0, 4), storage), "x\u00e9");
+}
+
 TEST(IsWhiteSpace, IsUnicodesProperty) {
   for (const char32_t c : {U'\t', U'\r', U' ', U'\u0085', U'\u00a0', U'\u2003', U'\u3000'}) {
     EXPECT_TRUE(is_white_space(c)) << static_cast<uint32_t>(c);
