@@ -184,6 +184,7 @@ TEST(HfTokenizer, TheLargestIdIsAccepted) {
   json file = small_file();
   const auto largest_of = [&](int64_t id) {
     file["model"]["vocab"]["largest"] = id;
+    file["added_tokens"].push_back({{"id", id}, {"content", "largest"}});
     put_file(dir / "tokenizer.json", file.dump());
     return make_tokenizer(read_tokenizer_model("HuggingFaceTokenizer", dir / ""))->vocab_size();
   };
