@@ -75,6 +75,15 @@ class TerminalTest(unittest.TestCase):
         steps = [line for line in terminal.screen.lines() if line.startswith("step ")]
         self.assertTrue(steps and all(len(line) < 50 for line in steps), terminal.screen.text())
 
+    def test_what_matters_least_is_left_out_first(self):
+        terminal = Terminal(*train_flags("least", "--exit-after-step", "30",
+                                         "--log-num-zeros-in-grad"), columns=140)
+        self.assertEqual(terminal.status, 0, terminal.screen.text())
+        steps = [line for line in terminal.screen.lines() if line.startswith("step ")]
+        self.assertTrue(any("bits/byte" in line and "zeros" not in line for line in steps), steps)
+        for line in steps:
+            self.assertFalse("zeros" in line and "bits/byte" not in line, line)
+
     def test_eval_convert_and_inspect(self):
         for arguments, phrase in [
                 (["eval", "--load", HERE.folder / "run", "--data-path", HERE.folder / "corpus",
@@ -120,6 +129,18 @@ class TerminalTest(unittest.TestCase):
                 self.assertTrue(terminal.interrupted, terminal.screen.text())
                 self.assertEqual(terminal.status, 130, terminal.screen.text())
                 self.expect_no_wraps(terminal)
+
+    def test_tokenize_shows_its_progress_unless_it_is_to_be_quiet(self):
+        out = HERE.folder / "many"
+        many = ["tokenize", "--output-prefix", out, "--input",
+                *[HERE.folder / "corpus.txt"] * 500]  # seconds; a line shows after 0.1 s
+        live = r"^\d+% of [0-9.]+ MiB \| \d+ documents \| [0-9.]+ [kMG] tokens \| "
+        terminal = Terminal(*many, interrupt_at=live)
+        self.assertTrue(terminal.interrupted, terminal.screen.text())
+        self.assertEqual(terminal.status, 130, terminal.screen.text())
+        quiet = Terminal(*many[:100], "--quiet", interrupt_at=r"\S")
+        self.assertFalse(quiet.interrupted, quiet.screen.text())
+        self.assertEqual(quiet.status, 0, quiet.screen.text())
 
     def test_convert_leaves_nothing_when_interrupted(self):
         source = HERE.folder / "large"
