@@ -67,6 +67,29 @@ def setUpModule():
     assert done.returncode == 0, done.stderr
 
 
+class ConvertedFiles(unittest.TestCase):
+    def test_no_file_is_larger_than_what_was_asked_for(self):
+        folder = HERE.folder / "sharded"
+        folder.mkdir()
+        config = json.loads((HERE.folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {
+            "hidden_size": 128, "num_experts": 16}))
+        save = HERE.folder / "sharded_run"
+        done = run("train", "--model", folder / "config.json", "--mock-data", "--lr", "1e-3",
+                   "--train-iters", 1, "--seq-length", 16, "--threads", 1, "--save", save)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = run("convert", "--load", save, "--save", folder / "hf", "--max-shard-megabytes", 1)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # A file has 8 bytes and a header before its tensors, of which none has more than 140 kB.
+        sizes = []
+        for path in folder.glob("hf/*.safetensors"):
+            contents = path.read_bytes()
+            sizes.append(len(contents) - 8 - struct.unpack("<Q", contents[:8])[0])
+        self.assertGreater(len(sizes), 1)
+        self.assertLessEqual(max(sizes), 1_000_000)
+        self.assertGreater(max(sizes), 860_000)
+
+
 class LoadedModels(unittest.TestCase):
     def setUp(self):
         self.out = HERE.folder / self.id().rsplit(".", 1)[-1]
