@@ -23,6 +23,7 @@
 #include "ops/cuda/device.cuh"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "program/builder.h"
+#include "runtime/device_memory.h"
 
 namespace troupe {
 namespace {
@@ -170,7 +171,7 @@ double measure_limit() {
   const DeviceArray left(kSide * kSide * 2);
   const DeviceArray right(kSide * kSide * 2);
   const DeviceArray out(kSide * kSide * 2);
-  const DeviceArray scratch(static_cast<int64_t>(CudaContext::kProductScratchBytes));
+  const DeviceArray scratch(static_cast<int64_t>(kProductScratchBytes));
   fill(left, kSide * kSide, 1, 1);
   fill(right, kSide * kSide, 2, 1);
   CudaContext context;
@@ -246,7 +247,7 @@ class Operation {
   }
 
   OpView view() const { return {program_, program_.op(0)}; }
-  CudaKernel kernel() const { return view().op.spec->cuda_kernel(view()); }
+  KernelChoice kernel() const { return view().op.spec->cuda(view(), device_traits(0)); }
 
  private:
   Program program_{std::make_shared<const StateTable>()};
@@ -281,11 +282,12 @@ bool measure(const Model& model, Product product, bool second, bool skewed, doub
   CudaKernelArguments args;
   args.inputs = operands;
   args.outputs = results;
-  const CudaKernel kernel = operation.kernel();
+  const KernelChoice kernel = operation.kernel();
+  args.multiprocessors = kernel.multiprocessors;
   const auto run = [&](bool accumulate) {
     const Attributes attributes(GroupedLinearWeightGradientAttributes{.accumulate = accumulate});
     args.attributes = &attributes;
-    kernel(args);
+    kernel.function(args);
   };
 
   run(false);

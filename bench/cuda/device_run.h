@@ -39,8 +39,7 @@ class DeviceRun {
     uint64_t scratch_bytes = 0;
     for (int32_t i = 0; i < program_.op_count(); ++i) {
       const OpView op{program_, program_.op(i)};
-      const auto bytes = op.op.spec->cuda_scratch_bytes;
-      if (bytes != nullptr) scratch_bytes = std::max(scratch_bytes, bytes(op));
+      scratch_bytes = std::max(scratch_bytes, op.op.spec->cuda(op, gpu_).needs.scratch);
     }
     scratch_ = DeviceMemory(scratch_bytes, "scratch memory");
     check_cuda(cudaDeviceSynchronize(), "filling inputs");
@@ -67,7 +66,9 @@ class DeviceRun {
     arguments.scratch = scratch_.data();
     arguments.stream = stream_;
     arguments.context = &context_;
-    op.spec->cuda_kernel(OpView{program_, op})(arguments);
+    const KernelChoice choice = op.spec->cuda({program_, op}, gpu_);
+    arguments.multiprocessors = choice.multiprocessors;
+    choice.function(arguments);
   }
 
   // Fills an integer input.
@@ -187,6 +188,7 @@ class DeviceRun {
   std::vector<DeviceMemory> memory_;  // by ValueId
   DeviceMemory scratch_;
   CudaContext context_;
+  const DeviceTraits gpu_ = device_traits(0);
   cudaStream_t stream_ = nullptr;
 };
 

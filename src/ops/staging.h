@@ -1,7 +1,6 @@
 // Staging: where a rank's GPU receives what it needs of members of its group whose memory it cannot
 // reach (ops/cuda/peers.h), and where it packs what it sends. This is arithmetic of sizes, which
-// the memory plan and the kernels share; OpSpec::cuda_staging_bytes of the collectives comes from
-// here.
+// the memory plan and the kernels share; KernelNeeds::staging of the collectives comes from here.
 //
 // Pure functions; any thread.
 #pragma once

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/device.h"
+#include "program/kernel_choice.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -31,6 +32,11 @@ struct MemoryPlan {
   static constexpr uint64_t kAlignment = 64;
   static constexpr uint64_t aligned(uint64_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  // Of a kernel on a GPU: its scratch memory, and after it what it receives into, both aligned.
+  static constexpr uint64_t bytes_of(const KernelNeeds& needs) {
+    return aligned(needs.scratch) + aligned(needs.staging);
   }
 
   std::vector<uint64_t> offset;  // by ValueId, in the persistent or a transient arena

@@ -10,7 +10,6 @@
 
 #include "base/id_vector.h"
 #include "passes/arena_packing.h"
-#include "passes/cuda_scratch.h"
 #include "passes/value_lifetimes.h"
 #include "program/op_spec.h"
 
@@ -228,7 +227,8 @@ void count_live_bytes(const Program& program, const IdVector<ValueId, Lifetime>&
 }
 
 // Everything but the transient values.
-MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) {
+MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device,
+                            const DeviceTraits& gpu) {
   MemoryPlan plan;
   plan.device = device;
   plan.threads = device == Device::cpu ? threads : 1;
@@ -250,10 +250,12 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
     const OpView view{program, op};
     if (device == Device::cuda) {
       uint64_t& most = plan.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
-      most = std::max(most, cuda_scratch_of(view).bytes());
-    } else if (op.spec->scratch_bytes != nullptr) {
-      plan.scratch_bytes_per_thread = std::max(plan.scratch_bytes_per_thread,
-                                               MemoryPlan::aligned(op.spec->scratch_bytes(view)));
+      if (op.spec->cuda != nullptr) {
+        most = std::max(most, MemoryPlan::bytes_of(op.spec->cuda(view, gpu).needs));
+      }
+    } else if (op.spec->cpu.scratch != nullptr) {
+      plan.scratch_bytes_per_thread =
+          std::max(plan.scratch_bytes_per_thread, MemoryPlan::aligned(op.spec->cpu.scratch(view)));
     }
   }
   return plan;
@@ -261,8 +263,9 @@ MemoryPlan plan_fixed_parts(const Program& program, int threads, Device device) 
 
 }  // namespace
 
-MemoryPlan plan_memory(const Program& program, int threads, Device device) {
-  MemoryPlan plan = plan_fixed_parts(program, threads, device);
+MemoryPlan plan_memory(const Program& program, int threads, Device device,
+                       const DeviceTraits& gpu) {
+  MemoryPlan plan = plan_fixed_parts(program, threads, device, gpu);
   IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program, device);
   if (device == Device::cuda) reserve_for_queues(program, lifetimes);
   share_in_place(program, lifetimes);
@@ -271,8 +274,9 @@ MemoryPlan plan_memory(const Program& program, int threads, Device device) {
   return plan;
 }
 
-MemoryPlan plan_oracle(const Program& program, int threads, Device device) {
-  MemoryPlan plan = plan_fixed_parts(program, threads, device);
+MemoryPlan plan_oracle(const Program& program, int threads, Device device,
+                       const DeviceTraits& gpu) {
+  MemoryPlan plan = plan_fixed_parts(program, threads, device, gpu);
   const IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program, device);
   plan.dead_after.resize(static_cast<size_t>(program.op_count()));
   const auto results = program.results();

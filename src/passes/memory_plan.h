@@ -31,12 +31,14 @@
 namespace troupe {
 
 // Plans the program for a pool of `threads` threads, or for a GPU, whose kernels have no workspace:
-// their private memory is scratch, one block for all of a queue.
-MemoryPlan plan_memory(const Program& program, int threads, Device device = Device::cpu);
+// their private memory is scratch, one block for all of a queue. `gpu`: what these are chosen for.
+MemoryPlan plan_memory(const Program& program, int threads, Device device = Device::cpu,
+                       const DeviceTraits& gpu = {});
 
 // The plan in which every value has its own memory, nothing is reused and nothing is done in place.
 // With it an interpreter is the oracle that planned runs are compared with.
-MemoryPlan plan_oracle(const Program& program, int threads, Device device = Device::cpu);
+MemoryPlan plan_oracle(const Program& program, int threads, Device device = Device::cpu,
+                       const DeviceTraits& gpu = {});
 
 // Aborts unless no two values that are live at the same time overlap (a result stored over an
 // operand on purpose excepted), and everything lies inside its arena.

@@ -56,9 +56,9 @@ std::vector<ValueId> Builder::emit(const OpSpec& spec, const Attributes& attribu
   op.attributes = attributes;
   op.place = place;
   program_.add_op(op, inputs, outputs);
-  if (spec.workspace_bytes != nullptr) {
+  if (spec.cpu.workspace != nullptr) {
     const int32_t index = program_.op_count() - 1;
-    const uint64_t bytes = spec.workspace_bytes(OpView{program_, program_.op(index)});
+    const uint64_t bytes = spec.cpu.workspace(OpView{program_, program_.op(index)});
     if (bytes > 0) {
       const ValueId workspace = program_.add_value(Value{.name = name + ".workspace",
                                                          .dtype = DType::u8,

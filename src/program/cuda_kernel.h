@@ -9,7 +9,8 @@
 // interpreter.
 //
 // This header knows nothing of CUDA, so that an operation's folder can name its kernels in any
-// build: TROUPE_CUDA(function) is the function in builds with CUDA, and nullptr in others.
+// build: TROUPE_CUDA(function) is the function in builds with CUDA, and nullptr in others. Which
+// kernel an operation gets is decided in every build (program/kernel_choice.h).
 #pragma once
 
 #include <cstddef>
@@ -52,11 +53,12 @@ struct CudaKernelArguments {
   const Attributes* attributes = nullptr;
   std::span<const CudaTensor> inputs;
   std::span<const CudaTensor> outputs;
-  std::byte* scratch = nullptr;  // OpSpec::cuda_scratch_bytes, uninitialised
+  std::byte* scratch = nullptr;  // KernelNeeds::scratch, uninitialised
   CUstream_st* stream = nullptr;
   CudaContext* context = nullptr;
+  int32_t multiprocessors = 0;       // KernelChoice::multiprocessors, for the sizes of grids
   const CudaPeers* peers = nullptr;  // of collectives: the way to the other ranks' GPUs
-  std::byte* staging = nullptr;      // OpSpec::cuda_staging_bytes, uninitialised
+  std::byte* staging = nullptr;      // KernelNeeds::staging, uninitialised
 
   template <class T>
   const T* in(int i) const {
@@ -71,5 +73,10 @@ struct CudaKernelArguments {
 };
 
 using CudaKernel = void (*)(const CudaKernelArguments&);
+
+// Whether rows of that many elements are made of packs of 16 bytes, which kernels read at once.
+constexpr bool is_made_of_packs(int64_t row_elements, DType dtype) {
+  return row_elements * static_cast<int64_t>(size_of(dtype)) % 16 == 0;
+}
 
 }  // namespace troupe

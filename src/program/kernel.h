@@ -43,8 +43,8 @@ struct KernelArguments {
   const Attributes* attributes = nullptr;
   std::span<const TensorView> inputs;
   std::span<const TensorView> outputs;
-  std::byte* workspace = nullptr;       // OpSpec::workspace_bytes, shared by all threads
-  std::byte* scratch = nullptr;         // OpSpec::scratch_bytes for each thread, see below
+  std::byte* workspace = nullptr;       // CpuSpec::workspace, shared by all threads
+  std::byte* scratch = nullptr;         // CpuSpec::scratch for each thread, see below
   size_t scratch_bytes_per_thread = 0;  // a multiple of 64
   ThreadPool* pool = nullptr;
   // Of collectives: the way to the other ranks, and which operation this is.
@@ -72,7 +72,7 @@ struct KernelArguments {
 
 using CpuKernel = void (*)(const KernelArguments&);
 
-// Kernel<T>::run for T = double, float or bf16 according to `dtype`; used by OpSpec::cpu_kernel.
+// Kernel<T>::run for T = double, float or bf16 according to `dtype`; used by CpuSpec::kernel.
 template <template <class> class Kernel>
 CpuKernel select_float_kernel(DType dtype) {
   return select_kernel_of<Kernel, bf16>(dtype);

@@ -11,9 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "base/device.h"
 #include "program/communicator.h"
-#include "program/cuda_kernel.h"
 #include "program/kernel.h"
+#include "program/kernel_choice.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -82,6 +83,13 @@ struct OpSample {
   std::function<void(SampleBuilder&)> build;
 };
 
+// The CPU kernel of a kind, and its private memory while it runs, in bytes; nullptr means none.
+struct CpuSpec {
+  CpuKernel (*kernel)(const OpView&) = nullptr;    // for the operation's dtypes
+  uint64_t (*workspace)(const OpView&) = nullptr;  // shared by all threads
+  uint64_t (*scratch)(const OpView&) = nullptr;    // of each thread
+};
+
 struct OpSpec {
   const char* name = nullptr;
 
@@ -94,26 +102,15 @@ struct OpSpec {
 
   Cost (*cost)(const OpView&) = nullptr;
 
-  // The CPU kernel for the operation's dtypes.
-  CpuKernel (*cpu_kernel)(const OpView&) = nullptr;
-  // The CUDA kernel; nullptr: none is written yet, or the build has no CUDA.
-  CudaKernel (*cuda_kernel)(const OpView&) = nullptr;
-
-  // Private memory of the operation while it runs; nullptr means none. `workspace_bytes` is shared
-  // by all threads, `scratch_bytes` is needed for each thread.
-  uint64_t (*workspace_bytes)(const OpView&) = nullptr;
-  uint64_t (*scratch_bytes)(const OpView&) = nullptr;
-  // The same for the CUDA kernel, which gets neither of the two.
-  uint64_t (*cuda_scratch_bytes)(const OpView&) = nullptr;
+  CpuSpec cpu;
+  // The CUDA kernel for an operation on a GPU of these traits; nullptr: there is none yet.
+  KernelChoice (*cuda)(const OpView&, const DeviceTraits&) = nullptr;
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;
   // Of a message between two ranks of that group, which its other members do not run. nullptr: all
   // members run the operation.
   MessageUse (*message)(const Attributes&) = nullptr;
-  // What the CUDA kernel of a collective needs beside its scratch memory where the GPUs of its
-  // `ranks` members do not reach each other's (Program::staged_groups); nullptr means none.
-  uint64_t (*cuda_staging_bytes)(const OpView&, int32_t ranks) = nullptr;
 
   // Output `output` may be stored over input `input` when that input is not used afterwards: every
   // element is read before, and only for, the element that replaces it.

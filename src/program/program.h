@@ -57,7 +57,7 @@ class Program {
   std::span<const ValueId> results() const { return results_; }
 
   // Of a program for a GPU. Operations of such groups need memory to receive into
-  // (OpSpec::cuda_staging_bytes).
+  // (KernelNeeds::staging).
   void set_staged_groups(const StagedGroups& staged) { staged_groups_ = staged; }
   const StagedGroups& staged_groups() const { return staged_groups_; }
 

@@ -77,7 +77,7 @@ double measure_device_matmul_limit(DType dtype) {
   const DeviceMemory left(numbers.size(), kPurpose);
   const DeviceMemory right(numbers.size(), kPurpose);
   const DeviceMemory out(numbers.size(), kPurpose);
-  const DeviceMemory scratch(CudaContext::kProductScratchBytes, kPurpose);
+  const DeviceMemory scratch(kProductScratchBytes, kPurpose);
   left.copy_in(numbers.data(), 0, left.bytes());
   right.copy_in(numbers.data(), 0, right.bytes());
   CudaContext context;

@@ -74,6 +74,17 @@ uint64_t gpu_identity(int gpu) {
   return std::hash<std::string_view>()({properties.uuid.bytes, sizeof(properties.uuid.bytes)});
 }
 
+DeviceTraits device_traits(int gpu) {
+  const auto ask = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, attribute, gpu), "asking what the GPU is");
+    return value;
+  };
+  return {.compute_capability =
+              10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
+          .multiprocessors = ask(cudaDevAttrMultiProcessorCount)};
+}
+
 uint64_t available_device_bytes(int gpu) {
   use_gpu(gpu);
   size_t free = 0;
@@ -152,6 +163,10 @@ void use_gpu(int) {
 }
 
 uint64_t gpu_identity(int) {
+  TROUPE_CHECK(false, "this build has no CUDA");
+}
+
+DeviceTraits device_traits(int) {
   TROUPE_CHECK(false, "this build has no CUDA");
 }
 

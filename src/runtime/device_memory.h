@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/device.h"
+
 namespace troupe {
 
 // Was the program built with CUDA? Says nothing of the machine.
@@ -32,6 +34,9 @@ void use_gpu(int gpu);
 // Tells GPUs apart also between processes, which may see different ones and number them from 0:
 // CUDA's UUID, hashed.
 uint64_t gpu_identity(int gpu);
+
+// What its kernels are chosen by.
+DeviceTraits device_traits(int gpu);
 
 // Bytes that are free on a GPU now.
 uint64_t available_device_bytes(int gpu = 0);

@@ -443,6 +443,8 @@ inline std::vector<LargeSample> large_samples() {
   heads_of(9000, 2, 1, 16, 16, QkNormScope::head);
   heads_of(40, 64, 4, 128, 128, QkNormScope::head);
   heads_of(30, 52, 4, 128, 128, QkNormScope::projection);
+  // The heads of queries and keys in one round, those of values not.
+  heads_of(40, 32, 16, 128, 128, QkNormScope::projection);
   heads_of(50, 5, 2, 96, 96, QkNormScope::head);
   heads_of(50, 5, 2, 96, 96, QkNormScope::projection);
   heads_of(41, 3, 1, 72, 48, QkNormScope::head);

@@ -12,7 +12,9 @@
 #include "base/error.h"
 #include "cuda/gpu.h"
 #include "cuda/large_samples.h"
+#include "cuda/sample_variants.h"
 #include "ops/registry.h"
+#include "runtime/device_memory.h"
 #include "support/distance.h"
 #include "support/sample_run.h"
 
@@ -34,7 +36,7 @@ bool is_large(const OpSpec& spec) {
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const OpSpec* spec : all_operations()) {
-    if (spec->cuda_kernel == nullptr || (spec->samples == nullptr && !is_large(*spec))) continue;
+    if (spec->cuda == nullptr || (spec->samples == nullptr && !is_large(*spec))) continue;
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) cases.push_back({spec, dtype});
   }
   return cases;
@@ -131,9 +133,17 @@ INSTANTIATE_TEST_SUITE_P(Operations, CudaOperation, ::testing::ValuesIn(all_case
                                   std::string(name_of(info.param.dtype));
                          });
 
+// Samples are meant for kernels that are chosen by sizes and dtypes.
+TEST(CudaOperations, SamplesGetTheKernelsThatTheyClaim) {
+  TROUPE_NEED_GPU();
+  const DeviceTraits gpu = device_traits(0);
+  if (gpu.major() != 9) GTEST_SKIP() << "the table is that of Hopper";
+  EXPECT_EQ(missing_variants(gpu), std::set<std::string>());
+}
+
 TEST(CudaOperations, AreComplete) {
   for (const OpSpec* spec : all_operations()) {
-    EXPECT_NE(spec->cuda_kernel, nullptr) << spec->name;
+    EXPECT_NE(spec->cuda, nullptr) << spec->name;
   }
 }
 

@@ -26,7 +26,8 @@ void expect_sums_in_order(DType dtype, int terms) {
   memory.copy_in(reinterpret_cast<const std::byte*>(values.data()), 0, memory.bytes());
   // Term k of sum s.
   const auto begin = [&](int s, int k) { return (int64_t{s} * terms + k) * kElements; };
-  const CudaKernelArguments args;
+  CudaKernelArguments args;
+  args.multiprocessors = device_traits(0).multiprocessors;
   PeerSums sums(args, dtype, terms, 1);
   for (int s = 0; s < kSums; ++s) {
     sums.add(

@@ -193,7 +193,7 @@ TEST(Registry, KindsAreComplete) {
     EXPECT_TRUE(names.insert(spec->name).second) << spec->name << " is registered twice";
     EXPECT_NE(spec->infer, nullptr) << spec->name;
     EXPECT_NE(spec->cost, nullptr) << spec->name;
-    EXPECT_NE(spec->cpu_kernel, nullptr) << spec->name;
+    EXPECT_NE(spec->cpu.kernel, nullptr) << spec->name;
   }
 }
 

@@ -164,16 +164,16 @@ void run_op(const Program& program, const std::vector<void*>& memory, int thread
   args.pool = &pool;
   std::vector<double> workspace;
   std::vector<double> scratch;
-  if (op.spec->workspace_bytes != nullptr) {
-    workspace.resize(op.spec->workspace_bytes(view) / 8 + 8);
+  if (op.spec->cpu.workspace != nullptr) {
+    workspace.resize(op.spec->cpu.workspace(view) / 8 + 8);
     args.workspace = reinterpret_cast<std::byte*>(workspace.data());
   }
-  if (op.spec->scratch_bytes != nullptr) {
-    args.scratch_bytes_per_thread = (op.spec->scratch_bytes(view) + 63) / 64 * 64;
+  if (op.spec->cpu.scratch != nullptr) {
+    args.scratch_bytes_per_thread = (op.spec->cpu.scratch(view) + 63) / 64 * 64;
     scratch.resize(args.scratch_bytes_per_thread / 8 * static_cast<size_t>(threads) + 8);
     args.scratch = reinterpret_cast<std::byte*>(scratch.data());
   }
-  op.spec->cpu_kernel(view)(args);
+  op.spec->cpu.kernel(view)(args);
 }
 
 TEST(GroupedLinear, WeightGradientOverwritesOrAccumulates) {

@@ -193,22 +193,22 @@ struct Case {
   bool replay = false;  // experts are given, in an order of their own
 };
 
-constexpr int64_t kTokens = 60;
-constexpr int64_t kExperts = 36;
+constexpr int64_t kDrawnTokens = 60;
+constexpr int64_t kDrawnExperts = 36;
 
 Inputs random_inputs(const Case& parameters) {
-  Inputs inputs{.experts = kExperts};
-  for (uint64_t i = 0; i < kTokens * kExperts; ++i) {
+  Inputs inputs{.experts = kDrawnExperts};
+  for (uint64_t i = 0; i < kDrawnTokens * kDrawnExperts; ++i) {
     inputs.logits.push_back(3 * random_normal(5, RandomStream::test, 0, i));
   }
-  for (uint64_t i = 0; parameters.bias && i < kExperts; ++i) {
+  for (uint64_t i = 0; parameters.bias && i < kDrawnExperts; ++i) {
     // Of few bits: exact in f32.
     inputs.bias.push_back(std::round(64 * random_normal(6, RandomStream::test, 0, i)) / 256);
   }
-  for (int64_t token = 0; parameters.replay && token < kTokens; ++token) {
+  for (int64_t token = 0; parameters.replay && token < kDrawnTokens; ++token) {
     for (int slot = 0; slot < parameters.attributes.top_k; ++slot) {
       // 5 and 36 have no common divisor: the experts of a token are distinct.
-      inputs.selected.push_back(static_cast<int32_t>((token + 5 * slot) % kExperts));
+      inputs.selected.push_back(static_cast<int32_t>((token + 5 * slot) % kDrawnExperts));
     }
   }
   return inputs;
@@ -222,9 +222,9 @@ TEST_P(RouterTopk, AgreesWithANaiveComputation) {
   const auto top_k = static_cast<size_t>(attributes.top_k);
   const Selection actual = run_router_topk(inputs, attributes, {.backward = true});
   bool largest_first = true;  // slot 0 of every token holds its largest logit
-  for (size_t token = 0; token < kTokens; ++token) {
-    const auto row = inputs.logits.begin() + static_cast<int64_t>(token) * kExperts;
-    const Naive naive{attributes, {row, row + kExperts}, inputs.bias};
+  for (size_t token = 0; token < kDrawnTokens; ++token) {
+    const auto row = inputs.logits.begin() + static_cast<int64_t>(token) * kDrawnExperts;
+    const Naive naive{attributes, {row, row + kDrawnExperts}, inputs.bias};
     std::vector<int> chosen;
     if (GetParam().replay) {
       const auto given = inputs.selected.begin() + static_cast<int64_t>(token * top_k);
@@ -243,8 +243,8 @@ TEST_P(RouterTopk, AgreesWithANaiveComputation) {
       largest_first = largest_first && naive.z[static_cast<size_t>(chosen[slot])] <=
                                            naive.z[static_cast<size_t>(chosen[0])];
     }
-    for (size_t i = 0; i < kExperts; ++i) {
-      EXPECT_NEAR(actual.d_logits[token * kExperts + i], gradient[i], 1e-12)
+    for (size_t i = 0; i < kDrawnExperts; ++i) {
+      EXPECT_NEAR(actual.d_logits[token * kDrawnExperts + i], gradient[i], 1e-12)
           << "token " << token << " expert " << i;
     }
   }

@@ -19,7 +19,6 @@
 #include "ops/reduce_scatter/reduce_scatter.h"
 #include "ops/shards/shards.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
-#include "passes/cuda_scratch.h"
 #include "passes/memory_plan.h"
 #include "program/op_spec.h"
 
@@ -200,9 +199,8 @@ TEST(Staging, IsPlanned) {
   std::map<std::string, uint64_t> wanted;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = program.op(index);
-    const CudaScratch scratch = cuda_scratch_of({program, op});
-    EXPECT_EQ(scratch.own % MemoryPlan::kAlignment, 0U);
-    wanted[op.spec->name] = scratch.staging;
+    const KernelNeeds needs = op.spec->cuda({program, op}, DeviceTraits()).needs;
+    wanted[op.spec->name] = MemoryPlan::aligned(needs.staging);
   }
   constexpr uint64_t kRows = 130 * 256 * 2;  // bytes of a rank's tokens
   EXPECT_EQ(wanted.at("all_gather"), 0U) << "what comes goes to its place";

@@ -27,7 +27,7 @@ inline std::string print_toy_make(const Attributes& attributes) {
   return "rows=" + std::to_string(attributes.as<ToyAttributes>().rows);
 }
 inline const OpSpec kToyMake{
-    .name = "make", .infer = infer_toy_make, .print_attributes = print_toy_make};
+    .name = "make", .infer = infer_toy_make, .cpu = {}, .print_attributes = print_toy_make};
 
 // halve(x): of x's type; its derivative is itself. May be stored over x.
 inline void infer_toy_halve(InferContext& context) {
@@ -38,6 +38,7 @@ inline void differentiate_toy_halve(DerivativeContext& context);
 inline const OpSpec kToyHalve{.name = "halve",
                               .infer = infer_toy_halve,
                               .differentiate = differentiate_toy_halve,
+                              .cpu = {},
                               .in_place = {.output = 0, .input = 0}};
 inline void differentiate_toy_halve(DerivativeContext& context) {
   context.add_gradient(
@@ -52,7 +53,7 @@ inline void infer_toy_mix(InferContext& context) {
   context.output("", a.dtype, a.shape);
   context.output("difference", a.dtype, a.shape);
 }
-inline const OpSpec kToyMix{.name = "mix", .infer = infer_toy_mix};
+inline const OpSpec kToyMix{.name = "mix", .infer = infer_toy_mix, .cpu = {}};
 
 // scale(x, w): x [n, 4] times the parameter w [4] by column.
 //   scale_data_gradient(dy, w), scale_weight_gradient(dy, x, target)
@@ -61,7 +62,8 @@ inline void infer_toy_scale(InferContext& context) {
   TROUPE_CHECK(context.input(1).shape == Shape({4}), "scale by another shape");
   context.output("", x.dtype, x.shape, x.rows);
 }
-inline const OpSpec kToyScaleDataGradient{.name = "scale_data_gradient", .infer = infer_toy_scale};
+inline const OpSpec kToyScaleDataGradient{
+    .name = "scale_data_gradient", .infer = infer_toy_scale, .cpu = {}};
 inline void infer_toy_scale_weight_gradient(InferContext& context) {
   declare_weight_gradient(context, 2, "", context.input(1).dtype, {4});
 }
@@ -73,7 +75,7 @@ inline uint64_t toy_workspace(const OpView& op) {
 }
 inline const OpSpec kToyScaleWeightGradient{.name = "scale_weight_gradient",
                                             .infer = infer_toy_scale_weight_gradient,
-                                            .workspace_bytes = toy_workspace,
+                                            .cpu = {.workspace = toy_workspace},
                                             .print_attributes = print_toy_accumulate};
 inline void differentiate_toy_scale(DerivativeContext& context) {
   Builder& builder = context.builder();
@@ -97,27 +99,30 @@ inline Cost toy_scale_cost(const OpView& op) {
 inline const OpSpec kToyScale{.name = "scale",
                               .infer = infer_toy_scale,
                               .differentiate = differentiate_toy_scale,
-                              .cost = toy_scale_cost};
+                              .cost = toy_scale_cost,
+                              .cpu = {}};
 
 // count(x): i32 [3], without derivative.
 inline void infer_toy_count(InferContext& context) {
   context.output("", DType::i32, {3});
 }
-inline const OpSpec kToyCount{.name = "count", .infer = infer_toy_count};
+inline const OpSpec kToyCount{.name = "count", .infer = infer_toy_count, .cpu = {}};
 
 // choose(x, counts): the first counts[1] rows of x, ragged.
 inline void infer_toy_choose(InferContext& context) {
   const Value& x = context.input(0);
   context.output("", x.dtype, x.shape, {.counter = context.input_id(1), .element = 1});
 }
-inline const OpSpec kToyChoose{.name = "choose", .infer = infer_toy_choose};
+inline const OpSpec kToyChoose{.name = "choose", .infer = infer_toy_choose, .cpu = {}};
 
 // collect(metric, x) {accumulate}: stores or adds the mean of x in a metric.
 inline void infer_toy_collect(InferContext& context) {
   context.mutates(0);
 }
-inline const OpSpec kToyCollect{
-    .name = "collect", .infer = infer_toy_collect, .print_attributes = print_toy_accumulate};
+inline const OpSpec kToyCollect{.name = "collect",
+                                .infer = infer_toy_collect,
+                                .cpu = {},
+                                .print_attributes = print_toy_accumulate};
 
 inline ValueId toy_make(Builder& builder, int64_t rows, const std::string& name) {
   return builder.emit(kToyMake, Attributes(ToyAttributes{.rows = rows}), {}, name)[0];

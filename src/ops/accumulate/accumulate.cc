@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -92,8 +93,8 @@ void accumulate(Builder& builder, ValueId target, ValueId source, double weight,
 const OpSpec kAccumulate{.name = "accumulate",
                          .infer = infer_accumulate,
                          .cost = cost_accumulate,
-                         .cpu_kernel = accumulate_cpu_kernel,
-                         .cuda_kernel = TROUPE_CUDA(accumulate_cuda_kernel),
+                         .cpu = {.kernel = accumulate_cpu_kernel},
+                         .cuda = only_kernel<TROUPE_CUDA(accumulate_cuda_kernel)>,
                          .print_attributes = print_accumulate,
                          .samples = samples_accumulate};
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <string_view>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -147,6 +148,14 @@ std::vector<double> activation_sample_values(int64_t count) {
   return values;
 }
 
+int64_t row_elements_of_activated(const OpView& op) {
+  return op.output(0).shape.back();
+}
+
+int64_t row_elements_of_gradient(const OpView& op) {
+  return op.input(1).shape.back();
+}
+
 std::vector<OpSample> samples_activation() {
   struct Form {
     ActivationAttributes attributes;
@@ -245,21 +254,23 @@ ValueId activation(Builder& builder, ValueId x, ValueId weights, ValueId row_slo
   return builder.emit(kActivation, Attributes(attributes), {x, weights, row_slot}, name)[0];
 }
 
-const OpSpec kActivation{.name = "activation",
-                         .infer = infer_activation,
-                         .differentiate = differentiate_activation,
-                         .cost = cost_activation,
-                         .cpu_kernel = activation_cpu_kernel,
-                         .cuda_kernel = TROUPE_CUDA(activation_cuda_kernel),
-                         .print_attributes = print_activation,
-                         .samples = samples_activation};
+const OpSpec kActivation{
+    .name = "activation",
+    .infer = infer_activation,
+    .differentiate = differentiate_activation,
+    .cost = cost_activation,
+    .cpu = {.kernel = activation_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(activation_cuda_kernel), row_elements_of_activated>,
+    .print_attributes = print_activation,
+    .samples = samples_activation};
 
-const OpSpec kActivationGradient{.name = "activation_gradient",
-                                 .infer = infer_activation_gradient,
-                                 .cost = cost_activation_gradient,
-                                 .cpu_kernel = activation_gradient_cpu_kernel,
-                                 .cuda_kernel = TROUPE_CUDA(activation_gradient_cuda_kernel),
-                                 .in_place = {.output = 0, .input = 0},
-                                 .print_attributes = print_activation};
+const OpSpec kActivationGradient{
+    .name = "activation_gradient",
+    .infer = infer_activation_gradient,
+    .cost = cost_activation_gradient,
+    .cpu = {.kernel = activation_gradient_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(activation_gradient_cuda_kernel), row_elements_of_gradient>,
+    .in_place = {.output = 0, .input = 0},
+    .print_attributes = print_activation};
 
 }  // namespace troupe

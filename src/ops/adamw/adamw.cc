@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/adamw/moment_blocks.h"
+#include "ops/choose_kernel.h"
 
 namespace troupe {
 
@@ -110,8 +111,8 @@ void adamw(Builder& builder, const AdamWTensors& tensors, const AdamWScalars& sc
 const OpSpec kAdamW{.name = "adamw",
                     .infer = infer_adamw,
                     .cost = cost_adamw,
-                    .cpu_kernel = adamw_cpu_kernel,
-                    .cuda_kernel = TROUPE_CUDA(adamw_cuda_kernel),
+                    .cpu = {.kernel = adamw_cpu_kernel},
+                    .cuda = only_kernel<TROUPE_CUDA(adamw_cuda_kernel)>,
                     .print_attributes = print_adamw};
 
 }  // namespace troupe

@@ -124,7 +124,7 @@ void run_adamw(const CudaKernelArguments& args) {
   // A shard may begin anywhere in its parameter.
   constexpr int kStep = Pack<A>::kElements;
   const bool steps = attributes.first % kStep == 0;
-  launch(args, {blocks_for(elements, 256 * (steps ? kStep : 1)), 256},
+  launch(args, {blocks_for(args, elements, 256 * (steps ? kStep : 1)), 256},
          steps ? adamw_kernel<T, G, M, V, kStep> : adamw_kernel<T, G, M, V, 1>,
          args.in<G>(1) + attributes.first, parameter, master, args.out<M>(1), args.out<V>(2),
          elements,
@@ -252,7 +252,7 @@ void run_adamw_blocks(const CudaKernelArguments& args) {
   };
   const AnyMoment exp_avg = moment(1, 10, MomentDraw::mean);
   const AnyMoment exp_avg_sq = moment(2, 11, MomentDraw::square);
-  launch(args, {blocks_for(blocks, 256 / kMomentBlock), 256}, adamw_blocks_kernel<T, G>,
+  launch(args, {blocks_for(args, blocks, 256 / kMomentBlock), 256}, adamw_blocks_kernel<T, G>,
          args.in<G>(1) + attributes.first, parameter, master, exp_avg, exp_avg_sq, blocks, columns,
          AdamWScalarAddresses{args.in<double>(5), args.in<double>(6), args.in<int64_t>(7),
                               args.in<double>(8), args.in<int32_t>(9)},

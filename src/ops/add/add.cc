@@ -1,5 +1,6 @@
 #include "ops/add/add.h"
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -86,8 +87,8 @@ const OpSpec kAdd{.name = "add",
                   .infer = infer_add,
                   .differentiate = differentiate_add,
                   .cost = cost_add,
-                  .cpu_kernel = add_cpu_kernel,
-                  .cuda_kernel = TROUPE_CUDA(add_cuda_kernel),
+                  .cpu = {.kernel = add_cpu_kernel},
+                  .cuda = only_kernel<TROUPE_CUDA(add_cuda_kernel)>,
                   .in_place = {.output = 0, .input = 0},
                   .samples = samples_add};
 

@@ -25,7 +25,7 @@ template <class T>
 struct AddCuda {
   static void run(const CudaKernelArguments& args) {
     const Shape& shape = args.input(0).shape;
-    launch(args, {blocks_for(shape.elements(), 256 * Pack<T>::kElements), 256}, add_kernel<T>,
+    launch(args, {blocks_for(args, shape.elements(), 256 * Pack<T>::kElements), 256}, add_kernel<T>,
            args.in<T>(0), args.in<T>(1), args.out<T>(0), LiveRows(args.input(0)),
            shape.row_elements());
   }

@@ -1,5 +1,6 @@
 #include "ops/add_bias/add_bias.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/linear/linear.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -53,8 +54,8 @@ const OpSpec kAddBias{.name = "add_bias",
                       .infer = infer_add_bias,
                       .differentiate = differentiate_add_bias,
                       .cost = cost_add_bias,
-                      .cpu_kernel = add_bias_cpu_kernel,
-                      .cuda_kernel = TROUPE_CUDA(add_bias_cuda_kernel),
+                      .cpu = {.kernel = add_bias_cpu_kernel},
+                      .cuda = only_kernel<TROUPE_CUDA(add_bias_cuda_kernel)>,
                       .in_place = {.output = 0, .input = 0},
                       .samples = samples_add_bias};
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 #include "program/derivative.h"
@@ -62,8 +63,8 @@ const OpSpec kAllGather{.name = "all_gather",
                         .infer = infer_all_gather,
                         .differentiate = differentiate_all_gather,
                         .cost = cost_all_gather,
-                        .cpu_kernel = all_gather_kernel,
-                        .cuda_kernel = TROUPE_CUDA(all_gather_cuda_kernel),
+                        .cpu = {.kernel = all_gather_kernel},
+                        .cuda = only_kernel<TROUPE_CUDA(all_gather_cuda_kernel)>,
                         .group = group_of_all_gather,
                         .print_attributes = print_all_gather};
 

@@ -1,5 +1,6 @@
 #include "ops/all_reduce/all_reduce.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 
@@ -76,14 +77,13 @@ void all_reduce(Builder& builder, std::span<const ValueId> tensors,
   emit_collective(builder, kAllReduce, Attributes(attributes), tensors, "all_reduce");
 }
 
-const OpSpec kAllReduce{.name = "all_reduce",
-                        .infer = infer_all_reduce,
-                        .cost = cost_all_reduce,
-                        .cpu_kernel = all_reduce_kernel,
-                        .cuda_kernel = TROUPE_CUDA(all_reduce_cuda_kernel),
-                        .workspace_bytes = all_reduce_workspace_bytes,
-                        .group = group_of_all_reduce,
-                        .cuda_staging_bytes = all_reduce_staging_bytes,
-                        .print_attributes = print_all_reduce};
+const OpSpec kAllReduce{
+    .name = "all_reduce",
+    .infer = infer_all_reduce,
+    .cost = cost_all_reduce,
+    .cpu = {.kernel = all_reduce_kernel, .workspace = all_reduce_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(all_reduce_cuda_kernel), nullptr, all_reduce_staging_bytes>,
+    .group = group_of_all_reduce,
+    .print_attributes = print_all_reduce};
 
 }  // namespace troupe

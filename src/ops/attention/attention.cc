@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ops/attention/attention_cpu.h"
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_mask.h"
 #include "ops/attention/document_starts.h"
 #include "ops/linear/linear.h"
@@ -11,10 +12,8 @@
 
 namespace troupe {
 
-CudaKernel attention_cuda_kernel(const OpView& op);
-CudaKernel attention_gradient_cuda_kernel(const OpView& op);
-uint64_t attention_cuda_scratch_bytes(const OpView& op);
-uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op);
+CudaKernel attention_cuda_kernel(const OpView& op, AttentionVariant variant);
+CudaKernel attention_gradient_cuda_kernel(const OpView& op, AttentionVariant variant);
 
 namespace {
 
@@ -140,6 +139,27 @@ uint64_t scratch_attention_gradient(const OpView& op) {
 uint64_t workspace_attention_gradient(const OpView& op) {
   return attention_gradient_workspace_bytes(op.attributes<AttentionAttributes>(),
                                             op.input(1).dtype);
+}
+
+// `starts`: which input these are.
+AttentionShape gpu_attention_shape(const OpView& op, int starts) {
+  return {.attributes = op.attributes<AttentionAttributes>(),
+          .dtype = op.output(0).dtype,
+          .documents = op.has_input(starts)};
+}
+
+KernelChoice choose_attention_forward(const OpView& op, const DeviceTraits& device) {
+  const AttentionShape shape = gpu_attention_shape(op, 2);
+  const AttentionVariant variant = forward_attention_variant(shape, device);
+  return choose_attention(op, device, shape, variant, TROUPE_CUDA(attention_cuda_kernel),
+                          attention_call_scratch_bytes(shape, variant));
+}
+
+KernelChoice choose_attention_gradient(const OpView& op, const DeviceTraits& device) {
+  const AttentionShape shape = gpu_attention_shape(op, 5);
+  const AttentionVariant variant = gradient_attention_variant(shape, device);
+  return choose_attention(op, device, shape, variant, TROUPE_CUDA(attention_gradient_cuda_kernel),
+                          attention_gradient_call_scratch_bytes(shape, variant));
 }
 
 std::string print_attention(const Attributes& attributes) {
@@ -312,22 +332,18 @@ const OpSpec kAttention{.name = "attention",
                         .infer = infer_attention,
                         .differentiate = differentiate_attention,
                         .cost = cost_attention,
-                        .cpu_kernel = attention_cpu_kernel,
-                        .cuda_kernel = TROUPE_CUDA(attention_cuda_kernel),
-                        .scratch_bytes = scratch_attention,
-                        .cuda_scratch_bytes = TROUPE_CUDA(attention_cuda_scratch_bytes),
+                        .cpu = {.kernel = attention_cpu_kernel, .scratch = scratch_attention},
+                        .cuda = choose_attention_forward,
                         .print_attributes = print_attention,
                         .samples = samples_attention};
 
-const OpSpec kAttentionGradient{
-    .name = "attention_gradient",
-    .infer = infer_attention_gradient,
-    .cost = cost_attention_gradient,
-    .cpu_kernel = attention_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(attention_gradient_cuda_kernel),
-    .workspace_bytes = workspace_attention_gradient,
-    .scratch_bytes = scratch_attention_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(attention_gradient_cuda_scratch_bytes),
-    .print_attributes = print_attention};
+const OpSpec kAttentionGradient{.name = "attention_gradient",
+                                .infer = infer_attention_gradient,
+                                .cost = cost_attention_gradient,
+                                .cpu = {.kernel = attention_gradient_cpu_kernel,
+                                        .workspace = workspace_attention_gradient,
+                                        .scratch = scratch_attention_gradient},
+                                .cuda = choose_attention_gradient,
+                                .print_attributes = print_attention};
 
 }  // namespace troupe

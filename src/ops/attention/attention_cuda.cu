@@ -1,7 +1,9 @@
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_tiles.cuh"
 #include "ops/attention/cuda/attention_cudnn.h"
 #include "ops/attention/cuda/attention_sizes.cuh"
 #include "ops/attention/cuda/attention_sm90.h"
+#include "ops/attention/cuda/with_variant.h"
 
 namespace troupe {
 namespace {
@@ -424,13 +426,15 @@ AttentionCall call_of(const CudaKernelArguments& args, const CudaTensor& qkv, co
   return call;
 }
 
+template <AttentionVariant kVariant>
 void attention_on_gpu(const CudaKernelArguments& args) {
   run_attention(args,
                 call_of(args, args.input(0), args.output(0), args.output(1), args.in<int64_t>(1),
                         args.in<int32_t>(2)),
-                args.scratch);
+                kVariant, args.scratch);
 }
 
+template <AttentionVariant kVariant>
 void attention_gradient_on_gpu(const CudaKernelArguments& args) {
   AttentionCall call = call_of(args, args.input(1), args.input(2), args.input(3),
                                args.in<int64_t>(4), args.in<int32_t>(5));
@@ -440,74 +444,32 @@ void attention_gradient_on_gpu(const CudaKernelArguments& args) {
   call.d_q = d_qkv.data;
   call.d_k = heads_behind(d_qkv, a.heads * a.head_dim);
   call.d_v = heads_behind(d_qkv, (a.heads + a.groups) * a.head_dim);
-  run_attention_gradient(args, call, args.scratch);
-}
-
-// cuDNN's backward pass takes as long with a window as without. From a third of the sequence on
-// down, ours is faster though it makes seven products instead of five (docs/benchmarks/cuda.md).
-bool sm90_takes_gradient(const AttentionShape& shape) {
-  const int64_t window = shape.attributes.window;
-  const bool hides_much = window > 0 && 3 * window <= shape.positions();
-  return sm90_takes_attention(shape) && (hides_much || !cudnn_takes_attention(shape));
-}
-
-// `starts`: which input these are.
-AttentionShape shape_of(const OpView& op, int starts) {
-  return {.attributes = op.attributes<AttentionAttributes>(),
-          .dtype = op.output(0).dtype,
-          .documents = op.has_input(starts)};
+  run_attention_gradient(args, call, kVariant, args.scratch);
 }
 
 }  // namespace
 
-void check_attention_heads(const AttentionShape& shape) {
-  if (largest_head(shape.attributes) <= 256) return;
-  throw_bad_request(
-      "--device cuda: attention heads of more than 256 elements are not supported "
-      "yet. Use --device cpu.");
-}
-
-void run_attention(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch) {
-  if (cudnn_takes_attention(call.shape)) return cudnn_attention(args, call, scratch);
-  if (sm90_takes_attention(call.shape)) return sm90_attention(args, call);
+void run_attention(const CudaKernelArguments& args, const AttentionCall& call,
+                   AttentionVariant variant, std::byte* scratch) {
+  if (variant == AttentionVariant::cudnn) return cudnn_attention(args, call, scratch);
+  if (variant == AttentionVariant::sm90) return sm90_attention(args, call);
   visit_kernels(call.shape, [&](auto kernels) { kernels.forward(args, call); });
 }
 
 void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
-                            std::byte* scratch) {
-  if (sm90_takes_gradient(call.shape)) return sm90_attention_gradient(args, call, scratch);
-  if (cudnn_takes_attention(call.shape)) return cudnn_attention_gradient(args, call, scratch);
+                            AttentionVariant variant, std::byte* scratch) {
+  if (variant == AttentionVariant::cudnn) return cudnn_attention_gradient(args, call, scratch);
+  if (variant == AttentionVariant::sm90) return sm90_attention_gradient(args, call, scratch);
   visit_kernels(call.shape, [&](auto kernels) { kernels.backward(args, call, scratch); });
 }
 
-uint64_t attention_call_scratch_bytes(const AttentionShape& shape) {
-  return cudnn_takes_attention(shape) ? cudnn_attention_scratch_bytes() : 0;
+CudaKernel attention_cuda_kernel(const OpView&, AttentionVariant variant) {
+  return with_variant(variant, [](auto own) -> CudaKernel { return &attention_on_gpu<own.value>; });
 }
 
-uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape) {
-  if (sm90_takes_gradient(shape)) return sm90_attention_gradient_scratch_bytes(shape);
-  if (cudnn_takes_attention(shape)) return cudnn_attention_gradient_scratch_bytes(shape);
-  const AttentionAttributes& a = shape.attributes;
-  return static_cast<uint64_t>(a.batch * shape.rows() * a.heads) *
-         size_of(accumulation_dtype(shape.dtype));
-}
-
-CudaKernel attention_cuda_kernel(const OpView& op) {
-  check_attention_heads(shape_of(op, 2));
-  return attention_on_gpu;
-}
-
-CudaKernel attention_gradient_cuda_kernel(const OpView& op) {
-  check_attention_heads(shape_of(op, 5));
-  return attention_gradient_on_gpu;
-}
-
-uint64_t attention_cuda_scratch_bytes(const OpView& op) {
-  return attention_call_scratch_bytes(shape_of(op, 2));
-}
-
-uint64_t attention_gradient_cuda_scratch_bytes(const OpView& op) {
-  return attention_gradient_call_scratch_bytes(shape_of(op, 5));
+CudaKernel attention_gradient_cuda_kernel(const OpView&, AttentionVariant variant) {
+  return with_variant(variant,
+                      [](auto own) -> CudaKernel { return &attention_gradient_on_gpu<own.value>; });
 }
 
 }  // namespace troupe

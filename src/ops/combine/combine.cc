@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/permute/permute.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -121,9 +122,8 @@ const OpSpec kCombine{.name = "combine",
                       .infer = infer_combine,
                       .differentiate = differentiate_combine,
                       .cost = cost_combine,
-                      .cpu_kernel = combine_kernel,
-                      .cuda_kernel = TROUPE_CUDA(combine_cuda_kernel),
-                      .scratch_bytes = combine_scratch_bytes,
+                      .cpu = {.kernel = combine_kernel, .scratch = combine_scratch_bytes},
+                      .cuda = packs_kernel<TROUPE_CUDA(combine_cuda_kernel), row_elements_of_input>,
                       .samples = samples_combine};
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include "ops/attention/attention_mask.h"
 #include "ops/attention/document_starts.h"
 #include "ops/context_attention/context_attention_cpu.h"
+#include "ops/context_attention/context_attention_cuda.h"
 #include "ops/linear/linear.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -13,12 +14,10 @@
 
 namespace troupe {
 
-CudaKernel context_attention_cuda_kernel(const OpView& op);
-CudaKernel context_attention_gradient_cuda_kernel(const OpView& op);
-CudaKernel ring_attention_cuda_kernel(const OpView& op);
-CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op);
-uint64_t context_attention_cuda_scratch_bytes(const OpView& op);
-uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op);
+CudaKernel context_attention_cuda_kernel(const OpView& op, AttentionVariant variant);
+CudaKernel context_attention_gradient_cuda_kernel(const OpView& op, AttentionVariant variant);
+CudaKernel ring_attention_cuda_kernel(const OpView& op, AttentionVariant variant);
+CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op, AttentionVariant variant);
 
 namespace {
 
@@ -204,6 +203,29 @@ uint64_t ring_attention_gradient_staging_bytes(const OpView& op, int32_t ranks) 
                               ranks);
 }
 
+// `starts`: which input these are.
+KernelChoice choose_context_attention(const OpView& op, const DeviceTraits& device, int starts,
+                                      SelectAttention select, StagingRule staging) {
+  const bool gradient = starts > 3;
+  const AttentionShape shape = context_shape(op.attributes<ContextAttentionAttributes>(),
+                                             op.output(0).dtype, op.has_input(starts));
+  const AttentionVariant variant = gradient ? gradient_attention_variant(shape, device)
+                                            : forward_attention_variant(shape, device);
+  KernelChoice choice = choose_attention(op, device, shape, variant, select,
+                                         ContextScratch(shape, gradient, variant).bytes());
+  const int32_t ranks = staged_ranks(op);
+  if (staging != nullptr && ranks > 0) choice.needs.staging = staging(op, ranks);
+  return choice;
+}
+template <SelectAttention kSelect, StagingRule kStaging = nullptr>
+KernelChoice choose_context(const OpView& op, const DeviceTraits& device) {
+  return choose_context_attention(op, device, 3, kSelect, kStaging);
+}
+template <SelectAttention kSelect, StagingRule kStaging = nullptr>
+KernelChoice choose_context_gradient(const OpView& op, const DeviceTraits& device) {
+  return choose_context_attention(op, device, 6, kSelect, kStaging);
+}
+
 RankGroup group_of_ring(const Attributes&) {
   return RankGroup::cp;
 }
@@ -312,54 +334,49 @@ ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, Va
   return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step, starts}, name)[0];
 }
 
-const OpSpec kContextAttention{
-    .name = "context_attention",
-    .infer = infer_context_attention,
-    .differentiate = differentiate_context_attention,
-    .cost = cost_context_attention,
-    .cpu_kernel = context_attention_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(context_attention_cuda_kernel),
-    .workspace_bytes = workspace_context_attention,
-    .scratch_bytes = scratch_context_attention,
-    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
-    .print_attributes = print_context_attention,
-    .samples = samples_context_attention};
+const OpSpec kContextAttention{.name = "context_attention",
+                               .infer = infer_context_attention,
+                               .differentiate = differentiate_context_attention,
+                               .cost = cost_context_attention,
+                               .cpu = {.kernel = context_attention_cpu_kernel,
+                                       .workspace = workspace_context_attention,
+                                       .scratch = scratch_context_attention},
+                               .cuda = choose_context<TROUPE_CUDA(context_attention_cuda_kernel)>,
+                               .print_attributes = print_context_attention,
+                               .samples = samples_context_attention};
 
 const OpSpec kContextAttentionGradient{
     .name = "context_attention_gradient",
     .infer = infer_context_attention_gradient,
     .cost = cost_context_attention_gradient,
-    .cpu_kernel = context_attention_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(context_attention_gradient_cuda_kernel),
-    .workspace_bytes = workspace_context_attention_gradient,
-    .scratch_bytes = scratch_context_attention_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_gradient_cuda_scratch_bytes),
+    .cpu = {.kernel = context_attention_gradient_cpu_kernel,
+            .workspace = workspace_context_attention_gradient,
+            .scratch = scratch_context_attention_gradient},
+    .cuda = choose_context_gradient<TROUPE_CUDA(context_attention_gradient_cuda_kernel)>,
     .print_attributes = print_context_attention};
 
-const OpSpec kRingAttention{.name = "ring_attention",
-                            .infer = infer_ring_attention,
-                            .differentiate = differentiate_ring_attention,
-                            .cost = cost_context_attention,
-                            .cpu_kernel = ring_attention_cpu_kernel,
-                            .cuda_kernel = TROUPE_CUDA(ring_attention_cuda_kernel),
-                            .workspace_bytes = workspace_ring_attention,
-                            .scratch_bytes = scratch_context_attention,
-                            .cuda_scratch_bytes = TROUPE_CUDA(context_attention_cuda_scratch_bytes),
-                            .group = group_of_ring,
-                            .cuda_staging_bytes = ring_attention_staging_bytes,
-                            .print_attributes = print_context_attention};
+const OpSpec kRingAttention{
+    .name = "ring_attention",
+    .infer = infer_ring_attention,
+    .differentiate = differentiate_ring_attention,
+    .cost = cost_context_attention,
+    .cpu = {.kernel = ring_attention_cpu_kernel,
+            .workspace = workspace_ring_attention,
+            .scratch = scratch_context_attention},
+    .cuda = choose_context<TROUPE_CUDA(ring_attention_cuda_kernel), ring_attention_staging_bytes>,
+    .group = group_of_ring,
+    .print_attributes = print_context_attention};
 
 const OpSpec kRingAttentionGradient{
     .name = "ring_attention_gradient",
     .infer = infer_ring_attention_gradient,
     .cost = cost_context_attention_gradient,
-    .cpu_kernel = ring_attention_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
-    .workspace_bytes = workspace_ring_attention_gradient,
-    .scratch_bytes = scratch_context_attention_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(context_attention_gradient_cuda_scratch_bytes),
+    .cpu = {.kernel = ring_attention_gradient_cpu_kernel,
+            .workspace = workspace_ring_attention_gradient,
+            .scratch = scratch_context_attention_gradient},
+    .cuda = choose_context_gradient<TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
+                                    ring_attention_gradient_staging_bytes>,
     .group = group_of_ring,
-    .cuda_staging_bytes = ring_attention_gradient_staging_bytes,
     .print_attributes = print_context_attention};
 
 }  // namespace troupe

@@ -1,50 +1,14 @@
 #include <array>
 #include <vector>
 
-#include "ops/attention/cuda/attention_call.h"
+#include "ops/attention/cuda/with_variant.h"
 #include "ops/context_attention/context_attention.h"
+#include "ops/context_attention/context_attention_cuda.h"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/peer_exchange.h"
 
 namespace troupe {
 namespace {
-
-AttentionShape shape_of(const ContextAttentionAttributes& a, DType dtype, bool documents) {
-  return {.attributes = a.attention,
-          .chunks = a.chunks,
-          .dtype = dtype,
-          .documents = documents,
-          .wide_key_gradients = true};
-}
-
-// Elements of a row of kv, and of the keys in it.
-int64_t key_elements(const AttentionShape& shape) {
-  return int64_t{shape.attributes.groups} * shape.attributes.head_dim;
-}
-int64_t key_row_elements(const AttentionShape& shape) {
-  return shape.attributes.key_value_row();
-}
-
-// The scratch memory of the kernels, in parts: sums of this rank's part of the gradients of all
-// keys and values; keys and values of all ranks; and what attention needs. The first two by
-// position.
-struct ContextScratch {
-  explicit ContextScratch(const AttentionShape& shape, bool gradient) {
-    const auto elements =
-        static_cast<uint64_t>(shape.attributes.batch * shape.positions() * key_row_elements(shape));
-    if (gradient) sums = align(elements * size_of(accumulation_dtype(shape.dtype)));
-    keys = align(elements * size_of(shape.dtype));
-    attention = gradient ? attention_gradient_call_scratch_bytes(shape)
-                         : attention_call_scratch_bytes(shape);
-  }
-
-  static uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
-  uint64_t bytes() const { return sums + keys + attention; }
-
-  uint64_t sums = 0;
-  uint64_t keys = 0;
-  uint64_t attention = 0;
-};
 
 // Copies the keys and values of all ranks to their positions; rows_of(r): where those of rank r
 // are.
@@ -163,7 +127,7 @@ __global__ void sum_key_gradients_kernel(KeyGradientParts<accumulation_t<T>> par
 template <class T>
 void sum_parts(const CudaKernelArguments& args, const KeyGradientParts<accumulation_t<T>>& parts,
                const KeyRows& rows) {
-  launch(args, {blocks_for(rows.rows(), 1), threads_for_row(rows.width, 1)},
+  launch(args, {blocks_for(args, rows.rows(), 1), threads_for_row(rows.width, 1)},
          sum_key_gradients_kernel<T>, parts, rows, rows.rows(),
          static_cast<T*>(args.output(1).data));
 }
@@ -230,25 +194,25 @@ std::array<const std::byte*, kMostPeers> exchange_parts(const CudaKernelArgument
   return parts;
 }
 
-template <bool kRing>
+template <bool kRing, AttentionVariant kVariant>
 void forward(const CudaKernelArguments& args) {
   const auto* starts = args.in<int32_t>(3);
-  const AttentionShape shape = shape_of(args.attributes->as<ContextAttentionAttributes>(),
-                                        args.input(0).dtype, starts != nullptr);
-  const ContextScratch scratch(shape, /*gradient=*/false);
+  const AttentionShape shape = context_shape(args.attributes->as<ContextAttentionAttributes>(),
+                                             args.input(0).dtype, starts != nullptr);
+  const ContextScratch scratch(shape, /*gradient=*/false, kVariant);
   (kRing ? gather_keys : arrange_keys)(args, shape, 1, args.scratch);
   run_attention(args,
                 call_of(shape, args.input(0), args.output(0), args.output(1), args.scratch,
                         args.in<int64_t>(2), starts),
-                args.scratch + scratch.keys);
+                kVariant, args.scratch + scratch.keys);
 }
 
-template <bool kRing>
+template <bool kRing, AttentionVariant kVariant>
 void backward(const CudaKernelArguments& args) {
   const auto* starts = args.in<int32_t>(6);
-  const AttentionShape shape = shape_of(args.attributes->as<ContextAttentionAttributes>(),
-                                        args.input(1).dtype, starts != nullptr);
-  const ContextScratch scratch(shape, /*gradient=*/true);
+  const AttentionShape shape = context_shape(args.attributes->as<ContextAttentionAttributes>(),
+                                             args.input(1).dtype, starts != nullptr);
+  const ContextScratch scratch(shape, /*gradient=*/true, kVariant);
   std::byte* const keys = args.scratch + scratch.sums;
   (kRing ? gather_keys : arrange_keys)(args, shape, 2, keys);
   AttentionCall call = call_of(shape, args.input(1), args.input(3), args.input(4), keys,
@@ -258,7 +222,7 @@ void backward(const CudaKernelArguments& args) {
   call.d_k = args.scratch;
   call.d_v = args.scratch +
              key_elements(shape) * static_cast<int64_t>(size_of(accumulation_dtype(shape.dtype)));
-  run_attention_gradient(args, call, keys + scratch.keys);
+  run_attention_gradient(args, call, kVariant, keys + scratch.keys);
   if constexpr (kRing) {
     const CudaPeers& peers = *args.peers;
     peers.barrier(args);
@@ -277,40 +241,21 @@ void backward(const CudaKernelArguments& args) {
   }
 }
 
-AttentionShape forward_shape_of(const OpView& op) {
-  return shape_of(op.attributes<ContextAttentionAttributes>(), op.output(0).dtype, op.has_input(3));
-}
-AttentionShape gradient_shape_of(const OpView& op) {
-  return shape_of(op.attributes<ContextAttentionAttributes>(), op.output(0).dtype, op.has_input(6));
-}
-
-CudaKernel checked(const AttentionShape& shape, CudaKernel kernel) {
-  check_attention_heads(shape);
-  return kernel;
-}
-
 }  // namespace
 
-CudaKernel context_attention_cuda_kernel(const OpView& op) {
-  return checked(forward_shape_of(op), &forward<false>);
+CudaKernel context_attention_cuda_kernel(const OpView&, AttentionVariant variant) {
+  return with_variant(variant, [](auto own) -> CudaKernel { return &forward<false, own.value>; });
 }
-CudaKernel context_attention_gradient_cuda_kernel(const OpView& op) {
-  return checked(gradient_shape_of(op), &backward<false>);
+CudaKernel context_attention_gradient_cuda_kernel(const OpView&, AttentionVariant variant) {
+  return with_variant(variant, [](auto own) -> CudaKernel { return &backward<false, own.value>; });
 }
-CudaKernel ring_attention_cuda_kernel(const OpView& op) {
-  return checked(forward_shape_of(op), &forward<true>);
+CudaKernel ring_attention_cuda_kernel(const OpView&, AttentionVariant variant) {
+  return with_variant(variant, [](auto own) -> CudaKernel { return &forward<true, own.value>; });
 }
-CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op) {
-  require_peers(gradient_shape_of(op).chunks.ranks, "gradients of keys travel");
-  return checked(gradient_shape_of(op), &backward<true>);
-}
-
-// Of both forms.
-uint64_t context_attention_cuda_scratch_bytes(const OpView& op) {
-  return ContextScratch(forward_shape_of(op), /*gradient=*/false).bytes();
-}
-uint64_t context_attention_gradient_cuda_scratch_bytes(const OpView& op) {
-  return ContextScratch(gradient_shape_of(op), /*gradient=*/true).bytes();
+CudaKernel ring_attention_gradient_cuda_kernel(const OpView& op, AttentionVariant variant) {
+  require_peers(op.attributes<ContextAttentionAttributes>().chunks.ranks,
+                "gradients of keys travel");
+  return with_variant(variant, [](auto own) -> CudaKernel { return &backward<true, own.value>; });
 }
 
 }  // namespace troupe

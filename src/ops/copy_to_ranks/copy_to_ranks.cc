@@ -1,5 +1,6 @@
 #include "ops/copy_to_ranks/copy_to_ranks.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "program/derivative.h"
 
@@ -49,8 +50,8 @@ const OpSpec kCopyToRanks{.name = "copy_to_ranks",
                           .infer = infer_copy_to_ranks,
                           .differentiate = differentiate_copy_to_ranks,
                           .cost = cost_copy_to_ranks,
-                          .cpu_kernel = copy_to_ranks_kernel,
-                          .cuda_kernel = TROUPE_CUDA(copy_to_ranks_cuda_kernel),
+                          .cpu = {.kernel = copy_to_ranks_kernel},
+                          .cuda = only_kernel<TROUPE_CUDA(copy_to_ranks_cuda_kernel)>,
                           .in_place = {.output = 0, .input = 0},
                           .print_attributes = print_copy_to_ranks};
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/cpu/expert_slots.h"
 #include "program/op_sample.h"
 
@@ -138,13 +139,13 @@ ValueId count_experts(Builder& builder, ValueId indices, ValueId previous,
   return builder.emit(kCountExperts, Attributes(attributes), inputs, name)[0];
 }
 
-const OpSpec kCountExperts{.name = "count_experts",
-                           .infer = infer_count_experts,
-                           .cost = cost_count_experts,
-                           .cpu_kernel = count_experts_kernel,
-                           .cuda_kernel = TROUPE_CUDA(count_experts_cuda_kernel),
-                           .workspace_bytes = count_experts_workspace_bytes,
-                           .print_attributes = print_count_experts,
-                           .samples = samples_count_experts};
+const OpSpec kCountExperts{
+    .name = "count_experts",
+    .infer = infer_count_experts,
+    .cost = cost_count_experts,
+    .cpu = {.kernel = count_experts_kernel, .workspace = count_experts_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(count_experts_cuda_kernel)>,
+    .print_attributes = print_count_experts,
+    .samples = samples_count_experts};
 
 }  // namespace troupe

@@ -1,5 +1,6 @@
 #include "ops/cross_entropy/cross_entropy.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/cross_entropy/cross_entropy_cpu.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -10,7 +11,6 @@ CudaKernel cross_entropy_cuda_kernel(const OpView& op);
 CudaKernel cross_entropy_part_cuda_kernel(const OpView& op);
 CudaKernel cross_entropy_of_parts_cuda_kernel(const OpView& op);
 CudaKernel cross_entropy_gradient_cuda_kernel(const OpView& op);
-uint64_t cross_entropy_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -142,6 +142,10 @@ uint64_t workspace_cross_entropy(const OpView& op) {
   return static_cast<uint64_t>(op.input(0).shape[0]) * sizeof(double);
 }
 
+uint64_t cross_entropy_cuda_scratch_bytes(const OpView& op) {
+  return static_cast<uint64_t>(op.input(0).shape[0]) * sizeof(double);
+}
+
 std::vector<OpSample> samples_cross_entropy() {
   struct Data {
     int64_t vocabulary;
@@ -233,40 +237,40 @@ CrossEntropyResult cross_entropy_of_parts(Builder& builder, const CrossEntropyIn
   return {.loss = outputs[0], .lse = outputs[1]};
 }
 
-const OpSpec kCrossEntropy{.name = "cross_entropy",
-                           .infer = infer_cross_entropy,
-                           .differentiate = differentiate_cross_entropy,
-                           .cost = cost_cross_entropy,
-                           .cpu_kernel = cross_entropy_cpu_kernel,
-                           .cuda_kernel = TROUPE_CUDA(cross_entropy_cuda_kernel),
-                           .workspace_bytes = workspace_cross_entropy,
-                           .cuda_scratch_bytes = TROUPE_CUDA(cross_entropy_cuda_scratch_bytes),
-                           .samples = samples_cross_entropy};
+const OpSpec kCrossEntropy{
+    .name = "cross_entropy",
+    .infer = infer_cross_entropy,
+    .differentiate = differentiate_cross_entropy,
+    .cost = cost_cross_entropy,
+    .cpu = {.kernel = cross_entropy_cpu_kernel, .workspace = workspace_cross_entropy},
+    .cuda = packs_kernel<TROUPE_CUDA(cross_entropy_cuda_kernel), row_elements_of_input,
+                         cross_entropy_cuda_scratch_bytes>,
+    .samples = samples_cross_entropy};
 
-const OpSpec kCrossEntropyPart{.name = "cross_entropy_part",
-                               .infer = infer_cross_entropy_part,
-                               .cost = cost_cross_entropy_part,
-                               .cpu_kernel = cross_entropy_part_cpu_kernel,
-                               .cuda_kernel = TROUPE_CUDA(cross_entropy_part_cuda_kernel)};
+const OpSpec kCrossEntropyPart{
+    .name = "cross_entropy_part",
+    .infer = infer_cross_entropy_part,
+    .cost = cost_cross_entropy_part,
+    .cpu = {.kernel = cross_entropy_part_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(cross_entropy_part_cuda_kernel), row_elements_of_input>};
 
 const OpSpec kCrossEntropyOfParts{
     .name = "cross_entropy_of_parts",
     .infer = infer_cross_entropy_of_parts,
     .differentiate = differentiate_cross_entropy_of_parts,
     .cost = cost_cross_entropy_of_parts,
-    .cpu_kernel = cross_entropy_of_parts_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(cross_entropy_of_parts_cuda_kernel),
-    .workspace_bytes = workspace_cross_entropy,
-    .cuda_scratch_bytes = TROUPE_CUDA(cross_entropy_cuda_scratch_bytes),
+    .cpu = {.kernel = cross_entropy_of_parts_cpu_kernel, .workspace = workspace_cross_entropy},
+    .cuda = only_kernel<TROUPE_CUDA(cross_entropy_of_parts_cuda_kernel),
+                        cross_entropy_cuda_scratch_bytes>,
     .samples = samples_cross_entropy_of_parts};
 
 const OpSpec kCrossEntropyGradient{
     .name = "cross_entropy_gradient",
     .infer = infer_cross_entropy_gradient,
     .cost = cost_cross_entropy_gradient,
-    .cpu_kernel = cross_entropy_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(cross_entropy_gradient_cuda_kernel),
-    .cuda_scratch_bytes = TROUPE_CUDA(cross_entropy_cuda_scratch_bytes),
+    .cpu = {.kernel = cross_entropy_gradient_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(cross_entropy_gradient_cuda_kernel), row_elements_of_input,
+                         cross_entropy_cuda_scratch_bytes>,
     .in_place = {.output = 0, .input = 0}};
 
 }  // namespace troupe

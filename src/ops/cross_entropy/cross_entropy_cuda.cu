@@ -295,8 +295,4 @@ CudaKernel cross_entropy_gradient_cuda_kernel(const OpView& op) {
 }
 
 // The loss of each token, or what they are divided by.
-uint64_t cross_entropy_cuda_scratch_bytes(const OpView& op) {
-  return static_cast<uint64_t>(op.input(0).shape[0]) * sizeof(double);
-}
-
 }  // namespace troupe

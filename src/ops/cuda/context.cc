@@ -104,7 +104,7 @@ using ProductKey = std::tuple<int64_t, int64_t, int64_t, DType, DType, bool, boo
 constexpr uint32_t kOperandAlignment = 64;
 constexpr uint64_t kWorkspaceAlignment = 256;
 constexpr uint64_t kWorkspaceBytes =
-    CudaContext::kProductScratchBytes - (kWorkspaceAlignment - kOperandAlignment);
+    kProductScratchBytes - (kWorkspaceAlignment - kOperandAlignment);
 
 std::byte* workspace_in(std::byte* scratch) {
   const auto address = reinterpret_cast<uintptr_t>(scratch);

@@ -10,6 +10,7 @@
 #include <typeindex>
 
 #include "base/dtype.h"
+#include "ops/product_scratch.h"
 #include "program/cuda_kernel.h"
 
 namespace troupe {
@@ -51,12 +52,10 @@ class CudaContext {
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;
 
-  // Scratch memory that multiply() may use.
-  static constexpr uint64_t kProductScratchBytes = uint64_t{32} << 20;
-
-  // Launches the product. False, with nothing done, when cuBLASLt has no algorithm for it: then the
-  // caller has to multiply. Operands of one dtype; f32 is not reduced to TF32. The same product
-  // gives the same bits, since the algorithm is chosen once and by sizes alone.
+  // Launches the product, with scratch memory of kProductScratchBytes. False, with nothing done,
+  // when cuBLASLt has no algorithm for it: then the caller has to multiply. Operands of one dtype;
+  // f32 is not reduced to TF32. The same product gives the same bits, since the algorithm is chosen
+  // once and by sizes alone.
   bool multiply(const DenseProduct& product, CUstream_st* stream, std::byte* scratch);
 
   // The context's one object of type T, made when it is first asked for: what the kernels of an

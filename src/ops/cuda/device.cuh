@@ -151,39 +151,20 @@ inline int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Launching. Multiprocessors of the GPU that the thread works on.
-inline int multiprocessors() {
-  int device = 0;
-  int count = 0;
-  check_cuda(cudaGetDevice(&device), "looking for the GPU");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "asking for the GPU's size");
-  return count;
-}
-
-// Whether the thread works on a GPU of compute capability 9.
-inline bool is_hopper() {
-  int device = 0;
-  int major = 0;
-  check_cuda(cudaGetDevice(&device), "looking for the GPU");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "asking what the GPU is");
-  return major == 9;
-}
-
+// Launching.
 // A grid has at most this many blocks for each multiprocessor where threads loop over their work.
 inline constexpr int64_t kMostBlocksEach = 16;
 
 // Blocks for each of `pieces` that a grid has side by side: of all together about two for each
 // multiprocessor, as a copy between GPUs takes.
-inline int64_t most_blocks_of_piece(int64_t pieces) {
-  return std::max<int64_t>(1, 2 * multiprocessors() / pieces);
+inline int64_t most_blocks_of_piece(const CudaKernelArguments& args, int64_t pieces) {
+  return std::max<int64_t>(1, 2 * args.multiprocessors / pieces);
 }
 
 // Blocks of `threads` for `items` of which each thread takes one at a time; at least one block.
-inline unsigned blocks_for(int64_t items, int64_t threads) {
+inline unsigned blocks_for(const CudaKernelArguments& args, int64_t items, int64_t threads) {
   return static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_divide(items, threads), 1, multiprocessors() * kMostBlocksEach));
+      std::clamp<int64_t>(ceil_divide(items, threads), 1, args.multiprocessors * kMostBlocksEach));
 }
 
 // Threads for rows of `elements`, each thread taking `step` at a time.
@@ -257,7 +238,7 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T>& pack) {
 // (is_made_of_packs), or one.
 template <class T>
 bool is_made_of_packs(int64_t row_elements) {
-  return row_elements % Pack<T>::kElements == 0;
+  return is_made_of_packs(row_elements, dtype_of<T>);
 }
 template <class T, int kStep>
 __device__ __forceinline__ Pack<T> load_step(const T* address) {

@@ -112,8 +112,8 @@ void send_rows_in_units(const CudaKernelArguments& args, const CudaTensor& x, co
   for (int r = 0; r < sections.ranks; ++r) {
     targets.data[static_cast<size_t>(r)] = reinterpret_cast<Unit*>(data[r]);
   }
-  launch(args, {blocks_for(sections.tokens, kRowWarps), 32 * kRowWarps}, send_rows_kernel<Unit>,
-         static_cast<const Unit*>(x.data), slots, sections, targets,
+  launch(args, {blocks_for(args, sections.tokens, kRowWarps), 32 * kRowWarps},
+         send_rows_kernel<Unit>, static_cast<const Unit*>(x.data), slots, sections, targets,
          row_bytes / static_cast<int64_t>(sizeof(Unit)));
 }
 
@@ -175,8 +175,8 @@ void move_sections_in_units(const CudaKernelArguments& args, const SectionPieces
                             int ranks, std::byte* rows, const int32_t* offsets, int64_t row_bytes,
                             int64_t section_bytes) {
   const auto unit = static_cast<int64_t>(sizeof(Unit));
-  const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_divide(section_bytes / unit, 1024), 1, most_blocks_of_piece(ranks)));
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(
+      ceil_divide(section_bytes / unit, 1024), 1, most_blocks_of_piece(args, ranks)));
   launch(args, {dim3(blocks, static_cast<unsigned>(ranks)), 256}, move_sections_kernel<Unit, kPack>,
          sections, reinterpret_cast<Unit*>(rows), offsets, row_bytes / unit);
 }
@@ -276,7 +276,7 @@ void sum_rows_of_peers(const CudaKernelArguments& args, const int32_t* slots,
     rows.data[static_cast<size_t>(r)] = reinterpret_cast<const T*>(data[r]);
   }
   const int64_t width = x.shape[1];
-  const Launch shape{blocks_for(sections.tokens, kRowWarps), 32 * kRowWarps};
+  const Launch shape{blocks_for(args, sections.tokens, kRowWarps), 32 * kRowWarps};
   if (is_made_of_packs<T>(width)) {
     launch(args, shape, sum_rows_kernel<T, Pack<T>::kElements>, rows, slots, sections, x.as<T>(),
            width);

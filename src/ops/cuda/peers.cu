@@ -221,8 +221,8 @@ __global__ void sum_kernel(const __grid_constant__ PeerSums::Parameters sums) {
 
 constexpr int kThreads = 256;
 
-Launch launch_for(int pieces, int64_t units_of_largest) {
-  const int64_t most = most_blocks_of_piece(pieces);
+Launch launch_for(const CudaKernelArguments& args, int pieces, int64_t units_of_largest) {
+  const int64_t most = most_blocks_of_piece(args, pieces);
   const int64_t wanted = ceil_divide(units_of_largest, 4 * kThreads);
   return {dim3(static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, most)),
                static_cast<unsigned>(pieces)),
@@ -235,8 +235,8 @@ void launch_sums(const CudaKernelArguments& args, const PeerSums::Parameters& su
   for (int i = 0; i < sums.count; ++i) {
     largest = std::max(largest, sums.elements[static_cast<size_t>(i)]);
   }
-  launch(args, launch_for(sums.count, largest / Pack<T>::kElements), sum_kernel<T, Sum, Result>,
-         sums);
+  launch(args, launch_for(args, sums.count, largest / Pack<T>::kElements),
+         sum_kernel<T, Sum, Result>, sums);
 }
 
 }  // namespace
@@ -331,7 +331,8 @@ void PeerCopies::launch() {
   for (int i = 0; i < parameters_.count; ++i) {
     largest = std::max(largest, parameters_.bytes[static_cast<size_t>(i)]);
   }
-  troupe::launch(args_, launch_for(parameters_.count, largest / 16), copy_kernel, parameters_);
+  troupe::launch(args_, launch_for(args_, parameters_.count, largest / 16), copy_kernel,
+                 parameters_);
   parameters_.count = 0;
 }
 

@@ -85,7 +85,8 @@ __global__ void sum_terms_kernel(const double* terms, int64_t tokens, double fac
 }
 
 // Output 0 = factor times the sum over the tokens that count of term(token, logits), in double,
-// over max(*divisor, 1) unless that is null. The scratch memory holds a double for each token.
+// over max(*divisor, 1) unless that is null. The scratch memory holds a double for each token
+// (router_loss_cuda_scratch_bytes).
 template <class T, class Term>
 void sum_over_tokens(const CudaKernelArguments& args, double factor, const DeviceTokenMask& valid,
                      const int32_t* divisor, const Term& term) {
@@ -94,10 +95,6 @@ void sum_over_tokens(const CudaKernelArguments& args, double factor, const Devic
   launch(args, {token_blocks(shape[0]), 32 * kTokensPerBlock}, token_terms_kernel<T, Term>, term,
          valid, args.in<T>(0), shape[0], static_cast<int>(shape[1]), terms);
   launch(args, {1, 1024}, sum_terms_kernel<T>, terms, shape[0], factor, divisor, args.out<T>(0));
-}
-
-inline uint64_t sum_over_tokens_bytes(const OpView& op) {
-  return static_cast<uint64_t>(op.input(0).shape[0]) * sizeof(double);
 }
 
 template <class T, class Body>

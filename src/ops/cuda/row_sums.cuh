@@ -9,34 +9,13 @@
 #pragma once
 
 #include "ops/cuda/raw_step.cuh"
+#include "ops/row_sum_pieces.h"
 
 namespace troupe {
 
 inline constexpr int kSumThreads = 256;
 inline constexpr int kSumLoads = 4;  // rows of a thread that are on their way at once
 inline constexpr int kAddRows = 32;  // pieces that a block adds at a time
-
-// Blocks that a GPU of 132 multiprocessors works on at once, at the registers that the terms take.
-// The same number for every GPU: plans count the memory of the pieces without having one, and the
-// pieces decide the order of the sums.
-inline constexpr int64_t kSumBlocks = 528;
-
-// Pieces for n sums over `rows` rows: that many blocks, but few enough that adding them does
-// not take long.
-inline int64_t row_sum_pieces(int64_t rows, int64_t n) {
-  const int64_t wanted = ceil_divide(kSumBlocks, ceil_divide(n, 256));
-  return std::clamp<int64_t>(std::min(wanted, ceil_divide(rows, 16)), 1, kSumBlocks / 2);
-}
-
-// Scratch memory of sum_rows() over `rows` rows, with n sums of type A.
-template <class A>
-uint64_t row_sums_bytes(int64_t rows, int64_t n) {
-  return static_cast<uint64_t>(row_sum_pieces(rows, n) * n) * sizeof(A);
-}
-inline uint64_t row_sums_bytes(DType accumulation, int64_t rows, int64_t n) {
-  return accumulation == DType::f64 ? row_sums_bytes<double>(rows, n)
-                                    : row_sums_bytes<float>(rows, n);
-}
 
 // Adds up what the threads of a block with the same threadIdx.x have, in the order of threadIdx.y:
 // sum j of those with x is stored as number column(x, j) of `piece`, or not, if that is negative.

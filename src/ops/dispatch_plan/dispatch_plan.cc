@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/dispatch_plan/dispatch_plan_cpu.h"
 #include "program/op_sample.h"
 
@@ -92,13 +93,13 @@ DispatchPlan dispatch_plan(Builder& builder, ValueId indices,
   return {.counts = outputs[0], .slots = outputs[1]};
 }
 
-const OpSpec kDispatchPlan{.name = "dispatch_plan",
-                           .infer = infer_dispatch_plan,
-                           .cost = cost_dispatch_plan,
-                           .cpu_kernel = dispatch_plan_kernel,
-                           .cuda_kernel = TROUPE_CUDA(dispatch_plan_cuda_kernel),
-                           .workspace_bytes = dispatch_plan_workspace_bytes,
-                           .print_attributes = print_dispatch_plan,
-                           .samples = samples_dispatch_plan};
+const OpSpec kDispatchPlan{
+    .name = "dispatch_plan",
+    .infer = infer_dispatch_plan,
+    .cost = cost_dispatch_plan,
+    .cpu = {.kernel = dispatch_plan_kernel, .workspace = dispatch_plan_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(dispatch_plan_cuda_kernel)>,
+    .print_attributes = print_dispatch_plan,
+    .samples = samples_dispatch_plan};
 
 }  // namespace troupe

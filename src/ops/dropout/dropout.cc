@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ops/add/add.h"
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -112,8 +113,8 @@ const OpSpec kDropout{.name = "dropout",
                       .infer = infer_dropout,
                       .differentiate = differentiate_dropout,
                       .cost = cost_dropout,
-                      .cpu_kernel = dropout_cpu_kernel,
-                      .cuda_kernel = TROUPE_CUDA(dropout_cuda_kernel),
+                      .cpu = {.kernel = dropout_cpu_kernel},
+                      .cuda = only_kernel<TROUPE_CUDA(dropout_cuda_kernel)>,
                       .in_place = {.output = 0, .input = 0},
                       .print_attributes = print_dropout,
                       .samples = samples_dropout};

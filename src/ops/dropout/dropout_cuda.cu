@@ -24,7 +24,7 @@ struct DropoutCuda {
   static void run(const CudaKernelArguments& args) {
     const auto& attributes = args.attributes->as<DropoutAttributes>();
     const Shape& shape = args.input(0).shape;
-    launch(args, {blocks_for(shape.elements(), 256), 256}, dropout_kernel<T>, args.in<T>(0),
+    launch(args, {blocks_for(args, shape.elements(), 256), 256}, dropout_kernel<T>, args.in<T>(0),
            args.out<T>(0), LiveRows(args.input(0)), shape.row_elements(), args.in<int64_t>(1),
            DeviceDropout(attributes.seed, attributes.substream, attributes.probability),
            attributes.origin);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <limits>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -12,7 +13,6 @@ CpuKernel embedding_cpu_kernel(const OpView& op);
 CpuKernel embedding_weight_gradient_cpu_kernel(const OpView& op);
 CudaKernel embedding_cuda_kernel(const OpView& op);
 CudaKernel embedding_weight_gradient_cuda_kernel(const OpView& op);
-uint64_t embedding_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -88,6 +88,11 @@ std::string print_embedding_weight_gradient(const Attributes& attributes) {
                      padding.empty() ? "" : " ", padding, values.accumulate ? 1 : 0);
 }
 
+uint64_t embedding_weight_gradient_cuda_scratch_bytes(const OpView& op) {
+  const int64_t vocabulary = op.attributes<EmbeddingWeightGradientAttributes>().vocabulary;
+  return static_cast<uint64_t>(vocabulary + op.input(1).shape[0]) * sizeof(int32_t);
+}
+
 std::vector<OpSample> samples_embedding() {
   const auto lookup = [](int64_t vocabulary, int64_t hidden, const std::vector<int32_t>& ids) {
     return [=](SampleBuilder& sample) {
@@ -138,8 +143,8 @@ const OpSpec kEmbedding{.name = "embedding",
                         .infer = infer_embedding,
                         .differentiate = differentiate_embedding,
                         .cost = cost_embedding,
-                        .cpu_kernel = embedding_cpu_kernel,
-                        .cuda_kernel = TROUPE_CUDA(embedding_cuda_kernel),
+                        .cpu = {.kernel = embedding_cpu_kernel},
+                        .cuda = only_kernel<TROUPE_CUDA(embedding_cuda_kernel)>,
                         .print_attributes = print_embedding,
                         .samples = samples_embedding};
 
@@ -147,10 +152,10 @@ const OpSpec kEmbeddingWeightGradient{
     .name = "embedding_weight_gradient",
     .infer = infer_embedding_weight_gradient,
     .cost = cost_embedding_weight_gradient,
-    .cpu_kernel = embedding_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(embedding_weight_gradient_cuda_kernel),
-    .workspace_bytes = workspace_embedding_weight_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(embedding_weight_gradient_cuda_scratch_bytes),
+    .cpu = {.kernel = embedding_weight_gradient_cpu_kernel,
+            .workspace = workspace_embedding_weight_gradient},
+    .cuda = packs_kernel<TROUPE_CUDA(embedding_weight_gradient_cuda_kernel), row_elements_of_input,
+                         embedding_weight_gradient_cuda_scratch_bytes>,
     .print_attributes = print_embedding_weight_gradient};
 
 }  // namespace troupe

@@ -190,9 +190,4 @@ CudaKernel embedding_weight_gradient_cuda_kernel(const OpView& op) {
   return select_cuda_kernel<EmbeddingWeightGradientCuda>(op.input(0).dtype);
 }
 
-uint64_t embedding_weight_gradient_cuda_scratch_bytes(const OpView& op) {
-  const int64_t vocabulary = op.attributes<EmbeddingWeightGradientAttributes>().vocabulary;
-  return static_cast<uint64_t>(vocabulary + op.input(1).shape[0]) * sizeof(int32_t);
-}
-
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -112,26 +113,26 @@ ValueId heads_to_sequence(Builder& builder, ValueId y, const ExchangeHeadsAttrib
   return emit_collective(builder, kHeadsToSequence, Attributes(attributes), {y}, name)[0];
 }
 
-const OpSpec kSequenceToHeads{.name = "sequence_to_heads",
-                              .infer = infer_sequence_to_heads,
-                              .differentiate = differentiate_sequence_to_heads,
-                              .cost = cost_exchange,
-                              .cpu_kernel = sequence_to_heads_kernel,
-                              .cuda_kernel = TROUPE_CUDA(sequence_to_heads_cuda_kernel),
-                              .workspace_bytes = workspace_exchange,
-                              .group = group_of_exchanged_heads,
-                              .cuda_staging_bytes = exchange_heads_staging_bytes,
-                              .print_attributes = print_exchanged_heads};
+const OpSpec kSequenceToHeads{
+    .name = "sequence_to_heads",
+    .infer = infer_sequence_to_heads,
+    .differentiate = differentiate_sequence_to_heads,
+    .cost = cost_exchange,
+    .cpu = {.kernel = sequence_to_heads_kernel, .workspace = workspace_exchange},
+    .cuda = only_kernel<TROUPE_CUDA(sequence_to_heads_cuda_kernel), nullptr,
+                        exchange_heads_staging_bytes>,
+    .group = group_of_exchanged_heads,
+    .print_attributes = print_exchanged_heads};
 
-const OpSpec kHeadsToSequence{.name = "heads_to_sequence",
-                              .infer = infer_heads_to_sequence,
-                              .differentiate = differentiate_heads_to_sequence,
-                              .cost = cost_exchange,
-                              .cpu_kernel = heads_to_sequence_kernel,
-                              .cuda_kernel = TROUPE_CUDA(heads_to_sequence_cuda_kernel),
-                              .workspace_bytes = workspace_exchange,
-                              .group = group_of_exchanged_heads,
-                              .cuda_staging_bytes = exchange_heads_staging_bytes,
-                              .print_attributes = print_exchanged_heads};
+const OpSpec kHeadsToSequence{
+    .name = "heads_to_sequence",
+    .infer = infer_heads_to_sequence,
+    .differentiate = differentiate_heads_to_sequence,
+    .cost = cost_exchange,
+    .cpu = {.kernel = heads_to_sequence_kernel, .workspace = workspace_exchange},
+    .cuda = only_kernel<TROUPE_CUDA(heads_to_sequence_cuda_kernel), nullptr,
+                        exchange_heads_staging_bytes>,
+    .group = group_of_exchanged_heads,
+    .print_attributes = print_exchanged_heads};
 
 }  // namespace troupe

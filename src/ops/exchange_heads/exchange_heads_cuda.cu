@@ -76,7 +76,7 @@ void launch_exchange(const CudaKernelArguments& args, const HeadsOfRanks<Unit>& 
                      void* target, const HeadSizes& sizes) {
   const int64_t elements = sizes.rows * sizes.width();
   const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_divide(elements, 1024), 1, most_blocks_of_piece(sizes.ranks)));
+      std::clamp<int64_t>(ceil_divide(elements, 1024), 1, most_blocks_of_piece(args, sizes.ranks)));
   launch(args, {dim3(blocks, static_cast<unsigned>(sizes.ranks)), 256},
          exchange_heads_kernel<Unit, kToHeads, kStep>, sources, static_cast<Unit*>(target), sizes);
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -172,36 +173,34 @@ ValueId return_rows(Builder& builder, ValueId y, const RowExchange& exchange,
                          {y, exchange.plan.slots, exchange.plan.counts, exchange.offsets}, name)[0];
 }
 
-const OpSpec kExchangeCounts{.name = "exchange_counts",
-                             .infer = infer_exchange_counts,
-                             .cost = cost_exchange_counts,
-                             .cpu_kernel = exchange_counts_kernel,
-                             .cuda_kernel = TROUPE_CUDA(exchange_counts_cuda_kernel),
-                             .workspace_bytes = exchange_counts_workspace_bytes,
-                             .group = group_of_exchanged_rows,
-                             .cuda_staging_bytes = exchange_counts_staging_bytes,
-                             .print_attributes = print_exchanged_rows};
+const OpSpec kExchangeCounts{
+    .name = "exchange_counts",
+    .infer = infer_exchange_counts,
+    .cost = cost_exchange_counts,
+    .cpu = {.kernel = exchange_counts_kernel, .workspace = exchange_counts_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(exchange_counts_cuda_kernel), nullptr,
+                        exchange_counts_staging_bytes>,
+    .group = group_of_exchanged_rows,
+    .print_attributes = print_exchanged_rows};
 
-const OpSpec kSendRows{.name = "send_rows",
-                       .infer = infer_send_rows,
-                       .differentiate = differentiate_send_rows,
-                       .cost = cost_send_rows,
-                       .cpu_kernel = send_rows_kernel,
-                       .cuda_kernel = TROUPE_CUDA(send_rows_cuda_kernel),
-                       .workspace_bytes = send_rows_workspace_bytes,
-                       .group = group_of_exchanged_rows,
-                       .cuda_staging_bytes = send_rows_staging_bytes,
-                       .print_attributes = print_exchanged_rows};
+const OpSpec kSendRows{
+    .name = "send_rows",
+    .infer = infer_send_rows,
+    .differentiate = differentiate_send_rows,
+    .cost = cost_send_rows,
+    .cpu = {.kernel = send_rows_kernel, .workspace = send_rows_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(send_rows_cuda_kernel), nullptr, send_rows_staging_bytes>,
+    .group = group_of_exchanged_rows,
+    .print_attributes = print_exchanged_rows};
 
-const OpSpec kReturnRows{.name = "return_rows",
-                         .infer = infer_return_rows,
-                         .differentiate = differentiate_return_rows,
-                         .cost = cost_return_rows,
-                         .cpu_kernel = return_rows_kernel,
-                         .cuda_kernel = TROUPE_CUDA(return_rows_cuda_kernel),
-                         .workspace_bytes = return_rows_workspace_bytes,
-                         .group = group_of_exchanged_rows,
-                         .cuda_staging_bytes = return_rows_staging_bytes,
-                         .print_attributes = print_exchanged_rows};
+const OpSpec kReturnRows{
+    .name = "return_rows",
+    .infer = infer_return_rows,
+    .differentiate = differentiate_return_rows,
+    .cost = cost_return_rows,
+    .cpu = {.kernel = return_rows_kernel, .workspace = return_rows_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(return_rows_cuda_kernel), nullptr, return_rows_staging_bytes>,
+    .group = group_of_exchanged_rows,
+    .print_attributes = print_exchanged_rows};
 
 }  // namespace troupe

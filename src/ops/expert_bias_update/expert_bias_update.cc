@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
+
 namespace troupe {
 
 void expert_bias_update_cpu(const KernelArguments& args);
@@ -49,8 +51,8 @@ void expert_bias_update(Builder& builder, ValueId bias, ValueId counts, ValueId 
 const OpSpec kExpertBiasUpdate{.name = "expert_bias_update",
                                .infer = infer_expert_bias_update,
                                .cost = cost_expert_bias_update,
-                               .cpu_kernel = expert_bias_update_kernel,
-                               .cuda_kernel = TROUPE_CUDA(expert_bias_update_cuda_kernel),
+                               .cpu = {.kernel = expert_bias_update_kernel},
+                               .cuda = only_kernel<TROUPE_CUDA(expert_bias_update_cuda_kernel)>,
                                .print_attributes = print_expert_bias_update};
 
 }  // namespace troupe

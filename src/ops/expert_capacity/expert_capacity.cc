@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/cpu/expert_slots.h"
 #include "program/op_sample.h"
 
@@ -150,13 +151,13 @@ ValueId limit_to_capacity(Builder& builder, ValueId probabilities, ValueId indic
                       {compares ? probabilities : ValueId{}, indices}, name)[0];
 }
 
-const OpSpec kExpertCapacity{.name = "expert_capacity",
-                             .infer = infer_expert_capacity,
-                             .cost = cost_expert_capacity,
-                             .cpu_kernel = expert_capacity_cpu_kernel,
-                             .cuda_kernel = TROUPE_CUDA(expert_capacity_cuda_kernel),
-                             .workspace_bytes = expert_capacity_workspace_bytes,
-                             .print_attributes = print_expert_capacity,
-                             .samples = samples_expert_capacity};
+const OpSpec kExpertCapacity{
+    .name = "expert_capacity",
+    .infer = infer_expert_capacity,
+    .cost = cost_expert_capacity,
+    .cpu = {.kernel = expert_capacity_cpu_kernel, .workspace = expert_capacity_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(expert_capacity_cuda_kernel)>,
+    .print_attributes = print_expert_capacity,
+    .samples = samples_expert_capacity};
 
 }  // namespace troupe

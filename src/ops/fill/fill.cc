@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -53,8 +54,8 @@ ValueId fill(Builder& builder, double value, DType dtype, const Shape& shape,
 const OpSpec kFill{.name = "fill",
                    .infer = infer_fill,
                    .cost = cost_fill,
-                   .cpu_kernel = fill_cpu_kernel,
-                   .cuda_kernel = TROUPE_CUDA(fill_cuda_kernel),
+                   .cpu = {.kernel = fill_cpu_kernel},
+                   .cuda = only_kernel<TROUPE_CUDA(fill_cuda_kernel)>,
                    .print_attributes = print_fill,
                    .samples = samples_fill};
 

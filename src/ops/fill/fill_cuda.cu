@@ -16,7 +16,7 @@ template <class T>
 void run_fill(const CudaKernelArguments& args) {
   const int64_t elements = args.output(0).shape.elements();
   const double value = args.attributes->as<FillAttributes>().value;
-  launch(args, {blocks_for(elements, 256), 256}, fill_kernel<T>, args.out<T>(0), elements,
+  launch(args, {blocks_for(args, elements, 256), 256}, fill_kernel<T>, args.out<T>(0), elements,
          static_cast<T>(value));
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -97,19 +98,20 @@ const OpSpec kGatherParameter{.name = "gather_parameter",
                               .infer = infer_gather_parameter,
                               .differentiate = differentiate_gather_parameter,
                               .cost = cost_gather_parameter,
-                              .cpu_kernel = gather_parameter_kernel,
-                              .cuda_kernel = TROUPE_CUDA(gather_parameter_cuda_kernel),
+                              .cpu = {.kernel = gather_parameter_kernel},
+                              .cuda = only_kernel<TROUPE_CUDA(gather_parameter_cuda_kernel)>,
                               .group = group_of_gather_parameter,
                               .print_attributes = print_gather_parameter};
 
-const OpSpec kSumParameterGradient{.name = "sum_parameter_gradient",
-                                   .infer = infer_sum_parameter_gradient,
-                                   .cost = cost_sum_parameter_gradient,
-                                   .cpu_kernel = sum_parameter_gradient_cpu_kernel,
-                                   .cuda_kernel = TROUPE_CUDA(sum_parameter_gradient_cuda_kernel),
-                                   .workspace_bytes = workspace_sum_parameter_gradient,
-                                   .group = group_of_gather_parameter,
-                                   .cuda_staging_bytes = sum_parameter_gradient_staging_bytes,
-                                   .print_attributes = print_gather_parameter};
+const OpSpec kSumParameterGradient{
+    .name = "sum_parameter_gradient",
+    .infer = infer_sum_parameter_gradient,
+    .cost = cost_sum_parameter_gradient,
+    .cpu = {.kernel = sum_parameter_gradient_cpu_kernel,
+            .workspace = workspace_sum_parameter_gradient},
+    .cuda = only_kernel<TROUPE_CUDA(sum_parameter_gradient_cuda_kernel), nullptr,
+                        sum_parameter_gradient_staging_bytes>,
+    .group = group_of_gather_parameter,
+    .print_attributes = print_gather_parameter};
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/gradient_norm/gradient_norm_cpu.h"
 #include "program/op_sample.h"
 
@@ -13,7 +14,6 @@ void squared_norm_cpu(const KernelArguments& args);
 void clip_coefficient_cpu(const KernelArguments& args);
 CudaKernel squared_norm_cuda_kernel(const OpView& op);
 CudaKernel clip_coefficient_cuda_kernel(const OpView& op);
-uint64_t squared_norm_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -107,6 +107,15 @@ OpSample sample_gradient_norm(const std::string& name, const std::vector<Shape>&
           }};
 }
 
+uint64_t squared_norm_cuda_scratch_bytes(const OpView& op) {
+  const auto& attributes = op.attributes<SquaredNormAttributes>();
+  int64_t chunks = 0;
+  for (int i = 0; i < op.op.input_count; ++i) {
+    chunks += norm_chunks(counted_elements(op.input(i).shape, attributes));
+  }
+  return static_cast<uint64_t>(chunks) * sizeof(double);
+}
+
 std::vector<OpSample> samples_squared_norm() {
   const auto zeros = [](SampleBuilder& sample) {
     const SampleBuilder::Options constant{.differentiable = false, .accumulation = true};
@@ -167,21 +176,20 @@ ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
   return {.norm = outputs[0], .coefficient = outputs[1], .skip = outputs[2]};
 }
 
-const OpSpec kSquaredNorm{.name = "squared_norm",
-                          .infer = infer_squared_norm,
-                          .cost = cost_squared_norm,
-                          .cpu_kernel = squared_norm_kernel,
-                          .cuda_kernel = TROUPE_CUDA(squared_norm_cuda_kernel),
-                          .workspace_bytes = squared_norm_workspace_bytes,
-                          .cuda_scratch_bytes = TROUPE_CUDA(squared_norm_cuda_scratch_bytes),
-                          .print_attributes = print_squared_norm,
-                          .samples = samples_squared_norm};
+const OpSpec kSquaredNorm{
+    .name = "squared_norm",
+    .infer = infer_squared_norm,
+    .cost = cost_squared_norm,
+    .cpu = {.kernel = squared_norm_kernel, .workspace = squared_norm_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(squared_norm_cuda_kernel), squared_norm_cuda_scratch_bytes>,
+    .print_attributes = print_squared_norm,
+    .samples = samples_squared_norm};
 
 const OpSpec kClipCoefficient{.name = "clip_coefficient",
                               .infer = infer_clip_coefficient,
                               .cost = cost_clip_coefficient,
-                              .cpu_kernel = clip_coefficient_kernel,
-                              .cuda_kernel = TROUPE_CUDA(clip_coefficient_cuda_kernel),
+                              .cpu = {.kernel = clip_coefficient_kernel},
+                              .cuda = only_kernel<TROUPE_CUDA(clip_coefficient_cuda_kernel)>,
                               .print_attributes = print_clip_coefficient,
                               .samples = samples_clip_coefficient};
 

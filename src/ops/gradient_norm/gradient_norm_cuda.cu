@@ -126,15 +126,6 @@ CudaKernel squared_norm_cuda_kernel(const OpView&) {
   return &run_squared_norm;
 }
 
-uint64_t squared_norm_cuda_scratch_bytes(const OpView& op) {
-  const auto& attributes = op.attributes<SquaredNormAttributes>();
-  int64_t chunks = 0;
-  for (int i = 0; i < op.op.input_count; ++i) {
-    chunks += norm_chunks(counted_elements(op.input(i).shape, attributes));
-  }
-  return static_cast<uint64_t>(chunks) * sizeof(double);
-}
-
 CudaKernel clip_coefficient_cuda_kernel(const OpView&) {
   return &run_clip_coefficient;
 }

@@ -1,5 +1,6 @@
 #include "ops/grouped_bias/grouped_bias.h"
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -192,8 +193,8 @@ const OpSpec kGroupedBias{.name = "grouped_bias",
                           .infer = infer_grouped_bias,
                           .differentiate = differentiate_grouped_bias,
                           .cost = cost_grouped_bias,
-                          .cpu_kernel = grouped_bias_cpu_kernel,
-                          .cuda_kernel = TROUPE_CUDA(grouped_bias_cuda_kernel),
+                          .cpu = {.kernel = grouped_bias_cpu_kernel},
+                          .cuda = only_kernel<TROUPE_CUDA(grouped_bias_cuda_kernel)>,
                           .in_place = {.output = 0, .input = 0},
                           .samples = samples_grouped_bias};
 
@@ -201,15 +202,15 @@ const OpSpec kGroupedBiasWeightGradient{
     .name = "grouped_bias_weight_gradient",
     .infer = infer_grouped_bias_weight_gradient,
     .cost = cost_grouped_bias_weight_gradient,
-    .cpu_kernel = grouped_bias_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(grouped_bias_weight_gradient_cuda_kernel),
+    .cpu = {.kernel = grouped_bias_weight_gradient_cpu_kernel},
+    .cuda = only_kernel<TROUPE_CUDA(grouped_bias_weight_gradient_cuda_kernel)>,
     .print_attributes = print_grouped_bias_weight_gradient};
 
 const OpSpec kGroupedBiasProbabilityGradient{
     .name = "grouped_bias_probability_gradient",
     .infer = infer_grouped_bias_probability_gradient,
     .cost = cost_grouped_bias,
-    .cpu_kernel = grouped_bias_probability_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(grouped_bias_probability_gradient_cuda_kernel)};
+    .cpu = {.kernel = grouped_bias_probability_gradient_cpu_kernel},
+    .cuda = only_kernel<TROUPE_CUDA(grouped_bias_probability_gradient_cuda_kernel)>};
 
 }  // namespace troupe

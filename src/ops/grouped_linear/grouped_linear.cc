@@ -1,14 +1,19 @@
 #include "ops/grouped_linear/grouped_linear.h"
 
+#include <algorithm>
+#include <limits>
+
+#include "ops/choose_kernel.h"
 #include "ops/grouped_linear/grouped_linear_cpu.h"
+#include "ops/grouped_linear/grouped_linear_cuda.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
-CudaKernel grouped_linear_cuda_kernel(const OpView& op);
-CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op);
-CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op);
+CudaKernel grouped_linear_cuda_kernel(const OpView& op, GroupedVariant variant);
+CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op, GroupedVariant variant);
+CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op, GroupedVariant variant);
 
 namespace {
 
@@ -112,6 +117,77 @@ uint64_t scratch_grouped_linear_weight_gradient(const OpView& op) {
                             op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
 }
 
+// The kernel of grouped_product_sm90.cuh is for bf16 on Hopper, with rows that can be copied in
+// tiles (has_tiled_rows), all counted in 32 bits.
+SlowKernel slow_grouped_product(const OpView& op, const DeviceTraits& device) {
+  if (op.input(0).dtype != DType::bf16) return SlowKernel::dtype;
+  if (device.major() != 9) return SlowKernel::compute_capability;
+  for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
+    if (!is_made_of_packs(shape.back(), DType::bf16)) return SlowKernel::row_bytes;
+    for (int i = 0; i < shape.rank(); ++i) {
+      if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) {
+        return SlowKernel::row_bytes;
+      }
+    }
+  }
+  return SlowKernel::no;
+}
+
+// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
+// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
+// (docs/benchmarks/cuda.md; measure in whole steps: by themselves, the variants of this kernel rank
+// otherwise.)
+constexpr int64_t kPairRows = 1024;
+
+// Rows of a group, on average, of those that are expected: with experts on several ranks the buffer
+// has room for many times as many.
+int64_t expected_rows_of_group(const OpView& op) {
+  const Value& rows = op.input(0);
+  const int64_t expected = rows.rows.expected > 0 ? rows.rows.expected : rows.shape[0];
+  return std::min(expected, rows.shape[0]) / op.input(1).shape[0];
+}
+
+const char* name_of_grouped(GroupedVariant variant) {
+  switch (variant) {
+    case GroupedVariant::plain:
+      return "plain tiles";
+    case GroupedVariant::sm90:
+      return "sm90";
+    case GroupedVariant::sm90_pair:
+      return "sm90 pair";
+  }
+  return nullptr;
+}
+
+// `rows`: of a group's result. `select`: the function for a variant, nullptr without CUDA.
+KernelChoice choose_grouped(const OpView& op, const DeviceTraits& device, int64_t rows,
+                            CudaKernel (*select)(const OpView&, GroupedVariant)) {
+  const SlowKernel slow = slow_grouped_product(op, device);
+  GroupedVariant variant = GroupedVariant::plain;
+  if (slow == SlowKernel::no) {
+    variant = rows >= kPairRows ? GroupedVariant::sm90_pair : GroupedVariant::sm90;
+  }
+  KernelChoice choice = make_choice(op, device, name_of_grouped(variant), nullptr);
+  if (select != nullptr) choice.function = select(op, variant);
+  choice.slow = slow;
+  return choice;
+}
+
+KernelChoice choose_grouped_linear(const OpView& op, const DeviceTraits& device) {
+  return choose_grouped(op, device, expected_rows_of_group(op),
+                        TROUPE_CUDA(grouped_linear_cuda_kernel));
+}
+
+KernelChoice choose_grouped_linear_data_gradient(const OpView& op, const DeviceTraits& device) {
+  return choose_grouped(op, device, expected_rows_of_group(op),
+                        TROUPE_CUDA(grouped_linear_data_gradient_cuda_kernel));
+}
+
+KernelChoice choose_grouped_linear_weight_gradient(const OpView& op, const DeviceTraits& device) {
+  return choose_grouped(op, device, op.output(0).shape[1],
+                        TROUPE_CUDA(grouped_linear_weight_gradient_cuda_kernel));
+}
+
 std::string print_grouped_linear_weight_gradient(const Attributes& attributes) {
   return attributes.as<GroupedLinearWeightGradientAttributes>().accumulate ? "accumulate=1" : "";
 }
@@ -181,28 +257,27 @@ const OpSpec kGroupedLinear{.name = "grouped_linear",
                             .infer = infer_grouped_linear,
                             .differentiate = differentiate_grouped_linear,
                             .cost = cost_grouped_linear,
-                            .cpu_kernel = grouped_linear_cpu_kernel,
-                            .cuda_kernel = TROUPE_CUDA(grouped_linear_cuda_kernel),
-                            .workspace_bytes = workspace_grouped_linear,
-                            .scratch_bytes = scratch_grouped_linear,
+                            .cpu = {.kernel = grouped_linear_cpu_kernel,
+                                    .workspace = workspace_grouped_linear,
+                                    .scratch = scratch_grouped_linear},
+                            .cuda = choose_grouped_linear,
                             .samples = samples_grouped_linear};
 
-const OpSpec kGroupedLinearDataGradient{
-    .name = "grouped_linear_data_gradient",
-    .infer = infer_grouped_linear_data_gradient,
-    .cost = cost_grouped_linear,
-    .cpu_kernel = grouped_linear_data_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(grouped_linear_data_gradient_cuda_kernel),
-    .workspace_bytes = workspace_grouped_linear,
-    .scratch_bytes = scratch_grouped_linear};
+const OpSpec kGroupedLinearDataGradient{.name = "grouped_linear_data_gradient",
+                                        .infer = infer_grouped_linear_data_gradient,
+                                        .cost = cost_grouped_linear,
+                                        .cpu = {.kernel = grouped_linear_data_gradient_cpu_kernel,
+                                                .workspace = workspace_grouped_linear,
+                                                .scratch = scratch_grouped_linear},
+                                        .cuda = choose_grouped_linear_data_gradient};
 
 const OpSpec kGroupedLinearWeightGradient{
     .name = "grouped_linear_weight_gradient",
     .infer = infer_grouped_linear_weight_gradient,
     .cost = cost_grouped_linear_weight_gradient,
-    .cpu_kernel = grouped_linear_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(grouped_linear_weight_gradient_cuda_kernel),
-    .scratch_bytes = scratch_grouped_linear_weight_gradient,
+    .cpu = {.kernel = grouped_linear_weight_gradient_cpu_kernel,
+            .scratch = scratch_grouped_linear_weight_gradient},
+    .cuda = choose_grouped_linear_weight_gradient,
     .print_attributes = print_grouped_linear_weight_gradient};
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/product.cuh"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/grouped_linear/grouped_linear_cuda.h"
 #include "ops/grouped_linear/grouped_product_sm90.cuh"
 #include "program/op_spec.h"
 
@@ -11,9 +12,9 @@ namespace troupe {
 namespace {
 
 // The plain tiles of product.cuh, for f32 and f64, and for bf16 where tensor cores cannot be fed
-// (can_be_tiled). The grid has as many tiles of rows as there can be, each with its `column_tiles`
-// tiles of columns side by side; blocks find their rows from the offsets, and those beyond the last
-// tile end.
+// (slow_grouped_product in grouped_linear.cc). The grid has as many tiles of rows as there can be,
+// each with its `column_tiles` tiles of columns side by side; blocks find their rows from the
+// offsets, and those beyond the last tile end.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     rows_kernel(const T* x, const T* weight, const int32_t* offsets, T* out, int experts,
@@ -104,29 +105,9 @@ struct GroupedWeightGradientCuda {
   }
 };
 
-// Whether an operation is for the kernel of grouped_product_sm90.cuh: bf16 on Hopper, with rows
-// that can be copied in tiles, all counted in 32 bits.
-bool can_be_tiled(const OpView& op) {
-  if (op.input(0).dtype != DType::bf16 || !is_hopper()) return false;
-  for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
-    const int64_t row = shape[shape.rank() - 1];
-    if (!has_tiled_rows(row, DType::bf16)) return false;
-    for (int i = 0; i < shape.rank(); ++i) {
-      if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) return false;
-    }
-  }
-  return true;
-}
-
 // Tiles of rows that are computed for all columns before the next ones are: what these rows and a
 // wave of columns need stays in the L2 cache.
 constexpr int32_t kPanel = 16;
-
-// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
-// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
-// (docs/benchmarks/cuda.md; measure in whole steps: by themselves, the variants of this kernel rank
-// otherwise.)
-constexpr int64_t kPairRows = 1024;
 
 // Out is the type of the result.
 template <GroupedProduct kProduct, int kPair, class Out>
@@ -150,45 +131,34 @@ void multiply_tiled(const CudaKernelArguments& args) {
     sizes.depth = static_cast<int32_t>(left[1]);
   }
   launch_grouped_product<Cut>(args, args.in<Bf16>(0), args.in<Bf16>(1), left[0], sizes,
-                              multiprocessors());
+                              args.multiprocessors);
 }
 
 template <GroupedProduct kProduct, class Out>
-CudaKernel select_tiled(int64_t rows_of_group) {
-  return rows_of_group >= kPairRows ? &multiply_tiled<kProduct, 2, Out>
-                                    : &multiply_tiled<kProduct, 1, Out>;
-}
-
-// Rows of a group, on average, of those that are expected: with experts on several ranks the buffer
-// has room for many times as many.
-int64_t expected_rows_of_group(const OpView& op) {
-  const Value& rows = op.input(0);
-  const int64_t expected = rows.rows.expected > 0 ? rows.rows.expected : rows.shape[0];
-  return std::min(expected, rows.shape[0]) / op.input(1).shape[0];
+CudaKernel select_tiled(GroupedVariant variant) {
+  return variant == GroupedVariant::sm90_pair ? &multiply_tiled<kProduct, 2, Out>
+                                              : &multiply_tiled<kProduct, 1, Out>;
 }
 
 }  // namespace
 
-CudaKernel grouped_linear_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::forward, Bf16>(expected_rows_of_group(op));
-  }
+CudaKernel grouped_linear_cuda_kernel(const OpView& op, GroupedVariant variant) {
+  if (variant != GroupedVariant::plain) return select_tiled<GroupedProduct::forward, Bf16>(variant);
   return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
 }
 
-CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op) {
-  if (can_be_tiled(op)) {
-    return select_tiled<GroupedProduct::data_gradient, Bf16>(expected_rows_of_group(op));
+CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op, GroupedVariant variant) {
+  if (variant != GroupedVariant::plain) {
+    return select_tiled<GroupedProduct::data_gradient, Bf16>(variant);
   }
   return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
 }
 
-CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op) {
+CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op, GroupedVariant variant) {
   const bool narrow = op.output(0).dtype == DType::bf16;
-  if (can_be_tiled(op)) {
-    const int64_t rows = op.output(0).shape[1];
-    return narrow ? select_tiled<GroupedProduct::weight_gradient, Bf16>(rows)
-                  : select_tiled<GroupedProduct::weight_gradient, float>(rows);
+  if (variant != GroupedVariant::plain) {
+    return narrow ? select_tiled<GroupedProduct::weight_gradient, Bf16>(variant)
+                  : select_tiled<GroupedProduct::weight_gradient, float>(variant);
   }
   if (narrow) return &run_weight_gradient<Bf16, Bf16>;
   return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -89,8 +90,8 @@ const OpSpec kJitter{.name = "jitter",
                      .infer = infer_jitter,
                      .differentiate = differentiate_jitter,
                      .cost = cost_jitter,
-                     .cpu_kernel = jitter_cpu_kernel,
-                     .cuda_kernel = TROUPE_CUDA(jitter_cuda_kernel),
+                     .cpu = {.kernel = jitter_cpu_kernel},
+                     .cuda = only_kernel<TROUPE_CUDA(jitter_cuda_kernel)>,
                      .in_place = {.output = 0, .input = 0},
                      .print_attributes = print_jitter,
                      .samples = samples_jitter};

@@ -27,7 +27,7 @@ template <class T>
 struct JitterCuda {
   static void run(const CudaKernelArguments& args) {
     const Shape& shape = args.input(0).shape;
-    launch(args, {blocks_for(shape.elements(), 256), 256}, jitter_kernel<T>, args.in<T>(0),
+    launch(args, {blocks_for(args, shape.elements(), 256), 256}, jitter_kernel<T>, args.in<T>(0),
            args.out<T>(0), shape.elements(), shape.row_elements(), args.in<int64_t>(1),
            args.attributes->as<JitterAttributes>());
   }

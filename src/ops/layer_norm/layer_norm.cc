@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "ops/cpu/row_sums.h"
+#include "ops/row_sum_pieces.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -16,7 +18,6 @@ CudaKernel layer_norm_cuda_kernel(const OpView& op);
 CudaKernel layer_norm_gradient_cuda_kernel(const OpView& op);
 CudaKernel layer_norm_weight_gradient_cuda_kernel(const OpView& op);
 CudaKernel layer_norm_bias_gradient_cuda_kernel(const OpView& op);
-uint64_t layer_norm_sums_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -170,6 +171,11 @@ std::string print_layer_norm_bias_gradient(const Attributes& attributes) {
   return attributes.as<LayerNormBiasGradientAttributes>().accumulate ? "accumulate=1" : "";
 }
 
+uint64_t layer_norm_sums_cuda_scratch_bytes(const OpView& op) {
+  const Shape& shape = op.input(0).shape;
+  return row_sums_bytes(op.input(0).dtype, shape[0], shape[1]);
+}
+
 std::vector<OpSample> samples_layer_norm() {
   // The rows have a mean well away from zero, which the variance must not feel.
   const SampleBuilder::Options shifted{.mean = 2};
@@ -265,41 +271,41 @@ LayerNormResult add_layer_norm(Builder& builder, ValueId x, ValueId delta, Value
   return {.normalized = outputs[0], .sum = outputs[3]};
 }
 
-const OpSpec kLayerNorm{.name = "layer_norm",
-                        .infer = infer_layer_norm,
-                        .differentiate = differentiate_layer_norm,
-                        .cost = cost_layer_norm,
-                        .cpu_kernel = layer_norm_cpu_kernel,
-                        .cuda_kernel = TROUPE_CUDA(layer_norm_cuda_kernel),
-                        .print_attributes = print_layer_norm,
-                        .samples = samples_layer_norm};
+const OpSpec kLayerNorm{
+    .name = "layer_norm",
+    .infer = infer_layer_norm,
+    .differentiate = differentiate_layer_norm,
+    .cost = cost_layer_norm,
+    .cpu = {.kernel = layer_norm_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(layer_norm_cuda_kernel), row_elements_of_input>,
+    .print_attributes = print_layer_norm,
+    .samples = samples_layer_norm};
 
-const OpSpec kLayerNormGradient{.name = "layer_norm_gradient",
-                                .infer = infer_layer_norm_gradient,
-                                .cost = cost_layer_norm_gradient,
-                                .cpu_kernel = layer_norm_gradient_cpu_kernel,
-                                .cuda_kernel = TROUPE_CUDA(layer_norm_gradient_cuda_kernel),
-                                .in_place = {.output = 0, .input = 5},
-                                .print_attributes = print_layer_norm};
+const OpSpec kLayerNormGradient{
+    .name = "layer_norm_gradient",
+    .infer = infer_layer_norm_gradient,
+    .cost = cost_layer_norm_gradient,
+    .cpu = {.kernel = layer_norm_gradient_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(layer_norm_gradient_cuda_kernel), row_elements_of_input>,
+    .in_place = {.output = 0, .input = 5},
+    .print_attributes = print_layer_norm};
 
 const OpSpec kLayerNormWeightGradient{
     .name = "layer_norm_weight_gradient",
     .infer = infer_layer_norm_weight_gradient,
     .cost = cost_layer_norm_weight_gradient,
-    .cpu_kernel = layer_norm_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(layer_norm_weight_gradient_cuda_kernel),
-    .workspace_bytes = workspace_layer_norm_sum,
-    .cuda_scratch_bytes = TROUPE_CUDA(layer_norm_sums_cuda_scratch_bytes),
+    .cpu = {.kernel = layer_norm_weight_gradient_cpu_kernel, .workspace = workspace_layer_norm_sum},
+    .cuda = packs_kernel<TROUPE_CUDA(layer_norm_weight_gradient_cuda_kernel), row_elements_of_input,
+                         layer_norm_sums_cuda_scratch_bytes>,
     .print_attributes = print_layer_norm_weight_gradient};
 
 const OpSpec kLayerNormBiasGradient{
     .name = "layer_norm_bias_gradient",
     .infer = infer_layer_norm_bias_gradient,
     .cost = cost_layer_norm_bias_gradient,
-    .cpu_kernel = layer_norm_bias_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(layer_norm_bias_gradient_cuda_kernel),
-    .workspace_bytes = workspace_layer_norm_sum,
-    .cuda_scratch_bytes = TROUPE_CUDA(layer_norm_sums_cuda_scratch_bytes),
+    .cpu = {.kernel = layer_norm_bias_gradient_cpu_kernel, .workspace = workspace_layer_norm_sum},
+    .cuda = packs_kernel<TROUPE_CUDA(layer_norm_bias_gradient_cuda_kernel), row_elements_of_input,
+                         layer_norm_sums_cuda_scratch_bytes>,
     .print_attributes = print_layer_norm_bias_gradient};
 
 }  // namespace troupe

@@ -211,9 +211,4 @@ CudaKernel layer_norm_bias_gradient_cuda_kernel(const OpView& op) {
 }
 
 // Of both.
-uint64_t layer_norm_sums_cuda_scratch_bytes(const OpView& op) {
-  const Shape& shape = op.input(0).shape;
-  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), shape[0], shape[1]);
-}
-
 }  // namespace troupe

@@ -1,6 +1,9 @@
 #include "ops/linear/linear.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/linear/linear_cpu.h"
+#include "ops/linear/linear_cuda.h"
+#include "ops/row_sum_pieces.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -10,9 +13,6 @@ CudaKernel linear_cuda_kernel(const OpView& op);
 CudaKernel linear_data_gradient_cuda_kernel(const OpView& op);
 CudaKernel linear_weight_gradient_cuda_kernel(const OpView& op);
 CudaKernel linear_bias_gradient_cuda_kernel(const OpView& op);
-uint64_t linear_cuda_scratch_bytes(const OpView& op);
-uint64_t linear_gradient_cuda_scratch_bytes(const OpView& op);
-uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -159,6 +159,62 @@ uint64_t workspace_linear_bias_gradient(const OpView& op) {
          size_of(accumulation_dtype(op.input(0).dtype));
 }
 
+// What cuBLASLt multiplies: operands of one dtype, with a result of that or of its accumulation
+// dtype.
+SlowKernel slow_product(DType left, DType right, DType out) {
+  const bool fits = left == right && (out == left || out == accumulation_dtype(left));
+  return fits ? SlowKernel::no : SlowKernel::mixed_dtypes;
+}
+
+KernelChoice choose_product(const OpView& op, const DeviceTraits& device, SlowKernel slow,
+                            SelectCudaKernel select, ScratchRule scratch) {
+  KernelChoice choice =
+      make_choice(op, device, slow == SlowKernel::no ? "cublaslt" : "plain tiles", select, scratch);
+  choice.slow = slow;
+  return choice;
+}
+
+uint64_t linear_cuda_scratch_bytes(const OpView&) {
+  return kProductScratchBytes;
+}
+
+// It cannot fuse a bias of another dtype than the result, nor one of f64.
+KernelChoice choose_linear(const OpView& op, const DeviceTraits& device) {
+  const DType x = op.input(0).dtype;
+  const DType y = op.output(0).dtype;
+  SlowKernel slow = slow_product(x, op.input(1).dtype, y);
+  if (slow == SlowKernel::no && op.has_input(2) && (y != x || x == DType::f64)) {
+    slow = SlowKernel::bias_dtype;
+  }
+  return choose_product(op, device, slow, TROUPE_CUDA(linear_cuda_kernel),
+                        linear_cuda_scratch_bytes);
+}
+
+// Of both gradients.
+uint64_t linear_gradient_cuda_scratch_bytes(const OpView& op) {
+  const Shape& dy = op.input(0).shape;
+  if (!is_split(op.input(0).dtype, op.input(1).dtype)) return kProductScratchBytes;
+  return kProductScratchBytes +
+         static_cast<uint64_t>(SplitScratch(dy[0], dy[1], op.input(1).shape[1]).bytes);
+}
+
+template <SelectCudaKernel kSelect>
+KernelChoice choose_linear_gradient(const OpView& op, const DeviceTraits& device) {
+  const DType dy = op.input(0).dtype;
+  const DType other = op.input(1).dtype;
+  if (is_split(dy, other)) {
+    return make_choice(op, device, "cublaslt in three parts", kSelect,
+                       linear_gradient_cuda_scratch_bytes);
+  }
+  return choose_product(op, device, slow_product(dy, other, op.output(0).dtype), kSelect,
+                        linear_gradient_cuda_scratch_bytes);
+}
+
+uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op) {
+  const Shape& dy = op.input(0).shape;
+  return row_sums_bytes(op.input(0).dtype, dy[0], dy[1]);
+}
+
 std::string print_linear(const Attributes& attributes) {
   switch (attributes.as<LinearAttributes>().output) {
     case LinearOutput::compute:
@@ -263,10 +319,8 @@ const OpSpec kLinear{.name = "linear",
                      .infer = infer_linear,
                      .differentiate = differentiate_linear,
                      .cost = cost_linear,
-                     .cpu_kernel = linear_cpu_kernel,
-                     .cuda_kernel = TROUPE_CUDA(linear_cuda_kernel),
-                     .scratch_bytes = scratch_linear,
-                     .cuda_scratch_bytes = TROUPE_CUDA(linear_cuda_scratch_bytes),
+                     .cpu = {.kernel = linear_cpu_kernel, .scratch = scratch_linear},
+                     .cuda = choose_linear,
                      .print_attributes = print_linear,
                      .samples = samples_linear};
 
@@ -274,30 +328,26 @@ const OpSpec kLinearDataGradient{
     .name = "linear_data_gradient",
     .infer = infer_linear_data_gradient,
     .cost = cost_linear_data_gradient,
-    .cpu_kernel = linear_data_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(linear_data_gradient_cuda_kernel),
-    .scratch_bytes = scratch_linear_data_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(linear_gradient_cuda_scratch_bytes)};
+    .cpu = {.kernel = linear_data_gradient_cpu_kernel, .scratch = scratch_linear_data_gradient},
+    .cuda = choose_linear_gradient<TROUPE_CUDA(linear_data_gradient_cuda_kernel)>};
 
 const OpSpec kLinearWeightGradient{
     .name = "linear_weight_gradient",
     .infer = infer_linear_weight_gradient,
     .cost = cost_linear_weight_gradient,
-    .cpu_kernel = linear_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(linear_weight_gradient_cuda_kernel),
-    .workspace_bytes = workspace_linear_weight_gradient,
-    .scratch_bytes = scratch_linear_weight_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(linear_gradient_cuda_scratch_bytes),
+    .cpu = {.kernel = linear_weight_gradient_cpu_kernel,
+            .workspace = workspace_linear_weight_gradient,
+            .scratch = scratch_linear_weight_gradient},
+    .cuda = choose_linear_gradient<TROUPE_CUDA(linear_weight_gradient_cuda_kernel)>,
     .print_attributes = print_linear_weight_gradient};
 
 const OpSpec kLinearBiasGradient{
     .name = "linear_bias_gradient",
     .infer = infer_linear_bias_gradient,
     .cost = cost_linear_bias_gradient,
-    .cpu_kernel = linear_bias_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(linear_bias_gradient_cuda_kernel),
-    .workspace_bytes = workspace_linear_bias_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(linear_bias_gradient_cuda_scratch_bytes),
+    .cpu = {.kernel = linear_bias_gradient_cpu_kernel, .workspace = workspace_linear_bias_gradient},
+    .cuda = packs_kernel<TROUPE_CUDA(linear_bias_gradient_cuda_kernel), row_elements_of_input,
+                         linear_bias_gradient_cuda_scratch_bytes>,
     .print_attributes = print_linear_bias_gradient};
 
 }  // namespace troupe

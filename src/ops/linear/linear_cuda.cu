@@ -4,6 +4,7 @@
 #include "ops/cuda/product.cuh"
 #include "ops/cuda/row_sums.cuh"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_cuda.h"
 
 namespace troupe {
 namespace {
@@ -63,13 +64,7 @@ void run_linear(const CudaKernelArguments& args) {
                     weight[0], x[1], args.in<T>(2), args.out<Y>(0), false);
 }
 
-// Gradients of a router's logits: dy is f32 and the other operand bf16. For tensor cores each dy is
-// written as the sum of three bf16 numbers, which is exact to 2^-26 of it (an infinity
-// becomes NaN): the first is dy rounded, the others are what is missing. With the three side by
-// side, [T, 3 N], both gradients are products of bf16 with sums in f32, as they are with plain
-// arithmetic.
-constexpr int64_t kSplitParts = 3;
-
+// The parts of dy: linear_cuda.h.
 __global__ void split_kernel(const float* dy, Bf16* parts, int64_t rows, int64_t columns) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= rows * columns) return;
@@ -91,35 +86,11 @@ __global__ void add_parts_kernel(const float* parts, Out* out, int64_t elements,
   out[i] = round_to<Out>(accumulate ? widen(out[i]) + sum : sum);
 }
 
-bool is_split(DType dy, DType other) {
-  return dy == DType::f32 && other == DType::bf16;
-}
-
-// Scratch memory after that of the products: the parts of dy, then `second`: W three times, or the
-// weight gradient of each part.
-struct SplitScratch {
-  SplitScratch(int64_t rows, int64_t outputs, int64_t inputs)
-      : second_offset(align(rows * kSplitParts * outputs * int64_t{sizeof(Bf16)})),
-        bytes(second_offset + align(kSplitParts * outputs * inputs * int64_t{sizeof(float)})) {}
-  static int64_t align(int64_t size) { return ceil_divide(size, 256) * 256; }
-
-  Bf16* parts(const CudaKernelArguments& args) const {
-    return reinterpret_cast<Bf16*>(args.scratch + CudaContext::kProductScratchBytes);
-  }
-  template <class T>
-  T* second(const CudaKernelArguments& args) const {
-    return reinterpret_cast<T*>(args.scratch + CudaContext::kProductScratchBytes + second_offset);
-  }
-
-  int64_t second_offset;
-  int64_t bytes;
-};
-
 Bf16* split(const CudaKernelArguments& args, const SplitScratch& scratch) {
   const Shape& dy = args.input(0).shape;
   launch(args, {static_cast<unsigned>(ceil_divide(dy.elements(), 256)), 256}, split_kernel,
-         args.in<float>(0), scratch.parts(args), dy[0], dy[1]);
-  return scratch.parts(args);
+         args.in<float>(0), scratch.parts<Bf16>(args.scratch), dy[0], dy[1]);
+  return scratch.parts<Bf16>(args.scratch);
 }
 
 template <class T, class Dy>
@@ -129,7 +100,7 @@ void run_linear_data_gradient(const CudaKernelArguments& args) {
   if constexpr (std::is_same_v<Dy, float> && std::is_same_v<T, Bf16>) {
     const SplitScratch scratch(dy[0], dy[1], weight[1]);
     const Bf16* parts = split(args, scratch);
-    Bf16* weights = scratch.second<Bf16>(args);
+    Bf16* weights = scratch.second<Bf16>(args.scratch);
     for (int64_t part = 0; part < kSplitParts; ++part) {
       check_cuda(cudaMemcpyAsync(weights + part * weight.elements(), args.in<Bf16>(1),
                                  static_cast<size_t>(weight.elements()) * sizeof(Bf16),
@@ -154,7 +125,7 @@ void run_linear_weight_gradient(const CudaKernelArguments& args) {
   if constexpr (std::is_same_v<Dy, float> && std::is_same_v<T, Bf16>) {
     const SplitScratch scratch(dy[0], dy[1], x[1]);
     const int64_t outputs = kSplitParts * dy[1];
-    auto* gradients = scratch.second<float>(args);
+    auto* gradients = scratch.second<float>(args.scratch);
     multiply<Bf16, Bf16, float>(args, {split(args, scratch), outputs, true},
                                 {args.in<Bf16>(1), x[1], false}, outputs, x[1], dy[0], nullptr,
                                 gradients, false);
@@ -279,23 +250,6 @@ CudaKernel linear_bias_gradient_cuda_kernel(const OpView& op) {
     return select_cuda_kernel<LinearBiasGradientCuda>(dy);
   }
   return &run_linear_bias_gradient<double, float>;
-}
-
-uint64_t linear_cuda_scratch_bytes(const OpView&) {
-  return CudaContext::kProductScratchBytes;
-}
-
-// Of both gradients.
-uint64_t linear_gradient_cuda_scratch_bytes(const OpView& op) {
-  const Shape& dy = op.input(0).shape;
-  if (!is_split(op.input(0).dtype, op.input(1).dtype)) return CudaContext::kProductScratchBytes;
-  return CudaContext::kProductScratchBytes +
-         static_cast<uint64_t>(SplitScratch(dy[0], dy[1], op.input(1).shape[1]).bytes);
-}
-
-uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op) {
-  const Shape& dy = op.input(0).shape;
-  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), dy[0], dy[1]);
 }
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/count_experts/count_experts.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -13,7 +14,6 @@ CpuKernel load_balancing_loss_cpu_kernel(DType dtype);
 CpuKernel load_balancing_loss_gradient_cpu_kernel(DType dtype);
 CudaKernel load_balancing_loss_cuda_kernel(const OpView& op);
 CudaKernel load_balancing_loss_gradient_cuda_kernel(const OpView& op);
-uint64_t load_balancing_loss_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -195,11 +195,11 @@ const OpSpec kLoadBalancingLoss{
     .infer = infer_load_balancing_loss,
     .differentiate = differentiate_load_balancing_loss,
     .cost = cost_load_balancing_loss,
-    .cpu_kernel = load_balancing_loss_kernel,
-    .cuda_kernel = TROUPE_CUDA(load_balancing_loss_cuda_kernel),
-    .workspace_bytes = router_loss_workspace_bytes,
-    .scratch_bytes = router_loss_scratch_bytes,
-    .cuda_scratch_bytes = TROUPE_CUDA(load_balancing_loss_cuda_scratch_bytes),
+    .cpu = {.kernel = load_balancing_loss_kernel,
+            .workspace = router_loss_workspace_bytes,
+            .scratch = router_loss_scratch_bytes},
+    .cuda =
+        only_kernel<TROUPE_CUDA(load_balancing_loss_cuda_kernel), router_loss_cuda_scratch_bytes>,
     .print_attributes = print_load_balancing_loss,
     .samples = samples_load_balancing_loss};
 
@@ -207,8 +207,8 @@ const OpSpec kLoadBalancingLossGradient{
     .name = "load_balancing_loss_gradient",
     .infer = infer_load_balancing_loss_gradient,
     .cost = cost_load_balancing_loss_gradient,
-    .cpu_kernel = load_balancing_loss_gradient_kernel,
-    .cuda_kernel = TROUPE_CUDA(load_balancing_loss_gradient_cuda_kernel),
+    .cpu = {.kernel = load_balancing_loss_gradient_kernel},
+    .cuda = only_kernel<TROUPE_CUDA(load_balancing_loss_gradient_cuda_kernel)>,
     .print_attributes = print_load_balancing_loss};
 
 }  // namespace troupe

@@ -121,10 +121,6 @@ CudaKernel load_balancing_loss_cuda_kernel(const OpView& op) {
                                          : &run_load_balancing_loss<float>;
 }
 
-uint64_t load_balancing_loss_cuda_scratch_bytes(const OpView& op) {
-  return sum_over_tokens_bytes(op);
-}
-
 CudaKernel load_balancing_loss_gradient_cuda_kernel(const OpView& op) {
   return op.input(0).dtype == DType::f64 ? &run_load_balancing_loss_gradient<double>
                                          : &run_load_balancing_loss_gradient<float>;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -79,8 +80,8 @@ ValueId local_experts(Builder& builder, ValueId indices, ValueId received,
 const OpSpec kLocalExperts{.name = "local_experts",
                            .infer = infer_local_experts,
                            .cost = cost_local_experts,
-                           .cpu_kernel = local_experts_kernel,
-                           .cuda_kernel = TROUPE_CUDA(local_experts_cuda_kernel),
+                           .cpu = {.kernel = local_experts_kernel},
+                           .cuda = only_kernel<TROUPE_CUDA(local_experts_cuda_kernel)>,
                            .print_attributes = print_local_experts,
                            .samples = samples_local_experts};
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
+
 namespace troupe {
 
 CpuKernel muon_momentum_cpu_kernel(const OpView& op);
@@ -138,15 +140,15 @@ void muon_update(Builder& builder, const MuonUpdateOperands& operands,
 const OpSpec kMuonMomentum{.name = "muon_momentum",
                            .infer = infer_muon_momentum,
                            .cost = cost_muon_momentum,
-                           .cpu_kernel = muon_momentum_cpu_kernel,
-                           .cuda_kernel = TROUPE_CUDA(muon_momentum_cuda_kernel),
+                           .cpu = {.kernel = muon_momentum_cpu_kernel},
+                           .cuda = only_kernel<TROUPE_CUDA(muon_momentum_cuda_kernel)>,
                            .print_attributes = print_muon_momentum};
 
 const OpSpec kMuonUpdate{.name = "muon_update",
                          .infer = infer_muon_update,
                          .cost = cost_muon_update,
-                         .cpu_kernel = muon_update_cpu_kernel,
-                         .cuda_kernel = TROUPE_CUDA(muon_update_cuda_kernel),
+                         .cpu = {.kernel = muon_update_cpu_kernel},
+                         .cuda = only_kernel<TROUPE_CUDA(muon_update_cuda_kernel)>,
                          .print_attributes = print_muon_update};
 
 }  // namespace troupe

@@ -39,7 +39,7 @@ template <class A, class G>
 void run_muon_momentum(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<MuonMomentumAttributes>();
   const int64_t elements = args.output(0).shape.elements();
-  launch(args, {blocks_for(elements, 256), 256}, momentum_kernel<A, G>,
+  launch(args, {blocks_for(args, elements, 256), 256}, momentum_kernel<A, G>,
          args.in<G>(0) + attributes.first, args.out<A>(0),
          attributes.nesterov ? args.out<A>(1) : nullptr, elements, args.in<double>(2),
          args.in<int32_t>(3), static_cast<A>(1 - attributes.beta), static_cast<A>(attributes.beta));
@@ -69,7 +69,7 @@ struct MuonUpdateCuda {
     const auto& attributes = args.attributes->as<MuonUpdateAttributes>();
     constexpr int kWeights = std::is_same_v<T, A> ? 0 : 1;
     const int64_t elements = args.output(kWeights).shape.elements();
-    launch(args, {blocks_for(elements, 256), 256}, update_kernel<T>,
+    launch(args, {blocks_for(args, elements, 256), 256}, update_kernel<T>,
            args.in<A>(0) + attributes.first, args.out<T>(0) + attributes.first,
            args.out<A>(kWeights), elements, args.in<double>(3), args.in<double>(4),
            args.in<int32_t>(5), attributes.scale, attributes.decay);

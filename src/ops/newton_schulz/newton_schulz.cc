@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/newton_schulz/newton_schulz_cpu.h"
+#include "ops/newton_schulz/newton_schulz_cuda.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -11,7 +13,6 @@ namespace troupe {
 CpuKernel newton_schulz_cpu_kernel(const OpView& op);
 uint64_t newton_schulz_workspace_bytes(const OpView& op);
 CudaKernel newton_schulz_cuda_kernel(const OpView& op);
-uint64_t newton_schulz_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -74,6 +75,22 @@ std::string print_newton_schulz(const Attributes& attributes) {
   return text;
 }
 
+uint64_t newton_schulz_cuda_scratch_bytes(const OpView& op) {
+  const DType products = newton_schulz_is_in_bf16(op) ? DType::bf16 : op.input(0).dtype;
+  const MatrixBatch batch(op.input(0).shape);
+  uint64_t bytes = 0;
+  for_sections(op.attributes<NewtonSchulzAttributes>(), batch, [&](const SectionMatrix& section) {
+    const SectionScratch scratch(section, batch.count, static_cast<int64_t>(size_of(products)));
+    bytes = std::max(bytes, scratch.bytes());
+  });
+  return bytes;
+}
+
+KernelChoice choose_newton_schulz(const OpView& op, const DeviceTraits& device) {
+  return make_choice(op, device, "cublaslt", TROUPE_CUDA(newton_schulz_cuda_kernel),
+                     newton_schulz_cuda_scratch_bytes);
+}
+
 std::vector<OpSample> samples_newton_schulz() {
   const auto sample = [](const std::string& name, const Shape& shape,
                          const NewtonSchulzAttributes& attributes = {}) {
@@ -116,15 +133,14 @@ ValueId newton_schulz(Builder& builder, ValueId x, const NewtonSchulzAttributes&
   return builder.emit(kNewtonSchulz, Attributes(attributes), {x}, name)[0];
 }
 
-const OpSpec kNewtonSchulz{.name = "newton_schulz",
-                           .infer = infer_newton_schulz,
-                           .cost = cost_newton_schulz,
-                           .cpu_kernel = newton_schulz_cpu_kernel,
-                           .cuda_kernel = TROUPE_CUDA(newton_schulz_cuda_kernel),
-                           .workspace_bytes = newton_schulz_workspace_bytes,
-                           .cuda_scratch_bytes = TROUPE_CUDA(newton_schulz_cuda_scratch_bytes),
-                           .in_place = {.output = 0, .input = 0},
-                           .print_attributes = print_newton_schulz,
-                           .samples = samples_newton_schulz};
+const OpSpec kNewtonSchulz{
+    .name = "newton_schulz",
+    .infer = infer_newton_schulz,
+    .cost = cost_newton_schulz,
+    .cpu = {.kernel = newton_schulz_cpu_kernel, .workspace = newton_schulz_workspace_bytes},
+    .cuda = choose_newton_schulz,
+    .in_place = {.output = 0, .input = 0},
+    .print_attributes = print_newton_schulz,
+    .samples = samples_newton_schulz};
 
 }  // namespace troupe

@@ -32,6 +32,10 @@ inline NewtonSchulzStep newton_schulz_step(const NewtonSchulzAttributes& attribu
   return kQuinticSteps[static_cast<size_t>(step) % kQuinticSteps.size()];
 }
 
+inline bool newton_schulz_is_in_bf16(const OpView& op) {
+  return op.attributes<NewtonSchulzAttributes>().arithmetic == NewtonSchulzArithmetic::bf16;
+}
+
 // The B matrices of `shape`, [rows, columns] or [B, rows, columns].
 struct MatrixBatch {
   int64_t count;

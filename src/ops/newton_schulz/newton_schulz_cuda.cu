@@ -5,71 +5,10 @@
 #include "ops/cuda/product.cuh"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/newton_schulz/newton_schulz_cpu.h"
+#include "ops/newton_schulz/newton_schulz_cuda.h"
 
 namespace troupe {
 namespace {
-
-// Matrices are worked on together as long as their scratch memory has at most this much.
-constexpr int64_t kTogetherBytes = int64_t{128} << 20;
-// Pieces of a sum of squares, at most: one for each thread of the block that adds them.
-constexpr int64_t kMostPieces = 256;
-constexpr int64_t kPieceElements = 4096;
-
-// The scratch memory after that of the products, for one section of `together` matrices side by
-// side: of each X and its successor, A and b A + c A A, and the sums of squares of its pieces.
-class SectionScratch {
- public:
-  SectionScratch(const SectionMatrix& section, int64_t matrices, int64_t element_bytes)
-      : pieces_(
-            std::clamp<int64_t>(ceil_divide(section.elements(), kPieceElements), 1, kMostPieces)),
-        matrix_bytes_(align(section.elements() * element_bytes)),
-        gram_bytes_(align(section.side() * section.side() * element_bytes)),
-        squares_bytes_(align(pieces_ * int64_t{sizeof(double)})),
-        together_(std::clamp<int64_t>(kTogetherBytes / bytes_each(), 1,
-                                      std::min<int64_t>(matrices, 65535))) {}
-
-  int64_t pieces() const { return pieces_; }
-  int64_t together() const { return together_; }
-  uint64_t bytes() const {
-    return CudaContext::kProductScratchBytes + static_cast<uint64_t>(together_ * bytes_each());
-  }
-
-  // Addresses, and elements of P from a matrix to the next.
-  template <class P>
-  P* x(const CudaKernelArguments& args, int which) const {
-    return at<P>(args, which * matrix_bytes_);
-  }
-  template <class P>
-  P* gram(const CudaKernelArguments& args) const {
-    return at<P>(args, 2 * matrix_bytes_);
-  }
-  template <class P>
-  P* polynomial(const CudaKernelArguments& args) const {
-    return at<P>(args, 2 * matrix_bytes_ + gram_bytes_);
-  }
-  double* squares(const CudaKernelArguments& args) const {
-    return at<double>(args, 2 * matrix_bytes_ + 2 * gram_bytes_);
-  }
-  template <class P>
-  int64_t matrix_step() const {
-    return matrix_bytes_ / int64_t{sizeof(P)};
-  }
-  template <class P>
-  int64_t gram_step() const {
-    return gram_bytes_ / int64_t{sizeof(P)};
-  }
-
- private:
-  static int64_t align(int64_t bytes) { return ceil_divide(bytes, 64) * 64; }
-  int64_t bytes_each() const { return 2 * matrix_bytes_ + 2 * gram_bytes_ + squares_bytes_; }
-  template <class P>
-  P* at(const CudaKernelArguments& args, int64_t bytes_before) const {
-    return reinterpret_cast<P*>(args.scratch + CudaContext::kProductScratchBytes +
-                                together_ * bytes_before);
-  }
-
-  int64_t pieces_, matrix_bytes_, gram_bytes_, squares_bytes_, together_;
-};
 
 // Sums of the squares of the elements of matrices that are `step` apart: a block for each piece of
 // each matrix.
@@ -87,7 +26,7 @@ __global__ void square_pieces_kernel(const T* x, int64_t step, int64_t elements,
   if (threadIdx.x == 0) squares[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = sum;
 }
 
-// out = x / |x|. T and P are the types of x and of what products take. Blocks of kMostPieces.
+// out = x / |x|. T and P are the types of x and of what products take. Blocks of kMostSquarePieces.
 template <class T, class P>
 __global__ void normalise_kernel(const T* x, int64_t step, int64_t elements, const double* squares,
                                  int64_t pieces, P* out, int64_t out_step) {
@@ -184,10 +123,10 @@ P* iterate(const CudaKernelArguments& args, const SectionMatrix& section,
   const auto& attributes = args.attributes->as<NewtonSchulzAttributes>();
   const int64_t side = section.side();
   const bool tall = section.is_tall();
-  Matrices<P> x{scratch.x<P>(args, 0), section.columns, scratch.matrix_step<P>()};
-  Matrices<P> next{scratch.x<P>(args, 1), section.columns, scratch.matrix_step<P>()};
-  const Matrices<P> gram{scratch.gram<P>(args), side, scratch.gram_step<P>()};
-  const Matrices<P> polynomial{scratch.polynomial<P>(args), side, scratch.gram_step<P>()};
+  Matrices<P> x{scratch.x<P>(args.scratch, 0), section.columns, scratch.matrix_step<P>()};
+  Matrices<P> next{scratch.x<P>(args.scratch, 1), section.columns, scratch.matrix_step<P>()};
+  const Matrices<P> gram{scratch.gram<P>(args.scratch), side, scratch.gram_step<P>()};
+  const Matrices<P> polynomial{scratch.polynomial<P>(args.scratch), side, scratch.gram_step<P>()};
   for (int32_t step = 0; step < attributes.steps; ++step) {
     const auto [a, b, c] = newton_schulz_step(attributes, step);
     multiply<P>(args, {batch, side, side, tall ? section.rows : section.columns, 1,
@@ -213,39 +152,25 @@ void run_newton_schulz(const CudaKernelArguments& args) {
     for (int64_t first = 0; first < batch.count; first += scratch.together()) {
       const int64_t count = std::min(scratch.together(), batch.count - first);
       const auto matrices = static_cast<unsigned>(count);
-      const dim3 grid(blocks_for(elements, kMostPieces), matrices);
+      const dim3 grid(blocks_for(args, elements, kMostSquarePieces), matrices);
       const int64_t offset = first * step + section.first;
       launch(args, {dim3(pieces, matrices), 256}, square_pieces_kernel<T>, args.in<T>(0) + offset,
-             step, elements, scratch.squares(args));
-      launch(args, {grid, kMostPieces}, normalise_kernel<T, P>, args.in<T>(0) + offset, step,
-             elements, scratch.squares(args), scratch.pieces(), scratch.x<P>(args, 0),
-             scratch.matrix_step<P>());
+             step, elements, scratch.squares(args.scratch));
+      launch(args, {grid, kMostSquarePieces}, normalise_kernel<T, P>, args.in<T>(0) + offset, step,
+             elements, scratch.squares(args.scratch), scratch.pieces(),
+             scratch.x<P>(args.scratch, 0), scratch.matrix_step<P>());
       launch(args, {grid, 256}, scale_kernel<T, P>, iterate<P>(args, section, scratch, count),
              scratch.matrix_step<P>(), elements, section.scale, args.out<T>(0) + offset, step);
     }
   });
 }
 
-bool is_in_bf16(const OpView& op) {
-  return op.attributes<NewtonSchulzAttributes>().arithmetic == NewtonSchulzArithmetic::bf16;
-}
-
 }  // namespace
 
 CudaKernel newton_schulz_cuda_kernel(const OpView& op) {
   if (op.input(0).dtype == DType::f64) return &run_newton_schulz<double, double>;
-  return is_in_bf16(op) ? &run_newton_schulz<float, Bf16> : &run_newton_schulz<float, float>;
-}
-
-uint64_t newton_schulz_cuda_scratch_bytes(const OpView& op) {
-  const DType products = is_in_bf16(op) ? DType::bf16 : op.input(0).dtype;
-  const MatrixBatch batch(op.input(0).shape);
-  uint64_t bytes = 0;
-  for_sections(op.attributes<NewtonSchulzAttributes>(), batch, [&](const SectionMatrix& section) {
-    const SectionScratch scratch(section, batch.count, static_cast<int64_t>(size_of(products)));
-    bytes = std::max(bytes, scratch.bytes());
-  });
-  return bytes;
+  return newton_schulz_is_in_bf16(op) ? &run_newton_schulz<float, Bf16>
+                                      : &run_newton_schulz<float, float>;
 }
 
 }  // namespace troupe

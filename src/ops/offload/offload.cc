@@ -1,5 +1,6 @@
 #include "ops/offload/offload.h"
 
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -76,14 +77,14 @@ ValueId reload(Builder& builder, ValueId host, const std::string& name) {
 const OpSpec kOffload{.name = "offload",
                       .infer = infer_offload,
                       .cost = cost_host_copy,
-                      .cpu_kernel = host_copy_cpu_kernel,
-                      .cuda_kernel = TROUPE_CUDA(host_copy_cuda_kernel),
+                      .cpu = {.kernel = host_copy_cpu_kernel},
+                      .cuda = only_kernel<TROUPE_CUDA(host_copy_cuda_kernel)>,
                       .samples = samples_offload};
 
 const OpSpec kReload{.name = "reload",
                      .infer = infer_reload,
                      .cost = cost_host_copy,
-                     .cpu_kernel = host_copy_cpu_kernel,
-                     .cuda_kernel = TROUPE_CUDA(host_copy_cuda_kernel)};
+                     .cpu = {.kernel = host_copy_cpu_kernel},
+                     .cuda = only_kernel<TROUPE_CUDA(host_copy_cuda_kernel)>};
 
 }  // namespace troupe

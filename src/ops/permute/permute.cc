@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/combine/combine.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -104,8 +105,8 @@ const OpSpec kPermute{.name = "permute",
                       .infer = infer_permute,
                       .differentiate = differentiate_permute,
                       .cost = cost_permute,
-                      .cpu_kernel = permute_kernel,
-                      .cuda_kernel = TROUPE_CUDA(permute_cuda_kernel),
+                      .cpu = {.kernel = permute_kernel},
+                      .cuda = only_kernel<TROUPE_CUDA(permute_cuda_kernel)>,
                       .samples = samples_permute};
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 
 namespace troupe {
@@ -100,8 +101,8 @@ ValueId receive(Builder& builder, const ReceiveAttributes& attributes, const std
 const OpSpec kSend{.name = "send",
                    .infer = infer_sent,
                    .cost = cost_send,
-                   .cpu_kernel = send_kernel,
-                   .cuda_kernel = TROUPE_CUDA(send_cuda_kernel),
+                   .cpu = {.kernel = send_kernel},
+                   .cuda = only_kernel<TROUPE_CUDA(send_cuda_kernel)>,
                    .group = group_of_sent,
                    .message = message_of_send,
                    .print_attributes = print_sent};
@@ -109,8 +110,8 @@ const OpSpec kSend{.name = "send",
 const OpSpec kFinishSend{.name = "finish_send",
                          .infer = infer_sent,
                          .cost = cost_finish_send,
-                         .cpu_kernel = finish_send_kernel,
-                         .cuda_kernel = TROUPE_CUDA(finish_send_cuda_kernel),
+                         .cpu = {.kernel = finish_send_kernel},
+                         .cuda = only_kernel<TROUPE_CUDA(finish_send_cuda_kernel)>,
                          .group = group_of_sent,
                          .message = message_of_finish_send,
                          .print_attributes = print_sent};
@@ -118,8 +119,8 @@ const OpSpec kFinishSend{.name = "finish_send",
 const OpSpec kReceive{.name = "receive",
                       .infer = infer_receive,
                       .cost = cost_receive,
-                      .cpu_kernel = receive_kernel,
-                      .cuda_kernel = TROUPE_CUDA(receive_cuda_kernel),
+                      .cpu = {.kernel = receive_kernel},
+                      .cuda = only_kernel<TROUPE_CUDA(receive_cuda_kernel)>,
                       .group = group_of_receive,
                       .message = message_of_receive,
                       .print_attributes = print_receive};

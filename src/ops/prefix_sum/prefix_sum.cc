@@ -1,5 +1,6 @@
 #include "ops/prefix_sum/prefix_sum.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 
@@ -56,13 +57,13 @@ PrefixSumResult prefix_sum(Builder& builder, ValueId counts, ValueId previous,
   return {.running = outputs[0], .total = outputs[1]};
 }
 
-const OpSpec kPrefixSum{.name = "prefix_sum",
-                        .infer = infer_prefix_sum,
-                        .cost = cost_prefix_sum,
-                        .cpu_kernel = prefix_sum_kernel,
-                        .cuda_kernel = TROUPE_CUDA(prefix_sum_cuda_kernel),
-                        .group = group_of_prefix_sum,
-                        .cuda_staging_bytes = prefix_sum_staging_bytes,
-                        .print_attributes = print_prefix_sum};
+const OpSpec kPrefixSum{
+    .name = "prefix_sum",
+    .infer = infer_prefix_sum,
+    .cost = cost_prefix_sum,
+    .cpu = {.kernel = prefix_sum_kernel},
+    .cuda = only_kernel<TROUPE_CUDA(prefix_sum_cuda_kernel), nullptr, prefix_sum_staging_bytes>,
+    .group = group_of_prefix_sum,
+    .print_attributes = print_prefix_sum};
 
 }  // namespace troupe

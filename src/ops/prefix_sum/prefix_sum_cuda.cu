@@ -34,7 +34,7 @@ void sum(const CudaKernelArguments& args) {
   for (size_t r = 0; r < addresses.size(); ++r) {
     counts.of[r] = reinterpret_cast<const int32_t*>(addresses[r]);
   }
-  launch(args, {blocks_for(elements, 128), 128}, prefix_sum_kernel, counts, peers.rank(),
+  launch(args, {blocks_for(args, elements, 128), 128}, prefix_sum_kernel, counts, peers.rank(),
          peers.size(), args.in<int32_t>(1), args.out<int32_t>(0), args.out<int32_t>(1), elements);
   peers.barrier(args);
 }

@@ -1,5 +1,6 @@
 #include "ops/push_rows/push_rows.h"
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -163,26 +164,25 @@ ValueId push_rows_back(Builder& builder, ValueId rows, const DispatchPlan& plan,
   return emit_collective(builder, kPushRowsBack, Attributes(attributes), inputs, name)[0];
 }
 
-const OpSpec kPushRows{.name = "push_rows",
-                       .infer = infer_push_rows,
-                       .differentiate = differentiate_push_rows,
-                       .cost = cost_push_rows,
-                       .cpu_kernel = push_rows_kernel,
-                       .cuda_kernel = TROUPE_CUDA(push_rows_cuda_kernel),
-                       .workspace_bytes = push_rows_workspace_bytes,
-                       .group = group_of_push,
-                       .cuda_staging_bytes = push_rows_staging_bytes,
-                       .print_attributes = print_push};
+const OpSpec kPushRows{
+    .name = "push_rows",
+    .infer = infer_push_rows,
+    .differentiate = differentiate_push_rows,
+    .cost = cost_push_rows,
+    .cpu = {.kernel = push_rows_kernel, .workspace = push_rows_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(push_rows_cuda_kernel), nullptr, push_rows_staging_bytes>,
+    .group = group_of_push,
+    .print_attributes = print_push};
 
-const OpSpec kPushRowsBack{.name = "push_rows_back",
-                           .infer = infer_push_rows_back,
-                           .differentiate = differentiate_push_rows_back,
-                           .cost = cost_push_rows_back,
-                           .cpu_kernel = push_rows_back_kernel,
-                           .cuda_kernel = TROUPE_CUDA(push_rows_back_cuda_kernel),
-                           .workspace_bytes = push_rows_back_workspace_bytes,
-                           .group = group_of_push,
-                           .cuda_staging_bytes = push_rows_back_staging_bytes,
-                           .print_attributes = print_push};
+const OpSpec kPushRowsBack{
+    .name = "push_rows_back",
+    .infer = infer_push_rows_back,
+    .differentiate = differentiate_push_rows_back,
+    .cost = cost_push_rows_back,
+    .cpu = {.kernel = push_rows_back_kernel, .workspace = push_rows_back_workspace_bytes},
+    .cuda =
+        only_kernel<TROUPE_CUDA(push_rows_back_cuda_kernel), nullptr, push_rows_back_staging_bytes>,
+    .group = group_of_push,
+    .print_attributes = print_push};
 
 }  // namespace troupe

@@ -4,8 +4,11 @@
 #include <fmt/format.h>
 
 #include "ops/add/add.h"
+#include "ops/choose_kernel.h"
 #include "ops/cpu/row_sums.h"
+#include "ops/qk_norm/qk_norm_cuda.h"
 #include "ops/rope/rope.h"
+#include "ops/row_sum_pieces.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -21,7 +24,6 @@ CudaKernel qk_norm_rope_gradient_cuda_kernel(const OpView& op);
 CudaKernel qk_norm_rope_weight_gradient_cuda_kernel(const OpView& op);
 CudaKernel qk_squares_cuda_kernel(const OpView& op);
 CudaKernel qk_squares_gradient_cuda_kernel(const OpView& op);
-uint64_t qk_norm_rope_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -299,6 +301,40 @@ std::string print_qk_norm_rope_weight_gradient(const Attributes& attributes) {
                      qk_rotation_text(values.rotary_dim, values.sequence));
 }
 
+uint64_t qk_norm_rope_weight_gradient_cuda_scratch_bytes(const OpView& op) {
+  const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
+  const int64_t vectors = attributes.scope == QkNormScope::head ? attributes.head_count : 1;
+  return row_sums_bytes(op.input(0).dtype, op.input(0).shape[0] * vectors,
+                        op.output(0).shape.elements());
+}
+
+// Of both directions. In place a kernel goes through the heads that are normalised, elsewhere
+// through all: whether the memory plan stores the result over the operand can decide.
+template <SelectCudaKernel kSelect>
+KernelChoice choose_qk_norm(const OpView& op, const DeviceTraits& device) {
+  const auto& attributes = op.attributes<QkNormAttributes>();
+  const DType dtype = op.input(0).dtype;
+  const bool packs = heads_are_made_of_packs(attributes, dtype);
+  const int pack = 16 / static_cast<int>(size_of(dtype));
+  const QkSteps steps(attributes, packs ? pack : 1);
+  const int normalized = attributes.heads + attributes.groups;
+  const bool in_place = takes_rounds(attributes, steps, packs, normalized);
+  const char* variant = packs ? "packs" : "elements";
+  if (in_place) {
+    const bool always = takes_rounds(attributes, steps, packs, normalized + attributes.groups);
+    variant = always ? "rounds" : "rounds if in place";
+  }
+  return make_choice(op, device, variant, kSelect);
+}
+
+KernelChoice choose_qk_gain_gradient(const OpView& op, const DeviceTraits& device) {
+  const bool packs =
+      heads_are_made_of_packs(op.attributes<QkNormWeightGradientAttributes>(), op.input(0).dtype);
+  return make_choice(op, device, packs ? "packs" : "elements",
+                     TROUPE_CUDA(qk_norm_rope_weight_gradient_cuda_kernel),
+                     qk_norm_rope_weight_gradient_cuda_scratch_bytes);
+}
+
 std::vector<OpSample> samples_qk_norm_rope() {
   const auto table_of = [](SampleBuilder& sample, const QkNormAttributes& attributes) {
     return rope_table(
@@ -463,44 +499,42 @@ const OpSpec kQkNormRope{.name = "qk_norm_rope",
                          .infer = infer_qk_norm_rope,
                          .differentiate = differentiate_qk_norm_rope,
                          .cost = cost_qk_norm_rope,
-                         .cpu_kernel = qk_norm_rope_cpu_kernel,
-                         .cuda_kernel = TROUPE_CUDA(qk_norm_rope_cuda_kernel),
+                         .cpu = {.kernel = qk_norm_rope_cpu_kernel},
+                         .cuda = choose_qk_norm<TROUPE_CUDA(qk_norm_rope_cuda_kernel)>,
                          .in_place = {.output = 0, .input = 0},
                          .print_attributes = print_qk_norm,
                          .samples = samples_qk_norm_rope};
 
-const OpSpec kQkNormRopeGradient{.name = "qk_norm_rope_gradient",
-                                 .infer = infer_qk_norm_rope_gradient,
-                                 .cost = cost_qk_norm_rope_gradient,
-                                 .cpu_kernel = qk_norm_rope_gradient_cpu_kernel,
-                                 .cuda_kernel = TROUPE_CUDA(qk_norm_rope_gradient_cuda_kernel),
-                                 .scratch_bytes = scratch_qk_norm_rope_gradient,
-                                 .in_place = {.output = 0, .input = 0},
-                                 .print_attributes = print_qk_norm};
+const OpSpec kQkNormRopeGradient{
+    .name = "qk_norm_rope_gradient",
+    .infer = infer_qk_norm_rope_gradient,
+    .cost = cost_qk_norm_rope_gradient,
+    .cpu = {.kernel = qk_norm_rope_gradient_cpu_kernel, .scratch = scratch_qk_norm_rope_gradient},
+    .cuda = choose_qk_norm<TROUPE_CUDA(qk_norm_rope_gradient_cuda_kernel)>,
+    .in_place = {.output = 0, .input = 0},
+    .print_attributes = print_qk_norm};
 
-const OpSpec kQkNormRopeWeightGradient{
-    .name = "qk_norm_rope_weight_gradient",
-    .infer = infer_qk_norm_rope_weight_gradient,
-    .cost = cost_qk_norm_rope_weight_gradient,
-    .cpu_kernel = qk_norm_rope_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(qk_norm_rope_weight_gradient_cuda_kernel),
-    .workspace_bytes = workspace_qk_norm_rope_weight_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(qk_norm_rope_weight_gradient_cuda_scratch_bytes),
-    .print_attributes = print_qk_norm_rope_weight_gradient};
+const OpSpec kQkNormRopeWeightGradient{.name = "qk_norm_rope_weight_gradient",
+                                       .infer = infer_qk_norm_rope_weight_gradient,
+                                       .cost = cost_qk_norm_rope_weight_gradient,
+                                       .cpu = {.kernel = qk_norm_rope_weight_gradient_cpu_kernel,
+                                               .workspace = workspace_qk_norm_rope_weight_gradient},
+                                       .cuda = choose_qk_gain_gradient,
+                                       .print_attributes = print_qk_norm_rope_weight_gradient};
 
 const OpSpec kQkSquares{.name = "qk_squares",
                         .infer = infer_qk_squares,
                         .differentiate = differentiate_qk_squares,
                         .cost = cost_qk_squares,
-                        .cpu_kernel = qk_squares_cpu_kernel,
-                        .cuda_kernel = TROUPE_CUDA(qk_squares_cuda_kernel),
+                        .cpu = {.kernel = qk_squares_cpu_kernel},
+                        .cuda = only_kernel<TROUPE_CUDA(qk_squares_cuda_kernel)>,
                         .print_attributes = print_qk_norm};
 
 const OpSpec kQkSquaresGradient{.name = "qk_squares_gradient",
                                 .infer = infer_qk_squares_gradient,
                                 .cost = cost_qk_squares_gradient,
-                                .cpu_kernel = qk_squares_gradient_cpu_kernel,
-                                .cuda_kernel = TROUPE_CUDA(qk_squares_gradient_cuda_kernel),
+                                .cpu = {.kernel = qk_squares_gradient_cpu_kernel},
+                                .cuda = only_kernel<TROUPE_CUDA(qk_squares_gradient_cuda_kernel)>,
                                 .print_attributes = print_qk_norm};
 
 }  // namespace troupe

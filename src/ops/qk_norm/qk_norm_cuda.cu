@@ -1,6 +1,7 @@
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/row_sums.cuh"
 #include "ops/qk_norm/qk_norm.h"
+#include "ops/qk_norm/qk_norm_cuda.h"
 
 namespace troupe {
 namespace {
@@ -59,8 +60,6 @@ __device__ __forceinline__ void for_vectors(const DeviceQkVectors& vectors, int 
   }
 }
 
-inline constexpr int kQkThreads = 384;  // of a block, at most
-
 // The elements of a step of a head: kStep from `low` and kStep from `high` on. Those that turn do
 // so in pairs, by the angles low, low + 1, ...; the last step of those that do not may lack the
 // second half.
@@ -79,10 +78,11 @@ struct DeviceQkHeads {
         all(normalized + attributes.groups),
         head_dim(attributes.head_dim),
         pairs(attributes.rotary_dim / 2),
-        sequence(static_cast<uint32_t>(attributes.sequence)),
-        pair_steps(pairs / step_elements),
-        steps(pair_steps + static_cast<int>(ceil_divide(head_dim - 2 * pairs, 2 * step_elements))) {
-    while (lane_bits < 5 && 1 << lane_bits < steps) ++lane_bits;
+        sequence(static_cast<uint32_t>(attributes.sequence)) {
+    const QkSteps cut(attributes, step_elements);
+    pair_steps = cut.pair_steps;
+    steps = cut.steps;
+    lane_bits = cut.lane_bits;
   }
 
   int queries, normalized, all;  // heads: of queries, of keys besides, of values besides
@@ -129,12 +129,6 @@ struct DeviceQkHeads {
     return value;
   }
 };
-
-// Whether all halves of all heads, and what does not turn, begin and end with packs.
-template <class T, class Attributes>
-bool are_made_of_packs(const Attributes& attributes) {
-  return is_made_of_packs<T>(attributes.rotary_dim / 2) && is_made_of_packs<T>(attributes.head_dim);
-}
 
 // A step as it lies in memory; what it lacks is zero.
 template <class T, int kStep>
@@ -469,7 +463,7 @@ __global__ void __launch_bounds__(kQkThreads)
 template <class T, class Kernels, class... Values>
 void launch_for_rows(const CudaKernelArguments& args, bool in_place, const Values&... values) {
   const auto& attributes = args.attributes->as<QkNormAttributes>();
-  const bool packs = are_made_of_packs<T>(attributes);
+  const bool packs = heads_are_made_of_packs(attributes, dtype_of<T>);
   constexpr int kPack = Pack<T>::kElements;
   const DeviceQkHeads heads(attributes, packs ? kPack : 1);
   const int64_t rows = args.input(0).shape[0];
@@ -477,13 +471,12 @@ void launch_for_rows(const CudaKernelArguments& args, bool in_place, const Value
   const int end = in_place ? heads.normalized : heads.all;
   const unsigned threads = heads.threads(end);
   const int64_t rounds = heads.rounds(end);
-  if (packs && attributes.rotary_dim == attributes.head_dim &&
-      heads.steps <= 1 << heads.lane_bits && (per_head || rounds == 1)) {
+  if (takes_rounds(attributes, QkSteps(attributes, packs ? kPack : 1), packs, end)) {
     const auto kernel =
         per_head ? Kernels::template rounds<T, true>() : Kernels::template rounds<T, false>();
     const size_t bytes = size_t{kQkStages} * Kernels::kTensors * 2 * threads * sizeof(uint4);
     allow_shared_bytes(kernel, bytes);
-    launch(args, {blocks_for(rows * rounds, 1), threads, bytes}, kernel, values...,
+    launch(args, {blocks_for(args, rows * rounds, 1), threads, bytes}, kernel, values...,
            LiveRows(args.input(0)), heads, attributes, end, static_cast<int>(rounds));
     return;
   }
@@ -884,7 +877,7 @@ struct QkNormRopeWeightGradientCuda {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<QkNormWeightGradientAttributes>();
     const bool per_head = attributes.scope == QkNormScope::head;
-    const bool packs = are_made_of_packs<T>(attributes);
+    const bool packs = heads_are_made_of_packs(attributes, dtype_of<T>);
     const DeviceQkHeads heads(attributes, packs ? Pack<T>::kElements : 1);
     const QkGainVectors vectors{
         .first = per_head || attributes.first_head == 0 ? attributes.first_head : 1,
@@ -976,13 +969,6 @@ CudaKernel qk_norm_rope_gradient_cuda_kernel(const OpView& op) {
 
 CudaKernel qk_norm_rope_weight_gradient_cuda_kernel(const OpView& op) {
   return select_cuda_kernel<QkNormRopeWeightGradientCuda>(op.input(0).dtype);
-}
-
-uint64_t qk_norm_rope_weight_gradient_cuda_scratch_bytes(const OpView& op) {
-  const auto& attributes = op.attributes<QkNormWeightGradientAttributes>();
-  const int64_t vectors = attributes.scope == QkNormScope::head ? attributes.head_count : 1;
-  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), op.input(0).shape[0] * vectors,
-                        op.output(0).shape.elements());
 }
 
 CudaKernel qk_squares_cuda_kernel(const OpView& op) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/add/add.h"
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -96,15 +97,15 @@ ValueId random_logits(Builder& builder, ValueId logits, ValueId step,
   return builder.emit(kRandomLogits, Attributes(attributes), {logits, step}, name)[0];
 }
 
-const OpSpec kRandomLogits{.name = "random_logits",
-                           .infer = infer_random_logits,
-                           .differentiate = differentiate_random_logits,
-                           .cost = cost_random_logits,
-                           .cpu_kernel = random_logits_kernel,
-                           .cuda_kernel = TROUPE_CUDA(random_logits_cuda_kernel),
-                           .workspace_bytes = random_logits_workspace_bytes,
-                           .in_place = {.output = 0, .input = 0},
-                           .print_attributes = print_random_logits,
-                           .samples = samples_random_logits};
+const OpSpec kRandomLogits{
+    .name = "random_logits",
+    .infer = infer_random_logits,
+    .differentiate = differentiate_random_logits,
+    .cost = cost_random_logits,
+    .cpu = {.kernel = random_logits_kernel, .workspace = random_logits_workspace_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(random_logits_cuda_kernel)>,
+    .in_place = {.output = 0, .input = 0},
+    .print_attributes = print_random_logits,
+    .samples = samples_random_logits};
 
 }  // namespace troupe

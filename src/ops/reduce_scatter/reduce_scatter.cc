@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/all_gather/all_gather.h"
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -72,14 +73,15 @@ ValueId reduce_scatter(Builder& builder, ValueId x, const ReduceScatterAttribute
   return emit_collective(builder, kReduceScatter, Attributes(attributes), {x}, name)[0];
 }
 
-const OpSpec kReduceScatter{.name = "reduce_scatter",
-                            .infer = infer_reduce_scatter,
-                            .differentiate = differentiate_reduce_scatter,
-                            .cost = cost_reduce_scatter,
-                            .cpu_kernel = reduce_scatter_kernel,
-                            .cuda_kernel = TROUPE_CUDA(reduce_scatter_cuda_kernel),
-                            .group = group_of_reduce_scatter,
-                            .cuda_staging_bytes = reduce_scatter_staging_bytes,
-                            .print_attributes = print_reduce_scatter};
+const OpSpec kReduceScatter{
+    .name = "reduce_scatter",
+    .infer = infer_reduce_scatter,
+    .differentiate = differentiate_reduce_scatter,
+    .cost = cost_reduce_scatter,
+    .cpu = {.kernel = reduce_scatter_kernel},
+    .cuda =
+        only_kernel<TROUPE_CUDA(reduce_scatter_cuda_kernel), nullptr, reduce_scatter_staging_bytes>,
+    .group = group_of_reduce_scatter,
+    .print_attributes = print_reduce_scatter};
 
 }  // namespace troupe

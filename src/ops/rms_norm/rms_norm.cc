@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "ops/cpu/row_sums.h"
+#include "ops/row_sum_pieces.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -14,7 +16,6 @@ CpuKernel rms_norm_weight_gradient_cpu_kernel(const OpView& op);
 CudaKernel rms_norm_cuda_kernel(const OpView& op);
 CudaKernel rms_norm_gradient_cuda_kernel(const OpView& op);
 CudaKernel rms_norm_weight_gradient_cuda_kernel(const OpView& op);
-uint64_t rms_norm_weight_gradient_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -128,6 +129,11 @@ std::string print_rms_norm_weight_gradient(const Attributes& attributes) {
   return attributes.as<RmsNormWeightGradientAttributes>().accumulate ? "accumulate=1" : "";
 }
 
+uint64_t rms_norm_weight_gradient_cuda_scratch_bytes(const OpView& op) {
+  const Shape& shape = op.input(0).shape;
+  return row_sums_bytes(op.input(0).dtype, shape[0], shape[1]);
+}
+
 std::vector<OpSample> samples_rms_norm() {
   const auto plain = [](int64_t rows, int64_t hidden, double epsilon, bool zero_centered) {
     return [=](SampleBuilder& sample) {
@@ -210,31 +216,33 @@ RmsNormResult add_rms_norm(Builder& builder, ValueId x, ValueId delta, ValueId g
   return {.normalized = outputs[0], .sum = outputs[2]};
 }
 
-const OpSpec kRmsNorm{.name = "rms_norm",
-                      .infer = infer_rms_norm,
-                      .differentiate = differentiate_rms_norm,
-                      .cost = cost_rms_norm,
-                      .cpu_kernel = rms_norm_cpu_kernel,
-                      .cuda_kernel = TROUPE_CUDA(rms_norm_cuda_kernel),
-                      .print_attributes = print_rms_norm,
-                      .samples = samples_rms_norm};
+const OpSpec kRmsNorm{
+    .name = "rms_norm",
+    .infer = infer_rms_norm,
+    .differentiate = differentiate_rms_norm,
+    .cost = cost_rms_norm,
+    .cpu = {.kernel = rms_norm_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(rms_norm_cuda_kernel), row_elements_of_input>,
+    .print_attributes = print_rms_norm,
+    .samples = samples_rms_norm};
 
-const OpSpec kRmsNormGradient{.name = "rms_norm_gradient",
-                              .infer = infer_rms_norm_gradient,
-                              .cost = cost_rms_norm_gradient,
-                              .cpu_kernel = rms_norm_gradient_cpu_kernel,
-                              .cuda_kernel = TROUPE_CUDA(rms_norm_gradient_cuda_kernel),
-                              .in_place = {.output = 0, .input = 4},
-                              .print_attributes = print_rms_norm};
+const OpSpec kRmsNormGradient{
+    .name = "rms_norm_gradient",
+    .infer = infer_rms_norm_gradient,
+    .cost = cost_rms_norm_gradient,
+    .cpu = {.kernel = rms_norm_gradient_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(rms_norm_gradient_cuda_kernel), row_elements_of_input>,
+    .in_place = {.output = 0, .input = 4},
+    .print_attributes = print_rms_norm};
 
 const OpSpec kRmsNormWeightGradient{
     .name = "rms_norm_weight_gradient",
     .infer = infer_rms_norm_weight_gradient,
     .cost = cost_rms_norm_weight_gradient,
-    .cpu_kernel = rms_norm_weight_gradient_cpu_kernel,
-    .cuda_kernel = TROUPE_CUDA(rms_norm_weight_gradient_cuda_kernel),
-    .workspace_bytes = workspace_rms_norm_weight_gradient,
-    .cuda_scratch_bytes = TROUPE_CUDA(rms_norm_weight_gradient_cuda_scratch_bytes),
+    .cpu = {.kernel = rms_norm_weight_gradient_cpu_kernel,
+            .workspace = workspace_rms_norm_weight_gradient},
+    .cuda = packs_kernel<TROUPE_CUDA(rms_norm_weight_gradient_cuda_kernel), row_elements_of_input,
+                         rms_norm_weight_gradient_cuda_scratch_bytes>,
     .print_attributes = print_rms_norm_weight_gradient};
 
 }  // namespace troupe

@@ -176,9 +176,4 @@ CudaKernel rms_norm_weight_gradient_cuda_kernel(const OpView& op) {
   return select_cuda_kernel<RmsNormWeightGradientCuda>(op.input(0).dtype);
 }
 
-uint64_t rms_norm_weight_gradient_cuda_scratch_bytes(const OpView& op) {
-  const Shape& shape = op.input(0).shape;
-  return row_sums_bytes(accumulation_dtype(op.input(0).dtype), shape[0], shape[1]);
-}
-
 }  // namespace troupe

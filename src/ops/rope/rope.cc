@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -79,6 +80,15 @@ std::string print_rope(const Attributes& attributes) {
   return fmt::format("heads={} groups={} head_dim={} rotary_dim={} sequence={} inverse={}",
                      values.heads, values.groups, values.head_dim, values.rotary_dim,
                      values.sequence, values.inverse ? 1 : 0);
+}
+
+KernelChoice choose_rope(const OpView& op, const DeviceTraits& device) {
+  const auto& attributes = op.attributes<RopeAttributes>();
+  const Value& x = op.input(0);
+  const bool packs = is_made_of_packs(attributes.rotary_dim / 2, x.dtype) &&
+                     is_made_of_packs(attributes.head_dim, x.dtype) &&
+                     is_made_of_packs(x.shape[1], x.dtype);
+  return make_choice(op, device, packs ? "packs" : "elements", TROUPE_CUDA(rope_cuda_kernel));
 }
 
 std::vector<OpSample> samples_rope_table() {
@@ -179,8 +189,8 @@ ValueId rope(Builder& builder, ValueId qkv, ValueId table, const RopeAttributes&
 const OpSpec kRopeTable{.name = "rope_table",
                         .infer = infer_rope_table,
                         .cost = cost_rope_table,
-                        .cpu_kernel = rope_table_cpu_kernel,
-                        .cuda_kernel = TROUPE_CUDA(rope_table_cuda_kernel),
+                        .cpu = {.kernel = rope_table_cpu_kernel},
+                        .cuda = only_kernel<TROUPE_CUDA(rope_table_cuda_kernel)>,
                         .print_attributes = print_rope_table,
                         .samples = samples_rope_table};
 
@@ -188,8 +198,8 @@ const OpSpec kRope{.name = "rope",
                    .infer = infer_rope,
                    .differentiate = differentiate_rope,
                    .cost = cost_rope,
-                   .cpu_kernel = rope_cpu_kernel,
-                   .cuda_kernel = TROUPE_CUDA(rope_cuda_kernel),
+                   .cpu = {.kernel = rope_cpu_kernel},
+                   .cuda = choose_rope,
                    .in_place = {.output = 0, .input = 0},
                    .print_attributes = print_rope,
                    .samples = samples_rope};

@@ -5,14 +5,15 @@
 #include <limits>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/cpu/expert_slots.h"
+#include "ops/route/route_cuda.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
 void route_cpu(const KernelArguments& args);
 CudaKernel route_cuda_kernel(const OpView& op);
-uint64_t route_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -75,6 +76,11 @@ void sample_route(SampleBuilder& sample, int64_t tokens, int64_t top_k,
   sample.result_without_gradient(routing.offsets);
   sample.result_without_gradient(routing.row_slot);
   sample.result_without_gradient(routing.slot_row);
+}
+
+uint64_t route_cuda_scratch_bytes(const OpView& op) {
+  const int64_t chunks = warp_chunks(op.input(0).shape.elements());
+  return static_cast<uint64_t>(chunks * op.attributes<RouteAttributes>().experts) * sizeof(int32_t);
 }
 
 std::vector<OpSample> samples_route() {
@@ -152,10 +158,8 @@ Routing route(Builder& builder, ValueId indices, const RouteAttributes& attribut
 const OpSpec kRoute{.name = "route",
                     .infer = infer_route,
                     .cost = cost_route,
-                    .cpu_kernel = route_kernel,
-                    .cuda_kernel = TROUPE_CUDA(route_cuda_kernel),
-                    .workspace_bytes = route_workspace_bytes,
-                    .cuda_scratch_bytes = TROUPE_CUDA(route_cuda_scratch_bytes),
+                    .cpu = {.kernel = route_kernel, .workspace = route_workspace_bytes},
+                    .cuda = only_kernel<TROUPE_CUDA(route_cuda_kernel), route_cuda_scratch_bytes>,
                     .print_attributes = print_route,
                     .samples = samples_route};
 

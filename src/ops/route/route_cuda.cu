@@ -1,13 +1,12 @@
 #include "ops/cuda/device.cuh"
 #include "ops/route/route.h"
+#include "ops/route/route_cuda.h"
 
 namespace troupe {
 namespace {
 
 // A counting sort in three launches: each chunk of slots counts its slots per expert; one block
-// lays out the experts' rows; each chunk places its slots. A chunk is the work of one warp, which
-// takes 32 slots at a time and so keeps their order.
-constexpr int kChunkSlots = 256;
+// lays out the experts' rows; each chunk places its slots.
 
 // The sum over this lane and those before it.
 __device__ __forceinline__ int32_t warp_prefix_sum(int32_t value) {
@@ -136,7 +135,7 @@ __global__ void place_slots_kernel(const int32_t* indices, int64_t slots, int32_
 void run_route(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<RouteAttributes>();
   const int64_t slots = args.input(0).shape.elements();
-  const int64_t chunks = ceil_divide(slots, kChunkSlots);
+  const int64_t chunks = warp_chunks(slots);
   auto* histograms = reinterpret_cast<int32_t*>(args.scratch);
   const size_t table = static_cast<size_t>(attributes.experts) * sizeof(int32_t);
   const Launch by_chunk{static_cast<unsigned>(chunks), 32, table};
@@ -153,11 +152,6 @@ void run_route(const CudaKernelArguments& args) {
 
 CudaKernel route_cuda_kernel(const OpView&) {
   return &run_route;
-}
-
-uint64_t route_cuda_scratch_bytes(const OpView& op) {
-  const int64_t chunks = ceil_divide(op.input(0).shape.elements(), kChunkSlots);
-  return static_cast<uint64_t>(chunks * op.attributes<RouteAttributes>().experts) * sizeof(int32_t);
 }
 
 }  // namespace troupe

@@ -3,13 +3,13 @@
 #include <limits>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
 CpuKernel router_entropy_cpu_kernel(DType dtype);
 CudaKernel router_entropy_cuda_kernel(const OpView& op);
-uint64_t router_entropy_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -74,14 +74,14 @@ ValueId router_entropy(Builder& builder, ValueId logits, const std::string& name
                       router_loss_inputs({logits}, valid), name)[0];
 }
 
-const OpSpec kRouterEntropy{.name = "router_entropy",
-                            .infer = infer_router_entropy,
-                            .cost = cost_router_entropy,
-                            .cpu_kernel = router_entropy_kernel,
-                            .cuda_kernel = TROUPE_CUDA(router_entropy_cuda_kernel),
-                            .workspace_bytes = router_loss_workspace_bytes,
-                            .scratch_bytes = router_loss_scratch_bytes,
-                            .cuda_scratch_bytes = TROUPE_CUDA(router_entropy_cuda_scratch_bytes),
-                            .samples = samples_router_entropy};
+const OpSpec kRouterEntropy{
+    .name = "router_entropy",
+    .infer = infer_router_entropy,
+    .cost = cost_router_entropy,
+    .cpu = {.kernel = router_entropy_kernel,
+            .workspace = router_loss_workspace_bytes,
+            .scratch = router_loss_scratch_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(router_entropy_cuda_kernel), router_loss_cuda_scratch_bytes>,
+    .samples = samples_router_entropy};
 
 }  // namespace troupe

@@ -30,8 +30,4 @@ CudaKernel router_entropy_cuda_kernel(const OpView& op) {
   return op.input(0).dtype == DType::f64 ? &run_router_entropy<double> : &run_router_entropy<float>;
 }
 
-uint64_t router_entropy_cuda_scratch_bytes(const OpView& op) {
-  return sum_over_tokens_bytes(op);
-}
-
 }  // namespace troupe

@@ -76,4 +76,8 @@ uint64_t router_loss_scratch_bytes(const OpView& op) {
   return static_cast<uint64_t>(logits.shape[1]) * size_of(logits.dtype);
 }
 
+uint64_t router_loss_cuda_scratch_bytes(const OpView& op) {
+  return static_cast<uint64_t>(op.input(0).shape[0]) * sizeof(double);
+}
+
 }  // namespace troupe

@@ -40,5 +40,7 @@ Cost cost_router_loss(const OpView& op, double flops_per_logit);
 uint64_t router_loss_workspace_bytes(const OpView& op);
 // The scores of one token.
 uint64_t router_loss_scratch_bytes(const OpView& op);
+// On a GPU: a term of the loss for each token.
+uint64_t router_loss_cuda_scratch_bytes(const OpView& op);
 
 }  // namespace troupe

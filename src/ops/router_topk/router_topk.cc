@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/router_topk/router_topk_cpu.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -328,22 +329,22 @@ RouterTopkResult router_topk(Builder& builder, const RouterTopkInputs& inputs,
   return {.probabilities = outputs[0], .indices = outputs[1]};
 }
 
-const OpSpec kRouterTopk{.name = "router_topk",
-                         .infer = infer_router_topk,
-                         .differentiate = differentiate_router_topk,
-                         .cost = cost_router_topk,
-                         .cpu_kernel = router_topk_kernel,
-                         .cuda_kernel = TROUPE_CUDA(router_topk_cuda_kernel),
-                         .scratch_bytes = router_topk_scratch_bytes,
-                         .print_attributes = print_router_topk,
-                         .samples = samples_router_topk};
+const OpSpec kRouterTopk{
+    .name = "router_topk",
+    .infer = infer_router_topk,
+    .differentiate = differentiate_router_topk,
+    .cost = cost_router_topk,
+    .cpu = {.kernel = router_topk_kernel, .scratch = router_topk_scratch_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(router_topk_cuda_kernel)>,
+    .print_attributes = print_router_topk,
+    .samples = samples_router_topk};
 
-const OpSpec kRouterTopkGradient{.name = "router_topk_gradient",
-                                 .infer = infer_router_topk_gradient,
-                                 .cost = cost_router_topk_gradient,
-                                 .cpu_kernel = router_topk_gradient_kernel,
-                                 .cuda_kernel = TROUPE_CUDA(router_topk_gradient_cuda_kernel),
-                                 .scratch_bytes = router_topk_gradient_scratch_bytes,
-                                 .print_attributes = print_router_topk_gradient};
+const OpSpec kRouterTopkGradient{
+    .name = "router_topk_gradient",
+    .infer = infer_router_topk_gradient,
+    .cost = cost_router_topk_gradient,
+    .cpu = {.kernel = router_topk_gradient_kernel, .scratch = router_topk_gradient_scratch_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(router_topk_gradient_cuda_kernel)>,
+    .print_attributes = print_router_topk_gradient};
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -12,7 +13,6 @@ CpuKernel router_z_loss_cpu_kernel(DType dtype);
 CpuKernel router_z_loss_gradient_cpu_kernel(DType dtype);
 CudaKernel router_z_loss_cuda_kernel(const OpView& op);
 CudaKernel router_z_loss_gradient_cuda_kernel(const OpView& op);
-uint64_t router_z_loss_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -110,23 +110,24 @@ ValueId router_z_loss(Builder& builder, ValueId logits, const RouterZLossAttribu
                       name)[0];
 }
 
-const OpSpec kRouterZLoss{.name = "router_z_loss",
-                          .infer = infer_router_z_loss,
-                          .differentiate = differentiate_router_z_loss,
-                          .cost = cost_router_z_loss,
-                          .cpu_kernel = router_z_loss_kernel,
-                          .cuda_kernel = TROUPE_CUDA(router_z_loss_cuda_kernel),
-                          .workspace_bytes = router_loss_workspace_bytes,
-                          .scratch_bytes = router_loss_scratch_bytes,
-                          .cuda_scratch_bytes = TROUPE_CUDA(router_z_loss_cuda_scratch_bytes),
-                          .print_attributes = print_router_z_loss,
-                          .samples = samples_router_z_loss};
+const OpSpec kRouterZLoss{
+    .name = "router_z_loss",
+    .infer = infer_router_z_loss,
+    .differentiate = differentiate_router_z_loss,
+    .cost = cost_router_z_loss,
+    .cpu = {.kernel = router_z_loss_kernel,
+            .workspace = router_loss_workspace_bytes,
+            .scratch = router_loss_scratch_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(router_z_loss_cuda_kernel), router_loss_cuda_scratch_bytes>,
+    .print_attributes = print_router_z_loss,
+    .samples = samples_router_z_loss};
 
-const OpSpec kRouterZLossGradient{.name = "router_z_loss_gradient",
-                                  .infer = infer_router_z_loss_gradient,
-                                  .cost = cost_router_z_loss_gradient,
-                                  .cpu_kernel = router_z_loss_gradient_kernel,
-                                  .cuda_kernel = TROUPE_CUDA(router_z_loss_gradient_cuda_kernel),
-                                  .print_attributes = print_router_z_loss};
+const OpSpec kRouterZLossGradient{
+    .name = "router_z_loss_gradient",
+    .infer = infer_router_z_loss_gradient,
+    .cost = cost_router_z_loss_gradient,
+    .cpu = {.kernel = router_z_loss_gradient_kernel},
+    .cuda = only_kernel<TROUPE_CUDA(router_z_loss_gradient_cuda_kernel)>,
+    .print_attributes = print_router_z_loss};
 
 }  // namespace troupe

@@ -64,10 +64,6 @@ CudaKernel router_z_loss_cuda_kernel(const OpView& op) {
   return op.input(0).dtype == DType::f64 ? &run_router_z_loss<double> : &run_router_z_loss<float>;
 }
 
-uint64_t router_z_loss_cuda_scratch_bytes(const OpView& op) {
-  return sum_over_tokens_bytes(op);
-}
-
 CudaKernel router_z_loss_gradient_cuda_kernel(const OpView& op) {
   return op.input(0).dtype == DType::f64 ? &run_router_z_loss_gradient<double>
                                          : &run_router_z_loss_gradient<float>;

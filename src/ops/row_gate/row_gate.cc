@@ -1,5 +1,6 @@
 #include "ops/row_gate/row_gate.h"
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -105,16 +106,16 @@ const OpSpec kRowGate{.name = "row_gate",
                       .infer = infer_row_gate,
                       .differentiate = differentiate_row_gate,
                       .cost = cost_row_gate,
-                      .cpu_kernel = row_gate_cpu_kernel,
-                      .cuda_kernel = TROUPE_CUDA(row_gate_cuda_kernel),
+                      .cpu = {.kernel = row_gate_cpu_kernel},
+                      .cuda = only_kernel<TROUPE_CUDA(row_gate_cuda_kernel)>,
                       .in_place = {.output = 0, .input = 0},
                       .samples = samples_row_gate};
 
 const OpSpec kRowGateGradient{.name = "row_gate_gradient",
                               .infer = infer_row_gate_gradient,
                               .cost = cost_row_gate_gradient,
-                              .cpu_kernel = row_gate_gradient_cpu_kernel,
-                              .cuda_kernel = TROUPE_CUDA(row_gate_gradient_cuda_kernel),
+                              .cpu = {.kernel = row_gate_gradient_cpu_kernel},
+                              .cuda = only_kernel<TROUPE_CUDA(row_gate_gradient_cuda_kernel)>,
                               .in_place = {.output = 0, .input = 1}};
 
 }  // namespace troupe

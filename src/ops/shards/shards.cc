@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 
@@ -85,20 +86,21 @@ void gather_shards(Builder& builder, std::span<const ValueId> tensors,
   emit_collective(builder, kGatherShards, Attributes(attributes), tensors, "gather_shards");
 }
 
-const OpSpec kReduceShards{.name = "reduce_shards",
-                           .infer = infer_reduce_shards,
-                           .cost = cost_reduce_shards,
-                           .cpu_kernel = reduce_shards_kernel,
-                           .cuda_kernel = TROUPE_CUDA(reduce_shards_cuda_kernel),
-                           .group = group_of_shards,
-                           .cuda_staging_bytes = reduce_shards_staging_bytes,
-                           .print_attributes = print_shards};
+const OpSpec kReduceShards{
+    .name = "reduce_shards",
+    .infer = infer_reduce_shards,
+    .cost = cost_reduce_shards,
+    .cpu = {.kernel = reduce_shards_kernel},
+    .cuda =
+        only_kernel<TROUPE_CUDA(reduce_shards_cuda_kernel), nullptr, reduce_shards_staging_bytes>,
+    .group = group_of_shards,
+    .print_attributes = print_shards};
 
 const OpSpec kGatherShards{.name = "gather_shards",
                            .infer = infer_shards,
                            .cost = cost_gather_shards,
-                           .cpu_kernel = gather_shards_kernel,
-                           .cuda_kernel = TROUPE_CUDA(gather_shards_cuda_kernel),
+                           .cpu = {.kernel = gather_shards_kernel},
+                           .cuda = only_kernel<TROUPE_CUDA(gather_shards_cuda_kernel)>,
                            .group = group_of_shards,
                            .print_attributes = print_shards};
 

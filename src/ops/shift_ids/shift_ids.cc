@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -51,8 +52,8 @@ ValueId shift_ids(Builder& builder, ValueId ids, const ShiftIdsAttributes& attri
 const OpSpec kShiftIds{.name = "shift_ids",
                        .infer = infer_shift_ids,
                        .cost = cost_shift_ids,
-                       .cpu_kernel = shift_ids_kernel,
-                       .cuda_kernel = TROUPE_CUDA(shift_ids_cuda_kernel),
+                       .cpu = {.kernel = shift_ids_kernel},
+                       .cuda = only_kernel<TROUPE_CUDA(shift_ids_cuda_kernel)>,
                        .in_place = {.output = 0, .input = 0},
                        .print_attributes = print_shift_ids,
                        .samples = samples_shift_ids};

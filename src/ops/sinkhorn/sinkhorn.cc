@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "ops/sinkhorn/sinkhorn_cpu.h"
+#include "ops/sinkhorn/sinkhorn_cuda.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
 CpuKernel sinkhorn_topk_cpu_kernel(DType dtype);
 CudaKernel sinkhorn_topk_cuda_kernel(const OpView& op);
-uint64_t sinkhorn_topk_cuda_scratch_bytes(const OpView& op);
 
 namespace {
 
@@ -63,6 +64,11 @@ OpSample sample_sinkhorn_topk(const std::string& name, const Shape& shape, int32
           }};
 }
 
+uint64_t sinkhorn_topk_cuda_scratch_bytes(const OpView& op) {
+  const Shape& shape = op.input(0).shape;
+  return static_cast<uint64_t>(Balance::elements(shape[0], shape[1])) * sizeof(double);
+}
+
 std::vector<OpSample> samples_sinkhorn_topk() {
   return {
       sample_sinkhorn_topk("a few tokens", {13, 5}, 2, 2),
@@ -81,15 +87,15 @@ ValueId sinkhorn_topk(Builder& builder, ValueId logits, const SinkhornTopkAttrib
   return builder.emit(kSinkhornTopk, Attributes(attributes), {logits}, name)[0];
 }
 
-const OpSpec kSinkhornTopk{.name = "sinkhorn_topk",
-                           .infer = infer_sinkhorn_topk,
-                           .cost = cost_sinkhorn_topk,
-                           .cpu_kernel = sinkhorn_topk_kernel,
-                           .cuda_kernel = TROUPE_CUDA(sinkhorn_topk_cuda_kernel),
-                           .workspace_bytes = sinkhorn_topk_workspace_bytes,
-                           .scratch_bytes = sinkhorn_topk_scratch_bytes,
-                           .cuda_scratch_bytes = TROUPE_CUDA(sinkhorn_topk_cuda_scratch_bytes),
-                           .print_attributes = print_sinkhorn_topk,
-                           .samples = samples_sinkhorn_topk};
+const OpSpec kSinkhornTopk{
+    .name = "sinkhorn_topk",
+    .infer = infer_sinkhorn_topk,
+    .cost = cost_sinkhorn_topk,
+    .cpu = {.kernel = sinkhorn_topk_kernel,
+            .workspace = sinkhorn_topk_workspace_bytes,
+            .scratch = sinkhorn_topk_scratch_bytes},
+    .cuda = only_kernel<TROUPE_CUDA(sinkhorn_topk_cuda_kernel), sinkhorn_topk_cuda_scratch_bytes>,
+    .print_attributes = print_sinkhorn_topk,
+    .samples = samples_sinkhorn_topk};
 
 }  // namespace troupe

@@ -4,35 +4,13 @@
 #include "ops/cuda/router_tokens.cuh"
 #include "ops/cuda/topk.cuh"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/sinkhorn/sinkhorn_cuda.h"
 
 namespace troupe {
 namespace {
 
 constexpr double kSinkhornEpsilon = 1e-8;
 constexpr double kSinkhornTolerance = 1e-4;
-constexpr int kBalanceThreads = 1024;
-
-// Scratch memory: sinkhorn_cpu.cc says why rows are scaled.
-struct Balance {
-  double* scaled;   // [T, E]: C_te / exp(m_t)
-  double* epsilon;  // [T]: 1e-8 / exp(m_t)
-  double* d0;       // [T]
-  double* d1;       // [E]
-  double* partial;  // [slices, E]
-
-  Balance(std::byte* memory, int64_t tokens, int64_t experts)
-      : scaled(reinterpret_cast<double*>(memory)),
-        epsilon(scaled + tokens * experts),
-        d0(epsilon + tokens),
-        d1(d0 + tokens),
-        partial(d1 + experts) {}
-
-  // How many parts of the tokens are summed apart for each expert.
-  static int64_t slices(int64_t experts) { return std::max<int64_t>(1, kBalanceThreads / experts); }
-  static int64_t elements(int64_t tokens, int64_t experts) {
-    return tokens * experts + 2 * tokens + experts + slices(experts) * experts;
-  }
-};
 
 template <class T>
 __global__ void scale_rows_kernel(const T* logits, int64_t tokens, int experts, Balance balance) {
@@ -121,11 +99,6 @@ void run_sinkhorn_topk(const CudaKernelArguments& args) {
 
 CudaKernel sinkhorn_topk_cuda_kernel(const OpView& op) {
   return op.input(0).dtype == DType::f64 ? &run_sinkhorn_topk<double> : &run_sinkhorn_topk<float>;
-}
-
-uint64_t sinkhorn_topk_cuda_scratch_bytes(const OpView& op) {
-  const Shape& shape = op.input(0).shape;
-  return static_cast<uint64_t>(Balance::elements(shape[0], shape[1])) * sizeof(double);
 }
 
 }  // namespace troupe

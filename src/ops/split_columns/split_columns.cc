@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -129,8 +130,8 @@ const OpSpec kSplitColumns{.name = "split_columns",
                            .infer = infer_split_columns,
                            .differentiate = differentiate_split_columns,
                            .cost = cost_split_columns,
-                           .cpu_kernel = split_columns_kernel,
-                           .cuda_kernel = TROUPE_CUDA(split_columns_cuda_kernel),
+                           .cpu = {.kernel = split_columns_kernel},
+                           .cuda = only_kernel<TROUPE_CUDA(split_columns_cuda_kernel)>,
                            .print_attributes = print_split_columns,
                            .samples = samples_split_columns};
 
@@ -138,8 +139,8 @@ const OpSpec kJoinColumns{.name = "join_columns",
                           .infer = infer_join_columns,
                           .differentiate = differentiate_join_columns,
                           .cost = cost_join_columns,
-                          .cpu_kernel = join_columns_kernel,
-                          .cuda_kernel = TROUPE_CUDA(join_columns_cuda_kernel),
+                          .cpu = {.kernel = join_columns_kernel},
+                          .cuda = only_kernel<TROUPE_CUDA(join_columns_cuda_kernel)>,
                           .samples = samples_join_columns};
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <limits>
 
+#include "ops/choose_kernel.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -150,8 +151,8 @@ const OpSpec kSplitRows{.name = "split_rows",
                         .infer = infer_split_rows,
                         .differentiate = differentiate_split_rows,
                         .cost = cost_split_rows,
-                        .cpu_kernel = split_rows_kernel,
-                        .cuda_kernel = TROUPE_CUDA(split_rows_cuda_kernel),
+                        .cpu = {.kernel = split_rows_kernel},
+                        .cuda = only_kernel<TROUPE_CUDA(split_rows_cuda_kernel)>,
                         .print_attributes = print_split_rows,
                         .samples = samples_split_rows};
 
@@ -159,8 +160,8 @@ const OpSpec kJoinRows{.name = "join_rows",
                        .infer = infer_join_rows,
                        .differentiate = differentiate_join_rows,
                        .cost = cost_join_rows,
-                       .cpu_kernel = join_rows_kernel,
-                       .cuda_kernel = TROUPE_CUDA(join_rows_cuda_kernel),
+                       .cpu = {.kernel = join_rows_kernel},
+                       .cuda = only_kernel<TROUPE_CUDA(join_rows_cuda_kernel)>,
                        .samples = samples_join_rows};
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "ops/choose_kernel.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -59,15 +60,16 @@ ValueId sum_over_ranks(Builder& builder, ValueId x, const SumOverRanksAttributes
 
 // In place: a rank reads and writes its own share of the elements, of all ranks, and each element
 // is read on every rank before it is replaced on any.
-const OpSpec kSumOverRanks{.name = "sum_over_ranks",
-                           .infer = infer_sum_over_ranks,
-                           .differentiate = differentiate_sum_over_ranks,
-                           .cost = cost_sum_over_ranks,
-                           .cpu_kernel = sum_over_ranks_kernel,
-                           .cuda_kernel = TROUPE_CUDA(sum_over_ranks_cuda_kernel),
-                           .group = group_of_sum_over_ranks,
-                           .cuda_staging_bytes = sum_over_ranks_staging_bytes,
-                           .in_place = {.output = 0, .input = 0},
-                           .print_attributes = print_sum_over_ranks};
+const OpSpec kSumOverRanks{
+    .name = "sum_over_ranks",
+    .infer = infer_sum_over_ranks,
+    .differentiate = differentiate_sum_over_ranks,
+    .cost = cost_sum_over_ranks,
+    .cpu = {.kernel = sum_over_ranks_kernel},
+    .cuda =
+        only_kernel<TROUPE_CUDA(sum_over_ranks_cuda_kernel), nullptr, sum_over_ranks_staging_bytes>,
+    .group = group_of_sum_over_ranks,
+    .in_place = {.output = 0, .input = 0},
+    .print_attributes = print_sum_over_ranks};
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/accumulate/accumulate.h"
+#include "ops/choose_kernel.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -147,23 +148,23 @@ void token_mean(Builder& builder, ValueId sum, ValueId tokens) {
 const OpSpec kTokenCount{.name = "token_count",
                          .infer = infer_token_count,
                          .cost = cost_token_count,
-                         .cpu_kernel = token_count_cpu_kernel,
-                         .cuda_kernel = TROUPE_CUDA(token_count_cuda_kernel),
+                         .cpu = {.kernel = token_count_cpu_kernel},
+                         .cuda = only_kernel<TROUPE_CUDA(token_count_cuda_kernel)>,
                          .samples = samples_token_count};
 
 const OpSpec kTokenShare{.name = "token_share",
                          .infer = infer_token_share,
                          .cost = cost_token_share,
-                         .cpu_kernel = token_share_cpu_kernel,
-                         .cuda_kernel = TROUPE_CUDA(token_share_cuda_kernel),
+                         .cpu = {.kernel = token_share_cpu_kernel},
+                         .cuda = only_kernel<TROUPE_CUDA(token_share_cuda_kernel)>,
                          .print_attributes = print_token_share,
                          .samples = samples_token_share};
 
 const OpSpec kTokenMean{.name = "token_mean",
                         .infer = infer_token_mean,
                         .cost = cost_token_mean,
-                        .cpu_kernel = token_mean_cpu_kernel,
-                        .cuda_kernel = TROUPE_CUDA(token_mean_cuda_kernel),
+                        .cpu = {.kernel = token_mean_cpu_kernel},
+                        .cuda = only_kernel<TROUPE_CUDA(token_mean_cuda_kernel)>,
                         .samples = samples_token_mean};
 
 }  // namespace troupe

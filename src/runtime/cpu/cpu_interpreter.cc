@@ -45,7 +45,7 @@ void CpuInterpreter::bind() {
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
     BoundOp bound;
-    bound.kernel = op.spec->cpu_kernel(OpView{program_, op});
+    bound.kernel = op.spec->cpu.kernel(OpView{program_, op});
     TROUPE_CHECK(bound.kernel != nullptr, std::string("no CPU kernel for ") + op.spec->name);
     bound.arguments.attributes = &op.attributes;
     bound.arguments.inputs = operands_.inputs(index, op);

@@ -9,7 +9,6 @@
 
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
-#include "passes/cuda_scratch.h"
 #include "program/op_spec.h"
 
 namespace troupe {
@@ -187,10 +186,13 @@ TensorView CudaInterpreter::view(ValueId id) const {
 void CudaInterpreter::bind() {
   operands_ = Operands<CudaTensor>(program_, [this](ValueId id) { return tensor(id); });
   ops_.reserve(static_cast<size_t>(program_.op_count()));
+  const DeviceTraits gpu = device_traits(state_.gpu());
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
     BoundOp bound;
-    if (op.spec->cuda_kernel != nullptr) bound.kernel = op.spec->cuda_kernel({program_, op});
+    KernelChoice choice;
+    if (op.spec->cuda != nullptr) choice = op.spec->cuda({program_, op}, gpu);
+    bound.kernel = choice.function;
     if (bound.kernel == nullptr) {
       throw_bad_request(std::string("--device cuda: the operation ") + op.spec->name +
                         " has no CUDA kernel yet. Use --device cpu.");
@@ -198,8 +200,11 @@ void CudaInterpreter::bind() {
     bound.arguments.attributes = &op.attributes;
     bound.arguments.inputs = operands_.inputs(index, op);
     bound.arguments.outputs = operands_.outputs(index, op);
+    const uint64_t planned = plan_.scratch_bytes_of_queue[static_cast<size_t>(op.place.queue)];
+    TROUPE_CHECK(MemoryPlan::bytes_of(choice.needs) <= planned, "the plan is for another GPU");
     bound.arguments.scratch = scratch_of(op.place.queue);
-    bound.arguments.staging = bound.arguments.scratch + cuda_scratch_of({program_, op}).own;
+    bound.arguments.staging = bound.arguments.scratch + MemoryPlan::aligned(choice.needs.scratch);
+    bound.arguments.multiprocessors = choice.multiprocessors;
     bound.arguments.stream = stream_of(op.place.queue);
     bound.arguments.context = context_.get();
     bound.range = range_name(op);

@@ -1,8 +1,5 @@
-// Attention on a GPU, whichever operation it is of: where the rows of a call lie, and the ways
-// to compute it: in bf16, with heads that it takes, cuDNN (attention_cudnn.h); on Hopper, where
-// cuDNN does not take a call or would work on much that windows hide, our own kernels for tensor
-// cores (attention_sm90.h); otherwise ordinary arithmetic for any type and head of at most 256
-// elements (attention_cuda.cu).
+// Attention on a GPU, whichever operation it is of: where the rows of a call lie. Which kernel
+// computes it, attention_cuda.h decides. This header itself needs no CUDA.
 //
 // Queries are some rows of every sequence: those of all positions, or a rank's chunks of them
 // (program/row_origin.h). Keys and values are the rows of all positions, in their order. So each
@@ -19,6 +16,12 @@
 #include "program/row_origin.h"
 
 namespace troupe {
+
+enum class AttentionVariant : uint8_t {
+  cudnn,  // attention_cudnn.h
+  sm90,   // our own kernels for Hopper's tensor cores (attention_sm90.h)
+  tiles,  // ordinary arithmetic for any type and head of at most 256 elements (attention_cuda.cu)
+};
 
 struct AttentionShape {
   AttentionAttributes attributes;  // its sequence: the rows of queries in each sequence
@@ -57,14 +60,11 @@ struct AttentionCall {
   void* d_v = nullptr;
 };
 
-// Throws UserError if heads are too large.
-void check_attention_heads(const AttentionShape& shape);
-
-// Launch the attention of a call, or its gradient; `scratch`: the bytes that these functions state.
-void run_attention(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch);
+// Launch the attention of a call, or its gradient; `scratch`: the bytes that attention_cuda.h
+// states.
+void run_attention(const CudaKernelArguments& args, const AttentionCall& call,
+                   AttentionVariant variant, std::byte* scratch);
 void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
-                            std::byte* scratch);
-uint64_t attention_call_scratch_bytes(const AttentionShape& shape);
-uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape);
+                            AttentionVariant variant, std::byte* scratch);
 
 }  // namespace troupe

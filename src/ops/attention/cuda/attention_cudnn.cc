@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_mask.h"
 #include "ops/attention/cuda/key_gradients.h"
 #include "ops/cuda/context.h"
@@ -22,21 +23,8 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-constexpr uint64_t kScratchAlignment = 256;  // the arena promises less
-constexpr int64_t kTile = 128;
-constexpr uint64_t kForwardWorkspaceBytes = uint64_t{64} << 10;  // cuDNN 9.19 needs 256
-
 // Names of a call's tensors.
 enum Tensor : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
-
-// What one call works on: whole groups of heads, of some sequences; and some queries, with the
-// last `keys` keys that they see.
-struct Piece {
-  int64_t batch = 1;
-  int64_t groups = 1;
-  int64_t queries = 1;
-  int64_t keys = 1;
-};
 
 // Everything that a plan depends on.
 struct PlanShape {
@@ -67,19 +55,6 @@ int64_t heads_per_group(const AttentionShape& shape) {
   return shape.attributes.heads / shape.attributes.groups;
 }
 
-// Of a key and its value, of one head.
-int64_t head_elements(const AttentionShape& shape) {
-  return shape.attributes.head_dim + shape.attributes.value_size();
-}
-
-uint64_t align(uint64_t bytes) {
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
-
-int64_t whole_tiles(int64_t rows) {
-  return (rows + kTile - 1) / kTile * kTile;
-}
-
 // The first key that the query at a position sees.
 int64_t first_key_of(const AttentionShape& shape, int64_t position) {
   return AttentionMask{.window = shape.attributes.window}.first_key(position);
@@ -89,53 +64,6 @@ int64_t first_key_of(const AttentionShape& shape, int64_t position) {
 int64_t keys_of(const AttentionShape& shape, int64_t row, int64_t count) {
   const int64_t position = shape.position(row);
   return position + count - first_key_of(shape, position);
-}
-
-// cuDNN 9.19's workspace for the backward pass of a piece, rounded up a little: the gradients of
-// scores in bf16, in whole tiles; D in fp32; with several heads to a group, the gradients of keys
-// and values of each head in bf16.
-uint64_t workspace_bytes(const AttentionShape& shape, const Piece& piece) {
-  const int64_t heads = piece.batch * piece.groups * heads_per_group(shape);
-  const int64_t queries = whole_tiles(piece.queries);
-  const int64_t keys = whole_tiles(piece.keys);
-  return static_cast<uint64_t>(
-      heads * (2 * queries * keys + 4 * queries + 2 * keys * head_elements(shape)) +
-      (int64_t{64} << 10));
-}
-
-// The largest piece of the backward pass that keeps to the limit, or the smallest there is. Its
-// keys are the most that a chunk of any rank sees: all ranks plan the same memory.
-Piece gradient_piece(const AttentionShape& shape) {
-  const AttentionAttributes& a = shape.attributes;
-  const auto fits = [&](const Piece& piece) {
-    return workspace_bytes(shape, piece) <= kAttentionPieceBytes;
-  };
-  Piece piece{a.batch, a.groups, shape.chunk(), shape.positions()};
-  if (a.window > 0) piece.keys = std::min(piece.keys, shape.chunk() + a.window - 1);
-  for (piece.batch = a.batch; piece.batch > 0; --piece.batch) {
-    if (a.batch % piece.batch == 0 && fits(piece)) return piece;
-  }
-  piece.batch = 1;
-  for (piece.groups = a.groups; piece.groups > 0; --piece.groups) {
-    if (a.groups % piece.groups == 0 && fits(piece)) return piece;
-  }
-  piece.groups = 1;
-  while (piece.queries > kTile && !fits(piece)) piece.queries = whole_tiles(piece.queries) - kTile;
-  return piece;
-}
-
-// A piece has whole chunks of queries, and no other piece sees its keys.
-bool sees_keys_alone(const AttentionShape& shape, const Piece& piece) {
-  return piece.queries == shape.positions();
-}
-
-uint64_t key_part_elements(const AttentionShape& shape, const Piece& piece) {
-  return static_cast<uint64_t>(piece.batch * piece.keys * piece.groups * head_elements(shape));
-}
-
-// Of sums that are not the caller's: of one sequence.
-uint64_t key_sum_elements(const AttentionShape& shape, const Piece& piece) {
-  return static_cast<uint64_t>(shape.positions() * piece.groups * head_elements(shape));
 }
 
 void check(const fe::error_t& status, const std::string& what) {
@@ -286,7 +214,7 @@ void Attention::build(const PlanShape& shape, int64_t limit, Plan& plan) {
 }
 
 // The plan's shape for a piece of a call.
-PlanShape plan_shape(const AttentionCall& call, const Piece& piece, bool gradient) {
+PlanShape plan_shape(const AttentionCall& call, const AttentionPiece& piece, bool gradient) {
   const AttentionAttributes& a = call.shape.attributes;
   return {.gradient = gradient,
           .batch = piece.batch,
@@ -343,7 +271,7 @@ void set_operands(const AttentionCall& call, const Corner& corner, bool gradient
 
 std::byte* aligned(std::byte* scratch) {
   const auto address = reinterpret_cast<uintptr_t>(scratch);
-  return scratch + (align(address) - address);
+  return scratch + (align_for_cudnn(address) - address);
 }
 
 // The backward pass of one call, piece by piece.
@@ -354,7 +282,7 @@ class Backward {
         call_(call),
         shape_(call.shape),
         largest_(gradient_piece(shape_)),
-        workspace_size_(align(workspace_bytes(shape_, largest_))),
+        workspace_size_(align_for_cudnn(cudnn_gradient_workspace(shape_, largest_))),
         direct_(!shape_.wide_key_gradients && sees_keys_alone(shape_, largest_)),
         workspace_(aligned(scratch)),
         part_(reinterpret_cast<bf16*>(workspace_ + workspace_size_)),
@@ -376,7 +304,8 @@ class Backward {
       const int64_t end = chunk + shape_.chunk();
       for (int64_t row = chunk; row < end; row += largest_.queries) {
         const int64_t queries = std::min(largest_.queries, end - row);
-        const Piece piece{largest_.batch, largest_.groups, queries, keys_of(shape_, row, queries)};
+        const AttentionPiece piece{largest_.batch, largest_.groups, queries,
+                                   keys_of(shape_, row, queries)};
         run_piece(piece, {b, group, row}, sum, first);
         first = false;
       }
@@ -388,7 +317,8 @@ class Backward {
                         call_.key_stride);
   }
 
-  void run_piece(const Piece& piece, const Corner& corner, const KeyGradientSum& sum, bool first) {
+  void run_piece(const AttentionPiece& piece, const Corner& corner, const KeyGradientSum& sum,
+                 bool first) {
     auto& attention = args_.context->kept<Attention>();
     PlanShape shape = plan_shape(call_, piece, /*gradient=*/true);
     if (!direct_) {
@@ -437,7 +367,7 @@ class Backward {
   const CudaKernelArguments& args_;
   const AttentionCall& call_;
   const AttentionShape& shape_;
-  const Piece largest_;
+  const AttentionPiece largest_;
   const uint64_t workspace_size_;
   const bool direct_;  // cuDNN writes the gradients of keys and values to their place
   std::byte* const workspace_;
@@ -447,35 +377,14 @@ class Backward {
 
 }  // namespace
 
-bool cudnn_takes_attention(const AttentionShape& shape) {
-  const AttentionAttributes& a = shape.attributes;
-  const auto is_size = [](int32_t elements) { return elements % 8 == 0 && elements <= 256; };
-  return shape.dtype == DType::bf16 && a.probability == 0 && !shape.documents &&
-         is_size(a.head_dim) && is_size(a.value_size()) && shape.chunk() > 1;
-}
-
-uint64_t cudnn_attention_scratch_bytes() {
-  return kScratchAlignment + kForwardWorkspaceBytes;
-}
-
-uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionShape& shape) {
-  const Piece piece = gradient_piece(shape);
-  uint64_t bytes = kScratchAlignment + align(workspace_bytes(shape, piece));
-  if (!shape.wide_key_gradients && sees_keys_alone(shape, piece)) return bytes;
-  bytes += key_part_elements(shape, piece) * sizeof(bf16);
-  if (!shape.wide_key_gradients) bytes += key_sum_elements(shape, piece) * sizeof(float);
-  return bytes;
-}
-
 void cudnn_attention(const CudaKernelArguments& args, const AttentionCall& call,
                      std::byte* scratch) {
   const AttentionShape& shape = call.shape;
   auto& attention = args.context->kept<Attention>();
   for (int64_t row = 0; row < shape.rows(); row += shape.chunk()) {
-    const Piece piece{shape.attributes.batch, shape.attributes.groups, shape.chunk(),
-                      keys_of(shape, row, shape.chunk())};
-    Plan& plan =
-        attention.plan(plan_shape(call, piece, /*gradient=*/false), kForwardWorkspaceBytes);
+    const AttentionPiece piece{shape.attributes.batch, shape.attributes.groups, shape.chunk(),
+                               keys_of(shape, row, shape.chunk())};
+    Plan& plan = attention.plan(plan_shape(call, piece, /*gradient=*/false), kCudnnForwardBytes);
     set_operands(call, {.row = row}, /*gradient=*/false, plan);
     attention.run(plan, args.stream, aligned(scratch));
   }

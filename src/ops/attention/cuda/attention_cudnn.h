@@ -1,4 +1,5 @@
-// Attention in bf16 through cuDNN's fused kernels. Private to attention_cuda.cu.
+// Attention in bf16 through cuDNN's fused kernels. Private to attention_cuda.cu. What it takes, and
+// the scratch memory, is in attention_cuda.h.
 //
 // Probabilities and the gradients of scores are rounded to bf16 where they enter a product, and so
 // are the gradients of keys and values of each query head before they are summed over a group.
@@ -15,23 +16,12 @@
 //
 // Plans are built at the first run of a shape and kept in the CudaContext: that takes up to a
 // second for each kind, and must not happen while a graph is captured. Kernels throw UserError when
-// cuDNN cannot do what is asked, or needs more scratch memory than these functions say.
+// cuDNN cannot do what is asked, or needs more scratch memory than attention_cuda.h says.
 #pragma once
-
-#include <cstdint>
 
 #include "ops/attention/cuda/attention_call.h"
 
 namespace troupe {
-
-inline constexpr uint64_t kAttentionPieceBytes = uint64_t{2304} << 20;
-
-// Bf16 without dropout and documents, chunks of several queries, and heads and values of 8, 16, ...
-// 256 elements.
-bool cudnn_takes_attention(const AttentionShape& shape);
-
-uint64_t cudnn_attention_scratch_bytes();
-uint64_t cudnn_attention_gradient_scratch_bytes(const AttentionShape& shape);
 
 void cudnn_attention(const CudaKernelArguments& args, const AttentionCall& call,
                      std::byte* scratch);

@@ -11,6 +11,7 @@
 //   d_k, d_v     keys stay:        S^T = k q^T, dP^T = v d_out^T, d_v += P^T d_out, d_k += dS^T q
 #pragma once
 
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/cuda/attention_sizes.cuh"
 #include "ops/attention/cuda/attention_sm90.h"
 #include "ops/cuda/sm90.cuh"
@@ -22,6 +23,7 @@ namespace {
 constexpr int kMathGroups = 2;
 constexpr int kGroupRows = 64;
 constexpr int kBlockRows = kMathGroups * kGroupRows;
+static_assert(kBlockRows == kSm90BlockRows);
 constexpr int kAttentionThreads = (kMathGroups + 1) * 128;
 // What setmaxnreg makes of the 168 registers that each thread begins with.
 constexpr int kLoaderRegisters = 24;

@@ -126,12 +126,6 @@ void run_forward(const CudaKernelArguments& args, const AttentionCall& call) {
 
 }  // namespace
 
-bool sm90_takes_attention(const AttentionShape& shape) {
-  const AttentionAttributes& a = shape.attributes;
-  return shape.dtype == DType::bf16 && a.probability == 0 && a.head_dim % 8 == 0 &&
-         a.head_dim <= 128 && a.value_size() == a.head_dim && is_hopper();
-}
-
 void sm90_attention(const CudaKernelArguments& args, const AttentionCall& call) {
   if (call.shape.attributes.head_dim <= 64) return run_forward<64>(args, call);
   run_forward<128>(args, call);

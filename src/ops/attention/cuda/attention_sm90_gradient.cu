@@ -1,4 +1,5 @@
 // The gradients of attention on Hopper. See attention_sm90.cuh.
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/cuda/attention_sm90.cuh"
 
 namespace troupe {
@@ -18,17 +19,9 @@ struct PreparedQueries {
   // `scratch`: aligned to 16 bytes.
   PreparedQueries(const AttentionShape& shape, std::byte* scratch)
       : lse(reinterpret_cast<float*>(scratch)),
-        dots(lse + elements(shape)),
+        dots(lse + sm90_prepared_rows(shape)),
         chunks(shape.rows() / shape.chunk()),
-        padded(padded_rows(shape)) {}
-
-  static int64_t padded_rows(const AttentionShape& shape) {
-    return ceil_divide(shape.chunk(), kBlockRows) * kBlockRows;
-  }
-  static int64_t elements(const AttentionShape& shape) {
-    return int64_t{shape.attributes.batch} * shape.attributes.heads *
-           (shape.rows() / shape.chunk()) * padded_rows(shape);
-  }
+        padded(sm90_padded_rows(shape)) {}
 
   __device__ int64_t index(const AttentionSizes& sizes, int64_t b, int head, int64_t chunk,
                            int64_t row) const {
@@ -321,7 +314,7 @@ void run_gradients(const CudaKernelArguments& args, const AttentionCall& call, s
   using Cut = GradientCut<kSize>;
   const AttentionMaps maps(call);
   const PreparedQueries prepared(call.shape, scratch);
-  const int64_t count = PreparedQueries::elements(call.shape);
+  const int64_t count = sm90_prepared_rows(call.shape);
   launch(args, {static_cast<unsigned>(ceil_divide(count, 8)), 256}, prepare_kernel,
          static_cast<const Bf16*>(call.d_out), static_cast<const Bf16*>(call.out),
          static_cast<const float*>(call.lse), prepared, count, AttentionSizes(call));
@@ -338,10 +331,6 @@ void run_gradients(const CudaKernelArguments& args, const AttentionCall& call, s
 }
 
 }  // namespace
-
-uint64_t sm90_attention_gradient_scratch_bytes(const AttentionShape& shape) {
-  return 2 * static_cast<uint64_t>(PreparedQueries::elements(shape)) * sizeof(float);
-}
 
 void sm90_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
                              std::byte* scratch) {

@@ -44,14 +44,14 @@ void add_key_gradients(const CudaKernelArguments& args, const KeyGradientPart& p
                        const KeyGradientSum& sum, bool first) {
   const int64_t first_row = first ? 0 : part.begin;
   const int64_t rows = first ? sum.positions : part.end - part.begin;
-  launch(args, {blocks_for(part.batch * rows, 1), kColumnThreads}, add_key_gradients_kernel, part,
-         sum, first, first_row, rows);
+  launch(args, {blocks_for(args, part.batch * rows, 1), kColumnThreads}, add_key_gradients_kernel,
+         part, sum, first, first_row, rows);
 }
 
 void round_key_gradients(const CudaKernelArguments& args, const KeyGradientSum& sum, bf16* d_k,
                          bf16* d_v, int64_t stride) {
-  launch(args, {blocks_for(sum.positions, 1), kColumnThreads}, round_key_gradients_kernel, sum,
-         reinterpret_cast<Bf16*>(d_k), reinterpret_cast<Bf16*>(d_v), stride);
+  launch(args, {blocks_for(args, sum.positions, 1), kColumnThreads}, round_key_gradients_kernel,
+         sum, reinterpret_cast<Bf16*>(d_k), reinterpret_cast<Bf16*>(d_v), stride);
 }
 
 }  // namespace troupe

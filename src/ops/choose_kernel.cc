@@ -1,0 +1,26 @@
+#include "ops/choose_kernel.h"
+
+namespace troupe {
+
+int32_t staged_ranks(const OpView& op) {
+  if (op.op.spec->group == nullptr) return 0;
+  return op.program.staged_groups()[static_cast<size_t>(op.op.spec->group(op.op.attributes))];
+}
+
+KernelChoice make_choice(const OpView& op, const DeviceTraits& device, const char* variant,
+                         SelectCudaKernel select, ScratchRule scratch, StagingRule staging) {
+  KernelChoice choice;
+  if (select != nullptr) choice.function = select(op);
+  choice.variant = variant != nullptr ? variant : op.op.spec->name;
+  if (scratch != nullptr) choice.needs.scratch = scratch(op);
+  const int32_t ranks = staged_ranks(op);
+  if (staging != nullptr && ranks > 0) choice.needs.staging = staging(op, ranks);
+  choice.multiprocessors = device.multiprocessors;
+  return choice;
+}
+
+int64_t row_elements_of_input(const OpView& op) {
+  return op.input(0).shape.back();
+}
+
+}  // namespace troupe

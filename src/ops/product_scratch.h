@@ -1,0 +1,11 @@
+// The scratch memory of matrix products through cuBLASLt (ops/cuda/context.h), which rules of
+// private memory state in every build.
+#pragma once
+
+#include <cstdint>
+
+namespace troupe {
+
+inline constexpr uint64_t kProductScratchBytes = uint64_t{32} << 20;
+
+}  // namespace troupe

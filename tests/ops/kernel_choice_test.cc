@@ -1,0 +1,172 @@
+// Which CUDA kernels operations get on GPUs of given traits, without a GPU: their names, why they
+// are slow, and what they need.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+
+#include "cuda/sample_variants.h"
+#include "ops/registry.h"
+#include "support/errors.h"
+
+namespace troupe::testing {
+namespace {
+
+constexpr DeviceTraits kHopper{.compute_capability = 90, .multiprocessors = 132};
+constexpr DeviceTraits kAmpere{.compute_capability = 80, .multiprocessors = 108};
+constexpr DeviceTraits kBlackwell{.compute_capability = 100, .multiprocessors = 148};
+
+// A program with one operation; emit(builder) gives it.
+template <class Emit>
+KernelChoice choose(const DeviceTraits& gpu, const Emit& emit) {
+  Program program(std::make_shared<const StateTable>());
+  Builder builder(program);
+  emit(builder);
+  const Op& op = program.op(program.op_count() - 1);
+  return op.spec->cuda(OpView{program, op}, gpu);
+}
+
+struct Groups {
+  DType dtype = DType::bf16;
+  int64_t inputs = 128;
+  int64_t outputs = 128;
+  int64_t bound = 8 * 512;
+  int64_t expected = 0;  // rows; 0: as many as `bound`
+};
+
+KernelChoice choose_grouped(const DeviceTraits& gpu, const Groups& groups) {
+  return choose(gpu, [&](Builder& builder) {
+    const ValueId offsets = builder.input("offsets", DType::i32, {9});
+    const ValueId weight =
+        builder.input("weight", groups.dtype, {8, groups.outputs, groups.inputs});
+    const ValueId rows = builder.program().add_value({.name = "rows",
+                                                      .dtype = groups.dtype,
+                                                      .shape = {groups.bound, groups.inputs},
+                                                      .role = Role::input,
+                                                      .rows = {offsets, 8, groups.expected}});
+    grouped_linear(builder, rows, weight, offsets, "y");
+  });
+}
+
+TEST(KernelChoice, OfProductsOfExperts) {
+  struct Case {
+    DeviceTraits gpu;
+    Groups groups;
+    std::string variant;
+    SlowKernel slow;
+  };
+  const Case cases[] = {
+      {kHopper, {}, "sm90", SlowKernel::no},
+      {kHopper, {.bound = 8 * 1024}, "sm90 pair", SlowKernel::no},
+      {kHopper, {.bound = 8 * 4096, .expected = 8 * 512}, "sm90", SlowKernel::no},
+      {kHopper, {.bound = 8 * 4096, .expected = 8 * 2048}, "sm90 pair", SlowKernel::no},
+      {kHopper, {.inputs = 132}, "plain tiles", SlowKernel::row_bytes},
+      {kHopper, {.outputs = 75}, "plain tiles", SlowKernel::row_bytes},
+      {kHopper, {.dtype = DType::f32}, "plain tiles", SlowKernel::dtype},
+      {kAmpere, {}, "plain tiles", SlowKernel::compute_capability},
+      {kBlackwell, {}, "plain tiles", SlowKernel::compute_capability},
+      {kAmpere, {.dtype = DType::f64}, "plain tiles", SlowKernel::dtype},
+  };
+  for (const Case& each : cases) {
+    const KernelChoice choice = choose_grouped(each.gpu, each.groups);
+    SCOPED_TRACE(fmt::format("{} {}x{}", each.gpu.compute_capability, each.groups.inputs,
+                             each.groups.outputs));
+    EXPECT_EQ(choice.variant, each.variant);
+    EXPECT_EQ(choice.slow, each.slow);
+    EXPECT_EQ(choice.multiprocessors, each.gpu.multiprocessors);
+    EXPECT_EQ(choice.needs.scratch, 0U);
+  }
+}
+
+KernelChoice choose_attention_of(AttentionAttributes attributes, DType dtype, bool documents) {
+  return choose(kHopper, [&](Builder& builder) {
+    const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+    const int64_t width = int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim;
+    const ValueId qkv = builder.input("qkv", dtype, {rows, width});
+    const bool drops = attributes.probability > 0;
+    const ValueId step = drops ? builder.input("step", DType::i64, {1}) : ValueId{};
+    const ValueId starts = documents ? builder.input("starts", DType::i32, {rows}) : ValueId{};
+    attention(builder, qkv, step, starts, attributes, "out");
+  });
+}
+
+TEST(KernelChoice, OfAttention) {
+  AttentionAttributes a{
+      .batch = 2, .sequence = 64, .heads = 4, .groups = 2, .head_dim = 64, .scale = 0.1};
+  const auto expect = [&](const char* variant, SlowKernel slow, DType dtype = DType::bf16,
+                          bool documents = false) {
+    const KernelChoice choice = choose_attention_of(a, dtype, documents);
+    EXPECT_STREQ(choice.variant, variant) << a.head_dim;
+    EXPECT_EQ(choice.slow, slow) << a.head_dim;
+    EXPECT_EQ(choice.needs.scratch > 0, slow == SlowKernel::no) << "forward";
+  };
+  expect("cudnn", SlowKernel::no);
+  expect("own tiles", SlowKernel::dtype, DType::f32);
+  expect("own tiles", SlowKernel::documents, DType::bf16, true);
+  a.window = 16;
+  expect("cudnn", SlowKernel::no);
+  a.head_dim = 128;
+  expect("cudnn", SlowKernel::no);
+  for (const int32_t odd : {20, 136, 256}) {
+    a.head_dim = odd;
+    expect("own tiles", SlowKernel::head_size);
+  }
+  a.head_dim = 64;
+  a.probability = 0.1;
+  expect("own tiles", SlowKernel::dropout);
+  a.probability = 0;
+  a.sequence = 1;
+  expect("own tiles", SlowKernel::one_query);
+  a.sequence = 64;
+  a.head_dim = 264;
+  EXPECT_THROW(choose_attention_of(a, DType::bf16, false), UserError);
+}
+
+KernelChoice choose_linear_of(DType dtype, LinearOutput output, bool bias) {
+  return choose(kHopper, [&](Builder& builder) {
+    const ValueId x = builder.input("x", dtype, {32, 64});
+    const ValueId weight = builder.input("weight", dtype, {16, 64});
+    const ValueId b = bias ? builder.input("bias", dtype, {16}) : ValueId{};
+    linear(builder, x, weight, {.bias = b, .output = output}, "y");
+  });
+}
+
+TEST(KernelChoice, OfDenseProducts) {
+  const auto expect = [](DType dtype, LinearOutput output, bool bias, const char* variant,
+                         SlowKernel slow) {
+    const KernelChoice choice = choose_linear_of(dtype, output, bias);
+    EXPECT_STREQ(choice.variant, variant) << name_of(dtype);
+    EXPECT_EQ(choice.slow, slow) << name_of(dtype);
+    EXPECT_EQ(choice.needs.scratch, uint64_t{32} << 20);
+  };
+  for (const DType dtype : {DType::bf16, DType::f32, DType::f64}) {
+    expect(dtype, LinearOutput::compute, false, "cublaslt", SlowKernel::no);
+    expect(dtype, LinearOutput::accumulation, false, "cublaslt", SlowKernel::no);
+  }
+  expect(DType::bf16, LinearOutput::compute, true, "cublaslt", SlowKernel::no);
+  expect(DType::bf16, LinearOutput::accumulation, true, "plain tiles", SlowKernel::bias_dtype);
+  expect(DType::f64, LinearOutput::compute, true, "plain tiles", SlowKernel::bias_dtype);
+  expect(DType::bf16, LinearOutput::f64, false, "plain tiles", SlowKernel::mixed_dtypes);
+}
+
+TEST(KernelChoice, OfGradientsOfRouterLogits) {
+  const KernelChoice choice = choose(kHopper, [&](Builder& builder) {
+    const ValueId dy = builder.input("dy", DType::f32, {32, 16});
+    const ValueId weight = builder.input("weight", DType::bf16, {16, 64});
+    builder.emit(kLinearDataGradient, Attributes(NoAttributes()), {dy, weight}, "dx");
+  });
+  EXPECT_STREQ(choice.variant, "cublaslt in three parts");
+  EXPECT_EQ(choice.slow, SlowKernel::no);
+  EXPECT_EQ(choice.needs.scratch, (uint64_t{32} << 20) + 3 * 32 * 16 * 2 + 3 * 16 * 64 * 4);
+}
+
+TEST(KernelChoice, IsThereForEveryKind) {
+  for (const OpSpec* spec : all_operations()) EXPECT_NE(spec->cuda, nullptr) << spec->name;
+}
+
+TEST(KernelChoice, SamplesForGpusCoverWhatTheyClaim) {
+  EXPECT_EQ(missing_variants(kHopper), std::set<std::string>());
+}
+
+}  // namespace
+}  // namespace troupe::testing
