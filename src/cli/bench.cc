@@ -16,6 +16,8 @@
 #include "cli/command.h"
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "plan/kernel_variants.h"
+#include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
@@ -23,6 +25,7 @@
 #include "train/model_options.h"
 #include "train/planned_step.h"
 #include "train/rank_run.h"
+#include "train/slow_kernels.h"
 #include "train/step_profile.h"
 #include "train/terminal.h"
 #include "train/work_progress.h"
@@ -115,7 +118,8 @@ class BenchRank {
         step_options_(training_step_options(options, config)),
         state_(declare_model_state(config, compute_dtype_of(options), /*trained=*/true,
                                    {.run = std::move(layout), .rank = rank})),
-        planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_)),
+        planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_,
+                                    traits_of(device_, gpu_))),
         progress_(options.quiet || rank != 0, "measuring", "steps") {}
 
   // On all ranks at once. Rank 0 prints.
@@ -172,6 +176,11 @@ void BenchRank::prepare() {
   require_host_memory(options_, group_, rank_, planned_.plan);
   if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
   limits_ = measure_limits_of_rank(options_, group_, rank_, compute_dtype_of(options_), device_);
+  if (rank_ == 0) {
+    for (const std::string& line : warn_of_slow_kernels(program, device_, gpu_)) {
+      fmt::print(stderr, "{}\n", line);
+    }
+  }
 
   const bool has_gpu = device_ == Device::cuda && options_.ranks_per_gpu == 1;
   const uint64_t free_before = has_gpu ? available_device_bytes(gpu_) : 0;
@@ -222,7 +231,10 @@ double BenchRank::time_step() {
 void BenchRank::profile_step() {
   profiled_ = profiled_ranks(options_);
   if (!is_profiled()) return;
-  profile_ = std::make_unique<StepProfile>(*planned_.step.program);
+  profile_ = std::make_unique<StepProfile>(
+      *planned_.step.program,
+      device_ == Device::cuda ? variants_of_operations(*planned_.step.program, device_traits(gpu_))
+                              : std::vector<std::string>());
   for (int run = 0; run < kRuns; ++run) {
     add_profiled_run(*interpreter_, group_, rank_, *profile_);
     done_one();
@@ -254,6 +266,7 @@ ordered_json BenchRank::profile_json() const {
                                  {"time_s", kind.seconds},
                                  {"flops_per_s", kind.flops / seconds},
                                  {"bytes_per_s", kind.bytes / seconds}});
+    if (!kind.kernels.empty()) document["kinds"].back()["kernels"] = kind.kernels;
   }
   const StepTimes times = profile_->times();
   document["profiled_step_s"] = times.seconds;

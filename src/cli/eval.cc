@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
 #include "parallel/group_schedule.h"
+#include "runtime/device_memory.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/interrupt.h"
@@ -50,7 +51,8 @@ class EvalRank {
                                    /*trained=*/false, {.run = evaluated.layout, .rank = rank})),
         plan_(plan_evaluation(evaluated.model.config, state_, evaluated.sets,
                               options.micro_batch_size, evaluated.samples,
-                              options.loss_chunk_tokens, pool_.threads(), device_of(options))) {}
+                              options.loss_chunk_tokens, pool_.threads(), device_of(options),
+                              traits_of(device_of(options), gpu_))) {}
 
   // On all ranks at once. Rank 0 prints.
   void run() {

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
 #include "parallel/group_schedule.h"
+#include "runtime/device_memory.h"
 #include "train/generation.h"
 #include "train/interrupt.h"
 #include "train/layout_options.h"
@@ -89,7 +90,7 @@ class GenerateRank {
         state_(declare_model_state(task.model.config, task.model.compute_dtype, /*trained=*/false,
                                    {.run = task.layout, .rank = rank})),
         plan_(plan_generation(task.model.config, state_, task.generation.context, pool_.threads(),
-                              device_of(options))) {}
+                              device_of(options), traits_of(device_of(options), gpu_))) {}
 
   // On all ranks at once. Rank 0 prints, and looks for signals.
   ExitStatus run() {

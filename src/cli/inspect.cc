@@ -12,10 +12,12 @@
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/exposure.h"
+#include "plan/kernel_variants.h"
 #include "plan/memory_chart.h"
 #include "program/op_spec.h"
 #include "program/print.h"
 #include "program/verify.h"
+#include "runtime/device_memory.h"
 #include "train/interrupt.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
@@ -31,7 +33,13 @@ constexpr int kChartWidth = 79;
 struct Inspected {
   std::unique_ptr<Program> program;
   MemoryPlan plan;
+  std::vector<std::string> kernels;  // by operation; of a CPU empty
 };
+
+std::vector<std::string> kernels_of(const Program& program, const Options& options) {
+  if (device_of(options) == Device::cpu) return {};
+  return variants_of_operations(program, planned_traits());
+}
 
 bool is_training(const Options& options) {
   return options.program == "train";
@@ -39,8 +47,8 @@ bool is_training(const Options& options) {
 
 MemoryPlan plan_of(const Program& program, const Options& options) {
   const int threads = threads_per_rank(options);
-  return options.oracle ? plan_oracle(program, threads, device_of(options))
-                        : plan_memory(program, threads, device_of(options));
+  return options.oracle ? plan_oracle(program, threads, device_of(options), planned_traits())
+                        : plan_memory(program, threads, device_of(options), planned_traits());
 }
 
 // `watch`: of the passes of a training step.
@@ -61,6 +69,7 @@ Inspected build(const Options& options, const ModelConfig& config,
   verify_program(*inspected.program);
   inspected.plan = plan_of(*inspected.program, options);
   verify_memory_plan(*inspected.program, inspected.plan);
+  inspected.kernels = kernels_of(*inspected.program, options);
   return inspected;
 }
 
@@ -149,6 +158,9 @@ ordered_json op_json(const Inspected& inspected, const Program& expected, int32_
                        {"bytes", bytes},
                        {"live_bytes", inspected.plan.live_bytes[static_cast<size_t>(index)]}};
   json["workspace_bytes"] = op.workspace.valid() ? program.value(op.workspace).bytes() : 0;
+  if (!inspected.kernels.empty()) {
+    json["kernel"] = inspected.kernels[static_cast<size_t>(index)];
+  }
   if (op.spec->print_attributes != nullptr) {
     json["attributes"] = op.spec->print_attributes(op.attributes);
   }
@@ -213,7 +225,8 @@ Inspected build_up_to(const Options& options, const ModelConfig& config) {
   std::optional<Inspected> found;
   build(options, config, [&](const PassRecord& record, const Program& program) {
     if (record.id != last) return;
-    found = Inspected{std::make_unique<Program>(program), plan_of(program, options)};
+    found = Inspected{std::make_unique<Program>(program), plan_of(program, options),
+                      kernels_of(program, options)};
   });
   if (!found) {
     throw_bad_request(
@@ -248,6 +261,7 @@ ExitStatus run_inspect(const Options& options) {
     return ExitStatus::done;
   }
   filters.live_bytes = inspected.plan.live_bytes;
+  filters.kernels = inspected.kernels;
   filters.bytes_by_role = inspected.plan.bytes_by_role;
   filters.host_bytes_by_role = inspected.plan.host_bytes_by_role;
   const int columns = terminal_columns(STDOUT_FILENO);

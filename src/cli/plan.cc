@@ -20,6 +20,7 @@
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
 #include "train/model_options.h"
+#include "train/slow_kernels.h"
 #include "train/terminal.h"
 
 namespace troupe {
@@ -33,8 +34,9 @@ struct Planned {
   int32_t ranks = 1;
   TrainingStepOptions step;
   MemoryPlan memory;
-  std::string peak_operation;  // where most transient bytes are live
-  double operation_flops = 0;  // of all operations of the step
+  std::string peak_operation;          // where most transient bytes are live
+  double operation_flops = 0;          // of all operations of the step
+  std::vector<KernelVariant> kernels;  // on a GPU
   int64_t parameters = 0;
   int64_t active_parameters = 0;
   double model_flops = 0;          // of the model's products alone
@@ -59,16 +61,18 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                           {.run = std::make_shared<const RunLayout>(run), .rank = 0});
   const TrainingStep step = build_training_step(planned.config, state, planned.step);
   verify_program(*step.program);
-  planned.memory = plan_memory(*step.program, threads_per_rank(options), device_of(options));
+  const DeviceTraits gpu = planned_traits();
+  planned.memory = plan_memory(*step.program, threads_per_rank(options), device_of(options), gpu);
   verify_memory_plan(*step.program, planned.memory);
 
   planned.without_recompute = bytes_without_recompute(
-      planned.config, state, planned.step, threads_per_rank(options), device_of(options));
-  planned.without_offload = bytes_without_offload(planned.config, state, planned.step,
-                                                  threads_per_rank(options), device_of(options));
+      planned.config, state, planned.step, threads_per_rank(options), device_of(options), gpu);
+  planned.without_offload = bytes_without_offload(
+      planned.config, state, planned.step, threads_per_rank(options), device_of(options), gpu);
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
+  if (device_of(options) == Device::cuda) planned.kernels = kernel_variants(*step.program, gpu);
   planned.parameters = state.model->parameter_count();
   planned.active_parameters = state.model->active_parameter_count();
   planned.model_flops = state.model->training_flops(planned.step.sequence) *
@@ -115,6 +119,7 @@ std::string make_json(const Planned& planned) {
     document["bytes_without_recompute"] = planned.without_recompute;
   }
   if (planned.without_offload > 0) document["bytes_without_offload"] = planned.without_offload;
+  if (!planned.kernels.empty()) document["kernels"] = kernels_json(planned.kernels);
   return document.dump(2) + "\n";
 }
 
@@ -150,6 +155,7 @@ std::string make_text(const Options& options, const Planned& planned) {
     text += fmt::format("  {:<14}{:>12}\n", "no offload", format_bytes(planned.without_offload));
   }
   text += fmt::format("  largest at {}\n", planned.peak_operation);
+  text += kernels_text(planned.kernels);
   const auto sharing = static_cast<uint64_t>(planned.sharing);
   if (sharing > 1) {
     text += fmt::format("  {:<14}{:>12}\n", fmt::format("{} ranks", sharing),
@@ -167,6 +173,12 @@ std::string make_text(const Options& options, const Planned& planned) {
                       format_bytes(planned.offer.needed - planned.offer.available));
   return text + describe_remedies(options, /*rank=*/0, planned.memory.total_bytes(),
                                   planned.offer.available);
+}
+
+void warn_of_kernels(const std::vector<KernelVariant>& kernels) {
+  for (const std::string& line : warn_of_slow_kernels(kernels, planned_traits())) {
+    fmt::print(stderr, "{}\n", line);
+  }
 }
 
 void print_text(const std::string& text) {
@@ -188,6 +200,7 @@ ExitStatus run_plan(const Options& options) {
       report = check_ranks(options, config, run);
     }
     const RanksReport* shown = report ? &*report : nullptr;
+    if (shown != nullptr) warn_of_kernels(shown->kernels());
     if (options.json) {
       fmt::print("{}", make_layout_json(options, run, shown));
     } else {
@@ -204,6 +217,7 @@ ExitStatus run_plan(const Options& options) {
                : ExitStatus::done;
   }
   const Planned planned = make_plan(options, run);
+  warn_of_kernels(planned.kernels);
   if (options.json) {
     fmt::print("{}", make_json(planned));
   } else {

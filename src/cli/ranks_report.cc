@@ -144,6 +144,28 @@ const RankPlan& RanksReport::fullest() const {
       [](const RankPlan& a, const RankPlan& b) { return a.total_bytes < b.total_bytes; });
 }
 
+std::vector<KernelVariant> RanksReport::kernels() const {
+  std::vector<KernelVariant> all;
+  for (const RankPlan& plan : classes) add_variants(all, plan.kernels);
+  return all;
+}
+
+std::string kernels_text(const std::vector<KernelVariant>& kernels) {
+  const std::string lines = text_of(kernels);
+  return lines.empty() ? "" : "\nKernels, by the operations of a step\n" + lines;
+}
+
+ordered_json kernels_json(const std::vector<KernelVariant>& kernels) {
+  ordered_json list = ordered_json::array();
+  for (const KernelVariant& kernel : kernels) {
+    list.push_back({{"kind", kernel.kind},
+                    {"variant", kernel.variant},
+                    {"slow", kernel.slow != SlowKernel::no},
+                    {"operations", kernel.operations}});
+  }
+  return list;
+}
+
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
@@ -152,9 +174,9 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
   const auto layout = std::make_shared<const RunLayout>(run);
   {
     WorkProgress progress(options.quiet, "planning", "programs");
-    report.classes =
-        plan_ranks(config, dtype, layout, training_step_options(options, config),
-                   threads_per_rank(options), thread_count(options), device, progress.report());
+    report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
+                                threads_per_rank(options), thread_count(options), device,
+                                planned_traits(), progress.report());
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
@@ -203,6 +225,9 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   }
   text += fmt::format("  built and checked in {}, with at most {} of memory\n\n",
                       format_duration(report.seconds), format_bytes(report.peak_bytes));
+  if (const std::string kernels = kernels_text(report.kernels()); !kernels.empty()) {
+    text += kernels.substr(1) + "\n";
+  }
   return text + describe_offer(report.memory);
 }
 
@@ -235,6 +260,7 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
                                         {"operation_flops", plan.operation_flops},
                                         {"expert_exchange", std::move(exchange)}});
     ordered_json& entry = document["rank_classes"].back();
+    if (!plan.kernels.empty()) entry["kernels"] = kernels_json(plan.kernels);
     if (plan.bytes_without_recompute > 0) {
       entry["bytes_without_recompute"] = plan.bytes_without_recompute;
     }

@@ -31,12 +31,17 @@ struct RanksReport {
   double seconds = 0;       // building and checking took so long
   uint64_t peak_bytes = 0;  // and the process has needed at most so much memory
   MemoryOffer memory;
-  uint64_t total_bytes() const;     // of all ranks
-  const RankPlan& fullest() const;  // the class whose ranks need most
+  uint64_t total_bytes() const;                // of all ranks
+  const RankPlan& fullest() const;             // the class whose ranks need most
+  std::vector<KernelVariant> kernels() const;  // of one rank of each class, together
 };
 
 // Builds and checks the training step of every rank. What is wrong is a UserError, or aborts.
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run);
+
+// "\nKernels (operations of a step)\n" and a line for each kind; empty without kernels.
+std::string kernels_text(const std::vector<KernelVariant>& kernels);
+nlohmann::ordered_json kernels_json(const std::vector<KernelVariant>& kernels);
 
 // A table for people: a line for each class.
 std::string make_ranks_text(const RanksReport& report, const Layout& layout);

@@ -64,13 +64,13 @@ CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& st
 
 BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
                        const ModelPart& part, const TrainingStepOptions& options, int threads,
-                       Device device) {
+                       Device device, const DeviceTraits& gpu) {
   const ModelConfig& config = model->config();
   const ModelState state = declare_model_state(model, dtype, /*trained=*/true, part);
   const TrainingStep step = build_training_step(config, state, options);
   const Program& program = *step.program;
   verify_program(program);
-  const MemoryPlan memory = plan_memory(program, threads, device);
+  const MemoryPlan memory = plan_memory(program, threads, device, gpu);
   verify_memory_plan(program, memory);
   BuiltClass built;
   built.trace = trace_collectives(program);
@@ -84,9 +84,11 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   plan.peak_operation = describe_operation(program, peak_operation(memory.live_bytes));
   plan.operations = program.op_count();
   plan.operation_flops = count_flops(program);
+  if (device == Device::cuda) plan.kernels = kernel_variants(program, gpu);
   plan.expert_exchange = measure_exposure(program);
-  plan.bytes_without_recompute = bytes_without_recompute(config, state, options, threads, device);
-  plan.bytes_without_offload = bytes_without_offload(config, state, options, threads, device);
+  plan.bytes_without_recompute =
+      bytes_without_recompute(config, state, options, threads, device, gpu);
+  plan.bytes_without_offload = bytes_without_offload(config, state, options, threads, device, gpu);
   for (const CollectiveTrace::Event& event : built.trace.events) {
     if (!event.message) {
       ++plan.collectives;
@@ -162,27 +164,29 @@ double count_flops(const Program& program) {
 }
 
 uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
-                                 const TrainingStepOptions& options, int threads, Device device) {
+                                 const TrainingStepOptions& options, int threads, Device device,
+                                 const DeviceTraits& gpu) {
   if (!options.recompute.any()) return 0;
   TrainingStepOptions keeping = options;
   keeping.recompute = {};
-  return plan_memory(*build_training_step(config, state, keeping).program, threads, device)
+  return plan_memory(*build_training_step(config, state, keeping).program, threads, device, gpu)
       .total_bytes();
 }
 
 uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& state,
-                               const TrainingStepOptions& options, int threads, Device device) {
+                               const TrainingStepOptions& options, int threads, Device device,
+                               const DeviceTraits& gpu) {
   if (!options.offload.any()) return 0;
   TrainingStepOptions keeping = options;
   keeping.offload = {};
-  return plan_memory(*build_training_step(config, state, keeping).program, threads, device)
+  return plan_memory(*build_training_step(config, state, keeping).program, threads, device, gpu)
       .total_bytes();
 }
 
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,
-                                 Device device, const WorkReport& report) {
+                                 Device device, const DeviceTraits& gpu, const WorkReport& report) {
   const RankClasses classes = classify_ranks(config, dtype, run);
   const auto model = std::make_shared<const Model>(config);
   std::vector<RankPlan> plans(classes.first_rank.size());
@@ -192,7 +196,7 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   uint64_t done = 0;
   for_each(plans.size(), workers, [&](size_t i) {
     BuiltClass built = build_class(model, dtype, {.run = run, .rank = classes.first_rank[i]},
-                                   options, threads, device);
+                                   options, threads, device, gpu);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);
     evaluations[i] = std::move(built.evaluation);

@@ -21,6 +21,7 @@
 #include "model/model_part.h"
 #include "passes/step_programs.h"
 #include "plan/exposure.h"
+#include "plan/kernel_variants.h"
 
 namespace troupe {
 
@@ -46,6 +47,7 @@ struct RankPlan {
   int64_t collectives = 0;
   int64_t messages = 0;  // sent or received
   double operation_flops = 0;
+  std::vector<KernelVariant> kernels;    // on a GPU
   Exposure expert_exchange;              // plan/exposure.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
   uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded
@@ -63,19 +65,22 @@ double count_flops(const Program& program);
 // The bytes of the step as it would be without recompute, or without offload of activations; 0
 // where it is without already.
 uint64_t bytes_without_recompute(const ModelConfig& config, const ModelState& state,
-                                 const TrainingStepOptions& options, int threads, Device device);
+                                 const TrainingStepOptions& options, int threads, Device device,
+                                 const DeviceTraits& gpu);
 uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& state,
-                               const TrainingStepOptions& options, int threads, Device device);
+                               const TrainingStepOptions& options, int threads, Device device,
+                               const DeviceTraits& gpu);
 
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the
 // UserError of verify_collectives(). The same holds of their evaluation, whose memory is not
-// counted. `threads`: of one rank's pool. `workers` programs are in memory at once. `report` counts
-// classes.
+// counted. `threads`: of one rank's pool; `gpu` as in plan_memory(). `workers` programs are in
+// memory at once. `report` counts classes.
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,
-                                 Device device = Device::cpu, const WorkReport& report = {});
+                                 Device device = Device::cpu, const DeviceTraits& gpu = {},
+                                 const WorkReport& report = {});
 
 // The most bytes that successive ranks take which share a GPU, `ranks_per_gpu` of them each.
 // plans[class_of_rank[r]] is that of rank r.

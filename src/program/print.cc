@@ -365,6 +365,9 @@ std::string print_program(const Program& program, const PrintOptions& options) {
       (options.bytes_by_role.empty() || options.bytes_by_role.size() == kRoleCount) &&
           (options.host_bytes_by_role.empty() || options.host_bytes_by_role.size() == kRoleCount),
       "bytes by role");
+  TROUPE_CHECK(
+      options.kernels.empty() || options.kernels.size() == static_cast<size_t>(program.op_count()),
+      "kernels by operation");
   const Names names(program);
 
   std::vector<int32_t> shown;
@@ -379,6 +382,10 @@ std::string print_program(const Program& program, const PrintOptions& options) {
     if (is_shown(op.place, options)) {
       shown.push_back(index);
       statements.push_back(make_statement(program, op, names, written));
+      if (!options.kernels.empty()) {
+        const std::string& kernel = options.kernels[static_cast<size_t>(index)];
+        if (kernel != op.spec->name) statements.back().right += " by " + kernel;
+      }
     }
     for (const ValueId id : program.outputs(op)) written[static_cast<size_t>(id.index)] = true;
   }

@@ -13,7 +13,8 @@
 //   grad.w += kind(x, y)             adds to a main gradient or metric that was stored before
 //   a, .b = kind(x)                  defines a and a.b
 //   a, &b = kind(x)                  defines a, changes b
-// Tensors that are changed in place are not repeated among the inputs.
+// Tensors that are changed in place are not repeated among the inputs. "by sm90 pair" after a
+// statement names the kernel, where the kind has several.
 //
 // Names follow the rule of nested blocks (step > micro-batch > layer): a plain name means the
 // innermost tensor of that name around the operation. Everything else says where it is from:
@@ -44,6 +45,9 @@ struct PrintOptions {
   std::span<const uint64_t> live_bytes;
   std::span<const uint64_t> bytes_by_role;
   std::span<const uint64_t> host_bytes_by_role;
+
+  // The kernel of each operation, on a GPU; empty: not printed.
+  std::span<const std::string> kernels;
 };
 
 // Do the filters let an operation at this place through?

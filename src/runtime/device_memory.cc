@@ -39,6 +39,14 @@ void require_gpu() {
   if (!problem.empty()) throw_failed("--device cuda: " + problem + ".");
 }
 
+DeviceTraits traits_of(Device device, int gpu) {
+  return device == Device::cuda ? device_traits(gpu) : DeviceTraits();
+}
+
+DeviceTraits planned_traits() {
+  return gpu_count() > 0 ? device_traits(0) : DeviceTraits();
+}
+
 #ifdef TROUPE_WITH_CUDA
 
 namespace {

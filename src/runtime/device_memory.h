@@ -3,8 +3,8 @@
 //
 // Construction may throw UserError: the machine has no GPU, or not that much memory. Copies wait
 // until they are done, and throw UserError when the GPU has failed. In builds without CUDA nothing
-// here may be called but has_cuda(), why_no_gpu(), require_gpu() and gpu_count(). Counting is
-// thread-safe.
+// here may be called but has_cuda(), why_no_gpu(), require_gpu(), gpu_count() and planned_traits().
+// Counting is thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,11 @@ uint64_t gpu_identity(int gpu);
 
 // What its kernels are chosen by.
 DeviceTraits device_traits(int gpu);
+
+// For plans: those of a rank's GPU, or, of another device, the default ones.
+DeviceTraits traits_of(Device device, int gpu);
+// For plans of what may run elsewhere: those of the first GPU, or the default ones without one.
+DeviceTraits planned_traits();
 
 // Bytes that are free on a GPU now.
 uint64_t available_device_bytes(int gpu = 0);

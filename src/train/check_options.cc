@@ -14,7 +14,8 @@ namespace troupe {
 
 void check_options(const Options& options) {
   if (options.device == "cuda") {
-    if (!has_cuda()) {
+    const bool only_plans = options.command == Command::plan || options.command == Command::inspect;
+    if (!has_cuda() && !only_plans) {
       throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");
     }
     if (options.profile && options.ranks_per_gpu > 1) {

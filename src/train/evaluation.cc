@@ -81,7 +81,8 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
 
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int32_t loss_chunk_tokens, int threads, Device device) {
+                               int32_t loss_chunk_tokens, int threads, Device device,
+                               const DeviceTraits& gpu) {
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
@@ -90,7 +91,7 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
                                     static_cast<int32_t>(data.sequence_length), loss_chunk_tokens,
                                     data.reset_attention_mask);
   verify_program(*plan.step.program);
-  plan.memory = plan_memory(*plan.step.program, threads, device);
+  plan.memory = plan_memory(*plan.step.program, threads, device, gpu);
   for (const EvaluationSet& set : sets) {
     const int64_t available = set.source->num_samples();
     plan.batches.push_back(std::max<int64_t>(1, std::min(samples, available) / rows));

@@ -60,7 +60,8 @@ struct EvaluationPlan {
 // its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int32_t loss_chunk_tokens, int threads, Device device = Device::cpu);
+                               int32_t loss_chunk_tokens, int threads, Device device = Device::cpu,
+                               const DeviceTraits& gpu = {});
 
 // Owns its program and memory; shares the weights. Borrows all other arguments. One thread per
 // rank.

@@ -102,11 +102,11 @@ int32_t sample_token(const std::vector<double>& logits, const GenerationOptions&
 }
 
 GenerationPlan plan_generation(const ModelConfig& config, const ModelState& state, int32_t context,
-                               int threads, Device device) {
+                               int threads, Device device, const DeviceTraits& gpu) {
   GenerationPlan plan;
   plan.step = build_logits_step(config, state, /*batch=*/1, context, /*with_loss=*/false);
   verify_program(*plan.step.program);
-  plan.memory = plan_memory(*plan.step.program, threads, device);
+  plan.memory = plan_memory(*plan.step.program, threads, device, gpu);
   return plan;
 }
 

@@ -33,7 +33,8 @@ struct GenerationPlan {
 
 // `context`: see GenerationOptions.
 GenerationPlan plan_generation(const ModelConfig& config, const ModelState& state, int32_t context,
-                               int threads, Device device = Device::cpu);
+                               int threads, Device device = Device::cpu,
+                               const DeviceTraits& gpu = {});
 
 // Continues `prompt` (not empty) and returns the new tokens. `emit` is called with each as it comes
 // and may return false to stop.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "runtime/device_memory.h"
 #include "train/check_options.h"
 #include "train/layout_options.h"
 #include "train/model_options.h"
@@ -75,7 +76,7 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
         {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
     const MemoryPlan plan =
         plan_training_step(config, state, training_step_options(options, config),
-                           threads_per_rank(options), device_of(options))
+                           threads_per_rank(options), device_of(options), planned_traits())
             .plan;
     return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
   } catch (const UserError&) {

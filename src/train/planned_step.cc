@@ -10,12 +10,12 @@ namespace troupe {
 
 PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
                                const TrainingStepOptions& options, int threads, Device device,
-                               bool oracle) {
+                               const DeviceTraits& gpu, bool oracle) {
   PlannedStep planned{.step = build_training_step(config, state, options), .plan = {}};
   const Program& program = *planned.step.program;
   verify_program(program);
-  planned.plan =
-      oracle ? plan_oracle(program, threads, device) : plan_memory(program, threads, device);
+  planned.plan = oracle ? plan_oracle(program, threads, device, gpu)
+                        : plan_memory(program, threads, device, gpu);
   verify_memory_plan(program, planned.plan);
   return planned;
 }

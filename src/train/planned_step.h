@@ -13,14 +13,15 @@
 
 namespace troupe {
 
-// The training step of one rank, verified, and planned for its device.
+// The training step of one rank, verified, and planned for its device; `gpu` as in
+// plan_memory().
 struct PlannedStep {
   TrainingStep step;
   MemoryPlan plan;
 };
 PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
                                const TrainingStepOptions& options, int threads, Device device,
-                               bool oracle = false);
+                               const DeviceTraits& gpu, bool oracle = false);
 
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
 // needs beside it, and the total, which has what lies in the host's memory on the CPU alone.

@@ -53,8 +53,10 @@ double covered_s(const std::vector<WorkSpan>& spans, const Choose& choose) {
 
 }  // namespace
 
-StepProfile::StepProfile(const Program& program)
-    : program_(program), times_(static_cast<size_t>(program.op_count())) {}
+StepProfile::StepProfile(const Program& program, std::vector<std::string> kernels)
+    : program_(program),
+      kernels_(std::move(kernels)),
+      times_(static_cast<size_t>(program.op_count())) {}
 
 void StepProfile::add(std::vector<WorkSpan> spans, double begin_s) {
   std::vector<double> sums(times_.size(), 0.0);
@@ -68,19 +70,25 @@ void StepProfile::add(std::vector<WorkSpan> spans, double begin_s) {
 
 std::vector<KindTime> StepProfile::kinds() const {
   std::map<std::string, KindTime> kinds;
+  std::map<std::string, std::set<std::string>> kernels;
   const Program expected = program_.with_expected_rows();
   for (int32_t i = 0; i < expected.op_count(); ++i) {
     const Op& op = expected.op(i);
     const Cost cost = op.spec->cost(OpView{expected, op});
     KindTime& kind = kinds[op.spec->name];
     kind.kind = op.spec->name;
+    if (!kernels_.empty()) kernels[kind.kind].insert(kernels_[static_cast<size_t>(i)]);
     kind.count += 1;
     kind.seconds += median(times_[static_cast<size_t>(i)]);
     kind.flops += cost.flops;
     kind.bytes += cost.bytes;
   }
   std::vector<KindTime> sorted;
-  for (auto& [name, kind] : kinds) sorted.push_back(std::move(kind));
+  for (auto& [name, kind] : kinds) {
+    kernels[name].erase(name);
+    kind.kernels = fmt::format("{}", fmt::join(kernels[name], ", "));
+    sorted.push_back(std::move(kind));
+  }
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const KindTime& a, const KindTime& b) { return a.seconds > b.seconds; });
   return sorted;
@@ -149,6 +157,9 @@ std::string StepProfile::timeline_events(int32_t rank) const {
                        {"phase", name_of(op.place.phase)},
                        {"queue", name_of(op.place.queue)},
                        {"kernel", span.name}};
+      if (!kernels_.empty()) {
+        event["args"]["variant"] = kernels_[static_cast<size_t>(span.op)];
+      }
       if (op.place.layer >= 0) event["args"]["layer"] = op.place.layer;
       if (op.place.micro_batch >= 0) event["args"]["micro_batch"] = op.place.micro_batch;
       if (op.output_count > 0) {
@@ -209,6 +220,22 @@ ProfileLimits best_limits(const ProfileLimits& measured, const StepProfile& prof
   return best;
 }
 
+namespace {
+
+// "kernels: linear by cublaslt; ...", wrapped; empty where none is known.
+std::string kernels_line(const std::vector<KindTime>& kinds, const std::string& filter) {
+  std::vector<std::string> parts;
+  for (const KindTime& kind : kinds) {
+    if (kind.kernels.empty() || kind.kind.find(filter) == std::string::npos) continue;
+    parts.push_back(fmt::format("{} by {}", kind.kind, kind.kernels));
+  }
+  if (parts.empty()) return {};
+  return "\n" + wrap_text(fmt::format("kernels: {}", fmt::join(parts, "; ")), kDefaultColumns, 2) +
+         "\n";
+}
+
+}  // namespace
+
 std::string describe_profile(const StepProfile& profile, const ProfileLimits& measured,
                              const std::string& filter) {
   const ProfileLimits limits = best_limits(measured, profile);
@@ -232,6 +259,7 @@ std::string describe_profile(const StepProfile& profile, const ProfileLimits& me
         percent(kind.flops / seconds, limits.flops), rate(kind.bytes / seconds / 1e9),
         percent(kind.bytes / seconds, limits.copy_bytes));
   }
+  text += kernels_line(kinds, filter);
   const StepTimes times = profile.times();
   text += "\n";
   std::string line =

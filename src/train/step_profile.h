@@ -22,6 +22,7 @@ struct KindTime {
   double seconds = 0;  // sum of the medians of its operations
   double flops = 0;    // by the operations' cost
   double bytes = 0;
+  std::string kernels;  // "sm90, sm90 pair"; empty: not known, or the only one of its kind
 };
 
 // Of one run.
@@ -36,7 +37,8 @@ struct StepTimes {
 
 class StepProfile {
  public:
-  explicit StepProfile(const Program& program);
+  // `kernels`: the variant of each operation (plan/kernel_variants.h); none: it is not known.
+  explicit StepProfile(const Program& program, std::vector<std::string> kernels = {});
 
   // Adds a run. Of ranks whose timelines are looked at together, `begin_s` is when it began after
   // the first of them.
@@ -49,12 +51,13 @@ class StepProfile {
   StepTimes times() const;
 
   // The last run as Trace Event JSON: a track for each queue, a span named by its operation, with
-  // layer, micro-batch, phase and kernel as arguments. `rank` numbers the process in it. The events
-  // alone, with commas between them.
+  // layer, micro-batch, phase, kernel and variant as arguments. `rank` numbers the process in it.
+  // The events alone, with commas between them.
   std::string timeline_events(int32_t rank) const;
 
  private:
   const Program& program_;
+  std::vector<std::string> kernels_;        // by operation, or empty
   std::vector<std::vector<double>> times_;  // of each operation in each run, in s
   std::vector<WorkSpan> last_;
   double begin_s_ = 0;  // of the last run
@@ -83,7 +86,8 @@ ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device devic
 // that take at least a hundredth of the time.
 ProfileLimits best_limits(const ProfileLimits& measured, const StepProfile& profile);
 
-// The table of kinds, with rates beside the limits (best_limits()), and a line about the last run.
+// The table of kinds, with rates beside the limits (best_limits()), the kernels of those that have
+// several, and a line about the last run.
 // Only kinds whose name contains `filter`.
 std::string describe_profile(const StepProfile& profile, const ProfileLimits& limits,
                              const std::string& filter = {});

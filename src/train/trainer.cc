@@ -22,6 +22,8 @@
 #include "io/hf_weights.h"
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
+#include "plan/kernel_variants.h"
+#include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"
 #include "train/changed_options.h"
 #include "train/initialize.h"
@@ -33,6 +35,7 @@
 #include "train/planned_step.h"
 #include "train/rank_agreement.h"
 #include "train/rank_run.h"
+#include "train/slow_kernels.h"
 #include "train/step_profile.h"
 #include "train/terminal.h"
 #include "train/tokenizer_options.h"
@@ -142,16 +145,17 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true, part_);
   build_step(batch_sizes_.largest());
   if (!evaluation_sets_.empty()) {
-    evaluation_plan_ =
-        plan_evaluation(identity_.model, state_, evaluation_sets_,
-                        options.eval_micro_batch_size.value_or(options.micro_batch_size),
-                        options.eval_iters * evaluation_batch_size(options, batch_sizes_.largest()),
-                        options.loss_chunk_tokens, pool_.threads(), device_);
+    evaluation_plan_ = plan_evaluation(
+        identity_.model, state_, evaluation_sets_,
+        options.eval_micro_batch_size.value_or(options.micro_batch_size),
+        options.eval_iters * evaluation_batch_size(options, batch_sizes_.largest()),
+        options.loss_chunk_tokens, pool_.threads(), device_, traits_of(device_, gpu_));
     evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
 }
 
 void Trainer::start() {
+  for (const std::string& line : warn_of_slow_kernels(*step_.program, device_, gpu_)) warn(line);
   // Before the memory is taken that the measurement needs, too.
   if (options_.profile) {
     profile_limits_ =
@@ -175,7 +179,7 @@ void Trainer::build_step(int32_t batch_size) {
   step_options_.decoupled_learning_rate = identity_.schedules.decoupled_learning_rate.has_value();
   step_options_.micro_batches = batch_size / (options_.micro_batch_size * part_.layout().dp());
   PlannedStep planned = plan_training_step(identity_.model, state_, step_options_, pool_.threads(),
-                                           device_, options_.oracle);
+                                           device_, traits_of(device_, gpu_), options_.oracle);
   step_ = std::move(planned.step);
   plan_ = std::move(planned.plan);
   step_batch_size_ = batch_size;
@@ -806,7 +810,10 @@ void Trainer::leave_step_out() {
 }
 
 void Trainer::profile_step() {
-  StepProfile profile(*step_.program);
+  StepProfile profile(*step_.program,
+                      device_ == Device::cuda
+                          ? variants_of_operations(*step_.program, device_traits(gpu_))
+                          : std::vector<std::string>());
   add_profiled_run(*interpreter_, group_, rank_, profile);
   const std::vector<int32_t> ranks = profiled_ranks(options_);
   const std::vector<std::string> tables =

@@ -201,12 +201,14 @@ class ReferenceRank {
                                             .sequence = reference.sequence,
                                             .clip_grad = reference.clip,
                                             .routing_trace = options.trace})),
-        logits_(make_interpreter(
-            *logits_step_.program, plan(*logits_step_.program, options), storage_, pool_,
-            communicators_of(group, state_.part.layout(), rank), interpreter_options(options))),
-        training_(make_interpreter(
-            *training_step_.program, plan(*training_step_.program, options), storage_, pool_,
-            communicators_of(group, state_.part.layout(), rank), interpreter_options(options))) {
+        logits_(make_interpreter(*logits_step_.program,
+                                 plan(*logits_step_.program, options, storage_.gpu()), storage_,
+                                 pool_, communicators_of(group, state_.part.layout(), rank),
+                                 interpreter_options(options))),
+        training_(make_interpreter(*training_step_.program,
+                                   plan(*training_step_.program, options, storage_.gpu()), storage_,
+                                   pool_, communicators_of(group, state_.part.layout(), rank),
+                                   interpreter_options(options))) {
     load_hf_weights(folder, config, state_, storage_);
     storage_.to_device();
     const int32_t first = first_sequence();
@@ -300,10 +302,12 @@ class ReferenceRank {
     return {.one_stream = options.ranks.ranks_per_gpu > 1};
   }
 
-  static MemoryPlan plan(const Program& program, const RunOptions& options) {
+  static MemoryPlan plan(const Program& program, const RunOptions& options, int gpu) {
     verify_program(program);
-    MemoryPlan plan = options.oracle ? plan_oracle(program, options.ranks.threads, options.device)
-                                     : plan_memory(program, options.ranks.threads, options.device);
+    const DeviceTraits traits = traits_of(options.device, gpu);
+    MemoryPlan plan = options.oracle
+                          ? plan_oracle(program, options.ranks.threads, options.device, traits)
+                          : plan_memory(program, options.ranks.threads, options.device, traits);
     verify_memory_plan(program, plan);
     return plan;
   }

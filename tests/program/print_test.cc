@@ -118,6 +118,22 @@ TEST(PrintDeathTest, LiveBytesMustFitTheProgram) {
   EXPECT_DEATH(print_program(*program, options), "live bytes by operation");
 }
 
+// Where a kind has several kernels.
+TEST(Print, NamesKernels) {
+  const ToyState state = make_toy_state(2);
+  const auto program = make_hand_made_program(state);
+  std::vector<std::string> kernels;
+  for (int32_t index = 0; index < program->op_count(); ++index) {
+    kernels.emplace_back(index == 0 ? "packs" : program->op(index).spec->name);
+  }
+  PrintOptions options;
+  options.kernels = kernels;
+  const std::string text = print_program(*program, options);
+  const size_t first = text.find(" by packs ");
+  EXPECT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find(" by ", first + 1), std::string::npos) << text;
+}
+
 class PrintedStep : public ::testing::Test {
  protected:
   PrintedStep()

@@ -113,6 +113,21 @@ TEST_F(ProfiledProgram, TimelineHasATrackForEachQueue) {
   EXPECT_NE(events[3].at("tid"), events[4].at("tid"));
 }
 
+TEST_F(ProfiledProgram, NamesKernelsOfKindsThatHaveSeveral) {
+  StepProfile profile(program, {"fast", "sum_over_ranks", "packs"});
+  profile.add({{.op = 0, .name = "fill", .begin_s = 0, .duration_s = 2},
+               {.op = 2, .name = "add", .begin_s = 2, .duration_s = 1}});
+  const std::vector<KindTime> kinds = profile.kinds();
+  EXPECT_EQ(kinds[0].kernels, "fast");
+  EXPECT_EQ(kinds[1].kernels, "packs");
+  EXPECT_EQ(kinds[2].kernels, "") << "the only one of its kind";
+  const ProfileLimits limits{.flops = 1, .copy_bytes = 1};
+  const std::string text = describe_profile(profile, limits);
+  EXPECT_NE(text.find("kernels: fill by fast; add by packs\n"), std::string::npos) << text;
+  EXPECT_EQ(describe_profile(profile, limits, "sum").find("kernels:"), std::string::npos);
+  EXPECT_NE(profile.timeline_events(0).find(R"("variant":"packs")"), std::string::npos);
+}
+
 TEST_F(ProfiledProgram, TimelineNamesOperations) {
   const testing::TempFolder folder;
   StepProfile profile(program);

@@ -1,0 +1,75 @@
+#include "train/slow_kernels.h"
+
+#include <fmt/format.h>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "runtime/device_memory.h"
+
+namespace troupe {
+namespace {
+
+struct Advice {
+  std::string why;
+  std::string change;
+};
+
+Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
+  switch (slow) {
+    case SlowKernel::no:
+      break;
+    case SlowKernel::dtype:
+      return {"the fast kernels take bf16 alone", "Use --bf16"};
+    case SlowKernel::mixed_dtypes:
+      return {"cuBLASLt does not combine these dtypes", "Use --moe-router-dtype fp32"};
+    case SlowKernel::bias_dtype:
+      return {"cuBLASLt adds no bias of this dtype to this result",
+              "Use --disable-bias-linear or --bf16"};
+    case SlowKernel::head_size:
+      return {"cuDNN takes heads of 8, 16, ... 128 elements", "Choose such --kv-channels"};
+    case SlowKernel::dropout:
+      return {"cuDNN's kernels are used without dropout alone", "Use --attention-dropout 0"};
+    case SlowKernel::documents:
+      return {"cuDNN's kernels do not end at documents", "Leave --reset-attention-mask out"};
+    case SlowKernel::one_query:
+      return {"a rank has a single query of a chunk",
+              "Use a longer --seq-length or a smaller --context-parallel-size"};
+    case SlowKernel::row_bytes:
+      return {"tensor cores are fed with rows of a multiple of 16 bytes",
+              "Choose multiples of 8 for --hidden-size, and for --moe-ffn-hidden-size over "
+              "--expert-tensor-parallel-size"};
+    case SlowKernel::compute_capability:
+      return {fmt::format("the fast kernel is for compute capability 9.0, and this GPU has {}.{}",
+                          gpu.compute_capability / 10, gpu.compute_capability % 10),
+              "Use a Hopper GPU"};
+  }
+  TROUPE_CHECK(false, "advice on a kernel that is not slow");
+}
+
+}  // namespace
+
+std::vector<std::string> warn_of_slow_kernels(std::span<const KernelVariant> variants,
+                                              const DeviceTraits& gpu) {
+  std::map<std::pair<SlowKernel, std::string>, std::vector<std::string>> kinds;
+  for (const KernelVariant& variant : variants) {
+    if (variant.slow == SlowKernel::no) continue;
+    kinds[{variant.slow, variant.variant}].push_back(variant.kind);
+  }
+  std::vector<std::string> warnings;
+  for (const auto& [key, names] : kinds) {
+    const Advice advice = advice_on(key.first, gpu);
+    warnings.push_back(fmt::format(
+        "Warning: slow kernels without tensor cores ({}) for {}: {}. {} to get fast ones.",
+        key.second, fmt::join(names, ", "), advice.why, advice.change));
+  }
+  return warnings;
+}
+
+std::vector<std::string> warn_of_slow_kernels(const Program& program, Device device, int gpu) {
+  if (device == Device::cpu) return {};
+  const DeviceTraits traits = device_traits(gpu);
+  return warn_of_slow_kernels(kernel_variants(program, traits), traits);
+}
+
+}  // namespace troupe

@@ -1,0 +1,44 @@
+#include "train/slow_kernels.h"
+
+#include <gtest/gtest.h>
+
+namespace troupe {
+namespace {
+
+TEST(SlowKernels, AreWarnedOfOnce) {
+  const std::vector<KernelVariant> variants = {
+      {.kind = "linear", .variant = "cublaslt", .operations = 9},
+      {.kind = "attention", .variant = "own tiles", .slow = SlowKernel::dropout, .operations = 4},
+      {.kind = "attention_gradient",
+       .variant = "own tiles",
+       .slow = SlowKernel::dropout,
+       .operations = 4},
+      {.kind = "grouped_linear",
+       .variant = "plain tiles",
+       .slow = SlowKernel::compute_capability,
+       .operations = 8}};
+  const auto warnings = warn_of_slow_kernels(variants, {.compute_capability = 80});
+  ASSERT_EQ(warnings.size(), 2U);
+  EXPECT_EQ(warnings[0],
+            "Warning: slow kernels without tensor cores (own tiles) for attention, "
+            "attention_gradient: cuDNN's kernels are used without dropout alone. Use "
+            "--attention-dropout 0 to get fast ones.");
+  EXPECT_NE(warnings[1].find("for grouped_linear: the fast kernel is for compute capability 9.0, "
+                             "and this GPU has 8.0."),
+            std::string::npos)
+      << warnings[1];
+}
+
+TEST(SlowKernels, HaveAdviceForEveryReason) {
+  for (int reason = 1; reason <= static_cast<int>(SlowKernel::compute_capability); ++reason) {
+    const KernelVariant variant{
+        .kind = "a", .variant = "b", .slow = static_cast<SlowKernel>(reason), .operations = 1};
+    const auto warnings = warn_of_slow_kernels({&variant, 1}, {});
+    ASSERT_EQ(warnings.size(), 1U);
+    EXPECT_EQ(warnings[0].find("Warning: "), 0U);
+  }
+  EXPECT_TRUE(warn_of_slow_kernels({}, {}).empty());
+}
+
+}  // namespace
+}  // namespace troupe
