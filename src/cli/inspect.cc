@@ -1,4 +1,5 @@
 // `troupe inspect`: the program of a step, as text or as JSON.
+#include <array>
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "passes/step_programs.h"
 #include "plan/exposure.h"
 #include "plan/kernel_variants.h"
+#include "plan/link_traffic.h"
 #include "plan/memory_chart.h"
 #include "program/op_spec.h"
 #include "program/print.h"
@@ -33,7 +35,8 @@ constexpr int kChartWidth = 79;
 struct Inspected {
   std::unique_ptr<Program> program;
   MemoryPlan plan;
-  std::vector<std::string> kernels;  // by operation; of a CPU empty
+  std::vector<std::string> kernels;                    // by operation; of a CPU empty
+  std::array<int32_t, kRankGroupCount> group_ranks{};  // of the rank's groups
 };
 
 std::vector<std::string> kernels_of(const Program& program, const Options& options) {
@@ -70,6 +73,10 @@ Inspected build(const Options& options, const ModelConfig& config,
   inspected.plan = plan_of(*inspected.program, options);
   verify_memory_plan(*inspected.program, inspected.plan);
   inspected.kernels = kernels_of(*inspected.program, options);
+  for (size_t i = 0; i < inspected.group_ranks.size(); ++i) {
+    const auto members = part.layout().members(static_cast<RankGroup>(i), part.rank);
+    inspected.group_ranks[i] = static_cast<int32_t>(members.size());
+  }
   return inspected;
 }
 
@@ -167,7 +174,16 @@ ordered_json op_json(const Inspected& inspected, const Program& expected, int32_
   if (op.spec->cost != nullptr) {
     const Cost cost = op.spec->cost(OpView{expected, op});
     json["flops"] = cost.flops;
+    if (cost.product_flops > 0) {
+      json["products"] = {{"flops", cost.product_flops}, {"dtype", name_of(cost.product_dtype)}};
+    }
     json["traffic_bytes"] = cost.bytes;
+  }
+  if (op.spec->links != nullptr) {
+    const RankGroup group = op.spec->group(op.attributes);
+    const LinkTraffic sent =
+        link_traffic(OpView{expected, op}, inspected.group_ranks[static_cast<size_t>(group)]);
+    json["link"] = {{"group", name_of(group)}, {"bytes", sent.bytes}, {"messages", sent.messages}};
   }
   return json;
 }
@@ -223,17 +239,21 @@ Inspected build_up_to(const Options& options, const ModelConfig& config) {
   if (options.dump_after.empty()) return build(options, config);
   const std::optional<PassId> last = find_pass(options.dump_after);
   std::optional<Inspected> found;
-  build(options, config, [&](const PassRecord& record, const Program& program) {
-    if (record.id != last) return;
-    found = Inspected{std::make_unique<Program>(program), plan_of(program, options),
-                      kernels_of(program, options)};
-  });
+  const Inspected whole =
+      build(options, config, [&](const PassRecord& record, const Program& program) {
+        if (record.id != last) return;
+        found = Inspected{std::make_unique<Program>(program),
+                          plan_of(program, options),
+                          kernels_of(program, options),
+                          {}};
+      });
   if (!found) {
     throw_bad_request(
         fmt::format("--dump-after {}: this step does not need the pass, or it is "
                     "skipped. --passes lists those that run.",
                     options.dump_after));
   }
+  found->group_ranks = whole.group_ranks;
   return std::move(*found);
 }
 

@@ -122,6 +122,19 @@ ordered_json host_json(const RankPlan& plan) {
   return bytes;
 }
 
+// What a rank of the class sends in a step, by group.
+ordered_json links_json(const RankPlan& plan) {
+  ordered_json links = ordered_json::array();
+  for (const GroupTraffic& group : plan.links) {
+    links.push_back({{"group", name_of(group.group)},
+                     {"ranks", group.ranks},
+                     {"operations", group.operations},
+                     {"bytes", group.sent.bytes},
+                     {"messages", group.sent.messages}});
+  }
+  return links;
+}
+
 }  // namespace
 
 MemoryOffer offer_memory(Device device, uint64_t needed) {
@@ -208,6 +221,9 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
     text += "  expert exchange: " + exchange + "\n";
   }
+  if (const std::string sent = text_of(report.classes.front().links); !sent.empty()) {
+    text += "  rank 0 sends in a step: " + sent + "\n";
+  }
   const std::string total = format_bytes(report.total_bytes());
   if (const uint64_t without = sum_of_bytes(report, &RankPlan::bytes_without_recompute);
       without > 0) {
@@ -260,6 +276,7 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
                                         {"operation_flops", plan.operation_flops},
                                         {"expert_exchange", std::move(exchange)}});
     ordered_json& entry = document["rank_classes"].back();
+    entry["links"] = links_json(plan);
     if (!plan.kernels.empty()) entry["kernels"] = kernels_json(plan.kernels);
     if (plan.bytes_without_recompute > 0) {
       entry["bytes_without_recompute"] = plan.bytes_without_recompute;

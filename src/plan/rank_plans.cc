@@ -85,6 +85,7 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   plan.operations = program.op_count();
   plan.operation_flops = count_flops(program);
   if (device == Device::cuda) plan.kernels = kernel_variants(program, gpu);
+  plan.links = link_traffic(program, part.layout(), part.rank);
   plan.expert_exchange = measure_exposure(program);
   plan.bytes_without_recompute =
       bytes_without_recompute(config, state, options, threads, device, gpu);

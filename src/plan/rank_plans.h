@@ -22,6 +22,7 @@
 #include "passes/step_programs.h"
 #include "plan/exposure.h"
 #include "plan/kernel_variants.h"
+#include "plan/link_traffic.h"
 
 namespace troupe {
 
@@ -48,6 +49,7 @@ struct RankPlan {
   int64_t messages = 0;  // sent or received
   double operation_flops = 0;
   std::vector<KernelVariant> kernels;    // on a GPU
+  std::vector<GroupTraffic> links;       // plan/link_traffic.h
   Exposure expert_exchange;              // plan/exposure.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
   uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded

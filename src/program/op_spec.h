@@ -23,10 +23,21 @@ class DerivativeContext;
 class SampleBuilder;
 
 // Arithmetic and memory traffic of one run of an operation: each input read once, each output
-// written once, a multiply-add counted as two flops. Ragged tensors count at their bound.
+// written once, a multiply-add counted as two flops. Ragged tensors count at their bound. What goes
+// over links between ranks is no part of it: LinkTraffic.
 struct Cost {
-  double flops = 0;
+  double flops = 0;                  // all
+  double bytes = 0;                  // of the rank's own memory
+  double product_flops = 0;          // those in matrix products,
+  DType product_dtype = DType::f32;  // of operands of this dtype
+};
+
+// What a rank sends to the others of its group in one run; it receives as much, on average. Sums go
+// as on GPUs: a rank gets the terms of its share and sends the sums to all. Where the router
+// decides who gets what, all get the same.
+struct LinkTraffic {
   double bytes = 0;
+  double messages = 0;  // to one rank each
 };
 
 // What an operation between two ranks of a group does with a message.
@@ -108,6 +119,8 @@ struct OpSpec {
 
   // Of a collective: the group whose members all run it. nullptr: the operation is this rank's own.
   RankGroup (*group)(const Attributes&) = nullptr;
+  // Of an operation with a group: what a rank of `ranks` members sends in a run. nullptr: nothing.
+  LinkTraffic (*links)(const OpView&, int32_t ranks) = nullptr;
   // Of a message between two ranks of that group, which its other members do not run. nullptr: all
   // members run the operation.
   MessageUse (*message)(const Attributes&) = nullptr;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `inspect` and `plan` say of a GPU's kernels, without a GPU.
+"""What `inspect` and `plan` say of a GPU's kernels and of traffic between ranks, without a GPU.
 
 Usage: kernels_test.py TROUPE SOURCE_FOLDER
 """
@@ -53,6 +53,29 @@ class Kernels(unittest.TestCase):
     def test_scratch_memory_is_planned_in_every_build(self):
         plan = json.loads(self.output("inspect", *MODEL, *ON_GPU, "--json").stdout)["plan"]
         self.assertGreaterEqual(plan["scratch_bytes"], 32 << 20, "that of matrix products")
+
+
+class Traffic(unittest.TestCase):
+    def test_plan_sums_it_by_group(self):
+        result = run("plan", *MODEL, "--ranks", 4, "--tensor-model-parallel-size", 2,
+                     "--expert-model-parallel-size", 2, "--sequence-parallel", "--json")
+        self.assertIn(result.returncode, (0, 3), result.stderr)
+        for each in json.loads(result.stdout)["rank_classes"]:
+            links = {link["group"]: link for link in each["links"]}
+            self.assertIn("tp", links)
+            for link in links.values():
+                self.assertGreater(link["ranks"], 1)
+                self.assertGreater(link["bytes"], 0)
+                self.assertGreaterEqual(link["messages"], link["operations"])
+
+    def test_inspect_states_it_for_each_collective(self):
+        result = run("inspect", *MODEL, "--ranks", 2, "--tensor-model-parallel-size", 2, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        operations = json.loads(result.stdout)["operations"]
+        links = [each["link"] for each in operations if "link" in each]
+        self.assertTrue(any(link["group"] == "tp" and link["bytes"] > 0 for link in links))
+        linear = next(each for each in operations if each["kind"] == "linear")
+        self.assertEqual(linear["products"], {"flops": linear["flops"], "dtype": "f32"})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/reduce_scatter/reduce_scatter.h"
 #include "program/derivative.h"
@@ -39,6 +40,10 @@ Cost cost_all_gather(const OpView& op) {
   return {.flops = 0, .bytes = 2 * static_cast<double>(op.output(0).bytes())};
 }
 
+LinkTraffic links_of_all_gather(const OpView& op, int32_t ranks) {
+  return copied_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+}
+
 RankGroup group_of_all_gather(const Attributes& attributes) {
   return attributes.as<AllGatherAttributes>().group;
 }
@@ -66,6 +71,7 @@ const OpSpec kAllGather{.name = "all_gather",
                         .cpu = {.kernel = all_gather_kernel},
                         .cuda = only_kernel<TROUPE_CUDA(all_gather_cuda_kernel)>,
                         .group = group_of_all_gather,
+                        .links = links_of_all_gather,
                         .print_attributes = print_all_gather};
 
 }  // namespace troupe

@@ -1,6 +1,7 @@
 #include "ops/all_reduce/all_reduce.h"
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 
@@ -35,6 +36,14 @@ Cost cost_all_reduce(const OpView& op) {
     cost.bytes += 2 * part * static_cast<double>(op.input(i).bytes());
   }
   return cost;
+}
+
+LinkTraffic links_of_all_reduce(const OpView& op, int32_t ranks) {
+  double bytes = 0;
+  for (int i = 0; i < op.op.input_count; ++i) bytes += static_cast<double>(op.input(i).bytes());
+  bytes /= op.attributes<AllReduceAttributes>().shard.count;
+  const LinkTraffic terms = spread_traffic(bytes, ranks);
+  return {.bytes = 2 * terms.bytes, .messages = 2 * terms.messages};
 }
 
 RankGroup group_of_all_reduce(const Attributes& attributes) {
@@ -84,6 +93,7 @@ const OpSpec kAllReduce{
     .cpu = {.kernel = all_reduce_kernel, .workspace = all_reduce_workspace_bytes},
     .cuda = only_kernel<TROUPE_CUDA(all_reduce_cuda_kernel), nullptr, all_reduce_staging_bytes>,
     .group = group_of_all_reduce,
+    .links = links_of_all_reduce,
     .print_attributes = print_all_reduce};
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_mask.h"
 #include "ops/attention/document_starts.h"
+#include "ops/costs.h"
 #include "ops/linear/linear.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -113,19 +114,20 @@ double attention_bytes(const Value& value) {
 // Two products over the visible pairs; the softmax is not counted.
 Cost cost_attention(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
-  return {.flops = 2 * visible_pairs(attributes) * (attributes.head_dim + attributes.value_size()),
-          .bytes = attention_bytes(op.input(0)) + attention_bytes(op.output(0)) +
-                   attention_bytes(op.output(1))};
+  return product_cost(
+      2 * visible_pairs(attributes) * (attributes.head_dim + attributes.value_size()),
+      op.input(0).dtype,
+      attention_bytes(op.input(0)) + attention_bytes(op.output(0)) + attention_bytes(op.output(1)));
 }
 
 // Five products over the visible pairs, three of them with queries or keys.
 Cost cost_attention_gradient(const OpView& op) {
   const auto& attributes = op.attributes<AttentionAttributes>();
-  return {.flops = 2 * visible_pairs(attributes) *
-                   (3 * attributes.head_dim + 2 * attributes.value_size()),
-          .bytes = attention_bytes(op.input(0)) + attention_bytes(op.input(1)) +
-                   attention_bytes(op.input(2)) + attention_bytes(op.input(3)) +
-                   attention_bytes(op.output(0))};
+  return product_cost(
+      2 * visible_pairs(attributes) * (3 * attributes.head_dim + 2 * attributes.value_size()),
+      op.input(1).dtype,
+      attention_bytes(op.input(0)) + attention_bytes(op.input(1)) + attention_bytes(op.input(2)) +
+          attention_bytes(op.input(3)) + attention_bytes(op.output(0)));
 }
 
 uint64_t scratch_attention(const OpView& op) {

@@ -7,6 +7,7 @@
 #include "ops/attention/document_starts.h"
 #include "ops/context_attention/context_attention_cpu.h"
 #include "ops/context_attention/context_attention_cuda.h"
+#include "ops/costs.h"
 #include "ops/linear/linear.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -138,7 +139,7 @@ void differentiate_ring_attention(DerivativeContext& context) {
 // Of products of `elements` of each pair of query and visible key, over all sequences and query
 // heads: the pairs of the whole, divided by the ranks, which the chunks balance. Sequences count as
 // one document.
-double product_flops(const ContextAttentionAttributes& attributes, double elements) {
+double pair_flops(const ContextAttentionAttributes& attributes, double elements) {
   const AttentionAttributes& a = attributes.attention;
   const int64_t whole = int64_t{a.sequence} * attributes.chunks.ranks;
   return 2 * elements * static_cast<double>(a.batch) * a.heads *
@@ -156,16 +157,16 @@ double context_operand_bytes(const OpView& op, int inputs, int outputs) {
 Cost cost_context_attention(const OpView& op) {
   const auto& attributes = op.attributes<ContextAttentionAttributes>();
   const AttentionAttributes& a = attributes.attention;
-  return {.flops = product_flops(attributes, a.head_dim + a.value_size()),
-          .bytes = context_operand_bytes(op, 2, 2)};
+  return product_cost(pair_flops(attributes, a.head_dim + a.value_size()), op.input(0).dtype,
+                      context_operand_bytes(op, 2, 2));
 }
 
 // Five products, three of them with queries or keys.
 Cost cost_context_attention_gradient(const OpView& op) {
   const auto& attributes = op.attributes<ContextAttentionAttributes>();
   const AttentionAttributes& a = attributes.attention;
-  return {.flops = product_flops(attributes, 3 * a.head_dim + 2 * a.value_size()),
-          .bytes = context_operand_bytes(op, 5, 2)};
+  return product_cost(pair_flops(attributes, 3 * a.head_dim + 2 * a.value_size()),
+                      op.input(1).dtype, context_operand_bytes(op, 5, 2));
 }
 
 uint64_t scratch_context_attention(const OpView& op) {
@@ -224,6 +225,17 @@ KernelChoice choose_context(const OpView& op, const DeviceTraits& device) {
 template <SelectAttention kSelect, StagingRule kStaging = nullptr>
 KernelChoice choose_context_gradient(const OpView& op, const DeviceTraits& device) {
   return choose_context_attention(op, device, 6, kSelect, kStaging);
+}
+
+LinkTraffic links_of_ring_attention(const OpView& op, int32_t ranks) {
+  return copied_traffic(static_cast<double>(op.input(1).bytes()), ranks);
+}
+
+LinkTraffic links_of_ring_attention_gradient(const OpView& op, int32_t ranks) {
+  const auto parts = static_cast<double>(op.output(1).shape.elements()) *
+                     static_cast<double>(size_of(accumulation_dtype(op.output(1).dtype)));
+  const LinkTraffic keys = copied_traffic(static_cast<double>(op.input(2).bytes()), ranks);
+  return {.bytes = keys.bytes + copied_traffic(parts, ranks).bytes, .messages = 2 * keys.messages};
 }
 
 RankGroup group_of_ring(const Attributes&) {
@@ -365,6 +377,7 @@ const OpSpec kRingAttention{
             .scratch = scratch_context_attention},
     .cuda = choose_context<TROUPE_CUDA(ring_attention_cuda_kernel), ring_attention_staging_bytes>,
     .group = group_of_ring,
+    .links = links_of_ring_attention,
     .print_attributes = print_context_attention};
 
 const OpSpec kRingAttentionGradient{
@@ -377,6 +390,7 @@ const OpSpec kRingAttentionGradient{
     .cuda = choose_context_gradient<TROUPE_CUDA(ring_attention_gradient_cuda_kernel),
                                     ring_attention_gradient_staging_bytes>,
     .group = group_of_ring,
+    .links = links_of_ring_attention_gradient,
     .print_attributes = print_context_attention};
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -79,6 +80,10 @@ uint64_t exchange_heads_staging_bytes(const OpView& op, int32_t ranks) {
   return 2 * staged_section_bytes(static_cast<int64_t>(op.input(0).bytes()) / ranks, ranks);
 }
 
+LinkTraffic links_of_exchange_heads(const OpView& op, int32_t ranks) {
+  return spread_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+}
+
 RankGroup group_of_exchanged_heads(const Attributes& attributes) {
   return attributes.as<ExchangeHeadsAttributes>().group;
 }
@@ -122,6 +127,7 @@ const OpSpec kSequenceToHeads{
     .cuda = only_kernel<TROUPE_CUDA(sequence_to_heads_cuda_kernel), nullptr,
                         exchange_heads_staging_bytes>,
     .group = group_of_exchanged_heads,
+    .links = links_of_exchange_heads,
     .print_attributes = print_exchanged_heads};
 
 const OpSpec kHeadsToSequence{
@@ -133,6 +139,7 @@ const OpSpec kHeadsToSequence{
     .cuda = only_kernel<TROUPE_CUDA(heads_to_sequence_cuda_kernel), nullptr,
                         exchange_heads_staging_bytes>,
     .group = group_of_exchanged_heads,
+    .links = links_of_exchange_heads,
     .print_attributes = print_exchanged_heads};
 
 }  // namespace troupe

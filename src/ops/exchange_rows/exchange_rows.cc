@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -114,6 +115,18 @@ uint64_t return_rows_staging_bytes(const OpView& op, int32_t ranks) {
   return 2 * staged_section_bytes(static_cast<int64_t>(op.output(0).bytes()), ranks);
 }
 
+LinkTraffic links_of_exchange_counts(const OpView& op, int32_t ranks) {
+  return spread_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+}
+
+LinkTraffic links_of_send_rows(const OpView& op, int32_t ranks) {
+  return spread_traffic(sent_bytes(op, op.input(0)), ranks);
+}
+
+LinkTraffic links_of_return_rows(const OpView& op, int32_t ranks) {
+  return spread_traffic(sent_bytes(op, op.output(0)), ranks);
+}
+
 RankGroup group_of_exchanged_rows(const Attributes& attributes) {
   return attributes.as<ExchangeRowsAttributes>().group;
 }
@@ -181,6 +194,7 @@ const OpSpec kExchangeCounts{
     .cuda = only_kernel<TROUPE_CUDA(exchange_counts_cuda_kernel), nullptr,
                         exchange_counts_staging_bytes>,
     .group = group_of_exchanged_rows,
+    .links = links_of_exchange_counts,
     .print_attributes = print_exchanged_rows};
 
 const OpSpec kSendRows{
@@ -191,6 +205,7 @@ const OpSpec kSendRows{
     .cpu = {.kernel = send_rows_kernel, .workspace = send_rows_workspace_bytes},
     .cuda = only_kernel<TROUPE_CUDA(send_rows_cuda_kernel), nullptr, send_rows_staging_bytes>,
     .group = group_of_exchanged_rows,
+    .links = links_of_send_rows,
     .print_attributes = print_exchanged_rows};
 
 const OpSpec kReturnRows{
@@ -201,6 +216,7 @@ const OpSpec kReturnRows{
     .cpu = {.kernel = return_rows_kernel, .workspace = return_rows_workspace_bytes},
     .cuda = only_kernel<TROUPE_CUDA(return_rows_cuda_kernel), nullptr, return_rows_staging_bytes>,
     .group = group_of_exchanged_rows,
+    .links = links_of_return_rows,
     .print_attributes = print_exchanged_rows};
 
 }  // namespace troupe

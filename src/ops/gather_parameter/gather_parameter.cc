@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -68,6 +69,14 @@ uint64_t sum_parameter_gradient_staging_bytes(const OpView& op, int32_t ranks) {
   return staged_sum_bytes(shards, op.input(0).dtype, ranks);
 }
 
+LinkTraffic links_of_gather_parameter(const OpView& op, int32_t ranks) {
+  return spread_traffic(static_cast<double>(op.output(0).bytes()), ranks);
+}
+
+LinkTraffic links_of_sum_parameter_gradient(const OpView& op, int32_t ranks) {
+  return spread_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+}
+
 RankGroup group_of_gather_parameter(const Attributes& attributes) {
   return attributes.as<GatherParameterAttributes>().group;
 }
@@ -101,6 +110,7 @@ const OpSpec kGatherParameter{.name = "gather_parameter",
                               .cpu = {.kernel = gather_parameter_kernel},
                               .cuda = only_kernel<TROUPE_CUDA(gather_parameter_cuda_kernel)>,
                               .group = group_of_gather_parameter,
+                              .links = links_of_gather_parameter,
                               .print_attributes = print_gather_parameter};
 
 const OpSpec kSumParameterGradient{
@@ -112,6 +122,7 @@ const OpSpec kSumParameterGradient{
     .cuda = only_kernel<TROUPE_CUDA(sum_parameter_gradient_cuda_kernel), nullptr,
                         sum_parameter_gradient_staging_bytes>,
     .group = group_of_gather_parameter,
+    .links = links_of_sum_parameter_gradient,
     .print_attributes = print_gather_parameter};
 
 }  // namespace troupe

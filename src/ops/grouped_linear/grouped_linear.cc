@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/grouped_linear/grouped_linear_cpu.h"
 #include "ops/grouped_linear/grouped_linear_cuda.h"
 #include "program/derivative.h"
@@ -86,17 +87,18 @@ double grouped_bytes(const Value& value) {
 Cost cost_grouped_linear(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
   const Shape& weight = op.input(1).shape;
-  return {.flops = 2 * rows * static_cast<double>(weight.row_elements()),
-          .bytes = grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) +
-                   grouped_bytes(op.input(2)) + grouped_bytes(op.output(0))};
+  return product_cost(2 * rows * static_cast<double>(weight.row_elements()), op.input(0).dtype,
+                      grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) +
+                          grouped_bytes(op.input(2)) + grouped_bytes(op.output(0)));
 }
 
 Cost cost_grouped_linear_weight_gradient(const OpView& op) {
   const bool accumulate = op.attributes<GroupedLinearWeightGradientAttributes>().accumulate;
   const double rows = static_cast<double>(op.input(0).shape[0]);
-  return {.flops = 2 * rows * static_cast<double>(op.output(0).shape.row_elements()),
-          .bytes = grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) +
-                   grouped_bytes(op.input(2)) + (accumulate ? 2 : 1) * grouped_bytes(op.output(0))};
+  return product_cost(
+      2 * rows * static_cast<double>(op.output(0).shape.row_elements()), op.input(0).dtype,
+      grouped_bytes(op.input(0)) + grouped_bytes(op.input(1)) + grouped_bytes(op.input(2)) +
+          (accumulate ? 2 : 1) * grouped_bytes(op.output(0)));
 }
 
 // The running number of row tiles of the experts.

@@ -1,6 +1,7 @@
 #include "ops/linear/linear.h"
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/linear/linear_cpu.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/row_sum_pieces.h"
@@ -101,27 +102,37 @@ double linear_bytes(const Value& value) {
   return static_cast<double>(value.bytes());
 }
 
+// What a product is computed in: f64 where an operand or the result is; the operands' own dtype for
+// gradients of logits in f32, which are split into parts of it.
+DType product_dtype(DType one, DType other) {
+  if (one == DType::f64 || other == DType::f64) return DType::f64;
+  return one == DType::bf16 || other == DType::bf16 ? DType::bf16 : one;
+}
+
 Cost cost_linear(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
   const double bias = op.has_input(2) ? linear_bytes(op.input(2)) : 0;
-  return {.flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
-          .bytes = linear_bytes(op.input(0)) + linear_bytes(op.input(1)) + bias +
-                   linear_bytes(op.output(0))};
+  return product_cost(
+      2 * rows * static_cast<double>(op.input(1).shape.elements()),
+      product_dtype(op.input(0).dtype, op.output(0).dtype),
+      linear_bytes(op.input(0)) + linear_bytes(op.input(1)) + bias + linear_bytes(op.output(0)));
 }
 
 Cost cost_linear_data_gradient(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
-  return {
-      .flops = 2 * rows * static_cast<double>(op.input(1).shape.elements()),
-      .bytes = linear_bytes(op.input(0)) + linear_bytes(op.input(1)) + linear_bytes(op.output(0))};
+  return product_cost(
+      2 * rows * static_cast<double>(op.input(1).shape.elements()),
+      product_dtype(op.input(0).dtype, op.input(1).dtype),
+      linear_bytes(op.input(0)) + linear_bytes(op.input(1)) + linear_bytes(op.output(0)));
 }
 
 Cost cost_linear_weight_gradient(const OpView& op) {
   const bool accumulate = op.attributes<LinearWeightGradientAttributes>().accumulate;
   const double rows = static_cast<double>(op.input(0).shape[0]);
-  return {.flops = 2 * rows * static_cast<double>(op.output(0).shape.elements()),
-          .bytes = linear_bytes(op.input(0)) + linear_bytes(op.input(1)) +
-                   (accumulate ? 2 : 1) * linear_bytes(op.output(0))};
+  return product_cost(2 * rows * static_cast<double>(op.output(0).shape.elements()),
+                      product_dtype(op.input(0).dtype, op.input(1).dtype),
+                      linear_bytes(op.input(0)) + linear_bytes(op.input(1)) +
+                          (accumulate ? 2 : 1) * linear_bytes(op.output(0)));
 }
 
 Cost cost_linear_bias_gradient(const OpView& op) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/newton_schulz/newton_schulz_cpu.h"
 #include "ops/newton_schulz/newton_schulz_cuda.h"
 #include "program/op_sample.h"
@@ -58,8 +59,8 @@ Cost cost_newton_schulz(const OpView& view) {
     flops += 4 * side * static_cast<double>(section.elements()) + 2 * side * side * side;
   });
   flops *= static_cast<double>(attributes.steps) * static_cast<double>(batch.count);
-  return {.flops = flops,
-          .bytes = static_cast<double>(view.input(0).bytes() + view.output(0).bytes())};
+  return product_cost(flops, newton_schulz_is_in_bf16(view) ? DType::bf16 : view.input(0).dtype,
+                      static_cast<double>(view.input(0).bytes() + view.output(0).bytes()));
 }
 
 std::string print_newton_schulz(const Attributes& attributes) {

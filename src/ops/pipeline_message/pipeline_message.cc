@@ -53,6 +53,10 @@ CpuKernel receive_kernel(const OpView&) {
   return &receive_cpu;
 }
 
+LinkTraffic links_of_send(const OpView& op, int32_t /*ranks*/) {
+  return {.bytes = static_cast<double>(op.input(0).bytes()), .messages = 1};
+}
+
 RankGroup group_of_sent(const Attributes& attributes) {
   return attributes.as<MessageAttributes>().group;
 }
@@ -104,6 +108,7 @@ const OpSpec kSend{.name = "send",
                    .cpu = {.kernel = send_kernel},
                    .cuda = only_kernel<TROUPE_CUDA(send_cuda_kernel)>,
                    .group = group_of_sent,
+                   .links = links_of_send,
                    .message = message_of_send,
                    .print_attributes = print_sent};
 

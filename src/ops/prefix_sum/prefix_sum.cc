@@ -1,6 +1,7 @@
 #include "ops/prefix_sum/prefix_sum.h"
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 
@@ -36,6 +37,10 @@ uint64_t prefix_sum_staging_bytes(const OpView& op, int32_t ranks) {
   return staged_section_bytes(static_cast<int64_t>(op.input(0).bytes()), ranks);
 }
 
+LinkTraffic links_of_prefix_sum(const OpView& op, int32_t ranks) {
+  return copied_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+}
+
 RankGroup group_of_prefix_sum(const Attributes& attributes) {
   return attributes.as<PrefixSumAttributes>().group;
 }
@@ -64,6 +69,7 @@ const OpSpec kPrefixSum{
     .cpu = {.kernel = prefix_sum_kernel},
     .cuda = only_kernel<TROUPE_CUDA(prefix_sum_cuda_kernel), nullptr, prefix_sum_staging_bytes>,
     .group = group_of_prefix_sum,
+    .links = links_of_prefix_sum,
     .print_attributes = print_prefix_sum};
 
 }  // namespace troupe

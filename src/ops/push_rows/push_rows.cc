@@ -1,6 +1,7 @@
 #include "ops/push_rows/push_rows.h"
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -121,6 +122,20 @@ uint64_t push_rows_back_staging_bytes(const OpView& op, int32_t ranks) {
   return most;
 }
 
+LinkTraffic links_of_push_rows(const OpView& op, int32_t ranks) {
+  double bytes = 0;
+  for (int i = 0; i < op.op.output_count; ++i) bytes += static_cast<double>(op.output(i).bytes());
+  return spread_traffic(bytes, ranks);
+}
+
+LinkTraffic links_of_push_rows_back(const OpView& op, int32_t ranks) {
+  double bytes = 0;
+  for (int i = kPlanInputsBack; i < op.op.input_count; ++i) {
+    bytes += static_cast<double>(op.input(i).bytes());
+  }
+  return spread_traffic(bytes, ranks);
+}
+
 RankGroup group_of_push(const Attributes& attributes) {
   return attributes.as<PushRowsAttributes>().group;
 }
@@ -172,6 +187,7 @@ const OpSpec kPushRows{
     .cpu = {.kernel = push_rows_kernel, .workspace = push_rows_workspace_bytes},
     .cuda = only_kernel<TROUPE_CUDA(push_rows_cuda_kernel), nullptr, push_rows_staging_bytes>,
     .group = group_of_push,
+    .links = links_of_push_rows,
     .print_attributes = print_push};
 
 const OpSpec kPushRowsBack{
@@ -183,6 +199,7 @@ const OpSpec kPushRowsBack{
     .cuda =
         only_kernel<TROUPE_CUDA(push_rows_back_cuda_kernel), nullptr, push_rows_back_staging_bytes>,
     .group = group_of_push,
+    .links = links_of_push_rows_back,
     .print_attributes = print_push};
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 
 #include "ops/all_gather/all_gather.h"
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -53,6 +54,10 @@ uint64_t reduce_scatter_staging_bytes(const OpView& op, int32_t ranks) {
   return staged_sum_bytes(rows, op.output(0).dtype, ranks);
 }
 
+LinkTraffic links_of_reduce_scatter(const OpView& op, int32_t ranks) {
+  return spread_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+}
+
 RankGroup group_of_reduce_scatter(const Attributes& attributes) {
   return attributes.as<ReduceScatterAttributes>().group;
 }
@@ -82,6 +87,7 @@ const OpSpec kReduceScatter{
     .cuda =
         only_kernel<TROUPE_CUDA(reduce_scatter_cuda_kernel), nullptr, reduce_scatter_staging_bytes>,
     .group = group_of_reduce_scatter,
+    .links = links_of_reduce_scatter,
     .print_attributes = print_reduce_scatter};
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 
@@ -52,6 +53,10 @@ Cost cost_gather_shards(const OpView& op) {
   return {.flops = 0, .bytes = 2 * bytes_of(op)};
 }
 
+LinkTraffic links_of_shards(const OpView& op, int32_t ranks) {
+  return spread_traffic(bytes_of(op), ranks);
+}
+
 RankGroup group_of_shards(const Attributes& attributes) {
   return attributes.as<ShardsAttributes>().group;
 }
@@ -94,6 +99,7 @@ const OpSpec kReduceShards{
     .cuda =
         only_kernel<TROUPE_CUDA(reduce_shards_cuda_kernel), nullptr, reduce_shards_staging_bytes>,
     .group = group_of_shards,
+    .links = links_of_shards,
     .print_attributes = print_shards};
 
 const OpSpec kGatherShards{.name = "gather_shards",
@@ -102,6 +108,7 @@ const OpSpec kGatherShards{.name = "gather_shards",
                            .cpu = {.kernel = gather_shards_kernel},
                            .cuda = only_kernel<TROUPE_CUDA(gather_shards_cuda_kernel)>,
                            .group = group_of_shards,
+                           .links = links_of_shards,
                            .print_attributes = print_shards};
 
 }  // namespace troupe

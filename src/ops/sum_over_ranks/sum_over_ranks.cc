@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/choose_kernel.h"
+#include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/staging.h"
 #include "program/derivative.h"
@@ -39,6 +40,11 @@ uint64_t sum_over_ranks_staging_bytes(const OpView& op, int32_t ranks) {
   return staged_sum_bytes(shares, op.output(0).dtype, ranks);
 }
 
+LinkTraffic links_of_sum_over_ranks(const OpView& op, int32_t ranks) {
+  const LinkTraffic terms = spread_traffic(static_cast<double>(op.input(0).bytes()), ranks);
+  return {.bytes = 2 * terms.bytes, .messages = 2 * terms.messages};
+}
+
 RankGroup group_of_sum_over_ranks(const Attributes& attributes) {
   return attributes.as<SumOverRanksAttributes>().group;
 }
@@ -69,6 +75,7 @@ const OpSpec kSumOverRanks{
     .cuda =
         only_kernel<TROUPE_CUDA(sum_over_ranks_cuda_kernel), nullptr, sum_over_ranks_staging_bytes>,
     .group = group_of_sum_over_ranks,
+    .links = links_of_sum_over_ranks,
     .in_place = {.output = 0, .input = 0},
     .print_attributes = print_sum_over_ranks};
 
