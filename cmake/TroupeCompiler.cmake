@@ -17,29 +17,29 @@ elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VER
   message(FATAL_ERROR "Troupe needs clang 14 or newer; found ${CMAKE_CXX_COMPILER_VERSION}.")
 endif()
 
-add_library(troupe_options INTERFACE)
-target_include_directories(troupe_options INTERFACE "${PROJECT_SOURCE_DIR}/src")
+add_library(troupe_compiler INTERFACE)
+target_include_directories(troupe_compiler INTERFACE "${PROJECT_SOURCE_DIR}/src")
 # The standard is a plain option: CMAKE_CXX_STANDARD would also be asked of nvcc, and CMake before
 # 3.26 does not know that nvcc 13 can do it.
-target_compile_options(troupe_options INTERFACE
+target_compile_options(troupe_compiler INTERFACE
   $<$<COMPILE_LANGUAGE:CXX,CUDA>:-std=c++20>
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -fno-math-errno -fno-trapping-math>)
 if(TROUPE_WERROR)
-  target_compile_options(troupe_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  target_compile_options(troupe_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 # g++ 12 sees overlapping copies in std::string's operator+ where there are none (GCC PR 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(troupe_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  target_compile_options(troupe_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(TROUPE_NATIVE)
-  target_compile_options(troupe_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
+  target_compile_options(troupe_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
 endif()
 
 if(TROUPE_SANITIZE)
-  target_compile_options(troupe_options INTERFACE
+  target_compile_options(troupe_compiler INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TROUPE_SANITIZE} -fno-sanitize-recover=all
                               -fno-omit-frame-pointer>)
-  target_link_options(troupe_options INTERFACE -fsanitize=${TROUPE_SANITIZE})
+  target_link_options(troupe_compiler INTERFACE -fsanitize=${TROUPE_SANITIZE})
 endif()
 
 find_program(TROUPE_CCACHE ccache)

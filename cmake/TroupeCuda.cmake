@@ -30,13 +30,13 @@ find_package(CUDAToolkit REQUIRED)
 include(TroupeCudaLibraries)
 
 foreach(architecture IN LISTS architectures)
-  target_compile_options(troupe_options INTERFACE
+  target_compile_options(troupe_compiler INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_${architecture},code=sm_${architecture}>")
 endforeach()
-target_compile_options(troupe_options INTERFACE
+target_compile_options(troupe_compiler INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra>)
 if(TROUPE_WERROR)
-  target_compile_options(troupe_options INTERFACE
+  target_compile_options(troupe_compiler INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Werror>)
 endif()
 set(TROUPE_CUDA_ROOMS ops runtime)

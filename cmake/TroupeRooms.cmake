@@ -27,7 +27,7 @@ function(troupe_add_room room)
     return()
   endif()
   add_library(troupe_${room} STATIC ${sources})
-  target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_options
+  target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_compiler
                                               troupe_dependencies)
   if(TROUPE_CUDA AND room IN_LIST TROUPE_CUDA_ROOMS)
     troupe_use_cuda(troupe_${room})

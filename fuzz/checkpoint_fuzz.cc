@@ -7,7 +7,7 @@
 #include "io/hash.h"
 #include "io/hf_config.h"
 #include "io/model_config_json.h"
-#include "train/options.h"
+#include "options/options.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe::fuzz {

@@ -1,6 +1,6 @@
 // Command lines: one argument per line of the input.
 #include "harness.h"
-#include "train/command_line.h"
+#include "options/command_line.h"
 
 namespace troupe::fuzz {
 

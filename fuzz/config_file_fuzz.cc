@@ -1,7 +1,7 @@
 // Options in a TOML file.
 #include "harness.h"
-#include "train/check_options.h"
-#include "train/config_file.h"
+#include "options/check_options.h"
+#include "options/config_file.h"
 
 namespace troupe::fuzz {
 

@@ -1,7 +1,7 @@
 // The options that a checkpoint holds. What is accepted comes back from its own text.
 #include "harness.h"
-#include "train/check_options.h"
-#include "train/options.h"
+#include "options/check_options.h"
+#include "options/options.h"
 
 namespace troupe::fuzz {
 

@@ -1,14 +1,14 @@
 // The commands: one function each, in the file of its name.
 //
-// A command gets options that are already checked (train/command_line.h). It prints its result to
+// A command gets options that are already checked (options/command_line.h). It prints its result to
 // standard output, everything else to standard error, and says how it ended. A UserError ends it
 // with that error's status. Commands that run on several ranks take these as `processes`, if a
 // launcher has started them; all processes then run the command, and that of rank 0 prints.
 #pragma once
 
 #include "base/error.h"
+#include "options/options.h"
 #include "parallel/process_group.h"
-#include "train/options.h"
 
 namespace troupe {
 

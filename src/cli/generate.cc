@@ -9,14 +9,15 @@
 
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
 #include "parallel/group_schedule.h"
 #include "runtime/device_memory.h"
 #include "train/generation.h"
 #include "train/interrupt.h"
-#include "train/layout_options.h"
 #include "train/loaded_model.h"
-#include "train/model_options.h"
 #include "train/planned_step.h"
+#include "train/rank_hardware.h"
 #include "train/rank_run.h"
 #include "train/work_progress.h"
 

@@ -9,6 +9,8 @@
 
 #include "cli/command.h"
 #include "cli/inspect_passes.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
 #include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
@@ -21,8 +23,6 @@
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "train/interrupt.h"
-#include "train/layout_options.h"
-#include "train/model_options.h"
 #include "train/terminal.h"
 
 namespace troupe {

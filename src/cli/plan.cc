@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
+#include "options/model_options.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/rank_plans.h"
@@ -19,7 +20,7 @@
 #include "runtime/device_memory.h"
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
-#include "train/model_options.h"
+#include "train/rank_hardware.h"
 #include "train/slow_kernels.h"
 #include "train/terminal.h"
 

@@ -11,7 +11,7 @@
 #include "io/hf_config.h"
 #include "model/parameter_layout.h"
 #include "model/rank_parameters.h"
-#include "train/model_options.h"
+#include "options/model_options.h"
 #include "train/terminal.h"
 
 namespace troupe {

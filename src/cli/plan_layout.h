@@ -7,8 +7,8 @@
 
 #include "cli/ranks_report.h"
 #include "model/model_config.h"
-#include "train/layout_options.h"
-#include "train/options.h"
+#include "options/layout_options.h"
+#include "options/options.h"
 
 namespace troupe {
 

@@ -9,8 +9,8 @@
 
 #include "base/machine.h"
 #include "base/units.h"
+#include "options/model_options.h"
 #include "runtime/device_memory.h"
-#include "train/model_options.h"
 #include "train/work_progress.h"
 
 namespace troupe {

@@ -12,8 +12,8 @@
 
 #include "base/device.h"
 #include "model/model_config.h"
+#include "options/options.h"
 #include "plan/rank_plans.h"
-#include "train/options.h"
 
 namespace troupe {
 

@@ -9,9 +9,9 @@
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
 #include "data/tokenize_corpus.h"
+#include "options/tokenizer_options.h"
 #include "train/interrupt.h"
 #include "train/terminal.h"
-#include "train/tokenizer_options.h"
 
 namespace troupe {
 namespace {

@@ -6,9 +6,10 @@
 #include "cli/command.h"
 #include "io/file.h"
 #include "io/hf_config.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
 #include "train/interrupt.h"
-#include "train/layout_options.h"
-#include "train/model_options.h"
+#include "train/rank_hardware.h"
 #include "train/verify_reference.h"
 #include "train/work_progress.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/sampler.h"
-#include "train/options.h"
+#include "options/options.h"
 
 namespace troupe {
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/work_report.h"
+#include "options/options.h"
 #include "parallel/process_group.h"
 #include "passes/inference_programs.h"
 #include "runtime/interpreter.h"
 #include "train/data_sets.h"
-#include "train/options.h"
 
 namespace troupe {
 

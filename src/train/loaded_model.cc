@@ -11,8 +11,8 @@
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "io/json.h"
-#include "train/schedules.h"
-#include "train/tokenizer_options.h"
+#include "options/schedules.h"
+#include "options/tokenizer_options.h"
 
 namespace troupe {
 namespace {

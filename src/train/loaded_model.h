@@ -8,8 +8,8 @@
 
 #include "base/work_report.h"
 #include "model/parameters.h"
+#include "options/options.h"
 #include "runtime/state_storage.h"
-#include "train/options.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {

@@ -8,10 +8,10 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "options/check_options.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
 #include "runtime/device_memory.h"
-#include "train/check_options.h"
-#include "train/layout_options.h"
-#include "train/model_options.h"
 #include "train/planned_step.h"
 #include "train/terminal.h"
 

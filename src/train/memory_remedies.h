@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "train/options.h"
+#include "options/options.h"
 
 namespace troupe {
 

@@ -15,7 +15,7 @@
 #include "base/commit.h"
 #include "base/error.h"
 #include "io/file.h"
-#include "train/options.h"
+#include "options/options.h"
 
 namespace troupe {
 namespace {

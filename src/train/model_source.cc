@@ -15,8 +15,8 @@
 #include "io/file.h"
 #include "io/hf_config.h"
 #include "io/json.h"
+#include "options/model_options.h"
 #include "train/loaded_model.h"
-#include "train/model_options.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {

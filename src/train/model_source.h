@@ -11,7 +11,7 @@
 #include "data/tokenizer.h"
 #include "io/hf_files.h"
 #include "io/hf_weights.h"
-#include "train/options.h"
+#include "options/options.h"
 #include "train/run_identity.h"
 
 namespace troupe {

@@ -10,11 +10,11 @@
 #include "base/machine.h"
 #include "base/text.h"
 #include "base/units.h"
+#include "options/model_options.h"
 #include "runtime/device_memory.h"
-#include "train/layout_options.h"
 #include "train/memory_remedies.h"
-#include "train/model_options.h"
 #include "train/planned_step.h"
+#include "train/rank_hardware.h"
 
 namespace troupe {
 

@@ -15,12 +15,12 @@
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "options/options.h"
 #include "parallel/process_group.h"
 #include "parallel/thread_group.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "runtime/interpreter.h"
-#include "train/options.h"
 #include "train/step_profile.h"
 
 namespace troupe {

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "options/options.h"
 #include "parallel/process_group.h"
-#include "train/options.h"
 
 namespace troupe {
 

@@ -11,8 +11,8 @@
 #include "data/tokenizer.h"
 #include "io/hf_files.h"
 #include "model/model_config.h"
+#include "options/schedules.h"
 #include "train/data_hash.h"
-#include "train/schedules.h"
 
 namespace troupe {
 

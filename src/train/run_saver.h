@@ -18,7 +18,7 @@
 #include <string>
 
 #include "io/folder_lock.h"
-#include "train/options.h"
+#include "options/options.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {

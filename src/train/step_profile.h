@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "options/options.h"
 #include "program/program.h"
 #include "runtime/interpreter.h"
-#include "train/options.h"
 
 namespace troupe {
 

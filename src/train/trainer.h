@@ -22,6 +22,8 @@
 
 #include "base/error.h"
 #include "io/tensorboard.h"
+#include "options/options.h"
+#include "options/schedules.h"
 #include "parallel/process_group.h"
 #include "passes/step_programs.h"
 #include "runtime/interpreter.h"
@@ -31,11 +33,9 @@
 #include "train/evaluation.h"
 #include "train/gradient_watch.h"
 #include "train/metrics_log.h"
-#include "train/options.h"
 #include "train/progress.h"
 #include "train/routing_watch.h"
 #include "train/run_saver.h"
-#include "train/schedules.h"
 #include "train/step_profile.h"
 #include "train/training_checkpoint.h"
 

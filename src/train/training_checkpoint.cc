@@ -22,7 +22,7 @@
 #include "io/model_config_json.h"
 #include "model/parameter_layout.h"
 #include "ops/adamw/moment_blocks.h"
-#include "train/options.h"
+#include "options/options.h"
 
 namespace troupe {
 namespace {

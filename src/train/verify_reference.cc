@@ -29,7 +29,7 @@
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"
-#include "train/layout_options.h"
+#include "train/rank_hardware.h"
 
 namespace troupe {
 namespace {

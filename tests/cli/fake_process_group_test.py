@@ -32,7 +32,7 @@ ROLES = {"parameters", "gradients", "optimizer", "activations", "workspace", "co
 
 def mixtral():
     """The command line that megatron_flags_test.cc holds."""
-    text = (HERE.source / "tests/cli/megatron_flags_test.cc").read_text()
+    text = (HERE.source / "tests/options/megatron_flags_test.cc").read_text()
     literals = re.search(r"kMixtral =\n(.*?);", text, re.DOTALL).group(1)
     return "".join(re.findall(r'"(.*?)"', literals)).split()
 

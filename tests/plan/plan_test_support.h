@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "passes/step_programs.h"
-#include "train/command_line.h"
-#include "train/layout_options.h"
-#include "train/model_options.h"
+#include "options/command_line.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
 
 namespace troupe::testing {
 

@@ -9,12 +9,12 @@
 #include <sstream>
 
 #include "model/parameters.h"
+#include "options/command_line.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
 #include "parallel/collective_schedule.h"
 #include "passes/memory_plan.h"
 #include "program/op_spec.h"
-#include "train/command_line.h"
-#include "train/layout_options.h"
-#include "train/model_options.h"
 
 namespace troupe {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "train/options.h"
+#include "options/options.h"
 #include "train/train_test_support.h"
 
 namespace troupe {

@@ -15,8 +15,8 @@
 #include "base/random.h"
 #include "data/indexed_dataset.h"
 #include "io/folder_lock.h"
-#include "train/command_line.h"
-#include "train/model_options.h"
+#include "options/command_line.h"
+#include "options/model_options.h"
 #include "train/train_test_support.h"
 
 namespace troupe {

@@ -1,0 +1,325 @@
+#include "options/model_options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <functional>
+#include <limits>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "io/hf_config.h"
+#include "options/flag_model.h"
+#include "options/moe_options.h"
+#include "options/offload_options.h"
+#include "options/recompute_options.h"
+#include "options/schedules.h"
+#include "options/suggest.h"
+#include "options/tokenizer_options.h"
+
+namespace troupe {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Where shipped configurations may lie. The build says where its source tree is; a program that is
+// installed finds them beside itself.
+std::vector<fs::path> config_folders() {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const fs::path above = executable.parent_path().parent_path();
+    folders.push_back(above / "share/troupe/configs");
+    folders.push_back(above / "configs");
+  }
+#ifdef TROUPE_CONFIG_DIR
+  folders.emplace_back(TROUPE_CONFIG_DIR);
+#endif
+  return folders;
+}
+
+// The shipped configurations; empty when no folder of them exists.
+std::vector<fs::path> find_configs() {
+  std::vector<fs::path> configs;
+  std::error_code error;
+  for (const fs::path& folder : config_folders()) {
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      if (entry.path().extension() == ".json") configs.push_back(entry.path());
+    }
+    if (!configs.empty()) break;
+  }
+  std::sort(configs.begin(), configs.end());
+  return configs;
+}
+
+std::string path_of_named_config(const std::string& name) {
+  const std::vector<fs::path> configs = find_configs();
+  std::vector<std::string> names;
+  for (const fs::path& path : configs) {
+    if (path.stem() == name) return path.string();
+    names.push_back(path.stem().string());
+  }
+  const std::string available = names.empty()
+                                    ? "No configurations are installed beside this program"
+                                    : fmt::format("Names: {}", fmt::join(names, ", "));
+  if (name.empty()) {
+    throw_bad_request(fmt::format(
+        "--model is missing: a name, a config.json, or a folder that holds one. {}. Or describe "
+        "the model with --num-layers, --hidden-size, --num-attention-heads and so on.",
+        available));
+  }
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  const std::string guess(closest(name, views));
+  throw_bad_request(fmt::format(
+      "--model {}: there is no such file or folder, and no configuration of that name.{} {}.",
+      quote_name(name), guess.empty() ? "" : fmt::format(" Did you mean {}?", guess), available));
+}
+
+std::string path_of_config(const std::string& model) {
+  std::error_code error;
+  const fs::path path(model);
+  if (!model.empty() && fs::is_directory(path, error)) {
+    const fs::path file = path / "config.json";
+    if (!fs::exists(file, error)) {
+      throw_bad_request(fmt::format("--model {}: the folder holds no config.json.", model));
+    }
+    return file.string();
+  }
+  if (!model.empty() && fs::exists(path, error)) return model;
+  return path_of_named_config(model);
+}
+
+void override_depth(int32_t num_layers, ModelConfig& config) {
+  std::vector<bool>& kinds = config.moe_layers;
+  const auto layers = static_cast<size_t>(num_layers);
+  const bool uniform =
+      std::adjacent_find(kinds.begin(), kinds.end(), std::not_equal_to<>()) == kinds.end();
+  if (layers > kinds.size() && config.num_experts > 0 && !uniform) {
+    throw_bad_request(
+        fmt::format("--num-layers {}: this model has dense and MoE layers, {} in all, and which "
+                    "kind the further ones have is not said. Write a config.json instead.",
+                    num_layers, config.num_layers));
+  }
+  config.num_layers = num_layers;
+  if (config.num_experts > 0) kinds.resize(layers, kinds.empty() || kinds.back());
+}
+
+void override_activation(const std::string& name, ModelConfig& config) {
+  struct Named {
+    std::string_view name;
+    ActivationFunction function;
+    bool gated;
+  };
+  constexpr Named kNames[] = {{"swiglu", ActivationFunction::silu, true},
+                              {"geglu", ActivationFunction::gelu, true},
+                              {"geglu-tanh", ActivationFunction::gelu_tanh, true},
+                              {"quick-geglu", ActivationFunction::quick_gelu, true},
+                              {"reglu", ActivationFunction::relu, true},
+                              {"gelu", ActivationFunction::gelu, false},
+                              {"gelu-tanh", ActivationFunction::gelu_tanh, false},
+                              {"silu", ActivationFunction::silu, false},
+                              {"relu", ActivationFunction::relu, false},
+                              {"squared-relu", ActivationFunction::squared_relu, false}};
+  for (const Named& named : kNames) {
+    if (named.name != name) continue;
+    config.activation = named.function;
+    config.gated_linear_unit = named.gated;
+  }
+}
+
+void override_biases(const Options& options, ModelConfig& config) {
+  override_with(options.add_qkv_bias, config.add_qkv_bias);
+  override_with(options.add_bias_linear, config.add_bias_linear);
+  if (!options.disable_bias_linear) return;
+  if (options.add_bias_linear) {
+    throw_bad_request("--add-bias-linear and --disable-bias-linear contradict each other.");
+  }
+  config.add_bias_linear = !*options.disable_bias_linear;
+}
+
+}  // namespace
+
+std::string config_path_of(const Options& options) {
+  const bool by_flags = options.model.empty() && describes_shape(options);
+  return by_flags ? "" : path_of_config(options.model);
+}
+
+ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
+  const bool from_base = base != nullptr && options.model.empty();
+  const std::string path = from_base ? "" : config_path_of(options);
+  const bool by_flags = !from_base && path.empty();
+  ModelConfig config = from_base  ? *base
+                       : by_flags ? model_of_flags(options)
+                                  : read_hf_config(path);
+
+  if (options.num_layers) override_depth(*options.num_layers, config);
+  if (options.num_experts) {
+    const bool was_moe = config.num_experts > 0;
+    config.num_experts = *options.num_experts;
+    if (config.num_experts == 0) config.moe_layers.clear();
+    if (config.num_experts > 0 && !was_moe) {
+      config.moe_layers.assign(static_cast<size_t>(config.num_layers), true);
+    }
+  }
+  override_with(options.hidden_size, config.hidden_size);
+  override_with(options.ffn_hidden_size, config.ffn_hidden_size);
+  override_with(options.num_attention_heads, config.num_attention_heads);
+  override_with(options.num_query_groups, config.num_query_groups);
+  override_with(options.kv_channels, config.kv_channels);
+  // Of a model of flags it may be the tokenizer's, of which the model's was made.
+  if (!by_flags || !sizes_the_tokenizer(options)) {
+    override_with(options.vocab_size, config.vocab_size);
+  }
+  if (options.make_vocab_size_divisible_by) {
+    config.vocab_size =
+        rounded_vocabulary(config.vocab_size, *options.make_vocab_size_divisible_by);
+  }
+  override_with(options.max_position_embeddings, config.max_position_embeddings);
+  override_with(options.rotary_base, config.rotary_base);
+  override_with(options.norm_epsilon, config.norm_epsilon);
+  override_with(options.init_method_std, config.init_method_std);
+  override_with(options.embedding_init_method_std, config.embedding_init_method_std);
+  if (options.init_method_xavier_uniform) config.init_method_xavier_uniform = true;
+  override_with(options.qk_layernorm, config.qk_layernorm);
+  override_with(options.qk_l2_norm, config.qk_l2_norm);
+  if (!options.normalization.empty()) {
+    config.normalization =
+        options.normalization == "LayerNorm" ? Normalization::layer_norm : Normalization::rms_norm;
+  }
+  override_with(options.apply_layernorm_1p, config.zero_centered_gamma);
+  override_biases(options, config);
+  if (!options.activation.empty()) override_activation(options.activation, config);
+  override_with(options.activation_func_clamp_value, config.activation_clamp);
+  override_with(options.glu_linear_offset, config.glu_linear_offset);
+  override_with(options.hidden_dropout, config.hidden_dropout);
+  override_with(options.attention_dropout, config.attention_dropout);
+  override_moe(options, config);
+  if (options.untie_embeddings_and_output_weights) {
+    config.tie_embeddings = !*options.untie_embeddings_and_output_weights;
+  }
+  // The flag was for the experts.
+  if (by_flags && config.moe_layer_count() == config.num_layers) config.ffn_hidden_size = 0;
+  config.validate();
+  config.require_learning_router();
+  config.hf_architecture = fitting_hf_architecture(config);
+  return config;
+}
+
+DType compute_dtype_of(const Options& options) {
+  if (options.compute_dtype == "fp64") return DType::f64;
+  if (options.compute_dtype == "bf16") return DType::bf16;
+  TROUPE_CHECK(options.compute_dtype == "fp32", "a compute dtype among the choices");
+  return DType::f32;
+}
+
+Device device_of(const Options& options) {
+  return options.device == "cuda" ? Device::cuda : Device::cpu;
+}
+
+bool captures_graph(const Options& options) {
+  return options.cuda_graph_impl != "none";
+}
+
+int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
+  const int32_t sequence = options.seq_length.value_or(config.max_position_embeddings);
+  if (sequence > config.max_position_embeddings) {
+    throw_bad_request(
+        fmt::format("--seq-length {} is longer than the model's {} positions "
+                    "(--max-position-embeddings).",
+                    sequence, config.max_position_embeddings));
+  }
+  return sequence;
+}
+
+ContextExchange context_exchange_of(const Options& options) {
+  for (const ContextExchange exchange :
+       {ContextExchange::p2p, ContextExchange::a2a, ContextExchange::allgather}) {
+    if (options.cp_comm_type == name_of(exchange)) return exchange;
+  }
+  // It is Megatron's fourth choice, and only matters where there are ranks to exchange with.
+  if (options.context_parallel_size == 1) return ContextExchange::p2p;
+  throw_bad_request(fmt::format(
+      "--cp-comm-type {}: this version has no exchange in two levels. Use p2p, a2a or allgather.",
+      options.cp_comm_type));
+}
+
+namespace {
+
+PassControls pass_controls_of(const Options& options) {
+  PassControls controls;
+  for (const std::string& name : options.skip_passes) {
+    const std::optional<PassId> pass = find_pass(name);
+    if (!pass || *pass == PassId::emission) {
+      std::vector<std::string_view> names;
+      for (const PassInfo& each : all_passes()) {
+        if (each.id != PassId::emission) names.push_back(each.name);
+      }
+      throw_bad_request(fmt::format("--skip-passes {}: there is no such pass. Passes: {}.",
+                                    quote_name(name), fmt::join(names, ", ")));
+    }
+    controls.skipped.push_back(*pass);
+  }
+  return controls;
+}
+
+TokenDispatcher token_dispatcher_of(const Options& options) {
+  for (const TokenDispatcher dispatcher :
+       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    if (options.moe_token_dispatcher_type == name_of(dispatcher)) return dispatcher;
+  }
+  TROUPE_CHECK(false, "a dispatcher among the choices");
+  return TokenDispatcher::allgather;
+}
+
+}  // namespace
+
+TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
+  const int32_t sequence = sequence_length_of(options, config);
+  // Rows are counted in 32 bits: tokens, and copies of tokens on their way to the experts, from all
+  // ranks that share these. (In double, a product of many factors is only inexact.)
+  const double ranks =
+      static_cast<double>(options.expert_model_parallel_size) *
+      options.expert_tensor_parallel_size.value_or(options.tensor_model_parallel_size);
+  const double copies = std::max(1, config.moe_router_topk) * ranks;
+  if (static_cast<double>(options.micro_batch_size) * sequence * copies >
+      std::numeric_limits<int32_t>::max()) {
+    throw_bad_request(
+        fmt::format("--micro-batch-size {} with sequences of {} tokens is too much for one "
+                    "micro-batch. Use a smaller one; --global-batch-size may stay as it is.",
+                    options.micro_batch_size, sequence));
+  }
+  return {.micro_batch_size = options.micro_batch_size,
+          .micro_batches = make_batch_sizes(options, sequence).largest() /
+                           (options.micro_batch_size * data_parallel_size_of(options)),
+          .sequence = sequence,
+          .clip_grad = options.clip_grad,
+          .skip_norm =
+              options.grad_norm_skip_threshold.value_or(std::numeric_limits<double>::infinity()),
+          .decoupled_learning_rate = options.decoupled_lr.has_value(),
+          .decay_qk_norms =
+              options.apply_wd_to_qk_layernorm || !options.no_weight_decay_cond_type.empty(),
+          .count_zero_gradients = options.log_num_zeros_in_grad,
+          .parameter_norm = options.log_params_norm,
+          .seed = static_cast<uint64_t>(options.seed),
+          .dispatcher = token_dispatcher_of(options),
+          .context_exchange = context_exchange_of(options),
+          .per_token_loss = options.calculate_per_token_loss,
+          .ignore_padding = options.moe_router_ignore_padding,
+          .reset_attention_mask = options.reset_attention_mask,
+          .gradient_bucket_elements = options.ddp_bucket_size.value_or(0),
+          .overlap_gradient_sums = options.overlap_grad_reduce,
+          .overlap_parameter_gathers = options.overlap_param_gather,
+          .loss_chunk_tokens = options.loss_chunk_tokens,
+          .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
+                      .shared_expert = options.moe_shared_expert_overlap},
+          .recompute = recompute_options_of(options, config),
+          .offload = offload_options_of(options, config),
+          .passes = pass_controls_of(options)};
+}
+
+}  // namespace troupe

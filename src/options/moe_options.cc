@@ -1,0 +1,221 @@
+#include "options/moe_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace troupe {
+namespace {
+
+// A recursive reader of --moe-layer-freq:
+//   sum = product { "+" product };  product = list [ "*" N ];  list = "(" sum ")" | "[" 0|1 ... "]"
+class LayerPattern {
+ public:
+  explicit LayerPattern(const std::string& text) : text_(text) {}
+
+  std::vector<bool> read(int32_t layers) {
+    std::vector<bool> pattern;
+    if (text_.find('[') == std::string::npos) {
+      const int64_t every = number();
+      if (every < 1) refuse("a number is at least 1");
+      for (int32_t layer = 0; layer < layers; ++layer) pattern.push_back(layer % every == 0);
+    } else {
+      pattern = sum(0);
+    }
+    if (peek() != '\0') refuse(fmt::format("unexpected '{}'", peek()));
+    if (pattern.size() != static_cast<size_t>(layers)) {
+      refuse(fmt::format("it describes {} layers, the model has {}", pattern.size(), layers));
+    }
+    return pattern;
+  }
+
+ private:
+  static constexpr size_t kMostLayers = 10000;
+  static constexpr int kDeepest = 16;
+
+  [[noreturn]] void refuse(const std::string& problem) const {
+    throw_bad_request(fmt::format(
+        "--moe-layer-freq {}: {}. Write a number, or lists of 0 and 1 such as ([0]*3+[1]*58).",
+        quote_name(text_), problem));
+  }
+  char peek() {
+    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
+    return at_ < text_.size() ? text_[at_] : '\0';
+  }
+  bool take(char wanted) {
+    if (peek() != wanted) return false;
+    ++at_;
+    return true;
+  }
+  int64_t number() {
+    int64_t value = 0;
+    bool any = false;
+    for (peek(); at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
+      value = value * 10 + (text_[at_] - '0');
+      any = true;
+      if (value > static_cast<int64_t>(kMostLayers)) refuse("the number is too large");
+    }
+    if (!any) refuse("a number is missing");
+    return value;
+  }
+  std::vector<bool> sum(int depth) {
+    std::vector<bool> all = product(depth);
+    while (take('+')) {
+      const std::vector<bool> more = product(depth);
+      all.insert(all.end(), more.begin(), more.end());
+      if (all.size() > kMostLayers) refuse("it describes too many layers");
+    }
+    return all;
+  }
+  std::vector<bool> product(int depth) {
+    std::vector<bool> once = list(depth);
+    if (!take('*')) return once;
+    const auto times = static_cast<size_t>(number());
+    if (once.size() * times > kMostLayers) refuse("it describes too many layers");
+    std::vector<bool> all;
+    for (size_t i = 0; i < times; ++i) all.insert(all.end(), once.begin(), once.end());
+    return all;
+  }
+  std::vector<bool> list(int depth) {
+    if (depth > kDeepest) refuse("the brackets are nested too deeply");
+    if (take('(')) {
+      std::vector<bool> items = sum(depth + 1);
+      if (!take(')')) refuse("a ')' is missing");
+      return items;
+    }
+    if (!take('[')) refuse("a '[' is missing");
+    std::vector<bool> items;
+    while (!take(']')) {
+      const int64_t item = number();
+      if (item > 1) refuse("layers are marked by 0 or 1");
+      items.push_back(item == 1);
+      if (!take(',') && peek() != ']') refuse("a ']' is missing");
+    }
+    return items;
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+double coefficient(const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || !(value >= 0) || !std::isfinite(value)) {
+    throw_bad_request(fmt::format(
+        "--moe-aux-loss-coeff {}: coefficients are numbers of at least 0.", quote_name(text)));
+  }
+  return value;
+}
+
+// The member that holds the coefficient of a kind of loss; null when there is no such kind.
+double* loss_of(const std::string& type, ModelConfig& config) {
+  if (type == "aux_loss") return &config.moe_aux_loss_coeff;
+  if (type == "seq_aux_loss") return &config.moe_seq_aux_loss_coeff;
+  if (type == "global_aux_loss") return &config.moe_global_aux_loss_coeff;
+  return nullptr;
+}
+
+// --moe-router-load-balancing-type and --moe-aux-loss-coeff: lists that go together.
+void override_balancing(const Options& options, ModelConfig& config) {
+  std::vector<std::string> types = options.moe_router_load_balancing_type;
+  const std::vector<std::string>& coefficients = options.moe_aux_loss_coeff;
+  if (types.empty() && coefficients.empty()) return;
+  if (types.empty()) types = {"aux_loss"};
+  const double models = config.moe_aux_loss_coeff;
+  config.moe_aux_loss_coeff = 0;
+  config.moe_seq_aux_loss_coeff = 0;
+  config.moe_global_aux_loss_coeff = 0;
+  config.moe_router_sinkhorn = types[0] == "sinkhorn";
+  if (types.size() == 1 && (types[0] == "none" || types[0] == "sinkhorn")) {
+    if (std::any_of(coefficients.begin(), coefficients.end(),
+                    [](const std::string& text) { return coefficient(text) != 0; })) {
+      throw_bad_request(
+          fmt::format("--moe-router-load-balancing-type {} has no loss: --moe-aux-loss-coeff must "
+                      "be 0 or absent.",
+                      types[0]));
+    }
+    return;
+  }
+  if (!coefficients.empty() && coefficients.size() != types.size()) {
+    throw_bad_request(
+        fmt::format("--moe-router-load-balancing-type names {} losses, --moe-aux-loss-coeff gives "
+                    "{} coefficients.",
+                    types.size(), coefficients.size()));
+  }
+  for (size_t i = 0; i < types.size(); ++i) {
+    double* target = loss_of(types[i], config);
+    if (target == nullptr) {
+      throw_bad_request(
+          fmt::format("--moe-router-load-balancing-type {}: the types are aux_loss, seq_aux_loss, "
+                      "global_aux_loss (one or several of them), sinkhorn, and none.",
+                      quote_name(types[i])));
+    }
+    *target = coefficients.empty() ? models : coefficient(coefficients[i]);
+  }
+}
+
+}  // namespace
+
+std::vector<bool> parse_moe_layer_freq(const std::string& pattern, int32_t layers) {
+  return LayerPattern(pattern).read(layers);
+}
+
+void override_moe(const Options& options, ModelConfig& config) {
+  if (!options.moe_layer_freq.empty()) {
+    if (config.num_experts == 0) {
+      throw_bad_request("--moe-layer-freq: this model has no experts (--num-experts).");
+    }
+    config.moe_layers = parse_moe_layer_freq(options.moe_layer_freq, config.num_layers);
+  }
+  if (options.moe_router_ignore_padding && config.num_experts == 0) {
+    throw_bad_request(
+        "--moe-router-ignore-padding: this model has no experts (--num-experts), and so no "
+        "routers.");
+  }
+  override_with(options.moe_ffn_hidden_size, config.moe_ffn_hidden_size);
+  override_with(options.moe_shared_expert_intermediate_size,
+                config.moe_shared_expert_intermediate_size);
+  override_with(options.moe_shared_expert_gate, config.moe_shared_expert_gate);
+
+  override_with(options.moe_router_topk, config.moe_router_topk);
+  override_with(options.moe_router_pre_softmax, config.moe_router_pre_softmax);
+  for (const ScoreFunction function :
+       {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
+    if (options.moe_router_score_function == name_of(function)) {
+      config.moe_router_score_function = function;
+    }
+  }
+  override_with(options.moe_router_num_groups, config.moe_router_num_groups);
+  override_with(options.moe_router_group_topk, config.moe_router_group_topk);
+  override_with(options.moe_router_topk_scaling_factor, config.moe_router_topk_scaling_factor);
+  if (!options.moe_router_dtype.empty()) {
+    config.moe_router_fp64 = options.moe_router_dtype == "fp64";
+  }
+  override_with(options.moe_router_enable_expert_bias, config.moe_router_enable_expert_bias);
+  override_with(options.moe_router_bias_update_rate, config.moe_router_bias_update_rate);
+  override_with(options.moe_input_jitter_eps, config.moe_input_jitter_eps);
+  config.moe_router_force_load_balancing = options.moe_router_force_load_balancing;
+  override_with(options.moe_router_force_biased, config.moe_router_force_biased);
+  override_balancing(options, config);
+  override_with(options.moe_z_loss_coeff, config.moe_z_loss_coeff);
+
+  if (options.moe_expert_capacity_factor) {
+    config.moe_expert_capacity_factor = std::max(0.0, *options.moe_expert_capacity_factor);
+  }
+  if (!options.moe_token_drop_policy.empty()) {
+    config.moe_token_drop_policy =
+        options.moe_token_drop_policy == "position" ? DropPolicy::position : DropPolicy::probs;
+  }
+  config.moe_pad_expert_input_to_capacity = options.moe_pad_expert_input_to_capacity;
+  // 16 rows are what most 8-bit products ask for.
+  if (options.moe_router_padding_for_quantization) config.moe_expert_row_multiple = 16;
+  override_with(options.moe_expert_row_multiple, config.moe_expert_row_multiple);
+}
+
+}  // namespace troupe

@@ -1,0 +1,73 @@
+#include "options/offload_options.h"
+
+#include <fmt/format.h>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "model/blocks/moe.h"
+#include "model/modules.h"
+
+namespace troupe {
+namespace {
+
+void choose_offload_module(const std::string& name, const ModelConfig& config,
+                           OffloadOptions& chosen) {
+  const ModuleSet modules = modules_named(&ModuleSpec::offload, name);
+  if (modules.empty()) {
+    throw_bad_request(
+        fmt::format("--offload-modules '{}': there is no such module. Choose among {}.",
+                    printable(name), module_names(&ModuleSpec::offload)));
+  }
+  for (const ModuleSpec* module : modules) {
+    if (config.num_experts == 0 && chosen_of({&kMoeModule}, module) != nullptr) {
+      throw_bad_request(fmt::format(
+          "--offload-modules {}: it belongs to experts, and the model has none. Leave it out.",
+          name));
+    }
+    chosen.modules.insert(module);
+  }
+}
+
+// A flag that needs another one.
+void refuse_without(bool given, std::string_view flag, std::string_view needed) {
+  if (!given) return;
+  throw_bad_request(
+      fmt::format("--{}: it belongs to --{}. Add that, or leave the flag out.", flag, needed));
+}
+
+}  // namespace
+
+OffloadOptions offload_options_of(const Options& options, const ModelConfig& config) {
+  const OffloadOptions defaults;
+  OffloadOptions chosen;
+  if (!options.fine_grained_activation_offloading) {
+    constexpr std::string_view kNeeded = "fine-grained-activation-offloading";
+    refuse_without(!options.offload_modules.empty(), "offload-modules", kNeeded);
+    refuse_without(options.min_offloaded_tensor_size != defaults.least_elements,
+                   "min-offloaded-tensor-size", kNeeded);
+    refuse_without(options.activation_offload_fraction != defaults.fraction,
+                   "activation-offload-fraction", kNeeded);
+    return chosen;
+  }
+  if (options.offload_modules.empty()) {
+    throw_bad_request(
+        "--fine-grained-activation-offloading: say whose inputs go to the host: --offload-modules "
+        "with some of " +
+        module_names(&ModuleSpec::offload) + ".");
+  }
+  for (const std::string& name : options.offload_modules)
+    choose_offload_module(name, config, chosen);
+  chosen.least_elements = options.min_offloaded_tensor_size;
+  chosen.fraction = options.activation_offload_fraction;
+  return chosen;
+}
+
+double optimizer_offload_of(const Options& options) {
+  if (options.optimizer_cpu_offload) return options.optimizer_offload_fraction;
+  refuse_without(options.optimizer_offload_fraction != Options{}.optimizer_offload_fraction,
+                 "optimizer-offload-fraction", "optimizer-cpu-offload");
+  return 0;
+}
+
+}  // namespace troupe

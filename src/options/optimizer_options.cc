@@ -1,0 +1,110 @@
+#include "options/optimizer_options.h"
+
+#include <fmt/format.h>
+#include <string>
+
+#include "base/error.h"
+#include "model/parameter_layout.h"
+#include "optimizer/muon_optimizer.h"
+
+namespace troupe {
+namespace {
+
+DType moment_dtype(const Options& options, const std::string& name, const char* flag) {
+  if (name == "fp32") return DType::f32;
+  if (!options.use_precision_aware_optimizer) {
+    throw_bad_request(
+        fmt::format("{} {}: it belongs to --use-precision-aware-optimizer; add that.", flag, name));
+  }
+  return name == "fp8" ? DType::f8e4m3 : DType::bf16;
+}
+
+AdamWOptions adamw_of(const Options& options, const ModelConfig& config, const Layout& layout) {
+  const AdamWOptions adamw{
+      .beta1 = options.adam_beta1,
+      .beta2 = options.adam_beta2,
+      .epsilon = options.adam_eps,
+      .exp_avg = moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype"),
+      .exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype")};
+  if (adamw.exp_avg == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-dtype");
+  if (adamw.exp_avg_sq == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-sq-dtype");
+  return adamw;
+}
+
+// Flags of Muon without it would be read for nothing.
+void refuse_muon_flags(const Options& options) {
+  const Options defaults;
+  const auto refuse = [](bool given, const char* flag) {
+    if (!given) return;
+    throw_bad_request(fmt::format(
+        "--{}: it belongs to --optimizer muon. Add that, or leave the flag out.", flag));
+  };
+  refuse(options.muon_momentum != defaults.muon_momentum, "muon-momentum");
+  refuse(options.muon_nesterov, "muon-nesterov");
+  refuse(options.muon_scale_mode != defaults.muon_scale_mode, "muon-scale-mode");
+  refuse(options.muon_extra_scale_factor != defaults.muon_extra_scale_factor,
+         "muon-extra-scale-factor");
+  refuse(options.muon_coefficient_type != defaults.muon_coefficient_type, "muon-coefficient-type");
+  refuse(options.muon_num_ns_steps != defaults.muon_num_ns_steps, "muon-num-ns-steps");
+  refuse(options.muon_fp32_matmul_prec != defaults.muon_fp32_matmul_prec, "muon-fp32-matmul-prec");
+  refuse(options.muon_no_split_qkv, "muon-no-split-qkv");
+}
+
+// A matrix is orthogonalised whole.
+void refuse_cut_matrices(const Options& options, const Layout& layout, StateSharding sharding) {
+  const auto refuse = [](bool cuts, const std::string& flag, const char* instead) {
+    if (!cuts) return;
+    throw_bad_request(fmt::format("--optimizer muon updates whole matrices, and {} cuts them: {}.",
+                                  flag, instead));
+  };
+  refuse(layout.tp() > 1, fmt::format("--tensor-model-parallel-size {}", layout.tp()),
+         "share the work with pipeline, expert, context or data parallelism instead");
+  refuse(layout.etp() > 1, fmt::format("--expert-tensor-parallel-size {}", layout.etp()),
+         "use --expert-model-parallel-size instead");
+  refuse(sharding == StateSharding::optimizer, "--use-distributed-optimizer", "leave it out");
+  refuse(sharding == StateSharding::parameters, "--use-megatron-fsdp", "leave it out");
+  if (options.optimizer_cpu_offload) {
+    throw_bad_request(
+        "--optimizer muon: its momentum is read by products, and cannot stay in the host's memory. "
+        "Leave out --optimizer-cpu-offload.");
+  }
+}
+
+MuonScale scale_of(const Options& options) {
+  if (options.muon_scale_mode == "unit_rms_norm") return MuonScale::unit_rms_norm;
+  return options.muon_scale_mode == "shape_scaling" ? MuonScale::shape_scaling
+                                                    : MuonScale::spectral;
+}
+
+}  // namespace
+
+std::shared_ptr<const Optimizer> optimizer_of(const Options& options, const ModelConfig& config,
+                                              const Layout& layout, StateSharding sharding) {
+  const AdamWOptions adamw = adamw_of(options, config, layout);
+  if (options.optimizer == "adam") {
+    refuse_muon_flags(options);
+    return std::make_shared<const AdamWOptimizer>(adamw);
+  }
+  refuse_cut_matrices(options, layout, sharding);
+  const bool is_quintic = options.muon_coefficient_type == "quintic";
+  if (is_quintic && options.muon_num_ns_steps != 5) {
+    throw_bad_request(fmt::format(
+        "--muon-num-ns-steps {}: the coefficients quintic are those of 5 steps. Use 5, or "
+        "--muon-coefficient-type simple.",
+        options.muon_num_ns_steps));
+  }
+  return std::make_shared<const MuonOptimizer>(MuonOptions{
+      .beta = options.muon_momentum,
+      .nesterov = options.muon_nesterov,
+      .scale = scale_of(options),
+      .extra_scale = options.muon_extra_scale_factor,
+      .coefficients =
+          is_quintic ? NewtonSchulzCoefficients::quintic : NewtonSchulzCoefficients::simple,
+      .steps = options.muon_num_ns_steps,
+      .arithmetic = options.muon_fp32_matmul_prec == "high" ? NewtonSchulzArithmetic::accumulation
+                                                            : NewtonSchulzArithmetic::bf16,
+      .split_rows = !options.muon_no_split_qkv,
+      .adamw = adamw});
+}
+
+}  // namespace troupe
