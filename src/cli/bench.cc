@@ -113,11 +113,11 @@ class BenchRank {
         config_(config),
         rank_(rank),
         group_(group),
-        device_(device_of(options)),
+        device_(options.device),
         gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
         pool_(threads_of_rank(options, group)),
         step_options_(training_step_options(options, config)),
-        state_(declare_model_state(config, compute_dtype_of(options), /*trained=*/true,
+        state_(declare_model_state(config, options.compute_dtype, /*trained=*/true,
                                    {.run = std::move(layout), .rank = rank})),
         planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_,
                                     traits_of(device_, gpu_))),
@@ -176,7 +176,7 @@ void BenchRank::prepare() {
                  describe_memory(planned_.plan, 0));
   require_host_memory(options_, group_, rank_, planned_.plan);
   if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
-  limits_ = measure_limits_of_rank(options_, group_, rank_, compute_dtype_of(options_), device_);
+  limits_ = measure_limits_of_rank(options_, group_, rank_, options_.compute_dtype, device_);
   if (rank_ == 0) {
     for (const std::string& line : warn_of_slow_kernels(program, device_, gpu_)) {
       fmt::print(stderr, "{}\n", line);

@@ -18,14 +18,6 @@
 namespace troupe {
 namespace {
 
-std::optional<FileDType> file_dtype_of(const Options& options) {
-  if (options.dtype == "fp32") return FileDType::f32;
-  if (options.dtype == "bf16") return FileDType::bf16;
-  if (options.dtype == "fp16") return FileDType::f16;
-  TROUPE_CHECK(options.dtype.empty(), "a dtype among the choices");
-  return std::nullopt;
-}
-
 // The dtype to read weights in, from which they are rounded at most once.
 DType dtype_to_load(DType stored, const std::optional<FileDType>& written) {
   if (!written || to_file_dtype(stored) == *written) return stored;
@@ -46,7 +38,7 @@ ExitStatus run_convert(const Options& options) {
     throw_failed(fmt::format("{} --ckpt-step {} converts that one.", model.passed_over,
                              model.position.step));
   }
-  const std::optional<FileDType> dtype = file_dtype_of(options);
+  const std::optional<FileDType> dtype = options.dtype;
   HfExport what = export_of(model, dtype);  // first: it may refuse
   const ModelState state = declare_model_state(
       model.config, dtype_to_load(model.compute_dtype, dtype), /*trained=*/false);

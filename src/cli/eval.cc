@@ -45,15 +45,14 @@ class EvalRank {
         evaluated_(evaluated),
         rank_(rank),
         group_(group),
-        gpu_(device_of(options) == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu)
-                                                : 0),
+        gpu_(options.device == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
         pool_(threads_of_rank(options, group)),
         state_(declare_model_state(evaluated.model.config, evaluated.model.compute_dtype,
                                    /*trained=*/false, {.run = evaluated.layout, .rank = rank})),
         plan_(plan_evaluation(evaluated.model.config, state_, evaluated.sets,
                               options.micro_batch_size, evaluated.samples,
-                              options.loss_chunk_tokens, pool_.threads(), device_of(options),
-                              traits_of(device_of(options), gpu_))) {}
+                              options.loss_chunk_tokens, pool_.threads(), options.device,
+                              traits_of(options.device, gpu_))) {}
 
   // On all ranks at once. Rank 0 prints.
   void run() {
@@ -62,7 +61,7 @@ class EvalRank {
     if (group_ != nullptr) {
       verify_collectives(*group_, rank_, *plan_.step.program, state_.part.layout());
     }
-    const StateStorage storage(state_.table, device_of(options_), gpu_);
+    const StateStorage storage(state_.table, options_.device, gpu_);
     const bool quiet = options_.quiet || rank_ != 0;
     {
       WorkProgress progress(quiet, "loading");
@@ -131,7 +130,7 @@ void EvalRank::print(const std::vector<EvaluationResult>& results) const {
 
 ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
   end_at_once_when_interrupted(/*quiet=*/!leads(processes));
-  EvaluatedModel evaluated{.model = find_model(said.load, compute_dtype_of(said), said.ckpt_step)};
+  EvaluatedModel evaluated{.model = find_model(said.load, said.compute_dtype, said.ckpt_step)};
   const SavedModel& model = evaluated.model;
   if (leads(processes) && !model.passed_over.empty()) {
     std::fprintf(stderr, "Warning: %s\n", model.passed_over.c_str());

@@ -43,7 +43,7 @@ int32_t context_of(const Task& task, const Options& options) {
 }
 
 Task make_task(const Options& options, const ProcessGroup* processes) {
-  Task task{.model = find_model(options.load, compute_dtype_of(options), options.ckpt_step)};
+  Task task{.model = find_model(options.load, options.compute_dtype, options.ckpt_step)};
   if (leads(processes) && !task.model.passed_over.empty()) {
     std::fprintf(stderr, "Warning: %s\n", task.model.passed_over.c_str());
   }
@@ -85,13 +85,12 @@ class GenerateRank {
         task_(task),
         rank_(rank),
         group_(group),
-        gpu_(device_of(options) == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu)
-                                                : 0),
+        gpu_(options.device == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
         pool_(threads_of_rank(options, group)),
         state_(declare_model_state(task.model.config, task.model.compute_dtype, /*trained=*/false,
                                    {.run = task.layout, .rank = rank})),
         plan_(plan_generation(task.model.config, state_, task.generation.context, pool_.threads(),
-                              device_of(options), traits_of(device_of(options), gpu_))) {}
+                              options.device, traits_of(options.device, gpu_))) {}
 
   // On all ranks at once. Rank 0 prints, and looks for signals.
   ExitStatus run() {
@@ -100,7 +99,7 @@ class GenerateRank {
     if (group_ != nullptr) {
       verify_collectives(*group_, rank_, *plan_.step.program, state_.part.layout());
     }
-    const StateStorage storage(state_.table, device_of(options_), gpu_);
+    const StateStorage storage(state_.table, options_.device, gpu_);
     {
       WorkProgress progress(options_.quiet || rank_ != 0, "loading");
       load_saved_model(task_.model, state_, storage, progress.report());

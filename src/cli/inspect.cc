@@ -40,18 +40,18 @@ struct Inspected {
 };
 
 std::vector<std::string> kernels_of(const Program& program, const Options& options) {
-  if (device_of(options) == Device::cpu) return {};
+  if (options.device == Device::cpu) return {};
   return variants_of_operations(program, planned_traits());
 }
 
 bool is_training(const Options& options) {
-  return options.program == "train";
+  return options.program == ProgramKind::train;
 }
 
 MemoryPlan plan_of(const Program& program, const Options& options) {
   const int threads = threads_per_rank(options);
-  return options.oracle ? plan_oracle(program, threads, device_of(options), planned_traits())
-                        : plan_memory(program, threads, device_of(options), planned_traits());
+  return options.oracle ? plan_oracle(program, threads, options.device, planned_traits())
+                        : plan_memory(program, threads, options.device, planned_traits());
 }
 
 // `watch`: of the passes of a training step.
@@ -60,7 +60,7 @@ Inspected build(const Options& options, const ModelConfig& config,
   const bool training = is_training(options);
   const ModelPart part{.run = std::make_shared<const RunLayout>(run_layout_of(options, config)),
                        .rank = options.rank};
-  const ModelState state = declare_model_state(config, compute_dtype_of(options), training, part);
+  const ModelState state = declare_model_state(config, options.compute_dtype, training, part);
   TrainingStepOptions step = training_step_options(options, config);
   step.passes.watch = watch;
   Inspected inspected;
@@ -78,16 +78,6 @@ Inspected build(const Options& options, const ModelConfig& config,
     inspected.group_ranks[i] = static_cast<int32_t>(members.size());
   }
   return inspected;
-}
-
-std::optional<Phase> phase_of(const std::string& name) {
-  if (name == "forward") return Phase::forward;
-  if (name == "data_gradient") return Phase::data_gradient;
-  if (name == "weight_gradient") return Phase::weight_gradient;
-  if (name == "recompute") return Phase::recompute;
-  if (name == "optimizer") return Phase::optimizer;
-  TROUPE_CHECK(name.empty(), "a phase among the choices");
-  return std::nullopt;
 }
 
 // A filter that can match nothing is a mistake.
@@ -110,7 +100,7 @@ PrintOptions filters_of(const Options& options, const ModelConfig& config) {
   PrintOptions filters;
   filters.layer = options.layer;
   filters.micro_batch = options.micro_batch;
-  filters.phase = phase_of(options.phase);
+  filters.phase = options.phase;
   return filters;
 }
 
@@ -211,7 +201,7 @@ void print_json(const Options& options, const Inspected& inspected, const PrintO
   for (const Role role : {Role::optimizer, Role::offloaded}) {
     host_bytes[std::string(name_of(role))] = plan.host_bytes_by_role[static_cast<size_t>(role)];
   }
-  const ordered_json document = {{"program", options.program},
+  const ordered_json document = {{"program", value_text(options, "program")},
                                  {"operations", std::move(operations)},
                                  {"values", std::move(values)},
                                  {"plan",
@@ -236,12 +226,11 @@ void print_passes(const Options& options, const ModelConfig& config) {
 
 // --dump-after: what the program was after the pass.
 Inspected build_up_to(const Options& options, const ModelConfig& config) {
-  if (options.dump_after.empty()) return build(options, config);
-  const std::optional<PassId> last = find_pass(options.dump_after);
+  if (!options.dump_after) return build(options, config);
   std::optional<Inspected> found;
   const Inspected whole =
       build(options, config, [&](const PassRecord& record, const Program& program) {
-        if (record.id != last) return;
+        if (record.id != options.dump_after) return;
         found = Inspected{std::make_unique<Program>(program),
                           plan_of(program, options),
                           kernels_of(program, options),
@@ -251,7 +240,7 @@ Inspected build_up_to(const Options& options, const ModelConfig& config) {
     throw_bad_request(
         fmt::format("--dump-after {}: this step does not need the pass, or it is "
                     "skipped. --passes lists those that run.",
-                    options.dump_after));
+                    name_of(*options.dump_after)));
   }
   found->group_ranks = whole.group_ranks;
   return std::move(*found);
@@ -263,11 +252,11 @@ ExitStatus run_inspect(const Options& options) {
   end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(options);
   PrintOptions filters = filters_of(options, config);
-  if ((options.passes || !options.dump_after.empty()) && !is_training(options)) {
+  if ((options.passes || options.dump_after) && !is_training(options)) {
     throw_bad_request("--passes and --dump-after: only the program of a training step has passes.");
   }
   if (options.passes) {
-    if (!options.dump_after.empty() || filters.layer || filters.micro_batch || filters.phase) {
+    if (options.dump_after || filters.layer || filters.micro_batch || filters.phase) {
       throw_bad_request(
           "--passes lists passes and no operations: leave out --dump-after, --layer, "
           "--micro-batch and --phase.");

@@ -155,9 +155,9 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
   command_line.options.rendezvous_secret_file.clear();
   const Options& options = command_line.options;
   if (processes == nullptr || processes->size() == 1) refuse_foreign_launch(options);
-  if (options.device == "cuda" && options.ranks > 1) {
-    prepare_for_several_gpus(options.ranks_per_gpu > 1 || options.gpu_exchange == "nccl" ||
-                             processes != nullptr);
+  if (options.device == Device::cuda && options.ranks > 1) {
+    prepare_for_several_gpus(options.ranks_per_gpu > 1 ||
+                             options.gpu_exchange == GpuExchange::nccl || processes != nullptr);
   }
   if (leads && !options.quiet) {
     for (const std::string& note : command_line.notes) {

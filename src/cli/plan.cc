@@ -58,31 +58,31 @@ Planned make_plan(const Options& options, const RunLayout& run) {
   planned.ranks = options.ranks;
   planned.step = training_step_options(options, planned.config);
   const ModelState state =
-      declare_model_state(planned.config, compute_dtype_of(options), /*trained=*/true,
+      declare_model_state(planned.config, options.compute_dtype, /*trained=*/true,
                           {.run = std::make_shared<const RunLayout>(run), .rank = 0});
   const TrainingStep step = build_training_step(planned.config, state, planned.step);
   verify_program(*step.program);
   const DeviceTraits gpu = planned_traits();
-  planned.memory = plan_memory(*step.program, threads_per_rank(options), device_of(options), gpu);
+  planned.memory = plan_memory(*step.program, threads_per_rank(options), options.device, gpu);
   verify_memory_plan(*step.program, planned.memory);
 
   planned.without_recompute = bytes_without_recompute(
-      planned.config, state, planned.step, threads_per_rank(options), device_of(options), gpu);
-  planned.without_offload = bytes_without_offload(
-      planned.config, state, planned.step, threads_per_rank(options), device_of(options), gpu);
+      planned.config, state, planned.step, threads_per_rank(options), options.device, gpu);
+  planned.without_offload = bytes_without_offload(planned.config, state, planned.step,
+                                                  threads_per_rank(options), options.device, gpu);
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
-  if (device_of(options) == Device::cuda) planned.kernels = kernel_variants(*step.program, gpu);
+  if (options.device == Device::cuda) planned.kernels = kernel_variants(*step.program, gpu);
   planned.parameters = state.model->parameter_count();
   planned.active_parameters = state.model->active_parameter_count();
   planned.model_flops = state.model->training_flops(planned.step.sequence) *
                         planned.step.micro_batch_size *
                         static_cast<double>(micro_batches_of(planned));
   // Ranks differ in the numbers of their micro-batches alone.
-  planned.sharing = ranks_that_share(options, /*group=*/nullptr, device_of(options));
+  planned.sharing = ranks_that_share(options, /*group=*/nullptr, options.device);
   planned.offer = offer_memory(
-      device_of(options), static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
+      options.device, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
   return planned;
 }
 

@@ -306,7 +306,7 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
                         format_count(static_cast<double>(model.active_parameter_count())),
                         config.num_experts, config.moe_router_topk);
   }
-  text += fmt::format(", {}\n", options.compute_dtype);
+  text += fmt::format(", {}\n", value_text(options, "compute-dtype"));
   const std::string reason = why_no_hf_form(config);
   return reason.empty() ? text : text + reason + "\n";
 }
@@ -314,8 +314,7 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
 std::string make_layout_text(const Options& options, const RunLayout& run,
                              const RanksReport* report) {
   const ModelConfig config = load_model_config(options);
-  const ModelState state =
-      declare_model_state(config, compute_dtype_of(options), /*trained=*/false);
+  const ModelState state = declare_model_state(config, options.compute_dtype, /*trained=*/false);
   const int32_t sequence = sequence_length_of(options, config);
   const int64_t sequences =
       int64_t{run.schedule.micro_batches} * options.micro_batch_size * run.layout.dp();
@@ -347,8 +346,7 @@ std::string make_layout_text(const Options& options, const RunLayout& run,
 std::string make_layout_json(const Options& options, const RunLayout& run,
                              const RanksReport* report) {
   const ModelConfig config = load_model_config(options);
-  const ModelState state =
-      declare_model_state(config, compute_dtype_of(options), /*trained=*/false);
+  const ModelState state = declare_model_state(config, options.compute_dtype, /*trained=*/false);
   ordered_json document = {
       {"fits", nullptr},
       {"ranks", run.layout.world_size()},

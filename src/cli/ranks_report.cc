@@ -182,8 +182,8 @@ ordered_json kernels_json(const std::vector<KernelVariant>& kernels) {
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
-  const Device device = device_of(options);
-  const DType dtype = compute_dtype_of(options);
+  const Device device = options.device;
+  const DType dtype = options.compute_dtype;
   const auto layout = std::make_shared<const RunLayout>(run);
   {
     WorkProgress progress(options.quiet, "planning", "programs");

@@ -19,12 +19,6 @@ namespace {
 constexpr double kSecondsBetweenLines = 15;       // without a terminal
 constexpr double kSecondsBetweenLiveLines = 0.1;  // on one
 
-CorpusFormat format_of(const std::string& name) {
-  if (name == "text") return CorpusFormat::text;
-  if (name == "jsonl") return CorpusFormat::jsonl;
-  return CorpusFormat::by_extension;
-}
-
 }  // namespace
 
 ExitStatus run_tokenize(const Options& options) {
@@ -40,7 +34,7 @@ ExitStatus run_tokenize(const Options& options) {
   TokenizeOptions tokenize;
   tokenize.inputs = options.input;
   tokenize.output_prefix = options.output_prefix;
-  tokenize.format = format_of(options.input_format);
+  tokenize.format = options.input_format;
   tokenize.split_blank_lines = options.split_documents;
   tokenize.json_key = options.json_keys;
   tokenize.overwrite = options.overwrite;

@@ -18,7 +18,7 @@ namespace troupe {
 ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
   end_at_once_when_interrupted(/*quiet=*/!leads(processes));
   WorkProgress progress(options.quiet || !leads(processes), "verifying", "steps");
-  const DType dtype = compute_dtype_of(options);
+  const DType dtype = options.compute_dtype;
   const ModelConfig config = read_hf_config(join_path(options.hf_dir, "config.json"));
   Options of_reference = options;
   of_reference.seq_length = reference_sequence_length(options.hf_dir);
@@ -29,7 +29,7 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
        .threads = threads_of_rank(options, processes),
        .limit = std::chrono::seconds(options.collective_timeout_s),
        .ranks_per_gpu = options.ranks_per_gpu},
-      device_of(options), progress.report());
+      options.device, progress.report());
   progress.clear();
   const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;
   if (!leads(processes)) return status;

@@ -7,13 +7,13 @@
 
 #include "base/error.h"
 #include "options/layout_options.h"
-#include "options/schedules.h"
+#include "options/schedule_options.h"
 #include "runtime/device_memory.h"
 
 namespace troupe {
 
 void check_options(const Options& options) {
-  if (options.device == "cuda") {
+  if (options.device == Device::cuda) {
     const bool only_plans = options.command == Command::plan || options.command == Command::inspect;
     if (!has_cuda() && !only_plans) {
       throw_bad_request("--device cuda: this build has no CUDA. Use --device cpu.");

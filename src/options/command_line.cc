@@ -298,7 +298,7 @@ std::vector<std::string> notes_on_foreign_flags(const std::vector<BoundForeignFl
 // gelu.
 bool has_gelu_of_another_form(const Options& options,
                               const std::vector<BoundForeignFlag>& foreign) {
-  if (!options.model.empty() || !describes_shape(options) || !options.activation.empty() ||
+  if (!options.model.empty() || !describes_shape(options) || options.activation ||
       options.disable_bias_linear.value_or(false) || !options.add_bias_linear.value_or(true)) {
     return false;
   }
@@ -549,7 +549,7 @@ void append_option(std::string& out, const OptionSpec& spec, Command command) {
   } else if (const std::string text = default_text(spec); !text.empty()) {
     facts.push_back("default: " + text);
   }
-  if (const std::string range = range_text(spec); !range.empty() && spec.choices.size() != 1) {
+  if (const std::string range = range_text(spec); !range.empty() && choices_of(spec).size() != 1) {
     facts.push_back(range);
   }
   std::string text(spec.help);

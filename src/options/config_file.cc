@@ -135,8 +135,8 @@ std::string text_of(const ForeignFlag& flag, const toml::node& node) {
 
 // One value as the command line would have it.
 std::string text_of(const OptionSpec& spec, const toml::node& node) {
-  const bool wants_string =
-      std::holds_alternative<std::string Options::*>(spec.member) || is_list(spec);
+  const bool wants_string = std::holds_alternative<std::string Options::*>(spec.member) ||
+                            std::holds_alternative<ChoiceMember>(spec.member) || is_list(spec);
   if (const auto* text = node.as_string()) {
     if (wants_string && spec.shorthand.empty()) return text->get();
     throw_bad_request(fmt::format("{} takes no text in quotes.", spec.name));

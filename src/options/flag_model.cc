@@ -35,7 +35,10 @@ int32_t head_size(const Options& options, int32_t hidden, int32_t heads) {
 int32_t inner_size(const Options& options, int32_t hidden) {
   if (options.ffn_hidden_size) return *options.ffn_hidden_size;
   const int64_t size = 4 * int64_t{hidden};
-  const int64_t fitting = options.activation == "swiglu" ? size * 2 / 3 / 64 * 64 : size;
+  const int64_t fitting =
+      options.activation == MlpActivation{ActivationFunction::silu, /*gated=*/true}
+          ? size * 2 / 3 / 64 * 64
+          : size;
   // What is too large is refused with the rest of the shape.
   return static_cast<int32_t>(std::min<int64_t>(fitting, std::numeric_limits<int32_t>::max()));
 }

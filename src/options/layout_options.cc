@@ -9,17 +9,10 @@
 #include "options/model_options.h"
 #include "options/offload_options.h"
 #include "options/optimizer_options.h"
-#include "options/schedules.h"
+#include "options/schedule_options.h"
 
 namespace troupe {
 namespace {
-
-PipelineSchedule schedule_of(const Options& options) {
-  if (options.pipeline_schedule == "zb-h1") return PipelineSchedule::zb_h1;
-  if (options.pipeline_schedule == "zb-v") return PipelineSchedule::zb_v;
-  TROUPE_CHECK(options.pipeline_schedule == "1f1b", "a schedule among the choices");
-  return PipelineSchedule::one_f_one_b;
-}
 
 UnevenStages uneven_stages_of(const Options& options) {
   return {.first_layers = options.decoder_first_pipeline_num_layers.value_or(0),
@@ -30,7 +23,7 @@ UnevenStages uneven_stages_of(const Options& options) {
 
 // Stages per rank, unless a layout text says it. `layers`: with what counts as one.
 int32_t chunks_of(const Options& options, int32_t layers) {
-  const bool v = schedule_of(options) == PipelineSchedule::zb_v;
+  const bool v = options.pipeline_schedule == PipelineSchedule::zb_v;
   if (options.num_virtual_stages_per_pipeline_rank) {
     return *options.num_virtual_stages_per_pipeline_rank;
   }
@@ -53,7 +46,7 @@ int32_t chunks_of(const Options& options, int32_t layers) {
 
 PipelinePartition partition_of(const Options& options, const ModelConfig& config) {
   const int32_t ranks = options.pipeline_model_parallel_size;
-  const bool v = schedule_of(options) == PipelineSchedule::zb_v;
+  const bool v = options.pipeline_schedule == PipelineSchedule::zb_v;
   const StagePlacement placement = v ? StagePlacement::v : StagePlacement::loop;
   const bool counted = options.num_virtual_stages_per_pipeline_rank.has_value();
   if (counted && options.num_layers_per_virtual_pipeline_stage) {
@@ -109,28 +102,24 @@ int32_t expert_tensor_parallel_of(const Options& options) {
 }
 
 DType main_gradient_dtype(const Options& options) {
-  if (options.main_grads_dtype == "bf16" && !options.use_precision_aware_optimizer) {
+  if (options.main_grads_dtype == DType::bf16 && !options.use_precision_aware_optimizer) {
     throw_bad_request(
         "--main-grads-dtype bf16: it belongs to --use-precision-aware-optimizer; add that, or use "
         "--grad-reduce-in-bf16.");
   }
-  const bool narrow = options.main_grads_dtype == "bf16" || options.grad_reduce_in_bf16;
+  const bool narrow = options.main_grads_dtype == DType::bf16 || options.grad_reduce_in_bf16;
   return narrow ? DType::bf16 : DType::f32;
 }
 
 StateSharding sharding_of(const Options& options) {
-  const std::string& strategy = options.data_parallel_sharding_strategy;
-  if (!options.use_megatron_fsdp) {
-    if (!strategy.empty()) {
-      throw_bad_request(fmt::format(
-          "--data-parallel-sharding-strategy {}: it belongs to --use-megatron-fsdp; add that.",
-          strategy));
-    }
-    return options.use_distributed_optimizer ? StateSharding::optimizer : StateSharding::none;
+  const std::optional<StateSharding> strategy = options.data_parallel_sharding_strategy;
+  if (options.use_megatron_fsdp) return strategy.value_or(StateSharding::parameters);
+  if (strategy) {
+    throw_bad_request(fmt::format(
+        "--data-parallel-sharding-strategy {}: it belongs to --use-megatron-fsdp; add that.",
+        value_text(options, "data-parallel-sharding-strategy")));
   }
-  if (strategy == "no_shard") return StateSharding::none;
-  if (strategy == "optim") return StateSharding::optimizer;
-  return StateSharding::parameters;
+  return options.use_distributed_optimizer ? StateSharding::optimizer : StateSharding::none;
 }
 
 }  // namespace
@@ -165,7 +154,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
   std::shared_ptr<const Optimizer> optimizer = optimizer_of(options, config, layout, sharding);
 
   PipelineShape schedule;
-  schedule.schedule = schedule_of(options);
+  schedule.schedule = options.pipeline_schedule;
   schedule.ranks = layout.pp();
   schedule.chunks = partition.chunks;
   schedule.micro_batches =
@@ -189,7 +178,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
         "zero-bubble schedule. Leave one of them out.");
   }
   std::array<bool, kRankGroupCount> is_staged{};
-  if (device_of(options) == Device::cuda) {
+  if (options.device == Device::cuda) {
     const std::vector<int32_t> one_machine(static_cast<size_t>(options.ranks), 0);
     is_staged = staged_groups_of(layout, options.gpu_exchange,
                                  group == nullptr ? one_machine : group->machine_of_rank(),
@@ -205,27 +194,26 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
           .is_staged = is_staged};
 }
 
-std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,
-                                                   const std::string& exchange,
+std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout, GpuExchange exchange,
                                                    const std::vector<int32_t>& machine_of_rank,
                                                    int32_t ranks_per_gpu) {
   std::array<bool, kRankGroupCount> is_staged{};
   const auto machine = [&](int32_t rank) { return machine_of_rank[static_cast<size_t>(rank)]; };
   const bool is_one = std::all_of(machine_of_rank.begin(), machine_of_rank.end(),
                                   [&](int32_t each) { return each == machine_of_rank.front(); });
-  if (is_one && exchange != "nccl") return is_staged;
+  if (is_one && exchange != GpuExchange::nccl) return is_staged;
   bool any = false;
   for (size_t i = 0; i < kRankGroupCount; ++i) {
     for (const std::vector<int32_t>& ranks : layout.groups(static_cast<RankGroup>(i))) {
       const bool spans = std::any_of(ranks.begin(), ranks.end(), [&](int32_t rank) {
         return machine(rank) != machine(ranks.front());
       });
-      if (spans && exchange == "peer") {
+      if (spans && exchange == GpuExchange::peer) {
         throw_bad_request(
             "--gpu-exchange peer: the ranks lie on several machines, whose GPUs do not reach each "
             "other's memory. Leave the flag out, or use --gpu-exchange nccl.");
       }
-      if (ranks.size() > 1 && (spans || exchange == "nccl")) is_staged[i] = true;
+      if (ranks.size() > 1 && (spans || exchange == GpuExchange::nccl)) is_staged[i] = true;
     }
     any |= is_staged[i];
   }
@@ -234,9 +222,9 @@ std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,
         "--ranks-per-gpu {}: NCCL, through which {}, needs a GPU for each rank. Leave the flag "
         "out{}.",
         ranks_per_gpu,
-        exchange == "nccl" ? "--gpu-exchange nccl lets them exchange"
-                           : "GPUs of several machines exchange",
-        exchange == "nccl" ? ", or use --gpu-exchange peer" : ""));
+        exchange == GpuExchange::nccl ? "--gpu-exchange nccl lets them exchange"
+                                      : "GPUs of several machines exchange",
+        exchange == GpuExchange::nccl ? ", or use --gpu-exchange peer" : ""));
   }
   return is_staged;
 }

@@ -22,10 +22,9 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
                         const ProcessGroup* group = nullptr);
 
 // Which kinds of groups have GPUs that do not reach each other's memory, by --gpu-exchange and by
-// where the ranks are: with "auto" those of which some group lies on several machines, with "nccl"
+// where the ranks are: with automatic those of which some group lies on several machines, with nccl
 // all of more than one rank. A bad request where that cannot be.
-std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout,
-                                                   const std::string& exchange,
+std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout, GpuExchange exchange,
                                                    const std::vector<int32_t>& machine_of_rank,
                                                    int32_t ranks_per_gpu);
 

@@ -17,7 +17,7 @@
 #include "options/moe_options.h"
 #include "options/offload_options.h"
 #include "options/recompute_options.h"
-#include "options/schedules.h"
+#include "options/schedule_options.h"
 #include "options/suggest.h"
 #include "options/tokenizer_options.h"
 
@@ -109,29 +109,6 @@ void override_depth(int32_t num_layers, ModelConfig& config) {
   if (config.num_experts > 0) kinds.resize(layers, kinds.empty() || kinds.back());
 }
 
-void override_activation(const std::string& name, ModelConfig& config) {
-  struct Named {
-    std::string_view name;
-    ActivationFunction function;
-    bool gated;
-  };
-  constexpr Named kNames[] = {{"swiglu", ActivationFunction::silu, true},
-                              {"geglu", ActivationFunction::gelu, true},
-                              {"geglu-tanh", ActivationFunction::gelu_tanh, true},
-                              {"quick-geglu", ActivationFunction::quick_gelu, true},
-                              {"reglu", ActivationFunction::relu, true},
-                              {"gelu", ActivationFunction::gelu, false},
-                              {"gelu-tanh", ActivationFunction::gelu_tanh, false},
-                              {"silu", ActivationFunction::silu, false},
-                              {"relu", ActivationFunction::relu, false},
-                              {"squared-relu", ActivationFunction::squared_relu, false}};
-  for (const Named& named : kNames) {
-    if (named.name != name) continue;
-    config.activation = named.function;
-    config.gated_linear_unit = named.gated;
-  }
-}
-
 void override_biases(const Options& options, ModelConfig& config) {
   override_with(options.add_qkv_bias, config.add_qkv_bias);
   override_with(options.add_bias_linear, config.add_bias_linear);
@@ -187,13 +164,13 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   if (options.init_method_xavier_uniform) config.init_method_xavier_uniform = true;
   override_with(options.qk_layernorm, config.qk_layernorm);
   override_with(options.qk_l2_norm, config.qk_l2_norm);
-  if (!options.normalization.empty()) {
-    config.normalization =
-        options.normalization == "LayerNorm" ? Normalization::layer_norm : Normalization::rms_norm;
-  }
+  override_with(options.normalization, config.normalization);
   override_with(options.apply_layernorm_1p, config.zero_centered_gamma);
   override_biases(options, config);
-  if (!options.activation.empty()) override_activation(options.activation, config);
+  if (options.activation) {
+    config.activation = options.activation->function;
+    config.gated_linear_unit = options.activation->gated;
+  }
   override_with(options.activation_func_clamp_value, config.activation_clamp);
   override_with(options.glu_linear_offset, config.glu_linear_offset);
   override_with(options.hidden_dropout, config.hidden_dropout);
@@ -210,19 +187,8 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   return config;
 }
 
-DType compute_dtype_of(const Options& options) {
-  if (options.compute_dtype == "fp64") return DType::f64;
-  if (options.compute_dtype == "bf16") return DType::bf16;
-  TROUPE_CHECK(options.compute_dtype == "fp32", "a compute dtype among the choices");
-  return DType::f32;
-}
-
-Device device_of(const Options& options) {
-  return options.device == "cuda" ? Device::cuda : Device::cpu;
-}
-
 bool captures_graph(const Options& options) {
-  return options.cuda_graph_impl != "none";
+  return options.cuda_graph_impl != CudaGraphs::none;
 }
 
 int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
@@ -237,46 +203,22 @@ int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
 }
 
 ContextExchange context_exchange_of(const Options& options) {
-  for (const ContextExchange exchange :
-       {ContextExchange::p2p, ContextExchange::a2a, ContextExchange::allgather}) {
-    if (options.cp_comm_type == name_of(exchange)) return exchange;
+  switch (options.cp_comm_type) {
+    case CpCommType::p2p:
+      return ContextExchange::p2p;
+    case CpCommType::a2a:
+      return ContextExchange::a2a;
+    case CpCommType::allgather:
+      return ContextExchange::allgather;
+    case CpCommType::a2a_p2p:
+      // It only matters where there are ranks to exchange with.
+      if (options.context_parallel_size == 1) return ContextExchange::p2p;
+      throw_bad_request(
+          "--cp-comm-type a2a+p2p: this version has no exchange in two levels. Use p2p, a2a or "
+          "allgather.");
   }
-  // It is Megatron's fourth choice, and only matters where there are ranks to exchange with.
-  if (options.context_parallel_size == 1) return ContextExchange::p2p;
-  throw_bad_request(fmt::format(
-      "--cp-comm-type {}: this version has no exchange in two levels. Use p2p, a2a or allgather.",
-      options.cp_comm_type));
+  TROUPE_CHECK(false, "an exchange of --cp-comm-type");
 }
-
-namespace {
-
-PassControls pass_controls_of(const Options& options) {
-  PassControls controls;
-  for (const std::string& name : options.skip_passes) {
-    const std::optional<PassId> pass = find_pass(name);
-    if (!pass || *pass == PassId::emission) {
-      std::vector<std::string_view> names;
-      for (const PassInfo& each : all_passes()) {
-        if (each.id != PassId::emission) names.push_back(each.name);
-      }
-      throw_bad_request(fmt::format("--skip-passes {}: there is no such pass. Passes: {}.",
-                                    quote_name(name), fmt::join(names, ", ")));
-    }
-    controls.skipped.push_back(*pass);
-  }
-  return controls;
-}
-
-TokenDispatcher token_dispatcher_of(const Options& options) {
-  for (const TokenDispatcher dispatcher :
-       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
-    if (options.moe_token_dispatcher_type == name_of(dispatcher)) return dispatcher;
-  }
-  TROUPE_CHECK(false, "a dispatcher among the choices");
-  return TokenDispatcher::allgather;
-}
-
-}  // namespace
 
 TrainingStepOptions training_step_options(const Options& options, const ModelConfig& config) {
   const int32_t sequence = sequence_length_of(options, config);
@@ -306,7 +248,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .count_zero_gradients = options.log_num_zeros_in_grad,
           .parameter_norm = options.log_params_norm,
           .seed = static_cast<uint64_t>(options.seed),
-          .dispatcher = token_dispatcher_of(options),
+          .dispatcher = options.moe_token_dispatcher_type,
           .context_exchange = context_exchange_of(options),
           .per_token_loss = options.calculate_per_token_loss,
           .ignore_padding = options.moe_router_ignore_padding,
@@ -319,7 +261,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
                       .shared_expert = options.moe_shared_expert_overlap},
           .recompute = recompute_options_of(options, config),
           .offload = offload_options_of(options, config),
-          .passes = pass_controls_of(options)};
+          .passes = {.skipped = options.skip_passes, .watch = {}}};
 }
 
 }  // namespace troupe

@@ -1,12 +1,10 @@
-// From options to what the builders need: the model's shape, the compute dtype, the size of a step.
+// From options to what the builders need: the model's shape, the size of a step.
 // Every command resolves them here, so that `plan` and `inspect` speak of what `train` will run.
 //
 // Reads configuration files; otherwise pure functions. Any thread. Errors are UserErrors (bad
 // request) that name the flag or the file.
 #pragma once
 
-#include "base/device.h"
-#include "base/dtype.h"
 #include "model/model_config.h"
 #include "options/options.h"
 #include "passes/step_programs.h"
@@ -31,9 +29,6 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base = 
 // The config.json that --model means; empty when flags alone describe the model.
 std::string config_path_of(const Options& options);
 
-// --compute-dtype: fp32, fp64 or bf16.
-DType compute_dtype_of(const Options& options);
-Device device_of(const Options& options);
 // --cuda-graph-impl: whether training steps become CUDA graphs. Without meaning on a CPU.
 bool captures_graph(const Options& options);
 

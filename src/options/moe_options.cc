@@ -113,32 +113,40 @@ double coefficient(const std::string& text) {
   return value;
 }
 
-// The member that holds the coefficient of a kind of loss; null when there is no such kind.
-double* loss_of(const std::string& type, ModelConfig& config) {
-  if (type == "aux_loss") return &config.moe_aux_loss_coeff;
-  if (type == "seq_aux_loss") return &config.moe_seq_aux_loss_coeff;
-  if (type == "global_aux_loss") return &config.moe_global_aux_loss_coeff;
-  return nullptr;
+// The member that holds the coefficient of a kind of loss; null for kinds that have none.
+double* loss_of(LoadBalancing type, ModelConfig& config) {
+  switch (type) {
+    case LoadBalancing::aux_loss:
+      return &config.moe_aux_loss_coeff;
+    case LoadBalancing::seq_aux_loss:
+      return &config.moe_seq_aux_loss_coeff;
+    case LoadBalancing::global_aux_loss:
+      return &config.moe_global_aux_loss_coeff;
+    case LoadBalancing::sinkhorn:
+    case LoadBalancing::none:
+      return nullptr;
+  }
+  TROUPE_CHECK(false, "a kind of --moe-router-load-balancing-type");
 }
 
 // --moe-router-load-balancing-type and --moe-aux-loss-coeff: lists that go together.
 void override_balancing(const Options& options, ModelConfig& config) {
-  std::vector<std::string> types = options.moe_router_load_balancing_type;
+  std::vector<LoadBalancing> types = options.moe_router_load_balancing_type;
   const std::vector<std::string>& coefficients = options.moe_aux_loss_coeff;
   if (types.empty() && coefficients.empty()) return;
-  if (types.empty()) types = {"aux_loss"};
+  if (types.empty()) types = {LoadBalancing::aux_loss};
   const double models = config.moe_aux_loss_coeff;
   config.moe_aux_loss_coeff = 0;
   config.moe_seq_aux_loss_coeff = 0;
   config.moe_global_aux_loss_coeff = 0;
-  config.moe_router_sinkhorn = types[0] == "sinkhorn";
-  if (types.size() == 1 && (types[0] == "none" || types[0] == "sinkhorn")) {
+  config.moe_router_sinkhorn = types[0] == LoadBalancing::sinkhorn;
+  if (types.size() == 1 && loss_of(types[0], config) == nullptr) {
     if (std::any_of(coefficients.begin(), coefficients.end(),
                     [](const std::string& text) { return coefficient(text) != 0; })) {
       throw_bad_request(
           fmt::format("--moe-router-load-balancing-type {} has no loss: --moe-aux-loss-coeff must "
                       "be 0 or absent.",
-                      types[0]));
+                      value_text(options, "moe-router-load-balancing-type")));
     }
     return;
   }
@@ -154,7 +162,7 @@ void override_balancing(const Options& options, ModelConfig& config) {
       throw_bad_request(
           fmt::format("--moe-router-load-balancing-type {}: the types are aux_loss, seq_aux_loss, "
                       "global_aux_loss (one or several of them), sinkhorn, and none.",
-                      quote_name(types[i])));
+                      value_text(options, "moe-router-load-balancing-type")));
     }
     *target = coefficients.empty() ? models : coefficient(coefficients[i]);
   }
@@ -185,18 +193,11 @@ void override_moe(const Options& options, ModelConfig& config) {
 
   override_with(options.moe_router_topk, config.moe_router_topk);
   override_with(options.moe_router_pre_softmax, config.moe_router_pre_softmax);
-  for (const ScoreFunction function :
-       {ScoreFunction::softmax, ScoreFunction::sigmoid, ScoreFunction::sqrtsoftplus}) {
-    if (options.moe_router_score_function == name_of(function)) {
-      config.moe_router_score_function = function;
-    }
-  }
+  override_with(options.moe_router_score_function, config.moe_router_score_function);
   override_with(options.moe_router_num_groups, config.moe_router_num_groups);
   override_with(options.moe_router_group_topk, config.moe_router_group_topk);
   override_with(options.moe_router_topk_scaling_factor, config.moe_router_topk_scaling_factor);
-  if (!options.moe_router_dtype.empty()) {
-    config.moe_router_fp64 = options.moe_router_dtype == "fp64";
-  }
+  if (options.moe_router_dtype) config.moe_router_fp64 = options.moe_router_dtype == DType::f64;
   override_with(options.moe_router_enable_expert_bias, config.moe_router_enable_expert_bias);
   override_with(options.moe_router_bias_update_rate, config.moe_router_bias_update_rate);
   override_with(options.moe_input_jitter_eps, config.moe_input_jitter_eps);
@@ -208,10 +209,7 @@ void override_moe(const Options& options, ModelConfig& config) {
   if (options.moe_expert_capacity_factor) {
     config.moe_expert_capacity_factor = std::max(0.0, *options.moe_expert_capacity_factor);
   }
-  if (!options.moe_token_drop_policy.empty()) {
-    config.moe_token_drop_policy =
-        options.moe_token_drop_policy == "position" ? DropPolicy::position : DropPolicy::probs;
-  }
+  override_with(options.moe_token_drop_policy, config.moe_token_drop_policy);
   config.moe_pad_expert_input_to_capacity = options.moe_pad_expert_input_to_capacity;
   // 16 rows are what most 8-bit products ask for.
   if (options.moe_router_padding_for_quantization) config.moe_expert_row_multiple = 16;

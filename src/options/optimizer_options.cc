@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "model/parameter_layout.h"
@@ -10,13 +11,14 @@
 namespace troupe {
 namespace {
 
-DType moment_dtype(const Options& options, const std::string& name, const char* flag) {
-  if (name == "fp32") return DType::f32;
-  if (!options.use_precision_aware_optimizer) {
+// The dtype of a moment, which the flag gives.
+DType moment_dtype(const Options& options, DType dtype, std::string_view name) {
+  if (dtype != DType::f32 && !options.use_precision_aware_optimizer) {
     throw_bad_request(
-        fmt::format("{} {}: it belongs to --use-precision-aware-optimizer; add that.", flag, name));
+        fmt::format("--{} {}: it belongs to --use-precision-aware-optimizer; add that.", name,
+                    value_text(options, name)));
   }
-  return name == "fp8" ? DType::f8e4m3 : DType::bf16;
+  return dtype;
 }
 
 AdamWOptions adamw_of(const Options& options, const ModelConfig& config, const Layout& layout) {
@@ -24,8 +26,8 @@ AdamWOptions adamw_of(const Options& options, const ModelConfig& config, const L
       .beta1 = options.adam_beta1,
       .beta2 = options.adam_beta2,
       .epsilon = options.adam_eps,
-      .exp_avg = moment_dtype(options, options.exp_avg_dtype, "--exp-avg-dtype"),
-      .exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "--exp-avg-sq-dtype")};
+      .exp_avg = moment_dtype(options, options.exp_avg_dtype, "exp-avg-dtype"),
+      .exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "exp-avg-sq-dtype")};
   if (adamw.exp_avg == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-dtype");
   if (adamw.exp_avg_sq == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-sq-dtype");
   return adamw;
@@ -70,41 +72,33 @@ void refuse_cut_matrices(const Options& options, const Layout& layout, StateShar
   }
 }
 
-MuonScale scale_of(const Options& options) {
-  if (options.muon_scale_mode == "unit_rms_norm") return MuonScale::unit_rms_norm;
-  return options.muon_scale_mode == "shape_scaling" ? MuonScale::shape_scaling
-                                                    : MuonScale::spectral;
-}
-
 }  // namespace
 
 std::shared_ptr<const Optimizer> optimizer_of(const Options& options, const ModelConfig& config,
                                               const Layout& layout, StateSharding sharding) {
   const AdamWOptions adamw = adamw_of(options, config, layout);
-  if (options.optimizer == "adam") {
+  if (options.optimizer == OptimizerKind::adam) {
     refuse_muon_flags(options);
     return std::make_shared<const AdamWOptimizer>(adamw);
   }
   refuse_cut_matrices(options, layout, sharding);
-  const bool is_quintic = options.muon_coefficient_type == "quintic";
+  const bool is_quintic = options.muon_coefficient_type == NewtonSchulzCoefficients::quintic;
   if (is_quintic && options.muon_num_ns_steps != 5) {
     throw_bad_request(fmt::format(
         "--muon-num-ns-steps {}: the coefficients quintic are those of 5 steps. Use 5, or "
         "--muon-coefficient-type simple.",
         options.muon_num_ns_steps));
   }
-  return std::make_shared<const MuonOptimizer>(MuonOptions{
-      .beta = options.muon_momentum,
-      .nesterov = options.muon_nesterov,
-      .scale = scale_of(options),
-      .extra_scale = options.muon_extra_scale_factor,
-      .coefficients =
-          is_quintic ? NewtonSchulzCoefficients::quintic : NewtonSchulzCoefficients::simple,
-      .steps = options.muon_num_ns_steps,
-      .arithmetic = options.muon_fp32_matmul_prec == "high" ? NewtonSchulzArithmetic::accumulation
-                                                            : NewtonSchulzArithmetic::bf16,
-      .split_rows = !options.muon_no_split_qkv,
-      .adamw = adamw});
+  return std::make_shared<const MuonOptimizer>(
+      MuonOptions{.beta = options.muon_momentum,
+                  .nesterov = options.muon_nesterov,
+                  .scale = options.muon_scale_mode,
+                  .extra_scale = options.muon_extra_scale_factor,
+                  .coefficients = options.muon_coefficient_type,
+                  .steps = options.muon_num_ns_steps,
+                  .arithmetic = options.muon_fp32_matmul_prec,
+                  .split_rows = !options.muon_no_split_qkv,
+                  .adamw = adamw});
 }
 
 }  // namespace troupe

@@ -37,17 +37,37 @@ constexpr std::string_view kTokenizing = "Tokenizing";
 constexpr std::string_view kLooking = "Looking inside";
 constexpr std::string_view kHelpGroup = "Help";
 
-constexpr std::string_view kDevices[] = {"cpu", "cuda"};
-constexpr std::string_view kFileDtypes[] = {"fp32", "bf16", "fp16"};
-constexpr std::string_view kComputeDtypes[] = {"fp32", "fp64", "bf16"};
-constexpr std::string_view kNormalizations[] = {"RMSNorm", "LayerNorm"};
-constexpr std::string_view kActivations[] = {"swiglu", "geglu",       "geglu-tanh", "quick-geglu",
-                                             "reglu",  "gelu",        "gelu-tanh",  "silu",
-                                             "relu",   "squared-relu"};
-constexpr std::string_view kScoreFunctions[] = {"softmax", "sigmoid", "sqrtsoftplus"};
-constexpr std::string_view kRouterDtypes[] = {"fp32", "fp64"};
+constexpr Choice<Device> kDevices[] = {{"cpu", Device::cpu}, {"cuda", Device::cuda}};
+constexpr Choice<FileDType> kFileDtypes[] = {
+    {"fp32", FileDType::f32}, {"bf16", FileDType::bf16}, {"fp16", FileDType::f16}};
+constexpr Choice<DType> kComputeDtypes[] = {
+    {"fp32", DType::f32}, {"fp64", DType::f64}, {"bf16", DType::bf16}};
+constexpr Choice<Normalization> kNormalizations[] = {{"RMSNorm", Normalization::rms_norm},
+                                                     {"LayerNorm", Normalization::layer_norm}};
+constexpr Choice<MlpActivation> kActivations[] = {
+    {"swiglu", {ActivationFunction::silu, true}},
+    {"geglu", {ActivationFunction::gelu, true}},
+    {"geglu-tanh", {ActivationFunction::gelu_tanh, true}},
+    {"quick-geglu", {ActivationFunction::quick_gelu, true}},
+    {"reglu", {ActivationFunction::relu, true}},
+    {"gelu", {ActivationFunction::gelu, false}},
+    {"gelu-tanh", {ActivationFunction::gelu_tanh, false}},
+    {"silu", {ActivationFunction::silu, false}},
+    {"relu", {ActivationFunction::relu, false}},
+    {"squared-relu", {ActivationFunction::squared_relu, false}}};
+constexpr Choice<ScoreFunction> kScoreFunctions[] = {{"softmax", ScoreFunction::softmax},
+                                                     {"sigmoid", ScoreFunction::sigmoid},
+                                                     {"sqrtsoftplus", ScoreFunction::sqrtsoftplus}};
+constexpr Choice<DType> kRouterDtypes[] = {{"fp32", DType::f32}, {"fp64", DType::f64}};
+constexpr Choice<LoadBalancing> kLoadBalancings[] = {
+    {"aux_loss", LoadBalancing::aux_loss},
+    {"seq_aux_loss", LoadBalancing::seq_aux_loss},
+    {"global_aux_loss", LoadBalancing::global_aux_loss},
+    {"sinkhorn", LoadBalancing::sinkhorn},
+    {"none", LoadBalancing::none}};
 constexpr std::string_view kNoWeightDecayTypes[] = {"apply_wd_to_qk_layernorm"};
-constexpr std::string_view kDropPolicies[] = {"probs", "position"};
+constexpr Choice<DropPolicy> kDropPolicies[] = {{"probs", DropPolicy::probs},
+                                                {"position", DropPolicy::position}};
 constexpr std::string_view kTokenizerTypes[] = {"byte",
                                                 "HuggingFaceTokenizer",
                                                 "SentencePieceTokenizer",
@@ -57,32 +77,63 @@ constexpr std::string_view kTokenizerTypes[] = {"byte",
                                                 "TikTokenizer",
                                                 "NullTokenizer"};
 constexpr std::string_view kTiktokenPatterns[] = {"v1", "v2"};
-constexpr std::string_view kTokenDispatchers[] = {"allgather", "alltoall", "flex"};
-constexpr std::string_view kContextExchanges[] = {"p2p", "a2a", "allgather", "a2a+p2p"};
-constexpr std::string_view kDecayStyleChoices[] = {"constant", "linear", "cosine",
-                                                   "inverse-square-root", "WSD"};
-constexpr std::string_view kWsdDecayStyleChoices[] = {"linear", "cosine", "exponential",
-                                                      "minus_sqrt"};
-constexpr std::string_view kIncreaseStyleChoices[] = {"constant", "linear", "cosine"};
-constexpr std::string_view kShardingStrategies[] = {"no_shard", "optim", "optim_grads_params"};
-constexpr std::string_view kPipelineSchedules[] = {"1f1b", "zb-h1", "zb-v"};
-constexpr std::string_view kRecomputeGranularities[] = {"selective", "full"};
-constexpr std::string_view kGradientDtypes[] = {"fp32", "bf16"};
-constexpr std::string_view kMomentDtypes[] = {"fp32", "bf16", "fp8"};
-constexpr std::string_view kCudaGraphs[] = {"none", "full_iteration", "local",
-                                            "transformer_engine"};
-constexpr std::string_view kGpuExchanges[] = {"auto", "peer", "nccl"};
-constexpr std::string_view kRecomputeMethods[] = {"uniform", "block"};
-constexpr std::string_view kInputFormats[] = {"by-extension", "text", "jsonl"};
-constexpr std::string_view kPhases[] = {"forward", "data_gradient", "weight_gradient", "recompute",
-                                        "optimizer"};
-constexpr std::string_view kOptimizers[] = {"adam", "muon"};
-constexpr std::string_view kMuonScales[] = {"spectral", "unit_rms_norm", "shape_scaling"};
-constexpr std::string_view kMuonCoefficients[] = {"quintic", "simple"};
-constexpr std::string_view kMuonPrecisions[] = {"medium", "high"};
-constexpr std::string_view kPrograms[] = {"train", "eval"};
-constexpr std::string_view kPasses[] = {"emission", "recompute",     "offload", "schedule",
-                                        "copies",   "gradient-sums", "gathers"};
+constexpr Choice<TokenDispatcher> kTokenDispatchers[] = {{"allgather", TokenDispatcher::allgather},
+                                                         {"alltoall", TokenDispatcher::alltoall},
+                                                         {"flex", TokenDispatcher::flex}};
+constexpr Choice<CpCommType> kContextExchanges[] = {{"p2p", CpCommType::p2p},
+                                                    {"a2a", CpCommType::a2a},
+                                                    {"allgather", CpCommType::allgather},
+                                                    {"a2a+p2p", CpCommType::a2a_p2p}};
+constexpr Choice<StateSharding> kShardingStrategies[] = {
+    {"no_shard", StateSharding::none},
+    {"optim", StateSharding::optimizer},
+    {"optim_grads_params", StateSharding::parameters}};
+constexpr Choice<PipelineSchedule> kPipelineSchedules[] = {{"1f1b", PipelineSchedule::one_f_one_b},
+                                                           {"zb-h1", PipelineSchedule::zb_h1},
+                                                           {"zb-v", PipelineSchedule::zb_v}};
+constexpr Choice<RecomputeOptions::Granularity> kRecomputeGranularities[] = {
+    {"selective", RecomputeOptions::Granularity::selective},
+    {"full", RecomputeOptions::Granularity::full}};
+constexpr Choice<DType> kGradientDtypes[] = {{"fp32", DType::f32}, {"bf16", DType::bf16}};
+constexpr Choice<DType> kMomentDtypes[] = {
+    {"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp8", DType::f8e4m3}};
+constexpr Choice<CudaGraphs> kCudaGraphs[] = {
+    {"none", CudaGraphs::none},
+    {"full_iteration", CudaGraphs::full_iteration},
+    {"local", CudaGraphs::local},
+    {"transformer_engine", CudaGraphs::transformer_engine}};
+constexpr Choice<GpuExchange> kGpuExchanges[] = {
+    {"auto", GpuExchange::automatic}, {"peer", GpuExchange::peer}, {"nccl", GpuExchange::nccl}};
+constexpr Choice<RecomputeOptions::Method> kRecomputeMethods[] = {
+    {"uniform", RecomputeOptions::Method::uniform}, {"block", RecomputeOptions::Method::block}};
+constexpr Choice<CorpusFormat> kInputFormats[] = {{"by-extension", CorpusFormat::by_extension},
+                                                  {"text", CorpusFormat::text},
+                                                  {"jsonl", CorpusFormat::jsonl}};
+constexpr Choice<Phase> kPhases[] = {{"forward", Phase::forward},
+                                     {"data_gradient", Phase::data_gradient},
+                                     {"weight_gradient", Phase::weight_gradient},
+                                     {"recompute", Phase::recompute},
+                                     {"optimizer", Phase::optimizer}};
+constexpr Choice<OptimizerKind> kOptimizers[] = {{"adam", OptimizerKind::adam},
+                                                 {"muon", OptimizerKind::muon}};
+constexpr Choice<MuonScale> kMuonScales[] = {{"spectral", MuonScale::spectral},
+                                             {"unit_rms_norm", MuonScale::unit_rms_norm},
+                                             {"shape_scaling", MuonScale::shape_scaling}};
+constexpr Choice<NewtonSchulzCoefficients> kMuonCoefficients[] = {
+    {"quintic", NewtonSchulzCoefficients::quintic}, {"simple", NewtonSchulzCoefficients::simple}};
+constexpr Choice<NewtonSchulzArithmetic> kMuonPrecisions[] = {
+    {"medium", NewtonSchulzArithmetic::bf16}, {"high", NewtonSchulzArithmetic::accumulation}};
+constexpr Choice<ProgramKind> kPrograms[] = {{"train", ProgramKind::train},
+                                             {"eval", ProgramKind::eval}};
+constexpr Choice<PassId> kDumpedPasses[] = {
+    {"emission", PassId::emission}, {"recompute", PassId::recompute},
+    {"offload", PassId::offload},   {"schedule", PassId::schedule},
+    {"copies", PassId::copies},     {"gradient-sums", PassId::gradient_sums},
+    {"gathers", PassId::gathers}};
+constexpr Choice<PassId> kSkippedPasses[] = {
+    {"recompute", PassId::recompute},         {"offload", PassId::offload},
+    {"schedule", PassId::schedule},           {"copies", PassId::copies},
+    {"gradient-sums", PassId::gradient_sums}, {"gathers", PassId::gathers}};
 
 constexpr OptionRange at_least(double min) {
   return {.min = min};
@@ -137,20 +188,18 @@ constexpr OptionSpec kOptions[] = {
      .unset = "none",
      .commands = kAllButHelp},
     {.name = "device",
-     .member = &Options::device,
+     .member = kChoiceMember<&Options::device, kDevices>,
      .group = kGlobal,
      .metavar = "NAME",
      .help = "Where to compute.",
-     .choices = kDevices,
      .commands = kAllButHelp},
     {.name = "cuda-graph-impl",
-     .member = &Options::cuda_graph_impl,
+     .member = kChoiceMember<&Options::cuda_graph_impl, kCudaGraphs>,
      .group = kGlobal,
      .metavar = "NAME",
      .help = "On a GPU: full_iteration, the second step is captured as a CUDA graph, which later "
              "steps replay; none, operations are launched one by one. The numbers are the same. "
              "local and transformer_engine, Megatron's graphs of parts, mean full_iteration.",
-     .choices = kCudaGraphs,
      .commands = kShape},
     {.name = "ranks",
      .member = &Options::ranks,
@@ -173,7 +222,7 @@ constexpr OptionSpec kOptions[] = {
      .range = between(1, 32),
      .commands = kOnRanks | kPlan},
     {.name = "gpu-exchange",
-     .member = &Options::gpu_exchange,
+     .member = kChoiceMember<&Options::gpu_exchange, kGpuExchanges>,
      .group = kGlobal,
      .metavar = "NAME",
      .help = "With --device cuda: how the GPUs of several ranks exchange. peer: kernels read and "
@@ -181,7 +230,6 @@ constexpr OptionSpec kOptions[] = {
              "received through NCCL, which also reaches other machines and takes more memory; "
              "auto: nccl for groups of ranks that lie on several machines, peer for the others. "
              "The numbers are the same.",
-     .choices = kGpuExchanges,
      .commands = kOnRanks | kPlan},
     {.name = "collective-timeout-s",
      .member = &Options::collective_timeout_s,
@@ -381,12 +429,11 @@ constexpr OptionSpec kOptions[] = {
      .unset = kModels,
      .commands = kShape},
     {.name = "normalization",
-     .member = &Options::normalization,
+     .member = kChoiceMember<&Options::normalization, kNormalizations>,
      .group = kModel,
      .metavar = "NAME",
      .help = "Kind of norm.",
      .unset = kModels,
-     .choices = kNormalizations,
      .commands = kShape},
     {.name = "apply-layernorm-1p",
      .member = &Options::apply_layernorm_1p,
@@ -413,34 +460,33 @@ constexpr OptionSpec kOptions[] = {
      .unset = kModels,
      .commands = kShape},
     {.name = "activation",
-     .member = &Options::activation,
+     .member = kChoiceMember<&Options::activation, kActivations>,
      .group = kModel,
      .metavar = "NAME",
      .help = "Activation of MLPs and experts. Names that end in glu are gated: activation(gate) "
              "times a linear half.",
      .unset = kModels,
-     .choices = kActivations,
      .commands = kShape},
     {.name = "swiglu",
-     .member = &Options::activation,
+     .member = kChoiceMember<&Options::activation, kActivations>,
      .group = kModel,
      .help = "Short for --activation swiglu.",
      .commands = kShape,
      .shorthand = "swiglu"},
     {.name = "squared-relu",
-     .member = &Options::activation,
+     .member = kChoiceMember<&Options::activation, kActivations>,
      .group = kModel,
      .help = "Short for --activation squared-relu.",
      .commands = kShape,
      .shorthand = "squared-relu"},
     {.name = "quick-geglu",
-     .member = &Options::activation,
+     .member = kChoiceMember<&Options::activation, kActivations>,
      .group = kModel,
      .help = "Short for --activation quick-geglu.",
      .commands = kShape,
      .shorthand = "quick-geglu"},
     {.name = "openai-gelu",
-     .member = &Options::activation,
+     .member = kChoiceMember<&Options::activation, kActivations>,
      .group = kModel,
      .help = "Short for --activation gelu-tanh.",
      .commands = kShape,
@@ -477,15 +523,14 @@ constexpr OptionSpec kOptions[] = {
      .range = from_to_below(0, 1),
      .commands = kShape},
     {.name = "compute-dtype",
-     .member = &Options::compute_dtype,
+     .member = kChoiceMember<&Options::compute_dtype, kComputeDtypes>,
      .group = kModel,
      .metavar = "TYPE",
      .help = "Type of activations and of the weights they meet. fp64 is the type to check other "
              "results with.",
-     .choices = kComputeDtypes,
      .commands = kCompute},
     {.name = "bf16",
-     .member = &Options::compute_dtype,
+     .member = kChoiceMember<&Options::compute_dtype, kComputeDtypes>,
      .group = kModel,
      .help = "Short for --compute-dtype bf16.",
      .commands = kCompute,
@@ -546,12 +591,11 @@ constexpr OptionSpec kOptions[] = {
      .unset = kModels,
      .commands = kShape},
     {.name = "moe-router-score-function",
-     .member = &Options::moe_router_score_function,
+     .member = kChoiceMember<&Options::moe_router_score_function, kScoreFunctions>,
      .group = kMoe,
      .metavar = "NAME",
      .help = "How router logits become scores.",
      .unset = kModels,
-     .choices = kScoreFunctions,
      .commands = kShape},
     {.name = "moe-router-num-groups",
      .member = &Options::moe_router_num_groups,
@@ -579,19 +623,17 @@ constexpr OptionSpec kOptions[] = {
      .range = above(0),
      .commands = kShape},
     {.name = "moe-router-dtype",
-     .member = &Options::moe_router_dtype,
+     .member = kChoiceMember<&Options::moe_router_dtype, kRouterDtypes>,
      .group = kMoe,
      .metavar = "TYPE",
      .help = "Type of the router's logits.",
      .unset = "fp32, or fp64 in fp64 models",
-     .choices = kRouterDtypes,
      .commands = kShape},
     {.name = "moe-router-load-balancing-type",
-     .member = &Options::moe_router_load_balancing_type,
+     .member = kChoiceMember<&Options::moe_router_load_balancing_type, kLoadBalancings>,
      .group = kMoe,
      .metavar = "NAME...",
-     .help = "How experts are balanced: aux_loss, seq_aux_loss, global_aux_loss, sinkhorn or none. "
-             "Several losses may be given, with as many coefficients.",
+     .help = "How experts are balanced. Several losses may be given, with as many coefficients.",
      .unset = "aux_loss",
      .commands = kShape},
     {.name = "moe-aux-loss-coeff",
@@ -658,13 +700,12 @@ constexpr OptionSpec kOptions[] = {
      .unset = kModels,
      .commands = kShape},
     {.name = "moe-token-drop-policy",
-     .member = &Options::moe_token_drop_policy,
+     .member = kChoiceMember<&Options::moe_token_drop_policy, kDropPolicies>,
      .group = kMoe,
      .metavar = "NAME",
      .help = "Which tokens a full expert keeps: those with the largest router weight, or the first "
              "ones.",
      .unset = kModels,
-     .choices = kDropPolicies,
      .commands = kShape},
     {.name = "moe-pad-expert-input-to-capacity",
      .member = &Options::moe_pad_expert_input_to_capacity,
@@ -694,11 +735,10 @@ constexpr OptionSpec kOptions[] = {
      .range = between(1, 4096),
      .commands = kShape},
     {.name = "moe-token-dispatcher-type",
-     .member = &Options::moe_token_dispatcher_type,
+     .member = kChoiceMember<&Options::moe_token_dispatcher_type, kTokenDispatchers>,
      .group = kMoe,
      .metavar = "NAME",
      .help = "How tokens reach the experts of other ranks (--expert-model-parallel-size).",
-     .choices = kTokenDispatchers,
      .commands = kCompute},
     {.name = "warn-load-imbalance",
      .member = &Options::warn_load_imbalance,
@@ -747,13 +787,12 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(1),
      .commands = kCompute},
     {.name = "cp-comm-type",
-     .member = &Options::cp_comm_type,
+     .member = kChoiceMember<&Options::cp_comm_type, kContextExchanges>,
      .group = kLayout,
      .metavar = "NAME",
      .help = "How attention exchanges keys and values over CP: from neighbour to neighbour (p2p), "
              "heads for tokens (a2a), all at once (allgather), or a2a within groups and p2p "
              "between them.",
-     .choices = kContextExchanges,
      .commands = kCompute},
     {.name = "pipeline-model-parallel-size",
      .member = &Options::pipeline_model_parallel_size,
@@ -817,12 +856,11 @@ constexpr OptionSpec kOptions[] = {
              "layer less.",
      .commands = kCompute},
     {.name = "pipeline-schedule",
-     .member = &Options::pipeline_schedule,
+     .member = kChoiceMember<&Options::pipeline_schedule, kPipelineSchedules>,
      .group = kLayout,
      .metavar = "NAME",
      .help = "Order of work in the pipeline: 1f1b (interleaved if ranks hold several stages), or "
              "zb-h1 or zb-v, which delay weight gradients to fill idle time.",
-     .choices = kPipelineSchedules,
      .commands = kCompute},
     {.name = "microbatch-group-size-per-virtual-pipeline-stage",
      .member = &Options::microbatch_group_size_per_virtual_pipeline_stage,
@@ -860,11 +898,10 @@ constexpr OptionSpec kOptions[] = {
              "are gathered for each use (FSDP, ZeRO-3).",
      .commands = kCompute},
     {.name = "data-parallel-sharding-strategy",
-     .member = &Options::data_parallel_sharding_strategy,
+     .member = kChoiceMember<&Options::data_parallel_sharding_strategy, kShardingStrategies>,
      .group = kLayout,
      .metavar = "STRATEGY",
      .help = "What --use-megatron-fsdp shards. optim: as --use-distributed-optimizer.",
-     .choices = kShardingStrategies,
      .commands = kCompute},
     {.name = "num-distributed-optimizer-instances",
      .member = &Options::num_distributed_optimizer_instances,
@@ -933,16 +970,15 @@ constexpr OptionSpec kOptions[] = {
 
     // Memory.
     {.name = "recompute-granularity",
-     .member = &Options::recompute_granularity,
+     .member = kChoiceMember<&Options::recompute_granularity, kRecomputeGranularities>,
      .group = kMemory,
      .metavar = "NAME",
      .help = "Activations are computed a second time in the backward pass instead of being kept: "
              "selective, those of --recompute-modules; full, those of whole layers.",
      .unset = "all are kept",
-     .choices = kRecomputeGranularities,
      .commands = kCompute},
     {.name = "recompute-activations",
-     .member = &Options::recompute_granularity,
+     .member = kChoiceMember<&Options::recompute_granularity, kRecomputeGranularities>,
      .group = kMemory,
      .help = "Short for --recompute-granularity selective.",
      .commands = kCompute,
@@ -957,14 +993,13 @@ constexpr OptionSpec kOptions[] = {
      .unset = "core_attn",
      .commands = kCompute},
     {.name = "recompute-method",
-     .member = &Options::recompute_method,
+     .member = kChoiceMember<&Options::recompute_method, kRecomputeMethods>,
      .group = kMemory,
      .metavar = "NAME",
      .help = "Of --recompute-granularity full: uniform keeps the inputs of groups of "
              "--recompute-num-layers layers; block, those of each of the first "
              "--recompute-num-layers layers of a stage, and all that is in its other layers.",
      .unset = "none",
-     .choices = kRecomputeMethods,
      .commands = kCompute},
     {.name = "recompute-num-layers",
      .member = &Options::recompute_num_layers,
@@ -1045,13 +1080,12 @@ constexpr OptionSpec kOptions[] = {
          "are kept in fp32.",
      .commands = kShape},
     {.name = "main-grads-dtype",
-     .member = &Options::main_grads_dtype,
+     .member = kChoiceMember<&Options::main_grads_dtype, kGradientDtypes>,
      .group = kMemory,
      .metavar = "DTYPE",
      .help =
          "How the main gradients of bf16 weights are kept. In bf16 they take 2 bytes a parameter "
          "less; every addition, and every sum over ranks, is made in fp32 and rounded once.",
-     .choices = kGradientDtypes,
      .commands = kShape},
     {.name = "grad-reduce-in-bf16",
      .member = &Options::grad_reduce_in_bf16,
@@ -1060,23 +1094,21 @@ constexpr OptionSpec kOptions[] = {
              "ranks sum are the main gradients themselves.",
      .commands = kShape},
     {.name = "exp-avg-dtype",
-     .member = &Options::exp_avg_dtype,
+     .member = kChoiceMember<&Options::exp_avg_dtype, kMomentDtypes>,
      .group = kMemory,
      .metavar = "DTYPE",
      .help =
          "How AdamW's mean gradient is kept; computed with in fp32. Not of fp64 weights. fp8: a "
          "byte an element and one for the scale of 32, in tensors of two dimensions and more.",
-     .choices = kMomentDtypes,
      .commands = kShape},
     {.name = "exp-avg-sq-dtype",
-     .member = &Options::exp_avg_sq_dtype,
+     .member = kChoiceMember<&Options::exp_avg_sq_dtype, kMomentDtypes>,
      .group = kMemory,
      .metavar = "DTYPE",
      .help =
          "How AdamW's mean squared gradient is kept. In bf16 it stands still once an update "
          "changes it by less than 1/512 of it: choose --adam-beta2 0.99 or less. In fp8 its root "
          "is kept, rounded without bias, as of the mean gradient: it moves at any beta2.",
-     .choices = kMomentDtypes,
      .commands = kShape},
 
     // Data.
@@ -1308,12 +1340,11 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(0),
      .commands = kShape},
     {.name = "lr-decay-style",
-     .member = &Options::lr_decay_style,
+     .member = kChoiceMember<&Options::lr_decay_style, kLrDecayStyles>,
      .group = kTraining,
      .metavar = "STYLE",
      .help = "How the learning rate falls after the warm-up. WSD (warm-up, stable, decay) stays at "
              "--lr until shortly before the end.",
-     .choices = kDecayStyleChoices,
      .commands = kShape},
     {.name = "lr-decay-iters",
      .member = &Options::lr_decay_iters,
@@ -1361,11 +1392,10 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(0),
      .commands = kShape},
     {.name = "lr-wsd-decay-style",
-     .member = &Options::lr_wsd_decay_style,
+     .member = kChoiceMember<&Options::lr_wsd_decay_style, kWsdDecayStyles>,
      .group = kTraining,
      .metavar = "STYLE",
      .help = "WSD: how the learning rate falls at the end.",
-     .choices = kWsdDecayStyleChoices,
      .commands = kShape},
     {.name = "lr-wsd-decay-iters",
      .member = &Options::lr_wsd_decay_iters,
@@ -1421,18 +1451,16 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(0),
      .commands = kShape},
     {.name = "weight-decay-incr-style",
-     .member = &Options::weight_decay_incr_style,
+     .member = kChoiceMember<&Options::weight_decay_incr_style, kIncreaseStyles>,
      .group = kTraining,
      .metavar = "STYLE",
      .help = "How the weight decay goes from --start-weight-decay to --end-weight-decay.",
-     .choices = kIncreaseStyleChoices,
      .commands = kShape},
     {.name = "optimizer",
-     .member = &Options::optimizer,
+     .member = kChoiceMember<&Options::optimizer, kOptimizers>,
      .group = kTraining,
      .metavar = "O",
      .help = "AdamW, or Muon for the matrices of the layers and AdamW for all else.",
-     .choices = kOptimizers,
      .commands = kShape},
     {.name = "muon-momentum",
      .member = &Options::muon_momentum,
@@ -1447,12 +1475,11 @@ constexpr OptionSpec kOptions[] = {
      .help = "Muon looks ahead by one gradient (Nesterov's momentum).",
      .commands = kShape},
     {.name = "muon-scale-mode",
-     .member = &Options::muon_scale_mode,
+     .member = kChoiceMember<&Options::muon_scale_mode, kMuonScales>,
      .group = kTraining,
      .metavar = "M",
      .help = "Muon's update of a matrix of R rows and C columns is multiplied by sqrt(max(R, C)), "
              "sqrt(R / C) or sqrt(max(1, R / C)).",
-     .choices = kMuonScales,
      .commands = kShape},
     {.name = "muon-extra-scale-factor",
      .member = &Options::muon_extra_scale_factor,
@@ -1462,11 +1489,10 @@ constexpr OptionSpec kOptions[] = {
      .range = above(0),
      .commands = kShape},
     {.name = "muon-coefficient-type",
-     .member = &Options::muon_coefficient_type,
+     .member = kChoiceMember<&Options::muon_coefficient_type, kMuonCoefficients>,
      .group = kTraining,
      .metavar = "C",
      .help = "Coefficients of Muon's Newton-Schulz steps: five different triples, or one.",
-     .choices = kMuonCoefficients,
      .commands = kShape},
     {.name = "muon-num-ns-steps",
      .member = &Options::muon_num_ns_steps,
@@ -1476,11 +1502,10 @@ constexpr OptionSpec kOptions[] = {
      .range = between(1, 100),
      .commands = kShape},
     {.name = "muon-fp32-matmul-prec",
-     .member = &Options::muon_fp32_matmul_prec,
+     .member = kChoiceMember<&Options::muon_fp32_matmul_prec, kMuonPrecisions>,
      .group = kTraining,
      .metavar = "P",
      .help = "Products of Newton-Schulz steps in bf16 (medium) or fp32 (high).",
-     .choices = kMuonPrecisions,
      .commands = kShape},
     {.name = "muon-no-split-qkv",
      .member = &Options::muon_no_split_qkv,
@@ -1608,14 +1633,13 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(1),
      .commands = kConvert},
     {.name = "dtype",
-     .member = &Options::dtype,
+     .member = kChoiceMember<&Options::dtype, kFileDtypes>,
      .group = kCheckpoints,
      .metavar = "TYPE",
      .help =
          "convert: type of the weights that are written. Values are rounded to nearest, ties to "
          "even; fp32 of a bf16 run are its master weights.",
      .unset = "the model's",
-     .choices = kFileDtypes,
      .commands = kConvert},
     {.name = "save-interval",
      .member = &Options::save_interval,
@@ -1899,12 +1923,11 @@ constexpr OptionSpec kOptions[] = {
      .commands = kTokenize,
      .required = kTokenize},
     {.name = "input-format",
-     .member = &Options::input_format,
+     .member = kChoiceMember<&Options::input_format, kInputFormats>,
      .group = kTokenizing,
      .metavar = "FORMAT",
      .help =
          "What the inputs are. by-extension: .jsonl and .json are JSON lines, all else is text.",
-     .choices = kInputFormats,
      .commands = kTokenize},
     {.name = "json-keys",
      .member = &Options::json_keys,
@@ -1942,11 +1965,10 @@ constexpr OptionSpec kOptions[] = {
      .required = kVerify,
      .positional = true},
     {.name = "program",
-     .member = &Options::program,
+     .member = kChoiceMember<&Options::program, kPrograms>,
      .group = kLooking,
      .metavar = "NAME",
      .help = "Which program to print.",
-     .choices = kPrograms,
      .commands = kInspect},
     {.name = "layer",
      .member = &Options::layer,
@@ -1965,12 +1987,11 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(0),
      .commands = kInspect},
     {.name = "phase",
-     .member = &Options::phase,
+     .member = kChoiceMember<&Options::phase, kPhases>,
      .group = kLooking,
      .metavar = "NAME",
      .help = "Only operations of this phase.",
      .unset = "all",
-     .choices = kPhases,
      .commands = kInspect},
     {.name = "rank",
      .member = &Options::rank,
@@ -1986,20 +2007,18 @@ constexpr OptionSpec kOptions[] = {
              "before and after.",
      .commands = kInspect},
     {.name = "dump-after",
-     .member = &Options::dump_after,
+     .member = kChoiceMember<&Options::dump_after, kDumpedPasses>,
      .group = kLooking,
      .metavar = "PASS",
      .help = "Print the program as it is after this pass.",
      .unset = "the last",
-     .choices = kPasses,
      .commands = kInspect},
     {.name = "skip-passes",
-     .member = &Options::skip_passes,
+     .member = kChoiceMember<&Options::skip_passes, kSkippedPasses>,
      .group = kLooking,
      .metavar = "PASS...",
-     .help = "Build training steps without these passes: recompute, offload, schedule, copies, "
-             "gradient-sums, gathers. Every value keeps its bits; the step is slower, or needs "
-             "more memory.",
+     .help = "Build training steps without these passes. Every value keeps its bits; the step is "
+             "slower, or needs more memory.",
      .unset = "none",
      .commands = kInspect | kPlan | kBench},
     {.name = "oracle",

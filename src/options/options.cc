@@ -26,11 +26,18 @@ struct Unwrapped<std::optional<T>> {
   using Type = T;
 };
 
-// Calls visitor(value) with the option's member of `options`.
+// Calls visitor(value) with the option's member of `options`, or with its ChoiceMember.
 template <class OptionsType, class Visitor>
 decltype(auto) visit_value(OptionsType& options, const OptionSpec& spec, const Visitor& visitor) {
-  return std::visit([&](auto member) -> decltype(auto) { return visitor(options.*member); },
-                    spec.member);
+  return std::visit(
+      [&](auto member) -> decltype(auto) {
+        if constexpr (std::is_same_v<decltype(member), ChoiceMember>) {
+          return visitor(std::as_const(member));
+        } else {
+          return visitor(options.*member);
+        }
+      },
+      spec.member);
 }
 
 template <class T>
@@ -77,10 +84,14 @@ std::string join_choices(std::span<const std::string_view> choices) {
 }
 
 nlohmann::ordered_json json_of(const Options& options, const OptionSpec& spec) {
-  return visit_value(options, spec, [](const auto& value) -> nlohmann::ordered_json {
+  return visit_value(options, spec, [&](const auto& value) -> nlohmann::ordered_json {
     using Value = std::decay_t<decltype(value)>;
     using Element = typename Unwrapped<Value>::Type;
-    if constexpr (std::is_same_v<Value, Element>) {
+    if constexpr (std::is_same_v<Value, ChoiceMember>) {
+      const std::vector<std::string_view> names = value.chosen(options);
+      if (value.is_list) return names;
+      return names.empty() ? "" : names.front();
+    } else if constexpr (std::is_same_v<Value, Element>) {
       return value;
     } else {
       return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
@@ -107,10 +118,20 @@ void set_from_json(Options& options, const OptionSpec& spec, const nlohmann::jso
   visit_value(options, spec, [&](auto& member) {
     using Value = std::decay_t<decltype(member)>;
     using Element = typename Unwrapped<Value>::Type;
-    if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+    const auto set_list = [&] {
       if (!value.is_array()) refuse(spec, value.dump(), "an array");
-      member.clear();
       for (const nlohmann::json& item : value) set(item, true);
+    };
+    if constexpr (std::is_same_v<Value, ChoiceMember>) {
+      member.clear(options);
+      if (member.is_list) {
+        set_list();
+      } else {
+        set(value, true);
+      }
+    } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+      member.clear();
+      set_list();
     } else if constexpr (std::is_same_v<Value, Element>) {
       if constexpr (std::is_same_v<Value, std::string>) member.clear();
       set(value, std::is_same_v<Value, std::string>);
@@ -161,7 +182,15 @@ bool needs_value(const OptionSpec& spec) {
 }
 
 bool is_list(const OptionSpec& spec) {
+  const auto* choice = std::get_if<ChoiceMember>(&spec.member);
+  if (choice != nullptr) return choice->is_list;
   return std::holds_alternative<std::vector<std::string> Options::*>(spec.member);
+}
+
+std::span<const std::string_view> choices_of(const OptionSpec& spec) {
+  if (!spec.shorthand.empty()) return {};
+  const auto* choice = std::get_if<ChoiceMember>(&spec.member);
+  return choice != nullptr ? choice->names : spec.choices;
 }
 
 bool was_given(const Options& options, std::string_view name) {
@@ -175,19 +204,21 @@ std::string flag_of(const OptionSpec& spec) {
 void set_option(Options& options, const OptionSpec& spec, std::string_view text) {
   if (!spec.shorthand.empty()) {
     if (!parse_bool(spec, text)) refuse(spec, text, "no value");
-    options.*std::get<std::string Options::*>(spec.member) = spec.shorthand;
-    return;
+    text = spec.shorthand;
+  }
+  const std::span<const std::string_view> choices = choices_of(spec);
+  if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
+    refuse(spec, text, join_choices(choices));
   }
   visit_value(options, spec, [&](auto& member) {
     using Value = std::decay_t<decltype(member)>;
     using Element = typename Unwrapped<Value>::Type;
-    if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+    if constexpr (std::is_same_v<Value, ChoiceMember>) {
+      member.choose(options, text);
+    } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
       if (text.empty()) refuse(spec, text, "a value");
       member.emplace_back(text);
     } else if constexpr (std::is_same_v<Element, std::string>) {
-      bool known = spec.choices.empty();
-      for (std::string_view choice : spec.choices) known = known || choice == text;
-      if (!known) refuse(spec, text, join_choices(spec.choices));
       member = text;
     } else if constexpr (std::is_same_v<Element, bool>) {
       member = parse_bool(spec, text);
@@ -198,10 +229,12 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
 }
 
 std::string value_text(const Options& options, const OptionSpec& spec) {
-  return visit_value(options, spec, [](const auto& value) -> std::string {
+  return visit_value(options, spec, [&](const auto& value) -> std::string {
     using Value = std::decay_t<decltype(value)>;
     using Element = typename Unwrapped<Value>::Type;
-    if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+    if constexpr (std::is_same_v<Value, ChoiceMember>) {
+      return fmt::format("{}", fmt::join(value.chosen(options), " "));
+    } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
       return fmt::format("{}", fmt::join(value, " "));
     } else if constexpr (std::is_same_v<Value, Element>) {
       return fmt::format("{}", value);
@@ -211,8 +244,14 @@ std::string value_text(const Options& options, const OptionSpec& spec) {
   });
 }
 
+std::string value_text(const Options& options, std::string_view name) {
+  const OptionSpec* spec = find_option(name);
+  TROUPE_CHECK(spec != nullptr, fmt::format("there is no option {}", name));
+  return value_text(options, *spec);
+}
+
 std::string range_text(const OptionSpec& spec) {
-  if (!spec.choices.empty()) return join_choices(spec.choices);
+  if (!choices_of(spec).empty()) return join_choices(choices_of(spec));
   const OptionRange& range = spec.range;
   const bool has_min = range.min > OptionRange{}.min;
   const bool has_max = range.max < OptionRange{}.max;

@@ -17,6 +17,25 @@
 #include <variant>
 #include <vector>
 
+#include "base/device.h"
+#include "base/dtype.h"
+#include "data/tokenize_corpus.h"
+#include "io/file_dtype.h"
+#include "model/dispatcher.h"
+#include "model/model_config.h"
+#include "model/model_part.h"
+#include "ops/activation/activation.h"
+#include "ops/expert_capacity/expert_capacity.h"
+#include "ops/muon/muon.h"
+#include "ops/newton_schulz/newton_schulz.h"
+#include "ops/router_topk/score_function.h"
+#include "options/choices.h"
+#include "options/schedules.h"
+#include "parallel/pipeline_schedule.h"
+#include "passes/pass_pipeline.h"
+#include "passes/recompute.h"
+#include "program/op.h"
+
 namespace troupe {
 
 // Of this program, as it stands in checkpoints and in `troupe --version`.
@@ -59,6 +78,30 @@ bool runs_on_ranks(Command command);
 // Ranks that may run as threads of one process.
 inline constexpr int32_t kMostThreadRanks = 1024;
 
+// --cuda-graph-impl. Graphs of parts (Megatron's) mean one of the whole iteration.
+enum class CudaGraphs : uint8_t { none, full_iteration, local, transformer_engine };
+
+// --gpu-exchange; automatic: see staged_groups_of() (options/layout_options.h).
+enum class GpuExchange : uint8_t { automatic, peer, nccl };
+
+// The function of dense layers and experts, and whether a gate is multiplied with it.
+struct MlpActivation {
+  ActivationFunction function = ActivationFunction::silu;
+  bool gated = true;
+
+  bool operator==(const MlpActivation&) const = default;
+};
+
+enum class LoadBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none };
+
+// --cp-comm-type; a2a_p2p is Megatron's exchange in two levels, which is not available.
+enum class CpCommType : uint8_t { p2p, a2a, allgather, a2a_p2p };
+
+enum class OptimizerKind : uint8_t { adam, muon };
+
+// --program of `inspect`.
+enum class ProgramKind : uint8_t { train, eval };
+
 // A member that is `optional` is unset unless the flag was given (or the saved JSON had it); what
 // unset means is the spec's `unset` text. An empty string is unset, too.
 struct Options {
@@ -66,11 +109,11 @@ struct Options {
 
   // Global.
   std::string config;  // a file of options
-  std::string device = "cpu";
-  std::string cuda_graph_impl = "full_iteration";
+  Device device = Device::cpu;
+  CudaGraphs cuda_graph_impl = CudaGraphs::full_iteration;
   int32_t ranks = 1;
   int32_t ranks_per_gpu = 1;
-  std::string gpu_exchange = "auto";
+  GpuExchange gpu_exchange = GpuExchange::automatic;
   int32_t collective_timeout_s = 10;
   int32_t rendezvous_timeout_s = 60;
   std::string rendezvous_secret_file;
@@ -103,28 +146,28 @@ struct Options {
   std::optional<bool> qk_layernorm;
   std::optional<bool> qk_l2_norm;
   std::optional<bool> untie_embeddings_and_output_weights;
-  std::string normalization;
+  std::optional<Normalization> normalization;
   std::optional<bool> apply_layernorm_1p;
   std::optional<bool> add_qkv_bias;
   std::optional<bool> add_bias_linear;
   std::optional<bool> disable_bias_linear;
-  std::string activation;
+  std::optional<MlpActivation> activation;
   std::optional<double> activation_func_clamp_value;
   std::optional<double> glu_linear_offset;
   std::optional<double> hidden_dropout;
   std::optional<double> attention_dropout;
-  std::string compute_dtype = "fp32";
+  DType compute_dtype = DType::f32;
 
   // Mixture of Experts: router, balancing, capacity, shared expert.
   std::string moe_layer_freq;
   std::optional<int32_t> moe_shared_expert_intermediate_size;
   std::optional<bool> moe_shared_expert_gate;
-  std::string moe_router_score_function;
+  std::optional<ScoreFunction> moe_router_score_function;
   std::optional<int32_t> moe_router_num_groups;
   std::optional<int32_t> moe_router_group_topk;
   std::optional<double> moe_router_topk_scaling_factor;
-  std::string moe_router_dtype;
-  std::vector<std::string> moe_router_load_balancing_type;
+  std::optional<DType> moe_router_dtype;
+  std::vector<LoadBalancing> moe_router_load_balancing_type;
   std::vector<std::string> moe_aux_loss_coeff;
   std::optional<double> moe_z_loss_coeff;
   std::optional<bool> moe_router_enable_expert_bias;
@@ -133,12 +176,12 @@ struct Options {
   bool moe_router_force_load_balancing = false;
   std::optional<double> moe_router_force_biased;
   std::optional<double> moe_expert_capacity_factor;
-  std::string moe_token_drop_policy;
+  std::optional<DropPolicy> moe_token_drop_policy;
   bool moe_pad_expert_input_to_capacity = false;
   bool moe_router_padding_for_quantization = false;
   bool moe_router_ignore_padding = false;
   std::optional<int32_t> moe_expert_row_multiple;
-  std::string moe_token_dispatcher_type = "allgather";
+  TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::allgather;
   double warn_load_imbalance = 0;
   double warn_dead_experts = 0;
   double warn_router_entropy = 0;
@@ -147,18 +190,18 @@ struct Options {
   int32_t tensor_model_parallel_size = 1;
   bool sequence_parallel = false;
   int32_t context_parallel_size = 1;
-  std::string cp_comm_type = "p2p";
+  CpCommType cp_comm_type = CpCommType::p2p;
   int32_t pipeline_model_parallel_size = 1;
   std::optional<int32_t> num_layers_per_virtual_pipeline_stage;
   std::optional<int32_t> num_virtual_stages_per_pipeline_rank;
   std::string pipeline_model_parallel_layout;
-  std::string pipeline_schedule = "1f1b";
+  PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
   std::optional<int32_t> microbatch_group_size_per_virtual_pipeline_stage;
   int32_t expert_model_parallel_size = 1;
   std::optional<int32_t> expert_tensor_parallel_size;
   bool use_distributed_optimizer = false;
   bool use_megatron_fsdp = false;
-  std::string data_parallel_sharding_strategy;  // empty: optim_grads_params
+  std::optional<StateSharding> data_parallel_sharding_strategy;  // empty: optim_grads_params
   int32_t num_distributed_optimizer_instances = 1;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
@@ -175,9 +218,9 @@ struct Options {
   bool account_for_loss_in_pipeline_split = false;
 
   // Memory.
-  std::string recompute_granularity;
+  std::optional<RecomputeOptions::Granularity> recompute_granularity;
   std::vector<std::string> recompute_modules;
-  std::string recompute_method;
+  std::optional<RecomputeOptions::Method> recompute_method;
   std::optional<int32_t> recompute_num_layers;
   bool moe_layer_recompute = false;
   bool checkpoint_activations = false;
@@ -221,14 +264,14 @@ struct Options {
   double min_lr = 0.0;
   std::optional<double> decoupled_lr;
   std::optional<double> decoupled_min_lr;
-  std::string lr_decay_style = "linear";
+  LrDecayStyle lr_decay_style = LrDecayStyle::linear;
   std::optional<int64_t> lr_decay_iters;
   std::optional<int64_t> lr_decay_samples;
   double lr_warmup_init = 0.0;
   std::optional<double> lr_warmup_fraction;
   int64_t lr_warmup_iters = 0;
   int64_t lr_warmup_samples = 0;
-  std::string lr_wsd_decay_style = "exponential";
+  WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::exponential;
   std::optional<int64_t> lr_wsd_decay_iters;
   std::optional<int64_t> lr_wsd_decay_samples;
   bool override_opt_param_scheduler = false;
@@ -236,26 +279,26 @@ struct Options {
   double weight_decay = 0.01;
   std::optional<double> start_weight_decay;
   std::optional<double> end_weight_decay;
-  std::string weight_decay_incr_style = "constant";
+  IncreaseStyle weight_decay_incr_style = IncreaseStyle::constant;
   bool apply_wd_to_qk_layernorm = false;
   std::string no_weight_decay_cond_type;
-  std::string optimizer = "adam";
+  OptimizerKind optimizer = OptimizerKind::adam;
   double muon_momentum = 0.9;
   bool muon_nesterov = false;
-  std::string muon_scale_mode = "spectral";
+  MuonScale muon_scale_mode = MuonScale::spectral;
   double muon_extra_scale_factor = 1.0;
-  std::string muon_coefficient_type = "quintic";
+  NewtonSchulzCoefficients muon_coefficient_type = NewtonSchulzCoefficients::quintic;
   int32_t muon_num_ns_steps = 5;
-  std::string muon_fp32_matmul_prec = "medium";
+  NewtonSchulzArithmetic muon_fp32_matmul_prec = NewtonSchulzArithmetic::bf16;
   bool muon_no_split_qkv = false;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;
   bool use_precision_aware_optimizer = false;
-  std::string main_grads_dtype = "fp32";
+  DType main_grads_dtype = DType::f32;
   bool grad_reduce_in_bf16 = false;
-  std::string exp_avg_dtype = "fp32";
-  std::string exp_avg_sq_dtype = "fp32";
+  DType exp_avg_dtype = DType::f32;
+  DType exp_avg_sq_dtype = DType::f32;
   double clip_grad = 1.0;          // 0: no clipping
   int64_t max_skipped_steps = 20;  // in a row; 0: no limit
   std::optional<double> grad_norm_skip_threshold;
@@ -268,7 +311,7 @@ struct Options {
   bool no_save = false;
   std::string load;
   int32_t max_shard_megabytes = 5000;  // as the hub's own tools split
-  std::string dtype;                   // of the files; empty: the model's
+  std::optional<FileDType> dtype;      // of the files; empty: the model's
   std::optional<int64_t> save_interval;
   double save_interval_minutes = 15;  // 0: not by the clock
   bool no_save_optim = false;
@@ -311,7 +354,7 @@ struct Options {
   // Tokenizing.
   std::vector<std::string> input;
   std::string output_prefix;
-  std::string input_format = "by-extension";
+  CorpusFormat input_format = CorpusFormat::by_extension;
   std::string json_keys = "text";
   int32_t split_documents = 0;
   bool append_eod = false;
@@ -327,12 +370,12 @@ struct Options {
   std::string profile_dir = "profile";
   std::optional<int32_t> layer;
   std::optional<int32_t> micro_batch;
-  std::string phase;
+  std::optional<Phase> phase;
   int32_t rank = 0;
-  std::string program = "train";
+  ProgramKind program = ProgramKind::train;
   bool passes = false;
-  std::string dump_after;
-  std::vector<std::string> skip_passes;
+  std::optional<PassId> dump_after;
+  std::vector<PassId> skip_passes;
   std::string op;
 
   // Help.
@@ -351,7 +394,7 @@ using OptionMember =
     std::variant<bool Options::*, int32_t Options::*, int64_t Options::*, double Options::*,
                  std::string Options::*, std::vector<std::string> Options::*,
                  std::optional<bool> Options::*, std::optional<int32_t> Options::*,
-                 std::optional<int64_t> Options::*, std::optional<double> Options::*>;
+                 std::optional<int64_t> Options::*, std::optional<double> Options::*, ChoiceMember>;
 
 // The numbers an option takes. Both ends belong to it, unless `above_min` or `below_max`.
 struct OptionRange {
@@ -371,7 +414,8 @@ struct OptionSpec {
   std::string_view help = {};
   std::string_view unset = {};  // optional members and strings: what happens when unset
   OptionRange range = {};
-  std::span<const std::string_view> choices = {};  // strings only
+  // Strings and lists of strings only; others have them in their ChoiceMember (choices_of()).
+  std::span<const std::string_view> choices = {};
   CommandMask commands = 0;
   CommandMask required = 0;         // the commands that do not run without it
   std::string_view instead = {};    // flags that may be given instead of it, separated by blanks
@@ -402,6 +446,9 @@ bool needs_value(const OptionSpec& spec);
 // Several values may follow the flag.
 bool is_list(const OptionSpec& spec);
 
+// The texts that the option takes; empty: any that its type and range allow.
+std::span<const std::string_view> choices_of(const OptionSpec& spec);
+
 // "--hidden-size"; "HF_DIR" for a positional.
 std::string flag_of(const OptionSpec& spec);
 
@@ -412,6 +459,8 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
 
 // The value as a person would type it. Empty when unset.
 std::string value_text(const Options& options, const OptionSpec& spec);
+// The same of the option that has this name.
+std::string value_text(const Options& options, std::string_view name);
 
 // The option of that name or other name, hyphens and underscores being the same; null when there is
 // none.

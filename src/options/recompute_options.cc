@@ -35,7 +35,7 @@ void refuse(bool given, std::string_view flag, std::string_view granularity) {
 
 // Megatron's older flags, which say the same as those of today.
 void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
-  const bool granularity_given = !options.recompute_granularity.empty();
+  const bool granularity_given = options.recompute_granularity.has_value();
   if (options.checkpoint_activations) {
     if (granularity_given || options.moe_layer_recompute) {
       throw_bad_request(
@@ -47,7 +47,7 @@ void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
     chosen.layers = 1;
   }
   if (options.moe_layer_recompute) {
-    if (options.recompute_granularity == "full") {
+    if (options.recompute_granularity == RecomputeOptions::Granularity::full) {
       throw_bad_request(
           "--moe-layer-recompute recomputes experts, --recompute-granularity full whole layers; "
           "give one of them.");
@@ -62,11 +62,12 @@ void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
 RecomputeOptions recompute_options_of(const Options& options, const ModelConfig& config) {
   RecomputeOptions chosen;
   apply_older_flags(options, chosen);
-  const bool full = options.recompute_granularity == "full";
-  const bool selective = options.recompute_granularity == "selective" ||
-                         (options.moe_layer_recompute && !options.recompute_modules.empty());
+  const bool full = options.recompute_granularity == RecomputeOptions::Granularity::full;
+  const bool selective =
+      options.recompute_granularity == RecomputeOptions::Granularity::selective ||
+      (options.moe_layer_recompute && !options.recompute_modules.empty());
   if (!full) {
-    refuse(!options.recompute_method.empty(), "recompute-method", "full");
+    refuse(options.recompute_method.has_value(), "recompute-method", "full");
     refuse(options.recompute_num_layers.has_value(), "recompute-num-layers", "full");
   }
   if (!selective) refuse(!options.recompute_modules.empty(), "recompute-modules", "selective");
@@ -76,7 +77,7 @@ RecomputeOptions recompute_options_of(const Options& options, const ModelConfig&
     for (const std::string& name : options.recompute_modules) choose_module(name, chosen);
   }
   if (!full) return chosen;
-  if (options.recompute_method.empty() || !options.recompute_num_layers) {
+  if (!options.recompute_method || !options.recompute_num_layers) {
     throw_bad_request(
         "--recompute-granularity full needs --recompute-method uniform or block, and "
         "--recompute-num-layers.");
@@ -86,8 +87,7 @@ RecomputeOptions recompute_options_of(const Options& options, const ModelConfig&
                                   *options.recompute_num_layers, config.num_layers));
   }
   chosen.granularity = RecomputeOptions::Granularity::full;
-  chosen.method = options.recompute_method == "block" ? RecomputeOptions::Method::block
-                                                      : RecomputeOptions::Method::uniform;
+  chosen.method = *options.recompute_method;
   chosen.layers = *options.recompute_num_layers;
   return chosen;
 }

@@ -2,8 +2,7 @@
 // Megatron's optimizer_param_scheduler and num_microbatches_calculator compute them.
 //
 // All lengths and positions are in samples (sequences), so that a schedule does not depend on the
-// batch size. The schedules are plain values and pure functions, callable from any thread; making
-// them from options that contradict each other is a bad request that names the flags.
+// batch size. Plain values and pure functions, callable from any thread.
 //
 // An update uses the rate of the position that it reaches, which is the rate that Megatron logs for
 // it. (Megatron applies the rate of the position before the update; its very first update, under a
@@ -15,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "options/options.h"
+#include "options/choices.h"
 
 namespace troupe {
 
@@ -23,7 +22,19 @@ namespace troupe {
 inline constexpr int64_t kMostSamples = int64_t{1} << 38;
 
 enum class LrDecayStyle : uint8_t { constant, linear, cosine, inverse_square_root, wsd };
+inline constexpr Choice<LrDecayStyle> kLrDecayStyles[] = {
+    {"constant", LrDecayStyle::constant},
+    {"linear", LrDecayStyle::linear},
+    {"cosine", LrDecayStyle::cosine},
+    {"inverse-square-root", LrDecayStyle::inverse_square_root},
+    {"WSD", LrDecayStyle::wsd}};
+
 enum class WsdDecayStyle : uint8_t { linear, cosine, exponential, minus_sqrt };
+inline constexpr Choice<WsdDecayStyle> kWsdDecayStyles[] = {
+    {"linear", WsdDecayStyle::linear},
+    {"cosine", WsdDecayStyle::cosine},
+    {"exponential", WsdDecayStyle::exponential},
+    {"minus_sqrt", WsdDecayStyle::minus_sqrt}};
 
 struct LearningRateSchedule {
   LrDecayStyle style = LrDecayStyle::linear;
@@ -43,6 +54,9 @@ struct LearningRateSchedule {
 };
 
 enum class IncreaseStyle : uint8_t { constant, linear, cosine };
+inline constexpr Choice<IncreaseStyle> kIncreaseStyles[] = {{"constant", IncreaseStyle::constant},
+                                                            {"linear", IncreaseStyle::linear},
+                                                            {"cosine", IncreaseStyle::cosine}};
 
 struct WeightDecaySchedule {
   IncreaseStyle style = IncreaseStyle::constant;
@@ -71,23 +85,12 @@ struct BatchSizeSchedule {
   int64_t steps_between(int64_t from, int64_t to) const;
 };
 
-// The global batch sizes that --global-batch-size, --rampup-batch-size or
-// --step-batch-size-schedule describe, each a multiple of --micro-batch-size times the
-// data-parallel size. `sequence` turns thresholds in tokens into samples.
-BatchSizeSchedule make_batch_sizes(const Options& options, int32_t sequence);
-
 struct Schedules {
   LearningRateSchedule learning_rate;
   WeightDecaySchedule weight_decay;
   // Of the embedding and the output layer, where it is another.
   std::optional<LearningRateSchedule> decoupled_learning_rate = {};
 };
-
-// --lr and --train-iters or --train-samples must be set.
-Schedules make_schedules(const Options& options);
-
-// Refuses what the two functions above would refuse, as far as it shows without a model.
-void check_schedules(const Options& options);
 
 // The first setting in which the two differ and that matters, as "--min-lr 0.1 instead of 0.2"
 // (`before` instead of `after`); empty when they are the same schedule.

@@ -42,13 +42,6 @@ std::string_view name_of(PassId id) {
   return kPasses[static_cast<size_t>(id)].name;
 }
 
-std::optional<PassId> find_pass(std::string_view name) {
-  for (const PassInfo& pass : kPasses) {
-    if (pass.name == name) return pass.id;
-  }
-  return std::nullopt;
-}
-
 PassPipeline::PassPipeline(Program& program, const PassControls& controls, double seconds)
     : program_(program), controls_(controls) {
   watch({.id = PassId::emission,

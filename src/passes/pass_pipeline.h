@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,8 +40,6 @@ struct PassInfo {
 };
 std::span<const PassInfo> all_passes();
 std::string_view name_of(PassId id);
-// Nothing if there is no such pass.
-std::optional<PassId> find_pass(std::string_view name);
 
 struct PassRecord {
   PassId id = PassId::emission;

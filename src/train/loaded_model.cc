@@ -11,7 +11,7 @@
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "io/json.h"
-#include "options/schedules.h"
+#include "options/schedule_options.h"
 #include "options/tokenizer_options.h"
 
 namespace troupe {

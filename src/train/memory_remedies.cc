@@ -32,7 +32,7 @@ std::vector<Flags> candidates_of(const Options& options) {
   if (options.micro_batch_size > 1) {
     candidates.push_back({{"micro-batch-size", std::to_string(options.micro_batch_size / 2)}});
   }
-  if (options.recompute_granularity.empty()) {
+  if (!options.recompute_granularity) {
     candidates.push_back({{"recompute-granularity", "full"},
                           {"recompute-method", "uniform"},
                           {"recompute-num-layers", "1"}});
@@ -42,15 +42,15 @@ std::vector<Flags> candidates_of(const Options& options) {
       candidates.push_back({{"use-distributed-optimizer", ""}});
     candidates.push_back({{"use-megatron-fsdp", ""}});
   }
-  if (options.exp_avg_dtype == "fp32" && options.exp_avg_sq_dtype == "fp32") {
+  if (options.exp_avg_dtype == DType::f32 && options.exp_avg_sq_dtype == DType::f32) {
     candidates.push_back({{"use-precision-aware-optimizer", ""},
                           {"exp-avg-dtype", "bf16"},
                           {"exp-avg-sq-dtype", "bf16"}});
   }
-  if (options.device == "cuda" && !options.optimizer_cpu_offload) {
+  if (options.device == Device::cuda && !options.optimizer_cpu_offload) {
     candidates.push_back({{"optimizer-cpu-offload", ""}});
   }
-  if (options.compute_dtype == "fp64") candidates.push_back({{"compute-dtype", "fp32"}});
+  if (options.compute_dtype == DType::f64) candidates.push_back({{"compute-dtype", "fp32"}});
   return candidates;
 }
 
@@ -72,11 +72,11 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
     check_options(options);
     const ModelConfig config = load_model_config(options);
     const ModelState state = declare_model_state(
-        config, compute_dtype_of(options), /*trained=*/true,
+        config, options.compute_dtype, /*trained=*/true,
         {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
     const MemoryPlan plan =
         plan_training_step(config, state, training_step_options(options, config),
-                           threads_per_rank(options), device_of(options), planned_traits())
+                           threads_per_rank(options), options.device, planned_traits())
             .plan;
     return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
   } catch (const UserError&) {
@@ -119,8 +119,8 @@ std::vector<MemoryRemedy> find_remedies(const Options& options, int32_t rank, ui
   std::stable_sort(remedies.begin(), remedies.end(),
                    [](const MemoryRemedy& a, const MemoryRemedy& b) { return a.bytes < b.bytes; });
   if (auto remedy = try_more_ranks(options, rank, bytes, available)) {
-    remedy->flags += options.device == "cuda" ? " (each with a GPU of its own)"
-                                              : " (on as many machines of this size)";
+    remedy->flags += options.device == Device::cuda ? " (each with a GPU of its own)"
+                                                    : " (on as many machines of this size)";
     remedies.push_back(std::move(*remedy));
   }
   return remedies;

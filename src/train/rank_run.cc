@@ -65,7 +65,7 @@ void require_same_options(const Options& options, ProcessGroup& group, int32_t r
 
 void require_memory(const Options& options, ProcessGroup* group, int32_t rank, uint64_t bytes,
                     int gpu, const std::string& breakdown) {
-  const bool on_gpu = device_of(options) == Device::cuda;
+  const bool on_gpu = options.device == Device::cuda;
   uint64_t sum = bytes;
   size_t sharing = 1;
   if (group != nullptr) {
@@ -103,7 +103,7 @@ void require_memory(const Options& options, ProcessGroup* group, int32_t rank, u
 
 void require_host_memory(const Options& options, ProcessGroup* group, int32_t rank,
                          const MemoryPlan& plan) {
-  if (device_of(options) != Device::cuda) return;
+  if (options.device != Device::cuda) return;
   uint64_t sum = plan.host_bytes();
   if (group != nullptr) {
     const std::vector<uint64_t> needs = group->exchange(rank, plan.host_bytes());

@@ -23,6 +23,7 @@
 #include "options/changed_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/schedule_options.h"
 #include "options/tokenizer_options.h"
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
@@ -93,11 +94,6 @@ std::set<int64_t> steps_to_skip(const Options& options) {
   return steps;
 }
 
-// As --compute-dtype names it.
-std::string option_name(DType dtype) {
-  return dtype == DType::f64 ? "fp64" : dtype == DType::f32 ? "fp32" : "bf16";
-}
-
 // What tells the weights in a folder, of Hugging Face or of a run, from others.
 std::string describe_weights(const std::string& folder) {
   const std::optional<std::string> path =
@@ -122,7 +118,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       group_(group),
       start_(std::chrono::steady_clock::now()),
       pool_(threads_of_rank(options, group)),
-      device_(device_of(options)),
+      device_(options.device),
       gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
       saver_(options_, rank, group),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
@@ -283,7 +279,7 @@ void Trainer::describe_run() {
     base = &saved.model;
     if (!options_.seq_length) options_.seq_length = saved.sequence;
     if (options_.compute_dtype == defaults.compute_dtype) {
-      options_.compute_dtype = option_name(saved.compute_dtype);
+      options_.compute_dtype = saved.compute_dtype;
     }
     if (options_.tokenizer_type == defaults.tokenizer_type && options_.tokenizer_model.empty()) {
       options_.tokenizer_type = saved.tokenizer.type;
@@ -291,7 +287,7 @@ void Trainer::describe_run() {
     }
   }
   identity_.model = load_model_config(options_, base);
-  identity_.compute_dtype = compute_dtype_of(options_);
+  identity_.compute_dtype = options_.compute_dtype;
   identity_.seed = static_cast<uint64_t>(options_.seed);
   identity_.split = split_of(options_);
   if (identity_.tokenizer.contents.empty()) {
@@ -714,7 +710,7 @@ void Trainer::open_logs() {
                                         [this](const std::string& line) { warn(line); });
     log_->header({.step = position_.step,
                   .host = host_name(),
-                  .device = options_.device,
+                  .device = value_text(options_, "device"),
                   .ranks = options_.ranks,
                   .model = options_.model,
                   .parameters = state_.model->parameter_count(),

@@ -5,6 +5,7 @@
 #include "passes/offload.h"
 
 #include <algorithm>
+#include <array>
 #include <gtest/gtest.h>
 #include <memory>
 #include <set>
@@ -34,15 +35,18 @@ struct Named {
   OffloadOptions options;
 };
 
+constexpr std::array kOffloadModules = {
+    &kInputNormModule,       &kQkvModule,       &kCoreAttentionModule,   &kAttentionOutModule,
+    &kFeedForwardNormModule, &kExpertFc1Module, &kExpertActivationModule};
+
 OffloadOptions all_modules() {
-  return {.modules = {&kInputNormModule, &kQkvModule, &kCoreAttentionModule, &kAttentionOutModule,
-                      &kFeedForwardNormModule, &kExpertFc1Module, &kExpertActivationModule},
+  return {.modules = ModuleSet(kOffloadModules.begin(), kOffloadModules.end()),
           .least_elements = 1};
 }
 
 std::vector<Named> single_modules() {
   std::vector<Named> all;
-  for (const ModuleSpec* module : all_modules().modules) {
+  for (const ModuleSpec* module : kOffloadModules) {
     all.push_back({module->offload, {.modules = {module}, .least_elements = 1}});
   }
   return all;

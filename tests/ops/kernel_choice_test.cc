@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cuda/sample_variants.h"
+#include "ops/attention/attention_cuda.h"
 #include "ops/registry.h"
 #include "support/errors.h"
 
@@ -78,10 +79,11 @@ TEST(KernelChoice, OfProductsOfExperts) {
   }
 }
 
-KernelChoice choose_attention_of(AttentionAttributes attributes, DType dtype, bool documents) {
-  return choose(kHopper, [&](Builder& builder) {
+KernelChoice choose_attention_of(AttentionAttributes attributes, DType dtype, bool documents,
+                                 const DeviceTraits& gpu = kHopper) {
+  return choose(gpu, [&](Builder& builder) {
     const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
-    const int64_t width = int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim;
+    const int64_t width = attributes.query_row() + attributes.key_value_row();
     const ValueId qkv = builder.input("qkv", dtype, {rows, width});
     const bool drops = attributes.probability > 0;
     const ValueId step = drops ? builder.input("step", DType::i64, {1}) : ValueId{};
@@ -98,28 +100,54 @@ TEST(KernelChoice, OfAttention) {
     const KernelChoice choice = choose_attention_of(a, dtype, documents);
     EXPECT_STREQ(choice.variant, variant) << a.head_dim;
     EXPECT_EQ(choice.slow, slow) << a.head_dim;
-    EXPECT_EQ(choice.needs.scratch > 0, slow == SlowKernel::no) << "forward";
+    EXPECT_EQ(choice.needs.scratch > 0, choice.variant == std::string_view("cudnn")) << "forward";
   };
   expect("cudnn", SlowKernel::no);
-  expect("own tiles", SlowKernel::dtype, DType::f32);
-  expect("own tiles", SlowKernel::documents, DType::bf16, true);
+  expect("plain tiles", SlowKernel::dtype, DType::f32);
+  expect("sm90", SlowKernel::no, DType::bf16, true);
+  EXPECT_EQ(choose_attention_of(a, DType::bf16, true, {.compute_capability = 80}).slow,
+            SlowKernel::compute_capability);
   a.window = 16;
   expect("cudnn", SlowKernel::no);
-  a.head_dim = 128;
-  expect("cudnn", SlowKernel::no);
-  for (const int32_t odd : {20, 136, 256}) {
-    a.head_dim = odd;
-    expect("own tiles", SlowKernel::head_size);
+  for (const int32_t even : {128, 136, 256}) {
+    a.head_dim = even;
+    expect("cudnn", SlowKernel::no);
+    a.value_dim = 64;
+    expect("cudnn", SlowKernel::no);
+    expect("plain tiles", SlowKernel::documents, DType::bf16, true);
+    a.value_dim = 0;
   }
+  a.head_dim = 20;
+  expect("plain tiles", SlowKernel::head_size);
   a.head_dim = 64;
   a.probability = 0.1;
-  expect("own tiles", SlowKernel::dropout);
+  expect("plain tiles", SlowKernel::dropout);
   a.probability = 0;
   a.sequence = 1;
-  expect("own tiles", SlowKernel::one_query);
+  expect("sm90", SlowKernel::no);
+  a.head_dim = 136;
+  expect("plain tiles", SlowKernel::one_query);
   a.sequence = 64;
   a.head_dim = 264;
   EXPECT_THROW(choose_attention_of(a, DType::bf16, false), UserError);
+}
+
+// cuDNN's gradients of scores take memory that grows with the square of the sequence.
+TEST(KernelChoice, OfAttentionsGradient) {
+  const auto gradient_choice = [](int32_t window) {
+    AttentionAttributes a{
+        .batch = 1, .sequence = 96, .heads = 2, .groups = 2, .head_dim = 64, .window = window};
+    const AttentionShape shape{.attributes = a, .dtype = DType::bf16};
+    const AttentionVariant variant = gradient_attention_variant(shape, kHopper);
+    return std::pair(variant, attention_gradient_call_scratch_bytes(shape, variant));
+  };
+  const auto [whole, whole_bytes] = gradient_choice(0);
+  EXPECT_EQ(whole, AttentionVariant::cudnn);
+  EXPECT_EQ(gradient_choice(33).first, AttentionVariant::cudnn);
+  const auto [window, window_bytes] = gradient_choice(32);
+  EXPECT_EQ(window, AttentionVariant::sm90);
+  EXPECT_EQ(window_bytes, 2U * 2 * 128 * sizeof(float)) << "two numbers of each padded query";
+  EXPECT_LT(window_bytes, whole_bytes);
 }
 
 KernelChoice choose_linear_of(DType dtype, LinearOutput output, bool bias) {

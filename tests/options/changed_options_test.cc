@@ -39,9 +39,9 @@ TEST(ChangedOptions, NamesWhatMakesAnotherRun) {
       {[](Options& o) { o.global_batch_size = 8; }, "--global-batch-size not given -> 8"},
       {[](Options& o) { o.moe_router_ignore_padding = true; },
        "--moe-router-ignore-padding false -> true"},
-      {[](Options& o) { o.exp_avg_dtype = "fp8"; }, "--exp-avg-dtype fp32 -> fp8"},
-      {[](Options& o) { o.exp_avg_sq_dtype = "fp16"; }, "--exp-avg-sq-dtype fp32 -> fp16"},
-      {[](Options& o) { o.main_grads_dtype = "bf16"; }, "--main-grads-dtype fp32 -> bf16"},
+      {[](Options& o) { o.exp_avg_dtype = DType::f8e4m3; }, "--exp-avg-dtype fp32 -> fp8"},
+      {[](Options& o) { o.exp_avg_sq_dtype = DType::bf16; }, "--exp-avg-sq-dtype fp32 -> bf16"},
+      {[](Options& o) { o.main_grads_dtype = DType::bf16; }, "--main-grads-dtype fp32 -> bf16"},
       {[](Options& o) { o.grad_reduce_in_bf16 = true; }, "--grad-reduce-in-bf16 false -> true"},
   };
   for (const Case& each : cases) {

@@ -58,11 +58,11 @@ TEST_F(ConfigFile, SetsEveryKindOfOption) {
   EXPECT_EQ(options.train_samples, 1000);
   EXPECT_EQ(options.lr, 1e-3);
   EXPECT_EQ(options.min_lr, 0);
-  EXPECT_EQ(options.lr_decay_style, "WSD");
+  EXPECT_EQ(options.lr_decay_style, LrDecayStyle::wsd);
   EXPECT_EQ(options.rampup_batch_size, "2 2 100");
   EXPECT_EQ(options.qk_layernorm, true);
   EXPECT_EQ(options.valid_data_path, (Arguments{"a=b/c", "d"}));
-  EXPECT_EQ(options.compute_dtype, "bf16");
+  EXPECT_EQ(options.compute_dtype, DType::bf16);
 }
 
 TEST_F(ConfigFile, TheCommandLineWins) {
@@ -70,7 +70,7 @@ TEST_F(ConfigFile, TheCommandLineWins) {
   const Options options = parse({"train", "--lr", "0.5", "--compute-dtype", "fp64",
                                  "--valid-data-path", "e", "--rampup-batch-size", "4", "4", "50"});
   EXPECT_EQ(options.lr, 0.5);
-  EXPECT_EQ(options.compute_dtype, "fp64") << "also over a shorthand";
+  EXPECT_EQ(options.compute_dtype, DType::f64) << "also over a shorthand";
   EXPECT_EQ(options.valid_data_path, Arguments{"e"}) << "lists are not mixed";
   EXPECT_EQ(options.rampup_batch_size, "4 4 50");
   EXPECT_EQ(options.train_samples, 1000);

@@ -27,7 +27,7 @@ Layout layout_of_four() {
                  .sequence_parallel = true});
 }
 
-std::string refusal(const std::string& exchange, const std::vector<int32_t>& machines,
+std::string refusal(GpuExchange exchange, const std::vector<int32_t>& machines,
                     int32_t ranks_per_gpu) {
   try {
     staged_groups_of(layout_of_four(), exchange, machines, ranks_per_gpu);
@@ -39,10 +39,11 @@ std::string refusal(const std::string& exchange, const std::vector<int32_t>& mac
 }
 
 TEST(GpuExchange, OnOneMachineNothingIsStagedUnlessAsked) {
-  for (const char* exchange : {"auto", "peer"}) {
-    EXPECT_EQ(staged_groups_of(layout_of_four(), exchange, {0, 0, 0, 0}, 4), Staged{}) << exchange;
+  for (const GpuExchange exchange : {GpuExchange::automatic, GpuExchange::peer}) {
+    EXPECT_EQ(staged_groups_of(layout_of_four(), exchange, {0, 0, 0, 0}, 4), Staged{})
+        << static_cast<int>(exchange);
   }
-  const Staged staged = staged_groups_of(layout_of_four(), "nccl", {0, 0, 0, 0}, 1);
+  const Staged staged = staged_groups_of(layout_of_four(), GpuExchange::nccl, {0, 0, 0, 0}, 1);
   for (const RankGroup kind : {RankGroup::world, RankGroup::tp, RankGroup::ep, RankGroup::dp}) {
     EXPECT_TRUE(is_staged(staged, kind)) << name_of(kind);
   }
@@ -50,28 +51,31 @@ TEST(GpuExchange, OnOneMachineNothingIsStagedUnlessAsked) {
 }
 
 TEST(GpuExchange, GroupsThatSpanMachinesAre) {
-  const Staged staged = staged_groups_of(layout_of_four(), "auto", {0, 0, 2, 2}, 1);
+  const Staged staged = staged_groups_of(layout_of_four(), GpuExchange::automatic, {0, 0, 2, 2}, 1);
   EXPECT_FALSE(is_staged(staged, RankGroup::tp));
   EXPECT_FALSE(is_staged(staged, RankGroup::ep));
   EXPECT_TRUE(is_staged(staged, RankGroup::dp));
   EXPECT_TRUE(is_staged(staged, RankGroup::world));
   // One of the tp groups does: all are treated alike.
-  EXPECT_TRUE(
-      is_staged(staged_groups_of(layout_of_four(), "auto", {0, 0, 0, 3}, 1), RankGroup::tp));
+  EXPECT_TRUE(is_staged(staged_groups_of(layout_of_four(), GpuExchange::automatic, {0, 0, 0, 3}, 1),
+                        RankGroup::tp));
 }
 
 TEST(GpuExchange, WhatCannotBeIsRefused) {
-  EXPECT_NE(refusal("peer", {0, 0, 2, 2}, 1).find("--gpu-exchange peer: the ranks lie on several"),
+  EXPECT_NE(refusal(GpuExchange::peer, {0, 0, 2, 2}, 1)
+                .find("--gpu-exchange peer: the ranks lie on several"),
             std::string::npos);
-  EXPECT_NE(refusal("nccl", {0, 0, 0, 0}, 2).find("--ranks-per-gpu 2: NCCL"), std::string::npos);
-  EXPECT_NE(refusal("auto", {0, 0, 2, 2}, 2).find("GPUs of several machines exchange"),
+  EXPECT_NE(refusal(GpuExchange::nccl, {0, 0, 0, 0}, 2).find("--ranks-per-gpu 2: NCCL"),
             std::string::npos);
+  EXPECT_NE(
+      refusal(GpuExchange::automatic, {0, 0, 2, 2}, 2).find("GPUs of several machines exchange"),
+      std::string::npos);
 }
 
 TEST(GpuExchange, ARankKnowsTheSizesOfItsGroups) {
   RunLayout run = layout_of_one_rank(2);
   run.layout = layout_of_four();
-  run.is_staged = staged_groups_of(run.layout, "auto", {0, 0, 2, 2}, 1);
+  run.is_staged = staged_groups_of(run.layout, GpuExchange::automatic, {0, 0, 2, 2}, 1);
   const ModelPart part{.run = std::make_shared<const RunLayout>(run), .rank = 1};
   const StagedGroups staged = part.staged_groups();
   EXPECT_EQ(staged[static_cast<size_t>(RankGroup::world)], 4);

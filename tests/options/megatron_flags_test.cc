@@ -16,7 +16,7 @@
 #include "options/foreign_flags.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
-#include "options/schedules.h"
+#include "options/schedule_options.h"
 #include "support/errors.h"
 
 namespace troupe {
@@ -95,8 +95,8 @@ TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
   EXPECT_EQ(options.train_iters, 500000);
   EXPECT_EQ(options.lr_decay_iters, 320000);
   EXPECT_EQ(options.min_lr, 1e-5);
-  EXPECT_EQ(options.compute_dtype, "bf16");
-  EXPECT_EQ(options.moe_token_dispatcher_type, "alltoall");
+  EXPECT_EQ(options.compute_dtype, DType::bf16);
+  EXPECT_EQ(options.moe_token_dispatcher_type, TokenDispatcher::alltoall);
   EXPECT_TRUE(options.use_distributed_optimizer);
   EXPECT_TRUE(options.overlap_grad_reduce);
   EXPECT_TRUE(options.overlap_param_gather);
@@ -302,7 +302,7 @@ TEST(MegatronFlags, MistakesInAcceptedFlagsAreFound) {
             0U);
   EXPECT_EQ(refusal_of_text("plan --cp-comm-type ring"),
             "--cp-comm-type takes p2p, a2a, allgather or a2a+p2p, not 'ring'.");
-  EXPECT_EQ(parse_text("plan").options.moe_token_dispatcher_type, "allgather");
+  EXPECT_EQ(parse_text("plan").options.moe_token_dispatcher_type, TokenDispatcher::allgather);
 }
 
 constexpr const char* kSmall =

@@ -187,7 +187,7 @@ TEST_F(ModelOptions, ActivationsAreNamed) {
                      {"relu", ActivationFunction::relu, false},
                      {"squared-relu", ActivationFunction::squared_relu, false}};
   for (const auto& activation : activations) {
-    options.activation = activation.name;
+    set_option(options, *find_option("activation"), activation.name);
     const ModelConfig config = load_model_config(options);
     EXPECT_EQ(config.activation, activation.function) << activation.name;
     EXPECT_EQ(config.gated_linear_unit, activation.gated) << activation.name;
@@ -207,7 +207,7 @@ TEST_F(ModelOptions, SinkhornRoutesToOneExpertOfAConfigThatCouldNot) {
   config.moe_router_topk = 1;
   put_file(folder / "config.json", write_hf_config(config));
   expect_part(refused_model(), "needs --moe-router-pre-softmax");
-  options.moe_router_load_balancing_type = {"sinkhorn"};
+  options.moe_router_load_balancing_type = {LoadBalancing::sinkhorn};
   EXPECT_TRUE(load_model_config(options).moe_router_sinkhorn);
 }
 
@@ -247,15 +247,6 @@ TEST_F(ModelOptions, ADenseModelAndBack) {
   const ModelConfig moe = load_model_config(options);
   EXPECT_EQ(moe.moe_layer_count(), 2);
   EXPECT_EQ(moe.hf_architecture, "Qwen3MoeForCausalLM");
-}
-
-TEST_F(ModelOptions, ComputeDtypes) {
-  options.compute_dtype = "fp32";
-  EXPECT_EQ(compute_dtype_of(options), DType::f32);
-  options.compute_dtype = "fp64";
-  EXPECT_EQ(compute_dtype_of(options), DType::f64);
-  options.compute_dtype = "bf16";
-  EXPECT_EQ(compute_dtype_of(options), DType::bf16);
 }
 
 TEST_F(ModelOptions, Step) {
@@ -376,7 +367,7 @@ TEST_F(ModelOptions, AdamW) {
   options.adam_beta2 = 0.5;
   options.adam_eps = 0.75;
   options.use_precision_aware_optimizer = true;
-  options.exp_avg_dtype = "bf16";
+  options.exp_avg_dtype = DType::bf16;
   const RunLayout run = run_layout_of(options, load_model_config(options));
   const auto* adamw = dynamic_cast<const AdamWOptimizer*>(run.optimizer.get());
   ASSERT_NE(adamw, nullptr);
@@ -391,15 +382,15 @@ TEST_F(ModelOptions, Recompute) {
   const ModelConfig config = load_model_config(options);
   const auto recompute = [&] { return training_step_options(options, config).recompute; };
   EXPECT_FALSE(recompute().any());
-  options.recompute_granularity = "selective";
+  options.recompute_granularity = RecomputeOptions::Granularity::selective;
   EXPECT_EQ(recompute().modules, ModuleSet{&kCoreAttentionModule}) << "Megatron's default";
   options.recompute_modules = {"layernorm", "moe_act"};
   EXPECT_EQ(recompute().modules, (ModuleSet{&kExpertActivationModule, &kNormModule}));
   options.recompute_modules = {"mlp", "moe", "shared_experts"};
   EXPECT_EQ(recompute().modules, (ModuleSet{&kMlpModule, &kMoeModule, &kSharedExpertModule}));
   options.recompute_modules.clear();
-  options.recompute_granularity = "full";
-  options.recompute_method = "block";
+  options.recompute_granularity = RecomputeOptions::Granularity::full;
+  options.recompute_method = RecomputeOptions::Method::block;
   options.recompute_num_layers = 2;
   EXPECT_EQ(recompute().granularity, RecomputeOptions::Granularity::full);
   EXPECT_EQ(recompute().method, RecomputeOptions::Method::block);
@@ -411,7 +402,7 @@ TEST_F(ModelOptions, ImpossibleRecomputeIsRefused) {
   const auto refused = [&] { return refusal([&] { training_step_options(options, config); }); };
   options.recompute_modules = {"moe"};
   expect_part(refused(), "--recompute-modules: it belongs to --recompute-granularity selective");
-  options.recompute_granularity = "selective";
+  options.recompute_granularity = RecomputeOptions::Granularity::selective;
   options.recompute_modules = {"mla_up_proj"};
   expect_part(refused(), "mla_up_proj belongs to multi-latent attention");
   options.recompute_modules = {"moe", "attn"};
@@ -419,9 +410,9 @@ TEST_F(ModelOptions, ImpossibleRecomputeIsRefused) {
   options.recompute_modules.clear();
   options.recompute_num_layers = 1;
   expect_part(refused(), "--recompute-num-layers: it belongs to --recompute-granularity full");
-  options.recompute_granularity = "full";
+  options.recompute_granularity = RecomputeOptions::Granularity::full;
   expect_part(refused(), "needs --recompute-method uniform or block");
-  options.recompute_method = "uniform";
+  options.recompute_method = RecomputeOptions::Method::uniform;
   options.recompute_num_layers = 3;
   expect_part(refused(), "--recompute-num-layers 3: the model has 2 layers");
 }
@@ -435,7 +426,7 @@ TEST_F(ModelOptions, LayoutFlagsThatContradictEachOtherAreRefused) {
     expect_part(refusal([&] { run_layout_of(changed, config); }), part);
   };
   EXPECT_NO_THROW(run_layout_of(options, config));
-  refused([](Options& o) { o.data_parallel_sharding_strategy = "optim"; },
+  refused([](Options& o) { o.data_parallel_sharding_strategy = StateSharding::optimizer; },
           "--data-parallel-sharding-strategy optim: it belongs to --use-megatron-fsdp");
   refused([](Options& o) { o.num_distributed_optimizer_instances = 2; },
           "--num-distributed-optimizer-instances 2: it says among how many ranks state is sharded");
@@ -475,7 +466,7 @@ TEST_F(ModelOptions, Overlap) {
   EXPECT_TRUE(run_layout_of(options, config).schedule.merged);
   options.ranks = 4;
   options.pipeline_model_parallel_size = 2;
-  options.pipeline_schedule = "zb-h1";
+  options.pipeline_schedule = PipelineSchedule::zb_h1;
   expect_part(refusal([&] { run_layout_of(options, config); }), "zb-h1 has an order of its own");
 }
 

@@ -79,7 +79,8 @@ TEST_F(MoeOptions, OneCoefficientIsTheAuxLoss) {
 }
 
 TEST_F(MoeOptions, SeveralLossesHaveACoefficientEach) {
-  options.moe_router_load_balancing_type = {"global_aux_loss", "seq_aux_loss"};
+  options.moe_router_load_balancing_type = {LoadBalancing::global_aux_loss,
+                                            LoadBalancing::seq_aux_loss};
   options.moe_aux_loss_coeff = {"1e-3", "2e-4"};
   override_moe(options, config);
   EXPECT_EQ(config.moe_aux_loss_coeff, 0);
@@ -88,33 +89,31 @@ TEST_F(MoeOptions, SeveralLossesHaveACoefficientEach) {
 }
 
 TEST_F(MoeOptions, ATypeAloneTakesTheModelsCoefficient) {
-  options.moe_router_load_balancing_type = {"seq_aux_loss"};
+  options.moe_router_load_balancing_type = {LoadBalancing::seq_aux_loss};
   override_moe(options, config);
   EXPECT_EQ(config.moe_seq_aux_loss_coeff, moe_model(2).moe_aux_loss_coeff);
   EXPECT_EQ(config.moe_aux_loss_coeff, 0);
 }
 
 TEST_F(MoeOptions, SinkhornAndNoneHaveNoLoss) {
-  options.moe_router_load_balancing_type = {"sinkhorn"};
+  options.moe_router_load_balancing_type = {LoadBalancing::sinkhorn};
   override_moe(options, config);
   EXPECT_TRUE(config.moe_router_sinkhorn);
   EXPECT_EQ(config.moe_aux_loss_coeff, 0);
-  options.moe_router_load_balancing_type = {"none"};
+  options.moe_router_load_balancing_type = {LoadBalancing::none};
   override_moe(options, config);
   EXPECT_FALSE(config.moe_router_sinkhorn);
   EXPECT_NO_THROW(config.validate());
 }
 
 TEST_F(MoeOptions, RefusesListsThatDoNotGoTogether) {
-  options.moe_router_load_balancing_type = {"aux_loss", "seq_aux_loss"};
+  options.moe_router_load_balancing_type = {LoadBalancing::aux_loss, LoadBalancing::seq_aux_loss};
   options.moe_aux_loss_coeff = {"0.1"};
   EXPECT_NE(refused().find("names 2 losses"), std::string::npos);
-  options.moe_router_load_balancing_type = {"aux_losses"};
-  EXPECT_NE(refused().find("seq_aux_loss"), std::string::npos);
-  options.moe_router_load_balancing_type = {"aux_loss", "sinkhorn"};
+  options.moe_router_load_balancing_type = {LoadBalancing::aux_loss, LoadBalancing::sinkhorn};
   options.moe_aux_loss_coeff = {};
-  refused();
-  options.moe_router_load_balancing_type = {"none"};
+  EXPECT_NE(refused().find("(one or several of them), sinkhorn, and none"), std::string::npos);
+  options.moe_router_load_balancing_type = {LoadBalancing::none};
   options.moe_aux_loss_coeff = {"0.1"};
   EXPECT_NE(refused().find("has no loss"), std::string::npos);
   options.moe_router_load_balancing_type = {};

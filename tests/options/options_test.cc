@@ -1,6 +1,7 @@
 // The option table keeps its own rules, and options survive the way into a file and back.
 #include "options/options.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <set>
 #include <string>
@@ -27,7 +28,7 @@ const OptionSpec& spec_named(std::string_view name) {
 // A value that differs from the default and that the option takes.
 std::string other_value(const OptionSpec& spec) {
   if (!needs_value(spec)) return "true";
-  if (!spec.choices.empty()) return std::string(spec.choices.back());
+  if (!choices_of(spec).empty()) return std::string(choices_of(spec).back());
   const OptionRange& range = spec.range;
   return range.max <= 1 ? "0.25" : "7";
 }
@@ -101,16 +102,29 @@ TEST(OptionTable, EveryOptionIsComplete) {
   }
 }
 
+TEST(OptionTable, ListsTakeTheirChoicesAlone) {
+  Options options;
+  const OptionSpec& spec = spec_named("moe-router-load-balancing-type");
+  set_option(options, spec, "seq_aux_loss");
+  set_option(options, spec, "aux_loss");
+  EXPECT_EQ(value_text(options, spec), "seq_aux_loss aux_loss");
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { set_option(options, spec, "aux_losses"); }),
+            "--moe-router-load-balancing-type takes aux_loss, seq_aux_loss, global_aux_loss, "
+            "sinkhorn or none, not 'aux_losses'.");
+}
+
 TEST(OptionTable, KnowsThePasses) {
-  const auto choices = spec_named("dump-after").choices;
-  ASSERT_EQ(choices.size(), all_passes().size());
-  for (size_t i = 0; i < choices.size(); ++i) {
-    const std::string_view name = all_passes()[i].name;
-    EXPECT_EQ(choices[i], name);
-    const bool can_be_skipped = all_passes()[i].id != PassId::emission;
-    EXPECT_EQ(spec_named("skip-passes").help.find(name) != std::string_view::npos, can_be_skipped)
-        << name;
+  std::vector<std::string_view> dumped;
+  std::vector<std::string_view> skipped;
+  for (const PassInfo& pass : all_passes()) {
+    dumped.push_back(pass.name);
+    if (pass.id != PassId::emission) skipped.push_back(pass.name);
+    Options options;
+    set_option(options, spec_named("dump-after"), pass.name);
+    EXPECT_EQ(options.dump_after, pass.id) << pass.name;
   }
+  EXPECT_TRUE(std::ranges::equal(choices_of(spec_named("dump-after")), dumped));
+  EXPECT_TRUE(std::ranges::equal(choices_of(spec_named("skip-passes")), skipped));
 }
 
 TEST(OptionTable, GroupsStandTogether) {
@@ -216,6 +230,29 @@ TEST(OptionsJson, NumbersKeepEveryBit) {
   EXPECT_EQ(read.seed, options.seed);
 }
 
+// Checkpoints hold them.
+TEST(OptionsJson, ValuesAreSavedByTheirNames) {
+  const std::string saved =
+      R"({"command": "train", "compute-dtype": "bf16", "activation": "geglu-tanh",
+          "moe-router-load-balancing-type": ["aux_loss", "seq_aux_loss"], "normalization": "",
+          "recompute-granularity": "", "lr-decay-style": "WSD", "pipeline-schedule": "zb-v"})";
+  Options options;
+  options.normalization = Normalization::layer_norm;
+  from_json(options, saved, "options.json");
+  EXPECT_EQ(options.compute_dtype, DType::bf16);
+  EXPECT_EQ(options.activation, (MlpActivation{ActivationFunction::gelu_tanh, /*gated=*/true}));
+  EXPECT_EQ(options.moe_router_load_balancing_type,
+            (std::vector{LoadBalancing::aux_loss, LoadBalancing::seq_aux_loss}));
+  EXPECT_EQ(options.normalization, std::nullopt);
+  EXPECT_EQ(options.recompute_granularity, std::nullopt);
+  EXPECT_EQ(options.lr_decay_style, LrDecayStyle::wsd);
+  EXPECT_EQ(options.pipeline_schedule, PipelineSchedule::zb_v);
+  const std::string json = to_json(options);
+  for (const char* text : {"\"normalization\": \"\"", "\"pipeline-schedule\": \"zb-v\""}) {
+    EXPECT_NE(json.find(text), std::string::npos) << text << " is not in " << json;
+  }
+}
+
 TEST(OptionsJson, ForeignTextIsRefused) {
   for (const char* text :
        {"", "[]", "{\"command\": \"fly\"}", "{\"no-such-option\": 1}", "{\"lr\": \"1e-3\"}",
@@ -269,11 +306,11 @@ TEST(CheckOptions, RefusesContradictions) {
         message_of(ExitStatus::bad_request, [&] { check_options(options); });
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  if (!has_cuda()) refused([](Options& o) { o.device = "cuda"; }, "no CUDA");
+  if (!has_cuda()) refused([](Options& o) { o.device = Device::cuda; }, "no CUDA");
   if (has_cuda()) {
     refused(
         [](Options& o) {
-          o.device = "cuda";
+          o.device = Device::cuda;
           o.ranks = 2;
           o.ranks_per_gpu = 2;
           o.profile = true;

@@ -51,7 +51,7 @@ TEST(Parse, ReadsEveryKindOfValue) {
   EXPECT_EQ(options.qk_layernorm, true);
   EXPECT_EQ(options.moe_router_pre_softmax, false);
   EXPECT_EQ(options.untie_embeddings_and_output_weights, std::nullopt);
-  EXPECT_EQ(options.compute_dtype, "bf16");
+  EXPECT_EQ(options.compute_dtype, DType::bf16);
   EXPECT_TRUE(options.json);
   EXPECT_FALSE(options.quiet);
   EXPECT_EQ(options.seed, 7);
@@ -274,7 +274,7 @@ TEST(Parse, OtherNamesOfMegatronMeanTheSame) {
       {"--override-opt-param-scheduler", "--moe-router-padding-for-fp8", "--openai-gelu"}));
   EXPECT_TRUE(options.override_opt_param_scheduler);
   EXPECT_TRUE(options.moe_router_padding_for_quantization);
-  EXPECT_EQ(options.activation, "gelu-tanh");
+  EXPECT_EQ(value_text(options, "activation"), "gelu-tanh");
   EXPECT_TRUE(parse({"plan", "--fake-init-process-group"}).fake_process_group);
 }
 

@@ -1,7 +1,5 @@
 // Schedules of learning rate, weight decay and batch size, against values worked out by hand and
 // against Megatron's formulas written a second time.
-#include "options/schedules.h"
-
 #include <cmath>
 #include <gtest/gtest.h>
 #include <numbers>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "options/schedule_options.h"
 
 namespace troupe {
 namespace {
@@ -125,23 +124,29 @@ Options sampled_options() {
 constexpr double kRounding = 1e-16;
 
 TEST(LearningRate, EveryStyleEverywhere) {
-  for (const std::string style : {"constant", "linear", "cosine", "inverse-square-root", "WSD"}) {
-    for (const std::string wsd_style : {"linear", "cosine", "exponential", "minus_sqrt"}) {
+  for (const auto& [style, decay_style] : kLrDecayStyles) {
+    for (const auto& [wsd_style, wsd_decay_style] : kWsdDecayStyles) {
       for (const int64_t warmup : {0, 1, 100}) {
         Options options = sampled_options();
-        options.lr_decay_style = style;
+        options.lr_decay_style = decay_style;
         options.lr_decay_samples = 900;
         options.lr_warmup_samples = warmup;
         options.lr_warmup_init = 0.002;
         options.min_lr = 0.0005;
         if (style == "WSD") {
-          options.lr_wsd_decay_style = wsd_style;
+          options.lr_wsd_decay_style = wsd_decay_style;
           options.lr_wsd_decay_samples = 300;
         }
         check_schedules(options);
         const LearningRateSchedule schedule = make_schedules(options).learning_rate;
-        const MegatronRate expected = {style,  wsd_style,      0.002, 0.01,
-                                       0.0005, double(warmup), 900,   300};
+        const MegatronRate expected = {std::string(style),
+                                       std::string(wsd_style),
+                                       0.002,
+                                       0.01,
+                                       0.0005,
+                                       double(warmup),
+                                       900,
+                                       300};
         for (int64_t n = 0; n <= 1100; ++n) {
           ASSERT_NEAR(schedule.at(n), expected.at(static_cast<double>(n)), kRounding)
               << style << " " << wsd_style << " after " << n << " with a warm-up of " << warmup;
@@ -153,7 +158,7 @@ TEST(LearningRate, EveryStyleEverywhere) {
 
 TEST(LearningRate, WsdStaysUpAndComesDown) {
   Options options = sampled_options();
-  options.lr_decay_style = "WSD";
+  options.lr_decay_style = LrDecayStyle::wsd;
   options.lr_wsd_decay_samples = 200;
   options.lr_warmup_samples = 100;
   options.min_lr = 0.001;
@@ -174,7 +179,7 @@ TEST(LearningRate, StepsCountTheirSamples) {
   options.global_batch_size = 8;
   options.lr = 0.01;
   options.lr_warmup_iters = 5;
-  options.lr_decay_style = "WSD";
+  options.lr_decay_style = LrDecayStyle::wsd;
   options.lr_wsd_decay_iters = 10;
   LearningRateSchedule schedule = make_schedules(options).learning_rate;
   EXPECT_EQ(schedule.warmup_samples, 40);
@@ -218,7 +223,8 @@ TEST(LearningRate, MayBeAnotherOneForEmbeddingAndOutput) {
 }
 
 TEST(WeightDecay, EveryStyleEverywhere) {
-  for (const std::string style : {"linear", "cosine"}) {
+  for (const auto& [name, style] : kIncreaseStyles) {
+    if (style == IncreaseStyle::constant) continue;
     Options options = sampled_options();
     options.start_weight_decay = 0.02;
     options.end_weight_decay = 0.1;
@@ -230,8 +236,9 @@ TEST(WeightDecay, EveryStyleEverywhere) {
     EXPECT_EQ(schedule.at(1001), 0.1);
     for (int64_t n = 0; n <= 1000; ++n) {
       const double r = static_cast<double>(n) / 1000;
-      const double c = style == "linear" ? r : 0.5 * (std::cos(std::numbers::pi * (1 - r)) + 1);
-      ASSERT_NEAR(schedule.at(n), 0.02 + c * (0.1 - 0.02), kRounding) << style << " after " << n;
+      const double c =
+          style == IncreaseStyle::linear ? r : 0.5 * (std::cos(std::numbers::pi * (1 - r)) + 1);
+      ASSERT_NEAR(schedule.at(n), 0.02 + c * (0.1 - 0.02), kRounding) << name << " after " << n;
     }
   }
 }
@@ -349,17 +356,19 @@ TEST(Schedules, ContradictionsAreRefused) {
            o.decoupled_min_lr = 2;
          }),
          "--decoupled-min-lr 2 is larger than --decoupled-lr 1");
-  expect(refusal([](Options& o) { o.lr_decay_style = "WSD"; }), "--lr-wsd-decay-samples N");
+  expect(refusal([](Options& o) { o.lr_decay_style = LrDecayStyle::wsd; }),
+         "--lr-wsd-decay-samples N");
   expect(refusal([](Options& o) {
-           o.lr_decay_style = "WSD";
+           o.lr_decay_style = LrDecayStyle::wsd;
            o.lr_wsd_decay_samples = 901;
            o.lr_warmup_samples = 100;
          }),
          "--lr-wsd-decay-samples 901");
   expect(refusal([](Options& o) { o.end_weight_decay = 1; }), "--weight-decay-incr-style");
-  expect(refusal([](Options& o) { o.weight_decay_incr_style = "linear"; }), "--start-weight-decay");
+  expect(refusal([](Options& o) { o.weight_decay_incr_style = IncreaseStyle::linear; }),
+         "--start-weight-decay");
   expect(refusal([](Options& o) {
-           o.weight_decay_incr_style = "linear";
+           o.weight_decay_incr_style = IncreaseStyle::linear;
            o.start_weight_decay = 0.2;
            o.end_weight_decay = 0.1;
          }),
@@ -430,7 +439,7 @@ TEST(Schedules, TheLongestRunIsAccepted) {
 
 TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
   Options before = sampled_options();
-  before.lr_decay_style = "WSD";
+  before.lr_decay_style = LrDecayStyle::wsd;
   before.lr_wsd_decay_samples = 30;
   before.lr_decay_samples = 1000;
   before.lr_warmup_samples = 100;
@@ -438,7 +447,7 @@ TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
   before.decoupled_min_lr = 0.001;
   before.start_weight_decay = 0.1;
   before.end_weight_decay = 0.2;
-  before.weight_decay_incr_style = "linear";
+  before.weight_decay_incr_style = IncreaseStyle::linear;
   const auto expect = [&](const char* difference, const auto& change) {
     Options after = before;
     change(after);
@@ -446,7 +455,8 @@ TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
   };
   expect("", [](Options&) {});
   expect("--lr 0.01 instead of 0.02", [](Options& o) { o.lr = 0.02; });
-  expect("--lr-decay-style WSD instead of linear", [](Options& o) { o.lr_decay_style = "linear"; });
+  expect("--lr-decay-style WSD instead of linear",
+         [](Options& o) { o.lr_decay_style = LrDecayStyle::linear; });
   expect("a warm-up (samples) of 100 instead of 50", [](Options& o) { o.lr_warmup_samples = 50; });
   expect("--decoupled-lr 0.02 instead of 0.03", [](Options& o) { o.decoupled_lr = 0.03; });
   expect("--decoupled-min-lr 0.001 instead of 0.002",
@@ -456,11 +466,11 @@ TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
   expect("an end of the decay (samples) at 1000 instead of 900",
          [](Options& o) { o.lr_decay_samples = 900; });
   expect("--lr-wsd-decay-style exponential instead of cosine",
-         [](Options& o) { o.lr_wsd_decay_style = "cosine"; });
+         [](Options& o) { o.lr_wsd_decay_style = WsdDecayStyle::cosine; });
   expect("a fall at the end (samples) of 30 instead of 40",
          [](Options& o) { o.lr_wsd_decay_samples = 40; });
   expect("--weight-decay-incr-style linear instead of cosine",
-         [](Options& o) { o.weight_decay_incr_style = "cosine"; });
+         [](Options& o) { o.weight_decay_incr_style = IncreaseStyle::cosine; });
   expect("a weight decay of 0.2 instead of 0.3", [](Options& o) { o.end_weight_decay = 0.3; });
   expect("--start-weight-decay 0.1 instead of 0.05",
          [](Options& o) { o.start_weight_decay = 0.05; });
@@ -471,12 +481,12 @@ TEST(Schedules, EveryNumberThatARateDependsOnIsCompared) {
 TEST(Schedules, SurviveAFileAndNameWhatDiffers) {
   Options options = sampled_options();
   options.lr = 0.1 + 0.2;
-  options.lr_decay_style = "WSD";
+  options.lr_decay_style = LrDecayStyle::wsd;
   options.lr_wsd_decay_samples = 30;
   options.lr_warmup_fraction = 0.01;
   options.start_weight_decay = 0.1;
   options.end_weight_decay = 0.2;
-  options.weight_decay_incr_style = "cosine";
+  options.weight_decay_incr_style = IncreaseStyle::cosine;
   const Schedules schedules = make_schedules(options);
   const Schedules read = parse_schedules(to_json(schedules), "index.json");
   EXPECT_EQ(read.learning_rate, schedules.learning_rate);
@@ -493,7 +503,7 @@ TEST(Schedules, SurviveAFileAndNameWhatDiffers) {
             "--decoupled-lr 7 instead of 0.30000000000000004");
   // What a schedule does not use may differ.
   options = sampled_options();
-  options.lr_decay_style = "constant";
+  options.lr_decay_style = LrDecayStyle::constant;
   Options longer = options;
   longer.train_samples = 2000;
   EXPECT_EQ(schedule_difference(make_schedules(options), make_schedules(longer)), "");

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "passes/step_programs.h"
 #include "options/command_line.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "passes/step_programs.h"
 
 namespace troupe::testing {
 

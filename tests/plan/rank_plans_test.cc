@@ -38,7 +38,7 @@ struct World {
     run = std::make_shared<const RunLayout>(run_layout_of(options, config));
     step = training_step_options(options, config);
     for (int32_t rank = 0; rank < options.ranks; ++rank) {
-      const ModelState state = declare_model_state(config, compute_dtype_of(options),
+      const ModelState state = declare_model_state(config, options.compute_dtype,
                                                    /*trained=*/true, {.run = run, .rank = rank});
       programs.push_back(build_training_step(config, state, step).program);
     }
@@ -87,8 +87,7 @@ class RankClassesOf : public ::testing::TestWithParam<Case> {};
 
 TEST_P(RankClassesOf, HaveOneProgram) {
   const World world(GetParam().flags);
-  const RankClasses classes =
-      classify_ranks(world.config, compute_dtype_of(world.options), world.run);
+  const RankClasses classes = classify_ranks(world.config, world.options.compute_dtype, world.run);
   ASSERT_EQ(classes.class_of_rank.size(), world.programs.size());
   EXPECT_LT(classes.first_rank.size(), world.programs.size()) << "some ranks share a program";
   EXPECT_TRUE(std::is_sorted(classes.first_rank.begin(), classes.first_rank.end()));
@@ -104,10 +103,9 @@ TEST_P(RankClassesOf, HaveOneProgram) {
 TEST_P(RankClassesOf, HaveThePlansOfTheirRanks) {
   const World world(GetParam().flags);
   const std::vector<RankPlan> plans =
-      plan_ranks(world.config, compute_dtype_of(world.options), world.run, world.step,
+      plan_ranks(world.config, world.options.compute_dtype, world.run, world.step,
                  /*threads=*/1, /*workers=*/2);
-  const RankClasses classes =
-      classify_ranks(world.config, compute_dtype_of(world.options), world.run);
+  const RankClasses classes = classify_ranks(world.config, world.options.compute_dtype, world.run);
   ASSERT_EQ(plans.size(), classes.first_rank.size());
   EXPECT_EQ(std::accumulate(plans.begin(), plans.end(), 0,
                             [](int32_t sum, const RankPlan& plan) { return sum + plan.ranks; }),

@@ -17,6 +17,7 @@
 #include "io/folder_lock.h"
 #include "options/command_line.h"
 #include "options/model_options.h"
+#include "options/schedule_options.h"
 #include "train/train_test_support.h"
 
 namespace troupe {
