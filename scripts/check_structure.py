@@ -8,6 +8,8 @@
   pragma      every header says #pragma once
   environment only src/cli reads environment variables
   names       in program, passes and runtime no decision hangs on how a name is spelt
+  flags       below options no text spells a flag: rooms name settings (parallel/refusal.h), which
+              options words; SPELLS_FLAGS are yet to follow
   citations   pages and sources that a comment names are in the repository; so are a page's sections
 
 Usage: check_structure.py [ROOT]     ROOT is the project's folder (default: the one this script is in)
@@ -24,6 +26,7 @@ BUDGET_FOLDERS = ["base", "program", "passes", "runtime/cpu"]
 BUDGET_LINES = 8000
 PASS_LINES = 400
 NAMELESS_ROOMS = ["program", "passes", "runtime"]
+SPELLS_FLAGS = ("parallel/post/", "runtime/", "data/")
 
 # Operations each of which is the derivative of the other.
 MUTUAL = [{"ops/all_gather/all_gather", "ops/reduce_scatter/reduce_scatter"},
@@ -49,6 +52,7 @@ GETENV = re.compile(r"\b(?:secure_)?getenv\b")
 CITED_PAGE = re.compile(r'\b([\w/.-]+\.md)\b(?:,\s(?://\s)?"([^"]+)")?')
 CITED_SOURCE = re.compile(r"(?<![\w/.<*-])([\w/]+\.(?:h|cuh|cc|cu))\b")
 HEADING = re.compile(r"^#+ (.*?)\s*$", re.MULTILINE)
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
 NAME_TEST = re.compile(r'(?:\.|->)\s*(?:(?:starts_with|ends_with)\s*\(|r?find\s*\(\s*")')
 
 
@@ -231,6 +235,17 @@ class Checker:
                             "tests how a string is spelt; names never decide here, use an id or an "
                             "attribute")
 
+    def check_flags(self):
+        for name, code in self.codes.items():
+            room = name.split("/")[0]
+            if room not in ROOMS[:ROOMS.index("options")] or name.startswith(SPELLS_FLAGS):
+                continue
+            for match in LEXEME.finditer(code):
+                if FLAG.search(match.group(0)):
+                    self.report(name, line_of(code, match.start()),
+                                "spells a flag; name a Setting (parallel/refusal.h), or say it "
+                                "without")
+
     def run(self):
         self.check_floors()
         before = len(self.violations)
@@ -242,6 +257,7 @@ class Checker:
         self.check_headers()
         self.check_environment()
         self.check_names()
+        self.check_flags()
         return total
 
 

@@ -39,7 +39,7 @@ FolderLock::FolderLock(const std::string& folder)
   try {
     Disk().make_directories(folder);
   } catch (const UserError& error) {
-    throw UserError(error.status(), "--save " + folder + ": " + error.what());
+    throw UserError(error.status(), folder + ": " + error.what());
   }
   do {
     if (descriptor_ >= 0) ::close(descriptor_);
@@ -68,8 +68,7 @@ bool FolderLock::lock() {
     if (errno != EWOULDBLOCK) return false;
     const std::string holder = read_holder(descriptor_);
     ::close(descriptor_);
-    throw_bad_request("--save " + folder_ +
-                      ": a run that is still going writes into this folder (" + holder +
+    throw_bad_request(folder_ + ": a run that is still going writes into this folder (" + holder +
                       "). Wait until it has ended, stop it, or save elsewhere.");
   }
   return true;

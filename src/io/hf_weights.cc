@@ -323,7 +323,7 @@ std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, con
   if (at >= 0) {
     throw_failed(
         fmt::format("The tensor {} is not finite as {}, at element {} of {}. Write it in a "
-                    "type that holds it (--dtype fp32).",
+                    "type that holds it, such as fp32.",
                     tensor.name, name_of(dtype), at, elements));
   }
   return rounded;

@@ -67,9 +67,9 @@ class LayerBlock {
   // no gate of one number), causal attention at half: what Megatron's report counts.
   virtual double forward_flops(int64_t sequence) const = 0;
 
-  // Refuses a layout that cannot cut the block (UserError that names the flag, the rule, and the
-  // nearest values that keep it).
-  virtual void check_layout(const Layout& layout, ContextExchange exchange) const = 0;
+  // Refuses a layout that cannot cut the block.
+  [[nodiscard]] virtual std::optional<Refusal> check_layout(const Layout& layout,
+                                                            ContextExchange exchange) const = 0;
 
  protected:
   int32_t layer() const { return layer_; }

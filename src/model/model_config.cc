@@ -168,7 +168,7 @@ void ModelConfig::validate() const {
   if (init_method_xavier_uniform && add_bias_linear && num_experts > 0) {
     refuse(
         "init_method_xavier_uniform has no rule for the bias of a router (Megatron's fails there, "
-        "too): leave out the biases (--disable-bias-linear).");
+        "too): leave out the biases (add_bias_linear).");
   }
   if (qk_l2_norm && qk_layernorm) {
     refuse("qk_l2_norm and qk_layernorm are two kinds of one norm: choose one.");
@@ -215,7 +215,7 @@ void ModelConfig::require_learning_router() const {
       moe_router_score_function == ScoreFunction::softmax && !moe_router_pre_softmax;
   if (num_experts > 0 && moe_router_topk == 1 && is_normalised && !moe_router_sinkhorn) {
     refuse(
-        "top-1 routing with softmax needs --moe-router-pre-softmax, or every router weight would "
+        "top-1 routing with softmax needs moe_router_pre_softmax, or every router weight would "
         "be 1 and the router could not learn.");
   }
 }

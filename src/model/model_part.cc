@@ -6,7 +6,7 @@ namespace troupe {
 
 RunLayout layout_of_one_rank(int32_t layers) {
   return {.layout = Layout({.embedding_places = {0}}),
-          .partition = even_partition(layers, 1, 1, StagePlacement::loop),
+          .partition = even_partition(layers, 1, 1, StagePlacement::loop).value(),
           .schedule = {}};
 }
 

@@ -30,19 +30,19 @@ CutPart part_of(CutOver over, const Layout& layout, int32_t rank) {
   return {};
 }
 
-struct CutFlag {
-  const char* name;
+struct CutSize {
+  Setting setting;
   int32_t parts;
 };
 
-CutFlag flag_of(CutOver over, const Layout& layout) {
+CutSize size_of(CutOver over, const Layout& layout) {
   switch (over) {
     case CutOver::tp:
-      return {"--tensor-model-parallel-size", layout.tp()};
+      return {Setting::tensor_parallel, layout.tp()};
     case CutOver::ep:
-      return {"--expert-model-parallel-size", layout.ep()};
+      return {Setting::expert_parallel, layout.ep()};
     case CutOver::etp:
-      return {"--expert-tensor-parallel-size", layout.etp()};
+      return {Setting::expert_tensor_parallel, layout.etp()};
   }
   TROUPE_CHECK(false, "what a parameter is cut over");
   return {};
@@ -57,57 +57,71 @@ IndexRange cut_section(const CutSection& section, int64_t begin, const CutPart& 
   return {begin + first * unit, begin + last * unit};
 }
 
-void check_sequence(const Layout& layout, int64_t sequence) {
+std::optional<Refusal> check_sequence(const Layout& layout, int64_t sequence) {
   // Each rank of CP holds two chunks, one from each end (program/row_origin.h); sequence
   // parallelism cuts what it holds once more.
   const int64_t tp = layout.options().sequence_parallel ? layout.tp() : 1;
   const int64_t chunks = layout.cp() > 1 ? 2 * int64_t{layout.cp()} : 1;
   const int64_t both = tp * layout.cp();
-  if (sequence % chunks == 0 && sequence % both == 0) return;
+  if (sequence % chunks == 0 && sequence % both == 0) return std::nullopt;
   const int64_t unit = chunks % both == 0 ? chunks : (both % chunks == 0 ? both : 2 * both);
-  const int64_t below = sequence / unit * unit;
-  throw_bad_request(fmt::format(
-      "--seq-length {}: with --context-parallel-size {}{} it must be a multiple of {}. Nearest: "
-      "{}{}.",
-      sequence, layout.cp(),
-      tp > 1 ? fmt::format(" and --sequence-parallel over {} ranks", tp) : "", unit,
-      below > 0 ? fmt::format("{} or ", below) : "", below + unit));
+  Refusal refusal{.setting = Setting::sequence_length,
+                  .message = {Setting::sequence_length, fmt::format(" {}: with ", sequence),
+                              Setting::context_parallel, fmt::format(" {}", layout.cp())},
+                  .nearest = nearest_multiples(unit, sequence)};
+  if (tp > 1) {
+    refusal.message.emplace_back(" and ");
+    refusal.message.emplace_back(Setting::sequence_parallel);
+    refusal.message.emplace_back(fmt::format(" over {} ranks", tp));
+  }
+  refusal.message.emplace_back(fmt::format(" it must be a multiple of {}. Nearest: {}.", unit,
+                                           text_of_values(refusal.nearest)));
+  return refusal;
 }
 
 }  // namespace
 
-void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence,
-                  ContextExchange exchange) {
+std::optional<Refusal> check_layout(const ModelConfig& config, const Layout& layout,
+                                    int64_t sequence, ContextExchange exchange) {
   const Model model(config);
   if (config.num_experts == 0 && layout.ep() > 1) {
-    throw_bad_request(fmt::format(
-        "--expert-model-parallel-size {}: the model has no experts. Leave it out.", layout.ep()));
+    return Refusal{
+        .setting = Setting::expert_parallel,
+        .message = {Setting::expert_parallel,
+                    fmt::format(" {}: the model has no experts. Leave it out.", layout.ep())},
+        .nearest = {1}};
   }
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    model.layer(layer).mixer->check_layout(layout, exchange);
-    model.layer(layer).feed_forward->check_layout(layout, exchange);
+    const auto& blocks = model.layer(layer);
+    if (auto refusal = blocks.mixer->check_layout(layout, exchange)) return refusal;
+    if (auto refusal = blocks.feed_forward->check_layout(layout, exchange)) return refusal;
   }
-  check_sequence(layout, sequence);
+  return check_sequence(layout, sequence);
 }
 
-void check_moment_blocks(const ModelConfig& config, const Layout& layout, const char* flag) {
+std::optional<Refusal> check_moment_blocks(const ModelConfig& config, const Layout& layout,
+                                           Setting moments) {
   const Model model(config);
   for (const ParameterSpec& parameter : model.parameters()) {
     const int last = parameter.whole_shape.rank() - 1;
     for (const Cut& cut : parameter.cuts) {
-      const CutFlag cutter = flag_of(cut.over, layout);
+      const CutSize cutter = size_of(cut.over, layout);
       if (last == 0 || cut.dimension != last || cutter.parts == 1) continue;
       for (const CutSection& section : cut.sections) {
         const int64_t piece = section.size / cutter.parts;
         if (piece % kMomentBlock == 0) continue;
-        throw_bad_request(fmt::format(
-            "{} fp8: {} {} cuts {}, {}, into pieces of {}, which must be a multiple of {}: that "
-            "many moments share a scale. Use bf16 moments, or another {}.",
-            flag, cutter.name, cutter.parts, cut.what, section.size, piece, kMomentBlock,
-            cutter.name));
+        return Refusal{
+            .setting = cutter.setting,
+            .message = {moments, " fp8: ", cutter.setting,
+                        fmt::format(" {} cuts {}, {}, into pieces of {}, which must be a multiple "
+                                    "of {}: that many moments share a scale. Use bf16 moments, or "
+                                    "another ",
+                                    cutter.parts, cut.what, section.size, piece, kMomentBlock),
+                        cutter.setting, "."}};
       }
     }
   }
+  return std::nullopt;
 }
 
 ParameterSlice slice_of(const ParameterSpec& parameter, const Layout& layout, int32_t rank) {

@@ -1,11 +1,12 @@
 // How the parameters of a model are spread over the ranks of a layout: which slice of each a rank
 // holds, by the cuts that the parameter declares (parameter_spec.h).
 //
-// Pure functions and plain values; any thread. A model that the layout cannot cut is a UserError
-// (bad request) that names the flag, the rule and the nearest values that keep it.
+// Pure functions and plain values; any thread. A model that the layout cannot cut is refused
+// with the rule and the nearest values that keep it.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "model/context_parallel.h"
 #include "model/model_config.h"
@@ -18,12 +19,15 @@ namespace troupe {
 
 // Refuses a layout that cannot cut this model into equal parts, or these sequences, or whose
 // exchange between the ranks of cp cannot.
-void check_layout(const ModelConfig& config, const Layout& layout, int64_t sequence,
-                  ContextExchange exchange = ContextExchange::p2p);
+[[nodiscard]] std::optional<Refusal> check_layout(const ModelConfig& config, const Layout& layout,
+                                                  int64_t sequence,
+                                                  ContextExchange exchange = ContextExchange::p2p);
 
 // Refuses a layout that cuts the blocks in which moments in f8e4m3 share a scale
-// (ops/adamw/moment_blocks.h); `flag` asks for these. A layout that check_layout passes.
-void check_moment_blocks(const ModelConfig& config, const Layout& layout, const char* flag);
+// (ops/adamw/moment_blocks.h); `moments`: the setting that asks for these. A layout that
+// check_layout() passes.
+[[nodiscard]] std::optional<Refusal> check_moment_blocks(const ModelConfig& config,
+                                                         const Layout& layout, Setting moments);
 
 // The slice of a parameter that `rank` holds if its stage holds the parameter at all.
 ParameterSlice slice_of(const ParameterSpec& parameter, const Layout& layout, int32_t rank);

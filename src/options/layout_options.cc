@@ -9,6 +9,7 @@
 #include "options/model_options.h"
 #include "options/offload_options.h"
 #include "options/optimizer_options.h"
+#include "options/refusals.h"
 #include "options/schedule_options.h"
 
 namespace troupe {
@@ -33,7 +34,7 @@ int32_t chunks_of(const Options& options, int32_t layers) {
   const int64_t round = int64_t{each} * ranks;
   if (layers % round != 0) {
     const auto valid = [&](int64_t size) { return layers % (size * ranks) == 0; };
-    const std::string nearest = nearest_choices(each, layers, valid);
+    const std::string nearest = text_of_values(nearest_values(each, layers, valid));
     throw_bad_request(fmt::format(
         "--num-layers-per-virtual-pipeline-stage {}: {} layers are not a multiple of {} x {} ranks "
         "of the pipeline. {}",
@@ -58,8 +59,8 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
   const UnevenStages uneven = uneven_stages_of(options);
   if (options.pipeline_model_parallel_layout.empty()) {
     if (!uneven.any()) {
-      return even_partition(config.num_layers, ranks, chunks_of(options, config.num_layers),
-                            placement);
+      return require_accepted(even_partition(config.num_layers, ranks,
+                                             chunks_of(options, config.num_layers), placement));
     }
     const bool names_ranks = uneven.first_layers > 0 || uneven.last_layers > 0;
     if (names_ranks && options.num_layers_per_virtual_pipeline_stage) {
@@ -71,8 +72,8 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
     }
     const int32_t counted =
         config.num_layers + (uneven.count_embedding ? 1 : 0) + (uneven.count_loss ? 1 : 0);
-    return uneven_partition(config.num_layers, ranks, chunks_of(options, counted), uneven,
-                            placement);
+    return require_accepted(
+        uneven_partition(config.num_layers, ranks, chunks_of(options, counted), uneven, placement));
   }
   if (uneven.any()) {
     throw_bad_request(
@@ -86,8 +87,8 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
         counted ? "num-virtual-stages-per-pipeline-rank"
                 : "num-layers-per-virtual-pipeline-stage"));
   }
-  return parse_partition(options.pipeline_model_parallel_layout, config.num_layers,
-                         /*mtp_layers=*/0, ranks, placement);
+  return require_accepted(parse_partition(options.pipeline_model_parallel_layout, config.num_layers,
+                                          /*mtp_layers=*/0, ranks, placement));
 }
 
 // As TP unless given (Megatron's default), or 1 where the ranks do not suffice for that.
@@ -122,17 +123,8 @@ StateSharding sharding_of(const Options& options) {
   return options.use_distributed_optimizer ? StateSharding::optimizer : StateSharding::none;
 }
 
-}  // namespace
-
-RunLayout run_layout_of(const Options& options, const ModelConfig& config,
-                        const ProcessGroup* group) {
-  const StateSharding sharding = sharding_of(options);
-  if (options.num_distributed_optimizer_instances > 1 && sharding == StateSharding::none) {
-    throw_bad_request(
-        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks state "
-                    "is sharded; add --use-distributed-optimizer or --use-megatron-fsdp.",
-                    options.num_distributed_optimizer_instances));
-  }
+// All but the places of the embedding, which follow from the stages.
+LayoutOptions sizes_of(const Options& options, const ModelConfig& config) {
   LayoutOptions asked;
   asked.world_size = options.ranks;
   asked.tensor_parallel = options.tensor_model_parallel_size;
@@ -145,38 +137,63 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
   asked.sequence_parallel = options.sequence_parallel || config.num_experts > 0;
   asked.key_value_heads = config.num_query_groups;
   asked.order = options.rank_order;
-  Layout meshes(asked);
+  return asked;
+}
 
-  PipelinePartition partition = partition_of(options, config);
-  asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
-  Layout layout(std::move(asked));
-  check_layout(config, layout, sequence_length_of(options, config), context_exchange_of(options));
-  std::shared_ptr<const Optimizer> optimizer = optimizer_of(options, config, layout, sharding);
-
-  PipelineShape schedule;
-  schedule.schedule = options.pipeline_schedule;
-  schedule.ranks = layout.pp();
-  schedule.chunks = partition.chunks;
-  schedule.micro_batches =
-      make_batch_sizes(options, sequence_length_of(options, config)).largest() /
-      (options.micro_batch_size * layout.dp());
-  schedule.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
-  schedule.merged = options.overlap_moe_expert_parallel_comm;
-  if (schedule.merged && layout.ep() * layout.etp() == 1) {
+PipelineShape shape_of(const Options& options, const ModelConfig& config, const Layout& layout,
+                       int32_t chunks) {
+  PipelineShape shape;
+  shape.schedule = options.pipeline_schedule;
+  shape.ranks = layout.pp();
+  shape.chunks = chunks;
+  shape.micro_batches = make_batch_sizes(options, sequence_length_of(options, config)).largest() /
+                        (options.micro_batch_size * layout.dp());
+  shape.group_size = options.microbatch_group_size_per_virtual_pipeline_stage.value_or(0);
+  shape.merged = options.overlap_moe_expert_parallel_comm;
+  if (shape.merged && layout.ep() * layout.etp() == 1) {
     throw_bad_request(
         "--overlap-moe-expert-parallel-comm hides exchanges between ranks that share the experts; "
         "here each rank has all of them. Add --expert-model-parallel-size, or leave it out.");
   }
-  check_shape(schedule);
-  // The head's gradients would come between those of the embedding, which such schedules move.
-  if (options.loss_chunk_tokens > 0 && config.tie_embeddings &&
-      partition.rank_of_embedding() == partition.rank_of_loss() &&
-      (schedule.merged || schedule.schedule != PipelineSchedule::one_f_one_b)) {
-    throw_bad_request(
-        "--loss-chunk-tokens: here the rank of the head has the embedding, too, with the same "
-        "weights, and its gradients are moved by --overlap-moe-expert-parallel-comm or a "
-        "zero-bubble schedule. Leave one of them out.");
+  require_accepted(check_shape(shape));
+  return shape;
+}
+
+// The head's gradients would come between those of the embedding, which such schedules move.
+void refuse_loss_chunks(const Options& options, const ModelConfig& config,
+                        const PipelinePartition& partition, const PipelineShape& shape) {
+  if (options.loss_chunk_tokens == 0 || !config.tie_embeddings ||
+      partition.rank_of_embedding() != partition.rank_of_loss()) {
+    return;
   }
+  if (!shape.merged && shape.schedule == PipelineSchedule::one_f_one_b) return;
+  throw_bad_request(
+      "--loss-chunk-tokens: here the rank of the head has the embedding, too, with the same "
+      "weights, and its gradients are moved by --overlap-moe-expert-parallel-comm or a "
+      "zero-bubble schedule. Leave one of them out.");
+}
+
+}  // namespace
+
+RunLayout run_layout_of(const Options& options, const ModelConfig& config,
+                        const ProcessGroup* group) {
+  const StateSharding sharding = sharding_of(options);
+  if (options.num_distributed_optimizer_instances > 1 && sharding == StateSharding::none) {
+    throw_bad_request(
+        fmt::format("--num-distributed-optimizer-instances {}: it says among how many ranks state "
+                    "is sharded; add --use-distributed-optimizer or --use-megatron-fsdp.",
+                    options.num_distributed_optimizer_instances));
+  }
+  LayoutOptions asked = sizes_of(options, config);
+  require_accepted(try_layout(asked));
+  PipelinePartition partition = partition_of(options, config);
+  asked.embedding_places = partition.embedding_ranks(config.tie_embeddings);
+  Layout layout(std::move(asked));
+  require_accepted(check_layout(config, layout, sequence_length_of(options, config),
+                                context_exchange_of(options)));
+  std::shared_ptr<const Optimizer> optimizer = optimizer_of(options, config, layout, sharding);
+  const PipelineShape schedule = shape_of(options, config, layout, partition.chunks);
+  refuse_loss_chunks(options, config, partition, schedule);
   std::array<bool, kRankGroupCount> is_staged{};
   if (options.device == Device::cuda) {
     const std::vector<int32_t> one_machine(static_cast<size_t>(options.ranks), 0);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "model/parameter_layout.h"
 #include "optimizer/muon_optimizer.h"
+#include "options/refusals.h"
 
 namespace troupe {
 namespace {
@@ -28,8 +29,12 @@ AdamWOptions adamw_of(const Options& options, const ModelConfig& config, const L
       .epsilon = options.adam_eps,
       .exp_avg = moment_dtype(options, options.exp_avg_dtype, "exp-avg-dtype"),
       .exp_avg_sq = moment_dtype(options, options.exp_avg_sq_dtype, "exp-avg-sq-dtype")};
-  if (adamw.exp_avg == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-dtype");
-  if (adamw.exp_avg_sq == DType::f8e4m3) check_moment_blocks(config, layout, "--exp-avg-sq-dtype");
+  if (adamw.exp_avg == DType::f8e4m3) {
+    require_accepted(check_moment_blocks(config, layout, Setting::exp_avg_dtype));
+  }
+  if (adamw.exp_avg_sq == DType::f8e4m3) {
+    require_accepted(check_moment_blocks(config, layout, Setting::exp_avg_sq_dtype));
+  }
   return adamw;
 }
 

@@ -32,6 +32,7 @@
 #include "options/choices.h"
 #include "options/schedules.h"
 #include "parallel/pipeline_schedule.h"
+#include "parallel/refusal.h"
 #include "passes/pass_pipeline.h"
 #include "passes/recompute.h"
 #include "program/op.h"
@@ -408,6 +409,7 @@ struct OptionSpec {
   std::string_view name = {};  // of the flag, without dashes
   std::string_view also = {};  // another name that Megatron has for it
   OptionMember member = {};
+  std::optional<Setting> setting = {};  // what lower rooms call it where they refuse it
   std::string_view group = {};
   std::string_view metavar =
       {};  // what stands for the value in the help: "N", "DIR"; empty: no value

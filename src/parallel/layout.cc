@@ -12,89 +12,116 @@ namespace {
 
 constexpr int32_t kLargestWorld = 1 << 20;
 
-void require_positive(int32_t value, std::string_view flag) {
-  if (value < 1 || value > kLargestWorld) {
-    throw_bad_request(
-        fmt::format("{} takes a number from 1 to {}, not {}.", flag, kLargestWorld, value));
-  }
+std::optional<Refusal> refuse_unless_positive(int32_t value, Setting setting) {
+  if (value >= 1 && value <= kLargestWorld) return std::nullopt;
+  return Refusal{.setting = setting,
+                 .message = {setting, fmt::format(" takes a number from 1 to {}, not {}.",
+                                                  kLargestWorld, value)}};
 }
 
 // `replica`: ranks of one replica of the model, a product of the sizes that `product` spells out.
-void require_replicas(int32_t world, int64_t replica, const std::string& product) {
-  if (world % replica == 0) return;
-  const int64_t below = world / replica * replica;
-  throw_bad_request(fmt::format(
-      "--ranks {}: one replica of the model takes {} = {} ranks, and {} is not a multiple of it. "
-      "Nearest: --ranks {}{}{}.",
-      world, product, replica, world, below > 0 ? fmt::format("{} or ", below) : "",
-      below + replica,
-      world > 1 ? fmt::format("; or a replica of {} ranks", nearest_divisors(world, replica))
-                : ""));
+std::optional<Refusal> refuse_part_of_replica(int32_t world, int64_t replica,
+                                              const std::string& product) {
+  if (world % replica == 0) return std::nullopt;
+  const std::vector<int64_t> nearest = nearest_multiples(replica, world);
+  const std::string smaller = world > 1
+                                  ? fmt::format("; or a replica of {} ranks",
+                                                text_of_values(nearest_divisors(world, replica)))
+                                  : "";
+  return Refusal{
+      .setting = Setting::ranks,
+      .message = {Setting::ranks,
+                  fmt::format(" {}: one replica of the model takes {} = {} ranks, and "
+                              "{} is not a multiple of it. Nearest: ",
+                              world, product, replica, world),
+                  Setting::ranks, fmt::format(" {}{}.", text_of_values(nearest), smaller)},
+      .nearest = nearest};
 }
 
 }  // namespace
 
-std::string nearest_divisors(int64_t number, int64_t value) {
-  return nearest_choices(value, number, [&](int64_t divisor) { return number % divisor == 0; });
+OrRefusal<Layout> try_layout(LayoutOptions options) {
+  std::optional<Refusal> refusal;
+  Layout layout(std::move(options), refusal);
+  if (refusal) return *std::move(refusal);
+  return layout;
 }
 
-Layout::Layout(LayoutOptions options) : options_(std::move(options)) {
-  set_sizes();
-  order_ = parse_order();
-  set_strides(order_);
-  check_pipelines();
-  check_instances();
+Layout::Layout(LayoutOptions options, std::optional<Refusal>& refusal)
+    : options_(std::move(options)) {
+  refusal = arrange();
+}
+
+Layout::Layout(LayoutOptions options) : Layout(std::move(try_layout(std::move(options)).value())) {}
+
+std::optional<Refusal> Layout::arrange() {
+  if (auto refusal = set_sizes()) return refusal;
+  if (auto refusal = parse_order()) return refusal;
+  set_strides();
+  if (auto refusal = check_pipelines()) return refusal;
+  if (auto refusal = check_instances()) return refusal;
   if (options_.embedding_places.empty()) options_.embedding_places = {0, pp() - 1};
   std::vector<int32_t>& places = options_.embedding_places;
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
   TROUPE_CHECK(places.front() >= 0 && places.back() < pp(), "places in the pipeline");
+  return std::nullopt;
 }
 
-void Layout::set_sizes() {
+std::optional<Refusal> Layout::set_sizes() {
   const LayoutOptions& o = options_;
-  require_positive(o.world_size, "--ranks");
-  require_positive(o.tensor_parallel, "--tensor-model-parallel-size");
-  require_positive(o.context_parallel, "--context-parallel-size");
-  require_positive(o.pipeline_parallel, "--pipeline-model-parallel-size");
-  require_positive(o.expert_parallel, "--expert-model-parallel-size");
   const int32_t etp = o.expert_tensor_parallel.value_or(o.tensor_parallel);
-  require_positive(etp, "--expert-tensor-parallel-size");
-
+  for (const auto& [size, setting] : {std::pair(o.world_size, Setting::ranks),
+                                      std::pair(o.tensor_parallel, Setting::tensor_parallel),
+                                      std::pair(o.context_parallel, Setting::context_parallel),
+                                      std::pair(o.pipeline_parallel, Setting::pipeline_parallel),
+                                      std::pair(o.expert_parallel, Setting::expert_parallel),
+                                      std::pair(etp, Setting::expert_tensor_parallel)}) {
+    if (auto refusal = refuse_unless_positive(size, setting)) return refusal;
+  }
   const int64_t dense = int64_t{o.tensor_parallel} * o.context_parallel;
   const int64_t expert = int64_t{etp} * o.expert_parallel;
   // The product of two stays below 2^40, so a third factor cannot overflow.
-  require_replicas(o.world_size, dense * o.pipeline_parallel,
-                   fmt::format("TP {} x CP {} x PP {}", o.tensor_parallel, o.context_parallel,
-                               o.pipeline_parallel));
-  require_replicas(
-      o.world_size, expert * o.pipeline_parallel,
-      fmt::format("ETP {} x EP {} x PP {}", etp, o.expert_parallel, o.pipeline_parallel));
+  if (auto refusal = refuse_part_of_replica(o.world_size, dense * o.pipeline_parallel,
+                                            fmt::format("TP {} x CP {} x PP {}", o.tensor_parallel,
+                                                        o.context_parallel, o.pipeline_parallel))) {
+    return refusal;
+  }
+  if (auto refusal = refuse_part_of_replica(
+          o.world_size, expert * o.pipeline_parallel,
+          fmt::format("ETP {} x EP {} x PP {}", etp, o.expert_parallel, o.pipeline_parallel))) {
+    return refusal;
+  }
   const int32_t stage = o.world_size / o.pipeline_parallel;
   dense_.sizes = {o.tensor_parallel, o.context_parallel, 1, static_cast<int32_t>(stage / dense),
                   o.pipeline_parallel};
   expert_.sizes = {etp, 1, o.expert_parallel, static_cast<int32_t>(stage / expert),
                    o.pipeline_parallel};
+  return std::nullopt;
 }
 
-std::vector<Layout::Axis> Layout::parse_order() const {
+std::optional<Refusal> Layout::parse_order() {
   constexpr std::array<std::string_view, kAxisCount> kNames = {"tp", "cp", "ep", "dp", "pp"};
-  std::vector<Axis> order;
+  const auto refuse = [&](const std::string& problem) {
+    return Refusal{.setting = Setting::rank_order,
+                   .message = {Setting::rank_order,
+                               fmt::format(" {}: {}", printable(options_.order), problem)}};
+  };
+  std::vector<Axis>& order = order_;
   std::string_view rest = options_.order;
   while (true) {
     const size_t end = rest.find('-');
     const std::string_view name = rest.substr(0, end);
     const auto* const found = std::find(kNames.begin(), kNames.end(), name);
     if (found == kNames.end()) {
-      throw_bad_request(fmt::format(
-          "--rank-order {}: '{}' is no dimension; they are tp, cp, ep, dp and pp, joined by '-', "
-          "the fastest first, as in {}.",
-          printable(options_.order), printable(name), kDefaultRankOrder));
+      return refuse(
+          fmt::format("'{}' is no dimension; they are tp, cp, ep, dp and pp, joined by '-', the "
+                      "fastest first, as in {}.",
+                      printable(name), kDefaultRankOrder));
     }
     const auto axis = static_cast<Axis>(found - kNames.begin());
     if (std::find(order.begin(), order.end(), axis) != order.end()) {
-      throw_bad_request(
-          fmt::format("--rank-order {}: {} stands there twice.", options_.order, name));
+      return refuse(fmt::format("{} stands there twice.", name));
     }
     order.push_back(axis);
     if (end == std::string_view::npos) break;
@@ -105,18 +132,17 @@ std::vector<Layout::Axis> Layout::parse_order() const {
     if (std::find(order.begin(), order.end(), axis) != order.end()) continue;
     const int32_t size = std::max(dense_.sizes[axis], expert_.sizes[axis]);
     if (size > 1) {
-      throw_bad_request(fmt::format("--rank-order {}: {} is missing although its size is {}.",
-                                    options_.order, kNames[axis], size));
+      return refuse(fmt::format("{} is missing although its size is {}.", kNames[axis], size));
     }
     order.push_back(axis);
   }
-  return order;
+  return std::nullopt;
 }
 
-void Layout::set_strides(const std::vector<Axis>& order) {
+void Layout::set_strides() {
   for (Mesh* mesh : {&dense_, &expert_}) {
     int32_t stride = 1;
-    for (const Axis axis : order) {
+    for (const Axis axis : order_) {
       mesh->strides[axis] = stride;
       stride *= mesh->sizes[axis];
     }
@@ -125,17 +151,20 @@ void Layout::set_strides(const std::vector<Axis>& order) {
 
 // Both meshes must have the same pipelines, and, unless pp comes last, the same number of replicas
 // (Megatron's rule).
-void Layout::check_pipelines() const {
-  if (pp() == 1 || order_.back() == kPp) return;
-  if (dp() == edp() && dense_.strides[kPp] == expert_.strides[kPp]) return;
-  throw_bad_request(fmt::format(
-      "--rank-order {}: unless pp comes last, DP and EDP must be equal, and the dimensions before "
-      "pp must take as many ranks in the dense mesh as in the experts'; DP is {} and EDP is {}, "
-      "and "
-      "neighbours in a pipeline are {} and {} ranks apart. Use --rank-order {}, or ETP x EP equal "
-      "to TP x CP = {}.",
-      options_.order, dp(), edp(), dense_.strides[kPp], expert_.strides[kPp], kDefaultRankOrder,
-      tp() * cp()));
+std::optional<Refusal> Layout::check_pipelines() const {
+  if (pp() == 1 || order_.back() == kPp) return std::nullopt;
+  if (dp() == edp() && dense_.strides[kPp] == expert_.strides[kPp]) return std::nullopt;
+  return Refusal{
+      .setting = Setting::rank_order,
+      .message = {
+          Setting::rank_order,
+          fmt::format(" {}: unless pp comes last, DP and EDP must be equal, and the dimensions "
+                      "before pp must take as many ranks in the dense mesh as in the experts'; DP "
+                      "is {} and EDP is {}, and neighbours in a pipeline are {} and {} ranks "
+                      "apart. Use ",
+                      options_.order, dp(), edp(), dense_.strides[kPp], expert_.strides[kPp]),
+          Setting::rank_order,
+          fmt::format(" {}, or ETP x EP equal to TP x CP = {}.", kDefaultRankOrder, tp() * cp())}};
 }
 
 // Which axes a kind of group spans, and in which mesh.
@@ -187,29 +216,35 @@ struct Layout::Axes {
   }
 };
 
-void Layout::check_instances() const {
+std::optional<Refusal> Layout::check_instances() const {
+  constexpr Setting kSetting = Setting::optimizer_instances;
   const int32_t instances = options_.optimizer_instances;
-  if (instances == 1) return;
-  require_positive(instances, "--num-distributed-optimizer-instances");
+  if (instances == 1) return std::nullopt;
+  if (auto refusal = refuse_unless_positive(instances, kSetting)) return refusal;
   const int32_t replicas = dp() * cp();
   if (replicas % instances != 0 || edp() % instances != 0) {
-    const std::string choices =
-        nearest_choices(instances, std::min(replicas, edp()),
-                        [&](int64_t n) { return replicas % n == 0 && edp() % n == 0; });
-    throw_bad_request(fmt::format(
-        "--num-distributed-optimizer-instances {}: it must divide both DP x CP = {} and EDP = {}; "
-        "nearest: {}.",
-        instances, replicas, edp(), choices));
+    const std::vector<int64_t> nearest =
+        nearest_values(instances, std::min(replicas, edp()),
+                       [&](int64_t n) { return replicas % n == 0 && edp() % n == 0; });
+    return Refusal{
+        .setting = kSetting,
+        .message = {kSetting, fmt::format(" {}: it must divide both DP x CP = {} and EDP = {}; "
+                                          "nearest: {}.",
+                                          instances, replicas, edp(), text_of_values(nearest))},
+        .nearest = nearest};
   }
   const AxisMask dense = Axes::of(RankGroup::dp_cp).mask;
   const AxisMask expert = Axes::of(RankGroup::edp).mask;
   for (int32_t rank = 0; rank < world_size(); ++rank) {
     if (instance_of(dense_, dense, rank) == instance_of(expert_, expert, rank)) continue;
-    throw_bad_request(fmt::format(
-        "--num-distributed-optimizer-instances {}: with --rank-order {} rank {} would belong to "
-        "different instances in the dense and in the expert mesh. Use --rank-order {}.",
-        instances, options_.order, rank, kDefaultRankOrder));
+    return Refusal{.setting = kSetting,
+                   .message = {kSetting, fmt::format(" {}: with ", instances), Setting::rank_order,
+                               fmt::format(" {} rank {} would belong to different instances in the "
+                                           "dense and in the expert mesh. Use ",
+                                           options_.order, rank),
+                               Setting::rank_order, fmt::format(" {}.", kDefaultRankOrder)}};
   }
+  return std::nullopt;
 }
 
 DensePlace Layout::dense_place(int32_t rank) const {

@@ -7,9 +7,8 @@
 // model/parameter_layout.h, which builds on this.) The rules are Megatron Core's;
 // docs/layouts.md states them.
 //
-// A Layout is a constant value; everything may be called from any thread. Making a layout that
-// contradicts itself is a UserError (bad request) that names the flag, the rule, and the nearest
-// values that keep it.
+// A Layout is a constant value; everything may be called from any thread. A layout that contradicts
+// itself is refused by try_layout() with the rule and the nearest values that keep it.
 #pragma once
 
 #include <array>
@@ -19,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "parallel/refusal.h"
 #include "program/rank_group.h"
 
 namespace troupe {
@@ -82,6 +82,7 @@ struct GradientReduction {
 
 class Layout {
  public:
+  // Of options that try_layout() does not refuse.
   explicit Layout(LayoutOptions options);
 
   const LayoutOptions& options() const { return options_; }
@@ -119,11 +120,15 @@ class Layout {
   };
   struct Axes;
 
-  std::vector<Axis> parse_order() const;
-  void set_sizes();
-  void set_strides(const std::vector<Axis>& order);
-  void check_pipelines() const;
-  void check_instances() const;
+  friend OrRefusal<Layout> try_layout(LayoutOptions options);
+  Layout(LayoutOptions options, std::optional<Refusal>& refusal);
+
+  std::optional<Refusal> arrange();
+  std::optional<Refusal> set_sizes();
+  std::optional<Refusal> parse_order();
+  void set_strides();
+  std::optional<Refusal> check_pipelines() const;
+  std::optional<Refusal> check_instances() const;
   std::vector<int32_t> neighbours(const Mesh& mesh, AxisMask mask, int32_t rank) const;
   std::vector<int32_t> instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
                                      bool within) const;
@@ -135,25 +140,7 @@ class Layout {
   Mesh expert_;
 };
 
-// The values nearest to `value` among 1..limit for which `valid` holds, as "4", "4 or 8" or "".
-template <class Predicate>
-std::string nearest_choices(int64_t value, int64_t limit, const Predicate& valid) {
-  std::string text;
-  for (int64_t below = value < limit ? value - 1 : limit; below >= 1; --below) {
-    if (!valid(below)) continue;
-    text = std::to_string(below);
-    break;
-  }
-  for (int64_t above = value + 1; above <= limit; ++above) {
-    if (!valid(above)) continue;
-    if (!text.empty()) text += " or ";
-    text += std::to_string(above);
-    break;
-  }
-  return text;
-}
-
-// "4 or 8": the divisors of `number` nearest to `value`.
-std::string nearest_divisors(int64_t number, int64_t value);
+// The layout, or which size or order contradicts which other.
+OrRefusal<Layout> try_layout(LayoutOptions options);
 
 }  // namespace troupe

@@ -5,15 +5,13 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "parallel/layout.h"
 
 namespace troupe {
 namespace {
 
-constexpr std::string_view kFlag = "--pipeline-model-parallel-layout";
 constexpr size_t kMostSymbols = 100'000;
 
-// Writes the text's repetitions out.
+// Writes the text's repetitions out. Stops at the first problem.
 class Expander {
  public:
   explicit Expander(std::string_view text) : text_(text) {}
@@ -24,13 +22,19 @@ class Expander {
     return symbols;
   }
 
+  // Empty: none.
+  const std::string& problem() const { return problem_; }
+
  private:
-  [[noreturn]] void refuse(std::string_view problem) const {
-    throw_bad_request(
-        fmt::format("{} {}: at character {}: {}. It is made of E (embedding), t (decoder layer), m "
-                    "(MTP layer), L (loss), | (next stage), x*n and (...)*n.",
-                    kFlag, text_, at_ + 1, problem));
+  void refuse(std::string_view problem) {
+    if (has_problem()) return;
+    problem_ = fmt::format(
+        "at character {}: {}. It is made of E (embedding), t (decoder layer), m (MTP "
+        "layer), L (loss), | (next stage), x*n and (...)*n.",
+        at_ + 1, problem);
   }
+
+  bool has_problem() const { return !problem_.empty(); }
 
   void skip_blanks() {
     while (at_ < text_.size() && (text_[at_] == ',' || text_[at_] == ' ')) ++at_;
@@ -41,44 +45,61 @@ class Expander {
     const size_t begin = at_;
     while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
       value = value * 10 + (text_[at_] - '0');
-      if (value > static_cast<int32_t>(kMostSymbols)) refuse("the number is too large");
+      if (value > static_cast<int32_t>(kMostSymbols)) {
+        refuse("the number is too large");
+        return 0;
+      }
       ++at_;
     }
     if (at_ == begin) refuse("a number must follow '*'");
     return value;
   }
 
+  // A symbol or a group in brackets, of which the end is left to the caller.
+  std::string item(int depth) {
+    const char symbol = text_[at_];
+    if (symbol != '(') {
+      if (std::string_view("EtmL|").find(symbol) == std::string_view::npos) {
+        refuse(fmt::format("'{}' means nothing here", symbol));
+      }
+      return std::string(1, symbol);
+    }
+    const size_t open = at_++;
+    std::string group = sequence(depth + 1);
+    if (at_ == text_.size()) {
+      at_ = open;
+      refuse("this '(' is not closed");
+    }
+    return group;
+  }
+
+  // What follows an item: "*n" says how often it stands.
+  int32_t repetitions() {
+    skip_blanks();
+    if (at_ == text_.size() || text_[at_] != '*') return 1;
+    ++at_;
+    skip_blanks();
+    return number();
+  }
+
   std::string sequence(int depth) {
     if (depth > 16) refuse("too many '(' within each other");
     std::string symbols;
-    for (skip_blanks(); at_ < text_.size() && text_[at_] != ')'; skip_blanks()) {
-      std::string item(1, text_[at_]);
-      if (item == "(") {
-        const size_t open = at_++;
-        item = sequence(depth + 1);
-        if (at_ == text_.size()) {
-          at_ = open;
-          refuse("this '(' is not closed");
-        }
-      } else if (std::string_view("EtmL|").find(item) == std::string_view::npos) {
-        refuse(fmt::format("'{}' means nothing here", item == "*" ? "*" : item));
-      }
+    for (skip_blanks(); !has_problem() && at_ < text_.size() && text_[at_] != ')'; skip_blanks()) {
+      const std::string next = item(depth);
+      if (has_problem()) break;
       ++at_;
-      skip_blanks();
-      int32_t times = 1;
-      if (at_ < text_.size() && text_[at_] == '*') {
-        ++at_;
-        skip_blanks();
-        times = number();
-      }
-      if (symbols.size() + item.size() * static_cast<size_t>(times) > kMostSymbols) {
+      const int32_t times = repetitions();
+      if (symbols.size() + next.size() * static_cast<size_t>(times) > kMostSymbols) {
         refuse("more than 100000 symbols");
+        break;
       }
-      for (int32_t i = 0; i < times; ++i) symbols += item;
+      for (int32_t i = 0; i < times; ++i) symbols += next;
     }
     return symbols;
   }
 
+  std::string problem_;
   std::string_view text_;
   size_t at_ = 0;
 };
@@ -115,57 +136,54 @@ std::vector<PipelineStage> split_stages(std::string_view symbols) {
   return stages;
 }
 
-void check_symbols(std::string_view text, std::string_view symbols, int32_t layers,
-                   int32_t mtp_layers) {
-  const auto refuse = [&](const std::string& problem) {
-    throw_bad_request(fmt::format("{} {}: {}", kFlag, text, problem));
-  };
+// What the symbols break; empty: nothing.
+std::string problem_of_symbols(std::string_view symbols, int32_t layers, int32_t mtp_layers) {
   const auto count = [&](char symbol) {
     return std::count(symbols.begin(), symbols.end(), symbol);
   };
   const size_t first_end = std::min(symbols.find('|'), symbols.size());
   const size_t last_begin = symbols.rfind('|') == std::string_view::npos ? 0 : symbols.rfind('|');
   if (count('E') != 1 || symbols.find('E') > first_end || symbols.find('E') != 0) {
-    refuse(fmt::format("E (embedding) must stand once, at the very beginning; it stands {} times.",
-                       count('E')));
+    return fmt::format("E (embedding) must stand once, at the very beginning; it stands {} times.",
+                       count('E'));
   }
   if (count('L') != 1 || symbols.find('L') < last_begin || symbols.back() != 'L') {
-    refuse(
-        fmt::format("L (loss) must stand once, at the very end; it stands {} times.", count('L')));
+    return fmt::format("L (loss) must stand once, at the very end; it stands {} times.",
+                       count('L'));
   }
   if (count('t') != layers) {
-    refuse(fmt::format("it has {} decoder layers (t), the model has {}.", count('t'), layers));
+    return fmt::format("it has {} decoder layers (t), the model has {}.", count('t'), layers);
   }
   if (count('m') != mtp_layers) {
-    refuse(fmt::format("it has {} MTP layers (m), the model has {}.", count('m'), mtp_layers));
+    return fmt::format("it has {} MTP layers (m), the model has {}.", count('m'), mtp_layers);
   }
   const size_t mtp = symbols.find('m');
   if (mtp != std::string_view::npos && symbols.find('t', mtp) != std::string_view::npos) {
-    refuse("MTP layers (m) must come after all decoder layers (t).");
+    return "MTP layers (m) must come after all decoder layers (t).";
   }
+  return "";
 }
 
-void check_mtp(std::string_view text, const PipelinePartition& partition) {
+// What the stages' MTP layers break; empty: nothing.
+std::string problem_of_mtp(const PipelinePartition& partition) {
   const auto has_mtp = [](const PipelineStage& stage) { return stage.mtp_layers > 0; };
   const auto& stages = partition.stages;
   const auto found = std::find_if(stages.begin(), stages.end(), has_mtp);
-  if (found == stages.end()) return;
-  const auto refuse = [&](std::string_view rule) {
-    throw_bad_request(fmt::format("{} {}: {}", kFlag, text, rule));
-  };
+  if (found == stages.end()) return "";
   if (std::count_if(stages.begin(), stages.end(), has_mtp) > 1) {
-    refuse("all MTP layers (m) must stand in one stage.");
+    return "all MTP layers (m) must stand in one stage.";
   }
   const StagePlace place = partition.place_of(static_cast<int32_t>(found - stages.begin()));
   if (place.chunk != partition.chunks - 1) {
-    refuse(
-        fmt::format("MTP layers (m) must stand in the last chunk of a rank, that is in one of "
-                    "the last {} stages.",
-                    partition.ranks));
+    return fmt::format(
+        "MTP layers (m) must stand in the last chunk of a rank, that is in one of "
+        "the last {} stages.",
+        partition.ranks);
   }
   if (place.rank == 0 && partition.ranks > 1) {
-    refuse("MTP layers (m) cannot stand on the first rank of the pipeline.");
+    return "MTP layers (m) cannot stand on the first rank of the pipeline.";
   }
+  return "";
 }
 
 }  // namespace
@@ -211,17 +229,23 @@ std::vector<int32_t> PipelinePartition::embedding_ranks(bool tied) const {
   return found;
 }
 
-PipelinePartition even_partition(int32_t layers, int32_t ranks, int32_t chunks,
-                                 StagePlacement placement) {
+OrRefusal<PipelinePartition> even_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                            StagePlacement placement) {
   const int64_t stages = int64_t{ranks} * chunks;
   if (layers % stages != 0) {
+    const std::vector<int64_t> nearest =
+        nearest_values(ranks, layers, [&](int64_t pp) { return layers % (pp * chunks) == 0; });
     const std::string sizes =
-        nearest_choices(ranks, layers, [&](int64_t pp) { return layers % (pp * chunks) == 0; });
-    throw_bad_request(fmt::format(
-        "--pipeline-model-parallel-size {}: {} layers cannot be cut into {} x {} = {} equal stages "
-        "(ranks of the pipeline x stages of each). {}{} cuts them unevenly.",
-        ranks, layers, ranks, chunks, stages,
-        sizes.empty() ? "" : fmt::format("Nearest sizes: {}; or ", sizes), kFlag));
+        nearest.empty() ? "" : fmt::format("Nearest sizes: {}; or ", text_of_values(nearest));
+    return Refusal{
+        .setting = Setting::pipeline_parallel,
+        .message = {Setting::pipeline_parallel,
+                    fmt::format(
+                        " {}: {} layers cannot be cut into {} x {} = {} equal stages (ranks "
+                        "of the pipeline x stages of each). {}",
+                        ranks, layers, ranks, chunks, stages, sizes),
+                    Setting::pipeline_layout, " cuts them unevenly."},
+        .nearest = nearest};
   }
   PipelinePartition partition{
       .ranks = ranks, .chunks = chunks, .placement = placement, .stages = {}};
@@ -255,16 +279,19 @@ PipelinePartition partition_of_sizes(const std::vector<int32_t>& sizes, int32_t 
 }
 
 // Stages of equal size, where the embedding or the loss takes the place of a layer.
-std::vector<int32_t> sizes_with_ends(int32_t layers, int32_t stages, const UnevenStages& uneven) {
+OrRefusal<std::vector<int32_t>> sizes_with_ends(int32_t layers, int32_t stages,
+                                                const UnevenStages& uneven) {
   const int32_t counted = (uneven.count_embedding ? 1 : 0) + (uneven.count_loss ? 1 : 0);
   const int64_t all = int64_t{layers} + counted;
   if (all % stages != 0) {
-    throw_bad_request(
-        fmt::format("--account-for-{}-in-pipeline-split: {} layers and {} that {} as such cannot "
-                    "be cut into {} "
-                    "equal stages. {} cuts them as you say.",
-                    uneven.count_embedding ? "embedding" : "loss", layers, counted,
-                    counted == 1 ? "counts" : "count", stages, kFlag));
+    const Setting setting = uneven.count_embedding ? Setting::count_embedding : Setting::count_loss;
+    return Refusal{
+        .setting = setting,
+        .message = {setting,
+                    fmt::format(": {} layers and {} that {} as such cannot be cut into {} equal "
+                                "stages. ",
+                                layers, counted, counted == 1 ? "counts" : "count", stages),
+                    Setting::pipeline_layout, " cuts them as you say."}};
   }
   std::vector<int32_t> sizes(static_cast<size_t>(stages), static_cast<int32_t>(all / stages));
   if (uneven.count_embedding) --sizes.front();
@@ -272,22 +299,29 @@ std::vector<int32_t> sizes_with_ends(int32_t layers, int32_t stages, const Uneve
   return sizes;
 }
 
+// The layers of the first rank, or of the last one, cannot be as many as was said.
+Refusal refuse_end(const UnevenStages& uneven, bool is_last, const std::string& problem) {
+  const Setting setting = is_last ? Setting::last_stage_layers : Setting::first_stage_layers;
+  const int32_t layers = is_last ? uneven.last_layers : uneven.first_layers;
+  return {.setting = setting, .message = {setting, fmt::format(" {}: {}", layers, problem)}};
+}
+
 // The layers of each rank, where those of the ends are given.
-std::vector<int32_t> layers_by_rank(int32_t layers, int32_t ranks, const UnevenStages& uneven) {
+OrRefusal<std::vector<int32_t>> layers_by_rank(int32_t layers, int32_t ranks,
+                                               const UnevenStages& uneven) {
   const int32_t named = (uneven.first_layers > 0 ? 1 : 0) + (uneven.last_layers > 0 ? 1 : 0);
   const int64_t left = int64_t{layers} - uneven.first_layers - uneven.last_layers;
   const int32_t others = ranks - named;
-  const auto refuse = [&](const std::string& problem) {
-    throw_bad_request(fmt::format(
-        "--decoder-{}-pipeline-num-layers {}: {}", uneven.first_layers > 0 ? "first" : "last",
-        uneven.first_layers > 0 ? uneven.first_layers : uneven.last_layers, problem));
-  };
-  if (others < 0) refuse("the pipeline has one rank, whose layers are those of the model.");
+  const bool by_last = uneven.first_layers == 0;
+  if (others < 0) {
+    return refuse_end(uneven, by_last,
+                      "the pipeline has one rank, whose layers are those of the model.");
+  }
   if (left < others || (others == 0 && left != 0) || (others > 0 && left % others != 0)) {
-    refuse(
-        fmt::format("of {} layers {} are left for the {} other ranks of the pipeline, which must "
-                    "have equally many each.",
-                    layers, left, others));
+    return refuse_end(uneven, by_last,
+                      fmt::format("of {} layers {} are left for the {} other ranks of the "
+                                  "pipeline, which must have equally many each.",
+                                  layers, left, others));
   }
   std::vector<int32_t> sizes(static_cast<size_t>(ranks),
                              others == 0 ? 0 : static_cast<int32_t>(left / others));
@@ -296,75 +330,100 @@ std::vector<int32_t> layers_by_rank(int32_t layers, int32_t ranks, const UnevenS
   return sizes;
 }
 
-// Names the flag that says how many layers the rank has, or that the others follow from.
-[[noreturn]] void refuse_chunks(const UnevenStages& uneven, int32_t ranks, int32_t rank,
-                                int32_t layers, int32_t chunks) {
+// Names what says how many layers the rank has, or what the others follow from.
+Refusal refuse_chunks(const UnevenStages& uneven, int32_t ranks, int32_t rank, int32_t layers,
+                      int32_t chunks) {
   const bool is_last = uneven.last_layers > 0 && rank + 1 == ranks;
-  const bool by_last = is_last || uneven.first_layers == 0;
-  throw_bad_request(fmt::format(
-      "--decoder-{}-pipeline-num-layers {}: rank {} of the pipeline then has {} {}, which its {} "
-      "stages cannot share equally.",
-      by_last ? "last" : "first", by_last ? uneven.last_layers : uneven.first_layers, rank, layers,
-      layers == 1 ? "layer" : "layers", chunks));
+  return refuse_end(uneven, is_last || uneven.first_layers == 0,
+                    fmt::format("rank {} of the pipeline then has {} {}, which its {} stages "
+                                "cannot share equally.",
+                                rank, layers, layers == 1 ? "layer" : "layers", chunks));
+}
+
+// The layers of each stage, where the first and the last rank have their own number.
+OrRefusal<std::vector<int32_t>> sizes_with_uneven_ranks(int32_t layers, int32_t ranks,
+                                                        int32_t chunks, const UnevenStages& uneven,
+                                                        StagePlacement placement) {
+  OrRefusal<std::vector<int32_t>> by_rank = layers_by_rank(layers, ranks, uneven);
+  if (by_rank.refusal() != nullptr) return by_rank;
+  std::vector<int32_t> sizes;
+  for (int32_t stage = 0; stage < ranks * chunks; ++stage) {
+    const int32_t rank = place_of_stage(placement, ranks, stage).rank;
+    const int32_t of_rank = by_rank.value()[static_cast<size_t>(rank)];
+    if (of_rank % chunks != 0) return refuse_chunks(uneven, ranks, rank, of_rank, chunks);
+    sizes.push_back(of_rank / chunks);
+  }
+  return sizes;
 }
 
 }  // namespace
 
-PipelinePartition uneven_partition(int32_t layers, int32_t ranks, int32_t chunks,
-                                   const UnevenStages& uneven, StagePlacement placement) {
+OrRefusal<PipelinePartition> uneven_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                              const UnevenStages& uneven,
+                                              StagePlacement placement) {
   const bool counts_ends = uneven.count_embedding || uneven.count_loss;
   if (counts_ends && (uneven.first_layers > 0 || uneven.last_layers > 0)) {
-    throw_bad_request(
-        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers exclude "
-        "--account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split.");
+    return Refusal{
+        .setting =
+            uneven.first_layers > 0 ? Setting::first_stage_layers : Setting::last_stage_layers,
+        .message = {Setting::first_stage_layers, " and ", Setting::last_stage_layers, " exclude ",
+                    Setting::count_embedding, " and ", Setting::count_loss, "."}};
   }
   const int64_t stages = int64_t{ranks} * chunks;
   if (stages > static_cast<int64_t>(kMostSymbols)) {
-    throw_bad_request(
-        fmt::format("--pipeline-model-parallel-size {} with {} stages of each rank: "
-                    "more than {} stages.",
-                    ranks, chunks, kMostSymbols));
+    return Refusal{.setting = Setting::pipeline_parallel,
+                   .message = {Setting::pipeline_parallel,
+                               fmt::format(" {} with {} stages of each rank: more than {} stages.",
+                                           ranks, chunks, kMostSymbols)}};
   }
-  if (counts_ends) {
-    return partition_of_sizes(sizes_with_ends(layers, static_cast<int32_t>(stages), uneven), ranks,
-                              placement);
-  }
-  const std::vector<int32_t> by_rank = layers_by_rank(layers, ranks, uneven);
-  std::vector<int32_t> sizes;
-  for (int32_t stage = 0; stage < stages; ++stage) {
-    const int32_t rank = place_of_stage(placement, ranks, stage).rank;
-    const int32_t of_rank = by_rank[static_cast<size_t>(rank)];
-    if (of_rank % chunks != 0) {
-      refuse_chunks(uneven, ranks, rank, of_rank, chunks);
-    }
-    sizes.push_back(of_rank / chunks);
-  }
-  return partition_of_sizes(sizes, ranks, placement);
+  OrRefusal<std::vector<int32_t>> sizes =
+      counts_ends ? sizes_with_ends(layers, static_cast<int32_t>(stages), uneven)
+                  : sizes_with_uneven_ranks(layers, ranks, chunks, uneven, placement);
+  if (sizes.refusal() != nullptr) return *sizes.refusal();
+  return partition_of_sizes(sizes.value(), ranks, placement);
 }
 
-PipelinePartition parse_partition(std::string_view text, int32_t layers, int32_t mtp_layers,
-                                  int32_t ranks, StagePlacement placement) {
-  const std::string symbols = Expander(text).expand();
-  check_symbols(text, symbols, layers, mtp_layers);
+OrRefusal<PipelinePartition> parse_partition(std::string_view text, int32_t layers,
+                                             int32_t mtp_layers, int32_t ranks,
+                                             StagePlacement placement) {
+  const auto refuse = [&](const std::string& problem) {
+    return Refusal{.setting = Setting::pipeline_layout,
+                   .message = {Setting::pipeline_layout, fmt::format(" {}: {}", text, problem)}};
+  };
+  Expander expander(text);
+  const std::string symbols = expander.expand();
+  if (!expander.problem().empty()) return refuse(expander.problem());
+  if (const std::string problem = problem_of_symbols(symbols, layers, mtp_layers);
+      !problem.empty()) {
+    return refuse(problem);
+  }
   PipelinePartition partition;
   partition.ranks = ranks;
   partition.placement = placement;
   partition.stages = split_stages(symbols);
   const auto count = static_cast<int32_t>(partition.stages.size());
   if (count % ranks != 0) {
-    throw_bad_request(fmt::format(
-        "{} {}: it has {} stages, which is not a multiple of --pipeline-model-parallel-size {}. "
-        "Nearest sizes: {}; or add {} empty stages (|).",
-        kFlag, text, count, ranks, nearest_divisors(count, ranks), ranks - count % ranks));
+    return Refusal{
+        .setting = Setting::pipeline_layout,
+        .message = {
+            Setting::pipeline_layout,
+            fmt::format(" {}: it has {} stages, which is not a multiple of ", text, count),
+            Setting::pipeline_parallel,
+            fmt::format(" {}. Nearest sizes: {}; or add {} empty stages (|).", ranks,
+                        text_of_values(nearest_divisors(count, ranks)), ranks - count % ranks)}};
   }
   partition.chunks = count / ranks;
   if (placement == StagePlacement::v && partition.chunks != 2) {
-    throw_bad_request(fmt::format(
-        "{} {}: it has {} stages; --pipeline-schedule zb-v places two on each rank, {} for "
-        "--pipeline-model-parallel-size {}.",
-        kFlag, text, count, 2 * int64_t{ranks}, ranks));
+    return Refusal{
+        .setting = Setting::pipeline_layout,
+        .message = {Setting::pipeline_layout, fmt::format(" {}: it has {} stages; ", text, count),
+                    Setting::pipeline_schedule,
+                    fmt::format(" zb-v places two on each rank, {} for ", 2 * int64_t{ranks}),
+                    Setting::pipeline_parallel, fmt::format(" {}.", ranks)}};
   }
-  check_mtp(text, partition);
+  if (const std::string problem = problem_of_mtp(partition); !problem.empty()) {
+    return refuse(problem);
+  }
   return partition;
 }
 

@@ -4,14 +4,16 @@
 // chunks (virtual stages). They are placed in a loop (stage j is chunk j / pp of rank j mod pp), or
 // in a V (two chunks: down the ranks and back up), which zb-v needs.
 //
-// Pure functions; any thread. A partition that cannot be is a UserError (bad request) that names
-// the flag, the place in the text, and the rule.
+// Pure functions; any thread. A partition that cannot be is refused with the rule and, in a text,
+// the place.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "parallel/refusal.h"
 
 namespace troupe {
 
@@ -52,9 +54,8 @@ struct PipelinePartition {
 };
 
 // ranks x chunks stages of equally many layers. Refuses `layers` that cannot be cut so.
-// `chunks_flag` is what the user gave for the number of chunks, for messages.
-PipelinePartition even_partition(int32_t layers, int32_t ranks, int32_t chunks,
-                                 StagePlacement placement);
+OrRefusal<PipelinePartition> even_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                            StagePlacement placement);
 
 // What makes stages uneven without a text that spells them out: Megatron's
 // --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers (layers of the first
@@ -73,8 +74,8 @@ struct UnevenStages {
 // ranks x chunks stages, those that `uneven` does not name equally large. A rank's layers are
 // shared equally by its chunks. Refuses layers that cannot be cut so, and layers of a rank together
 // with parts that count as layers.
-PipelinePartition uneven_partition(int32_t layers, int32_t ranks, int32_t chunks,
-                                   const UnevenStages& uneven, StagePlacement placement);
+OrRefusal<PipelinePartition> uneven_partition(int32_t layers, int32_t ranks, int32_t chunks,
+                                              const UnevenStages& uneven, StagePlacement placement);
 
 // Stages as a text spells them out (Megatron's --pipeline-model-parallel-layout): E embedding, t
 // decoder layer, m MTP layer, L loss, | between stages, x*n a symbol n times, (...)*n a group n
@@ -82,8 +83,9 @@ PipelinePartition uneven_partition(int32_t layers, int32_t ranks, int32_t chunks
 // stage; L once, in the last; all m in one stage, after all t, in the last chunk of a rank that is
 // not the first; there are `layers` t and `mtp_layers` m; the number of stages is a multiple of
 // `ranks`.
-PipelinePartition parse_partition(std::string_view text, int32_t layers, int32_t mtp_layers,
-                                  int32_t ranks, StagePlacement placement);
+OrRefusal<PipelinePartition> parse_partition(std::string_view text, int32_t layers,
+                                             int32_t mtp_layers, int32_t ranks,
+                                             StagePlacement placement);
 
 // The partition written as parse_partition reads it, repetitions of a symbol shortened:
 // "Et*3|t*4|t*4|t*3L".

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "parallel/layout.h"
 
 namespace troupe {
 namespace {
@@ -530,65 +529,83 @@ std::string_view name_of(PipelineSchedule schedule) {
   return "?";
 }
 
-void check_shape(const PipelineShape& shape) {
-  TROUPE_CHECK(shape.ranks >= 1 && shape.chunks >= 1 && shape.micro_batches >= 1,
-               "a shape with ranks, chunks and micro-batches");
-  if (shape.merged && shape.schedule != PipelineSchedule::one_f_one_b) {
-    throw_bad_request(
-        fmt::format("--overlap-moe-expert-parallel-comm pairs forwards and backwards of 1f1b; "
-                    "--pipeline-schedule {} has an order of its own. Leave one of them out.",
-                    name_of(shape.schedule)));
-  }
-  if (shape.schedule == PipelineSchedule::zb_h1 && shape.chunks != 1) {
-    throw_bad_request(
-        fmt::format("--pipeline-schedule zb-h1 has one stage per rank, not {}. Leave the virtual "
-                    "stages out, or use 1f1b (interleaved) or zb-v.",
-                    shape.chunks));
-  }
-  if (shape.schedule == PipelineSchedule::zb_v && (shape.chunks != 2 || shape.ranks == 1)) {
-    throw_bad_request(
-        fmt::format("--pipeline-schedule zb-v has two stages on each of at least two ranks, not {} "
-                    "on {}. Use --num-virtual-stages-per-pipeline-rank 2 with "
-                    "--pipeline-model-parallel-size 2 or more.",
-                    shape.chunks, shape.ranks));
-  }
-  const bool interleaved = shape.schedule == PipelineSchedule::one_f_one_b && shape.chunks > 1;
-  if (!interleaved) {
-    if (shape.group_size > 0) {
-      throw_bad_request(
-          "--microbatch-group-size-per-virtual-pipeline-stage belongs to the interleaved schedule: "
-          "--pipeline-schedule 1f1b with several virtual stages. Leave it out.");
-    }
-    return;
-  }
+namespace {
+
+// The interleaved schedule: 1f1b with several stages of each rank.
+std::optional<Refusal> check_interleaved(const PipelineShape& shape) {
   if (shape.ranks == 1) {
-    throw_bad_request(
-        fmt::format("{} virtual stages need --pipeline-model-parallel-size 2 or more; with 1 there "
-                    "is nothing to interleave.",
-                    shape.chunks));
+    return Refusal{.setting = Setting::pipeline_parallel,
+                   .message = {fmt::format("{} virtual stages need ", shape.chunks),
+                               Setting::pipeline_parallel,
+                               " 2 or more; with 1 there is nothing to interleave."}};
   }
-  const int32_t group = shape.group();
   if (shape.micro_batches < shape.ranks) {
-    throw_bad_request(fmt::format(
-        "The interleaved schedule needs at least as many micro-batches as pipeline ranks: {}, not "
-        "{}. Raise --global-batch-size, or leave the virtual stages out.",
-        shape.ranks, shape.micro_batches));
+    return Refusal{
+        .setting = Setting::global_batch_size,
+        .message = {fmt::format("The interleaved schedule needs at least as many micro-batches as "
+                                "pipeline ranks: {}, not {}. Raise ",
+                                shape.ranks, shape.micro_batches),
+                    Setting::global_batch_size, ", or leave the virtual stages out."}};
   }
   const auto valid = [&](int64_t size) {
     return size >= shape.ranks &&
            (shape.micro_batches % size == 0 || shape.micro_batches % size >= shape.ranks);
   };
-  if (group <= shape.micro_batches && valid(group)) return;
-  throw_bad_request(fmt::format(
-      "--microbatch-group-size-per-virtual-pipeline-stage {}: it must be at least the {} ranks of "
-      "the pipeline and at most the {} micro-batches, and the last group, of the micro-batches "
-      "that are left, must be none or at least {}, too. Nearest: {}.",
-      group, shape.ranks, shape.micro_batches, shape.ranks,
-      nearest_choices(group, shape.micro_batches, valid)));
+  const int32_t group = shape.group();
+  if (group <= shape.micro_batches && valid(group)) return std::nullopt;
+  const std::vector<int64_t> nearest = nearest_values(group, shape.micro_batches, valid);
+  return Refusal{
+      .setting = Setting::micro_batch_group,
+      .message = {Setting::micro_batch_group,
+                  fmt::format(" {}: it must be at least the {} ranks of the pipeline and at most "
+                              "the {} micro-batches, and the last group, of the micro-batches that "
+                              "are left, must be none or at least {}, too. Nearest: {}.",
+                              group, shape.ranks, shape.micro_batches, shape.ranks,
+                              text_of_values(nearest))},
+      .nearest = nearest};
+}
+
+}  // namespace
+
+std::optional<Refusal> check_shape(const PipelineShape& shape) {
+  TROUPE_CHECK(shape.ranks >= 1 && shape.chunks >= 1 && shape.micro_batches >= 1,
+               "a shape with ranks, chunks and micro-batches");
+  constexpr Setting kSchedule = Setting::pipeline_schedule;
+  if (shape.merged && shape.schedule != PipelineSchedule::one_f_one_b) {
+    return Refusal{.setting = kSchedule,
+                   .message = {Setting::merge_micro_batches,
+                               " pairs forwards and backwards of 1f1b; ", kSchedule,
+                               fmt::format(" {} has an order of its own. Leave one of them out.",
+                                           name_of(shape.schedule))}};
+  }
+  if (shape.schedule == PipelineSchedule::zb_h1 && shape.chunks != 1) {
+    return Refusal{
+        .setting = kSchedule,
+        .message = {kSchedule,
+                    fmt::format(" zb-h1 has one stage per rank, not {}. Leave the virtual stages "
+                                "out, or use 1f1b (interleaved) or zb-v.",
+                                shape.chunks)}};
+  }
+  if (shape.schedule == PipelineSchedule::zb_v && (shape.chunks != 2 || shape.ranks == 1)) {
+    return Refusal{
+        .setting = kSchedule,
+        .message = {kSchedule,
+                    fmt::format(" zb-v has two stages on each of at least two ranks, not {} on {}. "
+                                "Use ",
+                                shape.chunks, shape.ranks),
+                    Setting::virtual_stages, " 2 with ", Setting::pipeline_parallel,
+                    " 2 or more."}};
+  }
+  const bool interleaved = shape.schedule == PipelineSchedule::one_f_one_b && shape.chunks > 1;
+  if (interleaved) return check_interleaved(shape);
+  if (shape.group_size <= 0) return std::nullopt;
+  return Refusal{.setting = Setting::micro_batch_group,
+                 .message = {Setting::micro_batch_group, " belongs to the interleaved schedule: ",
+                             kSchedule, " 1f1b with several virtual stages. Leave it out."}};
 }
 
 PipelineTable build_pipeline_table(const PipelineShape& shape) {
-  check_shape(shape);
+  TROUPE_CHECK(!check_shape(shape), "a shape that has a schedule");
   PipelineTable table;
   table.shape = shape;
   const std::vector<Order> orders = computing_orders(shape);

@@ -12,16 +12,18 @@
 //          DualPipeV). The order is found greedily: data gradients first, then forwards, and weight
 //          gradients where nothing else can run or memory is full.
 //
-// A schedule is a pure function of its shape: plain data, any thread. A shape that cannot be is a
-// UserError (bad request).
+// A schedule is a pure function of its shape: plain data, any thread. A shape that cannot be is
+// refused by check_shape().
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "parallel/pipeline_partition.h"
+#include "parallel/refusal.h"
 
 namespace troupe {
 
@@ -52,7 +54,7 @@ struct PipelineShape {
 };
 
 // Refuses shapes without a schedule, with the rule and the nearest valid values.
-void check_shape(const PipelineShape& shape);
+[[nodiscard]] std::optional<Refusal> check_shape(const PipelineShape& shape);
 
 enum class PipelineAction : uint8_t {
   forward,
@@ -85,6 +87,7 @@ struct PipelineTable {
   std::vector<std::vector<PipelineStep>> ranks;
 };
 
+// Of a shape that check_shape() does not refuse.
 PipelineTable build_pipeline_table(const PipelineShape& shape);
 
 // What keeps the table from being carried out, empty when nothing does: a stage computed twice, too

@@ -28,7 +28,12 @@ void RunSaver::go_on_from(int64_t step, bool by_clock) {
 }
 
 void RunSaver::lock() {
-  if (!is_off()) lock_ = std::make_unique<FolderLock>(options_.save);
+  if (is_off()) return;
+  try {
+    lock_ = std::make_unique<FolderLock>(options_.save);
+  } catch (const UserError& error) {
+    throw UserError(error.status(), fmt::format("--save {}", error.what()));
+  }
 }
 
 void RunSaver::refuse_foreign_folder() const {

@@ -20,6 +20,7 @@
 #include "io/safetensors.h"
 #include "model/parameter_layout.h"
 #include "optimizer/adamw_optimizer.h"
+#include "options/refusals.h"
 #include "parallel/bytes.h"
 #include "parallel/group_schedule.h"
 #include "parallel/rank_communicators.h"
@@ -573,7 +574,7 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   }
   ProcessGroup& group = *ranks.group;
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
-  check_layout(config, ranks.layout->layout, reference.sequence);
+  require_accepted(check_layout(config, ranks.layout->layout, reference.sequence));
   check_ranks(reference, ranks.layout->layout, folder);
   if (device == Device::cuda) {
     run_ranks(group, [&](int rank) {

@@ -26,7 +26,7 @@ TEST(FolderLock, ASecondHolderIsToldWhoTheFirstIs) {
   const std::string message =
       message_of(ExitStatus::bad_request, [&] { const FolderLock second(dir / "run"); });
   expect_phrase(message, "process " + std::to_string(::getpid()));
-  expect_phrase(message, "--save " + (dir / "run"));
+  EXPECT_EQ(message.find((dir / "run") + ": "), 0U) << message;
   const FolderLock elsewhere(dir / "other");
   first.reset();
   EXPECT_TRUE(FolderLock(dir / "run").holds());

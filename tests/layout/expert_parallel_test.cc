@@ -206,7 +206,7 @@ ModelPart part_of(const Case& c, int32_t rank) {
   options.order = c.order;
   return {.run = std::make_shared<const RunLayout>(RunLayout{
               .layout = Layout(options),
-              .partition = even_partition(c.config.num_layers, 1, 1, StagePlacement::loop),
+              .partition = even_partition(c.config.num_layers, 1, 1, StagePlacement::loop).value(),
               .schedule = {}}),
           .rank = rank};
 }

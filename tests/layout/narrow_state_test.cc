@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "model/parameter_layout.h"
 #include "ops/adamw/moment_blocks.h"
+#include "options/refusals.h"
 #include "program/test_models.h"
 #include "support/adamw_state.h"
 #include "support/files.h"
@@ -295,12 +296,9 @@ TEST(NarrowCheckpoint, OfOneRankIsLoadedByAnyLayout) {
 std::string refusal(const ModelConfig& config, const Sizes& sizes) {
   LayoutCase each = make_case("refused", sizes);
   each.model = config;
-  try {
-    check_moment_blocks(config, run_layout_of(each)->layout, "--exp-avg-dtype");
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
+  const std::optional<Refusal> found =
+      check_moment_blocks(config, run_layout_of(each)->layout, Setting::exp_avg_dtype);
+  return found ? text_of(*found) : "";
 }
 
 TEST(NarrowLayouts, ThatCutABlockAreRefused) {

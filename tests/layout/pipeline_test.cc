@@ -66,8 +66,10 @@ std::shared_ptr<const RunLayout> run_layout(const ModelConfig& config, const Pip
   PipelinePartition partition =
       pipeline.stages.empty()
           ? even_partition(config.num_layers, pipeline.ranks, pipeline.chunks, shape.placement())
+                .value()
           : parse_partition(pipeline.stages, config.num_layers, /*mtp_layers=*/0, pipeline.ranks,
-                            shape.placement());
+                            shape.placement())
+                .value();
   shape.chunks = partition.chunks;
   LayoutOptions options;
   options.world_size = pipeline.ranks * pipeline.replicas;
@@ -75,7 +77,7 @@ std::shared_ptr<const RunLayout> run_layout(const ModelConfig& config, const Pip
   options.sequence_parallel = config.num_experts > 0;
   options.embedding_places = partition.embedding_ranks(config.tie_embeddings);
   Layout layout(options);
-  check_layout(config, layout, 12);
+  EXPECT_FALSE(check_layout(config, layout, 12));
   return std::make_shared<const RunLayout>(
       RunLayout{std::move(layout), std::move(partition), shape});
 }

@@ -65,25 +65,23 @@ struct Sizes {
 
 // Nothing when the model cannot be cut so.
 std::shared_ptr<const RunLayout> make_layout(const ModelConfig& config, const Sizes& sizes) {
-  try {
-    PipelinePartition partition =
-        even_partition(config.num_layers, sizes.pp, sizes.chunks,
-                       sizes.v ? StagePlacement::v : StagePlacement::loop);
-    Layout layout({.world_size = sizes.world,
-                   .tensor_parallel = sizes.tp,
-                   .context_parallel = sizes.cp,
-                   .pipeline_parallel = sizes.pp,
-                   .expert_parallel = sizes.ep,
-                   .expert_tensor_parallel = sizes.etp,
-                   .optimizer_instances = sizes.instances,
-                   .sequence_parallel = true,
-                   .embedding_places = partition.embedding_ranks(config.tie_embeddings)});
-    check_layout(config, layout, 64);
-    return std::make_shared<const RunLayout>(
-        RunLayout{std::move(layout), std::move(partition), {}, sizes.sharding});
-  } catch (const UserError&) {
-    return nullptr;
-  }
+  OrRefusal<PipelinePartition> partition =
+      even_partition(config.num_layers, sizes.pp, sizes.chunks,
+                     sizes.v ? StagePlacement::v : StagePlacement::loop);
+  if (partition.refusal() != nullptr) return nullptr;
+  OrRefusal<Layout> layout =
+      try_layout({.world_size = sizes.world,
+                  .tensor_parallel = sizes.tp,
+                  .context_parallel = sizes.cp,
+                  .pipeline_parallel = sizes.pp,
+                  .expert_parallel = sizes.ep,
+                  .expert_tensor_parallel = sizes.etp,
+                  .optimizer_instances = sizes.instances,
+                  .sequence_parallel = true,
+                  .embedding_places = partition.value().embedding_ranks(config.tie_embeddings)});
+  if (layout.refusal() != nullptr || check_layout(config, layout.value(), 64)) return nullptr;
+  return std::make_shared<const RunLayout>(
+      RunLayout{std::move(layout.value()), std::move(partition.value()), {}, sizes.sharding});
 }
 
 std::string name_of(const RunLayout& run) {

@@ -206,7 +206,7 @@ TEST_F(ModelOptions, SinkhornRoutesToOneExpertOfAConfigThatCouldNot) {
   config.hf_architecture = "MixtralForCausalLM";
   config.moe_router_topk = 1;
   put_file(folder / "config.json", write_hf_config(config));
-  expect_part(refused_model(), "needs --moe-router-pre-softmax");
+  expect_part(refused_model(), "needs moe_router_pre_softmax");
   options.moe_router_load_balancing_type = {LoadBalancing::sinkhorn};
   EXPECT_TRUE(load_model_config(options).moe_router_sinkhorn);
 }

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "base/error.h"
+#include "options/refusals.h"
 
 namespace troupe {
 namespace {
 
 PipelinePartition parse(std::string_view text, int32_t layers, int32_t ranks,
                         int32_t mtp_layers = 0) {
-  return parse_partition(text, layers, mtp_layers, ranks, StagePlacement::loop);
+  return parse_partition(text, layers, mtp_layers, ranks, StagePlacement::loop).value();
 }
 
 // Interleaved stages: chunk v of rank r holds the layers from v (L / V) + r (L / PP / V) on.
@@ -21,7 +22,7 @@ TEST(PipelinePartition, EvenStagesFollowTheFormula) {
   for (const int32_t ranks : {1, 2, 4}) {
     for (const int32_t chunks : {1, 2, 3}) {
       const PipelinePartition partition =
-          even_partition(layers, ranks, chunks, StagePlacement::loop);
+          even_partition(layers, ranks, chunks, StagePlacement::loop).value();
       ASSERT_EQ(partition.stages.size(), static_cast<size_t>(ranks * chunks));
       for (int32_t stage = 0; stage < ranks * chunks; ++stage) {
         const StagePlace place = partition.place_of(stage);
@@ -38,7 +39,7 @@ TEST(PipelinePartition, EvenStagesFollowTheFormula) {
 }
 
 TEST(PipelinePartition, VGoesDownAndUpAgain) {
-  const PipelinePartition partition = even_partition(6, 3, 2, StagePlacement::v);
+  const PipelinePartition partition = even_partition(6, 3, 2, StagePlacement::v).value();
   std::vector<int32_t> ranks;
   for (int32_t stage = 0; stage < 6; ++stage) {
     ranks.push_back(partition.place_of(stage).rank);
@@ -78,16 +79,12 @@ TEST(PipelinePartition, EmptyStagesBlanksAndNestedRepetitions) {
 
 void expect_refused(std::string_view text, int32_t layers, int32_t ranks, const std::string& phrase,
                     int32_t mtp_layers = 0, StagePlacement placement = StagePlacement::loop) {
-  try {
-    parse_partition(text, layers, mtp_layers, ranks, placement);
-    ADD_FAILURE() << text << " was accepted";
-  } catch (const UserError& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(error.status(), ExitStatus::bad_request);
-    EXPECT_NE(message.find(phrase), std::string::npos)
-        << "'" << phrase << "' is not in: " << message;
-    EXPECT_NE(message.find("--pipeline-model-parallel-layout"), std::string::npos) << message;
-  }
+  const auto answer = parse_partition(text, layers, mtp_layers, ranks, placement);
+  ASSERT_NE(answer.refusal(), nullptr) << text << " was accepted";
+  EXPECT_EQ(answer.refusal()->setting, Setting::pipeline_layout);
+  const std::string message = text_of(*answer.refusal());
+  EXPECT_NE(message.find(phrase), std::string::npos) << "'" << phrase << "' is not in: " << message;
+  EXPECT_EQ(message.find("--pipeline-model-parallel-layout "), 0U) << message;
 }
 
 TEST(PipelinePartition, RefusesTextsThatMeanNothing) {
@@ -121,13 +118,14 @@ TEST(PipelinePartition, RefusesStagesThatBreakARule) {
 }
 
 TEST(PipelinePartition, EvenCutsNameTheNearestSizes) {
-  try {
-    even_partition(12, 5, 1, StagePlacement::loop);
-    ADD_FAILURE() << "12 layers cannot be cut into 5 equal stages";
-  } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("Nearest sizes: 4 or 6"), std::string::npos)
-        << error.what();
-  }
+  const auto answer = even_partition(12, 5, 1, StagePlacement::loop);
+  ASSERT_NE(answer.refusal(), nullptr) << "12 layers cannot be cut into 5 equal stages";
+  EXPECT_EQ(answer.refusal()->setting, Setting::pipeline_parallel);
+  EXPECT_EQ(answer.refusal()->nearest, (std::vector<int64_t>{4, 6}));
+  EXPECT_EQ(text_of(*answer.refusal()),
+            "--pipeline-model-parallel-size 5: 12 layers cannot be cut into 5 x 1 = 5 equal stages "
+            "(ranks of the pipeline x stages of each). Nearest sizes: 4 or 6; or "
+            "--pipeline-model-parallel-layout cuts them unevenly.");
 }
 
 }  // namespace

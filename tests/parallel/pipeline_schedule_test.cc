@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "options/refusals.h"
 
 namespace troupe {
 namespace {
@@ -227,10 +228,7 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
       shape.merged = below(2) == 1;
     }
     SCOPED_TRACE(describe(shape));
-    PipelineTable table;
-    try {
-      table = build_pipeline_table(shape);
-    } catch (const UserError&) {
+    if (check_shape(shape)) {
       // Megatron's rules, and those of the shapes.
       const int32_t group = shape.group_size > 0 ? shape.group_size : shape.ranks;
       const int32_t left = shape.micro_batches % group;
@@ -241,6 +239,7 @@ TEST(PipelineSchedule, RandomShapesAreCompleteAndCannotDeadlock) {
           << "a valid shape was refused";
       continue;
     }
+    const PipelineTable table = build_pipeline_table(shape);
     ++built;
     EXPECT_EQ(find_fault(table), "");
     expect_sound(table);
@@ -383,14 +382,10 @@ TEST(PipelineSchedule, Picture) {
 }
 
 void expect_refused(const PipelineShape& shape, const std::string& phrase) {
-  try {
-    check_shape(shape);
-    ADD_FAILURE() << describe(shape) << " was accepted";
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.status(), ExitStatus::bad_request);
-    EXPECT_NE(std::string(error.what()).find(phrase), std::string::npos)
-        << "'" << phrase << "' is not in: " << error.what();
-  }
+  const std::optional<Refusal> refusal = check_shape(shape);
+  ASSERT_TRUE(refusal.has_value()) << describe(shape) << " was accepted";
+  const std::string message = text_of(*refusal);
+  EXPECT_NE(message.find(phrase), std::string::npos) << "'" << phrase << "' is not in: " << message;
 }
 
 TEST(PipelineSchedule, RefusalsNameTheRule) {

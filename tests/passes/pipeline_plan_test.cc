@@ -43,7 +43,7 @@ class PipelinePlan : public ::testing::TestWithParam<PlanCase> {
                               .chunks = c.chunks,
                               .micro_batches = micro_batches};
     PipelinePartition partition =
-        even_partition(c.config.num_layers, c.ranks, c.chunks, shape.placement());
+        even_partition(c.config.num_layers, c.ranks, c.chunks, shape.placement()).value();
     LayoutOptions options;
     options.world_size = options.pipeline_parallel = c.ranks;
     options.embedding_places = partition.embedding_ranks(c.config.tie_embeddings);

@@ -136,6 +136,20 @@ class CheckStructure(unittest.TestCase):
         self.assertEqual(self.check({"passes/map.cc": "auto it = offsets.find(id);\n"}).returncode,
                          0)
 
+    def test_flags_below_options(self):
+        for text in ('"--ranks 3: too many"', '"use one rank (--ranks 1)"', 'R"(a\n--ranks)"'):
+            with self.subTest(text=text):
+                self.assert_violation({"parallel/layout.cc": f"\nauto t = {text};\n"},
+                                      "src/parallel/layout.cc:2", "spells a flag")
+
+    def test_flags_where_they_belong(self):
+        changes = {"options/ranks.cc": 'auto t = "--ranks 3";\n',
+                   "cli/run.cc": 'auto t = "--ranks 3";\n',
+                   "model/count.cc": "// --ranks in a comment\nint f(int n) { return --n; }\n",
+                   "ops/arrow.cc": 'auto t = "a -- b, c--d, ---x";\n'}
+        result = self.check(changes)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
     def test_folder_without_sources(self):
         with tempfile.TemporaryDirectory() as folder:
             result = subprocess.run([sys.executable, str(SCRIPT), folder], capture_output=True,

@@ -338,8 +338,8 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
   const StagePlacement placement =
       wanted.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
   PipelinePartition partition =
-      even ? even_partition(wanted.model.num_layers, pp, wanted.chunks, placement)
-           : parse_partition(wanted.stages, wanted.model.num_layers, 0, pp, placement);
+      even ? even_partition(wanted.model.num_layers, pp, wanted.chunks, placement).value()
+           : parse_partition(wanted.stages, wanted.model.num_layers, 0, pp, placement).value();
   LayoutOptions options = wanted.layout;
   options.embedding_places = partition.embedding_ranks(wanted.model.tie_embeddings);
   options.key_value_heads = wanted.model.num_query_groups;

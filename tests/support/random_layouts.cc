@@ -181,21 +181,19 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   if (c.sharding != StateSharding::none) o.optimizer_instances = draw.of(std::array{1, 1, 2});
   draw_order(draw, c);
   c.reset_attention_mask = draw.of(std::array{false, false, true});
-  try {
-    o.key_value_heads = c.model.num_query_groups;
-    const Layout layout(o);
-    check_layout(c.model, layout, c.sequence, c.context_exchange);
-    check_shape({.schedule = c.schedule,
-                 .ranks = o.pipeline_parallel,
-                 .chunks = c.chunks,
-                 .micro_batches = c.micro_batches,
-                 .merged = c.merged});
-    if (c.stages.empty()) {
-      even_partition(
-          c.model.num_layers, o.pipeline_parallel, c.chunks,
-          c.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop);
-    }
-  } catch (const UserError&) {
+  o.key_value_heads = c.model.num_query_groups;
+  OrRefusal<Layout> layout = try_layout(o);
+  if (layout.refusal() != nullptr) return std::nullopt;
+  if (check_layout(c.model, layout.value(), c.sequence, c.context_exchange)) return std::nullopt;
+  const PipelineShape shape{.schedule = c.schedule,
+                            .ranks = o.pipeline_parallel,
+                            .chunks = c.chunks,
+                            .micro_batches = c.micro_batches,
+                            .merged = c.merged};
+  if (check_shape(shape)) return std::nullopt;
+  if (c.stages.empty() &&
+      even_partition(c.model.num_layers, o.pipeline_parallel, c.chunks, shape.placement())
+              .refusal() != nullptr) {
     return std::nullopt;
   }
   c.name = text_of(c, model.name);

@@ -50,9 +50,9 @@ ValueId DenseMlp::build(const BlockContext& context, ValueId input) const {
                       context.parameter(b_down_), "mlp_out");
 }
 
-void DenseMlp::check_layout(const Layout& layout, ContextExchange) const {
-  require_divisor("--tensor-model-parallel-size", layout.tp(), spec_.width,
-                  "the dense layers' inner size");
+std::optional<Refusal> DenseMlp::check_layout(const Layout& layout, ContextExchange) const {
+  return require_divisor(Setting::tensor_parallel, layout.tp(), spec_.width,
+                         "the dense layers' inner size");
 }
 
 }  // namespace troupe

@@ -36,7 +36,8 @@ class DenseMlp : public LayerBlock {
 
   ValueId build(const BlockContext& context, ValueId input) const override;
   double forward_flops(int64_t) const override { return spec_.flops(); }
-  void check_layout(const Layout& layout, ContextExchange exchange) const override;
+  std::optional<Refusal> check_layout(const Layout& layout,
+                                      ContextExchange exchange) const override;
 
  private:
   const MlpSpec spec_;

@@ -171,49 +171,56 @@ double GqaAttention::forward_flops(int64_t sequence) const {
   return projections + 2 * static_cast<double>(sequence) * queries;  // half of two products
 }
 
-void GqaAttention::check_layout(const Layout& layout, ContextExchange exchange) const {
-  check_heads(layout);
-  if (exchange == ContextExchange::a2a) check_exchange(layout);
+std::optional<Refusal> GqaAttention::check_layout(const Layout& layout,
+                                                  ContextExchange exchange) const {
+  if (auto refusal = check_heads(layout)) return refusal;
+  if (exchange != ContextExchange::a2a) return std::nullopt;
+  return check_exchange(layout);
 }
 
-void GqaAttention::check_heads(const Layout& layout) const {
-  const char* flag = "--tensor-model-parallel-size";
+std::optional<Refusal> GqaAttention::check_heads(const Layout& layout) const {
   const int32_t tp = layout.tp();
   const int32_t groups = spec_.groups;
   const auto valid = [&](int64_t size) {
     return spec_.heads % size == 0 && (groups % size == 0 || size % groups == 0);
   };
   if (!valid(tp)) {
-    refuse_size(flag, tp,
-                fmt::format("it must divide the model's {} query heads, and divide its {} "
-                            "key-value heads or be a multiple of them",
-                            spec_.heads, groups),
-                nearest_choices(tp, spec_.heads, valid));
+    return refuse_size(Setting::tensor_parallel, tp,
+                       fmt::format("it must divide the model's {} query heads, and divide its {} "
+                                   "key-value heads or be a multiple of them",
+                                   spec_.heads, groups),
+                       nearest_values(tp, spec_.heads, valid));
   }
-  if (spec_.has_qk_norm && spec_.qk_norm_scope == QkNormScope::projection && groups % tp != 0) {
-    refuse_size(
-        flag, tp,
-        fmt::format("the norm of all keys together needs it to divide the {} key-value heads",
-                    groups),
-        nearest_choices(tp, spec_.heads,
-                        [&](int64_t size) { return valid(size) && groups % size == 0; }));
-  }
+  const bool norms_all = spec_.has_qk_norm && spec_.qk_norm_scope == QkNormScope::projection;
+  if (!norms_all || groups % tp == 0) return std::nullopt;
+  return refuse_size(
+      Setting::tensor_parallel, tp,
+      fmt::format("the norm of all keys together needs it to divide the {} key-value heads",
+                  groups),
+      nearest_values(tp, spec_.heads,
+                     [&](int64_t size) { return valid(size) && groups % size == 0; }));
 }
 
 // Each rank of cp attends with its share of the heads that TP leaves.
-void GqaAttention::check_exchange(const Layout& layout) const {
+std::optional<Refusal> GqaAttention::check_exchange(const Layout& layout) const {
   const int32_t cp = layout.cp();
   const Heads heads = heads_of_rank(layout.tp());
   const auto valid = [&](int64_t size) {
     return heads.queries % size == 0 && heads.groups % size == 0;
   };
-  if (valid(cp)) return;
-  refuse_size("--context-parallel-size", cp,
-              fmt::format("with --cp-comm-type a2a it must divide the {} query heads and {} "
-                          "key-value heads that --tensor-model-parallel-size {} leaves to a rank; "
-                          "p2p and allgather have no such rule",
-                          heads.queries, heads.groups, layout.tp()),
-              nearest_choices(cp, heads.groups, valid));
+  if (valid(cp)) return std::nullopt;
+  const std::vector<int64_t> nearest = nearest_values(cp, heads.groups, valid);
+  return Refusal{
+      .setting = Setting::context_parallel,
+      .message = {Setting::context_parallel, fmt::format(" {}: with ", cp),
+                  Setting::context_exchange,
+                  fmt::format(" a2a it must divide the {} query heads and {} key-value heads that ",
+                              heads.queries, heads.groups),
+                  Setting::tensor_parallel,
+                  fmt::format(" {} leaves to a rank; p2p and allgather have no such rule. Nearest: "
+                              "{}.",
+                              layout.tp(), text_of_values(nearest))},
+      .nearest = nearest};
 }
 
 }  // namespace troupe

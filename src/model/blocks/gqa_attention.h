@@ -55,7 +55,8 @@ class GqaAttention : public LayerBlock {
   void build_tables(Builder& builder, const ModelPart& part, int32_t rows, DType dtype,
                     SharedTables& tables) const override;
   double forward_flops(int64_t sequence) const override;
-  void check_layout(const Layout& layout, ContextExchange exchange) const override;
+  std::optional<Refusal> check_layout(const Layout& layout,
+                                      ContextExchange exchange) const override;
 
  private:
   // The heads of one rank.
@@ -67,8 +68,8 @@ class GqaAttention : public LayerBlock {
   RopeTableAttributes table(const ModelPart& part, int32_t rows) const;
   ValueId build_rotated(const BlockContext& context, ValueId qkv) const;
   ValueId build_core(const BlockContext& context, ValueId rotated) const;
-  void check_heads(const Layout& layout) const;
-  void check_exchange(const Layout& layout) const;
+  std::optional<Refusal> check_heads(const Layout& layout) const;
+  std::optional<Refusal> check_exchange(const Layout& layout) const;
 
   const GqaSpec spec_;
   ParameterId w_qkv_;

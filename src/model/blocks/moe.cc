@@ -379,20 +379,29 @@ double Moe::forward_flops(int64_t) const {
   return expert_.flops() * config_.moe_router_topk + shared_.flops();
 }
 
-void Moe::check_layout(const Layout& layout, ContextExchange) const {
+std::optional<Refusal> Moe::check_layout(const Layout& layout, ContextExchange) const {
   if (config_.has_shared_expert()) {
-    require_divisor("--tensor-model-parallel-size", layout.tp(), shared_.width,
-                    "the shared expert's inner size");
+    if (auto refusal = require_divisor(Setting::tensor_parallel, layout.tp(), shared_.width,
+                                       "the shared expert's inner size")) {
+      return refusal;
+    }
   }
-  require_divisor("--expert-model-parallel-size", layout.ep(), config_.num_experts,
-                  "the number of experts");
-  const char* flag = "--expert-tensor-parallel-size";
-  require_divisor(flag, layout.etp(), expert_.width, "the experts' inner size");
-  if (layout.etp() > 1 && config_.add_bias_linear) {
-    throw_bad_request(fmt::format(
-        "{} {}: experts with biases cannot be sliced. Use {} 1, or --disable-bias-linear.", flag,
-        layout.etp(), flag));
+  if (auto refusal = require_divisor(Setting::expert_parallel, layout.ep(), config_.num_experts,
+                                     "the number of experts")) {
+    return refusal;
   }
+  constexpr Setting kSlices = Setting::expert_tensor_parallel;
+  if (auto refusal =
+          require_divisor(kSlices, layout.etp(), expert_.width, "the experts' inner size")) {
+    return refusal;
+  }
+  if (layout.etp() == 1 || !config_.add_bias_linear) return std::nullopt;
+  return Refusal{
+      .setting = kSlices,
+      .message = {kSlices,
+                  fmt::format(" {}: experts with biases cannot be sliced. Use ", layout.etp()),
+                  kSlices, " 1, or ", Setting::no_linear_bias, "."},
+      .nearest = {1}};
 }
 
 }  // namespace troupe

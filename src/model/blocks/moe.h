@@ -31,7 +31,8 @@ class Moe : public LayerBlock {
   // Appends the layer's auxiliary losses (in training) and its report to context.result.
   ValueId build(const BlockContext& context, ValueId input) const override;
   double forward_flops(int64_t sequence) const override;
-  void check_layout(const Layout& layout, ContextExchange exchange) const override;
+  std::optional<Refusal> check_layout(const Layout& layout,
+                                      ContextExchange exchange) const override;
 
   struct Parameters {
     ParameterId w_router;

@@ -35,8 +35,8 @@ uint64_t cudnn_gradient_scratch_bytes(const AttentionShape& shape) {
 void check_heads(const AttentionShape& shape) {
   if (std::max(shape.attributes.head_dim, shape.attributes.value_size()) <= 256) return;
   throw_bad_request(
-      "--device cuda: attention heads of more than 256 elements are not supported "
-      "yet. Use --device cpu.");
+      "Attention heads of more than 256 elements are not supported on GPUs yet. Compute on the "
+      "CPU.");
 }
 
 // In bf16 and without dropout, as all fast kernels want it.

@@ -265,7 +265,7 @@ void CudaPeers::wait_on_host(const CudaKernelArguments& args,
 
 void require_peers(int64_t ranks, const char* what) {
   if (ranks <= kMostPeers) return;
-  throw_bad_request("--device cuda: " + std::string(what) + " between " + std::to_string(ranks) +
+  throw_bad_request("On GPUs, " + std::string(what) + " between " + std::to_string(ranks) +
                     " ranks; at most " + std::to_string(kMostPeers) + " are possible yet.");
 }
 

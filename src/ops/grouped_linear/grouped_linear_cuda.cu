@@ -61,7 +61,7 @@ void multiply_rows(const CudaKernelArguments& args) {
   if (blocks > std::numeric_limits<int32_t>::max()) {
     throw_failed("A product of experts with " + std::to_string(x[0]) + " rows and " +
                  std::to_string(outputs) +
-                 " columns is more than a GPU takes at once. Use a smaller --micro-batch-size.");
+                 " columns is more than a GPU takes at once. Use smaller micro-batches.");
   }
   Launch shape;
   shape.grid = dim3(static_cast<unsigned>(blocks));
