@@ -35,9 +35,11 @@ inline std::set<std::string> variants_of_large_samples(const DeviceTraits& gpu) 
 inline const std::set<std::string>& claimed_variants() {
   static const std::set<std::string> claimed = {
       "attention: cudnn",
-      "attention: own tiles",
+      "attention: plain tiles",
+      "attention: sm90",
       "context_attention: cudnn",
-      "context_attention: own tiles",
+      "context_attention: plain tiles",
+      "context_attention: sm90",
       "cross_entropy: elements",
       "cross_entropy: packs",
       "grouped_linear: plain tiles",
