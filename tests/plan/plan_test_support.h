@@ -21,7 +21,7 @@ inline std::unique_ptr<Program> program_of(const std::string& flags) {
   const Options options = parse_command_line(words).options;
   const ModelConfig config = load_model_config(options);
   const ModelState state = declare_model_state(
-      config, compute_dtype_of(options), /*trained=*/true,
+      config, options.compute_dtype, /*trained=*/true,
       {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = 0});
   return build_training_step(config, state, training_step_options(options, config)).program;
 }
