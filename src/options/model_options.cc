@@ -261,7 +261,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
                       .shared_expert = options.moe_shared_expert_overlap},
           .recompute = recompute_options_of(options, config),
           .offload = offload_options_of(options, config),
-          .passes = {.skipped = options.skip_passes, .watch = {}}};
+          .passes = {.skipped = options.skip_passes, .added = {}, .watch = {}}};
 }
 
 }  // namespace troupe

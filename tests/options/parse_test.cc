@@ -282,7 +282,7 @@ TEST(Parse, ContradictionsAreRefused) {
   if (!has_cuda()) {
     EXPECT_EQ(refusal({"doctor", "--device", "cuda"}),
               "--device cuda: this build has no CUDA. Use --device cpu.");
-    EXPECT_EQ(parse({"plan", "--device", "cuda"}).device, "cuda") << "runs nothing";
+    EXPECT_EQ(parse({"plan", "--device", "cuda"}).device, Device::cuda) << "runs nothing";
   }
   EXPECT_TRUE(
       refusal({"doctor", "--ranks", "2"}).starts_with("--ranks 2: troupe doctor works with one"));
