@@ -27,11 +27,15 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
       return {"cuBLASLt adds no bias of this dtype to this result",
               "Use --disable-bias-linear or --bf16"};
     case SlowKernel::head_size:
-      return {"cuDNN takes heads of 8, 16, ... 128 elements", "Choose such --kv-channels"};
+      return {"the fast kernels take heads of 8, 16, ... 256 elements",
+              "Choose such --kv-channels"};
     case SlowKernel::dropout:
-      return {"cuDNN's kernels are used without dropout alone", "Use --attention-dropout 0"};
+      return {"the fast kernels have no dropout", "Use --attention-dropout 0"};
     case SlowKernel::documents:
-      return {"cuDNN's kernels do not end at documents", "Leave --reset-attention-mask out"};
+      return {
+          "within documents the fast kernels take heads of up to 128 elements, and values of "
+          "as many",
+          "Leave --reset-attention-mask out"};
     case SlowKernel::one_query:
       return {"a rank has a single query of a chunk",
               "Use a longer --seq-length or a smaller --context-parallel-size"};

@@ -25,7 +25,7 @@ class Kernels(unittest.TestCase):
 
     def test_inspect_names_them(self):
         text = self.output("inspect", *MODEL, *ON_GPU).stdout
-        self.assertRegex(text, r"= attention\(.*\).* by (cudnn|own tiles) ")
+        self.assertRegex(text, r"= attention\(.*\).* by (cudnn|plain tiles) ")
         self.assertRegex(text, r"= grouped_linear\(.*\) by (sm90|sm90 pair|plain tiles) ")
         self.assertNotIn(" by add", text)
         self.assertNotIn(" by cublaslt", self.output("inspect", *MODEL).stdout)
@@ -44,7 +44,7 @@ class Kernels(unittest.TestCase):
 
     def test_slow_ones_are_warned_of_once(self):
         slow = self.output("plan", *MODEL, *ON_GPU, "--attention-dropout", 0.1).stderr
-        self.assertEqual(slow.count("(own tiles) for attention, attention_gradient"), 1, slow)
+        self.assertEqual(slow.count("(plain tiles) for attention, attention_gradient"), 1, slow)
         self.assertIn("--attention-dropout 0", slow)
         fp32 = self.output("plan", *MODEL, "--device", "cuda").stderr
         self.assertIn("Use --bf16", fp32)

@@ -8,9 +8,9 @@ namespace {
 TEST(SlowKernels, AreWarnedOfOnce) {
   const std::vector<KernelVariant> variants = {
       {.kind = "linear", .variant = "cublaslt", .operations = 9},
-      {.kind = "attention", .variant = "own tiles", .slow = SlowKernel::dropout, .operations = 4},
+      {.kind = "attention", .variant = "plain tiles", .slow = SlowKernel::dropout, .operations = 4},
       {.kind = "attention_gradient",
-       .variant = "own tiles",
+       .variant = "plain tiles",
        .slow = SlowKernel::dropout,
        .operations = 4},
       {.kind = "grouped_linear",
@@ -20,8 +20,8 @@ TEST(SlowKernels, AreWarnedOfOnce) {
   const auto warnings = warn_of_slow_kernels(variants, {.compute_capability = 80});
   ASSERT_EQ(warnings.size(), 2U);
   EXPECT_EQ(warnings[0],
-            "Warning: slow kernels without tensor cores (own tiles) for attention, "
-            "attention_gradient: cuDNN's kernels are used without dropout alone. Use "
+            "Warning: slow kernels without tensor cores (plain tiles) for attention, "
+            "attention_gradient: the fast kernels have no dropout. Use "
             "--attention-dropout 0 to get fast ones.");
   EXPECT_NE(warnings[1].find("for grouped_linear: the fast kernel is for compute capability 9.0, "
                              "and this GPU has 8.0."),

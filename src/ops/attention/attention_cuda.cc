@@ -39,7 +39,7 @@ void check_heads(const AttentionShape& shape) {
       "CPU.");
 }
 
-// In bf16 and without dropout, as all fast kernels want it.
+// All fast kernels need that.
 bool is_plain_bf16(const AttentionShape& shape) {
   return shape.dtype == DType::bf16 && shape.attributes.probability == 0;
 }
