@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMostFacts = 5;
-constexpr size_t kMostRanks = 8;
+constexpr size_t kRanksShown = 8;
 constexpr auto kReplace = json::error_handler_t::replace;
 
 std::string to_text(const RankFacts& facts) {
@@ -70,7 +70,7 @@ void require_same_facts(ProcessGroup* group, int32_t rank, const RankFacts& fact
     if (first.empty()) first = differences;
   }
   if (ranks.empty()) return;
-  const size_t shown = std::min(ranks.size(), kMostRanks);
+  const size_t shown = std::min(ranks.size(), kRanksShown);
   std::string names = fmt::format("{}", fmt::join(ranks.begin(), ranks.begin() + shown, ", "));
   if (ranks.size() > shown) names += fmt::format(" and {} more", ranks.size() - shown);
   throw_bad_request(fmt::format(
