@@ -21,6 +21,13 @@ void infer_rope_table(InferContext& context) {
   TROUPE_CHECK(attributes.positions >= 1 && attributes.rotary_dim >= 2 &&
                    attributes.rotary_dim % 2 == 0 && attributes.base > 0,
                "rope_table: needs positions, an even rotary_dim and a positive base");
+  const RopeScaling& scaling = attributes.scaling;
+  const bool has_range =
+      scaling.kind == RopeScalingKind::llama3 || scaling.kind == RopeScalingKind::yarn;
+  TROUPE_CHECK(scaling.factor > 0 && scaling.concentration > 0 &&
+                   (!has_range || (scaling.original_positions >= 1 && scaling.slow > 0 &&
+                                   scaling.fast > scaling.slow)),
+               "rope_table: impossible scaling");
   TROUPE_CHECK(attributes.chunks.ranks == 1 || attributes.positions % 2 == 0,
                "rope_table: two chunks of a sequence are equally long");
   TROUPE_CHECK(attributes.dtype == DType::f64 || attributes.dtype == DType::f32,
@@ -72,7 +79,18 @@ Cost cost_rope(const OpView& op) {
 
 std::string print_rope_table(const Attributes& attributes) {
   const auto& values = attributes.as<RopeTableAttributes>();
-  return fmt::format("base={}{}", values.base, text_of(RowOrigin{.chunks = values.chunks}));
+  const RopeScaling& scaling = values.scaling;
+  std::string text = fmt::format("base={}", values.base);
+  if (scaling.kind != RopeScalingKind::none) {
+    text += fmt::format(" scaling={} factor={}", name_of(scaling.kind), scaling.factor);
+  }
+  if (scaling.kind == RopeScalingKind::llama3 || scaling.kind == RopeScalingKind::yarn) {
+    text += fmt::format(" original_positions={} fast={} slow={}", scaling.original_positions,
+                        scaling.fast, scaling.slow);
+  }
+  if (scaling.kind == RopeScalingKind::yarn && !scaling.round_range) text += " round_range=0";
+  if (scaling.concentration != 1) text += fmt::format(" concentration={}", scaling.concentration);
+  return text + text_of(RowOrigin{.chunks = values.chunks});
 }
 
 std::string print_rope(const Attributes& attributes) {
@@ -107,7 +125,27 @@ std::vector<OpSample> samples_rope_table() {
                      accumulation_dtype(sample.dtype()), "table"));
     };
   };
+  const auto scaled = [](const RopeScaling& scaling) {
+    return [=](SampleBuilder& sample) {
+      sample.result(rope_table(sample.builder(),
+                               {.positions = 9, .rotary_dim = 20, .base = 1000, .scaling = scaling},
+                               accumulation_dtype(sample.dtype()), "table"));
+    };
+  };
   return {{"chunks", of_chunks(2, 1)},
+          {"linear scaling", scaled({.kind = RopeScalingKind::linear, .factor = 4})},
+          {"llama3 scaling", scaled({.kind = RopeScalingKind::llama3,
+                                     .original_positions = 512,
+                                     .factor = 8,
+                                     .fast = 4,
+                                     .slow = 1})},
+          {"yarn", scaled({.kind = RopeScalingKind::yarn,
+                           .round_range = false,
+                           .original_positions = 640,
+                           .factor = 40,
+                           .fast = 32,
+                           .slow = 1,
+                           .concentration = 1.25})},
           {"small", table(5, 6, 10000)},
           {"smallest", table(1, 2, 10000)},
           {"long", table(3001, 16, 1e6)}};

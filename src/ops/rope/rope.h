@@ -1,8 +1,9 @@
 // Rotary position embedding (Su et al., RoFormer, 2021) of the query and key heads of a fused
 // projection, in the half-split layout of Hugging Face ("rotate_half").
 //
-// The table holds, for position p and pair i < r / 2 with r = rotary_dim,
-//   angle = p base^(-2 i / r),  table[p, i] = (cos angle, sin angle)
+// The table holds, for position p and pair i < r / 2 with r = rotary_dim and the frequency f_i of
+// rope_frequencies.h,
+//   angle = p f_i,  table[p, i] = concentration (cos angle, sin angle)
 // computed in double and rounded to the table's dtype. Where ranks share each sequence, the table
 // has the positions of this rank's rows instead, in their order: entry p is that of
 // chunks.position(p, positions).
@@ -22,6 +23,7 @@
 
 #include <string>
 
+#include "ops/rope/rope_frequencies.h"
 #include "program/builder.h"
 #include "program/op_spec.h"
 #include "program/row_origin.h"
@@ -32,6 +34,7 @@ struct RopeTableAttributes {
   int32_t positions = 0;
   int32_t rotary_dim = 0;
   double base = 10000;
+  RopeScaling scaling = {};
   DType dtype = DType::f32;  // set by rope_table()
   SequenceChunks chunks = {};
 

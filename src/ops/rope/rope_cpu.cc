@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "ops/cpu/vector.h"
 #include "ops/rope/rope.h"
@@ -13,15 +14,17 @@ void run_rope_table(const KernelArguments& args) {
   const auto attributes = args.attributes->as<RopeTableAttributes>();
   A* table = args.out<A>(0);
   const int64_t pairs = attributes.rotary_dim / 2;
-  const auto fill_positions = [=](int64_t begin, int64_t end, int) {
+  const double concentration = attributes.scaling.concentration;
+  const std::vector<double> frequencies =
+      rope_frequencies(attributes.rotary_dim, attributes.base, attributes.scaling);
+  const auto fill_positions = [=, &frequencies](int64_t begin, int64_t end, int) {
     for (int64_t i = 0; i < pairs; ++i) {
-      const double frequency =
-          std::pow(attributes.base, -2.0 * static_cast<double>(i) / attributes.rotary_dim);
+      const double frequency = frequencies[static_cast<size_t>(i)];
       for (int64_t row = begin; row < end; ++row) {
         const int64_t position = attributes.chunks.position(row, attributes.positions);
         const double angle = static_cast<double>(position) * frequency;
-        table[(row * pairs + i) * 2] = static_cast<A>(std::cos(angle));
-        table[(row * pairs + i) * 2 + 1] = static_cast<A>(std::sin(angle));
+        table[(row * pairs + i) * 2] = static_cast<A>(concentration * std::cos(angle));
+        table[(row * pairs + i) * 2 + 1] = static_cast<A>(concentration * std::sin(angle));
       }
     }
   };

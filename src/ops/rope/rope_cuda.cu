@@ -1,16 +1,26 @@
+#include <algorithm>
+#include <vector>
+
 #include "ops/cuda/device.cuh"
 #include "ops/rope/rope.h"
 
 namespace troupe {
 namespace {
 
+// Frequencies of consecutive pairs, made on the host: the same as the CPU's.
+constexpr int kPairsOfLaunch = 256;
+struct Frequencies {
+  double of[kPairsOfLaunch];
+};
+
+// `count` pairs of every position, of which pair `first` has the first frequency.
 template <class A>
-__global__ void rope_table_kernel(A* table, RopeTableAttributes attributes) {
-  const int64_t pairs = attributes.rotary_dim / 2;
+__global__ void rope_table_kernel(A* table, RopeTableAttributes attributes, Frequencies frequencies,
+                                  int64_t first, int64_t count) {
   const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (entry >= attributes.positions * pairs) return;
-  const int64_t row = entry / pairs;
-  const int64_t pair = entry % pairs;
+  if (entry >= attributes.positions * count) return;
+  const int64_t row = entry / count;
+  const int64_t pair = entry % count;
   int64_t position = row;
   if (attributes.chunks.ranks != 1) {  // SequenceChunks::position()
     const int64_t chunk = attributes.positions / 2;
@@ -18,19 +28,25 @@ __global__ void rope_table_kernel(A* table, RopeTableAttributes attributes) {
                    ? attributes.chunks.rank * chunk + row
                    : (2 * attributes.chunks.ranks - 2 - attributes.chunks.rank) * chunk + row;
   }
-  const double frequency =
-      pow(attributes.base, -2.0 * static_cast<double>(pair) / attributes.rotary_dim);
-  const double angle = static_cast<double>(position) * frequency;
-  table[entry * 2] = static_cast<A>(cos(angle));
-  table[entry * 2 + 1] = static_cast<A>(sin(angle));
+  const double angle = static_cast<double>(position) * frequencies.of[pair];
+  A* out = table + (row * (attributes.rotary_dim / 2) + first + pair) * 2;
+  out[0] = static_cast<A>(attributes.scaling.concentration * cos(angle));
+  out[1] = static_cast<A>(attributes.scaling.concentration * sin(angle));
 }
 
 template <class A>
 void run_rope_table(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<RopeTableAttributes>();
-  const int64_t entries = int64_t{attributes.positions} * (attributes.rotary_dim / 2);
-  launch(args, {static_cast<unsigned>(ceil_divide(entries, 128)), 128}, rope_table_kernel<A>,
-         args.out<A>(0), attributes);
+  const std::vector<double> frequencies =
+      rope_frequencies(attributes.rotary_dim, attributes.base, attributes.scaling);
+  const auto pairs = static_cast<int64_t>(frequencies.size());
+  for (int64_t first = 0; first < pairs; first += kPairsOfLaunch) {
+    const int64_t count = std::min<int64_t>(kPairsOfLaunch, pairs - first);
+    Frequencies some;
+    std::copy_n(frequencies.begin() + first, count, some.of);
+    launch(args, {static_cast<unsigned>(ceil_divide(attributes.positions * count, 128)), 128},
+           rope_table_kernel<A>, args.out<A>(0), attributes, some, first, count);
+  }
 }
 
 // A block for each row. A thread turns kStep neighbouring pairs at a time; y may be qkv.
