@@ -32,6 +32,7 @@
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
 #include "ops/local_experts/local_experts.h"
+#include "ops/mla_rows/mla_rows.h"
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/offload/offload.h"
@@ -117,6 +118,8 @@ constexpr std::array kOperations = {
     &kLoadBalancingLoss,
     &kLoadBalancingLossGradient,
     &kLocalExperts,
+    &kMlaRows,
+    &kMlaRowsGradient,
     &kMuonMomentum,
     &kMuonUpdate,
     &kNewtonSchulz,
