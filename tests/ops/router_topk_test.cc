@@ -125,8 +125,9 @@ struct Naive {
         std::vector<double> members(compared.begin() + static_cast<int64_t>(begin),
                                     compared.begin() + static_cast<int64_t>(begin + size));
         std::sort(members.rbegin(), members.rend());
-        group_scores.push_back(std::accumulate(
-            members.begin(), members.begin() + attributes.top_k / attributes.group_topk, 0.0));
+        const int counted = attributes.group_scores > 0 ? attributes.group_scores
+                                                        : attributes.top_k / attributes.group_topk;
+        group_scores.push_back(std::accumulate(members.begin(), members.begin() + counted, 0.0));
       }
       const std::vector<int> groups = descending(group_scores);
       const std::set<int> kept(groups.begin(), groups.begin() + attributes.group_topk);
@@ -143,7 +144,8 @@ struct Naive {
       p.push_back(score(static_cast<size_t>(i)));
       total += p.back();
     }
-    const bool normalised = softmax() ? !attributes.pre_softmax : chosen.size() > 1;
+    const bool normalised =
+        softmax() ? !attributes.pre_softmax : attributes.normalize && chosen.size() > 1;
     for (double& value : p) {
       if (normalised) value /= total + (softmax() ? 0 : 1e-20);
       value *= attributes.scaling_factor;
@@ -172,7 +174,7 @@ struct Naive {
           }
           dz[i] -= d[slot] * p[slot] * share;
         }
-      } else if (chosen.size() == 1) {
+      } else if (chosen.size() == 1 || !attributes.normalize) {
         dz[own] += d[slot] * g * slope(own);
       } else {
         dz[own] += d[slot] * g / total * slope(own);
@@ -282,6 +284,26 @@ INSTANTIATE_TEST_SUITE_P(
               .scaling_factor = 2.5,
               .num_groups = 6,
               .group_topk = 3},
+             true},
+        Case{"GroupsOfTwoScores",
+             {.top_k = 5,
+              .score_function = kSigmoid,
+              .num_groups = 6,
+              .group_topk = 5,
+              .group_scores = 2},
+             true},
+        Case{"OneOfGroupsOfThreeScores",
+             {.top_k = 1,
+              .score_function = kSigmoid,
+              .num_groups = 6,
+              .group_topk = 1,
+              .group_scores = 3},
+             true},
+        Case{
+            "GroupsByTheirBest",
+            {.top_k = 6, .pre_softmax = true, .num_groups = 6, .group_topk = 3, .group_scores = 1}},
+        Case{"SigmoidNotNormalized",
+             {.top_k = 5, .score_function = kSigmoid, .scaling_factor = 2.5, .normalize = false},
              true},
         Case{"GroupsOneOfOne", {.top_k = 7, .num_groups = 2, .group_topk = 1}},
         Case{"GroupsAll",

@@ -33,6 +33,8 @@ void check_router_topk(const RouterTopkAttributes& attributes, int64_t experts) 
                "router_topk: the number of groups divides that of experts");
   TROUPE_CHECK(kept >= 1 && kept <= groups && kept <= top_k && top_k <= kept * (experts / groups),
                "router_topk: group_topk is between 1 and k, and its groups hold k experts");
+  TROUPE_CHECK(attributes.group_scores >= 0 && attributes.group_scores <= experts / groups,
+               "router_topk: a group's score is of experts that it has");
 }
 
 bool is_router_dtype(DType dtype) {
@@ -130,7 +132,10 @@ std::string print_router_topk_attributes(const RouterTopkAttributes& attributes)
                                  attributes.pre_softmax, attributes.scaling_factor);
   if (attributes.num_groups > 0) {
     text += fmt::format(" groups={} group_top_k={}", attributes.num_groups, attributes.group_topk);
+    if (attributes.group_scores > 0)
+      text += fmt::format(" group_scores={}", attributes.group_scores);
   }
+  if (!attributes.normalize) text += " normalize=0";
   if (attributes.probability_dtype) {
     text += fmt::format(" probabilities={}", name_of(*attributes.probability_dtype));
   }
@@ -301,6 +306,15 @@ std::vector<OpSample> samples_router_topk() {
           "groups longer than a block",
           {{3, 54},
            {.top_k = 6, .score_function = kSqrtSoftplus, .num_groups = 3, .group_topk = 2}}),
+      sample_router_topk(
+          "best of each group",
+          {{5, 12},
+           {.top_k = 4, .pre_softmax = true, .num_groups = 4, .group_topk = 2, .group_scores = 1}}),
+      sample_router_topk(
+          "sigmoid, not normalised",
+          {{5, 9},
+           {.top_k = 3, .score_function = kSigmoid, .scaling_factor = 1.5, .normalize = false},
+           bias}),
       sample_router_topk("replayed", {{5, 9}, {.top_k = 3, .scaling_factor = 2}, {}, replayed}),
       sample_router_topk(
           "replayed, softmax over all",

@@ -6,7 +6,8 @@
 //   softmax, pre             p_i = g exp(z_i) / sum over all experts e of exp(z_e)
 //   sigmoid                  s_i = 1 / (1 + exp(-z_i))
 //   sqrtsoftplus             s_i = sqrt(log(1 + exp(z_i)))
-// and for the last two p_i = g s_i / (sum over the selected j of s_j + 1e-20), or g s_i when k = 1.
+// and for the last two p_i = g s_i / (sum over the selected j of s_j + 1e-20), or g s_i when k = 1
+// or weights are not to be normalised.
 // Pre-softmax weights are not renormalised. With k = 1 post-softmax weights are g whatever the
 // logits are, and the router would learn nothing from them.
 //
@@ -15,7 +16,7 @@
 // scores where nothing is added to them: rounding cannot make them equal. Equal scores: the lower
 // expert first. The slots of the result are in descending order of what was compared.
 //   Groups: the experts form `num_groups` runs of equal length. A group's score is the sum of its
-// floor(k / group_topk) largest scores (biased ones with bias, raw logits with post-softmax). Only
+// `group_scores` largest scores (biased ones with bias, raw logits with post-softmax). Only
 // experts of the `group_topk` best groups are selected; of equal groups the lower one is better.
 //
 // Selected experts. With the input `selected` nothing is chosen: the weights are computed at these
@@ -43,7 +44,15 @@ struct RouterTopkAttributes {
   double scaling_factor = 1;  // not 0
   int32_t num_groups = 0;     // 0: no groups; otherwise a divisor of E
   int32_t group_topk = 0;     // of 0 with groups: k at the most, and enough to hold k experts
+  int32_t group_scores = 0;   // 0: floor(k / group_topk), as in Megatron
+  bool normalize = true;      // weights of sigmoid and sqrtsoftplus
   std::optional<DType> probability_dtype = {};  // that of the logits, or f32 (default: the former)
+
+  constexpr int32_t scores_of_group() const {
+    return group_scores > 0 ? group_scores : top_k / group_topk;
+  }
+  // Are weights divided by the sum of the selected experts' scores?
+  constexpr bool divides_by_scores() const { return normalize && top_k > 1; }
 };
 
 struct RouterTopkInputs {
@@ -74,7 +83,7 @@ struct RouterTopkGradientAttributes {
 //   softmax, post:  dz_i = P_i (d_i - (1/g) sum_j P_j d_j) for selected i
 //   softmax, pre:   dz_i = [i selected] P_i d_i - q_i sum_j P_j d_j for all i, with q = softmax(z)
 //   others:         dz_i = (g/a) (d_i - sum_j d_j s_j / a) s'(z_i) for selected i, with
-//                   a = sum_j s_j + 1e-20; for k = 1: g d_i s'(z_i)
+//                   a = sum_j s_j + 1e-20; not normalised, or k = 1: g d_i s'(z_i)
 //                   s' = s (1 - s) for sigmoid, sigmoid(z) / (2 s) for sqrtsoftplus
 // where the sums run over the k slots, in whatever order these are. Experts that are not selected
 // get 0 where nothing else is said.

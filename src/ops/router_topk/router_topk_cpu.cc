@@ -64,12 +64,12 @@ void select_in_groups(const T* scores, int64_t experts, const RouterTopkAttribut
   const int64_t groups = attributes.num_groups;
   const int64_t kept = attributes.group_topk;
   const int64_t size = experts / groups;
-  const int64_t counted = attributes.top_k / kept;
+  const int64_t counted = attributes.scores_of_group();
   for (int64_t group = 0; group < groups; ++group) {
     const T* members = scores + group * size;
-    select_largest(members, size, counted, scratch.search, index);
+    select_largest(members, size, counted, scratch.search, scratch.kept_groups);
     T total = 0;
-    for (int64_t i = 0; i < counted; ++i) total += score_or_none(members[index[i]]);
+    for (int64_t i = 0; i < counted; ++i) total += score_or_none(members[scratch.kept_groups[i]]);
     scratch.group_scores[group] = total;
   }
   select_largest(scratch.group_scores, groups, kept, scratch.search, scratch.kept_groups);
@@ -98,7 +98,9 @@ void weigh_selected(const T* z, const int32_t* index, int64_t experts,
     for (int64_t slot = 0; slot < top_k; ++slot) {
       p[slot] = score_of(attributes.score_function, p[slot]);
     }
-    if (top_k > 1) total = sum(p, top_k) + static_cast<T>(kScoreSumEpsilon);
+    if (attributes.divides_by_scores()) {
+      total = sum(p, top_k) + static_cast<T>(kScoreSumEpsilon);
+    }
   } else if (attributes.pre_softmax) {
     shifted_exponentials(z, experts, e);
     total = sum(e, experts);
@@ -187,7 +189,7 @@ void differentiate_scores(const P* d, const T* z, const int32_t* index, int64_t 
   for (int64_t slot = 0; slot < top_k; ++slot) weights[slot] = score_of(function, z[index[slot]]);
   T total = 1;
   T mean = 0;
-  if (top_k > 1) {
+  if (attributes.divides_by_scores()) {
     total = sum(weights, top_k) + static_cast<T>(kScoreSumEpsilon);
     mean = lane_sum<T>(top_k, [=](int64_t slot) { return T(d[slot]) * weights[slot]; }) / total;
   }

@@ -2,6 +2,7 @@
 // it. Private to this folder.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/cpu/topk.h"
@@ -11,12 +12,14 @@ namespace troupe {
 // One token's memory, in numbers of the logits' dtype.
 template <class T>
 struct TopkScratch {
-  T* search;             // [topk_search_elements(E)]
-  T* weights;            // [k]
-  T* scores;             // [E]
-  T* kept_scores;        // [E]: those of the groups that are kept
-  T* group_scores;       // [groups]
-  int32_t* kept_groups;  // [groups]
+  T* search;        // [topk_search_elements(E)]
+  T* weights;       // [k]
+  T* scores;        // [E]
+  T* kept_scores;   // [E]: those of the groups that are kept
+  T* group_scores;  // [groups]
+  // [max(groups, E / groups)]: the best experts of a group, and when all have a score the groups
+  // that are kept.
+  int32_t* kept_groups;
 
   TopkScratch(T* memory, int64_t experts, int64_t top_k, int64_t groups)
       : search(memory),
@@ -27,7 +30,8 @@ struct TopkScratch {
         kept_groups(reinterpret_cast<int32_t*>(group_scores + groups)) {}
 
   static int64_t elements(int64_t experts, int64_t top_k, int64_t groups) {
-    return topk_search_elements(experts) + top_k + 2 * experts + 2 * groups;
+    const int64_t kept = groups == 0 ? 0 : std::max(groups, experts / groups);
+    return topk_search_elements(experts) + top_k + 2 * experts + groups + kept;
   }
 };
 

@@ -19,6 +19,8 @@ struct Choice {
   double scale;
   int groups;
   int kept_groups;
+  int scores_of_group;
+  bool divides_by_scores;
 
   Choice(const RouterTopkAttributes& attributes, int64_t all_experts)
       : experts(static_cast<int>(all_experts)),
@@ -27,7 +29,9 @@ struct Choice {
         pre_softmax(attributes.pre_softmax),
         scale(attributes.scaling_factor),
         groups(attributes.num_groups),
-        kept_groups(attributes.group_topk) {}
+        kept_groups(attributes.group_topk),
+        scores_of_group(attributes.num_groups > 0 ? attributes.scores_of_group() : 0),
+        divides_by_scores(attributes.divides_by_scores()) {}
 };
 
 // The shared memory of a warp, in numbers of T and then indices.
@@ -60,12 +64,11 @@ struct ChoiceMemory {
 template <class T>
 __device__ void keep_best_groups(const Choice& choice, const ChoiceMemory<T>& memory, int lane) {
   const int size = choice.experts / choice.groups;
-  const int counted = choice.top_k / choice.kept_groups;
   for (int group = lane; group < choice.groups; group += 32) {
     T* members = memory.work + group * size;
     for (int i = 0; i < size; ++i) members[i] = memory.scores[group * size + i];
     T total = 0;
-    for (int taken = 0; taken < counted; ++taken) {
+    for (int taken = 0; taken < choice.scores_of_group; ++taken) {
       int place = -1;
       for (int i = 0; i < size; ++i) {
         if (members[i] != members[i]) continue;
@@ -142,7 +145,7 @@ __global__ void router_topk_kernel(const T* logits, const float* bias, const int
   sum = warp_sum(sum);
   T total = 1;
   if (!softmax) {
-    if (choice.top_k > 1) total = sum + static_cast<T>(kScoreSumEpsilon);
+    if (choice.divides_by_scores) total = sum + static_cast<T>(kScoreSumEpsilon);
   } else if (choice.pre_softmax) {
     total = own.sum([&](int i) { return exp(own.z[i] - largest); });
   } else {
@@ -215,7 +218,7 @@ __global__ void router_topk_gradient_kernel(const P* d_probabilities, const T* l
   const auto score = [&](int slot) { return device_score(choice.function, own.z[index[slot]]); };
   T total = 1;
   T mean = 0;
-  if (top_k > 1) {
+  if (choice.divides_by_scores) {
     total = over_slots(score) + static_cast<T>(kScoreSumEpsilon);
     mean = over_slots([&](int slot) { return T(d[slot]) * score(slot); }) / total;
   }
