@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "ops/cpu/vector.h"
 #include "ops/rope/rope.h"
@@ -15,11 +14,10 @@ void run_rope_table(const KernelArguments& args) {
   A* table = args.out<A>(0);
   const int64_t pairs = attributes.rotary_dim / 2;
   const double concentration = attributes.scaling.concentration;
-  const std::vector<double> frequencies =
-      rope_frequencies(attributes.rotary_dim, attributes.base, attributes.scaling);
-  const auto fill_positions = [=, &frequencies](int64_t begin, int64_t end, int) {
+  const auto fill_positions = [=](int64_t begin, int64_t end, int) {
     for (int64_t i = 0; i < pairs; ++i) {
-      const double frequency = frequencies[static_cast<size_t>(i)];
+      const double frequency =
+          rope_frequency(i, attributes.rotary_dim, attributes.base, attributes.scaling);
       for (int64_t row = begin; row < end; ++row) {
         const int64_t position = attributes.chunks.position(row, attributes.positions);
         const double angle = static_cast<double>(position) * frequency;

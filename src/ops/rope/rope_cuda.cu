@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <vector>
 
 #include "ops/cuda/device.cuh"
 #include "ops/rope/rope.h"
@@ -37,13 +36,14 @@ __global__ void rope_table_kernel(A* table, RopeTableAttributes attributes, Freq
 template <class A>
 void run_rope_table(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<RopeTableAttributes>();
-  const std::vector<double> frequencies =
-      rope_frequencies(attributes.rotary_dim, attributes.base, attributes.scaling);
-  const auto pairs = static_cast<int64_t>(frequencies.size());
+  const int64_t pairs = attributes.rotary_dim / 2;
   for (int64_t first = 0; first < pairs; first += kPairsOfLaunch) {
     const int64_t count = std::min<int64_t>(kPairsOfLaunch, pairs - first);
     Frequencies some;
-    std::copy_n(frequencies.begin() + first, count, some.of);
+    for (int64_t i = 0; i < count; ++i) {
+      some.of[i] =
+          rope_frequency(first + i, attributes.rotary_dim, attributes.base, attributes.scaling);
+    }
     launch(args, {static_cast<unsigned>(ceil_divide(attributes.positions * count, 128)), 128},
            rope_table_kernel<A>, args.out<A>(0), attributes, some, first, count);
   }

@@ -47,30 +47,26 @@ std::string_view name_of(RopeScalingKind kind) {
   return "?";
 }
 
-std::vector<double> rope_frequencies(int32_t rotary_dim, double base, const RopeScaling& scaling) {
-  std::vector<double> frequencies(static_cast<size_t>(rotary_dim / 2));
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    const double plain = std::pow(base, -2.0 * static_cast<double>(i) / rotary_dim);
-    double kept = 1;
-    switch (scaling.kind) {
-      case RopeScalingKind::none:
-        break;
-      case RopeScalingKind::linear:
-        kept = 0;
-        break;
-      case RopeScalingKind::llama3:
-        kept = kept_of_llama3(plain, scaling);
-        break;
-      case RopeScalingKind::yarn: {
-        const PairRange range = yarn_range(rotary_dim, base, scaling);
-        kept = 1 - std::clamp((static_cast<double>(i) - range.first) / (range.last - range.first),
-                              0.0, 1.0);
-        break;
-      }
+double rope_frequency(int64_t pair, int32_t rotary_dim, double base, const RopeScaling& scaling) {
+  const auto i = static_cast<double>(pair);
+  const double plain = std::pow(base, -2.0 * i / rotary_dim);
+  double kept = 1;
+  switch (scaling.kind) {
+    case RopeScalingKind::none:
+      break;
+    case RopeScalingKind::linear:
+      kept = 0;
+      break;
+    case RopeScalingKind::llama3:
+      kept = kept_of_llama3(plain, scaling);
+      break;
+    case RopeScalingKind::yarn: {
+      const PairRange range = yarn_range(rotary_dim, base, scaling);
+      kept = 1 - std::clamp((i - range.first) / (range.last - range.first), 0.0, 1.0);
+      break;
     }
-    frequencies[i] = kept * plain + (1 - kept) * plain / scaling.factor;
   }
-  return frequencies;
+  return kept * plain + (1 - kept) * plain / scaling.factor;
 }
 
 }  // namespace troupe

@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 namespace troupe {
 
@@ -42,7 +41,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// f_i in radians per position, [rotary_dim / 2].
-std::vector<double> rope_frequencies(int32_t rotary_dim, double base, const RopeScaling& scaling);
+// f_i of pair i, in radians per position.
+double rope_frequency(int64_t pair, int32_t rotary_dim, double base, const RopeScaling& scaling);
 
 }  // namespace troupe
