@@ -75,6 +75,26 @@ void for_each_first_field(Config& config, const Visit& visit) {
 template <class Config, class Visit>
 void for_each_later_field(Config& config, const Visit& visit) {
   visit("qk_l2_norm", config.qk_l2_norm);
+  visit("moe_router_group_scores", config.moe_router_group_scores);
+  visit("moe_router_normalize_scores", config.moe_router_normalize_scores);
+  visit("rotary_percent", config.rotary_percent);
+  visit("rotary_interleaved", config.rotary_interleaved);
+  visit("rope_scaling_type", config.rope_scaling_type);
+  visit("rope_scaling_factor", config.rope_scaling_factor);
+  visit("rope_original_positions", config.rope_original_positions);
+  visit("rope_scaling_fast", config.rope_scaling_fast);
+  visit("rope_scaling_slow", config.rope_scaling_slow);
+  visit("rope_round_range", config.rope_round_range);
+  visit("rope_mscale", config.rope_mscale);
+  visit("rope_mscale_all_dim", config.rope_mscale_all_dim);
+  visit("rope_attention_factor", config.rope_attention_factor);
+  visit("multi_latent_attention", config.multi_latent_attention);
+  visit("q_lora_rank", config.q_lora_rank);
+  visit("kv_lora_rank", config.kv_lora_rank);
+  visit("qk_head_dim", config.qk_head_dim);
+  visit("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
+  visit("v_head_dim", config.v_head_dim);
+  visit("latent_norm_epsilon", config.latent_norm_epsilon);
   visit("moe_router_force_biased", config.moe_router_force_biased);
   visit("embedding_init_method_std", config.embedding_init_method_std);
   visit("init_method_xavier_uniform", config.init_method_xavier_uniform);

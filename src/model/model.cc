@@ -4,15 +4,19 @@
 
 #include "model/blocks/dense_mlp.h"
 #include "model/blocks/gqa_attention.h"
+#include "model/blocks/mla_attention.h"
 #include "model/blocks/moe.h"
 
 namespace troupe {
 
 BlockMakers blocks_of_config() {
-  return {.mixer =
-              [](ParameterList& parameters, const ModelConfig& config, int32_t layer) {
-                return std::make_unique<const GqaAttention>(parameters, gqa_spec_of(config), layer);
-              },
+  return {.mixer = [](ParameterList& parameters, const ModelConfig& config,
+                      int32_t layer) -> std::unique_ptr<const LayerBlock> {
+            if (config.multi_latent_attention) {
+              return std::make_unique<MlaAttention>(parameters, mla_spec_of(config), layer);
+            }
+            return std::make_unique<GqaAttention>(parameters, gqa_spec_of(config), layer);
+          },
           .feed_forward = [](ParameterList& parameters, const ModelConfig& config,
                              int32_t layer) -> std::unique_ptr<const LayerBlock> {
             if (config.is_moe_layer(layer)) return std::make_unique<Moe>(parameters, config, layer);

@@ -65,6 +65,11 @@ void validate_router(const ModelConfig& config) {
       refuse(fmt::format("moe_router_group_topk ({}) is larger than moe_router_num_groups ({}).",
                          group_topk, groups));
     }
+    const int32_t of_group = config.num_experts / groups;
+    if (config.moe_router_group_scores < 0 || config.moe_router_group_scores > of_group) {
+      refuse(fmt::format("moe_router_group_scores ({}) must be at most the {} experts of a group.",
+                         config.moe_router_group_scores, of_group));
+    }
     const int64_t reachable = int64_t{group_topk} * (config.num_experts / groups);
     if (config.moe_router_topk > reachable || config.moe_router_topk < group_topk) {
       refuse(fmt::format(
@@ -72,6 +77,9 @@ void validate_router(const ModelConfig& config) {
           "experts of that many groups.",
           config.moe_router_topk, group_topk, reachable));
     }
+  }
+  if (groups == 0 && config.moe_router_group_scores != 0) {
+    refuse("moe_router_group_scores needs moe_router_num_groups.");
   }
   if (config.moe_router_enable_expert_bias && softmax) {
     refuse("moe_router_enable_expert_bias needs the score function sigmoid or sqrtsoftplus.");
@@ -110,6 +118,70 @@ void validate_router(const ModelConfig& config) {
   }
 }
 
+// 0.1 m ln(factor) + 1: how much larger scores get in a context that is `factor` times as long.
+double length_factor(double factor, double m) {
+  return factor <= 1 ? 1 : 0.1 * m * std::log(factor) + 1;
+}
+
+void validate_rope(const ModelConfig& config) {
+  if (!(config.rotary_base > 1)) refuse("rotary_base must be above 1.");
+  if (!(config.rotary_percent > 0 && config.rotary_percent <= 1)) {
+    refuse(fmt::format("rotary_percent must be above 0 and at most 1, it is {}.",
+                       config.rotary_percent));
+  }
+  if (config.rotary_dim() < 2 || config.rotary_dim() % 2 != 0) {
+    refuse(fmt::format("of the head size {} an even part turns (RoPE), of at least 2; it is {}.",
+                       config.kv_channels, config.rotary_dim()));
+  }
+  if (config.rotary_interleaved && !config.multi_latent_attention) {
+    refuse("rotary_interleaved is made for multi_latent_attention only.");
+  }
+  if (!(config.rope_scaling_factor > 0) || !std::isfinite(config.rope_scaling_factor)) {
+    refuse(
+        fmt::format("rope_scaling_factor must be positive, it is {}.", config.rope_scaling_factor));
+  }
+  require_not_negative(config.rope_mscale, "rope_mscale");
+  require_not_negative(config.rope_mscale_all_dim, "rope_mscale_all_dim");
+  require_not_negative(config.rope_attention_factor, "rope_attention_factor");
+  const RopeScalingKind kind = config.rope_scaling_type;
+  if (kind != RopeScalingKind::llama3 && kind != RopeScalingKind::yarn) return;
+  require_sensible(config.rope_original_positions, "rope_original_positions");
+  if (!(config.rope_scaling_slow > 0) || !(config.rope_scaling_fast > config.rope_scaling_slow) ||
+      !std::isfinite(config.rope_scaling_fast)) {
+    refuse(fmt::format(
+        "rope_scaling_slow ({}) must be positive and rope_scaling_fast ({}) larger than it.",
+        config.rope_scaling_slow, config.rope_scaling_fast));
+  }
+}
+
+void validate_latent_attention(const ModelConfig& config) {
+  if (config.q_lora_rank != 0) require_sensible(config.q_lora_rank, "q_lora_rank");
+  require_sensible(config.kv_lora_rank, "kv_lora_rank");
+  require_sensible(config.qk_head_dim, "qk_head_dim");
+  require_sensible(config.qk_pos_emb_head_dim, "qk_pos_emb_head_dim");
+  require_sensible(config.v_head_dim, "v_head_dim");
+  require_not_negative(config.latent_norm_epsilon, "latent_norm_epsilon");
+  if (config.num_query_groups != config.num_attention_heads) {
+    refuse(
+        fmt::format("multi_latent_attention has no groups of queries: num_query_groups ({}) "
+                    "must be num_attention_heads ({}).",
+                    config.num_query_groups, config.num_attention_heads));
+  }
+  if (config.kv_channels != config.qk_head_dim + config.qk_pos_emb_head_dim) {
+    refuse(
+        fmt::format("kv_channels ({}) must be qk_head_dim ({}) and qk_pos_emb_head_dim ({}) "
+                    "together.",
+                    config.kv_channels, config.qk_head_dim, config.qk_pos_emb_head_dim));
+  }
+  if (config.rotary_percent != 1) {
+    refuse("multi_latent_attention has no rotary_percent: qk_pos_emb_head_dim says what turns.");
+  }
+  if (config.qk_l2_norm || config.sliding_window != 0 || config.add_qkv_bias ||
+      config.add_bias_linear) {
+    refuse("multi_latent_attention has no qk_l2_norm, no sliding_window and no biases.");
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Normalization normalization) {
@@ -125,6 +197,37 @@ std::string_view name_of(Normalization normalization) {
 int32_t ModelConfig::moe_layer_count() const {
   if (num_experts == 0) return 0;
   return static_cast<int32_t>(std::count(moe_layers.begin(), moe_layers.end(), true));
+}
+
+int32_t ModelConfig::rotary_dim() const {
+  if (multi_latent_attention) return qk_pos_emb_head_dim;
+  return static_cast<int32_t>(kv_channels * rotary_percent);
+}
+
+RopeScaling ModelConfig::rope_scaling() const {
+  RopeScaling scaling{.kind = rope_scaling_type,
+                      .round_range = rope_round_range,
+                      .original_positions = rope_original_positions,
+                      .factor = rope_scaling_factor,
+                      .fast = rope_scaling_fast,
+                      .slow = rope_scaling_slow};
+  if (rope_scaling_type != RopeScalingKind::yarn) return scaling;
+  const double factor = rope_scaling_factor;
+  if (rope_attention_factor > 0) {
+    scaling.concentration = rope_attention_factor;
+  } else if (rope_mscale > 0 && rope_mscale_all_dim > 0) {
+    scaling.concentration =
+        length_factor(factor, rope_mscale) / length_factor(factor, rope_mscale_all_dim);
+  } else {
+    scaling.concentration = length_factor(factor, 1);
+  }
+  return scaling;
+}
+
+double ModelConfig::rope_score_factor() const {
+  if (!multi_latent_attention || rope_scaling_type == RopeScalingKind::none) return 1;
+  const double factor = length_factor(rope_scaling_factor, rope_mscale_all_dim);
+  return factor * factor;
 }
 
 void ModelConfig::validate() const {
@@ -149,10 +252,8 @@ void ModelConfig::validate() const {
                     "num_query_groups ({}).",
                     num_attention_heads, num_query_groups));
   }
-  if (kv_channels % 2 != 0) {
-    throw_bad_request(fmt::format(
-        "Model configuration: the head size must be even for RoPE, it is {}.", kv_channels));
-  }
+  if (multi_latent_attention) validate_latent_attention(*this);
+  validate_rope(*this);
   const int64_t projection =
       (int64_t{num_attention_heads} + 2 * int64_t{num_query_groups}) * kv_channels;
   if (projection > kLargestExtent) {
@@ -173,10 +274,7 @@ void ModelConfig::validate() const {
   if (qk_l2_norm && qk_layernorm) {
     refuse("qk_l2_norm and qk_layernorm are two kinds of one norm: choose one.");
   }
-  if (!(norm_epsilon > 0) || !(rotary_base > 1)) {
-    throw_bad_request(
-        "Model configuration: norm_epsilon must be positive and rotary_base above 1.");
-  }
+  if (!(norm_epsilon > 0)) refuse("norm_epsilon must be positive.");
   if (sliding_window < 0) {
     throw_bad_request("Model configuration: sliding_window must not be negative.");
   }

@@ -11,6 +11,7 @@
 #include "ops/activation/activation.h"
 #include "ops/expert_capacity/expert_capacity.h"
 #include "ops/qk_norm/qk_norm.h"
+#include "ops/rope/rope_frequencies.h"
 #include "ops/router_topk/router_topk.h"
 
 namespace troupe {
@@ -34,8 +35,36 @@ struct ModelConfig {
   bool qk_l2_norm = false;     // the same without gains; not together with qk_layernorm
   bool add_qkv_bias = false;   // of the query, key and value projections
   int32_t sliding_window = 0;  // keys visible to a query, itself included; 0: all before it
-  double rotary_base = 10000.0;
   int32_t max_position_embeddings = 0;
+
+  // Rotary positions. How they are stretched to contexts longer than the first one:
+  // ops/rope/rope_frequencies.h, which rope_scaling() makes of these fields.
+  double rotary_base = 10000.0;
+  double rotary_percent = 1.0;      // of each head: its first part turns
+  bool rotary_interleaved = false;  // pairs are neighbours; of latent attention only
+  RopeScalingKind rope_scaling_type = RopeScalingKind::none;
+  double rope_scaling_factor = 1.0;
+  int32_t rope_original_positions = 0;
+  double rope_scaling_fast = 0.0;  // llama3: high_freq_factor; yarn: beta_fast
+  double rope_scaling_slow = 0.0;  // llama3: low_freq_factor; yarn: beta_slow
+  bool rope_round_range = true;
+  // Of yarn. With l(m) = 0.1 m ln(factor) + 1, or 1 where the factor is at most 1, cosines and
+  // sines are multiplied by rope_attention_factor; where that is 0 by l(mscale) /
+  // l(mscale_all_dim), or l(1) where either is 0. Scores of latent attention are multiplied by
+  // l(mscale_all_dim)^2.
+  double rope_mscale = 0.0;
+  double rope_mscale_all_dim = 0.0;
+  double rope_attention_factor = 0.0;
+
+  // Multi-head latent attention (model/blocks/mla_attention.h). Then kv_channels is the size of a
+  // query or key head, and qk_layernorm norms the latents.
+  bool multi_latent_attention = false;
+  int32_t q_lora_rank = 0;           // size of the queries' latent; 0: there is none
+  int32_t kv_lora_rank = 0;          // size of the latent of keys and values
+  int32_t qk_head_dim = 0;           // of a query or key head: what does not turn,
+  int32_t qk_pos_emb_head_dim = 0;   // and what does
+  int32_t v_head_dim = 0;            // of a value head
+  double latent_norm_epsilon = 0.0;  // 0: norm_epsilon
 
   Normalization normalization = Normalization::rms_norm;
   bool zero_centered_gamma = false;  // norms multiply by 1 + gamma
@@ -64,6 +93,10 @@ struct ModelConfig {
   double moe_router_topk_scaling_factor = 1.0;
   int32_t moe_router_num_groups = 0;  // 0: experts are not grouped
   int32_t moe_router_group_topk = 0;
+  // A group's score is the sum of this many of its best; 0: top-k over moe_router_group_topk.
+  int32_t moe_router_group_scores = 0;
+  // Of sigmoid and sqrtsoftplus: the chosen experts' scores are divided by their sum.
+  bool moe_router_normalize_scores = true;
   bool moe_router_sinkhorn = false;
   bool moe_router_enable_expert_bias = false;
   double moe_router_bias_update_rate = 1e-3;
@@ -100,6 +133,11 @@ struct ModelConfig {
     return num_experts > 0 && moe_layers[static_cast<size_t>(layer)];
   }
   int32_t moe_layer_count() const;
+  // Of a head: how many elements turn.
+  int32_t rotary_dim() const;
+  RopeScaling rope_scaling() const;
+  // What scores are multiplied by beside 1 / sqrt(d).
+  double rope_score_factor() const;
   bool has_shared_expert() const { return moe_shared_expert_intermediate_size > 0; }
 
   bool operator==(const ModelConfig&) const = default;

@@ -1,7 +1,12 @@
 #include "model/modules.h"
 
+#include <algorithm>
+#include <fmt/ranges.h>
+#include <vector>
+
 #include "model/blocks/dense_mlp.h"
 #include "model/blocks/gqa_attention.h"
+#include "model/blocks/mla_attention.h"
 #include "model/blocks/moe.h"
 #include "model/blocks/norm.h"
 
@@ -11,6 +16,8 @@ namespace {
 // Those that have a name, in the order in which people read of them.
 constexpr const ModuleSpec* kModules[] = {&kInputNormModule,
                                           &kQkvModule,
+                                          &kMlaLatentModule,
+                                          &kMlaUpProjectionModule,
                                           &kCoreAttentionModule,
                                           &kAttentionOutModule,
                                           &kFeedForwardNormModule,
@@ -32,13 +39,13 @@ ModuleSet modules_named(ModuleName which, std::string_view name) {
 }
 
 std::string module_names(ModuleName which) {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const ModuleSpec* module : kModules) {
     if (module->*which == nullptr) continue;
-    if (!names.empty()) names += ", ";
-    names += module->*which;
+    const std::string_view name = module->*which;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
-  return names;
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 }  // namespace troupe

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "model/blocks/dense_mlp.h"
 #include "model/blocks/gqa_attention.h"
+#include "model/blocks/mla_attention.h"
 #include "model/blocks/moe.h"
 #include "model/blocks/norm.h"
 #include "model/parameter_layout.h"
@@ -56,7 +57,37 @@ std::vector<NamedModel> models() {
   biases.moe_router_bias_update_rate = 0.05;
   biases.moe_router_topk = 1;  // so that experts, and whole ranks, stay without tokens
 
-  return {{"dense", dense}, {"biased", biased}, {"aux", aux}, {"shared", shared}, {"bias", biases}};
+  // As DeepSeek-V3 has it, with stretched positions; its groups go by their best expert.
+  ModelConfig latent = shared;
+  latent.multi_latent_attention = true;
+  latent.num_query_groups = latent.num_attention_heads;
+  latent.qk_layernorm = true;
+  latent.q_lora_rank = 20;
+  latent.kv_lora_rank = 14;
+  latent.qk_head_dim = 4;
+  latent.qk_pos_emb_head_dim = 6;
+  latent.kv_channels = 10;
+  latent.v_head_dim = 8;
+  latent.rotary_interleaved = true;
+  latent.rope_scaling_type = RopeScalingKind::yarn;
+  latent.rope_scaling_factor = 4;
+  latent.rope_original_positions = 16;
+  latent.rope_scaling_fast = 8;
+  latent.rope_scaling_slow = 1;
+  latent.moe_router_score_function = ScoreFunction::sigmoid;
+  latent.moe_router_num_groups = 4;
+  latent.moe_router_group_topk = 2;
+  latent.moe_router_group_scores = 1;
+  ModelConfig query = latent;  // queries are made of the input
+  query.q_lora_rank = 0;
+  query.attention_dropout = 0.1;
+
+  ModelConfig partial = aux;
+  partial.rotary_percent = 0.5;
+  partial.qk_layernorm = true;
+
+  return {{"dense", dense}, {"biased", biased}, {"aux", aux},     {"shared", shared},
+          {"bias", biases}, {"latent", latent}, {"query", query}, {"partial", partial}};
 }
 
 class Draw {
@@ -130,8 +161,9 @@ void draw_order(Draw& draw, LayoutCase& c) {
   recompute.method =
       draw.of(std::array{RecomputeOptions::Method::uniform, RecomputeOptions::Method::block});
   recompute.layers = draw.of(std::array{1, 2});
-  for (const ModuleSpec* module : {&kCoreAttentionModule, &kExpertActivationModule, &kNormModule,
-                                   &kMlpModule, &kMoeModule, &kSharedExpertModule}) {
+  for (const ModuleSpec* module :
+       {&kCoreAttentionModule, &kMlaUpProjectionModule, &kExpertActivationModule, &kNormModule,
+        &kMlpModule, &kMoeModule, &kSharedExpertModule}) {
     if (draw.of(std::array{false, true})) recompute.modules.insert(module);
   }
   c.loss_chunk_tokens = draw.of(std::array{0, 0, 3, 8});
@@ -143,7 +175,8 @@ void draw_order(Draw& draw, LayoutCase& c) {
 std::optional<LayoutCase> draw_layout(uint64_t number) {
   Draw draw(number);
   static const std::vector<NamedModel> all = models();
-  const NamedModel& model = all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4}))];
+  const NamedModel& model =
+      all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7}))];
   LayoutCase c;
   c.model = model.config;
   LayoutOptions& o = c.layout;

@@ -28,6 +28,8 @@ GqaSpec gqa_spec_of(const ModelConfig& config) {
           .has_output_bias = config.add_bias_linear,
           .window = config.sliding_window,
           .rotary_base = config.rotary_base,
+          .rope_scaling = config.rope_scaling(),
+          .rotary_dim = config.rotary_dim(),
           .dropout = config.attention_dropout};
 }
 
@@ -72,8 +74,9 @@ GqaAttention::Heads GqaAttention::heads_of_rank(int32_t ranks) const {
 
 RopeTableAttributes GqaAttention::table(const ModelPart& part, int32_t rows) const {
   return {.positions = rows,
-          .rotary_dim = spec_.head_dim,
+          .rotary_dim = spec_.rotary_dim,
           .base = spec_.rotary_base,
+          .scaling = spec_.rope_scaling,
           .chunks = chunks_of(part)};
 }
 
@@ -112,7 +115,7 @@ ValueId GqaAttention::build_rotated(const BlockContext& context, ValueId qkv) co
                 {.heads = heads.queries,
                  .groups = heads.groups,
                  .head_dim = spec_.head_dim,
-                 .rotary_dim = spec_.head_dim,
+                 .rotary_dim = spec_.rotary_dim,
                  .sequence = context.batch.sequence,
                  .inverse = false},
                 "qkv_rotated");
@@ -136,7 +139,7 @@ ValueId GqaAttention::build_rotated(const BlockContext& context, ValueId qkv) co
     const ValueId own = qk_squares(builder, qkv, norm, "qk_squares_here");
     inputs.squares = tensor_parallel.sum_for_all(own, "qk_squares");
   }
-  norm.rotary_dim = spec_.head_dim;
+  norm.rotary_dim = spec_.rotary_dim;
   norm.sequence = context.batch.sequence;
   return qk_norm_rope(builder, inputs, norm, "qkv_rotated");
 }

@@ -39,7 +39,9 @@ struct GqaSpec {
   bool has_output_bias = false;
   int32_t window = 0;  // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000;
-  double dropout = 0;  // of attention probabilities, in training
+  RopeScaling rope_scaling = {};
+  int32_t rotary_dim = 0;  // of each head: the first elements turn
+  double dropout = 0;      // of attention probabilities, in training
 
   int64_t query_size() const { return int64_t{heads} * head_dim; }
   int64_t key_size() const { return int64_t{groups} * head_dim; }

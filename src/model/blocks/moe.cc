@@ -119,6 +119,8 @@ class MoeForward {
         .scaling_factor = config_.moe_router_topk_scaling_factor,
         .num_groups = config_.moe_router_num_groups,
         .group_topk = config_.moe_router_group_topk,
+        .group_scores = config_.moe_router_group_scores,
+        .normalize = config_.moe_router_normalize_scores,
         .probability_dtype = accumulation_dtype(builder_.value(input_).dtype)};
     RouterTopkInputs inputs{.logits = logits, .expert_bias = {}, .selected = {}};
     if (config_.moe_router_sinkhorn) {
