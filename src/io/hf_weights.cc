@@ -25,6 +25,10 @@ struct HfName {
 };
 using HfNames = std::vector<HfName>;
 
+// A router's bias, within its layer. Whatever the weights are, it is f32: it is compared with
+// scores that are close to each other.
+constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";
+
 // Outside the layers, and within "model.layers.N.".
 const HfNames& common_names() {
   static const HfNames kNames = {
@@ -39,6 +43,13 @@ const HfNames& common_names() {
        .tensors = {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}},
       {.parameter = "q_norm", .tensors = {"self_attn.q_norm.weight"}},
       {.parameter = "k_norm", .tensors = {"self_attn.k_norm.weight"}},
+      {.parameter = "w_q", .tensors = {"self_attn.q_proj.weight"}},
+      {.parameter = "w_q_down", .tensors = {"self_attn.q_a_proj.weight"}},
+      {.parameter = "q_latent_norm", .tensors = {"self_attn.q_a_layernorm.weight"}},
+      {.parameter = "w_q_up", .tensors = {"self_attn.q_b_proj.weight"}},
+      {.parameter = "w_kv_down", .tensors = {"self_attn.kv_a_proj_with_mqa.weight"}},
+      {.parameter = "kv_latent_norm", .tensors = {"self_attn.kv_a_layernorm.weight"}},
+      {.parameter = "w_kv_up", .tensors = {"self_attn.kv_b_proj.weight"}},
       {.parameter = "w_attention_out", .tensors = {"self_attn.o_proj.weight"}},
       {.parameter = "post_attention_norm", .tensors = {"post_attention_layernorm.weight"}},
       {.parameter = "w_gate_up", .tensors = {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
@@ -68,8 +79,22 @@ const HfNames& names_of(std::string_view architecture) {
        .of_experts = true,
        .tensors = {"block_sparse_moe.experts.{}.w2.weight"}},
   };
+  static const HfNames kDeepseek = {
+      {.parameter = "w_shared_gate_up",
+       .tensors = {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}},
+      {.parameter = "w_shared_down", .tensors = {"mlp.shared_experts.down_proj.weight"}},
+  };
   static const HfNames kNone;
-  return architecture == "MixtralForCausalLM" ? kMixtral : kNone;
+  if (architecture == "MixtralForCausalLM") return kMixtral;
+  if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
+      architecture == "Glm4MoeForCausalLM") {
+    return kDeepseek;
+  }
+  return kNone;
+}
+
+std::string layer_prefix(int32_t layer) {
+  return layer < 0 ? "" : fmt::format("model.layers.{}.", layer);
 }
 
 // Appends the tensors of one parameter.
@@ -101,15 +126,16 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
   }
   TROUPE_CHECK(sections.size() == name->tensors.size(),
                "a tensor for each section of " + parameter.full_name());
-  const std::string prefix =
-      parameter.layer < 0 ? "" : fmt::format("model.layers.{}.", parameter.layer);
+  const std::string prefix = layer_prefix(parameter.layer);
   int64_t offset = 0;
   for (int64_t expert = 0; expert < (of_experts ? whole[0] : 1); ++expert) {
     for (size_t i = 0; i < sections.size(); ++i) {
       extents.front() = sections[i];
       const Shape shape(extents);
-      tensors.push_back({prefix + fmt::format(fmt::runtime(name->tensors[i]), expert), shape,
-                         parameter.id, offset});
+      tensors.push_back({.name = prefix + fmt::format(fmt::runtime(name->tensors[i]), expert),
+                         .shape = shape,
+                         .parameter = parameter.id,
+                         .offset = offset});
       offset += shape.elements();
     }
   }
@@ -155,9 +181,12 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
   }
 }
 
+// Gradients come without those of biases, or with zeros for them.
+enum class FolderContents : uint8_t { weights, gradients };
+
 // Opens a folder, checks it against the model, and hands over every tensor's raw bytes.
 void visit_folder(
-    const std::string& path, const ModelConfig& config,
+    const std::string& path, const ModelConfig& config, FolderContents contents,
     const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit,
     const WorkReport& report = {}) {
   const SafetensorsFolder folder = SafetensorsFolder::open(path);
@@ -167,6 +196,7 @@ void visit_folder(
   uint64_t total = 0;
   for (const SafetensorsFile& file : folder.files()) total += file.file_bytes();
   for (const HfTensor& tensor : tensors) {
+    if (!tensor.parameter.valid() && contents == FolderContents::gradients) continue;
     const auto located = folder.find(tensor.name);
     if (located.entry == nullptr) {
       throw_bad_request(fmt::format("{}: the tensor {} is missing.", path, tensor.name));
@@ -246,6 +276,17 @@ void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dt
   }
 }
 
+void load_bias(const std::string& folder, const HfTensor& tensor, FileDType dtype,
+               std::span<const std::byte> bytes, const ModelState& state,
+               const StateStorage& storage) {
+  const StateId bias = state.expert_biases[static_cast<size_t>(tensor.layer)];
+  if (!bias.valid()) return;  // another rank's
+  const TensorView view = storage.view(bias);
+  auto* data = static_cast<std::byte*>(view.data);
+  convert_elements(dtype, bytes.data(), view.dtype, data, tensor.shape.elements());
+  require_finite(folder, tensor, view.dtype, data, 0, tensor.shape.elements());
+}
+
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
@@ -253,6 +294,12 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
   std::vector<HfTensor> tensors;
   for (const ParameterSpec& parameter : model.parameters()) {
     add_tensors(parameter, names_of(config.hf_architecture), tensors);
+  }
+  for (const RouterStateSpec& state : model.router_states()) {
+    tensors.push_back({.name = layer_prefix(state.layer) + std::string(kRouterBias),
+                       .shape = state.shape,
+                       .parameter = {},
+                       .layer = state.layer});
   }
   std::sort(tensors.begin(), tensors.end(),
             [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
@@ -264,6 +311,7 @@ DType hf_folder_dtype(const std::string& folder) {
   DType widest = DType::bf16;
   for (const SafetensorsFile& file : open.files()) {
     for (const TensorEntry& entry : file.entries()) {
+      if (entry.name.ends_with(kRouterBias)) continue;
       if (entry.dtype == FileDType::f64) return DType::f64;
       if (entry.dtype == FileDType::f32 || entry.dtype == FileDType::f16) widest = DType::f32;
     }
@@ -281,8 +329,10 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
         &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
   }
   visit_folder(
-      folder, named,
+      folder, named, FolderContents::weights,
       [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
+        if (!tensor.parameter.valid())
+          return load_bias(folder, tensor, dtype, bytes, state, storage);
         const auto target = targets.find(tensor.parameter.index);
         if (target == targets.end()) return;  // another rank's
         load_tensor(folder, tensor, dtype, bytes, target->second, storage);
@@ -295,10 +345,11 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   }
 }
 
-void read_hf_tensors(const std::string& folder, const ModelConfig& config,
-                     const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
+void read_hf_gradients(
+    const std::string& folder, const ModelConfig& config,
+    const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
   std::vector<double> data;
-  visit_folder(folder, config,
+  visit_folder(folder, config, FolderContents::gradients,
                [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
                  data.resize(static_cast<size_t>(tensor.shape.elements()));
                  convert_elements(dtype, bytes.data(), DType::f64, data.data(),
@@ -343,7 +394,8 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   std::vector<TensorSpec> specs;
   uint64_t total = 0;
   for (const HfTensor& tensor : tensors) {
-    specs.push_back({tensor.name, dtype, file_shape_of(tensor.shape)});
+    specs.push_back({tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32,
+                     file_shape_of(tensor.shape)});
     total += bytes_of(specs.back());
   }
   std::vector<std::byte> rounded;
@@ -360,8 +412,10 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
     }
   };
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorView view = storage.view(state.get(tensors[i].parameter).value);
-    append(i, bytes_as(dtype, tensors[i], view, rounded));
+    const TensorView view = storage.view(
+        tensors[i].parameter.valid() ? state.get(tensors[i].parameter).value
+                                     : state.expert_biases[static_cast<size_t>(tensors[i].layer)]);
+    append(i, bytes_as(specs[i].dtype, tensors[i], view, rounded));
   }
   for (const HfFile& file : what.files) {
     disk.write_file(join_path(folder, file.name), file.contents);

@@ -1,11 +1,13 @@
 // Weights in Hugging Face's names and shapes: which tensor of a model folder is which part of which
 // parameter, and the copying in both directions.
 //
+// Biases of routers, which the optimizer does not move, are weights there, too.
+//
 // Loading is total: every element of every parameter, or of every slice that a rank holds of one,
-// is written exactly once, and every tensor of the folder has a place in the whole model (or is a
-// copy of a tied head), or the load is refused with the names.
-// Values are converted with one correct rounding; writing back what was read in the same dtype is
-// bit-exact. Errors are UserErrors. One thread.
+// and of every bias is written exactly once, and every tensor of the folder has a place in the
+// whole model (or is a copy of a tied head), or the load is refused with the names. Values are
+// converted with one correct rounding; writing back what was read in the same dtype is bit-exact.
+// Errors are UserErrors. One thread.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +26,16 @@
 namespace troupe {
 
 // One Hugging Face tensor: `shape` elements of a parameter, beginning at element `offset` of the
-// whole parameter, however it is sliced.
+// whole parameter, however it is sliced; or the bias of a router.
 struct HfTensor {
   std::string name;
   Shape shape;
-  ParameterId parameter;
+  ParameterId parameter;  // invalid: it is the bias of the router of
+  int32_t layer = -1;     // this layer
   int64_t offset = 0;
 };
 
-// All tensors of the whole model, sorted by name. They tile all parameters.
+// All tensors of the whole model, sorted by name. They tile all parameters and biases.
 std::vector<HfTensor> hf_tensors(const ModelConfig& config);
 
 // The widest floating-point type among the folder's tensors: weights read in it lose nothing.
@@ -46,10 +49,11 @@ DType hf_folder_dtype(const std::string& folder);
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage, const WorkReport& report = {});
 
-// As above, but the tensors are handed to `take(tensor, data)`, converted to double: for comparing
-// a folder of gradients.
-void read_hf_tensors(const std::string& folder, const ModelConfig& config,
-                     const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
+// As above, but the tensors of the parameters are handed to `take(tensor, data)`, converted to
+// double: for comparing a folder of gradients.
+void read_hf_gradients(
+    const std::string& folder, const ModelConfig& config,
+    const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
 
 // What is written beside the weights, and how they are.
 struct HfExport {

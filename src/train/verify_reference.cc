@@ -523,24 +523,24 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
       of_parameter.push_back({std::move(runs), first, reader.take_values<double>()});
     }
   }
-  read_hf_tensors(join_path(folder, "grads"), config,
-                  [&](const HfTensor& tensor, const std::vector<double>& expected) {
-                    std::vector<double> difference(expected.size());
-                    std::vector<bool> seen(expected.size());
-                    for (const GradientSlice& slice : gradients[tensor.parameter.index]) {
-                      add_differences(slice, tensor.offset, expected, difference, seen);
-                    }
-                    TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),
-                                 "a part of the gradient of " + tensor.name + " is on no rank");
-                    const double norm = l2_norm(expected);
-                    const double error = norm < 1e-6 * result.grad_norm_ref
-                                             ? l2_norm(difference)
-                                             : l2_norm(difference) / norm;
-                    if (is_worse(error, result.grad_worst_rel)) {
-                      result.grad_worst_rel = error;
-                      result.grad_worst_name = tensor.name;
-                    }
-                  });
+  read_hf_gradients(join_path(folder, "grads"), config,
+                    [&](const HfTensor& tensor, const std::vector<double>& expected) {
+                      std::vector<double> difference(expected.size());
+                      std::vector<bool> seen(expected.size());
+                      for (const GradientSlice& slice : gradients[tensor.parameter.index]) {
+                        add_differences(slice, tensor.offset, expected, difference, seen);
+                      }
+                      TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),
+                                   "a part of the gradient of " + tensor.name + " is on no rank");
+                      const double norm = l2_norm(expected);
+                      const double error = norm < 1e-6 * result.grad_norm_ref
+                                               ? l2_norm(difference)
+                                               : l2_norm(difference) / norm;
+                      if (is_worse(error, result.grad_worst_rel)) {
+                        result.grad_worst_rel = error;
+                        result.grad_worst_name = tensor.name;
+                      }
+                    });
 }
 
 }  // namespace
@@ -562,6 +562,8 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   // The reference loss is the cross-entropy alone.
   config.moe_aux_loss_coeff = 0;
+  config.moe_seq_aux_loss_coeff = 0;
+  config.moe_router_bias_update_rate = 0;
   const Reference reference = read_reference(folder, config);
   RunLayout run_layout =
       ranks.layout == nullptr ? layout_of_one_rank(config.num_layers) : *ranks.layout;

@@ -263,9 +263,11 @@ TEST(HfConfig, WhatNoArchitectureHasIsNamed) {
     expect_phrase(message, field);
     EXPECT_FALSE(path_exists(folder / "model")) << field;
   };
-  expect_named("moe_router_enable_expert_bias = true", [](ModelConfig& config) {
+  // The nearest has the router, but no window.
+  expect_named("sliding_window = 7", [](ModelConfig& config) {
     config.moe_router_score_function = ScoreFunction::sigmoid;
     config.moe_router_enable_expert_bias = true;
+    config.sliding_window = 7;
   });
   expect_named("moe_router_score_function = \"sigmoid\"", [](ModelConfig& config) {
     config.moe_router_score_function = ScoreFunction::sigmoid;
@@ -427,15 +429,15 @@ TEST_F(HfRefusal, WhatIsNotComputed) {
 // One message for all: a user who mends the first must not run into the next.
 TEST_F(HfRefusal, AllReasonsAtOnce) {
   json config = qwen3_moe();
-  config["rope_parameters"] = {{"rope_type", "yarn"}, {"partial_rotary_factor", 0.5}};
+  config["rope_parameters"] = {{"rope_type", "dynamic"}, {"partial_rotary_factor", 0.5}};
   config["attention_bias"] = true;
-  for (const char* architecture : {"Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"}) {
+  for (const char* architecture : {"Qwen3MoeForCausalLM", "GptOssForCausalLM"}) {
     config["architectures"] = {architecture};
-    for (const char* reason : {"\"yarn\"", "partial_rotary_factor", "attention_bias"}) {
+    for (const char* reason : {"\"dynamic\"", "partial_rotary_factor", "attention_bias"}) {
       expect_refused(config, reason);
     }
   }
-  expect_refused(config, "\"DeepseekV3ForCausalLM\" is not supported (missing: multi-head latent");
+  expect_refused(config, "\"GptOssForCausalLM\" is not supported (missing: attention sinks");
   config = dense("Qwen3ForCausalLM");
   config["layer_types"] = {"full_attention", "sliding_attention"};
   expect_refused(config, "layer_types");
@@ -446,15 +448,40 @@ TEST_F(HfRefusal, AllReasonsAtOnce) {
 
 TEST_F(HfRefusal, RopeScaling) {
   json config = qwen3_moe();
-  config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 1e6}};
-  expect_refused(config, "\"yarn\"");
+  config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 4.0}, {"rope_theta", 1e6}};
+  expect_refused(config, "RoPE of type \"dynamic\" is not supported, only \"default\", \"linear\"");
   config = in_older_dialect(qwen3_moe());
-  config["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
-  expect_refused(config, "\"linear\"");
-  config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}};
-  expect_refused(config, "\"llama3\"");
+  config["rope_scaling"] = {{"type", "linear"}};
+  expect_refused(config, "the field \"factor\" is missing");
+  config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}};
+  expect_refused(config, "the field \"high_freq_factor\" is missing");
+  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 8.0}, {"beta_fast", 1.0}};
+  expect_refused(config, "rope_scaling_slow (1) must be positive and rope_scaling_fast (1) larger");
+  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", -8.0}};
+  expect_refused(config, "factor must be positive, it is -8");
   config["rope_scaling"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
   expect_refused(config, "partial_rotary_factor");
+}
+
+// What flags change of the angles is written in the spellings that the source has.
+TEST(HfConfig, ChangedRopeScalingIsWrittenOver) {
+  json config = in_older_dialect(qwen3_moe());
+  config["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 8.0}, {"mscale", 1.0}, {"original_max_position_embeddings", 64}};
+  const std::string text = config.dump(2);
+  ModelConfig model = parse(config);
+  model.rope_scaling_factor = 16;
+  const auto written = [&] {
+    return json::parse(write_hf_config(model, {.text = text, .has_weights = true}));
+  };
+  EXPECT_EQ(written()["rope_scaling"]["factor"], 16.0);
+  EXPECT_EQ(written()["rope_scaling"]["type"], "yarn");
+  EXPECT_FALSE(written().contains("rope_parameters"));
+  model.rope_scaling_type = RopeScalingKind::linear;
+  model.rope_original_positions = 0;
+  model.rope_scaling_fast = model.rope_scaling_slow = model.rope_mscale = 0;
+  EXPECT_EQ(written()["rope_scaling"],
+            json({{"type", "linear"}, {"rope_type", "linear"}, {"factor", 16.0}}));
 }
 
 TEST_F(HfRefusal, AbsurdSizes) {
@@ -591,6 +618,11 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
         static_cast<size_t>((*state.table)[parameter.value].shape.elements()));
   }
   for (const HfTensor& tensor : hf_tensors(config)) {
+    if (!tensor.parameter.valid()) {
+      EXPECT_TRUE(state.expert_biases.at(static_cast<size_t>(tensor.layer)).valid());
+      EXPECT_EQ(tensor.shape, Shape({config.num_experts}));
+      continue;
+    }
     for (int64_t i = 0; i < tensor.shape.elements(); ++i) {
       ++written[static_cast<size_t>(tensor.parameter.index)].at(
           static_cast<size_t>(tensor.offset + i));
@@ -604,7 +636,11 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
 INSTANTIATE_TEST_SUITE_P(Fixtures, HfFolder,
                          ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe",
                                            "qwen3_moe_mixed_layers", "qwen3_moe_first_dense",
-                                           "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense"),
+                                           "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
+                                           "deepseek_v2", "deepseek_v2_groups", "deepseek_v3",
+                                           "deepseek_v3_yarn", "deepseek_v3_top1", "glm4moe",
+                                           "glm4_moe_biased", "qwen3_moe_yarn", "llama_llama3_rope",
+                                           "llama_linear_rope"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(HfWeights, WiderAndNarrowerTypes) {
