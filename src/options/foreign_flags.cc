@@ -29,8 +29,7 @@ constexpr std::string_view kProcesses =
     "starts.";
 constexpr std::string_view kAlways = "this is always so here.";
 constexpr std::string_view kRope = "positions are always rotary here.";
-constexpr std::string_view kRopeKind =
-    "the rotary embedding is the plain one, over the whole head.";
+constexpr std::string_view kRopeKind = "this kind of rotary embedding is not available.";
 constexpr std::string_view kHalf =
     "half precision with loss scaling is not available. Use --bf16, or fp32.";
 constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
@@ -53,8 +52,6 @@ constexpr std::string_view kStraggler =
 constexpr std::string_view kNoService =
     "runs report to files alone (metrics.jsonl, --tensorboard-dir).";
 constexpr std::string_view kNoCollector = "there is no garbage collector here.";
-constexpr std::string_view kLatent =
-    "multi-head latent attention is not available in this version.";
 constexpr std::string_view kMtp = "multi-token prediction is not available in this version.";
 constexpr std::string_view kAttention = "this kind of attention is not available in this version.";
 constexpr std::string_view kShapeOf = "models of this shape are not available in this version.";
@@ -100,18 +97,10 @@ constexpr ForeignFlag accepted_values(std::string_view name, std::string_view re
 
 constexpr ForeignFlag kForeignFlags[] = {
     // Model.
-    accepted_value("position-embedding-type", "rope", kRope),
     accepted("use-rotary-position-embeddings", kRope),
     accepted("no-position-embedding", kRope),
-    accepted_value("rope-type", "rope", kRopeKind),
-    accepted_value("rotary-percent", "1", kRopeKind),
-    accepted_value("rotary-seq-len-interpolation-factor", "1", kRopeKind),
-    refused("rotary-interleaved", kRopeKind),
-    refused("use-rope-scaling", kRopeKind),
-    refused("rope-scaling-factor", kRopeKind),
-    refused("rotary-scaling-factor", kRopeKind),
-    refused("mscale", kRopeKind),
-    refused("mscale-all-dim", kRopeKind),
+    refused("rotary-interleaved",
+            "pairs are halves of a head, and neighbours with --multi-latent-attention, as there."),
     refused("no-rope-freq", kRopeKind),
     refused("mrope-section", kRopeKind),
     accepted("use-mcore-models", "all layers are of this kind."),
@@ -124,12 +113,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("use-mup", kShapeOf),
     refused("enable-gpt-oss", kShapeOf),
     refused("moe-latent-size", kShapeOf),
-    refused("multi-latent-attention", kLatent),
-    refused("q-lora-rank", kLatent),
-    refused("kv-lora-rank", kLatent),
-    refused("qk-head-dim", kLatent),
-    refused("qk-pos-emb-head-dim", kLatent),
-    refused("v-head-dim", kLatent),
     refused("mtp-loss-scaling-factor", kMtp),
     accepted_value("mtp-num-layers", "0", kMtp),
     refused("window-size", kAttention),
@@ -169,6 +152,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("no-bias-dropout-fusion", kKernels),
     accepted("no-rope-fusion", kKernels),
     accepted("apply-rope-fusion", kKernels),
+    accepted("mla-down-proj-fusion", kKernels),
     accepted("no-persist-layer-norm", kKernels),
     accepted("no-gradient-accumulation-fusion", kKernels),
     accepted("cross-entropy-loss-fusion", kKernels),

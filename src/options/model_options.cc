@@ -16,6 +16,7 @@
 #include "options/flag_model.h"
 #include "options/moe_options.h"
 #include "options/offload_options.h"
+#include "options/position_options.h"
 #include "options/recompute_options.h"
 #include "options/schedule_options.h"
 #include "options/suggest.h"
@@ -157,7 +158,8 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
         rounded_vocabulary(config.vocab_size, *options.make_vocab_size_divisible_by);
   }
   override_with(options.max_position_embeddings, config.max_position_embeddings);
-  override_with(options.rotary_base, config.rotary_base);
+  override_latent_attention(options, by_flags, config);
+  override_positions(options, by_flags, config);
   override_with(options.norm_epsilon, config.norm_epsilon);
   override_with(options.init_method_std, config.init_method_std);
   override_with(options.embedding_init_method_std, config.embedding_init_method_std);

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "model/blocks/moe.h"
 #include "model/modules.h"
+#include "options/refuse_without.h"
 
 namespace troupe {
 namespace {
@@ -27,13 +28,6 @@ void choose_offload_module(const std::string& name, const ModelConfig& config,
     }
     chosen.modules.insert(module);
   }
-}
-
-// A flag that needs another one.
-void refuse_without(bool given, std::string_view flag, std::string_view needed) {
-  if (!given) return;
-  throw_bad_request(
-      fmt::format("--{}: it belongs to --{}. Add that, or leave the flag out.", flag, needed));
 }
 
 }  // namespace

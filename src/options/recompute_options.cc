@@ -10,16 +10,15 @@
 namespace troupe {
 namespace {
 
-void choose_module(const std::string& name, RecomputeOptions& chosen) {
+void choose_module(const std::string& name, const ModelConfig& config, RecomputeOptions& chosen) {
+  if (name == "mla_up_proj" && !config.multi_latent_attention) {
+    throw_bad_request(
+        "--recompute-modules mla_up_proj belongs to multi-latent attention, which this model does "
+        "not have.");
+  }
   const ModuleSet modules = modules_named(&ModuleSpec::recompute, name);
   chosen.modules.insert(modules.begin(), modules.end());
   if (!modules.empty()) return;
-  if (name == "mla_up_proj") {
-    throw_bad_request(
-        fmt::format("--recompute-modules mla_up_proj belongs to multi-latent attention, which this "
-                    "version does not have. Choose among {}.",
-                    module_names(&ModuleSpec::recompute)));
-  }
   throw_bad_request(
       fmt::format("--recompute-modules '{}': there is no such module. Choose among {}.",
                   printable(name), module_names(&ModuleSpec::recompute)));
@@ -34,7 +33,8 @@ void refuse(bool given, std::string_view flag, std::string_view granularity) {
 }
 
 // Megatron's older flags, which say the same as those of today.
-void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
+void apply_older_flags(const Options& options, const ModelConfig& config,
+                       RecomputeOptions& chosen) {
   const bool granularity_given = options.recompute_granularity.has_value();
   if (options.checkpoint_activations) {
     if (granularity_given || options.moe_layer_recompute) {
@@ -53,7 +53,7 @@ void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
           "give one of them.");
     }
     chosen.granularity = RecomputeOptions::Granularity::selective;
-    choose_module("moe", chosen);
+    choose_module("moe", config, chosen);
   }
 }
 
@@ -61,7 +61,7 @@ void apply_older_flags(const Options& options, RecomputeOptions& chosen) {
 
 RecomputeOptions recompute_options_of(const Options& options, const ModelConfig& config) {
   RecomputeOptions chosen;
-  apply_older_flags(options, chosen);
+  apply_older_flags(options, config, chosen);
   const bool full = options.recompute_granularity == RecomputeOptions::Granularity::full;
   const bool selective =
       options.recompute_granularity == RecomputeOptions::Granularity::selective ||
@@ -73,8 +73,8 @@ RecomputeOptions recompute_options_of(const Options& options, const ModelConfig&
   if (!selective) refuse(!options.recompute_modules.empty(), "recompute-modules", "selective");
   if (selective) {
     chosen.granularity = RecomputeOptions::Granularity::selective;
-    if (options.recompute_modules.empty()) choose_module("core_attn", chosen);
-    for (const std::string& name : options.recompute_modules) choose_module(name, chosen);
+    if (options.recompute_modules.empty()) choose_module("core_attn", config, chosen);
+    for (const std::string& name : options.recompute_modules) choose_module(name, config, chosen);
   }
   if (!full) return chosen;
   if (!options.recompute_method || !options.recompute_num_layers) {

@@ -542,10 +542,10 @@ class BadInput(unittest.TestCase):
 
     def test_a_model_without_a_hugging_face_form(self):
         saved = self.folder / "biased"
-        done = run(*train("--moe-router-score-function", "sigmoid",
+        done = run(*train("--moe-router-score-function", "sqrtsoftplus",
                           "--moe-router-enable-expert-bias", "--save", saved))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.refused(2, "moe_router_enable_expert_bias", "convert", "--load", saved, "--save",
+        self.refused(2, "moe_router_score_function", "convert", "--load", saved, "--save",
                      self.folder / "out")
         self.assertFalse((self.folder / "out").exists())
 

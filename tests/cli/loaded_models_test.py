@@ -193,23 +193,23 @@ class LoadedModels(unittest.TestCase):
         self.assertLess(len(done.stderr), 1000)
 
     def test_all_reasons_are_named_the_architecture_first(self):
-        config = CONFIG | {"architectures": ["DeepseekV3ForCausalLM"], "hidden_act": "gelu",
-                           "rope_scaling": {"type": "yarn", "factor": 40},
+        config = CONFIG | {"architectures": ["GptOssForCausalLM"], "hidden_act": "gelu",
+                           "rope_scaling": {"type": "dynamic", "factor": 40},
                            "partial_rotary_factor": 0.5}
         path = HERE.folder / "deepseek.json"
         path.write_text(json.dumps(config))
         done = run("plan", "--model", path)
-        self.refused(done, 2, "multi-head latent attention", "Qwen3MoeForCausalLM comes nearest",
-                     'RoPE of type "yarn"', '"partial_rotary_factor"', '"hidden_act": "gelu"')
-        self.assertLess(done.stderr.index("DeepseekV3ForCausalLM"), done.stderr.index("yarn"))
+        self.refused(done, 2, "attention sinks", "Qwen3MoeForCausalLM comes nearest",
+                     'RoPE of type "dynamic"', '"partial_rotary_factor"', '"hidden_act": "gelu"')
+        self.assertLess(done.stderr.index("GptOssForCausalLM"), done.stderr.index("dynamic"))
 
     def test_a_model_without_a_hugging_face_form_says_so_at_once(self):
-        flags = ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
+        flags = ("--moe-router-score-function", "sqrtsoftplus", "--normalization", "LayerNorm")
         for done in (self.done(train(self.out / "run", *flags, steps=1)),
                      self.done(run("plan", "--model", HERE.folder / "config.json", *flags))):
             said = " ".join((done.stderr + done.stdout).split())
-            self.assertIn('moe_router_score_function = "sigmoid"', said)
-            self.assertIn("moe_router_enable_expert_bias = true", said)
+            self.assertIn('moe_router_score_function = "sqrtsoftplus"', said)
+            self.assertIn('normalization = "LayerNorm"', said)
             self.assertIn("this model has no Hugging Face form", said)
         self.refused(run("convert", "--load", self.out / "run", "--save", self.out / "hf"), 2,
                      "no Hugging Face form")

@@ -78,16 +78,16 @@ size_t notes_with(const CommandLine& line, const std::string& start) {
 TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
   const CommandLine line = parse_text("plan --ranks 32 " + std::string(kMixtral));
   for (const char* flag :
-       {"--position-embedding-type rope is accepted", "--no-position-embedding is accepted",
-        "--no-masked-softmax-fusion is accepted", "--moe-grouped-gemm is accepted",
-        "--moe-permute-fusion is accepted", "--ckpt-format torch_dist is accepted",
-        "--auto-detect-ckpt-format is accepted", "--sequence-parallel changes nothing",
+       {"--no-position-embedding is accepted", "--no-masked-softmax-fusion is accepted",
+        "--moe-grouped-gemm is accepted", "--moe-permute-fusion is accepted",
+        "--ckpt-format torch_dist is accepted", "--auto-detect-ckpt-format is accepted",
+        "--sequence-parallel changes nothing",
         "--tokenizer-model FILE: its files are not here; taken to be Llama 2's, with 32000",
         "troupe plan does not use --data-path, --split, --save, --load, --save-interval, "
         "--eval-interval, --eval-iters, --log-interval, --tensorboard-dir."}) {
     EXPECT_EQ(notes_with(line, flag), 1U) << flag;
   }
-  EXPECT_EQ(line.notes.size(), 10U) << "and no other line";
+  EXPECT_EQ(line.notes.size(), 9U) << "and no other line";
 
   const Options& options = line.options;
   EXPECT_EQ(options.seq_length, 4096);
@@ -122,6 +122,102 @@ TEST(MegatronFlags, TheWholeMixtralExampleIsPlanned) {
   EXPECT_EQ(run.schedule.chunks, 1) << "8 layers per virtual stage are all layers of a rank";
 }
 
+constexpr const char* kLatent =
+    "plan --num-layers 2 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 128 "
+    "--vocab-size 100 --disable-bias-linear --qk-layernorm --multi-latent-attention ";
+
+TEST(MegatronFlags, LatentAttentionOfFlags) {
+  // Megatron's defaults; those of yarn stretch nothing.
+  ModelConfig config = model_of(kLatent);
+  EXPECT_TRUE(config.multi_latent_attention);
+  EXPECT_EQ(config.q_lora_rank, 0);
+  EXPECT_EQ(config.kv_lora_rank, 32);
+  EXPECT_EQ(config.qk_head_dim, 128);
+  EXPECT_EQ(config.qk_pos_emb_head_dim, 64);
+  EXPECT_EQ(config.v_head_dim, 128);
+  EXPECT_EQ(config.kv_channels, 192);
+  EXPECT_EQ(config.num_query_groups, 4);
+  EXPECT_TRUE(config.rotary_interleaved);
+  EXPECT_EQ(config.rope_scaling_type, RopeScalingKind::none);
+  EXPECT_EQ(config.rope_score_factor(), 1);
+
+  config = model_of(std::string(kLatent) +
+                    "--q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 "
+                    "--v-head-dim 6 --kv-channels 128 --rotary-scaling-factor 40 --mscale 1.0 "
+                    "--mscale-all-dim 1.0 --position-embedding-type rope");
+  EXPECT_EQ(config.q_lora_rank, 24);
+  EXPECT_EQ(config.kv_lora_rank, 16);
+  EXPECT_EQ(config.qk_head_dim, 8);
+  EXPECT_EQ(config.qk_pos_emb_head_dim, 4);
+  EXPECT_EQ(config.v_head_dim, 6);
+  EXPECT_EQ(config.kv_channels, 12);
+  EXPECT_EQ(config.rope_scaling_type, RopeScalingKind::yarn);
+  EXPECT_EQ(config.rope_scaling(), (RopeScaling{.kind = RopeScalingKind::yarn,
+                                                .original_positions = 4096,
+                                                .factor = 40,
+                                                .fast = 32,
+                                                .slow = 1}));
+  // (0.1 ln 40 + 1)^2
+  EXPECT_NEAR(config.rope_score_factor(), 1.8738542, 1e-6);
+  EXPECT_EQ(refused_model(std::string(kLatent) + "--num-query-groups 2")
+                .find("Model configuration: multi_latent_attention has no groups"),
+            0U);
+  EXPECT_EQ(refused_model("plan --model mixtral-8x7b --q-lora-rank 24"),
+            "--q-lora-rank: it belongs to --multi-latent-attention. Add that, or leave the flag "
+            "out.");
+}
+
+TEST(MegatronFlags, WaysToStretchPositions) {
+  const auto scaling = [](const std::string& flags) {
+    return model_of("plan --model mixtral-8x7b " + flags).rope_scaling();
+  };
+  EXPECT_EQ(scaling(""), RopeScaling{});
+  EXPECT_EQ(scaling("--rotary-seq-len-interpolation-factor 4"),
+            (RopeScaling{.kind = RopeScalingKind::linear, .factor = 4}));
+  EXPECT_EQ(scaling("--rotary-seq-len-interpolation-factor 1"), RopeScaling{});
+  EXPECT_EQ(scaling("--use-rope-scaling"), (RopeScaling{.kind = RopeScalingKind::llama3,
+                                                        .original_positions = 8192,
+                                                        .factor = 8,
+                                                        .fast = 4,
+                                                        .slow = 1}));
+  EXPECT_EQ(scaling("--use-rope-scaling --rope-scaling-factor 32").factor, 32);
+  const RopeScaling yarn = scaling(
+      "--position-embedding-type yarn --rotary-scaling-factor 8 --yarn-beta-fast 16 "
+      "--yarn-beta-slow 2 --yarn-original-max-position-embeddings 2048 "
+      "--no-yarn-correction-range-round-to-int");
+  EXPECT_NEAR(yarn.concentration, 1.2079442, 1e-6);  // 0.1 ln 8 + 1
+  EXPECT_EQ(yarn, (RopeScaling{.kind = RopeScalingKind::yarn,
+                               .round_range = false,
+                               .original_positions = 2048,
+                               .factor = 8,
+                               .fast = 16,
+                               .slow = 2,
+                               .concentration = yarn.concentration}));
+  // Megatron's ratio where one of the two is 0: (0.05 ln 8 + 1) / 1.
+  EXPECT_NEAR(scaling("--rope-type yarn --rotary-scaling-factor 8 --mscale 0.5").concentration,
+              1.1039721, 1e-6);
+  EXPECT_EQ(scaling("--rope-type yarn"), RopeScaling{}) << "by a factor of 1";
+
+  const auto refused = [](const std::string& flags) {
+    return refused_model("plan --model mixtral-8x7b " + flags);
+  };
+  EXPECT_EQ(refused("--mscale 1"),
+            "--mscale: it belongs to --rope-type yarn. Add that, or leave the flag out.");
+  EXPECT_EQ(refused("--rope-scaling-factor 8"),
+            "--rope-scaling-factor: it belongs to --use-rope-scaling. Add that, or leave the flag "
+            "out.");
+  EXPECT_EQ(refused("--rope-type rope --position-embedding-type yarn"),
+            "--position-embedding-type yarn and --rope-type rope contradict each other.");
+  EXPECT_EQ(refused("--use-rope-scaling --rope-type yarn --rotary-scaling-factor 2"),
+            "--rope-type yarn, --use-rope-scaling and --rotary-seq-len-interpolation-factor are "
+            "three ways to stretch positions: choose one.");
+  EXPECT_EQ(refused("--rotary-percent 1.5"),
+            "Model configuration: rotary_percent must be above 0 and at most 1, it is 1.5.");
+  EXPECT_EQ(refused("--rotary-percent 0.01"),
+            "Model configuration: of the head size 128 an even part turns (RoPE), of at least 2; "
+            "it is 1.");
+}
+
 TEST(MegatronFlags, InspectAndBenchTakeTheExampleInOneRank) {
   std::string text = kMixtral;
   for (const char* flag : {"--expert-model-parallel-size 8 ", "--pipeline-model-parallel-size 4 ",
@@ -130,10 +226,10 @@ TEST(MegatronFlags, InspectAndBenchTakeTheExampleInOneRank) {
   }
   for (const char* command : {"inspect ", "bench "}) {
     const CommandLine line = parse_text(command + text);
-    EXPECT_EQ(line.notes.size(), 10U) << command;
+    EXPECT_EQ(line.notes.size(), 9U) << command;
     EXPECT_EQ(load_model_config(line.options).num_layers, 32) << command;
   }
-  EXPECT_EQ(parse_text("train " + text).notes.size(), 8U)
+  EXPECT_EQ(parse_text("train " + text).notes.size(), 7U)
       << "train uses its flags, and needs the files";
   EXPECT_EQ(parse_text("bench --ranks 32 " + std::string(kMixtral)).options.ranks, 32);
   // Looking needs no run, nor does a group that is not there.
@@ -294,10 +390,9 @@ TEST(MegatronFlags, MistakesInAcceptedFlagsAreFound) {
   EXPECT_EQ(refusal_of_text("plan --ckpt-format --bf16"),
             "--ckpt-format needs a value, but --bf16 follows (to mean that text: "
             "--ckpt-format=--bf16).");
-  EXPECT_EQ(notes_with(parse_text("plan --rotary-percent 1.0"), "--rotary-percent 1.0 is accepted"),
+  EXPECT_EQ(notes_with(parse_text("plan --vocab-extra-ids 0"), "--vocab-extra-ids 0 is accepted"),
             1U);
-  EXPECT_EQ(refusal_of_text("plan --rotary-percent 0.5").find("--rotary-percent 0.5: only 1 is"),
-            0U);
+  EXPECT_EQ(refusal_of_text("plan --vocab-extra-ids 5").find("--vocab-extra-ids 5: only 0 is"), 0U);
   EXPECT_EQ(refusal_of_text("generate --load x --moe-grouped-gemm").find("--moe-grouped-gemm: it "),
             0U);
   EXPECT_EQ(refusal_of_text("plan --cp-comm-type ring"),
@@ -457,11 +552,11 @@ TEST(MegatronFlags, FilesOfOptionsTakeThem) {
     return "plan --config " + path;
   };
   const CommandLine line = parse_text(
-      with("moe-grouped-gemm = true\nrotary_percent = 1.0\ncuda-graph-modules = [0, 1]\n"));
+      with("moe-grouped-gemm = true\nvocab_extra_ids = 0\ncuda-graph-modules = [0, 1]\n"));
   EXPECT_EQ(line.notes.size(), 3U);
   EXPECT_EQ(notes_with(line, "--cuda-graph-modules 0 1 is accepted"), 1U);
   EXPECT_EQ(
-      refusal_of_text(with("rotary-percent = 0.5")).find(path + ":1: --rotary-percent 0.5: only"),
+      refusal_of_text(with("vocab-extra-ids = 5")).find(path + ":1: --vocab-extra-ids 5: only"),
       0U);
   EXPECT_EQ(refusal_of_text(with("fp16 = true")).find(path + ":1: --fp16: half precision"), 0U);
   EXPECT_EQ(

@@ -406,7 +406,8 @@ TEST_F(ModelOptions, ImpossibleRecomputeIsRefused) {
   options.recompute_modules = {"mla_up_proj"};
   expect_part(refused(), "mla_up_proj belongs to multi-latent attention");
   options.recompute_modules = {"moe", "attn"};
-  expect_part(refused(), "'attn': there is no such module. Choose among core_attn, moe_act");
+  expect_part(refused(),
+              "'attn': there is no such module. Choose among mla_up_proj, core_attn, moe_act");
   options.recompute_modules.clear();
   options.recompute_num_layers = 1;
   expect_part(refused(), "--recompute-num-layers: it belongs to --recompute-granularity full");
