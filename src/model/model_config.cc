@@ -146,11 +146,12 @@ void validate_rope(const ModelConfig& config) {
   const RopeScalingKind kind = config.rope_scaling_type;
   if (kind != RopeScalingKind::llama3 && kind != RopeScalingKind::yarn) return;
   require_sensible(config.rope_original_positions, "rope_original_positions");
-  if (!(config.rope_scaling_slow > 0) || !(config.rope_scaling_fast > config.rope_scaling_slow) ||
-      !std::isfinite(config.rope_scaling_fast)) {
-    refuse(fmt::format(
-        "rope_scaling_slow ({}) must be positive and rope_scaling_fast ({}) larger than it.",
-        config.rope_scaling_slow, config.rope_scaling_fast));
+  const double slow = config.rope_scaling_slow;
+  const double fast = config.rope_scaling_fast;
+  const bool fits = kind == RopeScalingKind::yarn ? fast >= slow : fast > slow;
+  if (!(slow > 0) || !fits || !std::isfinite(fast)) {
+    refuse(fmt::format("rope_scaling_slow ({}) must be positive, and rope_scaling_fast ({}) {} it.",
+                       slow, fast, kind == RopeScalingKind::yarn ? "at least" : "larger than"));
   }
 }
 

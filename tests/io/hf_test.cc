@@ -455,8 +455,8 @@ TEST_F(HfRefusal, RopeScaling) {
   expect_refused(config, "the field \"factor\" is missing");
   config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}};
   expect_refused(config, "the field \"high_freq_factor\" is missing");
-  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 8.0}, {"beta_fast", 1.0}};
-  expect_refused(config, "rope_scaling_slow (1) must be positive and rope_scaling_fast (1) larger");
+  config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 8.0}, {"beta_fast", 0.5}};
+  expect_refused(config, "rope_scaling_slow (1) must be positive, and rope_scaling_fast (0.5) at");
   config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", -8.0}};
   expect_refused(config, "factor must be positive, it is -8");
   config["rope_scaling"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};

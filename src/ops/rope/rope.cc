@@ -26,7 +26,7 @@ void infer_rope_table(InferContext& context) {
       scaling.kind == RopeScalingKind::llama3 || scaling.kind == RopeScalingKind::yarn;
   TROUPE_CHECK(scaling.factor > 0 && scaling.concentration > 0 &&
                    (!has_range || (scaling.original_positions >= 1 && scaling.slow > 0 &&
-                                   scaling.fast > scaling.slow)),
+                                   scaling.fast >= scaling.slow)),
                "rope_table: impossible scaling");
   TROUPE_CHECK(attributes.chunks.ranks == 1 || attributes.positions % 2 == 0,
                "rope_table: two chunks of a sequence are equally long");
@@ -139,6 +139,11 @@ std::vector<OpSample> samples_rope_table() {
                                      .factor = 8,
                                      .fast = 4,
                                      .slow = 1})},
+          {"yarn of one frequency", scaled({.kind = RopeScalingKind::yarn,
+                                            .original_positions = 640,
+                                            .factor = 32,
+                                            .fast = 1,
+                                            .slow = 1})},
           {"yarn", scaled({.kind = RopeScalingKind::yarn,
                            .round_range = false,
                            .original_positions = 640,
