@@ -2,8 +2,7 @@
 //
 // Both dialects are read: that of transformers 5 (rope_parameters, num_local_experts, dtype) and
 // the older one of most files on the hub (rope_theta, rope_scaling, num_experts, torch_dtype).
-// Architectures: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM,
-// LlamaForCausalLM, Qwen3ForCausalLM.
+// Architectures: those of io/hf_families.h.
 //
 // A file that is not such a configuration, or that asks for something Troupe does not compute, is
 // refused (UserError, bad request) with the name of the field; nothing is ignored silently that
