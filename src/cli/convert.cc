@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "io/file.h"
+#include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "train/interrupt.h"
 #include "train/loaded_model.h"
@@ -54,6 +55,13 @@ ExitStatus run_convert(const Options& options) {
                 static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
                 progress.report());
   progress.clear();
+  if (from_hf && hf_prediction_layers(join_path(options.load, "config.json")) > 0) {
+    fmt::print(stderr, "{}\n",
+               wrap_text(fmt::format("{}: layers of multi-token prediction, where the folder holds "
+                                     "any, are left out.",
+                                     options.load),
+                         kDefaultColumns, 2));
+  }
   if (!options.quiet) {
     const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
     const std::string text =

@@ -137,6 +137,14 @@ ModelConfig read_hf_config(const std::string& path) {
   return parse_hf_config(read_file(path, kMaxHfConfigBytes), path);
 }
 
+int32_t hf_prediction_layers(const std::string& config_path) {
+  const std::string text = read_file(config_path, kMaxHfConfigBytes);
+  const json document = parse_json(text, config_path, kMaxConfigDepth);
+  std::vector<std::string> unsupported;
+  const HfFields fields(document, config_path, unsupported);
+  return std::max(0, fields.integer({"num_nextn_predict_layers"}, 0));
+}
+
 namespace {
 
 using nlohmann::ordered_json;

@@ -1,6 +1,7 @@
 #include "io/hf_weights.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <fmt/format.h>
 #include <string_view>
@@ -166,8 +167,18 @@ bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
   return true;
 }
 
+// Layers of multi-token prediction are numbered after the model's.
+bool is_of_prediction_layer(const TensorEntry& entry, const ModelConfig& config, int32_t layers) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  if (!entry.name.starts_with(kPrefix)) return false;
+  int64_t layer = -1;
+  const char* end = entry.name.data() + entry.name.size();
+  std::from_chars(entry.name.data() + kPrefix.size(), end, layer);
+  return layer >= config.num_layers && layer < int64_t{config.num_layers} + layers;
+}
+
 void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>& tensors,
-                   const ModelConfig& config) {
+                   const ModelConfig& config, int32_t prediction_layers) {
   for (const SafetensorsFile& file : folder.files()) {
     for (const TensorEntry& entry : file.entries()) {
       const auto found = std::lower_bound(
@@ -175,6 +186,7 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
           [](const HfTensor& tensor, const std::string& name) { return tensor.name < name; });
       if (found != tensors.end() && found->name == entry.name) continue;
       if (is_tied_copy(folder, file, entry, config)) continue;
+      if (is_of_prediction_layer(entry, config, prediction_layers)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
                                     file.path(), printable(entry.name), config.hf_architecture));
     }
@@ -187,11 +199,12 @@ enum class FolderContents : uint8_t { weights, gradients };
 // Opens a folder, checks it against the model, and hands over every tensor's raw bytes.
 void visit_folder(
     const std::string& path, const ModelConfig& config, FolderContents contents,
+    int32_t prediction_layers,
     const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit,
     const WorkReport& report = {}) {
   const SafetensorsFolder folder = SafetensorsFolder::open(path);
   const std::vector<HfTensor> tensors = hf_tensors(config);
-  refuse_unused(folder, tensors, config);
+  refuse_unused(folder, tensors, config, prediction_layers);
   uint64_t done = 0;
   uint64_t total = 0;
   for (const SafetensorsFile& file : folder.files()) total += file.file_bytes();
@@ -322,14 +335,15 @@ DType hf_folder_dtype(const std::string& folder) {
 void load_hf_weights(const std::string& folder, const ModelConfig& config, const ModelState& state,
                      const StateStorage& storage, const WorkReport& report) {
   ModelConfig named = config;
-  named.hf_architecture = read_hf_config(join_path(folder, "config.json")).hf_architecture;
+  const std::string config_path = join_path(folder, "config.json");
+  named.hf_architecture = read_hf_config(config_path).hf_architecture;
   std::unordered_map<int32_t, Target> targets;
   for (const Parameter& parameter : state.parameters) {
     targets[parameter.id.index] = {
         &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
   }
   visit_folder(
-      folder, named, FolderContents::weights,
+      folder, named, FolderContents::weights, hf_prediction_layers(config_path),
       [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
         if (!tensor.parameter.valid())
           return load_bias(folder, tensor, dtype, bytes, state, storage);
@@ -349,7 +363,7 @@ void read_hf_gradients(
     const std::string& folder, const ModelConfig& config,
     const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
   std::vector<double> data;
-  visit_folder(folder, config, FolderContents::gradients,
+  visit_folder(folder, config, FolderContents::gradients, /*prediction_layers=*/0,
                [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
                  data.resize(static_cast<size_t>(tensor.shape.elements()));
                  convert_elements(dtype, bytes.data(), DType::f64, data.data(),

@@ -5,9 +5,9 @@
 //
 // Loading is total: every element of every parameter, or of every slice that a rank holds of one,
 // and of every bias is written exactly once, and every tensor of the folder has a place in the
-// whole model (or is a copy of a tied head), or the load is refused with the names. Values are
-// converted with one correct rounding; writing back what was read in the same dtype is bit-exact.
-// Errors are UserErrors. One thread.
+// whole model (or is a copy of a tied head, or of a layer of multi-token prediction, which is left
+// out), or the load is refused with the names. Values are converted with one correct rounding;
+// writing back what was read in the same dtype is bit-exact. Errors are UserErrors. One thread.
 #pragma once
 
 #include <cstdint>

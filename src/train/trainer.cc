@@ -461,6 +461,9 @@ void Trainer::load_weights() {
     WorkProgress progress(options_.quiet, "loading " + pretrained);
     load_hf_weights(pretrained, identity_.model, state_, *storage_, progress.report());
     say(options_, "Weights from " + pretrained + ".");
+    if (hf_prediction_layers(join_path(pretrained, "config.json")) > 0) {
+      say(options_, "Layers of multi-token prediction, where the folder holds any, are left out.");
+    }
     const bool by_bytes =
         identity_.tokenizer.type == "byte" && !was_given(options_, "tokenizer-type");
     if (by_bytes && path_exists(join_path(pretrained, "tokenizer.json"))) {

@@ -643,6 +643,35 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, HfFolder,
                                            "llama_linear_rope"),
                          [](const auto& info) { return std::string(info.param); });
 
+// What config.json announces, and no other tensor.
+TEST(HfWeights, LayersOfMultiTokenPredictionAreLeftOut) {
+  const TempFolder folder;
+  const std::string source = fixture("deepseek_v3");
+  json config = json::parse(get_file(source + "/config.json"));
+  config["num_hidden_layers"] = 1;  // the second layer then stands where predictions do
+  config["num_nextn_predict_layers"] = 1;
+  const auto load = [&] {
+    put_file(folder / "config.json", config.dump());
+    put_file(folder / "model.safetensors", get_file(source + "/model.safetensors"));
+    return Loaded(folder.path(), DType::f32);
+  };
+  const Loaded whole(source, DType::f32);
+  const Loaded loaded = load();
+  for (const Parameter& parameter : loaded.state.parameters) {
+    if (parameter.layer != 0) continue;
+    const TensorView own = loaded.storage.view(parameter.value);
+    const TensorView expected =
+        whole.storage.view(whole.state.parameters[parameter.number()].value);
+    ASSERT_EQ(std::memcmp(own.data, expected.data,
+                          static_cast<size_t>(own.shape.elements()) * sizeof(float)),
+              0)
+        << parameter.full_name();
+  }
+  config["num_nextn_predict_layers"] = 0;
+  expect_phrase(message_of(ExitStatus::bad_request, load),
+                "the tensor model.layers.1.input_layernorm.weight has no place");
+}
+
 TEST(HfWeights, WiderAndNarrowerTypes) {
   const Loaded exact(fixture("mixtral"), DType::f32);
   const Loaded wide(fixture("mixtral"), DType::f64);
