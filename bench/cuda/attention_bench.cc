@@ -48,7 +48,7 @@ Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
   if (shape.documents > 0) starts = builder.input("starts", DType::i32, {rows});
   if (shape.chunks.ranks == 1) {
     const ValueId qkv = builder.input("qkv", dtype, {rows, a.query_row() + a.key_value_row()});
-    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none, starts}, "out");
+    const auto forward = builder.emit(kAttention, Attributes(a), {qkv, none, starts, none}, "out");
     return {forward[0], forward[1],
             builder.emit(kAttentionGradient, Attributes(a),
                          {d_out, qkv, forward[0], forward[1], none, starts}, "d_qkv"),
@@ -57,7 +57,8 @@ Values emit(Builder& builder, const NamedShape& shape, DType dtype) {
   const Attributes attributes(ContextAttentionAttributes{a, shape.chunks});
   const ValueId q = builder.input("q", dtype, {rows, a.query_row()});
   const ValueId kv = builder.input("kv", dtype, {rows * shape.chunks.ranks, a.key_value_row()});
-  const auto forward = builder.emit(kContextAttention, attributes, {q, kv, none, starts}, "out");
+  const auto forward =
+      builder.emit(kContextAttention, attributes, {q, kv, none, starts, none}, "out");
   return {forward[0], forward[1],
           builder.emit(kContextAttentionGradient, attributes,
                        {d_out, q, kv, forward[0], forward[1], none, starts}, "d_q"),

@@ -11,8 +11,8 @@ namespace troupe {
 namespace {
 
 // Attention over whole sequences with this rank's share of the heads.
-ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId qkv, ValueId step,
-                        ValueId starts, const AttentionAttributes& attributes,
+ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId qkv,
+                        const AttentionOperands& operands, const AttentionAttributes& attributes,
                         const std::string& name) {
   ExchangeHeadsAttributes exchange{.chunks = chunks,
                                    .batch = attributes.batch,
@@ -27,8 +27,10 @@ ValueId attend_by_heads(Builder& builder, const SequenceChunks& chunks, ValueId 
   own.groups /= chunks.ranks;
   own.first_head += chunks.rank * own.heads;
   if (own.all_heads == 0) own.all_heads = attributes.heads;
+  if (operands.sinks.valid()) own.first_sink += chunks.rank * own.heads;
   const ValueId rows = sequence_to_heads(builder, qkv, exchange, "qkv_by_heads");
-  const ValueId context = attention(builder, rows, step, starts, own, name + "_by_heads");
+  const ValueId context = attention(builder, rows, operands.step, operands.starts, operands.sinks,
+                                    own, name + "_by_heads");
   exchange.groups = 0;
   exchange.head_dim = attributes.value_size();
   exchange.value_dim = 0;
@@ -60,21 +62,24 @@ RowOrigin row_origin(const ModelPart& part, int32_t sequence, int64_t rows) {
 }
 
 ValueId attend_over_context(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                            ValueId qkv, ValueId step, ValueId starts,
+                            ValueId qkv, const AttentionOperands& operands,
                             const AttentionAttributes& attributes, const std::string& name) {
+  const auto& [step, starts, sinks] = operands;
   const SequenceChunks chunks = chunks_of(part);
-  if (chunks.ranks == 1) return attention(builder, qkv, step, starts, attributes, name);
+  if (chunks.ranks == 1) return attention(builder, qkv, step, starts, sinks, attributes, name);
   if (exchange == ContextExchange::a2a) {
-    return attend_by_heads(builder, chunks, qkv, step, starts, attributes, name);
+    return attend_by_heads(builder, chunks, qkv, operands, attributes, name);
   }
   const SplitColumnsResult rows =
       split_columns(builder, qkv, {.columns = attributes.query_row()}, "queries");
   if (exchange == ContextExchange::p2p) {
-    return ring_attention(builder, rows.first, rows.rest, step, starts, {attributes, chunks}, name);
+    return ring_attention(builder, rows.first, rows.rest, step, starts, sinks, {attributes, chunks},
+                          name);
   }
   const ValueId all = all_gather(builder, rows.rest,
                                  {.group = RankGroup::cp, .ranks = chunks.ranks}, "keys_of_all");
-  return context_attention(builder, rows.first, all, step, starts, {attributes, chunks}, name);
+  return context_attention(builder, rows.first, all, step, starts, sinks, {attributes, chunks},
+                           name);
 }
 
 SequenceChunks queries_of_attention(const ModelPart& part, ContextExchange exchange) {

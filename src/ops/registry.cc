@@ -10,6 +10,7 @@
 #include "ops/all_gather/all_gather.h"
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
+#include "ops/attention_sinks/attention_sinks.h"
 #include "ops/combine/combine.h"
 #include "ops/context_attention/context_attention.h"
 #include "ops/copy_to_ranks/copy_to_ranks.h"
@@ -72,6 +73,7 @@ constexpr std::array kOperations = {
     &kAllReduce,
     &kAttention,
     &kAttentionGradient,
+    &kAttentionSinkGradient,
     &kCombine,
     &kContextAttention,
     &kContextAttentionGradient,

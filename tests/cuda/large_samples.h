@@ -105,25 +105,29 @@ inline OpSample grouped_twice_sample(int64_t n, const std::vector<int32_t>& offs
 
 // `begins`: the rows of the micro-batch at which a document begins; none: sequences are not cut.
 inline OpSample attention_sample(const AttentionAttributes& attributes,
-                                 const std::vector<int64_t>& begins = {}) {
-  return {
-      "sequence " + std::to_string(attributes.sequence) + " head " +
-          std::to_string(attributes.head_dim) + " value " +
-          std::to_string(attributes.value_size()) + " window " + std::to_string(attributes.window) +
-          (attributes.probability > 0 ? " dropout" : "") + (begins.empty() ? "" : " documents"),
-      [=](SampleBuilder& sample) {
-        const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
-        const int64_t width = attributes.query_row() + attributes.key_value_row();
-        const ValueId qkv = sample.tensor("qkv", {rows, width});
-        const ValueId step =
-            attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
-        ValueId starts;
-        if (!begins.empty()) {
-          starts = sample.integers(
-              "starts", {rows}, document_starts(attributes.batch, attributes.sequence, {}, begins));
-        }
-        sample.result(attention(sample.builder(), qkv, step, starts, attributes, "out"));
-      }};
+                                 const std::vector<int64_t>& begins = {}, bool has_sinks = false) {
+  return {"sequence " + std::to_string(attributes.sequence) + " head " +
+              std::to_string(attributes.head_dim) + " value " +
+              std::to_string(attributes.value_size()) + " window " +
+              std::to_string(attributes.window) + (attributes.probability > 0 ? " dropout" : "") +
+              (begins.empty() ? "" : " documents") + (has_sinks ? " sinks" : ""),
+          [=](SampleBuilder& sample) {
+            const int64_t rows = int64_t{attributes.batch} * attributes.sequence;
+            const int64_t width = attributes.query_row() + attributes.key_value_row();
+            const ValueId qkv = sample.tensor("qkv", {rows, width});
+            const ValueId step =
+                attributes.probability > 0 ? sample.integers64("step", {1}, {7}) : ValueId{};
+            ValueId starts;
+            if (!begins.empty()) {
+              starts = sample.integers(
+                  "starts", {rows},
+                  document_starts(attributes.batch, attributes.sequence, {}, begins));
+            }
+            ValueId sinks;
+            if (has_sinks)
+              sinks = sample.tensor("sinks", {attributes.heads}, {.accumulation = true});
+            sample.result(attention(sample.builder(), qkv, step, starts, sinks, attributes, "out"));
+          }};
 }
 
 // Of one rank's queries, with the keys of all ranks.
@@ -144,8 +148,8 @@ inline OpSample context_attention_sample(const AttentionAttributes& attributes,
               "starts", {rows},
               document_starts(attributes.batch, attributes.sequence, chunks, begins));
         }
-        sample.result(
-            context_attention(sample.builder(), q, kv, {}, starts, {attributes, chunks}, "out"));
+        sample.result(context_attention(sample.builder(), q, kv, {}, starts, {},
+                                        {attributes, chunks}, "out"));
       }};
 }
 
@@ -325,6 +329,17 @@ inline std::vector<LargeSample> large_samples() {
     add(kAttention, attention_sample(attributes));
     attributes.window = 37;
     add(kAttention, attention_sample(attributes, {60, 150, 200}));
+  }
+  // As GPT-OSS has them, with its window and without.
+  for (const int32_t window : {0, 128}) {
+    add(kAttention, attention_sample({.batch = 2,
+                                      .sequence = 300,
+                                      .heads = 8,
+                                      .groups = 2,
+                                      .head_dim = 64,
+                                      .scale = 0.125,
+                                      .window = window},
+                                     {}, /*has_sinks=*/true));
   }
   add(kAttention, attention_sample({.batch = 1,
                                     .sequence = 300,

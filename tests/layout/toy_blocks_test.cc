@@ -39,7 +39,7 @@ class ToyMixer : public LayerBlock {
     const int32_t heads = kHeads / ranks.ranks();
     const ValueId mixed =
         attend_over_context(context.builder, context.part(), context.options.context_exchange, qkv,
-                            {}, context.batch.starts,
+                            {.step = {}, .starts = context.batch.starts, .sinks = {}},
                             {.batch = context.batch.batch,
                              .sequence = context.batch.sequence,
                              .heads = heads,

@@ -143,7 +143,7 @@ std::vector<Numbers> run_attention(const AttentionAttributes& a, const Attention
                                    document_starts(a.batch, a.sequence, {}, begins));
         }
         const auto forward =
-            sample.builder().emit(kAttention, Attributes(a), {qkv, step, starts}, "context");
+            sample.builder().emit(kAttention, Attributes(a), {qkv, step, starts, {}}, "context");
         const auto d_qkv =
             sample.builder().emit(kAttentionGradient, Attributes(a),
                                   {d_out, qkv, forward[0], forward[1], step, starts}, "d_qkv");

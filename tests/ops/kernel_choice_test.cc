@@ -88,7 +88,7 @@ KernelChoice choose_attention_of(AttentionAttributes attributes, DType dtype, bo
     const bool drops = attributes.probability > 0;
     const ValueId step = drops ? builder.input("step", DType::i64, {1}) : ValueId{};
     const ValueId starts = documents ? builder.input("starts", DType::i32, {rows}) : ValueId{};
-    attention(builder, qkv, step, starts, attributes, "out");
+    attention(builder, qkv, step, starts, /*sinks=*/{}, attributes, "out");
   });
 }
 

@@ -70,7 +70,8 @@ ContextOutcome run_context(const ContextCase& c, int32_t ranks, ContextExchange 
     if (!c.begins.empty()) {
       starts = builder.input("starts", DType::i32, {static_cast<int64_t>(of_queries.size())});
     }
-    const ValueId out = attend_over_context(builder, part, exchange, qkv, step, starts, own, "out");
+    const ValueId out = attend_over_context(
+        builder, part, exchange, qkv, {.step = step, .starts = starts, .sinks = {}}, own, "out");
     program.add_result(out);
     MainGradients main_gradients(*table);
     const std::vector<GradientSeed> seeds = {{out, d_out}};

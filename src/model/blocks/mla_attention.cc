@@ -144,8 +144,10 @@ ValueId MlaAttention::build_core(const BlockContext& context, ValueId rows) cons
   const int32_t heads = spec_.heads / tensor_parallel.ranks();
   const double dropped = context.options.training ? spec_.dropout : 0;
   return attend_over_context(context.builder, context.part(), context.options.context_exchange,
-                             rows, dropped > 0 ? context.options.step : ValueId{},
-                             context.batch.starts,
+                             rows,
+                             {.step = dropped > 0 ? context.options.step : ValueId{},
+                              .starts = context.batch.starts,
+                              .sinks = {}},
                              {.batch = context.batch.batch,
                               .sequence = context.batch.sequence,
                               .heads = heads,

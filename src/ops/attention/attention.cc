@@ -6,6 +6,7 @@
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_mask.h"
 #include "ops/attention/document_starts.h"
+#include "ops/attention_sinks/attention_sinks.h"
 #include "ops/costs.h"
 #include "ops/linear/linear.h"
 #include "program/derivative.h"
@@ -58,11 +59,12 @@ void check_attention_starts(const AttentionAttributes& a, const InferContext& co
 }
 
 void infer_attention(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 3, "attention: takes qkv, step and starts");
+  TROUPE_CHECK(context.input_count() == 4, "attention: takes qkv, step, starts and sinks");
   const auto& attributes = context.attributes<AttentionAttributes>();
   const DType dtype = context.input(0).dtype;
   check_attention_step(attributes, context, 1);
   check_attention_starts(attributes, context, 2);
+  check_attention_sinks(context, 3, attributes.heads, attributes.first_sink);
   check_attention_qkv(attributes, context.input(0));
   context.output("", dtype, attention_out_shape(attributes));
   context.output("lse", accumulation_dtype(dtype), attention_lse_shape(attributes));
@@ -92,10 +94,14 @@ void infer_attention_gradient(InferContext& context) {
 
 void differentiate_attention(DerivativeContext& context) {
   TROUPE_CHECK(!context.output_gradient(1).valid(), "attention: no gradient flows through lse");
+  const auto& attributes = context.attributes<AttentionAttributes>();
+  differentiate_attention_sinks(context, 3,
+                                {.heads = attributes.heads,
+                                 .value_dim = attributes.value_size(),
+                                 .first_sink = attributes.first_sink});
   if (!context.wants(0)) return;
   context.add_gradient(
-      0, context.builder().emit(kAttentionGradient,
-                                Attributes(context.attributes<AttentionAttributes>()),
+      0, context.builder().emit(kAttentionGradient, Attributes(attributes),
                                 {context.output_gradient(0), context.input(0), context.output(0),
                                  context.output(1), context.input(1), context.input(2)},
                                 "d_" + context.input_name(0))[0]);
@@ -169,6 +175,7 @@ std::string print_attention(const Attributes& attributes) {
   std::string text =
       fmt::format("batch={} sequence={} heads={} groups={} head_dim={} scale={:.6g} window={}",
                   a.batch, a.sequence, a.heads, a.groups, a.head_dim, a.scale, a.window);
+  if (a.first_sink > 0) text += fmt::format(" first_sink={}", a.first_sink);
   if (a.value_dim > 0) text += fmt::format(" value_dim={}", a.value_dim);
   if (a.probability > 0) {
     text += fmt::format(" seed={} substream={} probability={}", a.seed, a.substream, a.probability);
@@ -181,7 +188,7 @@ std::vector<OpSample> samples_attention() {
   // The rows of the micro-batch at which a document begins; empty: sequences are not cut.
   using Begins = std::vector<int64_t>;
   const auto attend = [](SampleBuilder& sample, ValueId qkv, const AttentionAttributes& attributes,
-                         const Begins& begins) {
+                         const Begins& begins, int64_t sink_count = 0) {
     const ValueId step =
         attributes.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
     ValueId starts;
@@ -189,8 +196,10 @@ std::vector<OpSample> samples_attention() {
       const auto of_rows = document_starts(attributes.batch, attributes.sequence, {}, begins);
       starts = sample.integers("starts", {attention_qkv_shape(attributes)[0]}, of_rows);
     }
-    const auto outputs =
-        sample.builder().emit(kAttention, Attributes(attributes), {qkv, step, starts}, "out");
+    ValueId sinks;
+    if (sink_count > 0) sinks = sample.tensor("sinks", {sink_count}, {.accumulation = true});
+    const auto outputs = sample.builder().emit(kAttention, Attributes(attributes),
+                                               {qkv, step, starts, sinks}, "out");
     sample.result(outputs[0]);
     sample.result_without_gradient(outputs[1]);
   };
@@ -210,6 +219,13 @@ std::vector<OpSample> samples_attention() {
       const ValueId weight = sample.tensor("weight", {shape[1], 2});
       attend(sample, linear(sample.builder(), x, weight, LinearOptions(), "qkv"), attributes,
              begins);
+    };
+  };
+  const auto with_sinks = [=](const AttentionAttributes& attributes, int64_t sink_count,
+                              const Begins& begins = {}) {
+    return [=](SampleBuilder& sample) {
+      attend(sample, sample.tensor("qkv", attention_qkv_shape(attributes)), attributes, begins,
+             sink_count);
     };
   };
   const AttentionAttributes packed{
@@ -302,6 +318,25 @@ std::vector<OpSample> samples_attention() {
                                                   .window = 150,
                                                   .seed = 4,
                                                   .probability = 0.2})},
+      {"sinks", with_sinks({.batch = 2,
+                            .sequence = 7,
+                            .heads = 4,
+                            .groups = 2,
+                            .head_dim = 5,
+                            .value_dim = 3,
+                            .scale = 0.45},
+                           4)},
+      {"sinks_of_some_heads", with_sinks({.sequence = 9,
+                                          .heads = 2,
+                                          .groups = 1,
+                                          .head_dim = 4,
+                                          .scale = 0.5,
+                                          .window = 4,
+                                          .seed = 2,
+                                          .probability = 0.2,
+                                          .first_sink = 3},
+                                         6)},
+      {"sinks_documents", with_sinks(packed, 4, {1, 4, 5, 10, 15, 21})},
       // Documents of one token at either end of a sequence, and beside each other.
       {"documents", with(packed, {1, 4, 5, 10, 15, 21})},
       {"documents_window", with(packed_window, {2, 8, 12, 13})},
@@ -325,9 +360,9 @@ std::vector<OpSample> samples_attention() {
 
 }  // namespace
 
-ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts,
+ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts, ValueId sinks,
                   const AttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kAttention, Attributes(attributes), {qkv, step, starts}, name)[0];
+  return builder.emit(kAttention, Attributes(attributes), {qkv, step, starts, sinks}, name)[0];
 }
 
 const OpSpec kAttention{.name = "attention",

@@ -33,8 +33,12 @@
 // position in its sequence at which the document of each query begins. Nothing is ragged; no
 // gradient flows through lse.
 //
+// With `sinks`, numbers in the accumulation dtype of which head h has number first_sink + h, each
+// query also has the probability exp(sink - lse) for nothing, and lse counts the sink with the keys
+// (ops/attention_sinks/attention_sinks.h).
+//
 // Kinds
-//   attention          (qkv, step optional, starts optional)                  -> out, lse
+//   attention          (qkv, step optional, starts optional, sinks optional)  -> out, lse
 //   attention_gradient (d_out, qkv, out, lse, step optional, starts optional) -> d_qkv
 #pragma once
 
@@ -62,6 +66,7 @@ struct AttentionAttributes {
   // These heads are [first_head, first_head + H) of all_heads; 0: of themselves.
   int32_t first_head = 0;
   int32_t all_heads = 0;
+  int32_t first_sink = 0;  // of the first head, among the sinks
 
   constexpr int32_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
   // Elements of a row: of all queries; of all keys and values; of the result.
@@ -75,9 +80,16 @@ inline int64_t head_number(const AttentionAttributes& a, int64_t b, int64_t head
   return b * (a.all_heads == 0 ? a.heads : a.all_heads) + a.first_head + head;
 }
 
+// The sink of a head, where there are sinks.
+template <class A>
+const A* sink_of(const A* sinks, const AttentionAttributes& attributes, int64_t head) {
+  return sinks == nullptr ? nullptr : sinks + attributes.first_sink + head;
+}
+
 // Emits the attention of `qkv` and returns out [B S, H e]; lse is the operation's second output.
-// `step` is valid exactly when there is dropout, `starts` when sequences hold several documents.
-ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts,
+// `step` is valid exactly when there is dropout, `starts` when sequences hold several documents,
+// `sinks` when heads have sinks.
+ValueId attention(Builder& builder, ValueId qkv, ValueId step, ValueId starts, ValueId sinks,
                   const AttentionAttributes& attributes, const std::string& name);
 
 extern const OpSpec kAttention;

@@ -94,7 +94,8 @@ void attend(const KernelArguments& args, const AttentionSizes& sizes,
   const int64_t row0 = b * sizes.sequence + queries.first;
   store_attention(running, queries.count, e, static_cast<A>(dropout.scale()),
                   args.out<T>(0) + row0 * sizes.out_stride + head * e, sizes.out_stride,
-                  args.out<A>(1) + row0 * sizes.heads + head, sizes.heads);
+                  args.out<A>(1) + row0 * sizes.heads + head, sizes.heads,
+                  sink_of(args.in<A>(3), attributes, head));
 }
 
 template <class T>

@@ -4,6 +4,7 @@
 #include "ops/attention/cuda/attention_sizes.cuh"
 #include "ops/attention/cuda/attention_sm90.h"
 #include "ops/attention/cuda/with_variant.h"
+#include "ops/attention_sinks/attention_sinks.h"
 
 namespace troupe {
 namespace {
@@ -428,10 +429,10 @@ AttentionCall call_of(const CudaKernelArguments& args, const CudaTensor& qkv, co
 
 template <AttentionVariant kVariant>
 void attention_on_gpu(const CudaKernelArguments& args) {
-  run_attention(args,
-                call_of(args, args.input(0), args.output(0), args.output(1), args.in<int64_t>(1),
-                        args.in<int32_t>(2)),
-                kVariant, args.scratch);
+  AttentionCall call = call_of(args, args.input(0), args.output(0), args.output(1),
+                               args.in<int64_t>(1), args.in<int32_t>(2));
+  call.sinks = sinks_of(args.input(3), call.shape.attributes);
+  run_attention(args, call, kVariant, args.scratch);
 }
 
 template <AttentionVariant kVariant>
@@ -451,9 +452,31 @@ void attention_gradient_on_gpu(const CudaKernelArguments& args) {
 
 void run_attention(const CudaKernelArguments& args, const AttentionCall& call,
                    AttentionVariant variant, std::byte* scratch) {
-  if (variant == AttentionVariant::cudnn) return cudnn_attention(args, call, scratch);
-  if (variant == AttentionVariant::sm90) return sm90_attention(args, call);
-  visit_kernels(call.shape, [&](auto kernels) { kernels.forward(args, call); });
+  switch (variant) {
+    case AttentionVariant::cudnn:
+      cudnn_attention(args, call, scratch);
+      break;
+    case AttentionVariant::sm90:
+      sm90_attention(args, call);
+      break;
+    case AttentionVariant::tiles:
+      visit_kernels(call.shape, [&](auto kernels) { kernels.forward(args, call); });
+  }
+  if (call.sinks == nullptr) return;
+  const AttentionAttributes& a = call.shape.attributes;
+  add_attention_sinks(args, {.dtype = call.shape.dtype,
+                             .rows = a.batch * call.shape.rows(),
+                             .heads = a.heads,
+                             .value_dim = a.value_size(),
+                             .out = call.out,
+                             .lse = call.lse,
+                             .sinks = call.sinks});
+}
+
+const void* sinks_of(const CudaTensor& sinks, const AttentionAttributes& attributes) {
+  if (sinks.data == nullptr) return nullptr;
+  return static_cast<const std::byte*>(sinks.data) +
+         static_cast<size_t>(attributes.first_sink) * size_of(sinks.dtype);
 }
 
 void run_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,

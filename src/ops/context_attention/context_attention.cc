@@ -5,6 +5,7 @@
 
 #include "ops/attention/attention_mask.h"
 #include "ops/attention/document_starts.h"
+#include "ops/attention_sinks/attention_sinks.h"
 #include "ops/context_attention/context_attention_cpu.h"
 #include "ops/context_attention/context_attention_cuda.h"
 #include "ops/costs.h"
@@ -70,11 +71,13 @@ void check_context_starts(const ContextAttentionAttributes& a, const InferContex
 }
 
 void infer_forward(InferContext& context, bool ring) {
-  TROUPE_CHECK(context.input_count() == 4, "context_attention: takes q, kv, step and starts");
+  TROUPE_CHECK(context.input_count() == 5,
+               "context_attention: takes q, kv, step, starts and sinks");
   const auto& attributes = context.attributes<ContextAttentionAttributes>();
   check_context_attention(attributes, context.input(0), context.input(1), ring);
   check_context_step(attributes.attention, context, 2);
   check_context_starts(attributes, context, 3);
+  check_attention_sinks(context, 4, attributes.attention.heads, attributes.attention.first_sink);
   const DType dtype = context.input(0).dtype;
   context.output("", dtype, context_out_shape(attributes));
   context.output("lse", accumulation_dtype(dtype),
@@ -118,6 +121,11 @@ void infer_ring_attention_gradient(InferContext& context) {
 void differentiate_forward(DerivativeContext& context, const OpSpec& spec) {
   TROUPE_CHECK(!context.output_gradient(1).valid(),
                "context_attention: no gradient flows through lse");
+  const AttentionAttributes& attention = context.attributes<ContextAttentionAttributes>().attention;
+  differentiate_attention_sinks(context, 4,
+                                {.heads = attention.heads,
+                                 .value_dim = attention.value_size(),
+                                 .first_sink = attention.first_sink});
   if (!context.wants(0) && !context.wants(1)) return;
   const auto gradients = context.builder().emit(
       spec, Attributes(context.attributes<ContextAttentionAttributes>()),
@@ -252,7 +260,8 @@ std::vector<OpSample> samples_context_attention() {
   // The rows of the whole micro-batch at which a document begins; empty: sequences are not cut.
   using Begins = std::vector<int64_t>;
   const auto attend = [](SampleBuilder& sample, ValueId q, ValueId kv,
-                         const ContextAttentionAttributes& attributes, const Begins& begins) {
+                         const ContextAttentionAttributes& attributes, const Begins& begins,
+                         int64_t sink_count = 0) {
     const AttentionAttributes& a = attributes.attention;
     const ValueId step = a.probability > 0 ? sample.integers64("step", {1}, {5}) : ValueId{};
     ValueId starts;
@@ -260,17 +269,20 @@ std::vector<OpSample> samples_context_attention() {
       starts = sample.integers("starts", {own_rows(attributes)},
                                document_starts(a.batch, a.sequence, attributes.chunks, begins));
     }
+    ValueId sinks;
+    if (sink_count > 0) sinks = sample.tensor("sinks", {sink_count}, {.accumulation = true});
     const auto outputs = sample.builder().emit(kContextAttention, Attributes(attributes),
-                                               {q, kv, step, starts}, "out");
+                                               {q, kv, step, starts, sinks}, "out");
     sample.result(outputs[0]);
     sample.result_without_gradient(outputs[1]);
   };
   const auto with = [=](const AttentionAttributes& attention, int32_t ranks, int32_t rank,
-                        const Begins& begins = {}) {
+                        const Begins& begins = {}, int64_t sink_count = 0) {
     return [=](SampleBuilder& sample) {
       const ContextAttentionAttributes attributes{attention, {.ranks = ranks, .rank = rank}};
       attend(sample, sample.tensor("q", context_query_shape(attributes)),
-             sample.tensor("kv", context_key_shape(attributes, false)), attributes, begins);
+             sample.tensor("kv", context_key_shape(attributes, false)), attributes, begins,
+             sink_count);
     };
   };
   // For larger sizes: projections of constants, so that there are few elements to differentiate.
@@ -321,6 +333,8 @@ std::vector<OpSample> samples_context_attention() {
           {"window_of_two", with({.sequence = 4, .head_dim = 3, .scale = 0.5, .window = 2}, 3, 2)},
           {"smaller_values", with(smaller_values, 2, 1)},
           {"dropout", with(dropout, 2, 1)},
+          {"sinks", with(smaller_values, 2, 1, {}, 4)},
+          {"sinks_documents", with(grouped, 2, 0, {1, 5, 7, 8, 9}, 4)},
           {"several_blocks", with_projections(blocks, 2, 0)},
           {"several_blocks_window", with_projections(blocks_window, 2, 1)},
           // Documents within a chunk, across the border of two, and from the first chunk to the
@@ -337,13 +351,17 @@ std::vector<OpSample> samples_context_attention() {
 }  // namespace
 
 ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                          const ContextAttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kContextAttention, Attributes(attributes), {q, kv, step, starts}, name)[0];
+                          ValueId sinks, const ContextAttentionAttributes& attributes,
+                          const std::string& name) {
+  return builder.emit(kContextAttention, Attributes(attributes), {q, kv, step, starts, sinks},
+                      name)[0];
 }
 
 ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                       const ContextAttentionAttributes& attributes, const std::string& name) {
-  return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step, starts}, name)[0];
+                       ValueId sinks, const ContextAttentionAttributes& attributes,
+                       const std::string& name) {
+  return builder.emit(kRingAttention, Attributes(attributes), {q, kv, step, starts, sinks},
+                      name)[0];
 }
 
 const OpSpec kContextAttention{.name = "context_attention",

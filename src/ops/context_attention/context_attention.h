@@ -19,12 +19,12 @@
 // and each chunk of queries attends to those before it as in attention; the sums are the same.)
 //
 // Kinds (T = B S / n)
-//   context_attention (q [T, H d], kv [n T, G (d + e)], step optional, starts optional)
-//                                                               -> out [T, H e], lse [T, H]
+//   context_attention (q [T, H d], kv [n T, G (d + e)], step optional, starts optional,
+//                      sinks optional)                          -> out [T, H e], lse [T, H]
 //   context_attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
 //                                                               -> d_q, d_kv
-//   ring_attention (q [T, H d], kv [T, G (d + e)], step optional, starts optional)
-//                                                               -> out [T, H e], lse [T, H]
+//   ring_attention (q [T, H d], kv [T, G (d + e)], step optional, starts optional,
+//                   sinks optional)                             -> out [T, H e], lse [T, H]
 //   ring_attention_gradient (d_out, q, kv, out, lse, step optional, starts optional)
 //                                                               -> d_q, d_kv
 // Dtypes as of attention; starts is i32 [T], of the rows of q, as positions in the whole sequence.
@@ -46,11 +46,13 @@ struct ContextAttentionAttributes {
 };
 
 // Emit the attention and return out. `step` is valid exactly when there is dropout, `starts` when
-// sequences hold several documents.
+// sequences hold several documents, `sinks` when heads have sinks.
 ValueId context_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                          const ContextAttentionAttributes& attributes, const std::string& name);
+                          ValueId sinks, const ContextAttentionAttributes& attributes,
+                          const std::string& name);
 ValueId ring_attention(Builder& builder, ValueId q, ValueId kv, ValueId step, ValueId starts,
-                       const ContextAttentionAttributes& attributes, const std::string& name);
+                       ValueId sinks, const ContextAttentionAttributes& attributes,
+                       const std::string& name);
 
 extern const OpSpec kContextAttention;
 extern const OpSpec kContextAttentionGradient;

@@ -121,7 +121,8 @@ class ContextForward {
                       sizes_.positions(sizes_.chunks.rank, number).count, sizes_.value_dim,
                       static_cast<A>(dropout_.scale()),
                       args_.out<T>(0) + row * sizes_.out_stride + head * sizes_.value_dim,
-                      sizes_.out_stride, args_.out<A>(1) + row * sizes_.heads + head, sizes_.heads);
+                      sizes_.out_stride, args_.out<A>(1) + row * sizes_.heads + head, sizes_.heads,
+                      sink_of(args_.in<A>(4), attributes_.attention, head));
     });
   }
 

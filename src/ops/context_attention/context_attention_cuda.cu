@@ -201,10 +201,10 @@ void forward(const CudaKernelArguments& args) {
                                              args.input(0).dtype, starts != nullptr);
   const ContextScratch scratch(shape, /*gradient=*/false, kVariant);
   (kRing ? gather_keys : arrange_keys)(args, shape, 1, args.scratch);
-  run_attention(args,
-                call_of(shape, args.input(0), args.output(0), args.output(1), args.scratch,
-                        args.in<int64_t>(2), starts),
-                kVariant, args.scratch + scratch.keys);
+  AttentionCall call = call_of(shape, args.input(0), args.output(0), args.output(1), args.scratch,
+                               args.in<int64_t>(2), starts);
+  call.sinks = sinks_of(args.input(4), shape.attributes);
+  run_attention(args, call, kVariant, args.scratch + scratch.keys);
 }
 
 template <bool kRing, AttentionVariant kVariant>

@@ -159,14 +159,22 @@ void attend_to_block(const AttentionHead<A>& head, AttentionDropout& dropout,
 template <class T>
 void store_attention(const RunningSoftmax<accumulation_t<T>>& running, int64_t queries,
                      int64_t value_dim, accumulation_t<T> kept, T* out, int64_t out_stride,
-                     accumulation_t<T>* lse, int64_t lse_stride) {
+                     accumulation_t<T>* lse, int64_t lse_stride, const accumulation_t<T>* sink) {
   using A = accumulation_t<T>;
   for (int64_t i = 0; i < queries; ++i) {
-    const A factor = kept / running.total[i];
+    A largest = running.largest[i];
+    A total = running.total[i];
+    A factor = kept / total;
+    if (sink != nullptr) {
+      const A of_keys = std::exp(std::min(running.largest[i] - *sink, A(0)));
+      largest = std::max(running.largest[i], *sink);
+      total = of_keys * running.total[i] + std::exp(*sink - largest);
+      factor = kept * of_keys / total;
+    }
     A* from = running.sums + i * value_dim;
     for (int64_t c = 0; c < value_dim; ++c) from[c] *= factor;
     store(from, out + i * out_stride, value_dim);
-    lse[i * lse_stride] = running.largest[i] + std::log(running.total[i]);
+    lse[i * lse_stride] = largest + std::log(total);
   }
 }
 

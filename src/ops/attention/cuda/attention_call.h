@@ -53,12 +53,16 @@ struct AttentionCall {
   const int64_t* step = nullptr;  // of dropout
   // [B rows]: where the document of each query begins; null without documents.
   const int32_t* starts = nullptr;
+  const void* sinks = nullptr;  // [H] of the accumulation type; null without sinks
   // Of the gradient, like q, out, k and v. All of d_q, d_k and d_v is written.
   void* d_q = nullptr;
   void* d_out = nullptr;
   void* d_k = nullptr;
   void* d_v = nullptr;
 };
+
+// The sinks of an operand's heads; null where the operand is not there.
+const void* sinks_of(const CudaTensor& sinks, const AttentionAttributes& attributes);
 
 // Launch the attention of a call, or its gradient; `scratch`: the bytes that attention_cuda.h
 // states.
