@@ -77,6 +77,8 @@ void for_each_later_field(Config& config, const Visit& visit) {
   visit("qk_l2_norm", config.qk_l2_norm);
   visit("moe_router_group_scores", config.moe_router_group_scores);
   visit("moe_router_normalize_scores", config.moe_router_normalize_scores);
+  visit("window_layers", config.window_layers);
+  visit("attention_sinks", config.attention_sinks);
   visit("rotary_percent", config.rotary_percent);
   visit("rotary_interleaved", config.rotary_interleaved);
   visit("rope_scaling_type", config.rope_scaling_type);

@@ -15,7 +15,7 @@ BlockMakers blocks_of_config() {
             if (config.multi_latent_attention) {
               return std::make_unique<MlaAttention>(parameters, mla_spec_of(config), layer);
             }
-            return std::make_unique<GqaAttention>(parameters, gqa_spec_of(config), layer);
+            return std::make_unique<GqaAttention>(parameters, gqa_spec_of(config, layer), layer);
           },
           .feed_forward = [](ParameterList& parameters, const ModelConfig& config,
                              int32_t layer) -> std::unique_ptr<const LayerBlock> {

@@ -177,9 +177,9 @@ void validate_latent_attention(const ModelConfig& config) {
   if (config.rotary_percent != 1) {
     refuse("multi_latent_attention has no rotary_percent: qk_pos_emb_head_dim says what turns.");
   }
-  if (config.qk_l2_norm || config.sliding_window != 0 || config.add_qkv_bias ||
-      config.add_bias_linear) {
-    refuse("multi_latent_attention has no qk_l2_norm, no sliding_window and no biases.");
+  if (config.qk_l2_norm || config.sliding_window != 0 || config.attention_sinks ||
+      config.add_qkv_bias || config.add_bias_linear) {
+    refuse("multi_latent_attention has no qk_l2_norm, sliding_window, attention_sinks or biases.");
   }
 }
 
@@ -279,6 +279,9 @@ void ModelConfig::validate() const {
   if (sliding_window < 0) {
     throw_bad_request("Model configuration: sliding_window must not be negative.");
   }
+  TROUPE_CHECK(window_layers.empty() || window_layers.size() == static_cast<size_t>(num_layers),
+               "window_layers by layer");
+  if (!window_layers.empty() && sliding_window == 0) refuse("window_layers needs sliding_window.");
   if (num_experts < 0) {
     throw_bad_request(fmt::format(
         "Model configuration: num_experts must not be negative, it is {}.", num_experts));

@@ -32,9 +32,11 @@ struct ModelConfig {
   int32_t kv_channels = 0;       // size of one head
   bool qk_layernorm = false;     // RMS norm of queries and keys, before RoPE
   QkNormScope qk_norm_scope = QkNormScope::head;
-  bool qk_l2_norm = false;     // the same without gains; not together with qk_layernorm
-  bool add_qkv_bias = false;   // of the query, key and value projections
-  int32_t sliding_window = 0;  // keys visible to a query, itself included; 0: all before it
+  bool qk_l2_norm = false;          // the same without gains; not together with qk_layernorm
+  bool add_qkv_bias = false;        // of the query, key and value projections
+  int32_t sliding_window = 0;       // keys visible to a query, itself included; 0: all before it
+  std::vector<bool> window_layers;  // by layer: has the window; empty: all layers
+  bool attention_sinks = false;     // a learned score of each head that no key has
   int32_t max_position_embeddings = 0;
 
   // Rotary positions. How they are stretched to contexts longer than the first one:
@@ -131,6 +133,9 @@ struct ModelConfig {
 
   bool is_moe_layer(int32_t layer) const {
     return num_experts > 0 && moe_layers[static_cast<size_t>(layer)];
+  }
+  bool has_window(int32_t layer) const {
+    return window_layers.empty() || window_layers[static_cast<size_t>(layer)];
   }
   int32_t moe_layer_count() const;
   // Of a head: how many elements turn.

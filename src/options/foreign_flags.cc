@@ -111,13 +111,13 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("heterogeneous-layers-config-path", kShapeOf),
     refused("hybrid-layer-pattern", kShapeOf),
     refused("use-mup", kShapeOf),
-    refused("enable-gpt-oss", kShapeOf),
+    refused("enable-gpt-oss",
+            "flags say what the model is: here --position-embedding-type yarn "
+            "--rotary-scaling-factor 32 --yarn-original-max-position-embeddings 131072 "
+            "--no-yarn-correction-range-round-to-int, or --model with a config.json."),
     refused("moe-latent-size", kShapeOf),
     refused("mtp-loss-scaling-factor", kMtp),
     accepted_value("mtp-num-layers", "0", kMtp),
-    refused("window-size", kAttention),
-    refused("window-attn-skip-freq", kAttention),
-    refused("softmax-type", kAttention),
     refused("softmax-scale", kAttention),
     refused("experimental-attention-variant", kAttention),
     refused("linear-attention-freq", kAttention),

@@ -1,6 +1,7 @@
 #include "options/model_options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,10 +15,12 @@
 #include "base/text.h"
 #include "io/hf_config.h"
 #include "options/flag_model.h"
+#include "options/layer_pattern.h"
 #include "options/moe_options.h"
 #include "options/offload_options.h"
 #include "options/position_options.h"
 #include "options/recompute_options.h"
+#include "options/refuse_without.h"
 #include "options/schedule_options.h"
 #include "options/suggest.h"
 #include "options/tokenizer_options.h"
@@ -106,6 +109,14 @@ void override_depth(int32_t num_layers, ModelConfig& config) {
                     "kind the further ones have is not said. Write a config.json instead.",
                     num_layers, config.num_layers));
   }
+  if (layers > config.window_layers.size() && !config.window_layers.empty()) {
+    throw_bad_request(
+        fmt::format("--num-layers {}: this model has layers with a window and layers without, {} "
+                    "in all, and which kind the further ones have is not said. Write a config.json "
+                    "instead.",
+                    num_layers, config.num_layers));
+  }
+  if (!config.window_layers.empty()) config.window_layers.resize(layers);
   config.num_layers = num_layers;
   if (config.num_experts > 0) kinds.resize(layers, kinds.empty() || kinds.back());
 }
@@ -118,6 +129,37 @@ void override_biases(const Options& options, ModelConfig& config) {
     throw_bad_request("--add-bias-linear and --disable-bias-linear contradict each other.");
   }
   config.add_bias_linear = !*options.disable_bias_linear;
+}
+
+// "L,0" or "(L,0)": of Megatron's window, which is that of flash attention, the left half.
+int32_t window_of(const std::string& text) {
+  int32_t before = -1;
+  const size_t begin = text.starts_with('(') ? 1 : 0;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data() + begin, end, before);
+  std::string rest(at, end);
+  std::erase(rest, ' ');
+  const bool ends = rest == (begin == 1 ? ",0)" : ",0");
+  if (error != std::errc() || before < 0 || before == std::numeric_limits<int32_t>::max() ||
+      !ends) {
+    throw_bad_request(
+        fmt::format("--window-size {}: write L,0, for the L keys before a query, such as 127,0.",
+                    quote_name(text)));
+  }
+  return before + 1;
+}
+
+void override_window(const Options& options, ModelConfig& config) {
+  if (!options.window_size.empty()) config.sliding_window = window_of(options.window_size);
+  if (options.window_attn_skip_freq.empty()) return;
+  if (config.sliding_window == 0) {
+    refuse_without(/*given=*/true, "window-attn-skip-freq", "window-size");
+  }
+  config.window_layers =
+      parse_window_attn_skip_freq(options.window_attn_skip_freq, config.num_layers);
+  const auto windows = std::count(config.window_layers.begin(), config.window_layers.end(), true);
+  if (windows == 0) config.sliding_window = 0;
+  if (windows == 0 || windows == config.num_layers) config.window_layers.clear();
 }
 
 }  // namespace
@@ -158,6 +200,8 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
         rounded_vocabulary(config.vocab_size, *options.make_vocab_size_divisible_by);
   }
   override_with(options.max_position_embeddings, config.max_position_embeddings);
+  override_window(options, config);
+  override_with(options.softmax_type, config.attention_sinks);
   override_latent_attention(options, by_flags, config);
   override_positions(options, by_flags, config);
   override_with(options.norm_epsilon, config.norm_epsilon);

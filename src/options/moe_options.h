@@ -18,11 +18,6 @@ void override_with(const std::optional<T>& flag, T& field) {
   if (flag) field = *flag;
 }
 
-// Which of `layers` layers have experts, as --moe-layer-freq writes it: "N" for layer i with
-// i mod N = 0, or a list of 0 and 1 with one entry per layer, in which lists are joined by "+",
-// repeated by "*N" and grouped by parentheses, as in "([0]*3+[1]*58)".
-std::vector<bool> parse_moe_layer_freq(const std::string& pattern, int32_t layers);
-
 // Sets what the flags of router, load balancing, capacity and shared expert say.
 void override_moe(const Options& options, ModelConfig& config);
 

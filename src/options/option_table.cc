@@ -42,6 +42,7 @@ constexpr Choice<FileDType> kFileDtypes[] = {
     {"fp32", FileDType::f32}, {"bf16", FileDType::bf16}, {"fp16", FileDType::f16}};
 constexpr Choice<DType> kComputeDtypes[] = {
     {"fp32", DType::f32}, {"fp64", DType::f64}, {"bf16", DType::bf16}};
+constexpr Choice<bool> kSoftmaxTypes[] = {{"vanilla", false}, {"learnable", true}};
 constexpr Choice<RopeScalingKind> kRopeTypes[] = {{"rope", RopeScalingKind::none},
                                                   {"yarn", RopeScalingKind::yarn}};
 constexpr Choice<Normalization> kNormalizations[] = {{"RMSNorm", Normalization::rms_norm},
@@ -489,6 +490,30 @@ constexpr OptionSpec kOptions[] = {
      .help = "Divide all angles of positions by X.",
      .unset = kModels,
      .range = above(0),
+     .commands = kShape},
+    {.name = "window-size",
+     .member = &Options::window_size,
+     .group = kModel,
+     .metavar = "L,0",
+     .help = "Sliding window of attention: a query sees itself and the L keys before it.",
+     .unset = kModels,
+     .commands = kShape},
+    {.name = "window-attn-skip-freq",
+     .member = &Options::window_attn_skip_freq,
+     .group = kModel,
+     .metavar = "N",
+     .help =
+         "Layers without the window: every N-th, or those with a 0 in a list of 0 and 1 such as "
+         "([1]*3+[0])*4.",
+     .unset = "none",
+     .commands = kShape},
+    {.name = "softmax-type",
+     .member = kChoiceMember<&Options::softmax_type, kSoftmaxTypes>,
+     .group = kModel,
+     .metavar = "NAME",
+     .help = "Softmax of attention: over the keys alone (vanilla), or with a learned score of each "
+             "head beside them (learnable: sinks, as in GPT-OSS).",
+     .unset = kModels,
      .commands = kShape},
     {.name = "multi-latent-attention",
      .member = &Options::multi_latent_attention,

@@ -154,6 +154,9 @@ struct Options {
   std::optional<bool> no_yarn_correction_range_round_to_int;
   std::optional<double> mscale;
   std::optional<double> mscale_all_dim;
+  std::string window_size;
+  std::string window_attn_skip_freq;
+  std::optional<bool> softmax_type;  // learnable
   std::optional<bool> multi_latent_attention;
   std::optional<int32_t> q_lora_rank;
   std::optional<int32_t> kv_lora_rank;

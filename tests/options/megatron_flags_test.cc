@@ -218,6 +218,35 @@ TEST(MegatronFlags, WaysToStretchPositions) {
             "it is 1.");
 }
 
+TEST(MegatronFlags, WindowsAndSinks) {
+  const std::string base = "plan --model mixtral-tiny --num-layers 4 ";
+  ModelConfig config = model_of(base + "--window-size 127,0");
+  EXPECT_EQ(config.sliding_window, 128);
+  EXPECT_TRUE(config.window_layers.empty());
+  EXPECT_FALSE(config.attention_sinks);
+  config =
+      model_of(base + "--window-size (7,0) --window-attn-skip-freq 2 --softmax-type learnable");
+  EXPECT_EQ(config.sliding_window, 8);
+  EXPECT_EQ(config.window_layers, (std::vector<bool>{true, false, true, false}));
+  EXPECT_TRUE(config.attention_sinks);
+  config = model_of(base + "--window-size 7,0 --window-attn-skip-freq [0]+[1]*3");
+  EXPECT_EQ(config.window_layers, (std::vector<bool>{false, true, true, true}));
+  EXPECT_TRUE(
+      model_of(base + "--window-size 7,0 --window-attn-skip-freq [1]*4").window_layers.empty());
+  EXPECT_EQ(model_of(base + "--window-size 7,0 --window-attn-skip-freq 1").sliding_window, 0);
+  for (const char* size : {"7", "7,1", "(7,0", "-1,0", "x,0", "2147483647,0"}) {
+    EXPECT_EQ(refused_model(base + "--window-size=" + size),
+              std::string("--window-size \"") + size +
+                  "\": write L,0, for the L keys before a query, such as 127,0.");
+  }
+  EXPECT_EQ(refused_model(base + "--window-attn-skip-freq 2"),
+            "--window-attn-skip-freq: it belongs to --window-size. Add that, or leave the flag "
+            "out.");
+  EXPECT_EQ(refused_model(base + "--window-size 7,0 --window-attn-skip-freq [1]*3"),
+            "--window-attn-skip-freq \"[1]*3\": it describes 3 layers, the model has 4. Write a "
+            "number, or lists of 0 and 1 such as ([0]*3+[1]*58).");
+}
+
 TEST(MegatronFlags, InspectAndBenchTakeTheExampleInOneRank) {
   std::string text = kMixtral;
   for (const char* flag : {"--expert-model-parallel-size 8 ", "--pipeline-model-parallel-size 4 ",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "options/layer_pattern.h"
 #include "program/test_models.h"
 
 namespace troupe {

@@ -49,6 +49,7 @@ constexpr const char* kSteps[] = {
     "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 48 --vocab-size 64 "
     "--disable-bias-linear --qk-layernorm --multi-latent-attention --q-lora-rank 12 --kv-lora-rank "
     "20 --qk-head-dim 8 --qk-pos-emb-head-dim 6 --v-head-dim 10",
+    "--model mixtral-tiny --softmax-type learnable --window-size 7,0 --window-attn-skip-freq 2",
     "--model mixtral-tiny --fine-grained-activation-offloading --offload-modules core_attn "
     "--min-offloaded-tensor-size 1",
 };

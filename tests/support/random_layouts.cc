@@ -82,12 +82,21 @@ std::vector<NamedModel> models() {
   query.q_lora_rank = 0;
   query.attention_dropout = 0.1;
 
+  ModelConfig sinks = aux;
+  sinks.attention_sinks = true;
+  sinks.sliding_window = 5;
+  sinks.window_layers = {true, false, true, false};
+  sinks.add_qkv_bias = true;
+  sinks.add_bias_linear = true;
+  sinks.attention_dropout = 0.1;
+
   ModelConfig partial = aux;
   partial.rotary_percent = 0.5;
   partial.qk_layernorm = true;
 
-  return {{"dense", dense}, {"biased", biased}, {"aux", aux},     {"shared", shared},
-          {"bias", biases}, {"latent", latent}, {"query", query}, {"partial", partial}};
+  return {{"dense", dense},   {"biased", biased},   {"aux", aux},
+          {"shared", shared}, {"bias", biases},     {"latent", latent},
+          {"query", query},   {"partial", partial}, {"sinks", sinks}};
 }
 
 class Draw {
@@ -176,7 +185,7 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   Draw draw(number);
   static const std::vector<NamedModel> all = models();
   const NamedModel& model =
-      all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7}))];
+      all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8}))];
   LayoutCase c;
   c.model = model.config;
   LayoutOptions& o = c.layout;

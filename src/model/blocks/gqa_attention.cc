@@ -14,7 +14,7 @@
 
 namespace troupe {
 
-GqaSpec gqa_spec_of(const ModelConfig& config) {
+GqaSpec gqa_spec_of(const ModelConfig& config, int32_t layer) {
   return {.hidden = config.hidden_size,
           .heads = config.num_attention_heads,
           .groups = config.num_query_groups,
@@ -26,7 +26,8 @@ GqaSpec gqa_spec_of(const ModelConfig& config) {
           .zero_centered_gamma = config.zero_centered_gamma,
           .has_qkv_bias = config.add_qkv_bias,
           .has_output_bias = config.add_bias_linear,
-          .window = config.sliding_window,
+          .has_sinks = config.attention_sinks,
+          .window = config.has_window(layer) ? config.sliding_window : 0,
           .rotary_base = config.rotary_base,
           .rope_scaling = config.rope_scaling(),
           .rotary_dim = config.rotary_dim(),
@@ -57,6 +58,10 @@ GqaAttention::GqaAttention(ParameterList& parameters, const GqaSpec& spec, int32
     };
     q_norm_ = gain("q_norm", query_rows);
     k_norm_ = gain("k_norm", {.size = keys, .units = spec.groups});
+  }
+  if (spec.has_sinks) {
+    sinks_ = parameters.shift(
+        "sinks", spec.heads, {.cuts = {{.sections = {{.size = spec.heads, .units = spec.heads}}}}});
   }
   w_out_ = parameters.weight(
       "w_attention_out", {spec.hidden, queries},
@@ -149,8 +154,10 @@ ValueId GqaAttention::build_core(const BlockContext& context, ValueId rotated) c
   const Heads heads = heads_of_rank(tensor_parallel.ranks());
   const double dropped = context.options.training ? spec_.dropout : 0;
   return attend_over_context(context.builder, context.part(), context.options.context_exchange,
-                             rotated, dropped > 0 ? context.options.step : ValueId{},
-                             context.batch.starts,
+                             rotated,
+                             {.step = dropped > 0 ? context.options.step : ValueId{},
+                              .starts = context.batch.starts,
+                              .sinks = context.parameter(sinks_)},
                              {.batch = context.batch.batch,
                               .sequence = context.batch.sequence,
                               .heads = heads.queries,

@@ -6,7 +6,8 @@
 //   branch  = attention(q, k, v) w_attention_out^T + b_attention_out
 //
 // Parameters: w_qkv [(heads + 2 groups) d, hidden], b_qkv, q_norm and k_norm ([d] or, over the
-// whole projection, [heads d] and [groups d]), w_attention_out [hidden, heads d], b_attention_out.
+// whole projection, [heads d] and [groups d]), sinks [heads] (ops/attention_sinks), w_attention_out
+// [hidden, heads d], b_attention_out.
 // Ranks of tp share the heads; key and value heads that are fewer than these ranks are held by
 // several.
 #pragma once
@@ -37,7 +38,8 @@ struct GqaSpec {
   bool zero_centered_gamma = false;
   bool has_qkv_bias = false;
   bool has_output_bias = false;
-  int32_t window = 0;  // keys visible to a query, itself included; 0: all before it
+  bool has_sinks = false;  // a learned score of each head that no key has
+  int32_t window = 0;      // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000;
   RopeScaling rope_scaling = {};
   int32_t rotary_dim = 0;  // of each head: the first elements turn
@@ -46,8 +48,7 @@ struct GqaSpec {
   int64_t query_size() const { return int64_t{heads} * head_dim; }
   int64_t key_size() const { return int64_t{groups} * head_dim; }
 };
-// That of all layers of the configuration.
-GqaSpec gqa_spec_of(const ModelConfig& config);
+GqaSpec gqa_spec_of(const ModelConfig& config, int32_t layer);
 
 class GqaAttention : public LayerBlock {
  public:
@@ -78,6 +79,7 @@ class GqaAttention : public LayerBlock {
   ParameterId b_qkv_;
   ParameterId q_norm_;
   ParameterId k_norm_;
+  ParameterId sinks_;
   ParameterId w_out_;
   ParameterId b_out_;
 };
