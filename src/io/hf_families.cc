@@ -354,6 +354,62 @@ void read_glm4_moe(const HfFields& fields, ModelConfig& config) {
   read_biased_router(fields, 1, 1, config);
 }
 
+// Layers with the window and layers without; without the field they alternate.
+void read_layer_types(const HfFields& fields, ModelConfig& config) {
+  config.sliding_window = fields.integer({"sliding_window"}, 128);
+  config.window_layers.clear();
+  const json* types = fields.find("layer_types");
+  if (types == nullptr) {
+    for (int32_t i = 0; i < config.num_layers; ++i) config.window_layers.push_back(i % 2 == 0);
+  } else {
+    if (!types->is_array() || types->size() != static_cast<size_t>(config.num_layers)) {
+      fields.refuse("\"layer_types\" must be a list with an entry for each layer.");
+    }
+    for (const json& type : *types) {
+      config.window_layers.push_back(type == "sliding_attention");
+      if (type != "sliding_attention" && type != "full_attention") {
+        fields.add_unsupported(
+            "\"layer_types\" other than \"sliding_attention\" and \"full_attention\" are not "
+            "supported.");
+        break;
+      }
+    }
+  }
+  const auto windows = std::count(config.window_layers.begin(), config.window_layers.end(), true);
+  if (windows == 0) config.sliding_window = 0;
+  if (windows == 0 || windows == config.num_layers) config.window_layers.clear();
+}
+
+void read_gpt_oss(const HfFields& fields, ModelConfig& config) {
+  read_head_size(fields, config);
+  read_experts(fields, config);
+  config.moe_ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  if (!fields.boolean("attention_bias", true)) {
+    fields.add_unsupported("\"attention_bias\": false is not supported here.");
+  }
+  config.add_qkv_bias = true;
+  config.add_bias_linear = true;
+  config.attention_sinks = true;
+  read_layer_types(fields, config);
+  config.activation = ActivationFunction::quick_gelu;
+  fields.expect_number("swiglu_alpha", 1.702);
+  config.activation_clamp = fields.number("swiglu_limit", 7);
+  config.glu_linear_offset = 1;
+}
+
+void write_gpt_oss(const ModelConfig& config, ordered_json& document) {
+  document["attention_bias"] = true;
+  document["intermediate_size"] = config.moe_ffn_hidden_size;
+  document["layer_types"] = json::array();
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool has_window = config.sliding_window > 0 && config.has_window(layer);
+    document["layer_types"].push_back(has_window ? "sliding_attention" : "full_attention");
+  }
+  document["sliding_window"] = config.sliding_window > 0 ? json(config.sliding_window) : json();
+  document["swiglu_alpha"] = 1.702;
+  document["swiglu_limit"] = config.activation_clamp;
+}
+
 void write_mixtral(const ModelConfig& config, ordered_json& document) {
   document["intermediate_size"] = config.moe_ffn_hidden_size;
   document["sliding_window"] = config.sliding_window > 0 ? json(config.sliding_window) : json();
@@ -452,6 +508,7 @@ constexpr HfFamily kFamilies[] = {
     {"DeepseekV2ForCausalLM", "deepseek_v2", true, 1e4, 1e-6, 0, 0, read_deepseek_v2,
      write_deepseek_v2},
     {"Glm4MoeForCausalLM", "glm4_moe", true, 1e4, 1e-5, 8, 0.5, read_glm4_moe, write_glm4_moe},
+    {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},
 };
@@ -464,7 +521,6 @@ struct ForeignArchitecture {
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
     {"DeepseekV32ForCausalLM", "sparse attention", "DeepseekV3ForCausalLM"},
-    {"GptOssForCausalLM", "attention sinks", "Qwen3MoeForCausalLM"},
     {"Qwen3NextForCausalLM", "gated delta nets and gated attention", "Qwen3MoeForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",
      "LlamaForCausalLM"},

@@ -18,11 +18,13 @@ namespace troupe {
 namespace {
 
 // What a parameter is called: a tensor for each section of the cut of its rows, or one for all of
-// it. Of experts each has tensors of its own, with its number for the braces.
+// it. Of experts each has tensors of its own, with its number for the braces; names without braces
+// are of all experts together.
 struct HfName {
   std::string_view parameter;  // within its layer (ParameterSpec::name)
   bool of_experts = false;
   std::vector<std::string_view> tensors = {};
+  HfArrangement arrangement = {};
 };
 using HfNames = std::vector<HfName>;
 
@@ -85,7 +87,27 @@ const HfNames& names_of(std::string_view architecture) {
        .tensors = {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}},
       {.parameter = "w_shared_down", .tensors = {"mlp.shared_experts.down_proj.weight"}},
   };
+  static const HfNames kGptOss = {
+      {.parameter = "sinks", .tensors = {"self_attn.sinks"}},
+      {.parameter = "b_attention_out", .tensors = {"self_attn.o_proj.bias"}},
+      {.parameter = "w_router", .tensors = {"mlp.router.weight"}},
+      {.parameter = "b_router", .tensors = {"mlp.router.bias"}},
+      {.parameter = "w_gate_up",
+       .of_experts = true,
+       .tensors = {"mlp.experts.gate_up_proj"},
+       .arrangement = {.transposed = true, .interleaved = true}},
+      {.parameter = "b_gate_up",
+       .of_experts = true,
+       .tensors = {"mlp.experts.gate_up_proj_bias"},
+       .arrangement = {.interleaved = true}},
+      {.parameter = "w_down",
+       .of_experts = true,
+       .tensors = {"mlp.experts.down_proj"},
+       .arrangement = {.transposed = true}},
+      {.parameter = "b_down", .of_experts = true, .tensors = {"mlp.experts.down_proj_bias"}},
+  };
   static const HfNames kNone;
+  if (architecture == "GptOssForCausalLM") return kGptOss;
   if (architecture == "MixtralForCausalLM") return kMixtral;
   if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
       architecture == "Glm4MoeForCausalLM") {
@@ -116,6 +138,14 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
   }
   // The shape of one expert's, or of all.
   const Shape& whole = parameter.whole_shape;
+  const std::string prefix = layer_prefix(parameter.layer);
+  if (of_experts && name->tensors.front().find('{') == std::string_view::npos) {
+    tensors.push_back({.name = prefix + std::string(name->tensors.front()),
+                       .shape = whole,
+                       .arrangement = name->arrangement,
+                       .parameter = parameter.id});
+    return;
+  }
   const int rows = of_experts ? 1 : 0;
   std::vector<int64_t> extents;
   for (int i = rows; i < whole.rank(); ++i) extents.push_back(whole[i]);
@@ -127,7 +157,6 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
   }
   TROUPE_CHECK(sections.size() == name->tensors.size(),
                "a tensor for each section of " + parameter.full_name());
-  const std::string prefix = layer_prefix(parameter.layer);
   int64_t offset = 0;
   for (int64_t expert = 0; expert < (of_experts ? whole[0] : 1); ++expert) {
     for (size_t i = 0; i < sections.size(); ++i) {
@@ -142,10 +171,48 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
   }
 }
 
-std::vector<int64_t> file_shape_of(const Shape& shape) {
+std::vector<int64_t> file_shape_of(const HfTensor& tensor) {
   std::vector<int64_t> extents;
-  for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
+  for (int i = 0; i < tensor.shape.rank(); ++i) extents.push_back(tensor.shape[i]);
+  if (tensor.arrangement.transposed) std::swap(extents.end()[-1], extents.end()[-2]);
   return extents;
+}
+
+// Calls move(element of the file, element of the parameter) for every element of a tensor of all
+// experts.
+template <class Move>
+void for_each_arranged(const HfTensor& tensor, const Move& move) {
+  const Shape& shape = tensor.shape;
+  const int64_t rows = shape[1];
+  const int64_t columns = shape.rank() == 3 ? shape[2] : 1;
+  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t half = rows / 2;
+      const int64_t there = !tensor.arrangement.interleaved ? row
+                            : row < half                    ? 2 * row
+                                                            : 2 * (row - half) + 1;
+      for (int64_t column = 0; column < columns; ++column) {
+        const int64_t within =
+            tensor.arrangement.transposed ? column * rows + there : there * columns + column;
+        move(expert * rows * columns + within, (expert * rows + row) * columns + column);
+      }
+    }
+  }
+}
+
+// The bytes of a tensor of the file in the order of the parameter, or, with `to_file`, the other
+// way.
+std::vector<std::byte> arranged(const HfTensor& tensor, std::span<const std::byte> bytes,
+                                bool to_file) {
+  std::vector<std::byte> moved(bytes.size());
+  const auto size = bytes.size() / static_cast<size_t>(tensor.shape.elements());
+  for_each_arranged(tensor, [&](int64_t in_file, int64_t in_parameter) {
+    const int64_t from = to_file ? in_parameter : in_file;
+    const int64_t to = to_file ? in_file : in_parameter;
+    std::memcpy(moved.data() + static_cast<size_t>(to) * size,
+                bytes.data() + static_cast<size_t>(from) * size, size);
+  });
+  return moved;
 }
 
 // Is this a copy of the embedding, which a folder may hold where the head is tied to it? Another
@@ -215,16 +282,20 @@ void visit_folder(
       throw_bad_request(fmt::format("{}: the tensor {} is missing.", path, tensor.name));
     }
     const std::string where = fmt::format("{}: the tensor {}", located.file->path(), tensor.name);
-    if (located.entry->shape != file_shape_of(tensor.shape)) {
-      throw_bad_request(fmt::format("{} has the shape [{}], the configuration needs {}.", where,
-                                    fmt::join(located.entry->shape, ", "),
-                                    tensor.shape.to_string()));
+    const std::vector<int64_t> shape = file_shape_of(tensor);
+    if (located.entry->shape != shape) {
+      throw_bad_request(fmt::format("{} has the shape [{}], the configuration needs [{}].", where,
+                                    fmt::join(located.entry->shape, ", "), fmt::join(shape, ", ")));
     }
     if (!can_convert(located.entry->dtype, DType::f32)) {
       throw_bad_request(fmt::format("{} has the dtype {}; weights are floating-point.", where,
                                     name_of(located.entry->dtype)));
     }
-    visit(tensor, located.entry->dtype, located.bytes());
+    if (tensor.arrangement.is_plain()) {
+      visit(tensor, located.entry->dtype, located.bytes());
+    } else {
+      visit(tensor, located.entry->dtype, arranged(tensor, located.bytes(), /*to_file=*/false));
+    }
     done += located.bytes().size();
     if (report) report(done, total);
   }
@@ -408,8 +479,8 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   std::vector<TensorSpec> specs;
   uint64_t total = 0;
   for (const HfTensor& tensor : tensors) {
-    specs.push_back({tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32,
-                     file_shape_of(tensor.shape)});
+    specs.push_back(
+        {tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32, file_shape_of(tensor)});
     total += bytes_of(specs.back());
   }
   std::vector<std::byte> rounded;
@@ -429,7 +500,12 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
     const TensorView view = storage.view(
         tensors[i].parameter.valid() ? state.get(tensors[i].parameter).value
                                      : state.expert_biases[static_cast<size_t>(tensors[i].layer)]);
-    append(i, bytes_as(specs[i].dtype, tensors[i], view, rounded));
+    const std::span<const std::byte> bytes = bytes_as(specs[i].dtype, tensors[i], view, rounded);
+    if (tensors[i].arrangement.is_plain()) {
+      append(i, bytes);
+    } else {
+      append(i, arranged(tensors[i], bytes, /*to_file=*/true));
+    }
   }
   for (const HfFile& file : what.files) {
     disk.write_file(join_path(folder, file.name), file.contents);

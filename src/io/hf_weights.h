@@ -25,11 +25,21 @@
 
 namespace troupe {
 
+// How a tensor lies in a file whose last two dimensions are not those of the parameter.
+struct HfArrangement {
+  bool transposed = false;  // the last two dimensions are swapped
+  bool interleaved =
+      false;  // rows of the first half of the parameter's and of the second alternate
+
+  bool is_plain() const { return !transposed && !interleaved; }
+};
+
 // One Hugging Face tensor: `shape` elements of a parameter, beginning at element `offset` of the
 // whole parameter, however it is sliced; or the bias of a router.
 struct HfTensor {
   std::string name;
-  Shape shape;
+  Shape shape;  // of the parameter
+  HfArrangement arrangement = {};
   ParameterId parameter;  // invalid: it is the bias of the router of
   int32_t layer = -1;     // this layer
   int64_t offset = 0;

@@ -74,7 +74,7 @@ TEST(ParameterCount, Qwen3_30bA3b) {
 // where the hub's index of the checkpoint states it, and the rounded figures of the announcements
 // (Mixtral 8x7B: 46.7 and 12.9 billion, 8x22B: 141 and 39; Qwen2-57B-A14B: 57.4 and 14.2;
 // Qwen3: 30.5 and 3.3, 235 and 22; OLMoE: 6.9 and 1.3; DeepSeek-V2: 236 and 21, Lite 15.7 and 2.4,
-// V3: 671 and 37; Kimi-K2: 1026 and 32; Moonlight: 16 and 3).
+// V3: 671 and 37; GPT-OSS: 20.9 and 3.6, 116.8 and 5.1; Kimi-K2: 1026 and 32; Moonlight: 16 and 3).
 TEST(ParameterCount, ShippedConfigurations) {
   struct Published {
     const char* name;
@@ -83,7 +83,7 @@ TEST(ParameterCount, ShippedConfigurations) {
     double rounding;  // half a unit of the last published digit
     double active_rounding;
     int64_t exact;                          // 0: not published
-    bool active_without_embedding = false;  // what DeepSeek and Moonshot publish
+    bool active_without_embedding = false;  // as some publish it
   };
   for (const Published& model : {Published{"mixtral-8x7b", 46.7, 12.9, 0.05, 0.05, 46'702'792'704},
                                  Published{"mixtral-8x22b", 141, 39, 0.5, 0.5, 140'620'634'112},
@@ -94,6 +94,8 @@ TEST(ParameterCount, ShippedConfigurations) {
                                  Published{"deepseek-v2-lite", 15.7, 2.4, 0.05, 0.06, 0, true},
                                  Published{"deepseek-v2", 236, 21, 0.5, 0.5, 0, true},
                                  Published{"deepseek-v3", 671, 37, 0.5, 0.5, 0, true},
+                                 Published{"gpt-oss-20b", 20.9, 3.6, 0.05, 0.05, 0, true},
+                                 Published{"gpt-oss-120b", 116.8, 5.1, 0.05, 0.06, 0, true},
                                  Published{"kimi-k2", 1026, 32, 1, 0.5, 0, true},
                                  Published{"moonlight-16b-a3b", 16, 3, 0.5, 0.5, 0, true}}) {
     SCOPED_TRACE(model.name);
