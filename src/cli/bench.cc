@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "parallel/group_schedule.h"
@@ -115,7 +116,7 @@ class BenchRank {
         group_(group),
         device_(options.device),
         gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
-        pool_(threads_of_rank(options, group)),
+        pool_(threads_of_rank(device_spec_of(options), group)),
         step_options_(training_step_options(options, config)),
         state_(declare_model_state(config, options.compute_dtype, /*trained=*/true,
                                    {.run = std::move(layout), .rank = rank})),
@@ -176,7 +177,7 @@ void BenchRank::prepare() {
                  describe_memory(planned_.plan, 0));
   require_host_memory(options_, group_, rank_, planned_.plan);
   if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
-  limits_ = measure_limits_of_rank(options_, group_, rank_, options_.compute_dtype, device_);
+  limits_ = measure_limits_of_rank(device_spec_of(options_), group_, rank_, options_.compute_dtype);
   if (rank_ == 0) {
     for (const std::string& line : warn_of_slow_kernels(program, device_, gpu_)) {
       fmt::print(stderr, "{}\n", line);
@@ -188,7 +189,7 @@ void BenchRank::prepare() {
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   interpreter_ = make_interpreter(program, planned_.plan, *storage_, pool_,
                                   communicators_of(group_, layout(), rank_),
-                                  {.capture = captures_graph(options_),
+                                  {.capture = device_spec_of(options_).capture_graphs,
                                    .profile = is_profiled(),
                                    .one_stream = options_.ranks_per_gpu > 1});
   initialize_parameters(state_, *storage_, static_cast<uint64_t>(options_.seed), pool_);
@@ -387,7 +388,7 @@ ExitStatus run_bench(const Options& options, ProcessGroup* processes) {
   const ModelConfig config = load_model_config(options);
   const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));
   run_all_ranks(
-      options, processes,
+      device_spec_of(options), processes,
       [&](int32_t rank, ProcessGroup* group) {
         return std::make_unique<BenchRank>(options, config, layout, rank, group);
       },

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "parallel/group_schedule.h"
@@ -46,7 +47,7 @@ class EvalRank {
         rank_(rank),
         group_(group),
         gpu_(options.device == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
-        pool_(threads_of_rank(options, group)),
+        pool_(threads_of_rank(device_spec_of(options), group)),
         state_(declare_model_state(evaluated.model.config, evaluated.model.compute_dtype,
                                    /*trained=*/false, {.run = evaluated.layout, .rank = rank})),
         plan_(plan_evaluation(evaluated.model.config, state_, evaluated.sets,
@@ -159,7 +160,7 @@ ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
   evaluated.layout =
       std::make_shared<const RunLayout>(run_layout_of(options, model.config, processes));
   run_all_ranks(
-      options, processes,
+      device_spec_of(options), processes,
       [&](int32_t rank, ProcessGroup* group) {
         return std::make_unique<EvalRank>(options, evaluated, rank, group);
       },

@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "parallel/group_schedule.h"
@@ -86,7 +87,7 @@ class GenerateRank {
         rank_(rank),
         group_(group),
         gpu_(options.device == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
-        pool_(threads_of_rank(options, group)),
+        pool_(threads_of_rank(device_spec_of(options), group)),
         state_(declare_model_state(task.model.config, task.model.compute_dtype, /*trained=*/false,
                                    {.run = task.layout, .rank = rank})),
         plan_(plan_generation(task.model.config, state_, task.generation.context, pool_.threads(),
@@ -154,7 +155,7 @@ ExitStatus run_generate(const Options& options, ProcessGroup* processes) {
   const Task task = make_task(options, processes);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(
-      options, processes,
+      device_spec_of(options), processes,
       [&](int32_t rank, ProcessGroup* group) {
         return std::make_unique<GenerateRank>(options, task, rank, group);
       },

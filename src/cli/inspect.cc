@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/inspect_passes.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "passes/inference_programs.h"
@@ -49,7 +50,7 @@ bool is_training(const Options& options) {
 }
 
 MemoryPlan plan_of(const Program& program, const Options& options) {
-  const int threads = threads_per_rank(options);
+  const int threads = device_spec_of(options).threads_per_rank();
   return options.oracle ? plan_oracle(program, threads, options.device, planned_traits())
                         : plan_memory(program, threads, options.device, planned_traits());
 }

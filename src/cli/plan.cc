@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
+#include "options/device_options.h"
 #include "options/model_options.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
@@ -62,14 +63,16 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                           {.run = std::make_shared<const RunLayout>(run), .rank = 0});
   const TrainingStep step = build_training_step(planned.config, state, planned.step);
   verify_program(*step.program);
+  const DeviceSpec spec = device_spec_of(options);
+  const int threads = spec.threads_per_rank();
   const DeviceTraits gpu = planned_traits();
-  planned.memory = plan_memory(*step.program, threads_per_rank(options), options.device, gpu);
+  planned.memory = plan_memory(*step.program, threads, options.device, gpu);
   verify_memory_plan(*step.program, planned.memory);
 
-  planned.without_recompute = bytes_without_recompute(
-      planned.config, state, planned.step, threads_per_rank(options), options.device, gpu);
-  planned.without_offload = bytes_without_offload(planned.config, state, planned.step,
-                                                  threads_per_rank(options), options.device, gpu);
+  planned.without_recompute =
+      bytes_without_recompute(planned.config, state, planned.step, threads, options.device, gpu);
+  planned.without_offload =
+      bytes_without_offload(planned.config, state, planned.step, threads, options.device, gpu);
   planned.peak_operation =
       describe_operation(*step.program, peak_operation(planned.memory.live_bytes));
   planned.operation_flops = planned.ranks * count_flops(*step.program);
@@ -80,7 +83,7 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                         planned.step.micro_batch_size *
                         static_cast<double>(micro_batches_of(planned));
   // Ranks differ in the numbers of their micro-batches alone.
-  planned.sharing = ranks_that_share(options, /*group=*/nullptr, options.device);
+  planned.sharing = ranks_that_share(spec, /*group=*/nullptr, options.device);
   planned.offer = offer_memory(
       options.device, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
   return planned;

@@ -9,6 +9,7 @@
 
 #include "base/machine.h"
 #include "base/units.h"
+#include "options/device_options.h"
 #include "options/model_options.h"
 #include "runtime/device_memory.h"
 #include "train/work_progress.h"
@@ -182,13 +183,14 @@ ordered_json kernels_json(const std::vector<KernelVariant>& kernels) {
 RanksReport check_ranks(const Options& options, const ModelConfig& config, const RunLayout& run) {
   const auto start = std::chrono::steady_clock::now();
   RanksReport report;
-  const Device device = options.device;
+  const DeviceSpec spec = device_spec_of(options);
+  const Device device = spec.device;
   const DType dtype = options.compute_dtype;
   const auto layout = std::make_shared<const RunLayout>(run);
   {
     WorkProgress progress(options.quiet, "planning", "programs");
     report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
-                                threads_per_rank(options), thread_count(options), device,
+                                spec.threads_per_rank(), spec.thread_count(), device,
                                 planned_traits(), progress.report());
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

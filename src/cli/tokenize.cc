@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "data/make_tokenizer.h"
 #include "data/tokenize_corpus.h"
+#include "options/device_options.h"
 #include "options/tokenizer_options.h"
 #include "train/interrupt.h"
 #include "train/terminal.h"
@@ -24,7 +25,7 @@ constexpr double kSecondsBetweenLiveLines = 0.1;  // on one
 ExitStatus run_tokenize(const Options& options) {
   install_interrupt_handlers();
   const auto tokenizer = make_tokenizer(read_tokenizer_of(options));
-  ThreadPool pool(thread_count(options));
+  ThreadPool pool(device_spec_of(options).thread_count());
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

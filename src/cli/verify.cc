@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "io/file.h"
 #include "io/hf_config.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "train/interrupt.h"
@@ -26,7 +27,7 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
       options.hf_dir, dtype, options.oracle,
       {.layout = std::make_shared<const RunLayout>(run_layout_of(of_reference, config, processes)),
        .group = processes,
-       .threads = threads_of_rank(options, processes),
+       .threads = threads_of_rank(device_spec_of(options), processes),
        .limit = std::chrono::seconds(options.collective_timeout_s),
        .ranks_per_gpu = options.ranks_per_gpu},
       options.device, progress.report());

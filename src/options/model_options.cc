@@ -233,10 +233,6 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   return config;
 }
 
-bool captures_graph(const Options& options) {
-  return options.cuda_graph_impl != CudaGraphs::none;
-}
-
 int32_t sequence_length_of(const Options& options, const ModelConfig& config) {
   const int32_t sequence = options.seq_length.value_or(config.max_position_embeddings);
   if (sequence > config.max_position_embeddings) {

@@ -29,9 +29,6 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base = 
 // The config.json that --model means; empty when flags alone describe the model.
 std::string config_path_of(const Options& options);
 
-// --cuda-graph-impl: whether training steps become CUDA graphs. Without meaning on a CPU.
-bool captures_graph(const Options& options);
-
 // Tokens per sequence: --seq-length, or all positions of the model. Refuses more than those.
 int32_t sequence_length_of(const Options& options, const ModelConfig& config);
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/machine.h"
 #include "base/text.h"
 #include "io/json.h"
 #include "runtime/device_memory.h"
@@ -377,14 +376,6 @@ std::vector<std::string> changed_flags(const Options& options) {
     }
   }
   return flags;
-}
-
-int thread_count(const Options& options) {
-  return options.threads > 0 ? options.threads : usable_cores();
-}
-
-int threads_per_rank(const Options& options) {
-  return std::max(1, thread_count(options) / options.ranks);
 }
 
 int32_t data_parallel_size_of(const Options& options) {

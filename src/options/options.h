@@ -118,7 +118,7 @@ struct Options {
   int32_t collective_timeout_s = 10;
   int32_t rendezvous_timeout_s = 60;
   std::string rendezvous_secret_file;
-  int32_t threads = 0;  // 0: see thread_count()
+  int32_t threads = 0;  // 0: see DeviceSpec
   bool json = false;
   bool quiet = false;
   bool verbose = false;
@@ -527,12 +527,6 @@ std::string describe(const Options& options);
 // The flags of options.command that differ from their defaults, with their values, as they would
 // be typed: "--lr 0.003".
 std::vector<std::string> changed_flags(const Options& options);
-
-// Threads to compute with: options.threads, or all cores this process may use when it is 0.
-int thread_count(const Options& options);
-
-// Each rank's part of them, at least one.
-int threads_per_rank(const Options& options);
 
 // Replicas that --ranks leaves for different samples: over the sizes of TP, CP and PP. At least 1,
 // also where these do not divide the ranks, which Layout refuses.

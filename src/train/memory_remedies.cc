@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "options/check_options.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "runtime/device_memory.h"
@@ -76,7 +77,8 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
         {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
     const MemoryPlan plan =
         plan_training_step(config, state, training_step_options(options, config),
-                           threads_per_rank(options), options.device, planned_traits())
+                           device_spec_of(options).threads_per_rank(), options.device,
+                           planned_traits())
             .plan;
     return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
   } catch (const UserError&) {

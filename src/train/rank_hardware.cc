@@ -11,15 +11,15 @@
 
 namespace troupe {
 
-int threads_of_rank(const Options& options, const ProcessGroup* group) {
-  return std::max(1, thread_count(options) / ranks_that_share(options, group, Device::cpu));
+int threads_of_rank(const DeviceSpec& spec, const ProcessGroup* group) {
+  return std::max(1, spec.thread_count() / ranks_that_share(spec, group, Device::cpu));
 }
 
-int ranks_that_share(const Options& options, const ProcessGroup* group, Device device) {
+int ranks_that_share(const DeviceSpec& spec, const ProcessGroup* group, Device device) {
   const auto ranks =
-      group == nullptr ? options.ranks : static_cast<int>(group->ranks_of_machine().size());
-  if (device == Device::cuda) return std::min(ranks, options.ranks_per_gpu);
-  if (group == nullptr || options.threads > 0) return ranks;
+      group == nullptr ? spec.ranks : static_cast<int>(group->ranks_of_machine().size());
+  if (device == Device::cuda) return std::min(ranks, spec.ranks_per_gpu);
+  if (group == nullptr || spec.threads > 0) return ranks;
   const auto ranks_of_process = static_cast<int>(group->own_ranks().size());
   const int processes = ranks / ranks_of_process;
   const bool share_cores = usable_cores() * processes > installed_cores();

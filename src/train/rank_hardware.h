@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "base/device.h"
-#include "options/options.h"
+#include "options/device_options.h"
 #include "parallel/process_group.h"
 
 namespace troupe {
@@ -15,11 +15,11 @@ namespace troupe {
 // The threads of each rank of `group` (null: of a run of one rank). --threads are those of a
 // machine and divided among its ranks, as are its cores without --threads. Processes that a
 // launcher has bound to cores of their own keep these.
-int threads_of_rank(const Options& options, const ProcessGroup* group);
+int threads_of_rank(const DeviceSpec& spec, const ProcessGroup* group);
 
 // Among how many ranks what one process of the run may use is divided: its thread_count() threads,
 // or on Device::cuda a GPU. `group`: null where all ranks are this process's.
-int ranks_that_share(const Options& options, const ProcessGroup* group, Device device);
+int ranks_that_share(const DeviceSpec& spec, const ProcessGroup* group, Device device);
 
 // The GPU of a rank among those that this process sees: each rank of a machine has the next one, or
 // `ranks_per_gpu` of them share each. A bad request when there are too few, or none can be used.

@@ -120,13 +120,13 @@ void require_host_memory(const Options& options, ProcessGroup* group, int32_t ra
                   format_bytes(sum), format_bytes(available), describe_memory(plan, 0)));
 }
 
-ProfileLimits measure_limits_of_rank(const Options& options, ProcessGroup* group, int32_t rank,
-                                     DType compute_dtype, Device device) {
+ProfileLimits measure_limits_of_rank(const DeviceSpec& spec, ProcessGroup* group, int32_t rank,
+                                     DType compute_dtype) {
   ProfileLimits limits;
   if (rank == 0) {
-    ThreadPool all_threads(thread_count(options));
-    const auto sharing = static_cast<double>(ranks_that_share(options, group, device));
-    limits = measure_limits(compute_dtype, all_threads, device);
+    ThreadPool all_threads(spec.thread_count());
+    const auto sharing = static_cast<double>(ranks_that_share(spec, group, spec.device));
+    limits = measure_limits(compute_dtype, all_threads, spec.device);
     limits.flops /= sharing;
     limits.copy_bytes /= sharing;
   }

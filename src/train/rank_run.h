@@ -15,6 +15,7 @@
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "options/device_options.h"
 #include "options/options.h"
 #include "parallel/process_group.h"
 #include "parallel/thread_group.h"
@@ -25,16 +26,16 @@
 
 namespace troupe {
 
-// A run of options.ranks ranks: `processes` if a launcher has started them (all must call it), or
+// A run of spec.ranks ranks: `processes` if a launcher has started them (all must call it), or
 // threads of this one. make(rank, group) gives a pointer to what a rank works with and is called
 // for the ranks of this process one after the other; then body(*pointer) runs for all ranks at
 // once. What any of them throws ends all, and is thrown here.
 template <class Make, class Body>
-void run_all_ranks(const Options& options, ProcessGroup* processes, const Make& make,
+void run_all_ranks(const DeviceSpec& spec, ProcessGroup* processes, const Make& make,
                    const Body& body) {
   std::optional<ThreadGroup> threads;
-  if (processes == nullptr && options.ranks > 1) {
-    threads.emplace(options.ranks, std::chrono::seconds(options.collective_timeout_s));
+  if (processes == nullptr && spec.ranks > 1) {
+    threads.emplace(spec.ranks, spec.collective_timeout);
   }
   ProcessGroup* const group = threads ? &*threads : processes;
   using Rank = std::invoke_result_t<Make, int32_t, ProcessGroup*>;
@@ -64,8 +65,8 @@ void require_host_memory(const Options& options, ProcessGroup* group, int32_t ra
 
 // What a rank can do at best: its share of the machine, or of its GPU, measured by rank 0 while the
 // others wait.
-ProfileLimits measure_limits_of_rank(const Options& options, ProcessGroup* group, int32_t rank,
-                                     DType compute_dtype, Device device);
+ProfileLimits measure_limits_of_rank(const DeviceSpec& spec, ProcessGroup* group, int32_t rank,
+                                     DType compute_dtype);
 
 // Runs the program on all ranks and adds what was seen to `profile`, with a beginning that all
 // ranks of a machine measure by the same clock; machines begin when all ranks have met.

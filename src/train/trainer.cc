@@ -21,6 +21,7 @@
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "options/changed_options.h"
+#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "options/schedule_options.h"
@@ -117,7 +118,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       rank_(rank),
       group_(group),
       start_(std::chrono::steady_clock::now()),
-      pool_(threads_of_rank(options, group)),
+      pool_(threads_of_rank(device_spec_of(options), group)),
       device_(options.device),
       gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
       saver_(options_, rank, group),
@@ -156,7 +157,7 @@ void Trainer::start() {
   // Before the memory is taken that the measurement needs, too.
   if (options_.profile) {
     profile_limits_ =
-        measure_limits_of_rank(options_, group_, rank_, identity_.compute_dtype, device_);
+        measure_limits_of_rank(device_spec_of(options_), group_, rank_, identity_.compute_dtype);
   }
   storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
   feed_ = std::make_unique<BatchFeed>(*training_data_);
@@ -196,7 +197,7 @@ void Trainer::prepare_step(int32_t batch_size) {
   }
   interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_,
                                   communicators_of(group_, part_.layout(), rank_),
-                                  {.capture = captures_graph(options_),
+                                  {.capture = device_spec_of(options_).capture_graphs,
                                    .profile = options_.profile,
                                    .one_stream = options_.ranks_per_gpu > 1});
 }
@@ -591,7 +592,7 @@ ExitStatus Trainer::run() {
   }
   double limit = 1;  // only the leader reports
   if (leads()) {
-    ThreadPool all_threads(thread_count(options_));
+    ThreadPool all_threads(device_spec_of(options_).thread_count());
     limit = measure_matmul_limit(identity_.compute_dtype, all_threads, device_);
     say(options_,
         fmt::format("Matrix products reach {}flop/s on {}: the limit.", format_count(limit),
@@ -599,13 +600,13 @@ ExitStatus Trainer::run() {
                                             : fmt::format("{} threads", all_threads.threads())));
   }
   open_logs();
-  progress_ = std::make_unique<Progress>(
-      ProgressOptions{.last_step = last_step_,
-                      .last_token = needed_samples() * identity_.sequence,
-                      .log_interval = options_.log_interval,
-                      .matmul_limit = limit / ranks_that_share(options_, group_, device_),
-                      .byte_tokens = identity_.tokenizer.type == "byte",
-                      .quiet = options_.quiet});
+  progress_ = std::make_unique<Progress>(ProgressOptions{
+      .last_step = last_step_,
+      .last_token = needed_samples() * identity_.sequence,
+      .log_interval = options_.log_interval,
+      .matmul_limit = limit / ranks_that_share(device_spec_of(options_), group_, device_),
+      .byte_tokens = identity_.tokenizer.type == "byte",
+      .quiet = options_.quiet});
 
   StepMetrics metrics;
   if (position_.step == 0) evaluate();
@@ -1012,7 +1013,7 @@ void Trainer::save(SaveReason reason, bool is_last) {
 ExitStatus train(const Options& options, ProcessGroup* processes) {
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(
-      options, processes,
+      device_spec_of(options), processes,
       [&](int32_t rank, ProcessGroup* group) {
         return std::make_unique<Trainer>(options, rank, group);
       },

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "options/check_options.h"
+#include "options/device_options.h"
 #include "passes/pass_pipeline.h"
 #include "runtime/device_memory.h"
 #include "support/errors.h"
@@ -431,9 +432,9 @@ TEST(CheckOptions, RefusesContradictions) {
 
 TEST(ThreadCount, ZeroMeansEveryUsableCore) {
   Options options;
-  EXPECT_GE(thread_count(options), 1);
+  EXPECT_GE(device_spec_of(options).thread_count(), 1);
   options.threads = 3;
-  EXPECT_EQ(thread_count(options), 3);
+  EXPECT_EQ(device_spec_of(options).thread_count(), 3);
 }
 
 }  // namespace
