@@ -17,16 +17,14 @@
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
-#include "parallel/group_schedule.h"
-#include "parallel/rank_communicators.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
-#include "runtime/make_interpreter.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
-#include "train/planned_step.h"
-#include "train/rank_hardware.h"
+#include "train/memory_remedies.h"
+#include "train/rank_profile.h"
 #include "train/rank_run.h"
+#include "train/rank_session.h"
 #include "train/slow_kernels.h"
 #include "train/step_profile.h"
 #include "train/terminal.h"
@@ -112,28 +110,21 @@ class BenchRank {
             std::shared_ptr<const RunLayout> layout, int32_t rank, ProcessGroup* group)
       : options_(options),
         config_(config),
-        rank_(rank),
-        group_(group),
-        device_(options.device),
-        gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
-        pool_(threads_of_rank(device_spec_of(options), group)),
+        session_(device_spec_of(options), rank, group),
         step_options_(training_step_options(options, config)),
-        state_(declare_model_state(config, options.compute_dtype, /*trained=*/true,
-                                   {.run = std::move(layout), .rank = rank})),
-        planned_(plan_training_step(config, state_, step_options_, pool_.threads(), device_,
-                                    traits_of(device_, gpu_))),
-        progress_(options.quiet || rank != 0, "measuring", "steps") {}
+        progress_(options.quiet || rank != 0, "measuring", "steps") {
+    session_.declare(config, options.compute_dtype, /*trained=*/true, std::move(layout));
+    step_ = build_training_step(config, session_.state(), step_options_);
+    plan_ = session_.plan(*step_.program);
+  }
 
   // On all ranks at once. Rank 0 prints.
   void run();
 
  private:
   // The kernels of ranks that share a GPU could not be told apart.
-  bool is_profiled() const { return device_ == Device::cpu || options_.ranks_per_gpu == 1; }
-  std::vector<uint64_t> of_all(uint64_t number) const {
-    return group_ == nullptr ? std::vector<uint64_t>{number} : group_->exchange(rank_, number);
-  }
-  const Layout& layout() const { return state_.part.layout(); }
+  bool is_profiled() const { return !on_gpu() || options_.ranks_per_gpu == 1; }
+  bool on_gpu() const { return session_.device() == Device::cuda; }
   void prepare();
   void done_one() { progress_.show(++done_, kWarmUps + kRuns + (is_profiled() ? kRuns : 0)); }
   // The time of one step, in s: the longest of all ranks, since all have met.
@@ -146,19 +137,14 @@ class BenchRank {
 
   const Options& options_;
   const ModelConfig& config_;
-  const int32_t rank_;
-  ProcessGroup* const group_;
-  const Device device_;
-  const int gpu_;
-  ThreadPool pool_;
+  RankSession session_;
   const TrainingStepOptions step_options_;
-  const ModelState state_;
-  PlannedStep planned_;
+  TrainingStep step_;
+  MemoryPlan plan_;
 
   WorkProgress progress_;
   uint64_t done_ = 0;     // steps
   ProfileLimits limits_;  // of a rank
-  std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<Interpreter> interpreter_;
   std::unique_ptr<StepProfile> profile_;
   std::vector<int32_t> profiled_;  // the ranks whose tables are shown
@@ -172,59 +158,55 @@ class BenchRank {
 };
 
 void BenchRank::prepare() {
-  const Program& program = *planned_.step.program;
-  require_memory(options_, group_, rank_, planned_.plan.total_bytes(), gpu_,
-                 describe_memory(planned_.plan, 0));
-  require_host_memory(options_, group_, rank_, planned_.plan);
-  if (group_ != nullptr) verify_collectives(*group_, rank_, program, layout());
-  limits_ = measure_limits_of_rank(device_spec_of(options_), group_, rank_, options_.compute_dtype);
-  if (rank_ == 0) {
-    for (const std::string& line : warn_of_slow_kernels(program, device_, gpu_)) {
+  const Program& program = *step_.program;
+  session_.check({{&program, &plan_}}, remedies_of_training(options_, session_.rank()));
+  limits_ = measure_limits_of_rank(session_, options_.compute_dtype);
+  const int gpu = session_.gpu();
+  if (session_.leads()) {
+    for (const std::string& line : warn_of_slow_kernels(program, session_.device(), gpu)) {
       fmt::print(stderr, "{}\n", line);
     }
   }
 
-  const bool has_gpu = device_ == Device::cuda && options_.ranks_per_gpu == 1;
-  const uint64_t free_before = has_gpu ? available_device_bytes(gpu_) : 0;
-  storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
-  interpreter_ = make_interpreter(program, planned_.plan, *storage_, pool_,
-                                  communicators_of(group_, layout(), rank_),
-                                  {.capture = device_spec_of(options_).capture_graphs,
-                                   .profile = is_profiled(),
-                                   .one_stream = options_.ranks_per_gpu > 1});
-  initialize_parameters(state_, *storage_, static_cast<uint64_t>(options_.seed), pool_);
-  storage_->to_device();
-  const TrainingStep& step = planned_.step;
-  for (size_t i = 0; i < step.micro_batches.size(); ++i) {
-    write_random_batch(*interpreter_, step.micro_batches[i],
-                       state_.part.global_micro_batch(static_cast<int32_t>(i)), config_.vocab_size);
+  const bool has_gpu = on_gpu() && options_.ranks_per_gpu == 1;
+  const uint64_t free_before = has_gpu ? available_device_bytes(gpu) : 0;
+  session_.allocate();
+  interpreter_ = session_.interpreter(
+      program, plan_, {.capture = session_.spec().capture_graphs, .profile = is_profiled()});
+  const StateStorage& storage = session_.storage();
+  initialize_parameters(session_.state(), storage, static_cast<uint64_t>(options_.seed),
+                        session_.pool());
+  storage.to_device();
+  for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
+    write_random_batch(*interpreter_, step_.micro_batches[i],
+                       session_.part().global_micro_batch(static_cast<int32_t>(i)),
+                       config_.vocab_size);
   }
-  *interpreter_->view(step.update_number).as<int64_t>() = 1;
-  if (step.step_number.valid()) *interpreter_->view(step.step_number).as<int64_t>() = 0;
+  *interpreter_->view(step_.update_number).as<int64_t>() = 1;
+  if (step_.step_number.valid()) *interpreter_->view(step_.step_number).as<int64_t>() = 0;
 
   // The first run touches all memory; on GPUs one is traced, and one captured as a graph.
   for (int run = 0; run < kWarmUps; ++run) {
-    barrier(group_, rank_);
+    session_.barrier();
     interpreter_->run();
     done_one();
   }
-  const uint64_t allocated = storage_->bytes() +
-                             (device_ == Device::cpu ? storage_->host_bytes() : 0) +
-                             interpreter_->allocated_bytes();
-  planned_bytes_ = range_of(of_all(planned_.plan.total_bytes()));
-  planned_host_bytes_ = range_of(of_all(planned_.plan.host_bytes()));
-  allocated_bytes_ = range_of(of_all(allocated));
-  other_bytes_ =
-      range_of(of_all(has_gpu ? free_before - available_device_bytes(gpu_) - allocated : 0));
+  const uint64_t allocated =
+      storage.bytes() + (on_gpu() ? 0 : storage.host_bytes()) + interpreter_->allocated_bytes();
+  planned_bytes_ = range_of(session_.exchange(plan_.total_bytes()));
+  planned_host_bytes_ = range_of(session_.exchange(plan_.host_bytes()));
+  allocated_bytes_ = range_of(session_.exchange(allocated));
+  other_bytes_ = range_of(
+      session_.exchange(has_gpu ? free_before - available_device_bytes(gpu) - allocated : 0));
 }
 
 double BenchRank::time_step() {
-  barrier(group_, rank_);
+  session_.barrier();
   const auto start = Clock::now();
   interpreter_->run();
   const double own = std::chrono::duration<double>(Clock::now() - start).count();
   double longest = 0;
-  for (const uint64_t bits : of_all(std::bit_cast<uint64_t>(own))) {
+  for (const uint64_t bits : session_.exchange(std::bit_cast<uint64_t>(own))) {
     longest = std::max(longest, std::bit_cast<double>(bits));
   }
   return longest;
@@ -234,31 +216,30 @@ void BenchRank::profile_step() {
   profiled_ = profiled_ranks(options_);
   if (!is_profiled()) return;
   profile_ = std::make_unique<StepProfile>(
-      *planned_.step.program,
-      device_ == Device::cuda ? variants_of_operations(*planned_.step.program, device_traits(gpu_))
-                              : std::vector<std::string>());
+      *step_.program, on_gpu()
+                          ? variants_of_operations(*step_.program, device_traits(session_.gpu()))
+                          : std::vector<std::string>());
   for (int run = 0; run < kRuns; ++run) {
-    add_profiled_run(*interpreter_, group_, rank_, *profile_);
+    add_profiled_run(*interpreter_, session_, *profile_);
     done_one();
   }
-  tables_ =
-      gather_from(group_, rank_, profiled_, describe_profile(*profile_, limits_, options_.op));
-  profiles_ = gather_from(group_, rank_, profiled_, profile_json().dump());
+  tables_ = gather_from(session_, profiled_, describe_profile(*profile_, limits_, options_.op));
+  profiles_ = gather_from(session_, profiled_, profile_json().dump());
   if (!options_.profile) return;
   const std::vector<int32_t> timelines = profiled_ranks(options_, ranks_below(options_.ranks));
   const WrittenTimelines written =
-      write_timelines(options_, group_, rank_, /*step=*/1, timelines, *profile_);
+      write_timelines(session_, options_.profile_dir, /*step=*/1, timelines, *profile_);
   if (!written.fault.empty()) throw_failed(written.fault);
-  if (rank_ == 0) fmt::print(stderr, "{}\n", written.note);
+  if (session_.leads()) fmt::print(stderr, "{}\n", written.note);
 }
 
 double BenchRank::samples_per_step() const {
   return static_cast<double>(step_options_.micro_batch_size) *
-         static_cast<double>(step_options_.micro_batches) * layout().dp();
+         static_cast<double>(step_options_.micro_batches) * session_.layout().dp();
 }
 
 ordered_json BenchRank::profile_json() const {
-  ordered_json document = {{"rank", rank_}, {"kinds", ordered_json::array()}};
+  ordered_json document = {{"rank", session_.rank()}, {"kinds", ordered_json::array()}};
   for (const KindTime& kind : profile_->kinds()) {
     if (kind.kind.find(options_.op) == std::string::npos) continue;
     // An operation that does nothing on this device takes no time.
@@ -281,13 +262,13 @@ ordered_json BenchRank::profile_json() const {
 
 std::string BenchRank::json() const {
   const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
-  const double flops =
-      state_.model->training_flops(step_options_.sequence) * samples_per_step() / options_.ranks;
+  const double flops = session_.state().model->training_flops(step_options_.sequence) *
+                       samples_per_step() / options_.ranks;
   const auto range_json = [](const RankRange& range) {
     return ordered_json{{"least", range.least}, {"most", range.most}, {"of_rank", range.of_rank}};
   };
   ordered_json document = {{"ranks", options_.ranks},
-                           {"threads", pool_.threads()},
+                           {"threads", session_.threads()},
                            {"matmul_limit_flops_per_s", limits_.flops},
                            {"copy_limit_bytes_per_s", limits_.copy_bytes},
                            {"step_time_s", step_time_},
@@ -295,11 +276,11 @@ std::string BenchRank::json() const {
                            {"tokens_per_s_per_rank", tokens_per_s / options_.ranks},
                            {"tflops_per_gpu", flops / step_time_ / 1e12},
                            {"matmul_limit_share", flops / step_time_ / limits_.flops},
-                           {"operations", planned_.step.program->op_count()},
+                           {"operations", step_.program->op_count()},
                            {"planned_bytes", planned_bytes_.most},
                            {"planned_host_bytes", planned_host_bytes_.most},
                            {"allocated_bytes", allocated_bytes_.most}};
-  if (device_ == Device::cuda) document["other_device_bytes"] = other_bytes_.most;
+  if (on_gpu()) document["other_device_bytes"] = other_bytes_.most;
   if (options_.ranks > 1) {
     document["planned_bytes_of_ranks"] = range_json(planned_bytes_);
     document["allocated_bytes_of_ranks"] = range_json(allocated_bytes_);
@@ -316,18 +297,18 @@ std::string BenchRank::json() const {
 }
 
 std::string BenchRank::text() const {
-  const bool on_gpu = device_ == Device::cuda;
   const bool several = options_.ranks > 1;
   const double tokens_per_s = samples_per_step() * step_options_.sequence / step_time_;
-  const double flops_per_s = state_.model->training_flops(step_options_.sequence) *
+  const double flops_per_s = session_.state().model->training_flops(step_options_.sequence) *
                              samples_per_step() / options_.ranks / step_time_;
-  const std::string_view unit = on_gpu ? "GPU" : "rank";
+  const int threads = session_.threads();
+  const std::string_view unit = on_gpu() ? "GPU" : "rank";
   std::string text = fmt::format(
       "limits {}on {}, the best seen: {}flop/s in matrix products, {}/s copying\n",
       several ? fmt::format("of one of {} ranks ", options_.ranks) : "",
-      on_gpu                 ? "the GPU"
-      : pool_.threads() == 1 ? "one thread"
-                             : fmt::format("{} threads", pool_.threads()),
+      on_gpu()       ? "the GPU"
+      : threads == 1 ? "one thread"
+                     : fmt::format("{} threads", threads),
       format_count(limits_.flops), format_bytes(static_cast<uint64_t>(limits_.copy_bytes)));
   text += fmt::format("step {} (median of {}), {} tokens/s", format_duration(step_time_), kRuns,
                       format_count(tokens_per_s));
@@ -337,7 +318,7 @@ std::string BenchRank::text() const {
   }
   text +=
       fmt::format(", {:.{}f} model TFLOP/s{}, {:.0f}% of the matmul limit\n", flops_per_s / 1e12,
-                  several && !on_gpu ? 3 : 1, several ? fmt::format(" of each {}", unit) : "",
+                  several && !on_gpu() ? 3 : 1, several ? fmt::format(" of each {}", unit) : "",
                   100.0 * flops_per_s / limits_.flops);
   const auto range_text = [&](const RankRange& range) {
     std::string most = format_bytes(range.most);
@@ -347,7 +328,7 @@ std::string BenchRank::text() const {
   };
   text += fmt::format("memory planned {}, allocated {}", range_text(planned_bytes_),
                       range_text(allocated_bytes_));
-  if (on_gpu && options_.ranks_per_gpu == 1) {
+  if (on_gpu() && options_.ranks_per_gpu == 1) {
     text += fmt::format("; {} beside it for the driver, libraries and the graph",
                         format_bytes(other_bytes_.most));
   }
@@ -375,9 +356,10 @@ void BenchRank::run() {
   profile_step();
   progress_.clear();
   if (profile_ != nullptr) limits_ = best_limits(limits_, *profile_);
-  limits_.flops = std::max(limits_.flops, state_.model->training_flops(step_options_.sequence) *
-                                              samples_per_step() / options_.ranks / step_time_);
-  if (rank_ == 0) fmt::print("{}", options_.json ? json() : text());
+  limits_.flops =
+      std::max(limits_.flops, session_.state().model->training_flops(step_options_.sequence) *
+                                  samples_per_step() / options_.ranks / step_time_);
+  if (session_.leads()) fmt::print("{}", options_.json ? json() : text());
 }
 
 }  // namespace

@@ -13,16 +13,13 @@
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
-#include "parallel/group_schedule.h"
-#include "runtime/device_memory.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/interrupt.h"
 #include "train/loaded_model.h"
-#include "train/planned_step.h"
 #include "train/progress.h"
-#include "train/rank_hardware.h"
 #include "train/rank_run.h"
+#include "train/rank_session.h"
 #include "train/work_progress.h"
 
 namespace troupe {
@@ -42,41 +39,30 @@ class EvalRank {
  public:
   EvalRank(const Options& options, const EvaluatedModel& evaluated, int32_t rank,
            ProcessGroup* group)
-      : options_(options),
-        evaluated_(evaluated),
-        rank_(rank),
-        group_(group),
-        gpu_(options.device == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
-        pool_(threads_of_rank(device_spec_of(options), group)),
-        state_(declare_model_state(evaluated.model.config, evaluated.model.compute_dtype,
-                                   /*trained=*/false, {.run = evaluated.layout, .rank = rank})),
-        plan_(plan_evaluation(evaluated.model.config, state_, evaluated.sets,
-                              options.micro_batch_size, evaluated.samples,
-                              options.loss_chunk_tokens, pool_.threads(), options.device,
-                              traits_of(options.device, gpu_))) {}
+      : options_(options), evaluated_(evaluated), session_(device_spec_of(options), rank, group) {
+    const SavedModel& model = evaluated.model;
+    session_.declare(model.config, model.compute_dtype, /*trained=*/false, evaluated.layout);
+    plan_ = plan_evaluation(model.config, session_, evaluated.sets, options.micro_batch_size,
+                            evaluated.samples, options.loss_chunk_tokens);
+  }
 
   // On all ranks at once. Rank 0 prints.
   void run() {
-    require_memory(options_, group_, rank_, plan_.memory.total_bytes(), gpu_,
-                   describe_memory(plan_.memory, 0));
-    if (group_ != nullptr) {
-      verify_collectives(*group_, rank_, *plan_.step.program, state_.part.layout());
-    }
-    const StateStorage storage(state_.table, options_.device, gpu_);
-    const bool quiet = options_.quiet || rank_ != 0;
+    session_.check({{plan_.step.program.get(), &plan_.memory}}, remedy_of_inference);
+    session_.allocate();
+    const bool quiet = options_.quiet || !session_.leads();
     {
       WorkProgress progress(quiet, "loading");
-      load_saved_model(evaluated_.model, state_, storage, progress.report());
+      load_saved_model(evaluated_.model, session_.state(), session_.storage(), progress.report());
     }
-    Evaluation evaluation(std::move(plan_), storage, pool_, evaluated_.sets, state_.part, group_,
-                          {.one_stream = options_.ranks_per_gpu > 1});
+    Evaluation evaluation(std::move(plan_), session_, evaluated_.sets);
     std::vector<EvaluationResult> results;
     {
       WorkProgress progress(quiet, "evaluating", "batches");
       results = evaluation.run(progress.report());
     }
     require_finite(results);
-    if (rank_ == 0) print(results);
+    if (session_.leads()) print(results);
   }
 
  private:
@@ -85,11 +71,7 @@ class EvalRank {
 
   const Options& options_;
   const EvaluatedModel& evaluated_;
-  const int32_t rank_;
-  ProcessGroup* const group_;
-  const int gpu_;
-  ThreadPool pool_;
-  const ModelState state_;
+  RankSession session_;
   EvaluationPlan plan_;
 };
 

@@ -12,14 +12,11 @@
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
-#include "parallel/group_schedule.h"
-#include "runtime/device_memory.h"
 #include "train/generation.h"
 #include "train/interrupt.h"
 #include "train/loaded_model.h"
-#include "train/planned_step.h"
-#include "train/rank_hardware.h"
 #include "train/rank_run.h"
+#include "train/rank_session.h"
 #include "train/work_progress.h"
 
 namespace troupe {
@@ -82,36 +79,28 @@ Task make_task(const Options& options, const ProcessGroup* processes) {
 class GenerateRank {
  public:
   GenerateRank(const Options& options, const Task& task, int32_t rank, ProcessGroup* group)
-      : options_(options),
-        task_(task),
-        rank_(rank),
-        group_(group),
-        gpu_(options.device == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
-        pool_(threads_of_rank(device_spec_of(options), group)),
-        state_(declare_model_state(task.model.config, task.model.compute_dtype, /*trained=*/false,
-                                   {.run = task.layout, .rank = rank})),
-        plan_(plan_generation(task.model.config, state_, task.generation.context, pool_.threads(),
-                              options.device, traits_of(options.device, gpu_))) {}
+      : options_(options), task_(task), session_(device_spec_of(options), rank, group) {
+    const SavedModel& model = task.model;
+    session_.declare(model.config, model.compute_dtype, /*trained=*/false, task.layout);
+    plan_ = plan_generation(model.config, session_, task.generation.context);
+  }
 
   // On all ranks at once. Rank 0 prints, and looks for signals.
   ExitStatus run() {
-    require_memory(options_, group_, rank_, plan_.memory.total_bytes(), gpu_,
-                   describe_memory(plan_.memory, 0));
-    if (group_ != nullptr) {
-      verify_collectives(*group_, rank_, *plan_.step.program, state_.part.layout());
-    }
-    const StateStorage storage(state_.table, options_.device, gpu_);
+    session_.check({{plan_.step.program.get(), &plan_.memory}}, remedy_of_inference);
+    session_.allocate();
+    const bool quiet = options_.quiet || !session_.leads();
     {
-      WorkProgress progress(options_.quiet || rank_ != 0, "loading");
-      load_saved_model(task_.model, state_, storage, progress.report());
+      WorkProgress progress(quiet, "loading");
+      load_saved_model(task_.model, session_.state(), session_.storage(), progress.report());
     }
     // A rank may have read from a slow disk; collectives wait within a limit.
-    barrier(group_, rank_);
-    const bool writes = rank_ == 0 && !options_.json;
+    session_.barrier();
+    const bool writes = session_.leads() && !options_.json;
     if (writes) std::fwrite(options_.prompt.data(), 1, options_.prompt.size(), stdout);
     std::string text;
     uint64_t count = 0;
-    WorkProgress progress(options_.quiet || rank_ != 0 || !options_.json, "generating", "tokens");
+    WorkProgress progress(quiet || !options_.json, "generating", "tokens");
     const auto emit = [&](int32_t token) {
       const std::string_view piece = task_.tokenizer->piece(token);
       text += piece;
@@ -124,27 +113,21 @@ class GenerateRank {
       return true;
     };
     const std::vector<int32_t> tokens =
-        generate(std::move(plan_), storage, pool_, task_.prompt, task_.generation, emit,
-                 state_.part, group_, {.one_stream = options_.ranks_per_gpu > 1});
+        generate(std::move(plan_), session_, task_.prompt, task_.generation, emit);
     if (writes) std::fputs("\n", stdout);
-    if (rank_ == 0 && options_.json) {
+    if (session_.leads() && options_.json) {
       const nlohmann::ordered_json document = {
           {"prompt", options_.prompt}, {"text", text}, {"tokens", tokens}};
       fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     }
-    uint64_t interrupted = interrupt_requested() ? 1 : 0;
-    if (group_ != nullptr) interrupted = group_->exchange(rank_, interrupted).front();
+    const uint64_t interrupted = session_.exchange(interrupt_requested() ? 1 : 0).front();
     return interrupted != 0 ? ExitStatus::interrupted : ExitStatus::done;
   }
 
  private:
   const Options& options_;
   const Task& task_;
-  const int32_t rank_;
-  ProcessGroup* const group_;
-  const int gpu_;
-  ThreadPool pool_;
-  const ModelState state_;
+  RankSession session_;
   GenerationPlan plan_;
 };
 

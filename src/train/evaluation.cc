@@ -10,9 +10,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "io/json.h"
-#include "parallel/rank_communicators.h"
-#include "program/verify.h"
-#include "runtime/make_interpreter.h"
 #include "train/batch_feed.h"
 
 namespace troupe {
@@ -79,19 +76,17 @@ std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOp
   return sets;
 }
 
-EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
+EvaluationPlan plan_evaluation(const ModelConfig& config, const RankSession& session,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int32_t loss_chunk_tokens, int threads, Device device,
-                               const DeviceTraits& gpu) {
+                               int32_t loss_chunk_tokens) {
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
   const SampleOptions& data = sets.front().source->options();
-  plan.step = build_evaluation_step(config, state, static_cast<int32_t>(rows),
+  plan.step = build_evaluation_step(config, session.state(), static_cast<int32_t>(rows),
                                     static_cast<int32_t>(data.sequence_length), loss_chunk_tokens,
                                     data.reset_attention_mask);
-  verify_program(*plan.step.program);
-  plan.memory = plan_memory(*plan.step.program, threads, device, gpu);
+  plan.memory = session.plan(*plan.step.program);
   for (const EvaluationSet& set : sets) {
     const int64_t available = set.source->num_samples();
     plan.batches.push_back(std::max<int64_t>(1, std::min(samples, available) / rows));
@@ -99,19 +94,16 @@ EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& stat
   return plan;
 }
 
-Evaluation::Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
-                       std::span<const EvaluationSet> sets, const ModelPart& part,
-                       ProcessGroup* group, const InterpreterOptions& options)
-    : sets_(sets),
-      part_(part),
-      group_(group),
+Evaluation::Evaluation(EvaluationPlan plan, RankSession& session,
+                       std::span<const EvaluationSet> sets)
+    : session_(session),
+      sets_(sets),
       plan_(std::move(plan)),
-      interpreter_(make_interpreter(*plan_.step.program, plan_.memory, storage, pool,
-                                    communicators_of(group, part.layout(), part.rank), options)) {}
+      interpreter_(session.interpreter(*plan_.step.program, plan_.memory)) {}
 
 std::vector<EvaluationResult> Evaluation::run(const WorkReport& report) {
   // One rank may have been writing to a slow disk; collectives wait within a limit.
-  of_ranks(0);
+  session_.barrier();
   std::vector<EvaluationResult> results;
   int64_t before = 0;
   const int64_t total = std::accumulate(plan_.batches.begin(), plan_.batches.end(), int64_t{0});
@@ -127,9 +119,9 @@ std::vector<EvaluationResult> Evaluation::run(const WorkReport& report) {
 EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches,
                                  const std::function<void(int64_t)>& report) {
   const BatchValues& batch = plan_.step.batch;
-  const DensePlace place = part_.dense();
+  const DensePlace place = session_.part().dense();
   const bool counts_tokens = place.tp == 0 && place.cp == 0 && place.pp == 0;
-  const int32_t replicas = part_.layout().dp();
+  const int32_t replicas = session_.layout().dp();
   BatchFeed feed(*set.source);
   std::vector<double> losses;  // what this rank adds to that of its batch in each round
   int64_t tokens = 0;
@@ -151,7 +143,7 @@ EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches,
     std::vector<double> of_batch(static_cast<size_t>(replicas), 0.0);
     const std::vector<double> all = of_ranks(own);
     for (size_t rank = 0; rank < all.size(); ++rank) {
-      const DensePlace of_rank = part_.layout().dense_place(static_cast<int32_t>(rank));
+      const DensePlace of_rank = session_.layout().dense_place(static_cast<int32_t>(rank));
       of_batch[static_cast<size_t>(of_rank.dp)] += all[rank];
     }
     for (const double loss : of_batch) sum += loss;
@@ -161,10 +153,9 @@ EvaluationResult Evaluation::run(const EvaluationSet& set, int64_t batches,
   return {set.name, all_tokens > 0 ? sum / all_tokens : 0.0, static_cast<int64_t>(all_tokens)};
 }
 
-std::vector<double> Evaluation::of_ranks(double own) {
-  if (group_ == nullptr) return {own};
+std::vector<double> Evaluation::of_ranks(double own) const {
   std::vector<double> all;
-  for (const uint64_t bits : group_->exchange(part_.rank, std::bit_cast<uint64_t>(own))) {
+  for (const uint64_t bits : session_.exchange(std::bit_cast<uint64_t>(own))) {
     all.push_back(std::bit_cast<double>(bits));
   }
   return all;

@@ -15,10 +15,10 @@
 
 #include "base/work_report.h"
 #include "options/options.h"
-#include "parallel/process_group.h"
 #include "passes/inference_programs.h"
 #include "runtime/interpreter.h"
 #include "train/data_sets.h"
+#include "train/rank_session.h"
 
 namespace troupe {
 
@@ -58,19 +58,14 @@ struct EvaluationPlan {
 // `samples` sequences of each set are evaluated, fewer where a set has fewer, all with one program:
 // in batches of at most `batch`, and of no more than the smallest set has. `sets` is not empty, and
 // its sequences are of one length.
-EvaluationPlan plan_evaluation(const ModelConfig& config, const ModelState& state,
+EvaluationPlan plan_evaluation(const ModelConfig& config, const RankSession& session,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int32_t loss_chunk_tokens, int threads, Device device = Device::cpu,
-                               const DeviceTraits& gpu = {});
+                               int32_t loss_chunk_tokens);
 
-// Owns its program and memory; shares the weights. Borrows all other arguments. One thread per
-// rank.
+// Owns its program and memory; shares the weights. Borrows session and sets. One thread per rank.
 class Evaluation {
  public:
-  // `group`: of the ranks of `part`; null for one rank. `options`: of the interpreter.
-  Evaluation(EvaluationPlan plan, const StateStorage& storage, ThreadPool& pool,
-             std::span<const EvaluationSet> sets, const ModelPart& part,
-             ProcessGroup* group = nullptr, const InterpreterOptions& options = {});
+  Evaluation(EvaluationPlan plan, RankSession& session, std::span<const EvaluationSet> sets);
 
   // One result for each set, in their order. All ranks must run at the same time. `report` counts
   // batches of all sets.
@@ -84,11 +79,10 @@ class Evaluation {
   EvaluationResult run(const EvaluationSet& set, int64_t batches,
                        const std::function<void(int64_t)>& report);
   // What each rank has, by rank.
-  std::vector<double> of_ranks(double own);
+  std::vector<double> of_ranks(double own) const;
 
+  RankSession& session_;
   std::span<const EvaluationSet> sets_;
-  ModelPart part_;
-  ProcessGroup* group_;
   EvaluationPlan plan_;
   std::unique_ptr<Interpreter> interpreter_;
 };

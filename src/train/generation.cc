@@ -10,9 +10,6 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "parallel/bytes.h"
-#include "parallel/rank_communicators.h"
-#include "program/verify.h"
-#include "runtime/make_interpreter.h"
 
 namespace troupe {
 namespace {
@@ -38,20 +35,18 @@ std::vector<double> read_row(const TensorView& logits, int64_t row) {
 }
 
 // The row of the whole vocabulary, of which the ranks of one replica have parts; on rank 0.
-std::vector<double> gather_row(std::vector<double> own, const ModelPart& part,
-                               ProcessGroup* group) {
-  if (group == nullptr) return own;
+std::vector<double> gather_row(std::vector<double> own, const RankSession& session) {
+  if (session.group() == nullptr) return own;
   std::string bytes;
-  const DensePlace place = part.dense();
-  if (place.dp == 0) append_bytes(bytes, own);
-  const std::vector<std::string> all = group->gather(part.rank, std::move(bytes));
+  if (session.part().dense().dp == 0) append_bytes(bytes, own);
+  const std::vector<std::string> all = session.group()->gather(session.rank(), std::move(bytes));
   // The vocabulary is cut in the order of tp.
   std::map<int32_t, std::vector<double>> pieces;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].empty()) continue;
     std::vector<double> piece = ByteReader(all[rank]).take_values<double>();
     if (piece.empty()) continue;  // of a stage without logits
-    pieces[part.layout().dense_place(static_cast<int32_t>(rank)).tp] = std::move(piece);
+    pieces[session.layout().dense_place(static_cast<int32_t>(rank)).tp] = std::move(piece);
   }
   std::vector<double> row;
   for (const auto& [tp, piece] : pieces) row.insert(row.end(), piece.begin(), piece.end());
@@ -59,10 +54,8 @@ std::vector<double> gather_row(std::vector<double> own, const ModelPart& part,
 }
 
 // On all ranks what rank 0 says.
-int32_t of_rank_0(int32_t value, const ModelPart& part, ProcessGroup* group) {
-  if (group == nullptr) return value;
-  return static_cast<int32_t>(
-      static_cast<int64_t>(group->exchange(part.rank, static_cast<uint64_t>(value)).front()));
+int32_t of_rank_0(int32_t value, const RankSession& session) {
+  return static_cast<int32_t>(session.exchange(static_cast<uint64_t>(value)).front());
 }
 
 }  // namespace
@@ -101,24 +94,20 @@ int32_t sample_token(const std::vector<double>& logits, const GenerationOptions&
   return order.back();
 }
 
-GenerationPlan plan_generation(const ModelConfig& config, const ModelState& state, int32_t context,
-                               int threads, Device device, const DeviceTraits& gpu) {
+GenerationPlan plan_generation(const ModelConfig& config, const RankSession& session,
+                               int32_t context) {
   GenerationPlan plan;
-  plan.step = build_logits_step(config, state, /*batch=*/1, context, /*with_loss=*/false);
-  verify_program(*plan.step.program);
-  plan.memory = plan_memory(*plan.step.program, threads, device, gpu);
+  plan.step = build_logits_step(config, session.state(), /*batch=*/1, context, /*with_loss=*/false);
+  plan.memory = session.plan(*plan.step.program);
   return plan;
 }
 
-std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, ThreadPool& pool,
+std::vector<int32_t> generate(GenerationPlan plan, RankSession& session,
                               const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                              const std::function<bool(int32_t)>& emit, const ModelPart& part,
-                              ProcessGroup* group, const InterpreterOptions& interpreter_options) {
+                              const std::function<bool(int32_t)>& emit) {
   TROUPE_CHECK(!prompt.empty(), "generation starts from a prompt");
   const InferenceStep& step = plan.step;
-  const auto interpreter =
-      make_interpreter(*step.program, std::move(plan.memory), storage, pool,
-                       communicators_of(group, part.layout(), part.rank), interpreter_options);
+  const auto interpreter = session.interpreter(*step.program, std::move(plan.memory));
 
   std::vector<int32_t> text = prompt;
   std::vector<int32_t> generated;
@@ -135,9 +124,9 @@ std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, 
     if (step.logits.valid()) {
       own = read_row(interpreter->view(step.logits), static_cast<int64_t>(visible) - 1);
     }
-    std::vector<double> row = gather_row(std::move(own), part, group);
+    std::vector<double> row = gather_row(std::move(own), session);
     int32_t token = 0;
-    if (part.rank == 0) {
+    if (session.leads()) {
       TROUPE_CHECK(static_cast<int64_t>(row.size()) >= options.vocabulary,
                    "some logits are on no rank");
       row.resize(static_cast<size_t>(options.vocabulary));
@@ -151,12 +140,12 @@ std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, 
           row, options,
           random_uniform(options.seed, RandomStream::sampling, 0, static_cast<uint64_t>(i)));
     }
-    token = of_rank_0(token, part, group);
+    token = of_rank_0(token, session);
     if (token == options.eod) break;
     text.push_back(token);
     generated.push_back(token);
-    const int32_t goes_on = part.rank == 0 && emit(token) ? 1 : 0;
-    if (of_rank_0(goes_on, part, group) == 0) break;
+    const int32_t goes_on = session.leads() && emit(token) ? 1 : 0;
+    if (of_rank_0(goes_on, session) == 0) break;
   }
   return generated;
 }

@@ -8,9 +8,8 @@
 #include <functional>
 #include <vector>
 
-#include "parallel/process_group.h"
 #include "passes/inference_programs.h"
-#include "runtime/interpreter.h"
+#include "train/rank_session.h"
 
 namespace troupe {
 
@@ -32,21 +31,18 @@ struct GenerationPlan {
 };
 
 // `context`: see GenerationOptions.
-GenerationPlan plan_generation(const ModelConfig& config, const ModelState& state, int32_t context,
-                               int threads, Device device = Device::cpu,
-                               const DeviceTraits& gpu = {});
+GenerationPlan plan_generation(const ModelConfig& config, const RankSession& session,
+                               int32_t context);
 
 // Continues `prompt` (not empty) and returns the new tokens. `emit` is called with each as it comes
 // and may return false to stop.
 //
-// Of several ranks (`group`, of those of `part`) all call it at once, with the same arguments, each
-// with its own part of the model: TP, EP and PP. Every replica of the dense part works on the same
+// Of several ranks all call it at once, with the same arguments, each with its own part of the
+// model: TP, EP and PP. Every replica of the dense part works on the same
 // text. Rank 0 chooses the tokens and calls `emit`; all return them.
-std::vector<int32_t> generate(GenerationPlan plan, const StateStorage& storage, ThreadPool& pool,
+std::vector<int32_t> generate(GenerationPlan plan, RankSession& session,
                               const std::vector<int32_t>& prompt, const GenerationOptions& options,
-                              const std::function<bool(int32_t)>& emit, const ModelPart& part,
-                              ProcessGroup* group = nullptr,
-                              const InterpreterOptions& interpreter_options = {});
+                              const std::function<bool(int32_t)>& emit);
 
 // Refuses (bad request) layouts in which ranks could do no more than repeat others' work, or whose
 // ranks have parts of a sequence that grows.

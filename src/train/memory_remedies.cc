@@ -13,7 +13,7 @@
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "runtime/device_memory.h"
-#include "train/planned_step.h"
+#include "train/planned_program.h"
 #include "train/terminal.h"
 
 namespace troupe {
@@ -75,11 +75,10 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
     const ModelState state = declare_model_state(
         config, options.compute_dtype, /*trained=*/true,
         {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
-    const MemoryPlan plan =
-        plan_training_step(config, state, training_step_options(options, config),
-                           device_spec_of(options).threads_per_rank(), options.device,
-                           planned_traits())
-            .plan;
+    const TrainingStep step =
+        build_training_step(config, state, training_step_options(options, config));
+    const MemoryPlan plan = plan_program(*step.program, device_spec_of(options).threads_per_rank(),
+                                         options.device, planned_traits());
     return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
   } catch (const UserError&) {
     return std::nullopt;
@@ -147,6 +146,14 @@ std::string describe_remedies(const Options& options, int32_t rank, uint64_t byt
     text += wrap_text(line, kDefaultColumns, kFlagsColumn - line.find_first_not_of(' ')) + "\n";
   }
   return text;
+}
+
+RankSession::Remedies remedies_of_training(const Options& options, int32_t rank) {
+  return [&options, rank](uint64_t bytes, uint64_t available) {
+    std::string text = describe_remedies(options, rank, bytes, available);
+    text.pop_back();  // the newline
+    return text;
+  };
 }
 
 }  // namespace troupe

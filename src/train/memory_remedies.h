@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "options/options.h"
+#include "train/rank_session.h"
 
 namespace troupe {
 
@@ -28,5 +29,8 @@ std::vector<MemoryRemedy> find_remedies(const Options& options, int32_t rank, ui
 // remedies it says so.
 std::string describe_remedies(const Options& options, int32_t rank, uint64_t bytes,
                               uint64_t available);
+
+// The same for RankSession::check(). Borrows the options.
+RankSession::Remedies remedies_of_training(const Options& options, int32_t rank);
 
 }  // namespace troupe

@@ -26,18 +26,16 @@
 #include "options/model_options.h"
 #include "options/schedule_options.h"
 #include "options/tokenizer_options.h"
-#include "parallel/group_schedule.h"
-#include "parallel/rank_communicators.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
-#include "runtime/make_interpreter.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
 #include "train/matmul_limit.h"
+#include "train/memory_remedies.h"
 #include "train/model_source.h"
-#include "train/planned_step.h"
 #include "train/rank_agreement.h"
 #include "train/rank_hardware.h"
+#include "train/rank_profile.h"
 #include "train/rank_run.h"
 #include "train/slow_kernels.h"
 #include "train/step_profile.h"
@@ -115,12 +113,8 @@ bool is_finite(const TensorView& view) {
 
 Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
     : options_(options),
-      rank_(rank),
-      group_(group),
       start_(std::chrono::steady_clock::now()),
-      pool_(threads_of_rank(device_spec_of(options), group)),
-      device_(options.device),
-      gpu_(device_ == Device::cuda ? gpu_of_rank(group, rank, options.ranks_per_gpu) : 0),
+      session_(device_spec_of(options), rank, group),
       saver_(options_, rank, group),
       routing_watch_({.load_imbalance = options.warn_load_imbalance,
                       .dead_experts = options.warn_dead_experts,
@@ -130,8 +124,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   find_start();
   describe_run();
   step_options_ = training_step_options(options_, identity_.model);
-  part_ = {.run = std::make_shared<const RunLayout>(run_layout_of(options, identity_.model, group)),
-           .rank = rank};
+  auto layout = std::make_shared<const RunLayout>(run_layout_of(options, identity_.model, group));
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options, step_options_.sequence);
   skipped_steps_ = steps_to_skip(options);
@@ -140,46 +133,45 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   find_last_step();
   open_data();
 
-  state_ = declare_model_state(identity_.model, identity_.compute_dtype, /*trained=*/true, part_);
+  session_.declare(identity_.model, identity_.compute_dtype, /*trained=*/true, std::move(layout));
   build_step(batch_sizes_.largest());
   if (!evaluation_sets_.empty()) {
-    evaluation_plan_ = plan_evaluation(
-        identity_.model, state_, evaluation_sets_,
-        options.eval_micro_batch_size.value_or(options.micro_batch_size),
-        options.eval_iters * evaluation_batch_size(options, batch_sizes_.largest()),
-        options.loss_chunk_tokens, pool_.threads(), device_, traits_of(device_, gpu_));
+    evaluation_plan_ =
+        plan_evaluation(identity_.model, session_, evaluation_sets_,
+                        options.eval_micro_batch_size.value_or(options.micro_batch_size),
+                        options.eval_iters * evaluation_batch_size(options, batch_sizes_.largest()),
+                        options.loss_chunk_tokens);
     evaluation_bytes_ = evaluation_plan_.own_bytes();
   }
 }
 
 void Trainer::start() {
-  for (const std::string& line : warn_of_slow_kernels(*step_.program, device_, gpu_)) warn(line);
+  for (const std::string& line :
+       warn_of_slow_kernels(*step_.program, session_.device(), session_.gpu())) {
+    warn(line);
+  }
   // Before the memory is taken that the measurement needs, too.
   if (options_.profile) {
-    profile_limits_ =
-        measure_limits_of_rank(device_spec_of(options_), group_, rank_, identity_.compute_dtype);
+    profile_limits_ = measure_limits_of_rank(session_, identity_.compute_dtype);
   }
-  storage_ = std::make_unique<StateStorage>(state_.table, device_, gpu_);
+  session_.allocate();
   feed_ = std::make_unique<BatchFeed>(*training_data_);
   if (!evaluation_sets_.empty()) {
-    evaluation_ = std::make_unique<Evaluation>(
-        std::move(evaluation_plan_), *storage_, pool_, evaluation_sets_, part_, group_,
-        InterpreterOptions{.one_stream = options_.ranks_per_gpu > 1});
+    evaluation_ =
+        std::make_unique<Evaluation>(std::move(evaluation_plan_), session_, evaluation_sets_);
   }
   load_weights();
-  storage_->to_device();
+  session_.storage().to_device();
   if (leads()) saver_.refuse_foreign_folder();
-  saver_.require_room(identity_, state_, *storage_);
+  saver_.require_room(identity_, session_.state(), session_.storage());
 }
 
 void Trainer::build_step(int32_t batch_size) {
   // --use-checkpoint-opt_param-scheduler may have brought others than those of the options.
   step_options_.decoupled_learning_rate = identity_.schedules.decoupled_learning_rate.has_value();
-  step_options_.micro_batches = batch_size / (options_.micro_batch_size * part_.layout().dp());
-  PlannedStep planned = plan_training_step(identity_.model, state_, step_options_, pool_.threads(),
-                                           device_, traits_of(device_, gpu_), options_.oracle);
-  step_ = std::move(planned.step);
-  plan_ = std::move(planned.plan);
+  step_options_.micro_batches = batch_size / (options_.micro_batch_size * session_.layout().dp());
+  step_ = build_training_step(identity_.model, session_.state(), step_options_);
+  plan_ = session_.plan(*step_.program, options_.oracle);
   step_batch_size_ = batch_size;
 }
 
@@ -193,17 +185,15 @@ void Trainer::prepare_step(int32_t batch_size) {
   interpreter_.reset();
   if (step_batch_size_ != batch_size) {
     build_step(batch_size);
-    if (group_ != nullptr) verify_collectives(*group_, rank_, *step_.program, part_.layout());
+    session_.check_collectives(*step_.program);
   }
-  interpreter_ = make_interpreter(*step_.program, plan_, *storage_, pool_,
-                                  communicators_of(group_, part_.layout(), rank_),
-                                  {.capture = device_spec_of(options_).capture_graphs,
-                                   .profile = options_.profile,
-                                   .one_stream = options_.ranks_per_gpu > 1});
+  interpreter_ = session_.interpreter(
+      *step_.program, plan_,
+      {.capture = session_.spec().capture_graphs, .profile = options_.profile});
 }
 
 void Trainer::check_with_others() const {
-  if (group_ != nullptr) {
+  if (session_.group() != nullptr) {
     RankFacts facts = {{"the position in the data", std::to_string(position_.consumed_samples)}};
     if (stored_) {
       facts.push_back({"the checkpoint in " + *load_path_,
@@ -222,16 +212,13 @@ void Trainer::check_with_others() const {
     for (const EvaluationSet& set : evaluation_sets_) {
       for (const auto& file : set.files) add_data(file->prefix(), sampled_hash(*file));
     }
-    require_same_facts(group_, rank_, facts);
+    require_same_facts(session_.group(), session_.rank(), facts);
   }
-  require_memory(options_, group_, rank_, planned_bytes(), gpu_,
-                 describe_memory(plan_, evaluation_bytes_));
-  require_host_memory(options_, group_, rank_, plan_);
-  if (group_ == nullptr) return;
-  verify_collectives(*group_, rank_, *step_.program, part_.layout());
+  std::vector<PlannedProgram> programs = {{step_.program.get(), &plan_}};
   if (evaluation_plan_.step.program != nullptr) {
-    verify_collectives(*group_, rank_, *evaluation_plan_.step.program, part_.layout());
+    programs.push_back({evaluation_plan_.step.program.get(), &evaluation_plan_.memory});
   }
+  session_.check(programs, remedies_of_training(options_, session_.rank()));
 }
 
 void Trainer::warn(const std::string& text) const {
@@ -240,9 +227,8 @@ void Trainer::warn(const std::string& text) const {
 }
 
 uint32_t Trainer::votes_of_all(uint32_t votes) const {
-  if (group_ == nullptr) return votes;
   uint64_t all = 0;
-  for (const uint64_t each : group_->exchange(rank_, votes)) all |= each;
+  for (const uint64_t each : session_.exchange(votes)) all |= each;
   return static_cast<uint32_t>(all);
 }
 
@@ -366,8 +352,9 @@ void Trainer::open_data() {
       open_run_data(options_, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
   identity_.data = fingerprint(data);
   // Ranks of one process read the same files; one of them is enough.
-  hasher_ = std::make_unique<DataHasher>(data.sets,
-                                         group_ == nullptr || rank_ == group_->own_ranks().front());
+  const ProcessGroup* const group = session_.group();
+  hasher_ = std::make_unique<DataHasher>(
+      data.sets, group == nullptr || session_.rank() == group->own_ranks().front());
   identity_.data_hashes = hasher_->hashes();
   for (const auto& set : data.sets) data_prefixes_.push_back(set->prefix());
   if (resumed_ && resumed_->identity.data != identity_.data) {
@@ -404,7 +391,7 @@ void Trainer::finish_data_hashes() {
     if (hash.full)
       facts.push_back({"the data set " + data_prefixes_[i], "one of " + hash.describe()});
   }
-  require_same_facts(group_, rank_, facts);
+  require_same_facts(session_.group(), session_.rank(), facts);
   require_data_of_checkpoint();
 }
 
@@ -454,13 +441,14 @@ std::unique_ptr<SampleSource> Trainer::order_training_data(const DataSets& data,
 void Trainer::load_weights() {
   if (load_path_) return load_checkpoint(*load_path_, /*resume=*/!options_.finetune);
   if (options_.pretrained_checkpoint.empty()) {
-    initialize_parameters(state_, *storage_, identity_.seed, pool_);
+    initialize_parameters(session_.state(), session_.storage(), identity_.seed, session_.pool());
     return;
   }
   const std::string& pretrained = options_.pretrained_checkpoint;
   if (path_exists(join_path(pretrained, "config.json"))) {
     WorkProgress progress(options_.quiet, "loading " + pretrained);
-    load_hf_weights(pretrained, identity_.model, state_, *storage_, progress.report());
+    load_hf_weights(pretrained, identity_.model, session_.state(), session_.storage(),
+                    progress.report());
     say(options_, "Weights from " + pretrained + ".");
     if (hf_prediction_layers(join_path(pretrained, "config.json")) > 0) {
       say(options_, "Layers of multi-token prediction, where the folder holds any, are left out.");
@@ -509,13 +497,14 @@ void Trainer::load_checkpoint(const std::string& path, bool resume) {
   WorkProgress progress(options_.quiet, "loading " + path);
   if (resume) {
     const bool with_optimizer = !options_.no_load_optim;
-    load_training_state(checkpoint, identity_.model, state_, *storage_, progress.report(),
-                        with_optimizer);
-    if (!with_optimizer) reset_optimizer(state_, *storage_, /*masters_too=*/true);
+    load_training_state(checkpoint, identity_.model, session_.state(), session_.storage(),
+                        progress.report(), with_optimizer);
+    if (!with_optimizer)
+      reset_optimizer(session_.state(), session_.storage(), /*masters_too=*/true);
   } else {
-    load_checkpoint_weights(checkpoint, stored.identity.compute_dtype, identity_.model, state_,
-                            *storage_, progress.report());
-    reset_optimizer(state_, *storage_, /*masters_too=*/false);
+    load_checkpoint_weights(checkpoint, stored.identity.compute_dtype, identity_.model,
+                            session_.state(), session_.storage(), progress.report());
+    reset_optimizer(session_.state(), session_.storage(), /*masters_too=*/false);
   }
   progress.clear();
   say(options_, fmt::format("Loaded {} (step {}{}).", path, stored.position.step,
@@ -534,10 +523,11 @@ void Trainer::print_start() const {
     text += "Options of troupe train that differ from the defaults (--verbose: all)\n";
     text += wrap_words(changed_flags(options_), kDefaultColumns, 2, 2) + "\n";
   }
-  text += fmt::format("Model: {} parameters, {} active per token, {} layers",
-                      format_count(static_cast<double>(state_.model->parameter_count())),
-                      format_count(static_cast<double>(state_.model->active_parameter_count())),
-                      model.num_layers);
+  text += fmt::format(
+      "Model: {} parameters, {} active per token, {} layers",
+      format_count(static_cast<double>(session_.state().model->parameter_count())),
+      format_count(static_cast<double>(session_.state().model->active_parameter_count())),
+      model.num_layers);
   if (model.num_experts > 0) {
     text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);
   }
@@ -557,14 +547,14 @@ void Trainer::print_start() const {
                       step_.program->op_count(), step_batch_size_,
                       step_batch_size_ / options_.micro_batch_size);
   if (options_.ranks > 1) {
-    const Layout& layout = part_.layout();
+    const Layout& layout = session_.layout();
     text += fmt::format(
         "{} ranks of {} threads: TP {} x CP {} x DP {} x PP {}; experts ETP {} x EP {} x EDP {}; "
         "{} micro-batches of the step each\n",
-        options_.ranks, pool_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
+        options_.ranks, session_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
         layout.etp(), layout.ep(), layout.edp(), step_options_.micro_batches);
   }
-  if (const int32_t replicas = part_.layout().dp();
+  if (const int32_t replicas = session_.layout().dp();
       model.moe_global_aux_loss_coeff > 0 && replicas > 1) {
     text += fmt::format(
         "Note: the gradient of global_aux_loss does not depend on the number of replicas. In "
@@ -592,19 +582,21 @@ ExitStatus Trainer::run() {
   }
   double limit = 1;  // only the leader reports
   if (leads()) {
-    ThreadPool all_threads(device_spec_of(options_).thread_count());
-    limit = measure_matmul_limit(identity_.compute_dtype, all_threads, device_);
+    ThreadPool all_threads(session_.spec().thread_count());
+    limit = measure_matmul_limit(identity_.compute_dtype, all_threads, session_.device());
     say(options_,
         fmt::format("Matrix products reach {}flop/s on {}: the limit.", format_count(limit),
-                    device_ == Device::cuda ? "the GPU"
-                                            : fmt::format("{} threads", all_threads.threads())));
+                    session_.device() == Device::cuda
+                        ? "the GPU"
+                        : fmt::format("{} threads", all_threads.threads())));
   }
   open_logs();
   progress_ = std::make_unique<Progress>(ProgressOptions{
       .last_step = last_step_,
       .last_token = needed_samples() * identity_.sequence,
       .log_interval = options_.log_interval,
-      .matmul_limit = limit / ranks_that_share(device_spec_of(options_), group_, device_),
+      .matmul_limit =
+          limit / ranks_that_share(session_.spec(), session_.group(), session_.device()),
       .byte_tokens = identity_.tokenizer.type == "byte",
       .quiet = options_.quiet});
 
@@ -672,8 +664,8 @@ void Trainer::print_json(const StepMetrics& metrics, bool interrupted) const {
       {"step", position_.step},
       {"last_step", last_step_},
       {"tokens", position_.consumed_samples * identity_.sequence},
-      {"parameters", state_.model->parameter_count()},
-      {"active_parameters", state_.model->active_parameter_count()},
+      {"parameters", session_.state().model->parameter_count()},
+      {"active_parameters", session_.state().model->active_parameter_count()},
       {"seconds", seconds_since(start_)},
       {"loss", of_last_step(metrics.loss)},
       {"grad_norm", of_last_step(metrics.grad_norm)},
@@ -717,8 +709,8 @@ void Trainer::open_logs() {
                   .device = value_text(options_, "device"),
                   .ranks = options_.ranks,
                   .model = options_.model,
-                  .parameters = state_.model->parameter_count(),
-                  .active_parameters = state_.model->active_parameter_count(),
+                  .parameters = session_.state().model->parameter_count(),
+                  .active_parameters = session_.state().model->active_parameter_count(),
                   .data = data_prefixes_,
                   .options_file = path});
   }
@@ -742,7 +734,7 @@ StepMetrics Trainer::do_step() {
   prepare_step(samples);
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
-    const int64_t number = part_.global_micro_batch(static_cast<int32_t>(i));
+    const int64_t number = session_.part().global_micro_batch(static_cast<int32_t>(i));
     feed_->write(*interpreter_, step_.micro_batches[i],
                  position_.consumed_samples + number * options_.micro_batch_size);
   }
@@ -794,11 +786,11 @@ StepMetrics Trainer::do_step() {
   metrics.step_time_s = seconds_since(start);
   metrics.tokens_per_s =
       static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
-  metrics.tflops_per_gpu = state_.model->training_flops(identity_.sequence) *
+  metrics.tflops_per_gpu = session_.state().model->training_flops(identity_.sequence) *
                            static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
                            1e12;
-  metrics.peak_bytes = device_ == Device::cuda ? DeviceMemory::peak_allocated_bytes()
-                                               : Arena::peak_allocated_bytes();
+  metrics.peak_bytes = session_.device() == Device::cuda ? DeviceMemory::peak_allocated_bytes()
+                                                         : Arena::peak_allocated_bytes();
   return metrics;
 }
 
@@ -812,19 +804,19 @@ void Trainer::leave_step_out() {
 
 void Trainer::profile_step() {
   StepProfile profile(*step_.program,
-                      device_ == Device::cuda
-                          ? variants_of_operations(*step_.program, device_traits(gpu_))
+                      session_.device() == Device::cuda
+                          ? variants_of_operations(*step_.program, device_traits(session_.gpu()))
                           : std::vector<std::string>());
-  add_profiled_run(*interpreter_, group_, rank_, profile);
+  add_profiled_run(*interpreter_, session_, profile);
   const std::vector<int32_t> ranks = profiled_ranks(options_);
   const std::vector<std::string> tables =
-      gather_from(group_, rank_, ranks, describe_profile(profile, profile_limits_));
+      gather_from(session_, ranks, describe_profile(profile, profile_limits_));
   for (size_t i = 0; i < tables.size(); ++i) {
     progress_->note(options_.ranks == 1 ? tables[i]
                                         : fmt::format("Rank {}\n{}", ranks[i], tables[i]));
   }
   const WrittenTimelines written =
-      write_timelines(options_, group_, rank_, position_.step + 1, ranks, profile);
+      write_timelines(session_, options_.profile_dir, position_.step + 1, ranks, profile);
   if (written.fault.empty()) {
     progress_->note(written.note);
   } else if (leads()) {
@@ -845,19 +837,17 @@ void Trainer::note_skipped_step(const StepMetrics& metrics) const {
 }
 
 std::string Trainer::non_finite_gradients() const {
-  const std::vector<ParameterSpec>& all = state_.model->parameters();
+  const std::vector<ParameterSpec>& all = session_.state().model->parameters();
   constexpr size_t kBits = 64;
   std::vector<uint64_t> found((all.size() + kBits - 1) / kBits);
-  storage_->gradients_to_host();
-  for (const Parameter& parameter : state_.parameters) {
-    if (is_finite(storage_->view(parameter.gradient))) continue;
+  session_.storage().gradients_to_host();
+  for (const Parameter& parameter : session_.state().parameters) {
+    if (is_finite(session_.storage().view(parameter.gradient))) continue;
     const size_t number = parameter.number();
     found[number / kBits] |= uint64_t{1} << number % kBits;
   }
-  if (group_ != nullptr) {
-    for (uint64_t& bits : found) {
-      for (const uint64_t other : group_->exchange(rank_, bits)) bits |= other;
-    }
+  for (uint64_t& bits : found) {
+    for (const uint64_t other : session_.exchange(bits)) bits |= other;
   }
   constexpr int kNamed = 3;
   std::string text;
@@ -999,9 +989,9 @@ void Trainer::save(SaveReason reason, bool is_last) {
   const auto start = std::chrono::steady_clock::now();
   const int64_t before = saver_.last_saved_step();
   if (is_last) {
-    saver_.save_last(identity_, position_, state_, *storage_, speaker());
+    saver_.save_last(identity_, position_, session_.state(), session_.storage(), speaker());
   } else {
-    saver_.save(reason, identity_, position_, state_, *storage_, speaker());
+    saver_.save(reason, identity_, position_, session_.state(), session_.storage(), speaker());
   }
   if (options_.log_timers_to_tensorboard && saver_.last_saved_step() != before) {
     const std::vector<TensorboardWriter::Scalar> timers = {

@@ -34,6 +34,7 @@
 #include "train/gradient_watch.h"
 #include "train/metrics_log.h"
 #include "train/progress.h"
+#include "train/rank_session.h"
 #include "train/routing_watch.h"
 #include "train/run_saver.h"
 #include "train/step_profile.h"
@@ -53,7 +54,7 @@ class Trainer {
   ExitStatus run();
 
  private:
-  bool leads() const { return rank_ == 0; }
+  bool leads() const { return session_.leads(); }
   // Prints a warning, also when quiet.
   void warn(const std::string& text) const;
   // The bits that any rank has set. All ranks must ask.
@@ -61,8 +62,6 @@ class Trainer {
   // Before anything is allocated: all ranks were started alike, their programs fit together, and
   // each machine has the memory for its ranks. All ranks must ask.
   void check_with_others() const;
-  // The bytes that run() allocates for the programs.
-  uint64_t planned_bytes() const { return plan_.total_bytes() + evaluation_plan_.own_bytes(); }
   // Where --load points.
   void find_start();
   // What the run is, by the options, or with --use-checkpoint-args by the checkpoint.
@@ -122,13 +121,8 @@ class Trainer {
   bool must_exit() const;
 
   Options options_;
-  int32_t rank_;
-  ProcessGroup* group_;
-  ModelPart part_;
   std::chrono::steady_clock::time_point start_;
-  ThreadPool pool_;
-  Device device_;
-  int gpu_ = 0;  // of Device::cuda
+  RankSession session_;
   RunSaver saver_;
   RunIdentity identity_;
   TrainingPosition position_;
@@ -140,12 +134,10 @@ class Trainer {
   uint64_t stored_hash_ = 0;
   std::optional<StoredRun> resumed_;  // the same, if the run goes on from it
 
-  ModelState state_;
   TrainingStepOptions step_options_;
   TrainingStep step_;
   int32_t step_batch_size_ = 0;  // of step_
   MemoryPlan plan_;
-  std::unique_ptr<StateStorage> storage_;
   std::unique_ptr<Interpreter> interpreter_;
   ProfileLimits profile_limits_;  // with --profile, of a rank
 

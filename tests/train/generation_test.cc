@@ -96,14 +96,19 @@ TEST(SampleToken, LargeLogitsDoNotOverflow) {
 
 class Generation : public ::testing::Test {
  protected:
-  Generation() { initialize_parameters(state, storage, 3, pool); }
+  Generation() {
+    session.declare(config, DType::f32, /*trained=*/false,
+                    std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)));
+    session.allocate();
+    initialize_parameters(session.state(), session.storage(), 3, session.pool());
+  }
   std::vector<int32_t> run(const std::vector<int32_t>& prompt, const GenerationOptions& options) {
     return run(prompt, options, [](int32_t) { return true; });
   }
   std::vector<int32_t> run(const std::vector<int32_t>& prompt, const GenerationOptions& options,
                            const std::function<bool(int32_t)>& emit) {
-    return generate(plan_generation(config, state, options.context, pool.threads()), storage, pool,
-                    prompt, options, emit, state.part);
+    return generate(plan_generation(config, session, options.context), session, prompt, options,
+                    emit);
   }
   static ModelConfig large_weights() {
     ModelConfig config = trained_model();
@@ -112,9 +117,7 @@ class Generation : public ::testing::Test {
   }
 
   ModelConfig config = large_weights();
-  ThreadPool pool{2};
-  ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
-  StateStorage storage{state.table};
+  RankSession session{{.threads = 2}, /*rank=*/0, /*group=*/nullptr};
 };
 
 TEST_F(Generation, GivesAsManyTokensAsAsked) {

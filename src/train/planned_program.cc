@@ -1,4 +1,4 @@
-#include "train/planned_step.h"
+#include "train/planned_program.h"
 
 #include <fmt/format.h>
 #include <string_view>
@@ -8,19 +8,17 @@
 
 namespace troupe {
 
-PlannedStep plan_training_step(const ModelConfig& config, const ModelState& state,
-                               const TrainingStepOptions& options, int threads, Device device,
-                               const DeviceTraits& gpu, bool oracle) {
-  PlannedStep planned{.step = build_training_step(config, state, options), .plan = {}};
-  const Program& program = *planned.step.program;
+MemoryPlan plan_program(const Program& program, int threads, Device device, const DeviceTraits& gpu,
+                        bool oracle) {
   verify_program(program);
-  planned.plan = oracle ? plan_oracle(program, threads, device, gpu)
-                        : plan_memory(program, threads, device, gpu);
-  verify_memory_plan(program, planned.plan);
-  return planned;
+  MemoryPlan plan = oracle ? plan_oracle(program, threads, device, gpu)
+                           : plan_memory(program, threads, device, gpu);
+  verify_memory_plan(program, plan);
+  return plan;
 }
 
-std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
+std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes,
+                            uint64_t other_runs) {
   std::string text;
   const auto add_line = [&](std::string_view name, uint64_t bytes, const char* where) {
     if (bytes == 0) return;
@@ -37,7 +35,8 @@ std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes) {
   const bool on_gpu = plan.device == Device::cuda;
   if (!on_gpu) add_host("  offloaded to the host");
   add_line("evaluation", evaluation_bytes, "");
-  add_line("total", plan.total_bytes() + evaluation_bytes, "");
+  add_line("other runs", other_runs, "");
+  add_line("total", plan.total_bytes() + evaluation_bytes + other_runs, "");
   if (on_gpu) add_host("  in the host's memory");
   return text;
 }
