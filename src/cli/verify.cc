@@ -10,7 +10,6 @@
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "train/interrupt.h"
-#include "train/rank_hardware.h"
 #include "train/verify_reference.h"
 #include "train/work_progress.h"
 
@@ -25,12 +24,10 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
   of_reference.seq_length = reference_sequence_length(options.hf_dir);
   const ReferenceComparison result = verify_reference(
       options.hf_dir, dtype, options.oracle,
-      {.layout = std::make_shared<const RunLayout>(run_layout_of(of_reference, config, processes)),
-       .group = processes,
-       .threads = threads_of_rank(device_spec_of(options), processes),
-       .limit = std::chrono::seconds(options.collective_timeout_s),
-       .ranks_per_gpu = options.ranks_per_gpu},
-      options.device, progress.report());
+      {.spec = device_spec_of(options),
+       .layout = std::make_shared<const RunLayout>(run_layout_of(of_reference, config, processes)),
+       .group = processes},
+      progress.report());
   progress.clear();
   const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;
   if (!leads(processes)) return status;

@@ -22,15 +22,10 @@
 #include "optimizer/adamw_optimizer.h"
 #include "options/refusals.h"
 #include "parallel/bytes.h"
-#include "parallel/group_schedule.h"
-#include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
 #include "passes/inference_programs.h"
 #include "passes/step_programs.h"
-#include "program/verify.h"
-#include "runtime/device_memory.h"
-#include "runtime/make_interpreter.h"
-#include "train/rank_hardware.h"
+#include "train/rank_session.h"
 
 namespace troupe {
 namespace {
@@ -174,7 +169,6 @@ struct RunOptions {
   bool oracle = false;
   RoutingTrace trace = RoutingTrace::none;
   VerifyRanks ranks;
-  Device device = Device::cpu;
 
   int32_t sequences(const Reference& reference) const {  // of one rank
     return std::max(reference.batch / ranks.layout->layout.dp(), 1);
@@ -182,36 +176,46 @@ struct RunOptions {
 };
 
 // One rank's part of the reference's batch: logits, then as many updates as the trajectory has.
+// Construction allocates nothing that is large.
 class ReferenceRank {
  public:
-  ReferenceRank(const std::string& folder, const ModelConfig& config, const Reference& reference,
-                const RunOptions& options, ProcessGroup& group, int32_t rank)
-      : batch_(reference.batch),
-        pool_(options.ranks.threads),
-        state_(declare_model_state(config, options.dtype, /*trained=*/true,
-                                   {.run = options.ranks.layout, .rank = rank})),
-        storage_(state_.table, options.device,
-                 options.device == Device::cuda
-                     ? gpu_of_rank(&group, rank, options.ranks.ranks_per_gpu)
-                     : 0),
-        logits_step_(build_logits_step(config, state_, options.sequences(reference),
-                                       reference.sequence, false, options.trace)),
-        training_step_(build_training_step(config, state_,
-                                           {.micro_batch_size = options.sequences(reference),
-                                            .micro_batches = 1,
-                                            .sequence = reference.sequence,
-                                            .clip_grad = reference.clip,
-                                            .routing_trace = options.trace})),
-        logits_(make_interpreter(*logits_step_.program,
-                                 plan(*logits_step_.program, options, storage_.gpu()), storage_,
-                                 pool_, communicators_of(group, state_.part.layout(), rank),
-                                 interpreter_options(options))),
-        training_(make_interpreter(*training_step_.program,
-                                   plan(*training_step_.program, options, storage_.gpu()), storage_,
-                                   pool_, communicators_of(group, state_.part.layout(), rank),
-                                   interpreter_options(options))) {
-    load_hf_weights(folder, config, state_, storage_);
-    storage_.to_device();
+  ReferenceRank(const ModelConfig& config, const Reference& reference, const RunOptions& options,
+                ProcessGroup& group, int32_t rank)
+      : batch_(reference.batch), session_(options.ranks.spec, rank, &group) {
+    session_.declare(config, options.dtype, /*trained=*/true, options.ranks.layout);
+    const int32_t sequences = options.sequences(reference);
+    logits_step_ = build_logits_step(config, session_.state(), sequences, reference.sequence,
+                                     /*with_loss=*/false, options.trace);
+    training_step_ = build_training_step(config, session_.state(),
+                                         {.micro_batch_size = sequences,
+                                          .micro_batches = 1,
+                                          .sequence = reference.sequence,
+                                          .clip_grad = reference.clip,
+                                          .routing_trace = options.trace});
+    logits_plan_ = session_.plan(*logits_step_.program, options.oracle);
+    training_plan_ = session_.plan(*training_step_.program, options.oracle);
+  }
+
+  uint64_t planned_bytes() const { return training_plan_.total_bytes() + logits_plan_.own_bytes(); }
+
+  // All ranks. `others`: the bytes that the rank's other runs take.
+  void check(uint64_t others) const {
+    session_.check(
+        {{training_step_.program.get(), &training_plan_},
+         {logits_step_.program.get(), &logits_plan_}},
+        [](uint64_t, uint64_t) {
+          return "Use more ranks, each with a part of the model (docs/layouts.md).";
+        },
+        others);
+  }
+
+  // Takes memory, and fills it from the reference's folder.
+  void start(const std::string& folder, const ModelConfig& config, const Reference& reference) {
+    session_.allocate();
+    logits_ = session_.interpreter(*logits_step_.program, std::move(logits_plan_));
+    training_ = session_.interpreter(*training_step_.program, std::move(training_plan_));
+    load_hf_weights(folder, config, state(), storage());
+    storage().to_device();
     const int32_t first = first_sequence();
     write_batch(*logits_, logits_step_.batch, reference, first);
     write_batch(*training_, training_step_.micro_batches.front(), reference, first);
@@ -242,8 +246,8 @@ class ReferenceRank {
   void update(int64_t number) {
     *training_->view(training_step_.update_number).as<int64_t>() = number;
     training_->run();
-    storage_.to_host();
-    storage_.gradients_to_host();
+    storage().to_host();
+    storage().gradients_to_host();
   }
 
   void replay_logits_routing(const ReferenceRank& other) {
@@ -257,11 +261,10 @@ class ReferenceRank {
   double loss() const { return *training_->view(training_step_.loss).as<double>(); }
   double grad_norm() const { return *training_->view(training_step_.grad_norm).as<double>(); }
   std::vector<double> gradient(const Parameter& parameter) const {
-    return read_doubles(storage_.view(parameter.gradient));
+    return read_doubles(storage().view(parameter.gradient));
   }
-  const ModelState& state() const { return state_; }
-  const Program& training_program() const { return *training_step_.program; }
-  const Program& logits_program() const { return *logits_step_.program; }
+  const ModelState& state() const { return session_.state(); }
+  const StateStorage& storage() const { return session_.storage(); }
 
   bool same_logits(const ReferenceRank& other) const {
     return !logits_step_.logits.valid() ||
@@ -270,9 +273,9 @@ class ReferenceRank {
   }
 
   bool same_state(const ReferenceRank& other) const {
-    for (int32_t i = 0; i < state_.table->size(); ++i) {
-      const TensorView mine = storage_.view(StateId{i});
-      const TensorView theirs = other.storage_.view(StateId{i});
+    for (int32_t i = 0; i < state().table->size(); ++i) {
+      const TensorView mine = storage().view(StateId{i});
+      const TensorView theirs = other.storage().view(StateId{i});
       const auto bytes = static_cast<size_t>(mine.shape.elements()) * size_of(mine.dtype);
       if (std::memcmp(mine.data, theirs.data, bytes) != 0) return false;
     }
@@ -281,12 +284,12 @@ class ReferenceRank {
 
  private:
   int32_t first_sequence() const {
-    return logits_step_.batch.batch * state_.part.dense().dp % batch_;
+    return logits_step_.batch.batch * session_.part().dense().dp % batch_;
   }
 
   // Of the rank's block of the vocabulary.
   int64_t first_token() const {
-    return state_.get(state_.model->head()).slice.ranges.front().front().begin;
+    return state().get(state().model->head()).slice.ranges.front().front().begin;
   }
 
   static void copy_routing(const Interpreter& from, const std::vector<ValueId>& recorded,
@@ -299,45 +302,41 @@ class ReferenceRank {
     }
   }
 
-  static InterpreterOptions interpreter_options(const RunOptions& options) {
-    return {.one_stream = options.ranks.ranks_per_gpu > 1};
-  }
-
-  static MemoryPlan plan(const Program& program, const RunOptions& options, int gpu) {
-    verify_program(program);
-    const DeviceTraits traits = traits_of(options.device, gpu);
-    MemoryPlan plan = options.oracle
-                          ? plan_oracle(program, options.ranks.threads, options.device, traits)
-                          : plan_memory(program, options.ranks.threads, options.device, traits);
-    verify_memory_plan(program, plan);
-    return plan;
-  }
-
   int32_t batch_;  // sequences of all ranks
-  ThreadPool pool_;
-  ModelState state_;
-  StateStorage storage_;
+  RankSession session_;
   InferenceStep logits_step_;
   TrainingStep training_step_;
+  MemoryPlan logits_plan_;  // until start()
+  MemoryPlan training_plan_;
   std::unique_ptr<Interpreter> logits_;
   std::unique_ptr<Interpreter> training_;
 };
 
 // One complete run of the reference's batch on all ranks, of which this process has some.
+// Construction allocates nothing that is large.
 class ReferenceRun {
  public:
-  ReferenceRun(const std::string& folder, const ModelConfig& config, const Reference& reference,
-               const RunOptions& options, ProcessGroup& group)
+  ReferenceRun(const ModelConfig& config, const Reference& reference, const RunOptions& options,
+               ProcessGroup& group)
       : group_(group) {
     for (const int32_t rank : group.own_ranks()) {
-      ranks_[rank] =
-          std::make_unique<ReferenceRank>(folder, config, reference, options, group, rank);
+      ranks_[rank] = std::make_unique<ReferenceRank>(config, reference, options, group, rank);
     }
-    const Layout& layout = options.ranks.layout->layout;
+  }
+
+  // Before any of `runs`, which are all that there will be, has started.
+  void check(const std::vector<ReferenceRun*>& runs) const {
     for_each_rank([&](int rank, const ReferenceRank& each) {
-      verify_collectives(group, rank, each.training_program(), layout);
-      verify_collectives(group, rank, each.logits_program(), layout);
+      uint64_t others = 0;
+      for (const ReferenceRun* run : runs) {
+        if (run != this) others += run->ranks_.at(rank)->planned_bytes();
+      }
+      each.check(others);
     });
+  }
+
+  void start(const std::string& folder, const ModelConfig& config, const Reference& reference) {
+    for (const auto& [rank, each] : ranks_) each->start(folder, config, reference);
   }
 
   void compute_logits() {
@@ -557,7 +556,7 @@ int32_t reference_sequence_length(const std::string& folder) {
 }
 
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
-                                     bool with_oracle, VerifyRanks ranks, Device device,
+                                     bool with_oracle, VerifyRanks ranks,
                                      const WorkReport& report) {
   ModelConfig config = read_hf_config(join_path(folder, "config.json"));
   // The reference loss is the cross-entropy alone.
@@ -572,36 +571,31 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   ranks.layout = std::make_shared<const RunLayout>(std::move(run_layout));
   std::optional<ThreadGroup> own_group;
   if (ranks.group == nullptr) {
-    ranks.group = &own_group.emplace(ranks.layout->layout.world_size(), ranks.limit);
+    ranks.group = &own_group.emplace(ranks.spec.ranks, ranks.spec.collective_timeout);
   }
   ProcessGroup& group = *ranks.group;
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
   require_accepted(check_layout(config, ranks.layout->layout, reference.sequence));
   check_ranks(reference, ranks.layout->layout, folder);
-  if (device == Device::cuda) {
-    run_ranks(group, [&](int rank) {
-      const int gpu = gpu_of_rank(&group, rank, ranks.ranks_per_gpu);
-      require_own_gpu(group, rank, gpu_identity(gpu), ranks.ranks_per_gpu);
-    });
-  }
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,
-                     .ranks = ranks,
-                     .device = device};
-  ReferenceRun run(folder, config, reference, options, group);
+                     .ranks = ranks};
+  ReferenceRun run(config, reference, options, group);
+  std::vector<ReferenceRun*> runs = {&run};
   std::unique_ptr<ReferenceRun> oracle;
   if (with_oracle) {
     options.oracle = true;
-    oracle = std::make_unique<ReferenceRun>(folder, config, reference, options, group);
+    oracle = std::make_unique<ReferenceRun>(config, reference, options, group);
+    runs.push_back(oracle.get());
   }
   std::unique_ptr<ReferenceRun> router;  // whose choice of experts is replayed
   if (replay) {
-    router = std::make_unique<ReferenceRun>(
-        folder, config, reference,
-        RunOptions{
-            .dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks, .device = device},
-        group);
+    options = {.dtype = DType::f32, .trace = RoutingTrace::recorded, .ranks = ranks};
+    router = std::make_unique<ReferenceRun>(config, reference, options, group);
+    runs.push_back(router.get());
   }
+  for (const ReferenceRun* each : runs) each->check(runs);
+  for (ReferenceRun* each : runs) each->start(folder, config, reference);
 
   const auto done = [&](size_t steps) {
     if (report) report(steps, 1 + reference.trajectory.size());

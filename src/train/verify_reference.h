@@ -6,15 +6,14 @@
 // grads/model.safetensors. Errors are UserErrors.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "base/device.h"
 #include "base/dtype.h"
 #include "base/work_report.h"
 #include "model/model_part.h"
+#include "options/device_options.h"
 #include "parallel/process_group.h"
 
 namespace troupe {
@@ -48,11 +47,9 @@ ReferenceTolerance reference_tolerance(DType compute_dtype);
 
 // The ranks that share a comparison.
 struct VerifyRanks {
-  std::shared_ptr<const RunLayout> layout = nullptr;  // null: one rank
-  ProcessGroup* group = nullptr;                      // of the layout's ranks; null: threads
-  int threads = 1;                                    // of each rank
-  std::chrono::milliseconds limit{10'000};            // of threads, see ProcessGroup
-  int32_t ranks_per_gpu = 1;                          // see gpu_of_rank()
+  DeviceSpec spec = {};
+  std::shared_ptr<const RunLayout> layout = nullptr;  // of spec.ranks ranks; null: one
+  ProcessGroup* group = nullptr;                      // of these ranks; null: threads
 };
 
 // Tokens of each sequence of a reference folder.
@@ -62,6 +59,8 @@ int32_t reference_sequence_length(const std::string& folder);
 // or of which the replicas would count different numbers of labels, are a bad request. Logits and
 // gradients are compared where they are: a tensor is put together from the slices of all ranks, and
 // of an element that several ranks hold the worst copy counts.
+//
+// What the ranks have no memory for is refused (does_not_fit) before any is taken.
 //
 // Where ranks are processes all must call it; only rank 0 gets differences, but `pass` is the same
 // everywhere.
@@ -75,6 +74,6 @@ int32_t reference_sequence_length(const std::string& folder);
 // `report` counts the logits, and each update, as one step.
 ReferenceComparison verify_reference(const std::string& folder, DType compute_dtype,
                                      bool with_oracle, VerifyRanks ranks,
-                                     Device device = Device::cpu, const WorkReport& report = {});
+                                     const WorkReport& report = {});
 
 }  // namespace troupe

@@ -46,8 +46,9 @@ class CudaReference : public ::testing::TestWithParam<Case> {};
 TEST_P(CudaReference, Agrees) {
   TROUPE_NEED_GPU();
   const DType dtype = GetParam().dtype;
-  const ReferenceComparison result = verify_reference(fixture_folder() + GetParam().fixture, dtype,
-                                                      /*with_oracle=*/true, {}, Device::cuda);
+  const ReferenceComparison result =
+      verify_reference(fixture_folder() + GetParam().fixture, dtype,
+                       /*with_oracle=*/true, {.spec = {.device = Device::cuda}});
   report(fmt::format(
       "reference {:<26} {:<4} {} logits {:.1e} loss {:.1e} gradients {:.1e} ({}) "
       "trajectory {:.1e} oracle {}",

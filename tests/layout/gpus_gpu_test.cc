@@ -494,10 +494,13 @@ void expect_reference(const ReferenceCase& c, bool nccl) {
   const int32_t ranks = c.layout.world_size;
   const auto run = std::make_shared<RunLayout>(*run_layout_of(layout));
   run->is_staged.fill(nccl);
-  const ReferenceComparison result = verify_reference(
-      folder, c.dtype, /*with_oracle=*/true,
-      {.layout = run, .limit = kPatient, .ranks_per_gpu = (ranks + gpu_count() - 1) / gpu_count()},
-      Device::cuda);
+  const ReferenceComparison result =
+      verify_reference(folder, c.dtype, /*with_oracle=*/true,
+                       {.spec = {.device = Device::cuda,
+                                 .ranks = ranks,
+                                 .ranks_per_gpu = (ranks + gpu_count() - 1) / gpu_count(),
+                                 .collective_timeout = kPatient},
+                        .layout = run});
   report(fmt::format(
       "reference {:<28}{} {} logits {:.1e} loss {:.1e} gradients {:.1e} ({}) "
       "trajectory {:.1e} oracle {}",

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "io/hf_config.h"
+#include "support/errors.h"
+#include "support/files.h"
 
 namespace troupe {
 namespace {
@@ -54,7 +58,8 @@ class ReferenceModel : public ::testing::TestWithParam<std::string> {
   static void expect_pass(DType dtype, int32_t ranks = 1) {
     const ReferenceComparison result =
         verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), dtype, /*with_oracle=*/true,
-                         {.layout = data_parallel_layout(GetParam(), ranks), .threads = 2});
+                         {.spec = {.ranks = ranks, .threads = 2 * ranks},
+                          .layout = data_parallel_layout(GetParam(), ranks)});
     EXPECT_TRUE(result.pass);
     EXPECT_TRUE(result.oracle_checked);
     EXPECT_TRUE(result.oracle_identical);
@@ -81,7 +86,7 @@ TEST_P(ReferenceModel, PassesInBf16) {
   };
   const ReferenceComparison result =
       verify_reference(TROUPE_FIXTURE_DIR "/hf/" + GetParam(), DType::bf16, /*with_oracle=*/true,
-                       {.threads = 2}, Device::cpu, report);
+                       {.spec = {.threads = 2}}, report);
   ASSERT_FALSE(steps.empty());
   EXPECT_EQ(steps.size(), steps.back() + 1) << "from none to all";
   EXPECT_TRUE(result.pass);
@@ -103,6 +108,25 @@ TEST_P(ReferenceModel, PassesOnTwoRanks) {
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, ReferenceModel, ::testing::ValuesIn(fixture_names()),
                          [](const auto& info) { return info.param; });
+
+// Before any weight is read: of the model there is no more than the configuration.
+TEST(VerifyReference, RefusesWhatTheMachineHasNoMemoryFor) {
+  const testing::TempFolder folder;
+  const std::string fixture = TROUPE_FIXTURE_DIR "/hf/llama_dense";
+  for (const char* name : {"/reference.safetensors", "/reference.json"}) {
+    std::filesystem::copy(fixture + name, folder.path() + name);
+  }
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(fixture + "/config.json"));
+  config["num_hidden_layers"] = 100;
+  config["intermediate_size"] = 16777216;
+  std::ofstream(folder.path() + "/config.json") << config;
+  const std::string message = testing::message_of(ExitStatus::does_not_fit, [&] {
+    verify_reference(folder.path(), DType::f32, /*with_oracle=*/true, {});
+  });
+  testing::expect_phrase(message, "TiB, this machine has ");
+  testing::expect_phrase(message, "\n  other runs ");
+  testing::expect_phrase(message, "Use more ranks, each with a part of the model");
+}
 
 }  // namespace
 }  // namespace troupe
