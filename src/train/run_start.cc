@@ -1,0 +1,366 @@
+#include "train/run_start.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+#include "data/make_tokenizer.h"
+#include "io/checkpoint.h"
+#include "io/hash.h"
+#include "io/hf_weights.h"
+#include "options/changed_options.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
+#include "options/schedule_options.h"
+#include "options/tokenizer_options.h"
+#include "train/data_sets.h"
+#include "train/initialize.h"
+#include "train/model_source.h"
+#include "train/rank_agreement.h"
+#include "train/work_progress.h"
+
+namespace troupe {
+namespace {
+
+// "runs/a/" is "runs/a".
+bool same_folder(const std::string& left, const std::string& right) {
+  const auto plain = [](const std::string& name) {
+    return (std::filesystem::path(name) / "").lexically_normal();
+  };
+  return plain(left) == plain(right);
+}
+
+// What tells the weights in a folder, of Hugging Face or of a run, from others.
+std::string describe_weights(const std::string& folder) {
+  const std::optional<std::string> path =
+      path_exists(join_path(folder, "config.json")) ? std::nullopt : find_checkpoint(folder);
+  if (path) return "one whose index has the xxh3 " + hash_to_hex(Checkpoint::open(*path).hash());
+  return "files with the sampled xxh3 " + hash_to_hex(sampled_weights_hash(folder));
+}
+
+}  // namespace
+
+RunStart::RunStart(const Options& options, const RankSession& session, const RunLog& log)
+    : options_(options), session_(session), log_(log) {
+  find_start();
+  describe_run();
+  step_options_ = training_step_options(options_, identity_.model);
+  layout_ =
+      std::make_shared<const RunLayout>(run_layout_of(options_, identity_.model, session.group()));
+  identity_.sequence = step_options_.sequence;
+  batch_sizes_ = make_batch_sizes(options_, identity_.sequence);
+  if (load_path_ && !options_.finetune) go_on();
+  // --use-checkpoint-opt_param-scheduler may have brought others than those of the options.
+  step_options_.decoupled_learning_rate = identity_.schedules.decoupled_learning_rate.has_value();
+  find_source();
+  find_last_step();
+  open_data();
+}
+
+void RunStart::find_start() {
+  if (options_.load.empty()) return;
+  std::vector<std::string> incomplete;
+  load_path_ = find_checkpoint(options_.load, options_.ckpt_step, &incomplete);
+  if (!load_path_ && has_checkpoint_folders(options_.load)) {
+    throw_failed(fmt::format(
+        "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
+        "move the folder away to start from the beginning.",
+        options_.load, incomplete.back()));
+  }
+  // A warning: the run goes on from an earlier step than its owner may think.
+  for (const std::string& line : incomplete) log_.warn(line);
+  if (load_path_) {
+    const Checkpoint checkpoint = Checkpoint::open(*load_path_);
+    stored_ = read_stored_run(checkpoint);
+    stored_hash_ = checkpoint.hash();
+    return;
+  }
+  if (!same_folder(options_.load, options_.save) || options_.exit_on_missing_checkpoint) {
+    throw_bad_request(
+        fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
+  }
+  log_.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
+}
+
+void RunStart::describe_run() {
+  const ModelConfig* base = nullptr;
+  if (options_.use_checkpoint_args && stored_) {
+    const RunIdentity& saved = stored_->identity;
+    const Options defaults;
+    base = &saved.model;
+    if (!options_.seq_length) options_.seq_length = saved.sequence;
+    if (options_.compute_dtype == defaults.compute_dtype) {
+      options_.compute_dtype = saved.compute_dtype;
+    }
+    if (options_.tokenizer_type == defaults.tokenizer_type && options_.tokenizer_model.empty()) {
+      options_.tokenizer_type = saved.tokenizer.type;
+      identity_.tokenizer = saved.tokenizer;
+    }
+  }
+  identity_.model = load_model_config(options_, base);
+  identity_.compute_dtype = options_.compute_dtype;
+  identity_.seed = static_cast<uint64_t>(options_.seed);
+  identity_.split = split_of(options_);
+  if (identity_.tokenizer.contents.empty()) {
+    identity_.tokenizer = read_tokenizer_of(options_);
+  }
+  identity_.schedules = make_schedules(options_);
+  Options saved = options_;
+  saved.quiet = false;  // of the terminal, not of the run
+  identity_.options_json = to_json(saved);
+}
+
+void RunStart::go_on() {
+  resumed_ = stored_;
+  require_same_run(*resumed_, identity_, *load_path_, options_.no_load_rng);
+  if (!resumed_->parts.optimizer && !options_.no_load_optim) {
+    throw_bad_request(fmt::format(
+        "{} was saved without the optimizer's state (--no-save-optim). Give --no-load-optim to go "
+        "on with a fresh optimizer, or --finetune to start a new run from its weights.",
+        *load_path_));
+  }
+  if (options_.use_checkpoint_opt_param_scheduler) {
+    identity_.schedules = resumed_->identity.schedules;
+  } else if (!options_.override_opt_param_scheduler) {
+    require_same_schedules(*resumed_, identity_.schedules, *load_path_);
+  }
+  position_ = resumed_->position;
+  if (options_.no_load_optim) position_.updates = position_.scheduled_samples = 0;
+  for (const std::string& line : changed_option_lines(resumed_->identity.options_json, options_)) {
+    if (line.starts_with("Warning")) {
+      log_.warn(line);
+    } else {
+      log_.say(line);
+    }
+  }
+}
+
+void RunStart::find_source() {
+  if (!load_path_) require_clear_weights(options_);
+  if (resumed_ && !resumed_->identity.source.is_empty()) {
+    identity_.source = resumed_->identity.source;
+    return;
+  }
+  identity_.source =
+      source_of_run(options_, identity_.tokenizer, options_.finetune ? load_path_ : std::nullopt);
+}
+
+void RunStart::find_last_step() {
+  if (options_.train_iters) {
+    last_step_ = *options_.train_iters;
+    return;
+  }
+  last_step_ = position_.step +
+               batch_sizes_.steps_between(position_.consumed_samples, *options_.train_samples);
+  if (last_step_ == 0) {
+    throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
+                                  *options_.train_samples, batch_sizes_.at(0)));
+  }
+}
+
+void RunStart::open_data() {
+  const auto tokenizer = make_tokenizer(identity_.tokenizer);
+  if (tokenizer->vocab_size() > identity_.model.vocab_size) {
+    throw_bad_request(
+        fmt::format("The {} tokenizer has {} ids, more than the model's vocabulary of {} "
+                    "(--vocab-size).",
+                    tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
+  }
+  if (options_.moe_router_ignore_padding && tokenizer->pad() < 0) {
+    throw_bad_request(
+        fmt::format("--moe-router-ignore-padding: the {} tokenizer has no token that stands for "
+                    "padding. Name one with a pad_token, or leave the option out.",
+                    tokenizer->name()));
+  }
+  const DataSets data =
+      open_run_data(options_, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
+  identity_.data = fingerprint(data);
+  // Ranks of one process read the same files; one of them is enough.
+  const ProcessGroup* const group = session_.group();
+  hasher_ = std::make_unique<DataHasher>(
+      data.sets, group == nullptr || session_.rank() == group->own_ranks().front());
+  identity_.data_hashes = hasher_->hashes();
+  for (const auto& set : data.sets) data_prefixes_.push_back(set->prefix());
+  if (resumed_ && resumed_->identity.data != identity_.data) {
+    log_.warn(
+        fmt::format("Warning: the run goes on with other data. Until now: {}. From here on: {}.",
+                    resumed_->identity.data, identity_.data));
+  }
+  require_data_of_checkpoint();
+  const SampleOptions samples{.split = Split::train,
+                              .sequence_length = identity_.sequence,
+                              .seed = identity_.seed,
+                              .vocab_size = identity_.model.vocab_size,
+                              .eod = tokenizer->eod(),
+                              .pad = tokenizer->pad(),
+                              .eod_mask_loss = options_.eod_mask_loss,
+                              .reset_attention_mask = options_.reset_attention_mask,
+                              .progress = [this](const std::string& line) { log_.say(line); }};
+  training_data_ = order_training_data(data, samples);
+  const bool evaluates = options_.eval_interval && options_.eval_iters > 0;
+  if (evaluates) evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
+}
+
+void RunStart::require_data_of_checkpoint() const {
+  if (!resumed_ || options_.allow_changed_data) return;
+  require_same_data(*resumed_, identity_, data_prefixes_, *load_path_);
+}
+
+void RunStart::finish_hashing() {
+  if (hasher_ == nullptr) return;
+  identity_.data_hashes = hasher_->hashes();
+  hasher_.reset();
+  RankFacts facts;
+  for (size_t i = 0; i < data_prefixes_.size(); ++i) {
+    const DataHash& hash = identity_.data_hashes[i];
+    if (hash.full)
+      facts.push_back({"the data set " + data_prefixes_[i], "one of " + hash.describe()});
+  }
+  require_same_facts(session_.group(), session_.rank(), facts);
+  require_data_of_checkpoint();
+}
+
+int64_t RunStart::needed_samples() const {
+  // As Megatron does: the order is made for the samples asked for, also where whole batches are
+  // fewer.
+  if (options_.train_samples) return std::max(*options_.train_samples, position_.consumed_samples);
+  // Where a run's length is in steps, they have one size.
+  const int64_t step_samples = batch_sizes_.largest();
+  const int64_t steps = std::max<int64_t>(0, last_step_ - position_.step);
+  if (steps > (kMostSamples - position_.consumed_samples) / step_samples) {
+    throw_bad_request(
+        fmt::format("--train-iters {}: that many steps take more than the {} sequences "
+                    "that a run may take.",
+                    last_step_, kMostSamples));
+  }
+  return position_.consumed_samples + steps * step_samples;
+}
+
+std::unique_ptr<SampleSource> RunStart::order_training_data(const DataSets& data,
+                                                            SampleOptions options) {
+  const int64_t needed = needed_samples();
+  if (resumed_) {
+    const int64_t ordered = resumed_->identity.ordered_samples;
+    options.num_samples = identity_.ordered_samples = ordered;
+    options.num_read = needed;
+    auto source = make_source(data, split_of(options_), options);
+    if (source->num_samples() >= needed) {
+      if (needed != ordered) {
+        log_.say(
+            fmt::format("The run now ends after {} samples instead of {}. The order of "
+                        "its data is kept: it holds {}.",
+                        needed, ordered, source->num_samples()));
+      }
+      return source;
+    }
+    log_.warn(fmt::format(
+        "Warning: the run now takes {} samples, and the order of its data, made for {}, holds {}. "
+        "It goes on in an order made for {}, from sample {} on: some of what it has read comes "
+        "again, and some is passed over.",
+        needed, ordered, source->num_samples(), needed, position_.consumed_samples));
+  }
+  options.num_samples = identity_.ordered_samples = needed;
+  options.num_read = 0;
+  return make_source(data, split_of(options_), options);
+}
+
+void RunStart::require_same_files() const {
+  if (session_.group() == nullptr) return;
+  RankFacts facts = {{"the position in the data", std::to_string(position_.consumed_samples)}};
+  if (stored_) {
+    facts.push_back({"the checkpoint in " + *load_path_,
+                     "one whose index has the xxh3 " + hash_to_hex(stored_hash_)});
+  } else if (!options_.pretrained_checkpoint.empty()) {
+    facts.push_back(
+        {"what lies in --pretrained-checkpoint", describe_weights(options_.pretrained_checkpoint)});
+  }
+  const auto add_data = [&](const std::string& prefix, DataHash hash) {
+    hash.full.reset();  // which ranks may know already
+    facts.push_back({"the data set " + prefix, "one of " + hash.describe()});
+  };
+  for (size_t i = 0; i < data_prefixes_.size(); ++i) {
+    add_data(data_prefixes_[i], identity_.data_hashes[i]);
+  }
+  for (const EvaluationSet& set : evaluation_sets_) {
+    for (const auto& file : set.files) add_data(file->prefix(), sampled_hash(*file));
+  }
+  require_same_facts(session_.group(), session_.rank(), facts);
+}
+
+void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
+  if (load_path_)
+    return load_checkpoint(*load_path_, /*resume=*/!options_.finetune, session, saver);
+  if (options_.pretrained_checkpoint.empty()) {
+    initialize_parameters(session.state(), session.storage(), identity_.seed, session.pool());
+    return;
+  }
+  const std::string& pretrained = options_.pretrained_checkpoint;
+  if (path_exists(join_path(pretrained, "config.json"))) {
+    WorkProgress progress(log_.is_quiet(), "loading " + pretrained);
+    load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
+                    progress.report());
+    log_.say("Weights from " + pretrained + ".");
+    const bool by_bytes =
+        identity_.tokenizer.type == "byte" && !was_given(options_, "tokenizer-type");
+    if (by_bytes && path_exists(join_path(pretrained, "tokenizer.json"))) {
+      log_.say(
+          fmt::format("The data are read as bytes, though {0} has a tokenizer: give "
+                      "--tokenizer-type HuggingFaceTokenizer --tokenizer-model {0} if "
+                      "they were made with it.",
+                      pretrained));
+    }
+    return;
+  }
+  std::vector<std::string> incomplete;
+  const auto path = find_checkpoint(pretrained, std::nullopt, &incomplete);
+  if (!path && !incomplete.empty()) {
+    throw_failed(
+        fmt::format("--pretrained-checkpoint {}: none of its checkpoints is complete, the last "
+                    "because of: {}",
+                    pretrained, incomplete.back()));
+  }
+  if (!path) {
+    throw_bad_request(
+        fmt::format("--pretrained-checkpoint {}: neither a Hugging Face model "
+                    "(config.json) nor a run with a complete checkpoint.",
+                    pretrained));
+  }
+  if (const std::string damage = passed_over(pretrained, *path, incomplete); !damage.empty()) {
+    log_.warn(fmt::format("Warning: --pretrained-checkpoint {}", damage));
+  }
+  load_checkpoint(*path, /*resume=*/false, session, saver);
+}
+
+void RunStart::load_checkpoint(const std::string& path, bool resume, const RankSession& session,
+                               RunSaver& saver) const {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  const StoredRun stored = read_stored_run(checkpoint);
+  if (resume && same_folder(options_.load, options_.save)) {
+    saver.go_on_from(position_.step, stored.parts.by_clock);
+    // The run may have died between saving its best checkpoint and marking it.
+    if (session.leads() && options_.save_best && position_.best_step == position_.step &&
+        position_.step > 0) {
+      mark_best_checkpoint(options_.save, position_.step);
+    }
+  }
+  WorkProgress progress(log_.is_quiet(), "loading " + path);
+  if (resume) {
+    const bool with_optimizer = !options_.no_load_optim;
+    load_training_state(checkpoint, identity_.model, session.state(), session.storage(),
+                        progress.report(), with_optimizer);
+    if (!with_optimizer) reset_optimizer(session.state(), session.storage(), /*masters_too=*/true);
+  } else {
+    load_checkpoint_weights(checkpoint, stored.identity.compute_dtype, identity_.model,
+                            session.state(), session.storage(), progress.report());
+    reset_optimizer(session.state(), session.storage(), /*masters_too=*/false);
+  }
+  progress.clear();
+  log_.say(fmt::format("Loaded {} (step {}{}).", path, stored.position.step,
+                       !resume                  ? ", weights only"
+                       : options_.no_load_optim ? ", with a fresh optimizer"
+                                                : ""));
+}
+
+}  // namespace troupe

@@ -1,0 +1,101 @@
+// How a training run starts: from options, and from the checkpoint that --load means, to what the
+// run is, where it begins and ends, the data that it reads and the weights that it has.
+//
+// Construction reads what the checkpoint says and opens the data; it allocates nothing large. Every
+// rank has a RunStart; what says "all ranks" is called by all of them at once. Borrows all
+// arguments. One thread. Errors are UserErrors that name the flag or the file.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "options/options.h"
+#include "options/schedules.h"
+#include "passes/step_programs.h"
+#include "train/data_hash.h"
+#include "train/data_sets.h"
+#include "train/evaluation.h"
+#include "train/rank_session.h"
+#include "train/run_log.h"
+#include "train/run_saver.h"
+#include "train/training_checkpoint.h"
+
+namespace troupe {
+
+class RunStart {
+ public:
+  RunStart(const Options& options, const RankSession& session, const RunLog& log);
+
+  // Those of the run: with what --use-checkpoint-args takes from the checkpoint.
+  const Options& options() const { return options_; }
+  const RunIdentity& identity() const { return identity_; }
+  const TrainingPosition& position() const { return position_; }  // where the run begins
+  int64_t last_step() const { return last_step_; }
+  const BatchSizeSchedule& batch_sizes() const { return batch_sizes_; }
+  // What the whole run takes, in samples: what was consumed before, and the steps still to do.
+  int64_t needed_samples() const;
+  std::shared_ptr<const RunLayout> layout() const { return layout_; }
+  const TrainingStepOptions& largest_step() const { return step_options_; }
+
+  const std::vector<std::string>& data_prefixes() const { return data_prefixes_; }
+  const SampleSource& training_data() const { return *training_data_; }
+  // None in a run that does not evaluate.
+  const std::vector<EvaluationSet>& evaluation_sets() const { return evaluation_sets_; }
+
+  // All ranks, before anything is allocated: refuses ranks with other data or weights.
+  void require_same_files() const;
+
+  // Fills the state, which is allocated: from the checkpoint, from --pretrained-checkpoint, or with
+  // initial values. `saver` hears from which checkpoint of its own folder the run goes on.
+  void load_weights(RankSession& session, RunSaver& saver) const;
+
+  // Large data are hashed in full while the run goes on. Once no rank is_hashing(), all ranks
+  // compare what they have read, and refuse what the checkpoint's run was not trained on.
+  bool is_hashing() const { return hasher_ != nullptr && !hasher_->is_done(); }
+  void finish_hashing();
+
+ private:
+  // Where --load points.
+  void find_start();
+  // What the run is, by the options, or with --use-checkpoint-args by the checkpoint.
+  void describe_run();
+  // From the checkpoint on; refuses what is not this run.
+  void go_on();
+  // Where the model comes from, for `troupe convert`. Refuses random weights that may not be meant.
+  void find_source();
+  // From the position on, by --train-iters or --train-samples.
+  void find_last_step();
+  void open_data();
+  // Refuses contents that the checkpoint's run was not trained on, as far as hashes are known.
+  void require_data_of_checkpoint() const;
+  // The training samples in an order for the whole run, or, in a run that goes on, in the order
+  // that it had, as long as that holds enough of them.
+  std::unique_ptr<SampleSource> order_training_data(const DataSets& data, SampleOptions options);
+  // `resume`: go on with the saved run; otherwise take its weights for a new one.
+  void load_checkpoint(const std::string& path, bool resume, const RankSession& session,
+                       RunSaver& saver) const;
+
+  Options options_;
+  const RankSession& session_;
+  const RunLog& log_;
+  RunIdentity identity_;
+  TrainingPosition position_;
+  int64_t last_step_ = 0;
+  BatchSizeSchedule batch_sizes_;
+  std::shared_ptr<const RunLayout> layout_;
+  TrainingStepOptions step_options_;
+  std::optional<std::string> load_path_;  // the checkpoint that --load means
+  std::optional<StoredRun> stored_;       // what it says
+  uint64_t stored_hash_ = 0;
+  std::optional<StoredRun> resumed_;  // the same, if the run goes on from it
+
+  std::vector<std::string> data_prefixes_;
+  std::unique_ptr<DataHasher> hasher_;  // until all hashes are complete
+  std::unique_ptr<SampleSource> training_data_;
+  std::vector<EvaluationSet> evaluation_sets_;
+};
+
+}  // namespace troupe

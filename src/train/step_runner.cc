@@ -1,0 +1,218 @@
+#include "train/step_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+#include "plan/kernel_variants.h"
+#include "runtime/device_memory.h"
+#include "train/rank_profile.h"
+
+namespace troupe {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+bool is_finite(const TensorView& view) {
+  const auto finite = [&](const auto* values) {
+    return std::all_of(values, values + view.shape.elements(),
+                       [](auto value) { return std::isfinite(value); });
+  };
+  return view.dtype == DType::f64 ? finite(view.as<double>()) : finite(view.as<float>());
+}
+
+}  // namespace
+
+StepRunner::StepRunner(const Options& options, const RunIdentity& identity,
+                       const TrainingStepOptions& step, const SampleSource& data,
+                       RankSession& session, const RunLog& log)
+    : options_(options),
+      identity_(identity),
+      session_(session),
+      log_(log),
+      feed_(data),
+      step_options_(step) {}
+
+void StepRunner::measure_limits() {
+  if (options_.profile) {
+    profile_limits_ = measure_limits_of_rank(session_, identity_.compute_dtype);
+  }
+}
+
+void StepRunner::build(int32_t batch_size) {
+  step_options_.micro_batches = batch_size / (options_.micro_batch_size * session_.layout().dp());
+  step_ = build_training_step(identity_.model, session_.state(), step_options_);
+  plan_ = session_.plan(*step_.program, options_.oracle);
+  batch_size_ = batch_size;
+}
+
+void StepRunner::prepare(int32_t batch_size) {
+  if (interpreter_ != nullptr && batch_size_ == batch_size) return;
+  if (interpreter_ != nullptr) {
+    log_.say(fmt::format("global batch size {} instead of {}", batch_size, batch_size_));
+  }
+  // The memory of one step is freed before that of the next is taken.
+  interpreter_.reset();
+  if (batch_size_ != batch_size) {
+    build(batch_size);
+    session_.check_collectives(*step_.program);
+  }
+  interpreter_ = session_.interpreter(
+      *step_.program, plan_,
+      {.capture = session_.spec().capture_graphs, .profile = options_.profile});
+}
+
+StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
+  prepare(samples);
+  const auto start = std::chrono::steady_clock::now();
+  StepMetrics metrics;
+  metrics.batch_size = samples;
+  write_batch(position);
+  metrics.data_time_s = seconds_since(start);
+  write_rates(position, metrics);
+  if (is_profiled(options_, position.step + 1)) {
+    profile(position.step + 1);
+  } else {
+    interpreter_->run();
+  }
+  metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
+  advance(position, metrics);
+  read_metrics(metrics);
+  read_layer_metrics(metrics);
+  metrics.step_time_s = seconds_since(start);
+  metrics.tokens_per_s =
+      static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
+  metrics.tflops_per_gpu = session_.state().model->training_flops(identity_.sequence) *
+                           static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
+                           1e12;
+  metrics.peak_bytes = session_.device() == Device::cuda ? DeviceMemory::peak_allocated_bytes()
+                                                         : Arena::peak_allocated_bytes();
+  return metrics;
+}
+
+void StepRunner::write_batch(const TrainingPosition& position) {
+  for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
+    const int64_t number = session_.part().global_micro_batch(static_cast<int32_t>(i));
+    feed_.write(*interpreter_, step_.micro_batches[i],
+                position.consumed_samples + number * options_.micro_batch_size);
+  }
+}
+
+void StepRunner::write_rates(const TrainingPosition& position, StepMetrics& metrics) const {
+  const int64_t samples = position.scheduled_samples + metrics.batch_size;
+  const Schedules& schedules = identity_.schedules;
+  metrics.lr = schedules.learning_rate.at(samples);
+  metrics.weight_decay = schedules.weight_decay.at(samples);
+  *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
+  if (schedules.decoupled_learning_rate) {
+    *interpreter_->view(step_.decoupled_learning_rate).as<double>() =
+        schedules.decoupled_learning_rate->at(samples);
+  }
+  *interpreter_->view(step_.weight_decay).as<double>() = metrics.weight_decay;
+  *interpreter_->view(step_.update_number).as<int64_t>() = position.updates + 1;
+  if (step_.step_number.valid()) {
+    *interpreter_->view(step_.step_number).as<int64_t>() = position.step;
+  }
+}
+
+void StepRunner::advance(TrainingPosition& position, StepMetrics& metrics) const {
+  position.step += 1;
+  position.consumed_samples += metrics.batch_size;
+  if (metrics.skipped) {
+    position.skipped_in_row += 1;
+  } else {
+    position.skipped_in_row = 0;
+    position.updates += 1;
+    position.scheduled_samples += metrics.batch_size;
+  }
+  metrics.step = position.step;
+  metrics.tokens = position.consumed_samples * identity_.sequence;
+}
+
+void StepRunner::read_metrics(StepMetrics& metrics) const {
+  metrics.loss = *interpreter_->view(step_.loss).as<double>();
+  metrics.grad_norm = *interpreter_->view(step_.grad_norm).as<double>();
+  if (step_.zero_gradients.valid()) {
+    metrics.num_zeros =
+        static_cast<int64_t>(*interpreter_->view(step_.zero_gradients).as<double>());
+  }
+  if (step_.squared_parameter_norm.valid()) {
+    metrics.params_norm = std::sqrt(*interpreter_->view(step_.squared_parameter_norm).as<double>());
+  }
+}
+
+void StepRunner::profile(int64_t step) {
+  StepProfile seen(*step_.program,
+                   session_.device() == Device::cuda
+                       ? variants_of_operations(*step_.program, device_traits(session_.gpu()))
+                       : std::vector<std::string>());
+  add_profiled_run(*interpreter_, session_, seen);
+  const std::vector<int32_t> ranks = profiled_ranks(options_);
+  const std::vector<std::string> tables =
+      gather_from(session_, ranks, describe_profile(seen, profile_limits_));
+  for (size_t i = 0; i < tables.size(); ++i) {
+    log_.say(options_.ranks == 1 ? tables[i] : fmt::format("Rank {}\n{}", ranks[i], tables[i]));
+  }
+  const WrittenTimelines written =
+      write_timelines(session_, options_.profile_dir, step, ranks, seen);
+  if (written.fault.empty()) {
+    log_.say(written.note);
+  } else {
+    log_.warn(fmt::format("Warning: the timeline of step {} could not be written: {}", step,
+                          written.fault));
+  }
+}
+
+std::string StepRunner::non_finite_gradients() const {
+  const std::vector<ParameterSpec>& all = session_.state().model->parameters();
+  constexpr size_t kBits = 64;
+  std::vector<uint64_t> found((all.size() + kBits - 1) / kBits);
+  session_.storage().gradients_to_host();
+  for (const Parameter& parameter : session_.state().parameters) {
+    if (is_finite(session_.storage().view(parameter.gradient))) continue;
+    const size_t number = parameter.number();
+    found[number / kBits] |= uint64_t{1} << number % kBits;
+  }
+  for (uint64_t& bits : found) {
+    for (const uint64_t other : session_.exchange(bits)) bits |= other;
+  }
+  constexpr int kNamed = 3;
+  std::string text;
+  int count = 0;
+  for (const ParameterSpec& parameter : all) {
+    const size_t number = parameter.number();
+    if ((found[number / kBits] >> number % kBits & 1) == 0) continue;
+    if (++count > kNamed) continue;
+    text += (text.empty() ? "" : ", ") + parameter.full_name();
+  }
+  // Each may be finite and the sum of their squares not.
+  if (count == 0) return "the sum of all";
+  return count > kNamed ? fmt::format("{} and {} more", text, count - kNamed) : text;
+}
+
+void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
+  const auto read = [&](ValueId id) { return *interpreter_->view(id).as<double>(); };
+  for (const LayerMetrics& layer : step_.layers) {
+    RouterMetrics router;
+    router.layer = layer.layer;
+    const TensorView counts = interpreter_->view(layer.counts);
+    for (int64_t i = 0; i < counts.shape.elements(); ++i) {
+      router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
+    }
+    const int64_t tokens = layer.tokens.valid() ? static_cast<int64_t>(read(layer.tokens))
+                                                : int64_t{batch_size_} * identity_.sequence;
+    router.slots = tokens * identity_.model.moe_router_topk;
+    router.entropy = read(layer.entropy);
+    for (const LayerMetrics::Loss& loss : layer.losses) {
+      router.losses.push_back({name_of(loss.kind), read(loss.value)});
+    }
+    metrics.layers.push_back(std::move(router));
+  }
+}
+
+}  // namespace troupe

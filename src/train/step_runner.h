@@ -1,0 +1,78 @@
+// Runs the steps of a training run, one by one: builds and plans the program, writes the batch into
+// it, and reads what it measured. Where the global batch grows in the course of the run, the
+// largest step is planned first, and another program is built when its size is due; all of them
+// work on the state of the session.
+//
+// Borrows all arguments. One thread per rank; all ranks run the same step at once. Errors are
+// UserErrors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "options/options.h"
+#include "passes/step_programs.h"
+#include "runtime/interpreter.h"
+#include "train/batch_feed.h"
+#include "train/metrics_log.h"
+#include "train/rank_session.h"
+#include "train/run_identity.h"
+#include "train/run_log.h"
+#include "train/step_profile.h"
+
+namespace troupe {
+
+class StepRunner {
+ public:
+  // `step`: of the run's largest batch.
+  StepRunner(const Options& options, const RunIdentity& identity, const TrainingStepOptions& step,
+             const SampleSource& data, RankSession& session, const RunLog& log);
+
+  // Builds, verifies and plans the step for a global batch of this size, on the state that the
+  // session has declared. Allocates nothing large.
+  void build(int32_t batch_size);
+
+  // Of the step that was built last.
+  const Program& program() const { return *step_.program; }
+  const MemoryPlan& plan() const { return plan_; }
+  int32_t batch_size() const { return batch_size_; }  // samples of all ranks
+
+  // All ranks, before the session allocates memory, which the measurement needs, too: with
+  // --profile what a rank can do at best.
+  void measure_limits();
+
+  // Runs the next step, of `samples` samples, and moves `position` on.
+  StepMetrics run(TrainingPosition& position, int32_t samples);
+
+  // The parameters whose gradients are not all finite after a step, on any rank, for a person: the
+  // first ones by name. All ranks must ask.
+  std::string non_finite_gradients() const;
+
+ private:
+  // The program for this size is ready to run.
+  void prepare(int32_t batch_size);
+  void write_batch(const TrainingPosition& position);
+  // Learning rates, weight decay, and the numbers of update and step.
+  void write_rates(const TrainingPosition& position, StepMetrics& metrics) const;
+  void advance(TrainingPosition& position, StepMetrics& metrics) const;
+  void read_metrics(StepMetrics& metrics) const;
+  // In place of the interpreter's run(), on all ranks: those of --profile-ranks write the timeline
+  // of step number `step`, and it is printed where their time went.
+  void profile(int64_t step);
+  void read_layer_metrics(StepMetrics& metrics) const;
+
+  const Options& options_;
+  const RunIdentity& identity_;
+  RankSession& session_;
+  const RunLog& log_;
+  BatchFeed feed_;
+  TrainingStepOptions step_options_;
+  TrainingStep step_;
+  int32_t batch_size_ = 0;  // of step_
+  MemoryPlan plan_;
+  std::unique_ptr<Interpreter> interpreter_;
+  ProfileLimits profile_limits_;  // with --profile, of a rank
+};
+
+}  // namespace troupe
