@@ -17,6 +17,7 @@
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/run_spec.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
 #include "train/initialize.h"
@@ -213,7 +214,8 @@ double BenchRank::time_step() {
 }
 
 void BenchRank::profile_step() {
-  profiled_ = profiled_ranks(options_);
+  const ProfileSpec spec = profile_spec_of(options_);
+  profiled_ = spec.ranks_or({0});
   if (!is_profiled()) return;
   profile_ = std::make_unique<StepProfile>(
       *step_.program, on_gpu()
@@ -225,10 +227,10 @@ void BenchRank::profile_step() {
   }
   tables_ = gather_from(session_, profiled_, describe_profile(*profile_, limits_, options_.op));
   profiles_ = gather_from(session_, profiled_, profile_json().dump());
-  if (!options_.profile) return;
-  const std::vector<int32_t> timelines = profiled_ranks(options_, ranks_below(options_.ranks));
+  if (!spec.enabled) return;
+  const std::vector<int32_t> timelines = spec.ranks_or(ranks_below(options_.ranks));
   const WrittenTimelines written =
-      write_timelines(session_, options_.profile_dir, /*step=*/1, timelines, *profile_);
+      write_timelines(session_, spec.folder, /*step=*/1, timelines, *profile_);
   if (!written.fault.empty()) throw_failed(written.fault);
   if (session_.leads()) fmt::print(stderr, "{}\n", written.note);
 }
@@ -366,7 +368,7 @@ void BenchRank::run() {
 
 ExitStatus run_bench(const Options& options, ProcessGroup* processes) {
   end_at_once_when_interrupted(/*quiet=*/!leads(processes));
-  profiled_ranks(options);  // refuses ranks that there are not
+  profile_spec_of(options);  // refuses ranks that there are not
   const ModelConfig config = load_model_config(options);
   const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));
   run_all_ranks(

@@ -10,15 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "options/run_spec.h"
 #include "train/metrics_log.h"
 
 namespace troupe {
-
-struct RoutingThresholds {
-  double load_imbalance = 0;  // warn above this largest load / mean load; 0: never
-  double dead_experts = 0;    // warn above this share of experts without any row; 0: never
-  double router_entropy = 0;  // warn below this share of the largest possible entropy; 0: never
-};
 
 class RoutingWatch {
  public:

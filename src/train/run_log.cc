@@ -13,12 +13,8 @@
 
 namespace troupe {
 
-RunLog::RunLog(const Options& options, bool leads)
-    : options_(options),
-      leads_(leads),
-      routing_watch_({.load_imbalance = options.warn_load_imbalance,
-                      .dead_experts = options.warn_dead_experts,
-                      .router_entropy = options.warn_router_entropy}) {}
+RunLog::RunLog(const ReportSpec& spec, bool leads)
+    : spec_(spec), leads_(leads), routing_watch_(spec.routing) {}
 
 void RunLog::say(const std::string& text) const {
   if (!is_quiet()) print(text);
@@ -33,26 +29,24 @@ void RunLog::print(const std::string& text) const {
   std::fprintf(stderr, "%s\n", wrap_for_terminal(text, STDERR_FILENO, 2).c_str());
 }
 
-void RunLog::open(RunHeader header, const Options& options, const ProgressOptions& progress) {
+void RunLog::open(const std::string& folder, RunHeader header, const std::string& options,
+                  const ProgressOptions& progress) {
   // A run from the beginning also evaluates step 0 again.
   const int64_t last_kept = header.step > 0 ? header.step : -1;
-  if (leads_ && !options.save.empty()) {
+  if (leads_ && !folder.empty()) {
     const Disk disk;
-    disk.make_directories(options.save);
-    header.options_file = join_path(options.save, "options.toml");
+    disk.make_directories(folder);
+    header.options_file = join_path(folder, "options.toml");
     const std::string temporary = header.options_file + ".tmp";
-    disk.write_file(temporary, to_toml(options));
+    disk.write_file(temporary, options);
     disk.rename(temporary, header.options_file);
-    metrics_ = std::make_unique<MetricsLog>(join_path(options.save, "metrics.jsonl"), last_kept,
+    metrics_ = std::make_unique<MetricsLog>(join_path(folder, "metrics.jsonl"), last_kept,
                                             [this](const std::string& line) { warn(line); });
     header.host = host_name();
-    header.device = value_text(options, "device");
-    header.ranks = options.ranks;
-    header.model = options.model;
     metrics_->header(header);
   }
-  if (leads_ && !options.tensorboard_dir.empty()) {
-    tensorboard_ = std::make_unique<TensorboardWriter>(options.tensorboard_dir, last_kept + 1);
+  if (leads_ && !spec_.tensorboard_folder.empty()) {
+    tensorboard_ = std::make_unique<TensorboardWriter>(spec_.tensorboard_folder, last_kept + 1);
   }
   progress_ = std::make_unique<Progress>(progress);
 }
@@ -79,10 +73,10 @@ void RunLog::step(const StepMetrics& metrics, bool logged) {
   for (const RouterMetrics::Loss& loss : metrics.losses()) {
     scalars.push_back({loss.name, loss.value});
   }
-  if (options_.log_memory_to_tensorboard) {
+  if (spec_.memory_curve) {
     scalars.push_back({"mem-max-allocated-bytes", static_cast<double>(metrics.peak_bytes)});
   }
-  if (options_.log_timers_to_tensorboard) {
+  if (spec_.timer_curves) {
     scalars.push_back({"batch-generator-time", metrics.data_time_s});
     scalars.push_back(
         {"forward-backward-optimizer-time", metrics.step_time_s - metrics.data_time_s});
@@ -95,7 +89,7 @@ void RunLog::step(const StepMetrics& metrics, bool logged) {
 }
 
 void RunLog::watch_gradients(const StepMetrics& metrics) {
-  if (!options_.check_for_large_grads) return;
+  if (!spec_.watch_gradients) return;
   const std::string line = gradient_watch_.look(metrics.step, metrics.grad_norm);
   if (!line.empty()) warn(line);
 }
@@ -113,13 +107,13 @@ void RunLog::evaluation(int64_t step, std::vector<EvaluationResult> results, dou
   }
   std::vector<TensorboardWriter::Scalar> scalars;
   for (size_t i = 0; i < results.size(); ++i) scalars.push_back({tags[i], results[i].loss});
-  if (options_.log_timers_to_tensorboard) scalars.push_back({"evaluate-time", seconds});
+  if (spec_.timer_curves) scalars.push_back({"evaluate-time", seconds});
   write_curves(step, scalars);
   last_evaluation_ = std::move(results);
 }
 
 void RunLog::saved(int64_t step, double seconds) {
-  if (!options_.log_timers_to_tensorboard) return;
+  if (!spec_.timer_curves) return;
   const std::vector<TensorboardWriter::Scalar> timers = {{"save-checkpoint-time", seconds}};
   write_curves(step, timers);
 }
@@ -135,7 +129,7 @@ void RunLog::write_curves(int64_t step, std::span<const TensorboardWriter::Scala
 }
 
 void RunLog::print_json(const RunSummary& summary, const StepMetrics& metrics) const {
-  if (!leads_ || !options_.json) return;
+  if (!leads_ || !spec_.json) return;
   using nlohmann::ordered_json;
   const bool stepped = metrics.step > 0;  // a finished run that is started again does no step
   const auto of_last_step = [&](double value) {
@@ -160,7 +154,7 @@ void RunLog::print_json(const RunSummary& summary, const StepMetrics& metrics) c
   for (const EvaluationResult& result : last_evaluation_) {
     if (!result.name.empty()) document["val_loss/" + result.name] = result.loss;
   }
-  document["save"] = options_.save.empty() ? ordered_json() : ordered_json(options_.save);
+  document["save"] = summary.folder.empty() ? ordered_json() : ordered_json(summary.folder);
   const int64_t saved = summary.saved_step;
   document["saved_step"] = saved < 0 ? ordered_json() : ordered_json(saved);
   fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "io/tensorboard.h"
-#include "options/options.h"
+#include "options/run_spec.h"
 #include "train/gradient_watch.h"
 #include "train/metrics_log.h"
 #include "train/progress.h"
@@ -30,22 +30,24 @@ struct RunSummary {
   int64_t parameters = 0;
   int64_t active_parameters = 0;
   double seconds = 0;
+  std::string folder = {};  // --save; empty: none
   int64_t saved_step = -1;  // -1: nothing was saved
 };
 
 class RunLog {
  public:
-  // `leads`: of rank 0. Borrows the options.
-  RunLog(const Options& options, bool leads);
+  // `leads`: of rank 0.
+  RunLog(const ReportSpec& spec, bool leads);
 
-  bool is_quiet() const { return options_.quiet || !leads_; }
+  bool is_quiet() const { return spec_.quiet || !leads_; }
   // A line for a person, and one that is printed also when quiet.
   void say(const std::string& text) const;
   void warn(const std::string& text) const;
 
-  // Opens the files of a run that begins after header.step; they keep no line of later steps. What
-  // the header says of options and device comes from `options`, those that the run has.
-  void open(RunHeader header, const Options& options, const ProgressOptions& progress);
+  // Opens the files of a run that begins after header.step, in `folder` (empty: none); they keep no
+  // line of later steps. `options`: all of the run, for options.toml.
+  void open(const std::string& folder, RunHeader header, const std::string& options,
+            const ProgressOptions& progress);
 
   // After each step, logged or not.
   void step(const StepMetrics& metrics, bool logged);
@@ -65,7 +67,7 @@ class RunLog {
   // To TensorBoard, if there is any and it can be written.
   void write_curves(int64_t step, std::span<const TensorboardWriter::Scalar> scalars);
 
-  const Options& options_;
+  ReportSpec spec_;
   bool leads_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<TensorboardWriter> tensorboard_;

@@ -42,8 +42,9 @@ std::string describe_weights(const std::string& folder) {
 
 }  // namespace
 
-RunStart::RunStart(const Options& options, const RankSession& session, const RunLog& log)
-    : options_(options), session_(session), log_(log) {
+RunStart::RunStart(const Options& options, const RunSpec& spec, const RankSession& session,
+                   const RunLog& log)
+    : options_(options), spec_(spec), session_(session), log_(log) {
   find_start();
   describe_run();
   step_options_ = training_step_options(options_, identity_.model);
@@ -148,15 +149,15 @@ void RunStart::find_source() {
 }
 
 void RunStart::find_last_step() {
-  if (options_.train_iters) {
-    last_step_ = *options_.train_iters;
+  if (spec_.length.steps) {
+    last_step_ = *spec_.length.steps;
     return;
   }
   last_step_ = position_.step +
-               batch_sizes_.steps_between(position_.consumed_samples, *options_.train_samples);
+               batch_sizes_.steps_between(position_.consumed_samples, *spec_.length.samples);
   if (last_step_ == 0) {
     throw_bad_request(fmt::format("--train-samples {} are less than the first step's {}.",
-                                  *options_.train_samples, batch_sizes_.at(0)));
+                                  *spec_.length.samples, batch_sizes_.at(0)));
   }
 }
 
@@ -199,8 +200,8 @@ void RunStart::open_data() {
                               .reset_attention_mask = options_.reset_attention_mask,
                               .progress = [this](const std::string& line) { log_.say(line); }};
   training_data_ = order_training_data(data, samples);
-  const bool evaluates = options_.eval_interval && options_.eval_iters > 0;
-  if (evaluates) evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
+  if (spec_.evaluation.evaluates())
+    evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
 }
 
 void RunStart::require_data_of_checkpoint() const {
@@ -225,7 +226,7 @@ void RunStart::finish_hashing() {
 int64_t RunStart::needed_samples() const {
   // As Megatron does: the order is made for the samples asked for, also where whole batches are
   // fewer.
-  if (options_.train_samples) return std::max(*options_.train_samples, position_.consumed_samples);
+  if (spec_.length.samples) return std::max(*spec_.length.samples, position_.consumed_samples);
   // Where a run's length is in steps, they have one size.
   const int64_t step_samples = batch_sizes_.largest();
   const int64_t steps = std::max<int64_t>(0, last_step_ - position_.step);

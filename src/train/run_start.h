@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "options/options.h"
+#include "options/run_spec.h"
 #include "options/schedules.h"
 #include "passes/step_programs.h"
 #include "train/data_hash.h"
@@ -27,7 +27,8 @@ namespace troupe {
 
 class RunStart {
  public:
-  RunStart(const Options& options, const RankSession& session, const RunLog& log);
+  RunStart(const Options& options, const RunSpec& spec, const RankSession& session,
+           const RunLog& log);
 
   // Those of the run: with what --use-checkpoint-args takes from the checkpoint.
   const Options& options() const { return options_; }
@@ -79,6 +80,7 @@ class RunStart {
                        RunSaver& saver) const;
 
   Options options_;
+  const RunSpec& spec_;
   const RankSession& session_;
   const RunLog& log_;
   RunIdentity identity_;

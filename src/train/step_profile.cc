@@ -178,26 +178,6 @@ void write_timeline(const std::string& path, std::span<const std::string> events
                                     fmt::join(events, ",")));
 }
 
-bool is_profiled(const Options& options, int64_t step) {
-  return options.profile && step > options.profile_step_start && step <= options.profile_step_end;
-}
-
-std::vector<int32_t> profiled_ranks(const Options& options, std::vector<int32_t> unset) {
-  if (options.profile_ranks.empty()) return unset;
-  std::set<int32_t> ranks;
-  for (const std::string& text : options.profile_ranks) {
-    int32_t rank = -1;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-    const bool is_number = error == std::errc() && end == text.data() + text.size();
-    if (!is_number || rank < 0 || rank >= options.ranks) {
-      throw_bad_request(fmt::format("--profile-ranks {}: there are the ranks 0 to {} (--ranks).",
-                                    printable(text), options.ranks - 1));
-    }
-    ranks.insert(rank);
-  }
-  return {ranks.begin(), ranks.end()};
-}
-
 ProfileLimits measure_limits(DType compute_dtype, ThreadPool& pool, Device device) {
   return {.flops = measure_matmul_limit(compute_dtype, pool, device),
           .copy_bytes =

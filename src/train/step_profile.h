@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "options/options.h"
 #include "program/program.h"
 #include "runtime/interpreter.h"
 
@@ -66,13 +65,6 @@ class StepProfile {
 // Writes a timeline that Perfetto and Chrome open, of the events of one rank or of several. Throws
 // UserError when the file cannot be written.
 void write_timeline(const std::string& path, std::span<const std::string> events);
-
-// --profile, --profile-step-start and --profile-step-end: whether `step`, counted from 1, is
-// profiled.
-bool is_profiled(const Options& options, int64_t step);
-
-// --profile-ranks, ascending; `unset` where there are none. A bad request if there is no such rank.
-std::vector<int32_t> profiled_ranks(const Options& options, std::vector<int32_t> unset = {0});
 
 // What this machine can do at best, per second.
 struct ProfileLimits {

@@ -28,10 +28,10 @@ bool is_finite(const TensorView& view) {
 
 }  // namespace
 
-StepRunner::StepRunner(const Options& options, const RunIdentity& identity,
+StepRunner::StepRunner(const RunSpec& spec, const RunIdentity& identity,
                        const TrainingStepOptions& step, const SampleSource& data,
                        RankSession& session, const RunLog& log)
-    : options_(options),
+    : spec_(spec),
       identity_(identity),
       session_(session),
       log_(log),
@@ -39,15 +39,16 @@ StepRunner::StepRunner(const Options& options, const RunIdentity& identity,
       step_options_(step) {}
 
 void StepRunner::measure_limits() {
-  if (options_.profile) {
+  if (spec_.profile.enabled) {
     profile_limits_ = measure_limits_of_rank(session_, identity_.compute_dtype);
   }
 }
 
 void StepRunner::build(int32_t batch_size) {
-  step_options_.micro_batches = batch_size / (options_.micro_batch_size * session_.layout().dp());
+  step_options_.micro_batches =
+      batch_size / (step_options_.micro_batch_size * session_.layout().dp());
   step_ = build_training_step(identity_.model, session_.state(), step_options_);
-  plan_ = session_.plan(*step_.program, options_.oracle);
+  plan_ = session_.plan(*step_.program, spec_.oracle);
   batch_size_ = batch_size;
 }
 
@@ -64,7 +65,7 @@ void StepRunner::prepare(int32_t batch_size) {
   }
   interpreter_ = session_.interpreter(
       *step_.program, plan_,
-      {.capture = session_.spec().capture_graphs, .profile = options_.profile});
+      {.capture = session_.spec().capture_graphs, .profile = spec_.profile.enabled});
 }
 
 StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
@@ -75,7 +76,7 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   write_batch(position);
   metrics.data_time_s = seconds_since(start);
   write_rates(position, metrics);
-  if (is_profiled(options_, position.step + 1)) {
+  if (spec_.profile.covers(position.step + 1)) {
     profile(position.step + 1);
   } else {
     interpreter_->run();
@@ -88,7 +89,7 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   metrics.tokens_per_s =
       static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
   metrics.tflops_per_gpu = session_.state().model->training_flops(identity_.sequence) *
-                           static_cast<double>(samples) / options_.ranks / metrics.step_time_s /
+                           static_cast<double>(samples) / spec_.device.ranks / metrics.step_time_s /
                            1e12;
   metrics.peak_bytes = session_.device() == Device::cuda ? DeviceMemory::peak_allocated_bytes()
                                                          : Arena::peak_allocated_bytes();
@@ -99,7 +100,7 @@ void StepRunner::write_batch(const TrainingPosition& position) {
   for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
     const int64_t number = session_.part().global_micro_batch(static_cast<int32_t>(i));
     feed_.write(*interpreter_, step_.micro_batches[i],
-                position.consumed_samples + number * options_.micro_batch_size);
+                position.consumed_samples + number * step_options_.micro_batch_size);
   }
 }
 
@@ -152,14 +153,14 @@ void StepRunner::profile(int64_t step) {
                        ? variants_of_operations(*step_.program, device_traits(session_.gpu()))
                        : std::vector<std::string>());
   add_profiled_run(*interpreter_, session_, seen);
-  const std::vector<int32_t> ranks = profiled_ranks(options_);
+  const std::vector<int32_t> ranks = spec_.profile.ranks_or({0});
   const std::vector<std::string> tables =
       gather_from(session_, ranks, describe_profile(seen, profile_limits_));
   for (size_t i = 0; i < tables.size(); ++i) {
-    log_.say(options_.ranks == 1 ? tables[i] : fmt::format("Rank {}\n{}", ranks[i], tables[i]));
+    log_.say(spec_.device.ranks == 1 ? tables[i] : fmt::format("Rank {}\n{}", ranks[i], tables[i]));
   }
   const WrittenTimelines written =
-      write_timelines(session_, options_.profile_dir, step, ranks, seen);
+      write_timelines(session_, spec_.profile.folder, step, ranks, seen);
   if (written.fault.empty()) {
     log_.say(written.note);
   } else {

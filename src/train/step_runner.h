@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "options/options.h"
+#include "options/run_spec.h"
 #include "passes/step_programs.h"
 #include "runtime/interpreter.h"
 #include "train/batch_feed.h"
@@ -26,7 +26,7 @@ namespace troupe {
 class StepRunner {
  public:
   // `step`: of the run's largest batch.
-  StepRunner(const Options& options, const RunIdentity& identity, const TrainingStepOptions& step,
+  StepRunner(const RunSpec& spec, const RunIdentity& identity, const TrainingStepOptions& step,
              const SampleSource& data, RankSession& session, const RunLog& log);
 
   // Builds, verifies and plans the step for a global batch of this size, on the state that the
@@ -62,7 +62,7 @@ class StepRunner {
   void profile(int64_t step);
   void read_layer_metrics(StepMetrics& metrics) const;
 
-  const Options& options_;
+  const RunSpec& spec_;
   const RunIdentity& identity_;
   RankSession& session_;
   const RunLog& log_;

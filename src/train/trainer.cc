@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <atomic>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fmt/format.h>
@@ -18,7 +17,6 @@
 #include "train/rank_hardware.h"
 #include "train/rank_run.h"
 #include "train/slow_kernels.h"
-#include "train/step_profile.h"
 #include "train/terminal.h"
 
 namespace troupe {
@@ -30,58 +28,27 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Samples of one batch of --eval-iters. `trained`: of one step.
-int64_t evaluation_batch_size(const Options& options, int32_t trained) {
-  const int64_t size = options.eval_global_batch_size.value_or(trained);
-  const int64_t unit = int64_t{options.eval_micro_batch_size.value_or(options.micro_batch_size)} *
-                       data_parallel_size_of(options);
-  const bool given = options.eval_global_batch_size || options.eval_micro_batch_size;
-  if (given && size % unit != 0) {
-    throw_bad_request(fmt::format(
-        "--eval-global-batch-size {}: it must be a multiple of --eval-micro-batch-size {} x DP {}.",
-        size, options.eval_micro_batch_size.value_or(options.micro_batch_size),
-        data_parallel_size_of(options)));
-  }
-  return size;
-}
-
-// The steps of --iterations-to-skip, counted from 1.
-std::set<int64_t> steps_to_skip(const Options& options) {
-  std::set<int64_t> steps;
-  for (const std::string& text : options.iterations_to_skip) {
-    int64_t step = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, step);
-    if (error != std::errc() || stop != end || step < 1) {
-      throw_bad_request(fmt::format("--iterations-to-skip {}: steps are whole numbers from 1.",
-                                    quote_name(text)));
-    }
-    steps.insert(step);
-  }
-  return steps;
-}
-
 }  // namespace
 
 Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
     : begin_(Clock::now()),
-      session_(device_spec_of(options), rank, group),
-      log_(options, session_.leads()),
-      start_(options, session_, log_),
+      spec_(run_spec_of(options)),
+      session_(spec_.device, rank, group),
+      log_(spec_.report, session_.leads()),
+      start_(options, spec_, session_, log_),
       saver_(options, rank, group),
-      runner_(start_.options(), start_.identity(), start_.largest_step(), start_.training_data(),
-              session_, log_),
-      position_(start_.position()),
-      skipped_steps_(steps_to_skip(options)) {
+      runner_(spec_, start_.identity(), start_.largest_step(), start_.training_data(), session_,
+              log_),
+      position_(start_.position()) {
   const RunIdentity& run = start_.identity();
   session_.declare(run.model, run.compute_dtype, /*trained=*/true, start_.layout());
   const int32_t largest = start_.batch_sizes().largest();
   runner_.build(largest);
   if (start_.evaluation_sets().empty()) return;
-  evaluation_plan_ = plan_evaluation(
-      run.model, session_, start_.evaluation_sets(),
-      options.eval_micro_batch_size.value_or(options.micro_batch_size),
-      options.eval_iters * evaluation_batch_size(options, largest), options.loss_chunk_tokens);
+  const EvaluationSpec& evaluation = spec_.evaluation;
+  evaluation_plan_ =
+      plan_evaluation(run.model, session_, start_.evaluation_sets(), evaluation.micro_batch_size,
+                      evaluation.samples(largest), evaluation.loss_chunk_tokens);
   evaluation_bytes_ = evaluation_plan_.own_bytes();
 }
 
@@ -108,7 +75,7 @@ ExitStatus Trainer::run() {
     if ((votes & kHashing) == 0) start_.finish_hashing();
     if ((votes & (kStop | kInterrupt)) != 0 || position_.step >= start_.last_step()) break;
     if ((votes & kSave) != 0) save(SaveReason::clock);
-    if (skipped_steps_.contains(position_.step + 1)) {
+    if (spec_.length.left_out.contains(position_.step + 1)) {
       leave_step_out();
     } else {
       do_step();
@@ -130,6 +97,7 @@ ExitStatus Trainer::run() {
                    .parameters = session_.state().model->parameter_count(),
                    .active_parameters = session_.state().model->active_parameter_count(),
                    .seconds = seconds_since(begin_),
+                   .folder = options().save,
                    .saved_step = saver_.last_saved_step()},
                   metrics_);
   return interrupted ? ExitStatus::interrupted : ExitStatus::done;
@@ -170,7 +138,7 @@ void Trainer::print_start() const {
   if (log_.is_quiet()) return;
   const ModelConfig& model = start_.identity().model;
   std::string text;
-  if (options().verbose) {
+  if (spec_.report.verbose) {
     text += describe(options());
   } else {
     text += "Options of troupe train that differ from the defaults (--verbose: all)\n";
@@ -200,13 +168,13 @@ void Trainer::print_start() const {
   text += fmt::format("{}: {} operations, {} sequences in {} micro-batches\n",
                       start_.batch_sizes().stages.size() > 1 ? "Largest step" : "Step",
                       runner_.program().op_count(), runner_.batch_size(),
-                      runner_.batch_size() / options().micro_batch_size);
-  if (options().ranks > 1) {
+                      runner_.batch_size() / start_.largest_step().micro_batch_size);
+  if (spec_.device.ranks > 1) {
     const Layout& layout = session_.layout();
     text += fmt::format(
         "{} ranks of {} threads: TP {} x CP {} x DP {} x PP {}; experts ETP {} x EP {} x EDP {}; "
         "{} micro-batches of the step each\n",
-        options().ranks, session_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
+        spec_.device.ranks, session_.threads(), layout.tp(), layout.cp(), layout.dp(), layout.pp(),
         layout.etp(), layout.ep(), layout.edp(), start_.largest_step().micro_batches);
   }
   if (const int32_t replicas = session_.layout().dp();
@@ -218,7 +186,7 @@ void Trainer::print_start() const {
         replicas);
   }
   text += fmt::format("Memory, planned and allocated{}:\n",
-                      options().ranks > 1 ? ", of the first rank" : "") +
+                      spec_.device.ranks > 1 ? ", of the first rank" : "") +
           describe_memory(runner_.plan(), evaluation_bytes_);
   std::fputs(wrap_for_terminal(text, STDERR_FILENO, 4).c_str(), stderr);
 }
@@ -235,14 +203,18 @@ void Trainer::open_log() {
     log_.say(fmt::format("Matrix products reach {}flop/s on {}: the limit.", format_count(limit),
                          where));
   }
-  log_.open({.step = position_.step,
+  log_.open(options().save,
+            {.step = position_.step,
+             .device = value_text(options(), "device"),
+             .ranks = spec.ranks,
+             .model = options().model,
              .parameters = session_.state().model->parameter_count(),
              .active_parameters = session_.state().model->active_parameter_count(),
              .data = start_.data_prefixes()},
-            options(),
+            to_toml(options()),
             {.last_step = start_.last_step(),
              .last_token = start_.needed_samples() * run.sequence,
-             .log_interval = options().log_interval,
+             .log_interval = spec_.report.log_interval,
              .matmul_limit = limit / ranks_that_share(spec, session_.group(), spec.device),
              .byte_tokens = run.tokenizer.type == "byte",
              .quiet = log_.is_quiet()});
@@ -251,11 +223,11 @@ void Trainer::open_log() {
 void Trainer::do_step() {
   metrics_ = runner_.run(position_, start_.batch_sizes().at(position_.consumed_samples));
   const bool is_last = position_.step == start_.last_step();
-  log_.step(metrics_, is_last || position_.step % options().log_interval == 0);
+  log_.step(metrics_, is_last || position_.step % spec_.report.log_interval == 0);
   if (metrics_.skipped) note_skipped_step();
   log_.watch_gradients(metrics_);
   stop_if_hopeless();
-  if (is_last || due(options().eval_interval)) evaluate();
+  if (is_last || due(spec_.evaluation.interval)) evaluate();
   if (due(options().save_interval)) save(SaveReason::asked);
 }
 
@@ -288,7 +260,8 @@ void Trainer::stop_if_hopeless() const {
                     metrics_.step, std::abs(metrics_.loss), kept));  // NaN may carry a sign
   }
   // A few steps that change nothing are sound; after this many, the next will be no other.
-  if (options().max_skipped_steps > 0 && position_.skipped_in_row >= options().max_skipped_steps) {
+  if (spec_.length.max_skipped_steps > 0 &&
+      position_.skipped_in_row >= spec_.length.max_skipped_steps) {
     if (std::isfinite(metrics_.grad_norm)) {
       throw_failed(fmt::format(
           "The updates of the last {} steps, up to step {}, were skipped (in the last one the "
@@ -345,14 +318,13 @@ bool Trainer::due(const std::optional<int64_t>& interval) const {
 }
 
 bool Trainer::must_exit() const {
-  return (options().exit_after_step && position_.step >= *options().exit_after_step) ||
-         due(options().exit_interval) ||
-         (options().exit_duration_in_mins &&
-          seconds_since(begin_) > 60.0 * *options().exit_duration_in_mins);
+  const LengthSpec& length = spec_.length;
+  return (length.exit_after_step && position_.step >= *length.exit_after_step) ||
+         due(length.exit_interval) ||
+         (length.exit_minutes && seconds_since(begin_) > 60.0 * *length.exit_minutes);
 }
 
 ExitStatus train(const Options& options, ProcessGroup* processes) {
-  if (options.profile) profiled_ranks(options);       // refuses ranks that there are not
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(
       device_spec_of(options), processes,

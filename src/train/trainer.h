@@ -19,11 +19,10 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "base/error.h"
-#include "options/options.h"
+#include "options/run_spec.h"
 #include "parallel/process_group.h"
 #include "train/evaluation.h"
 #include "train/rank_session.h"
@@ -71,14 +70,14 @@ class Trainer {
   bool must_exit() const;
 
   std::chrono::steady_clock::time_point begin_;
+  RunSpec spec_;
   RankSession session_;
   RunLog log_;
   RunStart start_;
   RunSaver saver_;
   StepRunner runner_;
   TrainingPosition position_;
-  StepMetrics metrics_;  // of the last step
-  std::set<int64_t> skipped_steps_;
+  StepMetrics metrics_;             // of the last step
   EvaluationPlan evaluation_plan_;  // until run(); empty in a run that does not evaluate
   uint64_t evaluation_bytes_ = 0;
   std::optional<Evaluation> evaluation_;

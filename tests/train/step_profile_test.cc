@@ -171,29 +171,5 @@ TEST_F(ProfiledProgram, TimelinesOfSeveralRanksHaveOneClock) {
   EXPECT_DOUBLE_EQ(events[5].at("ts").get<double>(), 2001.0);
 }
 
-TEST(StepProfile, ProfilesStepsThatAreAskedFor) {
-  Options options;
-  EXPECT_FALSE(is_profiled(options, 11));
-  options.profile = true;
-  EXPECT_FALSE(is_profiled(options, 10)) << "Megatron's defaults: after 10, through 12";
-  EXPECT_TRUE(is_profiled(options, 11));
-  EXPECT_TRUE(is_profiled(options, 12));
-  EXPECT_FALSE(is_profiled(options, 13));
-}
-
-TEST(StepProfile, ProfilesRanksThatAreAskedFor) {
-  Options options;
-  options.ranks = 4;
-  EXPECT_EQ(profiled_ranks(options), std::vector<int32_t>{0});
-  EXPECT_EQ(profiled_ranks(options, {0, 1, 2, 3}).size(), 4U);
-  options.profile_ranks = {"3", "1", "3"};
-  EXPECT_EQ(profiled_ranks(options, {0, 1, 2, 3}), (std::vector<int32_t>{1, 3}));
-  for (const char* unknown : {"4", "-1", "1x", ""}) {
-    options.profile_ranks = {unknown};
-    EXPECT_EQ(testing::message_of(ExitStatus::bad_request, [&] { profiled_ranks(options); }),
-              fmt::format("--profile-ranks {}: there are the ranks 0 to 3 (--ranks).", unknown));
-  }
-}
-
 }  // namespace
 }  // namespace troupe

@@ -1,0 +1,100 @@
+#include "options/run_spec.h"
+
+#include <charconv>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace troupe {
+namespace {
+
+// A whole number that is all of the text; -1: there is none.
+int64_t number_of(const std::string& text) {
+  int64_t number = -1;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stop == end ? number : -1;
+}
+
+// The steps of --iterations-to-skip, counted from 1.
+std::set<int64_t> steps_to_skip(const Options& options) {
+  std::set<int64_t> steps;
+  for (const std::string& text : options.iterations_to_skip) {
+    const int64_t step = number_of(text);
+    if (step < 1) {
+      throw_bad_request(fmt::format("--iterations-to-skip {}: steps are whole numbers from 1.",
+                                    quote_name(text)));
+    }
+    steps.insert(step);
+  }
+  return steps;
+}
+
+std::vector<int32_t> profiled_ranks(const Options& options) {
+  std::set<int32_t> ranks;
+  for (const std::string& text : options.profile_ranks) {
+    const int64_t rank = number_of(text);
+    if (rank < 0 || rank >= options.ranks) {
+      throw_bad_request(fmt::format("--profile-ranks {}: there are the ranks 0 to {} (--ranks).",
+                                    printable(text), options.ranks - 1));
+    }
+    ranks.insert(static_cast<int32_t>(rank));
+  }
+  return {ranks.begin(), ranks.end()};
+}
+
+}  // namespace
+
+int64_t EvaluationSpec::samples(int32_t trained) const {
+  const int64_t size = global_batch_size.value_or(trained);
+  if (has_own_batch && size % (int64_t{micro_batch_size} * replicas) != 0) {
+    throw_bad_request(fmt::format(
+        "--eval-global-batch-size {}: it must be a multiple of --eval-micro-batch-size {} x DP {}.",
+        size, micro_batch_size, replicas));
+  }
+  return iterations * size;
+}
+
+ProfileSpec profile_spec_of(const Options& options) {
+  return {.enabled = options.profile,
+          .after_step = options.profile_step_start,
+          .last_step = options.profile_step_end,
+          .ranks = profiled_ranks(options),
+          .folder = options.profile_dir};
+}
+
+RunSpec run_spec_of(const Options& options) {
+  return {.device = device_spec_of(options),
+          .length = {.steps = options.train_iters,
+                     .samples = options.train_samples,
+                     .left_out = steps_to_skip(options),
+                     .max_skipped_steps = options.max_skipped_steps,
+                     .exit_after_step = options.exit_after_step,
+                     .exit_interval = options.exit_interval,
+                     .exit_minutes = options.exit_duration_in_mins},
+          .evaluation = {.interval = options.eval_interval,
+                         .iterations = options.eval_iters,
+                         .micro_batch_size =
+                             options.eval_micro_batch_size.value_or(options.micro_batch_size),
+                         .loss_chunk_tokens = options.loss_chunk_tokens,
+                         .has_own_batch =
+                             options.eval_global_batch_size || options.eval_micro_batch_size,
+                         .global_batch_size = options.eval_global_batch_size,
+                         .replicas = data_parallel_size_of(options)},
+          .profile = options.profile ? profile_spec_of(options) : ProfileSpec{},
+          .report = {.quiet = options.quiet,
+                     .verbose = options.verbose,
+                     .json = options.json,
+                     .log_interval = options.log_interval,
+                     .tensorboard_folder = options.tensorboard_dir,
+                     .memory_curve = options.log_memory_to_tensorboard,
+                     .timer_curves = options.log_timers_to_tensorboard,
+                     .watch_gradients = options.check_for_large_grads,
+                     .routing = {.load_imbalance = options.warn_load_imbalance,
+                                 .dead_experts = options.warn_dead_experts,
+                                 .router_entropy = options.warn_router_entropy}},
+          .oracle = options.oracle};
+}
+
+}  // namespace troupe

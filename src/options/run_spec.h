@@ -1,0 +1,92 @@
+// What a training run is asked to do beside its model, its data, its layout and its optimizer: the
+// options of each part of training as one value, which that part takes.
+//
+// Plain values and a pure function; any thread. What cannot be is a UserError (bad request) that
+// names the flag.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "options/device_options.h"
+#include "options/options.h"
+
+namespace troupe {
+
+// How far a run goes: either `steps` or `samples` is set.
+struct LengthSpec {
+  std::optional<int64_t> steps;
+  std::optional<int64_t> samples;
+  std::set<int64_t> left_out;     // steps whose samples are consumed, and that do nothing else
+  int64_t max_skipped_steps = 0;  // updates skipped in a row that end the run; 0: no limit
+  // Ends this start of the run earlier.
+  std::optional<int64_t> exit_after_step;
+  std::optional<int64_t> exit_interval;  // steps
+  std::optional<double> exit_minutes;
+};
+
+struct EvaluationSpec {
+  std::optional<int64_t> interval;  // steps between evaluations
+  int64_t iterations = 0;           // batches of each
+  int32_t micro_batch_size = 1;
+  int32_t loss_chunk_tokens = 0;
+  bool has_own_batch = false;                // or the batch is that of a training step
+  std::optional<int32_t> global_batch_size;  // samples of a batch
+  int32_t replicas = 1;                      // that share it
+
+  bool evaluates() const { return interval && iterations > 0; }
+  // Of each set, when a training step has `trained` samples.
+  int64_t samples(int32_t trained) const;
+};
+
+// Which steps are profiled, and which ranks write their timelines.
+struct ProfileSpec {
+  bool enabled = false;
+  int64_t after_step = 0;
+  int64_t last_step = 0;
+  std::vector<int32_t> ranks;  // ascending; none: as the command has it
+  std::string folder;
+
+  bool covers(int64_t step) const { return enabled && step > after_step && step <= last_step; }
+  std::vector<int32_t> ranks_or(std::vector<int32_t> otherwise) const {
+    return ranks.empty() ? std::move(otherwise) : ranks;
+  }
+};
+ProfileSpec profile_spec_of(const Options& options);
+
+// When to warn of a layer's routing; 0: never.
+struct RoutingThresholds {
+  double load_imbalance = 0;  // above this largest load / mean load
+  double dead_experts = 0;    // above this share of experts without any row
+  double router_entropy = 0;  // below this share of the largest possible entropy
+};
+
+// What a run prints, and writes to TensorBoard.
+struct ReportSpec {
+  bool quiet = false;
+  bool verbose = false;
+  bool json = false;
+  int64_t log_interval = 1;        // steps
+  std::string tensorboard_folder;  // empty: none
+  bool memory_curve = false;
+  bool timer_curves = false;
+  bool watch_gradients = false;
+  RoutingThresholds routing;
+};
+
+struct RunSpec {
+  DeviceSpec device;
+  LengthSpec length;
+  EvaluationSpec evaluation;
+  ProfileSpec profile;
+  ReportSpec report;
+  bool oracle = false;  // no memory is reused
+};
+
+RunSpec run_spec_of(const Options& options);
+
+}  // namespace troupe
