@@ -29,6 +29,34 @@ struct LengthSpec {
   std::optional<double> exit_minutes;
 };
 
+// Where a run comes from.
+struct LoadSpec {
+  std::string folder;           // of checkpoints; empty: none
+  std::optional<int64_t> step;  // of which one; unset: of the newest
+  bool is_required = false;     // also where the run would save into the same folder
+  bool finetune = false;        // its weights alone, for a new run
+  std::string pretrained;       // a folder of weights for a new run; empty: none
+  // Of a run that goes on:
+  bool optimizer = true;
+  bool any_seed = false;
+  bool any_data = false;
+  bool takes_model = false;      // from the checkpoint, where no flag says otherwise
+  bool keeps_schedules = false;  // the saved ones
+  bool any_schedules = false;
+};
+
+// What a run saves of itself, and when.
+struct SaveSpec {
+  std::string folder;  // empty: nothing
+  bool optimizer = true;
+  bool seed = true;
+  std::optional<int64_t> interval;         // steps
+  double minutes = 15;                     // between those; 0: not by the clock
+  int32_t newest = 0;                      // N that are kept; 0: all
+  std::optional<int64_t> retain_interval;  // steps whose checkpoints are kept besides
+  bool best = false;                       // also when the validation loss was never lower
+};
+
 struct EvaluationSpec {
   std::optional<int64_t> interval;  // steps between evaluations
   int64_t iterations = 0;           // batches of each
@@ -81,6 +109,8 @@ struct ReportSpec {
 struct RunSpec {
   DeviceSpec device;
   LengthSpec length;
+  LoadSpec load;
+  SaveSpec save;
   EvaluationSpec evaluation;
   ProfileSpec profile;
   ReportSpec report;

@@ -19,8 +19,8 @@ constexpr std::chrono::seconds kLastPauses[] = {std::chrono::seconds(1), std::ch
 
 }  // namespace
 
-RunSaver::RunSaver(const Options& options, int32_t rank, ProcessGroup* group)
-    : options_(options), rank_(rank), group_(group), last_try_(Clock::now()) {}
+RunSaver::RunSaver(const SaveSpec& spec, int32_t rank, ProcessGroup* group)
+    : spec_(spec), rank_(rank), group_(group), last_try_(Clock::now()) {}
 
 void RunSaver::go_on_from(int64_t step, bool by_clock) {
   last_saved_step_ = step;
@@ -30,7 +30,7 @@ void RunSaver::go_on_from(int64_t step, bool by_clock) {
 void RunSaver::lock() {
   if (is_off()) return;
   try {
-    lock_ = std::make_unique<FolderLock>(options_.save);
+    lock_ = std::make_unique<FolderLock>(spec_.folder);
   } catch (const UserError& error) {
     throw UserError(error.status(), fmt::format("--save {}", error.what()));
   }
@@ -39,26 +39,26 @@ void RunSaver::lock() {
 void RunSaver::refuse_foreign_folder() const {
   if (is_off()) return;
   if (last_saved_step_ < 0) {
-    if (!has_checkpoint_folders(options_.save)) return;
+    if (!has_checkpoint_folders(spec_.folder)) return;
     throw_bad_request(
         fmt::format("--save {0}: the folder holds another run. Give --load {0} to go on with it, "
                     "or save into another folder.",
-                    options_.save));
+                    spec_.folder));
   }
-  const auto newest = newest_checkpoint(options_.save);
+  const auto newest = newest_checkpoint(spec_.folder);
   if (!newest || newest->step <= last_saved_step_) return;  // going on with this run
   throw_bad_request(
       fmt::format("--save {}: the folder holds later checkpoints ({}) than --ckpt-step {}. Save "
                   "into another folder, or remove them.",
-                  options_.save, newest->path, last_saved_step_));
+                  spec_.folder, newest->path, last_saved_step_));
 }
 
 std::string RunSaver::missing_room(uint64_t bytes) const {
-  const std::optional<uint64_t> room = free_bytes(options_.save);
+  const std::optional<uint64_t> room = free_bytes(spec_.folder);
   if (!room || *room >= bytes) return "";
   return fmt::format(
       "--save {}: a checkpoint takes {} ({} bytes), and {} ({} bytes) are free there.",
-      options_.save, format_bytes(bytes), bytes, format_bytes(*room), *room);
+      spec_.folder, format_bytes(bytes), bytes, format_bytes(*room), *room);
 }
 
 void RunSaver::require_room(const RunIdentity& identity, const ModelState& state,
@@ -79,14 +79,13 @@ bool RunSaver::is_due() const {
   if (is_off()) return false;
   const auto waited = Clock::now() - last_try_;
   if (has_failed_) return waited >= kRetryAfter;
-  return options_.save_interval_minutes > 0 &&
-         waited >= std::chrono::duration<double, std::ratio<60>>(options_.save_interval_minutes);
+  return spec_.minutes > 0 &&
+         waited >= std::chrono::duration<double, std::ratio<60>>(spec_.minutes);
 }
 
 SavedParts RunSaver::parts(SaveReason reason) const {
-  return {.optimizer = !options_.no_save_optim,
-          .seed = !options_.no_save_rng,
-          .by_clock = reason == SaveReason::clock};
+  return {
+      .optimizer = spec_.optimizer, .seed = spec_.seed, .by_clock = reason == SaveReason::clock};
 }
 
 std::string RunSaver::write(const SavedParts& parts, const RunIdentity& identity,
@@ -98,7 +97,7 @@ std::string RunSaver::write(const SavedParts& parts, const RunIdentity& identity
   if (group_ != nullptr) has_room = group_->exchange(rank_, has_room ? 1 : 0).front() != 0;
   if (!has_room) throw SaveFailed(ExitStatus::failed, fault);
   storage.to_host();
-  return save_training_checkpoint(options_.save, identity, position, state, storage, group_, {},
+  return save_training_checkpoint(spec_.folder, identity, position, state, storage, group_, {},
                                   parts)
       .path;
 }
@@ -172,21 +171,21 @@ std::string RunSaver::kept() const {
 }
 
 void RunSaver::tidy(const TrainingPosition& position, SaveReason reason) {
-  if (options_.save_best && position.best_step == position.step) {
-    mark_best_checkpoint(options_.save, position.step);
+  if (spec_.best && position.best_step == position.step) {
+    mark_best_checkpoint(spec_.folder, position.step);
   }
   const int64_t clock_step =
       std::exchange(last_clock_step_, reason == SaveReason::clock ? position.step : -1);
   // While steps are being skipped, a checkpoint may hold the weights that are to blame. It must not
   // push out those that were saved before.
   if (position.skipped_in_row > 0) return;
-  const int64_t retained = options_.save_retain_interval.value_or(0);
+  const int64_t retained = spec_.retain_interval.value_or(0);
   if (clock_step >= 0 && (retained == 0 || clock_step % retained != 0)) {
-    remove_checkpoint(options_.save, clock_step);
+    remove_checkpoint(spec_.folder, clock_step);
   }
-  if (options_.keep_checkpoints > 0 || retained > 0) {
-    prune_checkpoints(options_.save, {.newest = std::max(1, options_.keep_checkpoints),
-                                      .retain_interval = retained});
+  if (spec_.newest > 0 || retained > 0) {
+    prune_checkpoints(spec_.folder,
+                      {.newest = std::max(1, spec_.newest), .retain_interval = retained});
   }
 }
 

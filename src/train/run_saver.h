@@ -18,7 +18,7 @@
 #include <string>
 
 #include "io/folder_lock.h"
-#include "options/options.h"
+#include "options/run_spec.h"
 #include "train/training_checkpoint.h"
 
 namespace troupe {
@@ -27,9 +27,9 @@ enum class SaveReason : uint8_t { asked, clock };
 
 class RunSaver {
  public:
-  RunSaver(const Options& options, int32_t rank, ProcessGroup* group);
+  RunSaver(const SaveSpec& spec, int32_t rank, ProcessGroup* group);
 
-  bool is_off() const { return options_.save.empty(); }
+  bool is_off() const { return spec_.folder.empty(); }
   // The step of the newest checkpoint of this run in --save; -1: there is none.
   int64_t last_saved_step() const { return last_saved_step_; }
   // "The checkpoint of step 7 is kept.", or that there is none.
@@ -74,7 +74,7 @@ class RunSaver {
   // Marks the best checkpoint and removes those that need not stay.
   void tidy(const TrainingPosition& position, SaveReason reason);
 
-  const Options& options_;
+  SaveSpec spec_;
   int32_t rank_;
   ProcessGroup* group_;
   std::unique_ptr<FolderLock> lock_;

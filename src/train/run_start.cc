@@ -52,7 +52,7 @@ RunStart::RunStart(const Options& options, const RunSpec& spec, const RankSessio
       std::make_shared<const RunLayout>(run_layout_of(options_, identity_.model, session.group()));
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options_, identity_.sequence);
-  if (load_path_ && !options_.finetune) go_on();
+  if (load_path_ && !spec_.load.finetune) go_on();
   // --use-checkpoint-opt_param-scheduler may have brought others than those of the options.
   step_options_.decoupled_learning_rate = identity_.schedules.decoupled_learning_rate.has_value();
   find_source();
@@ -61,14 +61,14 @@ RunStart::RunStart(const Options& options, const RunSpec& spec, const RankSessio
 }
 
 void RunStart::find_start() {
-  if (options_.load.empty()) return;
+  if (spec_.load.folder.empty()) return;
   std::vector<std::string> incomplete;
-  load_path_ = find_checkpoint(options_.load, options_.ckpt_step, &incomplete);
-  if (!load_path_ && has_checkpoint_folders(options_.load)) {
+  load_path_ = find_checkpoint(spec_.load.folder, spec_.load.step, &incomplete);
+  if (!load_path_ && has_checkpoint_folders(spec_.load.folder)) {
     throw_failed(fmt::format(
         "--load {}: none of its checkpoints is complete, the last because of: {}. Restore it, or "
         "move the folder away to start from the beginning.",
-        options_.load, incomplete.back()));
+        spec_.load.folder, incomplete.back()));
   }
   // A warning: the run goes on from an earlier step than its owner may think.
   for (const std::string& line : incomplete) log_.warn(line);
@@ -78,16 +78,16 @@ void RunStart::find_start() {
     stored_hash_ = checkpoint.hash();
     return;
   }
-  if (!same_folder(options_.load, options_.save) || options_.exit_on_missing_checkpoint) {
+  if (!same_folder(spec_.load.folder, spec_.save.folder) || spec_.load.is_required) {
     throw_bad_request(
-        fmt::format("--load {}: there is no complete checkpoint in it.", options_.load));
+        fmt::format("--load {}: there is no complete checkpoint in it.", spec_.load.folder));
   }
-  log_.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", options_.load));
+  log_.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", spec_.load.folder));
 }
 
 void RunStart::describe_run() {
   const ModelConfig* base = nullptr;
-  if (options_.use_checkpoint_args && stored_) {
+  if (spec_.load.takes_model && stored_) {
     const RunIdentity& saved = stored_->identity;
     const Options defaults;
     base = &saved.model;
@@ -115,20 +115,20 @@ void RunStart::describe_run() {
 
 void RunStart::go_on() {
   resumed_ = stored_;
-  require_same_run(*resumed_, identity_, *load_path_, options_.no_load_rng);
-  if (!resumed_->parts.optimizer && !options_.no_load_optim) {
+  require_same_run(*resumed_, identity_, *load_path_, spec_.load.any_seed);
+  if (!resumed_->parts.optimizer && spec_.load.optimizer) {
     throw_bad_request(fmt::format(
         "{} was saved without the optimizer's state (--no-save-optim). Give --no-load-optim to go "
         "on with a fresh optimizer, or --finetune to start a new run from its weights.",
         *load_path_));
   }
-  if (options_.use_checkpoint_opt_param_scheduler) {
+  if (spec_.load.keeps_schedules) {
     identity_.schedules = resumed_->identity.schedules;
-  } else if (!options_.override_opt_param_scheduler) {
+  } else if (!spec_.load.any_schedules) {
     require_same_schedules(*resumed_, identity_.schedules, *load_path_);
   }
   position_ = resumed_->position;
-  if (options_.no_load_optim) position_.updates = position_.scheduled_samples = 0;
+  if (!spec_.load.optimizer) position_.updates = position_.scheduled_samples = 0;
   for (const std::string& line : changed_option_lines(resumed_->identity.options_json, options_)) {
     if (line.starts_with("Warning")) {
       log_.warn(line);
@@ -145,7 +145,7 @@ void RunStart::find_source() {
     return;
   }
   identity_.source =
-      source_of_run(options_, identity_.tokenizer, options_.finetune ? load_path_ : std::nullopt);
+      source_of_run(options_, identity_.tokenizer, spec_.load.finetune ? load_path_ : std::nullopt);
 }
 
 void RunStart::find_last_step() {
@@ -205,7 +205,7 @@ void RunStart::open_data() {
 }
 
 void RunStart::require_data_of_checkpoint() const {
-  if (!resumed_ || options_.allow_changed_data) return;
+  if (!resumed_ || spec_.load.any_data) return;
   require_same_data(*resumed_, identity_, data_prefixes_, *load_path_);
 }
 
@@ -273,9 +273,9 @@ void RunStart::require_same_files() const {
   if (stored_) {
     facts.push_back({"the checkpoint in " + *load_path_,
                      "one whose index has the xxh3 " + hash_to_hex(stored_hash_)});
-  } else if (!options_.pretrained_checkpoint.empty()) {
+  } else if (!spec_.load.pretrained.empty()) {
     facts.push_back(
-        {"what lies in --pretrained-checkpoint", describe_weights(options_.pretrained_checkpoint)});
+        {"what lies in --pretrained-checkpoint", describe_weights(spec_.load.pretrained)});
   }
   const auto add_data = [&](const std::string& prefix, DataHash hash) {
     hash.full.reset();  // which ranks may know already
@@ -292,12 +292,12 @@ void RunStart::require_same_files() const {
 
 void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
   if (load_path_)
-    return load_checkpoint(*load_path_, /*resume=*/!options_.finetune, session, saver);
-  if (options_.pretrained_checkpoint.empty()) {
+    return load_checkpoint(*load_path_, /*resume=*/!spec_.load.finetune, session, saver);
+  if (spec_.load.pretrained.empty()) {
     initialize_parameters(session.state(), session.storage(), identity_.seed, session.pool());
     return;
   }
-  const std::string& pretrained = options_.pretrained_checkpoint;
+  const std::string& pretrained = spec_.load.pretrained;
   if (path_exists(join_path(pretrained, "config.json"))) {
     WorkProgress progress(log_.is_quiet(), "loading " + pretrained);
     load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
@@ -338,17 +338,17 @@ void RunStart::load_checkpoint(const std::string& path, bool resume, const RankS
                                RunSaver& saver) const {
   const Checkpoint checkpoint = Checkpoint::open(path);
   const StoredRun stored = read_stored_run(checkpoint);
-  if (resume && same_folder(options_.load, options_.save)) {
+  if (resume && same_folder(spec_.load.folder, spec_.save.folder)) {
     saver.go_on_from(position_.step, stored.parts.by_clock);
     // The run may have died between saving its best checkpoint and marking it.
-    if (session.leads() && options_.save_best && position_.best_step == position_.step &&
+    if (session.leads() && spec_.save.best && position_.best_step == position_.step &&
         position_.step > 0) {
-      mark_best_checkpoint(options_.save, position_.step);
+      mark_best_checkpoint(spec_.save.folder, position_.step);
     }
   }
   WorkProgress progress(log_.is_quiet(), "loading " + path);
   if (resume) {
-    const bool with_optimizer = !options_.no_load_optim;
+    const bool with_optimizer = spec_.load.optimizer;
     load_training_state(checkpoint, identity_.model, session.state(), session.storage(),
                         progress.report(), with_optimizer);
     if (!with_optimizer) reset_optimizer(session.state(), session.storage(), /*masters_too=*/true);
@@ -359,9 +359,9 @@ void RunStart::load_checkpoint(const std::string& path, bool resume, const RankS
   }
   progress.clear();
   log_.say(fmt::format("Loaded {} (step {}{}).", path, stored.position.step,
-                       !resume                  ? ", weights only"
-                       : options_.no_load_optim ? ", with a fresh optimizer"
-                                                : ""));
+                       !resume                 ? ", weights only"
+                       : !spec_.load.optimizer ? ", with a fresh optimizer"
+                                               : ""));
 }
 
 }  // namespace troupe

@@ -36,7 +36,7 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
       session_(spec_.device, rank, group),
       log_(spec_.report, session_.leads()),
       start_(options, spec_, session_, log_),
-      saver_(options, rank, group),
+      saver_(spec_.save, rank, group),
       runner_(spec_, start_.identity(), start_.largest_step(), start_.training_data(), session_,
               log_),
       position_(start_.position()) {
@@ -88,7 +88,7 @@ ExitStatus Trainer::run() {
   if (interrupted) {
     log_.say(saver_.is_off() ? "Interrupted. Nothing was saved, because of --no-save."
                              : fmt::format("Interrupted after step {}, saved. --load {} goes on.",
-                                           position_.step, options().save));
+                                           position_.step, spec_.save.folder));
   }
   log_.print_json({.interrupted = interrupted,
                    .step = position_.step,
@@ -97,7 +97,7 @@ ExitStatus Trainer::run() {
                    .parameters = session_.state().model->parameter_count(),
                    .active_parameters = session_.state().model->active_parameter_count(),
                    .seconds = seconds_since(begin_),
-                   .folder = options().save,
+                   .folder = spec_.save.folder,
                    .saved_step = saver_.last_saved_step()},
                   metrics_);
   return interrupted ? ExitStatus::interrupted : ExitStatus::done;
@@ -203,7 +203,7 @@ void Trainer::open_log() {
     log_.say(fmt::format("Matrix products reach {}flop/s on {}: the limit.", format_count(limit),
                          where));
   }
-  log_.open(options().save,
+  log_.open(spec_.save.folder,
             {.step = position_.step,
              .device = value_text(options(), "device"),
              .ranks = spec.ranks,
@@ -228,7 +228,7 @@ void Trainer::do_step() {
   log_.watch_gradients(metrics_);
   stop_if_hopeless();
   if (is_last || due(spec_.evaluation.interval)) evaluate();
-  if (due(options().save_interval)) save(SaveReason::asked);
+  if (due(spec_.save.interval)) save(SaveReason::asked);
 }
 
 void Trainer::leave_step_out() {
@@ -290,7 +290,7 @@ void Trainer::evaluate() {
   }
   position_.best_step = position_.step;
   position_.best_loss = loss;
-  if (options().save_best) save(SaveReason::asked);
+  if (spec_.save.best) save(SaveReason::asked);
 }
 
 void Trainer::save(SaveReason reason, bool is_last) {

@@ -139,37 +139,37 @@ std::vector<int64_t> saved_steps(const std::string& run) {
 // replace one another.
 TEST(RunSaver, ASaveThatIsRepeatedStaysWhatItWas) {
   const TempFolder folder;
-  Options options;
-  options.save = folder / "run";
+  SaveSpec spec;
+  spec.folder = folder / "run";
   const StepRun run(saved_model(), {});
   const RunIdentity identity = identity_of(run.config, DType::f64);
-  RunSaver saver(options, /*rank=*/0, /*group=*/nullptr);
+  RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
   const auto save = [&](SaveReason reason, int64_t step) {
     const TrainingPosition position{.step = step, .consumed_samples = step};
     saver.save(reason, identity, position, run.state, run.storage, [](const std::string&, bool) {});
   };
-  std::filesystem::create_directory(options.save);
+  std::filesystem::create_directory(spec.folder);
   put_file(folder / "run/checkpoints", "where the folder belongs");
   save(SaveReason::asked, 5);
   EXPECT_EQ(saver.last_saved_step(), -1);
   std::filesystem::remove(folder / "run/checkpoints");
   for (const int64_t step : {6, 7, 8}) save(SaveReason::clock, step);
-  EXPECT_EQ(saved_steps(options.save), (std::vector<int64_t>{6, 8}));
+  EXPECT_EQ(saved_steps(spec.folder), (std::vector<int64_t>{6, 8}));
 }
 
 // Of the newest one is kept beside those at the interval, also where the clock has made them.
 TEST(RunSaver, WhatIsRetainedStaysWhoeverAskedForIt) {
   const TempFolder folder;
-  Options options;
-  options.save = folder / "run";
-  options.save_retain_interval = 4;
+  SaveSpec spec;
+  spec.folder = folder / "run";
+  spec.retain_interval = 4;
   const StepRun run(saved_model(), {});
   const RunIdentity identity = identity_of(run.config, DType::f64);
-  RunSaver saver(options, /*rank=*/0, /*group=*/nullptr);
+  RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
   const auto save = [&](SaveReason reason, int64_t step) {
     const TrainingPosition position{.step = step, .consumed_samples = step};
     saver.save(reason, identity, position, run.state, run.storage, [](const std::string&, bool) {});
-    return saved_steps(options.save);
+    return saved_steps(spec.folder);
   };
   using Steps = std::vector<int64_t>;
   EXPECT_EQ(save(SaveReason::asked, 1), Steps{1});
@@ -183,20 +183,20 @@ TEST(RunSaver, WhatIsRetainedStaysWhoeverAskedForIt) {
 TEST(RunSaver, KnowsWhyACheckpointWasMade) {
   for (const bool by_clock : {false, true}) {
     const TempFolder folder;
-    Options options;
-    options.save = folder / "run";
+    SaveSpec spec;
+    spec.folder = folder / "run";
     const StepRun run(saved_model(), {});
     const RunIdentity identity = identity_of(run.config, DType::f64);
     const CheckpointInfo info =
-        save_training_checkpoint(options.save, identity, {.step = 3}, run.state, run.storage,
+        save_training_checkpoint(spec.folder, identity, {.step = 3}, run.state, run.storage,
                                  /*group=*/nullptr, {}, {.by_clock = by_clock});
     const StoredRun stored = read_stored_run(Checkpoint::open(info.path));
     EXPECT_EQ(stored.parts.by_clock, by_clock);
-    RunSaver saver(options, /*rank=*/0, /*group=*/nullptr);
+    RunSaver saver(spec, /*rank=*/0, /*group=*/nullptr);
     saver.go_on_from(3, stored.parts.by_clock);
     saver.save(SaveReason::asked, identity, {.step = 4}, run.state, run.storage,
                [](const std::string&, bool) {});
-    EXPECT_EQ(saved_steps(options.save),
+    EXPECT_EQ(saved_steps(spec.folder),
               by_clock ? std::vector<int64_t>{4} : std::vector<int64_t>({3, 4}));
   }
 }
