@@ -310,7 +310,7 @@ TEST(BatchSize, StepsBetweenPositions) {
 }
 
 template <class Change>
-std::string refusal(const Change& change) {
+std::string refusal_after(const Change& change) {
   Options options = sampled_options();
   options.micro_batch_size = 4;
   change(options);
@@ -327,93 +327,95 @@ TEST(Schedules, ContradictionsAreRefused) {
   const auto expect = [](const std::string& message, const std::string& part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  EXPECT_EQ(refusal([](Options&) {}), "accepted");
-  expect(refusal([](Options& o) { o.train_iters = 5; }), "exclude each other");
-  expect(refusal([](Options& o) { o.lr_decay_iters = 5; }), "Use --lr-decay-samples");
-  expect(refusal([](Options& o) { o.lr_warmup_iters = 5; }), "Use --lr-warmup-samples");
-  expect(refusal([](Options& o) {
+  EXPECT_EQ(refusal_after([](Options&) {}), "accepted");
+  expect(refusal_after([](Options& o) { o.train_iters = 5; }), "exclude each other");
+  expect(refusal_after([](Options& o) { o.lr_decay_iters = 5; }), "Use --lr-decay-samples");
+  expect(refusal_after([](Options& o) { o.lr_warmup_iters = 5; }), "Use --lr-warmup-samples");
+  expect(refusal_after([](Options& o) {
            o.train_samples.reset();
            o.train_iters = 5;
            o.lr_warmup_samples = 2;
          }),
          "Use --lr-warmup-iters");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.train_samples.reset();
            o.train_iters = 5;
            o.rampup_batch_size = "4 4 10";
            o.global_batch_size = 8;
          }),
          "Use --train-samples");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.lr_warmup_samples = 5;
            o.lr_warmup_fraction = 0.1;
          }),
          "--lr-warmup-fraction and --lr-warmup-samples");
-  expect(refusal([](Options& o) { o.lr_warmup_init = 1; }), "--lr-warmup-init 1");
-  expect(refusal([](Options& o) { o.decoupled_min_lr = 1; }), "needs --decoupled-lr");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) { o.lr_warmup_init = 1; }), "--lr-warmup-init 1");
+  expect(refusal_after([](Options& o) { o.decoupled_min_lr = 1; }), "needs --decoupled-lr");
+  expect(refusal_after([](Options& o) {
            o.decoupled_lr = 1;
            o.decoupled_min_lr = 2;
          }),
          "--decoupled-min-lr 2 is larger than --decoupled-lr 1");
-  expect(refusal([](Options& o) { o.lr_decay_style = LrDecayStyle::wsd; }),
+  expect(refusal_after([](Options& o) { o.lr_decay_style = LrDecayStyle::wsd; }),
          "--lr-wsd-decay-samples N");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.lr_decay_style = LrDecayStyle::wsd;
            o.lr_wsd_decay_samples = 901;
            o.lr_warmup_samples = 100;
          }),
          "--lr-wsd-decay-samples 901");
-  expect(refusal([](Options& o) { o.end_weight_decay = 1; }), "--weight-decay-incr-style");
-  expect(refusal([](Options& o) { o.weight_decay_incr_style = IncreaseStyle::linear; }),
+  expect(refusal_after([](Options& o) { o.end_weight_decay = 1; }), "--weight-decay-incr-style");
+  expect(refusal_after([](Options& o) { o.weight_decay_incr_style = IncreaseStyle::linear; }),
          "--start-weight-decay");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.weight_decay_incr_style = IncreaseStyle::linear;
            o.start_weight_decay = 0.2;
            o.end_weight_decay = 0.1;
          }),
          "--start-weight-decay 0.2 is larger than --end-weight-decay 0.1");
-  expect(refusal([](Options& o) { o.global_batch_size = 6; }), "--global-batch-size 6");
-  expect(refusal([](Options& o) { o.rampup_batch_size = "4 4 10"; }), "--global-batch-size N");
+  expect(refusal_after([](Options& o) { o.global_batch_size = 6; }), "--global-batch-size 6");
+  expect(refusal_after([](Options& o) { o.rampup_batch_size = "4 4 10"; }),
+         "--global-batch-size N");
   for (const char* ramp : {"4 4", "4 4 10 10", "4 x 10", "0 4 10", "4 4 10.5", "4 4 -1"}) {
-    expect(refusal([&](Options& o) {
+    expect(refusal_after([&](Options& o) {
              o.rampup_batch_size = ramp;
              o.global_batch_size = 8;
            }),
            "three whole numbers");
   }
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.rampup_batch_size = "4 3 10";
            o.global_batch_size = 8;
          }),
          "does not reach");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.rampup_batch_size = "4 2 10";
            o.global_batch_size = 8;
          }),
          "size 6 is not a multiple of --micro-batch-size 4");
   for (const char* steps : {"0:4 x", "0:4 5Q:8", "0:4 8", "0:4 5:0", "0:4 1.5:8"}) {
-    expect(refusal([&](Options& o) { o.step_batch_size_schedule = steps; }), "TOKENS:SIZE");
+    expect(refusal_after([&](Options& o) { o.step_batch_size_schedule = steps; }), "TOKENS:SIZE");
   }
-  expect(refusal([](Options& o) { o.step_batch_size_schedule = "5:4"; }), "must be 0");
-  expect(refusal([](Options& o) { o.step_batch_size_schedule = "0:4 7:8 7:12"; }), "must rise");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) { o.step_batch_size_schedule = "5:4"; }), "must be 0");
+  expect(refusal_after([](Options& o) { o.step_batch_size_schedule = "0:4 7:8 7:12"; }),
+         "must rise");
+  expect(refusal_after([](Options& o) {
            o.step_batch_size_schedule = "0:4 7:8";
            o.global_batch_size = 4;
          }),
          "largest size is 8");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.rampup_batch_size = "4 4 10";
            o.global_batch_size = 8;
            o.step_batch_size_schedule = "0:4 7:8";
          }),
          "--rampup-batch-size and --step-batch-size-schedule exclude each other");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.step_batch_size_schedule = "0:4 7:8";
            o.decrease_batch_size_if_needed = true;
          }),
          "--decrease-batch-size-if-needed goes with one global batch size");
-  expect(refusal([](Options& o) {
+  expect(refusal_after([](Options& o) {
            o.rampup_batch_size = "4 4 9223372036854775807";
            o.global_batch_size = 8;
          }),
@@ -422,7 +424,7 @@ TEST(Schedules, ContradictionsAreRefused) {
 
 TEST(Schedules, TheLongestRunIsAccepted) {
   const auto of_iters = [](int64_t iters) {
-    return refusal([&](Options& o) {
+    return refusal_after([&](Options& o) {
       o.train_samples.reset();
       o.train_iters = iters;
     });
@@ -431,8 +433,8 @@ TEST(Schedules, TheLongestRunIsAccepted) {
   EXPECT_EQ(of_iters(kMostSamples / 4 + 1),
             "--train-iters 68719476737 with steps of 4 sequences is more than the 274877906944 "
             "sequences that a run may take.");
-  EXPECT_EQ(refusal([](Options& o) { o.train_samples = kMostSamples; }), "accepted");
-  EXPECT_EQ(refusal([](Options& o) { o.train_samples = kMostSamples + 1; }),
+  EXPECT_EQ(refusal_after([](Options& o) { o.train_samples = kMostSamples; }), "accepted");
+  EXPECT_EQ(refusal_after([](Options& o) { o.train_samples = kMostSamples + 1; }),
             "--train-samples 274877906945 is more than the 274877906944 sequences that a run may "
             "take.");
 }
