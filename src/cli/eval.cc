@@ -123,13 +123,19 @@ ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
   const TokenizerModel tokenizer_model = tokenizer_of(model, options, note);
   evaluated.byte_tokens = tokenizer_model.type == "byte";
   const auto tokenizer = make_tokenizer(tokenizer_model);
-  // The made-up tokens are those of the tokenizer's vocabulary, as in training.
-  DataSets mock;
-  if (options.mock_data) {
-    mock = open_run_data(options, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
+  const ValidationSpec validation = validation_spec_of(options);
+  DataSpec training;
+  DataSets data;
+  if (validation.is_share()) {
+    training = data_spec_of(options);
+    // Made-up tokens are those of the tokenizer's vocabulary, as in training.
+    data =
+        training.mock
+            ? open_run_data(training, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name())
+            : open_run_data(training, model.config.vocab_size, tokenizer->eod(), "model");
   }
   evaluated.sets = open_evaluation_sets(
-      options,
+      validation,
       {.sequence_length = *options.seq_length,
        .seed = model.from_checkpoint ? model.identity.seed : static_cast<uint64_t>(options.seed),
        .vocab_size = model.config.vocab_size,
@@ -137,7 +143,7 @@ ExitStatus run_eval(const Options& said, ProcessGroup* processes) {
        .pad = tokenizer->pad(),
        .eod_mask_loss = options.eod_mask_loss,
        .reset_attention_mask = options.reset_attention_mask},
-      options.mock_data ? &mock : nullptr);
+      data, training.split);
   evaluated.samples = evaluation_samples(model, options);
   evaluated.layout =
       std::make_shared<const RunLayout>(run_layout_of(options, model.config, processes));

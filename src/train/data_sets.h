@@ -1,5 +1,5 @@
-// From data options to samples: opens the data sets that a run names, checks their ids, and cuts
-// their splits. What a sample is, data/sampler.h says.
+// From the data sets that a run names to samples: opens them, checks their ids, and cuts their
+// splits. What a sample is, data/sampler.h says.
 //
 // Errors are UserErrors that name the flag or the file. One thread.
 #pragma once
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/sampler.h"
-#include "options/options.h"
+#include "options/data_options.h"
 
 namespace troupe {
 
@@ -21,23 +21,10 @@ struct DataSets {
   std::vector<double> weights;
 };
 
-// Whether each split has data sets of its own (--train-data-path and its like, as in Megatron), and
-// not a share of one.
-bool has_data_per_split(const Options& options);
-
-// The shares of the training data's documents: --split, or all for training where each split has
-// data of its own.
-std::string split_of(const Options& options);
-
-// The data sets of --data-path and all that may stand for it: what training samples come from, and
-// the other splits unless has_data_per_split(). `eod` is the tokenizer's, for --mock-data. An id
-// outside the vocabulary of `tokenizer` (its name) is a bad request.
-DataSets open_run_data(const Options& options, int64_t vocab_size, int32_t eod,
+// What training samples come from, and the validation share. `eod` is the tokenizer's, for data
+// that are made up. An id outside the vocabulary of `tokenizer` (its name) is a bad request.
+DataSets open_run_data(const DataSpec& spec, int64_t vocab_size, int32_t eod,
                        std::string_view tokenizer);
-
-// The words that say what validation reads where each split has data of its own, as --data-path
-// would have them. A bad request when there are none.
-std::vector<std::string> validation_words(const Options& options);
 
 // Opens them all. An id outside the vocabulary of `tokenizer` (its name) is a bad request.
 DataSets open_data_sets(const DataPath& path, int64_t vocab_size, std::string_view tokenizer);

@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <fmt/format.h>
 #include <numeric>
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
-#include "base/text.h"
-#include "io/json.h"
 #include "train/batch_feed.h"
 
 namespace troupe {
@@ -18,60 +14,22 @@ namespace {
 // --split that leaves no sequence to other splits.
 constexpr std::string_view kWholeForValidation = "0,1,0";
 
-// "NAME=PREFIX" or "PREFIX", whose last part is then the name.
-std::pair<std::string, std::string> name_and_prefix(const std::string& text) {
-  const size_t equals = text.find('=');
-  const size_t slash = text.rfind('/');
-  std::pair<std::string, std::string> parts;
-  if (equals != std::string::npos) {
-    parts = {text.substr(0, equals), text.substr(equals + 1)};
-  } else {
-    parts = {slash == std::string::npos ? text : text.substr(slash + 1), text};
-  }
-  if (parts.first.empty() || parts.second.empty()) {
-    throw_bad_request(fmt::format("--valid-data-path {}: give a data set as PREFIX or NAME=PREFIX.",
-                                  quote_name(text)));
-  }
-  return parts;
-}
-
 }  // namespace
 
-std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
-                                                const DataSets* data) {
+std::vector<EvaluationSet> open_evaluation_sets(const ValidationSpec& spec, SampleOptions common,
+                                                const DataSets& data, std::string_view split) {
   common.split = Split::validation;
   common.num_samples.reset();
-  common.keep_partial = options.keep_partial_validation_sample;
+  common.keep_partial = spec.keep_partial;
   std::vector<EvaluationSet> sets;
-  const bool per_split = has_data_per_split(options);
-  if (per_split && !options.multiple_validation_sets) {
-    // As in Megatron: one mixture.
-    const DataPath path = parse_data_path(validation_words(options), "--valid-data-path");
-    const DataSets mixture = open_data_sets(path, common.vocab_size, "model");
-    sets.push_back({{}, make_source(mixture, kWholeForValidation, common), mixture.sets});
-    return sets;
-  }
-  if (!per_split && options.valid_data_path.empty()) {
-    DataSets opened;
-    if (data == nullptr) {
-      opened = open_run_data(options, common.vocab_size, common.eod, "model");
-      data = &opened;
-    }
-    sets.push_back({{}, make_source(*data, options.split, common)});
-    return sets;
-  }
-  for (const std::string& text : per_split ? validation_words(options) : options.valid_data_path) {
-    const auto [name, prefix] = name_and_prefix(text);
-    for (const EvaluationSet& earlier : sets) {
-      if (earlier.name == name) {
-        throw_bad_request(
-            fmt::format("--valid-data-path: two sets are called {}. Name them: NAME=PREFIX.",
-                        quote_name(name)));
-      }
-    }
-    const DataSets set =
-        open_data_sets({.prefixes = {prefix}, .weights = {}}, common.vocab_size, "model");
-    sets.push_back({name, make_source(set, kWholeForValidation, common), set.sets});
+  const auto add_whole = [&](const std::string& name, const DataPath& path) {
+    const DataSets whole = open_data_sets(path, common.vocab_size, "model");
+    sets.push_back({name, make_source(whole, kWholeForValidation, common), whole.sets});
+  };
+  if (spec.is_share()) sets.push_back({{}, make_source(data, split, common)});
+  if (spec.mixture) add_whole({}, *spec.mixture);
+  for (const ValidationSpec::Set& set : spec.sets) {
+    add_whole(set.name, {.prefixes = {set.prefix}, .weights = {}});
   }
   return sets;
 }

@@ -11,10 +11,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/work_report.h"
-#include "options/options.h"
+#include "options/data_options.h"
 #include "passes/inference_programs.h"
 #include "runtime/interpreter.h"
 #include "train/data_sets.h"
@@ -29,15 +30,12 @@ struct EvaluationSet {
   std::vector<std::shared_ptr<const IndexedDataset>> files = {};
 };
 
-// The sets that --valid-data-path names, each whole, or else the validation share of --data-path:
-// of `data`, or opened here when that is null. Where each split has data of its own
-// (has_data_per_split), --valid-data-path is Megatron's: one mixture of weights and data sets,
-// unless
-// --multiple-validation-sets. `common` says what all samples of the run share; its
-// split is not used, and samples come in an order that does not depend on how many are asked for. A
-// name given twice, or ids outside of `common`'s vocabulary, are bad requests.
-std::vector<EvaluationSet> open_evaluation_sets(const Options& options, SampleOptions common,
-                                                const DataSets* data);
+// `data`: the run's, of which `split` leaves a share to validation; read where the spec says so.
+// `common` says what all samples of the run share; its split is not used, and samples come in an
+// order that does not depend on how many are asked for. Ids outside of `common`'s vocabulary are a
+// bad request.
+std::vector<EvaluationSet> open_evaluation_sets(const ValidationSpec& spec, SampleOptions common,
+                                                const DataSets& data, std::string_view split);
 
 struct EvaluationResult {
   std::string name;    // of the set

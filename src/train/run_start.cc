@@ -103,7 +103,8 @@ void RunStart::describe_run() {
   identity_.model = load_model_config(options_, base);
   identity_.compute_dtype = options_.compute_dtype;
   identity_.seed = static_cast<uint64_t>(options_.seed);
-  identity_.split = split_of(options_);
+  data_ = data_spec_of(options_);
+  identity_.split = data_.split;
   if (identity_.tokenizer.contents.empty()) {
     identity_.tokenizer = read_tokenizer_of(options_);
   }
@@ -169,14 +170,14 @@ void RunStart::open_data() {
                     "(--vocab-size).",
                     tokenizer->name(), tokenizer->vocab_size(), identity_.model.vocab_size));
   }
-  if (options_.moe_router_ignore_padding && tokenizer->pad() < 0) {
+  if (data_.needs_padding && tokenizer->pad() < 0) {
     throw_bad_request(
         fmt::format("--moe-router-ignore-padding: the {} tokenizer has no token that stands for "
                     "padding. Name one with a pad_token, or leave the option out.",
                     tokenizer->name()));
   }
   const DataSets data =
-      open_run_data(options_, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
+      open_run_data(data_, tokenizer->vocab_size(), tokenizer->eod(), tokenizer->name());
   identity_.data = fingerprint(data);
   // Ranks of one process read the same files; one of them is enough.
   const ProcessGroup* const group = session_.group();
@@ -196,12 +197,12 @@ void RunStart::open_data() {
                               .vocab_size = identity_.model.vocab_size,
                               .eod = tokenizer->eod(),
                               .pad = tokenizer->pad(),
-                              .eod_mask_loss = options_.eod_mask_loss,
-                              .reset_attention_mask = options_.reset_attention_mask,
+                              .eod_mask_loss = data_.eod_mask_loss,
+                              .reset_attention_mask = data_.reset_attention_mask,
                               .progress = [this](const std::string& line) { log_.say(line); }};
   training_data_ = order_training_data(data, samples);
-  if (spec_.evaluation.evaluates())
-    evaluation_sets_ = open_evaluation_sets(options_, samples, &data);
+  if (!spec_.evaluation.evaluates()) return;
+  evaluation_sets_ = open_evaluation_sets(validation_spec_of(options_), samples, data, data_.split);
 }
 
 void RunStart::require_data_of_checkpoint() const {
@@ -246,7 +247,7 @@ std::unique_ptr<SampleSource> RunStart::order_training_data(const DataSets& data
     const int64_t ordered = resumed_->identity.ordered_samples;
     options.num_samples = identity_.ordered_samples = ordered;
     options.num_read = needed;
-    auto source = make_source(data, split_of(options_), options);
+    auto source = make_source(data, data_.split, options);
     if (source->num_samples() >= needed) {
       if (needed != ordered) {
         log_.say(
@@ -264,7 +265,7 @@ std::unique_ptr<SampleSource> RunStart::order_training_data(const DataSets& data
   }
   options.num_samples = identity_.ordered_samples = needed;
   options.num_read = 0;
-  return make_source(data, split_of(options_), options);
+  return make_source(data, data_.split, options);
 }
 
 void RunStart::require_same_files() const {

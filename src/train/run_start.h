@@ -83,6 +83,7 @@ class RunStart {
   const RunSpec& spec_;
   const RankSession& session_;
   const RunLog& log_;
+  DataSpec data_;
   RunIdentity identity_;
   TrainingPosition position_;
   int64_t last_step_ = 0;
