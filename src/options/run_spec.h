@@ -9,7 +9,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "options/device_options.h"
@@ -80,8 +79,8 @@ struct ProfileSpec {
   std::string folder;
 
   bool covers(int64_t step) const { return enabled && step > after_step && step <= last_step; }
-  std::vector<int32_t> ranks_or(std::vector<int32_t> otherwise) const {
-    return ranks.empty() ? std::move(otherwise) : ranks;
+  std::vector<int32_t> ranks_or(const std::vector<int32_t>& otherwise) const {
+    return ranks.empty() ? otherwise : ranks;
   }
 };
 ProfileSpec profile_spec_of(const Options& options);
