@@ -121,19 +121,16 @@ void Progress::between_steps(std::string_view what, uint64_t done, uint64_t tota
 }
 
 void Progress::evaluation(int64_t step, std::span<const EvaluationResult> results) {
+  if (options_.quiet) return;
   for (const EvaluationResult& result : results) {
-    note(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token | {}{}", step,
+    line(fmt::format("step {:>{}}/{} | validation loss {:.4f} nats per token | {}{}", step,
                      std::to_string(options_.last_step).size(), options_.last_step, result.loss,
                      loss_for_comparison(result.loss, options_.byte_tokens),
                      result.name.empty() ? "" : fmt::format(" on {}", result.name)));
   }
 }
 
-void Progress::note(const std::string& text) {
-  if (!options_.quiet) line_.stay(text);
-}
-
-void Progress::warning(const std::string& text) {
+void Progress::line(const std::string& text) {
   line_.stay(text);
 }
 

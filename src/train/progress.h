@@ -21,7 +21,7 @@ struct ProgressOptions {
   int64_t log_interval = 1;  // steps between those that are logged
   double matmul_limit = 0;   // flops per second of this rank's share of the machine, as measured
   bool byte_tokens = false;  // a loss is then also bits per byte, else a perplexity
-  bool quiet = false;        // prints warnings, and nothing else
+  bool quiet = false;        // prints no steps and no evaluations
 };
 
 class Progress {
@@ -33,10 +33,8 @@ class Progress {
   void evaluation(int64_t step, std::span<const EvaluationResult> results);
   // A live line for what goes on between two steps: "validating 3/16 batches".
   void between_steps(std::string_view what, uint64_t done, uint64_t total, std::string_view unit);
-  // A line of its own, for saving and other events.
-  void note(const std::string& text);
-  // A line of its own, also when quiet.
-  void warning(const std::string& text);
+  // A line of its own, for saving and other events; also when quiet.
+  void line(const std::string& text);
 
  private:
   std::string describe(const StepMetrics& metrics);

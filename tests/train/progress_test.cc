@@ -61,7 +61,7 @@ TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
   ::testing::internal::CaptureStderr();
   Progress progress({.last_step = 20, .last_token = 2000, .log_interval = 10, .matmul_limit = 1});
   for (int64_t step = 1; step <= 20; ++step) progress.step(metrics_of(step, 1), step % 10 == 0);
-  progress.note("saved");
+  progress.line("saved");
   const std::vector<std::string> lines = lines_of(::testing::internal::GetCapturedStderr());
   ASSERT_EQ(lines.size(), 3U) << "the logged steps and the note";
   for (const std::string& line : lines) {
