@@ -304,6 +304,9 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
     load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
                     progress.report());
     log_.say("Weights from " + pretrained + ".");
+    if (hf_prediction_layers(join_path(pretrained, "config.json")) > 0) {
+      log_.say("Layers of multi-token prediction, where the folder holds any, are left out.");
+    }
     const bool by_bytes =
         identity_.tokenizer.type == "byte" && !was_given(options_, "tokenizer-type");
     if (by_bytes && path_exists(join_path(pretrained, "tokenizer.json"))) {
