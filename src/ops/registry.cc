@@ -54,6 +54,7 @@
 #include "ops/shards/shards.h"
 #include "ops/shift_ids/shift_ids.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/slices/slices.h"
 #include "ops/split_columns/split_columns.h"
 #include "ops/split_rows/split_rows.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
@@ -109,6 +110,7 @@ constexpr std::array kOperations = {
     &kJitter,
     &kJoinColumns,
     &kJoinRows,
+    &kJoinSlices,
     &kLayerNorm,
     &kLayerNormGradient,
     &kLayerNormWeightGradient,
@@ -160,6 +162,7 @@ constexpr std::array kOperations = {
     &kSplitColumns,
     &kSplitRows,
     &kSumOverRanks,
+    &kTakeSlice,
     &kTokenCount,
     &kTokenShare,
     &kTokenMean,
