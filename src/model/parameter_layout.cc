@@ -148,6 +148,26 @@ ParameterSlice slice_of(const ParameterSpec& parameter, const Layout& layout, in
   return slice;
 }
 
+MatrixCut matrix_cut_of(const ParameterSpec& parameter, const Layout& layout, int32_t rank) {
+  for (const Cut& cut : parameter.cuts) {
+    const CutPart own = part_of(cut.over, layout, rank);
+    if (cut.over == CutOver::ep || own.parts == 1) continue;
+    MatrixCut matrices{
+        .group = cut.over == CutOver::tp ? RankGroup::tp : RankGroup::etp,
+        .slices = {.dimension = cut.dimension, .ranks = own.parts, .place = own.part}};
+    auto& sections = matrices.slices.sections;
+    TROUPE_CHECK(cut.sections.size() <= sections.size(), "too many sections of a cut");
+    for (size_t i = 0; i < cut.sections.size(); ++i) {
+      const CutSection& section = cut.sections[i];
+      const bool has_copies = section.is_shared && section.units < own.parts;
+      const int64_t copies = has_copies ? own.parts / section.units : 1;
+      sections[i] = {.size = section.size, .copies = static_cast<int32_t>(copies)};
+    }
+    return matrices;
+  }
+  return {};
+}
+
 bool holds(const PipelinePartition& partition, int32_t place, const ParameterSpec& parameter) {
   if (parameter.layer >= 0) return partition.rank_of_layer(parameter.layer) == place;
   if (parameter.is_with_embedding) {

@@ -12,8 +12,10 @@
 #include "model/model_config.h"
 #include "model/parameter_slice.h"
 #include "model/parameter_spec.h"
+#include "ops/slices/slices.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
+#include "program/rank_group.h"
 
 namespace troupe {
 
@@ -31,6 +33,14 @@ namespace troupe {
 
 // The slice of a parameter that `rank` holds if its stage holds the parameter at all.
 ParameterSlice slice_of(const ParameterSpec& parameter, const Layout& layout, int32_t rank);
+
+// How the matrices of a parameter, each expert's by itself, are cut over ranks, as `rank` sees it;
+// one rank where they are whole.
+struct MatrixCut {
+  RankGroup group = RankGroup::tp;
+  SliceCut slices;
+};
+MatrixCut matrix_cut_of(const ParameterSpec& parameter, const Layout& layout, int32_t rank);
 
 // Whether the stages of pipeline rank `place` hold the parameter.
 bool holds(const PipelinePartition& partition, int32_t place, const ParameterSpec& parameter);

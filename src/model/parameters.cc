@@ -95,11 +95,14 @@ class Declaration {
   void add_optimizer_state(Parameter& parameter, DType dtype, const Shape& kept,
                            const AddState& add_state) {
     OptimizedParameter& what = parameter.optimized;
+    const MatrixCut cut = matrix_cut_of(parameter, part_.layout(), part_.rank);
     what = {.dtype = dtype,
             .whole_shape = parameter.whole_shape,
             .kept = kept,
             .is_outer = parameter.is_outer,
-            .row_matrices = {}};
+            .row_matrices = {},
+            .cut_group = cut.group,
+            .cut = cut.slices};
     if (parameter.is_fused) {
       for (const CutSection& section : parameter.cuts.front().sections) {
         what.row_matrices.push_back(section.size);

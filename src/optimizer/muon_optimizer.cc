@@ -1,6 +1,8 @@
 #include "optimizer/muon_optimizer.h"
 
 #include "base/error.h"
+#include "ops/all_gather/all_gather.h"
+#include "ops/slices/slices.h"
 
 namespace troupe {
 namespace {
@@ -14,18 +16,15 @@ bool is_hidden_matrix(const OptimizedParameter& parameter) {
 std::vector<OptimizerTensor> MuonOptimizer::declare(const OptimizedParameter& parameter,
                                                     const AddOptimizerState& add) const {
   if (!is_hidden_matrix(parameter)) return adamw_.declare(parameter, add);
-  for (int i = 1; i <= 2; ++i) {
-    const int kept = parameter.kept.rank() - i;
-    const int whole = parameter.whole_shape.rank() - i;
-    TROUPE_CHECK(kept >= 0 && parameter.kept[kept] == parameter.whole_shape[whole],
-                 "Muon updates whole matrices");
-  }
+  TROUPE_CHECK(parameter.kept.rank() == parameter.whole_shape.rank(),
+               "Muon updates whole matrices, or the slices of a group of ranks");
   const DType dtype = accumulation_dtype(parameter.dtype);
   return {{.name = "momentum", .values = add("momentum", dtype, parameter.kept), .scales = {}}};
 }
 
 NewtonSchulzAttributes MuonOptimizer::orthogonalisation(const OptimizedParameter& parameter) const {
-  const Shape& shape = parameter.whole_shape;
+  const Shape& shape = options_.is_blockwise ? parameter.kept : parameter.whole_shape;
+  const int rows_dimension = shape.rank() - 2;
   const int64_t columns = shape.back();
   const bool is_narrow = accumulation_dtype(parameter.dtype) == DType::f32;
   NewtonSchulzAttributes attributes{
@@ -37,14 +36,29 @@ NewtonSchulzAttributes MuonOptimizer::orthogonalisation(const OptimizedParameter
   };
   const std::vector<int64_t>& matrices = parameter.row_matrices;
   if (!options_.split_rows || matrices.empty()) {
-    attributes.sections[0].scale = scale_of(shape[shape.rank() - 2]);
+    attributes.sections[0].scale = scale_of(shape[rows_dimension]);
     return attributes;
   }
   TROUPE_CHECK(matrices.size() <= attributes.sections.size(), "too many matrices in one");
   for (size_t i = 0; i < matrices.size(); ++i) {
-    attributes.sections[i] = {.rows = matrices[i], .scale = scale_of(matrices[i])};
+    int64_t rows = matrices[i];
+    if (options_.is_blockwise && parameter.cut.dimension == rows_dimension) {
+      rows = rows * parameter.cut.sections[i].copies / parameter.cut.ranks;
+    }
+    attributes.sections[i] = {.rows = rows, .scale = scale_of(rows)};
   }
   return attributes;
+}
+
+ValueId MuonOptimizer::orthogonal(Builder& builder, const OptimizedParameter& parameter, ValueId x,
+                                  const std::string& name) const {
+  const NewtonSchulzAttributes attributes = orthogonalisation(parameter);
+  const SliceCut& cut = parameter.cut;
+  if (cut.ranks == 1 || options_.is_blockwise) return newton_schulz(builder, x, attributes, name);
+  const ValueId slices =
+      all_gather(builder, x, {.group = parameter.cut_group, .ranks = cut.ranks}, "slices." + name);
+  const ValueId whole = join_slices(builder, slices, cut, "joined." + name);
+  return take_slice(builder, newton_schulz(builder, whole, attributes, "whole." + name), cut, name);
 }
 
 void MuonOptimizer::emit_update(Builder& builder, const ParameterUpdate& update,
@@ -58,8 +72,7 @@ void MuonOptimizer::emit_update(Builder& builder, const ParameterUpdate& update,
                                        .skip = scalars.skip},
                                       {.beta = options_.beta, .nesterov = options_.nesterov},
                                       "direction." + update.name);
-  const ValueId direction =
-      newton_schulz(builder, moved, orthogonalisation(update.what), "orthogonal." + update.name);
+  const ValueId direction = orthogonal(builder, update.what, moved, "orthogonal." + update.name);
   muon_update(builder,
               {.update = direction,
                .parameter = update.parameter,

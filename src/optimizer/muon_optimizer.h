@@ -2,7 +2,9 @@
 // momentum, orthogonalised (ops/newton_schulz, ops/muon); embedding, head, norms and biases by
 // AdamW. Each expert's matrix is one by itself.
 //
-// Matrices must be whole on the ranks that update them: no layout may cut them.
+// A matrix that is cut over ranks is gathered: each of them orthogonalises all of it, as one rank
+// does, and keeps its slice. With MuonOptions::is_blockwise each orthogonalises its slice by
+// itself, which is another optimizer for each number of ranks. State may not be sharded.
 #pragma once
 
 #include "ops/muon/muon.h"
@@ -20,7 +22,8 @@ struct MuonOptions {
   int32_t steps = 5;
   // Of f32 momentum; f64 is orthogonalised in f64.
   NewtonSchulzArithmetic arithmetic = NewtonSchulzArithmetic::bf16;
-  bool split_rows = true;  // OptimizedParameter::row_matrices are matrices by themselves
+  bool split_rows = true;     // OptimizedParameter::row_matrices are matrices by themselves
+  bool is_blockwise = false;  // slices of a cut matrix are matrices by themselves
   AdamWOptions adamw = {};
 };
 
@@ -37,6 +40,9 @@ class MuonOptimizer : public Optimizer {
 
  private:
   NewtonSchulzAttributes orthogonalisation(const OptimizedParameter& parameter) const;
+  // Of the momentum `x` of what the rank keeps; named `name`.
+  ValueId orthogonal(Builder& builder, const OptimizedParameter& parameter, ValueId x,
+                     const std::string& name) const;
 
   const MuonOptions options_;
   const AdamWOptimizer adamw_;

@@ -13,7 +13,9 @@
 
 #include "base/dtype.h"
 #include "base/shape.h"
+#include "ops/slices/slices.h"
 #include "program/builder.h"
+#include "program/rank_group.h"
 #include "program/value.h"
 
 namespace troupe {
@@ -32,6 +34,10 @@ struct OptimizedParameter {
   Shape kept;                         // of the part that this rank updates
   bool is_outer = false;              // embedding or head
   std::vector<int64_t> row_matrices;  // rows of what are several matrices; empty: it is one
+  // Its matrices are cut over the ranks of a group, and this rank has their slice (all_gather, and
+  // ops/slices). With one rank they are whole.
+  RankGroup cut_group = RankGroup::tp;
+  SliceCut cut;
 };
 
 // Adds a tensor of the state; its name is `prefix` and then the parameter's.

@@ -63,8 +63,6 @@ constexpr std::string_view kPartition =
     "say what each stage holds with --pipeline-model-parallel-layout.";
 constexpr std::string_view kSharding =
     "say --use-megatron-fsdp: parameters, gradients and optimizer state are sharded.";
-constexpr std::string_view kWholeMatrices =
-    "Muon's matrices are whole on each rank that updates them.";
 constexpr std::string_view kRestart =
     "start the same command again: with --load and --save of one folder it goes on from its newest "
     "checkpoint.";
@@ -311,7 +309,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("trust-remote-code", "tokenizers are files here, and no code is run."),
 
     // Training.
-    accepted_value("muon-tp-mode", "", kWholeMatrices),
     accepted_value("muon-scalar-optimizer", "adam", "AdamW updates what Muon does not."),
     accepted("muon-use-syrk", kSpeed),
     accepted("check-for-nan-in-loss-and-grad", kNotFinite),

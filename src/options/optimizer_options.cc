@@ -55,21 +55,25 @@ void refuse_muon_flags(const Options& options) {
   refuse(options.muon_num_ns_steps != defaults.muon_num_ns_steps, "muon-num-ns-steps");
   refuse(options.muon_fp32_matmul_prec != defaults.muon_fp32_matmul_prec, "muon-fp32-matmul-prec");
   refuse(options.muon_no_split_qkv, "muon-no-split-qkv");
+  refuse(options.muon_tp_mode != defaults.muon_tp_mode, "muon-tp-mode");
 }
 
-// A matrix is orthogonalised whole.
-void refuse_cut_matrices(const Options& options, const Layout& layout, StateSharding sharding) {
-  const auto refuse = [](bool cuts, const std::string& flag, const char* instead) {
+// A matrix is orthogonalised whole, or by slices of tensor parallelism.
+void refuse_for_muon(const Options& options, StateSharding sharding) {
+  const auto refuse = [](bool cuts, const char* flag) {
     if (!cuts) return;
-    throw_bad_request(fmt::format("--optimizer muon updates whole matrices, and {} cuts them: {}.",
-                                  flag, instead));
+    throw_bad_request(fmt::format(
+        "--optimizer muon updates whole matrices, and {} cuts them between any two rows: leave it "
+        "out.",
+        flag));
   };
-  refuse(layout.tp() > 1, fmt::format("--tensor-model-parallel-size {}", layout.tp()),
-         "share the work with pipeline, expert, context or data parallelism instead");
-  refuse(layout.etp() > 1, fmt::format("--expert-tensor-parallel-size {}", layout.etp()),
-         "use --expert-model-parallel-size instead");
-  refuse(sharding == StateSharding::optimizer, "--use-distributed-optimizer", "leave it out");
-  refuse(sharding == StateSharding::parameters, "--use-megatron-fsdp", "leave it out");
+  refuse(sharding == StateSharding::optimizer, "--use-distributed-optimizer");
+  refuse(sharding == StateSharding::parameters, "--use-megatron-fsdp");
+  if (options.muon_tp_mode == MuonTpMode::distributed) {
+    throw_bad_request(
+        "--muon-tp-mode distributed: matrices are not orthogonalised by several ranks together. "
+        "Use duplicated, which gives the same update.");
+  }
   if (options.optimizer_cpu_offload) {
     throw_bad_request(
         "--optimizer muon: its momentum is read by products, and cannot stay in the host's memory. "
@@ -86,7 +90,7 @@ std::shared_ptr<const Optimizer> optimizer_of(const Options& options, const Mode
     refuse_muon_flags(options);
     return std::make_shared<const AdamWOptimizer>(adamw);
   }
-  refuse_cut_matrices(options, layout, sharding);
+  refuse_for_muon(options, sharding);
   const bool is_quintic = options.muon_coefficient_type == NewtonSchulzCoefficients::quintic;
   if (is_quintic && options.muon_num_ns_steps != 5) {
     throw_bad_request(fmt::format(
@@ -103,6 +107,7 @@ std::shared_ptr<const Optimizer> optimizer_of(const Options& options, const Mode
                   .steps = options.muon_num_ns_steps,
                   .arithmetic = options.muon_fp32_matmul_prec,
                   .split_rows = !options.muon_no_split_qkv,
+                  .is_blockwise = options.muon_tp_mode == MuonTpMode::blockwise,
                   .adamw = adamw});
 }
 

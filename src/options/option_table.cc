@@ -126,6 +126,9 @@ constexpr Choice<NewtonSchulzCoefficients> kMuonCoefficients[] = {
     {"quintic", NewtonSchulzCoefficients::quintic}, {"simple", NewtonSchulzCoefficients::simple}};
 constexpr Choice<NewtonSchulzArithmetic> kMuonPrecisions[] = {
     {"medium", NewtonSchulzArithmetic::bf16}, {"high", NewtonSchulzArithmetic::accumulation}};
+constexpr Choice<MuonTpMode> kMuonTpModes[] = {{"duplicated", MuonTpMode::duplicated},
+                                               {"blockwise", MuonTpMode::blockwise},
+                                               {"distributed", MuonTpMode::distributed}};
 constexpr Choice<ProgramKind> kPrograms[] = {{"train", ProgramKind::train},
                                              {"eval", ProgramKind::eval}};
 constexpr Choice<PassId> kDumpedPasses[] = {
@@ -1718,6 +1721,14 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::muon_no_split_qkv,
      .group = kTraining,
      .help = "Muon takes queries, keys and values as one matrix instead of three.",
+     .commands = kShape},
+    {.name = "muon-tp-mode",
+     .member = kChoiceMember<&Options::muon_tp_mode, kMuonTpModes>,
+     .group = kTraining,
+     .metavar = "M",
+     .help = "A matrix that tensor parallelism cuts: each rank gathers and orthogonalises all of "
+             "it (duplicated), or its slice alone (blockwise: another optimizer for each number of "
+             "ranks).",
      .commands = kShape},
     {.name = "adam-beta1",
      .member = &Options::adam_beta1,

@@ -100,6 +100,9 @@ enum class CpCommType : uint8_t { p2p, a2a, allgather, a2a_p2p };
 
 enum class OptimizerKind : uint8_t { adam, muon };
 
+// --muon-tp-mode.
+enum class MuonTpMode : uint8_t { duplicated, blockwise, distributed };
+
 // --program of `inspect`.
 enum class ProgramKind : uint8_t { train, eval };
 
@@ -315,6 +318,7 @@ struct Options {
   int32_t muon_num_ns_steps = 5;
   NewtonSchulzArithmetic muon_fp32_matmul_prec = NewtonSchulzArithmetic::bf16;
   bool muon_no_split_qkv = false;
+  MuonTpMode muon_tp_mode = MuonTpMode::duplicated;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-8;

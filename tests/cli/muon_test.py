@@ -5,9 +5,7 @@ every matrix of the layers moves by its momentum, orthogonalised, and by its wei
 
 Usage: muon_test.py TROUPE SOURCE
 """
-import json
 import math
-import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,9 @@ import unittest
 from pathlib import Path
 
 TROUPE, SOURCE = sys.argv[1], Path(sys.argv[2])
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from checkpoint_tensors import read_f32  # noqa: E402
+
 LEARNING_RATE, WEIGHT_DECAY = 1e-2, 0.1
 # Megatron's "quintic", a triple for each step.
 QUINTIC = [(4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
@@ -30,26 +31,6 @@ QKV_ROWS = [16, 8, 8]
 
 def troupe(*arguments):
     return subprocess.run([TROUPE, *arguments], capture_output=True, text=True, timeout=300)
-
-
-def read_f32(folder):
-    """The tensors of a checkpoint of one rank: name -> (shape, numbers). Slices ("name@row,column")
-    that cut rows follow each other."""
-    data = next(folder.glob("*.safetensors")).read_bytes()
-    size = struct.unpack("<Q", data[:8])[0]
-    slices = {}
-    for name, entry in json.loads(data[8:8 + size]).items():
-        if name == "__metadata__" or entry["dtype"] != "F32":
-            continue
-        begin, end = entry["data_offsets"]
-        numbers = struct.unpack(f"<{(end - begin) // 4}f", data[8 + size + begin:8 + size + end])
-        whole, _, offset = name.partition("@")
-        place = tuple(map(int, offset.split(","))) if offset else ()
-        slices.setdefault(whole, []).append((place, numbers))
-    tensors = json.loads((folder / "index.json").read_text())["tensors"]
-    return {tensor["name"]: (tensor["shape"],
-                             [v for _, numbers in sorted(slices[tensor["name"]]) for v in numbers])
-            for tensor in tensors if tensor["name"] in slices}
 
 
 def product(a, b):
@@ -76,23 +57,50 @@ def orthogonalised(x):
     return transposed(x) if is_tall else x
 
 
-def matrices_of(name, shape, numbers):
-    """As lists of rows: each expert's, and queries, keys and values."""
+def halves(indices):
+    middle = len(indices) // 2
+    return [indices[:middle], indices[middle:]]
+
+
+def matrices_of(name, shape, is_cut):
+    """The matrices of a parameter as lists of rows of places: each expert's, and queries, keys and
+    values; when it is cut, the slice of each of two ranks."""
     rows, columns = shape[-2], shape[-1]
-    sizes = QKV_ROWS if name.endswith("w_qkv") else [rows]
-    all_rows = [list(numbers[i:i + columns]) for i in range(0, len(numbers), columns)]
+    sections = {"w_qkv": QKV_ROWS, "w_gate_up": [rows // 2, rows // 2]}.get(name, [rows])
     matrices = []
-    while all_rows:
-        for size in sizes:
-            matrices.append(all_rows[:size])
-            all_rows = all_rows[size:]
+    for matrix in range(math.prod(shape[:-2])):
+        groups = []
+        for size in sections:
+            first = sum(map(len, groups))
+            groups.append(list(range(first, first + size)))
+        across = list(range(columns))
+        if not is_cut:
+            blocks = [(group, across) for group in groups]
+        elif name in ("w_qkv", "w_gate_up"):
+            blocks = [(half, across) for group in groups for half in halves(group)]
+        else:
+            blocks = [(group, half) for group in groups for half in halves(across)]
+        if name == "w_gate_up":  # one matrix
+            parts = 2 if is_cut else 1
+            blocks = [(blocks[i][0] + blocks[i + parts][0], across) for i in range(parts)]
+        matrices += [[[(matrix * rows + i) * columns + j for j in own] for i in group]
+                     for group, own in blocks]
     return matrices
 
 
 class Muon(unittest.TestCase):
     def test_every_matrix_of_a_layer_moves_by_its_orthogonal_momentum(self):
+        over_two = ["--ranks", "2", "--tensor-model-parallel-size", "2"]
+        for optimizer, layout in [
+                ("muon", []),
+                ("muon", over_two),
+                ("muon", [*over_two, "--muon-tp-mode", "blockwise"])]:
+            with self.subTest(optimizer=optimizer, layout=layout):
+                self.check_a_step(["--optimizer", optimizer, *layout], "blockwise" in layout)
+
+    def check_a_step(self, flags, is_cut):
         with tempfile.TemporaryDirectory() as folder:
-            run = troupe("train", *MODEL, "--optimizer", "muon", "--muon-fp32-matmul-prec", "high",
+            run = troupe("train", *MODEL, *flags, "--muon-fp32-matmul-prec", "high",
                          "--lr", str(LEARNING_RATE), "--lr-decay-style", "constant",
                          "--weight-decay", str(WEIGHT_DECAY), "--train-iters", "2",
                          "--save-interval", "1", "--keep-checkpoints", "2", "--save", folder)
@@ -105,10 +113,14 @@ class Muon(unittest.TestCase):
         for name in moved:
             weight = name.removeprefix("momentum.")
             shape, momentum = after[name]
-            change = []
-            for matrix in matrices_of(weight, shape, momentum):
-                scale = math.sqrt(max(len(matrix), len(matrix[0])))
-                change += [scale * v for row in orthogonalised(matrix) for v in row]
+            change = [None] * len(momentum)
+            short = weight.split(".")[-1]
+            for places in matrices_of(short, shape, is_cut and short != "w_router"):
+                scale = math.sqrt(max(len(places), len(places[0])))
+                matrix = orthogonalised([[momentum[i] for i in row] for row in places])
+                for row, numbers in zip(places, matrix):
+                    for i, v in zip(row, numbers):
+                        change[i] = scale * v
             old, new = before[weight][1], after[weight][1]
             largest = max(abs(v) for v in change)
             for old_weight, v, new_weight in zip(old, change, new):
@@ -117,12 +129,12 @@ class Muon(unittest.TestCase):
                 self.assertAlmostEqual(new_weight, expected,
                                        delta=5e-4 * LEARNING_RATE * largest + 1e-6, msg=weight)
 
-    def test_what_cuts_matrices_is_refused(self):
+    def test_what_cannot_be_is_refused(self):
         for flags, part in [
-                (["--ranks", "2", "--tensor-model-parallel-size", "2"],
-                 "--optimizer muon updates whole matrices, and --tensor-model-parallel-size 2"),
+                (["--muon-tp-mode", "distributed"], "Use duplicated, which gives the same update"),
                 (["--ranks", "2", "--use-distributed-optimizer"],
-                 "--use-distributed-optimizer cuts them: leave it out"),
+                 "--use-distributed-optimizer cuts them between any two rows: leave it out"),
+                (["--ranks", "2", "--use-megatron-fsdp"], "--use-megatron-fsdp cuts them"),
                 (["--optimizer-cpu-offload"], "Leave out --optimizer-cpu-offload"),
                 (["--muon-num-ns-steps", "6"], "quintic are those of 5 steps")]:
             run = troupe("plan", *MODEL, "--optimizer", "muon", *flags)

@@ -1,8 +1,10 @@
-// The optimizer Muon in layouts that leave matrices whole, and what it updates how.
+// The optimizer Muon in layouts, those that cut matrices among them, and what it updates how.
 #include <gtest/gtest.h>
 
 #include "model/model_state.h"
 #include "model/parameters.h"
+#include "ops/newton_schulz/newton_schulz.h"
+#include "ops/slices/slices.h"
 #include "optimizer/muon_optimizer.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
@@ -23,18 +25,59 @@ LayoutCase muon_case(const std::string& name) {
   return c;
 }
 
+LayoutCase in_layout(const std::string& name, LayoutOptions layout) {
+  LayoutCase c = muon_case(name);
+  layout.sequence_parallel = layout.tensor_parallel > 1;
+  c.layout = layout;
+  return c;
+}
+
 TEST(Muon, LayoutsEqualOneRank) {
-  LayoutCase experts = muon_case("ep2_dp2");
-  experts.layout.world_size = 4;
-  experts.layout.expert_parallel = 2;
-  LayoutCase pipeline = muon_case("pp2_cp2");
-  pipeline.layout.world_size = 4;
-  pipeline.layout.pipeline_parallel = 2;
-  pipeline.layout.context_parallel = 2;
-  for (const LayoutCase& c : {experts, pipeline}) {
+  for (const LayoutCase& c :
+       {in_layout("ep2_dp2", {.world_size = 4, .expert_parallel = 2}),
+        in_layout("pp2_cp2", {.world_size = 4, .context_parallel = 2, .pipeline_parallel = 2}),
+        in_layout("tp2", {.world_size = 2, .tensor_parallel = 2, .expert_tensor_parallel = 1}),
+        in_layout("tp2_etp2", {.world_size = 4, .tensor_parallel = 2, .expert_tensor_parallel = 2}),
+        in_layout("etp2", {.world_size = 2, .expert_tensor_parallel = 2}),
+        in_layout("tp2_ep2", {.world_size = 4,
+                             .tensor_parallel = 2,
+                             .expert_parallel = 2,
+                             .expert_tensor_parallel = 1}),
+        in_layout("tp2_pp2", {.world_size = 4, .tensor_parallel = 2, .pipeline_parallel = 2}),
+        in_layout("tp2_cp2", {.world_size = 4, .tensor_parallel = 2, .context_parallel = 2}),
+        // More ranks than heads of keys and values, which two ranks then share.
+        in_layout("tp4", {.world_size = 4, .tensor_parallel = 4, .key_value_heads = 2})}) {
     SCOPED_TRACE(c.name);
     expect_same_outcome(run_one_rank(c), run_layout(c));
   }
+}
+
+TEST(Muon, QueriesKeysAndValuesOfSlicesMayBeOneMatrix) {
+  LayoutCase c = in_layout("tp2", {.world_size = 2, .tensor_parallel = 2});
+  c.optimizer = std::make_shared<const MuonOptimizer>(MuonOptions{.split_rows = false});
+  expect_same_outcome(run_one_rank(c), run_layout(c));
+}
+
+// Only the formula of slices is another one: their momentum after a step is that of one rank.
+TEST(Muon, BlocksAreOrthogonalisedWithoutAnExchange) {
+  LayoutCase c = in_layout("tp2", {.world_size = 2, .tensor_parallel = 2});
+  c.optimizer = std::make_shared<const MuonOptimizer>(MuonOptions{.is_blockwise = true});
+  const auto program = program_of(c, 0);
+  int32_t orthogonalised = 0;
+  for (int32_t i = 0; i < program->op_count(); ++i) {
+    const OpSpec* spec = program->op(i).spec;
+    EXPECT_NE(spec, &kJoinSlices);
+    if (spec != &kNewtonSchulz) continue;
+    const auto& attributes = program->op(i).attributes.as<NewtonSchulzAttributes>();
+    if (attributes.sections[2].rows > 0) {
+      ++orthogonalised;
+      EXPECT_EQ(attributes.sections[0].rows, 16);
+      EXPECT_EQ(attributes.sections[1].rows, 8);
+      EXPECT_EQ(attributes.sections[2].rows, 8);
+    }
+  }
+  EXPECT_EQ(orthogonalised, 2);
+  run_layout(c);  // replicas keep the same bits
 }
 
 TEST(Muon, MatricesOfLayersHaveAMomentumAndAllElseTwoMoments) {
