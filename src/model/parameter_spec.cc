@@ -36,6 +36,7 @@ ParameterId ParameterList::weight(std::string_view name, const Shape& shape,
 ParameterId ParameterList::embedding(std::string_view name, const Shape& shape,
                                      const Options& options, double init_std) {
   ParameterSpec& spec = add(name, shape, options);
+  spec.is_matrix = true;
   if (init_std >= 0) {
     spec.init_std = init_std;
   } else if (config_.init_method_xavier_uniform) {

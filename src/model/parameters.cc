@@ -99,7 +99,7 @@ class Declaration {
     what = {.dtype = dtype,
             .whole_shape = parameter.whole_shape,
             .kept = kept,
-            .is_outer = parameter.is_outer,
+            .is_hidden_matrix = parameter.is_matrix && !parameter.is_outer,
             .row_matrices = {},
             .cut_group = cut.group,
             .cut = cut.slices};

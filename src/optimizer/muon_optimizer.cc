@@ -5,17 +5,10 @@
 #include "ops/slices/slices.h"
 
 namespace troupe {
-namespace {
-
-bool is_hidden_matrix(const OptimizedParameter& parameter) {
-  return parameter.whole_shape.rank() >= 2 && !parameter.is_outer;
-}
-
-}  // namespace
 
 std::vector<OptimizerTensor> MuonOptimizer::declare(const OptimizedParameter& parameter,
                                                     const AddOptimizerState& add) const {
-  if (!is_hidden_matrix(parameter)) return adamw_.declare(parameter, add);
+  if (!parameter.is_hidden_matrix) return adamw_.declare(parameter, add);
   TROUPE_CHECK(parameter.kept.rank() == parameter.whole_shape.rank(),
                "Muon updates whole matrices, or the slices of a group of ranks");
   const DType dtype = accumulation_dtype(parameter.dtype);
@@ -63,7 +56,7 @@ ValueId MuonOptimizer::orthogonal(Builder& builder, const OptimizedParameter& pa
 
 void MuonOptimizer::emit_update(Builder& builder, const ParameterUpdate& update,
                                 const UpdateScalars& scalars) const {
-  if (!is_hidden_matrix(update.what)) return adamw_.emit_update(builder, update, scalars);
+  if (!update.what.is_hidden_matrix) return adamw_.emit_update(builder, update, scalars);
   TROUPE_CHECK(update.tensors.size() == 1 && update.first == 0, "a momentum of the whole matrix");
   const ValueId moved = muon_momentum(builder,
                                       {.gradient = update.gradient,

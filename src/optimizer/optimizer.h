@@ -32,7 +32,7 @@ struct OptimizedParameter {
   DType dtype = DType::f32;
   Shape whole_shape;                  // in the whole model
   Shape kept;                         // of the part that this rank updates
-  bool is_outer = false;              // embedding or head
+  bool is_hidden_matrix = false;      // of a layer, or one for each expert
   std::vector<int64_t> row_matrices;  // rows of what are several matrices; empty: it is one
   // Its matrices are cut over the ranks of a group, and this rank has their slice (all_gather, and
   // ops/slices). With one rank they are whole.

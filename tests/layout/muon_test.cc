@@ -52,6 +52,18 @@ TEST(Muon, LayoutsEqualOneRank) {
   }
 }
 
+// Those of the experts have two dimensions, and are no matrices.
+TEST(Muon, BiasesAreUpdatedByAdamW) {
+  LayoutCase c = in_layout("tp2_ep2", {.world_size = 4,
+                                       .tensor_parallel = 2,
+                                       .expert_parallel = 2,
+                                       .expert_tensor_parallel = 1});
+  c.model.add_bias_linear = true;
+  const Outcome one = run_one_rank(c);
+  EXPECT_TRUE(one.contains("after it, exp_avg of layers.1.b_gate_up"));
+  expect_same_outcome(one, run_layout(c));
+}
+
 TEST(Muon, QueriesKeysAndValuesOfSlicesMayBeOneMatrix) {
   LayoutCase c = in_layout("tp2", {.world_size = 2, .tensor_parallel = 2});
   c.optimizer = std::make_shared<const MuonOptimizer>(MuonOptions{.split_rows = false});
