@@ -62,12 +62,12 @@ uint64_t staged_sum_bytes(std::span<const ShareOf> tensors, DType dtype, int ran
 }
 
 uint64_t staged_sum_bytes(const OpView& op, int ranks,
-                          const std::function<ShareOf(const Shape&)>& share_of_shape) {
+                          const std::function<ShareOf(int output)>& share_of_output) {
   uint64_t most = 0;
   for (const DType dtype : kSummedDtypes) {
     std::vector<ShareOf> tensors;
     for (int i = 0; i < op.op.output_count; ++i) {
-      if (op.output(i).dtype == dtype) tensors.push_back(share_of_shape(op.output(i).shape));
+      if (op.output(i).dtype == dtype) tensors.push_back(share_of_output(i));
     }
     most = std::max(most, staged_sum_bytes(tensors, dtype, ranks));
   }

@@ -53,7 +53,7 @@ uint64_t staged_sum_bytes(std::span<const ShareOf> tensors, DType dtype, int ran
 // Of an operation that sums each of its outputs in place, those of one dtype after the others.
 inline constexpr std::array kSummedDtypes = {DType::f64, DType::f32, DType::bf16, DType::i32};
 uint64_t staged_sum_bytes(const OpView& op, int ranks,
-                          const std::function<ShareOf(const Shape&)>& share_of_shape);
+                          const std::function<ShareOf(int output)>& share_of_output);
 
 // The ways from one member to another on which messages travel, as far as `place` has to do with
 // them. messages[from][to] counts those of all members. Connecting a way, and ending it,

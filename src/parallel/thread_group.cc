@@ -129,23 +129,25 @@ class ThreadGroup::Room::Member : public Communicator {
 
   // A rank writes its own shards only, and no other rank reads them.
   void reduce_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
-                     ThreadPool& pool) override {
+                     std::span<const int16_t> owners, ThreadPool& pool) override {
     room_.begin(place_, call, {.tensors = tensors, .sent = {}});
     for (size_t i = 0; i < tensors.size(); ++i) {
-      with_sum_types(tensors[i].dtype, [&]<class T, class Sum>() { sum_shard<T, Sum>(i, pool); });
+      const IndexRange own = shard_of(tensors[i].shape, shard_at(place_, owner_of(owners, i)));
+      with_sum_types(tensors[i].dtype,
+                     [&]<class T, class Sum>() { sum_shard<T, Sum>(i, own, pool); });
     }
     room_.end(place_);
   }
 
   // A rank writes what is not its own, and the others read its own.
   void gather_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
-                     ThreadPool& pool) override {
+                     std::span<const int16_t> owners, ThreadPool& pool) override {
     room_.begin(place_, call, {.tensors = tensors, .sent = {}});
     for (size_t place = 0; place < size_; ++place) {
       if (place == place_) continue;
       for (size_t i = 0; i < tensors.size(); ++i) {
         const auto size = static_cast<int64_t>(size_of(tensors[i].dtype));
-        const IndexRange shard = shard_of(tensors[i].shape, shard_at(place));
+        const IndexRange shard = shard_of(tensors[i].shape, shard_at(place, owner_of(owners, i)));
         const auto* source = static_cast<const std::byte*>(room_.shown(place).tensors[i].data);
         copy(static_cast<std::byte*>(tensors[i].data) + shard.begin * size,
              source + shard.begin * size, (shard.end - shard.begin) * size, pool);
@@ -243,15 +245,15 @@ class ThreadGroup::Room::Member : public Communicator {
     });
   }
 
-  Shard shard_at(size_t place) const {
-    return {.place = static_cast<int32_t>(place), .count = static_cast<int32_t>(size_)};
+  Shard shard_at(size_t place, int32_t owner) const {
+    return {
+        .place = static_cast<int32_t>(place), .count = static_cast<int32_t>(size_), .owner = owner};
   }
 
-  // Of tensor `which` of all ranks, into this rank's.
+  // The elements `shard` of tensor `which` of all ranks, into this rank's.
   template <class T, class Sum>
-  void sum_shard(size_t which, ThreadPool& pool) {
+  void sum_shard(size_t which, const IndexRange& shard, ThreadPool& pool) {
     const TensorView& own = room_.shown(place_).tensors[which];
-    const IndexRange shard = shard_of(own.shape, shard_at(place_));
     const auto source = [&](size_t place) {
       return room_.shown(place).tensors[which].as<T>() + shard.begin;
     };

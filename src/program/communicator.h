@@ -53,13 +53,14 @@ class Communicator {
                           ThreadPool& pool) = 0;
 
   // In place, of every tensor the shard with this rank's place (program/shard.h): it becomes the
-  // sum over the ranks; the other elements stay. Types as for all_reduce.
+  // sum over the ranks; the other elements stay. Types as for all_reduce. The first tensors have
+  // these owners (-1: none).
   virtual void reduce_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
-                             ThreadPool& pool) = 0;
+                             std::span<const int16_t> owners, ThreadPool& pool) = 0;
 
   // In place: the shard with place r of every tensor becomes what rank r has there. Any dtype.
   virtual void gather_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
-                             ThreadPool& pool) = 0;
+                             std::span<const int16_t> owners, ThreadPool& pool) = 0;
 
   // `result` = the sum of `own` over the ranks; of the same type. Both may be the same memory.
   // Floating-point or i32.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "base/shape.h"
 
@@ -16,10 +17,11 @@ struct IndexRange {
   bool operator==(const IndexRange&) const = default;
 };
 
-// Number `place` of `count` shards.
+// Number `place` of `count` shards. A tensor with an owner is not cut: the owner's has all of it.
 struct Shard {
   int32_t place = 0;
   int32_t count = 1;
+  int32_t owner = -1;
   bool operator==(const Shard&) const = default;
 };
 
@@ -27,10 +29,16 @@ struct Shard {
 // one dimension: elements) they are those of vectors R * place / count to R * (place + 1) / count.
 // A shard may be empty.
 inline IndexRange shard_of(const Shape& shape, Shard shard) {
+  if (shard.owner >= 0) return {0, shard.owner == shard.place ? shape.elements() : 0};
   const int64_t vector = shape.rank() > 1 ? shape.back() : 1;
   const int64_t vectors = vector == 0 ? 0 : shape.elements() / vector;
   return {vectors * shard.place / shard.count * vector,
           vectors * (shard.place + 1) / shard.count * vector};
+}
+
+// The owner of tensor number `i` where the first tensors have these owners.
+inline int32_t owner_of(std::span<const int16_t> owners, size_t i) {
+  return i < owners.size() ? owners[i] : -1;
 }
 
 // A tensor of the elements of a shard: [vectors, last dimension] or [elements]; `shape` itself

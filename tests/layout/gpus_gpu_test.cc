@@ -154,6 +154,11 @@ struct CollectivesProgram {
                {.group = RankGroup::world, .shard = {.place = 1, .count = 3}});
     reduce_shards(builder, shards, {.group = RankGroup::world});
     gather_shards(builder, shards, {.group = RankGroup::world});
+    ShardedTensors owned;
+    for (size_t i = 0; i < shards.size(); ++i)
+      owned.add(shards[i], i % 3 == 0 ? -1 : static_cast<int32_t>(i % 2));
+    reduce_shards(builder, owned, RankGroup::world);
+    gather_shards(builder, owned, RankGroup::world);
   }
 
   ValueId input(const std::string& name, DType dtype, const Shape& shape) {

@@ -97,15 +97,16 @@ TEST_P(Sums, AreThoseInAscendingOrderOfRanksOnEveryRank) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Sums, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
 
-// 40003 rows of 3 are several blocks; 1 and 2 rows are fewer than the ranks.
+// 40003 rows of 3 are several blocks; 1 and 2 rows are fewer than the ranks. The second tensor is
+// the last rank's alone.
 TEST_P(Sums, OfShardsAreThoseOfAllAndEveryRankGathersThem) {
   const int ranks = GetParam();
   const std::vector<Shape> shapes = {{40003, 3}, {1, 5}, {2, 2, 3}, {7}};
+  const std::vector<int16_t> owners = {-1, static_cast<int16_t>(ranks - 1)};
   ThreadGroup group(ranks, kThreadLimit);
   run_ranks(group, [&](int rank) {
     Communicator& communicator = group.member(rank);
     ThreadPool pool(2);
-    const Shard shard{.place = rank, .count = ranks};
     std::vector<std::vector<double>> data;
     std::vector<TensorView> views;
     for (size_t t = 0; t < shapes.size(); ++t) {
@@ -122,9 +123,10 @@ TEST_P(Sums, OfShardsAreThoseOfAllAndEveryRankGathersThem) {
       for (int r = 1; r < ranks; ++r) sum += draw(r, static_cast<int>(t), static_cast<int64_t>(i));
       return sum;
     };
-    communicator.reduce_shards({}, views, pool);
+    communicator.reduce_shards({}, views, owners, pool);
     for (size_t t = 0; t < shapes.size(); ++t) {
-      const IndexRange own = shard_of(shapes[t], shard);
+      const IndexRange own =
+          shard_of(shapes[t], {.place = rank, .count = ranks, .owner = owner_of(owners, t)});
       for (size_t i = 0; i < data[t].size(); ++i) {
         const auto at = static_cast<int64_t>(i);
         const bool is_own = own.begin <= at && at < own.end;
@@ -132,7 +134,7 @@ TEST_P(Sums, OfShardsAreThoseOfAllAndEveryRankGathersThem) {
             << "rank " << rank << " tensor " << t << " element " << i;
       }
     }
-    communicator.gather_shards({}, views, pool);
+    communicator.gather_shards({}, views, owners, pool);
     for (size_t t = 0; t < shapes.size(); ++t) {
       for (size_t i = 0; i < data[t].size(); ++i) {
         ASSERT_EQ(data[t][i], sum(t, i)) << "rank " << rank << " tensor " << t << " element " << i;

@@ -122,9 +122,11 @@ Results shards(Communicator& group, int rank, ThreadPool& pool) {
   tensors.push_back(drawn(DType::f64, {4003, 3}, rank, 31));
   tensors.push_back(drawn(DType::f32, {1, 5}, rank, 32));
   tensors.push_back(drawn(DType::f32, {7}, rank, 33));
-  group.reduce_shards({}, views_of(tensors), pool);
+  tensors.push_back(drawn(DType::f32, {300, 4}, rank, 35));
+  const std::vector<int16_t> owners = {-1, 0, -1, static_cast<int16_t>(group.size() - 1)};
+  group.reduce_shards({}, views_of(tensors), owners, pool);
   tensors.push_back(drawn(DType::bf16, {9, 2}, rank, 34));
-  group.gather_shards({}, views_of(tensors), pool);
+  group.gather_shards({}, views_of(tensors), owners, pool);
   return tensors;
 }
 

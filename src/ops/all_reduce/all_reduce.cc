@@ -59,7 +59,8 @@ uint64_t all_reduce_workspace_bytes(const OpView& op) {
 
 uint64_t all_reduce_staging_bytes(const OpView& op, int32_t ranks) {
   const auto& attributes = op.attributes<AllReduceAttributes>();
-  return staged_sum_bytes(op, ranks, [&](const Shape& shape) -> ShareOf {
+  return staged_sum_bytes(op, ranks, [&](int i) -> ShareOf {
+    const Shape shape = op.output(i).shape;
     return [&, shape](int place) { return all_reduce_share(shape, attributes, place, ranks); };
   });
 }

@@ -17,7 +17,7 @@ struct GatherParameter {
     args.pool->parallel_ranges(own.end - own.begin, kGrain, [&](int64_t begin, int64_t end, int) {
       std::copy(shard + begin, shard + end, whole + own.begin + begin);
     });
-    args.communicator->gather_shards({.op = args.op, .index = args.op_index}, args.outputs,
+    args.communicator->gather_shards({.op = args.op, .index = args.op_index}, args.outputs, {},
                                      *args.pool);
   }
 };
@@ -33,7 +33,8 @@ void run_sum_parameter_gradient(const KernelArguments& args) {
   args.pool->parallel_ranges(sums.shape.elements(), kGrain, [&](int64_t begin, int64_t end, int) {
     std::copy(gradient + begin, gradient + end, sums.as<T>() + begin);
   });
-  args.communicator->reduce_shards({.op = args.op, .index = args.op_index}, {&sums, 1}, *args.pool);
+  args.communicator->reduce_shards({.op = args.op, .index = args.op_index}, {&sums, 1}, {},
+                                   *args.pool);
   const T* sum = sums.as<T>() + own.begin;
   Out* shard = args.out<Out>(0);
   args.pool->parallel_ranges(own.end - own.begin, kGrain, [&](int64_t begin, int64_t end, int) {

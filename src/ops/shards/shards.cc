@@ -1,5 +1,6 @@
 #include "ops/shards/shards.h"
 
+#include <algorithm>
 #include <string>
 
 #include "ops/choose_kernel.h"
@@ -18,6 +19,8 @@ namespace {
 
 void infer_shards(InferContext& context) {
   TROUPE_CHECK(context.input_count() > 0, "a collective of shards needs a tensor");
+  TROUPE_CHECK(context.attributes<ShardsAttributes>().owner_count <= context.input_count(),
+               "shards: owners of tensors that are not there");
   for (int i = 0; i < context.input_count(); ++i) {
     TROUPE_CHECK(!context.input(i).rows.valid(), "shards: ragged: " + context.input(i).name);
     context.mutates(i);
@@ -62,8 +65,13 @@ RankGroup group_of_shards(const Attributes& attributes) {
 }
 
 uint64_t reduce_shards_staging_bytes(const OpView& op, int32_t ranks) {
-  return staged_sum_bytes(op, ranks, [ranks](const Shape& shape) -> ShareOf {
-    return [ranks, shape](int place) { return shard_of(shape, {.place = place, .count = ranks}); };
+  const auto& attributes = op.attributes<ShardsAttributes>();
+  return staged_sum_bytes(op, ranks, [&](int i) -> ShareOf {
+    const Shape shape = op.output(i).shape;
+    const int32_t owner = owner_of(attributes.owners(), static_cast<size_t>(i));
+    return [=](int place) {
+      return shard_of(shape, {.place = place, .count = ranks, .owner = owner});
+    };
   });
 }
 
@@ -76,19 +84,62 @@ CpuKernel gather_shards_kernel(const OpView&) {
 }
 
 std::string print_shards(const Attributes& attributes) {
-  return "group=" + std::string(name_of(attributes.as<ShardsAttributes>().group));
+  const auto& shards = attributes.as<ShardsAttributes>();
+  std::string text = "group=" + std::string(name_of(shards.group));
+  for (const int16_t owner : shards.owners()) {
+    text += (&owner == shards.owner.data() ? " owners=" : ",") + std::to_string(owner);
+  }
+  return text;
+}
+
+void emit_shards(Builder& builder, const OpSpec& spec, std::span<const ValueId> tensors,
+                 const ShardsAttributes& attributes) {
+  emit_collective(builder, spec, Attributes(attributes), tensors, spec.name);
+}
+
+void emit_shards(Builder& builder, const OpSpec& spec, const ShardedTensors& tensors,
+                 RankGroup group) {
+  if (!tensors.cut.empty()) emit_shards(builder, spec, tensors.cut, {.group = group});
+  ShardsAttributes attributes{.group = group};
+  std::span<const ValueId> owned = tensors.owned;
+  std::span<const int16_t> owners = tensors.owners;
+  while (!owned.empty()) {
+    const size_t count = std::min(owned.size(), attributes.owner.size());
+    std::copy_n(owners.begin(), count, attributes.owner.begin());
+    attributes.owner_count = static_cast<int16_t>(count);
+    emit_shards(builder, spec, owned.first(count), attributes);
+    owned = owned.subspan(count);
+    owners = owners.subspan(count);
+  }
 }
 
 }  // namespace
 
+void ShardedTensors::add(ValueId tensor, int32_t owner) {
+  if (owner < 0) {
+    cut.push_back(tensor);
+    return;
+  }
+  owned.push_back(tensor);
+  owners.push_back(static_cast<int16_t>(owner));
+}
+
 void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
                    const ShardsAttributes& attributes) {
-  emit_collective(builder, kReduceShards, Attributes(attributes), tensors, "reduce_shards");
+  emit_shards(builder, kReduceShards, tensors, attributes);
+}
+
+void reduce_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group) {
+  emit_shards(builder, kReduceShards, tensors, group);
 }
 
 void gather_shards(Builder& builder, std::span<const ValueId> tensors,
                    const ShardsAttributes& attributes) {
-  emit_collective(builder, kGatherShards, Attributes(attributes), tensors, "gather_shards");
+  emit_shards(builder, kGatherShards, tensors, attributes);
+}
+
+void gather_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group) {
+  emit_shards(builder, kGatherShards, tensors, group);
 }
 
 const OpSpec kReduceShards{

@@ -1,5 +1,5 @@
 // The collectives of a sharded optimizer, both in place. The rank at place r of a group of n has
-// shard r of n of every tensor (program/shard.h):
+// shard r of n of every tensor (program/shard.h), or all or nothing where the tensor has an owner:
 //   reduce_shards   the rank's own shard becomes the sum of the ranks' tensors there, in ascending
 //                   order of ranks; the other elements keep the rank's own terms
 //   gather_shards   every shard comes from the rank whose own it is
@@ -13,7 +13,10 @@
 // same order. There is no derivative: they stand around the update, after the backward pass.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "program/builder.h"
 #include "program/op_spec.h"
@@ -22,13 +25,32 @@ namespace troupe {
 
 struct ShardsAttributes {
   RankGroup group = RankGroup::dp_cp_within_instance;
+  // Of the first tensors of the operation: the places of their owners, or -1.
+  int16_t owner_count = 0;
+  std::array<int16_t, 32> owner = {};
+
+  std::span<const int16_t> owners() const {
+    return std::span(owner).first(static_cast<size_t>(owner_count));
+  }
 };
 
-// Both emit on the communication queue.
+// Tensors that go together: those that are cut by rows in one collective, and then those with an
+// owner, in collectives of as many as attributes have owners for.
+struct ShardedTensors {
+  std::vector<ValueId> cut;
+  std::vector<ValueId> owned;
+  std::vector<int16_t> owners;  // of `owned`
+
+  void add(ValueId tensor, int32_t owner);
+};
+
+// All emit on the communication queue.
 void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
                    const ShardsAttributes& attributes);
+void reduce_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group);
 void gather_shards(Builder& builder, std::span<const ValueId> tensors,
                    const ShardsAttributes& attributes);
+void gather_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group);
 
 extern const OpSpec kReduceShards;
 extern const OpSpec kGatherShards;

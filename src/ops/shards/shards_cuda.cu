@@ -7,8 +7,16 @@
 namespace troupe {
 namespace {
 
-IndexRange shard_bytes(const CudaTensor& tensor, int place, int ranks) {
-  const IndexRange shard = shard_of(tensor.shape, {.place = place, .count = ranks});
+// Shard number `place` of output number `i`.
+IndexRange shard_elements(const CudaKernelArguments& args, size_t i, int place) {
+  const int32_t owner = owner_of(args.attributes->as<ShardsAttributes>().owners(), i);
+  return shard_of(args.outputs[i].shape,
+                  {.place = place, .count = args.peers->size(), .owner = owner});
+}
+
+IndexRange shard_bytes(const CudaKernelArguments& args, size_t i, int place) {
+  const CudaTensor& tensor = args.outputs[i];
+  const IndexRange shard = shard_elements(args, i, place);
   const auto size = static_cast<int64_t>(size_of(tensor.dtype));
   return {shard.begin * size, shard.end * size};
 }
@@ -22,12 +30,9 @@ void reduce(const CudaKernelArguments& args) {
     for (size_t i = 0; i < args.outputs.size(); ++i) {
       const CudaTensor& tensor = args.outputs[i];
       if (tensor.dtype != dtype) continue;
-      const IndexRange own = shard_bytes(tensor, peers.rank(), peers.size());
+      const IndexRange own = shard_bytes(args, i, peers.rank());
       sums.push_back({.operand = static_cast<int>(args.inputs.size() + i),
-                      .share =
-                          [&](int place) {
-                            return shard_of(tensor.shape, {.place = place, .count = peers.size()});
-                          },
+                      .share = [&args, i](int place) { return shard_elements(args, i, place); },
                       .result = static_cast<std::byte*>(tensor.data) + own.begin});
     }
     sum_over_peers(args, dtype, sums);
@@ -37,11 +42,10 @@ void reduce(const CudaKernelArguments& args) {
 
 // A rank writes what is not its own, and the others read its own.
 void gather(const CudaKernelArguments& args) {
-  const CudaPeers& peers = *args.peers;
   std::vector<PeerGather> shards;
   for (size_t i = 0; i < args.outputs.size(); ++i) {
     const CudaTensor& tensor = args.outputs[i];
-    const auto bytes = [&](int place) { return shard_bytes(tensor, place, peers.size()); };
+    const auto bytes = [&args, i](int place) { return shard_bytes(args, i, place); };
     shards.push_back({.operand = static_cast<int>(args.inputs.size() + i),
                       .block = bytes,
                       .to = [&tensor, bytes](int place) {

@@ -199,9 +199,9 @@ class PostGroup::Member : public Communicator {
   void all_reduce(const CollectiveCall& call, std::span<const TensorView> tensors,
                   ThreadPool& pool) override;
   void reduce_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
-                     ThreadPool& pool) override;
+                     std::span<const int16_t> owners, ThreadPool& pool) override;
   void gather_shards(const CollectiveCall& call, std::span<const TensorView> tensors,
-                     ThreadPool& pool) override;
+                     std::span<const int16_t> owners, ThreadPool& pool) override;
   void sum(const CollectiveCall& call, const TensorView& own, const TensorView& result,
            ThreadPool& pool) override;
   void reduce_scatter(const CollectiveCall& call, const TensorView& own, const TensorView& result,
@@ -248,9 +248,9 @@ class PostGroup::Member : public Communicator {
   void exchange_blocks(const CollectiveCall& collective, std::span<const TensorView> tensors,
                        std::span<const Block> sent, std::span<const Block> received,
                        ThreadPool& pool);
-  IndexRange shard_at(const TensorView& tensor, size_t place) const {
-    return shard_of(tensor.shape, {static_cast<int32_t>(place), size()});
-  }
+  // Of every tensor the shard of a place.
+  Stretches shards_at(std::span<const TensorView> tensors, std::span<const int16_t> owners,
+                      size_t place) const;
 
   PostGroup& group_;
   const std::vector<int32_t> ranks_;
@@ -482,29 +482,29 @@ void PostGroup::Member::sum(const CollectiveCall& call, const TensorView& own,
   sum_for_all(call, tensors, share(own), share(result), pool);
 }
 
+Stretches PostGroup::Member::shards_at(std::span<const TensorView> tensors,
+                                       std::span<const int16_t> owners, size_t place) const {
+  Stretches stretches;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Shard shard{static_cast<int32_t>(place), size(), owner_of(owners, i)};
+    stretches.push_back(stretch_of(tensors[i], shard_of(tensors[i].shape, shard)));
+  }
+  return stretches;
+}
+
 void PostGroup::Member::reduce_shards(const CollectiveCall& collective,
-                                      std::span<const TensorView> tensors, ThreadPool& pool) {
-  const auto shard = [&](size_t place) {
-    Stretches stretches;
-    for (const TensorView& tensor : tensors) {
-      stretches.push_back(stretch_of(tensor, shard_at(tensor, place)));
-    }
-    return stretches;
-  };
+                                      std::span<const TensorView> tensors,
+                                      std::span<const int16_t> owners, ThreadPool& pool) {
+  const auto shard = [&](size_t place) { return shards_at(tensors, owners, place); };
   Call call(*this, collective, tensors);
   sum_share(call, shard, shard(place_), pool);
   call.wait_for_sent();
 }
 
 void PostGroup::Member::gather_shards(const CollectiveCall& collective,
-                                      std::span<const TensorView> tensors, ThreadPool& /*pool*/) {
-  const auto shard = [&](size_t place) {
-    Stretches stretches;
-    for (const TensorView& tensor : tensors) {
-      stretches.push_back(stretch_of(tensor, shard_at(tensor, place)));
-    }
-    return blocks_of(stretches);
-  };
+                                      std::span<const TensorView> tensors,
+                                      std::span<const int16_t> owners, ThreadPool& /*pool*/) {
+  const auto shard = [&](size_t place) { return blocks_of(shards_at(tensors, owners, place)); };
   Call call(*this, collective, tensors);
   for (size_t place = 0; place < ranks_.size(); ++place) {
     if (place != place_) call.send(place, shard(place_));
