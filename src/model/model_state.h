@@ -27,6 +27,9 @@ struct Parameter : ParameterSpec {
   // Elements of the slice: what this rank keeps the optimizer state of, and updates. All of them
   // unless state is sharded.
   IndexRange shard;
+  // Of the ranks among which the optimizer's state is sharded the place of the one whose shard has
+  // the whole slice; -1: all have some rows.
+  int32_t owner = -1;
   // Elements of the slice that `value` and `gradient` have: all, or with sharded parameters
   // `shard`.
   IndexRange held;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "model/parameter_layout.h"
+#include "model/parameter_owners.h"
 #include "ops/adamw/moment_blocks.h"
 
 namespace troupe {
@@ -28,7 +29,8 @@ class Declaration {
         dtype_(dtype),
         trained_(trained),
         part_(part),
-        place_(part.dense().pp) {}
+        place_(part.dense().pp),
+        owners_(parameter_owners(model_->parameters(), part)) {}
 
   ModelState run() {
     std::vector<StateId> expert_biases(static_cast<size_t>(model_->config().num_layers));
@@ -66,7 +68,8 @@ class Declaration {
     std::vector<int64_t> extents;
     for (int i = 0; i < spec.whole_shape.rank(); ++i) extents.push_back(parameter.slice.extent(i));
     const Shape shape = Shape(extents);
-    const Shard shard = part_.shard(spec.gradient_class);
+    Shard shard = part_.shard(spec.gradient_class);
+    shard.owner = parameter.owner = owners_[static_cast<size_t>(spec.id.index)];
     parameter.shard = shard_of(shape, shard);
     const bool is_sharded = part_.run->sharding == StateSharding::parameters;
     parameter.held = is_sharded ? parameter.shard : IndexRange{0, shape.elements()};
@@ -149,6 +152,7 @@ class Declaration {
   const bool trained_;
   const ModelPart& part_;
   const int32_t place_;  // in the pipeline
+  const std::vector<int32_t> owners_;
   std::shared_ptr<StateTable> table_ = std::make_shared<StateTable>();
   std::vector<Parameter> parameters_;
 };

@@ -1,5 +1,7 @@
 #include "optimizer/muon_optimizer.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "ops/all_gather/all_gather.h"
 #include "ops/slices/slices.h"
@@ -13,6 +15,14 @@ std::vector<OptimizerTensor> MuonOptimizer::declare(const OptimizedParameter& pa
                "Muon updates whole matrices, or the slices of a group of ranks");
   const DType dtype = accumulation_dtype(parameter.dtype);
   return {{.name = "momentum", .values = add("momentum", dtype, parameter.kept), .scales = {}}};
+}
+
+// As the products of Newton-Schulz take, whose smaller side is squared.
+double MuonOptimizer::cost_of_whole(const OptimizedParameter& parameter) const {
+  if (!parameter.is_hidden_matrix) return 0;
+  const Shape& shape = parameter.whole_shape;
+  const int64_t side = std::min(shape.back(), shape[shape.rank() - 2]);
+  return static_cast<double>(shape.elements()) * static_cast<double>(side);
 }
 
 NewtonSchulzAttributes MuonOptimizer::orthogonalisation(const OptimizedParameter& parameter) const {

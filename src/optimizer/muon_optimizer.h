@@ -4,7 +4,8 @@
 //
 // A matrix that is cut over ranks is gathered: each of them orthogonalises all of it, as one rank
 // does, and keeps its slice. With MuonOptions::is_blockwise each orthogonalises its slice by
-// itself, which is another optimizer for each number of ranks. State may not be sharded.
+// itself, which is another optimizer for each number of ranks. Sharded state is that of whole
+// matrices (model/parameter_owners.h).
 #pragma once
 
 #include "ops/muon/muon.h"
@@ -35,6 +36,7 @@ class MuonOptimizer : public Optimizer {
 
   std::vector<OptimizerTensor> declare(const OptimizedParameter& parameter,
                                        const AddOptimizerState& add) const override;
+  double cost_of_whole(const OptimizedParameter& parameter) const override;
   void emit_update(Builder& builder, const ParameterUpdate& update,
                    const UpdateScalars& scalars) const override;
 

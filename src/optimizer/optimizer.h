@@ -72,6 +72,9 @@ class Optimizer {
   // The tensors of the parameter, all of them 0 at the start.
   virtual std::vector<OptimizerTensor> declare(const OptimizedParameter& parameter,
                                                const AddOptimizerState& add) const = 0;
+  // How long the update of a parameter takes that needs all of it at once, compared with others; 0:
+  // its rows are updated by themselves. `whole_shape` and `is_hidden_matrix` are known.
+  virtual double cost_of_whole(const OptimizedParameter& /*parameter*/) const { return 0; }
   virtual void emit_update(Builder& builder, const ParameterUpdate& update,
                            const UpdateScalars& scalars) const = 0;
 };

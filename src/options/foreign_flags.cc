@@ -63,6 +63,8 @@ constexpr std::string_view kPartition =
     "say what each stage holds with --pipeline-model-parallel-layout.";
 constexpr std::string_view kSharding =
     "say --use-megatron-fsdp: parameters, gradients and optimizer state are sharded.";
+constexpr std::string_view kLayerWise =
+    "say --optimizer dist_muon: each matrix is updated by one data-parallel rank.";
 constexpr std::string_view kRestart =
     "start the same command again: with --load and --save of one folder it goes on from its newest "
     "checkpoint.";
@@ -309,6 +311,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("trust-remote-code", "tokenizers are files here, and no code is run."),
 
     // Training.
+    refused("use-layer-wise-distributed-optimizer", kLayerWise),
     accepted_value("muon-scalar-optimizer", "adam", "AdamW updates what Muon does not."),
     accepted("muon-use-syrk", kSpeed),
     accepted("check-for-nan-in-loss-and-grad", kNotFinite),

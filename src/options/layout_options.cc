@@ -120,7 +120,9 @@ StateSharding sharding_of(const Options& options) {
         "--data-parallel-sharding-strategy {}: it belongs to --use-megatron-fsdp; add that.",
         value_text(options, "data-parallel-sharding-strategy")));
   }
-  return options.use_distributed_optimizer ? StateSharding::optimizer : StateSharding::none;
+  const bool is_sharded =
+      options.use_distributed_optimizer || options.optimizer == OptimizerKind::dist_muon;
+  return is_sharded ? StateSharding::optimizer : StateSharding::none;
 }
 
 // All but the places of the embedding, which follow from the stages.

@@ -60,15 +60,18 @@ void refuse_muon_flags(const Options& options) {
 
 // A matrix is orthogonalised whole, or by slices of tensor parallelism.
 void refuse_for_muon(const Options& options, StateSharding sharding) {
-  const auto refuse = [](bool cuts, const char* flag) {
+  const std::string optimizer = value_text(options, "optimizer");
+  const auto refuse = [&](bool cuts, const char* flag, const char* instead) {
     if (!cuts) return;
-    throw_bad_request(fmt::format(
-        "--optimizer muon updates whole matrices, and {} cuts them between any two rows: leave it "
-        "out.",
-        flag));
+    throw_bad_request(
+        fmt::format("--optimizer {} updates whole matrices, and {} cuts them between rows: {}.",
+                    optimizer, flag, instead));
   };
-  refuse(sharding == StateSharding::optimizer, "--use-distributed-optimizer");
-  refuse(sharding == StateSharding::parameters, "--use-megatron-fsdp");
+  const bool is_spread = options.optimizer == OptimizerKind::dist_muon;
+  refuse(options.use_megatron_fsdp && (is_spread || sharding != StateSharding::none),
+         "--use-megatron-fsdp", is_spread ? "leave it out" : "use --optimizer dist_muon instead");
+  refuse(sharding == StateSharding::optimizer && !is_spread, "--use-distributed-optimizer",
+         "use --optimizer dist_muon, which shards whole matrices");
   if (options.muon_tp_mode == MuonTpMode::distributed) {
     throw_bad_request(
         "--muon-tp-mode distributed: matrices are not orthogonalised by several ranks together. "
@@ -76,8 +79,9 @@ void refuse_for_muon(const Options& options, StateSharding sharding) {
   }
   if (options.optimizer_cpu_offload) {
     throw_bad_request(
-        "--optimizer muon: its momentum is read by products, and cannot stay in the host's memory. "
-        "Leave out --optimizer-cpu-offload.");
+        fmt::format("--optimizer {}: its momentum is read by products, and cannot stay in the "
+                    "host's memory. Leave out --optimizer-cpu-offload.",
+                    optimizer));
   }
 }
 

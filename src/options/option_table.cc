@@ -118,7 +118,8 @@ constexpr Choice<Phase> kPhases[] = {{"forward", Phase::forward},
                                      {"recompute", Phase::recompute},
                                      {"optimizer", Phase::optimizer}};
 constexpr Choice<OptimizerKind> kOptimizers[] = {{"adam", OptimizerKind::adam},
-                                                 {"muon", OptimizerKind::muon}};
+                                                 {"muon", OptimizerKind::muon},
+                                                 {"dist_muon", OptimizerKind::dist_muon}};
 constexpr Choice<MuonScale> kMuonScales[] = {{"spectral", MuonScale::spectral},
                                              {"unit_rms_norm", MuonScale::unit_rms_norm},
                                              {"shape_scaling", MuonScale::shape_scaling}};
@@ -1670,7 +1671,9 @@ constexpr OptionSpec kOptions[] = {
      .member = kChoiceMember<&Options::optimizer, kOptimizers>,
      .group = kTraining,
      .metavar = "O",
-     .help = "AdamW, or Muon for the matrices of the layers and AdamW for all else.",
+     .help =
+         "AdamW, or Muon for the matrices of the layers and AdamW for all else; dist_muon: so that "
+         "each matrix is updated, and its optimizer state kept, by one data-parallel rank.",
      .commands = kShape},
     {.name = "muon-momentum",
      .member = &Options::muon_momentum,

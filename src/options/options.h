@@ -98,7 +98,7 @@ enum class LoadBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, si
 // --cp-comm-type; a2a_p2p is Megatron's exchange in two levels, which is not available.
 enum class CpCommType : uint8_t { p2p, a2a, allgather, a2a_p2p };
 
-enum class OptimizerKind : uint8_t { adam, muon };
+enum class OptimizerKind : uint8_t { adam, muon, dist_muon };
 
 // --muon-tp-mode.
 enum class MuonTpMode : uint8_t { duplicated, blockwise, distributed };

@@ -61,6 +61,14 @@ ShardGroups shard_groups(GradientClass gradient, const ModelPart& part) {
   return alike ? dense : own;
 }
 
+// The shard of a whole slice that is this rank's.
+Shard own_shard(const Parameter& parameter, const ModelPart& part) {
+  if (part.run->sharding != StateSharding::optimizer) return {};
+  Shard shard = part.shard(parameter.gradient_class);
+  shard.owner = parameter.owner;
+  return shard;
+}
+
 // When the backward pass completes the gradient: first what follows the layers, then layer by
 // layer, and the embedding in the end.
 int32_t completion(const Parameter& parameter) {
@@ -89,8 +97,10 @@ class GradientSums {
       case StateSharding::optimizer: {
         Sharded& sharded = sharded_[groups.within];
         sharded.across = groups.across;
-        sharded.shard = part_.shard(parameter.gradient_class);
-        sharded.gradients.push_back(gradient);
+        sharded.tensors.add(gradient, parameter.owner);
+        const Shard own = own_shard(parameter, part_);
+        if (own.owner < 0) sharded.shard = own;
+        if (own.owner == own.place) sharded.own.push_back(gradient);
         break;
       }
       case StateSharding::parameters:  // summed within the group as the backward pass went
@@ -115,10 +125,14 @@ class GradientSums {
     }
     // Last, as they leave only a shard of the sum.
     for (const auto& [within, sharded] : sharded_) {
-      if (!is_alone(within)) reduce_shards(builder_, sharded.gradients, {.group = within});
+      if (!is_alone(within)) reduce_shards(builder_, sharded.tensors, within);
       if (is_alone(sharded.across)) continue;
-      all_reduce(builder_, sharded.gradients,
-                 {.group = sharded.across, .first_row = 0, .shard = sharded.shard});
+      const auto sum = [&, across = sharded.across](std::span<const ValueId> tensors, Shard shard) {
+        if (tensors.empty()) return;
+        all_reduce(builder_, tensors, {.group = across, .first_row = 0, .shard = shard});
+      };
+      sum(sharded.tensors.cut, sharded.shard);
+      sum(sharded.own, {});
     }
   }
 
@@ -126,8 +140,9 @@ class GradientSums {
   using Sums = std::map<RankGroup, std::vector<ValueId>>;
   struct Sharded {
     RankGroup across;
-    Shard shard;
-    std::vector<ValueId> gradients;
+    Shard shard;  // of those that are cut
+    ShardedTensors tensors;
+    std::vector<ValueId> own;  // of those with an owner
   };
 
   bool is_alone(RankGroup group) const {
@@ -200,9 +215,13 @@ ValueId sum_over_model(Builder& builder, const ModelState& state, NormTerm term,
   // By the rows that count (0: all) and the shard.
   std::map<std::array<int64_t, 3>, std::vector<ValueId>> counted;
   for (const Parameter& parameter : state.parameters) {
-    const CountedTensor own = tensor_of(parameter);
+    CountedTensor own = tensor_of(parameter);
     const GradientDuty duty = duty_for(parameter, state.part, own.held);
     if (!duty.counts) continue;
+    if (own.shard.owner >= 0) {
+      if (own.shard.owner != own.shard.place) continue;
+      own.shard = {};
+    }
     const int64_t rows = duty.leads_shared ? 0 : *duty.first_shared_row;
     counted[{rows, own.shard.place, own.shard.count}].push_back(builder.state(own.tensor));
   }
@@ -216,12 +235,6 @@ ValueId sum_over_model(Builder& builder, const ModelState& state, NormTerm term,
   if (state.part.layout().world_size() == 1) return sum;
   if (!sum.valid()) sum = fill(builder, 0, DType::f64, {1}, name);
   return sum_over_ranks(builder, sum, {.group = RankGroup::world}, name + "_of_all");
-}
-
-// The shard of a whole slice that is this rank's.
-Shard own_shard(const Parameter& parameter, const ModelPart& part) {
-  return part.run->sharding == StateSharding::optimizer ? part.shard(parameter.gradient_class)
-                                                        : Shard{};
 }
 
 // A gradient of which only the shard is here, or else only the shard is summed.
@@ -257,14 +270,15 @@ ValueId squared_parameter_norm(Builder& builder, const ModelState& state) {
 void gather_parameters_over_ranks(Builder& builder, const ModelState& state,
                                   std::span<const Parameter> parameters) {
   if (state.part.run->sharding != StateSharding::optimizer) return;
-  std::map<RankGroup, std::vector<ValueId>> values_of;
+  std::map<RankGroup, ShardedTensors> values_of;
   for (const Parameter& parameter : parameters) {
     const GradientClass gradient = parameter.gradient_class;
     if (state.part.shard(gradient).count == 1) continue;
-    values_of[shard_groups(gradient, state.part).within].push_back(builder.state(parameter.value));
+    values_of[shard_groups(gradient, state.part).within].add(builder.state(parameter.value),
+                                                             parameter.owner);
   }
   for (const auto& [group, values] : values_of) {
-    gather_shards(builder, values, {.group = group});
+    gather_shards(builder, values, group);
   }
 }
 

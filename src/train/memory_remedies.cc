@@ -41,6 +41,8 @@ std::vector<Flags> candidates_of(const Options& options) {
   if (data_parallel_size_of(options) > 1 && !options.use_megatron_fsdp) {
     if (!options.use_distributed_optimizer)
       candidates.push_back({{"use-distributed-optimizer", ""}});
+    if (options.optimizer == OptimizerKind::muon)
+      candidates.push_back({{"optimizer", "dist_muon"}});
     candidates.push_back({{"use-megatron-fsdp", ""}});
   }
   if (options.exp_avg_dtype == DType::f32 && options.exp_avg_sq_dtype == DType::f32) {

@@ -5,6 +5,7 @@ every matrix of the layers moves by its momentum, orthogonalised, and by its wei
 
 Usage: muon_test.py TROUPE SOURCE
 """
+import json
 import math
 import subprocess
 import sys
@@ -94,7 +95,8 @@ class Muon(unittest.TestCase):
         for optimizer, layout in [
                 ("muon", []),
                 ("muon", over_two),
-                ("muon", [*over_two, "--muon-tp-mode", "blockwise"])]:
+                ("muon", [*over_two, "--muon-tp-mode", "blockwise"]),
+                ("dist_muon", ["--ranks", "2"])]:
             with self.subTest(optimizer=optimizer, layout=layout):
                 self.check_a_step(["--optimizer", optimizer, *layout], "blockwise" in layout)
 
@@ -129,15 +131,45 @@ class Muon(unittest.TestCase):
                 self.assertAlmostEqual(new_weight, expected,
                                        delta=5e-4 * LEARNING_RATE * largest + 1e-6, msg=weight)
 
+    # Without clipping, as the norm of the gradients is another sum.
+    def test_sharded_and_whole_state_go_on_with_each_other_bit_for_bit(self):
+        for layout in ([], ["--tensor-model-parallel-size", "2"]):
+            with self.subTest(layout=layout), tempfile.TemporaryDirectory() as folder:
+                layout = ["--ranks", str(2 * max(1, len(layout))), *layout]
+                ends = []
+                for optimizers in (("muon", "muon"), ("dist_muon", "muon"), ("muon", "dist_muon")):
+                    save = Path(folder) / "_".join(optimizers)
+                    for steps, optimizer in zip((1, 3), optimizers):
+                        run = troupe("train", *MODEL, *layout, "--optimizer", optimizer,
+                                     "--bf16", "--train-iters", str(steps), "--save-interval",
+                                     "1", "--clip-grad", "0", "--lr", "1e-2", "--lr-decay-style", "constant",
+                                     "--save", str(save), "--load", str(save))
+                        self.assertEqual(run.returncode, 0, run.stderr)
+                    ends.append(read_f32(save / "checkpoints" / "step_00000003"))
+                self.assertEqual(ends[1], ends[0])
+                self.assertEqual(ends[2], ends[0])
+
+    def test_plans_show_what_sharded_state_saves(self):
+        optimizer_bytes = []
+        for optimizer in ("muon", "dist_muon"):
+            run = troupe("plan", *MODEL, "--ranks", "4", "--micro-batch-size", "1", "--optimizer",
+                         optimizer, "--json")
+            self.assertEqual(run.returncode, 0, run.stderr)
+            optimizer_bytes.append(json.loads(run.stdout)["bytes"]["optimizer"])
+        self.assertLess(optimizer_bytes[1], 0.5 * optimizer_bytes[0])
+
     def test_what_cannot_be_is_refused(self):
         for flags, part in [
                 (["--muon-tp-mode", "distributed"], "Use duplicated, which gives the same update"),
                 (["--ranks", "2", "--use-distributed-optimizer"],
-                 "--use-distributed-optimizer cuts them between any two rows: leave it out"),
-                (["--ranks", "2", "--use-megatron-fsdp"], "--use-megatron-fsdp cuts them"),
+                 "use --optimizer dist_muon, which shards whole matrices"),
+                (["--ranks", "2", "--use-megatron-fsdp"], "use --optimizer dist_muon instead"),
+                (["--ranks", "2", "--use-megatron-fsdp", "--optimizer", "dist_muon"],
+                 "--use-megatron-fsdp cuts them between rows: leave it out"),
                 (["--optimizer-cpu-offload"], "Leave out --optimizer-cpu-offload"),
                 (["--muon-num-ns-steps", "6"], "quintic are those of 5 steps")]:
-            run = troupe("plan", *MODEL, "--optimizer", "muon", *flags)
+            optimizer = [] if "--optimizer" in flags else ["--optimizer", "muon"]
+            run = troupe("plan", *MODEL, *optimizer, *flags)
             self.assertEqual(run.returncode, 2, run.stderr)
             self.assertIn(part, run.stderr)
         run = troupe("plan", *MODEL, "--muon-momentum", "0.95")
