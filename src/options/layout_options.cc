@@ -58,9 +58,14 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
   }
   const UnevenStages uneven = uneven_stages_of(options);
   if (options.pipeline_model_parallel_layout.empty()) {
+    const auto chunks_among = [&](int32_t layers) {
+      const int32_t chunks = chunks_of(options, layers);
+      require_accepted(check_stages(options.pipeline_schedule, ranks, chunks));
+      return chunks;
+    };
     if (!uneven.any()) {
-      return require_accepted(even_partition(config.num_layers, ranks,
-                                             chunks_of(options, config.num_layers), placement));
+      return require_accepted(
+          even_partition(config.num_layers, ranks, chunks_among(config.num_layers), placement));
     }
     const bool names_ranks = uneven.first_layers > 0 || uneven.last_layers > 0;
     if (names_ranks && options.num_layers_per_virtual_pipeline_stage) {
@@ -73,7 +78,7 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
     const int32_t counted =
         config.num_layers + (uneven.count_embedding ? 1 : 0) + (uneven.count_loss ? 1 : 0);
     return require_accepted(
-        uneven_partition(config.num_layers, ranks, chunks_of(options, counted), uneven, placement));
+        uneven_partition(config.num_layers, ranks, chunks_among(counted), uneven, placement));
   }
   if (uneven.any()) {
     throw_bad_request(

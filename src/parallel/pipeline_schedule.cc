@@ -567,6 +567,29 @@ std::optional<Refusal> check_interleaved(const PipelineShape& shape) {
 
 }  // namespace
 
+std::optional<Refusal> check_stages(PipelineSchedule schedule, int32_t ranks, int32_t chunks) {
+  constexpr Setting kSchedule = Setting::pipeline_schedule;
+  if (schedule == PipelineSchedule::zb_h1 && chunks != 1) {
+    return Refusal{
+        .setting = kSchedule,
+        .message = {kSchedule,
+                    fmt::format(" zb-h1 has one stage per rank, not {}. Leave the virtual stages "
+                                "out, or use 1f1b (interleaved) or zb-v.",
+                                chunks)}};
+  }
+  if (schedule == PipelineSchedule::zb_v && (chunks != 2 || ranks == 1)) {
+    return Refusal{
+        .setting = kSchedule,
+        .message = {kSchedule,
+                    fmt::format(" zb-v has two stages on each of at least two ranks, not {} on {}. "
+                                "Use ",
+                                chunks, ranks),
+                    Setting::virtual_stages, " 2 with ", Setting::pipeline_parallel,
+                    " 2 or more."}};
+  }
+  return std::nullopt;
+}
+
 std::optional<Refusal> check_shape(const PipelineShape& shape) {
   TROUPE_CHECK(shape.ranks >= 1 && shape.chunks >= 1 && shape.micro_batches >= 1,
                "a shape with ranks, chunks and micro-batches");
@@ -578,24 +601,7 @@ std::optional<Refusal> check_shape(const PipelineShape& shape) {
                                fmt::format(" {} has an order of its own. Leave one of them out.",
                                            name_of(shape.schedule))}};
   }
-  if (shape.schedule == PipelineSchedule::zb_h1 && shape.chunks != 1) {
-    return Refusal{
-        .setting = kSchedule,
-        .message = {kSchedule,
-                    fmt::format(" zb-h1 has one stage per rank, not {}. Leave the virtual stages "
-                                "out, or use 1f1b (interleaved) or zb-v.",
-                                shape.chunks)}};
-  }
-  if (shape.schedule == PipelineSchedule::zb_v && (shape.chunks != 2 || shape.ranks == 1)) {
-    return Refusal{
-        .setting = kSchedule,
-        .message = {kSchedule,
-                    fmt::format(" zb-v has two stages on each of at least two ranks, not {} on {}. "
-                                "Use ",
-                                shape.chunks, shape.ranks),
-                    Setting::virtual_stages, " 2 with ", Setting::pipeline_parallel,
-                    " 2 or more."}};
-  }
+  if (auto refusal = check_stages(shape.schedule, shape.ranks, shape.chunks)) return refusal;
   const bool interleaved = shape.schedule == PipelineSchedule::one_f_one_b && shape.chunks > 1;
   if (interleaved) return check_interleaved(shape);
   if (shape.group_size <= 0) return std::nullopt;

@@ -53,6 +53,10 @@ struct PipelineShape {
   int32_t group() const { return group_size > 0 ? group_size : ranks; }
 };
 
+// Refuses numbers of stages per rank that a schedule does not have.
+[[nodiscard]] std::optional<Refusal> check_stages(PipelineSchedule schedule, int32_t ranks,
+                                                  int32_t chunks);
+
 // Refuses shapes without a schedule, with the rule and the nearest valid values.
 [[nodiscard]] std::optional<Refusal> check_shape(const PipelineShape& shape);
 
