@@ -243,9 +243,10 @@ void ModelConfig::validate() const {
   require_sensible(num_query_groups, "num_query_groups");
   require_sensible(kv_channels, "kv_channels");
   require_sensible(max_position_embeddings, "max_position_embeddings");
-  if (num_layers > 10000) {
+  // One operation reads the gradients of all layers, and has at most 65,535 operands.
+  if (num_layers > 2000) {
     throw_bad_request(
-        fmt::format("Model configuration: num_layers is {}, more than 10000.", num_layers));
+        fmt::format("Model configuration: num_layers is {}, more than 2000.", num_layers));
   }
   if (num_attention_heads % num_query_groups != 0) {
     throw_bad_request(

@@ -156,7 +156,7 @@ constexpr OptionRange from_to_below(double min, double max) {
 }
 
 constexpr std::string_view kModels = "the model's";
-constexpr double kMostLayers = 10000;  // ModelConfig::validate() has the same limit
+constexpr double kMostLayers = 2000;  // ModelConfig::validate() has the same limit
 
 constexpr CommandInfo kCommands[] = {
     {Command::train, "train", "Train a model",

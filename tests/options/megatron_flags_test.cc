@@ -534,7 +534,7 @@ TEST(MegatronFlags, MissingSizesAreNamed) {
 TEST(MegatronFlags, SizesThatCannotBeMeantAreRefusedAtOnce) {
   EXPECT_EQ(refusal_of_text("plan --num-layers 2147483647 --hidden-size 64 --num-attention-heads 4 "
                             "--max-position-embeddings 64 --vocab-size 264 --num-experts 8"),
-            "--num-layers takes a whole number, 1 to 10000, not '2147483647'.");
+            "--num-layers takes a whole number, 1 to 2000, not '2147483647'.");
 }
 
 TEST(MegatronFlags, TheVocabularyIsTheTokenizersFilledUp) {
