@@ -1,6 +1,8 @@
-// Flops and bytes of the operations of training steps: plan, bench and inspect report them, overlap
-// is ordered by them, and no trained number shows that one is wrong. The golden text has a line for
-// the first operation of each kind in each layout, to be read with the formulas of src/ops.
+// What the operations of training steps say of themselves: attributes, flops and bytes, what they
+// send to others of their group, the memory and the kernels that they choose. plan, bench and
+// inspect report it, overlap and memory plans go by it, and no trained number shows that one is
+// wrong. The golden text has a line for the first operation of each kind in each layout, to be read
+// with the formulas of src/ops.
 #include <algorithm>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,6 +28,37 @@ constexpr const char* kSteps[] = {
     "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --num-experts 4 --ffn-hidden-size 48 "
     "--vocab-size 64 --moe-router-load-balancing-type sinkhorn --moe-router-topk 1 "
     "--add-bias-linear",
+    // Everything that has an attribute of its own, on sizes of which no two are the same.
+    "--num-layers 2 --hidden-size 24 --num-attention-heads 6 --num-query-groups 2 --kv-channels 10 "
+    "--num-experts 12 --moe-ffn-hidden-size 14 --vocab-size 77 --normalization LayerNorm "
+    "--apply-layernorm-1p --qk-layernorm --activation geglu-tanh --add-qkv-bias "
+    "--moe-router-topk 3 --moe-router-num-groups 3 --moe-router-group-topk 2 "
+    "--moe-expert-capacity-factor 1.5 --moe-token-drop-policy position --micro-batch-size 2 "
+    "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.1 "
+    "--log-num-zeros-in-grad "
+    "--moe-shared-expert-intermediate-size 20 --moe-shared-expert-gate --log-params-norm "
+    "--clip-grad 0.5 --grad-norm-skip-threshold 7",
+    "--num-layers 1 --hidden-size 24 --num-attention-heads 6 --kv-channels 10 --vocab-size 77 "
+    "--ffn-hidden-size 34 --activation relu --qk-l2-norm --embedding-init-method-std 0.1 "
+    "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8 --bf16 "
+    "--reset-attention-mask --disable-bias-linear",
+    "--num-layers 1 --hidden-size 24 --num-attention-heads 6 --kv-channels 10 --vocab-size 77 "
+    "--ffn-hidden-size 34 --activation squared-relu --optimizer muon --muon-coefficient-type "
+    "simple "
+    "--muon-num-ns-steps 3 --muon-fp32-matmul-prec high --muon-nesterov --disable-bias-linear",
+    "--num-layers 1 --hidden-size 24 --num-attention-heads 6 --kv-channels 10 --vocab-size 77 "
+    "--ffn-hidden-size 34 --activation quick-geglu --activation-func-clamp-value 7 "
+    "--glu-linear-offset 1 --disable-bias-linear --compute-dtype fp64",
+    "--model mixtral-tiny --ranks 4 --use-distributed-optimizer --bf16 --grad-reduce-in-bf16 "
+    "--num-distributed-optimizer-instances 2 --expert-model-parallel-size 2 --overlap-grad-reduce "
+    "--overlap-param-gather --moe-router-padding-for-quantization",
+    "--model qwen2-moe-tiny --ranks 4 --context-parallel-size 2 --tensor-model-parallel-size 2 "
+    "--attention-dropout 0.1 --micro-batch-size 2 --moe-router-force-biased 0.5",
+    "--model mixtral-tiny --ranks 4 --tensor-model-parallel-size 2 --expert-model-parallel-size 2 "
+    "--moe-expert-capacity-factor 1 --moe-token-drop-policy position --moe-token-dispatcher-type "
+    "flex --expert-tensor-parallel-size 1 --moe-router-dtype fp64",
+    "--model mixtral-tiny --ranks 4 --use-megatron-fsdp --bf16 --expert-model-parallel-size 2 "
+    "--moe-pad-expert-input-to-capacity --moe-expert-capacity-factor 2 --optimizer-cpu-offload",
     "--model mixtral-tiny --optimizer muon",
     "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 48 --vocab-size 64 "
     "--add-bias-linear --ranks 2 --tensor-model-parallel-size 2",
@@ -73,6 +106,38 @@ std::string types_of(const Program& program, std::span<const ValueId> ids) {
   return text;
 }
 
+// Of an operation whose group, if it has one, has four members; on a Hopper GPU.
+std::string describe(const OpView& op) {
+  const OpSpec& spec = *op.op.spec;
+  std::string text;
+  if (spec.print_attributes != nullptr) {
+    text += fmt::format(" {{{}}}", spec.print_attributes(op.op.attributes));
+  }
+  const Cost cost = spec.cost(op);
+  text += fmt::format(": {} flops, {} bytes", cost.flops, cost.bytes);
+  if (cost.product_flops > 0) {
+    text += fmt::format(", {} of products in {}", cost.product_flops, name_of(cost.product_dtype));
+  }
+  if (spec.links != nullptr) {
+    const LinkTraffic sent = spec.links(op, 4);
+    text += fmt::format(", sends {} bytes in {} messages", sent.bytes, sent.messages);
+  }
+  if (spec.cpu.workspace != nullptr) {
+    text += fmt::format(", workspace {}", spec.cpu.workspace(op));
+  }
+  if (spec.cpu.scratch != nullptr) text += fmt::format(", scratch {}", spec.cpu.scratch(op));
+  if (spec.cuda != nullptr) {
+    const KernelChoice kernel = spec.cuda(op, {.compute_capability = 90, .multiprocessors = 132});
+    text += fmt::format("; cuda {}", kernel.variant != nullptr ? kernel.variant : "the only one");
+    if (kernel.slow != SlowKernel::no) {
+      text += fmt::format(" slow for reason {}", static_cast<int>(kernel.slow));
+    }
+    if (kernel.needs.scratch > 0) text += fmt::format(", scratch {}", kernel.needs.scratch);
+    if (kernel.needs.staging > 0) text += fmt::format(", staging {}", kernel.needs.staging);
+  }
+  return text + "\n";
+}
+
 TEST(Costs, OfEveryKindInTrainingSteps) {
   std::map<std::string, std::set<std::string>> lines;  // by kind
   for (const char* flags : kSteps) {
@@ -82,10 +147,9 @@ TEST(Costs, OfEveryKindInTrainingSteps) {
     for (int32_t index = 0; index < expected.op_count(); ++index) {
       const Op& op = expected.op(index);
       if (!seen.insert(op.spec).second) continue;
-      const Cost cost = op.spec->cost(OpView{expected, op});
       lines[op.spec->name].insert(
-          fmt::format("  {} -> {}: {} flops, {} bytes\n", types_of(expected, expected.inputs(op)),
-                      types_of(expected, expected.outputs(op)), cost.flops, cost.bytes));
+          fmt::format("  {} -> {}{}", types_of(expected, expected.inputs(op)),
+                      types_of(expected, expected.outputs(op)), describe(OpView{expected, op})));
     }
   }
   std::string text;
