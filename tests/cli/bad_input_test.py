@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -557,9 +558,16 @@ class BadInput(unittest.TestCase):
         done = run(*train("--load", copy, "--save", copy, iters=5), preexec_fn=limit_files(20_000))
         self.assertEqual(done.returncode, 1, done.stderr)
         *warnings, last = done.stderr.splitlines()
-        self.assertTrue(all("File too large" in line and "earlier checkpoints are intact" in line
-                            for line in warnings), done.stderr)
-        self.assertTrue(last.startswith("troupe: The last checkpoint, of step 5, could not be"), last)
+        failed = ("saving step 5 failed (earlier checkpoints are intact): FILE: cannot write N more "
+                  "bytes: File too large.")
+        late = "Warning: the last checkpoint, of step 5, was not saved: "
+        self.assertEqual(
+            [re.sub(rf"{copy}\S+:", "FILE:", re.sub(r"write \d+", "write N", line[len("12:34:56 "):]))
+             for line in warnings],
+            [late + failed + " Trying again in 1.00 s.", late + failed + " Trying again in 5.00 s.",
+             "Warning: " + failed])
+        self.assertEqual(last, "troupe: The last checkpoint, of step 5, could not be saved. The "
+                               "checkpoint of step 3 is kept.")
         self.assertEqual(hashes(copy / "checkpoints"), before)
 
     def test_disk_full_while_logging(self):

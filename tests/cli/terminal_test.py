@@ -130,6 +130,22 @@ class TerminalTest(unittest.TestCase):
                 self.assertEqual(terminal.status, 130, terminal.screen.text())
                 self.expect_no_wraps(terminal)
 
+    def test_ctrl_c_ends_what_shows_no_progress(self):
+        # Layers that take half a minute.
+        for name in ("inspect", "plan"):
+            with self.subTest(name), subprocess.Popen(
+                    command(name, "--model", "mixtral-8x7b", "--num-layers", 2000), text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                status = pathlib.Path(f"/proc/{process.pid}/status")
+                while not (int(re.search(r"SigCgt:\s*(\w+)", status.read_text()).group(1), 16)
+                           >> (signal.SIGINT - 1)) & 1:
+                    self.assertIsNone(process.poll(), "it handles SIGINT")
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                output, errors = process.communicate()
+                self.assertEqual((output, errors, process.returncode),
+                                 ("", "\ntroupe: interrupted\n", 130))
+
     def test_tokenize_shows_its_progress_unless_it_is_to_be_quiet(self):
         out = HERE.folder / "many"
         many = ["tokenize", "--output-prefix", out, "--input",
