@@ -9,6 +9,7 @@
 #include "data/make_tokenizer.h"
 #include "io/checkpoint.h"
 #include "io/hash.h"
+#include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "options/changed_options.h"
 #include "options/layout_options.h"

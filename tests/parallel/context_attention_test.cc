@@ -77,8 +77,8 @@ TEST(ContextAttentionWorkspace, OnlyTheRingHasKeysThatTravel) {
   const ValueId q = builder.input("q", DType::f32, {48, 20});
   const ValueId own = builder.input("own", DType::f32, {48, 20});
   const ValueId all = builder.input("all", DType::f32, {96, 20});
-  context_attention(builder, q, all, {}, {}, attributes, "gathered");
-  ring_attention(builder, q, own, {}, {}, attributes, "ring");
+  context_attention(builder, q, all, {}, {}, {}, attributes, "gathered");
+  ring_attention(builder, q, own, {}, {}, {}, attributes, "ring");
   const auto workspace = [&](int32_t op) {
     return program.value(program.op(op).workspace).bytes();
   };
