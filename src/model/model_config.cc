@@ -130,8 +130,10 @@ void validate_rope(const ModelConfig& config) {
                        config.rotary_percent));
   }
   if (config.rotary_dim() < 2 || config.rotary_dim() % 2 != 0) {
-    refuse(fmt::format("of the head size {} an even part turns (RoPE), of at least 2; it is {}.",
-                       config.kv_channels, config.rotary_dim()));
+    refuse(
+        fmt::format("what turns of a head (RoPE) must be even and at least 2: it is {} of the "
+                    "head size {}.",
+                    config.rotary_dim(), config.kv_channels));
   }
   if (config.rotary_interleaved && !config.multi_latent_attention) {
     refuse("rotary_interleaved is made for multi_latent_attention only.");

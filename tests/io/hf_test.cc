@@ -508,7 +508,7 @@ TEST_F(HfRefusal, SizesThatDoNotFitTogether) {
   expect_refused(qwen3_moe(), "rms_norm_eps", 0);
   json odd = qwen3_moe();
   odd["head_dim"] = 7;
-  expect_refused(odd, "head size");
+  expect_refused(odd, "it is 7 of the head size 7");
 }
 
 TEST_F(HfRefusal, HeadSizeThatIsNotWhole) {

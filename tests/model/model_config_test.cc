@@ -253,7 +253,7 @@ TEST_F(Refusals, SizesThatDoNotFitTogether) {
   config.num_query_groups = 3;
   expect_refused("num_query_groups (3)");
   config.kv_channels = 7;
-  expect_refused("of the head size 7 an even part turns");
+  expect_refused("must be even and at least 2: it is 7 of the head size 7");
   config.num_experts = -1;
   expect_refused("num_experts must not be negative");
   config.moe_router_topk = 5;

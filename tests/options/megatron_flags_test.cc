@@ -214,8 +214,8 @@ TEST(MegatronFlags, WaysToStretchPositions) {
   EXPECT_EQ(refused("--rotary-percent 1.5"),
             "Model configuration: rotary_percent must be above 0 and at most 1, it is 1.5.");
   EXPECT_EQ(refused("--rotary-percent 0.01"),
-            "Model configuration: of the head size 128 an even part turns (RoPE), of at least 2; "
-            "it is 1.");
+            "Model configuration: what turns of a head (RoPE) must be even and at least 2: it is 1 "
+            "of the head size 128.");
 }
 
 TEST(MegatronFlags, WindowsAndSinks) {
