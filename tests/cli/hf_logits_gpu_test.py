@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Exported models compute in Hugging Face transformers what they compute in Troupe: models of the
-four MoE architectures are trained for a few steps, on one rank and under TP2 x EP2, and exported;
+"""Exported models compute in Hugging Face transformers what they compute in Troupe: models of all
+MoE architectures are trained for a few steps, on one rank and under TP2 x EP2, and exported;
 transformers reads each folder and writes logits and gradients, with which `troupe verify` compares
 its own (logits within 1e-4 in fp32). Needs torch and transformers, which machines with a GPU have;
 without a GPU it compares on the CPU alone.
@@ -20,6 +20,10 @@ SHAPE = {"vocab_size": 272, "hidden_size": 64, "num_hidden_layers": 2, "num_atte
          "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
          "initializer_range": 0.08, "tie_word_embeddings": False, "rope_theta": 500000.0,
          "num_experts_per_tok": 3}
+DEEPSEEK = {"n_routed_experts": 12, "moe_intermediate_size": 48, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "intermediate_size": 80, "routed_scaling_factor": 1.5}
+LATENT = DEEPSEEK | {"num_key_value_heads": 4, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+                     "qk_rope_head_dim": 8, "v_head_dim": 14}
 MODELS = {
     "mixtral": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 12,
                 "intermediate_size": 48},
@@ -30,9 +34,22 @@ MODELS = {
                   "moe_intermediate_size": 48, "norm_topk_prob": True},
     "olmoe": {"architectures": ["OlmoeForCausalLM"], "num_experts": 12, "intermediate_size": 48,
               "norm_topk_prob": False, "pad_token_id": None},
+    "deepseek_v2": LATENT | {"architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None,
+                             "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    "deepseek_v3": LATENT | {"architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": 24,
+                             "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
+                             "rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0,
+                                              "mscale_all_dim": 1.0,
+                                              "original_max_position_embeddings": 16}},
+    "glm4_moe": DEEPSEEK | {"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True,
+                            "partial_rotary_factor": 0.5, "use_qk_norm": True, "head_dim": 16,
+                            "n_group": 1, "topk_group": 1, "norm_topk_prob": True},
+    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 12, "head_dim": 16,
+                "intermediate_size": 48, "sliding_window": 9},
 }
 LAYOUTS = {"one": (), "tp2_ep2": ("--ranks", 4, "--tensor-model-parallel-size", 2,
-                                  "--expert-model-parallel-size", 2, "--sequence-parallel")}
+                                  "--expert-model-parallel-size", 2, "--sequence-parallel",
+                                  "--expert-tensor-parallel-size", 1)}
 SEQUENCE = 40
 TOLERANCE = 1e-4  # fp32 sums in other orders; verify's own for logits
 
