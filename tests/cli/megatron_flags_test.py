@@ -31,7 +31,7 @@ FLAGS = """
 --eval-iters 1 --save {run} --load {load} --tensorboard-dir {run}/tensorboard
 --ckpt-format torch_dist --auto-detect-ckpt-format
 """
-ACCEPTED = ("--position-embedding-type rope", "--no-position-embedding",
+ACCEPTED = ("--no-position-embedding",
             "--no-masked-softmax-fusion", "--moe-grouped-gemm", "--moe-permute-fusion",
             "--ckpt-format torch_dist", "--auto-detect-ckpt-format")
 
