@@ -10,13 +10,10 @@
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
 #include "train/rank_profile.h"
+#include "train/seconds_since.h"
 
 namespace troupe {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 bool is_finite(const TensorView& view) {
   const auto finite = [&](const auto* values) {

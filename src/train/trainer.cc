@@ -16,6 +16,7 @@
 #include "train/memory_remedies.h"
 #include "train/rank_hardware.h"
 #include "train/rank_run.h"
+#include "train/seconds_since.h"
 #include "train/slow_kernels.h"
 #include "train/terminal.h"
 
@@ -23,10 +24,6 @@ namespace troupe {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 
