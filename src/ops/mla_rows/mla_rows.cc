@@ -99,13 +99,6 @@ std::string print_mla_rows(const Attributes& attributes) {
                      values.sequence, values.interleaved ? 1 : 0);
 }
 
-// Where packs of a row never cross from one part of it to another, nor from one half of the pairs.
-bool moves_packs(const MlaRowsAttributes& attributes, DType dtype) {
-  const int32_t rotary = attributes.interleaved ? attributes.rotary_dim : attributes.rotary_dim / 2;
-  return is_made_of_packs(attributes.plain_dim, dtype) && is_made_of_packs(rotary, dtype) &&
-         is_made_of_packs(attributes.value_dim, dtype);
-}
-
 template <SelectCudaKernel kSelect>
 KernelChoice choose(const OpView& op, const DeviceTraits& device) {
   const bool packs = moves_packs(op.attributes<MlaRowsAttributes>(), op.input(0).dtype);
@@ -173,6 +166,12 @@ std::vector<OpSample> samples_mla_rows() {
 }
 
 }  // namespace
+
+bool moves_packs(const MlaRowsAttributes& attributes, DType dtype) {
+  const int32_t rotary = attributes.interleaved ? attributes.rotary_dim : attributes.rotary_dim / 2;
+  return is_made_of_packs(attributes.plain_dim, dtype) && is_made_of_packs(rotary, dtype) &&
+         is_made_of_packs(attributes.value_dim, dtype);
+}
 
 ValueId mla_rows(Builder& builder, const MlaRowsInputs& inputs, const MlaRowsAttributes& attributes,
                  const std::string& name) {

@@ -41,6 +41,10 @@ struct MlaRowsAttributes {
   constexpr int64_t row_size() const { return 2 * query_size() + int64_t{heads} * value_dim; }
 };
 
+// Do the GPU's kernels move packs: where these never cross from one part of a row to another, nor
+// from one half of the pairs.
+bool moves_packs(const MlaRowsAttributes& attributes, DType dtype);
+
 struct MlaRowsInputs {
   ValueId queries;     // q
   ValueId key_values;  // kv

@@ -152,17 +152,10 @@ __global__ void mla_rows_gradient_kernel(const T* d_rows, const accumulation_t<T
 }
 
 template <class T>
-bool moves_packs(const MlaRowsAttributes& attributes) {
-  const int32_t rotary = attributes.interleaved ? attributes.rotary_dim : attributes.rotary_dim / 2;
-  return is_made_of_packs<T>(attributes.plain_dim) && is_made_of_packs<T>(rotary) &&
-         is_made_of_packs<T>(attributes.value_dim);
-}
-
-template <class T>
 struct MlaRowsCuda {
   static void run(const CudaKernelArguments& args) {
     const auto& attributes = args.attributes->as<MlaRowsAttributes>();
-    const bool packs = moves_packs<T>(attributes);
+    const bool packs = moves_packs(attributes, dtype_of<T>);
     const int64_t step = packs ? Pack<T>::kElements : 1;
     launch(args,
            {static_cast<unsigned>(args.input(0).shape[0]),
@@ -177,7 +170,7 @@ struct MlaRowsGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<MlaRowsAttributes>();
-    const bool packs = moves_packs<T>(attributes);
+    const bool packs = moves_packs(attributes, dtype_of<T>);
     const int step = packs ? Pack<T>::kElements : 1;
     const unsigned threads = threads_for_row(attributes.query_size(), step);
     const int sums =
