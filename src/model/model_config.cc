@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "ops/rope/length_factor.h"
 
 namespace troupe {
 namespace {
@@ -116,11 +117,6 @@ void validate_router(const ModelConfig& config) {
   if (config.moe_expert_row_multiple > 1 && config.moe_pad_expert_input_to_capacity) {
     refuse("rows are padded either to the capacity or to a multiple, not both.");
   }
-}
-
-// 0.1 m ln(factor) + 1: how much larger scores get in a context that is `factor` times as long.
-double length_factor(double factor, double m) {
-  return factor <= 1 ? 1 : 0.1 * m * std::log(factor) + 1;
 }
 
 void validate_rope(const ModelConfig& config) {

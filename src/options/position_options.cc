@@ -1,11 +1,10 @@
 #include "options/position_options.h"
 
-#include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string_view>
 
 #include "base/error.h"
+#include "ops/rope/length_factor.h"
 #include "options/moe_options.h"
 #include "options/refuse_without.h"
 
@@ -66,15 +65,13 @@ void override_yarn(const Options& options, ModelConfig& config) {
   override_with(options.mscale_all_dim, config.rope_mscale_all_dim);
   if (!options.mscale && !options.mscale_all_dim) return;
   // In Megatron 0 is a value; a config.json that has it says nothing.
-  const auto length_factor = [&](double m) {
-    return 0.1 * m * std::log(std::max(config.rope_scaling_factor, 1.0)) + 1;
-  };
+  const double factor = config.rope_scaling_factor;
   const bool is_said = config.rope_mscale > 0 && config.rope_mscale_all_dim > 0;
   const bool is_default = config.rope_mscale == 1 && config.rope_mscale_all_dim == 0;
-  config.rope_attention_factor =
-      is_said || is_default
-          ? 0
-          : length_factor(config.rope_mscale) / length_factor(config.rope_mscale_all_dim);
+  config.rope_attention_factor = is_said || is_default
+                                     ? 0
+                                     : length_factor(factor, config.rope_mscale) /
+                                           length_factor(factor, config.rope_mscale_all_dim);
 }
 
 }  // namespace
