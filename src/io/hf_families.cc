@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "model/window_layers.h"
 
 namespace troupe {
 namespace {
@@ -357,16 +358,16 @@ void read_glm4_moe(const HfFields& fields, ModelConfig& config) {
 // Layers with the window and layers without; without the field they alternate.
 void read_layer_types(const HfFields& fields, ModelConfig& config) {
   config.sliding_window = fields.integer({"sliding_window"}, 128);
-  config.window_layers.clear();
+  std::vector<bool> windows;
   const json* types = fields.find("layer_types");
   if (types == nullptr) {
-    for (int32_t i = 0; i < config.num_layers; ++i) config.window_layers.push_back(i % 2 == 0);
+    for (int32_t i = 0; i < config.num_layers; ++i) windows.push_back(i % 2 == 0);
   } else {
     if (!types->is_array() || types->size() != static_cast<size_t>(config.num_layers)) {
       fields.refuse("\"layer_types\" must be a list with an entry for each layer.");
     }
     for (const json& type : *types) {
-      config.window_layers.push_back(type == "sliding_attention");
+      windows.push_back(type == "sliding_attention");
       if (type != "sliding_attention" && type != "full_attention") {
         fields.add_unsupported(
             "\"layer_types\" other than \"sliding_attention\" and \"full_attention\" are not "
@@ -375,9 +376,7 @@ void read_layer_types(const HfFields& fields, ModelConfig& config) {
       }
     }
   }
-  const auto windows = std::count(config.window_layers.begin(), config.window_layers.end(), true);
-  if (windows == 0) config.sliding_window = 0;
-  if (windows == 0 || windows == config.num_layers) config.window_layers.clear();
+  set_window_layers(std::move(windows), config);
 }
 
 void read_gpt_oss(const HfFields& fields, ModelConfig& config) {

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "io/hf_config.h"
+#include "model/window_layers.h"
 #include "options/flag_model.h"
 #include "options/layer_pattern.h"
 #include "options/moe_options.h"
@@ -155,11 +156,8 @@ void override_window(const Options& options, ModelConfig& config) {
   if (config.sliding_window == 0) {
     refuse_without(/*given=*/true, "window-attn-skip-freq", "window-size");
   }
-  config.window_layers =
-      parse_window_attn_skip_freq(options.window_attn_skip_freq, config.num_layers);
-  const auto windows = std::count(config.window_layers.begin(), config.window_layers.end(), true);
-  if (windows == 0) config.sliding_window = 0;
-  if (windows == 0 || windows == config.num_layers) config.window_layers.clear();
+  set_window_layers(parse_window_attn_skip_freq(options.window_attn_skip_freq, config.num_layers),
+                    config);
 }
 
 }  // namespace
