@@ -20,8 +20,9 @@ namespace troupe {
 namespace {
 
 // The dtype to read weights in, from which they are rounded at most once.
-DType dtype_to_load(DType stored, const std::optional<FileDType>& written) {
-  if (!written || to_file_dtype(stored) == *written) return stored;
+DType dtype_to_load(DType stored, const HfExport& written) {
+  const bool quantised = written.quantization != HfQuantization::none;
+  if (!quantised && to_file_dtype(stored) == *written.dtype) return stored;
   // A narrower run has master weights in f32; f64 is rounded when it is written.
   return stored == DType::f64 ? DType::f64 : DType::f32;
 }
@@ -39,11 +40,9 @@ ExitStatus run_convert(const Options& options) {
     throw_failed(fmt::format("{} --ckpt-step {} converts that one.", model.passed_over,
                              model.position.step));
   }
-  const std::optional<FileDType> dtype = options.dtype;
-  HfExport what = export_of(model, dtype);  // first: it may refuse
+  const HfExport what = export_of(model, options.dtype);  // first: it may refuse
   const ModelState state = declare_model_state(
-      model.config, dtype_to_load(model.compute_dtype, dtype), /*trained=*/false);
-  what.dtype = dtype.value_or(to_file_dtype(model.compute_dtype));
+      model.config, dtype_to_load(model.compute_dtype, what), /*trained=*/false);
   const StateStorage storage(state.table);
   {
     WorkProgress progress(options.quiet, "loading", /*unit=*/{}, interrupted);

@@ -343,6 +343,12 @@ std::string write_hf_config(const ModelConfig& config, const HfConfigSource& sou
   for (const char* name : {"dtype", "torch_dtype"}) {
     if (!source.dtype.empty() && (is_own || has(document, name))) document[name] = source.dtype;
   }
+  if (source.quantization_config) {
+    document.erase("quantization_config");
+    if (!source.quantization_config->empty()) {
+      document["quantization_config"] = ordered_json::parse(*source.quantization_config);
+    }
+  }
   std::string text = document == original ? source.text : text_of(document);
   TROUPE_CHECK(lost_fields(config, text).empty(), "a config.json says what its model is");
   return text;

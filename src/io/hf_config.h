@@ -43,6 +43,8 @@ struct HfConfigSource {
   bool has_weights = false;
   std::optional<HfTokenIds> tokens = {};  // unset: as the text says
   std::string dtype = {};                 // "float32", ...; empty: as the text says
+  // JSON text; empty: the model is not quantised; unset: as the text says.
+  std::optional<std::string> quantization_config = {};
 };
 
 // The configuration as config.json text. Where parse_hf_config would not give the same model back,

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_map>
 
@@ -178,6 +179,13 @@ std::vector<int64_t> file_shape_of(const HfTensor& tensor) {
   return extents;
 }
 
+// The row of the file, of an expert's, that is a row of the parameter.
+int64_t file_row(const HfTensor& tensor, int64_t row) {
+  const int64_t half = tensor.shape[1] / 2;
+  if (!tensor.arrangement.interleaved) return row;
+  return row < half ? 2 * row : 2 * (row - half) + 1;
+}
+
 // Calls move(element of the file, element of the parameter) for every element of a tensor of all
 // experts.
 template <class Move>
@@ -187,10 +195,7 @@ void for_each_arranged(const HfTensor& tensor, const Move& move) {
   const int64_t columns = shape.rank() == 3 ? shape[2] : 1;
   for (int64_t expert = 0; expert < shape[0]; ++expert) {
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t half = rows / 2;
-      const int64_t there = !tensor.arrangement.interleaved ? row
-                            : row < half                    ? 2 * row
-                                                            : 2 * (row - half) + 1;
+      const int64_t there = file_row(tensor, row);
       for (int64_t column = 0; column < columns; ++column) {
         const int64_t within =
             tensor.arrangement.transposed ? column * rows + there : there * columns + column;
@@ -244,14 +249,50 @@ bool is_of_prediction_layer(const TensorEntry& entry, const ModelConfig& config,
   return layer >= config.num_layers && layer < int64_t{config.num_layers} + layers;
 }
 
+constexpr std::string_view kFp8Scales = "_scale_inv";
+constexpr std::string_view kMxfp4Codes = "_blocks";
+constexpr std::string_view kMxfp4Scales = "_scales";
+
+// How the folder holds a tensor.
+HfQuantization quantization_of(const SafetensorsFolder& folder, const HfTensor& tensor,
+                               HfQuantization of_folder) {
+  const TensorEntry* entry = folder.find(tensor.name).entry;
+  if (entry != nullptr && entry->dtype == FileDType::f8e4m3) {
+    if (of_folder == HfQuantization::fp8_block) return HfQuantization::fp8_block;
+  } else if (entry == nullptr && tensor.arrangement.transposed &&
+             of_folder == HfQuantization::mxfp4) {
+    return HfQuantization::mxfp4;
+  }
+  return HfQuantization::none;
+}
+
+const HfTensor* find_tensor(const std::vector<HfTensor>& tensors, std::string_view name) {
+  const auto found = std::lower_bound(
+      tensors.begin(), tensors.end(), name,
+      [](const HfTensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
+  return found != tensors.end() && found->name == name ? &*found : nullptr;
+}
+
+// Is it the codes or the scales of a tensor that the folder holds in that form?
+bool is_of_quantised(const SafetensorsFolder& folder, const std::vector<HfTensor>& tensors,
+                     std::string_view name, HfQuantization of_folder) {
+  for (const auto& [suffix, quantization] : {std::pair(kFp8Scales, HfQuantization::fp8_block),
+                                             std::pair(kMxfp4Codes, HfQuantization::mxfp4),
+                                             std::pair(kMxfp4Scales, HfQuantization::mxfp4)}) {
+    if (quantization != of_folder || !name.ends_with(suffix)) continue;
+    const HfTensor* tensor = find_tensor(tensors, name.substr(0, name.size() - suffix.size()));
+    return tensor != nullptr && quantization_of(folder, *tensor, of_folder) == quantization;
+  }
+  return false;
+}
+
 void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>& tensors,
-                   const ModelConfig& config, int32_t prediction_layers) {
+                   const ModelConfig& config, int32_t prediction_layers,
+                   HfQuantization quantization) {
   for (const SafetensorsFile& file : folder.files()) {
     for (const TensorEntry& entry : file.entries()) {
-      const auto found = std::lower_bound(
-          tensors.begin(), tensors.end(), entry.name,
-          [](const HfTensor& tensor, const std::string& name) { return tensor.name < name; });
-      if (found != tensors.end() && found->name == entry.name) continue;
+      if (find_tensor(tensors, entry.name) != nullptr) continue;
+      if (is_of_quantised(folder, tensors, entry.name, quantization)) continue;
       if (is_tied_copy(folder, file, entry, config)) continue;
       if (is_of_prediction_layer(entry, config, prediction_layers)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
@@ -263,40 +304,120 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
 // Gradients come without those of biases, or with zeros for them.
 enum class FolderContents : uint8_t { weights, gradients };
 
-// Opens a folder, checks it against the model, and hands over every tensor's raw bytes.
-void visit_folder(
-    const std::string& path, const ModelConfig& config, FolderContents contents,
-    int32_t prediction_layers,
-    const std::function<void(const HfTensor&, FileDType, std::span<const std::byte>)>& visit,
-    const WorkReport& report = {}) {
+// A tensor as a folder holds it.
+struct StoredTensor {
+  HfQuantization quantization = HfQuantization::none;
+  FileDType dtype = FileDType::f32;       // of what read_stored gives
+  std::span<const std::byte> bytes = {};  // in the order of the parameter; codes in the file's
+  std::span<const std::byte> scales = {};
+};
+
+// Elements [first, first + count) in the order of the parameter. Those of quantised tensors are
+// decoded into the buffer, and nothing else of them is read.
+const std::byte* read_stored(const HfTensor& tensor, const StoredTensor& stored, int64_t first,
+                             int64_t count, std::vector<float>& buffer) {
+  if (stored.quantization == HfQuantization::none) {
+    return stored.bytes.data() + static_cast<size_t>(first) * size_of(stored.dtype);
+  }
+  buffer.resize(static_cast<size_t>(count));
+  const int64_t columns = tensor.shape[tensor.shape.rank() - 1];
+  if (stored.quantization == HfQuantization::fp8_block) {
+    dequantise_fp8(stored.bytes.data(), stored.scales.data(), columns, first, count, buffer.data());
+  } else {
+    const int64_t rows = tensor.shape[1];
+    for (int64_t done = 0; done < count;) {
+      const int64_t row = (first + done) / columns;
+      const int64_t column = (first + done) % columns;
+      const int64_t piece = std::min(count - done, columns - column);
+      const int64_t there = row / rows * rows + file_row(tensor, row % rows);
+      dequantise_mxfp4(stored.bytes.data(), stored.scales.data(), there * columns + column, piece,
+                       buffer.data() + done);
+      done += piece;
+    }
+  }
+  return reinterpret_cast<const std::byte*>(buffer.data());
+}
+
+// What the folder must hold.
+SafetensorsFolder::Located find_required(const SafetensorsFolder& folder, const TensorSpec& wanted,
+                                         bool any_float) {
+  const auto located = folder.find(wanted.name);
+  if (located.entry == nullptr) {
+    throw_bad_request(fmt::format("{}: the tensor {} is missing.", folder.path(), wanted.name));
+  }
+  const std::string where = fmt::format("{}: the tensor {}", located.file->path(), wanted.name);
+  if (located.entry->shape != wanted.shape) {
+    throw_bad_request(fmt::format("{} has the shape [{}], the configuration needs [{}].", where,
+                                  fmt::join(located.entry->shape, ", "),
+                                  fmt::join(wanted.shape, ", ")));
+  }
+  if (any_float && !can_convert(located.entry->dtype, DType::f32)) {
+    throw_bad_request(fmt::format(
+        "{} has the dtype {}; weights are floating-point, or quantised as the config.json says.",
+        where, name_of(located.entry->dtype)));
+  }
+  if (!any_float && located.entry->dtype != wanted.dtype) {
+    throw_bad_request(fmt::format("{} has the dtype {}; codes and scales of this kind are {}.",
+                                  where, name_of(located.entry->dtype), name_of(wanted.dtype)));
+  }
+  return located;
+}
+
+// The tensors of a file that one quantised tensor is: codes, scales.
+std::pair<TensorSpec, TensorSpec> quantised_specs(const HfTensor& tensor,
+                                                  HfQuantization quantization) {
+  const Shape& shape = tensor.shape;
+  if (quantization == HfQuantization::fp8_block) {
+    TROUPE_CHECK(shape.rank() == 2, "fp8 blocks are those of a matrix");
+    return {{tensor.name, FileDType::f8e4m3, {shape[0], shape[1]}},
+            {tensor.name + std::string(kFp8Scales),
+             FileDType::f32,
+             {fp8_blocks(shape[0]), fp8_blocks(shape[1])}}};
+  }
+  if (shape[2] % kMxfp4Group != 0) {
+    throw_bad_request(
+        fmt::format("The tensor {} has rows of {} elements; mxfp4 needs a multiple of {}.",
+                    tensor.name, shape[2], kMxfp4Group));
+  }
+  const int64_t groups = shape[2] / kMxfp4Group;
+  return {{tensor.name + std::string(kMxfp4Codes),
+           FileDType::u8,
+           {shape[0], shape[1], groups, kMxfp4Group / 2}},
+          {tensor.name + std::string(kMxfp4Scales), FileDType::u8, {shape[0], shape[1], groups}}};
+}
+
+// Opens a folder, checks it against the model, and hands over every tensor.
+void visit_folder(const std::string& path, const ModelConfig& config, FolderContents contents,
+                  int32_t prediction_layers, HfQuantization quantization,
+                  const std::function<void(const HfTensor&, const StoredTensor&)>& visit,
+                  const WorkReport& report = {}) {
   const SafetensorsFolder folder = SafetensorsFolder::open(path);
   const std::vector<HfTensor> tensors = hf_tensors(config);
-  refuse_unused(folder, tensors, config, prediction_layers);
+  refuse_unused(folder, tensors, config, prediction_layers, quantization);
   uint64_t done = 0;
   uint64_t total = 0;
   for (const SafetensorsFile& file : folder.files()) total += file.file_bytes();
   for (const HfTensor& tensor : tensors) {
     if (!tensor.parameter.valid() && contents == FolderContents::gradients) continue;
-    const auto located = folder.find(tensor.name);
-    if (located.entry == nullptr) {
-      throw_bad_request(fmt::format("{}: the tensor {} is missing.", path, tensor.name));
-    }
-    const std::string where = fmt::format("{}: the tensor {}", located.file->path(), tensor.name);
-    const std::vector<int64_t> shape = file_shape_of(tensor);
-    if (located.entry->shape != shape) {
-      throw_bad_request(fmt::format("{} has the shape [{}], the configuration needs [{}].", where,
-                                    fmt::join(located.entry->shape, ", "), fmt::join(shape, ", ")));
-    }
-    if (!can_convert(located.entry->dtype, DType::f32)) {
-      throw_bad_request(fmt::format("{} has the dtype {}; weights are floating-point.", where,
-                                    name_of(located.entry->dtype)));
-    }
-    if (tensor.arrangement.is_plain()) {
-      visit(tensor, located.entry->dtype, located.bytes());
+    StoredTensor stored = {.quantization = quantization_of(folder, tensor, quantization)};
+    if (stored.quantization != HfQuantization::none) {
+      const auto [codes, scales] = quantised_specs(tensor, stored.quantization);
+      stored.bytes = find_required(folder, codes, /*any_float=*/false).bytes();
+      stored.scales = find_required(folder, scales, /*any_float=*/false).bytes();
+      visit(tensor, stored);
     } else {
-      visit(tensor, located.entry->dtype, arranged(tensor, located.bytes(), /*to_file=*/false));
+      const auto located = find_required(
+          folder, {.name = tensor.name, .shape = file_shape_of(tensor)}, /*any_float=*/true);
+      stored.dtype = located.entry->dtype;
+      stored.bytes = located.bytes();
+      if (tensor.arrangement.is_plain()) {
+        visit(tensor, stored);
+      } else {
+        const std::vector<std::byte> moved = arranged(tensor, stored.bytes, /*to_file=*/false);
+        visit(tensor, {.dtype = stored.dtype, .bytes = moved});
+      }
     }
-    done += located.bytes().size();
+    done += stored.bytes.size() + stored.scales.size();
     if (report) report(done, total);
   }
 }
@@ -321,53 +442,56 @@ struct Target {
   int64_t written = 0;  // elements
 };
 
+// Copies elements [first, first + elements) of the tensor to `place` of the slice.
+void load_piece(const std::string& folder, const HfTensor& tensor, const StoredTensor& stored,
+                int64_t first, int64_t elements, int64_t place, const Parameter& parameter,
+                const StateStorage& storage, std::vector<float>& buffer) {
+  const std::byte* source = read_stored(tensor, stored, first, elements, buffer);
+  const TensorView value = storage.view(parameter.value);
+  std::byte* own = static_cast<std::byte*>(value.data) +
+                   static_cast<size_t>(place - parameter.held.begin) * size_of(value.dtype);
+  convert_elements(stored.dtype, source, value.dtype, own, elements);
+  require_finite(folder, tensor, value.dtype, own, first, elements);
+  if (!parameter.master.valid()) return;
+  const IndexRange& shard = parameter.shard;
+  const int64_t from = std::max(place, shard.begin);
+  const int64_t to = std::min(place + elements, shard.end);
+  if (from >= to) return;
+  const TensorView master = storage.view(parameter.master);
+  convert_elements(stored.dtype, source + static_cast<size_t>(from - place) * size_of(stored.dtype),
+                   master.dtype,
+                   static_cast<std::byte*>(master.data) +
+                       static_cast<size_t>(from - shard.begin) * size_of(master.dtype),
+                   to - from);
+}
+
 // Copies what the rank holds of the tensor.
-void load_tensor(const std::string& folder, const HfTensor& tensor, FileDType dtype,
-                 std::span<const std::byte> bytes, Target& target, const StateStorage& storage) {
+void load_tensor(const std::string& folder, const HfTensor& tensor, const StoredTensor& stored,
+                 Target& target, const StateStorage& storage) {
+  constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are decoded at once
   const int64_t end = tensor.offset + tensor.shape.elements();
-  const size_t source_size = tensor.shape.elements() == 0
-                                 ? 0
-                                 : bytes.size() / static_cast<size_t>(tensor.shape.elements());
+  std::vector<float> buffer;
   auto run = std::lower_bound(
       target.runs.begin(), target.runs.end(), tensor.offset,
       [](const SliceRun& other, int64_t first) { return other.whole + other.elements <= first; });
   for (; run != target.runs.end() && run->whole < end; ++run) {
-    const int64_t begin = std::max(run->whole, tensor.offset);
-    const int64_t elements = std::min(run->whole + run->elements, end) - begin;
-    const int64_t first = begin - tensor.offset;
-    const std::byte* source = bytes.data() + static_cast<size_t>(first) * source_size;
-    const int64_t place = run->own + begin - run->whole;  // in the slice
-    const TensorView value = storage.view(target.parameter->value);
-    std::byte* own =
-        static_cast<std::byte*>(value.data) +
-        static_cast<size_t>(place - target.parameter->held.begin) * size_of(value.dtype);
-    convert_elements(dtype, source, value.dtype, own, elements);
-    require_finite(folder, tensor, value.dtype, own, first, elements);
-    if (target.parameter->master.valid()) {
-      const IndexRange& shard = target.parameter->shard;
-      const int64_t from = std::max(place, shard.begin);
-      const int64_t to = std::min(place + elements, shard.end);
-      if (from < to) {
-        const TensorView master = storage.view(target.parameter->master);
-        convert_elements(dtype, source + static_cast<size_t>(from - place) * source_size,
-                         master.dtype,
-                         static_cast<std::byte*>(master.data) +
-                             static_cast<size_t>(from - shard.begin) * size_of(master.dtype),
-                         to - from);
-      }
+    const int64_t last = std::min(run->whole + run->elements, end);
+    for (int64_t begin = std::max(run->whole, tensor.offset); begin < last; begin += kPiece) {
+      const int64_t elements = std::min(kPiece, last - begin);
+      load_piece(folder, tensor, stored, begin - tensor.offset, elements,
+                 run->own + begin - run->whole, *target.parameter, storage, buffer);
+      target.written += elements;
     }
-    target.written += elements;
   }
 }
 
-void load_bias(const std::string& folder, const HfTensor& tensor, FileDType dtype,
-               std::span<const std::byte> bytes, const ModelState& state,
-               const StateStorage& storage) {
+void load_bias(const std::string& folder, const HfTensor& tensor, const StoredTensor& stored,
+               const ModelState& state, const StateStorage& storage) {
   const StateId bias = state.expert_biases[static_cast<size_t>(tensor.layer)];
   if (!bias.valid()) return;  // another rank's
   const TensorView view = storage.view(bias);
   auto* data = static_cast<std::byte*>(view.data);
-  convert_elements(dtype, bytes.data(), view.dtype, data, tensor.shape.elements());
+  convert_elements(stored.dtype, stored.bytes.data(), view.dtype, data, tensor.shape.elements());
   require_finite(folder, tensor, view.dtype, data, 0, tensor.shape.elements());
 }
 
@@ -390,12 +514,17 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
   return tensors;
 }
 
+HfQuantization hf_folder_quantization(const std::string& folder) {
+  const std::string path = join_path(folder, "config.json");
+  return parse_hf_quantization(read_file(path, kMaxHfConfigBytes), path);
+}
+
 DType hf_folder_dtype(const std::string& folder) {
   const SafetensorsFolder open = SafetensorsFolder::open(folder);
   DType widest = DType::bf16;
   for (const SafetensorsFile& file : open.files()) {
     for (const TensorEntry& entry : file.entries()) {
-      if (entry.name.ends_with(kRouterBias)) continue;
+      if (entry.name.ends_with(kRouterBias) || entry.name.ends_with(kFp8Scales)) continue;
       if (entry.dtype == FileDType::f64) return DType::f64;
       if (entry.dtype == FileDType::f32 || entry.dtype == FileDType::f16) widest = DType::f32;
     }
@@ -415,12 +544,12 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   }
   visit_folder(
       folder, named, FolderContents::weights, hf_prediction_layers(config_path),
-      [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
-        if (!tensor.parameter.valid())
-          return load_bias(folder, tensor, dtype, bytes, state, storage);
+      hf_folder_quantization(folder),
+      [&](const HfTensor& tensor, const StoredTensor& stored) {
+        if (!tensor.parameter.valid()) return load_bias(folder, tensor, stored, state, storage);
         const auto target = targets.find(tensor.parameter.index);
         if (target == targets.end()) return;  // another rank's
-        load_tensor(folder, tensor, dtype, bytes, target->second, storage);
+        load_tensor(folder, tensor, stored, target->second, storage);
       },
       report);
   for (const auto& [number, target] : targets) {
@@ -435,9 +564,9 @@ void read_hf_gradients(
     const std::function<void(const HfTensor&, const std::vector<double>&)>& take) {
   std::vector<double> data;
   visit_folder(folder, config, FolderContents::gradients, /*prediction_layers=*/0,
-               [&](const HfTensor& tensor, FileDType dtype, std::span<const std::byte> bytes) {
+               HfQuantization::none, [&](const HfTensor& tensor, const StoredTensor& stored) {
                  data.resize(static_cast<size_t>(tensor.shape.elements()));
-                 convert_elements(dtype, bytes.data(), DType::f64, data.data(),
+                 convert_elements(stored.dtype, stored.bytes.data(), DType::f64, data.data(),
                                   tensor.shape.elements());
                  take(tensor, data);
                });
@@ -465,7 +594,104 @@ std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, con
   return rounded;
 }
 
+// Is it quantised where no folder says? The linear layers of the decoder's layers but routers and
+// gates of shared experts; in mxfp4 the experts.
+bool is_quantised(const HfTensor& tensor, HfQuantization quantization) {
+  switch (quantization) {
+    case HfQuantization::none:
+      return false;
+    case HfQuantization::fp8_block:
+      return tensor.shape.rank() == 2 && tensor.name.starts_with("model.layers.") &&
+             tensor.name.ends_with(".weight") && !tensor.name.ends_with("gate.weight");
+    case HfQuantization::mxfp4:
+      return tensor.arrangement.transposed;
+  }
+  return false;
+}
+
+// The scales of a tensor in a folder of the same model, as far as it has such.
+template <class Scale>
+std::vector<Scale> scales_in(const std::optional<SafetensorsFolder>& folder,
+                             const TensorSpec& scales) {
+  if (!folder) return {};
+  const auto located = folder->find(scales.name);
+  if (located.entry == nullptr || *located.entry != scales) return {};
+  std::vector<Scale> result(static_cast<size_t>(elements_of(scales)));
+  std::memcpy(result.data(), located.bytes().data(), located.bytes().size());
+  return result;
+}
+
+// Codes and scales as the file has them.
+struct QuantisedTensor {
+  std::vector<uint8_t> codes;
+  std::vector<std::byte> scales;
+};
+
+QuantisedTensor quantised(const HfTensor& tensor, HfQuantization quantization,
+                          std::span<const std::byte> f32_values,
+                          const std::optional<SafetensorsFolder>& source) {
+  const auto [codes, scales] = quantised_specs(tensor, quantization);
+  std::vector<float> values(static_cast<size_t>(tensor.shape.elements()));
+  QuantisedTensor result = {.codes = std::vector<uint8_t>(bytes_of(codes)),
+                            .scales = std::vector<std::byte>(bytes_of(scales))};
+  const int64_t columns = tensor.shape[tensor.shape.rank() - 1];
+  const auto count = static_cast<size_t>(elements_of(scales));
+  if (quantization == HfQuantization::fp8_block) {
+    std::memcpy(values.data(), f32_values.data(), f32_values.size());
+    std::vector<float> found(count);
+    quantise_fp8(values, columns, scales_in<float>(source, scales), result.codes, found);
+    std::memcpy(result.scales.data(), found.data(), result.scales.size());
+    return result;
+  }
+  const int64_t rows = tensor.shape[1];
+  const size_t row_bytes = static_cast<size_t>(columns) * sizeof(float);
+  for (int64_t row = 0; row < tensor.shape[0] * rows; ++row) {
+    const int64_t there = row / rows * rows + file_row(tensor, row % rows);
+    std::memcpy(values.data() + there * columns,
+                f32_values.data() + static_cast<size_t>(row) * row_bytes, row_bytes);
+  }
+  quantise_mxfp4(values, scales_in<uint8_t>(source, scales), result.codes,
+                 {reinterpret_cast<uint8_t*>(result.scales.data()), count});
+  return result;
+}
+
 }  // namespace
+
+std::string hf_quantization_config(const ModelConfig& config, HfQuantization quantization) {
+  const std::vector<HfTensor> tensors = hf_tensors(config);
+  const bool packed = std::any_of(tensors.begin(), tensors.end(), [](const HfTensor& tensor) {
+    return tensor.arrangement.transposed;
+  });
+  if (quantization == HfQuantization::none) return "";
+  if (packed != (quantization == HfQuantization::mxfp4)) {
+    throw_bad_request(fmt::format(
+        "The weights of {} are not written as {}. Choose {}.", config.hf_architecture,
+        packed ? "fp8-block" : "mxfp4",
+        packed ? "mxfp4, the form in which they are published, or bf16" : "fp8-block or bf16"));
+  }
+  if (packed) {
+    for (const HfTensor& tensor : tensors) {
+      if (is_quantised(tensor, quantization)) quantised_specs(tensor, quantization);
+    }
+    return R"({"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+               "model.embed_tokens", "lm_head"], "quant_method": "mxfp4"})";
+  }
+  nlohmann::json kept = {"lm_head"};
+  for (const HfTensor& tensor : tensors) {
+    constexpr std::string_view kWeight = ".weight";
+    if (tensor.shape.rank() != 2 || !tensor.name.starts_with("model.layers.") ||
+        !tensor.name.ends_with(kWeight) || is_quantised(tensor, quantization)) {
+      continue;
+    }
+    kept.push_back(tensor.name.substr(0, tensor.name.size() - kWeight.size()));
+  }
+  return nlohmann::ordered_json({{"activation_scheme", "dynamic"},
+                                 {"fmt", "e4m3"},
+                                 {"modules_to_not_convert", kept},
+                                 {"quant_method", "fp8"},
+                                 {"weight_block_size", {kFp8Block, kFp8Block}}})
+      .dump();
+}
 
 void save_hf_model(const std::string& folder, const ModelConfig& config, const ModelState& state,
                    const StateStorage& storage, uint64_t max_shard_bytes, const HfExport& what,
@@ -476,13 +702,25 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   TROUPE_CHECK(state.part.layout().world_size() == 1, "only a whole model is written");
   const std::vector<HfTensor> tensors = hf_tensors(config);
   const FileDType dtype = what.dtype.value_or(to_file_dtype(state.dtype));
+  std::optional<SafetensorsFolder> source;
+  if (!what.scales_from.empty()) source = SafetensorsFolder::open(what.scales_from);
+  const auto quantization_in_file = [&](const HfTensor& tensor) {
+    if (source) return quantization_of(*source, tensor, what.quantization);
+    return is_quantised(tensor, what.quantization) ? what.quantization : HfQuantization::none;
+  };
   std::vector<TensorSpec> specs;
-  uint64_t total = 0;
   for (const HfTensor& tensor : tensors) {
-    specs.push_back(
-        {tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32, file_shape_of(tensor)});
-    total += bytes_of(specs.back());
+    const HfQuantization quantization = quantization_in_file(tensor);
+    if (quantization == HfQuantization::none) {
+      specs.push_back(
+          {tensor.name, tensor.parameter.valid() ? dtype : FileDType::f32, file_shape_of(tensor)});
+    } else {
+      const auto [codes, scales] = quantised_specs(tensor, quantization);
+      specs.insert(specs.end(), {codes, scales});
+    }
   }
+  uint64_t total = 0;
+  for (const TensorSpec& spec : specs) total += bytes_of(spec);
   std::vector<std::byte> rounded;
   const Disk disk;
   SafetensorsFolderWriter writer(disk, folder, specs, max_shard_bytes);
@@ -496,15 +734,24 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
       if (report) report(done, total);
     }
   };
-  for (size_t i = 0; i < tensors.size(); ++i) {
+  size_t next = 0;  // of the specs
+  for (const HfTensor& tensor : tensors) {
     const TensorView view = storage.view(
-        tensors[i].parameter.valid() ? state.get(tensors[i].parameter).value
-                                     : state.expert_biases[static_cast<size_t>(tensors[i].layer)]);
-    const std::span<const std::byte> bytes = bytes_as(specs[i].dtype, tensors[i], view, rounded);
-    if (tensors[i].arrangement.is_plain()) {
-      append(i, bytes);
+        tensor.parameter.valid() ? state.get(tensor.parameter).value
+                                 : state.expert_biases[static_cast<size_t>(tensor.layer)]);
+    const HfQuantization quantization = quantization_in_file(tensor);
+    if (quantization != HfQuantization::none) {
+      const auto values = bytes_as(FileDType::f32, tensor, view, rounded);
+      const QuantisedTensor written = quantised(tensor, quantization, values, source);
+      append(next++, std::as_bytes(std::span(written.codes)));
+      append(next++, written.scales);
+      continue;
+    }
+    const std::span<const std::byte> bytes = bytes_as(specs[next].dtype, tensor, view, rounded);
+    if (tensor.arrangement.is_plain()) {
+      append(next++, bytes);
     } else {
-      append(i, arranged(tensors[i], bytes, /*to_file=*/true));
+      append(next++, arranged(tensor, bytes, /*to_file=*/true));
     }
   }
   for (const HfFile& file : what.files) {

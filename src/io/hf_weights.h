@@ -7,7 +7,9 @@
 // and of every bias is written exactly once, and every tensor of the folder has a place in the
 // whole model (or is a copy of a tied head, or of a layer of multi-token prediction, which is left
 // out), or the load is refused with the names. Values are converted with one correct rounding;
-// writing back what was read in the same dtype is bit-exact. Errors are UserErrors. One thread.
+// writing back what was read in the same dtype is bit-exact. Weights in 8 and 4 bits
+// (hf_quantization.h) are first decoded to f32; beyond the mapped files a load needs memory for one
+// tensor. Errors are UserErrors. One thread.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +22,7 @@
 #include "base/work_report.h"
 #include "io/file_dtype.h"
 #include "io/hf_files.h"
+#include "io/hf_quantization.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
 
@@ -48,7 +51,11 @@ struct HfTensor {
 // All tensors of the whole model, sorted by name. They tile all parameters and biases.
 std::vector<HfTensor> hf_tensors(const ModelConfig& config);
 
+// The form of the folder's quantised weights, as its config.json has it.
+HfQuantization hf_folder_quantization(const std::string& folder);
+
 // The widest floating-point type among the folder's tensors: weights read in it lose nothing.
+// Codes and scales do not count; fp8 weights are exact in f32, mxfp4 ones in bf16.
 DType hf_folder_dtype(const std::string& folder);
 
 // Reads a folder into the parameters (and fp32 master weights, where there are any), or into the
@@ -65,10 +72,18 @@ void read_hf_gradients(
     const std::string& folder, const ModelConfig& config,
     const std::function<void(const HfTensor&, const std::vector<double>&)>& take);
 
+// The "quantization_config" of a model that is quantised here, as JSON text; empty for none. A bad
+// request where the architecture has no such form, or a shape does not fit.
+std::string hf_quantization_config(const ModelConfig& config, HfQuantization quantization);
+
 // What is written beside the weights, and how they are.
 struct HfExport {
   std::string config_json = {};         // empty: write_hf_config of the model
-  std::optional<FileDType> dtype = {};  // of all tensors; unset: the model's
+  std::optional<FileDType> dtype = {};  // of all tensors that are not quantised; unset: the model's
+  HfQuantization quantization = HfQuantization::none;
+  // A folder of the same model and quantization: the same tensors are quantised, with its scales
+  // where they reproduce the weights. Empty: the linear layers of the decoder, or the experts.
+  std::string scales_from = {};
   std::vector<HfFile> files = {};
 };
 

@@ -38,8 +38,12 @@ constexpr std::string_view kLooking = "Looking inside";
 constexpr std::string_view kHelpGroup = "Help";
 
 constexpr Choice<Device> kDevices[] = {{"cpu", Device::cpu}, {"cuda", Device::cuda}};
-constexpr Choice<FileDType> kFileDtypes[] = {
-    {"fp32", FileDType::f32}, {"bf16", FileDType::bf16}, {"fp16", FileDType::f16}};
+constexpr Choice<HfWeightType> kHfWeightTypes[] = {
+    {"fp32", {FileDType::f32}},
+    {"bf16", {FileDType::bf16}},
+    {"fp16", {FileDType::f16}},
+    {"fp8-block", {.quantization = HfQuantization::fp8_block}},
+    {"mxfp4", {.quantization = HfQuantization::mxfp4}}};
 constexpr Choice<DType> kComputeDtypes[] = {
     {"fp32", DType::f32}, {"fp64", DType::f64}, {"bf16", DType::bf16}};
 constexpr Choice<bool> kSoftmaxTypes[] = {{"vanilla", false}, {"learnable", true}};
@@ -1854,12 +1858,13 @@ constexpr OptionSpec kOptions[] = {
      .range = at_least(1),
      .commands = kConvert},
     {.name = "dtype",
-     .member = kChoiceMember<&Options::dtype, kFileDtypes>,
+     .member = kChoiceMember<&Options::dtype, kHfWeightTypes>,
      .group = kCheckpoints,
      .metavar = "TYPE",
      .help =
          "convert: type of the weights that are written. Values are rounded to nearest, ties to "
-         "even; fp32 of a bf16 run are its master weights.",
+         "even; fp32 of a bf16 run are its master weights. fp8-block: matrices of the layers in "
+         "e4m3 with a scale for 128 x 128, as DeepSeek-V3; mxfp4: experts of GPT-OSS as published.",
      .unset = "the model's",
      .commands = kConvert},
     {.name = "save-interval",

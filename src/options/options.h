@@ -20,7 +20,7 @@
 #include "base/device.h"
 #include "base/dtype.h"
 #include "data/tokenize_corpus.h"
-#include "io/file_dtype.h"
+#include "io/hf_quantization.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
@@ -339,7 +339,7 @@ struct Options {
   bool no_save = false;
   std::string load;
   int32_t max_shard_megabytes = 5000;  // as the hub's own tools split
-  std::optional<FileDType> dtype;      // of the files; empty: the model's
+  std::optional<HfWeightType> dtype;   // of the files; empty: the model's
   std::optional<int64_t> save_interval;
   double save_interval_minutes = 15;  // 0: not by the clock
   bool no_save_optim = false;

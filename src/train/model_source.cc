@@ -129,13 +129,22 @@ ModelSource source_of_run(const Options& options, const TokenizerModel& tokenize
   return source;
 }
 
-HfExport export_of(const SavedModel& model, std::optional<FileDType> dtype) {
+HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& type) {
   HfConfigSource config;
-  HfExport result{.dtype = dtype};
+  HfExport result;
+  result.dtype = type && type->dtype ? *type->dtype : to_file_dtype(model.compute_dtype);
+  if (type) result.quantization = type->quantization;
   if (!model.from_checkpoint) {
+    const HfQuantization stored = hf_folder_quantization(model.path);
+    if (!type) result.quantization = stored;
+    const bool requantised = result.quantization != stored;
+    if (!requantised && stored != HfQuantization::none) result.scales_from = model.path;
     ModelSource source = source_at(join_path(model.path, kConfigFile), /*has_weights=*/true);
     config = {.text = std::move(source.config_json), .where = model.path, .has_weights = true};
-    if (dtype) config.dtype = hf_name_of(*dtype);
+    if (type) config.dtype = hf_name_of(*result.dtype);
+    if (requantised) {
+      config.quantization_config = hf_quantization_config(model.config, result.quantization);
+    }
     result.files = std::move(source.files);
     result.config_json = write_hf_config(model.config, config);
     return result;
@@ -148,7 +157,8 @@ HfExport export_of(const SavedModel& model, std::optional<FileDType> dtype) {
     put_file(source.files, {"tokenizer_config.json", byte_tokenizer_config_json()});
   }
   config = {.text = source.config_json, .where = model.path, .has_weights = source.has_weights};
-  config.dtype = hf_name_of(dtype.value_or(to_file_dtype(model.compute_dtype)));
+  config.dtype = hf_name_of(*result.dtype);
+  config.quantization_config = hf_quantization_config(model.config, result.quantization);
   if (!source.keeps_token_ids) {
     const auto tokenizer = make_tokenizer(model.identity.tokenizer);
     config.tokens = {.bos = token_of_config(source.files, "bos_token", *tokenizer),

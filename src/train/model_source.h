@@ -27,9 +27,9 @@ ModelSource whole_source(const RunIdentity& identity);
 ModelSource source_of_run(const Options& options, const TokenizerModel& tokenizer,
                           const std::optional<std::string>& finetuned);
 
-// What `troupe convert` writes, with the weights as `dtype` (unset: as the model has them). A bad
-// request when the model has no Hugging Face form.
-HfExport export_of(const SavedModel& model, std::optional<FileDType> dtype);
+// What `troupe convert` writes, with the weights as `type` (unset: as the model has them, in a
+// folder also quantised). A bad request when the model has no Hugging Face form.
+HfExport export_of(const SavedModel& model, const std::optional<HfWeightType>& type);
 
 // Refuses (bad request) to train from random weights where --model names a folder that holds some
 // and no flag says whether they are meant. A file config.json names the shape alone.
