@@ -1,6 +1,6 @@
 // `troupe convert`: a trained model as a Hugging Face folder, with the files that came with it. A
 // Hugging Face folder as the source is written again in the same dtype, bit for bit, unless --dtype
-// says another.
+// says another; so is a quantised one.
 #include <cstdio>
 #include <fmt/format.h>
 
@@ -63,10 +63,15 @@ ExitStatus run_convert(const Options& options) {
   }
   if (!options.quiet) {
     const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
+    const std::string form = what.quantization == HfQuantization::fp8_block
+                                 ? "quantised as fp8-block"
+                             : what.quantization == HfQuantization::mxfp4
+                                 ? "with experts in mxfp4"
+                                 : fmt::format("in {}, {}", name_of(*what.dtype),
+                                               format_bytes(parameters * size_of(*what.dtype)));
     const std::string text =
-        fmt::format("{}: {} with {} parameters in {}, {}", options.save,
-                    model.config.hf_architecture, format_count(static_cast<double>(parameters)),
-                    name_of(*what.dtype), format_bytes(parameters * size_of(*what.dtype)));
+        fmt::format("{}: {} with {} parameters {}", options.save, model.config.hf_architecture,
+                    format_count(static_cast<double>(parameters)), form);
     fmt::print(stderr, "{}\n", wrap_text(text, kDefaultColumns, 2));
   }
   return ExitStatus::done;

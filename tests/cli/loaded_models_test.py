@@ -67,6 +67,47 @@ def setUpModule():
     assert done.returncode == 0, done.stderr
 
 
+class QuantisedFolders(unittest.TestCase):
+    def convert(self, source, name, *flags):
+        done = run("convert", "--load", source, "--save", HERE.folder / name, *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return HERE.folder / name
+
+    def method(self, folder):
+        config = json.loads((folder / "config.json").read_text())
+        return config.get("quantization_config", {}).get("quant_method")
+
+    def test_a_quantised_folder_comes_back_and_trains(self):
+        first = self.convert(HERE.folder / "hf", "fp8", "--dtype", "fp8-block")
+        self.assertEqual(self.method(first), "fp8")
+        dtypes = {dtype for dtype, _, _ in tensors_of(first / "model.safetensors").values()}
+        self.assertEqual(dtypes, {"F8_E4M3", "F32"})
+        again = self.convert(first, "fp8_again")
+        for file in ("config.json", "model.safetensors"):
+            self.assertEqual((first / file).read_bytes(), (again / file).read_bytes(), file)
+        plain = self.convert(first, "fp8_in_fp32", "--dtype", "fp32")
+        self.assertIsNone(self.method(plain))
+        # Steps of two ranks from either folder end in the same bits.
+        ends = []
+        for folder in (first, plain):
+            save = HERE.folder / f"run_{folder.name}"
+            done = train(save, "--pretrained-checkpoint", folder, "--ranks", 2,
+                         "--tensor-model-parallel-size", 2, "--expert-model-parallel-size", 2,
+                         "--expert-tensor-parallel-size", 1, model=folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            out = self.convert(save, f"end_{folder.name}")
+            self.assertIsNone(self.method(out), "trained weights are not quantised unless asked")
+            ends.append((out / "model.safetensors").read_bytes())
+        self.assertEqual(*ends)
+
+    def test_a_form_that_the_architecture_lacks_is_refused(self):
+        done = run("convert", "--load", HERE.folder / "hf", "--save", HERE.folder / "fp4",
+                   "--dtype", "mxfp4")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("are not written as mxfp4", done.stderr)
+        self.assertFalse((HERE.folder / "fp4").exists())
+
+
 class ConvertedFiles(unittest.TestCase):
     def test_no_file_is_larger_than_what_was_asked_for(self):
         folder = HERE.folder / "sharded"
