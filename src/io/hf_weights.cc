@@ -658,11 +658,11 @@ QuantisedTensor quantised(const HfTensor& tensor, HfQuantization quantization,
 }  // namespace
 
 std::string hf_quantization_config(const ModelConfig& config, HfQuantization quantization) {
+  if (quantization == HfQuantization::none) return "";
   const std::vector<HfTensor> tensors = hf_tensors(config);
   const bool packed = std::any_of(tensors.begin(), tensors.end(), [](const HfTensor& tensor) {
     return tensor.arrangement.transposed;
   });
-  if (quantization == HfQuantization::none) return "";
   if (packed != (quantization == HfQuantization::mxfp4)) {
     throw_bad_request(fmt::format(
         "The weights of {} are not written as {}. Choose {}.", config.hf_architecture,
