@@ -11,11 +11,14 @@
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/attention_sinks/attention_sinks.h"
+#include "ops/causal_conv/causal_conv.h"
+#include "ops/column_groups/column_groups.h"
 #include "ops/combine/combine.h"
 #include "ops/context_attention/context_attention.h"
 #include "ops/copy_to_ranks/copy_to_ranks.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/delta_gates/delta_gates.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embedding/embedding.h"
@@ -24,6 +27,8 @@
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
 #include "ops/fill/fill.h"
+#include "ops/gated_delta_rule/gated_delta_rule.h"
+#include "ops/gated_norm/gated_norm.h"
 #include "ops/gather_parameter/gather_parameter.h"
 #include "ops/gradient_norm/gradient_norm.h"
 #include "ops/grouped_bias/grouped_bias.h"
@@ -53,6 +58,7 @@
 #include "ops/row_gate/row_gate.h"
 #include "ops/shards/shards.h"
 #include "ops/shift_ids/shift_ids.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slices/slices.h"
 #include "ops/split_columns/split_columns.h"
@@ -75,6 +81,9 @@ constexpr std::array kOperations = {
     &kAttention,
     &kAttentionGradient,
     &kAttentionSinkGradient,
+    &kCausalConv,
+    &kCausalConvGradient,
+    &kCausalConvWeightGradient,
     &kCombine,
     &kContextAttention,
     &kContextAttentionGradient,
@@ -84,6 +93,9 @@ constexpr std::array kOperations = {
     &kCrossEntropyGradient,
     &kCrossEntropyOfParts,
     &kCrossEntropyPart,
+    &kDeltaGates,
+    &kDeltaGatesGradient,
+    &kDeltaGatesParameterGradient,
     &kDispatchPlan,
     &kDropout,
     &kEmbedding,
@@ -94,6 +106,11 @@ constexpr std::array kOperations = {
     &kExpertBiasUpdate,
     &kExpertCapacity,
     &kFill,
+    &kGatedDeltaRule,
+    &kGatedDeltaRuleGradient,
+    &kGatedNorm,
+    &kGatedNormGradient,
+    &kGatedNormWeightGradient,
     &kGatherParameter,
     &kSumParameterGradient,
     &kFinishSend,
@@ -166,6 +183,10 @@ constexpr std::array kOperations = {
     &kTokenCount,
     &kTokenShare,
     &kTokenMean,
+    &kSplitColumnGroups,
+    &kJoinColumnGroups,
+    &kSigmoidGate,
+    &kSigmoidGateGradient,
     &kRowGate,
     &kRowGateGradient,
 };
