@@ -355,6 +355,63 @@ void read_glm4_moe(const HfFields& fields, ModelConfig& config) {
   read_biased_router(fields, 1, 1, config);
 }
 
+// Which layers have attention; without the field every fourth one does.
+void read_linear_attention(const HfFields& fields, ModelConfig& config) {
+  const json* types = fields.find("layer_types");
+  if (types != nullptr &&
+      (!types->is_array() || types->size() != static_cast<size_t>(config.num_layers))) {
+    fields.refuse("\"layer_types\" must be a list with an entry for each layer.");
+  }
+  const int32_t interval = fields.integer({"full_attention_interval"}, 4);
+  if (interval < 1) fields.refuse("\"full_attention_interval\" must be positive.");
+  std::vector<bool>& layers = config.linear_attention_layers;
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    const json type = types == nullptr ? json(i % interval == interval - 1 ? "full_attention"
+                                                                           : "linear_attention")
+                                       : (*types)[static_cast<size_t>(i)];
+    layers.push_back(type == "linear_attention");
+    if (type == "linear_attention" || type == "full_attention") continue;
+    return fields.add_unsupported(
+        "\"layer_types\" other than \"linear_attention\" and \"full_attention\" are not "
+        "supported.");
+  }
+  if (std::find(layers.begin(), layers.end(), true) == layers.end()) return layers.clear();
+  config.linear_conv_kernel_dim = fields.integer({"linear_conv_kernel_dim"}, 4);
+  config.linear_num_key_heads = fields.integer({"linear_num_key_heads"}, 16);
+  config.linear_num_value_heads = fields.integer({"linear_num_value_heads"}, 32);
+  config.linear_key_head_dim = fields.integer({"linear_key_head_dim"}, 128);
+  config.linear_value_head_dim = fields.integer({"linear_value_head_dim"}, 128);
+}
+
+void read_qwen3_next(const HfFields& fields, ModelConfig& config) {
+  read_qwen_moe(fields, config);
+  config.kv_channels = fields.integer({"head_dim"}, 256);
+  config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", true);
+  config.moe_shared_expert_intermediate_size =
+      fields.integer({"shared_expert_intermediate_size"}, 512);
+  config.moe_shared_expert_gate = true;
+  config.qk_layernorm = true;
+  config.zero_centered_gamma = true;
+  config.attention_output_gate = true;
+  read_linear_attention(fields, config);
+}
+
+void write_qwen3_next(const ModelConfig& config, ordered_json& document) {
+  write_qwen_moe(config, document);
+  document["shared_expert_intermediate_size"] = config.moe_shared_expert_intermediate_size;
+  document["layer_types"] = json::array();
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    document["layer_types"].push_back(config.has_linear_attention(layer) ? "linear_attention"
+                                                                         : "full_attention");
+  }
+  if (config.linear_attention_layers.empty()) return;
+  document["linear_conv_kernel_dim"] = config.linear_conv_kernel_dim;
+  document["linear_num_key_heads"] = config.linear_num_key_heads;
+  document["linear_num_value_heads"] = config.linear_num_value_heads;
+  document["linear_key_head_dim"] = config.linear_key_head_dim;
+  document["linear_value_head_dim"] = config.linear_value_head_dim;
+}
+
 // Layers with the window and layers without; without the field they alternate.
 void read_layer_types(const HfFields& fields, ModelConfig& config) {
   config.sliding_window = fields.integer({"sliding_window"}, 128);
@@ -508,6 +565,8 @@ constexpr HfFamily kFamilies[] = {
      write_deepseek_v2},
     {"Glm4MoeForCausalLM", "glm4_moe", true, 1e4, 1e-5, 8, 0.5, read_glm4_moe, write_glm4_moe},
     {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
+    {"Qwen3NextForCausalLM", "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
+     write_qwen3_next},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},
 };
@@ -520,7 +579,6 @@ struct ForeignArchitecture {
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
     {"DeepseekV32ForCausalLM", "sparse attention", "DeepseekV3ForCausalLM"},
-    {"Qwen3NextForCausalLM", "gated delta nets and gated attention", "Qwen3MoeForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",
      "LlamaForCausalLM"},
     {"MistralForCausalLM", "its name only: without a sliding window it is the same model",

@@ -107,7 +107,19 @@ const HfNames& names_of(std::string_view architecture) {
        .arrangement = {.transposed = true}},
       {.parameter = "b_down", .of_experts = true, .tensors = {"mlp.experts.down_proj_bias"}},
   };
+  static const HfNames kQwen3Next = {
+      {.parameter = "w_delta_in", .tensors = {"linear_attn.in_proj_qkvz.weight"}},
+      {.parameter = "w_delta_gates", .tensors = {"linear_attn.in_proj_ba.weight"}},
+      {.parameter = "delta_conv",
+       .tensors = {"linear_attn.conv1d.weight"},
+       .arrangement = {.has_unit_dimension = true}},
+      {.parameter = "delta_decay", .tensors = {"linear_attn.A_log"}},
+      {.parameter = "delta_bias", .tensors = {"linear_attn.dt_bias"}},
+      {.parameter = "delta_norm", .tensors = {"linear_attn.norm.weight"}},
+      {.parameter = "w_delta_out", .tensors = {"linear_attn.out_proj.weight"}},
+  };
   static const HfNames kNone;
+  if (architecture == "Qwen3NextForCausalLM") return kQwen3Next;
   if (architecture == "GptOssForCausalLM") return kGptOss;
   if (architecture == "MixtralForCausalLM") return kMixtral;
   if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
@@ -165,6 +177,7 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
       const Shape shape(extents);
       tensors.push_back({.name = prefix + fmt::format(fmt::runtime(name->tensors[i]), expert),
                          .shape = shape,
+                         .arrangement = name->arrangement,
                          .parameter = parameter.id,
                          .offset = offset});
       offset += shape.elements();
@@ -175,6 +188,7 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
 std::vector<int64_t> file_shape_of(const HfTensor& tensor) {
   std::vector<int64_t> extents;
   for (int i = 0; i < tensor.shape.rank(); ++i) extents.push_back(tensor.shape[i]);
+  if (tensor.arrangement.has_unit_dimension) extents.insert(extents.end() - 1, 1);
   if (tensor.arrangement.transposed) std::swap(extents.end()[-1], extents.end()[-2]);
   return extents;
 }

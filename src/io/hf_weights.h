@@ -34,6 +34,8 @@ struct HfArrangement {
   bool interleaved =
       false;  // rows of the first half of the parameter's and of the second alternate
 
+  bool has_unit_dimension = false;  // the file has a dimension of 1 before the last one
+
   bool is_plain() const { return !transposed && !interleaved; }
 };
 

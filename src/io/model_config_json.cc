@@ -79,6 +79,13 @@ void for_each_later_field(Config& config, const Visit& visit) {
   visit("moe_router_normalize_scores", config.moe_router_normalize_scores);
   visit("window_layers", config.window_layers);
   visit("attention_sinks", config.attention_sinks);
+  visit("attention_output_gate", config.attention_output_gate);
+  visit("linear_attention_layers", config.linear_attention_layers);
+  visit("linear_conv_kernel_dim", config.linear_conv_kernel_dim);
+  visit("linear_num_key_heads", config.linear_num_key_heads);
+  visit("linear_num_value_heads", config.linear_num_value_heads);
+  visit("linear_key_head_dim", config.linear_key_head_dim);
+  visit("linear_value_head_dim", config.linear_value_head_dim);
   visit("rotary_percent", config.rotary_percent);
   visit("rotary_interleaved", config.rotary_interleaved);
   visit("rope_scaling_type", config.rope_scaling_type);

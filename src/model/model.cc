@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "model/blocks/dense_mlp.h"
+#include "model/blocks/gated_delta_net.h"
 #include "model/blocks/gqa_attention.h"
 #include "model/blocks/mla_attention.h"
 #include "model/blocks/moe.h"
@@ -14,6 +15,9 @@ BlockMakers blocks_of_config() {
                       int32_t layer) -> std::unique_ptr<const LayerBlock> {
             if (config.multi_latent_attention) {
               return std::make_unique<MlaAttention>(parameters, mla_spec_of(config), layer);
+            }
+            if (config.has_linear_attention(layer)) {
+              return std::make_unique<GatedDeltaNet>(parameters, delta_net_spec_of(config), layer);
             }
             return std::make_unique<GqaAttention>(parameters, gqa_spec_of(config, layer), layer);
           },

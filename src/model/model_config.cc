@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "ops/causal_conv/causal_conv.h"
 #include "ops/rope/length_factor.h"
 
 namespace troupe {
@@ -176,8 +177,30 @@ void validate_latent_attention(const ModelConfig& config) {
     refuse("multi_latent_attention has no rotary_percent: qk_pos_emb_head_dim says what turns.");
   }
   if (config.qk_l2_norm || config.sliding_window != 0 || config.attention_sinks ||
-      config.add_qkv_bias || config.add_bias_linear) {
-    refuse("multi_latent_attention has no qk_l2_norm, sliding_window, attention_sinks or biases.");
+      config.attention_output_gate || config.add_qkv_bias || config.add_bias_linear) {
+    refuse(
+        "multi_latent_attention has no qk_l2_norm, sliding_window, attention_sinks, "
+        "attention_output_gate or biases.");
+  }
+}
+
+void validate_linear_attention(const ModelConfig& config) {
+  TROUPE_CHECK(config.linear_attention_layers.size() == static_cast<size_t>(config.num_layers),
+               "linear_attention_layers by layer");
+  require_sensible(config.linear_conv_kernel_dim, "linear_conv_kernel_dim");
+  require_sensible(config.linear_num_key_heads, "linear_num_key_heads");
+  require_sensible(config.linear_num_value_heads, "linear_num_value_heads");
+  require_sensible(config.linear_key_head_dim, "linear_key_head_dim");
+  require_sensible(config.linear_value_head_dim, "linear_value_head_dim");
+  if (config.linear_conv_kernel_dim > kMostTaps) {
+    refuse(fmt::format("linear_conv_kernel_dim ({}) must be at most {}.",
+                       config.linear_conv_kernel_dim, kMostTaps));
+  }
+  if (config.linear_num_value_heads % config.linear_num_key_heads != 0) {
+    refuse(
+        fmt::format("linear_num_value_heads ({}) must be a multiple of linear_num_key_heads "
+                    "({}).",
+                    config.linear_num_value_heads, config.linear_num_key_heads));
   }
 }
 
@@ -253,6 +276,10 @@ void ModelConfig::validate() const {
                     num_attention_heads, num_query_groups));
   }
   if (multi_latent_attention) validate_latent_attention(*this);
+  if (!linear_attention_layers.empty()) validate_linear_attention(*this);
+  if (attention_output_gate && add_qkv_bias) {
+    refuse("attention_output_gate has no biases of queries, keys and values.");
+  }
   validate_rope(*this);
   const int64_t projection =
       (int64_t{num_attention_heads} + 2 * int64_t{num_query_groups}) * kv_channels;

@@ -32,12 +32,21 @@ struct ModelConfig {
   int32_t kv_channels = 0;       // size of one head
   bool qk_layernorm = false;     // RMS norm of queries and keys, before RoPE
   QkNormScope qk_norm_scope = QkNormScope::head;
-  bool qk_l2_norm = false;          // the same without gains; not together with qk_layernorm
-  bool add_qkv_bias = false;        // of the query, key and value projections
-  int32_t sliding_window = 0;       // keys visible to a query, itself included; 0: all before it
-  std::vector<bool> window_layers;  // by layer: has the window; empty: all layers
-  bool attention_sinks = false;     // a learned score of each head that no key has
+  bool qk_l2_norm = false;             // the same without gains; not together with qk_layernorm
+  bool add_qkv_bias = false;           // of the query, key and value projections
+  int32_t sliding_window = 0;          // keys visible to a query, itself included; 0: all before it
+  std::vector<bool> window_layers;     // by layer: has the window; empty: all layers
+  bool attention_sinks = false;        // a learned score of each head that no key has
+  bool attention_output_gate = false;  // heads' results times sigmoid(x w)
   int32_t max_position_embeddings = 0;
+
+  // Gated delta nets instead of attention (model/blocks/gated_delta_net.h).
+  std::vector<bool> linear_attention_layers;  // by layer; empty: none
+  int32_t linear_conv_kernel_dim = 0;
+  int32_t linear_num_key_heads = 0;
+  int32_t linear_num_value_heads = 0;
+  int32_t linear_key_head_dim = 0;
+  int32_t linear_value_head_dim = 0;
 
   // Rotary positions. How they are stretched to contexts longer than the first one:
   // ops/rope/rope_frequencies.h, which rope_scaling() makes of these fields.
@@ -136,6 +145,9 @@ struct ModelConfig {
   }
   bool has_window(int32_t layer) const {
     return window_layers.empty() || window_layers[static_cast<size_t>(layer)];
+  }
+  bool has_linear_attention(int32_t layer) const {
+    return !linear_attention_layers.empty() && linear_attention_layers[static_cast<size_t>(layer)];
   }
   int32_t moe_layer_count() const;
   // Of a head: how many elements turn.

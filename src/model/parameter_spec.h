@@ -70,6 +70,8 @@ struct ParameterSpec {
   double init_std = 0;
   double init_bound = 0;
   double init_constant = 0;
+  // Above 0: the logarithm of a number that is uniform between 0 and this one.
+  double init_log_bound = 0;
 
   uint32_t number() const { return static_cast<uint32_t>(id.index); }
   std::string full_name() const { return name_in_layer(name, layer); }

@@ -1,6 +1,7 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -181,6 +182,10 @@ double initial_value(const Parameter& parameter, uint64_t seed, int64_t element)
     const double drawn = random_uniform(seed, RandomStream::parameter, parameter.number(), index);
     return parameter.init_bound * (2 * drawn - 1);
   }
+  if (parameter.init_log_bound > 0) {
+    const double drawn = random_uniform(seed, RandomStream::parameter, parameter.number(), index);
+    return std::log(std::max(parameter.init_log_bound * drawn, 1e-6));
+  }
   if (parameter.init_std == 0) return parameter.init_constant;
   return parameter.init_std *
          random_normal(seed, RandomStream::parameter, parameter.number(), index);
@@ -188,7 +193,7 @@ double initial_value(const Parameter& parameter, uint64_t seed, int64_t element)
 
 void fill_initial_values(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
                          double* values) {
-  if (parameter.init_bound > 0) {
+  if (parameter.init_bound > 0 || parameter.init_log_bound > 0) {
     for (int64_t i = 0; i < count; ++i) values[i] = initial_value(parameter, seed, first + i);
     return;
   }

@@ -117,6 +117,14 @@ void override_depth(int32_t num_layers, ModelConfig& config) {
                     "instead.",
                     num_layers, config.num_layers));
   }
+  if (layers > config.linear_attention_layers.size() && !config.linear_attention_layers.empty()) {
+    throw_bad_request(
+        fmt::format("--num-layers {}: this model has layers with attention and layers with gated "
+                    "delta nets, {} in all, and which kind the further ones have is not said. "
+                    "Write a config.json instead.",
+                    num_layers, config.num_layers));
+  }
+  if (!config.linear_attention_layers.empty()) config.linear_attention_layers.resize(layers);
   if (!config.window_layers.empty()) config.window_layers.resize(layers);
   config.num_layers = num_layers;
   if (config.num_experts > 0) kinds.resize(layers, kinds.empty() || kinds.back());

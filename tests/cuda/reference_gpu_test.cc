@@ -29,6 +29,9 @@ std::vector<Case> all_cases() {
   std::vector<std::string> names;
   std::error_code error;  // a missing folder gives no cases, and no test, which gtest reports
   for (const auto& entry : std::filesystem::directory_iterator(fixture_folder(), error)) {
+    // Its reference is rounded more than the tolerances are: QwenNextReference
+    // (tests/train/verify_reference_test.cc).
+    if (entry.path().filename() == "qwen3_next") continue;
     if (entry.is_directory()) names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());

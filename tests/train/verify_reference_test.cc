@@ -17,10 +17,14 @@
 namespace troupe {
 namespace {
 
+// Its reference is rounded more than the others are: see QwenNextReference.
+constexpr const char* kQwenNext = "qwen3_next";
+
 std::vector<std::string> fixture_names() {
   std::vector<std::string> names;
   std::error_code error;  // a missing folder gives no names, and the count below fails
   for (const auto& entry : std::filesystem::directory_iterator(TROUPE_FIXTURE_DIR "/hf", error)) {
+    if (entry.path().filename() == kQwenNext) continue;
     if (entry.is_directory()) names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());
@@ -104,6 +108,28 @@ TEST_P(ReferenceModel, PassesInFp64) {
 }
 TEST_P(ReferenceModel, PassesOnTwoRanks) {
   expect_pass(DType::f32, /*ranks=*/2);
+}
+
+// Its reference computes the gated delta rule in fp32 from differences of sums of log decays, which
+// reach -20 a row and -1000 over the 48 rows: rounding of 6e-8 of that in an exponent is 6e-5 of a
+// decay. The gradients of A_log and dt_bias are sums of such terms that cancel to 1e-5 of the whole
+// gradient's norm, 12.9; seen are 1.2e-6, which is 1e-7 of the whole and 6e-3 of theirs.
+// Nothing else is that far: without them the worst tensor is at 9e-6. The trajectory is not
+// compared: after four updates the difference changes a choice of experts.
+TEST(QwenNextReference, AgreesButForTheRoundingOfTheReference) {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    const ReferenceComparison result = verify_reference(
+        TROUPE_FIXTURE_DIR "/hf/qwen3_next", dtype, /*with_oracle=*/true, {.spec = {.threads = 2}});
+    const ReferenceTolerance tolerance = reference_tolerance(dtype);
+    EXPECT_TRUE(result.oracle_identical);
+    EXPECT_NEAR(result.loss, result.loss_ref, tolerance.loss);
+    EXPECT_LE(result.logits_max_abs, tolerance.logits);
+    EXPECT_NEAR(result.grad_norm, result.grad_norm_ref, tolerance.gradient * result.grad_norm_ref);
+    EXPECT_LE(result.grad_worst_rel, 2e-2) << result.grad_worst_name;
+    EXPECT_TRUE(result.grad_worst_name.ends_with("A_log") ||
+                result.grad_worst_name.ends_with("dt_bias"))
+        << result.grad_worst_name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, ReferenceModel, ::testing::ValuesIn(fixture_names()),

@@ -8,9 +8,11 @@
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
 #include "ops/attention/attention.h"
+#include "ops/column_groups/column_groups.h"
 #include "ops/fill/fill.h"
 #include "ops/linear/linear.h"
 #include "ops/qk_norm/qk_norm.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
 
 namespace troupe {
 
@@ -26,6 +28,7 @@ GqaSpec gqa_spec_of(const ModelConfig& config, int32_t layer) {
           .zero_centered_gamma = config.zero_centered_gamma,
           .has_qkv_bias = config.add_qkv_bias,
           .has_output_bias = config.add_bias_linear,
+          .has_gate = config.attention_output_gate,
           .has_sinks = config.attention_sinks,
           .window = config.has_window(layer) ? config.sliding_window : 0,
           .rotary_base = config.rotary_base,
@@ -39,9 +42,10 @@ GqaAttention::GqaAttention(ParameterList& parameters, const GqaSpec& spec, int32
   const int64_t queries = spec.query_size();
   const int64_t keys = spec.key_size();
   const CutSection query_rows{.size = queries, .units = spec.heads};
+  const CutSection projected{.size = (spec.has_gate ? 2 : 1) * queries, .units = spec.heads};
   const CutSection key_rows{.size = keys, .units = spec.groups, .is_shared = true};
-  const Cut heads{.dimension = 0, .sections = {query_rows, key_rows, key_rows}};
-  w_qkv_ = parameters.weight("w_qkv", {queries + 2 * keys, spec.hidden}, {.cuts = {heads}});
+  const Cut heads{.dimension = 0, .sections = {projected, key_rows, key_rows}};
+  w_qkv_ = parameters.weight("w_qkv", {projected.size + 2 * keys, spec.hidden}, {.cuts = {heads}});
   parameters.at(w_qkv_).is_fused = true;
   if (spec.has_qkv_bias) {
     b_qkv_ = parameters.bias("b_qkv", {queries + 2 * keys}, {.cuts = {heads}});
@@ -100,12 +104,31 @@ ValueId GqaAttention::build(const BlockContext& context, ValueId input) const {
   const ValueId qkv =
       linear(builder, rows, context.parameter(w_qkv_), {.bias = context.parameter(b_qkv_)}, "qkv");
   builder.place.module = &kAttentionModule;
-  const ValueId rotated = build_rotated(context, qkv);
-  builder.place.module = &kCoreAttentionModule;
-  const ValueId attended = build_core(context, rotated);
+  const ValueId attended =
+      spec_.has_gate ? build_gated(context, qkv) : build_attended(context, qkv);
   builder.place.module = &kAttentionOutModule;
   return leave_linear(builder, tensor_parallel, attended, context.parameter(w_out_),
                       context.parameter(b_out_), "attention_out");
+}
+
+ValueId GqaAttention::build_attended(const BlockContext& context, ValueId qkv) const {
+  const ValueId rotated = build_rotated(context, qkv);
+  context.builder.place.module = &kCoreAttentionModule;
+  return build_core(context, rotated);
+}
+
+ValueId GqaAttention::build_gated(const BlockContext& context, ValueId projected) const {
+  Builder& builder = context.builder;
+  const Heads heads = heads_of_rank(TensorParallel(builder, context.part()).ranks());
+  const auto [qkv, gate] = split_column_groups(builder, projected,
+                                               {.groups = heads.queries,
+                                                .widths = {spec_.head_dim, spec_.head_dim},
+                                                .first = 1,
+                                                .tail = 2 * heads.groups * spec_.head_dim},
+                                               "qkv_apart");
+  const ValueId attended = build_attended(context, qkv);
+  builder.place.module = &kAttentionModule;
+  return sigmoid_gate(builder, attended, gate, "gated_context");
 }
 
 ValueId GqaAttention::build_rotated(const BlockContext& context, ValueId qkv) const {
@@ -177,7 +200,7 @@ double GqaAttention::forward_flops(int64_t sequence) const {
   const double hidden = spec_.hidden;
   const auto queries = static_cast<double>(spec_.query_size());
   const auto keys = static_cast<double>(spec_.key_size());
-  const double projections = 2 * hidden * (2 * queries + 2 * keys);
+  const double projections = 2 * hidden * ((spec_.has_gate ? 3 : 2) * queries + 2 * keys);
   return projections + 2 * static_cast<double>(sequence) * queries;  // half of two products
 }
 

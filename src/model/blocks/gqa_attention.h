@@ -5,6 +5,9 @@
 //   q, k    = rope(norm(q)), rope(norm(k))
 //   branch  = attention(q, k, v) w_attention_out^T + b_attention_out
 //
+// With a gate each head's rows of w_qkv are its queries and then its gate g, and
+//   branch  = (attention(q, k, v) sigma(g)) w_attention_out^T
+//
 // Parameters: w_qkv [(heads + 2 groups) d, hidden], b_qkv, q_norm and k_norm ([d] or, over the
 // whole projection, [heads d] and [groups d]), sinks [heads] (ops/attention_sinks), w_attention_out
 // [hidden, heads d], b_attention_out.
@@ -38,6 +41,7 @@ struct GqaSpec {
   bool zero_centered_gamma = false;
   bool has_qkv_bias = false;
   bool has_output_bias = false;
+  bool has_gate = false;   // on the results of heads
   bool has_sinks = false;  // a learned score of each head that no key has
   int32_t window = 0;      // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000;
@@ -70,6 +74,8 @@ class GqaAttention : public LayerBlock {
   Heads heads_of_rank(int32_t ranks) const;
   RopeTableAttributes table(const ModelPart& part, int32_t rows) const;
   ValueId build_rotated(const BlockContext& context, ValueId qkv) const;
+  ValueId build_attended(const BlockContext& context, ValueId qkv) const;
+  ValueId build_gated(const BlockContext& context, ValueId projected) const;
   ValueId build_core(const BlockContext& context, ValueId rotated) const;
   std::optional<Refusal> check_heads(const Layout& layout) const;
   std::optional<Refusal> check_exchange(const Layout& layout) const;

@@ -1,0 +1,128 @@
+#include "model/blocks/gated_delta_net.h"
+
+#include <cmath>
+
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/norm.h"
+#include "model/layout_rules.h"
+#include "model/model_state.h"
+#include "model/tensor_parallel.h"
+#include "ops/causal_conv/causal_conv.h"
+#include "ops/column_groups/column_groups.h"
+#include "ops/delta_gates/delta_gates.h"
+#include "ops/gated_delta_rule/gated_delta_rule.h"
+#include "ops/gated_norm/gated_norm.h"
+#include "ops/linear/linear.h"
+
+namespace troupe {
+
+GatedDeltaNetSpec delta_net_spec_of(const ModelConfig& config) {
+  return {.hidden = config.hidden_size,
+          .key_heads = config.linear_num_key_heads,
+          .value_heads = config.linear_num_value_heads,
+          .key_dim = config.linear_key_head_dim,
+          .value_dim = config.linear_value_head_dim,
+          .taps = config.linear_conv_kernel_dim,
+          .norm_epsilon = config.norm_epsilon};
+}
+
+GatedDeltaNet::GatedDeltaNet(ParameterList& parameters, const GatedDeltaNetSpec& spec,
+                             int32_t layer)
+    : LayerBlock(layer), spec_(spec) {
+  const auto section = [&](int64_t size) {
+    return CutSection{.size = size, .units = spec.key_heads};
+  };
+  const auto heads = [&](int dimension, int64_t size) {
+    return Cut{
+        .dimension = dimension, .sections = {section(size)}, .what = "the size of all heads"};
+  };
+  const int64_t in_rows = spec.conv_size() + spec.value_size();
+  const int64_t value_heads = spec.value_heads;
+  w_in_ = parameters.weight("w_delta_in", {in_rows, spec.hidden}, {.cuts = {heads(0, in_rows)}});
+  w_gates_ = parameters.weight("w_delta_gates", {2 * value_heads, spec.hidden},
+                               {.cuts = {heads(0, 2 * value_heads)}});
+  // Taps start as those of torch's convolutions: uniform, with the bound 1 / sqrt(taps).
+  const Cut channels{
+      .sections = {section(spec.key_size()), section(spec.key_size()), section(spec.value_size())}};
+  conv_ = parameters.weight("delta_conv", {spec.conv_size(), spec.taps}, {.cuts = {channels}});
+  ParameterSpec& conv = parameters.at(conv_);
+  conv.is_matrix = false;
+  conv.is_wide = true;
+  conv.init_std = 0;
+  conv.init_bound = 1 / std::sqrt(static_cast<double>(spec.taps));
+  decay_ = parameters.shift("delta_decay", value_heads, {.cuts = {heads(0, value_heads)}});
+  parameters.at(decay_).init_log_bound = 16;
+  bias_ = parameters.shift("delta_bias", value_heads, {.cuts = {heads(0, value_heads)}});
+  parameters.at(bias_).init_constant = 1;
+  norm_ =
+      parameters.shift("delta_norm", spec.value_dim, {.gradient_class = GradientClass::head_norm});
+  parameters.at(norm_).init_constant = 1;
+  w_out_ = parameters.weight("w_delta_out", {spec.hidden, spec.value_size()},
+                             {.cuts = {heads(1, spec.value_size())}, .is_into_stream = true});
+}
+
+ValueId GatedDeltaNet::build(const BlockContext& context, ValueId input) const {
+  Builder& builder = context.builder;
+  const TensorParallel tensor_parallel(builder, context.part());
+  // Of the norm that made them: where it is recomputed, the rows of all ranks are, too.
+  builder.place.module = &kInputNormModule;
+  const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
+  builder.place.module = &kQkvModule;
+  const ValueId projected = linear(builder, rows, context.parameter(w_in_), {}, "delta_in");
+  const ValueId gates = linear(builder, rows, context.parameter(w_gates_), {}, "delta_gates_in");
+  builder.place.module = &kCoreAttentionModule;
+  const ValueId core = build_core(context, projected, gates);
+  builder.place.module = &kAttentionOutModule;
+  return leave_linear(builder, tensor_parallel, core, context.parameter(w_out_), {},
+                      "attention_out");
+}
+
+ValueId GatedDeltaNet::build_core(const BlockContext& context, ValueId projected,
+                                  ValueId gates) const {
+  Builder& builder = context.builder;
+  const int32_t ranks = TensorParallel(builder, context.part()).ranks();
+  const int32_t key_heads = spec_.key_heads / ranks;
+  const int32_t value_heads = spec_.value_heads / ranks;
+  const int32_t values = spec_.values_of_key() * spec_.value_dim;
+  const auto [qkv, z] = split_column_groups(
+      builder, projected,
+      {.groups = key_heads, .widths = {spec_.key_dim, spec_.key_dim, values, values}, .first = 3},
+      "delta_qkv");
+  const ValueId convolved =
+      causal_conv(builder, qkv, context.parameter(conv_), context.batch.starts,
+                  {.sequence = context.batch.sequence}, "delta_convolved");
+  const ValueId strengths =
+      delta_gates(builder, gates, context.parameter(decay_), context.parameter(bias_),
+                  {.heads = value_heads, .group_heads = spec_.values_of_key()}, "delta_gates");
+  const ValueId attended = gated_delta_rule(builder, convolved, strengths, context.batch.starts,
+                                            {.sequence = context.batch.sequence,
+                                             .key_heads = key_heads,
+                                             .value_heads = value_heads,
+                                             .key_dim = spec_.key_dim,
+                                             .value_dim = spec_.value_dim},
+                                            "context");
+  return gated_norm(builder, attended, z, context.parameter(norm_),
+                    {.head_dim = spec_.value_dim, .epsilon = spec_.norm_epsilon}, "gated_context");
+}
+
+// Of the rule the three products with a state, for each value head.
+double GatedDeltaNet::forward_flops(int64_t /*sequence*/) const {
+  const auto rows = static_cast<double>(spec_.conv_size() + 2 * spec_.value_size() +
+                                        2 * int64_t{spec_.value_heads});
+  const double convolution = 2.0 * spec_.taps * static_cast<double>(spec_.conv_size());
+  const double rule = 6.0 * spec_.key_dim * static_cast<double>(spec_.value_size());
+  return 2.0 * spec_.hidden * rows + convolution + rule;
+}
+
+std::optional<Refusal> GatedDeltaNet::check_layout(const Layout& layout,
+                                                   ContextExchange /*exchange*/) const {
+  if (auto refusal = require_divisor(Setting::tensor_parallel, layout.tp(), spec_.key_heads,
+                                     "the key heads of the model's gated delta nets")) {
+    return refusal;
+  }
+  if (layout.cp() == 1) return std::nullopt;
+  return refuse_size(Setting::context_parallel, layout.cp(),
+                     "gated delta nets need whole sequences on a rank", {1});
+}
+
+}  // namespace troupe

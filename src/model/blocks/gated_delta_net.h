@@ -1,0 +1,59 @@
+// A gated delta net (Yang et al., "Gated Delta Networks", 2024; Qwen3-Next), up to and including
+// its output projection: attention of linear cost, whose memory is one matrix for each head.
+//
+//   q, k, v, z = x w_delta_in^T      of each key head: its query and key, its values and their
+//   gates b, a       = x w_delta_gates^T   of each key head: those of its value heads q, k, v    =
+//   silu(convolution of each column over the last rows, delta_conv) o          = gated delta
+//   rule(q, k, v, sigma(b), -exp(delta_decay) softplus(a + delta_bias)) branch     = (norm(o)
+//   silu(z)) w_delta_out^T, the norm that of each head
+//
+// (ops/causal_conv, ops/delta_gates, ops/gated_delta_rule, ops/gated_norm). Ranks of tp share the
+// key heads; sequences are not shared by ranks of cp.
+#pragma once
+
+#include "model/layer_block.h"
+#include "program/module.h"
+
+namespace troupe {
+
+struct GatedDeltaNetSpec {
+  int32_t hidden = 0;
+  int32_t key_heads = 0;
+  int32_t value_heads = 0;  // a multiple of key_heads
+  int32_t key_dim = 0;
+  int32_t value_dim = 0;
+  int32_t taps = 0;  // of the convolution
+  double norm_epsilon = 0;
+
+  int32_t values_of_key() const { return value_heads / key_heads; }
+  int64_t key_size() const { return int64_t{key_heads} * key_dim; }
+  int64_t value_size() const { return int64_t{value_heads} * value_dim; }
+  int64_t conv_size() const { return 2 * key_size() + value_size(); }
+};
+// That of all layers of the configuration that have one.
+GatedDeltaNetSpec delta_net_spec_of(const ModelConfig& config);
+
+class GatedDeltaNet : public LayerBlock {
+ public:
+  GatedDeltaNet(ParameterList& parameters, const GatedDeltaNetSpec& spec, int32_t layer);
+
+  ValueId build(const BlockContext& context, ValueId input) const override;
+  void build_tables(Builder&, const ModelPart&, int32_t, DType, SharedTables&) const override {}
+  double forward_flops(int64_t sequence) const override;
+  std::optional<Refusal> check_layout(const Layout& layout,
+                                      ContextExchange exchange) const override;
+
+ private:
+  ValueId build_core(const BlockContext& context, ValueId projected, ValueId gates) const;
+
+  const GatedDeltaNetSpec spec_;
+  ParameterId w_in_;
+  ParameterId w_gates_;
+  ParameterId conv_;
+  ParameterId decay_;
+  ParameterId bias_;
+  ParameterId norm_;
+  ParameterId w_out_;
+};
+
+}  // namespace troupe
