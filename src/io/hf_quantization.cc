@@ -59,7 +59,7 @@ float power_of_two(uint8_t scale) {
 }
 
 // A block of a matrix.
-struct Block {
+struct WeightBlock {
   const float* values;
   int64_t rows;
   int64_t columns;
@@ -85,14 +85,14 @@ struct Block {
   }
 };
 
-bool reproduces_fp8(const Block& block, float scale) {
+bool reproduces_fp8(const WeightBlock& block, float scale) {
   if (!(scale > 0) || !std::isfinite(scale)) return false;
   return block.all([&](float value) {
     return bits_of(f8e4m3{to_fp8(value / scale)} * scale) == bits_of(value);
   });
 }
 
-float fp8_scale(const Block& block, const float* hint) {
+float fp8_scale(const WeightBlock& block, const float* hint) {
   if (hint != nullptr && reproduces_fp8(block, *hint)) return *hint;
   const float largest = block.largest();
   if (largest == 0) return 1;
@@ -185,8 +185,8 @@ void quantise_fp8(std::span<const float> values, int64_t columns, std::span<cons
   for (int64_t top = 0; top < rows; top += kFp8Block) {
     for (int64_t left = 0; left < columns; left += kFp8Block, ++number) {
       const int64_t corner = top * columns + left;
-      const Block block = {values.data() + corner, std::min(kFp8Block, rows - top),
-                           std::min(kFp8Block, columns - left), columns};
+      const WeightBlock block = {values.data() + corner, std::min(kFp8Block, rows - top),
+                                 std::min(kFp8Block, columns - left), columns};
       const float scale = fp8_scale(block, hints.empty() ? nullptr : &hints[number]);
       scales[number] = scale;
       for (int64_t row = 0; row < block.rows; ++row) {
