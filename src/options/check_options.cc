@@ -51,6 +51,15 @@ void check_options(const Options& options) {
         "--finetune takes its weights from --load, which is missing. Give --load DIR, or "
         "--pretrained-checkpoint DIR instead of both.");
   }
+  if (options.moe_upcycling_granularity != 1 && !options.moe_use_upcycling) {
+    throw_bad_request("--moe-upcycling-granularity needs --moe-use-upcycling.");
+  }
+  if (options.command == Command::train && options.moe_use_upcycling &&
+      options.pretrained_checkpoint.empty() && options.load.empty()) {
+    throw_bad_request(
+        "--moe-use-upcycling starts from a dense model, which is missing. Give "
+        "--pretrained-checkpoint DIR.");
+  }
   if (options.override_opt_param_scheduler && options.use_checkpoint_opt_param_scheduler) {
     throw_bad_request(
         "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "

@@ -85,7 +85,7 @@ ModelConfig model_of_flags(const Options& options) {
   if (config.num_experts > 0) {
     config.moe_layers.assign(static_cast<size_t>(config.num_layers), true);
     config.moe_router_topk = 2;
-    config.moe_ffn_hidden_size = config.ffn_hidden_size;
+    config.moe_ffn_hidden_size = config.ffn_hidden_size / options.moe_upcycling_granularity;
   }
   return config;
 }

@@ -200,7 +200,6 @@ constexpr ForeignFlag kForeignFlags[] = {
             "use --moe-router-num-groups and --moe-router-group-topk."),
     refused("moe-token-dropping", "use --moe-expert-capacity-factor."),
     refused("moe-extended-tp", "use --expert-tensor-parallel-size."),
-    refused("moe-use-upcycling", "models with experts cannot be made of dense ones here."),
 
     // Precision.
     refused("fp16", kHalf),

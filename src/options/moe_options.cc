@@ -92,6 +92,9 @@ void override_moe(const Options& options, ModelConfig& config) {
         "--moe-router-ignore-padding: this model has no experts (--num-experts), and so no "
         "routers.");
   }
+  if (options.moe_use_upcycling && config.moe_ffn_hidden_size == 0) {
+    config.moe_ffn_hidden_size = config.ffn_hidden_size / options.moe_upcycling_granularity;
+  }
   override_with(options.moe_ffn_hidden_size, config.moe_ffn_hidden_size);
   override_with(options.moe_shared_expert_intermediate_size,
                 config.moe_shared_expert_intermediate_size);

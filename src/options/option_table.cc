@@ -2093,6 +2093,21 @@ constexpr OptionSpec kOptions[] = {
              "checkpoint.",
      .unset = "random weights",
      .commands = kTrain},
+    {.name = "moe-use-upcycling",
+     .member = &Options::moe_use_upcycling,
+     .group = kCheckpoints,
+     .help = "The weights of --pretrained-checkpoint or --load are those of a dense model: its "
+             "feed-forward networks become the experts of a new one, which is saved before the "
+             "first step.",
+     .commands = kShape},
+    {.name = "moe-upcycling-granularity",
+     .member = &Options::moe_upcycling_granularity,
+     .group = kCheckpoints,
+     .metavar = "N",
+     .help = "Beside --moe-use-upcycling: each expert is one of N equal parts of the dense "
+             "network's inner size.",
+     .range = at_least(1),
+     .commands = kShape},
 
     // Generation.
     {.name = "prompt",

@@ -371,6 +371,8 @@ struct Options {
   bool log_timers_to_tensorboard = false;
   bool finetune = false;
   std::string pretrained_checkpoint;
+  bool moe_use_upcycling = false;
+  int32_t moe_upcycling_granularity = 1;
 
   // Generation.
   std::string prompt;

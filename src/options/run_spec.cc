@@ -78,6 +78,8 @@ RunSpec run_spec_of(const Options& options) {
                    .is_required = options.exit_on_missing_checkpoint,
                    .finetune = options.finetune,
                    .pretrained = options.pretrained_checkpoint,
+                   .upcycling_granularity =
+                       options.moe_use_upcycling ? options.moe_upcycling_granularity : 0,
                    .optimizer = !options.no_load_optim,
                    .any_seed = options.no_load_rng,
                    .any_data = options.allow_changed_data,

@@ -35,6 +35,9 @@ struct LoadSpec {
   bool is_required = false;     // also where the run would save into the same folder
   bool finetune = false;        // its weights alone, for a new run
   std::string pretrained;       // a folder of weights for a new run; empty: none
+  // The weights for a new run are those of a dense model, each of whose feed-forward networks is
+  // cut into this many parts for the experts (train/upcycling.h); 0: they are used as they are.
+  int32_t upcycling_granularity = 0;
   // Of a run that goes on:
   bool optimizer = true;
   bool any_seed = false;

@@ -20,6 +20,7 @@
 #include "train/initialize.h"
 #include "train/model_source.h"
 #include "train/rank_agreement.h"
+#include "train/upcycling.h"
 #include "train/work_progress.h"
 
 namespace troupe {
@@ -53,7 +54,7 @@ RunStart::RunStart(const Options& options, const RunSpec& spec, const RankSessio
       std::make_shared<const RunLayout>(run_layout_of(options_, identity_.model, session.group()));
   identity_.sequence = step_options_.sequence;
   batch_sizes_ = make_batch_sizes(options_, identity_.sequence);
-  if (load_path_ && !spec_.load.finetune) go_on();
+  if (goes_on()) go_on();
   // --use-checkpoint-opt_param-scheduler may have brought others than those of the options.
   step_options_.decoupled_learning_rate = identity_.schedules.decoupled_learning_rate.has_value();
   find_source();
@@ -84,6 +85,12 @@ void RunStart::find_start() {
         fmt::format("--load {}: there is no complete checkpoint in it.", spec_.load.folder));
   }
   log_.say(fmt::format("No checkpoint in {} yet: starting from the beginning.", spec_.load.folder));
+}
+
+bool RunStart::goes_on() const {
+  const bool is_dense_source =
+      spec_.load.upcycling_granularity > 0 && stored_ && stored_->identity.model.num_experts == 0;
+  return load_path_ && !spec_.load.finetune && !is_dense_source;
 }
 
 void RunStart::describe_run() {
@@ -142,12 +149,13 @@ void RunStart::go_on() {
 
 void RunStart::find_source() {
   if (!load_path_) require_clear_weights(options_);
+  if (is_upcycled()) dense_model_of(identity_.model, spec_.load.upcycling_granularity);
   if (resumed_ && !resumed_->identity.source.is_empty()) {
     identity_.source = resumed_->identity.source;
     return;
   }
   identity_.source =
-      source_of_run(options_, identity_.tokenizer, spec_.load.finetune ? load_path_ : std::nullopt);
+      source_of_run(options_, identity_.tokenizer, resumed_ ? std::nullopt : load_path_);
 }
 
 void RunStart::find_last_step() {
@@ -293,8 +301,9 @@ void RunStart::require_same_files() const {
 }
 
 void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
+  if (is_upcycled()) return upcycle_weights(session);
   if (load_path_)
-    return load_checkpoint(*load_path_, /*resume=*/!spec_.load.finetune, session, saver);
+    return load_checkpoint(*load_path_, /*resume=*/resumed_.has_value(), session, saver);
   if (spec_.load.pretrained.empty()) {
     initialize_parameters(session.state(), session.storage(), identity_.seed, session.pool());
     return;
@@ -337,6 +346,27 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
     log_.warn(fmt::format("Warning: --pretrained-checkpoint {}", damage));
   }
   load_checkpoint(*path, /*resume=*/false, session, saver);
+}
+
+void RunStart::upcycle_weights(const RankSession& session) const {
+  const std::string& path = load_path_ ? *load_path_ : spec_.load.pretrained;
+  const SavedModel dense = find_model(path, identity_.compute_dtype);
+  if (!dense.passed_over.empty())
+    log_.warn("Warning: --pretrained-checkpoint " + dense.passed_over);
+  const ModelConfig& model = identity_.model;
+  WorkProgress progress(log_.is_quiet(), "upcycling " + path, "layers");
+  upcycle(dense, spec_.load.upcycling_granularity, identity_.seed, session.state(),
+          session.storage(), progress.report());
+  progress.clear();
+  log_.say(fmt::format("Upcycled {}: {} experts of inner size {} from each network of {}.",
+                       dense.path, model.num_experts, model.moe_ffn_hidden_size,
+                       model.moe_ffn_hidden_size * spec_.load.upcycling_granularity));
+  if (!starts_as_dense(model)) {
+    log_.say(
+        "The weights of the experts that a token chooses have no fixed sum with this router, so "
+        "the model starts near the dense one, not as it. Softmax after top-k, or normalised "
+        "scores, would make it exact.");
+  }
 }
 
 void RunStart::load_checkpoint(const std::string& path, bool resume, const RankSession& session,

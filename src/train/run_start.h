@@ -53,6 +53,9 @@ class RunStart {
   // initial values. `saver` hears from which checkpoint of its own folder the run goes on.
   void load_weights(RankSession& session, RunSaver& saver) const;
 
+  // The weights are those of a dense model, made into this one's when the run starts.
+  bool is_upcycled() const { return spec_.load.upcycling_granularity > 0 && !resumed_; }
+
   // Large data are hashed in full while the run goes on. Once no rank is_hashing(), all ranks
   // compare what they have read, and refuse what the checkpoint's run was not trained on.
   bool is_hashing() const { return hasher_ != nullptr && !hasher_->is_done(); }
@@ -63,6 +66,8 @@ class RunStart {
   void find_start();
   // What the run is, by the options, or with --use-checkpoint-args by the checkpoint.
   void describe_run();
+  // Does the run go on from the checkpoint, rather than take its weights?
+  bool goes_on() const;
   // From the checkpoint on; refuses what is not this run.
   void go_on();
   // Where the model comes from, for `troupe convert`. Refuses random weights that may not be meant.
@@ -78,6 +83,7 @@ class RunStart {
   // `resume`: go on with the saved run; otherwise take its weights for a new one.
   void load_checkpoint(const std::string& path, bool resume, const RankSession& session,
                        RunSaver& saver) const;
+  void upcycle_weights(const RankSession& session) const;
 
   Options options_;
   const RunSpec& spec_;

@@ -57,6 +57,7 @@ ExitStatus Trainer::run() {
   const RunIdentity& run = start_.identity();
   if (const std::string reason = why_no_hf_form(run.model); !reason.empty()) log_.say(reason);
   open_log();
+  if (start_.is_upcycled()) save(SaveReason::asked);
   if (position_.step == 0) evaluate();
   // Clocks and signals are not the same for all ranks: they end, and save, together.
   constexpr uint32_t kStop = 1;
