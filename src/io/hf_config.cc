@@ -142,7 +142,9 @@ int32_t hf_prediction_layers(const std::string& config_path) {
   const json document = parse_json(text, config_path, kMaxConfigDepth);
   std::vector<std::string> unsupported;
   const HfFields fields(document, config_path, unsupported);
-  return std::max(0, fields.integer({"num_nextn_predict_layers"}, 0));
+  // Folders of Qwen3-Next hold one, of which config.json says nothing.
+  const bool is_silent = parse_fields(text, config_path).hf_architecture == kQwen3NextArchitecture;
+  return std::max(0, fields.integer({"num_nextn_predict_layers"}, is_silent ? 1 : 0));
 }
 
 namespace {

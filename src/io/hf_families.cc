@@ -565,7 +565,7 @@ constexpr HfFamily kFamilies[] = {
      write_deepseek_v2},
     {"Glm4MoeForCausalLM", "glm4_moe", true, 1e4, 1e-5, 8, 0.5, read_glm4_moe, write_glm4_moe},
     {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
-    {"Qwen3NextForCausalLM", "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
+    {kQwen3NextArchitecture, "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
      write_qwen3_next},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},

@@ -15,6 +15,8 @@
 
 namespace troupe {
 
+inline constexpr std::string_view kQwen3NextArchitecture = "Qwen3NextForCausalLM";
+
 struct HfFamily {
   std::string_view architecture;  // "MixtralForCausalLM"
   const char* model_type;         // "mixtral"

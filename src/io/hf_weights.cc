@@ -13,6 +13,7 @@
 #include "io/convert_dtype.h"
 #include "io/file.h"
 #include "io/hf_config.h"
+#include "io/hf_families.h"
 #include "io/safetensors.h"
 
 namespace troupe {
@@ -119,7 +120,7 @@ const HfNames& names_of(std::string_view architecture) {
       {.parameter = "w_delta_out", .tensors = {"linear_attn.out_proj.weight"}},
   };
   static const HfNames kNone;
-  if (architecture == "Qwen3NextForCausalLM") return kQwen3Next;
+  if (architecture == kQwen3NextArchitecture) return kQwen3Next;
   if (architecture == "GptOssForCausalLM") return kGptOss;
   if (architecture == "MixtralForCausalLM") return kMixtral;
   if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
@@ -253,9 +254,13 @@ bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
   return true;
 }
 
-// Layers of multi-token prediction are numbered after the model's.
+// Layers of multi-token prediction are numbered after the model's, but have a name of their own in
+// Qwen3-Next.
 bool is_of_prediction_layer(const TensorEntry& entry, const ModelConfig& config, int32_t layers) {
   constexpr std::string_view kPrefix = "model.layers.";
+  if (config.hf_architecture == kQwen3NextArchitecture && layers > 0) {
+    return entry.name.starts_with("mtp.");
+  }
   if (!entry.name.starts_with(kPrefix)) return false;
   int64_t layer = -1;
   const char* end = entry.name.data() + entry.name.size();

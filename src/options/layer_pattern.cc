@@ -110,10 +110,20 @@ std::vector<bool> parse_moe_layer_freq(const std::string& text, int32_t layers) 
   });
 }
 
+namespace {
+
+bool is_not_last_of(int64_t layer, int64_t every) {
+  return (layer + 1) % every != 0;
+}
+
+}  // namespace
+
 std::vector<bool> parse_window_attn_skip_freq(const std::string& text, int32_t layers) {
-  return LayerPattern("window-attn-skip-freq", text).read(layers, [](int64_t layer, int64_t every) {
-    return (layer + 1) % every != 0;
-  });
+  return LayerPattern("window-attn-skip-freq", text).read(layers, is_not_last_of);
+}
+
+std::vector<bool> parse_linear_attention_freq(const std::string& text, int32_t layers) {
+  return LayerPattern("linear-attention-freq", text).read(layers, is_not_last_of);
 }
 
 }  // namespace troupe

@@ -15,4 +15,7 @@ std::vector<bool> parse_moe_layer_freq(const std::string& text, int32_t layers);
 // --window-attn-skip-freq: which have the window. N: all but layers N - 1, 2 N - 1, ...
 std::vector<bool> parse_window_attn_skip_freq(const std::string& text, int32_t layers);
 
+// --linear-attention-freq: which have gated delta nets. N: as for the window.
+std::vector<bool> parse_linear_attention_freq(const std::string& text, int32_t layers);
+
 }  // namespace troupe

@@ -17,6 +17,7 @@
 #include "model/window_layers.h"
 #include "options/flag_model.h"
 #include "options/layer_pattern.h"
+#include "options/linear_attention_options.h"
 #include "options/moe_options.h"
 #include "options/offload_options.h"
 #include "options/position_options.h"
@@ -209,6 +210,7 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   override_window(options, config);
   override_with(options.softmax_type, config.attention_sinks);
   override_latent_attention(options, by_flags, config);
+  override_linear_attention(options, config);
   override_positions(options, by_flags, config);
   override_with(options.norm_epsilon, config.norm_epsilon);
   override_with(options.init_method_std, config.init_method_std);

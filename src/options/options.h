@@ -166,6 +166,14 @@ struct Options {
   std::optional<int32_t> qk_head_dim;
   std::optional<int32_t> qk_pos_emb_head_dim;
   std::optional<int32_t> v_head_dim;
+  std::optional<bool> attention_output_gate;
+  std::optional<bool> experimental_attention_variant;  // gated delta nets
+  std::string linear_attention_freq;
+  std::optional<int32_t> linear_conv_kernel_dim;
+  std::optional<int32_t> linear_key_head_dim;
+  std::optional<int32_t> linear_value_head_dim;
+  std::optional<int32_t> linear_num_key_heads;
+  std::optional<int32_t> linear_num_value_heads;
   std::optional<double> norm_epsilon;
   std::optional<double> init_method_std;
   std::optional<double> embedding_init_method_std;

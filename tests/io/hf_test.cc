@@ -673,6 +673,37 @@ TEST(HfWeights, LayersOfMultiTokenPredictionAreLeftOut) {
                 "the tensor model.layers.1.input_layernorm.weight has no place");
 }
 
+// Qwen3-Next has another name for them, and its config.json does not mention them.
+TEST(HfWeights, SilentLayersOfMultiTokenPredictionAreLeftOut) {
+  const auto loaded_with = [](const std::string& source, const std::string& name) {
+    const TempFolder folder;
+    const std::string file = get_file(fixture(source) + "/model.safetensors");
+    uint64_t length = 0;
+    std::memcpy(&length, file.data(), sizeof length);
+    json header = json::parse(file.substr(sizeof length, length));
+    const uint64_t end = file.size() - sizeof length - length;
+    header[name] = {{"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {end, end + 4}}};
+    const std::string text = header.dump();
+    length = text.size();
+    put_file(folder / "config.json", get_file(fixture(source) + "/config.json"));
+    put_file(folder / "model.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), sizeof length) + text +
+                 file.substr(file.size() - end) + std::string(4, '\0'));
+    return Loaded(folder.path(), DType::f32);
+  };
+  const Loaded whole(fixture("qwen3_next"), DType::f32);
+  const Loaded loaded = loaded_with("qwen3_next", "mtp.norm.weight");
+  EXPECT_EQ(loaded.state.parameters.size(), whole.state.parameters.size());
+  EXPECT_EQ(hf_prediction_layers(fixture("qwen3_next") + "/config.json"), 1);
+  EXPECT_EQ(hf_prediction_layers(fixture("qwen3_moe") + "/config.json"), 0);
+  expect_phrase(
+      message_of(ExitStatus::bad_request, [&] { loaded_with("qwen3_moe", "mtp.norm.weight"); }),
+      "the tensor mtp.norm.weight has no place");
+  expect_phrase(message_of(ExitStatus::bad_request,
+                           [&] { loaded_with("qwen3_next", "model.mtp.norm.weight"); }),
+                "the tensor model.mtp.norm.weight has no place");
+}
+
 TEST(HfWeights, WiderAndNarrowerTypes) {
   const Loaded exact(fixture("mixtral"), DType::f32);
   const Loaded wide(fixture("mixtral"), DType::f64);

@@ -167,6 +167,59 @@ TEST(MegatronFlags, LatentAttentionOfFlags) {
             "out.");
 }
 
+constexpr const char* kHybrid =
+    "plan --num-layers 8 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 128 "
+    "--vocab-size 100 --disable-bias-linear ";
+
+TEST(MegatronFlags, GatedDeltaNetsOfFlags) {
+  // Megatron's defaults of the sizes.
+  ModelConfig config = model_of(std::string(kHybrid) +
+                                "--experimental-attention-variant gated_delta_net "
+                                "--linear-attention-freq 4 --attention-output-gate");
+  const std::vector<bool> three_of_four = {true, true, true, false, true, true, true, false};
+  EXPECT_EQ(config.linear_attention_layers, three_of_four);
+  EXPECT_TRUE(config.attention_output_gate);
+  EXPECT_EQ(config.linear_conv_kernel_dim, 4);
+  EXPECT_EQ(config.linear_key_head_dim, 128);
+  EXPECT_EQ(config.linear_value_head_dim, 128);
+  EXPECT_EQ(config.linear_num_key_heads, 16);
+  EXPECT_EQ(config.linear_num_value_heads, 32);
+
+  config = model_of(std::string(kHybrid) +
+                    "--linear-attention-type gdn --linear-attention-freq ([1]+[0])*4 "
+                    "--linear-conv-kernel-dim 3 --linear-key-head-dim 8 --linear-value-head-dim 12 "
+                    "--linear-num-key-heads 2 --linear-num-value-heads 6");
+  EXPECT_EQ(config.linear_attention_layers,
+            (std::vector<bool>{true, false, true, false, true, false, true, false}));
+  EXPECT_FALSE(config.attention_output_gate);
+  EXPECT_EQ(config.linear_conv_kernel_dim, 3);
+  EXPECT_EQ(config.linear_key_head_dim, 8);
+  EXPECT_EQ(config.linear_value_head_dim, 12);
+  EXPECT_EQ(config.linear_num_key_heads, 2);
+  EXPECT_EQ(config.linear_num_value_heads, 6);
+
+  // Fields of a model that has them; a pattern without any is a model without them.
+  config = model_of("plan --model qwen3-next-80b-a3b --linear-num-value-heads 48");
+  EXPECT_EQ(config.linear_num_value_heads, 48);
+  EXPECT_EQ(config.linear_num_key_heads, 16);
+  EXPECT_FALSE(config.has_linear_attention(3));
+  config = model_of("plan --model qwen3-next-80b-a3b --linear-attention-freq 1");
+  EXPECT_TRUE(config.linear_attention_layers.empty());
+  EXPECT_EQ(config.linear_key_head_dim, 0);
+
+  EXPECT_EQ(refused_model(std::string(kHybrid) + "--experimental-attention-variant gdn"),
+            "--experimental-attention-variant: it belongs to --linear-attention-freq. Add that, or "
+            "leave the flag out.");
+  for (const std::string flag :
+       {"linear-attention-freq", "linear-conv-kernel-dim", "linear-key-head-dim",
+        "linear-value-head-dim", "linear-num-key-heads", "linear-num-value-heads"}) {
+    EXPECT_EQ(refused_model(std::string(kHybrid) + "--" + flag + " 4"),
+              "--" + flag +
+                  ": it belongs to --experimental-attention-variant gated_delta_net. Add that, or "
+                  "leave the flag out.");
+  }
+}
+
 TEST(MegatronFlags, WaysToStretchPositions) {
   const auto scaling = [](const std::string& flags) {
     return model_of("plan --model mixtral-8x7b " + flags).rope_scaling();
