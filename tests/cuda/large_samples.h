@@ -15,6 +15,7 @@
 #include "ops/count_experts/count_experts.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/embedding/embedding.h"
+#include "ops/gated_delta_rule/gated_delta_rule.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/newton_schulz/newton_schulz.h"
@@ -151,6 +152,37 @@ inline OpSample context_attention_sample(const AttentionAttributes& attributes,
         sample.result(context_attention(sample.builder(), q, kv, {}, starts, {},
                                         {attributes, chunks}, "out"));
       }};
+}
+
+// `begins`: of documents, in every sequence.
+inline OpSample delta_rule_sample(int32_t sequences, const GatedDeltaRuleAttributes& attributes,
+                                  double strongest_decay, const std::vector<int32_t>& begins = {}) {
+  return {std::to_string(sequences) + " x " + std::to_string(attributes.sequence) +
+              " rows, heads of " + std::to_string(attributes.key_dim) + ", decay to " +
+              std::to_string(-strongest_decay) + (begins.empty() ? "" : ", documents"),
+          [=](SampleBuilder& sample) {
+            const int64_t rows = int64_t{sequences} * attributes.sequence;
+            const int32_t heads = attributes.value_heads;
+            const std::vector<int32_t> drawn = draw(rows * 2 * heads, 1000, 31);
+            std::vector<double> gates;
+            for (int64_t i = 0; i < rows * 2 * heads; ++i) {
+              const double share = (drawn[static_cast<size_t>(i)] + 0.5) / 1000;
+              gates.push_back(i % (2 * heads) < heads ? share : -strongest_decay * share);
+            }
+            std::vector<int32_t> starts;
+            for (int64_t row = 0; row < rows; ++row) {
+              const auto t = static_cast<int32_t>(row % attributes.sequence);
+              int32_t start = 0;
+              for (const int32_t begin : begins) start = begin <= t ? begin : start;
+              starts.push_back(start);
+            }
+            const ValueId qkv = sample.tensor("qkv", {rows, attributes.row_size()});
+            const ValueId gate =
+                sample.values("gates", {rows, 2 * heads}, gates, {.accumulation = true});
+            const ValueId begin =
+                begins.empty() ? ValueId{} : sample.integers("starts", {rows}, starts);
+            sample.result(gated_delta_rule(sample.builder(), qkv, gate, begin, attributes, "o"));
+          }};
 }
 
 // Route, permute, activation, combine: a small expert layer, without the products. As all experts
@@ -473,6 +505,22 @@ inline std::vector<LargeSample> large_samples() {
   // Of 8,000 tokens some have entries so near to each other that more rounds would put them into
   // another order.
   add(kSinkhornTopk, sinkhorn_sample(8000, 32, 16));
+  // Chunks of 64 rows, of which the last is short, or the only one.
+  const auto delta_rule = [&](int32_t sequences, int32_t sequence, int32_t key_heads,
+                              int32_t value_heads, double strongest_decay,
+                              const std::vector<int32_t>& begins = {}) {
+    add(kGatedDeltaRule, delta_rule_sample(sequences,
+                                           {.sequence = sequence,
+                                            .key_heads = key_heads,
+                                            .value_heads = value_heads,
+                                            .key_dim = 128,
+                                            .value_dim = 128},
+                                           strongest_decay, begins));
+  };
+  delta_rule(2, 200, 2, 4, 0.05);
+  delta_rule(1, 128, 1, 1, 20);
+  delta_rule(3, 33, 1, 3, 0.5);
+  delta_rule(2, 160, 1, 2, 0.1, {5, 40, 41, 64, 100, 159});
   add(kCrossEntropy, cross_entropy_sample(40, 5003));
   add(kCrossEntropy, cross_entropy_sample(64, 8192));
   add(kEmbedding, embedding_sample(900, 300, 72));

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/choose_kernel.h"
+#include "ops/gated_delta_rule/cuda/delta_sm90.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -106,14 +107,38 @@ uint64_t cpu_scratch_gradient(const OpView& op) {
   return static_cast<uint64_t>(elements) * size_of(accumulation_dtype(op.input(1).dtype));
 }
 
-// Of all sequences and heads: the states; of each row the gradients of its queries and keys.
+// Of the fast kernels as they say; else of all sequences and heads the states, and of each row the
+// gradients of its queries and keys.
 uint64_t cuda_scratch_gradient(const OpView& op) {
   const auto& a = op.attributes<GatedDeltaRuleAttributes>();
   const int64_t rows = op.input(1).shape[0];
+  if (has_delta_sm90(op.input(1).dtype, a)) {
+    return static_cast<uint64_t>(delta_sm90_scratch(rows, a));
+  }
   const int64_t elements =
       rows / a.sequence * a.value_heads * delta_states(a.sequence) * a.state_size() +
       2 * rows * a.value_heads * a.key_dim;
   return static_cast<uint64_t>(elements) * size_of(accumulation_dtype(op.input(1).dtype));
+}
+
+// Whole heads in ordinary arithmetic, or columns of the state on their own (delta_sm90.h).
+KernelChoice choose_delta_rule(const OpView& op, const DeviceTraits& device, DType dtype,
+                               SelectCudaKernel select, ScratchRule scratch) {
+  const bool is_fast = has_delta_sm90(dtype, op.attributes<GatedDeltaRuleAttributes>());
+  KernelChoice choice = make_choice(op, device, is_fast ? "columns" : "heads", select, scratch);
+  if (!is_fast) choice.slow = dtype == DType::bf16 ? SlowKernel::head_size : SlowKernel::dtype;
+  return choice;
+}
+
+KernelChoice choose_forward(const OpView& op, const DeviceTraits& device) {
+  return choose_delta_rule(op, device, op.input(0).dtype, TROUPE_CUDA(gated_delta_rule_cuda_kernel),
+                           nullptr);
+}
+
+KernelChoice choose_gradient(const OpView& op, const DeviceTraits& device) {
+  return choose_delta_rule(op, device, op.input(1).dtype,
+                           TROUPE_CUDA(gated_delta_rule_gradient_cuda_kernel),
+                           cuda_scratch_gradient);
 }
 
 std::string print_gated_delta_rule(const Attributes& attributes) {
@@ -167,7 +192,7 @@ const OpSpec kGatedDeltaRule{
     .differentiate = differentiate_gated_delta_rule,
     .cost = cost_gated_delta_rule,
     .cpu = {.kernel = gated_delta_rule_cpu_kernel, .scratch = cpu_scratch_forward},
-    .cuda = only_kernel<TROUPE_CUDA(gated_delta_rule_cuda_kernel)>,
+    .cuda = choose_forward,
     .print_attributes = print_gated_delta_rule,
     .samples = samples_gated_delta_rule};
 
@@ -176,7 +201,7 @@ const OpSpec kGatedDeltaRuleGradient{
     .infer = infer_gated_delta_rule_gradient,
     .cost = cost_gated_delta_rule_gradient,
     .cpu = {.kernel = gated_delta_rule_gradient_cpu_kernel, .scratch = cpu_scratch_gradient},
-    .cuda = only_kernel<TROUPE_CUDA(gated_delta_rule_gradient_cuda_kernel), cuda_scratch_gradient>,
+    .cuda = choose_gradient,
     .print_attributes = print_gated_delta_rule};
 
 }  // namespace troupe

@@ -1,4 +1,5 @@
 #include "ops/cuda/device.cuh"
+#include "ops/gated_delta_rule/cuda/delta_sm90.h"
 #include "ops/gated_delta_rule/gated_delta_rule.h"
 
 namespace troupe {
@@ -289,11 +290,17 @@ struct DeltaRuleGradientCuda {
 }  // namespace
 
 CudaKernel gated_delta_rule_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<DeltaRuleCuda>(op.input(0).dtype);
+  const DType dtype = op.input(0).dtype;
+  if (has_delta_sm90(dtype, op.attributes<GatedDeltaRuleAttributes>())) return delta_rule_sm90;
+  return select_cuda_kernel<DeltaRuleCuda>(dtype);
 }
 
 CudaKernel gated_delta_rule_gradient_cuda_kernel(const OpView& op) {
-  return select_cuda_kernel<DeltaRuleGradientCuda>(op.input(1).dtype);
+  const DType dtype = op.input(1).dtype;
+  if (has_delta_sm90(dtype, op.attributes<GatedDeltaRuleAttributes>())) {
+    return delta_rule_gradient_sm90;
+  }
+  return select_cuda_kernel<DeltaRuleGradientCuda>(dtype);
 }
 
 }  // namespace troupe

@@ -1,0 +1,488 @@
+// The gradients of queries, keys and gates, for all chunks of rows at once. With S what the state
+// was before the chunk, dS what reaches it from after the chunk, G_t the sum of g over the chunk's
+// rows up to t, and e(t, i) = e^{G_t - G_i} within one document, else 0 (header's u, dv and do):
+//
+//   D_t^T dv_t   = e(t, start) S dv_t + sum_{i < t} e(t, i) beta_i (u_i . dv_t) k'_i
+//   dq'_t        = e(t, start) S do_t + sum_{i <= t} e(t, i) beta_i (u_i . do_t) k'_i
+//   dS_t u_t     = e(end, t) dS u_t + sum_{i >= t} e(i, t) (do_i . u_t) q'_i
+//                                   - sum_{i > t} e(i, t) (dv_i . u_t) k'_i
+//   dk'_t        = beta_t dS_t u_t - D_t dv_t
+//
+// dg follows from how the result scales with e^{G_t}: with r_t = q'_t . dq'_t - k'_t . (D_t dv_t) -
+// beta_t k'_t . (dS_t u_t), dg_t is the sum of r_i over i >= t of the chunk's rows of the document,
+// and, where that goes on after the chunk, of all elements of dS times those of the state after it.
+#include "ops/gated_delta_rule/cuda/delta_sm90.cuh"
+
+namespace troupe {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kRowWarps = 4;     // of 16 rows each
+constexpr int kColumnWarps = 4;  // of 32 columns of a head, or 16 rows of the chunk
+constexpr int kPitch = kDeltaHead + 8;
+constexpr int kSquarePitch = kDeltaChunk + 8;
+constexpr int kPack = Pack<Bf16>::kElements;
+constexpr int kRowPacks = kDeltaHead / kPack;
+constexpr int kRowsAtOnce = kThreads / kRowPacks;
+constexpr int kTiles = kDeltaHead / kColumnWarps / 8;         // of 8 columns, that a warp has
+constexpr int kSquareTiles = kDeltaChunk / kColumnWarps / 8;  // the same of the chunk's rows
+
+static_assert(kRowWarps * 16 == kDeltaChunk && kRowWarps * kColumnWarps * 32 == kThreads);
+
+struct ChunkTiles {
+  Bf16 query[kDeltaChunk][kPitch];  // normed
+  Bf16 key[kDeltaChunk][kPitch];
+  Bf16 d_out[kDeltaChunk][kPitch];
+  Bf16 dv[kDeltaChunk][kPitch];
+  Bf16 u[kDeltaChunk][kPitch];
+  Bf16 state[kDeltaHead][kPitch];  // S^T
+  Bf16 d_state[kDeltaHead][kPitch];
+  Bf16 of_out[kDeltaChunk][kSquarePitch];  // e(t, i) beta_i (u_i . do_t), i <= t
+  Bf16 of_dv[kDeltaChunk][kSquarePitch];   // e(t, i) beta_i (u_i . dv_t), i < t
+  float query_factor[kDeltaChunk];
+  float key_factor[kDeltaChunk];
+  float beta[kDeltaChunk];
+  float growth[kDeltaChunk];  // G
+  int document[kDeltaChunk];  // documents that begin in the chunk up to the row
+  float from_start[kDeltaChunk];
+  float to_end[kDeltaChunk];
+  float sums[2][kColumnWarps][kDeltaChunk];
+  float shared[32];
+};
+
+// Four floats of a 16 x 8 tile: rows lane / 4 and that + 8, columns 2 (lane % 4) and the next one.
+struct Tile {
+  float values[4] = {};
+};
+// Operands of mma.m16n8k16.
+struct Left {
+  uint32_t values[4];
+};
+struct Right {
+  uint32_t values[2];
+};
+
+__device__ __forceinline__ void multiply_add(Tile& c, const Left& a, const Right& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c.values[0]), "+f"(c.values[1]), "+f"(c.values[2]), "+f"(c.values[3])
+      : "r"(a.values[0]), "r"(a.values[1]), "r"(a.values[2]), "r"(a.values[3]), "r"(b.values[0]),
+        "r"(b.values[1]));
+}
+
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(const Bf16* address, uint32_t (&to)[4]) {
+  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(address));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at));
+  }
+}
+
+__device__ __forceinline__ int lane_of() {
+  return static_cast<int>(threadIdx.x) % 32;
+}
+
+// Rows `row` and columns `k` on, 16 of each, of a matrix, or of the transposed of a matrix.
+template <bool kTransposed, int kWidth>
+__device__ __forceinline__ Left load_left(const Bf16 (*matrix)[kWidth], int row, int k) {
+  const int number = lane_of() / 8;
+  const int i = lane_of() % 8;
+  Left left;
+  if constexpr (kTransposed) {
+    load_matrices<true>(&matrix[k + number / 2 * 8 + i][row + number % 2 * 8], left.values);
+  } else {
+    load_matrices<false>(&matrix[row + number % 2 * 8 + i][k + number / 2 * 8], left.values);
+  }
+  return left;
+}
+
+// Two right operands of rows `k` on, 16 of them, and columns `column` on and + 8. The matrix has a
+// row for each k, or (kByColumn) for each column.
+template <bool kByColumn, int kWidth>
+__device__ __forceinline__ void load_right(const Bf16 (*matrix)[kWidth], int k, int column,
+                                           Right& first, Right& second) {
+  const int number = lane_of() / 8;
+  const int i = lane_of() % 8;
+  uint32_t values[4];
+  if constexpr (kByColumn) {
+    load_matrices<false>(&matrix[column + number / 2 * 8 + i][k + number % 2 * 8], values);
+  } else {
+    load_matrices<true>(&matrix[k + number % 2 * 8 + i][column + number / 2 * 8], values);
+  }
+  first = {{values[0], values[1]}};
+  second = {{values[2], values[3]}};
+}
+
+__device__ __forceinline__ Left negated(Left left) {
+  for (uint32_t& pair : left.values) pair ^= 0x80008000U;
+  return left;
+}
+
+enum class Sign { plus, minus };
+
+// tiles += or -= the left matrix's rows `row` on times the right one's columns `column` on; over
+// kDepth.
+template <int kDepth, bool kTransposed, bool kByColumn, Sign kSign = Sign::plus, int kCount,
+          int kLeftWidth, int kRightWidth>
+__device__ __forceinline__ void multiply(Tile (&tiles)[kCount], const Bf16 (*left)[kLeftWidth],
+                                         const Bf16 (*right)[kRightWidth], int row, int column) {
+#pragma unroll
+  for (int k = 0; k < kDepth; k += 16) {
+    Left a = load_left<kTransposed>(left, row, k);
+    if constexpr (kSign == Sign::minus) a = negated(a);
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      Right first;
+      Right second;
+      load_right<kByColumn>(right, k, column + 8 * i, first, second);
+      multiply_add(tiles[i], a, first);
+      multiply_add(tiles[i + 1], a, second);
+    }
+  }
+}
+
+// One chunk of one key head of one sequence.
+class ChunkGradient {
+ public:
+  __device__ ChunkGradient(const DeltaOperands& in, ChunkTiles& tiles)
+      : in_(in),
+        tiles_(tiles),
+        key_head_(static_cast<int>(blockIdx.y)),
+        chunk_(static_cast<int>(blockIdx.x % in.chunks())),
+        sequence_(blockIdx.x / in.chunks()),
+        first_(sequence_ * in.a.sequence + int64_t{chunk_} * kDeltaChunk),
+        count_(min(kDeltaChunk, in.a.sequence - chunk_ * kDeltaChunk)),
+        row_(warp() % kRowWarps * 16),
+        column_warp_(warp() / kRowWarps) {}
+
+  __device__ void run() {
+    const int of_key = in_.a.value_heads / in_.a.key_heads;
+    load_queries_and_keys();
+    for (int i = 0; i < of_key; ++i) {
+      run_head(key_head_ * of_key + i);
+      __syncthreads();
+    }
+    finish(in_.a.query_of(key_head_ * of_key), d_query_, tiles_.query_factor,
+           rsqrtf(static_cast<float>(kDeltaHead)));
+    __syncthreads();
+    finish(in_.a.key_of(key_head_ * of_key), d_key_, tiles_.key_factor, 1.0F);
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return thread() / 32; }
+  // Of a tile's values: rows row() and row() + 8.
+  __device__ int row() const { return row_ + lane_of() / 4; }
+  __device__ int column(int tile, int i) const {
+    return column_warp_ * (kTiles * 8) + tile * 8 + lane_of() % 4 * 2 + i;
+  }
+
+  // visit(row, pack) of the rows that a thread takes of a tile of kRows rows.
+  template <int kRows, class Visit>
+  __device__ static void for_packs(const Visit& visit) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowsAtOnce) {
+      visit(i + thread() / kRowPacks, thread() % kRowPacks * kPack);
+    }
+  }
+  // Over the threads that share a row in for_packs().
+  __device__ static float row_sum(float x) {
+#pragma unroll
+    for (int width = kRowPacks / 2; width > 0; width /= 2) {
+      x += __shfl_xor_sync(0xffffffffU, x, width);
+    }
+    return x;
+  }
+  __device__ Pack<Bf16> load(const Bf16* from, int64_t stride, int t, int64_t at) const {
+    return t < count_ ? load_pack(from + (first_ + t) * stride + at) : Pack<Bf16>{};
+  }
+
+  __device__ void load_queries_and_keys() {
+    const int head = key_head_ * (in_.a.value_heads / in_.a.key_heads);
+    const auto normalize = [&](int64_t column, float scale, Bf16(*to)[kPitch], float* factors) {
+      for_packs<kDeltaChunk>([&](int t, int at) {
+        Pack<Bf16> x = load(in_.qkv, in_.a.row_size(), t, column + at);
+        float squares = 0;
+        for (const Bf16 value : x.values) squares += widen(value) * widen(value);
+        const float factor = rsqrtf(row_sum(squares) + static_cast<float>(kDeltaNormEpsilon));
+        for (Bf16& value : x.values) value = round_to<Bf16>(widen(value) * factor * scale);
+        store_pack(&to[t][at], x);
+        if (at == 0) factors[t] = factor;
+      });
+    };
+    normalize(in_.a.query_of(head), rsqrtf(static_cast<float>(kDeltaHead)), tiles_.query,
+              tiles_.query_factor);
+    normalize(in_.a.key_of(head), 1.0F, tiles_.key, tiles_.key_factor);
+  }
+
+  // beta, G and documents; by one warp, two rows a lane.
+  __device__ void load_gates(int head) {
+    if (warp() != 0) return;
+    float growth[2] = {0, 0};
+    int begins[2] = {0, 0};
+    const int lane = lane_of();
+    for (int i = 0; i < 2; ++i) {
+      const int t = 2 * lane + i;
+      tiles_.beta[t] = 0;
+      if (t >= count_) continue;
+      const float* gate = in_.gates + (first_ + t) * 2 * in_.a.value_heads;
+      tiles_.beta[t] = gate[head];
+      begins[i] = in_.begins_document(first_ + t) ? 1 : 0;
+      growth[i] = begins[i] != 0 ? 0.0F : gate[in_.a.value_heads + head];
+    }
+    float sum = growth[0] + growth[1];
+    int documents = begins[0] + begins[1];
+    for (int width = 1; width < 32; width *= 2) {
+      const float more = __shfl_up_sync(0xffffffffU, sum, width);
+      const int others = __shfl_up_sync(0xffffffffU, documents, width);
+      if (lane >= width) {
+        sum += more;
+        documents += others;
+      }
+    }
+    const float last = __shfl_sync(0xffffffffU, sum, 31);
+    const int last_document = __shfl_sync(0xffffffffU, documents, 31);
+    for (int i = 0; i < 2; ++i) {
+      const int t = 2 * lane + i;
+      const float g = i == 1 ? sum : sum - growth[1];
+      const int document = i == 1 ? documents : documents - begins[1];
+      tiles_.growth[t] = g;
+      tiles_.document[t] = document;
+      tiles_.from_start[t] = document == 0 ? expf(g) : 0.0F;
+      tiles_.to_end[t] = document == last_document ? expf(last - g) : 0.0F;
+    }
+  }
+
+  // The head's tiles; returns this thread's part of the sum of S dS.
+  __device__ float load_head(int head) {
+    load_gates(head);
+    const int64_t values = int64_t{head} * kDeltaHead;
+    for_packs<kDeltaChunk>([&](int t, int at) {
+      store_pack(&tiles_.d_out[t][at], load(in_.d_out, in_.a.value_size(), t, values + at));
+      store_pack(&tiles_.dv[t][at],
+                 load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at));
+      const Pack<Bf16> u = load(in_.u, in_.a.value_size(), t, values + at);
+      const Pack<Bf16> du = load(in_.du, in_.a.value_size(), t, values + at);
+      store_pack(&tiles_.u[t][at], u);
+      float d_beta = 0;
+      for (int j = 0; j < kPack; ++j) d_beta += widen(u.values[j]) * widen(du.values[j]);
+      d_beta = row_sum(d_beta);
+      if (at == 0 && t < count_) in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + head] = d_beta;
+    });
+    const int64_t state = in_.state_of(sequence_, head, chunk_);
+    float product = 0;
+    for_packs<kDeltaHead>([&](int j, int at) {
+      const Pack<Bf16> s = load_pack(in_.states + state + j * kDeltaHead + at);
+      const Pack<Bf16> ds = load_pack(in_.d_states + state + j * kDeltaHead + at);
+      store_pack(&tiles_.state[j][at], s);
+      store_pack(&tiles_.d_state[j][at], ds);
+      for (int i = 0; i < kPack; ++i) product += widen(s.values[i]) * widen(ds.values[i]);
+    });
+    return product;
+  }
+
+  // of_out and of_dv.
+  __device__ void multiply_rows() {
+    Tile outs[kSquareTiles];
+    Tile dvs[kSquareTiles];
+    const int first = column_warp_ * (kSquareTiles * 8);
+    multiply<kDeltaHead, false, true>(outs, tiles_.d_out, tiles_.u, row_, first);
+    multiply<kDeltaHead, false, true>(dvs, tiles_.dv, tiles_.u, row_, first);
+#pragma unroll
+    for (int tile = 0; tile < kSquareTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int t = row() + half * 8;
+        const int i = first + tile * 8 + lane_of() % 4 * 2;
+        float out[2];
+        float dv[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const bool reaches = i + j <= t && tiles_.document[i + j] == tiles_.document[t];
+          const float factor =
+              reaches ? tiles_.beta[i + j] * expf(tiles_.growth[t] - tiles_.growth[i + j]) : 0.0F;
+          out[j] = factor * outs[tile].values[2 * half + j];
+          dv[j] = i + j < t ? factor * dvs[tile].values[2 * half + j] : 0.0F;
+        }
+        *reinterpret_cast<__nv_bfloat162*>(&tiles_.of_out[t][i]) =
+            __floats2bfloat162_rn(out[0], out[1]);
+        *reinterpret_cast<__nv_bfloat162*>(&tiles_.of_dv[t][i]) =
+            __floats2bfloat162_rn(dv[0], dv[1]);
+      }
+    }
+  }
+
+  template <class Factor>
+  __device__ void scale_rows(Tile (&tiles)[kTiles], const Factor& factor) const {
+    const float factors[2] = {factor(row()), factor(row() + 8)};
+#pragma unroll
+    for (Tile& tile : tiles) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) tile.values[i] *= factors[i / 2];
+    }
+  }
+  // This thread's part of the products of rows of the tiles and of a matrix, of its two rows.
+  __device__ void add_row_products(const Tile (&tiles)[kTiles], const Bf16 (*matrix)[kPitch],
+                                   float sign, float (&sums)[2]) const {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[i / 2] +=
+            sign * tiles[tile].values[i] * widen(matrix[row() + i / 2 * 8][column(tile, i % 2)]);
+      }
+    }
+  }
+  __device__ static void add(Tile (&to)[kTiles], const Tile (&tiles)[kTiles], float sign) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[tile].values[i] += sign * tiles[tile].values[i];
+    }
+  }
+  // The four lanes that share rows give their sum to this warp's place in shared memory.
+  __device__ void share_row_sums(int which, const float (&sums)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sums[half];
+      sum += __shfl_xor_sync(0xffffffffU, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffU, sum, 2);
+      if (lane_of() % 4 == 0) tiles_.sums[which][column_warp_][row() + half * 8] = sum;
+    }
+  }
+  __device__ float shared_row_sum(int which, int t) const {
+    float sum = 0;
+    for (int i = 0; i < kColumnWarps; ++i) sum += tiles_.sums[which][i][t];
+    return sum;
+  }
+
+  __device__ void run_head(int head) {
+    const float product = load_head(head);
+    __syncthreads();
+    multiply_rows();
+    const float of_states = block_sum(product, tiles_.shared);  // synchronises, too
+    const int first_column = column_warp_ * (kTiles * 8);
+    float scales[2] = {0, 0};  // r_t
+    float written[2] = {0, 0};
+    {
+      Tile tiles[kTiles];
+      multiply<kDeltaHead, false, false>(tiles, tiles_.d_out, tiles_.state, row_, first_column);
+      scale_rows(tiles, [&](int t) { return tiles_.from_start[t]; });
+      multiply<kDeltaChunk, false, false>(tiles, tiles_.of_out, tiles_.key, row_, first_column);
+      add_row_products(tiles, tiles_.query, 1, scales);
+      add(d_query_, tiles, 1);
+    }
+    {
+      Tile tiles[kTiles];
+      multiply<kDeltaHead, false, false>(tiles, tiles_.dv, tiles_.state, row_, first_column);
+      scale_rows(tiles, [&](int t) { return tiles_.from_start[t]; });
+      multiply<kDeltaChunk, false, false>(tiles, tiles_.of_dv, tiles_.key, row_, first_column);
+      add_row_products(tiles, tiles_.key, -1, scales);
+      add(d_key_, tiles, -1);
+    }
+    {
+      Tile tiles[kTiles];
+      multiply<kDeltaHead, false, false>(tiles, tiles_.u, tiles_.d_state, row_, first_column);
+      scale_rows(tiles, [&](int t) { return tiles_.beta[t] * tiles_.to_end[t]; });
+      add_row_products(tiles, tiles_.key, 1, written);
+      multiply<kDeltaChunk, true, false>(tiles, tiles_.of_out, tiles_.query, row_, first_column);
+      multiply<kDeltaChunk, true, false, Sign::minus>(tiles, tiles_.of_dv, tiles_.key, row_,
+                                                      first_column);
+      add_row_products(tiles, tiles_.key, -1, scales);
+      add(d_key_, tiles, 1);
+    }
+    share_row_sums(0, scales);
+    share_row_sums(1, written);
+    __syncthreads();
+    if (thread() < count_) write_decays(head, of_states);
+  }
+
+  __device__ void write_decays(int head, float of_states) const {
+    const int t = thread();
+    const int document = tiles_.document[t];
+    constexpr int kLast = kDeltaChunk - 1;
+    float sum = 0;
+    for (int i = t; i < count_; ++i) {
+      if (tiles_.document[i] == document) sum += shared_row_sum(0, i);
+    }
+    if (document == tiles_.document[kLast]) {
+      sum += tiles_.from_start[kLast] * of_states;
+      for (int i = 0; i < count_; ++i) sum += shared_row_sum(1, i);
+    }
+    const int64_t row = first_ + t;
+    in_.d_gates[row * 2 * in_.a.value_heads + in_.a.value_heads + head] =
+        in_.begins_document(row) ? 0.0F : sum;
+  }
+
+  // Back through the norm: of x' = scale x f, dx = f scale (d - x f (x f . d)).
+  __device__ void finish(int64_t first_column, const Tile (&d)[kTiles], const float* factors,
+                         float scale) const {
+    float along[2] = {0, 0};
+    const auto normed = [&](int half, int tile, int i) {
+      const int t = row() + half * 8;
+      if (t >= count_) return 0.0F;
+      return widen(in_.qkv[(first_ + t) * in_.a.row_size() + first_column + column(tile, i)]) *
+             factors[t];
+    };
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) along[i / 2] += d[tile].values[i] * normed(i / 2, tile, i % 2);
+    }
+    share_row_sums(0, along);
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int t = row() + half * 8;
+      if (t >= count_) continue;
+      const float sum = shared_row_sum(0, t);
+      const float factor = factors[t] * scale;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const auto value = [&](int i) {
+          return factor * (d[tile].values[2 * half + i] - normed(half, tile, i) * sum);
+        };
+        *reinterpret_cast<__nv_bfloat162*>(in_.d_qkv + (first_ + t) * in_.a.row_size() +
+                                           first_column + column(tile, 0)) =
+            __floats2bfloat162_rn(value(0), value(1));
+      }
+    }
+  }
+
+  const DeltaOperands& in_;
+  ChunkTiles& tiles_;
+  const int key_head_;
+  const int chunk_;
+  const int64_t sequence_;
+  const int64_t first_;  // row of the chunk
+  const int count_;      // of its rows
+  const int row_;        // the warp's first
+  const int column_warp_;
+  Tile d_query_[kTiles];
+  Tile d_key_[kTiles];
+};
+
+__global__ __launch_bounds__(kThreads, 1) void delta_chunks_kernel(DeltaOperands operands) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  ChunkGradient(operands, *reinterpret_cast<ChunkTiles*>(memory)).run();
+}
+
+}  // namespace
+
+void launch_delta_chunks(const CudaKernelArguments& args, const DeltaOperands& operands) {
+  allow_shared_bytes(delta_chunks_kernel, sizeof(ChunkTiles));
+  const auto chunks =
+      static_cast<unsigned>(operands.rows / operands.a.sequence * operands.chunks());
+  launch(args,
+         {dim3(chunks, static_cast<unsigned>(operands.a.key_heads)), kThreads, sizeof(ChunkTiles)},
+         delta_chunks_kernel, operands);
+}
+
+}  // namespace troupe
