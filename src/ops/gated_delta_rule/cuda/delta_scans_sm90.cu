@@ -5,8 +5,8 @@ namespace {
 
 constexpr int kColumns = 32;  // of the state, that a block has
 constexpr int kStage = 32;    // rows that lie in shared memory at a time
-constexpr int kThreads = 256;
-constexpr int kLanes = 8;  // of a warp, that share a column
+constexpr int kThreads = 128;
+constexpr int kLanes = 8;  // of a warp, that share two columns
 constexpr int kParts = kDeltaHead / (4 * kLanes);
 constexpr int kPack = Pack<Bf16>::kElements;
 constexpr int kRowPacks = 2 * kDeltaHead / kPack;  // of a query and a key
@@ -14,8 +14,9 @@ constexpr int kFetches = kStage * kRowPacks / kThreads;
 constexpr int kColumnPacks = kColumns / kPack;
 
 static_assert(kRowPacks == 32, "a warp fetches one row's query and key");
-static_assert(kColumns * kLanes == kThreads, "every thread has a part of one column");
+static_assert(kColumns * kLanes == 2 * kThreads, "every thread has a part of two columns");
 static_assert(kDeltaChunk % kStage == 0, "chunks begin where stages do");
+static_assert(kFetches % 2 == 0, "a warp fetches pairs of rows");
 
 // forward: o of each row. states: u of each row, and S before each chunk. adjoint: backwards over
 // the rows, du and dv of each, and dS after each chunk.
@@ -24,16 +25,26 @@ enum class Scan { forward, states, adjoint };
 struct StageRows {
   float keys[kStage][kDeltaHead];  // normed
   float queries[kStage][kDeltaHead];
-  float along[kStage];  // query . key
-  float beta[kStage];
-  float decay[kStage];             // 0 at the beginning of a document
+  struct alignas(16) Numbers {
+    float beta;
+    float decay;  // 0 at the beginning of a document
+    float along;  // query . key
+    // Of the rows of a pair, the first one's key with the second one's key, in the first one, and
+    // with the second one's query, in the second one.
+    float across;
+  };
+  Numbers numbers[kStage];
   float values[kStage][kColumns];  // v, or do
   Bf16 first[kStage][kColumns];    // o, u or du
   Bf16 second[kStage][kColumns];   // dv
 };
 
+__device__ __forceinline__ float from_lane(float x, int other) {
+  return __shfl_xor_sync(0xffffffffU, x, other);
+}
+
 // The block's rows, on their way from memory: fetched into registers while the stage before is
-// worked on.
+// worked on. Rows beyond the sequence are zeros that leave a state as it is.
 template <Scan kScan>
 class StageLoader {
  public:
@@ -44,12 +55,18 @@ class StageLoader {
     const int first = stage * kStage;
 #pragma unroll
     for (int i = 0; i < kFetches; ++i) {
-      const int t = first + warp() + i * (kThreads / 32);
+      const int t = first + row_of(i);
+      queries_and_keys_[i] = {};
       if (t >= in_.a.sequence) continue;
       const int64_t column = lane() < 16 ? in_.a.query_of(head_) + lane() * kPack
                                          : in_.a.key_of(head_) + (lane() - 16) * kPack;
       queries_and_keys_[i] = load_pack(in_.qkv + (first_row_ + t) * in_.a.row_size() + column);
     }
+    values_ = {};
+    beta_ = 0;
+    growth_ = 0;
+    position_ = first + thread();
+    start_ = -1;
     const int t = first + thread() / kColumnPacks;
     if (thread() < kStage * kColumnPacks && t < in_.a.sequence) {
       const int64_t column = first_column_ + thread() % kColumnPacks * kPack;
@@ -62,42 +79,42 @@ class StageLoader {
       const int64_t row = first_row_ + first + thread();
       const float* gate = in_.gates + row * 2 * in_.a.value_heads;
       beta_ = gate[head_];
-      decay_ = in_.begins_document(row) ? 0.0F : expf(gate[in_.a.value_heads + head_]);
+      growth_ = gate[in_.a.value_heads + head_];
+      start_ = in_.starts == nullptr ? 0 : in_.starts[row];
     }
   }
 
-  // What was fetched, into shared memory; rows beyond the sequence are not read there.
+  // What was fetched, into shared memory.
   __device__ void store(StageRows& rows) const {
-    const float scale = lane() < 16 ? rsqrtf(static_cast<float>(kDeltaHead)) : 1.0F;
+    const bool has_query = lane() < 16;
+    const float scale = has_query ? rsqrtf(static_cast<float>(kDeltaHead)) : 1.0F;
 #pragma unroll
-    for (int i = 0; i < kFetches; ++i) {
-      const int t = warp() + i * (kThreads / 32);
-      float x[kPack];
-      float squares = 0;
+    for (int i = 0; i < kFetches; i += 2) {
+      float x[2][kPack];
+      float along[2] = {0, 0};
+      float across = 0;
 #pragma unroll
-      for (int j = 0; j < kPack; ++j) {
-        x[j] = widen(queries_and_keys_[i].values[j]);
-        squares += x[j] * x[j];
-      }
-#pragma unroll
-      for (int width = 8; width > 0; width /= 2) {
-        squares += __shfl_xor_sync(0xffffffffU, squares, width);
-      }
-      const float factor = rsqrtf(squares + static_cast<float>(kDeltaNormEpsilon)) * scale;
-      float along = 0;
+      for (int j = 0; j < 2; ++j) normalize(queries_and_keys_[i + j], scale, x[j]);
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        x[j] *= factor;
-        along += x[j] * __shfl_xor_sync(0xffffffffU, x[j], 16);
+        const float other = from_lane(x[0][j], 16);
+        along[0] += x[0][j] * other;
+        along[1] += x[1][j] * from_lane(x[1][j], 16);
+        across += x[1][j] * (has_query ? other : x[0][j]);
       }
+      along[0] = sum_of_16(along[0]);
+      along[1] = sum_of_16(along[1]);
+      across = sum_of_16(across);
 #pragma unroll
-      for (int width = 8; width > 0; width /= 2) {
-        along += __shfl_xor_sync(0xffffffffU, along, width);
+      for (int j = 0; j < 2; ++j) {
+        const int t = row_of(i + j);
+        float* to = (has_query ? rows.queries[t] : rows.keys[t]) + lane() % 16 * kPack;
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) to[k] = x[j][k];
+        if (lane() == 0) rows.numbers[t].along = along[j];
       }
-      float* to = (lane() < 16 ? rows.queries[t] : rows.keys[t]) + lane() % 16 * kPack;
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) to[j] = x[j];
-      if (lane() == 0) rows.along[t] = along;
+      if (lane() == 0) rows.numbers[row_of(i + 1)].across = across;
+      if (lane() == 16) rows.numbers[row_of(i)].across = across;
     }
     if (thread() < kStage * kColumnPacks) {
       float* to = rows.values[thread() / kColumnPacks] + thread() % kColumnPacks * kPack;
@@ -105,8 +122,8 @@ class StageLoader {
       for (int j = 0; j < kPack; ++j) to[j] = widen(values_.values[j]);
     }
     if (thread() < kStage) {
-      rows.beta[thread()] = beta_;
-      rows.decay[thread()] = decay_;
+      rows.numbers[thread()].beta = beta_;
+      rows.numbers[thread()].decay = position_ == start_ ? 0.0F : expf(growth_);
     }
   }
 
@@ -120,6 +137,28 @@ class StageLoader {
   __device__ static int lane() {
     return thread() % 32;
   }
+  // Of the stage, that fetch i of the warp is: of two fetches, a pair of rows.
+  __device__ static int row_of(int i) {
+    return 2 * (warp() + i / 2 * (kThreads / 32)) + i % 2;
+  }
+
+  // Over the lanes that have the query, or the key.
+  __device__ static float sum_of_16(float x) {
+#pragma unroll
+    for (int width = 8; width > 0; width /= 2) x += from_lane(x, width);
+    return x;
+  }
+  __device__ static void normalize(const Pack<Bf16>& pack, float scale, float (&x)[kPack]) {
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      x[j] = widen(pack.values[j]);
+      squares += x[j] * x[j];
+    }
+    const float factor = rsqrtf(sum_of_16(squares) + static_cast<float>(kDeltaNormEpsilon)) * scale;
+#pragma unroll
+    for (float& value : x) value *= factor;
+  }
 
   const DeltaOperands& in_;
   int64_t first_row_;
@@ -128,61 +167,76 @@ class StageLoader {
   Pack<Bf16> queries_and_keys_[kFetches] = {};
   Pack<Bf16> values_ = {};
   float beta_ = 0;
-  float decay_ = 0;
+  float growth_ = 0;
+  int position_ = 0;  // in the sequence, of the row whose gates the thread fetches, and
+  int start_ = 0;     // that at which its document begins
 };
 
-// Sum over the lanes of a column.
-__device__ __forceinline__ float column_sum(float x) {
+// Sums over the lanes of two columns, x[row][column] being a lane's part for two rows: of column 0
+// in lanes with an even number, of column 1 in the others.
+__device__ __forceinline__ void column_sums(const float (&x)[2][2], int lane, float (&sums)[2]) {
+  const bool odd = lane % 2 == 1;
 #pragma unroll
-  for (int width = 1; width < kLanes; width *= 2) x += __shfl_xor_sync(0xffffffffU, x, width);
-  return x;
+  for (int i = 0; i < 2; ++i) {
+    sums[i] = (odd ? x[i][1] : x[i][0]) + from_lane(odd ? x[i][0] : x[i][1], 1);
+    sums[i] += from_lane(sums[i], 2);
+    sums[i] += from_lane(sums[i], 4);
+  }
 }
 
-// The same of two numbers at once.
-__device__ __forceinline__ void column_sums(float& x, float& y, bool odd) {
-  float own = odd ? y : x;
-  own += __shfl_xor_sync(0xffffffffU, odd ? x : y, 1);
+// The same, of row 1 in lanes 2, 3, 6 and 7 of a column, and of row 0 in the others.
+__device__ __forceinline__ float row_and_column_sum(const float (&x)[2][2], int lane) {
+  const bool odd = lane % 2 == 1;
+  const bool second = lane % 4 >= 2;
+  float own[2];
 #pragma unroll
-  for (int width = 2; width < kLanes; width *= 2) own += __shfl_xor_sync(0xffffffffU, own, width);
-  const float other = __shfl_xor_sync(0xffffffffU, own, 1);
-  x = odd ? other : own;
-  y = odd ? own : other;
+  for (int i = 0; i < 2; ++i) {
+    own[i] = (odd ? x[i][1] : x[i][0]) + from_lane(odd ? x[i][0] : x[i][1], 1);
+  }
+  const float sum = (second ? own[1] : own[0]) + from_lane(second ? own[0] : own[1], 2);
+  return sum + from_lane(sum, 4);
 }
 
-// A lane's elements of a column of the state, or of its gradient: 4 of each 32.
+// A lane's elements of a row: 4 of each 32.
+struct RowPart {
+  float4 parts[kParts];
+
+  __device__ RowPart(const float* row, int lane) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      parts[i] = *reinterpret_cast<const float4*>(row + 4 * (lane + kLanes * i));
+    }
+  }
+};
+
+// The same of a column of the state, or of its gradient.
 struct ColumnPart {
   float4 parts[kParts] = {};
 
-  __device__ float4 of(const float* row, int lane, int part) const {
-    return *reinterpret_cast<const float4*>(row + 4 * (lane + kLanes * part));
-  }
-  __device__ float dot(const float* row, int lane) const {
+  __device__ float dot(const RowPart& row) const {
     float sums[kParts];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const float4 x = of(row, lane, i);
+      const float4& x = row.parts[i];
       const float4& s = parts[i];
       sums[i] = s.x * x.x + s.y * x.y + s.z * x.z + s.w * x.w;
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
-  // decay of it + factor row
-  __device__ void correct(float decay, const float* row, float factor, int lane) {
+  __device__ void scale(float factor) {
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const float4 x = of(row, lane, i);
-      float4& s = parts[i];
-      s.x = fmaf(x.x, factor, decay * s.x);
-      s.y = fmaf(x.y, factor, decay * s.y);
-      s.z = fmaf(x.z, factor, decay * s.z);
-      s.w = fmaf(x.w, factor, decay * s.w);
+    for (float4& s : parts) {
+      s.x *= factor;
+      s.y *= factor;
+      s.z *= factor;
+      s.w *= factor;
     }
   }
   // + factor row
-  __device__ void add(const float* row, float factor, int lane) {
+  __device__ void add(const RowPart& row, float factor) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const float4 x = of(row, lane, i);
+      const float4& x = row.parts[i];
       float4& s = parts[i];
       s.x = fmaf(x.x, factor, s.x);
       s.y = fmaf(x.y, factor, s.y);
@@ -208,8 +262,9 @@ __global__ __launch_bounds__(kThreads, 2) void delta_scan_kernel(DeltaOperands i
   StageRows& rows = *reinterpret_cast<StageRows*>(memory);
   const GatedDeltaRuleAttributes& a = in.a;
   const int thread = static_cast<int>(threadIdx.x);
-  const int column = thread / kLanes;
   const int lane = thread % kLanes;
+  const int column = thread / kLanes * 2;    // the first of two,
+  const int own_column = column + lane % 2;  // and the one whose sums the lane has
   const int head = static_cast<int>(blockIdx.x) % a.value_heads;
   const int64_t sequence = blockIdx.x / a.value_heads;
   const int64_t first_row = sequence * a.sequence;
@@ -217,7 +272,7 @@ __global__ __launch_bounds__(kThreads, 2) void delta_scan_kernel(DeltaOperands i
   const int stages = (a.sequence + kStage - 1) / kStage;
 
   StageLoader<kScan> loader(in, first_row, head, first_column);
-  ColumnPart state;
+  ColumnPart state[2];
   constexpr bool kBackward = kScan == Scan::adjoint;
   const auto stage_of = [&](int i) { return kBackward ? stages - 1 - i : i; };
   loader.fetch(stage_of(0));
@@ -235,37 +290,85 @@ __global__ __launch_bounds__(kThreads, 2) void delta_scan_kernel(DeltaOperands i
         Bf16* const to = (kBackward ? in.d_states : in.states) +
                          in.state_of(sequence, head, stage / kStages) +
                          (first_column + column) * kDeltaHead;
-        state.store(to, lane);
+        state[0].store(to, lane);
+        state[1].store(to + kDeltaHead, lane);
       }
     }
     const int count = min(kStage, a.sequence - first);
-    for (int j = 0; j < count; ++j) {
-      const int t = kBackward ? count - 1 - j : j;
-      const float value = rows.values[t][column];
-      const float beta = rows.beta[t];
-      const float decay = rows.decay[t];
-      float of_key = state.dot(rows.keys[t], lane);
-      if constexpr (kScan == Scan::forward) {
-        float of_query = state.dot(rows.queries[t], lane);
-        column_sums(of_key, of_query, lane % 2 == 1);
-        const float factor = beta * (value - decay * of_key);
-        if (lane == 0) {
-          rows.first[t][column] = round_to<Bf16>(decay * of_query + rows.along[t] * factor);
+    // Two rows at a time, in the order of the scan: what a state gives is that of the state before
+    // both, and what the first row adds to it.
+    for (int j = 0; j < count; j += 2) {
+      const int pair = kBackward ? (count - 1 - j) / 2 * 2 : j;
+      const int t[2] = {pair + (kBackward ? 1 : 0), pair + (kBackward ? 0 : 1)};
+      const StageRows::Numbers numbers[2] = {rows.numbers[t[0]], rows.numbers[t[1]]};
+      const float along_keys = rows.numbers[pair].across;
+      const float along_query = rows.numbers[pair + 1].across;
+      const float value[2] = {rows.values[t[0]][own_column], rows.values[t[1]][own_column]};
+      const RowPart key[2] = {RowPart(rows.keys[t[0]], lane), RowPart(rows.keys[t[1]], lane)};
+      float of_key[2][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        for (int c = 0; c < 2; ++c) of_key[i][c] = state[c].dot(key[i]);
+      }
+      float sums[2];
+      column_sums(of_key, lane, sums);
+      const float decay = numbers[0].decay * numbers[1].decay;
+      float keys[2];  // what the lane's column gets of the keys
+      if constexpr (kScan == Scan::adjoint) {
+        const float du_0 = sums[0] + numbers[0].along * value[0];
+        const float dv_0 = numbers[0].beta * du_0;
+        const float du_1 =
+            numbers[0].decay * (sums[1] + along_query * value[0] - along_keys * dv_0) +
+            numbers[1].along * value[1];
+        const float dv_1 = numbers[1].beta * du_1;
+        if (lane < 2) {
+          rows.first[t[0]][own_column] = round_to<Bf16>(du_0);
+          rows.first[t[1]][own_column] = round_to<Bf16>(du_1);
+          rows.second[t[0]][own_column] = round_to<Bf16>(dv_0);
+          rows.second[t[1]][own_column] = round_to<Bf16>(dv_1);
         }
-        state.correct(decay, rows.keys[t], factor, lane);
-      } else if constexpr (kScan == Scan::states) {
-        const float u = value - decay * column_sum(of_key);
-        if (lane == 0) rows.first[t][column] = round_to<Bf16>(u);
-        state.correct(decay, rows.keys[t], beta * u, lane);
+        keys[0] = -decay * dv_0;
+        keys[1] = -numbers[1].decay * dv_1;
       } else {
-        const float du = column_sum(of_key) + rows.along[t] * value;
-        const float dv = beta * du;
-        if (lane == 0) {
-          rows.first[t][column] = round_to<Bf16>(du);
-          rows.second[t][column] = round_to<Bf16>(dv);
+        const float u_0 = value[0] - numbers[0].decay * sums[0];
+        const float own_0 = numbers[0].beta * u_0;
+        const float u_1 =
+            value[1] - numbers[1].decay * (numbers[0].decay * sums[1] + along_keys * own_0);
+        const float own_1 = numbers[1].beta * u_1;
+        if constexpr (kScan == Scan::forward) {
+          const RowPart query[2] = {RowPart(rows.queries[t[0]], lane),
+                                    RowPart(rows.queries[t[1]], lane)};
+          float of_query[2][2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            for (int c = 0; c < 2; ++c) of_query[i][c] = state[c].dot(query[i]);
+          }
+          const float sum = row_and_column_sum(of_query, lane);
+          const float o_0 = numbers[0].decay * sum + numbers[0].along * own_0;
+          const float o_1 =
+              decay * sum + numbers[1].decay * along_query * own_0 + numbers[1].along * own_1;
+          if (lane < 2) rows.first[t[0]][own_column] = round_to<Bf16>(o_0);
+          if (lane == 2 || lane == 3) rows.first[t[1]][own_column] = round_to<Bf16>(o_1);
+        } else if (lane < 2) {
+          rows.first[t[0]][own_column] = round_to<Bf16>(u_0);
+          rows.first[t[1]][own_column] = round_to<Bf16>(u_1);
         }
-        state.add(rows.queries[t], value, lane);
-        state.correct(decay, rows.keys[t], -dv * decay, lane);
+        keys[0] = numbers[1].decay * own_0;
+        keys[1] = own_1;
+      }
+      const float others[2] = {from_lane(keys[0], 1), from_lane(keys[1], 1)};
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        state[c].scale(decay);
+        if constexpr (kScan == Scan::adjoint) {
+          state[c].add(RowPart(rows.queries[t[0]], lane), decay * rows.values[t[0]][column + c]);
+          state[c].add(RowPart(rows.queries[t[1]], lane),
+                       numbers[1].decay * rows.values[t[1]][column + c]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          state[c].add(key[i], lane % 2 == c ? keys[i] : others[i]);
+        }
       }
     }
     __syncthreads();
