@@ -21,7 +21,7 @@ constexpr int kRowWarps = 4;     // of 16 rows each
 constexpr int kColumnWarps = 4;  // of 32 columns of a head, or 16 rows of the chunk
 constexpr int kPitch = kDeltaHead + 8;
 constexpr int kSquarePitch = kDeltaChunk + 8;
-constexpr int kPack = Pack<Bf16>::kElements;
+constexpr int kPack = kDeltaPack;
 constexpr int kRowPacks = kDeltaHead / kPack;
 constexpr int kRowsAtOnce = kThreads / kRowPacks;
 constexpr int kTiles = kDeltaHead / kColumnWarps / 8;         // of 8 columns, that a warp has
@@ -200,20 +200,33 @@ class ChunkGradient {
     }
     return x;
   }
-  __device__ Pack<Bf16> load(const Bf16* from, int64_t stride, int t, int64_t at) const {
-    return t < count_ ? load_pack(from + (first_ + t) * stride + at) : Pack<Bf16>{};
+  // Zeros beyond the sequence, for which its last row is read.
+  __device__ DeltaPack load(const Bf16* from, int64_t stride, int t, int64_t at) const {
+    const DeltaPack pack = load_delta_pack(from + (first_ + min(t, count_ - 1)) * stride + at);
+    return t < count_ ? pack : DeltaPack{};
+  }
+
+  __device__ static float product_of(const DeltaPack& a, const DeltaPack& b) {
+    float x[kPack];
+    float y[kPack];
+    unpack(a, x);
+    unpack(b, y);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum += x[i] * y[i];
+    return sum;
   }
 
   __device__ void load_queries_and_keys() {
     const int head = key_head_ * (in_.a.value_heads / in_.a.key_heads);
     const auto normalize = [&](int64_t column, float scale, Bf16(*to)[kPitch], float* factors) {
       for_packs<kDeltaChunk>([&](int t, int at) {
-        Pack<Bf16> x = load(in_.qkv, in_.a.row_size(), t, column + at);
+        float x[kPack];
+        unpack(load(in_.qkv, in_.a.row_size(), t, column + at), x);
         float squares = 0;
-        for (const Bf16 value : x.values) squares += widen(value) * widen(value);
+        for (const float value : x) squares += value * value;
         const float factor = rsqrtf(row_sum(squares) + static_cast<float>(kDeltaNormEpsilon));
-        for (Bf16& value : x.values) value = round_to<Bf16>(widen(value) * factor * scale);
-        store_pack(&to[t][at], x);
+        for (int i = 0; i < kPack; ++i) to[t][at + i] = round_to<Bf16>(x[i] * factor * scale);
         if (at == 0) factors[t] = factor;
       });
     };
@@ -265,25 +278,24 @@ class ChunkGradient {
     load_gates(head);
     const int64_t values = int64_t{head} * kDeltaHead;
     for_packs<kDeltaChunk>([&](int t, int at) {
-      store_pack(&tiles_.d_out[t][at], load(in_.d_out, in_.a.value_size(), t, values + at));
-      store_pack(&tiles_.dv[t][at],
-                 load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at));
-      const Pack<Bf16> u = load(in_.u, in_.a.value_size(), t, values + at);
-      const Pack<Bf16> du = load(in_.du, in_.a.value_size(), t, values + at);
-      store_pack(&tiles_.u[t][at], u);
-      float d_beta = 0;
-      for (int j = 0; j < kPack; ++j) d_beta += widen(u.values[j]) * widen(du.values[j]);
-      d_beta = row_sum(d_beta);
+      const DeltaPack d_out = load(in_.d_out, in_.a.value_size(), t, values + at);
+      const DeltaPack dv = load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at);
+      const DeltaPack u = load(in_.u, in_.a.value_size(), t, values + at);
+      const DeltaPack du = load(in_.du, in_.a.value_size(), t, values + at);
+      store_delta_pack(&tiles_.d_out[t][at], d_out);
+      store_delta_pack(&tiles_.dv[t][at], dv);
+      store_delta_pack(&tiles_.u[t][at], u);
+      const float d_beta = row_sum(product_of(u, du));
       if (at == 0 && t < count_) in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + head] = d_beta;
     });
     const int64_t state = in_.state_of(sequence_, head, chunk_);
     float product = 0;
     for_packs<kDeltaHead>([&](int j, int at) {
-      const Pack<Bf16> s = load_pack(in_.states + state + j * kDeltaHead + at);
-      const Pack<Bf16> ds = load_pack(in_.d_states + state + j * kDeltaHead + at);
-      store_pack(&tiles_.state[j][at], s);
-      store_pack(&tiles_.d_state[j][at], ds);
-      for (int i = 0; i < kPack; ++i) product += widen(s.values[i]) * widen(ds.values[i]);
+      const DeltaPack s = load_delta_pack(in_.states + state + j * kDeltaHead + at);
+      const DeltaPack ds = load_delta_pack(in_.d_states + state + j * kDeltaHead + at);
+      store_delta_pack(&tiles_.state[j][at], s);
+      store_delta_pack(&tiles_.d_state[j][at], ds);
+      product += product_of(s, ds);
     });
     return product;
   }

@@ -8,7 +8,7 @@ constexpr int kStage = 32;    // rows that lie in shared memory at a time
 constexpr int kThreads = 128;
 constexpr int kLanes = 8;  // of a warp, that share two columns
 constexpr int kParts = kDeltaHead / (4 * kLanes);
-constexpr int kPack = Pack<Bf16>::kElements;
+constexpr int kPack = kDeltaPack;
 constexpr int kRowPacks = 2 * kDeltaHead / kPack;  // of a query and a key
 constexpr int kFetches = kStage * kRowPacks / kThreads;
 constexpr int kColumnPacks = kColumns / kPack;
@@ -52,35 +52,27 @@ class StageLoader {
       : in_(in), first_row_(first_row), head_(head), first_column_(first_column) {}
 
   __device__ void fetch(int stage) {
-    const int first = stage * kStage;
+    first_ = stage * kStage;
 #pragma unroll
     for (int i = 0; i < kFetches; ++i) {
-      const int t = first + row_of(i);
-      queries_and_keys_[i] = {};
-      if (t >= in_.a.sequence) continue;
       const int64_t column = lane() < 16 ? in_.a.query_of(head_) + lane() * kPack
                                          : in_.a.key_of(head_) + (lane() - 16) * kPack;
-      queries_and_keys_[i] = load_pack(in_.qkv + (first_row_ + t) * in_.a.row_size() + column);
+      queries_and_keys_[i] = load_delta_pack(in_.qkv + row(row_of(i)) * in_.a.row_size() + column);
     }
-    values_ = {};
-    beta_ = 0;
-    growth_ = 0;
-    position_ = first + thread();
-    start_ = -1;
-    const int t = first + thread() / kColumnPacks;
-    if (thread() < kStage * kColumnPacks && t < in_.a.sequence) {
+    if (thread() < kStage * kColumnPacks) {
       const int64_t column = first_column_ + thread() % kColumnPacks * kPack;
-      const int64_t row = first_row_ + t;
-      values_ = load_pack(kScan == Scan::adjoint
-                              ? in_.d_out + row * in_.a.value_size() + head_ * kDeltaHead + column
-                              : in_.qkv + row * in_.a.row_size() + in_.a.value_of(head_) + column);
+      const int64_t from = row(thread() / kColumnPacks);
+      values_ =
+          load_delta_pack(kScan == Scan::adjoint
+                              ? in_.d_out + from * in_.a.value_size() + head_ * kDeltaHead + column
+                              : in_.qkv + from * in_.a.row_size() + in_.a.value_of(head_) + column);
     }
-    if (thread() < kStage && first + thread() < in_.a.sequence) {
-      const int64_t row = first_row_ + first + thread();
-      const float* gate = in_.gates + row * 2 * in_.a.value_heads;
+    if (thread() < kStage) {
+      const int64_t from = row(thread());
+      const float* gate = in_.gates + from * 2 * in_.a.value_heads;
       beta_ = gate[head_];
       growth_ = gate[in_.a.value_heads + head_];
-      start_ = in_.starts == nullptr ? 0 : in_.starts[row];
+      start_ = in_.starts == nullptr ? 0 : in_.starts[from];
     }
   }
 
@@ -94,7 +86,9 @@ class StageLoader {
       float along[2] = {0, 0};
       float across = 0;
 #pragma unroll
-      for (int j = 0; j < 2; ++j) normalize(queries_and_keys_[i + j], scale, x[j]);
+      for (int j = 0; j < 2; ++j) {
+        normalize(queries_and_keys_[i + j], is_there(row_of(i + j)) ? scale : 0.0F, x[j]);
+      }
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
         const float other = from_lane(x[0][j], 16);
@@ -118,12 +112,17 @@ class StageLoader {
     }
     if (thread() < kStage * kColumnPacks) {
       float* to = rows.values[thread() / kColumnPacks] + thread() % kColumnPacks * kPack;
+      float x[kPack];
+      unpack(values_, x);
 #pragma unroll
-      for (int j = 0; j < kPack; ++j) to[j] = widen(values_.values[j]);
+      for (int j = 0; j < kPack; ++j) to[j] = is_there(thread() / kColumnPacks) ? x[j] : 0.0F;
     }
     if (thread() < kStage) {
-      rows.numbers[thread()].beta = beta_;
-      rows.numbers[thread()].decay = position_ == start_ ? 0.0F : expf(growth_);
+      StageRows::Numbers& numbers = rows.numbers[thread()];
+      numbers.beta = is_there(thread()) ? beta_ : 0.0F;
+      numbers.decay = !is_there(thread())           ? 1.0F
+                      : first_ + thread() == start_ ? 0.0F
+                                                    : expf(growth_);
     }
   }
 
@@ -142,19 +141,25 @@ class StageLoader {
     return 2 * (warp() + i / 2 * (kThreads / 32)) + i % 2;
   }
 
+  __device__ bool is_there(int row_of_stage) const {
+    return first_ + row_of_stage < in_.a.sequence;
+  }
+  // For a row beyond the sequence the last one, which then counts for nothing.
+  __device__ int64_t row(int row_of_stage) const {
+    return first_row_ + min(first_ + row_of_stage, in_.a.sequence - 1);
+  }
+
   // Over the lanes that have the query, or the key.
   __device__ static float sum_of_16(float x) {
 #pragma unroll
     for (int width = 8; width > 0; width /= 2) x += from_lane(x, width);
     return x;
   }
-  __device__ static void normalize(const Pack<Bf16>& pack, float scale, float (&x)[kPack]) {
+  __device__ static void normalize(const DeltaPack& pack, float scale, float (&x)[kPack]) {
+    unpack(pack, x);
     float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      x[j] = widen(pack.values[j]);
-      squares += x[j] * x[j];
-    }
+    for (const float value : x) squares += value * value;
     const float factor = rsqrtf(sum_of_16(squares) + static_cast<float>(kDeltaNormEpsilon)) * scale;
 #pragma unroll
     for (float& value : x) value *= factor;
@@ -164,12 +169,13 @@ class StageLoader {
   int64_t first_row_;
   int head_;
   int first_column_;
-  Pack<Bf16> queries_and_keys_[kFetches] = {};
-  Pack<Bf16> values_ = {};
+  // What was fetched.
+  int first_ = 0;  // the stage's first row, in the sequence
+  DeltaPack queries_and_keys_[kFetches] = {};
+  DeltaPack values_ = {};
   float beta_ = 0;
   float growth_ = 0;
-  int position_ = 0;  // in the sequence, of the row whose gates the thread fetches, and
-  int start_ = 0;     // that at which its document begins
+  int start_ = 0;  // the position at which the document begins
 };
 
 // Sums over the lanes of two columns, x[row][column] being a lane's part for two rows: of column 0
@@ -380,10 +386,10 @@ __global__ __launch_bounds__(kThreads, 2) void delta_scan_kernel(DeltaOperands i
       Bf16* const first_out = kScan == Scan::forward  ? in.out
                               : kScan == Scan::states ? in.u
                                                       : in.du;
-      store_pack(first_out + at, *reinterpret_cast<const Pack<Bf16>*>(&rows.first[t][pack]));
+      store_delta_pack(first_out + at, load_delta_pack(&rows.first[t][pack]));
       if (kBackward) {
-        store_pack(in.d_qkv + row * a.row_size() + a.value_of(head) + first_column + pack,
-                   *reinterpret_cast<const Pack<Bf16>*>(&rows.second[t][pack]));
+        store_delta_pack(in.d_qkv + row * a.row_size() + a.value_of(head) + first_column + pack,
+                         load_delta_pack(&rows.second[t][pack]));
       }
     }
   }

@@ -7,6 +7,26 @@
 
 namespace troupe {
 
+// Eight numbers as they come from memory. Kept whole until they are needed: taking one apart waits
+// for it, and then loads do not overlap.
+inline constexpr int kDeltaPack = 8;
+using DeltaPack = uint4;
+
+__device__ __forceinline__ DeltaPack load_delta_pack(const Bf16* address) {
+  return *reinterpret_cast<const DeltaPack*>(address);
+}
+__device__ __forceinline__ void store_delta_pack(Bf16* address, const DeltaPack& pack) {
+  *reinterpret_cast<DeltaPack*>(address) = pack;
+}
+__device__ __forceinline__ void unpack(const DeltaPack& pack, float (&values)[kDeltaPack]) {
+  const uint32_t pairs[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(pairs[i] << 16);
+    values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000U);
+  }
+}
+
 // Operands of the scans and of the chunks' kernel.
 struct DeltaOperands {
   GatedDeltaRuleAttributes a;
