@@ -47,6 +47,8 @@ struct ChunkTiles {
   float from_start[kDeltaChunk];
   float to_end[kDeltaChunk];
   float sums[2][kColumnWarps][kDeltaChunk];
+  float scales[kDeltaChunk];   // r
+  float written[kDeltaChunk];  // beta_t k'_t . dS u_t, of the state after the chunk
   float shared[32];
 };
 
@@ -184,15 +186,7 @@ class ChunkGradient {
     return column_warp_ * (kTiles * 8) + tile * 8 + lane_of() % 4 * 2 + i;
   }
 
-  // visit(row, pack) of the rows that a thread takes of a tile of kRows rows.
-  template <int kRows, class Visit>
-  __device__ static void for_packs(const Visit& visit) {
-#pragma unroll
-    for (int i = 0; i < kRows; i += kRowsAtOnce) {
-      visit(i + thread() / kRowPacks, thread() % kRowPacks * kPack);
-    }
-  }
-  // Over the threads that share a row in for_packs().
+  // Over the threads that share a row when packs are loaded.
   __device__ static float row_sum(float x) {
 #pragma unroll
     for (int width = kRowPacks / 2; width > 0; width /= 2) {
@@ -220,7 +214,9 @@ class ChunkGradient {
   __device__ void load_queries_and_keys() {
     const int head = key_head_ * (in_.a.value_heads / in_.a.key_heads);
     const auto normalize = [&](int64_t column, float scale, Bf16(*to)[kPitch], float* factors) {
-      for_packs<kDeltaChunk>([&](int t, int at) {
+      const int at = thread() % kRowPacks * kPack;
+#pragma unroll
+      for (int t = thread() / kRowPacks; t < kDeltaChunk; t += kRowsAtOnce) {
         float x[kPack];
         unpack(load(in_.qkv, in_.a.row_size(), t, column + at), x);
         float squares = 0;
@@ -228,7 +224,7 @@ class ChunkGradient {
         const float factor = rsqrtf(row_sum(squares) + static_cast<float>(kDeltaNormEpsilon));
         for (int i = 0; i < kPack; ++i) to[t][at + i] = round_to<Bf16>(x[i] * factor * scale);
         if (at == 0) factors[t] = factor;
-      });
+      }
     };
     normalize(in_.a.query_of(head), rsqrtf(static_cast<float>(kDeltaHead)), tiles_.query,
               tiles_.query_factor);
@@ -238,17 +234,25 @@ class ChunkGradient {
   // beta, G and documents; by one warp, two rows a lane.
   __device__ void load_gates(int head) {
     if (warp() != 0) return;
-    float growth[2] = {0, 0};
-    int begins[2] = {0, 0};
+    float growth[2];
+    float beta[2];
+    int start[2];
     const int lane = lane_of();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t row = first_ + min(2 * lane + i, count_ - 1);
+      const float* gate = in_.gates + row * 2 * in_.a.value_heads;
+      beta[i] = gate[head];
+      growth[i] = gate[in_.a.value_heads + head];
+      start[i] = in_.starts == nullptr ? 0 : in_.starts[row];
+    }
+    int begins[2];
+#pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = 2 * lane + i;
-      tiles_.beta[t] = 0;
-      if (t >= count_) continue;
-      const float* gate = in_.gates + (first_ + t) * 2 * in_.a.value_heads;
-      tiles_.beta[t] = gate[head];
-      begins[i] = in_.begins_document(first_ + t) ? 1 : 0;
-      growth[i] = begins[i] != 0 ? 0.0F : gate[in_.a.value_heads + head];
+      begins[i] = t < count_ && chunk_ * kDeltaChunk + t == start[i] ? 1 : 0;
+      tiles_.beta[t] = t < count_ ? beta[i] : 0.0F;
+      if (t >= count_ || begins[i] != 0) growth[i] = 0;
     }
     float sum = growth[0] + growth[1];
     int documents = begins[0] + begins[1];
@@ -277,26 +281,45 @@ class ChunkGradient {
   __device__ float load_head(int head) {
     load_gates(head);
     const int64_t values = int64_t{head} * kDeltaHead;
-    for_packs<kDeltaChunk>([&](int t, int at) {
-      const DeltaPack d_out = load(in_.d_out, in_.a.value_size(), t, values + at);
-      const DeltaPack dv = load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at);
-      const DeltaPack u = load(in_.u, in_.a.value_size(), t, values + at);
-      const DeltaPack du = load(in_.du, in_.a.value_size(), t, values + at);
-      store_delta_pack(&tiles_.d_out[t][at], d_out);
-      store_delta_pack(&tiles_.dv[t][at], dv);
-      store_delta_pack(&tiles_.u[t][at], u);
-      const float d_beta = row_sum(product_of(u, du));
+    // All loads are under way before the first one is waited for.
+    constexpr int kRounds = kDeltaChunk / kRowsAtOnce;
+    constexpr int kStateRounds = kDeltaHead / kRowsAtOnce;
+    DeltaPack rows[4][kRounds];
+    DeltaPack states[2][kStateRounds];
+    const int first = thread() / kRowPacks;
+    const int at = thread() % kRowPacks * kPack;
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int t = first + i * kRowsAtOnce;
+      rows[0][i] = load(in_.d_out, in_.a.value_size(), t, values + at);
+      rows[1][i] = load(in_.d_qkv, in_.a.row_size(), t, in_.a.value_of(head) + at);
+      rows[2][i] = load(in_.u, in_.a.value_size(), t, values + at);
+      rows[3][i] = load(in_.du, in_.a.value_size(), t, values + at);
+    }
+    const int64_t state = in_.state_of(sequence_, head, chunk_) + at;
+#pragma unroll
+    for (int i = 0; i < kStateRounds; ++i) {
+      const int64_t from = state + (first + i * kRowsAtOnce) * kDeltaHead;
+      states[0][i] = load_delta_pack(in_.states + from);
+      states[1][i] = load_delta_pack(in_.d_states + from);
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int t = first + i * kRowsAtOnce;
+      store_delta_pack(&tiles_.d_out[t][at], rows[0][i]);
+      store_delta_pack(&tiles_.dv[t][at], rows[1][i]);
+      store_delta_pack(&tiles_.u[t][at], rows[2][i]);
+      const float d_beta = row_sum(product_of(rows[2][i], rows[3][i]));
       if (at == 0 && t < count_) in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + head] = d_beta;
-    });
-    const int64_t state = in_.state_of(sequence_, head, chunk_);
+    }
     float product = 0;
-    for_packs<kDeltaHead>([&](int j, int at) {
-      const DeltaPack s = load_delta_pack(in_.states + state + j * kDeltaHead + at);
-      const DeltaPack ds = load_delta_pack(in_.d_states + state + j * kDeltaHead + at);
-      store_delta_pack(&tiles_.state[j][at], s);
-      store_delta_pack(&tiles_.d_state[j][at], ds);
-      product += product_of(s, ds);
-    });
+#pragma unroll
+    for (int i = 0; i < kStateRounds; ++i) {
+      const int j = first + i * kRowsAtOnce;
+      store_delta_pack(&tiles_.state[j][at], states[0][i]);
+      store_delta_pack(&tiles_.d_state[j][at], states[1][i]);
+      product += product_of(states[0][i], states[1][i]);
+    }
     return product;
   }
 
@@ -413,24 +436,28 @@ class ChunkGradient {
     share_row_sums(0, scales);
     share_row_sums(1, written);
     __syncthreads();
+    if (thread() < kDeltaChunk) {
+      tiles_.scales[thread()] = shared_row_sum(0, thread());
+      tiles_.written[thread()] = shared_row_sum(1, thread());
+    }
+    __syncthreads();
     if (thread() < count_) write_decays(head, of_states);
   }
 
   __device__ void write_decays(int head, float of_states) const {
     const int t = thread();
-    const int document = tiles_.document[t];
     constexpr int kLast = kDeltaChunk - 1;
-    float sum = 0;
-    for (int i = t; i < count_; ++i) {
-      if (tiles_.document[i] == document) sum += shared_row_sum(0, i);
+    const int document = tiles_.document[t];
+    const bool is_last = document == tiles_.document[kLast];
+    float sum = is_last ? tiles_.from_start[kLast] * of_states : 0.0F;
+#pragma unroll 16
+    for (int i = 0; i < kDeltaChunk; ++i) {
+      const bool counts = i >= t && tiles_.document[i] == document;
+      sum += (counts ? tiles_.scales[i] : 0.0F) + (is_last ? tiles_.written[i] : 0.0F);
     }
-    if (document == tiles_.document[kLast]) {
-      sum += tiles_.from_start[kLast] * of_states;
-      for (int i = 0; i < count_; ++i) sum += shared_row_sum(1, i);
-    }
-    const int64_t row = first_ + t;
-    in_.d_gates[row * 2 * in_.a.value_heads + in_.a.value_heads + head] =
-        in_.begins_document(row) ? 0.0F : sum;
+    const bool begins = document != (t == 0 ? 0 : tiles_.document[t - 1]);
+    in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + in_.a.value_heads + head] =
+        begins ? 0.0F : sum;
   }
 
   // Back through the norm: of x' = scale x f, dx = f scale (d - x f (x f . d)).

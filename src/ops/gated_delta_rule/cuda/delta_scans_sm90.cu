@@ -220,14 +220,14 @@ struct ColumnPart {
   float4 parts[kParts] = {};
 
   __device__ float dot(const RowPart& row) const {
-    float sums[kParts];
+    float sum = 0;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       const float4& x = row.parts[i];
       const float4& s = parts[i];
-      sums[i] = s.x * x.x + s.y * x.y + s.z * x.z + s.w * x.w;
+      sum = fmaf(s.x, x.x, fmaf(s.y, x.y, fmaf(s.z, x.z, fmaf(s.w, x.w, sum))));
     }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return sum;
   }
   __device__ void scale(float factor) {
 #pragma unroll

@@ -45,10 +45,6 @@ struct DeltaOperands {
   Bf16* d_states = nullptr;  // the same: what reaches the state after the chunk
 
   __host__ __device__ int chunks() const { return (a.sequence + kDeltaChunk - 1) / kDeltaChunk; }
-  __device__ bool begins_document(int64_t row) const {
-    const int64_t t = row % a.sequence;
-    return t == (starts == nullptr ? 0 : starts[row]);
-  }
   // Of a sequence's value head, the tile of a chunk in `states`.
   __device__ int64_t state_of(int64_t sequence, int head, int chunk) const {
     return ((sequence * a.value_heads + head) * chunks() + chunk) * a.state_size();
