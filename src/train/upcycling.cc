@@ -177,8 +177,8 @@ Parameter whole_parameter(const ParameterSpec& spec, DType dtype, StateTable& ta
 // The feed-forward network of one layer of the dense model, whole.
 class DenseFeedForward {
  public:
-  DenseFeedForward(const SavedModel& source, std::shared_ptr<const Model> dense, int32_t layer,
-                   DType dtype) {
+  DenseFeedForward(const SavedModel& source, const std::shared_ptr<const Model>& dense,
+                   int32_t layer, DType dtype) {
     const auto table = std::make_shared<StateTable>();
     state_.model = dense;
     state_.dtype = dtype;
@@ -223,7 +223,7 @@ void fill_experts(const Parameter& parameter, const ExpertOrigin& origin, const 
 
 // The state without routers and experts, as one of the dense model, whose numbers its parameters
 // have: on the same storage.
-ModelState shared_state(const ModelState& state, std::shared_ptr<const Model> dense) {
+ModelState shared_state(const ModelState& state, const std::shared_ptr<const Model>& dense) {
   ModelState shared = state;
   shared.model = dense;
   shared.parameters.clear();
