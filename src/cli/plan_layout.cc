@@ -20,6 +20,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int32_t kListedRanks = 16;       // beyond it, the text has no table of ranks and groups
+constexpr size_t kListedMembers = 8;       // of a group, then the last one
 constexpr int32_t kWrittenRanks = 4096;    // beyond it, JSON has none
 constexpr size_t kWidestPicture = 240;     // columns
 constexpr int64_t kMostSteps = 4'000'000;  // beyond it, a schedule is not carried out
@@ -135,7 +136,8 @@ std::string group_table(const Layout& layout) {
         text += fmt::format(" {{{}}}", fmt::join(group, " "));
       }
     } else {
-      const size_t shown = std::min<size_t>(first.size(), 8);
+      // The gap stands for at least two.
+      const size_t shown = first.size() <= kListedMembers + 2 ? first.size() : kListedMembers;
       text +=
           fmt::format(" of {:>4} ranks: {{{}{}}}, ...", first.size(),
                       fmt::join(first.begin(), first.begin() + static_cast<int64_t>(shown), " "),

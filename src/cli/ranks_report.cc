@@ -39,14 +39,15 @@ uint64_t other_bytes(const RankPlan& plan) {
   return bytes;
 }
 
-// One for all numbers of a table.
+// One for all numbers of a table, which then have at most four digits before the point.
 struct MemoryUnit {
   const char* name;
   double bytes;
 };
 MemoryUnit unit_for(uint64_t largest) {
   constexpr uint64_t kGiB = uint64_t{1} << 30;
-  return largest < kGiB ? MemoryUnit{"MiB", 0x1p20} : MemoryUnit{"GiB", 0x1p30};
+  if (largest < kGiB) return {"MiB", 0x1p20};
+  return largest < 9999 * kGiB ? MemoryUnit{"GiB", 0x1p30} : MemoryUnit{"TiB", 0x1p40};
 }
 
 int64_t sum_of(const RanksReport& report, int64_t RankPlan::*member) {
@@ -207,14 +208,15 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
 std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   const MemoryUnit unit = unit_for(report.fullest().total_bytes);
   std::string text = fmt::format("Memory of one rank, by what its program is, in {}\n", unit.name);
-  text += fmt::format("{:>5}{:>6}{:>4}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n", "ranks", "first",
-                      "pp", "params", "grads", "optim", "activ", "work", "comm", "other", "total");
+  text +=
+      fmt::format("{:>5} {:>5} {:>3}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n", "ranks", "first",
+                  "pp", "params", "grads", "optim", "activ", "work", "comm", "other", "total");
   const auto cell = [&](uint64_t bytes) {
     return bytes == 0 ? fmt::format("{:>8}", 0)
-                      : fmt::format("{:>8.2f}", static_cast<double>(bytes) / unit.bytes);
+                      : fmt::format(" {:>7.2f}", static_cast<double>(bytes) / unit.bytes);
   };
   for (const RankPlan& plan : report.classes) {
-    text += fmt::format("{:>5}{:>6}{:>4}", plan.ranks, plan.first_rank,
+    text += fmt::format("{:>5} {:>5} {:>3}", plan.ranks, plan.first_rank,
                         layout.dense_place(plan.first_rank).pp);
     for (const Role role : kColumns) text += cell(bytes_of(plan, role));
     text += cell(other_bytes(plan)) + cell(plan.total_bytes) + "\n";

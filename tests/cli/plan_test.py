@@ -110,9 +110,20 @@ class Plan(unittest.TestCase):
         text = self.done("plan", "--ranks", 18, "--expert-model-parallel-size", 2)
         self.assertNotIn("Ranks\n", text)
         self.assertIn("ep         of    2 ranks: {0 1}, ...\n", text)
-        self.assertIn("edp        of    9 ranks: {0 2 4 6 8 10 12 14 .. 16}, ...\n", text)
+        self.assertIn("edp        of    9 ranks: {0 2 4 6 8 10 12 14 16}, ...\n", text)
+        text = self.done("plan", "--ranks", 22, "--expert-model-parallel-size", 2)
+        self.assertIn("edp        of   11 ranks: {0 2 4 6 8 10 12 14 .. 20}, ...\n", text)
         text = self.done("plan", "--ranks", 24, "--expert-model-parallel-size", 8)
         self.assertIn("ep         of    8 ranks: {0 1 2 3 4 5 6 7}, ...\n", text)
+
+    def test_columns_of_the_memory_table_stay_apart(self):
+        for experts, unit in ((8, "GiB"), (512, "TiB")):
+            text = self.done("plan", "--ranks", 2, "--expert-model-parallel-size", 2,
+                             "--fake-process-group", "--num-experts", experts,
+                             "--moe-ffn-hidden-size", 1 << 24)
+            self.assertIn(f"Memory of one rank, by what its program is, in {unit}\n", text)
+            rows = re.findall(r"(?m)^ +\d+ +\d+ +\d+(?: +\d+(?:\.\d\d)?){8}$", text)
+            self.assertTrue(rows, text)
 
     def test_the_idle_part_of_a_pipeline(self):
         text, plan = self.text_and_json("plan", "--ranks", 2, "--pipeline-model-parallel-size", 2,
