@@ -152,8 +152,9 @@ struct CollectivesProgram {
     all_reduce(builder, {sums.data() + 5, 8}, {.group = RankGroup::world, .first_row = 2});
     all_reduce(builder, {sums.data() + 40, 8},
                {.group = RankGroup::world, .shard = {.place = 1, .count = 3}});
-    reduce_shards(builder, shards, {.group = RankGroup::world});
-    gather_shards(builder, shards, {.group = RankGroup::world});
+    const ShardedTensors cut{.cut = shards, .owned = {}, .owners = {}};
+    reduce_shards(builder, cut, RankGroup::world);
+    gather_shards(builder, cut, RankGroup::world);
     ShardedTensors owned;
     for (size_t i = 0; i < shards.size(); ++i)
       owned.add(shards[i], i % 3 == 0 ? -1 : static_cast<int32_t>(i % 2));

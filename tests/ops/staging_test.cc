@@ -179,8 +179,9 @@ struct StagedProgram {
     const std::array metrics = {builder.metric("a", DType::f64, {7, 3}),
                                 builder.metric("b", DType::f32, {1 << 20, 50})};
     all_reduce(builder, metrics, {.group = kGroup});
-    reduce_shards(builder, metrics, {.group = kGroup});
-    gather_shards(builder, metrics, {.group = kGroup});
+    const ShardedTensors cut{.cut = {metrics.begin(), metrics.end()}, .owned = {}, .owners = {}};
+    reduce_shards(builder, cut, kGroup);
+    gather_shards(builder, cut, kGroup);
   }
 
   Program program{std::make_shared<const StateTable>()};

@@ -92,14 +92,12 @@ std::string print_shards(const Attributes& attributes) {
   return text;
 }
 
-void emit_shards(Builder& builder, const OpSpec& spec, std::span<const ValueId> tensors,
-                 const ShardsAttributes& attributes) {
-  emit_collective(builder, spec, Attributes(attributes), tensors, spec.name);
-}
-
 void emit_shards(Builder& builder, const OpSpec& spec, const ShardedTensors& tensors,
                  RankGroup group) {
-  if (!tensors.cut.empty()) emit_shards(builder, spec, tensors.cut, {.group = group});
+  const auto emit = [&](std::span<const ValueId> together, const ShardsAttributes& attributes) {
+    emit_collective(builder, spec, Attributes(attributes), together, spec.name);
+  };
+  if (!tensors.cut.empty()) emit(tensors.cut, {.group = group});
   ShardsAttributes attributes{.group = group};
   std::span<const ValueId> owned = tensors.owned;
   std::span<const int16_t> owners = tensors.owners;
@@ -107,7 +105,7 @@ void emit_shards(Builder& builder, const OpSpec& spec, const ShardedTensors& ten
     const size_t count = std::min(owned.size(), attributes.owner.size());
     std::copy_n(owners.begin(), count, attributes.owner.begin());
     attributes.owner_count = static_cast<int16_t>(count);
-    emit_shards(builder, spec, owned.first(count), attributes);
+    emit(owned.first(count), attributes);
     owned = owned.subspan(count);
     owners = owners.subspan(count);
   }
@@ -124,18 +122,8 @@ void ShardedTensors::add(ValueId tensor, int32_t owner) {
   owners.push_back(static_cast<int16_t>(owner));
 }
 
-void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
-                   const ShardsAttributes& attributes) {
-  emit_shards(builder, kReduceShards, tensors, attributes);
-}
-
 void reduce_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group) {
   emit_shards(builder, kReduceShards, tensors, group);
-}
-
-void gather_shards(Builder& builder, std::span<const ValueId> tensors,
-                   const ShardsAttributes& attributes) {
-  emit_shards(builder, kGatherShards, tensors, attributes);
 }
 
 void gather_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group) {

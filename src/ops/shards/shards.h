@@ -44,12 +44,8 @@ struct ShardedTensors {
   void add(ValueId tensor, int32_t owner);
 };
 
-// All emit on the communication queue.
-void reduce_shards(Builder& builder, std::span<const ValueId> tensors,
-                   const ShardsAttributes& attributes);
+// Both emit on the communication queue.
 void reduce_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group);
-void gather_shards(Builder& builder, std::span<const ValueId> tensors,
-                   const ShardsAttributes& attributes);
 void gather_shards(Builder& builder, const ShardedTensors& tensors, RankGroup group);
 
 extern const OpSpec kReduceShards;
