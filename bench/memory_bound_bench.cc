@@ -15,7 +15,7 @@
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/route/route.h"
-#include "runtime/cpu/copy_limit.h"
+#include "runtime/copy_limit.h"
 
 namespace troupe {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/units.h"
 #include "io/file.h"
 #include "program/op_spec.h"
-#include "runtime/cpu/copy_limit.h"
+#include "runtime/copy_limit.h"
 #include "runtime/device_limits.h"
 #include "train/matmul_limit.h"
 #include "train/terminal.h"

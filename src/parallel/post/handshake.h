@@ -19,7 +19,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "base/sha256.h"
+#include "parallel/post/sha256.h"
 
 namespace troupe {
 

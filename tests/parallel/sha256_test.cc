@@ -1,5 +1,5 @@
 // The vectors of FIPS 180-4 (NIST's examples) and of RFC 4231.
-#include "base/sha256.h"
+#include "parallel/post/sha256.h"
 
 #include <gtest/gtest.h>
 #include <string>

@@ -1,4 +1,4 @@
-#include "runtime/cpu/copy_limit.h"
+#include "runtime/copy_limit.h"
 
 #include <algorithm>
 #include <chrono>

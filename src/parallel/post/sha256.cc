@@ -1,4 +1,4 @@
-#include "base/sha256.h"
+#include "parallel/post/sha256.h"
 
 #include <algorithm>
 #include <bit>
