@@ -15,8 +15,8 @@
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/exposure.h"
+#include "plan/print.h"
 #include "program/golden.h"
-#include "program/print.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 

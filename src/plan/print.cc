@@ -1,4 +1,4 @@
-#include "program/print.h"
+#include "plan/print.h"
 
 #include <algorithm>
 #include <array>

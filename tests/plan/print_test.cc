@@ -1,6 +1,6 @@
 // Printer: golden texts of a program made by hand and of a tiny training step. The golden files
 // document what a training step consists of; golden.h says how to write them anew.
-#include "program/print.h"
+#include "plan/print.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>
