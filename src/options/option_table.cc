@@ -138,14 +138,15 @@ constexpr Choice<MuonTpMode> kMuonTpModes[] = {{"duplicated", MuonTpMode::duplic
 constexpr Choice<ProgramKind> kPrograms[] = {{"train", ProgramKind::train},
                                              {"eval", ProgramKind::eval}};
 constexpr Choice<PassId> kDumpedPasses[] = {
-    {"emission", PassId::emission}, {"recompute", PassId::recompute},
-    {"offload", PassId::offload},   {"schedule", PassId::schedule},
-    {"copies", PassId::copies},     {"gradient-sums", PassId::gradient_sums},
-    {"gathers", PassId::gathers}};
-constexpr Choice<PassId> kSkippedPasses[] = {
+    {"emission", PassId::emission},           {"loss-chunks", PassId::loss_chunks},
     {"recompute", PassId::recompute},         {"offload", PassId::offload},
     {"schedule", PassId::schedule},           {"copies", PassId::copies},
     {"gradient-sums", PassId::gradient_sums}, {"gathers", PassId::gathers}};
+constexpr Choice<PassId> kSkippedPasses[] = {
+    {"loss-chunks", PassId::loss_chunks}, {"recompute", PassId::recompute},
+    {"offload", PassId::offload},         {"schedule", PassId::schedule},
+    {"copies", PassId::copies},           {"gradient-sums", PassId::gradient_sums},
+    {"gathers", PassId::gathers}};
 
 constexpr OptionRange at_least(double min) {
   return {.min = min};

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/offload/offload.h"
+#include "program/rewrite.h"
 
 namespace troupe {
 namespace {
@@ -42,7 +43,7 @@ class Offloading {
       copy_for(backward);
     });
     std::vector<int32_t> order = rewrite_.order();
-    move_segments(segments, rewrite_);
+    move_segments(segments, rewrite_.new_begins());
     return order;
   }
 

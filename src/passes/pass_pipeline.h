@@ -24,6 +24,7 @@ namespace troupe {
 
 enum class PassId : uint8_t {
   emission,       // not a pass: the program as it was emitted
+  loss_chunks,    // passes/loss_chunks.h
   recompute,      // passes/recompute.h
   offload,        // passes/offload.h
   schedule,       // passes/step_schedule.h

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "passes/communication_order.h"
+#include "program/rewrite.h"
 
 namespace troupe {
 namespace {
@@ -73,7 +74,7 @@ class Recomputation {
       for (int32_t index = backward.begin; index < backward.end; ++index) read_clones(index);
     });
     std::vector<int32_t> order = rewrite_.order();
-    move_segments(segments, rewrite_);
+    move_segments(segments, rewrite_.new_begins());
     return order;
   }
 

@@ -12,6 +12,7 @@
 #include "ops/token_count/token_count.h"
 #include "passes/autodiff.h"
 #include "passes/communication_order.h"
+#include "passes/loss_chunks.h"
 #include "passes/pass_pipeline.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
@@ -145,6 +146,15 @@ class TrainingEmission {
     ValueId input;   // the residual stream; invalid where tokens are embedded
     ValueId output;  // the same after the stage; invalid in the stage with the loss
     std::vector<GradientSeed> seeds;  // of losses, or of what their gradients have come to
+    // Of a loss in several chunks, each of which is differentiated on its own.
+    struct LossChunk {
+      int32_t first = 0;  // operations
+      int32_t last = 0;
+      ValueId rows;
+      ValueId loss;
+    };
+    std::vector<LossChunk> loss_chunks;
+    ValueId head_weight;
     ValueId d_input;
     ValueId d_output;
   };
@@ -168,15 +178,20 @@ class TrainingEmission {
 
   void emit(const PipelineStep& item) {
     StageWork& own = work_of(item.micro_batch, item.chunk);
-    const int32_t begin = builder_.program().op_count();
+    WorkSegment segment{.step = item, .begin = builder_.program().op_count()};
     switch (item.action) {
       case PipelineAction::forward:
         if (const StageWork* before = neighbour(item, -1)) own.input = before->output;
         emit_forward(item, own);
+        segment.differentiated_end = own.last;
+        for (const StageWork::LossChunk& chunk : own.loss_chunks) {
+          segment.chunk_ends.push_back(chunk.last);
+        }
         break;
       case PipelineAction::backward:
       case PipelineAction::data_gradient:
         if (const StageWork* next = neighbour(item, 1)) own.d_output = next->d_input;
+        segment.chunk_ends = emit_chunk_gradients(own);
         emit_backward(own);
         break;
       case PipelineAction::weight_gradient:
@@ -196,9 +211,8 @@ class TrainingEmission {
         messages_.send(own.d_input, item.peer);
         break;
     }
-    if (is_compute(item.action)) {
-      segments_.push_back({item, begin, builder_.program().op_count(), own.last});
-    }
+    segment.end = builder_.program().op_count();
+    if (is_compute(item.action)) segments_.push_back(std::move(segment));
   }
 
   void emit_forward(const PipelineStep& item, StageWork& own) {
@@ -240,36 +254,47 @@ class TrainingEmission {
                        /*loss_share=*/1);
   }
 
-  // The end of a forward pass. Of several chunks each is differentiated at once, so that its logits
-  // are gone before the next one's: the backward pass goes on from the gradients of their rows.
+  // The end of a forward pass.
   void emit_losses(ForwardResult& forward, StageWork& own) {
     const Head& head = forward.head;
+    const bool is_whole = head.chunks.size() == 1;
     own.last = builder_.program().op_count();
-    if (head.chunks.size() == 1) {
-      const ValueId loss = build_loss(builder_, state_, head, head.chunks.front()).loss;
-      forward.losses.push_back(loss);
-      own.seeds.push_back({loss, d_loss_});
-      own.last = builder_.program().op_count();
-      return;
-    }
-    ValueId d_weight;  // of a weight that was gathered from shards
+    own.head_weight = head.weight;
     for (const Head::Chunk& chunk : head.chunks) {
       const int32_t first = builder_.program().op_count();
       const ValueId loss = build_loss(builder_, state_, head, chunk).loss;
       forward.losses.push_back(loss);
-      const std::vector<GradientSeed> seed = {{loss, d_loss_}};
-      std::vector<ValueId> inputs = {chunk.rows};
-      if (!is_state(builder_.value(head.weight).role)) inputs.push_back(head.weight);
-      const IdVector<ValueId, ValueId> gradients = append_backward(
-          builder_, first, builder_.program().op_count(), seed, inputs, main_gradients_);
-      own.seeds.push_back({chunk.rows, gradients[chunk.rows]});
-      if (inputs.size() == 1) continue;
-      const ValueId term = gradients[head.weight];
-      builder_.place.phase = Phase::data_gradient;
-      d_weight = d_weight.valid() ? add(builder_, d_weight, term, "d_head") : term;
-      builder_.place.phase = Phase::forward;
+      const int32_t last = builder_.program().op_count();
+      if (is_whole) {
+        own.seeds.push_back({loss, d_loss_});
+        own.last = last;
+      } else {
+        own.loss_chunks.push_back({first, last, chunk.rows, loss});
+      }
     }
-    if (d_weight.valid()) own.seeds.push_back({head.weight, d_weight});
+  }
+
+  // The backward pass of a loss in chunks, as far as the chunks' rows, whose gradients are seeds of
+  // what follows. Says where each chunk ends.
+  std::vector<int32_t> emit_chunk_gradients(StageWork& own) {
+    std::vector<int32_t> ends;
+    ValueId d_weight;  // of a weight that was gathered from shards
+    for (const StageWork::LossChunk& chunk : own.loss_chunks) {
+      const std::vector<GradientSeed> seed = {{chunk.loss, d_loss_}};
+      std::vector<ValueId> inputs = {chunk.rows};
+      if (!is_state(builder_.value(own.head_weight).role)) inputs.push_back(own.head_weight);
+      const IdVector<ValueId, ValueId> gradients =
+          append_backward(builder_, chunk.first, chunk.last, seed, inputs, main_gradients_);
+      own.seeds.push_back({chunk.rows, gradients[chunk.rows]});
+      if (inputs.size() > 1) {
+        const ValueId term = gradients[own.head_weight];
+        builder_.place.phase = Phase::data_gradient;
+        d_weight = d_weight.valid() ? add(builder_, d_weight, term, "d_head") : term;
+      }
+      ends.push_back(builder_.program().op_count());
+    }
+    if (d_weight.valid()) own.seeds.push_back({own.head_weight, d_weight});
+    return ends;
   }
 
   void emit_backward(StageWork& own) {
@@ -341,6 +366,10 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
 
   PassPipeline passes(*step.program, options.passes, taken.count());
   std::vector<WorkSegment> segments = emission.take_segments();
+  if (options.loss_chunk_tokens > 0) {
+    passes.run(PassId::loss_chunks,
+               [&](const Program& program) { return order_loss_chunks(program, segments); });
+  }
   if (options.recompute.any() || state.part.run->sharding == StateSharding::parameters) {
     passes.run(PassId::recompute, [&](Program& program) {
       return recompute_activations(program, segments, options.recompute);

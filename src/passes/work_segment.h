@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/id_vector.h"
 #include "parallel/pipeline_schedule.h"
-#include "program/rewrite.h"
 
 namespace troupe {
 
@@ -20,6 +20,9 @@ struct WorkSegment {
   int32_t begin = 0;  // the first operation
   int32_t end = 0;    // one after the last
   int32_t differentiated_end = 0;  // of a forward: as `end`, of what the backward differentiates
+  // Of a loss in chunks, as emitted: one after each chunk's loss (forward), and after its
+  // gradients, with which the backward begins.
+  std::vector<int32_t> chunk_ends = {};
 };
 
 // Calls visit(forward, backward) for each micro-batch and stage, in the order of the backwards.
@@ -40,12 +43,12 @@ void for_each_backward(std::span<const WorkSegment> segments, const Visit& visit
   }
 }
 
-// Where the segments are in the new order of a rewrite.
-inline void move_segments(std::vector<WorkSegment>& segments, const Rewrite& rewrite) {
+// Where the segments are in a new order: by operation, and for the end, what is before it there.
+inline void move_segments(std::vector<WorkSegment>& segments, const OpVector<int32_t>& new_begins) {
   for (WorkSegment& segment : segments) {
-    segment.begin = rewrite.new_begin(segment.begin);
-    segment.end = rewrite.new_begin(segment.end);
-    segment.differentiated_end = rewrite.new_begin(segment.differentiated_end);
+    segment.begin = new_begins[segment.begin];
+    segment.end = new_begins[segment.end];
+    segment.differentiated_end = new_begins[segment.differentiated_end];
   }
 }
 

@@ -46,9 +46,9 @@ class Rewrite {
   // that kind.
   std::vector<int32_t> order();
 
-  // After order(): where an operation that the program had, or what was inserted before it, is in
-  // that order. With their number: what was the end.
-  int32_t new_begin(int32_t index) const { return new_begins_[index]; }
+  // After order(): where the operations that the program had, or what was inserted before them, are
+  // in that order; in the end what was the end.
+  const OpVector<int32_t>& new_begins() const { return new_begins_; }
 
  private:
   Program& program_;

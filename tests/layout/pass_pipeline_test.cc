@@ -1,6 +1,6 @@
 // Passes move operations and change nothing else: without any one of them, and without all, steps
-// in every schedule, with recompute, offload, sharded parameters and overlap, leave the bits that
-// they leave with them.
+// in every schedule, with a loss in chunks, recompute, offload, sharded parameters and overlap,
+// leave the bits that they leave with them.
 #include "passes/pass_pipeline.h"
 
 #include <gtest/gtest.h>
@@ -43,6 +43,7 @@ std::vector<LayoutCase> skip_cases() {
     c.sequence = 16;
     c.dispatcher = TokenDispatcher::alltoall;
     c.early_collectives = true;
+    c.loss_chunk_tokens = 5;
     c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
                    .modules = {&kCoreAttentionModule, &kNormModule}};
     c.offload = {.modules = {&kQkvModule, &kCoreAttentionModule, &kExpertFc1Module},

@@ -53,8 +53,8 @@ TEST_F(RewriteTest, InsertsInTheOrderOfTheCalls) {
   EXPECT_EQ(names(), (std::vector<std::string>{"y", "a", "b", "x", "z", "c"}));
   EXPECT_EQ(program.op(3).place.layer, 7);
   EXPECT_EQ(program.op(5).place.layer, -1);
-  const std::vector<int32_t> begins = {rewrite.new_begin(0), rewrite.new_begin(1),
-                                       rewrite.new_begin(2), rewrite.new_begin(3)};
+  const std::vector<int32_t> begins = {rewrite.new_begins()[0], rewrite.new_begins()[1],
+                                       rewrite.new_begins()[2], rewrite.new_begins()[3]};
   EXPECT_EQ(begins, (std::vector<int32_t>{0, 2, 3, 6}));
 }
 
@@ -69,8 +69,8 @@ TEST_F(RewriteTest, DropsWhatNothingReads) {
   program.select_ops(rewrite.order());
   EXPECT_EQ(names(), (std::vector<std::string>{"a", "b", "read", "c"}))
       << "what the program had stays, read or not";
-  EXPECT_EQ(rewrite.new_begin(2), 2);
-  EXPECT_EQ(rewrite.new_begin(3), 4);
+  EXPECT_EQ(rewrite.new_begins()[2], 2);
+  EXPECT_EQ(rewrite.new_begins()[3], 4);
 }
 
 TEST_F(RewriteTest, ReplacesEveryReadOfOneOperation) {
