@@ -192,6 +192,11 @@ void BenchRank::prepare() {
     interpreter_->run();
     done_one();
   }
+  if (session_.leads()) {
+    const std::string warning =
+        warn_of_missing_algorithms(program, interpreter_->operations_without_algorithm());
+    if (!warning.empty()) fmt::print(stderr, "{}\n", warning);
+  }
   const uint64_t allocated =
       storage.bytes() + (on_gpu() ? 0 : storage.host_bytes()) + interpreter_->allocated_bytes();
   planned_bytes_ = range_of(session_.exchange(plan_.total_bytes()));

@@ -63,6 +63,10 @@ class Interpreter {
   virtual void read(ValueId id, void* bytes) const = 0;
   virtual void write(ValueId id, const void* bytes) = 0;
 
+  // What only a run tells, after the first one: the operations, ascending, that were done by a
+  // plain kernel because the library with the fast ones has none for them on this device.
+  virtual std::vector<int32_t> operations_without_algorithm() const { return {}; }
+
   virtual const MemoryPlan& plan() const = 0;
   // What this interpreter holds on its device, without the state: as the plan says.
   virtual uint64_t allocated_bytes() const = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "program/op_spec.h"
 #include "runtime/device_memory.h"
 
 namespace troupe {
@@ -74,6 +75,20 @@ std::vector<std::string> warn_of_slow_kernels(const Program& program, Device dev
   if (device == Device::cpu) return {};
   const DeviceTraits traits = device_traits(gpu);
   return warn_of_slow_kernels(kernel_variants(program, traits), traits);
+}
+
+std::string warn_of_missing_algorithms(const Program& program,
+                                       std::span<const int32_t> operations) {
+  if (operations.empty()) return "";
+  std::map<std::string, int64_t> kinds;
+  for (const int32_t index : operations) ++kinds[program.op(index).spec->name];
+  std::vector<std::string> parts;
+  for (const auto& [kind, count] : kinds) parts.push_back(fmt::format("{} {}", count, kind));
+  return fmt::format(
+      "Warning: slow kernels without tensor cores for {}: on this GPU cuBLASLt has no algorithm "
+      "for "
+      "their sizes. Choose multiples of 8 for the sizes of the model to get fast ones.",
+      fmt::join(parts, ", "));
 }
 
 }  // namespace troupe

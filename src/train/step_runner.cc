@@ -11,6 +11,7 @@
 #include "runtime/device_memory.h"
 #include "train/rank_profile.h"
 #include "train/seconds_since.h"
+#include "train/slow_kernels.h"
 
 namespace troupe {
 namespace {
@@ -63,6 +64,14 @@ void StepRunner::prepare(int32_t batch_size) {
   interpreter_ = session_.interpreter(
       *step_.program, plan_,
       {.capture = session_.spec().capture_graphs, .profile = spec_.profile.enabled});
+  has_run_ = false;
+}
+
+void StepRunner::warn_of_what_it_lacks() {
+  if (std::exchange(has_run_, true)) return;
+  const std::string warning =
+      warn_of_missing_algorithms(*step_.program, interpreter_->operations_without_algorithm());
+  if (!warning.empty()) log_.warn(warning);
 }
 
 StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
@@ -78,6 +87,7 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   } else {
     interpreter_->run();
   }
+  warn_of_what_it_lacks();
   metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
   advance(position, metrics);
   read_metrics(metrics);

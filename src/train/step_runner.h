@@ -60,6 +60,8 @@ class StepRunner {
   // In place of the interpreter's run(), on all ranks: those of --profile-ranks write the timeline
   // of step number `step`, and it is printed where their time went.
   void profile(int64_t step);
+  // After the first run of an interpreter.
+  void warn_of_what_it_lacks();
   void read_layer_metrics(StepMetrics& metrics) const;
 
   const RunSpec& spec_;
@@ -72,6 +74,7 @@ class StepRunner {
   int32_t batch_size_ = 0;  // of step_
   MemoryPlan plan_;
   std::unique_ptr<Interpreter> interpreter_;
+  bool has_run_ = false;          // the interpreter
   ProfileLimits profile_limits_;  // with --profile, of a rank
 };
 

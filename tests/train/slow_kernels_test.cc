@@ -1,6 +1,12 @@
 #include "train/slow_kernels.h"
 
+#include <array>
 #include <gtest/gtest.h>
+#include <memory>
+
+#include "ops/add/add.h"
+#include "ops/fill/fill.h"
+#include "program/builder.h"
 
 namespace troupe {
 namespace {
@@ -38,6 +44,21 @@ TEST(SlowKernels, HaveAdviceForEveryReason) {
     EXPECT_EQ(warnings[0].find("Warning: "), 0U);
   }
   EXPECT_TRUE(warn_of_slow_kernels({}, {}).empty());
+}
+
+TEST(SlowKernels, AreThoseOfProductsWithoutAnAlgorithm) {
+  Program program(std::make_shared<StateTable>());
+  Builder builder(program);
+  const ValueId a = fill(builder, 1, DType::f32, {2}, "a");
+  const ValueId b = fill(builder, 2, DType::f32, {2}, "b");
+  add(builder, a, b, "c");
+  constexpr std::array kOperations = {0, 1, 2};
+  EXPECT_EQ(
+      warn_of_missing_algorithms(program, kOperations),
+      "Warning: slow kernels without tensor cores for 1 add, 2 fill: on this GPU cuBLASLt has "
+      "no algorithm for their sizes. Choose multiples of 8 for the sizes of the model to get "
+      "fast ones.");
+  EXPECT_EQ(warn_of_missing_algorithms(program, {}), "");
 }
 
 }  // namespace

@@ -201,7 +201,10 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
     }
     found = library_->algorithms.emplace(key, algorithm).first;
   }
-  if (!found->second.has_value()) return false;
+  if (!found->second.has_value()) {
+    ++refused_products_;
+    return false;
+  }
 
   const double added = product.accumulate ? 1 : product.beta;
   const double double_factors[2] = {product.alpha, adds ? added : 0};
@@ -220,6 +223,7 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
                      &*found->second, workspace_in(scratch), kWorkspaceBytes, stream);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) {  // the choice was too hopeful
     found->second.reset();
+    ++refused_products_;
     return false;
   }
   check_blas(status, "a matrix product");

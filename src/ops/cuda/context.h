@@ -58,6 +58,9 @@ class CudaContext {
   // once and by sizes alone.
   bool multiply(const DenseProduct& product, CUstream_st* stream, std::byte* scratch);
 
+  // How often cuBLASLt had no algorithm.
+  int64_t refused_products() const { return refused_products_; }
+
   // The context's one object of type T, made when it is first asked for: what the kernels of an
   // operation keep from run to run, such as another library's handle.
   template <class T>
@@ -70,6 +73,7 @@ class CudaContext {
  private:
   struct Library;
   std::unique_ptr<Library> library_;
+  int64_t refused_products_ = 0;
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 

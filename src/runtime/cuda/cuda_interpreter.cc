@@ -264,7 +264,11 @@ void CudaInterpreter::launch(size_t index) {
   }
   if (trace_ != nullptr) trace_->begin_op(static_cast<int32_t>(index));
   nvtxRangePushA(op.range.c_str());
+  const int64_t refused = context_->refused_products();
   op.kernel(op.arguments);
+  if (context_->refused_products() > refused) {
+    without_algorithm_.insert(static_cast<int32_t>(index));
+  }
   nvtxRangePop();
   if (trace_ != nullptr) trace_->end_op();
   if (op.ended != nullptr) {

@@ -36,6 +36,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,9 @@ class CudaInterpreter final : public Interpreter {
   std::vector<WorkSpan> run_profiled() override;
   void read(ValueId id, void* bytes) const override;
   void write(ValueId id, const void* bytes) override;
+  std::vector<int32_t> operations_without_algorithm() const override {
+    return {without_algorithm_.begin(), without_algorithm_.end()};
+  }
   const MemoryPlan& plan() const override { return plan_; }
   uint64_t allocated_bytes() const override { return arena_.bytes(); }
 
@@ -138,6 +142,7 @@ class CudaInterpreter final : public Interpreter {
   std::unique_ptr<CudaContext> context_;
   Operands<CudaTensor> operands_;
   std::vector<BoundOp> ops_;
+  std::set<int32_t> without_algorithm_;
   std::unique_ptr<PeerConnection> peers_;  // of programs that reach other ranks
   bool is_connected_ = false;
   CUgraphExec_st* graph_ = nullptr;
