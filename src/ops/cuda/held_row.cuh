@@ -17,6 +17,19 @@ inline unsigned threads_holding_row(int64_t elements, int64_t step) {
       ceil_divide(ceil_divide(elements, step * kHeldSteps), 32) * 32, 32, kHeldThreads));
 }
 
+// Launches a kernel with a block for each row of input 0, which is [rows, n]: `by_packs` where the
+// rows are made of packs, `by_element` elsewhere. It takes `values`, the live rows, n, and `last`.
+template <class T, class Kernel, class Last, class... Values>
+void launch_on_held_rows(const CudaKernelArguments& args, Kernel* by_packs, Kernel* by_element,
+                         const Last& last, const Values&... values) {
+  const Shape& shape = args.input(0).shape;
+  const bool packs = is_made_of_packs<T>(shape[1]);
+  launch(args,
+         {static_cast<unsigned>(shape[0]),
+          threads_holding_row(shape[1], packs ? Pack<T>::kElements : 1)},
+         packs ? by_packs : by_element, values..., LiveRows(args.input(0)), shape[1], last);
+}
+
 // The same row of kTensors tensors, of n elements. A tensor may be absent (nullptr): its packs are
 // then zeros. Elements may be overwritten by the thread that has them, in the last pass.
 template <class T, int kStep, int kTensors>

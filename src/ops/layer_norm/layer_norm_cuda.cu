@@ -65,16 +65,11 @@ template <class T>
 struct LayerNormCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const Shape& shape = args.input(0).shape;
     const T* delta = args.in<T>(3);
-    const bool packs = is_made_of_packs<T>(shape[1]);
-    launch(args,
-           {static_cast<unsigned>(shape[0]),
-            threads_holding_row(shape[1], packs ? Pack<T>::kElements : 1)},
-           packs ? layer_norm_kernel<T, Pack<T>::kElements> : layer_norm_kernel<T, 1>,
-           args.in<T>(0), args.in<A>(1), args.in<A>(2), delta, args.out<T>(0), args.out<A>(1),
-           args.out<A>(2), delta != nullptr ? args.out<T>(3) : nullptr, LiveRows(args.input(0)),
-           shape[1], args.attributes->as<LayerNormAttributes>());
+    launch_on_held_rows<T>(args, layer_norm_kernel<T, Pack<T>::kElements>, layer_norm_kernel<T, 1>,
+                           args.attributes->as<LayerNormAttributes>(), args.in<T>(0), args.in<A>(1),
+                           args.in<A>(2), delta, args.out<T>(0), args.out<A>(1), args.out<A>(2),
+                           delta != nullptr ? args.out<T>(3) : nullptr);
   }
 };
 
@@ -131,16 +126,10 @@ template <class T>
 struct LayerNormGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const Shape& shape = args.input(0).shape;
-    const bool packs = is_made_of_packs<T>(shape[1]);
-    launch(args,
-           {static_cast<unsigned>(shape[0]),
-            threads_holding_row(shape[1], packs ? Pack<T>::kElements : 1)},
-           packs ? layer_norm_gradient_kernel<T, Pack<T>::kElements>
-                 : layer_norm_gradient_kernel<T, 1>,
-           args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<A>(4), args.in<T>(5),
-           args.out<T>(0), LiveRows(args.input(0)), shape[1],
-           args.attributes->as<LayerNormAttributes>().zero_centered);
+    launch_on_held_rows<T>(
+        args, layer_norm_gradient_kernel<T, Pack<T>::kElements>, layer_norm_gradient_kernel<T, 1>,
+        args.attributes->as<LayerNormAttributes>().zero_centered, args.in<T>(0), args.in<T>(1),
+        args.in<A>(2), args.in<A>(3), args.in<A>(4), args.in<T>(5), args.out<T>(0));
   }
 };
 
@@ -210,5 +199,4 @@ CudaKernel layer_norm_bias_gradient_cuda_kernel(const OpView& op) {
   return select_cuda_kernel<LayerNormBiasGradientCuda>(op.input(0).dtype);
 }
 
-// Of both.
 }  // namespace troupe

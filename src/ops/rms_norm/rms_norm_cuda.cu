@@ -57,16 +57,11 @@ template <class T>
 struct RmsNormCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const Shape& shape = args.input(0).shape;
-    const bool packs = is_made_of_packs<T>(shape[1]);
     const T* delta = args.in<T>(2);
-    launch(args,
-           {static_cast<unsigned>(shape[0]),
-            threads_holding_row(shape[1], packs ? Pack<T>::kElements : 1)},
-           packs ? rms_norm_kernel<T, Pack<T>::kElements> : rms_norm_kernel<T, 1>, args.in<T>(0),
-           args.in<A>(1), delta, args.out<T>(0), args.out<A>(1),
-           delta != nullptr ? args.out<T>(2) : nullptr, LiveRows(args.input(0)), shape[1],
-           args.attributes->as<RmsNormAttributes>());
+    launch_on_held_rows<T>(args, rms_norm_kernel<T, Pack<T>::kElements>, rms_norm_kernel<T, 1>,
+                           args.attributes->as<RmsNormAttributes>(), args.in<T>(0), args.in<A>(1),
+                           delta, args.out<T>(0), args.out<A>(1),
+                           delta != nullptr ? args.out<T>(2) : nullptr);
   }
 };
 
@@ -115,15 +110,10 @@ template <class T>
 struct RmsNormGradientCuda {
   static void run(const CudaKernelArguments& args) {
     using A = accumulation_t<T>;
-    const Shape& shape = args.input(0).shape;
-    const bool packs = is_made_of_packs<T>(shape[1]);
-    launch(args,
-           {static_cast<unsigned>(shape[0]),
-            threads_holding_row(shape[1], packs ? Pack<T>::kElements : 1)},
-           packs ? rms_norm_gradient_kernel<T, Pack<T>::kElements> : rms_norm_gradient_kernel<T, 1>,
-           args.in<T>(0), args.in<T>(1), args.in<A>(2), args.in<A>(3), args.in<T>(4),
-           args.out<T>(0), LiveRows(args.input(0)), shape[1],
-           args.attributes->as<RmsNormAttributes>().zero_centered);
+    launch_on_held_rows<T>(
+        args, rms_norm_gradient_kernel<T, Pack<T>::kElements>, rms_norm_gradient_kernel<T, 1>,
+        args.attributes->as<RmsNormAttributes>().zero_centered, args.in<T>(0), args.in<T>(1),
+        args.in<A>(2), args.in<A>(3), args.in<T>(4), args.out<T>(0));
   }
 };
 
