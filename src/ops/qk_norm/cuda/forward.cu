@@ -53,31 +53,19 @@ __global__ void __launch_bounds__(kQkThreads, 3)
   const int low_at = heads.lane() < heads.steps ? heads.lane() * kStep : 0;
   const QkStep step{low_at, low_at + heads.pairs, true, true};
   const int64_t count = rows.count() * rounds;
-  const auto fetch = [&](int64_t number, int stage) {
-    const QkRounds own(heads, end, rounds, number);
-    if (number < count && own.has_step) {
-      const T* head = qkv + own.row * width + own.head * heads.head_dim;
-      uint4* to = staged + stage * 2 * threads + threadIdx.x;
-      copy_async(to, head + step.low);
-      copy_async(to + threads, head + step.high);
-    }
-    end_async_copies();
+  const auto copy = [&](const QkRounds& own, uint4* to) {
+    const T* head = qkv + own.row * width + own.head * heads.head_dim;
+    copy_async(to, head + step.low);
+    copy_async(to + threads, head + step.high);
   };
-#pragma unroll
-  for (int stage = 0; stage < kQkStages; ++stage) {
-    fetch(blockIdx.x + int64_t{stage} * gridDim.x, stage);
-  }
-  int stage = 0;
   int parity = 0;
-  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
-    const QkRounds own(heads, end, rounds, number);
+  const auto body = [&](int64_t, const QkRounds& own, const uint4* from) {
     const bool normalizes = own.has_step && own.head < heads.normalized;
     PairAngles<A, kStep> angles;
     if (normalizes) angles.load(heads.angles(table, own.row) + 2 * low_at);
     wait_for_async_copies();
     RawPair<T, kStep> x{};
     if (own.has_step) {
-      const uint4* from = staged + stage * 2 * threads + threadIdx.x;
       x.low.bits = from[0];
       x.high.bits = from[threads];
     }
@@ -118,9 +106,8 @@ __global__ void __launch_bounds__(kQkThreads, 3)
       *reinterpret_cast<uint4*>(head + step.low) = x.low.bits;
       *reinterpret_cast<uint4*>(head + step.high) = x.high.bits;
     }
-    fetch(number + int64_t{kQkStages} * gridDim.x, stage);
-    stage = stage + 1 == kQkStages ? 0 : stage + 1;
-  }
+  };
+  for_each_round<1>(heads, end, rounds, count, staged, copy, body);
 }
 
 // Any heads: a block for each row, which is read twice. y may be qkv: what a thread writes it alone

@@ -70,19 +70,14 @@ __global__ void __launch_bounds__(kQkThreads, 2)
   const int low_at = heads.lane() < heads.steps ? heads.lane() * kStep : 0;
   const QkStep step{low_at, low_at + heads.pairs, true, true};
   const int64_t count = rows.count() * rounds;
-  const auto fetch = [&](int64_t number, int stage) {
-    const QkRounds own(heads, end, rounds, number);
-    if (number < count && own.has_step) {
-      const int64_t at = own.row * width + own.head * heads.head_dim;
-      uint4* to = staged + stage * 4 * threads + threadIdx.x;
-      copy_async(to, dy + at + step.low);
-      copy_async(to + threads, dy + at + step.high);
-      if (own.head < heads.normalized) {
-        copy_async(to + 2 * threads, qkv + at + step.low);
-        copy_async(to + 3 * threads, qkv + at + step.high);
-      }
+  const auto copy = [&](const QkRounds& own, uint4* to) {
+    const int64_t at = own.row * width + own.head * heads.head_dim;
+    copy_async(to, dy + at + step.low);
+    copy_async(to + threads, dy + at + step.high);
+    if (own.head < heads.normalized) {
+      copy_async(to + 2 * threads, qkv + at + step.low);
+      copy_async(to + 3 * threads, qkv + at + step.high);
     }
-    end_async_copies();
   };
   PairAngles<A, kStep> angles;
   const auto load_angles = [&](int64_t number) {
@@ -91,15 +86,9 @@ __global__ void __launch_bounds__(kQkThreads, 2)
       angles.load(heads.angles(table, own.row) + 2 * low_at);
     }
   };
-#pragma unroll
-  for (int stage = 0; stage < kQkStages; ++stage) {
-    fetch(blockIdx.x + int64_t{stage} * gridDim.x, stage);
-  }
   load_angles(blockIdx.x);
-  int stage = 0;
   int parity = 0;
-  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
-    const QkRounds own(heads, end, rounds, number);
+  const auto body = [&](int64_t number, const QkRounds& own, const uint4* from) {
     const bool normalizes = own.has_step && own.head < heads.normalized;
     const bool is_query = own.head < heads.queries;
     T* to = d_qkv + own.row * width + own.head * heads.head_dim;
@@ -109,7 +98,6 @@ __global__ void __launch_bounds__(kQkThreads, 2)
           rstd[kPerHead ? own.row * heads.normalized + own.head : own.row * 2 + (is_query ? 0 : 1)];
     }
     wait_for_async_copies();
-    const uint4* from = staged + stage * 4 * threads + threadIdx.x;
     RawPair<T, kStep> d{};
     RawPair<T, kStep> x{};
     if (own.has_step) {
@@ -150,9 +138,8 @@ __global__ void __launch_bounds__(kQkThreads, 2)
       *reinterpret_cast<uint4*>(to + step.low) = d.low.bits;
       *reinterpret_cast<uint4*>(to + step.high) = d.high.bits;
     }
-    fetch(number + int64_t{kQkStages} * gridDim.x, stage);
-    stage = stage + 1 == kQkStages ? 0 : stage + 1;
-  }
+  };
+  for_each_round<2>(heads, end, rounds, count, staged, copy, body);
 }
 
 // As qk_norm_rope_kernel; d_qkv may be dy.

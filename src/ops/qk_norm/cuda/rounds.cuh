@@ -42,6 +42,33 @@ __device__ __forceinline__ void wait_for_async_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kQkStages - 1) : "memory");
 }
 
+// What such a block does: the steps of kTensors tensors, of two packs each, are copied to shared
+// memory kQkStages rounds ahead. `copy(own, to)` begins those of a round that has a step, of which
+// pack i belongs at to[i * threads]; `body(number, own, from)` does the work of a round, and must
+// wait_for_async_copies() before it reads them, at from[i * threads].
+template <int kTensors, class Copy, class Body>
+__device__ __forceinline__ void for_each_round(const DeviceQkHeads& heads, int end, int rounds,
+                                               int64_t count, uint4* staged, const Copy& copy,
+                                               const Body& body) {
+  const auto threads = static_cast<int>(blockDim.x);
+  const auto at = [&](int stage) { return staged + stage * 2 * kTensors * threads + threadIdx.x; };
+  const auto fetch = [&](int64_t number, int stage) {
+    const QkRounds own(heads, end, rounds, number);
+    if (number < count && own.has_step) copy(own, at(stage));
+    end_async_copies();
+  };
+#pragma unroll
+  for (int stage = 0; stage < kQkStages; ++stage) {
+    fetch(blockIdx.x + int64_t{stage} * gridDim.x, stage);
+  }
+  int stage = 0;
+  for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
+    body(number, QkRounds(heads, end, rounds, number), at(stage));
+    fetch(number + int64_t{kQkStages} * gridDim.x, stage);
+    stage = stage + 1 == kQkStages ? 0 : stage + 1;
+  }
+}
+
 // Launches Kernels::rounds<T, kPerHead>(), which stages steps of kTensors tensors, where the heads
 // allow it, and else Kernels::any<T, kStep, kPerHead>().
 template <class T, class Kernels, class... Values>
