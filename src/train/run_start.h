@@ -1,6 +1,10 @@
 // How a training run starts: from options, and from the checkpoint that --load means, to what the
 // run is, where it begins and ends, the data that it reads and the weights that it has.
 //
+// Model, layout, step and schedules are made here, and are no parts of RunSpec
+// (options/run_spec.h), which options alone decide: with --use-checkpoint-args the checkpoint has a
+// say in each of them.
+//
 // Construction reads what the checkpoint says and opens the data; it allocates nothing large. Every
 // rank has a RunStart; what says "all ranks" is called by all of them at once. Borrows all
 // arguments. One thread. Errors are UserErrors that name the flag or the file.
