@@ -34,7 +34,7 @@ class Declaration {
         owners_(parameter_owners(model_->parameters(), part)) {}
 
   ModelState run() {
-    std::vector<StateId> expert_biases(static_cast<size_t>(model_->config().num_layers));
+    std::vector<StateId> expert_biases(static_cast<size_t>(model_->config().all_layers()));
     auto state = model_->router_states().begin();
     const auto declare_states_until = [&](ParameterId next) {
       for (; state != model_->router_states().end() && state->next.index <= next.index; ++state) {
@@ -161,9 +161,10 @@ class Declaration {
 }  // namespace
 
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained) {
-  return declare_model_state(
-      config, dtype, trained,
-      {.run = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)), .rank = 0});
+  return declare_model_state(config, dtype, trained,
+                             {.run = std::make_shared<const RunLayout>(
+                                  layout_of_one_rank(config.num_layers, config.mtp_num_layers)),
+                              .rank = 0});
 }
 
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,
