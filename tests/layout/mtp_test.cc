@@ -62,6 +62,7 @@ std::vector<LayoutCase> cases() {
         c.schedule = schedule;
         c.chunks = chunks;
         c.stages = stages;
+        if (chunks > 1) c.micro_batches = 2 * ranks;
       });
     };
     add("dp2", 2, [](LayoutCase&) {});
