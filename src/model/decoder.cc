@@ -92,9 +92,9 @@ class StageForward {
     for (int32_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
       build_layer(context_, layer, stream);
     }
-    builder_.place.layer = -1;
     const bool ends_trunk = config_.mtp_num_layers > 0 ? stage.mtp_layers > 0 : stage.loss;
     if (ends_trunk) {
+      builder_.place.layer = -1;
       std::vector<ValueId> states = {model_.final_norm().build(context_, stream, "head_in")};
       if (predicts_further()) build_predictions(states);
       leave(stage, states);
@@ -177,6 +177,7 @@ class StageForward {
   }
 
   void leave(const PipelineStage& stage, const std::vector<ValueId>& states) const {
+    builder_.place.layer = -1;
     if (stage.loss) return build_heads(states);
     context_.result.output =
         states.size() > 1 ? join_rows(builder_, states, "stage_out") : states.front();

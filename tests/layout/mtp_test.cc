@@ -1,5 +1,6 @@
 // Multi-token prediction in every layout is that of one rank: its losses, their gradients, and what
 // training makes of both.
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <string>
 #include <vector>
@@ -153,6 +154,21 @@ TEST(Mtp, DocumentsAndWeightsMatter) {
   EXPECT_NE(lighter.at("step 1 grad_norm"), plain.at("step 1 grad_norm"));
   c.reset_attention_mask = true;
   EXPECT_NE(run_one_rank(c).at("step 1 mtp loss 2"), plain.at("step 1 mtp loss 2"));
+}
+
+// Also that of the last layer, after which nothing is declared.
+TEST(Mtp, LoadsMoveTheBiasOfEachExpert) {
+  const std::vector<LayoutCase> all = cases();
+  const auto biased = std::find_if(all.begin(), all.end(), [](const LayoutCase& each) {
+    return each.model.moe_router_enable_expert_bias;
+  });
+  ASSERT_NE(biased, all.end());
+  const Outcome outcome = run_one_rank(*biased);
+  for (int32_t layer = 0; layer < biased->model.all_layers(); ++layer) {
+    const auto bias = outcome.find("after it layers." + std::to_string(layer) + ".expert_bias");
+    ASSERT_NE(bias, outcome.end()) << layer;
+    EXPECT_NE(bias->second, std::vector<double>(bias->second.size())) << layer;
+  }
 }
 
 // Memory that is used again, and the timing of ranks, leave no trace: the same bits.
