@@ -78,16 +78,22 @@ void write_random_batch(const Interpreter& interpreter, const BatchValues& batch
   write(batch.tokens, 0);
   write(batch.labels, 1);
   if (batch.starts.valid()) write_documents(interpreter, batch);
-  if (batch.valid.mask.valid()) {
-    const TensorView valid = interpreter.view(batch.valid.mask);
-    std::fill_n(valid.as<int32_t>(), valid.shape.elements(), 1);
-  }
-  if (!batch.mask.valid()) return;
-  const TensorView mask = interpreter.view(batch.mask);
-  if (mask.dtype == DType::f64) {
-    std::fill_n(mask.as<double>(), mask.shape.elements(), 1.0);
-  } else {
-    std::fill_n(mask.as<float>(), mask.shape.elements(), 1.0F);
+  for (size_t depth = 0; depth <= batch.shifted.size(); ++depth) {
+    if (const ValidTokens& tokens = batch.valid_of(depth); tokens.mask.valid()) {
+      const TensorView valid = interpreter.view(tokens.mask);
+      std::fill_n(valid.as<int32_t>(), valid.shape.elements(), 1);
+    }
+    if (depth > 0) {
+      write(batch.shifted[depth - 1].tokens, 0);
+      write(batch.shifted[depth - 1].labels, 1);
+    }
+    if (!batch.mask_of(depth).valid()) continue;
+    const TensorView mask = interpreter.view(batch.mask_of(depth));
+    if (mask.dtype == DType::f64) {
+      std::fill_n(mask.as<double>(), mask.shape.elements(), 1.0);
+    } else {
+      std::fill_n(mask.as<float>(), mask.shape.elements(), 1.0F);
+    }
   }
 }
 

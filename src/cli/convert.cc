@@ -34,11 +34,22 @@ ExitStatus run_convert(const Options& options) {
   const std::string interrupted =
       fmt::format("Interrupted. Nothing was written to {}.", options.save);
   const bool from_hf = path_exists(join_path(options.load, "config.json"));
-  const SavedModel model = find_model(
-      options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32, options.ckpt_step);
+  SavedModel model = find_model(options.load, from_hf ? hf_folder_dtype(options.load) : DType::f32,
+                                options.ckpt_step);
   if (!model.passed_over.empty()) {
     throw_failed(fmt::format("{} --ckpt-step {} converts that one.", model.passed_over,
                              model.position.step));
+  }
+  if (from_hf) {
+    model.config.mtp_num_layers =
+        options.mtp_num_layers.value_or(hf_folder_prediction_layers(options.load));
+    model.config.validate();
+  } else if (options.mtp_num_layers.value_or(model.config.mtp_num_layers) !=
+             model.config.mtp_num_layers) {
+    throw_bad_request(
+        fmt::format("--mtp-num-layers {}: the checkpoint has {}, which are kept. Leave "
+                    "the flag out.",
+                    *options.mtp_num_layers, model.config.mtp_num_layers));
   }
   const HfExport what = export_of(model, options.dtype);  // first: it may refuse
   const ModelState state = declare_model_state(
@@ -54,12 +65,11 @@ ExitStatus run_convert(const Options& options) {
                 static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
                 progress.report());
   progress.clear();
-  if (from_hf && hf_prediction_layers(join_path(options.load, "config.json")) > 0) {
-    fmt::print(stderr, "{}\n",
-               wrap_text(fmt::format("{}: layers of multi-token prediction, where the folder holds "
-                                     "any, are left out.",
-                                     options.load),
-                         kDefaultColumns, 2));
+  if (from_hf && hf_folder_prediction_layers(options.load) > model.config.mtp_num_layers) {
+    fmt::print(
+        stderr, "{}\n",
+        wrap_text(fmt::format("{}: layers of multi-token prediction are left out.", options.load),
+                  kDefaultColumns, 2));
   }
   if (!options.quiet) {
     const auto parameters = static_cast<uint64_t>(state.model->parameter_count());

@@ -83,9 +83,9 @@ Inspected build(const Options& options, const ModelConfig& config,
 
 // A filter that can match nothing is a mistake.
 PrintOptions filters_of(const Options& options, const ModelConfig& config) {
-  if (options.layer && *options.layer >= config.num_layers) {
+  if (options.layer && *options.layer >= config.all_layers()) {
     throw_bad_request(fmt::format("--layer {}: the model has layers 0 to {}.", *options.layer,
-                                  config.num_layers - 1));
+                                  config.all_layers() - 1));
   }
   if (options.micro_batch) {
     if (!is_training(options)) {

@@ -61,9 +61,12 @@ std::vector<double> stage_flops(const Model& model, const PipelinePartition& par
                                 int32_t sequence) {
   std::vector<double> flops;
   for (const PipelineStage& stage : partition.stages) {
-    double sum = stage.loss ? model.head_flops() : 0;
+    double sum = stage.loss ? (1 + model.config().mtp_num_layers) * model.head_flops() : 0;
     for (int32_t i = 0; i < stage.layers; ++i) {
       sum += model.layer_flops(stage.first_layer + i, sequence);
+    }
+    for (int32_t i = 0; i < stage.mtp_layers; ++i) {
+      sum += model.layer_flops(model.config().num_layers + i, sequence) + model.mtp_flops();
     }
     flops.push_back(sum);
   }
@@ -307,6 +310,10 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
     text += fmt::format(" ({} active), {} experts, top {}",
                         format_count(static_cast<double>(model.active_parameter_count())),
                         config.num_experts, config.moe_router_topk);
+  }
+  if (config.mtp_num_layers > 0) {
+    text += fmt::format(", {} {} of multi-token prediction", config.mtp_num_layers,
+                        config.mtp_num_layers == 1 ? "layer" : "layers");
   }
   text += fmt::format(", {}\n", value_text(options, "compute-dtype"));
   const std::string reason = why_no_hf_form(config);

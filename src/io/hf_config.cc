@@ -61,6 +61,8 @@ std::string in_hf_terms(std::string message) {
 // The configuration without what has no effect on the weights or on what a trained model computes.
 ModelConfig without_idle_fields(ModelConfig config) {
   const ModelConfig unset;
+  config.mtp_num_layers = 0;
+  config.mtp_loss_scaling_factor = unset.mtp_loss_scaling_factor;
   config.hidden_dropout = 0;
   config.attention_dropout = 0;
   config.moe_seq_aux_loss_coeff = 0;
@@ -137,14 +139,22 @@ ModelConfig read_hf_config(const std::string& path) {
   return parse_hf_config(read_file(path, kMaxHfConfigBytes), path);
 }
 
-int32_t hf_prediction_layers(const std::string& config_path) {
-  const std::string text = read_file(config_path, kMaxHfConfigBytes);
-  const json document = parse_json(text, config_path, kMaxConfigDepth);
+namespace {
+
+int32_t announced_prediction_layers(const std::string& text, const std::string& where) {
+  const json document = parse_json(text, where, kMaxConfigDepth);
   std::vector<std::string> unsupported;
-  const HfFields fields(document, config_path, unsupported);
-  // Folders of Qwen3-Next hold one, of which config.json says nothing.
-  const bool is_silent = parse_fields(text, config_path).hf_architecture == kQwen3NextArchitecture;
+  const HfFields fields(document, where, unsupported);
+  const HfFamily* family = find_hf_family(parse_fields(text, where).hf_architecture);
+  // Folders with names of their own for it hold one, of which config.json says nothing.
+  const bool is_silent = family != nullptr && family->mtp == HfMtpNames::apart;
   return std::max(0, fields.integer({"num_nextn_predict_layers"}, is_silent ? 1 : 0));
+}
+
+}  // namespace
+
+int32_t hf_prediction_layers(const std::string& config_path) {
+  return announced_prediction_layers(read_file(config_path, kMaxHfConfigBytes), config_path);
 }
 
 namespace {
@@ -274,7 +284,13 @@ std::vector<std::string> lost_fields(const ModelConfig& config) {
   if (family_of(config).has_experts != (config.num_experts > 0)) {
     return {fmt::format("num_experts = {}", config.num_experts)};
   }
-  return lost_fields(config, text_of(render(config)));
+  std::vector<std::string> lost = lost_fields(config, text_of(render(config)));
+  const HfMtpNames names = family_of(config).mtp;
+  const int32_t most = names == HfMtpNames::none ? 0 : names == HfMtpNames::apart ? 1 : 100;
+  if (config.mtp_num_layers > most) {
+    lost.push_back(fmt::format("mtp_num_layers = {}", config.mtp_num_layers));
+  }
+  return lost;
 }
 
 // With the name of that architecture, among those with experts or those without, which says most of
@@ -328,7 +344,8 @@ std::string write_hf_config(const ModelConfig& config, const HfConfigSource& sou
   ordered_json document = render(config);
   bool is_own = true;
   if (!source.text.empty()) {
-    const ModelConfig before = parse_fields(source.text, source.where);
+    ModelConfig before = parse_fields(source.text, source.where);
+    before.mtp_num_layers = announced_prediction_layers(source.text, source.where);
     original = ordered_json::parse(source.text);
     if (before.hf_architecture == config.hf_architecture) {
       is_own = !source.has_weights;

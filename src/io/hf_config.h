@@ -25,7 +25,7 @@ ModelConfig parse_hf_config(std::string_view json_text, const std::string& where
 ModelConfig read_hf_config(const std::string& path);
 
 // Layers of multi-token prediction that a folder's config.json announces, 0 where it says nothing.
-// Their tensors, which follow those of the model's layers, are not loaded.
+// What is read of it has none all the same: whether they are trained is the run's choice.
 int32_t hf_prediction_layers(const std::string& config_path);
 
 // Ids of tokens that a config.json names; unset ones are written as null.

@@ -508,7 +508,7 @@ void write_deepseek_experts(const ModelConfig& config, ordered_json& document) {
           ? config.moe_shared_expert_intermediate_size / config.moe_ffn_hidden_size
           : 0;
   document["routed_scaling_factor"] = config.moe_router_topk_scaling_factor;
-  document["num_nextn_predict_layers"] = 0;
+  document["num_nextn_predict_layers"] = config.mtp_num_layers;
 }
 
 void write_biased_router(const ModelConfig& config, ordered_json& document) {
@@ -560,13 +560,14 @@ constexpr HfFamily kFamilies[] = {
     {"Qwen2MoeForCausalLM", "qwen2_moe", true, 1e4, 1e-6, 16, 0, read_qwen2_moe, write_qwen2_moe},
     {"OlmoeForCausalLM", "olmoe", true, 1e4, 1e-5, 0, 0, read_olmoe, write_olmoe},
     {"DeepseekV3ForCausalLM", "deepseek_v3", true, 1e4, 1e-6, 128, 0, read_deepseek_v3,
-     write_deepseek_v3},
+     write_deepseek_v3, HfMtpNames::as_layers},
     {"DeepseekV2ForCausalLM", "deepseek_v2", true, 1e4, 1e-6, 0, 0, read_deepseek_v2,
      write_deepseek_v2},
-    {"Glm4MoeForCausalLM", "glm4_moe", true, 1e4, 1e-5, 8, 0.5, read_glm4_moe, write_glm4_moe},
+    {"Glm4MoeForCausalLM", "glm4_moe", true, 1e4, 1e-5, 8, 0.5, read_glm4_moe, write_glm4_moe,
+     HfMtpNames::as_layers},
     {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
     {kQwen3NextArchitecture, "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
-     write_qwen3_next},
+     write_qwen3_next, HfMtpNames::apart},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},
 };

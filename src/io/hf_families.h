@@ -17,6 +17,13 @@ namespace troupe {
 
 inline constexpr std::string_view kQwen3NextArchitecture = "Qwen3NextForCausalLM";
 
+// How the architecture names layers of multi-token prediction.
+enum class HfMtpNames : uint8_t {
+  none,       // it has none
+  as_layers,  // as layers after the model's, with copies of embedding and head
+  apart,      // mtp.*, of one layer
+};
+
 struct HfFamily {
   std::string_view architecture;  // "MixtralForCausalLM"
   const char* model_type;         // "mixtral"
@@ -31,6 +38,7 @@ struct HfFamily {
   double partial_rotary_factor;
   void (*read)(const HfFields& fields, ModelConfig& config);
   void (*write)(const ModelConfig& config, nlohmann::ordered_json& document);
+  HfMtpNames mtp = HfMtpNames::none;
 };
 
 // In the order in which a name is looked for that fits a shape.

@@ -30,16 +30,18 @@ struct HfName {
 };
 using HfNames = std::vector<HfName>;
 
-// A router's bias, within its layer. Whatever the weights are, it is f32: it is compared with
-// scores that are close to each other.
+// Of the embedding and the head, and a router's bias, within its layer. Whatever the weights are,
+// it is f32: it is compared with scores that are close to each other.
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
 constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";
 
 // Outside the layers, and within "model.layers.N.".
 const HfNames& common_names() {
   static const HfNames kNames = {
-      {.parameter = "embedding", .tensors = {"model.embed_tokens.weight"}},
+      {.parameter = "embedding", .tensors = {kEmbedding}},
       {.parameter = "final_norm", .tensors = {"model.norm.weight"}},
-      {.parameter = "head", .tensors = {"lm_head.weight"}},
+      {.parameter = "head", .tensors = {kHead}},
       {.parameter = "input_norm", .tensors = {"input_layernorm.weight"}},
       {.parameter = "w_qkv",
        .tensors = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
@@ -88,6 +90,10 @@ const HfNames& names_of(std::string_view architecture) {
       {.parameter = "w_shared_gate_up",
        .tensors = {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}},
       {.parameter = "w_shared_down", .tensors = {"mlp.shared_experts.down_proj.weight"}},
+      {.parameter = "mtp_embedding_norm", .tensors = {"enorm.weight"}},
+      {.parameter = "mtp_hidden_norm", .tensors = {"hnorm.weight"}},
+      {.parameter = "w_mtp", .tensors = {"eh_proj.weight"}},
+      {.parameter = "mtp_final_norm", .tensors = {"shared_head.norm.weight"}},
   };
   static const HfNames kGptOss = {
       {.parameter = "sinks", .tensors = {"self_attn.sinks"}},
@@ -118,6 +124,10 @@ const HfNames& names_of(std::string_view architecture) {
       {.parameter = "delta_bias", .tensors = {"linear_attn.dt_bias"}},
       {.parameter = "delta_norm", .tensors = {"linear_attn.norm.weight"}},
       {.parameter = "w_delta_out", .tensors = {"linear_attn.out_proj.weight"}},
+      {.parameter = "mtp_embedding_norm", .tensors = {"pre_fc_norm_embedding.weight"}},
+      {.parameter = "mtp_hidden_norm", .tensors = {"pre_fc_norm_hidden.weight"}},
+      {.parameter = "w_mtp", .tensors = {"fc.weight"}},
+      {.parameter = "mtp_final_norm", .tensors = {"norm.weight"}},
   };
   static const HfNames kNone;
   if (architecture == kQwen3NextArchitecture) return kQwen3Next;
@@ -130,13 +140,29 @@ const HfNames& names_of(std::string_view architecture) {
   return kNone;
 }
 
-std::string layer_prefix(int32_t layer) {
-  return layer < 0 ? "" : fmt::format("model.layers.{}.", layer);
+HfMtpNames mtp_names_of(const ModelConfig& config) {
+  const HfFamily* family = find_hf_family(config.hf_architecture);
+  return family == nullptr ? HfMtpNames::none : family->mtp;
+}
+
+std::string layer_prefix(int32_t layer, const ModelConfig& config) {
+  if (layer < 0) return "";
+  const bool apart = layer >= config.num_layers && mtp_names_of(config) == HfMtpNames::apart;
+  return apart ? fmt::format("mtp.layers.{}.", layer - config.num_layers)
+               : fmt::format("model.layers.{}.", layer);
+}
+
+// Of a parameter's tensors. What a layer of multi-token prediction has beside a layer of the
+// model's kind stands outside of that layer where the names are apart.
+std::string prefix_of(const ParameterSpec& parameter, const ModelConfig& config) {
+  const bool beside = parameter.is_of_mtp && mtp_names_of(config) == HfMtpNames::apart;
+  return beside ? "mtp." : layer_prefix(parameter.layer, config);
 }
 
 // Appends the tensors of one parameter.
-void add_tensors(const ParameterSpec& parameter, const HfNames& own,
+void add_tensors(const ParameterSpec& parameter, const ModelConfig& config,
                  std::vector<HfTensor>& tensors) {
+  const HfNames& own = names_of(config.hf_architecture);
   const bool of_experts = parameter.gradient_class == GradientClass::expert;
   const auto is_name = [&](const HfName& name) {
     return name.parameter == parameter.name && name.of_experts == of_experts;
@@ -152,7 +178,7 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
   }
   // The shape of one expert's, or of all.
   const Shape& whole = parameter.whole_shape;
-  const std::string prefix = layer_prefix(parameter.layer);
+  const std::string prefix = prefix_of(parameter, config);
   if (of_experts && name->tensors.front().find('{') == std::string_view::npos) {
     tensors.push_back({.name = prefix + std::string(name->tensors.front()),
                        .shape = whole,
@@ -183,6 +209,22 @@ void add_tensors(const ParameterSpec& parameter, const HfNames& own,
                          .offset = offset});
       offset += shape.elements();
     }
+  }
+}
+
+// Of embedding and head, in each layer of multi-token prediction.
+void add_mtp_copies(const Model& model, std::vector<HfTensor>& tensors) {
+  const ModelConfig& config = model.config();
+  for (int32_t layer = config.num_layers; layer < config.all_layers(); ++layer) {
+    const auto add = [&](const char* name, ParameterId id, const char* copy_of) {
+      tensors.push_back({.name = layer_prefix(layer, config) + name,
+                         .shape = {config.vocab_size, config.hidden_size},
+                         .parameter = id,
+                         .copy_of = copy_of});
+    };
+    const bool tied = config.tie_embeddings;
+    add("embed_tokens.weight", model.embedding(), kEmbedding);
+    add("shared_head.head.weight", model.head(), tied ? kEmbedding : kHead);
   }
 }
 
@@ -239,8 +281,8 @@ std::vector<std::byte> arranged(const HfTensor& tensor, std::span<const std::byt
 // tensor under the head's name is refused: its values would be lost.
 bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
                   const TensorEntry& entry, const ModelConfig& config) {
-  if (!config.tie_embeddings || entry.name != "lm_head.weight") return false;
-  const auto embedding = folder.find("model.embed_tokens.weight");
+  if (!config.tie_embeddings || entry.name != kHead) return false;
+  const auto embedding = folder.find(kEmbedding);
   const auto bytes = file.bytes(entry);
   const bool same = embedding.entry != nullptr && embedding.entry->dtype == entry.dtype &&
                     embedding.entry->shape == entry.shape &&
@@ -254,18 +296,17 @@ bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
   return true;
 }
 
-// Layers of multi-token prediction are numbered after the model's, but have a name of their own in
-// Qwen3-Next.
-bool is_of_prediction_layer(const TensorEntry& entry, const ModelConfig& config, int32_t layers) {
+// Layers of multi-token prediction that the configuration has not.
+bool is_of_left_out_layer(const TensorEntry& entry, const ModelConfig& config, int32_t layers) {
   constexpr std::string_view kPrefix = "model.layers.";
-  if (config.hf_architecture == kQwen3NextArchitecture && layers > 0) {
-    return entry.name.starts_with("mtp.");
+  if (mtp_names_of(config) == HfMtpNames::apart && layers > 0) {
+    return config.mtp_num_layers == 0 && entry.name.starts_with("mtp.");
   }
   if (!entry.name.starts_with(kPrefix)) return false;
   int64_t layer = -1;
   const char* end = entry.name.data() + entry.name.size();
   std::from_chars(entry.name.data() + kPrefix.size(), end, layer);
-  return layer >= config.num_layers && layer < int64_t{config.num_layers} + layers;
+  return layer >= config.all_layers() && layer < int64_t{config.num_layers} + layers;
 }
 
 constexpr std::string_view kFp8Scales = "_scale_inv";
@@ -313,7 +354,7 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
       if (find_tensor(tensors, entry.name) != nullptr) continue;
       if (is_of_quantised(folder, tensors, entry.name, quantization)) continue;
       if (is_tied_copy(folder, file, entry, config)) continue;
-      if (is_of_prediction_layer(entry, config, prediction_layers)) continue;
+      if (is_of_left_out_layer(entry, config, prediction_layers)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
                                     file.path(), printable(entry.name), config.hf_architecture));
     }
@@ -405,7 +446,24 @@ std::pair<TensorSpec, TensorSpec> quantised_specs(const HfTensor& tensor,
           {tensor.name + std::string(kMxfp4Scales), FileDType::u8, {shape[0], shape[1], groups}}};
 }
 
-// Opens a folder, checks it against the model, and hands over every tensor.
+// A copy that differs is refused: its values would be lost.
+void require_same_copy(const SafetensorsFolder& folder, const HfTensor& copy) {
+  const auto located = folder.find(copy.name);
+  if (located.entry == nullptr) return;
+  const auto original = folder.find(copy.copy_of);
+  const auto bytes = located.bytes();
+  if (original.entry != nullptr && original.entry->dtype == located.entry->dtype &&
+      original.entry->shape == located.entry->shape &&
+      std::equal(bytes.begin(), bytes.end(), original.bytes().begin())) {
+    return;
+  }
+  throw_bad_request(
+      fmt::format("{}: the tensor {} differs from {}, which layers of multi-token prediction share "
+                  "here. Without these layers the folder can be read.",
+                  located.file->path(), copy.name, copy.copy_of));
+}
+
+// Opens a folder, checks it against the model, and hands over every tensor but copies.
 void visit_folder(const std::string& path, const ModelConfig& config, FolderContents contents,
                   int32_t prediction_layers, HfQuantization quantization,
                   const std::function<void(const HfTensor&, const StoredTensor&)>& visit,
@@ -417,6 +475,10 @@ void visit_folder(const std::string& path, const ModelConfig& config, FolderCont
   uint64_t total = 0;
   for (const SafetensorsFile& file : folder.files()) total += file.file_bytes();
   for (const HfTensor& tensor : tensors) {
+    if (tensor.is_copy()) {
+      require_same_copy(folder, tensor);
+      continue;
+    }
     if (!tensor.parameter.valid() && contents == FolderContents::gradients) continue;
     StoredTensor stored = {.quantization = quantization_of(folder, tensor, quantization)};
     if (stored.quantization != HfQuantization::none) {
@@ -520,10 +582,11 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
   const Model model(config);
   std::vector<HfTensor> tensors;
   for (const ParameterSpec& parameter : model.parameters()) {
-    add_tensors(parameter, names_of(config.hf_architecture), tensors);
+    add_tensors(parameter, config, tensors);
   }
+  if (mtp_names_of(config) == HfMtpNames::as_layers) add_mtp_copies(model, tensors);
   for (const RouterStateSpec& state : model.router_states()) {
-    tensors.push_back({.name = layer_prefix(state.layer) + std::string(kRouterBias),
+    tensors.push_back({.name = layer_prefix(state.layer, config) + std::string(kRouterBias),
                        .shape = state.shape,
                        .parameter = {},
                        .layer = state.layer});
@@ -531,6 +594,23 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
   std::sort(tensors.begin(), tensors.end(),
             [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
   return tensors;
+}
+
+int32_t hf_folder_prediction_layers(const std::string& folder) {
+  const std::string path = join_path(folder, "config.json");
+  const int32_t announced = hf_prediction_layers(path);
+  if (announced == 0) return 0;
+  ModelConfig config = read_hf_config(path);
+  config.mtp_num_layers = 1;
+  const SafetensorsFolder open = SafetensorsFolder::open(folder);
+  const Model model(config);
+  for (const ParameterSpec& parameter : model.parameters()) {
+    if (!parameter.is_of_mtp) continue;
+    std::vector<HfTensor> tensors;
+    add_tensors(parameter, config, tensors);
+    if (open.find(tensors.front().name).entry == nullptr) return 0;
+  }
+  return announced;
 }
 
 HfQuantization hf_folder_quantization(const std::string& folder) {
@@ -556,14 +636,19 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   ModelConfig named = config;
   const std::string config_path = join_path(folder, "config.json");
   named.hf_architecture = read_hf_config(config_path).hf_architecture;
+  const int32_t prediction_layers = hf_prediction_layers(config_path);
+  if (config.mtp_num_layers > prediction_layers) {
+    throw_bad_request(
+        fmt::format("{}: the folder has {} layers of multi-token prediction, the model {}.", folder,
+                    prediction_layers, config.mtp_num_layers));
+  }
   std::unordered_map<int32_t, Target> targets;
   for (const Parameter& parameter : state.parameters) {
     targets[parameter.id.index] = {
         &parameter, runs_within(runs_of(parameter.slice, parameter.whole_shape), parameter.held)};
   }
   visit_folder(
-      folder, named, FolderContents::weights, hf_prediction_layers(config_path),
-      hf_folder_quantization(folder),
+      folder, named, FolderContents::weights, prediction_layers, hf_folder_quantization(folder),
       [&](const HfTensor& tensor, const StoredTensor& stored) {
         if (!tensor.parameter.valid()) return load_bias(folder, tensor, stored, state, storage);
         const auto target = targets.find(tensor.parameter.index);
@@ -613,15 +698,17 @@ std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, con
   return rounded;
 }
 
-// Is it quantised where no folder says? The linear layers of the decoder's layers but routers and
-// gates of shared experts; in mxfp4 the experts.
+// Is it quantised where no folder says? The linear layers of the decoder's layers but routers,
+// gates of shared experts and what joins the inputs of multi-token prediction; in mxfp4 the
+// experts.
 bool is_quantised(const HfTensor& tensor, HfQuantization quantization) {
   switch (quantization) {
     case HfQuantization::none:
       return false;
     case HfQuantization::fp8_block:
       return tensor.shape.rank() == 2 && tensor.name.starts_with("model.layers.") &&
-             tensor.name.ends_with(".weight") && !tensor.name.ends_with("gate.weight");
+             tensor.name.ends_with(".weight") && !tensor.name.ends_with("gate.weight") &&
+             !tensor.name.ends_with("eh_proj.weight") && !tensor.is_copy();
     case HfQuantization::mxfp4:
       return tensor.arrangement.transposed;
   }

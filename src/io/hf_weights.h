@@ -5,11 +5,11 @@
 //
 // Loading is total: every element of every parameter, or of every slice that a rank holds of one,
 // and of every bias is written exactly once, and every tensor of the folder has a place in the
-// whole model (or is a copy of a tied head, or of a layer of multi-token prediction, which is left
-// out), or the load is refused with the names. Values are converted with one correct rounding;
-// writing back what was read in the same dtype is bit-exact. Weights in 8 and 4 bits
-// (hf_quantization.h) are first decoded to f32; beyond the mapped files a load needs memory for one
-// tensor. Errors are UserErrors. One thread.
+// whole model (or is a copy of a tied head, or of a layer of multi-token prediction that the
+// configuration leaves out), or the load is refused with the names. Values are converted with one
+// correct rounding; writing back what was read in the same dtype is bit-exact. Weights in 8 and 4
+// bits (hf_quantization.h) are first decoded to f32; beyond the mapped files a load needs memory
+// for one tensor. Errors are UserErrors. One thread.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct HfArrangement {
 };
 
 // One Hugging Face tensor: `shape` elements of a parameter, beginning at element `offset` of the
-// whole parameter, however it is sliced; or the bias of a router.
+// whole parameter, however it is sliced; or the bias of a router; or a second copy of a parameter.
 struct HfTensor {
   std::string name;
   Shape shape;  // of the parameter
@@ -48,10 +48,20 @@ struct HfTensor {
   ParameterId parameter;  // invalid: it is the bias of the router of
   int32_t layer = -1;     // this layer
   int64_t offset = 0;
+  // As layers of multi-token prediction have of embedding and head, which they share. May be
+  // missing; what is there must be the same bytes.
+  std::string copy_of = {};
+
+  bool is_copy() const { return !copy_of.empty(); }
 };
 
-// All tensors of the whole model, sorted by name. They tile all parameters and biases.
+// All tensors of the whole model, sorted by name. Without copies they tile all parameters and
+// biases.
 std::vector<HfTensor> hf_tensors(const ModelConfig& config);
+
+// Layers of multi-token prediction that the folder holds: as many as its config.json announces, or
+// none where it has not the first of their tensors.
+int32_t hf_folder_prediction_layers(const std::string& folder);
 
 // The form of the folder's quantised weights, as its config.json has it.
 HfQuantization hf_folder_quantization(const std::string& folder);

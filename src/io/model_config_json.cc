@@ -107,6 +107,8 @@ void for_each_later_field(Config& config, const Visit& visit) {
   visit("moe_router_force_biased", config.moe_router_force_biased);
   visit("embedding_init_method_std", config.embedding_init_method_std);
   visit("init_method_xavier_uniform", config.init_method_xavier_uniform);
+  visit("mtp_num_layers", config.mtp_num_layers);
+  visit("mtp_loss_scaling_factor", config.mtp_loss_scaling_factor);
 }
 
 // Enumerations are written by name.

@@ -17,6 +17,10 @@ int32_t rows_of_sequence(const ModelPart& part, int32_t sequence);
 BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t batch,
                              int32_t sequence, bool with_labels, DType accumulation);
 
+// Adds what multi-token prediction needs; `accumulation` as above.
+void declare_shifted(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                     DType accumulation, BatchValues& batch);
+
 // Adds the tokens of the micro-batch that are not padding, where this rank has routers.
 void declare_valid_tokens(Builder& builder, const ModelConfig& config, const ModelPart& part,
                           int64_t rows, BatchValues& batch);

@@ -23,6 +23,17 @@ struct BatchValues {
   ValueId tokens;              // i32 [batch * sequence]; invalid: nothing is embedded
   ValueId labels;              // i32 [batch * sequence]; invalid: no loss is built
   ValueId mask;  // accumulation dtype [batch * sequence]: weight of each token in the loss
+  // For multi-token prediction (training only), by depth - 1: the same of the token that is `depth`
+  // tokens further. Where there is none in the sequence, or with `shifts_in_documents` in the
+  // document, ids are 0 and the mask is 0.
+  struct Shifted {
+    ValueId tokens;  // with the layers of multi-token prediction
+    ValueId labels;  // with the loss, as is the mask
+    ValueId mask;
+    ValidTokens valid = {};  // as below; what does not exist is none
+  };
+  std::vector<Shifted> shifted = {};
+  bool shifts_in_documents = false;
   // Where attention stays within documents: i32, the position in its sequence at which the document
   // of each row begins. Of the rows whose queries attend here (queries_of_attention).
   ValueId starts;
@@ -32,6 +43,12 @@ struct BatchValues {
   // The mask has the rows that this rank's routers see, which begin at row `first_valid`.
   ValidTokens valid = {};
   int64_t first_valid = 0;
+
+  // Of a depth, 0 for the prediction of the next token.
+  ValueId mask_of(size_t depth) const { return depth == 0 ? mask : shifted[depth - 1].mask; }
+  const ValidTokens& valid_of(size_t depth) const {
+    return depth == 0 ? valid : shifted[depth - 1].valid;
+  }
 };
 
 // What is minimised beside the cross-entropy, each a mean over micro-batches.
@@ -60,16 +77,17 @@ struct Head {
   ValueId weight;
   ValueId loss_tokens;  // what the sum of the losses is divided by; invalid: there is no loss
   std::vector<Chunk> chunks;
+  std::vector<ValueId> losses = {};  // what build_loss() made of chunks, put here by its callers
 };
 
 struct ForwardResult {
   // Of a stage without loss: the residual stream [tokens, hidden] for the next stage, nothing left
-  // to be added to it. Of a stage without embedding and layers it is the input itself.
+  // to be added to it. Of a stage without embedding and layers it is the input itself. After layers
+  // of multi-token prediction it is the normed states of all depths, one after the other.
   ValueId output;
-  // Of the stage with the loss: what build_loss() goes on from, and, when its callers have put them
-  // here, the losses that it made of the chunks.
-  Head head;
-  std::vector<ValueId> losses;
+  // Of the stage with the loss: what build_loss() goes on from. The first is that of the next
+  // token, the others, in training, those of multi-token prediction, by depth.
+  std::vector<Head> heads;
 
   // What else is minimised in training, already multiplied by its coefficient; one entry per layer.
   struct AuxiliaryLoss {
@@ -106,8 +124,8 @@ struct ForwardOptions {
   uint64_t seed = 0;
   ValueId step = {};
   // What the sum of the tokens' losses is divided by, [1]: the count of all tokens that share the
-  // loss. Invalid: those of the micro-batch that the ranks of cp have.
-  ValueId loss_tokens = {};
+  // loss, by depth. Empty: those of the micro-batch that the ranks of cp have.
+  std::vector<ValueId> loss_tokens = {};
   // The most tokens of a chunk of the head; 0: all of them are one.
   int32_t loss_chunk_tokens = 0;
   // Router replay: by layer, i32 [tokens, top-k] the experts to be used instead of choosing. Empty,

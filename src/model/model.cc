@@ -43,26 +43,41 @@ Model::Model(const ModelConfig& config, const BlockMakers& makers)
   list_.at(embedding_).is_with_embedding = true;
   list_.at(embedding_).is_with_loss = config_.tie_embeddings;
   list_.at(embedding_).is_outer = true;
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    list_.layer = layer;
-    DecoderLayer blocks;
-    blocks.input_norm = Norm(list_, config_, "input_norm");
-    blocks.mixer = makers.mixer(list_, config_, layer);
-    blocks.feed_forward_norm = Norm(list_, config_, "post_attention_norm");
-    blocks.feed_forward = makers.feed_forward(list_, config_, layer);
-    layers_.push_back(std::move(blocks));
-  }
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) add_layer(layer, makers);
   list_.layer = -1;
   const auto first_at_loss = list_.parameters().size();
   final_norm_ = Norm(list_, config_, "final_norm");
+  const auto first_of_head = list_.parameters().size();
   head_ = embedding_;
   if (!config_.tie_embeddings) {
     head_ = list_.weight("head", vocabulary, {.cuts = {rows}});
     list_.at(head_).is_outer = true;
   }
   for (size_t i = first_at_loss; i < list_.parameters().size(); ++i) {
-    list_.at({static_cast<int32_t>(i)}).is_with_loss = true;
+    ParameterSpec& parameter = list_.at({static_cast<int32_t>(i)});
+    const bool is_norm = i < first_of_head;
+    (is_norm && config_.mtp_num_layers > 0 ? parameter.is_with_mtp : parameter.is_with_loss) = true;
   }
+  // Last, so that the model's own parameters start as they do without these layers.
+  for (int32_t layer = config_.num_layers; layer < config_.all_layers(); ++layer) {
+    list_.layer = layer;
+    const auto first = list_.parameters().size();
+    mtp_layers_.emplace_back(list_, config_);
+    for (size_t i = first; i < list_.parameters().size(); ++i) {
+      list_.at({static_cast<int32_t>(i)}).is_of_mtp = true;
+    }
+    add_layer(layer, makers);
+  }
+}
+
+void Model::add_layer(int32_t layer, const BlockMakers& makers) {
+  list_.layer = layer;
+  DecoderLayer blocks;
+  blocks.input_norm = Norm(list_, config_, "input_norm");
+  blocks.mixer = makers.mixer(list_, config_, layer);
+  blocks.feed_forward_norm = Norm(list_, config_, "post_attention_norm");
+  blocks.feed_forward = makers.feed_forward(list_, config_, layer);
+  layers_.push_back(std::move(blocks));
 }
 
 int64_t Model::parameter_count() const {
@@ -86,9 +101,14 @@ double Model::head_flops() const {
   return 2.0 * config_.hidden_size * config_.vocab_size;
 }
 
+double Model::mtp_flops() const {
+  const double hidden = config_.hidden_size;
+  return 2.0 * (2 * hidden * hidden + 3 * hidden);  // Megatron's report counts its norms
+}
+
 double Model::training_flops(int64_t sequence) const {
-  double of_token = head_flops();
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+  double of_token = head_flops() + config_.mtp_num_layers * (mtp_flops() + head_flops());
+  for (int32_t layer = 0; layer < config_.all_layers(); ++layer) {
     of_token += layer_flops(layer, sequence);
   }
   return 3.0 * static_cast<double>(sequence) * of_token;

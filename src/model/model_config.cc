@@ -269,6 +269,10 @@ void ModelConfig::validate() const {
     throw_bad_request(
         fmt::format("Model configuration: num_layers is {}, more than 2000.", num_layers));
   }
+  if (mtp_num_layers < 0 || mtp_num_layers > 100) {
+    refuse(fmt::format("mtp_num_layers must be between 0 and 100, it is {}.", mtp_num_layers));
+  }
+  require_not_negative(mtp_loss_scaling_factor, "mtp_loss_scaling_factor");
   if (num_attention_heads % num_query_groups != 0) {
     throw_bad_request(
         fmt::format("Model configuration: num_attention_heads ({}) must be a multiple of "

@@ -26,6 +26,10 @@ struct ModelConfig {
   int32_t padding_token = -1;  // its embedding gets no gradient; -1: there is none
   int32_t hidden_size = 0;
   int32_t num_layers = 0;
+  // Layers of multi-token prediction (model/mtp_layer.h), of the kind of the last layer and
+  // numbered after it, and the weight of their losses together.
+  int32_t mtp_num_layers = 0;
+  double mtp_loss_scaling_factor = 0.1;
 
   int32_t num_attention_heads = 0;
   int32_t num_query_groups = 0;  // key-value heads
@@ -140,16 +144,15 @@ struct ModelConfig {
 
   std::string hf_architecture;  // "MixtralForCausalLM": how the weights are named outside
 
-  bool is_moe_layer(int32_t layer) const {
-    return num_experts > 0 && moe_layers[static_cast<size_t>(layer)];
-  }
+  int32_t all_layers() const { return num_layers + mtp_num_layers; }
+  bool is_moe_layer(int32_t layer) const { return num_experts > 0 && moe_layers[kind_of(layer)]; }
   bool has_window(int32_t layer) const {
-    return window_layers.empty() || window_layers[static_cast<size_t>(layer)];
+    return window_layers.empty() || window_layers[kind_of(layer)];
   }
   bool has_linear_attention(int32_t layer) const {
-    return !linear_attention_layers.empty() && linear_attention_layers[static_cast<size_t>(layer)];
+    return !linear_attention_layers.empty() && linear_attention_layers[kind_of(layer)];
   }
-  int32_t moe_layer_count() const;
+  int32_t moe_layer_count() const;  // without those of multi-token prediction
   // Of a head: how many elements turn.
   int32_t rotary_dim() const;
   RopeScaling rope_scaling() const;
@@ -165,6 +168,12 @@ struct ModelConfig {
   // Refuses in the same way a router of a possible shape that cannot learn. Not part of validate():
   // a config.json may say so where other options then make it learn.
   void require_learning_router() const;
+
+ private:
+  // The layer of the model that is like this one.
+  size_t kind_of(int32_t layer) const {
+    return static_cast<size_t>(layer < num_layers ? layer : num_layers - 1);
+  }
 };
 
 }  // namespace troupe

@@ -1,12 +1,15 @@
 #include "model/model_part.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace troupe {
 
-RunLayout layout_of_one_rank(int32_t layers) {
+RunLayout layout_of_one_rank(int32_t layers, int32_t mtp_layers) {
+  PipelinePartition partition = even_partition(layers, 1, 1, StagePlacement::loop).value();
+  partition.stages.back().mtp_layers = mtp_layers;
   return {.layout = Layout({.embedding_places = {0}}),
-          .partition = even_partition(layers, 1, 1, StagePlacement::loop).value(),
+          .partition = std::move(partition),
           .schedule = {}};
 }
 

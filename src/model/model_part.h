@@ -46,8 +46,8 @@ struct ShardGroups {
   RankGroup across = RankGroup::dp_cp_across_instances;
 };
 
-// All of `layers` layers on one rank.
-RunLayout layout_of_one_rank(int32_t layers);
+// All of `layers` layers, and those of multi-token prediction, on one rank.
+RunLayout layout_of_one_rank(int32_t layers, int32_t mtp_layers = 0);
 
 struct ModelPart {
   std::shared_ptr<const RunLayout> run;

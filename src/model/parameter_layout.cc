@@ -91,7 +91,7 @@ std::optional<Refusal> check_layout(const ModelConfig& config, const Layout& lay
                     fmt::format(" {}: the model has no experts. Leave it out.", layout.ep())},
         .nearest = {1}};
   }
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int32_t layer = 0; layer < config.all_layers(); ++layer) {
     const auto& blocks = model.layer(layer);
     if (auto refusal = blocks.mixer->check_layout(layout, exchange)) return refusal;
     if (auto refusal = blocks.feed_forward->check_layout(layout, exchange)) return refusal;
@@ -174,7 +174,7 @@ bool holds(const PipelinePartition& partition, int32_t place, const ParameterSpe
     const std::vector<int32_t> places = partition.embedding_ranks(parameter.is_with_loss);
     return std::binary_search(places.begin(), places.end(), place);
   }
-  return partition.rank_of_loss() == place;
+  return (parameter.is_with_mtp ? partition.rank_of_mtp() : partition.rank_of_loss()) == place;
 }
 
 }  // namespace troupe

@@ -60,6 +60,8 @@ struct ParameterSpec {
   bool is_wide = false;            // has the accumulation dtype of the model's dtype
   bool is_with_embedding = false;  // outside the layers: the stage that embeds tokens has it,
   bool is_with_loss = false;       // or that with the loss, or both
+  bool is_with_mtp = false;        // or that with the layers of multi-token prediction
+  bool is_of_mtp = false;          // beside the layer that one of multi-token prediction has
   bool is_matrix = false;          // or one for each expert; else norms and biases
   bool is_outer = false;           // embedding or head, which may have their own learning rate
   bool is_qk_norm = false;         // whose weight decay is an option

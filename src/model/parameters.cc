@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,17 +35,18 @@ class Declaration {
         owners_(parameter_owners(model_->parameters(), part)) {}
 
   ModelState run() {
-    std::vector<StateId> expert_biases(static_cast<size_t>(model_->config().num_layers));
+    std::vector<StateId> expert_biases(static_cast<size_t>(model_->config().all_layers()));
     auto state = model_->router_states().begin();
-    const auto declare_states_until = [&](ParameterId next) {
-      for (; state != model_->router_states().end() && state->next.index <= next.index; ++state) {
+    const auto declare_states_until = [&](int32_t next) {
+      for (; state != model_->router_states().end() && state->next.index <= next; ++state) {
         expert_biases[static_cast<size_t>(state->layer)] = add(*state);
       }
     };
     for (const ParameterSpec& spec : model_->parameters()) {
-      declare_states_until(spec.id);
+      declare_states_until(spec.id.index);
       if (holds(part_.partition(), place_, spec)) add(spec);
     }
+    declare_states_until(std::numeric_limits<int32_t>::max());
     keep_optimizer_on_host();
     return {
         std::move(model_),       part_, dtype_, trained_, std::move(table_), std::move(parameters_),
@@ -161,9 +163,10 @@ class Declaration {
 }  // namespace
 
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained) {
-  return declare_model_state(
-      config, dtype, trained,
-      {.run = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)), .rank = 0});
+  return declare_model_state(config, dtype, trained,
+                             {.run = std::make_shared<const RunLayout>(
+                                  layout_of_one_rank(config.num_layers, config.mtp_num_layers)),
+                              .rank = 0});
 }
 
 ModelState declare_model_state(const ModelConfig& config, DType dtype, bool trained,

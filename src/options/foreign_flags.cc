@@ -52,7 +52,9 @@ constexpr std::string_view kStraggler =
 constexpr std::string_view kNoService =
     "runs report to files alone (metrics.jsonl, --tensorboard-dir).";
 constexpr std::string_view kNoCollector = "there is no garbage collector here.";
-constexpr std::string_view kMtp = "multi-token prediction is not available in this version.";
+constexpr std::string_view kMtp =
+    "each depth of multi-token prediction has a layer of its own, and all gradients reach the "
+    "model.";
 constexpr std::string_view kAttention = "this kind of attention is not available in this version.";
 constexpr std::string_view kShapeOf = "models of this shape are not available in this version.";
 constexpr std::string_view kOtherModels =
@@ -115,8 +117,9 @@ constexpr ForeignFlag kForeignFlags[] = {
             "--rotary-scaling-factor 32 --yarn-original-max-position-embeddings 131072 "
             "--no-yarn-correction-range-round-to-int, or --model with a config.json."),
     refused("moe-latent-size", kShapeOf),
-    refused("mtp-loss-scaling-factor", kMtp),
-    accepted_value("mtp-num-layers", "0", kMtp),
+    refused("mtp-use-repeated-layer", kMtp),
+    refused("mtp-detach-heads", kMtp),
+    refused("mtp-hsm", kMtp),
     refused("softmax-scale", kAttention),
     refused("qk-clip", kAttention),
     refused("encoder-num-layers", kOtherModels),

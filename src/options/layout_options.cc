@@ -45,7 +45,8 @@ int32_t chunks_of(const Options& options, int32_t layers) {
   return static_cast<int32_t>(layers / round);
 }
 
-PipelinePartition partition_of(const Options& options, const ModelConfig& config) {
+// All but layers of multi-token prediction that no text places.
+PipelinePartition stages_of(const Options& options, const ModelConfig& config) {
   const int32_t ranks = options.pipeline_model_parallel_size;
   const bool v = options.pipeline_schedule == PipelineSchedule::zb_v;
   const StagePlacement placement = v ? StagePlacement::v : StagePlacement::loop;
@@ -93,7 +94,13 @@ PipelinePartition partition_of(const Options& options, const ModelConfig& config
                 : "num-layers-per-virtual-pipeline-stage"));
   }
   return require_accepted(parse_partition(options.pipeline_model_parallel_layout, config.num_layers,
-                                          /*mtp_layers=*/0, ranks, placement));
+                                          config.mtp_num_layers, ranks, placement));
+}
+
+PipelinePartition partition_of(const Options& options, const ModelConfig& config) {
+  PipelinePartition partition = stages_of(options, config);
+  if (partition.mtp_stage() < 0) partition.stages.back().mtp_layers = config.mtp_num_layers;
+  return partition;
 }
 
 // As TP unless given (Megatron's default), or 1 where the ranks do not suffice for that.
@@ -169,10 +176,9 @@ PipelineShape shape_of(const Options& options, const ModelConfig& config, const 
 // The head's gradients would come between those of the embedding, which such schedules move.
 void refuse_loss_chunks(const Options& options, const ModelConfig& config,
                         const PipelinePartition& partition, const PipelineShape& shape) {
-  if (options.loss_chunk_tokens == 0 || !config.tie_embeddings ||
-      partition.rank_of_embedding() != partition.rank_of_loss()) {
-    return;
-  }
+  if (options.loss_chunk_tokens == 0 || !config.tie_embeddings) return;
+  const std::vector<int32_t> embeds = partition.embedding_ranks(/*tied=*/false);
+  if (!std::binary_search(embeds.begin(), embeds.end(), partition.rank_of_loss())) return;
   if (!shape.merged && shape.schedule == PipelineSchedule::one_f_one_b) return;
   throw_bad_request(
       "--loss-chunk-tokens: here the rank of the head has the embedding, too, with the same "

@@ -185,6 +185,8 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
                                   : read_hf_config(path);
 
   if (options.num_layers) override_depth(*options.num_layers, config);
+  override_with(options.mtp_num_layers, config.mtp_num_layers);
+  override_with(options.mtp_loss_scaling_factor, config.mtp_loss_scaling_factor);
   if (options.num_experts) {
     const bool was_moe = config.num_experts > 0;
     config.num_experts = *options.num_experts;

@@ -129,6 +129,8 @@ struct Options {
   // Model: a shape, and changes to it.
   std::string model;
   std::optional<int32_t> num_layers;
+  std::optional<int32_t> mtp_num_layers;
+  std::optional<double> mtp_loss_scaling_factor;
   std::optional<int32_t> hidden_size;
   std::optional<int32_t> ffn_hidden_size;
   std::optional<int32_t> num_attention_heads;

@@ -180,7 +180,7 @@ std::string problem_of_mtp(const PipelinePartition& partition) {
         "the last {} stages.",
         partition.ranks);
   }
-  if (place.rank == 0 && partition.ranks > 1) {
+  if (place.rank == 0 && partition.ranks > 1 && partition.placement == StagePlacement::loop) {
     return "MTP layers (m) cannot stand on the first rank of the pipeline.";
   }
   return "";
@@ -205,7 +205,22 @@ int32_t PipelinePartition::rank_of_layer(int32_t layer) const {
       return place_of(static_cast<int32_t>(stage)).rank;
     }
   }
-  TROUPE_CHECK(false, "a layer of this partition");
+  const int32_t mtp = mtp_stage();
+  const int32_t after_decoder = layer - stages.back().first_layer - stages.back().layers;
+  TROUPE_CHECK(mtp >= 0 && after_decoder < stages[static_cast<size_t>(mtp)].mtp_layers,
+               "a layer of this partition");
+  return place_of(mtp).rank;
+}
+
+int32_t PipelinePartition::mtp_stage() const {
+  const auto found = std::find_if(stages.begin(), stages.end(),
+                                  [](const PipelineStage& stage) { return stage.mtp_layers > 0; });
+  return found == stages.end() ? -1 : static_cast<int32_t>(found - stages.begin());
+}
+
+int32_t PipelinePartition::streams_into(int32_t stage) const {
+  const int32_t mtp = mtp_stage();
+  return mtp < 0 || stage <= mtp ? 1 : 1 + stages[static_cast<size_t>(mtp)].mtp_layers;
 }
 
 int32_t PipelinePartition::rank_of_embedding() const {
@@ -219,11 +234,7 @@ int32_t PipelinePartition::rank_of_loss() const {
 std::vector<int32_t> PipelinePartition::embedding_ranks(bool tied) const {
   std::vector<int32_t> found = {rank_of_embedding()};
   if (tied) found.push_back(rank_of_loss());
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    if (stages[stage].mtp_layers > 0) {
-      found.push_back(place_of(static_cast<int32_t>(stage)).rank);
-    }
-  }
+  if (mtp_stage() >= 0) found.push_back(rank_of_mtp());
   std::sort(found.begin(), found.end());
   found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;

@@ -33,7 +33,7 @@ struct PipelineStage {
   int32_t layers = 0;
   int32_t mtp_layers = 0;  // multi-token prediction
   bool embedding = false;
-  bool loss = false;  // final norm, head and loss
+  bool loss = false;  // final norm (with MTP layers it is before these), head and loss
   bool operator==(const PipelineStage&) const = default;
 };
 
@@ -44,8 +44,15 @@ struct PipelinePartition {
   std::vector<PipelineStage> stages;
 
   StagePlace place_of(int32_t stage) const { return place_of_stage(placement, ranks, stage); }
-  // The rank of the pipeline whose stages hold this decoder layer.
+  // The rank of the pipeline whose stages hold this decoder layer, or, numbered after those, MTP
+  // layer.
   int32_t rank_of_layer(int32_t layer) const;
+  // The stage with the MTP layers; -1: there are none.
+  int32_t mtp_stage() const;
+  int32_t rank_of_mtp() const { return place_of(mtp_stage()).rank; }
+  // How many streams of [tokens, hidden] a stage gets from the one before: after MTP layers there
+  // is one for each of them, too.
+  int32_t streams_into(int32_t stage) const;
   int32_t rank_of_embedding() const;
   int32_t rank_of_loss() const;
   // The ranks of the pipeline that hold the word embedding or a copy of it: with the embedding,
@@ -81,8 +88,8 @@ OrRefusal<PipelinePartition> uneven_partition(int32_t layers, int32_t ranks, int
 // decoder layer, m MTP layer, L loss, | between stages, x*n a symbol n times, (...)*n a group n
 // times; commas and blanks mean nothing, and stages may be empty. E stands once, in the first
 // stage; L once, in the last; all m in one stage, after all t, in the last chunk of a rank that is
-// not the first; there are `layers` t and `mtp_layers` m; the number of stages is a multiple of
-// `ranks`.
+// not the first (placed in a V it may be); there are `layers` t and `mtp_layers` m; the number of
+// stages is a multiple of `ranks`.
 OrRefusal<PipelinePartition> parse_partition(std::string_view text, int32_t layers,
                                              int32_t mtp_layers, int32_t ranks,
                                              StagePlacement placement);

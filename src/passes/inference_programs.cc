@@ -2,6 +2,7 @@
 
 #include "model/batch_inputs.h"
 #include "model/decoder.h"
+#include "model/pipeline_work.h"
 #include "passes/pipeline_messages.h"
 #include "passes/step_inputs.h"
 #include "passes/step_metrics.h"
@@ -22,7 +23,11 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
   const ContextExchange exchange = ContextExchange::p2p;
   if (reset_attention_mask) declare_starts(builder, part, exchange, step.batch);
-  if (with_loss) step.loss = builder.metric("loss", DType::f64, {1});
+  std::vector<LossMetric> losses;
+  if (with_loss) {
+    step.loss = builder.metric("loss", DType::f64, {1});
+    losses.push_back({.sum = step.loss, .tokens = {}});
+  }
   if (!keep_logits) {
     step.layers = declare_layer_metrics(builder, config, /*training=*/false,
                                         /*ignore_padding=*/false);
@@ -38,7 +43,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   for (const PipelineWork& work : forward_work(part)) {
     builder.place = Place{.chunk = static_cast<int16_t>(work.step.chunk)};
     if (work.step.action == PipelineAction::receive_activation) {
-      stream = messages.receive(work.step.peer, "stage_in");
+      stream = messages.receive(work.step.peer, /*streams=*/1, "stage_in");
     } else if (work.step.action == PipelineAction::send_activation) {
       messages.send(stream, work.step.peer);
     } else {
@@ -49,11 +54,12 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
                                       .loss_chunk_tokens = loss_chunk_tokens,
                                       .selected = step.selected}));
       stream = stages.back().output;
-      ForwardResult& forward = stages.back();
-      for (const Head::Chunk& chunk : forward.head.chunks) {
-        const LossResult result = build_loss(builder, state, forward.head, chunk);
-        if (keep_logits) step.logits = result.logits;
-        if (with_loss) forward.losses.push_back(result.loss);
+      for (Head& head : stages.back().heads) {
+        for (const Head::Chunk& chunk : head.chunks) {
+          const LossResult result = build_loss(builder, state, head, chunk);
+          if (keep_logits) step.logits = result.logits;
+          if (with_loss) head.losses.push_back(result.loss);
+        }
       }
     }
   }
@@ -64,14 +70,12 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       record_selections(*step.program, config, forward, step.selected);
     }
     if (with_loss) {
-      accumulate_metrics(builder, config, part, forward, {.sum = step.loss, .tokens = {}},
-                         step.layers, sums, /*share=*/1.0, /*loss_share=*/1.0);
+      accumulate_metrics(builder, config, part, forward, losses, step.layers, sums, /*share=*/1.0,
+                         /*loss_share=*/1.0);
     }
   }
   if (step.logits.valid()) step.program->add_result(step.logits);
-  for (const ValueId metric : metrics_of({.sum = step.loss, .tokens = {}}, step.layers)) {
-    sums.add_nothing(metric);
-  }
+  for (const ValueId metric : metrics_of(losses, step.layers)) sums.add_nothing(metric);
   return step;
 }
 

@@ -20,8 +20,8 @@ Shape stream_shape(const ModelConfig& config, const ModelPart& part, int32_t bat
 std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& config,
                                         const ModelPart& part, int64_t tokens, RoutingTrace trace) {
   if (trace != RoutingTrace::replayed) return {};
-  std::vector<ValueId> selections(static_cast<size_t>(config.num_layers));
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  std::vector<ValueId> selections(static_cast<size_t>(config.all_layers()));
+  for (int32_t layer = 0; layer < config.all_layers(); ++layer) {
     if (!config.is_moe_layer(layer) || !has_layer(part, layer)) continue;
     selections[static_cast<size_t>(layer)] =
         builder.input("selected", DType::i32, {tokens, config.moe_router_topk});
@@ -31,7 +31,7 @@ std::vector<ValueId> declare_selections(Builder& builder, const ModelConfig& con
 
 void record_selections(Program& program, const ModelConfig& config, const ForwardResult& forward,
                        std::vector<ValueId>& selections) {
-  selections.resize(static_cast<size_t>(config.num_layers));
+  selections.resize(static_cast<size_t>(config.all_layers()));
   for (const auto& router : forward.routers) {
     program.add_result(router.selected);
     selections[static_cast<size_t>(router.layer)] = router.selected;

@@ -11,7 +11,8 @@ namespace troupe {
 std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelConfig& config,
                                                 bool training, bool ignore_padding) {
   std::vector<LayerMetrics> layers;
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+  const int32_t count = training ? config.all_layers() : config.num_layers;
+  for (int32_t layer = 0; layer < count; ++layer) {
     if (!config.is_moe_layer(layer)) continue;
     LayerMetrics metrics;
     metrics.layer = layer;
@@ -27,10 +28,31 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   return layers;
 }
 
-std::vector<ValueId> metrics_of(const LossMetric& loss, const std::vector<LayerMetrics>& layers) {
+std::vector<LossMetric> declare_losses(Builder& builder, const ModelConfig& config,
+                                       bool per_token_loss, TrainingStep& step) {
+  std::vector<LossMetric> losses;
+  for (int32_t depth = 0; depth <= config.mtp_num_layers; ++depth) {
+    LossMetric loss{.sum = builder.metric(depth == 0 ? "loss" : "mtp_loss", DType::f64, {1}),
+                    .tokens = {}};
+    if (depth == 0) {
+      step.loss = loss.sum;
+    } else {
+      step.mtp_losses.push_back(loss.sum);
+    }
+    // A loss per token is divided by the step's tokens from the start.
+    if (!per_token_loss) loss.tokens = builder.metric("loss_tokens", DType::f64, {1});
+    losses.push_back(loss);
+  }
+  return losses;
+}
+
+std::vector<ValueId> metrics_of(const std::vector<LossMetric>& losses,
+                                const std::vector<LayerMetrics>& layers) {
   std::vector<ValueId> metrics;
-  if (loss.sum.valid()) metrics.push_back(loss.sum);
-  if (loss.tokens.valid()) metrics.push_back(loss.tokens);
+  for (const LossMetric& loss : losses) {
+    metrics.push_back(loss.sum);
+    if (loss.tokens.valid()) metrics.push_back(loss.tokens);
+  }
   for (const LayerMetrics& layer : layers) {
     metrics.push_back(layer.counts);
     metrics.push_back(layer.entropy);
@@ -52,21 +74,22 @@ void MetricSums::add_nothing(ValueId metric) {
 }
 
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                        const ForwardResult& forward, const LossMetric& loss,
+                        const ForwardResult& forward, const std::vector<LossMetric>& losses,
                         const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
                         double loss_share) {
   const Layout& layout = part.layout();
   const double token_share = share / (layout.cp() * (part.sequence_parallel() ? layout.tp() : 1));
   const bool adds_loss = part.dense().tp == 0;
-  const ValueId tokens = forward.head.loss_tokens;
-  const bool counts = loss.tokens.valid();
-  for (const ValueId each : forward.losses) {
-    // The loss is over the tokens that the ranks of cp have together.
-    sums.add(loss.sum, each, adds_loss ? (counts ? 1 : loss_share) : 0,
-             counts ? tokens : ValueId{});
-  }
-  if (counts && !forward.losses.empty()) {
-    sums.add(loss.tokens, tokens, adds_loss && part.dense().cp == 0 ? 1 : 0);
+  for (size_t depth = 0; depth < forward.heads.size(); ++depth) {
+    const Head& head = forward.heads[depth];
+    const LossMetric& loss = losses[depth];
+    const bool counts = loss.tokens.valid();
+    for (const ValueId each : head.losses) {
+      // The loss is over the tokens that the ranks of cp have together.
+      sums.add(loss.sum, each, adds_loss ? (counts ? 1 : loss_share) : 0,
+               counts ? head.loss_tokens : ValueId{});
+    }
+    if (counts) sums.add(loss.tokens, head.loss_tokens, adds_loss && part.dense().cp == 0 ? 1 : 0);
   }
   const PlaceScope scope(builder);
   for (const LayerMetrics& metrics : layers) {

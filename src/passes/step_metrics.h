@@ -22,8 +22,13 @@ struct LossMetric {
   ValueId tokens;
 };
 
-// All that a step measures.
-std::vector<ValueId> metrics_of(const LossMetric& loss, const std::vector<LayerMetrics>& layers);
+// Those of a training step, by depth.
+std::vector<LossMetric> declare_losses(Builder& builder, const ModelConfig& config,
+                                       bool per_token_loss, TrainingStep& step);
+
+// All that a step measures. Losses are by depth, those of multi-token prediction after the first.
+std::vector<ValueId> metrics_of(const std::vector<LossMetric>& losses,
+                                const std::vector<LayerMetrics>& layers);
 
 // The step's metrics, which micro-batches add to. The first contribution stores.
 class MetricSums {
@@ -46,7 +51,7 @@ class MetricSums {
 // means over the tokens each has its part. `share` is the weight of one of the micro-batches,
 // `loss_share` that of its loss where its tokens are not counted.
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,
-                        const ForwardResult& forward, const LossMetric& loss,
+                        const ForwardResult& forward, const std::vector<LossMetric>& losses,
                         const std::vector<LayerMetrics>& layers, MetricSums& sums, double share,
                         double loss_share);
 

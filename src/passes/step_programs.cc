@@ -1,18 +1,19 @@
 #include "passes/step_programs.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
 
 #include "model/batch_inputs.h"
 #include "model/decoder.h"
+#include "model/pipeline_work.h"
 #include "ops/add/add.h"
-#include "ops/fill/fill.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "ops/token_count/token_count.h"
 #include "passes/autodiff.h"
 #include "passes/communication_order.h"
 #include "passes/loss_chunks.h"
+#include "passes/loss_weights.h"
 #include "passes/pass_pipeline.h"
 #include "passes/pipeline_messages.h"
 #include "passes/rank_sums.h"
@@ -26,9 +27,9 @@ namespace {
 
 // Sums metrics over the ranks, each of which has counted what no other has.
 void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
-                    const LossMetric& loss, MetricSums& sums) {
+                    const std::vector<LossMetric>& losses, MetricSums& sums) {
   if (state.part.layout().world_size() == 1) return;
-  const std::vector<ValueId> metrics = metrics_of(loss, step.layers);
+  const std::vector<ValueId> metrics = metrics_of(losses, step.layers);
   for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
 }
@@ -38,13 +39,14 @@ void reduce_metrics(Builder& builder, const ModelState& state, const TrainingSte
 class TrainingEmission {
  public:
   TrainingEmission(Builder& builder, const ModelConfig& config, const ModelState& state,
-                   const TrainingStepOptions& options, const LossMetric& loss, TrainingStep& step)
+                   const TrainingStepOptions& options, const std::vector<LossMetric>& losses,
+                   TrainingStep& step)
       : builder_(builder),
         config_(config),
         state_(state),
         part_(state.part),
         options_(options),
-        loss_metric_(loss),
+        loss_metrics_(losses),
         step_(step),
         wide_(accumulation_dtype(state.dtype)),
         share_(1.0 / (options.micro_batches * state.part.layout().dp())),
@@ -53,12 +55,13 @@ class TrainingEmission {
                   stream_shape(config, part_, options.micro_batch_size, options.sequence)),
         sums_(builder),
         main_gradients_(*state.table),
-        running_counts_(static_cast<size_t>(config.num_layers)),
+        running_counts_(static_cast<size_t>(config.all_layers())),
         stage_work_(static_cast<size_t>(options.micro_batches) *
                     static_cast<size_t>(part_.partition().chunks)) {
     step.micro_batches.resize(static_cast<size_t>(options.micro_batches));
     step.selected.resize(static_cast<size_t>(options.micro_batches));
-    weigh_losses();
+    weights_.emplace(builder, config, part_, options, wide_,
+                     [this](size_t i) -> const BatchValues& { return batch_of(i); });
   }
 
   void emit_all() {
@@ -81,52 +84,13 @@ class TrainingEmission {
   std::vector<WorkSegment> take_segments() { return std::move(segments_); }
 
  private:
-  // Auxiliary losses have the type of the router's logits.
-  DType router_dtype() const { return config_.moe_router_fp64 ? DType::f64 : wide_; }
-
-  // The step's loss is the mean over the micro-batches of all ranks, or over their tokens.
-  void weigh_losses() {
-    const DType router = router_dtype();
-    const double gradient = loss_gradient(options_, part_.layout());
-    d_loss_ = fill(builder_, gradient, wide_, {1}, "d_loss");
-    if (!options_.per_token_loss) {
-      d_auxiliary_loss_ =
-          router == wide_ ? d_loss_ : fill(builder_, gradient, router, {1}, "d_auxiliary_loss");
-      return;
-    }
-    for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
-      const BatchValues& batch = batch_of(i);
-      // The ranks of a tp group have the same tokens.
-      if (!batch.mask.valid() || part_.dense().tp != 0) continue;
-      const ValueId count = token_count(builder_, batch.mask, "tokens_here");
-      loss_tokens_ =
-          loss_tokens_.valid() ? add(builder_, loss_tokens_, count, "tokens_so_far") : count;
-    }
-    if (!loss_tokens_.valid()) loss_tokens_ = fill(builder_, 0, wide_, {1}, "tokens_here");
-    if (part_.layout().world_size() > 1) {
-      loss_tokens_ =
-          sum_over_ranks(builder_, loss_tokens_, {.group = RankGroup::world}, "tokens_of_step");
-    }
-    if (options_.ignore_padding) return;  // each micro-batch has its own weight
-    d_auxiliary_loss_ = token_share(builder_, loss_tokens_,
-                                    {.numerator = static_cast<double>(options_.micro_batch_size) *
-                                                  static_cast<double>(options_.sequence),
-                                     .dtype = router},
-                                    "d_auxiliary_loss");
-  }
-
-  // The gradient of the auxiliary losses of a micro-batch.
-  ValueId weigh_auxiliary_losses(const BatchValues& batch) {
-    if (d_auxiliary_loss_.valid() || !batch.valid.count.valid()) return d_auxiliary_loss_;
-    return token_share(builder_, loss_tokens_, {.dtype = router_dtype()}, "d_auxiliary_loss",
-                       batch.valid.count);
-  }
-
   BatchValues& batch_of(size_t micro_batch) {
     BatchValues& batch = step_.micro_batches[micro_batch];
     if (batch.batch == 0) {
       batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
                                /*with_labels=*/true, wide_);
+      declare_shifted(builder_, config_, part_, wide_, batch);
+      batch.shifts_in_documents = options_.reset_attention_mask;
       if (options_.reset_attention_mask) {
         declare_starts(builder_, part_, options_.context_exchange, batch);
       }
@@ -151,7 +115,7 @@ class TrainingEmission {
       int32_t first = 0;  // operations
       int32_t last = 0;
       ValueId rows;
-      ValueId loss;
+      GradientSeed loss;
     };
     std::vector<LossChunk> loss_chunks;
     ValueId head_weight;
@@ -176,6 +140,13 @@ class TrainingEmission {
     return place.rank == pp ? &work_of(item.micro_batch, place.chunk) : nullptr;
   }
 
+  // Between the stage of a piece of work and the one before (0) or after (1) it.
+  int32_t streams_of(const PipelineStep& item, int32_t distance) const {
+    const PipelinePartition& partition = part_.partition();
+    return partition.streams_into(
+        stage_at(partition.placement, partition.ranks, {part_.dense().pp, item.chunk}) + distance);
+  }
+
   void emit(const PipelineStep& item) {
     StageWork& own = work_of(item.micro_batch, item.chunk);
     WorkSegment segment{.step = item, .begin = builder_.program().op_count()};
@@ -197,14 +168,14 @@ class TrainingEmission {
       case PipelineAction::weight_gradient:
         break;  // emitted with the data gradients, and put here by the schedule
       case PipelineAction::receive_activation:
-        own.input = messages_.receive(item.peer, "stage_in");
+        own.input = messages_.receive(item.peer, streams_of(item, 0), "stage_in");
         break;
       case PipelineAction::send_activation:
         messages_.send(own.output, item.peer);
         break;
       case PipelineAction::receive_gradient:
         builder_.place.phase = Phase::data_gradient;
-        own.d_output = messages_.receive(item.peer, "d_stage_out");
+        own.d_output = messages_.receive(item.peer, streams_of(item, 1), "d_stage_out");
         break;
       case PipelineAction::send_gradient:
         builder_.place.phase = Phase::data_gradient;
@@ -225,7 +196,7 @@ class TrainingEmission {
           stream_shape(config_, part_, options_.micro_batch_size, options_.sequence)[0],
           options_.routing_trace);
     }
-    const ValueId d_auxiliary_loss = weigh_auxiliary_losses(batch);
+    const std::vector<ValueId> d_auxiliary_losses = weights_->d_auxiliary_losses(batch);
     own.first = builder_.program().op_count();
     const bool replayed = options_.routing_trace == RoutingTrace::replayed;
     ForwardResult forward =
@@ -238,38 +209,42 @@ class TrainingEmission {
                        .context_exchange = options_.context_exchange,
                        .seed = options_.seed,
                        .step = step_.step_number,
-                       .loss_tokens = loss_tokens_,
+                       .loss_tokens = weights_->tokens(),
                        .loss_chunk_tokens = options_.loss_chunk_tokens,
                        .selected = replayed ? selected : std::vector<ValueId>{},
                        .running_counts = &running_counts_});
     own.output = forward.output;
     emit_losses(forward, own);
     for (const auto& auxiliary : forward.auxiliary_losses) {
-      own.seeds.push_back({auxiliary.value, d_auxiliary_loss});
+      const int32_t depth = std::max(0, auxiliary.layer - config_.num_layers + 1);
+      own.seeds.push_back({auxiliary.value, d_auxiliary_losses[static_cast<size_t>(depth)]});
     }
     if (options_.routing_trace == RoutingTrace::recorded) {
       record_selections(builder_.program(), config_, forward, selected);
     }
-    accumulate_metrics(builder_, config_, part_, forward, loss_metric_, step_.layers, sums_, share_,
+    accumulate_metrics(builder_, config_, part_, forward, loss_metrics_, step_.layers, sums_,
+                       share_,
                        /*loss_share=*/1);
   }
 
   // The end of a forward pass.
   void emit_losses(ForwardResult& forward, StageWork& own) {
-    const Head& head = forward.head;
-    const bool is_whole = head.chunks.size() == 1;
     own.last = builder_.program().op_count();
-    own.head_weight = head.weight;
-    for (const Head::Chunk& chunk : head.chunks) {
-      const int32_t first = builder_.program().op_count();
-      const ValueId loss = build_loss(builder_, state_, head, chunk).loss;
-      forward.losses.push_back(loss);
-      const int32_t last = builder_.program().op_count();
-      if (is_whole) {
-        own.seeds.push_back({loss, d_loss_});
-        own.last = last;
-      } else {
-        own.loss_chunks.push_back({first, last, chunk.rows, loss});
+    for (size_t depth = 0; depth < forward.heads.size(); ++depth) {
+      Head& head = forward.heads[depth];
+      const bool is_whole = head.chunks.size() == 1;
+      own.head_weight = head.weight;
+      for (const Head::Chunk& chunk : head.chunks) {
+        const int32_t first = builder_.program().op_count();
+        const ValueId loss = build_loss(builder_, state_, head, chunk).loss;
+        head.losses.push_back(loss);
+        const int32_t last = builder_.program().op_count();
+        if (is_whole) {
+          own.seeds.push_back({loss, weights_->d_loss(depth)});
+          own.last = last;
+        } else {
+          own.loss_chunks.push_back({first, last, chunk.rows, {loss, weights_->d_loss(depth)}});
+        }
       }
     }
   }
@@ -280,7 +255,7 @@ class TrainingEmission {
     std::vector<int32_t> ends;
     ValueId d_weight;  // of a weight that was gathered from shards
     for (const StageWork::LossChunk& chunk : own.loss_chunks) {
-      const std::vector<GradientSeed> seed = {{chunk.loss, d_loss_}};
+      const std::vector<GradientSeed> seed = {chunk.loss};
       std::vector<ValueId> inputs = {chunk.rows};
       if (!is_state(builder_.value(own.head_weight).role)) inputs.push_back(own.head_weight);
       const IdVector<ValueId, ValueId> gradients =
@@ -314,14 +289,12 @@ class TrainingEmission {
   const ModelState& state_;
   const ModelPart& part_;
   const TrainingStepOptions& options_;
-  const LossMetric loss_metric_;
+  const std::vector<LossMetric>& loss_metrics_;
   TrainingStep& step_;
   const DType wide_;
   const double share_;
   SharedTables tables_;
-  ValueId loss_tokens_;  // with a loss per token: how many the step has
-  ValueId d_loss_;
-  ValueId d_auxiliary_loss_;
+  std::optional<LossWeights> weights_;
   StageMessages messages_;
   MetricSums sums_;
   MainGradients main_gradients_;
@@ -349,18 +322,18 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   if (draws_random_numbers(config)) {
     step.step_number = builder.input("step_number", DType::i64, {1});
   }
-  step.loss = builder.metric("loss", DType::f64, {1});
+  const std::vector<LossMetric> losses =
+      declare_losses(builder, config, options.per_token_loss, step);
   step.layers = declare_layer_metrics(builder, config, /*training=*/true, options.ignore_padding);
-  // A loss per token is divided by the step's tokens from the start.
-  LossMetric loss{.sum = step.loss, .tokens = {}};
-  if (!options.per_token_loss) loss.tokens = builder.metric("loss_tokens", DType::f64, {1});
 
-  TrainingEmission emission(builder, config, state, options, loss, step);
+  TrainingEmission emission(builder, config, state, options, losses, step);
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   sum_gradients_over_ranks(builder, state, options.gradient_bucket_elements);
-  reduce_metrics(builder, state, step, loss, emission.sums());
-  if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
+  reduce_metrics(builder, state, step, losses, emission.sums());
+  for (const LossMetric& loss : losses) {
+    if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
+  }
   build_update(builder, config, state, options, step);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
 

@@ -94,7 +94,8 @@ struct TrainingStep {
   ValueId update_number;  // i64 [1], input: counts updates from 1, for Adam's bias correction
   ValueId step_number;    // i64 [1], input: keys random numbers; invalid when the step draws none
   ValueId loss;           // f64 [1], metric: mean over the tokens that count, nats per token
-  ValueId grad_norm;      // f64 [1], metric: before clipping
+  std::vector<ValueId> mtp_losses;  // the same of multi-token prediction, by depth - 1
+  ValueId grad_norm;                // f64 [1], metric: before clipping
   ValueId skipped;  // i32 [1], metric: 1 when the norm was not finite, or above skip_norm, and
                     // nothing was updated
   // f64 [1], metrics, where they are measured: how many elements of the gradients are 0, and the

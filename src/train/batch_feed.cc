@@ -14,6 +14,17 @@ void copy_rows(const std::vector<From>& whole, const SequenceChunks& chunks, int
   }
 }
 
+// What stands one place further; 0 before the end of the sequence or, if `starts` are given, of the
+// document.
+template <class T>
+std::vector<T> shifted(const std::vector<T>& whole, const std::vector<int32_t>& starts) {
+  std::vector<T> result(whole.size());
+  for (size_t i = 0; i + 1 < whole.size(); ++i) {
+    if (starts.empty() || starts[i + 1] == starts[i]) result[i] = whole[i + 1];
+  }
+  return result;
+}
+
 }  // namespace
 
 BatchFeed::BatchFeed(const SampleSource& source)
@@ -43,26 +54,47 @@ void BatchFeed::write_sequence(const Interpreter& interpreter, const BatchValues
     copy_rows(whole, batch.chunks, rows, target + sequence * rows);
   };
   if (batch.tokens.valid()) write_rows(tokens_, interpreter.view(batch.tokens).as<int32_t>());
-  if (batch.valid.mask.valid()) {
-    const TensorView valid = interpreter.view(batch.valid.mask);
+  const auto write_valid = [&](const std::vector<int32_t>& whole, const ValidTokens& to) {
+    if (!to.mask.valid()) return;
+    const TensorView valid = interpreter.view(to.mask);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t at = sequence * rows + row - batch.first_valid;
       if (at < 0 || at >= valid.shape[0]) continue;  // another rank's, of the tp group
-      valid.as<int32_t>()[at] = valid_[static_cast<size_t>(batch.chunks.position(row, rows))];
+      valid.as<int32_t>()[at] = whole[static_cast<size_t>(batch.chunks.position(row, rows))];
     }
-  }
+  };
+  write_valid(valid_, batch.valid);
   if (batch.starts.valid()) {
     const int64_t queries = batch.starts_rows();
     auto* const starts = interpreter.view(batch.starts).as<int32_t>();
     copy_rows(starts_, batch.starts_chunks, queries, starts + sequence * queries);
   }
-  if (!batch.labels.valid()) return;
-  write_rows(labels_, interpreter.view(batch.labels).as<int32_t>());
-  const TensorView mask = interpreter.view(batch.mask);
-  if (mask.dtype == DType::f64) {
-    write_rows(mask_, mask.as<double>());
-  } else {
-    write_rows(mask_, mask.as<float>());
+  const auto write_targets = [&](const auto& labels, const auto& mask, ValueId to,
+                                 ValueId to_mask) {
+    if (!to.valid()) return;
+    write_rows(labels, interpreter.view(to).as<int32_t>());
+    const TensorView view = interpreter.view(to_mask);
+    if (view.dtype == DType::f64) {
+      write_rows(mask, view.as<double>());
+    } else {
+      write_rows(mask, view.as<float>());
+    }
+  };
+  write_targets(labels_, mask_, batch.labels, batch.mask);
+  if (batch.shifted.empty()) return;
+  const std::vector<int32_t> ends = batch.shifts_in_documents ? starts_ : std::vector<int32_t>{};
+  std::vector<int32_t> tokens = tokens_;
+  std::vector<int32_t> labels = labels_;
+  std::vector<float> mask = mask_;
+  std::vector<int32_t> valid = valid_;
+  for (const BatchValues::Shifted& further : batch.shifted) {
+    tokens = shifted(tokens, ends);
+    labels = shifted(labels, ends);
+    mask = shifted(mask, ends);
+    valid = shifted(valid, ends);
+    write_valid(valid, further.valid);
+    if (further.tokens.valid()) write_rows(tokens, interpreter.view(further.tokens).as<int32_t>());
+    write_targets(labels, mask, further.labels, further.mask);
   }
 }
 

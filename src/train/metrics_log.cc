@@ -187,6 +187,9 @@ void MetricsLog::training(const StepMetrics& metrics) {
       {"peak_bytes", metrics.peak_bytes},
       {"load_imbalance", metrics.load_imbalance()},
   };
+  for (size_t i = 0; i < metrics.mtp_losses.size(); ++i) {
+    line[fmt::format("mtp_{}_loss", i + 1)] = metrics.mtp_losses[i];
+  }
   for (const RouterMetrics::Loss& loss : metrics.losses()) {
     line[std::string(loss.name)] = loss.value;
   }

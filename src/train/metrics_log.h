@@ -43,7 +43,8 @@ struct RouterMetrics {
 
 struct StepMetrics {
   int64_t step = 0;
-  double loss = 0;  // nats per token
+  double loss = 0;                      // nats per token
+  std::vector<double> mtp_losses = {};  // of multi-token prediction, by depth - 1
   double lr = 0;
   double grad_norm = 0;
   bool skipped = false;

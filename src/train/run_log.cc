@@ -70,6 +70,11 @@ void RunLog::step(const StepMetrics& metrics, bool logged) {
       {"throughput", metrics.tflops_per_gpu},
       {"iteration-time", metrics.step_time_s},
       {"load_imbalance", metrics.load_imbalance()}};
+  std::vector<std::string> depths;
+  for (size_t i = 0; i < metrics.mtp_losses.size(); ++i) {
+    depths.push_back(fmt::format("mtp_{} loss", i + 1));
+  }
+  for (size_t i = 0; i < depths.size(); ++i) scalars.push_back({depths[i], metrics.mtp_losses[i]});
   for (const RouterMetrics::Loss& loss : metrics.losses()) {
     scalars.push_back({loss.name, loss.value});
   }

@@ -314,8 +314,15 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
     load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
                     progress.report());
     log_.say("Weights from " + pretrained + ".");
-    if (hf_prediction_layers(join_path(pretrained, "config.json")) > 0) {
-      log_.say("Layers of multi-token prediction, where the folder holds any, are left out.");
+    const int32_t held = hf_folder_prediction_layers(pretrained);
+    if (held > identity_.model.mtp_num_layers) {
+      log_.say(
+          fmt::format("The folder has {} for multi-token prediction; {} trained "
+                      "(--mtp-num-layers).",
+                      held == 1 ? "a layer" : fmt::format("{} layers", held),
+                      identity_.model.mtp_num_layers == 0
+                          ? "none is"
+                          : fmt::format("{} of them are", identity_.model.mtp_num_layers)));
     }
     const bool by_bytes =
         identity_.tokenizer.type == "byte" && !was_given(options_, "tokenizer-type");

@@ -144,6 +144,9 @@ void StepRunner::advance(TrainingPosition& position, StepMetrics& metrics) const
 
 void StepRunner::read_metrics(StepMetrics& metrics) const {
   metrics.loss = *interpreter_->view(step_.loss).as<double>();
+  for (const ValueId loss : step_.mtp_losses) {
+    metrics.mtp_losses.push_back(*interpreter_->view(loss).as<double>());
+  }
   metrics.grad_norm = *interpreter_->view(step_.grad_norm).as<double>();
   if (step_.zero_gradients.valid()) {
     metrics.num_zeros =

@@ -147,6 +147,9 @@ void Trainer::print_start() const {
                       format_count(static_cast<double>(parameters.parameter_count())),
                       format_count(static_cast<double>(parameters.active_parameter_count())),
                       model.num_layers);
+  if (model.mtp_num_layers > 0) {
+    text += fmt::format(" and {} of multi-token prediction", model.mtp_num_layers);
+  }
   if (model.num_experts > 0) {
     text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);
   }

@@ -662,7 +662,7 @@ void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config
   // What else the checkpoint may hold: what other ranks load of the same model, and the files,
   // which belong to the facts.
   std::vector<std::string> elsewhere = names_of_files(checkpoint);
-  RunLayout one = layout_of_one_rank(config.num_layers);
+  RunLayout one = layout_of_one_rank(config.num_layers, config.mtp_num_layers);
   one.optimizer = state.part.run->optimizer;
   const ModelState whole =
       declare_model_state(config, state.dtype, state.trained,

@@ -271,6 +271,11 @@ ModelConfig dense_model_of(const ModelConfig& config, int32_t granularity) {
         config.ffn_hidden_size, granularity, config.moe_ffn_hidden_size, width,
         config.ffn_hidden_size, granularity));
   }
+  if (config.mtp_num_layers > 0) {
+    refuse(
+        "layers of multi-token prediction are not made of a dense model. Leave --mtp-num-layers "
+        "out.");
+  }
   ModelConfig dense = config;
   dense.num_experts = 0;
   dense.moe_layers.clear();

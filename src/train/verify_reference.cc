@@ -564,8 +564,9 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   config.moe_seq_aux_loss_coeff = 0;
   config.moe_router_bias_update_rate = 0;
   const Reference reference = read_reference(folder, config);
-  RunLayout run_layout =
-      ranks.layout == nullptr ? layout_of_one_rank(config.num_layers) : *ranks.layout;
+  RunLayout run_layout = ranks.layout == nullptr
+                             ? layout_of_one_rank(config.num_layers, config.mtp_num_layers)
+                             : *ranks.layout;
   run_layout.optimizer = std::make_shared<const AdamWOptimizer>(AdamWOptions{
       .beta1 = reference.beta1, .beta2 = reference.beta2, .epsilon = reference.epsilon});
   ranks.layout = std::make_shared<const RunLayout>(std::move(run_layout));

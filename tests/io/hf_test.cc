@@ -704,6 +704,172 @@ TEST(HfWeights, SilentLayersOfMultiTokenPredictionAreLeftOut) {
                 "the tensor model.mtp.norm.weight has no place");
 }
 
+// What a family's layers of multi-token prediction are called.
+struct MtpFolder {
+  const char* fixture;
+  std::vector<std::string> tensors;  // some, with {} for the number of the model's layers
+  int32_t layers = 1;
+};
+
+void PrintTo(const MtpFolder& folder, std::ostream* out) {
+  *out << folder.fixture;
+}
+
+class HfMtpFolder : public ::testing::TestWithParam<MtpFolder> {
+ protected:
+  HfMtpFolder() : config(read_hf_config(fixture(GetParam().fixture) + "/config.json")) {
+    config.mtp_num_layers = GetParam().layers;
+  }
+
+  // A folder of the family's model with such layers, of which no two elements are alike.
+  std::string write(const HfExport& what = {}) const {
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    float value = 1;
+    for (int32_t id = 0; id < state.table->size(); ++id) {
+      const TensorView view = storage.view(StateId{id});
+      for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
+    }
+    save_hf_model(folder / "model", config, state, storage, kOneFile, what);
+    return folder / "model";
+  }
+
+  std::string name_of_tensor(std::string name) const {
+    const size_t at = name.find("{}");
+    return at == std::string::npos ? name : name.replace(at, 2, std::to_string(config.num_layers));
+  }
+
+  ModelConfig config;
+  TempFolder folder;
+};
+
+TEST_P(HfMtpFolder, HasTheNamesOfItsFamily) {
+  const SafetensorsFolder written = SafetensorsFolder::open(write());
+  for (const std::string& name : GetParam().tensors) {
+    EXPECT_NE(written.find(name_of_tensor(name)).entry, nullptr) << name_of_tensor(name);
+  }
+}
+
+TEST_P(HfMtpFolder, ComesBackByteForByte) {
+  const std::string path = write();
+  EXPECT_EQ(hf_folder_prediction_layers(path), GetParam().layers);
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  const StateStorage storage(state.table);
+  load_hf_weights(path, config, state, storage);
+  save_hf_model(folder / "copy", config, state, storage, kOneFile);
+  EXPECT_EQ(get_file(folder / "copy/model.safetensors"), get_file(path + "/model.safetensors"));
+  EXPECT_EQ(get_file(folder / "copy/config.json"), get_file(path + "/config.json"));
+}
+
+// As many as are asked for are read, and the others left out.
+TEST_P(HfMtpFolder, IsAlsoAModelWithoutThem) {
+  const std::string path = write();
+  const Loaded whole(path, DType::f32);
+  EXPECT_EQ(whole.config.mtp_num_layers, 0);
+  ModelConfig more = config;
+  more.mtp_num_layers += 1;
+  const ModelState state = declare_model_state(more, DType::f32, /*trained=*/false);
+  const StateStorage storage(state.table);
+  expect_phrase(
+      message_of(ExitStatus::bad_request, [&] { load_hf_weights(path, more, state, storage); }),
+      "layers of multi-token prediction");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, HfMtpFolder,
+    ::testing::Values(
+        MtpFolder{
+            "deepseek_v3",
+            {"model.layers.{}.enorm.weight", "model.layers.{}.hnorm.weight",
+             "model.layers.{}.eh_proj.weight", "model.layers.{}.embed_tokens.weight",
+             "model.layers.{}.shared_head.norm.weight", "model.layers.{}.shared_head.head.weight",
+             "model.layers.{}.input_layernorm.weight", "model.layers.{}.self_attn.kv_b_proj.weight",
+             "model.layers.{}.mlp.gate.e_score_correction_bias",
+             "model.layers.{}.mlp.shared_experts.up_proj.weight",
+             "model.layers.{}.mlp.experts.0.down_proj.weight"},
+            2},
+        MtpFolder{
+            "glm4_moe_biased",
+            {"model.layers.{}.enorm.weight", "model.layers.{}.hnorm.weight",
+             "model.layers.{}.eh_proj.weight", "model.layers.{}.embed_tokens.weight",
+             "model.layers.{}.shared_head.norm.weight", "model.layers.{}.shared_head.head.weight",
+             "model.layers.{}.self_attn.q_proj.bias",
+             "model.layers.{}.mlp.gate.e_score_correction_bias"}},
+        MtpFolder{"qwen3_next",
+                  {"mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight",
+                   "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.input_layernorm.weight",
+                   "mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.self_attn.q_norm.weight",
+                   "mtp.layers.0.post_attention_layernorm.weight", "mtp.layers.0.mlp.gate.weight",
+                   "mtp.layers.0.mlp.experts.0.gate_proj.weight",
+                   "mtp.layers.0.mlp.shared_expert_gate.weight"}}),
+    [](const auto& info) { return std::string(info.param.fixture); });
+
+// Embedding and head are shared: a copy that is another tensor cannot be read.
+TEST(HfMtp, CopiesMustBeAlike) {
+  const TempFolder folder;
+  ModelConfig config = read_hf_config(fixture("deepseek_v3") + "/config.json");
+  config.mtp_num_layers = 1;
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  const StateStorage storage(state.table);
+  save_hf_model(folder / "model", config, state, storage, kOneFile);
+  const std::string path = folder / "model/model.safetensors";
+  std::string file = get_file(path);
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  const json header = json::parse(file.substr(sizeof length, length));
+  const std::string name =
+      "model.layers." + std::to_string(config.num_layers) + ".shared_head.head.weight";
+  const auto begin = header.at(name).at("data_offsets").at(0).get<size_t>();
+  file[sizeof length + length + begin] = 1;
+  put_file(path, file);
+  expect_phrase(message_of(ExitStatus::bad_request,
+                           [&] { load_hf_weights(folder / "model", config, state, storage); }),
+                name + " differs from lm_head.weight");
+  config.mtp_num_layers = 0;
+  const ModelState without = declare_model_state(config, DType::f32, /*trained=*/false);
+  const StateStorage own(without.table);
+  load_hf_weights(folder / "model", config, without, own);
+}
+
+// What joins the inputs stays as it is, as in the published folders, and so do copies.
+TEST(HfMtp, Fp8LeavesTheProjectionAlone) {
+  const TempFolder folder;
+  ModelConfig config = read_hf_config(fixture("deepseek_v3") + "/config.json");
+  config.mtp_num_layers = 1;
+  const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+  const StateStorage storage(state.table);
+  save_hf_model(folder / "model", config, state, storage, kOneFile,
+                {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
+  const SafetensorsFolder written = SafetensorsFolder::open(folder / "model");
+  const std::string prefix = "model.layers." + std::to_string(config.num_layers) + ".";
+  for (const char* name : {"eh_proj.weight", "embed_tokens.weight", "shared_head.head.weight"}) {
+    EXPECT_EQ(written.find(prefix + name).entry->dtype, FileDType::bf16) << name;
+  }
+  EXPECT_EQ(written.find(prefix + "self_attn.o_proj.weight").entry->dtype, FileDType::f8e4m3);
+  const auto kept = json::parse(hf_quantization_config(config, HfQuantization::fp8_block))
+                        .at("modules_to_not_convert")
+                        .get<std::vector<std::string>>();
+  EXPECT_NE(std::find(kept.begin(), kept.end(), prefix + "eh_proj"), kept.end());
+  json with_codes = json::parse(get_file(folder / "model/config.json"));
+  with_codes["quantization_config"] =
+      json::parse(hf_quantization_config(config, HfQuantization::fp8_block));
+  put_file(folder / "model/config.json", with_codes.dump());
+  load_hf_weights(folder / "model", config, state, storage);
+}
+
+// A family that has none cannot say that a model does.
+TEST(HfMtp, OnlySomeFamiliesHaveThem) {
+  ModelConfig config = read_hf_config(fixture("qwen3_moe") + "/config.json");
+  EXPECT_EQ(why_no_hf_form(config), "");
+  config.mtp_num_layers = 1;
+  expect_phrase(why_no_hf_form(config), "mtp_num_layers = 1");
+  config = read_hf_config(fixture("qwen3_next") + "/config.json");
+  config.mtp_num_layers = 1;
+  EXPECT_EQ(why_no_hf_form(config), "");
+  config.mtp_num_layers = 2;
+  expect_phrase(why_no_hf_form(config), "mtp_num_layers = 2");
+}
+
 TEST(HfWeights, WiderAndNarrowerTypes) {
   const Loaded exact(fixture("mixtral"), DType::f32);
   const Loaded wide(fixture("mixtral"), DType::f64);

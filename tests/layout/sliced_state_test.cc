@@ -69,6 +69,7 @@ std::shared_ptr<const RunLayout> make_layout(const ModelConfig& config, const Si
       even_partition(config.num_layers, sizes.pp, sizes.chunks,
                      sizes.v ? StagePlacement::v : StagePlacement::loop);
   if (partition.refusal() != nullptr) return nullptr;
+  partition.value().stages.back().mtp_layers = config.mtp_num_layers;
   OrRefusal<Layout> layout =
       try_layout({.world_size = sizes.world,
                   .tensor_parallel = sizes.tp,
@@ -298,7 +299,9 @@ void expect_same_start(const ModelConfig& config, DType dtype,
   SCOPED_TRACE(name_of(*run));
   ThreadPool pool(2);
   RankState whole(config, dtype, true,
-                  std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)), 0);
+                  std::make_shared<const RunLayout>(
+                      layout_of_one_rank(config.num_layers, config.mtp_num_layers)),
+                  0);
   initialize_parameters(whole.state, whole.storage, 7, pool);
   Coverage covered;
   for (const auto& rank : all_ranks(config, dtype, true, run)) {
@@ -311,7 +314,8 @@ void expect_same_start(const ModelConfig& config, DType dtype,
 TEST(SlicedInitialWeights, AreThoseOfOneRank) {
   for (const bool tied : {false, true}) {
     for (const bool biases : {false, true}) {
-      const ModelConfig config = model(tied, biases);
+      ModelConfig config = model(tied, biases);
+      config.mtp_num_layers = tied ? 2 : 0;
       int made = 0;
       for (const Sizes& sizes : telling_sizes()) {
         const auto run = make_layout(config, sizes);
@@ -337,7 +341,9 @@ TEST_P(SlicedHfWeights, AreThoseOfOneRank) {
   int made = 0;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     RankState whole(config, dtype, true,
-                    std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers)), 0);
+                    std::make_shared<const RunLayout>(
+                        layout_of_one_rank(config.num_layers, config.mtp_num_layers)),
+                    0);
     load_hf_weights(folder, config, whole.state, whole.storage);
     std::vector<Sizes> all;
     for (const int32_t tp : {1, 2}) {
@@ -476,7 +482,8 @@ void load_and_compare(const std::string& path, int64_t step, const ModelConfig& 
 
 TEST(SlicedCheckpoint, OfAnyLayoutLoadsInAnyLayout) {
   for (uint64_t number = 0; number < 24; ++number) {
-    const ModelConfig config = model(number % 2 == 0, number % 4 >= 2);
+    ModelConfig config = model(number % 2 == 0, number % 4 >= 2);
+    config.mtp_num_layers = static_cast<int32_t>(number % 3);
     const DType dtype = number % 3 == 0 ? DType::bf16 : DType::f32;
     const auto saved = random_layout(config, 100 + number);
     const auto loaded = random_layout(config, 200 + number);
@@ -488,7 +495,8 @@ TEST(SlicedCheckpoint, OfAnyLayoutLoadsInAnyLayout) {
     const std::string path = newest_checkpoint(folder.path()).value().path;
     ASSERT_NO_FATAL_FAILURE(load_and_compare(path, 5, config, dtype, true, loaded));
     // For use without training, on one rank.
-    const auto one = std::make_shared<const RunLayout>(layout_of_one_rank(config.num_layers));
+    const auto one = std::make_shared<const RunLayout>(
+        layout_of_one_rank(config.num_layers, config.mtp_num_layers));
     ASSERT_NO_FATAL_FAILURE(load_and_compare(path, 5, config, dtype, false, one));
   }
 }

@@ -64,6 +64,10 @@ TEST(PipelinePartition, ReadsTheExampleWithMtp) {
   EXPECT_EQ(partition.place_of(30), (StagePlace{14, 1}));
   EXPECT_EQ(partition.stages[31], (PipelineStage{.first_layer = 61, .loss = true}));
   EXPECT_EQ(partition.place_of(31), (StagePlace{15, 1}));
+  EXPECT_EQ(partition.rank_of_layer(60), 13);
+  EXPECT_EQ(partition.rank_of_layer(61), 14);
+  EXPECT_EQ(partition.streams_into(30), 1);
+  EXPECT_EQ(partition.streams_into(31), 2);
   EXPECT_EQ(partition.embedding_ranks(/*tied=*/false), (std::vector<int32_t>{0, 14}));
   EXPECT_EQ(partition.embedding_ranks(/*tied=*/true), (std::vector<int32_t>{0, 14, 15}));
 }
@@ -75,6 +79,14 @@ TEST(PipelinePartition, EmptyStagesBlanksAndNestedRepetitions) {
   EXPECT_EQ(parse(to_text(partition), 4, 3).stages, partition.stages)
       << "the text written from a partition reads as that partition";
   EXPECT_EQ(parse("Et*0tL", 1, 1).stages.size(), 1U);
+}
+
+// Where stages go down the ranks and up again, the first rank has the last one, too.
+TEST(PipelinePartition, MtpMayStandWithTheLossOfAV) {
+  const PipelinePartition partition =
+      parse_partition("Et|t|t|mmL", 3, 2, 2, StagePlacement::v).value();
+  EXPECT_EQ(partition.rank_of_layer(4), 0);
+  EXPECT_EQ(partition.embedding_ranks(/*tied=*/false), (std::vector<int32_t>{0}));
 }
 
 void expect_refused(std::string_view text, int32_t layers, int32_t ranks, const std::string& phrase,

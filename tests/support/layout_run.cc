@@ -206,9 +206,8 @@ class Rank {
     }
   }
 
-  // Of sample `sample`, which is sequence `row` of the micro-batch. A token in four ends a
-  // document.
-  void write_starts(const BatchValues& batch, int64_t sample, int64_t row) {
+  // Of a sample: where the document of each token begins. A token in four ends one.
+  std::vector<int32_t> starts_of(int64_t sample) const {
     std::vector<int32_t> starts;
     int32_t start = 0;
     for (int32_t position = 0; position < wanted_.sequence; ++position) {
@@ -216,6 +215,12 @@ class Rank {
       const auto token = static_cast<uint64_t>(sample * wanted_.sequence + position);
       if (random_below(4, kSeed, RandomStream::test, 2, token) == 0) start = position + 1;
     }
+    return starts;
+  }
+
+  // Of sample `sample`, which is sequence `row` of the micro-batch.
+  void write_starts(const BatchValues& batch, int64_t sample, int64_t row) {
+    const std::vector<int32_t> starts = starts_of(sample);
     const int64_t queries = batch.starts_rows();
     auto* const target = interpreter_->view(batch.starts).as<int32_t>() + row * queries;
     for (int64_t i = 0; i < queries; ++i) {
@@ -245,19 +250,51 @@ class Rank {
         };
         const int64_t at = row * here + i;
         if (batch.tokens.valid()) interpreter_->view(batch.tokens).as<int32_t>()[at] = draw(0);
-        const int64_t own = at - batch.first_valid;
-        if (batch.valid.mask.valid() && own >= 0 &&
-            own < interpreter_->view(batch.valid.mask).shape[0]) {
-          // Samples, and so ranks of TP, CP and DP, differ in how many tokens are padding: some,
-          // most, all.
-          const bool padding = position >= 12 - 3 * (sample % 5) || position == sample % 3;
-          interpreter_->view(batch.valid.mask).as<int32_t>()[own] = padding ? 0 : 1;
-        }
+        write_valid(batch.valid, at - batch.first_valid, is_token(sample, position));
+        write_shifted(batch, sample, position, at);
         if (!batch.labels.valid()) continue;
         interpreter_->view(batch.labels).as<int32_t>()[at] = draw(1);
-        // So that micro-batches differ in how many tokens count.
-        write_element(interpreter_->view(batch.mask), at, position % (3 + sample % 3) == 1 ? 0 : 1);
+        write_element(interpreter_->view(batch.mask), at, mask_at(sample, position));
       }
+    }
+  }
+
+  // Samples, and so ranks of TP, CP and DP, differ in how many tokens are padding: some, most, all.
+  static bool is_token(int64_t sample, int64_t position) {
+    return position < 12 - 3 * (sample % 5) && position != sample % 3;
+  }
+
+  // Row `own` of those that the rank's routers see, if it is one.
+  void write_valid(const ValidTokens& valid, int64_t own, bool is_token) {
+    if (!valid.mask.valid() || own < 0 || own >= interpreter_->view(valid.mask).shape[0]) return;
+    interpreter_->view(valid.mask).as<int32_t>()[own] = is_token ? 1 : 0;
+  }
+
+  // So that micro-batches differ in how many tokens count.
+  static double mask_at(int64_t sample, int64_t position) {
+    return position % (3 + sample % 3) == 1 ? 0 : 1;
+  }
+
+  // Of multi-token prediction: what stands at position + 1, ... of the sample, or 0.
+  void write_shifted(const BatchValues& batch, int64_t sample, int64_t position, int64_t at) {
+    const std::vector<int32_t> starts = starts_of(sample);
+    for (size_t i = 0; i < batch.shifted.size(); ++i) {
+      const int64_t there = position + static_cast<int64_t>(i) + 1;
+      const bool exists = there < wanted_.sequence &&
+                          (!batch.shifts_in_documents || starts[static_cast<size_t>(there)] ==
+                                                             starts[static_cast<size_t>(position)]);
+      const auto draw = [&](uint32_t what) {
+        const auto token = static_cast<uint64_t>(sample * wanted_.sequence + there);
+        const auto vocabulary = static_cast<uint64_t>(wanted_.model.vocab_size);
+        const auto id = random_below(vocabulary, kSeed, RandomStream::test, what, token);
+        return exists ? static_cast<int32_t>(id) : 0;
+      };
+      const BatchValues::Shifted& further = batch.shifted[i];
+      write_valid(further.valid, at - batch.first_valid, exists && is_token(sample, there));
+      if (further.tokens.valid()) interpreter_->view(further.tokens).as<int32_t>()[at] = draw(0);
+      if (!further.labels.valid()) continue;
+      interpreter_->view(further.labels).as<int32_t>()[at] = draw(1);
+      write_element(interpreter_->view(further.mask), at, exists ? mask_at(sample, there) : 0);
     }
   }
 
@@ -270,6 +307,9 @@ class Rank {
     };
     EXPECT_EQ(*interpreter_->view(step_.skipped).as<int32_t>(), 0);
     metric("loss", step_.loss);
+    for (size_t i = 0; i < step_.mtp_losses.size(); ++i) {
+      metric("mtp loss " + std::to_string(i + 1), step_.mtp_losses[i]);
+    }
     metric("grad_norm", step_.grad_norm);
     metric("zero gradients", step_.zero_gradients);
     metric("squared norm of the weights", step_.squared_parameter_norm);
@@ -339,7 +379,10 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
       wanted.schedule == PipelineSchedule::zb_v ? StagePlacement::v : StagePlacement::loop;
   PipelinePartition partition =
       even ? even_partition(wanted.model.num_layers, pp, wanted.chunks, placement).value()
-           : parse_partition(wanted.stages, wanted.model.num_layers, 0, pp, placement).value();
+           : parse_partition(wanted.stages, wanted.model.num_layers, wanted.model.mtp_num_layers,
+                             pp, placement)
+                 .value();
+  if (even) partition.stages.back().mtp_layers = wanted.model.mtp_num_layers;
   LayoutOptions options = wanted.layout;
   options.embedding_places = partition.embedding_ranks(wanted.model.tie_embeddings);
   options.key_value_heads = wanted.model.num_query_groups;

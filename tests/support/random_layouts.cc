@@ -153,6 +153,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (c.recompute.granularity == RecomputeOptions::Granularity::selective) text += "_selective";
   if (c.loss_chunk_tokens > 0) text += "_loss_chunks";
   if (c.reset_attention_mask) text += "_documents";
+  if (c.model.mtp_num_layers > 0) text += "_mtp" + std::to_string(c.model.mtp_num_layers);
   return text;
 }
 
@@ -178,6 +179,17 @@ void draw_order(Draw& draw, LayoutCase& c) {
   c.loss_chunk_tokens = draw.of(std::array{0, 0, 3, 8});
   const bool moved = c.merged || c.schedule == PipelineSchedule::zb_v;
   if (c.model.tie_embeddings && moved) c.loss_chunk_tokens = 0;
+}
+
+// Layers of multi-token prediction, with the loss.
+void draw_mtp(Draw& draw, LayoutCase& c) {
+  c.model.mtp_num_layers = draw.of(std::array{0, 0, 1, 2});
+  if (c.model.mtp_num_layers == 0) return;
+  const bool moved = c.merged || c.schedule != PipelineSchedule::one_f_one_b;
+  if (c.model.tie_embeddings && moved) c.loss_chunk_tokens = 0;
+  if (!c.stages.empty()) {
+    c.stages.insert(c.stages.size() - 1, static_cast<size_t>(c.model.mtp_num_layers), 'm');
+  }
 }
 
 // Nothing when what was drawn is not valid.
@@ -223,6 +235,7 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   if (c.sharding != StateSharding::none) o.optimizer_instances = draw.of(std::array{1, 1, 2});
   draw_order(draw, c);
   c.reset_attention_mask = draw.of(std::array{false, false, true});
+  draw_mtp(draw, c);
   o.key_value_heads = c.model.num_query_groups;
   OrRefusal<Layout> layout = try_layout(o);
   if (layout.refusal() != nullptr) return std::nullopt;

@@ -92,8 +92,9 @@ struct NarrowState {
 
 // One of `ranks` ranks that all hold the whole model.
 inline ModelPart data_parallel_part(int32_t layers, int32_t ranks, int32_t rank,
-                                    const NarrowState& narrow = {}, double optimizer_offload = 0) {
-  RunLayout run = layout_of_one_rank(layers);
+                                    const NarrowState& narrow = {}, double optimizer_offload = 0,
+                                    int32_t mtp_layers = 0) {
+  RunLayout run = layout_of_one_rank(layers, mtp_layers);
   run.main_gradients = narrow.main_gradients;
   run.optimizer = adamw_of(narrow.exp_avg, narrow.exp_avg_sq);
   run.optimizer_offload = optimizer_offload;
@@ -133,7 +134,7 @@ class StepRun {
         state(declare_model_state(
             config, run.dtype, /*trained=*/true,
             data_parallel_part(config.num_layers, run.data_parallel_size, run.data_parallel_rank,
-                               run.narrow, run.optimizer_offload))),
+                               run.narrow, run.optimizer_offload, config.mtp_num_layers))),
         step(build_training_step(config, state, step_options(run))),
         storage(state.table, run.device),
         own_interpreter(make_interpreter(*step.program, plan(*step.program, run), storage, pool,
@@ -177,6 +178,10 @@ class StepRun {
   // What a step minimises: cross-entropy and auxiliary losses with their coefficients.
   double objective() const {
     double sum = loss();
+    for (const ValueId each : step.mtp_losses) {
+      sum += config.mtp_loss_scaling_factor / config.mtp_num_layers *
+             *interpreter.view(each).as<double>();
+    }
     for (const LayerMetrics& layer : step.layers) {
       for (const LayerMetrics::Loss& auxiliary : layer.losses) {
         sum += coefficient_of(auxiliary.kind, config) *
@@ -231,11 +236,22 @@ class StepRun {
       return random_below(vocabulary, options.seed, RandomStream::test, what,
                           static_cast<uint64_t>(sample * batch.sequence + position));
     };
+    // Whether there is a token at that position, and what.
+    const auto write = [&](int64_t at, int64_t i, const BatchValues::Shifted& to) {
+      const bool exists = i < batch.sequence;
+      const auto id = [&](uint32_t what) {
+        return exists ? static_cast<int32_t>(draw(what, i)) : 0;
+      };
+      interpreter.view(to.tokens).as<int32_t>()[at] = id(0);
+      interpreter.view(to.labels).as<int32_t>()[at] = id(1);
+      set_element(interpreter.view(to.mask), at, exists && i % 5 != 3 ? 1.0 : 0.0);
+    };
     for (int32_t i = 0; i < batch.sequence; ++i) {
       const int64_t at = static_cast<int64_t>(row) * batch.sequence + i;
-      interpreter.view(batch.tokens).as<int32_t>()[at] = static_cast<int32_t>(draw(0, i));
-      interpreter.view(batch.labels).as<int32_t>()[at] = static_cast<int32_t>(draw(1, i));
-      set_element(interpreter.view(batch.mask), at, i % 5 == 3 ? 0.0 : 1.0);
+      write(at, i, {batch.tokens, batch.labels, batch.mask});
+      for (size_t depth = 1; depth <= batch.shifted.size(); ++depth) {
+        write(at, i + static_cast<int64_t>(depth), batch.shifted[depth - 1]);
+      }
     }
   }
 };

@@ -382,6 +382,11 @@ std::vector<DerivativeCase> derivative_cases() {
   sinkhorn.moe_aux_loss_coeff = 0;
   sinkhorn.moe_router_fp64 = true;
 
+  ModelConfig mtp = dense_model(2);
+  mtp.mtp_num_layers = 2;
+  ModelConfig mtp_experts = trained_model();
+  mtp_experts.mtp_num_layers = 1;
+  mtp_experts.mtp_loss_scaling_factor = 0.6;
   return {{"post_softmax", post_softmax},
           {"pre_softmax_mixed_tied", pre_softmax},
           {"l2_norm", l2_norm},
@@ -392,7 +397,9 @@ std::vector<DerivativeCase> derivative_cases() {
           {"capacity_clamped", capacity},
           {"padded_to_capacity_biases", padded},
           {"dropout_jitter_padding", random},
-          {"sinkhorn", sinkhorn}};
+          {"sinkhorn", sinkhorn},
+          {"mtp_tied", mtp},
+          {"mtp_experts", mtp_experts}};
 }
 
 class TrainingStepDerivatives : public ::testing::TestWithParam<DerivativeCase> {};

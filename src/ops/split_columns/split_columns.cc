@@ -45,10 +45,8 @@ void differentiate_split_columns(DerivativeContext& context) {
   if (!context.wants(0)) return;
   TROUPE_CHECK(context.output_gradient(0).valid() && context.output_gradient(1).valid(),
                "split_columns: a part without a gradient");
-  context.add_gradient(
-      0, context.builder().emit(kJoinColumns, Attributes(NoAttributes()),
-                                {context.output_gradient(0), context.output_gradient(1)},
-                                "d_" + context.input_name(0))[0]);
+  context.add_gradient(0, join_columns(context.builder(), context.output_gradient(0),
+                                       context.output_gradient(1), "d_" + context.input_name(0)));
 }
 
 void differentiate_join_columns(DerivativeContext& context) {
@@ -112,8 +110,7 @@ std::vector<OpSample> samples_join_columns() {
   return {{"odd", [](SampleBuilder& sample) {
              const ValueId a = sample.tensor("a", {3, 4});
              const ValueId b = sample.tensor("b", {3, 3});
-             sample.result(
-                 sample.builder().emit(kJoinColumns, Attributes(NoAttributes()), {a, b}, "x")[0]);
+             sample.result(join_columns(sample.builder(), a, b, "x"));
            }}};
 }
 
@@ -124,6 +121,10 @@ SplitColumnsResult split_columns(Builder& builder, ValueId x,
                                  const std::string& name) {
   const auto outputs = builder.emit(kSplitColumns, Attributes(attributes), {x}, name);
   return {.first = outputs[0], .rest = outputs[1]};
+}
+
+ValueId join_columns(Builder& builder, ValueId first, ValueId rest, const std::string& name) {
+  return builder.emit(kJoinColumns, Attributes(NoAttributes()), {first, rest}, name)[0];
 }
 
 const OpSpec kSplitColumns{.name = "split_columns",

@@ -28,6 +28,8 @@ struct SplitColumnsResult {
 SplitColumnsResult split_columns(Builder& builder, ValueId x,
                                  const SplitColumnsAttributes& attributes, const std::string& name);
 
+ValueId join_columns(Builder& builder, ValueId first, ValueId rest, const std::string& name);
+
 extern const OpSpec kSplitColumns;
 extern const OpSpec kJoinColumns;
 

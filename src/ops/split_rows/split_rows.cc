@@ -62,8 +62,7 @@ void differentiate_split_rows(DerivativeContext& context) {
     gradients.push_back(context.output_gradient(i));
     TROUPE_CHECK(gradients.back().valid(), "split_rows: a piece without a gradient");
   }
-  context.add_gradient(0, context.builder().emit(kJoinRows, Attributes(NoAttributes()), gradients,
-                                                 "d_" + context.input_name(0))[0]);
+  context.add_gradient(0, join_rows(context.builder(), gradients, "d_" + context.input_name(0)));
 }
 
 void differentiate_join_rows(DerivativeContext& context) {
@@ -134,7 +133,7 @@ std::vector<OpSample> samples_join_rows() {
       for (size_t i = 0; i < rows.size(); ++i) {
         pieces.push_back(sample.tensor("piece " + std::to_string(i), {rows[i], 3}));
       }
-      sample.result(sample.builder().emit(kJoinRows, Attributes(NoAttributes()), pieces, "x")[0]);
+      sample.result(join_rows(sample.builder(), pieces, "x"));
     };
   };
   return {{"halves", join({2, 2})}, {"rest", join({3, 3, 1})}, {"one_piece", join({4})}};
@@ -145,6 +144,10 @@ std::vector<OpSample> samples_join_rows() {
 std::vector<ValueId> split_rows(Builder& builder, ValueId x, const SplitRowsAttributes& attributes,
                                 const std::string& name) {
   return builder.emit(kSplitRows, Attributes(attributes), {x}, name);
+}
+
+ValueId join_rows(Builder& builder, std::span<const ValueId> pieces, const std::string& name) {
+  return builder.emit(kJoinRows, Attributes(NoAttributes()), pieces, name)[0];
 }
 
 const OpSpec kSplitRows{.name = "split_rows",

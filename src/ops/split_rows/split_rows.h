@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct SplitRowsAttributes {
 // Pieces are named name.0, name.1, ...
 std::vector<ValueId> split_rows(Builder& builder, ValueId x, const SplitRowsAttributes& attributes,
                                 const std::string& name);
+
+ValueId join_rows(Builder& builder, std::span<const ValueId> pieces, const std::string& name);
 
 extern const OpSpec kSplitRows;
 extern const OpSpec kJoinRows;

@@ -1,0 +1,184 @@
+// Multi-token prediction in every layout is that of one rank: its losses, their gradients, and what
+// training makes of both.
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
+#include "support/layout_models.h"
+#include "support/layout_run.h"
+
+namespace troupe::testing {
+namespace {
+
+ModelConfig with_mtp(ModelConfig config, int32_t layers) {
+  config.mtp_num_layers = layers;
+  config.mtp_loss_scaling_factor = 0.7;
+  return config;
+}
+
+// Dense ones with one table for embedding and head, or two; experts with losses of their own, and
+// with a bias that their loads move.
+std::vector<NamedModel> models() {
+  ModelConfig tied = dense_model(4);
+  ModelConfig dropout = dense_model(4);
+  dropout.tie_embeddings = false;
+  dropout.normalization = Normalization::layer_norm;
+  dropout.hidden_dropout = dropout.attention_dropout = 0.2;
+  ModelConfig experts = auxiliary_loss_models(moe_model(4)).front().config;
+  ModelConfig biased = auxiliary_loss_models(moe_model(4)).back().config;
+  biased.tie_embeddings = true;
+  return {{"tied", with_mtp(tied, 2)},
+          {"dropout", with_mtp(dropout, 1)},
+          {"experts", with_mtp(experts, 1)},
+          {"biased", with_mtp(biased, 2)}};
+}
+
+std::vector<LayoutCase> cases() {
+  using enum PipelineSchedule;
+  std::vector<LayoutCase> all;
+  for (const NamedModel& model : models()) {
+    const bool has_experts = model.config.num_experts > 0;
+    const std::string m(static_cast<size_t>(model.config.mtp_num_layers), 'm');
+    const auto add = [&](const std::string& name, int32_t ranks, const auto& configure) {
+      LayoutCase c;
+      c.name = model.name + "_" + name;
+      c.model = model.config;
+      c.layout.world_size = ranks;
+      c.micro_batch_size = 2;
+      c.micro_batches = 4;
+      c.sequence = 16;
+      configure(c);
+      c.layout.sequence_parallel |= has_experts;
+      if (has_experts) c.layout.expert_tensor_parallel = 1;
+      all.push_back(c);
+    };
+    const auto pipeline = [&](const std::string& name, int32_t ranks, PipelineSchedule schedule,
+                              int32_t chunks, const std::string& stages) {
+      add(name, ranks, [&](LayoutCase& c) {
+        c.layout.pipeline_parallel = ranks;
+        c.schedule = schedule;
+        c.chunks = chunks;
+        c.stages = stages;
+        if (chunks > 1) c.micro_batches = 2 * ranks;
+      });
+    };
+    add("dp2", 2, [](LayoutCase&) {});
+    add("tp2", 2, [](LayoutCase& c) { c.layout.tensor_parallel = 2; });
+    add("tp2_sp_cp2", 4, [](LayoutCase& c) {
+      c.layout.tensor_parallel = c.layout.context_parallel = 2;
+      c.layout.sequence_parallel = true;
+    });
+    add("cp2_documents", 2, [](LayoutCase& c) {
+      c.layout.context_parallel = 2;
+      c.reset_attention_mask = true;
+    });
+    add("cp4_per_token", 4, [](LayoutCase& c) {
+      c.layout.context_parallel = 4;
+      c.context_exchange = ContextExchange::allgather;
+      c.per_token_loss = true;
+    });
+    add("dp2_optimizer_chunks", 2, [](LayoutCase& c) {
+      c.sharding = StateSharding::optimizer;
+      c.early_collectives = true;
+      c.loss_chunk_tokens = 10;
+    });
+    add("fsdp2_chunks", 2, [](LayoutCase& c) {
+      c.sharding = StateSharding::parameters;
+      c.loss_chunk_tokens = 12;
+    });
+    add("fsdp2_tp2_full", 4, [](LayoutCase& c) {
+      c.layout.tensor_parallel = 2;
+      c.layout.sequence_parallel = true;
+      c.sharding = StateSharding::parameters;
+      c.early_collectives = true;
+      c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 2};
+    });
+    pipeline("pp2", 2, one_f_one_b, 1, "");
+    pipeline("pp2_interleaved", 2, one_f_one_b, 2, "");
+    pipeline("pp2_mtp_with_layers", 2, one_f_one_b, 1, "Ett|tt" + m + "L");
+    pipeline("pp3_mtp_before_loss", 3, one_f_one_b, 1, "Ett|tt" + m + "|L");
+    pipeline("pp4_mtp_alone", 4, one_f_one_b, 1, "Ett|tt|" + m + "|L");
+    pipeline("pp4_mtp_far_from_loss", 4, one_f_one_b, 1, "Etttt|" + m + "||L");
+    pipeline("pp3_interleaved_alone", 3, one_f_one_b, 2, "Et|t|t|t|" + m + "|L");
+    pipeline("pp2_zb_h1", 2, zb_h1, 1, "");
+    pipeline("pp4_zb_h1_alone", 4, zb_h1, 1, "Ett|tt|" + m + "|L");
+    pipeline("pp2_zb_v", 2, zb_v, 2, "");
+    pipeline("pp2_zb_v_alone", 2, zb_v, 2, "Et|ttt|" + m + "|L");
+    add("pp3_tp2_cp2_recompute", 12, [&](LayoutCase& c) {
+      c.layout.pipeline_parallel = 3;
+      c.layout.tensor_parallel = c.layout.context_parallel = 2;
+      c.layout.sequence_parallel = true;
+      c.stages = "Ett|tt" + m + "|L";
+      c.reset_attention_mask = true;
+      c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                     .modules = {&kCoreAttentionModule, &kNormModule}};
+    });
+    if (!has_experts) continue;
+    add("ep2_alltoall", 2, [](LayoutCase& c) {
+      c.layout.expert_parallel = 2;
+      c.dispatcher = TokenDispatcher::alltoall;
+      c.ignore_padding = true;
+      c.per_token_loss = true;
+    });
+    add("ep2_pp2_merged", 4, [](LayoutCase& c) {
+      c.layout.expert_parallel = c.layout.pipeline_parallel = 2;
+      c.dispatcher = TokenDispatcher::alltoall;
+      c.chunks = 2;
+      c.merged = true;
+      c.overlap = {.delay_weight_gradients = true};
+    });
+  }
+  return all;
+}
+
+class MtpLayout : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(MtpLayout, EqualsOneRank) {
+  expect_same_outcome(run_one_rank(GetParam()), run_layout(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MtpLayout, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// The comparison above would hold as well if shifting ignored documents, or weights did.
+TEST(Mtp, DocumentsAndWeightsMatter) {
+  LayoutCase c = cases().front();
+  const Outcome plain = run_one_rank(c);
+  c.model.mtp_loss_scaling_factor = 0.1;
+  const Outcome lighter = run_one_rank(c);
+  EXPECT_EQ(lighter.at("step 1 mtp loss 1"), plain.at("step 1 mtp loss 1"));
+  EXPECT_NE(lighter.at("step 1 grad_norm"), plain.at("step 1 grad_norm"));
+  c.reset_attention_mask = true;
+  EXPECT_NE(run_one_rank(c).at("step 1 mtp loss 2"), plain.at("step 1 mtp loss 2"));
+}
+
+// Also that of the last layer, after which nothing is declared.
+TEST(Mtp, LoadsMoveTheBiasOfEachExpert) {
+  const std::vector<LayoutCase> all = cases();
+  const auto biased = std::find_if(all.begin(), all.end(), [](const LayoutCase& each) {
+    return each.model.moe_router_enable_expert_bias;
+  });
+  ASSERT_NE(biased, all.end());
+  const Outcome outcome = run_one_rank(*biased);
+  for (int32_t layer = 0; layer < biased->model.all_layers(); ++layer) {
+    const auto bias = outcome.find("after it layers." + std::to_string(layer) + ".expert_bias");
+    ASSERT_NE(bias, outcome.end()) << layer;
+    EXPECT_NE(bias->second, std::vector<double>(bias->second.size())) << layer;
+  }
+}
+
+// Memory that is used again, and the timing of ranks, leave no trace: the same bits.
+TEST(Mtp, PlannedRunsEqualTheOracle) {
+  for (const LayoutCase& c : cases()) {
+    if (!c.name.ends_with("_alone")) continue;
+    SCOPED_TRACE(c.name);
+    expect_same_bits(run_layout(c), run_layout(c, {.oracle = true}));
+  }
+}
+
+}  // namespace
+}  // namespace troupe::testing
