@@ -14,6 +14,16 @@ bool has_stage(const ModelPart& part, const Predicate& predicate) {
   return false;
 }
 
+template <class Predicate>
+bool has_layer(const ModelPart& part, const Predicate& predicate) {
+  return has_stage(part, [&](const PipelineStage& stage) {
+    for (int32_t i = 0; i < stage.layers; ++i) {
+      if (predicate(stage.first_layer + i)) return true;
+    }
+    return false;
+  });
+}
+
 }  // namespace
 
 int32_t rows_of_sequence(const ModelPart& part, int32_t sequence) {
@@ -32,23 +42,24 @@ BatchValues declare_batch_of(Builder& builder, const ModelPart& part, int32_t ba
 
 void declare_valid_tokens(Builder& builder, const ModelConfig& config, const ModelPart& part,
                           int64_t rows, BatchValues& batch) {
-  const bool routes = has_stage(part, [&](const PipelineStage& stage) {
-    for (int32_t i = 0; i < stage.layers; ++i) {
-      if (config.is_moe_layer(stage.first_layer + i)) return true;
-    }
-    return false;
-  });
-  if (!routes) return;
+  if (!has_layer(part, [&](int32_t layer) { return config.is_moe_layer(layer); })) return;
   batch.valid.mask = builder.input("valid", DType::i32, {rows});
   batch.valid.count = count_valid_tokens(builder, part, batch.valid.mask);
   batch.first_valid = part.sequence_parallel() ? part.dense().tp * rows : 0;
 }
 
-void declare_starts(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                    BatchValues& batch) {
-  if (!has_stage(part, [](const PipelineStage& stage) { return stage.layers > 0; })) return;
+void declare_starts(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                    ContextExchange exchange, BatchValues& batch) {
+  const auto has_delta_net = [&](int32_t layer) { return config.has_linear_attention(layer); };
+  const auto has_attention = [&](int32_t layer) { return !has_delta_net(layer); };
+  const auto declare = [&](const SequenceChunks& chunks, const char* name) {
+    return builder.input(name, DType::i32, {int64_t{batch.batch} * batch.rows_of(chunks)});
+  };
   batch.starts_chunks = queries_of_attention(part, exchange);
-  batch.starts = builder.input("starts", DType::i32, {int64_t{batch.batch} * batch.starts_rows()});
+  if (has_layer(part, has_attention)) batch.starts = declare(batch.starts_chunks, "starts");
+  if (!has_layer(part, has_delta_net)) return;
+  const bool is_same = batch.starts.valid() && batch.starts_chunks.ranks == 1;
+  batch.whole_starts = is_same ? batch.starts : declare({}, "whole_starts");
 }
 
 }  // namespace troupe

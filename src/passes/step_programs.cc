@@ -127,7 +127,7 @@ class TrainingEmission {
       batch = declare_batch_of(builder_, part_, options_.micro_batch_size, options_.sequence,
                                /*with_labels=*/true, wide_);
       if (options_.reset_attention_mask) {
-        declare_starts(builder_, part_, options_.context_exchange, batch);
+        declare_starts(builder_, config_, part_, options_.context_exchange, batch);
       }
       if (options_.ignore_padding) {
         declare_valid_tokens(
