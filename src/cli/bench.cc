@@ -49,11 +49,13 @@ double median(std::vector<double> values) {
 // Documents of one length, about that of a page of the web.
 constexpr int64_t kDocumentTokens = 512;
 
-void write_documents(const Interpreter& interpreter, const BatchValues& batch) {
-  const int64_t rows = batch.starts_rows();
-  auto* const starts = interpreter.view(batch.starts).as<int32_t>();
+void write_documents(const Interpreter& interpreter, const BatchValues& batch, ValueId id,
+                     const SequenceChunks& chunks) {
+  if (!id.valid()) return;
+  const int64_t rows = batch.rows_of(chunks);
+  auto* const starts = interpreter.view(id).as<int32_t>();
   for (int64_t i = 0; i < batch.batch * rows; ++i) {
-    const int64_t position = batch.starts_chunks.position(i % rows, rows);
+    const int64_t position = chunks.position(i % rows, rows);
     starts[i] = static_cast<int32_t>(position / kDocumentTokens * kDocumentTokens);
   }
 }
@@ -77,7 +79,8 @@ void write_random_batch(const Interpreter& interpreter, const BatchValues& batch
   };
   write(batch.tokens, 0);
   write(batch.labels, 1);
-  if (batch.starts.valid()) write_documents(interpreter, batch);
+  write_documents(interpreter, batch, batch.starts, batch.starts_chunks);
+  write_documents(interpreter, batch, batch.whole_starts, {});
   for (size_t depth = 0; depth <= batch.shifted.size(); ++depth) {
     if (const ValidTokens& tokens = batch.valid_of(depth); tokens.mask.valid()) {
       const TensorView valid = interpreter.view(tokens.mask);

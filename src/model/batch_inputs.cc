@@ -14,6 +14,17 @@ bool has_stage(const ModelPart& part, const Predicate& predicate) {
   return false;
 }
 
+// The same for layers, those of multi-token prediction included.
+template <class Predicate>
+bool has_layer(const ModelConfig& config, const ModelPart& part, const Predicate& predicate) {
+  return has_stage(part, [&](const PipelineStage& stage) {
+    for (int32_t i = 0; i < stage.layers; ++i) {
+      if (predicate(stage.first_layer + i)) return true;
+    }
+    return stage.mtp_layers > 0 && predicate(config.num_layers);
+  });
+}
+
 }  // namespace
 
 int32_t rows_of_sequence(const ModelPart& part, int32_t sequence) {
@@ -49,26 +60,27 @@ void declare_valid_tokens(Builder& builder, const ModelConfig& config, const Mod
     valid.mask = builder.input("valid", DType::i32, {rows});
     valid.count = count_valid_tokens(builder, part, valid.mask);
   };
-  const bool routes = has_stage(part, [&](const PipelineStage& stage) {
-    for (int32_t i = 0; i < stage.layers; ++i) {
-      if (config.is_moe_layer(stage.first_layer + i)) return true;
-    }
-    return false;
-  });
-  if (routes) declare(batch.valid);
+  const auto routes = [&](int32_t layer) {
+    return layer < config.num_layers && config.is_moe_layer(layer);
+  };
+  if (has_layer(config, part, routes)) declare(batch.valid);
   for (BatchValues::Shifted& further : batch.shifted) {
     if (further.tokens.valid() && config.is_moe_layer(config.num_layers)) declare(further.valid);
   }
 }
 
-void declare_starts(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                    BatchValues& batch) {
-  const auto attends = [](const PipelineStage& stage) {
-    return stage.layers + stage.mtp_layers > 0;
+void declare_starts(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                    ContextExchange exchange, BatchValues& batch) {
+  const auto has_delta_net = [&](int32_t layer) { return config.has_linear_attention(layer); };
+  const auto has_attention = [&](int32_t layer) { return !has_delta_net(layer); };
+  const auto declare = [&](const SequenceChunks& chunks, const char* name) {
+    return builder.input(name, DType::i32, {int64_t{batch.batch} * batch.rows_of(chunks)});
   };
-  if (!has_stage(part, attends)) return;
   batch.starts_chunks = queries_of_attention(part, exchange);
-  batch.starts = builder.input("starts", DType::i32, {int64_t{batch.batch} * batch.starts_rows()});
+  if (has_layer(config, part, has_attention)) batch.starts = declare(batch.starts_chunks, "starts");
+  if (!has_layer(config, part, has_delta_net)) return;
+  const bool is_same = batch.starts.valid() && batch.starts_chunks.ranks == 1;
+  batch.whole_starts = is_same ? batch.starts : declare({}, "whole_starts");
 }
 
 }  // namespace troupe

@@ -25,8 +25,8 @@ void declare_shifted(Builder& builder, const ModelConfig& config, const ModelPar
 void declare_valid_tokens(Builder& builder, const ModelConfig& config, const ModelPart& part,
                           int64_t rows, BatchValues& batch);
 
-// Adds where documents begin, to which attention then keeps, where this rank has layers.
-void declare_starts(Builder& builder, const ModelPart& part, ContextExchange exchange,
-                    BatchValues& batch);
+// Adds where documents begin, to which mixers then keep, where this rank has layers.
+void declare_starts(Builder& builder, const ModelConfig& config, const ModelPart& part,
+                    ContextExchange exchange, BatchValues& batch);
 
 }  // namespace troupe

@@ -38,7 +38,11 @@ struct BatchValues {
   // of each row begins. Of the rows whose queries attend here (queries_of_attention).
   ValueId starts;
   SequenceChunks starts_chunks = {};
-  int32_t starts_rows() const { return sequence * chunks.ranks / starts_chunks.ranks; }
+  // The same of whole sequences, where gated delta nets see these on this rank: `starts` itself
+  // where that is of them, too.
+  ValueId whole_starts;
+  // Rows of each sequence that `own` has.
+  int32_t rows_of(const SequenceChunks& own) const { return sequence * chunks.ranks / own.ranks; }
   // Where padding is in no loss and count of the routers (training only): the tokens that are none.
   // The mask has the rows that this rank's routers see, which begin at row `first_valid`.
   ValidTokens valid = {};

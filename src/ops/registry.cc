@@ -180,6 +180,7 @@ constexpr std::array kOperations = {
     &kSplitRows,
     &kSumOverRanks,
     &kTakeSlice,
+    &kTakeSliceGradient,
     &kTokenCount,
     &kTokenShare,
     &kTokenMean,

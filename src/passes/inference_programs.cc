@@ -22,7 +22,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
   const DType wide = accumulation_dtype(state.dtype);
   step.batch = declare_batch_of(builder, part, batch, sequence, with_loss, wide);
   const ContextExchange exchange = ContextExchange::p2p;
-  if (reset_attention_mask) declare_starts(builder, part, exchange, step.batch);
+  if (reset_attention_mask) declare_starts(builder, config, part, exchange, step.batch);
   std::vector<LossMetric> losses;
   if (with_loss) {
     step.loss = builder.metric("loss", DType::f64, {1});

@@ -92,7 +92,7 @@ class TrainingEmission {
       declare_shifted(builder_, config_, part_, wide_, batch);
       batch.shifts_in_documents = options_.reset_attention_mask;
       if (options_.reset_attention_mask) {
-        declare_starts(builder_, part_, options_.context_exchange, batch);
+        declare_starts(builder_, config_, part_, options_.context_exchange, batch);
       }
       if (options_.ignore_padding) {
         declare_valid_tokens(

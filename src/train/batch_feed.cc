@@ -64,11 +64,13 @@ void BatchFeed::write_sequence(const Interpreter& interpreter, const BatchValues
     }
   };
   write_valid(valid_, batch.valid);
-  if (batch.starts.valid()) {
-    const int64_t queries = batch.starts_rows();
-    auto* const starts = interpreter.view(batch.starts).as<int32_t>();
-    copy_rows(starts_, batch.starts_chunks, queries, starts + sequence * queries);
-  }
+  const auto write_starts = [&](ValueId id, const SequenceChunks& chunks) {
+    if (!id.valid()) return;
+    const int64_t own = batch.rows_of(chunks);
+    copy_rows(starts_, chunks, own, interpreter.view(id).as<int32_t>() + sequence * own);
+  };
+  write_starts(batch.starts, batch.starts_chunks);
+  write_starts(batch.whole_starts, {});
   const auto write_targets = [&](const auto& labels, const auto& mask, ValueId to,
                                  ValueId to_mask) {
     if (!to.valid()) return;

@@ -112,6 +112,13 @@ std::vector<LayoutCase> cases() {
     add(model, {.cp = 2, .tp = 2, .ep = 2, .etp = 2, .sequence_parallel = true}, 1);
     add(model, {.cp = 2, .dp = 2, .ep = 2}, 1);
   }
+  const NamedModel delta_net = delta_net_model(moe_models().front().config);
+  add(delta_net, {.cp = 2}, 2);
+  add(delta_net, {.cp = 4}, 1);
+  add(delta_net, {.cp = 2, .tp = 2, .sequence_parallel = true}, 2);
+  add(delta_net, {.cp = 4, .tp = 2, .ep = 4, .sequence_parallel = true}, 1);
+  add(delta_net, {.cp = 2, .ep = 2}, 2);
+  add(delta_net, {.cp = 2, .pp = 2}, 2);
   // Beside a pipeline, and with the other dispatchers.
   const NamedModel model = moe_models().back();
   add(dense(), {.cp = 2, .pp = 2}, 2);

@@ -18,7 +18,7 @@ std::vector<NamedModel> models() {
   window.attention_dropout = 0.2;
   ModelConfig experts = auxiliary_loss_models(moe_model(2)).back().config;
   experts.num_query_groups = 4;
-  return {{"dense", dense}, {"window", window}, {"experts", experts}};
+  return {{"dense", dense}, {"window", window}, {"experts", experts}, delta_net_model(dense)};
 }
 
 void add_context_parallel(const NamedModel& model, std::vector<LayoutCase>& all) {

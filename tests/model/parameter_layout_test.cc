@@ -234,6 +234,15 @@ TEST(ParameterLayout, RefusalsNameTheRuleAndTheNearestSizes) {
       config, context, 64,
       {"--context-parallel-size 4", "--cp-comm-type a2a", "2 key-value heads", "Nearest: 2."},
       ContextExchange::a2a);
+  config.linear_attention_layers.assign(4, true);
+  config.linear_conv_kernel_dim = 4;
+  config.linear_num_key_heads = 2;
+  config.linear_num_value_heads = 4;
+  config.linear_key_head_dim = 4;
+  config.linear_value_head_dim = 4;
+  expect_refused(config, context, 64,
+                 {"--context-parallel-size 4", "2 key heads of gated delta nets", "Nearest: 2."});
+  config = small_moe();
   config.qk_layernorm = true;
   config.qk_norm_scope = QkNormScope::projection;
   expect_refused(

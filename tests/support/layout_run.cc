@@ -221,11 +221,16 @@ class Rank {
   // Of sample `sample`, which is sequence `row` of the micro-batch.
   void write_starts(const BatchValues& batch, int64_t sample, int64_t row) {
     const std::vector<int32_t> starts = starts_of(sample);
-    const int64_t queries = batch.starts_rows();
-    auto* const target = interpreter_->view(batch.starts).as<int32_t>() + row * queries;
-    for (int64_t i = 0; i < queries; ++i) {
-      target[i] = starts[static_cast<size_t>(batch.starts_chunks.position(i, queries))];
-    }
+    const auto write = [&](ValueId id, const SequenceChunks& chunks) {
+      if (!id.valid()) return;
+      const int64_t rows = batch.rows_of(chunks);
+      auto* const target = interpreter_->view(id).as<int32_t>() + row * rows;
+      for (int64_t i = 0; i < rows; ++i) {
+        target[i] = starts[static_cast<size_t>(chunks.position(i, rows))];
+      }
+    };
+    write(batch.starts, batch.starts_chunks);
+    write(batch.whole_starts, {});
   }
 
   void write_micro_batch(const BatchValues& batch, int64_t number) {
@@ -235,7 +240,7 @@ class Rank {
     const int64_t here = wanted_.sequence / cp;
     for (int64_t row = 0; row < wanted_.micro_batch_size; ++row) {
       const int64_t sample = number * wanted_.micro_batch_size + row;
-      if (batch.starts.valid()) write_starts(batch, sample, row);
+      write_starts(batch, sample, row);
       for (int64_t i = 0; i < here; ++i) {
         const int64_t half = here / 2;
         int64_t position = i;

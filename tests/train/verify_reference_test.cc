@@ -132,6 +132,25 @@ TEST(QwenNextReference, AgreesButForTheRoundingOfTheReference) {
   }
 }
 
+// Its numbers are those of one rank, which the test above compares.
+TEST(QwenNextReference, IsTheSameWithContextParallelism) {
+  const auto numbers = [](int32_t ranks) {
+    RunLayout run = layout_of_one_rank(4);
+    run.layout = Layout({.world_size = ranks, .context_parallel = ranks, .embedding_places = {0}});
+    return verify_reference(TROUPE_FIXTURE_DIR "/hf/qwen3_next", DType::f64, /*with_oracle=*/true,
+                            {.spec = {.ranks = ranks, .threads = 2},
+                             .layout = std::make_shared<const RunLayout>(std::move(run))});
+  };
+  const ReferenceComparison one = numbers(1);
+  const ReferenceComparison two = numbers(2);
+  EXPECT_TRUE(two.oracle_identical);
+  EXPECT_NEAR(two.loss, one.loss, 1e-10);
+  EXPECT_NEAR(two.logits_max_abs, one.logits_max_abs, 1e-10);
+  EXPECT_NEAR(two.grad_norm, one.grad_norm, 1e-10 * one.grad_norm);
+  EXPECT_NEAR(two.grad_worst_rel, one.grad_worst_rel, 1e-10);
+  EXPECT_EQ(two.grad_worst_name, one.grad_worst_name);
+}
+
 INSTANTIATE_TEST_SUITE_P(Fixtures, ReferenceModel, ::testing::ValuesIn(fixture_names()),
                          [](const auto& info) { return info.param; });
 

@@ -1,6 +1,9 @@
 #include "model/blocks/gated_delta_net.h"
 
+#include <array>
 #include <cmath>
+#include <fmt/format.h>
+#include <vector>
 
 #include "model/blocks/gqa_attention.h"
 #include "model/blocks/norm.h"
@@ -10,11 +13,74 @@
 #include "ops/causal_conv/causal_conv.h"
 #include "ops/column_groups/column_groups.h"
 #include "ops/delta_gates/delta_gates.h"
+#include "ops/exchange_heads/exchange_heads.h"
 #include "ops/gated_delta_rule/gated_delta_rule.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/linear/linear.h"
+#include "ops/slices/slices.h"
 
 namespace troupe {
+
+namespace {
+
+// What the ranks of cp share between the convolution and the rule: the key heads that tp leaves
+// them, with their values. One rank of cp has what it has.
+class HeadShare {
+ public:
+  HeadShare(const BlockContext& context, const GatedDeltaNetSpec& spec)
+      : context_(context),
+        spec_(spec),
+        chunks_(chunks_of(context.part())),
+        all_heads_(spec.key_heads / context.part().layout().tp()) {}
+
+  int32_t key_heads() const { return all_heads_ / chunks_.ranks; }
+  int32_t sequence() const { return context_.batch.sequence * chunks_.ranks; }
+
+  ValueId of_qkv(ValueId rows) const {
+    if (chunks_.ranks == 1) return rows;
+    ExchangeHeadsAttributes exchange = exchange_of(spec_.key_dim);
+    exchange.groups = all_heads_;
+    exchange.value_dim = values();
+    return sequence_to_heads(context_.builder, rows, exchange, "delta_qkv_by_heads");
+  }
+  ValueId of_gates(ValueId rows) const {
+    if (chunks_.ranks == 1) return rows;
+    return sequence_to_heads(context_.builder, rows, exchange_of(2 * spec_.values_of_key()),
+                             "delta_gates_by_heads");
+  }
+  // Of a parameter whose sections have these sizes on the rank.
+  ValueId of_parameter(ParameterId id, std::array<SliceSection, 4> sections) const {
+    const ValueId all = context_.parameter(id);
+    if (chunks_.ranks == 1) return all;
+    for (SliceSection& section : sections) section.size *= chunks_.ranks;
+    return take_slice(context_.builder, all,
+                      {.sections = sections, .ranks = chunks_.ranks, .place = chunks_.rank},
+                      context_.builder.value(all).name + "_of_heads");
+  }
+  // The rule's result, as rows of all heads.
+  ValueId back(ValueId attended) const {
+    if (chunks_.ranks == 1) return attended;
+    return heads_to_sequence(context_.builder, attended, exchange_of(values()),
+                             "context_by_sequence");
+  }
+
+ private:
+  int32_t values() const { return spec_.values_of_key() * spec_.value_dim; }
+  ExchangeHeadsAttributes exchange_of(int32_t head_dim) const {
+    return {.chunks = chunks_,
+            .batch = context_.batch.batch,
+            .sequence = sequence(),
+            .heads = all_heads_,
+            .head_dim = head_dim};
+  }
+
+  const BlockContext& context_;
+  const GatedDeltaNetSpec& spec_;
+  const SequenceChunks chunks_;
+  const int32_t all_heads_;  // key heads
+};
+
+}  // namespace
 
 GatedDeltaNetSpec delta_net_spec_of(const ModelConfig& config) {
   return {.hidden = config.hidden_size,
@@ -80,29 +146,41 @@ ValueId GatedDeltaNet::build(const BlockContext& context, ValueId input) const {
 ValueId GatedDeltaNet::build_core(const BlockContext& context, ValueId projected,
                                   ValueId gates) const {
   Builder& builder = context.builder;
-  const int32_t ranks = TensorParallel(builder, context.part()).ranks();
-  const int32_t key_heads = spec_.key_heads / ranks;
-  const int32_t value_heads = spec_.value_heads / ranks;
   const int32_t values = spec_.values_of_key() * spec_.value_dim;
-  const auto [qkv, z] = split_column_groups(
-      builder, projected,
-      {.groups = key_heads, .widths = {spec_.key_dim, spec_.key_dim, values, values}, .first = 3},
-      "delta_qkv");
-  const ValueId convolved =
-      causal_conv(builder, qkv, context.parameter(conv_), context.batch.starts,
-                  {.sequence = context.batch.sequence}, "delta_convolved");
-  const ValueId strengths =
-      delta_gates(builder, gates, context.parameter(decay_), context.parameter(bias_),
-                  {.heads = value_heads, .group_heads = spec_.values_of_key()}, "delta_gates");
-  const ValueId attended = gated_delta_rule(builder, convolved, strengths, context.batch.starts,
-                                            {.sequence = context.batch.sequence,
-                                             .key_heads = key_heads,
-                                             .value_heads = value_heads,
-                                             .key_dim = spec_.key_dim,
-                                             .value_dim = spec_.value_dim},
-                                            "context");
-  return gated_norm(builder, attended, z, context.parameter(norm_),
+  const auto [qkv, z] =
+      split_column_groups(builder, projected,
+                          {.groups = spec_.key_heads / context.part().layout().tp(),
+                           .widths = {spec_.key_dim, spec_.key_dim, values, values},
+                           .first = 3},
+                          "delta_qkv");
+  return gated_norm(builder, build_rule(context, qkv, gates), z, context.parameter(norm_),
                     {.head_dim = spec_.value_dim, .epsilon = spec_.norm_epsilon}, "gated_context");
+}
+
+ValueId GatedDeltaNet::build_rule(const BlockContext& context, ValueId qkv, ValueId gates) const {
+  Builder& builder = context.builder;
+  const HeadShare share(context, spec_);
+  const int32_t key_heads = share.key_heads();
+  const int32_t value_heads = key_heads * spec_.values_of_key();
+  const int32_t sequence = share.sequence();
+  const int64_t keys = int64_t{key_heads} * spec_.key_dim;
+  const ValueId convolved = causal_conv(
+      builder, share.of_qkv(qkv),
+      share.of_parameter(conv_, {{{keys}, {keys}, {int64_t{value_heads} * spec_.value_dim}}}),
+      context.batch.whole_starts, {.sequence = sequence}, "delta_convolved");
+  const ValueId strengths =
+      delta_gates(builder, share.of_gates(gates), share.of_parameter(decay_, {{{value_heads}}}),
+                  share.of_parameter(bias_, {{{value_heads}}}),
+                  {.heads = value_heads, .group_heads = spec_.values_of_key()}, "delta_gates");
+  const ValueId attended =
+      gated_delta_rule(builder, convolved, strengths, context.batch.whole_starts,
+                       {.sequence = sequence,
+                        .key_heads = key_heads,
+                        .value_heads = value_heads,
+                        .key_dim = spec_.key_dim,
+                        .value_dim = spec_.value_dim},
+                       "context");
+  return share.back(attended);
 }
 
 // Of the rule the three products with a state, for each value head.
@@ -120,9 +198,18 @@ std::optional<Refusal> GatedDeltaNet::check_layout(const Layout& layout,
                                      "the key heads of the model's gated delta nets")) {
     return refusal;
   }
-  if (layout.cp() == 1) return std::nullopt;
-  return refuse_size(Setting::context_parallel, layout.cp(),
-                     "gated delta nets need whole sequences on a rank", {1});
+  const int32_t heads = spec_.key_heads / layout.tp();
+  if (heads % layout.cp() == 0) return std::nullopt;
+  const std::vector<int64_t> nearest = nearest_divisors(heads, layout.cp());
+  return Refusal{
+      .setting = Setting::context_parallel,
+      .message = {Setting::context_parallel,
+                  fmt::format(" {}: it must divide the {} key heads of gated delta nets that ",
+                              layout.cp(), heads),
+                  Setting::tensor_parallel,
+                  fmt::format(" {} leaves to a rank. Nearest: {}.", layout.tp(),
+                              text_of_values(nearest))},
+      .nearest = nearest};
 }
 
 }  // namespace troupe

@@ -1,14 +1,16 @@
 // A gated delta net (Yang et al., "Gated Delta Networks", 2024; Qwen3-Next), up to and including
 // its output projection: attention of linear cost, whose memory is one matrix for each head.
 //
-//   q, k, v, z = x w_delta_in^T      of each key head: its query and key, its values and their
-//   gates b, a       = x w_delta_gates^T   of each key head: those of its value heads q, k, v    =
+//   q, k, v, z = x w_delta_in^T        of each key head: its query, its key, its values, their
+//   gates b, a       = x w_delta_gates^T     of each key head: those of its value heads q, k, v =
 //   silu(convolution of each column over the last rows, delta_conv) o          = gated delta
 //   rule(q, k, v, sigma(b), -exp(delta_decay) softplus(a + delta_bias)) branch     = (norm(o)
 //   silu(z)) w_delta_out^T, the norm that of each head
 //
 // (ops/causal_conv, ops/delta_gates, ops/gated_delta_rule, ops/gated_norm). Ranks of tp share the
-// key heads; sequences are not shared by ranks of cp.
+// key heads. Those of cp, which share the sequences, exchange rows for heads before the convolution
+// and back after the rule, whatever attention does: in between each has whole sequences of its
+// share of the heads that tp leaves.
 #pragma once
 
 #include "model/layer_block.h"
@@ -45,6 +47,7 @@ class GatedDeltaNet : public LayerBlock {
 
  private:
   ValueId build_core(const BlockContext& context, ValueId projected, ValueId gates) const;
+  ValueId build_rule(const BlockContext& context, ValueId qkv, ValueId gates) const;
 
   const GatedDeltaNetSpec spec_;
   ParameterId w_in_;

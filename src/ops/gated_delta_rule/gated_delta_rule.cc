@@ -107,13 +107,20 @@ uint64_t cpu_scratch_gradient(const OpView& op) {
   return static_cast<uint64_t>(elements) * size_of(accumulation_dtype(op.input(1).dtype));
 }
 
-// Of the fast kernels as they say; else of all sequences and heads the states, and of each row the
+// Of the fast kernels as they say; else none.
+uint64_t cuda_scratch_forward(const OpView& op) {
+  const auto& a = op.attributes<GatedDeltaRuleAttributes>();
+  if (!has_delta_sm90(op.input(0).dtype, a)) return 0;
+  return static_cast<uint64_t>(delta_sm90_scratch(op.input(0).shape[0], a));
+}
+
+// The same; else of all sequences and heads the states, and of each row the
 // gradients of its queries and keys.
 uint64_t cuda_scratch_gradient(const OpView& op) {
   const auto& a = op.attributes<GatedDeltaRuleAttributes>();
   const int64_t rows = op.input(1).shape[0];
   if (has_delta_sm90(op.input(1).dtype, a)) {
-    return static_cast<uint64_t>(delta_sm90_scratch(rows, a));
+    return static_cast<uint64_t>(delta_sm90_gradient_scratch(rows, a));
   }
   const int64_t elements =
       rows / a.sequence * a.value_heads * delta_states(a.sequence) * a.state_size() +
@@ -121,18 +128,18 @@ uint64_t cuda_scratch_gradient(const OpView& op) {
   return static_cast<uint64_t>(elements) * size_of(accumulation_dtype(op.input(1).dtype));
 }
 
-// Whole heads in ordinary arithmetic, or columns of the state on their own (delta_sm90.h).
+// Whole heads row by row in ordinary arithmetic, or chunks of rows on tensor cores (delta_sm90.h).
 KernelChoice choose_delta_rule(const OpView& op, const DeviceTraits& device, DType dtype,
                                SelectCudaKernel select, ScratchRule scratch) {
   const bool is_fast = has_delta_sm90(dtype, op.attributes<GatedDeltaRuleAttributes>());
-  KernelChoice choice = make_choice(op, device, is_fast ? "columns" : "heads", select, scratch);
+  KernelChoice choice = make_choice(op, device, is_fast ? "chunks" : "heads", select, scratch);
   if (!is_fast) choice.slow = dtype == DType::bf16 ? SlowKernel::head_size : SlowKernel::dtype;
   return choice;
 }
 
 KernelChoice choose_forward(const OpView& op, const DeviceTraits& device) {
   return choose_delta_rule(op, device, op.input(0).dtype, TROUPE_CUDA(gated_delta_rule_cuda_kernel),
-                           nullptr);
+                           cuda_scratch_forward);
 }
 
 KernelChoice choose_gradient(const OpView& op, const DeviceTraits& device) {

@@ -5,14 +5,17 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/slices/slices_cpu.h"
+#include "program/derivative.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
 void join_slices_cpu(const KernelArguments& args);
 void take_slice_cpu(const KernelArguments& args);
+CpuKernel take_slice_gradient_cpu_kernel(const OpView& op);
 CudaKernel join_slices_cuda_kernel(const OpView& op);
 CudaKernel take_slice_cuda_kernel(const OpView& op);
+CudaKernel take_slice_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -56,6 +59,29 @@ void infer_take_slice(InferContext& context) {
   context.output("", whole.dtype, with_extent(whole.shape, cut.dimension, slice_extent(cut)));
 }
 
+void infer_take_slice_gradient(InferContext& context) {
+  TROUPE_CHECK(context.input_count() == 2, "take_slice_gradient takes d_slice and target");
+  const Value slice = context.input(0);
+  const auto& cut = context.attributes<SliceCut>();
+  check_cut(cut, slice);
+  TROUPE_CHECK(
+      slice.shape[cut.dimension] == slice_extent(cut) &&
+          (!context.has_input(1) || context.input(1).dtype == accumulation_dtype(slice.dtype)),
+      "take_slice_gradient: not that of the cut, or its target: " + slice.name);
+  declare_weight_gradient(context, 1, "", slice.dtype,
+                          with_extent(slice.shape, cut.dimension, whole_extent(cut)));
+}
+
+void differentiate_take_slice(DerivativeContext& context) {
+  if (!context.wants(0)) return;
+  const auto target = context.weight_target(0);
+  auto attributes = context.attributes<SliceCut>();
+  attributes.accumulate = target.accumulate;
+  context.add_weight_gradient(0, context.builder().emit(kTakeSliceGradient, Attributes(attributes),
+                                                        {context.output_gradient(0), target.target},
+                                                        "d_" + context.input_name(0))[0]);
+}
+
 Cost cost_slices(const OpView& op) {
   return {.flops = 0, .bytes = 2 * static_cast<double>(op.output(0).bytes())};
 }
@@ -75,7 +101,8 @@ std::string print_join_slices(const Attributes& attributes) {
 
 std::string print_take_slice(const Attributes& attributes) {
   const auto& cut = attributes.as<SliceCut>();
-  return print_cut(cut) + fmt::format(" place={}", cut.place);
+  return print_cut(cut) +
+         fmt::format(" place={}{}", cut.place, cut.accumulate ? " accumulate=1" : "");
 }
 
 CpuKernel join_slices_kernel(const OpView&) {
@@ -125,12 +152,21 @@ std::vector<OpSample> samples_join_slices() {
 std::vector<OpSample> samples_take_slice() {
   std::vector<OpSample> samples;
   for (const SliceCase& c : slice_cases()) {
+    if (c.whole.elements() > 1000) continue;  // too many for finite differences
     samples.push_back({c.name, [c](SampleBuilder& sample) {
-                         const ValueId whole = sample.tensor("whole", c.whole, kNotDifferentiable);
-                         sample.result_without_gradient(
-                             take_slice(sample.builder(), whole, c.cut, "slice"));
+                         const ValueId whole = sample.tensor("whole", c.whole);
+                         sample.result(take_slice(sample.builder(), whole, c.cut, "slice"));
                        }});
   }
+  // The second gradient is added to the first.
+  samples.push_back(
+      {"two slices of one tensor", [](SampleBuilder& sample) {
+         const ValueId whole = sample.tensor("whole", {6, 5});
+         for (const int32_t place : {0, 2}) {
+           const SliceCut cut{.sections = {{{6}}}, .ranks = 3, .place = place};
+           sample.result(take_slice(sample.builder(), whole, cut, "slice" + std::to_string(place)));
+         }
+       }});
   return samples;
 }
 
@@ -154,10 +190,18 @@ const OpSpec kJoinSlices{.name = "join_slices",
 
 const OpSpec kTakeSlice{.name = "take_slice",
                         .infer = infer_take_slice,
+                        .differentiate = differentiate_take_slice,
                         .cost = cost_slices,
                         .cpu = {.kernel = take_slice_kernel},
                         .cuda = only_kernel<TROUPE_CUDA(take_slice_cuda_kernel)>,
                         .print_attributes = print_take_slice,
                         .samples = samples_take_slice};
+
+const OpSpec kTakeSliceGradient{.name = "take_slice_gradient",
+                                .infer = infer_take_slice_gradient,
+                                .cost = cost_slices,
+                                .cpu = {.kernel = take_slice_gradient_cpu_kernel},
+                                .cuda = only_kernel<TROUPE_CUDA(take_slice_gradient_cuda_kernel)>,
+                                .print_attributes = print_take_slice};
 
 }  // namespace troupe

@@ -1,6 +1,7 @@
 // Slices of a tensor of which each rank of a group holds one (model/parameter_slice.h), on one
 // rank: the slices of all ranks, as all_gather leaves them, become the whole tensor, and the whole
-// one becomes this rank's slice. The optimizer Muon stands between the two.
+// one becomes this rank's slice. The optimizer Muon stands between the two; gated delta nets take a
+// rank's share of what all ranks of cp have.
 //
 // One dimension of the whole tensor is cut. It is made of sections, one after the other (queries,
 // keys and values; gate and up), and of each section every rank has an equal part, in order. With
@@ -10,7 +11,9 @@
 //   join_slices (x)     -> whole   x: the slices of ranks 0, 1, ..., n - 1, one after the other in
 //                                  the first dimension. Of copies the first rank's is taken
 //   take_slice  (whole) -> slice   that of rank `place`
-// Any float dtype, not ragged. There are no derivatives.
+//   take_slice_gradient (d_slice, target optional) -> d_whole   zeros where the rank has nothing;
+//                                  `target` as in declare_weight_gradient
+// Any float dtype, not ragged; d_whole has the accumulation dtype. join_slices has no derivative.
 #pragma once
 
 #include <array>
@@ -32,6 +35,7 @@ struct SliceCut {
   int32_t dimension = 0;
   int32_t ranks = 1;
   int32_t place = 0;
+  bool accumulate = false;  // of take_slice_gradient, with a target: adds to it
 };
 
 ValueId join_slices(Builder& builder, ValueId x, const SliceCut& cut, const std::string& name);
@@ -39,5 +43,6 @@ ValueId take_slice(Builder& builder, ValueId whole, const SliceCut& cut, const s
 
 extern const OpSpec kJoinSlices;
 extern const OpSpec kTakeSlice;
+extern const OpSpec kTakeSliceGradient;
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/cpu/vector.h"
+#include "program/kernel.h"
 
 namespace troupe {
 namespace {
@@ -32,7 +33,34 @@ void copy_stretches(const KernelArguments& args, int dimension, const CutShape& 
       });
 }
 
+template <class T>
+struct TakeSliceGradientKernel {
+  static void run(const KernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto cut = args.attributes->as<SliceCut>();
+    const CutShape to(args.output(0).shape, cut.dimension);
+    const T* d_slice = args.in<T>(0);
+    A* d_whole = args.out<A>(0);
+    args.pool->parallel_ranges(
+        to.outer * to.extent, row_grain(to.inner), [=](int64_t begin, int64_t end, int) {
+          for (int64_t row = begin; row < end; ++row) {
+            const OwnIndex own = own_index(cut, row % to.extent);
+            const T* from = d_slice + (row / to.extent * slice_extent(cut) + own.index) * to.inner;
+            A* target = d_whole + row * to.inner;
+            for (int64_t i = 0; i < to.inner; ++i) {
+              target[i] =
+                  (cut.accumulate ? target[i] : A(0)) + (own.is_there ? widen(from[i]) : A(0));
+            }
+          }
+        });
+  }
+};
+
 }  // namespace
+
+CpuKernel take_slice_gradient_cpu_kernel(const OpView& op) {
+  return select_float_kernel<TakeSliceGradientKernel>(op.input(0).dtype);
+}
 
 void join_slices_cpu(const KernelArguments& args) {
   const auto cut = args.attributes->as<SliceCut>();

@@ -60,6 +60,16 @@ constexpr SliceIndex index_in_whole(const SliceCut& cut, int64_t i) {
   return {};
 }
 
+// Has rank cut.place index `i` of the whole tensor, and where in its slice?
+struct OwnIndex {
+  bool is_there = false;
+  int64_t index = 0;
+};
+constexpr OwnIndex own_index(const SliceCut& cut, int64_t i) {
+  const int64_t index = index_in_slice(cut, i).index;
+  return {index_in_whole(cut, index).index == i, index};
+}
+
 // A tensor as [outer, extent, inner] with the cut dimension in the middle.
 struct CutShape {
   int64_t outer = 1;

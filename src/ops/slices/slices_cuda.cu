@@ -49,7 +49,37 @@ void copy_slices(const CudaKernelArguments& args) {
   }
 }
 
+template <class T>
+__global__ void take_slice_gradient_kernel(const T* d_slice, accumulation_t<T>* d_whole,
+                                           SliceCut cut, int64_t elements, int64_t extent,
+                                           int64_t inner) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += step) {
+    const int64_t row = i / inner;
+    const OwnIndex own = own_index(cut, row % extent);
+    const int64_t from = row / extent * slice_extent(cut) + own.index;
+    d_whole[i] = (cut.accumulate ? d_whole[i] : 0) +
+                 (own.is_there ? widen(d_slice[from * inner + i % inner]) : 0);
+  }
+}
+
+template <class T>
+struct TakeSliceGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    const auto cut = args.attributes->as<SliceCut>();
+    const Shape& shape = args.output(0).shape;
+    const CutShape to(shape, cut.dimension);
+    launch(args, {blocks_for(args, shape.elements(), kSliceThreads), kSliceThreads},
+           take_slice_gradient_kernel<T>, args.in<T>(0), args.out<accumulation_t<T>>(0), cut,
+           shape.elements(), to.extent, to.inner);
+  }
+};
+
 }  // namespace
+
+CudaKernel take_slice_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<TakeSliceGradientCuda>(op.input(0).dtype);
+}
 
 CudaKernel join_slices_cuda_kernel(const OpView&) {
   return &copy_slices<true>;

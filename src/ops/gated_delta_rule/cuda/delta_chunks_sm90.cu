@@ -11,7 +11,7 @@
 // dg follows from how the result scales with e^{G_t}: with r_t = q'_t . dq'_t - k'_t . (D_t dv_t) -
 // beta_t k'_t . (dS_t u_t), dg_t is the sum of r_i over i >= t of the chunk's rows of the document,
 // and, where that goes on after the chunk, of all elements of dS times those of the state after it.
-#include "ops/gated_delta_rule/cuda/delta_sm90.cuh"
+#include "ops/gated_delta_rule/cuda/delta_tiles.cuh"
 
 namespace troupe {
 namespace {
@@ -19,8 +19,6 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kRowWarps = 4;     // of 16 rows each
 constexpr int kColumnWarps = 4;  // of 32 columns of a head, or 16 rows of the chunk
-constexpr int kPitch = kDeltaHead + 8;
-constexpr int kSquarePitch = kDeltaChunk + 8;
 constexpr int kPack = kDeltaPack;
 constexpr int kRowPacks = kDeltaHead / kPack;
 constexpr int kRowsAtOnce = kThreads / kRowPacks;
@@ -30,125 +28,23 @@ constexpr int kSquareTiles = kDeltaChunk / kColumnWarps / 8;  // the same of the
 static_assert(kRowWarps * 16 == kDeltaChunk && kRowWarps * kColumnWarps * 32 == kThreads);
 
 struct ChunkTiles {
-  Bf16 query[kDeltaChunk][kPitch];  // normed
-  Bf16 key[kDeltaChunk][kPitch];
-  Bf16 d_out[kDeltaChunk][kPitch];
-  Bf16 dv[kDeltaChunk][kPitch];
-  Bf16 u[kDeltaChunk][kPitch];
-  Bf16 state[kDeltaHead][kPitch];  // S^T
-  Bf16 d_state[kDeltaHead][kPitch];
-  Bf16 of_out[kDeltaChunk][kSquarePitch];  // e(t, i) beta_i (u_i . do_t), i <= t
-  Bf16 of_dv[kDeltaChunk][kSquarePitch];   // e(t, i) beta_i (u_i . dv_t), i < t
+  Bf16 query[kDeltaChunk][kDeltaPitch];  // normed
+  Bf16 key[kDeltaChunk][kDeltaPitch];
+  Bf16 d_out[kDeltaChunk][kDeltaPitch];
+  Bf16 dv[kDeltaChunk][kDeltaPitch];
+  Bf16 u[kDeltaChunk][kDeltaPitch];
+  Bf16 state[kDeltaHead][kDeltaPitch];  // S^T
+  Bf16 d_state[kDeltaHead][kDeltaPitch];
+  Bf16 of_out[kDeltaChunk][kDeltaSquarePitch];  // e(t, i) beta_i (u_i . do_t), i <= t
+  Bf16 of_dv[kDeltaChunk][kDeltaSquarePitch];   // e(t, i) beta_i (u_i . dv_t), i < t
   float query_factor[kDeltaChunk];
   float key_factor[kDeltaChunk];
-  float beta[kDeltaChunk];
-  float growth[kDeltaChunk];  // G
-  int document[kDeltaChunk];  // documents that begin in the chunk up to the row
-  float from_start[kDeltaChunk];
-  float to_end[kDeltaChunk];
+  ChunkGates gates;
   float sums[2][kColumnWarps][kDeltaChunk];
   float scales[kDeltaChunk];   // r
   float written[kDeltaChunk];  // beta_t k'_t . dS u_t, of the state after the chunk
   float shared[32];
 };
-
-// Four floats of a 16 x 8 tile: rows lane / 4 and that + 8, columns 2 (lane % 4) and the next one.
-struct Tile {
-  float values[4] = {};
-};
-// Operands of mma.m16n8k16.
-struct Left {
-  uint32_t values[4];
-};
-struct Right {
-  uint32_t values[2];
-};
-
-__device__ __forceinline__ void multiply_add(Tile& c, const Left& a, const Right& b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c.values[0]), "+f"(c.values[1]), "+f"(c.values[2]), "+f"(c.values[3])
-      : "r"(a.values[0]), "r"(a.values[1]), "r"(a.values[2]), "r"(a.values[3]), "r"(b.values[0]),
-        "r"(b.values[1]));
-}
-
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrices(const Bf16* address, uint32_t (&to)[4]) {
-  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(address));
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(at));
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(at));
-  }
-}
-
-__device__ __forceinline__ int lane_of() {
-  return static_cast<int>(threadIdx.x) % 32;
-}
-
-// Rows `row` and columns `k` on, 16 of each, of a matrix, or of the transposed of a matrix.
-template <bool kTransposed, int kWidth>
-__device__ __forceinline__ Left load_left(const Bf16 (*matrix)[kWidth], int row, int k) {
-  const int number = lane_of() / 8;
-  const int i = lane_of() % 8;
-  Left left;
-  if constexpr (kTransposed) {
-    load_matrices<true>(&matrix[k + number / 2 * 8 + i][row + number % 2 * 8], left.values);
-  } else {
-    load_matrices<false>(&matrix[row + number % 2 * 8 + i][k + number / 2 * 8], left.values);
-  }
-  return left;
-}
-
-// Two right operands of rows `k` on, 16 of them, and columns `column` on and + 8. The matrix has a
-// row for each k, or (kByColumn) for each column.
-template <bool kByColumn, int kWidth>
-__device__ __forceinline__ void load_right(const Bf16 (*matrix)[kWidth], int k, int column,
-                                           Right& first, Right& second) {
-  const int number = lane_of() / 8;
-  const int i = lane_of() % 8;
-  uint32_t values[4];
-  if constexpr (kByColumn) {
-    load_matrices<false>(&matrix[column + number / 2 * 8 + i][k + number % 2 * 8], values);
-  } else {
-    load_matrices<true>(&matrix[k + number % 2 * 8 + i][column + number / 2 * 8], values);
-  }
-  first = {{values[0], values[1]}};
-  second = {{values[2], values[3]}};
-}
-
-__device__ __forceinline__ Left negated(Left left) {
-  for (uint32_t& pair : left.values) pair ^= 0x80008000U;
-  return left;
-}
-
-enum class Sign { plus, minus };
-
-// tiles += or -= the left matrix's rows `row` on times the right one's columns `column` on; over
-// kDepth.
-template <int kDepth, bool kTransposed, bool kByColumn, Sign kSign = Sign::plus, int kCount,
-          int kLeftWidth, int kRightWidth>
-__device__ __forceinline__ void multiply(Tile (&tiles)[kCount], const Bf16 (*left)[kLeftWidth],
-                                         const Bf16 (*right)[kRightWidth], int row, int column) {
-#pragma unroll
-  for (int k = 0; k < kDepth; k += 16) {
-    Left a = load_left<kTransposed>(left, row, k);
-    if constexpr (kSign == Sign::minus) a = negated(a);
-#pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
-      Right first;
-      Right second;
-      load_right<kByColumn>(right, k, column + 8 * i, first, second);
-      multiply_add(tiles[i], a, first);
-      multiply_add(tiles[i + 1], a, second);
-    }
-  }
-}
 
 // One chunk of one key head of one sequence.
 class ChunkGradient {
@@ -213,7 +109,8 @@ class ChunkGradient {
 
   __device__ void load_queries_and_keys() {
     const int head = key_head_ * (in_.a.value_heads / in_.a.key_heads);
-    const auto normalize = [&](int64_t column, float scale, Bf16(*to)[kPitch], float* factors) {
+    const auto normalize = [&](int64_t column, float scale, Bf16(*to)[kDeltaPitch],
+                               float* factors) {
       const int at = thread() % kRowPacks * kPack;
 #pragma unroll
       for (int t = thread() / kRowPacks; t < kDeltaChunk; t += kRowsAtOnce) {
@@ -231,55 +128,9 @@ class ChunkGradient {
     normalize(in_.a.key_of(head), 1.0F, tiles_.key, tiles_.key_factor);
   }
 
-  // beta, G and documents; by one warp, two rows a lane.
-  __device__ void load_gates(int head) {
-    if (warp() != 0) return;
-    float growth[2];
-    float beta[2];
-    int start[2];
-    const int lane = lane_of();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t row = first_ + min(2 * lane + i, count_ - 1);
-      const float* gate = in_.gates + row * 2 * in_.a.value_heads;
-      beta[i] = gate[head];
-      growth[i] = gate[in_.a.value_heads + head];
-      start[i] = in_.starts == nullptr ? 0 : in_.starts[row];
-    }
-    int begins[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int t = 2 * lane + i;
-      begins[i] = t < count_ && chunk_ * kDeltaChunk + t == start[i] ? 1 : 0;
-      tiles_.beta[t] = t < count_ ? beta[i] : 0.0F;
-      if (t >= count_ || begins[i] != 0) growth[i] = 0;
-    }
-    float sum = growth[0] + growth[1];
-    int documents = begins[0] + begins[1];
-    for (int width = 1; width < 32; width *= 2) {
-      const float more = __shfl_up_sync(0xffffffffU, sum, width);
-      const int others = __shfl_up_sync(0xffffffffU, documents, width);
-      if (lane >= width) {
-        sum += more;
-        documents += others;
-      }
-    }
-    const float last = __shfl_sync(0xffffffffU, sum, 31);
-    const int last_document = __shfl_sync(0xffffffffU, documents, 31);
-    for (int i = 0; i < 2; ++i) {
-      const int t = 2 * lane + i;
-      const float g = i == 1 ? sum : sum - growth[1];
-      const int document = i == 1 ? documents : documents - begins[1];
-      tiles_.growth[t] = g;
-      tiles_.document[t] = document;
-      tiles_.from_start[t] = document == 0 ? expf(g) : 0.0F;
-      tiles_.to_end[t] = document == last_document ? expf(last - g) : 0.0F;
-    }
-  }
-
   // The head's tiles; returns this thread's part of the sum of S dS.
   __device__ float load_head(int head) {
-    load_gates(head);
+    if (warp() == 0) load_chunk_gates(in_, first_, chunk_, count_, head, tiles_.gates);
     const int64_t values = int64_t{head} * kDeltaHead;
     // All loads are under way before the first one is waited for.
     constexpr int kRounds = kDeltaChunk / kRowsAtOnce;
@@ -340,9 +191,8 @@ class ChunkGradient {
         float dv[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const bool reaches = i + j <= t && tiles_.document[i + j] == tiles_.document[t];
           const float factor =
-              reaches ? tiles_.beta[i + j] * expf(tiles_.growth[t] - tiles_.growth[i + j]) : 0.0F;
+              i + j <= t ? tiles_.gates.beta[i + j] * tiles_.gates.decay(t, i + j) : 0.0F;
           out[j] = factor * outs[tile].values[2 * half + j];
           dv[j] = i + j < t ? factor * dvs[tile].values[2 * half + j] : 0.0F;
         }
@@ -364,7 +214,7 @@ class ChunkGradient {
     }
   }
   // This thread's part of the products of rows of the tiles and of a matrix, of its two rows.
-  __device__ void add_row_products(const Tile (&tiles)[kTiles], const Bf16 (*matrix)[kPitch],
+  __device__ void add_row_products(const Tile (&tiles)[kTiles], const Bf16 (*matrix)[kDeltaPitch],
                                    float sign, float (&sums)[2]) const {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -409,7 +259,7 @@ class ChunkGradient {
     {
       Tile tiles[kTiles];
       multiply<kDeltaHead, false, false>(tiles, tiles_.d_out, tiles_.state, row_, first_column);
-      scale_rows(tiles, [&](int t) { return tiles_.from_start[t]; });
+      scale_rows(tiles, [&](int t) { return tiles_.gates.from_start[t]; });
       multiply<kDeltaChunk, false, false>(tiles, tiles_.of_out, tiles_.key, row_, first_column);
       add_row_products(tiles, tiles_.query, 1, scales);
       add(d_query_, tiles, 1);
@@ -417,7 +267,7 @@ class ChunkGradient {
     {
       Tile tiles[kTiles];
       multiply<kDeltaHead, false, false>(tiles, tiles_.dv, tiles_.state, row_, first_column);
-      scale_rows(tiles, [&](int t) { return tiles_.from_start[t]; });
+      scale_rows(tiles, [&](int t) { return tiles_.gates.from_start[t]; });
       multiply<kDeltaChunk, false, false>(tiles, tiles_.of_dv, tiles_.key, row_, first_column);
       add_row_products(tiles, tiles_.key, -1, scales);
       add(d_key_, tiles, -1);
@@ -425,7 +275,7 @@ class ChunkGradient {
     {
       Tile tiles[kTiles];
       multiply<kDeltaHead, false, false>(tiles, tiles_.u, tiles_.d_state, row_, first_column);
-      scale_rows(tiles, [&](int t) { return tiles_.beta[t] * tiles_.to_end[t]; });
+      scale_rows(tiles, [&](int t) { return tiles_.gates.beta[t] * tiles_.gates.to_end[t]; });
       add_row_products(tiles, tiles_.key, 1, written);
       multiply<kDeltaChunk, true, false>(tiles, tiles_.of_out, tiles_.query, row_, first_column);
       multiply<kDeltaChunk, true, false, Sign::minus>(tiles, tiles_.of_dv, tiles_.key, row_,
@@ -447,15 +297,15 @@ class ChunkGradient {
   __device__ void write_decays(int head, float of_states) const {
     const int t = thread();
     constexpr int kLast = kDeltaChunk - 1;
-    const int document = tiles_.document[t];
-    const bool is_last = document == tiles_.document[kLast];
-    float sum = is_last ? tiles_.from_start[kLast] * of_states : 0.0F;
+    const int document = tiles_.gates.document[t];
+    const bool is_last = document == tiles_.gates.document[kLast];
+    float sum = is_last ? tiles_.gates.from_start[kLast] * of_states : 0.0F;
 #pragma unroll 16
     for (int i = 0; i < kDeltaChunk; ++i) {
-      const bool counts = i >= t && tiles_.document[i] == document;
+      const bool counts = i >= t && tiles_.gates.document[i] == document;
       sum += (counts ? tiles_.scales[i] : 0.0F) + (is_last ? tiles_.written[i] : 0.0F);
     }
-    const bool begins = document != (t == 0 ? 0 : tiles_.document[t - 1]);
+    const bool begins = document != (t == 0 ? 0 : tiles_.gates.document[t - 1]);
     in_.d_gates[(first_ + t) * 2 * in_.a.value_heads + in_.a.value_heads + head] =
         begins ? 0.0F : sum;
   }

@@ -1,4 +1,4 @@
-// What the scans and the chunks' kernel share: places of a head's rows, and the launch of each.
+// What the kernels share: their operands, and the launch of each.
 // Private to the operation.
 #pragma once
 
@@ -27,7 +27,16 @@ __device__ __forceinline__ void unpack(const DeltaPack& pack, float (&values)[kD
   }
 }
 
-// Operands of the scans and of the chunks' kernel.
+// What a scan takes of a row, for one value head. Keys and queries are divided by their lengths
+// here, so that products take them as they are.
+struct alignas(16) DeltaNumbers {
+  float beta;
+  float from_start;  // e^G / |k|, 0 where a document begins in the chunk up to the row
+  float to_end;      // e^{G_end - G} / |k|, 0 where one begins after it
+  float query;       // e^G / (|q| sqrt(d_k)), 0 as from_start
+};
+
+// Operands of all kernels.
 struct DeltaOperands {
   GatedDeltaRuleAttributes a;
   int64_t rows = 0;
@@ -38,19 +47,31 @@ struct DeltaOperands {
   Bf16* out = nullptr;              // of the forward pass alone
   Bf16* d_qkv = nullptr;
   float* d_gates = nullptr;
-  // The gradient's scratch, each null in the forward pass.
+  // Scratch: of each chunk of each value head of each sequence.
+  DeltaNumbers* numbers = nullptr;  // of each row
+  float* decays = nullptr;          // e^{G_end}, 0 where a document begins; every fourth float
+  Bf16* coupling = nullptr;         // C
+  Bf16* attention = nullptr;        // A
+  // Of the gradient alone.
   Bf16* u = nullptr;         // [T, H_v, d_v]
   Bf16* du = nullptr;        // [T, H_v, d_v]: dS_t^T k'_t
   Bf16* states = nullptr;    // [B, H_v, chunks, d_v, d_k]: S before the chunk, transposed
-  Bf16* d_states = nullptr;  // the same: what reaches the state after the chunk
+  Bf16* d_states = nullptr;  // the same: E
 
   __host__ __device__ int chunks() const { return (a.sequence + kDeltaChunk - 1) / kDeltaChunk; }
-  // Of a sequence's value head, the tile of a chunk in `states`.
+  // The number of a chunk of a sequence's value head, in scratch.
+  __device__ int64_t chunk_of(int64_t sequence, int head, int chunk) const {
+    return (sequence * a.value_heads + head) * chunks() + chunk;
+  }
+  // Its tile in `states`.
   __device__ int64_t state_of(int64_t sequence, int head, int chunk) const {
-    return ((sequence * a.value_heads + head) * chunks() + chunk) * a.state_size();
+    return chunk_of(sequence, head, chunk) * a.state_size();
   }
 };
 
+// C, A and the numbers of all chunks.
+void launch_delta_couplings(const CudaKernelArguments& args, const DeltaOperands& operands);
+// The gradients of queries, keys and gates.
 void launch_delta_chunks(const CudaKernelArguments& args, const DeltaOperands& operands);
 
 }  // namespace troupe
