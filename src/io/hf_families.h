@@ -16,6 +16,7 @@
 namespace troupe {
 
 inline constexpr std::string_view kQwen3NextArchitecture = "Qwen3NextForCausalLM";
+inline constexpr std::string_view kDeepseekV32Architecture = "DeepseekV32ForCausalLM";
 
 struct HfFamily {
   std::string_view architecture;  // "MixtralForCausalLM"

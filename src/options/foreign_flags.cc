@@ -54,6 +54,8 @@ constexpr std::string_view kNoService =
 constexpr std::string_view kNoCollector = "there is no garbage collector here.";
 constexpr std::string_view kMtp = "multi-token prediction is not available in this version.";
 constexpr std::string_view kAttention = "this kind of attention is not available in this version.";
+constexpr std::string_view kRotation =
+    "a rotation of the indexer's queries and keys together changes none of its scores.";
 constexpr std::string_view kShapeOf = "models of this shape are not available in this version.";
 constexpr std::string_view kOtherModels =
     "Troupe trains decoder-only language models; leave it out.";
@@ -118,6 +120,15 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("mtp-loss-scaling-factor", kMtp),
     accepted_value("mtp-num-layers", "0", kMtp),
     refused("softmax-scale", kAttention),
+    refused("dsa-indexer-rope-interleaved", kAttention),
+    refused("no-dsa-indexer-scoring-relu", kAttention),
+    refused("disable-dsa-indexer-scoring-relu", kAttention),
+    accepted_value("dsa-indexer-topk-freq", "1", "each layer chooses its own keys."),
+    accepted_value("dsa-indexer-skip-topk-offset", "0", "each layer chooses its own keys."),
+    accepted("no-dsa-indexer-rotate-activation", kRotation),
+    accepted("disable-dsa-indexer-rotate-activation", kRotation),
+    accepted_value("dsa-kernel-backend", "", kKernels),
+    accepted("dsa-indexer-k-norm-fp32", "norms compute in fp32 here."),
     refused("qk-clip", kAttention),
     refused("encoder-num-layers", kOtherModels),
     refused("encoder-seq-length", kOtherModels),
