@@ -26,7 +26,8 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes) {
       options.hf_dir, dtype, options.oracle,
       {.spec = device_spec_of(options),
        .layout = std::make_shared<const RunLayout>(run_layout_of(of_reference, config, processes)),
-       .group = processes},
+       .group = processes,
+       .context_exchange = context_exchange_of(options)},
       progress.report());
   progress.clear();
   const ExitStatus status = result.pass ? ExitStatus::done : ExitStatus::failed;

@@ -48,6 +48,9 @@ std::string in_hf_terms(std::string message) {
       {"moe_router_topk_scaling_factor", "routed_scaling_factor"},
       {"init_method_std", "initializer_range"},
       {"padding_token", "pad_token_id"},
+      {"dsa_indexer_topk", "index_topk"},
+      {"dsa_indexer_n_heads", "index_n_heads"},
+      {"dsa_indexer_head_dim", "index_head_dim"},
       {"moe_aux_loss_coeff", "router_aux_loss_coef"}};
   for (const auto& [ours, theirs] : kTerms) {
     for (size_t at = message.find(ours); at != std::string::npos;
@@ -68,6 +71,8 @@ ModelConfig without_idle_fields(ModelConfig config) {
   config.moe_seq_aux_loss_coeff = 0;
   config.moe_global_aux_loss_coeff = 0;
   config.moe_z_loss_coeff = 0;
+  config.dsa_indexer_loss_coeff = 0;
+  config.dsa_indexer_use_sparse_loss = false;
   config.moe_input_jitter_eps = 0;
   config.moe_router_force_load_balancing = false;
   config.moe_router_force_biased = 0;

@@ -347,6 +347,51 @@ void read_deepseek_v3(const HfFields& fields, ModelConfig& config) {
   read_biased_router(fields, 8, 4, config);
 }
 
+// Which layers have experts, where the file says it by layer.
+void read_mlp_layer_types(const HfFields& fields, ModelConfig& config) {
+  const json* types = fields.find("mlp_layer_types");
+  if (types == nullptr) return;
+  if (!types->is_array() || types->size() != static_cast<size_t>(config.num_layers)) {
+    fields.refuse("\"mlp_layer_types\" must be a list with an entry for each layer.");
+  }
+  for (size_t layer = 0; layer < types->size(); ++layer) {
+    const json& type = (*types)[layer];
+    if (type != "dense" && type != "sparse") {
+      return fields.add_unsupported(
+          "\"mlp_layer_types\" other than \"dense\" and \"sparse\" are not supported.");
+    }
+    config.moe_layers[layer] = type == "sparse";
+  }
+  if (config.moe_layer_count() < config.num_layers && config.ffn_hidden_size == 0) {
+    config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  }
+}
+
+// transformers norms the indexer's keys with this epsilon, whatever the file says.
+constexpr double kIndexNormEpsilon = 1e-6;
+
+void read_deepseek_v32(const HfFields& fields, ModelConfig& config) {
+  read_deepseek_v3(fields, config);
+  read_mlp_layer_types(fields, config);
+  if (config.q_lora_rank == 0) {
+    fields.add_unsupported("\"q_lora_rank\": null is not supported here.");
+  }
+  const json* types = fields.find("layer_types");
+  const auto is_sparse = [](const json& type) { return type == "deepseek_sparse_attention"; };
+  if (types != nullptr &&
+      !(types->is_array() && std::all_of(types->begin(), types->end(), is_sparse))) {
+    fields.add_unsupported(
+        "\"layer_types\" other than \"deepseek_sparse_attention\" are not supported.");
+  }
+  config.dsa_indexer_topk = fields.integer({"index_topk"}, 2048);
+  config.dsa_indexer_n_heads = fields.integer({"index_n_heads"}, 64);
+  config.dsa_indexer_head_dim = fields.integer({"index_head_dim"}, 128);
+  if (config.dsa_indexer_topk < 1) fields.refuse("\"index_topk\" must be positive.");
+  if (config.norm_epsilon != kIndexNormEpsilon) {
+    config.dsa_indexer_k_norm_epsilon = kIndexNormEpsilon;
+  }
+}
+
 void read_glm4_moe(const HfFields& fields, ModelConfig& config) {
   read_head_size(fields, config);
   config.add_qkv_bias = fields.boolean("attention_bias", false);
@@ -547,6 +592,17 @@ void write_deepseek_v3(const ModelConfig& config, ordered_json& document) {
   write_biased_router(config, document);
 }
 
+void write_deepseek_v32(const ModelConfig& config, ordered_json& document) {
+  write_deepseek_v3(config, document);
+  document["mlp_layer_types"] = json::array();
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    document["mlp_layer_types"].push_back(config.is_moe_layer(layer) ? "sparse" : "dense");
+  }
+  document["index_topk"] = config.dsa_indexer_topk;
+  document["index_n_heads"] = config.dsa_indexer_n_heads;
+  document["index_head_dim"] = config.dsa_indexer_head_dim;
+}
+
 void write_glm4_moe(const ModelConfig& config, ordered_json& document) {
   document["attention_bias"] = config.add_qkv_bias;
   document["use_qk_norm"] = config.qk_layernorm;
@@ -561,6 +617,8 @@ constexpr HfFamily kFamilies[] = {
     {"OlmoeForCausalLM", "olmoe", true, 1e4, 1e-5, 0, 0, read_olmoe, write_olmoe},
     {"DeepseekV3ForCausalLM", "deepseek_v3", true, 1e4, 1e-6, 128, 0, read_deepseek_v3,
      write_deepseek_v3, HfMtpNames::as_layers},
+    {kDeepseekV32Architecture, "deepseek_v32", true, 1e4, 1e-6, 128, 0, read_deepseek_v32,
+     write_deepseek_v32},
     {"DeepseekV2ForCausalLM", "deepseek_v2", true, 1e4, 1e-6, 0, 0, read_deepseek_v2,
      write_deepseek_v2},
     {"Glm4MoeForCausalLM", "glm4_moe", true, 1e4, 1e-5, 8, 0.5, read_glm4_moe, write_glm4_moe,
@@ -579,7 +637,6 @@ struct ForeignArchitecture {
   std::string_view nearest;
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
-    {"DeepseekV32ForCausalLM", "sparse attention", "DeepseekV3ForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",
      "LlamaForCausalLM"},
     {"MistralForCausalLM", "its name only: without a sliding window it is the same model",

@@ -95,6 +95,17 @@ const HfNames& names_of(std::string_view architecture) {
       {.parameter = "w_mtp", .tensors = {"eh_proj.weight"}},
       {.parameter = "mtp_final_norm", .tensors = {"shared_head.norm.weight"}},
   };
+  static const HfNames kDeepseekV32 = [] {
+    HfNames names = kDeepseek;
+    names.insert(
+        names.end(),
+        {{.parameter = "w_index_q", .tensors = {"self_attn.indexer.wq_b.weight"}},
+         {.parameter = "w_index_k", .tensors = {"self_attn.indexer.wk.weight"}},
+         {.parameter = "index_k_norm", .tensors = {"self_attn.indexer.k_norm.weight"}},
+         {.parameter = "index_k_norm_bias", .tensors = {"self_attn.indexer.k_norm.bias"}},
+         {.parameter = "w_index_weights", .tensors = {"self_attn.indexer.weights_proj.weight"}}});
+    return names;
+  }();
   static const HfNames kGptOss = {
       {.parameter = "sinks", .tensors = {"self_attn.sinks"}},
       {.parameter = "b_attention_out", .tensors = {"self_attn.o_proj.bias"}},
@@ -133,6 +144,7 @@ const HfNames& names_of(std::string_view architecture) {
   if (architecture == kQwen3NextArchitecture) return kQwen3Next;
   if (architecture == "GptOssForCausalLM") return kGptOss;
   if (architecture == "MixtralForCausalLM") return kMixtral;
+  if (architecture == kDeepseekV32Architecture) return kDeepseekV32;
   if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
       architecture == "Glm4MoeForCausalLM") {
     return kDeepseek;

@@ -104,6 +104,12 @@ void for_each_later_field(Config& config, const Visit& visit) {
   visit("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
   visit("v_head_dim", config.v_head_dim);
   visit("latent_norm_epsilon", config.latent_norm_epsilon);
+  visit("dsa_indexer_topk", config.dsa_indexer_topk);
+  visit("dsa_indexer_n_heads", config.dsa_indexer_n_heads);
+  visit("dsa_indexer_head_dim", config.dsa_indexer_head_dim);
+  visit("dsa_indexer_k_norm_epsilon", config.dsa_indexer_k_norm_epsilon);
+  visit("dsa_indexer_loss_coeff", config.dsa_indexer_loss_coeff);
+  visit("dsa_indexer_use_sparse_loss", config.dsa_indexer_use_sparse_loss);
   visit("moe_router_force_biased", config.moe_router_force_biased);
   visit("embedding_init_method_std", config.embedding_init_method_std);
   visit("init_method_xavier_uniform", config.init_method_xavier_uniform);

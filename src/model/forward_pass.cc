@@ -12,11 +12,17 @@ std::string_view name_of(AuxiliaryLossKind kind) {
       return "global_load_balancing_loss";
     case AuxiliaryLossKind::z:
       return "z_loss";
+    case AuxiliaryLossKind::indexer:
+      return "indexer_loss";
   }
   return "?";
 }
 
-double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config) {
+double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config, int32_t layer) {
+  if (kind == AuxiliaryLossKind::indexer) {
+    return config.has_sparse_attention() ? config.dsa_indexer_loss_coeff : 0;
+  }
+  if (!config.is_moe_layer(layer)) return 0;
   switch (kind) {
     case AuxiliaryLossKind::load_balancing:
       return config.moe_aux_loss_coeff;
@@ -26,6 +32,8 @@ double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config) {
       return config.moe_global_aux_loss_coeff;
     case AuxiliaryLossKind::z:
       return config.moe_z_loss_coeff;
+    case AuxiliaryLossKind::indexer:
+      break;
   }
   return 0;
 }

@@ -60,15 +60,16 @@ enum class AuxiliaryLossKind : uint8_t {
   load_balancing,
   seq_load_balancing,
   global_load_balancing,
-  z
+  z,
+  indexer
 };
 // The name in metrics: "load_balancing_loss", "z_loss", ...
 std::string_view name_of(AuxiliaryLossKind kind);
-// Its coefficient in this model; 0 when it is not used.
-double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config);
+// Its coefficient in a layer of this model; 0 when it is not used there.
+double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config, int32_t layer);
 inline constexpr AuxiliaryLossKind kAuxiliaryLossKinds[] = {
     AuxiliaryLossKind::load_balancing, AuxiliaryLossKind::seq_load_balancing,
-    AuxiliaryLossKind::global_load_balancing, AuxiliaryLossKind::z};
+    AuxiliaryLossKind::global_load_balancing, AuxiliaryLossKind::z, AuxiliaryLossKind::indexer};
 
 // What logits and loss are made of, in chunks of consecutive tokens whose logits need not be there
 // at the same time. Without chunks it is one, of all tokens.

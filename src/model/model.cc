@@ -7,12 +7,17 @@
 #include "model/blocks/gqa_attention.h"
 #include "model/blocks/mla_attention.h"
 #include "model/blocks/moe.h"
+#include "model/blocks/sparse_mla_attention.h"
 
 namespace troupe {
 
 BlockMakers blocks_of_config() {
   return {.mixer = [](ParameterList& parameters, const ModelConfig& config,
                       int32_t layer) -> std::unique_ptr<const LayerBlock> {
+            if (config.has_sparse_attention()) {
+              return std::make_unique<SparseMlaAttention>(parameters, mla_spec_of(config),
+                                                          indexer_spec_of(config), layer);
+            }
             if (config.multi_latent_attention) {
               return std::make_unique<MlaAttention>(parameters, mla_spec_of(config), layer);
             }

@@ -184,6 +184,28 @@ void validate_latent_attention(const ModelConfig& config) {
   }
 }
 
+void validate_sparse_attention(const ModelConfig& config) {
+  require_sensible(config.dsa_indexer_topk, "dsa_indexer_topk");
+  require_sensible(config.dsa_indexer_n_heads, "dsa_indexer_n_heads");
+  require_sensible(config.dsa_indexer_head_dim, "dsa_indexer_head_dim");
+  require_not_negative(config.dsa_indexer_k_norm_epsilon, "dsa_indexer_k_norm_epsilon");
+  require_not_negative(config.dsa_indexer_loss_coeff, "dsa_indexer_loss_coeff");
+  if (!config.multi_latent_attention || config.q_lora_rank == 0) {
+    refuse("sparse attention (dsa_indexer_topk) needs multi_latent_attention and q_lora_rank.");
+  }
+  if (config.dsa_indexer_head_dim < config.qk_pos_emb_head_dim) {
+    refuse(fmt::format("dsa_indexer_head_dim ({}) must be at least qk_pos_emb_head_dim ({}).",
+                       config.dsa_indexer_head_dim, config.qk_pos_emb_head_dim));
+  }
+  if (!config.linear_attention_layers.empty()) {
+    refuse("sparse attention and linear_attention_layers do not go together.");
+  }
+  if (config.attention_dropout > 0) refuse("sparse attention has no attention_dropout.");
+  if (int64_t{config.dsa_indexer_n_heads} * config.dsa_indexer_head_dim > kLargestExtent) {
+    refuse("dsa_indexer_n_heads and dsa_indexer_head_dim make a projection that is too large.");
+  }
+}
+
 void validate_linear_attention(const ModelConfig& config) {
   TROUPE_CHECK(config.linear_attention_layers.size() == static_cast<size_t>(config.num_layers),
                "linear_attention_layers by layer");
@@ -280,6 +302,7 @@ void ModelConfig::validate() const {
                     num_attention_heads, num_query_groups));
   }
   if (multi_latent_attention) validate_latent_attention(*this);
+  if (has_sparse_attention()) validate_sparse_attention(*this);
   if (!linear_attention_layers.empty()) validate_linear_attention(*this);
   if (attention_output_gate && add_qkv_bias) {
     refuse("attention_output_gate has no biases of queries, keys and values.");

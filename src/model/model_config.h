@@ -81,6 +81,15 @@ struct ModelConfig {
   int32_t v_head_dim = 0;            // of a value head
   double latent_norm_epsilon = 0.0;  // 0: norm_epsilon
 
+  // Sparse attention (model/blocks/sparse_mla_attention.h): each query of latent attention reads
+  // the keys that an indexer chooses.
+  int32_t dsa_indexer_topk = 0;  // keys of a query; 0: all, and there is no indexer
+  int32_t dsa_indexer_n_heads = 0;
+  int32_t dsa_indexer_head_dim = 0;
+  double dsa_indexer_k_norm_epsilon = 0.0;   // 0: norm_epsilon
+  double dsa_indexer_loss_coeff = 0.0;       // 0: the indexer does not learn
+  bool dsa_indexer_use_sparse_loss = false;  // over the chosen keys; else all that a query sees
+
   Normalization normalization = Normalization::rms_norm;
   bool zero_centered_gamma = false;  // norms multiply by 1 + gamma
   double norm_epsilon = 1e-5;
@@ -152,6 +161,7 @@ struct ModelConfig {
   bool has_linear_attention(int32_t layer) const {
     return !linear_attention_layers.empty() && linear_attention_layers[kind_of(layer)];
   }
+  bool has_sparse_attention() const { return dsa_indexer_topk > 0; }
   int32_t moe_layer_count() const;  // without those of multi-token prediction
   // Of a head: how many elements turn.
   int32_t rotary_dim() const;

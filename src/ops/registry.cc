@@ -11,6 +11,7 @@
 #include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/attention_sinks/attention_sinks.h"
+#include "ops/attention_target/attention_target.h"
 #include "ops/causal_conv/causal_conv.h"
 #include "ops/column_groups/column_groups.h"
 #include "ops/combine/combine.h"
@@ -33,7 +34,11 @@
 #include "ops/gradient_norm/gradient_norm.h"
 #include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/head_linear/head_linear.h"
+#include "ops/index_loss/index_loss.h"
+#include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/join_rotated/join_rotated.h"
 #include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/load_balancing_loss/load_balancing_loss.h"
@@ -61,6 +66,7 @@
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slices/slices.h"
+#include "ops/sparse_attention/sparse_attention.h"
 #include "ops/split_columns/split_columns.h"
 #include "ops/split_rows/split_rows.h"
 #include "ops/sum_over_ranks/sum_over_ranks.h"
@@ -190,6 +196,16 @@ constexpr std::array kOperations = {
     &kSigmoidGateGradient,
     &kRowGate,
     &kRowGateGradient,
+    &kAttentionTarget,
+    &kHeadLinear,
+    &kHeadLinearWeightGradient,
+    &kIndexLoss,
+    &kIndexLossGradient,
+    &kIndexTopk,
+    &kJoinRotated,
+    &kJoinRotatedGradient,
+    &kSparseAttention,
+    &kSparseAttentionGradient,
 };
 
 }  // namespace

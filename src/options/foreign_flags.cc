@@ -56,6 +56,8 @@ constexpr std::string_view kMtp =
     "each depth of multi-token prediction has a layer of its own, and all gradients reach the "
     "model.";
 constexpr std::string_view kAttention = "this kind of attention is not available in this version.";
+constexpr std::string_view kRotation =
+    "a rotation of the indexer's queries and keys together changes none of its scores.";
 constexpr std::string_view kShapeOf = "models of this shape are not available in this version.";
 constexpr std::string_view kOtherModels =
     "Troupe trains decoder-only language models; leave it out.";
@@ -121,6 +123,15 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("mtp-detach-heads", kMtp),
     refused("mtp-hsm", kMtp),
     refused("softmax-scale", kAttention),
+    refused("dsa-indexer-rope-interleaved", kAttention),
+    refused("no-dsa-indexer-scoring-relu", kAttention),
+    refused("disable-dsa-indexer-scoring-relu", kAttention),
+    accepted_value("dsa-indexer-topk-freq", "1", "each layer chooses its own keys."),
+    accepted_value("dsa-indexer-skip-topk-offset", "0", "each layer chooses its own keys."),
+    accepted("no-dsa-indexer-rotate-activation", kRotation),
+    accepted("disable-dsa-indexer-rotate-activation", kRotation),
+    accepted_value("dsa-kernel-backend", "", kKernels),
+    accepted("dsa-indexer-k-norm-fp32", "norms compute in fp32 here."),
     refused("qk-clip", kAttention),
     refused("encoder-num-layers", kOtherModels),
     refused("encoder-seq-length", kOtherModels),

@@ -15,7 +15,8 @@ void override_linear_attention(const Options& options, ModelConfig& config) {
   override_with(options.attention_output_gate, config.attention_output_gate);
   const bool has_pattern = !options.linear_attention_freq.empty();
   std::vector<bool>& layers = config.linear_attention_layers;
-  if (options.experimental_attention_variant && layers.empty()) {
+  const bool is_asked = options.experimental_attention_variant == AttentionVariant::gated_delta_net;
+  if (is_asked && layers.empty()) {
     refuse_without(!has_pattern, "experimental-attention-variant", "linear-attention-freq");
     config.linear_conv_kernel_dim = 4;
     config.linear_key_head_dim = 128;

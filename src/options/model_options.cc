@@ -24,6 +24,7 @@
 #include "options/recompute_options.h"
 #include "options/refuse_without.h"
 #include "options/schedule_options.h"
+#include "options/sparse_attention_options.h"
 #include "options/suggest.h"
 #include "options/tokenizer_options.h"
 
@@ -213,6 +214,7 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   override_with(options.softmax_type, config.attention_sinks);
   override_latent_attention(options, by_flags, config);
   override_linear_attention(options, config);
+  override_sparse_attention(options, config);
   override_positions(options, by_flags, config);
   override_with(options.norm_epsilon, config.norm_epsilon);
   override_with(options.init_method_std, config.init_method_std);

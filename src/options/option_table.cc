@@ -47,7 +47,10 @@ constexpr Choice<HfWeightType> kHfWeightTypes[] = {
 constexpr Choice<DType> kComputeDtypes[] = {
     {"fp32", DType::f32}, {"fp64", DType::f64}, {"bf16", DType::bf16}};
 constexpr Choice<bool> kSoftmaxTypes[] = {{"vanilla", false}, {"learnable", true}};
-constexpr Choice<bool> kAttentionVariants[] = {{"gated_delta_net", true}, {"gdn", true}};
+constexpr Choice<AttentionVariant> kAttentionVariants[] = {
+    {"gated_delta_net", AttentionVariant::gated_delta_net},
+    {"gdn", AttentionVariant::gated_delta_net},
+    {"dsa", AttentionVariant::sparse}};
 constexpr Choice<RopeScalingKind> kRopeTypes[] = {{"rope", RopeScalingKind::none},
                                                   {"yarn", RopeScalingKind::yarn}};
 constexpr Choice<Normalization> kNormalizations[] = {{"RMSNorm", Normalization::rms_norm},
@@ -602,7 +605,8 @@ constexpr OptionSpec kOptions[] = {
      .member = kChoiceMember<&Options::experimental_attention_variant, kAttentionVariants>,
      .group = kModel,
      .metavar = "NAME",
-     .help = "What layers without attention have: gated_delta_net (Qwen3-Next).",
+     .help = "gated_delta_net (Qwen3-Next): some layers have delta nets instead of attention; dsa "
+             "(DeepSeek-V3.2): each query reads the keys that an indexer chooses.",
      .unset = kModels,
      .commands = kShape},
     {.name = "linear-attention-freq",
@@ -652,6 +656,56 @@ constexpr OptionSpec kOptions[] = {
      .help = "Of gated delta nets: heads of values, a multiple of those of keys.",
      .unset = kModels,
      .range = at_least(1),
+     .commands = kShape},
+    {.name = "dsa-indexer-topk",
+     .member = &Options::dsa_indexer_topk,
+     .group = kModel,
+     .metavar = "N",
+     .help = "Of sparse attention: keys that the indexer chooses for a query.",
+     .unset = kModels,
+     .range = at_least(1),
+     .commands = kShape},
+    {.name = "dsa-indexer-n-heads",
+     .member = &Options::dsa_indexer_n_heads,
+     .group = kModel,
+     .metavar = "N",
+     .help = "Of sparse attention: heads of the indexer.",
+     .unset = kModels,
+     .range = at_least(1),
+     .commands = kShape},
+    {.name = "dsa-indexer-head-dim",
+     .member = &Options::dsa_indexer_head_dim,
+     .group = kModel,
+     .metavar = "N",
+     .help = "Of sparse attention: elements of a head of the indexer.",
+     .unset = kModels,
+     .range = at_least(2),
+     .commands = kShape},
+    {.name = "dsa-indexer-k-norm-epsilon",
+     .member = &Options::dsa_indexer_k_norm_epsilon,
+     .group = kModel,
+     .metavar = "X",
+     .help = "Of sparse attention: the epsilon of the norm of the indexer's keys; 0: that of the "
+             "other norms.",
+     .unset = kModels,
+     .range = at_least(0),
+     .commands = kShape},
+    {.name = "dsa-indexer-loss-coeff",
+     .member = &Options::dsa_indexer_loss_coeff,
+     .group = kModel,
+     .metavar = "X",
+     .help = "Of sparse attention: weight of the loss by which the indexer learns what attention "
+             "looks at; 0: it does not learn.",
+     .unset = kModels,
+     .range = at_least(0),
+     .commands = kShape},
+    {.name = "dsa-indexer-use-sparse-loss",
+     .member = &Options::dsa_indexer_use_sparse_loss,
+     .group = kModel,
+     .help =
+         "Of sparse attention: the indexer's loss is over the chosen keys instead of all that a "
+         "query sees.",
+     .unset = kModels,
      .commands = kShape},
     {.name = "norm-epsilon",
      .member = &Options::norm_epsilon,

@@ -101,6 +101,8 @@ enum class CpCommType : uint8_t { p2p, a2a, allgather, a2a_p2p };
 enum class OptimizerKind : uint8_t { adam, muon, dist_muon };
 
 // --muon-tp-mode.
+// What some or all layers have instead of dense attention.
+enum class AttentionVariant : uint8_t { gated_delta_net, sparse };
 enum class MuonTpMode : uint8_t { duplicated, blockwise, distributed };
 
 // --program of `inspect`.
@@ -169,13 +171,19 @@ struct Options {
   std::optional<int32_t> qk_pos_emb_head_dim;
   std::optional<int32_t> v_head_dim;
   std::optional<bool> attention_output_gate;
-  std::optional<bool> experimental_attention_variant;  // gated delta nets
+  std::optional<AttentionVariant> experimental_attention_variant;
   std::string linear_attention_freq;
   std::optional<int32_t> linear_conv_kernel_dim;
   std::optional<int32_t> linear_key_head_dim;
   std::optional<int32_t> linear_value_head_dim;
   std::optional<int32_t> linear_num_key_heads;
   std::optional<int32_t> linear_num_value_heads;
+  std::optional<int32_t> dsa_indexer_topk;
+  std::optional<int32_t> dsa_indexer_n_heads;
+  std::optional<int32_t> dsa_indexer_head_dim;
+  std::optional<double> dsa_indexer_k_norm_epsilon;
+  std::optional<double> dsa_indexer_loss_coeff;
+  std::optional<bool> dsa_indexer_use_sparse_loss;
   std::optional<double> norm_epsilon;
   std::optional<double> init_method_std;
   std::optional<double> embedding_init_method_std;

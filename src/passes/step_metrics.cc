@@ -13,17 +13,18 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   std::vector<LayerMetrics> layers;
   const int32_t count = training ? config.all_layers() : config.num_layers;
   for (int32_t layer = 0; layer < count; ++layer) {
-    if (!config.is_moe_layer(layer)) continue;
     LayerMetrics metrics;
     metrics.layer = layer;
-    metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
-    metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
-    if (ignore_padding) metrics.tokens = builder.metric("valid_tokens", DType::f64, {1});
+    if (config.is_moe_layer(layer)) {
+      metrics.counts = builder.metric("expert_rows", DType::f64, {config.num_experts});
+      metrics.entropy = builder.metric("router_entropy", DType::f64, {1});
+      if (ignore_padding) metrics.tokens = builder.metric("valid_tokens", DType::f64, {1});
+    }
     for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
-      if (!training || coefficient_of(kind, config) == 0) continue;
+      if (!training || coefficient_of(kind, config, layer) == 0) continue;
       metrics.losses.push_back({kind, builder.metric(std::string(name_of(kind)), DType::f64, {1})});
     }
-    layers.push_back(std::move(metrics));
+    if (metrics.counts.valid() || !metrics.losses.empty()) layers.push_back(std::move(metrics));
   }
   return layers;
 }
@@ -54,9 +55,9 @@ std::vector<ValueId> metrics_of(const std::vector<LossMetric>& losses,
     if (loss.tokens.valid()) metrics.push_back(loss.tokens);
   }
   for (const LayerMetrics& layer : layers) {
-    metrics.push_back(layer.counts);
-    metrics.push_back(layer.entropy);
-    if (layer.tokens.valid()) metrics.push_back(layer.tokens);
+    for (const ValueId id : {layer.counts, layer.entropy, layer.tokens}) {
+      if (id.valid()) metrics.push_back(id);
+    }
     for (const LayerMetrics::Loss& each : layer.losses) metrics.push_back(each.value);
   }
   return metrics;
@@ -107,7 +108,8 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
       if (auxiliary.layer != metrics.layer) continue;
       for (const LayerMetrics::Loss& target : metrics.losses) {
         if (target.kind != auxiliary.kind) continue;
-        sums.add(target.value, auxiliary.value, share / coefficient_of(auxiliary.kind, config));
+        sums.add(target.value, auxiliary.value,
+                 share / coefficient_of(auxiliary.kind, config, auxiliary.layer));
       }
     }
   }

@@ -70,7 +70,8 @@ inline double loss_gradient(const TrainingStepOptions& options, const Layout& la
   return options.per_token_loss ? 1.0 : 1.0 / (options.micro_batches * layout.dp());
 }
 
-// Metrics of one MoE layer over the micro-batches of the step.
+// Metrics of a layer over the micro-batches of the step: of a router, where there is one, and
+// losses.
 struct LayerMetrics {
   int32_t layer = 0;
   ValueId counts;   // f64 [experts], sum: rows that each expert received

@@ -15,6 +15,7 @@
 #include "base/commit.h"
 #include "base/error.h"
 #include "io/file.h"
+#include "model/forward_pass.h"
 #include "options/options.h"
 
 namespace troupe {
@@ -69,13 +70,18 @@ double StepMetrics::load_imbalance() const {
 }
 
 std::vector<RouterMetrics::Loss> StepMetrics::losses() const {
-  if (layers.empty()) return {};
-  std::vector<RouterMetrics::Loss> means = layers.front().losses;
+  std::vector<RouterMetrics::Loss> means;
+  if (!layers.empty()) means = layers.front().losses;
   for (size_t i = 0; i < means.size(); ++i) {
     double sum = 0;
     for (const RouterMetrics& layer : layers) sum += layer.losses[i].value;
     means[i].value = sum / static_cast<double>(layers.size());
   }
+  if (indexers.empty()) return means;
+  double sum = 0;
+  for (const IndexerLoss& indexer : indexers) sum += indexer.value;
+  means.push_back(
+      {name_of(AuxiliaryLossKind::indexer), sum / static_cast<double>(indexers.size())});
   return means;
 }
 
@@ -206,6 +212,10 @@ void MetricsLog::training(const StepMetrics& metrics) {
                                     {"rows", layer.rows}};
     for (const RouterMetrics::Loss& loss : layer.losses) entry[std::string(loss.name)] = loss.value;
     line["experts"].push_back(std::move(entry));
+  }
+  for (const StepMetrics::IndexerLoss& indexer : metrics.indexers) {
+    line["indexers"].push_back(
+        {{"layer", indexer.layer}, {name_of(AuxiliaryLossKind::indexer), indexer.value}});
   }
   append(line.dump() + "\n");
 }

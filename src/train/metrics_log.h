@@ -59,6 +59,11 @@ struct StepMetrics {
   double data_time_s = 0;  // of the step's time, that of reading samples
   uint64_t peak_bytes = 0;
   std::vector<RouterMetrics> layers;  // MoE layers
+  struct IndexerLoss {
+    int32_t layer = 0;
+    double value = 0;  // divided by its coefficient
+  };
+  std::vector<IndexerLoss> indexers;  // of layers with sparse attention, where they learn
 
   double load_imbalance() const;                    // of the worst layer; 1 without experts
   std::vector<RouterMetrics::Loss> losses() const;  // each the mean over layers

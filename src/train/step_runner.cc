@@ -210,6 +210,14 @@ void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
   const auto read = [&](ValueId id) { return *interpreter_->view(id).as<double>(); };
   for (const LayerMetrics& layer : step_.layers) {
     RouterMetrics router;
+    for (const LayerMetrics::Loss& loss : layer.losses) {
+      if (loss.kind == AuxiliaryLossKind::indexer) {
+        metrics.indexers.push_back({layer.layer, read(loss.value)});
+      } else {
+        router.losses.push_back({name_of(loss.kind), read(loss.value)});
+      }
+    }
+    if (!layer.counts.valid()) continue;
     router.layer = layer.layer;
     const TensorView counts = interpreter_->view(layer.counts);
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
@@ -219,9 +227,6 @@ void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
                                                 : int64_t{batch_size_} * identity_.sequence;
     router.slots = tokens * identity_.model.moe_router_topk;
     router.entropy = read(layer.entropy);
-    for (const LayerMetrics::Loss& loss : layer.losses) {
-      router.losses.push_back({name_of(loss.kind), read(loss.value)});
-    }
     metrics.layers.push_back(std::move(router));
   }
 }

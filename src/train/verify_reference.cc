@@ -191,7 +191,8 @@ class ReferenceRank {
                                           .micro_batches = 1,
                                           .sequence = reference.sequence,
                                           .clip_grad = reference.clip,
-                                          .routing_trace = options.trace});
+                                          .routing_trace = options.trace,
+                                          .context_exchange = options.ranks.context_exchange});
     logits_plan_ = session_.plan(*logits_step_.program, options.oracle);
     training_plan_ = session_.plan(*training_step_.program, options.oracle);
   }
@@ -576,7 +577,8 @@ ReferenceComparison verify_reference(const std::string& folder, DType compute_dt
   }
   ProcessGroup& group = *ranks.group;
   const bool replay = compute_dtype == DType::bf16 && config.num_experts > 0;
-  require_accepted(check_layout(config, ranks.layout->layout, reference.sequence));
+  require_accepted(
+      check_layout(config, ranks.layout->layout, reference.sequence, ranks.context_exchange));
   check_ranks(reference, ranks.layout->layout, folder);
   RunOptions options{.dtype = compute_dtype,
                      .trace = replay ? RoutingTrace::replayed : RoutingTrace::none,

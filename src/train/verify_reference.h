@@ -12,6 +12,7 @@
 
 #include "base/dtype.h"
 #include "base/work_report.h"
+#include "model/context_parallel.h"
 #include "model/model_part.h"
 #include "options/device_options.h"
 #include "parallel/process_group.h"
@@ -50,6 +51,7 @@ struct VerifyRanks {
   DeviceSpec spec = {};
   std::shared_ptr<const RunLayout> layout = nullptr;  // of spec.ranks ranks; null: one
   ProcessGroup* group = nullptr;                      // of these ranks; null: threads
+  ContextExchange context_exchange = ContextExchange::p2p;
 };
 
 // Tokens of each sequence of a reference folder.

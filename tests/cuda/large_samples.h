@@ -26,6 +26,8 @@
 #include "ops/route/route.h"
 #include "ops/router_topk/router_topk.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/sparse_attention/choice_samples.h"
+#include "ops/sparse_attention/sparse_attention.h"
 #include "program/op_sample.h"
 #include "program/op_spec.h"
 
@@ -182,6 +184,23 @@ inline OpSample delta_rule_sample(int32_t sequences, const GatedDeltaRuleAttribu
             const ValueId begin =
                 begins.empty() ? ValueId{} : sample.integers("starts", {rows}, starts);
             sample.result(gated_delta_rule(sample.builder(), qkv, gate, begin, attributes, "o"));
+          }};
+}
+
+// Sparse attention to every `stride`-th key, at most `most` of them.
+inline OpSample sparse_attention_sample(const SparseAttentionAttributes& attributes, int64_t most,
+                                        int64_t stride) {
+  return {std::to_string(attributes.batch) + " x " + std::to_string(attributes.sequence) +
+              " rows, keys of " + std::to_string(attributes.key_dim) + ", at most " +
+              std::to_string(most),
+          [=](SampleBuilder& sample) {
+            const KeyRows rows = attributes.rows();
+            const ValueId q = sample.tensor(
+                "q", {rows.queries(), int64_t{attributes.heads} * attributes.key_dim});
+            const ValueId k = sample.tensor("k", {rows.keys(), int64_t{attributes.key_dim}});
+            const ValueId chosen = sample.integers("chosen", {rows.queries(), most},
+                                                   strided_choice(rows, most, stride));
+            sample.result(sparse_attention(sample.builder(), q, k, chosen, attributes, "out"));
           }};
 }
 
@@ -521,6 +540,23 @@ inline std::vector<LargeSample> large_samples() {
   delta_rule(1, 128, 1, 1, 20);
   delta_rule(3, 33, 1, 3, 0.5);
   delta_rule(2, 160, 1, 2, 0.1, {5, 40, 41, 64, 100, 159});
+  // Heads that do not fill a block's 64, and several blocks of them; keys in several tiles.
+  const auto latent = [&](int32_t batch, int32_t sequence, int32_t heads, int64_t most,
+                          int64_t stride) {
+    add(kSparseAttention, sparse_attention_sample({.batch = batch,
+                                                   .sequence = sequence,
+                                                   .heads = heads,
+                                                   .key_dim = 576,
+                                                   .value_dim = 512,
+                                                   .scale = 0.05},
+                                                  most, stride));
+  };
+  latent(2, 150, 20, 100, 1);
+  latent(1, 140, 128, 70, 2);
+  add(kSparseAttention,
+      sparse_attention_sample(
+          {.batch = 2, .sequence = 70, .heads = 3, .key_dim = 12, .value_dim = 8, .scale = 0.3}, 30,
+          2));
   add(kCrossEntropy, cross_entropy_sample(40, 5003));
   add(kCrossEntropy, cross_entropy_sample(64, 8192));
   add(kEmbedding, embedding_sample(900, 300, 72));

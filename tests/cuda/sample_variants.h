@@ -54,6 +54,8 @@ inline const std::set<std::string>& claimed_variants() {
       "qk_norm_rope: rounds if in place",
       "rms_norm: elements",
       "rms_norm: packs",
+      "sparse_attention: plain",
+      "sparse_attention: tiles",
   };
   return claimed;
 }

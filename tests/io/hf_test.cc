@@ -431,13 +431,13 @@ TEST_F(HfRefusal, AllReasonsAtOnce) {
   json config = qwen3_moe();
   config["rope_parameters"] = {{"rope_type", "dynamic"}, {"partial_rotary_factor", 0.5}};
   config["attention_bias"] = true;
-  for (const char* architecture : {"Qwen3MoeForCausalLM", "DeepseekV32ForCausalLM"}) {
+  for (const char* architecture : {"Qwen3MoeForCausalLM", "Qwen2ForCausalLM"}) {
     config["architectures"] = {architecture};
     for (const char* reason : {"\"dynamic\"", "partial_rotary_factor", "attention_bias"}) {
       expect_refused(config, reason);
     }
   }
-  expect_refused(config, "\"DeepseekV32ForCausalLM\" is not supported (missing: sparse attention");
+  expect_refused(config, "\"Qwen2ForCausalLM\" is not supported (missing: dense layers");
   config = dense("Qwen3ForCausalLM");
   config["layer_types"] = {"full_attention", "sliding_attention"};
   expect_refused(config, "layer_types");
@@ -635,14 +635,16 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Fixtures, HfFolder,
-    ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe", "qwen3_moe_mixed_layers",
-                      "qwen3_moe_first_dense", "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
-                      "deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_v3_yarn",
-                      "deepseek_v3_top1", "glm4moe", "glm4_moe_biased", "gpt_oss", "gpt_oss_odd",
-                      "qwen3_next", "qwen3_moe_yarn", "llama_llama3_rope", "llama_linear_rope"),
-    [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Fixtures, HfFolder,
+                         ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe",
+                                           "qwen3_moe_mixed_layers", "qwen3_moe_first_dense",
+                                           "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
+                                           "deepseek_v2", "deepseek_v2_groups", "deepseek_v3",
+                                           "deepseek_v3_yarn", "deepseek_v3_top1", "deepseek_v32",
+                                           "glm4moe", "glm4_moe_biased", "gpt_oss", "gpt_oss_odd",
+                                           "qwen3_next", "qwen3_moe_yarn", "llama_llama3_rope",
+                                           "llama_linear_rope"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // What config.json announces, and no other tensor.
 TEST(HfWeights, LayersOfMultiTokenPredictionAreLeftOut) {

@@ -116,6 +116,16 @@ TEST(ParameterCount, ShippedConfigurations) {
   }
 }
 
+// DeepSeek-V3 with an indexer in each layer: 64 heads of 128 of the queries' latent of 1,536, a key
+// of 128 and 64 weights of the hidden state of 7,168, and the gain and shift of the key's norm.
+TEST(ParameterCount, DeepseekV32IsDeepseekV3WithIndexers) {
+  const auto count = [](const std::string& name) {
+    return Model(read_hf_config(TROUPE_SOURCE_DIR "/configs/" + name + ".json")).parameter_count();
+  };
+  const int64_t indexer = int64_t{64} * 128 * 1536 + int64_t{7168} * (128 + 64) + 2 * 128;
+  EXPECT_EQ(count("deepseek-v3.2"), count("deepseek-v3") + 61 * indexer);
+}
+
 TEST(ParameterCount, EqualsWhatIsDeclared) {
   ModelConfig mixed = moe_model(4);
   mixed.moe_layers = {false, true, false, true};
@@ -173,6 +183,29 @@ TEST(TrainingFlops, WorkedOutByHand) {
   EXPECT_DOUBLE_EQ(Model(config).training_flops(1), 6.0 * (35 + 160 + 60 + 60 + 20 + 8));
 }
 
+// Attention costs as many pairs as keys are chosen: as dense attention where these are all. What
+// the indexer adds are its projections and, of half of all pairs, one product.
+TEST(TrainingFlops, FallWithTheChosenKeys) {
+  ModelConfig config =
+      read_hf_config(std::string(TROUPE_SOURCE_DIR "/configs/") + "deepseek-v3.2.json");
+  const auto flops = [&](int32_t top_k, int64_t sequence) {
+    config.dsa_indexer_topk = top_k;
+    return Model(config).training_flops(sequence);
+  };
+  const auto dense = [&](int64_t sequence) {
+    ModelConfig all = config;
+    all.dsa_indexer_topk = 0;
+    return Model(all).training_flops(sequence);
+  };
+  const double n = 8192;
+  const double indexer = 6 * n * 61 * (64.0 * 128 * 1536 + 7168.0 * (128 + 64) + n / 2 * 64 * 128);
+  EXPECT_NEAR(flops(8192, 8192) / (dense(8192) + indexer), 1, 1e-12);
+  const double attention = 6 * n * n / 2 * 61 * 128 * (192 + 128);
+  const double pairs = 2048 * n - 2048.0 * 2047 / 2;
+  const double share = pairs / (n * (n + 1) / 2);
+  EXPECT_NEAR(flops(2048, 8192) / (dense(8192) + indexer - (1 - share) * attention), 1, 1e-12);
+}
+
 // For long models 6 flops per active weight and token is the common estimate. Norms and routers
 // cost nothing here, the embedding is a look-up, and attention comes on top.
 TEST(TrainingFlops, AreAboutSixPerActiveWeight) {
@@ -201,6 +234,40 @@ class Refusals : public ::testing::Test {
 TEST_F(Refusals, GoodShapesPass) {
   EXPECT_NO_THROW(config.validate());
   EXPECT_NO_THROW(dense_model(1).validate());
+}
+
+TEST_F(Refusals, SparseAttentionThatCannotBe) {
+  const auto sparse = [&] {
+    config = moe_model(2);
+    config.multi_latent_attention = true;
+    config.num_query_groups = config.num_attention_heads;
+    config.q_lora_rank = 20;
+    config.kv_lora_rank = 14;
+    config.qk_head_dim = 4;
+    config.qk_pos_emb_head_dim = 6;
+    config.kv_channels = 10;
+    config.v_head_dim = 8;
+    config.dsa_indexer_topk = 4;
+    config.dsa_indexer_n_heads = 2;
+    config.dsa_indexer_head_dim = 8;
+  };
+  sparse();
+  EXPECT_NO_THROW(config.validate());
+  config.dsa_indexer_n_heads = 0;
+  expect_refused("dsa_indexer_n_heads");
+  sparse();
+  config.dsa_indexer_head_dim = 4;
+  expect_refused("dsa_indexer_head_dim");
+  sparse();
+  config.q_lora_rank = 0;
+  expect_refused("q_lora_rank");
+  sparse();
+  config.attention_dropout = 0.1;
+  expect_refused("attention_dropout");
+  config.dsa_indexer_topk = 4;
+  config.dsa_indexer_n_heads = 2;
+  config.dsa_indexer_head_dim = 8;
+  expect_refused("multi_latent_attention");
 }
 
 TEST_F(Refusals, SizesThatAreNotPositive) {

@@ -167,6 +167,45 @@ TEST(MegatronFlags, LatentAttentionOfFlags) {
             "out.");
 }
 
+TEST(MegatronFlags, SparseAttentionOfFlags) {
+  const std::string latent = std::string(kLatent) + "--q-lora-rank 24 --attention-dropout 0 ";
+  const std::string variant = latent + "--experimental-attention-variant dsa ";
+  ModelConfig config =
+      model_of(variant + "--dsa-indexer-topk 32 --dsa-indexer-n-heads 2 --dsa-indexer-head-dim 80");
+  EXPECT_EQ(config.dsa_indexer_topk, 32);
+  EXPECT_EQ(config.dsa_indexer_n_heads, 2);
+  EXPECT_EQ(config.dsa_indexer_head_dim, 80);
+  EXPECT_EQ(config.dsa_indexer_k_norm_epsilon, 0);
+  EXPECT_EQ(config.dsa_indexer_loss_coeff, 0);
+  EXPECT_FALSE(config.dsa_indexer_use_sparse_loss);
+
+  // Fields of a model that has them; flags of Megatron that change nothing.
+  config = model_of(
+      "plan --model deepseek-v3.2 --dsa-indexer-topk 64 --dsa-indexer-loss-coeff 0.01 "
+      "--dsa-indexer-use-sparse-loss --dsa-indexer-k-norm-epsilon 1e-5 --dsa-indexer-topk-freq 1 "
+      "--no-dsa-indexer-rotate-activation --dsa-kernel-backend tilelang");
+  EXPECT_EQ(config.dsa_indexer_topk, 64);
+  EXPECT_EQ(config.dsa_indexer_n_heads, 64);
+  EXPECT_EQ(config.dsa_indexer_loss_coeff, 0.01);
+  EXPECT_TRUE(config.dsa_indexer_use_sparse_loss);
+  EXPECT_EQ(config.dsa_indexer_k_norm_epsilon, 1e-5);
+
+  EXPECT_EQ(refused_model(variant + "--dsa-indexer-topk 32 --dsa-indexer-n-heads 2"),
+            "--experimental-attention-variant: it belongs to --dsa-indexer-head-dim. Add that, or "
+            "leave the flag out.");
+  for (const std::string flag : {"dsa-indexer-topk", "dsa-indexer-n-heads", "dsa-indexer-head-dim",
+                                 "dsa-indexer-loss-coeff", "dsa-indexer-k-norm-epsilon"}) {
+    EXPECT_EQ(refused_model(latent + "--" + flag + " 4"),
+              "--" + flag +
+                  ": it belongs to --experimental-attention-variant dsa. Add that, or leave the "
+                  "flag out.");
+  }
+  EXPECT_NE(refused_model("plan --model mixtral-8x7b --experimental-attention-variant dsa "
+                          "--dsa-indexer-topk 32 --dsa-indexer-n-heads 2 --dsa-indexer-head-dim 80")
+                .find("needs multi_latent_attention"),
+            std::string::npos);
+}
+
 constexpr const char* kHybrid =
     "plan --num-layers 8 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 128 "
     "--vocab-size 100 --disable-bias-linear ";

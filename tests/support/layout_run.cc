@@ -320,8 +320,8 @@ class Rank {
     metric("squared norm of the weights", step_.squared_parameter_norm);
     for (const LayerMetrics& layer : step_.layers) {
       const std::string at = "layer " + std::to_string(layer.layer) + " ";
-      metric(at + "expert counts", layer.counts);
-      metric(at + "entropy", layer.entropy);
+      if (layer.counts.valid()) metric(at + "expert counts", layer.counts);
+      if (layer.entropy.valid()) metric(at + "entropy", layer.entropy);
       if (layer.tokens.valid()) metric(at + "valid tokens", layer.tokens);
       for (const LayerMetrics::Loss& loss : layer.losses) {
         metric(at + std::string(name_of(loss.kind)), loss.value);

@@ -78,6 +78,15 @@ std::vector<NamedModel> models() {
   latent.moe_router_num_groups = 4;
   latent.moe_router_group_topk = 2;
   latent.moe_router_group_scores = 1;
+  ModelConfig sparse = latent;  // as DeepSeek-V3.2 has it
+  sparse.dsa_indexer_topk = 6;
+  sparse.dsa_indexer_n_heads = 3;
+  sparse.dsa_indexer_head_dim = 8;
+  sparse.dsa_indexer_loss_coeff = 0.3;
+  sparse.moe_layers[0] = false;
+  sparse.ffn_hidden_size = 40;
+  ModelConfig chosen = sparse;  // the indexer learns from the chosen keys
+  chosen.dsa_indexer_use_sparse_loss = true;
   ModelConfig query = latent;  // queries are made of the input
   query.q_lora_rank = 0;
   query.attention_dropout = 0.1;
@@ -94,9 +103,9 @@ std::vector<NamedModel> models() {
   partial.rotary_percent = 0.5;
   partial.qk_layernorm = true;
 
-  return {{"dense", dense},   {"biased", biased},   {"aux", aux},
-          {"shared", shared}, {"bias", biases},     {"latent", latent},
-          {"query", query},   {"partial", partial}, {"sinks", sinks}};
+  return {{"dense", dense}, {"biased", biased}, {"aux", aux},      {"shared", shared},
+          {"bias", biases}, {"latent", latent}, {"query", query},  {"partial", partial},
+          {"sinks", sinks}, {"sparse", sparse}, {"chosen", chosen}};
 }
 
 class Draw {
@@ -197,7 +206,7 @@ std::optional<LayoutCase> draw_layout(uint64_t number) {
   Draw draw(number);
   static const std::vector<NamedModel> all = models();
   const NamedModel& model =
-      all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8}))];
+      all[static_cast<size_t>(draw.of(std::array{0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 9, 10}))];
   LayoutCase c;
   c.model = model.config;
   LayoutOptions& o = c.layout;

@@ -98,6 +98,18 @@ TEST_F(MetricsLogFile, TrainingLine) {
   EXPECT_EQ(json::parse(lines()[0])["loss"].get<double>(), 1.0 / 3.0) << "to the last bit";
 }
 
+// The loss of indexers is a mean over their layers, which need not have experts.
+TEST_F(MetricsLogFile, LossesOfIndexersAreWrittenByLayer) {
+  StepMetrics metrics = step(1);
+  metrics.indexers = {{.layer = 0, .value = 0.5}, {.layer = 2, .value = 1.5}};
+  MetricsLog(path, 0).training(metrics);
+  const json line = json::parse(lines().at(0));
+  EXPECT_EQ(line["indexer_loss"], 1.0);
+  EXPECT_EQ(line["indexers"], json::parse(R"([{"layer": 0, "indexer_loss": 0.5},
+                                              {"layer": 2, "indexer_loss": 1.5}])"));
+  EXPECT_FALSE(line.contains("experts"));
+}
+
 TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   StepMetrics metrics = step(1);
   metrics.skipped = true;
@@ -106,6 +118,8 @@ TEST_F(MetricsLogFile, LossesThatAreNotUsedAreNotWritten) {
   EXPECT_FALSE(line.contains("load_balancing_loss"));
   EXPECT_FALSE(line.contains("z_loss"));
   EXPECT_FALSE(line.contains("experts"));
+  EXPECT_FALSE(line.contains("indexer_loss"));
+  EXPECT_FALSE(line.contains("indexers"));
   EXPECT_EQ(line["load_imbalance"], 1.0);
   EXPECT_EQ(line["skipped"], true);
 }

@@ -184,7 +184,7 @@ class StepRun {
     }
     for (const LayerMetrics& layer : step.layers) {
       for (const LayerMetrics::Loss& auxiliary : layer.losses) {
-        sum += coefficient_of(auxiliary.kind, config) *
+        sum += coefficient_of(auxiliary.kind, config, layer.layer) *
                *interpreter.view(auxiliary.value).as<double>();
       }
     }
@@ -194,6 +194,7 @@ class StepRun {
   std::vector<double> expert_counts() const {
     std::vector<double> counts;
     for (const LayerMetrics& layer : step.layers) {
+      if (!layer.counts.valid()) continue;
       for (const double count : elements(interpreter.view(layer.counts))) counts.push_back(count);
     }
     return counts;

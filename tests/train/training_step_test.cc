@@ -402,6 +402,75 @@ std::vector<DerivativeCase> derivative_cases() {
           {"mtp_experts", mtp_experts}};
 }
 
+// What the indexers minimise, and what all others do.
+double indexer_objective(const StepRun& run) {
+  double sum = 0;
+  for (const LayerMetrics& layer : run.step.layers) {
+    for (const LayerMetrics::Loss& loss : layer.losses) {
+      if (loss.kind != AuxiliaryLossKind::indexer) continue;
+      sum += coefficient_of(loss.kind, run.config, layer.layer) *
+             *run.interpreter.view(loss.value).as<double>();
+    }
+  }
+  return sum;
+}
+double other_objective(const StepRun& run) {
+  return run.objective() - indexer_objective(run);
+}
+
+// The indexers of sparse attention learn from their loss alone, and nothing else does. Differences
+// and tolerances are those of TrainingStepDerivatives.
+TEST(SparseAttentionStep, IndexersAndTheModelLearnApart) {
+  constexpr double kShift = 1e-5;
+  for (const bool chosen_keys : {false, true}) {
+    ModelConfig config = trained_model();
+    config.init_method_std = 0.15;
+    config.moe_layers[0] = false;
+    config.ffn_hidden_size = 40;
+    config.multi_latent_attention = true;
+    config.num_query_groups = config.num_attention_heads;
+    config.q_lora_rank = 20;
+    config.kv_lora_rank = 14;
+    config.qk_head_dim = 4;
+    config.qk_pos_emb_head_dim = 6;
+    config.kv_channels = 10;
+    config.v_head_dim = 8;
+    config.dsa_indexer_topk = 4;
+    config.dsa_indexer_n_heads = 3;
+    config.dsa_indexer_head_dim = 8;
+    config.dsa_indexer_loss_coeff = 0.5;
+    config.dsa_indexer_use_sparse_loss = chosen_keys;
+    StepRun run(config, {.micro_batch_size = 2, .micro_batches = 2});
+    run.set_learning_rate(0);
+    run.update();
+    ASSERT_GT(indexer_objective(run), 1e-4);
+    std::vector<std::vector<double>> gradients;
+    for (const Parameter& parameter : run.state.parameters) {
+      gradients.push_back(elements(run.storage.view(parameter.gradient)));
+    }
+    for (const Parameter& parameter : run.state.parameters) {
+      const bool of_indexer = run.name(parameter).find("index") != std::string::npos;
+      const std::vector<double>& gradient = gradients[parameter.number()];
+      const TensorView weights = run.storage.view(parameter.value);
+      const auto largest =
+          std::max_element(gradient.begin(), gradient.end(),
+                           [](double a, double b) { return std::abs(a) < std::abs(b); });
+      ASSERT_GT(std::abs(*largest), 1e-7) << run.name(parameter) << " gets no gradient";
+      const int64_t at = largest - gradient.begin();
+      const double weight = element(weights, at);
+      double objective[2];
+      for (const int side : {0, 1}) {
+        set_element(weights, at, weight + (side == 0 ? -kShift : kShift));
+        run.update();
+        objective[side] = of_indexer ? indexer_objective(run) : other_objective(run);
+      }
+      set_element(weights, at, weight);
+      const double numeric = (objective[1] - objective[0]) / (2 * kShift);
+      EXPECT_NEAR(numeric, *largest, 2e-9 + 1e-6 * std::abs(*largest)) << run.name(parameter);
+    }
+  }
+}
+
 class TrainingStepDerivatives : public ::testing::TestWithParam<DerivativeCase> {};
 
 // Central differences with a shift of 1e-5 in f64: the truncation is about 1e-10 of the third

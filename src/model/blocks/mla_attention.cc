@@ -81,14 +81,15 @@ void MlaAttention::build_tables(Builder& builder, const ModelPart& part, int32_t
 }
 
 ValueId MlaAttention::build(const BlockContext& context, ValueId input) const {
-  Builder& builder = context.builder;
-  const TensorParallel tensor_parallel(builder, context.part());
   const ValueId rows = build_rows(context, input);
-  builder.place.module = &kCoreAttentionModule;
-  const ValueId attended = build_core(context, rows);
-  builder.place.module = &kAttentionOutModule;
-  return leave_linear(builder, tensor_parallel, attended, context.parameter(w_out_), {},
-                      "attention_out");
+  context.builder.place.module = &kCoreAttentionModule;
+  return build_out(context, build_core(context, rows));
+}
+
+ValueId MlaAttention::build_out(const BlockContext& context, ValueId attended) const {
+  context.builder.place.module = &kAttentionOutModule;
+  return leave_linear(context.builder, TensorParallel(context.builder, context.part()), attended,
+                      context.parameter(w_out_), {}, "attention_out");
 }
 
 ValueId MlaAttention::build_latent_norm(const BlockContext& context, ValueId latent,
@@ -99,38 +100,53 @@ ValueId MlaAttention::build_latent_norm(const BlockContext& context, ValueId lat
       .normalized;
 }
 
-ValueId MlaAttention::build_rows(const BlockContext& context, ValueId input) const {
+MlaAttention::Latents MlaAttention::build_latents(const BlockContext& context,
+                                                  ValueId input) const {
   Builder& builder = context.builder;
   const TensorParallel tensor_parallel(builder, context.part());
-  MlaRowsInputs inputs;
-  ValueId query_input;
+  Latents latents;
   if (spec_.query_latent == 0) {
     // Of the norm that made them: where it is recomputed, the rows of all ranks are, too.
     builder.place.module = &kInputNormModule;
-    query_input = tensor_parallel.enter(input, "attention_in_all");
+    latents.query = tensor_parallel.enter(input, "attention_in_all");
   } else {
     builder.place.module = &kMlaLatentModule;
     const ValueId latent = linear(builder, input, context.parameter(w_q_down_), {}, "query_latent");
-    query_input = tensor_parallel.enter(
+    latents.query = tensor_parallel.enter(
         build_latent_norm(context, latent, q_norm_, "query_latent_normed"), "query_latent_all");
   }
   builder.place.module = &kMlaLatentModule;
-  const SplitColumnsResult latents =
+  const SplitColumnsResult keys =
       split_columns(builder, linear(builder, input, context.parameter(w_kv_down_), {}, "kv_down"),
                     {.columns = spec_.key_latent}, "kv_latent");
-  const ValueId key_latent = tensor_parallel.enter(
-      build_latent_norm(context, latents.first, kv_norm_, "kv_latent_normed"), "kv_latent_all");
-  inputs.shared_key = tensor_parallel.enter(latents.rest, "shared_key_all");
+  latents.key = tensor_parallel.enter(
+      build_latent_norm(context, keys.first, kv_norm_, "kv_latent_normed"), "kv_latent_all");
+  latents.shared_key = tensor_parallel.enter(keys.rest, "shared_key_all");
+  return latents;
+}
 
+ValueId MlaAttention::build_queries(const BlockContext& context, const Latents& latents) const {
+  const ParameterId weight = spec_.query_latent == 0 ? w_q_ : w_q_up_;
+  return linear(context.builder, latents.query, context.parameter(weight), {}, "queries");
+}
+
+ValueId MlaAttention::rope_table_of(const BlockContext& context) const {
+  return context.tables.rope(context.builder, table(context.part(), context.batch.sequence),
+                             accumulation_dtype(context.state.dtype));
+}
+
+ValueId MlaAttention::build_rows(const BlockContext& context, ValueId input) const {
+  Builder& builder = context.builder;
+  const Latents latents = build_latents(context, input);
   builder.place.module = &kMlaUpProjectionModule;
-  const ParameterId w_query = spec_.query_latent == 0 ? w_q_ : w_q_up_;
-  inputs.queries = linear(builder, query_input, context.parameter(w_query), {}, "queries");
+  MlaRowsInputs inputs;
+  inputs.shared_key = latents.shared_key;
+  inputs.queries = build_queries(context, latents);
   inputs.key_values =
-      linear(builder, key_latent, context.parameter(w_kv_up_), {}, "keys_and_values");
-  inputs.table = context.tables.rope(builder, table(context.part(), context.batch.sequence),
-                                     accumulation_dtype(context.state.dtype));
+      linear(builder, latents.key, context.parameter(w_kv_up_), {}, "keys_and_values");
+  inputs.table = rope_table_of(context);
   return mla_rows(builder, inputs,
-                  {.heads = spec_.heads / tensor_parallel.ranks(),
+                  {.heads = spec_.heads / TensorParallel(builder, context.part()).ranks(),
                    .plain_dim = spec_.plain_dim,
                    .rotary_dim = spec_.rotary_dim,
                    .value_dim = spec_.value_dim,
@@ -163,7 +179,7 @@ ValueId MlaAttention::build_core(const BlockContext& context, ValueId rows) cons
                              "context");
 }
 
-double MlaAttention::forward_flops(int64_t sequence) const {
+double MlaAttention::projection_flops() const {
   const double hidden = spec_.hidden;
   const auto queries = static_cast<double>(spec_.query_size());
   const auto values = static_cast<double>(spec_.value_size());
@@ -172,8 +188,12 @@ double MlaAttention::forward_flops(int64_t sequence) const {
   const double of_keys =
       hidden * (spec_.key_latent + spec_.rotary_dim) +
       static_cast<double>(spec_.key_latent) * static_cast<double>(spec_.key_value_size());
-  const double projections = 2 * (of_queries + of_keys + values * hidden);
-  return projections + static_cast<double>(sequence) * (queries + values);  // half of two products
+  return 2 * (of_queries + of_keys + values * hidden);
+}
+
+double MlaAttention::forward_flops(int64_t sequence) const {
+  const auto pairs = static_cast<double>(sequence);  // half of two products
+  return projection_flops() + pairs * static_cast<double>(spec_.query_size() + spec_.value_size());
 }
 
 std::optional<Refusal> MlaAttention::check_layout(const Layout& layout,

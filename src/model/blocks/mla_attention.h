@@ -60,6 +60,25 @@ class MlaAttention : public LayerBlock {
   std::optional<Refusal> check_layout(const Layout& layout,
                                       ContextExchange exchange) const override;
 
+ protected:
+  // Of the rows of all ranks of tp.
+  struct Latents {
+    ValueId query;  // or the input, where there is no latent of queries
+    ValueId key;
+    ValueId shared_key;
+  };
+  Latents build_latents(const BlockContext& context, ValueId input) const;
+  ValueId build_queries(const BlockContext& context, const Latents& latents) const;
+  // Attention's results by its output projection.
+  ValueId build_out(const BlockContext& context, ValueId attended) const;
+  // The rotation of this rank's rows of each sequence.
+  ValueId rope_table_of(const BlockContext& context) const;
+  // Of one token, without scores and weighted sums.
+  double projection_flops() const;
+
+  const MlaSpec& spec() const { return spec_; }
+  ParameterId w_kv_up() const { return w_kv_up_; }
+
  private:
   RopeTableAttributes table(const ModelPart& part, int32_t rows) const;
   ValueId build_latent_norm(const BlockContext& context, ValueId latent, ParameterId gain,

@@ -220,7 +220,9 @@ class MoeForward {
   }
 
   void add_losses(ValueId logits) {
-    const auto used = [&](AuxiliaryLossKind kind) { return coefficient_of(kind, config_) > 0; };
+    const auto used = [&](AuxiliaryLossKind kind) {
+      return coefficient_of(kind, config_, layer_) > 0;
+    };
     ValueId selection;
     if (used(AuxiliaryLossKind::load_balancing) || used(AuxiliaryLossKind::seq_load_balancing) ||
         used(AuxiliaryLossKind::global_load_balancing)) {
@@ -231,9 +233,9 @@ class MoeForward {
     const int32_t cp = part.layout().cp();
     const bool masked = batch_.valid.mask.valid();
     for (const AuxiliaryLossKind kind : kAuxiliaryLossKinds) {
-      if (!used(kind)) continue;
+      if (!used(kind) || kind == AuxiliaryLossKind::indexer) continue;
       const std::string name(name_of(kind));
-      const double coefficient = coefficient_of(kind, config_);
+      const double coefficient = coefficient_of(kind, config_, layer_);
       ValueId loss;
       if (kind == AuxiliaryLossKind::z) {
         // Of the mean over all tokens, this rank's part; with a mask the mean is made of parts.

@@ -98,7 +98,7 @@ class Preference {
 
 // All that an algorithm depends on.
 using ProductKey = std::tuple<int64_t, int64_t, int64_t, DType, DType, bool, bool, int64_t, int64_t,
-                              bool, bool, int64_t, int64_t, int64_t, int64_t>;
+                              bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 // What the memory plan promises of every operand, and what cuBLASLt demands of its workspace.
 constexpr uint32_t kOperandAlignment = 64;
@@ -156,7 +156,8 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
                      product.batch, product.right.step);
   const Layout left(product.left.dtype, left_rows, left_columns, product.left.stride, product.batch,
                     product.left.step);
-  const Layout out(product.out_dtype, product.n, product.m, product.n, product.batch,
+  const int64_t out_stride = product.out_stride == 0 ? product.n : product.out_stride;
+  const Layout out(product.out_dtype, product.n, product.m, out_stride, product.batch,
                    product.out_step);
   const bool adds = product.accumulate || product.addend != nullptr;
 
@@ -174,7 +175,8 @@ bool CudaContext::multiply(const DenseProduct& product, CUstream_st* stream, std
                        product.batch,
                        product.left.step,
                        product.right.step,
-                       product.out_step};
+                       product.out_step,
+                       out_stride};
   auto found = library_->algorithms.find(key);
   if (found == library_->algorithms.end()) {
     Preference preference;

@@ -34,7 +34,8 @@ struct DenseProduct {
   int64_t k = 0;
   DenseOperand left;
   DenseOperand right;
-  void* out = nullptr;  // its rows follow each other without gaps
+  void* out = nullptr;
+  int64_t out_stride = 0;  // of `out` and `addend`, from row to row; 0: without gaps
   DType out_dtype = DType::f32;
   bool accumulate = false;
   const void* bias = nullptr;  // of out_dtype; nullptr: none

@@ -84,7 +84,7 @@ void infer_linear_bias_gradient(InferContext& context) {
 void differentiate_linear(DerivativeContext& context) {
   Builder& builder = context.builder();
   const ValueId dy = context.output_gradient(0);
-  if (context.wants(0)) {
+  if (context.wants(0) && !context.attributes<LinearAttributes>().detached) {
     context.add_gradient(0, builder.emit(kLinearDataGradient, Attributes(NoAttributes()),
                                          {dy, context.input(1)}, "d_" + context.input_name(0))[0]);
   }
@@ -227,15 +227,12 @@ uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op) {
 }
 
 std::string print_linear(const Attributes& attributes) {
-  switch (attributes.as<LinearAttributes>().output) {
-    case LinearOutput::compute:
-      return "";
-    case LinearOutput::accumulation:
-      return "output=accumulation";
-    case LinearOutput::f64:
-      return "output=f64";
-  }
-  return "";
+  const auto& values = attributes.as<LinearAttributes>();
+  std::string text;
+  if (values.output == LinearOutput::accumulation) text = "output=accumulation";
+  if (values.output == LinearOutput::f64) text = "output=f64";
+  if (values.detached) text += text.empty() ? "detached=1" : " detached=1";
+  return text;
 }
 
 std::string print_linear_weight_gradient(const Attributes& attributes) {
@@ -291,6 +288,14 @@ std::vector<OpSample> samples_linear() {
       sample.result(linear(sample.builder(), x, weight, options, "y"));
     }
   };
+  // The gradient of the weight alone; what x is made of is differentiated elsewhere.
+  const auto detached = [](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    const ValueId x = sample.tensor("x", {5, 4}, constant);
+    const ValueId weight = sample.tensor("weight", {3, 4});
+    sample.result(linear(sample.builder(), x, weight, {.detached = true}, "y"));
+  };
   constexpr LinearOutput kCompute = LinearOutput::compute;
   constexpr LinearOutput kAccumulation = LinearOutput::accumulation;
   return {{"no_bias", plain(9, 17, 5, false, kCompute)},
@@ -303,6 +308,7 @@ std::vector<OpSample> samples_linear() {
           {"f64_output_bias", plain(5, 7, 3, true, LinearOutput::f64)},
           {"one_output", plain(7, 21, 1, false, kCompute)},
           {"one_output_accumulation_bias", plain(9, 12, 1, true, kAccumulation)},
+          {"detached", detached},
           {"shared_weight", shared},
           {"shared_weight_f64_output", shared_f64},
           {"many_rows", many_rows(kAccumulation)},
@@ -322,7 +328,7 @@ void add_bias_gradient(DerivativeContext& context, int i, ValueId dy) {
 
 ValueId linear(Builder& builder, ValueId x, ValueId weight, const LinearOptions& options,
                const std::string& name) {
-  const LinearAttributes attributes{.output = options.output};
+  const LinearAttributes attributes{.output = options.output, .detached = options.detached};
   return builder.emit(kLinear, Attributes(attributes), {x, weight, options.bias}, name)[0];
 }
 

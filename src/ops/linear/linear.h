@@ -7,6 +7,7 @@
 // itself, its accumulation dtype, or f64 (router logits need one of the latter). With f64 the
 // operands are converted, and products and sums are in f64, in the gradients too; otherwise sums
 // are in the accumulation type. Each result is rounded once. No tensor of this room is ragged.
+// Where `detached`, x gets no gradient.
 //
 // Kinds
 //   linear                 (x, W, b optional)       -> y [T, N]
@@ -29,6 +30,7 @@ enum class LinearOutput : uint8_t { compute, accumulation, f64 };
 
 struct LinearAttributes {
   LinearOutput output = LinearOutput::compute;
+  bool detached = false;
 };
 
 struct LinearWeightGradientAttributes {
@@ -41,8 +43,9 @@ struct LinearBiasGradientAttributes {
 };
 
 struct LinearOptions {
-  ValueId bias;  // invalid: none
+  ValueId bias = {};  // invalid: none
   LinearOutput output = LinearOutput::compute;
+  bool detached = false;  // x gets no gradient
 };
 
 // Emits the map of `x` [T, K] by `weight` [N, K] and returns y [T, N].

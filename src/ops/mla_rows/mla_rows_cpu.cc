@@ -2,27 +2,14 @@
 
 #include "ops/cpu/vector.h"
 #include "ops/mla_rows/mla_rows.h"
+#include "ops/rope/turn_pairs.h"
 #include "program/kernel.h"
 
 namespace troupe {
 namespace {
 
-// Turns r elements at `x` by the table's row `angles`, or back with a sign of -1.
-template <class T>
-void turn(const T* x, const accumulation_t<T>* angles, accumulation_t<T> sign,
-          const MlaRowsAttributes& attributes, T* y) {
-  const int64_t pairs = attributes.rotary_dim / 2;
-  const int64_t step = attributes.interleaved ? 2 : 1;
-  const int64_t partner = attributes.interleaved ? 1 : pairs;
-  TROUPE_INDEPENDENT
-  for (int64_t i = 0; i < pairs; ++i) {
-    const accumulation_t<T> cosine = angles[2 * i];
-    const accumulation_t<T> sine = sign * angles[2 * i + 1];
-    const accumulation_t<T> first = widen(x[i * step]);
-    const accumulation_t<T> second = widen(x[i * step + partner]);
-    y[i * step] = T(first * cosine - second * sine);
-    y[i * step + partner] = T(second * cosine + first * sine);
-  }
+PairLayout mla_pair_layout(const MlaRowsAttributes& attributes) {
+  return {.dim = attributes.rotary_dim, .interleaved = attributes.interleaved};
 }
 
 template <class T>
@@ -38,6 +25,7 @@ struct MlaRowsKernel {
     const int64_t plain = attributes.plain_dim;
     const int64_t rotary = attributes.rotary_dim;
     const int64_t values = attributes.value_dim;
+    const PairLayout layout = mla_pair_layout(attributes);
     const auto make_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const A* angles = table + row % attributes.sequence * rotary;
@@ -49,9 +37,9 @@ struct MlaRowsKernel {
         T* value = key + attributes.query_size();
         for (int64_t head = 0; head < attributes.heads; ++head) {
           std::copy_n(q, plain, query);
-          turn(q + plain, angles, A(1), attributes, query + plain);
+          turn_pairs(q + plain, angles, A(1), layout, query + plain);
           std::copy_n(kv, plain, key);
-          turn(shared, angles, A(1), attributes, key + plain);
+          turn_pairs(shared, angles, A(1), layout, key + plain);
           std::copy_n(kv + plain, values, value);
           q += plain + rotary;
           kv += plain + values;
@@ -78,6 +66,7 @@ struct MlaRowsGradientKernel {
     const int64_t plain = attributes.plain_dim;
     const int64_t rotary = attributes.rotary_dim;
     const int64_t values = attributes.value_dim;
+    const PairLayout layout = mla_pair_layout(attributes);
     const auto split_rows = [=](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const A* angles = table + row % attributes.sequence * rotary;
@@ -88,7 +77,7 @@ struct MlaRowsGradientKernel {
         T* d_kv = d_key_values + row * attributes.key_value_size();
         for (int64_t head = 0; head < attributes.heads; ++head) {
           std::copy_n(d_query, plain, d_q);
-          turn(d_query + plain, angles, A(-1), attributes, d_q + plain);
+          turn_pairs(d_query + plain, angles, A(-1), layout, d_q + plain);
           std::copy_n(d_keys + head * (plain + rotary), plain, d_kv);
           std::copy_n(d_value, values, d_kv + plain);
           d_query += plain + rotary;
@@ -108,10 +97,10 @@ struct MlaRowsGradientKernel {
   static void turn_sum_back(const T* d_keys, const accumulation_t<T>* angles,
                             const MlaRowsAttributes& attributes, T* d_shared) {
     using A = accumulation_t<T>;
-    const int64_t pairs = attributes.rotary_dim / 2;
-    const int64_t step = attributes.interleaved ? 2 : 1;
-    const int64_t partner = attributes.interleaved ? 1 : pairs;
-    for (int64_t i = 0; i < pairs; ++i) {
+    const PairLayout layout = mla_pair_layout(attributes);
+    const int64_t step = layout.step();
+    const int64_t partner = layout.partner();
+    for (int64_t i = 0; i < layout.pairs(); ++i) {
       A first = 0;
       A second = 0;
       for (int64_t head = 0; head < attributes.heads; ++head) {

@@ -41,7 +41,7 @@ void infer_rope(InferContext& context) {
   const Value qkv = context.input(0);
   const Value& table = context.input(1);
   TROUPE_CHECK(
-      attributes.heads >= 1 && attributes.groups >= 1 && is_float(qkv.dtype) &&
+      attributes.heads >= 1 && attributes.groups >= 0 && is_float(qkv.dtype) &&
           qkv.shape.rank() == 2 &&
           qkv.shape[1] == int64_t{attributes.heads + 2 * attributes.groups} * attributes.head_dim,
       "rope: qkv is not [T, (H + 2 G) d]: " + qkv.name + " " + qkv.shape.to_string());
@@ -207,10 +207,13 @@ std::vector<OpSample> samples_rope() {
       .heads = 1, .groups = 1, .head_dim = 34, .rotary_dim = 34, .sequence = 2, .inverse = true};
   const RopeAttributes smallest{
       .heads = 1, .groups = 1, .head_dim = 2, .rotary_dim = 2, .sequence = 1};
+  const RopeAttributes queries_alone{
+      .heads = 3, .groups = 0, .head_dim = 7, .rotary_dim = 4, .sequence = 4};
   return {{"grouped, two sequences", turn(6, grouped, 3)},
           {"partial rotation", turn(5, partial, 9)},
           {"inverse", turn(4, inverse, 2)},
           {"smallest", turn(1, smallest, 1)},
+          {"queries alone", turn(5, queries_alone, 4)},
           {"there and back", there_and_back},
           {"ragged", ragged},
           {"several chunks", several_chunks}};

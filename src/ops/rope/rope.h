@@ -8,7 +8,8 @@
 // has the positions of this rank's rows instead, in their order: entry p is that of
 // chunks.position(p, positions).
 //
-// A row of qkv holds H query heads, then G key heads, then G value heads, each of d elements. Row t
+// A row of qkv holds H query heads, then G key heads, then G value heads, each of d elements; G may
+// be 0. Row t
 // has position p = t mod sequence. In each query and key head, elements i and i + r / 2 turn:
 //   y[i]         = x[i] cos - x[i + r / 2] sin
 //   y[i + r / 2] = x[i + r / 2] cos + x[i] sin
