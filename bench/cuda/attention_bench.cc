@@ -165,8 +165,8 @@ int measure_all() {
                                .window = window};
   };
   // Of DeepSeek-V2-Lite and V3, whose values are smaller than their keys.
-  const auto latent = [&](int32_t batch, int32_t heads) {
-    AttentionAttributes attributes = shape(batch, 4096, heads, heads, 192);
+  const auto latent = [&](int32_t batch, int32_t heads, int32_t sequence = 4096) {
+    AttentionAttributes attributes = shape(batch, sequence, heads, heads, 192);
     attributes.value_dim = 128;
     return attributes;
   };
@@ -179,7 +179,7 @@ int measure_all() {
       {"heads of 256, 2x4096", shape(2, 4096, 16, 2, 256)},
       {"window 1024, 2x4096", shape(2, 4096, 32, 8, 128, 1024)},
       {"32/4, 1x8192", shape(1, 8192, 32, 4, 128)},
-      {"8/1, 1x16384: blocks", shape(1, 16384, 8, 1, 128)},
+      {"8/1, 1x16384", shape(1, 16384, 8, 1, 128)},
       {"same, window 3000", shape(1, 16384, 8, 1, 128, 3000)},
       {"32/4, 8192 of 32k, 1st", shape(1, 8192, 32, 4, 128), {.ranks = 4, .rank = 0}},
       {"same, last rank", shape(1, 8192, 32, 4, 128), {.ranks = 4, .rank = 3}},
@@ -187,6 +187,9 @@ int measure_all() {
       {"8/1, 16k of 64k: blocks", shape(1, 16384, 8, 1, 128), {.ranks = 4, .rank = 1}},
       {"MLA of 16 heads, 1x4096", latent(1, 16)},
       {"MLA of 128 heads, 1x4096", latent(1, 128)},
+      {"MLA, 8 documents", latent(1, 128), {}, 8},
+      {"MLA of 16, 1x32768", latent(1, 16, 32768)},
+      {"32/4, 1x32768", shape(1, 32768, 32, 4, 128)},
       {"Qwen3-30B, 1 document", shape(2, 4096, 32, 4, 128), {}, 1},
       {"Qwen3-30B, 8 documents", shape(2, 4096, 32, 4, 128), {}, 8},
       {"window 1024, 1 document", shape(2, 4096, 32, 8, 128, 1024), {}, 1},

@@ -637,6 +637,9 @@ struct ForeignArchitecture {
   std::string_view nearest;
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
+    {"MiniMaxM2ForCausalLM", "its names of fields and tensors", "Glm4MoeForCausalLM"},
+    {"BailingMoeV2ForCausalLM", "its names of fields, and its tensors query_key_value",
+     "Glm4MoeForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",
      "LlamaForCausalLM"},
     {"MistralForCausalLM", "its name only: without a sliding window it is the same model",

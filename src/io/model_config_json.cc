@@ -79,6 +79,7 @@ void for_each_later_field(Config& config, const Visit& visit) {
   visit("moe_router_normalize_scores", config.moe_router_normalize_scores);
   visit("window_layers", config.window_layers);
   visit("attention_sinks", config.attention_sinks);
+  visit("zero_attention_sinks", config.zero_attention_sinks);
   visit("attention_output_gate", config.attention_output_gate);
   visit("linear_attention_layers", config.linear_attention_layers);
   visit("linear_conv_kernel_dim", config.linear_conv_kernel_dim);

@@ -177,10 +177,11 @@ void validate_latent_attention(const ModelConfig& config) {
     refuse("multi_latent_attention has no rotary_percent: qk_pos_emb_head_dim says what turns.");
   }
   if (config.qk_l2_norm || config.sliding_window != 0 || config.attention_sinks ||
-      config.attention_output_gate || config.add_qkv_bias || config.add_bias_linear) {
+      config.zero_attention_sinks || config.attention_output_gate || config.add_qkv_bias ||
+      config.add_bias_linear) {
     refuse(
         "multi_latent_attention has no qk_l2_norm, sliding_window, attention_sinks, "
-        "attention_output_gate or biases.");
+        "zero_attention_sinks, attention_output_gate or biases.");
   }
 }
 
@@ -324,6 +325,9 @@ void ModelConfig::validate() const {
     refuse(
         "init_method_xavier_uniform has no rule for the bias of a router (Megatron's fails there, "
         "too): leave out the biases (add_bias_linear).");
+  }
+  if (attention_sinks && zero_attention_sinks) {
+    refuse("attention_sinks are learned, or zero (zero_attention_sinks): not both.");
   }
   if (qk_l2_norm && qk_layernorm) {
     refuse("qk_l2_norm and qk_layernorm are two kinds of one norm: choose one.");

@@ -41,6 +41,7 @@ struct ModelConfig {
   int32_t sliding_window = 0;          // keys visible to a query, itself included; 0: all before it
   std::vector<bool> window_layers;     // by layer: has the window; empty: all layers
   bool attention_sinks = false;        // a learned score of each head that no key has
+  bool zero_attention_sinks = false;   // such scores, which stay 0
   bool attention_output_gate = false;  // heads' results times sigmoid(x w)
   int32_t max_position_embeddings = 0;
 

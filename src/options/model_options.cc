@@ -211,7 +211,10 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   }
   override_with(options.max_position_embeddings, config.max_position_embeddings);
   override_window(options, config);
-  override_with(options.softmax_type, config.attention_sinks);
+  if (options.softmax_type) {
+    config.attention_sinks = *options.softmax_type == AttentionSoftmax::learnable;
+    config.zero_attention_sinks = *options.softmax_type == AttentionSoftmax::off_by_one;
+  }
   override_latent_attention(options, by_flags, config);
   override_linear_attention(options, config);
   override_sparse_attention(options, config);

@@ -46,7 +46,9 @@ constexpr Choice<HfWeightType> kHfWeightTypes[] = {
     {"mxfp4", {.quantization = HfQuantization::mxfp4}}};
 constexpr Choice<DType> kComputeDtypes[] = {
     {"fp32", DType::f32}, {"fp64", DType::f64}, {"bf16", DType::bf16}};
-constexpr Choice<bool> kSoftmaxTypes[] = {{"vanilla", false}, {"learnable", true}};
+constexpr Choice<AttentionSoftmax> kSoftmaxTypes[] = {{"vanilla", AttentionSoftmax::vanilla},
+                                                      {"off-by-one", AttentionSoftmax::off_by_one},
+                                                      {"learnable", AttentionSoftmax::learnable}};
 constexpr Choice<AttentionVariant> kAttentionVariants[] = {
     {"gated_delta_net", AttentionVariant::gated_delta_net},
     {"gdn", AttentionVariant::gated_delta_net},
@@ -542,8 +544,9 @@ constexpr OptionSpec kOptions[] = {
      .member = kChoiceMember<&Options::softmax_type, kSoftmaxTypes>,
      .group = kModel,
      .metavar = "NAME",
-     .help = "Softmax of attention: over the keys alone (vanilla), or with a learned score of each "
-             "head beside them (learnable: sinks, as in GPT-OSS).",
+     .help =
+         "Softmax of attention: over the keys alone (vanilla), with a score of 0 beside them "
+         "(off-by-one), or with a learned score of each head (learnable: sinks, as in GPT-OSS).",
      .unset = kModels,
      .commands = kShape},
     {.name = "multi-latent-attention",

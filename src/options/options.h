@@ -93,6 +93,9 @@ struct MlpActivation {
   bool operator==(const MlpActivation&) const = default;
 };
 
+// --softmax-type.
+enum class AttentionSoftmax : uint8_t { vanilla, off_by_one, learnable };
+
 enum class LoadBalancing : uint8_t { aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none };
 
 // --cp-comm-type; a2a_p2p is Megatron's exchange in two levels, which is not available.
@@ -163,7 +166,7 @@ struct Options {
   std::optional<double> mscale_all_dim;
   std::string window_size;
   std::string window_attn_skip_freq;
-  std::optional<bool> softmax_type;  // learnable
+  std::optional<AttentionSoftmax> softmax_type;
   std::optional<bool> multi_latent_attention;
   std::optional<int32_t> q_lora_rank;
   std::optional<int32_t> kv_lora_rank;

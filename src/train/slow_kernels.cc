@@ -34,8 +34,8 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
       return {"the fast kernels have no dropout", "Use --attention-dropout 0"};
     case SlowKernel::documents:
       return {
-          "within documents the fast kernels take heads of up to 128 elements, and values of "
-          "as many",
+          "within documents the fast kernels take keys of up to 192 elements and values of up to "
+          "128",
           "Leave --reset-attention-mask out"};
     case SlowKernel::one_query:
       return {"a rank has a single query of a chunk",

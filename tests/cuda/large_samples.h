@@ -439,6 +439,14 @@ inline std::vector<LargeSample> large_samples() {
     add(kAttention, attention_sample(packed, begins));
   }
 
+  // More blocks of keys than run at once.
+  std::vector<int64_t> of_long;
+  for (int64_t begin = 0; begin < 8600; begin += 301) of_long.push_back(begin);
+  add(kAttention,
+      attention_sample(
+          {.batch = 1, .sequence = 8600, .heads = 2, .groups = 1, .head_dim = 64, .scale = 0.1},
+          of_long));
+
   // Chunks of whole tiles, of more and of less than one, and of one query; first, last and other
   // ranks; windows that end in a chunk, before it, and before the one before it.
   const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank,

@@ -438,6 +438,10 @@ TEST_F(HfRefusal, AllReasonsAtOnce) {
     }
   }
   expect_refused(config, "\"Qwen2ForCausalLM\" is not supported (missing: dense layers");
+  for (const char* architecture : {"MiniMaxM2ForCausalLM", "BailingMoeV2ForCausalLM"}) {
+    config["architectures"] = {architecture};
+    expect_refused(config, "names of fields");
+  }
   config = dense("Qwen3ForCausalLM");
   config["layer_types"] = {"full_attention", "sliding_attention"};
   expect_refused(config, "layer_types");

@@ -114,9 +114,15 @@ TEST(KernelChoice, OfAttention) {
     expect("cudnn", SlowKernel::no);
     a.value_dim = 64;
     expect("cudnn", SlowKernel::no);
-    expect("plain tiles", SlowKernel::documents, DType::bf16, true);
+    if (even <= 192) {
+      expect("sm90", SlowKernel::no, DType::bf16, true);
+    } else {
+      expect("plain tiles", SlowKernel::documents, DType::bf16, true);
+    }
     a.value_dim = 0;
   }
+  a.head_dim = 136;
+  expect("plain tiles", SlowKernel::documents, DType::bf16, true);  // values are as large
   a.head_dim = 20;
   expect("plain tiles", SlowKernel::head_size);
   a.head_dim = 64;
@@ -146,8 +152,35 @@ TEST(KernelChoice, OfAttentionsGradient) {
   EXPECT_EQ(gradient_choice(33).first, AttentionVariant::cudnn);
   const auto [window, window_bytes] = gradient_choice(32);
   EXPECT_EQ(window, AttentionVariant::sm90);
-  EXPECT_EQ(window_bytes, 2U * 2 * 128 * sizeof(float)) << "two numbers of each padded query";
+  const uint64_t rows = 2 * 128;
+  EXPECT_EQ(window_bytes, rows * (2 + 64) * sizeof(float) + 256)
+      << "two numbers and the gradient's sums of each padded query, and turns";
   EXPECT_LT(window_bytes, whole_bytes);
+}
+
+TEST(KernelChoice, OfLongAttentionsGradient) {
+  const auto gradient = [](int32_t sequence, int32_t groups, int32_t value_dim,
+                           SequenceChunks chunks = {}) {
+    const AttentionAttributes a{.sequence = sequence,
+                                .heads = 8,
+                                .groups = groups,
+                                .head_dim = 192,
+                                .value_dim = value_dim};
+    return AttentionShape{.attributes = a, .chunks = chunks, .dtype = DType::bf16};
+  };
+  const auto variant = [](const AttentionShape& shape) {
+    return gradient_attention_variant(shape, kHopper);
+  };
+  EXPECT_EQ(variant(gradient(8192, 8, 128)), AttentionVariant::cudnn);
+  EXPECT_EQ(variant(gradient(8200, 8, 128)), AttentionVariant::sm90);
+  EXPECT_EQ(variant(gradient(8200, 8, 136)), AttentionVariant::cudnn) << "values are too large";
+  EXPECT_EQ(variant(gradient(8200, 8, 128, {.ranks = 2, .rank = 0})), AttentionVariant::cudnn);
+  // With several heads to a group, their gradients of keys and values are summed apart.
+  const auto bytes = [](const AttentionShape& shape) {
+    return attention_gradient_call_scratch_bytes(shape, AttentionVariant::sm90);
+  };
+  EXPECT_EQ(bytes(gradient(8200, 2, 128)) - bytes(gradient(8200, 8, 128)),
+            8200U * 8 * (192 + 128) * sizeof(bf16));
 }
 
 KernelChoice choose_linear_of(DType dtype, LinearOutput output, bool bias) {

@@ -321,6 +321,9 @@ TEST(MegatronFlags, WindowsAndSinks) {
   EXPECT_EQ(config.sliding_window, 8);
   EXPECT_EQ(config.window_layers, (std::vector<bool>{true, false, true, false}));
   EXPECT_TRUE(config.attention_sinks);
+  config = model_of(base + "--softmax-type off-by-one");
+  EXPECT_FALSE(config.attention_sinks);
+  EXPECT_TRUE(config.zero_attention_sinks);
   config = model_of(base + "--window-size 7,0 --window-attn-skip-freq [0]+[1]*3");
   EXPECT_EQ(config.window_layers, (std::vector<bool>{false, true, true, true}));
   EXPECT_TRUE(

@@ -30,6 +30,7 @@ GqaSpec gqa_spec_of(const ModelConfig& config, int32_t layer) {
           .has_output_bias = config.add_bias_linear,
           .has_gate = config.attention_output_gate,
           .has_sinks = config.attention_sinks,
+          .has_zero_sinks = config.zero_attention_sinks,
           .window = config.has_window(layer) ? config.sliding_window : 0,
           .rotary_base = config.rotary_base,
           .rope_scaling = config.rope_scaling(),
@@ -176,11 +177,16 @@ ValueId GqaAttention::build_core(const BlockContext& context, ValueId rotated) c
   const TensorParallel tensor_parallel(context.builder, context.part());
   const Heads heads = heads_of_rank(tensor_parallel.ranks());
   const double dropped = context.options.training ? spec_.dropout : 0;
+  ValueId sinks = context.parameter(sinks_);
+  if (spec_.has_zero_sinks) {
+    const DType wide = accumulation_dtype(context.state.dtype);
+    sinks = fill(context.builder, 0, wide, {heads.queries}, "zero_sinks");
+  }
   return attend_over_context(context.builder, context.part(), context.options.context_exchange,
                              rotated,
                              {.step = dropped > 0 ? context.options.step : ValueId{},
                               .starts = context.batch.starts,
-                              .sinks = context.parameter(sinks_)},
+                              .sinks = sinks},
                              {.batch = context.batch.batch,
                               .sequence = context.batch.sequence,
                               .heads = heads.queries,

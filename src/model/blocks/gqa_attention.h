@@ -41,9 +41,10 @@ struct GqaSpec {
   bool zero_centered_gamma = false;
   bool has_qkv_bias = false;
   bool has_output_bias = false;
-  bool has_gate = false;   // on the results of heads
-  bool has_sinks = false;  // a learned score of each head that no key has
-  int32_t window = 0;      // keys visible to a query, itself included; 0: all before it
+  bool has_gate = false;        // on the results of heads
+  bool has_sinks = false;       // a learned score of each head that no key has
+  bool has_zero_sinks = false;  // such scores, which stay 0: softmax plus one in the denominator
+  int32_t window = 0;           // keys visible to a query, itself included; 0: all before it
   double rotary_base = 10000;
   RopeScaling rope_scaling = {};
   int32_t rotary_dim = 0;  // of each head: the first elements turn

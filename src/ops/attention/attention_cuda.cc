@@ -8,6 +8,8 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kCudnnTile = 128;
+// Up to sequences of that many positions, cuDNN's backward pass is as fast as ours or faster.
+constexpr int64_t kCudnnGradientPositions = 8192;
 
 int64_t whole_cudnn_tiles(int64_t rows) {
   return (rows + kCudnnTile - 1) / kCudnnTile * kCudnnTile;
@@ -52,8 +54,8 @@ bool cudnn_takes(const AttentionShape& shape) {
 
 bool sm90_takes(const AttentionShape& shape, const DeviceTraits& device) {
   const AttentionAttributes& a = shape.attributes;
-  return is_plain_bf16(shape) && device.major() == 9 && a.head_dim % 8 == 0 && a.head_dim <= 128 &&
-         a.value_size() == a.head_dim;
+  return is_plain_bf16(shape) && device.major() == 9 && a.head_dim % 8 == 0 && a.head_dim <= 192 &&
+         a.value_size() % 8 == 0 && a.value_size() <= 128;
 }
 
 // Of a shape that no fast kernel takes.
@@ -89,11 +91,13 @@ AttentionVariant forward_attention_variant(const AttentionShape& shape,
 
 AttentionVariant gradient_attention_variant(const AttentionShape& shape,
                                             const DeviceTraits& device) {
-  // cuDNN's backward pass takes as long with a window as without. From a third of the sequence on
-  // down, ours is faster though it makes seven products instead of five (docs/benchmarks/cuda.md).
+  // cuDNN's backward pass takes as long with a window as without: from a third of the sequence on
+  // down, ours is faster. And so it is with long sequences, whose scores' gradients cuDNN stores
+  // for a few queries at a time; but not for a rank's chunks of them (docs/benchmarks/cuda.md).
   const int64_t window = shape.attributes.window;
   const bool hides_much = window > 0 && 3 * window <= shape.positions();
-  if (hides_much && sm90_takes(shape, device)) return AttentionVariant::sm90;
+  const bool is_long = shape.chunks.ranks == 1 && shape.positions() > kCudnnGradientPositions;
+  if ((hides_much || is_long) && sm90_takes(shape, device)) return AttentionVariant::sm90;
   return forward_attention_variant(shape, device);
 }
 
@@ -105,11 +109,30 @@ uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape,
                                                AttentionVariant variant) {
   if (variant == AttentionVariant::cudnn) return cudnn_gradient_scratch_bytes(shape);
   if (variant == AttentionVariant::sm90) {
-    return 2 * static_cast<uint64_t>(sm90_prepared_rows(shape)) * sizeof(float);
+    return sm90_gradient_scratch(shape).end;
   }
   const AttentionAttributes& a = shape.attributes;
   return static_cast<uint64_t>(a.batch * shape.rows() * a.heads) *
          size_of(accumulation_dtype(shape.dtype));
+}
+
+Sm90Scratch sm90_gradient_scratch(const AttentionShape& shape) {
+  const AttentionAttributes& a = shape.attributes;
+  const auto rows = static_cast<uint64_t>(sm90_prepared_rows(shape));
+  const auto columns = static_cast<uint64_t>(sm90_key_columns(a));
+  Sm90Scratch parts;
+  parts.dots = parts.lse + rows * sizeof(float);
+  parts.d_q = parts.dots + rows * sizeof(float);
+  parts.turns = parts.d_q + rows * columns * sizeof(float);
+  // Of 64 rows and columns each, and one for all; rounded up to 256 bytes.
+  const uint64_t turns = rows / kSm90TileRows * (columns / 64) + 1;
+  parts.head_gradients = parts.turns + align_for_cudnn(turns * sizeof(int32_t));
+  parts.end = parts.head_gradients;
+  if (sm90_sums_heads(shape)) {
+    parts.end += static_cast<uint64_t>(a.batch * shape.positions() * a.heads) *
+                 static_cast<uint64_t>(head_elements(shape)) * sizeof(bf16);
+  }
+  return parts;
 }
 
 KernelChoice choose_attention(const OpView& op, const DeviceTraits& device,

@@ -2,9 +2,10 @@
 // arithmetic of shapes, in every build.
 //
 // In bf16 without dropout and documents, with heads of 8, 16, ... 256 elements and chunks of
-// several queries, that is cuDNN. Where it is not, and for gradients with short windows, it is on
-// Hopper our own kernels for tensor cores, with heads of 8, 16, ... 128 elements and values of as
-// many, and without dropout. Everything else has plain kernels (AttentionVariant).
+// several queries, that is cuDNN. Where it is not, and for gradients with short windows or long
+// sequences, it is on Hopper our own kernels for tensor cores, with queries and keys of 8, 16, ...
+// 192 elements, values of up to 128, and without dropout. Everything else has plain kernels
+// (AttentionVariant).
 //
 // Pure functions; any thread.
 #pragma once
@@ -35,8 +36,10 @@ KernelChoice choose_attention(const OpView& op, const DeviceTraits& device,
                               const AttentionShape& shape, AttentionVariant variant,
                               SelectAttention select, uint64_t scratch);
 
-// Rows of the gradient's numbers for each query (attention_sm90.h): of a chunk, in whole blocks.
+// Our own backward pass on Hopper (attention_sm90_gradient.cu) works on blocks of keys and tiles of
+// queries. Rows of queries are those of a chunk, in whole blocks.
 inline constexpr int64_t kSm90BlockRows = 128;
+inline constexpr int64_t kSm90TileRows = 64;
 inline int64_t sm90_padded_rows(const AttentionShape& shape) {
   return (shape.chunk() + kSm90BlockRows - 1) / kSm90BlockRows * kSm90BlockRows;
 }
@@ -45,6 +48,26 @@ inline int64_t sm90_prepared_rows(const AttentionShape& shape) {
   return int64_t{shape.attributes.batch} * shape.attributes.heads * (shape.rows() / shape.chunk()) *
          sm90_padded_rows(shape);
 }
+// Elements of queries and keys in shared memory.
+constexpr int32_t sm90_key_columns(const AttentionAttributes& a) {
+  if (a.head_dim > 128) return 192;
+  return a.head_dim > 64 || a.value_size() > 64 ? 128 : 64;
+}
+// Gradients of keys and values are computed for each query head and then summed.
+inline bool sm90_sums_heads(const AttentionShape& shape) {
+  return shape.wide_key_gradients || shape.attributes.heads != shape.attributes.groups;
+}
+// Where the parts of its scratch memory begin, in bytes: two numbers for each row of queries, sums
+// of their gradients in fp32, turns, gradients of the keys and values of each query head in bf16.
+struct Sm90Scratch {
+  uint64_t lse = 0;
+  uint64_t dots = 0;
+  uint64_t d_q = 0;
+  uint64_t turns = 0;
+  uint64_t head_gradients = 0;
+  uint64_t end = 0;
+};
+Sm90Scratch sm90_gradient_scratch(const AttentionShape& shape);
 
 // cuDNN's backward pass works on pieces: whole groups of heads, of some sequences; and some
 // queries, with the last `keys` keys that they see.

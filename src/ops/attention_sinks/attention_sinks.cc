@@ -52,7 +52,9 @@ uint64_t workspace_attention_sink_gradient(const OpView& op) {
 }
 
 uint64_t cuda_scratch_attention_sink_gradient(const OpView& op) {
-  return row_sums_bytes(op.input(kOut).dtype, op.input(kOut).shape[0], op.input(kSinks).shape[0]);
+  // The pieces of the sums, and what each row of a head adds to them.
+  return row_sums_bytes(op.input(kOut).dtype, op.input(kOut).shape[0], op.input(kSinks).shape[0]) +
+         op.input(kLse).bytes();
 }
 
 std::string print_attention_sink_gradient(const Attributes& attributes) {

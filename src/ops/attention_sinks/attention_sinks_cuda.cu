@@ -40,44 +40,74 @@ void add_sinks(const CudaKernelArguments& args, const SinkCall& call) {
       static_cast<const A*>(call.sinks), call.heads, call.value_dim);
 }
 
-// What one row adds to the gradient of a sink.
-template <class T>
-struct SinkTerm {
+// What each row of a head adds to the gradient of its sink, as [T, H]: `lanes` threads for each, a
+// power of two.
+template <class T, int kStep>
+__global__ void sink_terms_kernel(const T* d_out, const T* out, const accumulation_t<T>* lse,
+                                  const accumulation_t<T>* sinks, accumulation_t<T>* terms,
+                                  int64_t count, int heads, int value_dim, int lanes) {
   using A = accumulation_t<T>;
-  const T* d_out;
-  const T* out;
-  const A* lse;
-  const A* sinks;
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t at = thread / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  A sum = 0;
+  if (at < count) {
+    for (int i = lane * kStep; i < value_dim; i += lanes * kStep) {
+      const Pack<T> a = load_step<T, kStep>(d_out + at * value_dim + i);
+      const Pack<T> c = load_step<T, kStep>(out + at * value_dim + i);
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) sum += widen(a.values[j]) * widen(c.values[j]);
+    }
+  }
+  for (int width = lanes / 2; width > 0; width /= 2) {
+    sum += __shfl_xor_sync(0xffffffffU, sum, width);
+  }
+  if (lane == 0 && at < count) terms[at] = -exp(sinks[at % heads] - lse[at]) * sum;
+}
+
+// Terms by sink, of which only some are of heads.
+template <class A>
+struct SinkTerm {
+  const A* terms;
   int heads;
-  int value_dim;
   int first;
   using Loaded = A;
   __device__ A load(int64_t row, int64_t sink) const {
     const auto head = static_cast<int>(sink) - first;
-    if (head < 0 || head >= heads) return 0;
-    const int64_t at = row * heads + head;
-    A sum = 0;
-    for (int i = 0; i < value_dim; ++i) {
-      sum += widen(d_out[at * value_dim + i]) * widen(out[at * value_dim + i]);
-    }
-    return -exp(sinks[sink] - lse[at]) * sum;
+    return head < 0 || head >= heads ? A(0) : terms[row * heads + head];
   }
   __device__ void add(A term, A (&sums)[1]) const { sums[0] += term; }
 };
 
 template <class T>
 struct AttentionSinkGradientCuda {
+  using A = accumulation_t<T>;
+
+  template <int kStep>
+  static void make_terms(const CudaKernelArguments& args,
+                         const AttentionSinkGradientAttributes& attributes, A* terms) {
+    constexpr int kThreads = 256;
+    const int64_t count = args.input(2).shape.elements();
+    int lanes = 1;
+    while (lanes < 32 && lanes * kStep < attributes.value_dim) lanes *= 2;
+    launch(args, {static_cast<unsigned>(ceil_divide(count * lanes, kThreads)), kThreads},
+           sink_terms_kernel<T, kStep>, args.in<T>(0), args.in<T>(1), args.in<A>(2),
+           args.in<A>(3) + attributes.first_sink, terms, count, attributes.heads,
+           attributes.value_dim, lanes);
+  }
+
   static void run(const CudaKernelArguments& args) {
-    using A = accumulation_t<T>;
     const auto& attributes = args.attributes->as<AttentionSinkGradientAttributes>();
-    const SinkTerm<T> term{.d_out = args.in<T>(0),
-                           .out = args.in<T>(1),
-                           .lse = args.in<A>(2),
-                           .sinks = args.in<A>(3),
-                           .heads = attributes.heads,
-                           .value_dim = attributes.value_dim,
-                           .first = attributes.first_sink};
-    sum_row_steps<A, 1>(args, LiveRows(args.input(1)), args.input(3).shape[0], term, args.out<A>(0),
+    const int64_t sinks = args.input(3).shape[0];
+    const LiveRows rows(args.input(1));
+    A* const terms = reinterpret_cast<A*>(args.scratch) + row_sum_pieces(rows.bound, sinks) * sinks;
+    if (is_made_of_packs<T>(attributes.value_dim)) {
+      make_terms<Pack<T>::kElements>(args, attributes, terms);
+    } else {
+      make_terms<1>(args, attributes, terms);
+    }
+    sum_row_steps<A, 1>(args, rows, sinks,
+                        SinkTerm<A>{terms, attributes.heads, attributes.first_sink}, args.out<A>(0),
                         attributes.accumulate);
   }
 };

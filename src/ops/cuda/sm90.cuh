@@ -154,6 +154,21 @@ __device__ __forceinline__ void store_tile(const CUtensorMap& map, uint32_t from
       : "memory");
 }
 
+// cp.async.bulk from shared to global memory, and cp.reduce.async.bulk, which adds fp32 numbers to
+// what is there; `bytes` and both addresses are multiples of 16. What is read must be visible to
+// copies before.
+__device__ __forceinline__ void store_bytes(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void add_numbers(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+
 // cp.async.bulk.commit_group: makes a group, possibly empty, of this thread's stores since the
 // last.
 __device__ __forceinline__ void commit_stores() {
@@ -176,6 +191,24 @@ __device__ __forceinline__ void wait_stores() {
 // products, once their threads have synchronised with this one.
 __device__ __forceinline__ void fence_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// fence.proxy.async for all memory: orders what this thread has seen before what its copies do
+// after it, and the other way round.
+__device__ __forceinline__ void fence_all_copies() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Turns of blocks: a number in global memory. wait_turn waits until it has the value; what the
+// thread that passed it on had done before is seen then.
+__device__ __forceinline__ void wait_turn(const int32_t* turn, int32_t value) {
+  int32_t now;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  } while (now != value);
+}
+__device__ __forceinline__ void pass_turn(int32_t* turn, int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
 }
 
 // setmaxnreg, by all threads of a warpgroup: gives registers back, or waits for more of them.
@@ -339,7 +372,7 @@ __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], uint64
 template <int kColumns, bool kRightColumnsFirst>
 __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], const uint32_t (&left)[4],
                                              uint64_t right) {
-  static_assert(kColumns == 64 || kColumns == 128);
+  static_assert(kColumns == 64 || kColumns == 128 || kColumns == 192);
   if constexpr (kColumns == 64) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -347,6 +380,20 @@ __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], const 
         "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
         "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;\n"
         : TROUPE_SUMS(0), TROUPE_SUMS(16)
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),
+          "n"(kRightColumnsFirst ? 1 : 0));
+  } else if constexpr (kColumns == 192) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, "
+        "%33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "
+        "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, "
+        "%65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "
+        "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+        "}, {%96, %97, %98, %99}, %100, 1, 1, 1, %101;\n"
+        : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48), TROUPE_SUMS(64),
+          TROUPE_SUMS(80)
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),
           "n"(kRightColumnsFirst ? 1 : 0));
   } else {

@@ -1,14 +1,13 @@
 // What the kernels of attention on Hopper share (attention_sm90.h). They are built alike.
 //
-// A block has 128 rows of the result, queries or keys, in two warpgroups of 64 each; their operands
-// stay in shared memory. A thread of a third warpgroup loads the tiles of the other side into a
-// ring of stages, each with two tiles of the same rows: keys and values, or queries and the
-// gradients of their results. Scores never leave the registers: as wgmma leaves sums, it takes left
-// operands.
+// A block has 128 rows, queries or keys, in two warpgroups of 64 each; their operands stay in
+// shared memory. A thread of a third warpgroup loads the tiles of the other side into a ring of
+// stages, each with two tiles of the same rows: keys and values, or queries and the gradients of
+// their results. Scores never leave the registers: as wgmma leaves sums, it takes left operands.
 //
 //   forward      queries stay:     S = q k^T, softmax online, out += P v
-//   d_q          queries stay:     S = q k^T, dP = d_out v^T, d_q += dS k
-//   d_k, d_v     keys stay:        S^T = k q^T, dP^T = v d_out^T, d_v += P^T d_out, d_k += dS^T q
+//   gradients    keys stay:        S^T = k q^T, dP^T = v d_out^T, d_v += P^T d_out, d_k += dS^T q,
+//                                  d_q += dS k (attention_sm90_gradient.cu)
 #pragma once
 
 #include "ops/attention/attention_cuda.h"
@@ -25,9 +24,10 @@ constexpr int kGroupRows = 64;
 constexpr int kBlockRows = kMathGroups * kGroupRows;
 static_assert(kBlockRows == kSm90BlockRows);
 constexpr int kAttentionThreads = (kMathGroups + 1) * 128;
-// What setmaxnreg makes of the 168 registers that each thread begins with.
+// What setmaxnreg makes of the 168 registers that each thread begins with: together no more.
 constexpr int kLoaderRegisters = 24;
 constexpr int kMathRegisters = 240;
+static_assert(kLoaderRegisters + kMathGroups * kMathRegisters <= 3 * 168);
 constexpr float kLog2E = 1.4426950408889634F;
 
 // Rows of one head in shared memory, in boxes of 64 elements.
@@ -56,21 +56,28 @@ struct HeadTile {
   }
 };
 
-// How a kernel is cut: kSize elements of a head in shared memory, of which those beyond the head
-// are zero; kFixed tiles that stay; a ring of kStages with two tiles of kRows and as many pairs of
-// numbers each.
-template <int kSize_, int kFixed, int kRows_, int kStages_>
+// How a kernel is cut. Elements of a head in shared memory, kKey of queries and keys and kValue of
+// values and results; those beyond the head are zero. kBlockRows rows stay: of the first kind, and
+// with kBothStay of the second, too. The ring has kStages with kRows rows of both kinds, and as
+// many pairs of numbers. kOwnBytes are the kernel's own.
+template <int kKey_, int kValue_, bool kBothStay, int kRows_, int kStages_, int kOwnBytes = 0>
 struct AttentionCut {
-  static constexpr int kSize = kSize_;
+  static constexpr int kKey = kKey_;
+  static constexpr int kValue = kValue_;
   static constexpr int kRows = kRows_;
   static constexpr int kStages = kStages_;
-  using Fixed = HeadTile<kBlockRows, kSize>;
-  using Moving = HeadTile<kRows, kSize>;
+  using FixedKeys = HeadTile<kBlockRows, kKey>;
+  using FixedValues = HeadTile<kBlockRows, kValue>;
+  using Keys = HeadTile<kRows, kKey>;
+  using Values = HeadTile<kRows, kValue>;
+  static constexpr int kFixedBytes = FixedKeys::kBytes + (kBothStay ? FixedValues::kBytes : 0);
+  static constexpr int kStageBytes = Keys::kBytes + Values::kBytes;
   static constexpr int kNumberBytes = kRows * 4;
-  static constexpr int kStagesAt = kFixed * Fixed::kBytes;
-  static constexpr int kNumbersAt = kStagesAt + kStages * 2 * Moving::kBytes;
+  static constexpr int kOwnAt = kFixedBytes + kStages * kStageBytes;
+  static constexpr int kNumbersAt = kOwnAt + kOwnBytes;
   static constexpr int kBarriersAt = kNumbersAt + kStages * 2 * kNumberBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 8 * (1 + 2 * kStages) + 1024;  // to align it
+  static constexpr int kBarriers = 1 + 2 * kStages + 2 * kMathGroups;
+  static constexpr int kSharedBytes = kBarriersAt + 8 * kBarriers + 1024;  // to align it
   static_assert(kSharedBytes <= 232448);
 };
 
@@ -81,16 +88,22 @@ template <class Cut>
 struct AttentionShared {
   uint32_t base;
 
-  __device__ uint32_t fixed(int i) const { return base + i * Cut::Fixed::kBytes; }
-  __device__ uint32_t moving(int stage, int i) const {
-    return base + Cut::kStagesAt + (2 * stage + i) * Cut::Moving::kBytes;
+  __device__ uint32_t fixed_keys() const { return base; }
+  __device__ uint32_t fixed_values() const { return base + Cut::FixedKeys::kBytes; }
+  __device__ uint32_t keys(int stage) const {
+    return base + Cut::kFixedBytes + stage * Cut::kStageBytes;
   }
+  __device__ uint32_t values(int stage) const { return keys(stage) + Cut::Keys::kBytes; }
+  __device__ uint32_t own() const { return base + Cut::kOwnAt; }
   __device__ uint32_t numbers(int stage, int i) const {
     return base + Cut::kNumbersAt + (2 * stage + i) * Cut::kNumberBytes;
   }
   __device__ uint32_t loaded() const { return base + Cut::kBarriersAt; }
   __device__ uint32_t full(int stage) const { return loaded() + 8 * (1 + stage); }
   __device__ uint32_t empty(int stage) const { return full(Cut::kStages + stage); }
+  // Of what a warpgroup hands on.
+  __device__ uint32_t written(int group) const { return full(2 * Cut::kStages + group); }
+  __device__ uint32_t taken(int group) const { return written(kMathGroups + group); }
 };
 
 // By all threads of the block.
@@ -103,6 +116,10 @@ __device__ AttentionShared<Cut> open_shared() {
     for (int i = 0; i < Cut::kStages; ++i) {
       sm90::barrier_init(shared.full(i), 1);
       sm90::barrier_init(shared.empty(i), kMathGroups * 4);
+    }
+    for (int i = 0; i < kMathGroups; ++i) {
+      sm90::barrier_init(shared.written(i), 4);
+      sm90::barrier_init(shared.taken(i), 1);
     }
     sm90::fence_barriers();
   }
@@ -126,13 +143,15 @@ class Ring {
     load(shared_.full(stage), stage);
   }
 
-  // Waits for the next stage, uses it and gives it back.
-  template <class Use>
-  __device__ void use(const Use& use) {
+  // Waits for the next stage.
+  __device__ int take() {
     const int stage = place_.stage;
     sm90::barrier_wait(shared_.full(stage), place_.parity);
     place_.advance();
-    use(stage);
+    return stage;
+  }
+  // This warp is done with it.
+  __device__ void give_back(int stage) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) sm90::barrier_arrive(shared_.empty(stage));
   }
@@ -190,6 +209,13 @@ template <class Combine>
 __device__ __forceinline__ float over_row(float value, const Combine& combine) {
   value = combine(value, __shfl_xor_sync(0xffffffffU, value, 1));
   return combine(value, __shfl_xor_sync(0xffffffffU, value, 2));
+}
+
+// What is too small for a normal number is zero.
+__device__ __forceinline__ float power_of_two(float exponent) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
 }
 
 __device__ __forceinline__ void store_pair(Bf16* to, float a, float b) {
@@ -277,13 +303,13 @@ class AttentionMaps {
   explicit AttentionMaps(const AttentionCall& call) : call_(call), a_(call.shape.attributes) {}
 
   CUtensorMap queries(int tile_rows) const {
-    return of_queries(call_.q, call_.query_stride, tile_rows);
+    return of_queries(call_.q, a_.head_dim, call_.query_stride, tile_rows);
   }
   CUtensorMap d_out(int tile_rows) const {
-    return of_queries(call_.d_out, int64_t{a_.heads} * a_.head_dim, tile_rows);
+    return of_queries(call_.d_out, a_.value_size(), a_.out_row(), tile_rows);
   }
-  CUtensorMap keys(int tile_rows) const { return of_keys(call_.k, tile_rows); }
-  CUtensorMap values(int tile_rows) const { return of_keys(call_.v, tile_rows); }
+  CUtensorMap keys(int tile_rows) const { return of_keys(call_.k, a_.head_dim, tile_rows); }
+  CUtensorMap values(int tile_rows) const { return of_keys(call_.v, a_.value_size(), tile_rows); }
 
   // One block for each head's tiles of queries.
   dim3 query_grid() const {
@@ -294,18 +320,18 @@ class AttentionMaps {
   }
 
  private:
-  CUtensorMap of_queries(const void* data, int64_t stride, int tile_rows) const {
+  CUtensorMap of_queries(const void* data, int head_dim, int64_t stride, int tile_rows) const {
     return make_tensor_map(TiledHeads{.data = data,
-                                      .head_dim = a_.head_dim,
+                                      .head_dim = head_dim,
                                       .heads = a_.heads,
                                       .rows = call_.shape.rows(),
                                       .sequences = a_.batch,
                                       .row_stride = stride,
                                       .tile_rows = tile_rows});
   }
-  CUtensorMap of_keys(const void* data, int tile_rows) const {
+  CUtensorMap of_keys(const void* data, int head_dim, int tile_rows) const {
     return make_tensor_map(TiledHeads{.data = data,
-                                      .head_dim = a_.head_dim,
+                                      .head_dim = head_dim,
                                       .heads = a_.groups,
                                       .rows = call_.shape.positions(),
                                       .sequences = a_.batch,
@@ -316,6 +342,25 @@ class AttentionMaps {
   const AttentionCall& call_;
   const AttentionAttributes& a_;
 };
+
+// Calls run(cut) with the smallest sizes in shared memory that the heads of a call fit into: a type
+// with the constants kKey and kValue.
+template <int kKey_, int kValue_>
+struct HeadSizes {
+  static constexpr int kKey = kKey_;
+  static constexpr int kValue = kValue_;
+};
+template <class Run>
+void with_head_sizes(const AttentionAttributes& attributes, const Run& run) {
+  switch (sm90_key_columns(attributes)) {
+    case 64:
+      return run(HeadSizes<64, 64>());
+    case 128:
+      return run(HeadSizes<128, 128>());
+    default:
+      run(HeadSizes<192, 128>());
+  }
+}
 
 }  // namespace
 }  // namespace troupe

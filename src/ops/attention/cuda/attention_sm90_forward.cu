@@ -4,19 +4,18 @@
 namespace troupe {
 namespace {
 
-template <int kSize>
-using ForwardCut = AttentionCut<kSize, 1, 128, 2>;
+template <class Sizes>
+using ForwardCut = AttentionCut<Sizes::kKey, Sizes::kValue, false, 128, 2>;
 
 // A block for 128 queries of one head.
-template <int kSize>
+template <class Sizes>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     forward_kernel(const __grid_constant__ CUtensorMap q_map,
                    const __grid_constant__ CUtensorMap k_map,
                    const __grid_constant__ CUtensorMap v_map, Bf16* out, float* lse,
                    const __grid_constant__ AttentionSizes sizes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Cut = ForwardCut<kSize>;
-  using Moving = typename Cut::Moving;
+  using Cut = ForwardCut<Sizes>;
   const AttentionShared<Cut> shared = open_shared<Cut>();
   const auto head = static_cast<int>(blockIdx.y);
   const int group = head / (sizes.heads / sizes.groups);
@@ -27,12 +26,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   if (place.group == kMathGroups) {
     sm90::release_registers<kLoaderRegisters>();
     if (threadIdx.x != kMathGroups * 128) return;
-    sm90::barrier_arrive_expecting(shared.loaded(), Cut::Fixed::kBytes);
-    Cut::Fixed::load(q_map, shared.loaded(), shared.fixed(0), head, block.tile.row, b);
+    sm90::barrier_arrive_expecting(shared.loaded(), Cut::FixedKeys::kBytes);
+    Cut::FixedKeys::load(q_map, shared.loaded(), shared.fixed_keys(), head, block.tile.row, b);
     for (int64_t tile = block.begin; tile < block.end; ++tile) {
-      ring.fill(2 * Moving::kBytes, [&](uint32_t barrier, int stage) {
-        Moving::load(k_map, barrier, shared.moving(stage, 0), group, tile * Cut::kRows, b);
-        Moving::load(v_map, barrier, shared.moving(stage, 1), group, tile * Cut::kRows, b);
+      ring.fill(Cut::kStageBytes, [&](uint32_t barrier, int stage) {
+        Cut::Keys::load(k_map, barrier, shared.keys(stage), group, tile * Cut::kRows, b);
+        Cut::Values::load(v_map, barrier, shared.values(stage), group, tile * Cut::kRows, b);
       });
     }
     return;
@@ -40,18 +39,18 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   sm90::take_registers<kMathRegisters>();
   const SeenKeys seen(block.tile, block.mask, place);
   const float scale = static_cast<float>(sizes.scale) * kLog2E;
-  float sums[kSize / 2] = {};
+  float sums[Cut::kValue / 2] = {};
   float largest[2] = {-infinity<float>(), -infinity<float>()};
   float total[2] = {};
   sm90::barrier_wait(shared.loaded(), 0);
   for (int64_t tile = block.begin; tile < block.end; ++tile) {
-    ring.use([&](int stage) {
-      const auto first = static_cast<int>(tile) * Cut::kRows;
-      if (!seen.any(first, first + Cut::kRows)) return;
+    const int stage = ring.take();
+    const auto first = static_cast<int>(tile) * Cut::kRows;
+    if (seen.any(first, first + Cut::kRows)) {
       float scores[Cut::kRows / 2];
       sm90::fence_products();
-      multiply_heads<typename Cut::Fixed, Moving, kSize>(shared.fixed(0), place.group * kGroupRows,
-                                                         shared.moving(stage, 0), scores);
+      multiply_heads<typename Cut::FixedKeys, typename Cut::Keys, Cut::kKey>(
+          shared.fixed_keys(), place.group * kGroupRows, shared.keys(stage), scores);
       sm90::commit_products();
       sm90::wait_products<0>();
       sm90::order_sums(scores);
@@ -74,14 +73,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         row_largest = over_row(row_largest, [](float a, float c) { return fmaxf(a, c); });
         // A row that has seen nothing yet has nothing to rescale.
         const float base = row_largest == -infinity<float>() ? 0.0F : row_largest * scale;
-        factor[half] = exp2f(largest[half] * scale - base);
+        factor[half] = power_of_two(largest[half] * scale - base);
         largest[half] = row_largest;
         total[half] *= factor[half];
 #pragma unroll
         for (int j = 0; j < Cut::kRows / 8; ++j) {
 #pragma unroll
           for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
-            scores[i] = exp2f(fmaf(scores[i], scale, -base));
+            scores[i] = power_of_two(fmaf(scores[i], scale, -base));
             total[half] += scores[i];
           }
         }
@@ -89,13 +88,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       uint32_t weights[Cut::kRows / 16][4];
       pack_weights(scores, weights);
 #pragma unroll
-      for (int i = 0; i < kSize / 2; ++i) sums[i] *= factor[i / 2 % 2];
+      for (int i = 0; i < Cut::kValue / 2; ++i) sums[i] *= factor[i / 2 % 2];
       sm90::fence_products();
-      add_weighted_rows<Moving>(weights, shared.moving(stage, 1), sums);
+      add_weighted_rows<typename Cut::Values>(weights, shared.values(stage), sums);
       sm90::commit_products();
       sm90::wait_products<0>();
       sm90::order_sums(sums);
-    });
+    }
+    ring.give_back(stage);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -106,20 +106,20 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     if (place.column == 0) {
       lse[token * sizes.heads + head] = largest[half] * static_cast<float>(sizes.scale) + logf(all);
     }
-    store_head(sums, half, 1 / all, place, sizes.head_dim,
-               out + token * sizes.out_stride() + head * sizes.head_dim);
+    store_head(sums, half, 1 / all, place, sizes.value_dim,
+               out + token * sizes.out_stride() + head * sizes.value_dim);
   }
 #else
   __trap();  // chosen for GPUs of compute capability 9.0 alone
 #endif
 }
 
-template <int kSize>
+template <class Sizes>
 void run_forward(const CudaKernelArguments& args, const AttentionCall& call) {
-  using Cut = ForwardCut<kSize>;
+  using Cut = ForwardCut<Sizes>;
   const AttentionMaps maps(call);
-  allow_shared_bytes(forward_kernel<kSize>, Cut::kSharedBytes);
-  launch(args, {maps.query_grid(), kAttentionThreads, Cut::kSharedBytes}, forward_kernel<kSize>,
+  allow_shared_bytes(forward_kernel<Sizes>, Cut::kSharedBytes);
+  launch(args, {maps.query_grid(), kAttentionThreads, Cut::kSharedBytes}, forward_kernel<Sizes>,
          maps.queries(kBlockRows), maps.keys(Cut::kRows), maps.values(Cut::kRows),
          static_cast<Bf16*>(call.out), static_cast<float*>(call.lse), AttentionSizes(call));
 }
@@ -127,8 +127,8 @@ void run_forward(const CudaKernelArguments& args, const AttentionCall& call) {
 }  // namespace
 
 void sm90_attention(const CudaKernelArguments& args, const AttentionCall& call) {
-  if (call.shape.attributes.head_dim <= 64) return run_forward<64>(args, call);
-  run_forward<128>(args, call);
+  with_head_sizes(call.shape.attributes,
+                  [&](auto sizes) { run_forward<decltype(sizes)>(args, call); });
 }
 
 }  // namespace troupe

@@ -1,27 +1,58 @@
 // The gradients of attention on Hopper. See attention_sm90.cuh.
+//
+// A block has 128 keys of one query head and goes through the queries that see them. What it adds
+// to their gradients goes to sums in global memory, in fp32, block after block in the order of
+// falling keys: a turn for each tile of queries says whose it is. So every sum has one order, and
+// the same operands give the same bits. A block begins with the first queries that see it, so
+// blocks come to a tile one after the other by themselves, and the order costs little.
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/cuda/attention_sm90.cuh"
 
 namespace troupe {
 namespace {
 
-template <int kSize>
-using GradientCut = AttentionCut<kSize, 2, 64, 3>;
+constexpr int kTileRows = kSm90TileRows;
 
-// What the gradient kernels read of each query of each head, as [B, H, chunks, padded]: lse in
-// powers of two, and D (attention.h). Rows that are not there have probability 0.
-struct PreparedQueries {
-  float* lse;
-  float* dots;
+// Columns of queries' gradients that a warpgroup computes and hands on at a time, as boxes of
+// kTileRows x 64 numbers. Number i of its thread t, in fours, is number i 128 + t of the box: rows
+// and columns as ThreadPlace says.
+constexpr int kBoxNumbers = kTileRows * 64;
+constexpr int kBoxBytes = kBoxNumbers * 4;
+// Gradients of scores, in bf16, twice, of all keys of a block; and a box of each warpgroup.
+constexpr int kScoreGradientBytes = kBlockRows * 128;
+constexpr int kHandBytes = 2 * kScoreGradientBytes + kMathGroups * kBoxBytes;
+
+template <class Sizes>
+using GradientCut = AttentionCut<Sizes::kKey, Sizes::kValue, true, kTileRows,
+                                 Sizes::kKey <= 128 ? 3 : 2, kHandBytes>;
+
+// The scratch memory. Queries are rows of [B, H, chunks, padded].
+struct GradientScratch {
+  float* lse;   // in powers of two; of rows that are not there, so large that probabilities are 0
+  float* dots;  // D (attention.h)
+  float* d_q;   // boxes of the tiles of rows
+  int32_t* turns;   // of the same boxes: how many blocks have added to it
+  int32_t* ticket;  // how many blocks have begun
+  // Gradients of keys and values of each query head.
+  Bf16* d_k;  // [B positions, H d]
+  Bf16* d_v;  // [B positions, H e]
   int64_t chunks;
   int64_t padded;  // rows of a chunk, in whole blocks
+  int boxes;       // of a tile
 
-  // `scratch`: aligned to 16 bytes.
-  PreparedQueries(const AttentionShape& shape, std::byte* scratch)
-      : lse(reinterpret_cast<float*>(scratch)),
-        dots(lse + sm90_prepared_rows(shape)),
-        chunks(shape.rows() / shape.chunk()),
-        padded(sm90_padded_rows(shape)) {}
+  GradientScratch(const AttentionShape& shape, std::byte* scratch)
+      : chunks(shape.rows() / shape.chunk()),
+        padded(sm90_padded_rows(shape)),
+        boxes(sm90_key_columns(shape.attributes) / 64) {
+    const Sm90Scratch parts = sm90_gradient_scratch(shape);
+    lse = reinterpret_cast<float*>(scratch + parts.lse);
+    dots = reinterpret_cast<float*>(scratch + parts.dots);
+    d_q = reinterpret_cast<float*>(scratch + parts.d_q);
+    turns = reinterpret_cast<int32_t*>(scratch + parts.turns);
+    ticket = turns + sm90_prepared_rows(shape) / kTileRows * boxes;
+    d_k = reinterpret_cast<Bf16*>(scratch + parts.head_gradients);
+    d_v = d_k + shape.attributes.batch * shape.positions() * shape.attributes.query_row();
+  }
 
   __device__ int64_t index(const AttentionSizes& sizes, int64_t b, int head, int64_t chunk,
                            int64_t row) const {
@@ -29,313 +60,456 @@ struct PreparedQueries {
   }
 };
 
+// Where the gradients of each query head's keys and values go.
+struct HeadGradients {
+  Bf16* d_k;
+  Bf16* d_v;
+  int64_t key_stride;  // elements from row to row
+  int64_t value_stride;
+};
+
+// A row of the scratch memory's queries.
+struct PreparedRow {
+  int64_t b;
+  int head;
+  int64_t chunk;
+  int64_t row;  // of the chunk
+
+  __device__ PreparedRow(const GradientScratch& scratch, const AttentionSizes& sizes, int64_t index)
+      : b(index / scratch.padded / scratch.chunks / sizes.heads),
+        head(static_cast<int>(index / scratch.padded / scratch.chunks % sizes.heads)),
+        chunk(index / scratch.padded % scratch.chunks),
+        row(index % scratch.padded) {}
+  __device__ bool exists(const AttentionSizes& sizes) const { return row < sizes.chunk; }
+  // Among the rows of all queries.
+  __device__ int64_t token(const AttentionSizes& sizes) const {
+    return b * sizes.rows + chunk * sizes.chunk + row;
+  }
+};
+
 // A warp for each row and head.
 __global__ void prepare_kernel(const Bf16* d_out, const Bf16* out, const float* lse,
-                               PreparedQueries prepared, int64_t count, AttentionSizes sizes) {
+                               GradientScratch scratch, int64_t count, AttentionSizes sizes) {
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (i >= count) return;
-  const auto head = static_cast<int>(i % sizes.heads);
-  const int64_t row = i / sizes.heads % prepared.padded;
-  const int64_t chunk = i / sizes.heads / prepared.padded % prepared.chunks;
-  const int64_t b = i / sizes.heads / prepared.padded / prepared.chunks;
-  const bool exists = row < sizes.chunk;
-  const int64_t from = (b * sizes.rows + chunk * sizes.chunk + row) * sizes.heads + head;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Neighbouring warps have neighbouring heads.
+  const int64_t rest = i / sizes.heads;
+  const int64_t per_sequence = scratch.chunks * scratch.padded;
+  const int64_t to =
+      (rest / per_sequence * sizes.heads + i % sizes.heads) * per_sequence + rest % per_sequence;
+  const PreparedRow own(scratch, sizes, to);
+  const bool exists = own.exists(sizes);
+  const int64_t from = own.token(sizes) * sizes.heads + own.head;
   constexpr int kElements = Pack<Bf16>::kElements;
-  const int column = static_cast<int>(threadIdx.x) % 32 * kElements;
+  const int column = lane * kElements;
   float sum = 0;
-  if (exists && column < sizes.head_dim) {
-    const Pack<Bf16> a = load_pack(d_out + from * sizes.head_dim + column);
-    const Pack<Bf16> c = load_pack(out + from * sizes.head_dim + column);
+  if (exists && column < sizes.value_dim) {
+    const Pack<Bf16> a = load_pack(d_out + from * sizes.value_dim + column);
+    const Pack<Bf16> c = load_pack(out + from * sizes.value_dim + column);
 #pragma unroll
     for (int j = 0; j < kElements; ++j) sum += widen(a.values[j]) * widen(c.values[j]);
   }
   sum = warp_sum(sum);
-  if (threadIdx.x % 32 != 0) return;
-  const int64_t to = prepared.index(sizes, b, head, chunk, row);
-  prepared.lse[to] = exists ? lse[from] * kLog2E : infinity<float>();
-  prepared.dots[to] = sum;
-}
-
-// A block for 128 queries of one head.
-template <int kSize>
-__global__ void __launch_bounds__(kAttentionThreads, 1)
-    query_gradients_kernel(const __grid_constant__ CUtensorMap q_map,
-                           const __grid_constant__ CUtensorMap d_out_map,
-                           const __grid_constant__ CUtensorMap k_map,
-                           const __grid_constant__ CUtensorMap v_map,
-                           const PreparedQueries prepared, Bf16* d_q,
-                           const __grid_constant__ AttentionSizes sizes) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Cut = GradientCut<kSize>;
-  using Fixed = typename Cut::Fixed;
-  using Moving = typename Cut::Moving;
-  const AttentionShared<Cut> shared = open_shared<Cut>();
-  const auto head = static_cast<int>(blockIdx.y);
-  const int group = head / (sizes.heads / sizes.groups);
-  const int64_t b = blockIdx.z;
-  const QueryBlock<Cut::kRows> block(sizes, b);
-  const ThreadPlace place;
-  Ring<Cut> ring(shared);
-  if (place.group == kMathGroups) {
-    sm90::release_registers<kLoaderRegisters>();
-    if (threadIdx.x != kMathGroups * 128) return;
-    sm90::barrier_arrive_expecting(shared.loaded(), 2 * Fixed::kBytes);
-    Fixed::load(q_map, shared.loaded(), shared.fixed(0), head, block.tile.row, b);
-    Fixed::load(d_out_map, shared.loaded(), shared.fixed(1), head, block.tile.row, b);
-    for (int64_t tile = block.begin; tile < block.end; ++tile) {
-      ring.fill(2 * Moving::kBytes, [&](uint32_t barrier, int stage) {
-        Moving::load(k_map, barrier, shared.moving(stage, 0), group, tile * Cut::kRows, b);
-        Moving::load(v_map, barrier, shared.moving(stage, 1), group, tile * Cut::kRows, b);
-      });
-    }
-    return;
+  if (to % kTileRows == 0 && lane < scratch.boxes) {
+    scratch.turns[to / kTileRows * scratch.boxes + lane] = 0;
   }
-  sm90::take_registers<kMathRegisters>();
-  const SeenKeys seen(block.tile, block.mask, place);
-  const float scale = static_cast<float>(sizes.scale) * kLog2E;
-  const int64_t chunk = block.tile.row / sizes.chunk;
-  const int64_t prepared_row =
-      prepared.index(sizes, b, head, chunk, block.tile.row - chunk * sizes.chunk + place.row);
-  const float lse[2] = {prepared.lse[prepared_row], prepared.lse[prepared_row + 8]};
-  const float dots[2] = {prepared.dots[prepared_row], prepared.dots[prepared_row + 8]};
-  float sums[kSize / 2] = {};
-  sm90::barrier_wait(shared.loaded(), 0);
-  for (int64_t tile = block.begin; tile < block.end; ++tile) {
-    ring.use([&](int stage) {
-      const auto first = static_cast<int>(tile) * Cut::kRows;
-      if (!seen.any(first, first + Cut::kRows)) return;
-      const int own = place.group * kGroupRows;
-      float p[Cut::kRows / 2];
-      float ds[Cut::kRows / 2];
-      sm90::fence_products();
-      multiply_heads<Fixed, Moving, kSize>(shared.fixed(0), own, shared.moving(stage, 0), p);
-      sm90::commit_products();
-      multiply_heads<Fixed, Moving, kSize>(shared.fixed(1), own, shared.moving(stage, 1), ds);
-      sm90::commit_products();
-      sm90::wait_products<1>();
-      sm90::order_sums(p);
-      const bool all = seen.all(first, first + Cut::kRows);
-#pragma unroll
-      for (int i = 0; i < Cut::kRows / 2; ++i) {
-        const int key = first + 8 * (i / 4) + place.column + i % 2;
-        p[i] = exp2f(fmaf(p[i], scale, -lse[i / 2 % 2]));
-        if (!all && !seen.sees(i / 2 % 2, key)) p[i] = 0;
-      }
-      sm90::wait_products<0>();
-      sm90::order_sums(ds);
-#pragma unroll
-      for (int i = 0; i < Cut::kRows / 2; ++i) ds[i] = p[i] * (ds[i] - dots[i / 2 % 2]);
-      uint32_t weights[Cut::kRows / 16][4];
-      pack_weights(ds, weights);
-      sm90::fence_products();
-      add_weighted_rows<Moving>(weights, shared.moving(stage, 0), sums);
-      sm90::commit_products();
-      sm90::wait_products<0>();
-      sm90::order_sums(sums);
-    });
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = place.row + 8 * half;
-    if (row >= block.tile.count) continue;
-    const int64_t token = b * sizes.rows + block.tile.row + row;
-    store_head(sums, half, static_cast<float>(sizes.scale), place, sizes.head_dim,
-               d_q + token * sizes.query_stride + head * sizes.head_dim);
-  }
-#else
-  __trap();
-#endif
+  if (lane != 0) return;
+  scratch.lse[to] = exists ? lse[from] * kLog2E : infinity<float>();
+  scratch.dots[to] = sum;
+  if (to == 0) *scratch.ticket = 0;
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Calls visit(head, chunk, queries) for the tiles of kRows queries of a group of heads that see any
-// of the keys, in order.
-template <int kRows, class Visit>
-__device__ __forceinline__ void for_query_tiles(const AttentionSizes& sizes, int64_t b, int group,
+// Calls visit(number, chunk, queries) for the tiles of queries that see any of the keys, in order.
+template <class Visit>
+__device__ __forceinline__ void for_query_tiles(const AttentionSizes& sizes, int64_t b,
                                                 const AttentionBlock& keys, const Visit& visit) {
-  const int heads = sizes.heads / sizes.groups;
   const auto chunks = static_cast<int>(sizes.rows / sizes.chunk);
-  const auto tiles = static_cast<int>((sizes.chunk + kRows - 1) / kRows);
-  for (int head = group * heads; head < (group + 1) * heads; ++head) {
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t before = keys.first - sizes.position(chunk);
-      for (int tile = before > 0 ? static_cast<int>(before / kRows) : 0; tile < tiles; ++tile) {
-        const QueryTile queries = QueryTile::make<kRows>(sizes, chunk, tile);
-        if (!queries.mask(sizes, b).any(queries.block(), keys)) break;  // nor do later ones
-        visit(head, chunk, queries);
-      }
+  const auto tiles = static_cast<int>((sizes.chunk + kTileRows - 1) / kTileRows);
+  int number = 0;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t before = keys.first - sizes.position(chunk);
+    for (int tile = before > 0 ? static_cast<int>(before / kTileRows) : 0; tile < tiles; ++tile) {
+      const QueryTile queries = QueryTile::make<kTileRows>(sizes, chunk, tile);
+      if (!queries.mask(sizes, b).any(queries.block(), keys)) break;  // nor do later ones
+      visit(number, chunk, queries);
+      ++number;
     }
+  }
+}
+
+// The first of a tile's boxes that a warpgroup computes: they take turns.
+__device__ __forceinline__ int first_box(int group, int number) {
+  static_assert(kMathGroups == 2);
+  return (group + number) & 1;
+}
+
+// Adds the boxes that a warpgroup hands on to the sums, each in its turn. By one thread.
+template <class Cut>
+__device__ void add_boxes(const AttentionShared<Cut>& shared, const GradientScratch& scratch,
+                          const AttentionSizes& sizes, int64_t b, int head,
+                          const AttentionBlock& keys, int group) {
+  const uint32_t hand = shared.own() + 2 * kScoreGradientBytes + group * kBoxBytes;
+  const int64_t block = keys.first / kBlockRows;
+  uint32_t parity = 0;
+  for_query_tiles(sizes, b, keys, [&](int number, int chunk, const QueryTile& queries) {
+    const int64_t row = scratch.index(sizes, b, head, chunk, queries.row - chunk * sizes.chunk);
+    // The block of the last keys that any of the queries sees is the first.
+    const int64_t last_block = (queries.position + queries.count - 1) / kBlockRows;
+    const auto own_turn = static_cast<int32_t>(last_block - block);
+    for (int i = first_box(group, number); i < Cut::kKey / 64; i += kMathGroups) {
+      const int64_t box = row / kTileRows * (Cut::kKey / 64) + i;
+      sm90::barrier_wait(shared.written(group), parity);
+      parity ^= 1;
+      if (own_turn == 0) {
+        sm90::store_bytes(scratch.d_q + box * kBoxNumbers, hand, kBoxBytes);
+      } else {
+        sm90::wait_turn(scratch.turns + box, own_turn);
+        sm90::fence_all_copies();
+        sm90::add_numbers(scratch.d_q + box * kBoxNumbers, hand, kBoxBytes);
+      }
+      sm90::commit_stores();
+      sm90::wait_stores_read<0>();
+      sm90::barrier_arrive(shared.taken(group));
+      sm90::wait_stores();
+      sm90::fence_all_copies();
+      sm90::pass_turn(scratch.turns + box, own_turn + 1);
+    }
+  });
+}
+
+// Number `i` of the sums that were packed.
+template <int kSteps>
+__device__ __forceinline__ float unpack_weight(const uint32_t (&weights)[kSteps][4], int i) {
+  const uint32_t pair = weights[i / 8][i % 8 / 2];
+  return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000U);
+}
+
+// Stores the gradients of scores of a warpgroup's keys, packed, as rows of keys in which queries
+// follow each other, swizzled.
+__device__ __forceinline__ void store_score_gradients(const uint32_t (&packed)[kTileRows / 16][4],
+                                                      uint32_t tile, int group) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+  const int row = group * kGroupRows + warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+  for (int step = 0; step < kTileRows / 16; ++step) {
+    const int place = (2 * step + lane / 16) ^ (lane % 8);
+    sm90::store_matrices(tile + row * 128 + place * 16, packed[step]);
   }
 }
 
 #endif
 
-// A block for 128 keys of one group.
-template <int kSize, class Out>
+// A block for 128 keys of one query head: which, the order says in which blocks begin. A block
+// waits for those with later keys alone, which have begun before it, so there is no deadlock.
+template <class Sizes>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    key_gradients_kernel(const __grid_constant__ CUtensorMap q_map,
-                         const __grid_constant__ CUtensorMap d_out_map,
-                         const __grid_constant__ CUtensorMap k_map,
-                         const __grid_constant__ CUtensorMap v_map, const PreparedQueries prepared,
-                         Out* d_k, Out* d_v, const __grid_constant__ AttentionSizes sizes) {
+    gradients_kernel(const __grid_constant__ CUtensorMap q_map,
+                     const __grid_constant__ CUtensorMap d_out_map,
+                     const __grid_constant__ CUtensorMap k_map,
+                     const __grid_constant__ CUtensorMap v_map,
+                     const __grid_constant__ GradientScratch scratch,
+                     const __grid_constant__ HeadGradients gradients,
+                     const __grid_constant__ AttentionSizes sizes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Cut = GradientCut<kSize>;
-  using Fixed = typename Cut::Fixed;
-  using Moving = typename Cut::Moving;
+  using Cut = GradientCut<Sizes>;
+  using FixedKeys = typename Cut::FixedKeys;
+  using FixedValues = typename Cut::FixedValues;
+  using Keys = typename Cut::Keys;
+  using Values = typename Cut::Values;
+  __shared__ int32_t own_ticket;
+  if (threadIdx.x == 0) own_ticket = atomicAdd(scratch.ticket, 1);
   const AttentionShared<Cut> shared = open_shared<Cut>();
-  const auto group = static_cast<int>(blockIdx.y);
-  const int64_t b = blockIdx.z;
-  const AttentionBlock keys{int64_t{blockIdx.x} * kBlockRows, kBlockRows};
+  const auto blocks = static_cast<int>((sizes.positions + kBlockRows - 1) / kBlockRows);
+  const int block = blocks - 1 - own_ticket % blocks;
+  const int head = own_ticket / blocks % sizes.heads;
+  const int64_t b = own_ticket / blocks / sizes.heads;
+  const int group = head / (sizes.heads / sizes.groups);
+  const AttentionBlock keys{int64_t{block} * kBlockRows, kBlockRows};
   const ThreadPlace place;
   Ring<Cut> ring(shared);
   if (place.group == kMathGroups) {
     sm90::release_registers<kLoaderRegisters>();
-    if (threadIdx.x != kMathGroups * 128) return;
-    sm90::barrier_arrive_expecting(shared.loaded(), 2 * Fixed::kBytes);
-    Fixed::load(k_map, shared.loaded(), shared.fixed(0), group, keys.first, b);
-    Fixed::load(v_map, shared.loaded(), shared.fixed(1), group, keys.first, b);
-    for_query_tiles<Cut::kRows>(
-        sizes, b, group, keys, [&](int head, int chunk, const QueryTile& queries) {
-          const int64_t row =
-              prepared.index(sizes, b, head, chunk, queries.row - chunk * sizes.chunk);
-          ring.fill(2 * (Moving::kBytes + Cut::kNumberBytes), [&](uint32_t barrier, int stage) {
-            Moving::load(q_map, barrier, shared.moving(stage, 0), head, queries.row, b);
-            Moving::load(d_out_map, barrier, shared.moving(stage, 1), head, queries.row, b);
-            sm90::load_bytes(barrier, shared.numbers(stage, 0), prepared.lse + row,
-                             Cut::kNumberBytes);
-            sm90::load_bytes(barrier, shared.numbers(stage, 1), prepared.dots + row,
-                             Cut::kNumberBytes);
-          });
-        });
+    const int warp = static_cast<int>(threadIdx.x) / 32 - 4 * kMathGroups;
+    if (threadIdx.x % 32 != 0 || warp > kMathGroups) return;
+    if (warp > 0) return add_boxes(shared, scratch, sizes, b, head, keys, warp - 1);
+    sm90::barrier_arrive_expecting(shared.loaded(), Cut::kFixedBytes);
+    FixedKeys::load(k_map, shared.loaded(), shared.fixed_keys(), group, keys.first, b);
+    FixedValues::load(v_map, shared.loaded(), shared.fixed_values(), group, keys.first, b);
+    for_query_tiles(sizes, b, keys, [&](int, int chunk, const QueryTile& queries) {
+      const int64_t row = scratch.index(sizes, b, head, chunk, queries.row - chunk * sizes.chunk);
+      ring.fill(Cut::kStageBytes + 2 * Cut::kNumberBytes, [&](uint32_t barrier, int stage) {
+        Keys::load(q_map, barrier, shared.keys(stage), head, queries.row, b);
+        Values::load(d_out_map, barrier, shared.values(stage), head, queries.row, b);
+        sm90::load_bytes(barrier, shared.numbers(stage, 0), scratch.lse + row, Cut::kNumberBytes);
+        sm90::load_bytes(barrier, shared.numbers(stage, 1), scratch.dots + row, Cut::kNumberBytes);
+      });
+    });
     return;
   }
   sm90::take_registers<kMathRegisters>();
-  const AttentionBlock own{keys.first + place.group * kGroupRows, kGroupRows};
+  // Then probabilities are not kept but as they are multiplied, and dP is computed after them.
+  constexpr bool kFewRegisters = Cut::kKey > 128;
+  const int first_row = place.group * kGroupRows;
+  const AttentionBlock own{keys.first + first_row, kGroupRows};
   const auto key = static_cast<int>(keys.first) + place.row;
   const float scale = static_cast<float>(sizes.scale) * kLog2E;
-  float dk[kSize / 2] = {};
-  float dv[kSize / 2] = {};
+  const uint32_t hand =
+      shared.own() + 2 * kScoreGradientBytes + place.group * kBoxBytes + threadIdx.x % 128 * 16;
+  uint32_t hand_parity = 1;
+  int last_stage = -1;
+  float dk[Cut::kKey / 2] = {};
+  float dv[Cut::kValue / 2] = {};
   sm90::barrier_wait(shared.loaded(), 0);
-  for_query_tiles<Cut::kRows>(sizes, b, group, keys, [&](int, int, const QueryTile& queries) {
-    ring.use([&](int stage) {
-      const AttentionMask mask = queries.mask(sizes, b);
-      if (!mask.any(queries.block(), own)) return;
-      float p[Cut::kRows / 2];
-      float ds[Cut::kRows / 2];
-      const int first_row = place.group * kGroupRows;
-      sm90::fence_products();
-      multiply_heads<Fixed, Moving, kSize>(shared.fixed(0), first_row, shared.moving(stage, 0), p);
+  for_query_tiles(sizes, b, keys, [&](int number, int, const QueryTile& queries) {
+    const int stage = ring.take();
+    const AttentionMask mask = queries.mask(sizes, b);
+    float p[kTileRows / 2];
+    float ds[kTileRows / 2];
+    sm90::fence_products();
+    multiply_heads<FixedKeys, Keys, Cut::kKey>(shared.fixed_keys(), first_row, shared.keys(stage),
+                                               p);
+    sm90::commit_products();
+    const auto multiply_values = [&] {
+      multiply_heads<FixedValues, Values, Cut::kValue>(shared.fixed_values(), first_row,
+                                                       shared.values(stage), ds);
       sm90::commit_products();
-      multiply_heads<Fixed, Moving, kSize>(shared.fixed(1), first_row, shared.moving(stage, 1), ds);
-      sm90::commit_products();
-      const int64_t last_query = queries.position + queries.count - 1;
-      const bool all =
-          own.first + own.count - 1 <= queries.position && mask.first_key(last_query) <= own.first;
-      sm90::wait_products<1>();
-      sm90::order_sums(p);
+    };
+    if constexpr (!kFewRegisters) multiply_values();
+    const int64_t last_query = queries.position + queries.count - 1;
+    const bool all =
+        own.first + own.count - 1 <= queries.position && mask.first_key(last_query) <= own.first;
+    sm90::wait_products<kFewRegisters ? 0 : 1>();
+    sm90::order_sums(p);
+    // The last tile's products are done, too.
+    if (last_stage >= 0) ring.give_back(last_stage);
+    last_stage = stage;
 #pragma unroll
-      for (int j = 0; j < Cut::kRows / 8; ++j) {
-        const int column = 8 * j + place.column;
-        const float2 lse = sm90::load_shared_pair(shared.numbers(stage, 0) + 4 * column);
+    for (int j = 0; j < kTileRows / 8; ++j) {
+      const int column = 8 * j + place.column;
+      const float2 lse = sm90::load_shared_pair(shared.numbers(stage, 0) + 4 * column);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          p[4 * j + i] = exp2f(fmaf(p[4 * j + i], scale, i % 2 == 0 ? -lse.x : -lse.y));
-        }
-        if (all) continue;
+      for (int i = 0; i < 4; ++i) {
+        p[4 * j + i] = power_of_two(fmaf(p[4 * j + i], scale, i % 2 == 0 ? -lse.x : -lse.y));
+      }
+      if (all) continue;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int64_t query = queries.position + column + i;
-          const bool exists = column + i < queries.count;
-          const auto first_seen = static_cast<int>(exists ? mask.first_key(query) : query + 1);
+      for (int i = 0; i < 2; ++i) {
+        const int64_t query = queries.position + column + i;
+        const bool exists = column + i < queries.count;
+        const auto first_seen = static_cast<int>(exists ? mask.first_key(query) : query + 1);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row_key = key + 8 * half;
-            if (row_key > query || row_key < first_seen) p[4 * j + 2 * half + i] = 0;
-          }
+        for (int half = 0; half < 2; ++half) {
+          const int row_key = key + 8 * half;
+          if (row_key > query || row_key < first_seen) p[4 * j + 2 * half + i] = 0;
         }
       }
-      uint32_t weights[Cut::kRows / 16][4];
-      pack_weights(p, weights);
+    }
+    uint32_t weights[kTileRows / 16][4];
+    pack_weights(p, weights);
+    if constexpr (kFewRegisters) {
+      sm90::fence_products();
+      multiply_values();
+    } else {
       sm90::wait_products<0>();
       sm90::order_sums(ds);
       sm90::fence_products();
-      add_weighted_rows<Moving>(weights, shared.moving(stage, 1), dv);
-      sm90::commit_products();
+    }
+    add_weighted_rows<Values>(weights, shared.values(stage), dv);
+    sm90::commit_products();
+    if constexpr (kFewRegisters) {
+      sm90::wait_products<1>();
+      sm90::order_sums(ds);
+    }
 #pragma unroll
-      for (int j = 0; j < Cut::kRows / 8; ++j) {
-        const float2 dots =
-            sm90::load_shared_pair(shared.numbers(stage, 1) + 4 * (8 * j + place.column));
+    for (int j = 0; j < kTileRows / 8; ++j) {
+      const float2 dots =
+          sm90::load_shared_pair(shared.numbers(stage, 1) + 4 * (8 * j + place.column));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 == 0 ? dots.x : dots.y));
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * j + i;
+        const float probability = kFewRegisters ? unpack_weight(weights, at) : p[at];
+        ds[at] = probability * (ds[at] - (i % 2 == 0 ? dots.x : dots.y));
       }
-      uint32_t gradient_weights[Cut::kRows / 16][4];
-      pack_weights(ds, gradient_weights);
-      sm90::fence_products();
-      add_weighted_rows<Moving>(gradient_weights, shared.moving(stage, 0), dk);
+    }
+    uint32_t score_gradients[kTileRows / 16][4];
+    pack_weights(ds, score_gradients);
+    // Two tiles take turns: when a warpgroup has come here, it is done with the one before.
+    const uint32_t tile = shared.own() + number % 2 * kScoreGradientBytes;
+    store_score_gradients(score_gradients, tile, place.group);
+    sm90::fence_copies();
+    sm90::named_barrier(1, kMathGroups * 128);
+    const auto multiply_box = [&](int box, float(&sums)[32]) {
+#pragma unroll
+      for (int step = 0; step < kBlockRows / 16; ++step) {
+        sm90::multiply_add<64, true, true>(
+            sums, sm90::matrix_descriptor(tile + step * 2048, 16),
+            FixedKeys::across_rows(shared.fixed_keys() + box * FixedKeys::kBoxBytes, step),
+            step > 0);
+      }
       sm90::commit_products();
+    };
+    const auto hand_on = [&](float(&sums)[32]) {
+      sm90::order_sums(sums);
+      sm90::barrier_wait(shared.taken(place.group), hand_parity);
+      hand_parity ^= 1;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sm90::store_shared(
+            hand + i * 2048,
+            make_int4(__float_as_int(sums[4 * i]), __float_as_int(sums[4 * i + 1]),
+                      __float_as_int(sums[4 * i + 2]), __float_as_int(sums[4 * i + 3])));
+      }
+      sm90::fence_copies();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) sm90::barrier_arrive(shared.written(place.group));
+    };
+    const int box = first_box(place.group, number);
+    float sums[32];
+    sm90::fence_products();
+    if constexpr (Cut::kKey >= 128) multiply_box(box, sums);
+    add_weighted_rows<Keys>(score_gradients, shared.keys(stage), dk);
+    sm90::commit_products();
+    if constexpr (Cut::kKey >= 128) {
+      sm90::wait_products<1>();
+      hand_on(sums);
+    }
+    if (Cut::kKey != 128 && box == 0) {
+      sm90::fence_products();
+      multiply_box(Cut::kKey / 128 * kMathGroups, sums);
       sm90::wait_products<0>();
-      sm90::order_sums(dv);
-      sm90::order_sums(dk);
-    });
+      hand_on(sums);
+    }
   });
+  sm90::wait_products<0>();
+  sm90::order_sums(dv);
+  sm90::order_sums(dk);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t row = keys.first + place.row + 8 * half;
     if (row >= sizes.positions) continue;
-    const int64_t to = (b * sizes.positions + row) * sizes.key_stride + group * sizes.head_dim;
-    store_head(dk, half, static_cast<float>(sizes.scale), place, sizes.head_dim, d_k + to);
-    store_head(dv, half, 1.0F, place, sizes.head_dim, d_v + to);
+    const int64_t token = b * sizes.positions + row;
+    store_head(dk, half, static_cast<float>(sizes.scale), place, sizes.head_dim,
+               gradients.d_k + token * gradients.key_stride + head * sizes.head_dim);
+    store_head(dv, half, 1.0F, place, sizes.value_dim,
+               gradients.d_v + token * gradients.value_stride + head * sizes.value_dim);
   }
 #else
   __trap();
 #endif
 }
 
-template <int kSize, class Out>
-void run_key_gradients(const CudaKernelArguments& args, const AttentionCall& call,
-                       const PreparedQueries& prepared) {
-  using Cut = GradientCut<kSize>;
-  const AttentionAttributes& a = call.shape.attributes;
-  const AttentionMaps maps(call);
-  const dim3 grid(static_cast<unsigned>(ceil_divide(call.shape.positions(), kBlockRows)),
-                  static_cast<unsigned>(a.groups), static_cast<unsigned>(a.batch));
-  allow_shared_bytes(key_gradients_kernel<kSize, Out>, Cut::kSharedBytes);
-  launch(args, {grid, kAttentionThreads, Cut::kSharedBytes}, key_gradients_kernel<kSize, Out>,
-         maps.queries(Cut::kRows), maps.d_out(Cut::kRows), maps.keys(kBlockRows),
-         maps.values(kBlockRows), prepared, static_cast<Out*>(call.d_k),
-         static_cast<Out*>(call.d_v), AttentionSizes(call));
+// A block for each box; a thread has 8 columns of two rows.
+__global__ void __launch_bounds__(256)
+    round_query_gradients_kernel(GradientScratch scratch, Bf16* d_q, AttentionSizes sizes) {
+  const int64_t tile = int64_t{blockIdx.x} / scratch.boxes;
+  const PreparedRow first(scratch, sizes, tile * kTileRows);
+  const int fours = static_cast<int>(threadIdx.x) % 8;
+  const int pair = static_cast<int>(threadIdx.x) / 8;
+  const int column = static_cast<int>(blockIdx.x) % scratch.boxes * 64 + 8 * fours;
+  if (column >= sizes.head_dim) return;
+  const auto* sums = reinterpret_cast<const float4*>(scratch.d_q) +
+                     int64_t{blockIdx.x} * (kBoxNumbers / 4) + fours * 128 + pair * 4;
+  const auto scale = static_cast<float>(sizes.scale);
+  Pack<Bf16> rows[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = sums[i];
+    rows[0].values[2 * i] = round_to<Bf16>(scale * four.x);
+    rows[0].values[2 * i + 1] = round_to<Bf16>(scale * four.y);
+    rows[1].values[2 * i] = round_to<Bf16>(scale * four.z);
+    rows[1].values[2 * i + 1] = round_to<Bf16>(scale * four.w);
+  }
+  const int64_t to =
+      first.token(sizes) * sizes.query_stride + first.head * int64_t{sizes.head_dim} + column;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = pair / 8 * 16 + pair % 8 + 8 * half;
+    if (first.row + row >= sizes.chunk) continue;
+    store_pack(d_q + to + row * sizes.query_stride, rows[half]);
+  }
 }
 
-template <int kSize>
-void run_gradients(const CudaKernelArguments& args, const AttentionCall& call, std::byte* scratch) {
-  using Cut = GradientCut<kSize>;
+// The gradients of a group's keys and values: sums over its query heads.
+template <class Out>
+__global__ void sum_heads_kernel(GradientScratch scratch, Out* d_k, Out* d_v, AttentionSizes sizes,
+                                 int64_t rows) {
+  constexpr int kElements = Pack<Bf16>::kElements;
+  const int heads = sizes.heads / sizes.groups;
+  const int key_packs = sizes.groups * sizes.head_dim / kElements;
+  const int packs = key_packs + sizes.groups * sizes.value_dim / kElements;
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * packs; i += threads) {
+    const int64_t row = i / packs;
+    const int pack = static_cast<int>(i % packs);
+    const bool is_key = pack < key_packs;
+    const int d = is_key ? sizes.head_dim : sizes.value_dim;
+    const int element = (is_key ? pack : pack - key_packs) * kElements;
+    const int group = element / d;
+    const Bf16* from = (is_key ? scratch.d_k : scratch.d_v) +
+                       (row * sizes.heads + group * heads) * d + element % d;
+    float sums[kElements] = {};
+#pragma unroll 4
+    for (int head = 0; head < heads; ++head) {
+      const Pack<Bf16> part = load_pack(from + head * d);
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) sums[j] += widen(part.values[j]);
+    }
+    Out* to = (is_key ? d_k : d_v) + row * sizes.key_stride + element;
+#pragma unroll
+    for (int j = 0; j < kElements; j += 2) store_pair(to + j, sums[j], sums[j + 1]);
+  }
+}
+
+template <class Out>
+void sum_heads(const CudaKernelArguments& args, const AttentionCall& call,
+               const GradientScratch& scratch) {
+  const AttentionAttributes& a = call.shape.attributes;
+  const int64_t rows = a.batch * call.shape.positions();
+  launch(args, {blocks_for(args, rows * a.key_value_row() / 8, 256), 256}, sum_heads_kernel<Out>,
+         scratch, static_cast<Out*>(call.d_k), static_cast<Out*>(call.d_v), AttentionSizes(call),
+         rows);
+}
+
+template <class Sizes>
+void run_gradients(const CudaKernelArguments& args, const AttentionCall& call,
+                   std::byte* scratch_memory) {
+  using Cut = GradientCut<Sizes>;
+  const AttentionAttributes& a = call.shape.attributes;
   const AttentionMaps maps(call);
-  const PreparedQueries prepared(call.shape, scratch);
+  const AttentionSizes sizes(call);
+  const GradientScratch scratch(call.shape, scratch_memory);
   const int64_t count = sm90_prepared_rows(call.shape);
   launch(args, {static_cast<unsigned>(ceil_divide(count, 8)), 256}, prepare_kernel,
          static_cast<const Bf16*>(call.d_out), static_cast<const Bf16*>(call.out),
-         static_cast<const float*>(call.lse), prepared, count, AttentionSizes(call));
-  if (call.shape.wide_key_gradients) {
-    run_key_gradients<kSize, float>(args, call, prepared);
-  } else {
-    run_key_gradients<kSize, Bf16>(args, call, prepared);
-  }
-  allow_shared_bytes(query_gradients_kernel<kSize>, Cut::kSharedBytes);
-  launch(args, {maps.query_grid(), kAttentionThreads, Cut::kSharedBytes},
-         query_gradients_kernel<kSize>, maps.queries(kBlockRows), maps.d_out(kBlockRows),
-         maps.keys(Cut::kRows), maps.values(Cut::kRows), prepared, static_cast<Bf16*>(call.d_q),
-         AttentionSizes(call));
+         static_cast<const float*>(call.lse), scratch, count, sizes);
+  const bool by_heads = sm90_sums_heads(call.shape);
+  const HeadGradients gradients =
+      by_heads ? HeadGradients{scratch.d_k, scratch.d_v, a.query_row(), a.out_row()}
+               : HeadGradients{static_cast<Bf16*>(call.d_k), static_cast<Bf16*>(call.d_v),
+                               call.key_stride, call.key_stride};
+  const int64_t blocks = ceil_divide(call.shape.positions(), kBlockRows);
+  allow_shared_bytes(gradients_kernel<Sizes>, Cut::kSharedBytes);
+  launch(args,
+         {static_cast<unsigned>(blocks * a.heads * a.batch), kAttentionThreads, Cut::kSharedBytes},
+         gradients_kernel<Sizes>, maps.queries(kTileRows), maps.d_out(kTileRows),
+         maps.keys(kBlockRows), maps.values(kBlockRows), scratch, gradients, sizes);
+  launch(args, {static_cast<unsigned>(count / kTileRows * scratch.boxes), 256},
+         round_query_gradients_kernel, scratch, static_cast<Bf16*>(call.d_q), sizes);
+  if (!by_heads) return;
+  if (call.shape.wide_key_gradients) return sum_heads<float>(args, call, scratch);
+  sum_heads<Bf16>(args, call, scratch);
 }
 
 }  // namespace
 
 void sm90_attention_gradient(const CudaKernelArguments& args, const AttentionCall& call,
                              std::byte* scratch) {
-  if (call.shape.attributes.head_dim <= 64) return run_gradients<64>(args, call, scratch);
-  run_gradients<128>(args, call, scratch);
+  with_head_sizes(call.shape.attributes,
+                  [&](auto sizes) { run_gradients<decltype(sizes)>(args, call, scratch); });
 }
 
 }  // namespace troupe
