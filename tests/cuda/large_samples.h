@@ -447,6 +447,17 @@ inline std::vector<LargeSample> large_samples() {
           {.batch = 1, .sequence = 8600, .heads = 2, .groups = 1, .head_dim = 64, .scale = 0.1},
           of_long));
 
+  // Enough blocks for one to have two query heads of a group; all of these, or a part.
+  for (const int32_t groups : {4, 16}) {
+    add(kAttention, attention_sample({.batch = 2,
+                                      .sequence = 2048,
+                                      .heads = 32,
+                                      .groups = groups,
+                                      .head_dim = 8,
+                                      .scale = 0.3,
+                                      .window = 40}));
+  }
+
   // Chunks of whole tiles, of more and of less than one, and of one query; first, last and other
   // ranks; windows that end in a chunk, before it, and before the one before it.
   const auto add_context = [&](AttentionAttributes attributes, int32_t ranks, int32_t rank,

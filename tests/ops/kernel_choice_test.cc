@@ -175,7 +175,21 @@ TEST(KernelChoice, OfLongAttentionsGradient) {
   EXPECT_EQ(variant(gradient(8200, 8, 128)), AttentionVariant::sm90);
   EXPECT_EQ(variant(gradient(8200, 8, 136)), AttentionVariant::cudnn) << "values are too large";
   EXPECT_EQ(variant(gradient(8200, 8, 128, {.ranks = 2, .rank = 0})), AttentionVariant::cudnn);
-  // With several heads to a group, their gradients of keys and values are summed apart.
+  // With several heads to a group, their gradients of keys and values are summed apart, unless
+  // blocks are short and there are enough of them.
+  const AttentionShape few = gradient(8200, 2, 128);
+  EXPECT_EQ(sm90_heads_each(few), 1);
+  AttentionShape window = few;
+  window.attributes.window = 100;
+  EXPECT_EQ(sm90_heads_each(window), 1) << "520 blocks";
+  window.attributes.batch = 3;
+  EXPECT_EQ(sm90_heads_each(window), 2) << "780 blocks, not 390";
+  window.attributes.batch = 4;
+  EXPECT_EQ(sm90_heads_each(window), 4);
+  EXPECT_FALSE(sm90_sums_parts(window));
+  window.documents = true;
+  EXPECT_EQ(sm90_heads_each(window), 2);
+  EXPECT_TRUE(sm90_sums_parts(window));
   const auto bytes = [](const AttentionShape& shape) {
     return attention_gradient_call_scratch_bytes(shape, AttentionVariant::sm90);
   };

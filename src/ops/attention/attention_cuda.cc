@@ -116,6 +116,18 @@ uint64_t attention_gradient_call_scratch_bytes(const AttentionShape& shape,
          size_of(accumulation_dtype(shape.dtype));
 }
 
+int32_t sm90_heads_each(const AttentionShape& shape) {
+  const AttentionAttributes& a = shape.attributes;
+  // A GPU of 132 multiprocessors runs as many blocks at once. Documents may be long.
+  const int64_t enough = shape.documents ? 1024 : 512;
+  const int64_t blocks = (shape.positions() + kSm90BlockRows - 1) / kSm90BlockRows * a.batch;
+  const bool hides = shape.documents || a.window > 0;
+  for (int32_t each = hides ? a.heads / a.groups : 1; each > 1; --each) {
+    if (a.heads / a.groups % each == 0 && blocks * (a.heads / each) >= enough) return each;
+  }
+  return 1;
+}
+
 Sm90Scratch sm90_gradient_scratch(const AttentionShape& shape) {
   const AttentionAttributes& a = shape.attributes;
   const auto rows = static_cast<uint64_t>(sm90_prepared_rows(shape));
@@ -128,9 +140,10 @@ Sm90Scratch sm90_gradient_scratch(const AttentionShape& shape) {
   const uint64_t turns = rows / kSm90TileRows * (columns / 64) + 1;
   parts.head_gradients = parts.turns + align_for_cudnn(turns * sizeof(int32_t));
   parts.end = parts.head_gradients;
-  if (sm90_sums_heads(shape)) {
-    parts.end += static_cast<uint64_t>(a.batch * shape.positions() * a.heads) *
-                 static_cast<uint64_t>(head_elements(shape)) * sizeof(bf16);
+  if (sm90_sums_parts(shape)) {
+    parts.end +=
+        static_cast<uint64_t>(a.batch * shape.positions() * a.heads / sm90_heads_each(shape)) *
+        static_cast<uint64_t>(head_elements(shape)) * sizeof(bf16);
   }
   return parts;
 }

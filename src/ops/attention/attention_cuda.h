@@ -53,12 +53,17 @@ constexpr int32_t sm90_key_columns(const AttentionAttributes& a) {
   if (a.head_dim > 128) return 192;
   return a.head_dim > 64 || a.value_size() > 64 ? 128 : 64;
 }
-// Gradients of keys and values are computed for each query head and then summed.
-inline bool sm90_sums_heads(const AttentionShape& shape) {
-  return shape.wide_key_gradients || shape.attributes.heads != shape.attributes.groups;
+// Query heads of a group whose gradients of keys and values a block computes. One: most blocks, of
+// which those with the first keys see all queries. Where windows and documents make blocks short
+// and alike there are more, as long as there are blocks enough.
+int32_t sm90_heads_each(const AttentionShape& shape);
+// These parts of the heads are summed then.
+inline bool sm90_sums_parts(const AttentionShape& shape) {
+  const AttentionAttributes& a = shape.attributes;
+  return shape.wide_key_gradients || a.heads != a.groups * sm90_heads_each(shape);
 }
 // Where the parts of its scratch memory begin, in bytes: two numbers for each row of queries, sums
-// of their gradients in fp32, turns, gradients of the keys and values of each query head in bf16.
+// of their gradients in fp32, turns, gradients of keys and values of parts of the heads in bf16.
 struct Sm90Scratch {
   uint64_t lse = 0;
   uint64_t dots = 0;

@@ -1,6 +1,7 @@
 // The gradients of attention on Hopper. See attention_sm90.cuh.
 //
-// A block has 128 keys of one query head and goes through the queries that see them. What it adds
+// A block has 128 keys of some query heads of a group and goes through the queries that see them,
+// head after head. What it adds
 // to their gradients goes to sums in global memory, in fp32, block after block in the order of
 // falling keys: a turn for each tile of queries says whose it is. So every sum has one order, and
 // the same operands give the same bits. A block begins with the first queries that see it, so
@@ -33,25 +34,29 @@ struct GradientScratch {
   float* d_q;   // boxes of the tiles of rows
   int32_t* turns;   // of the same boxes: how many blocks have added to it
   int32_t* ticket;  // how many blocks have begun
-  // Gradients of keys and values of each query head.
-  Bf16* d_k;  // [B positions, H d]
-  Bf16* d_v;  // [B positions, H e]
+  // Gradients of keys and values of the heads of a block: a part of those of a group.
+  Bf16* d_k;  // [B positions, parts d]
+  Bf16* d_v;  // [B positions, parts e]
+  int heads_each;
+  int parts;
   int64_t chunks;
   int64_t padded;  // rows of a chunk, in whole blocks
   int boxes;       // of a tile
 
   GradientScratch(const AttentionShape& shape, std::byte* scratch)
-      : chunks(shape.rows() / shape.chunk()),
+      : heads_each(sm90_heads_each(shape)),
+        parts(shape.attributes.heads / heads_each),
+        chunks(shape.rows() / shape.chunk()),
         padded(sm90_padded_rows(shape)),
         boxes(sm90_key_columns(shape.attributes) / 64) {
-    const Sm90Scratch parts = sm90_gradient_scratch(shape);
-    lse = reinterpret_cast<float*>(scratch + parts.lse);
-    dots = reinterpret_cast<float*>(scratch + parts.dots);
-    d_q = reinterpret_cast<float*>(scratch + parts.d_q);
-    turns = reinterpret_cast<int32_t*>(scratch + parts.turns);
+    const Sm90Scratch begins = sm90_gradient_scratch(shape);
+    lse = reinterpret_cast<float*>(scratch + begins.lse);
+    dots = reinterpret_cast<float*>(scratch + begins.dots);
+    d_q = reinterpret_cast<float*>(scratch + begins.d_q);
+    turns = reinterpret_cast<int32_t*>(scratch + begins.turns);
     ticket = turns + sm90_prepared_rows(shape) / kTileRows * boxes;
-    d_k = reinterpret_cast<Bf16*>(scratch + parts.head_gradients);
-    d_v = d_k + shape.attributes.batch * shape.positions() * shape.attributes.query_row();
+    d_k = reinterpret_cast<Bf16*>(scratch + begins.head_gradients);
+    d_v = d_k + shape.attributes.batch * shape.positions() * parts * shape.attributes.head_dim;
   }
 
   __device__ int64_t index(const AttentionSizes& sizes, int64_t b, int head, int64_t chunk,
@@ -60,8 +65,8 @@ struct GradientScratch {
   }
 };
 
-// Where the gradients of each query head's keys and values go.
-struct HeadGradients {
+// Where the gradients of the keys and values of each part of the heads go.
+struct PartGradients {
   Bf16* d_k;
   Bf16* d_v;
   int64_t key_stride;  // elements from row to row
@@ -122,20 +127,32 @@ __global__ void prepare_kernel(const Bf16* d_out, const Bf16* out, const float* 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Calls visit(number, chunk, queries) for the tiles of queries that see any of the keys, in order.
+// The query heads and keys of a block, of sequence b.
+struct KeyBlock {
+  int64_t b;
+  int first_head;
+  int end_head;
+  AttentionBlock keys;
+};
+
+// Calls visit(number, head, chunk, queries) for the tiles of queries that see any of the keys, in
+// order.
 template <class Visit>
-__device__ __forceinline__ void for_query_tiles(const AttentionSizes& sizes, int64_t b,
-                                                const AttentionBlock& keys, const Visit& visit) {
+__device__ __forceinline__ void for_query_tiles(const AttentionSizes& sizes, const KeyBlock& block,
+                                                const Visit& visit) {
   const auto chunks = static_cast<int>(sizes.rows / sizes.chunk);
   const auto tiles = static_cast<int>((sizes.chunk + kTileRows - 1) / kTileRows);
   int number = 0;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t before = keys.first - sizes.position(chunk);
-    for (int tile = before > 0 ? static_cast<int>(before / kTileRows) : 0; tile < tiles; ++tile) {
-      const QueryTile queries = QueryTile::make<kTileRows>(sizes, chunk, tile);
-      if (!queries.mask(sizes, b).any(queries.block(), keys)) break;  // nor do later ones
-      visit(number, chunk, queries);
-      ++number;
+  for (int head = block.first_head; head < block.end_head; ++head) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t before = block.keys.first - sizes.position(chunk);
+      for (int tile = before > 0 ? static_cast<int>(before / kTileRows) : 0; tile < tiles; ++tile) {
+        const QueryTile queries = QueryTile::make<kTileRows>(sizes, chunk, tile);
+        // Nor do later ones.
+        if (!queries.mask(sizes, block.b).any(queries.block(), block.keys)) break;
+        visit(number, head, chunk, queries);
+        ++number;
+      }
     }
   }
 }
@@ -149,13 +166,12 @@ __device__ __forceinline__ int first_box(int group, int number) {
 // Adds the boxes that a warpgroup hands on to the sums, each in its turn. By one thread.
 template <class Cut>
 __device__ void add_boxes(const AttentionShared<Cut>& shared, const GradientScratch& scratch,
-                          const AttentionSizes& sizes, int64_t b, int head,
-                          const AttentionBlock& keys, int group) {
+                          const AttentionSizes& sizes, const KeyBlock& own, int group) {
   const uint32_t hand = shared.own() + 2 * kScoreGradientBytes + group * kBoxBytes;
-  const int64_t block = keys.first / kBlockRows;
+  const int64_t block = own.keys.first / kBlockRows;
   uint32_t parity = 0;
-  for_query_tiles(sizes, b, keys, [&](int number, int chunk, const QueryTile& queries) {
-    const int64_t row = scratch.index(sizes, b, head, chunk, queries.row - chunk * sizes.chunk);
+  for_query_tiles(sizes, own, [&](int number, int head, int chunk, const QueryTile& queries) {
+    const int64_t row = scratch.index(sizes, own.b, head, chunk, queries.row - chunk * sizes.chunk);
     // The block of the last keys that any of the queries sees is the first.
     const int64_t last_block = (queries.position + queries.count - 1) / kBlockRows;
     const auto own_turn = static_cast<int32_t>(last_block - block);
@@ -203,7 +219,7 @@ __device__ __forceinline__ void store_score_gradients(const uint32_t (&packed)[k
 
 #endif
 
-// A block for 128 keys of one query head: which, the order says in which blocks begin. A block
+// A block for 128 keys of some query heads: which, the order says in which blocks begin. A block
 // waits for those with later keys alone, which have begun before it, so there is no deadlock.
 template <class Sizes>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
@@ -212,7 +228,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
                      const __grid_constant__ CUtensorMap k_map,
                      const __grid_constant__ CUtensorMap v_map,
                      const __grid_constant__ GradientScratch scratch,
-                     const __grid_constant__ HeadGradients gradients,
+                     const __grid_constant__ PartGradients gradients,
                      const __grid_constant__ AttentionSizes sizes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Cut = GradientCut<Sizes>;
@@ -225,21 +241,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   const AttentionShared<Cut> shared = open_shared<Cut>();
   const auto blocks = static_cast<int>((sizes.positions + kBlockRows - 1) / kBlockRows);
   const int block = blocks - 1 - own_ticket % blocks;
-  const int head = own_ticket / blocks % sizes.heads;
-  const int64_t b = own_ticket / blocks / sizes.heads;
-  const int group = head / (sizes.heads / sizes.groups);
+  const int part = own_ticket / blocks % scratch.parts;
+  const int64_t b = own_ticket / blocks / scratch.parts;
+  const int group = part / (scratch.parts / sizes.groups);
   const AttentionBlock keys{int64_t{block} * kBlockRows, kBlockRows};
+  const KeyBlock whole{b, part * scratch.heads_each, (part + 1) * scratch.heads_each, keys};
   const ThreadPlace place;
   Ring<Cut> ring(shared);
   if (place.group == kMathGroups) {
     sm90::release_registers<kLoaderRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32 - 4 * kMathGroups;
     if (threadIdx.x % 32 != 0 || warp > kMathGroups) return;
-    if (warp > 0) return add_boxes(shared, scratch, sizes, b, head, keys, warp - 1);
+    if (warp > 0) return add_boxes(shared, scratch, sizes, whole, warp - 1);
     sm90::barrier_arrive_expecting(shared.loaded(), Cut::kFixedBytes);
     FixedKeys::load(k_map, shared.loaded(), shared.fixed_keys(), group, keys.first, b);
     FixedValues::load(v_map, shared.loaded(), shared.fixed_values(), group, keys.first, b);
-    for_query_tiles(sizes, b, keys, [&](int, int chunk, const QueryTile& queries) {
+    for_query_tiles(sizes, whole, [&](int, int head, int chunk, const QueryTile& queries) {
       const int64_t row = scratch.index(sizes, b, head, chunk, queries.row - chunk * sizes.chunk);
       ring.fill(Cut::kStageBytes + 2 * Cut::kNumberBytes, [&](uint32_t barrier, int stage) {
         Keys::load(q_map, barrier, shared.keys(stage), head, queries.row, b);
@@ -264,7 +281,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   float dk[Cut::kKey / 2] = {};
   float dv[Cut::kValue / 2] = {};
   sm90::barrier_wait(shared.loaded(), 0);
-  for_query_tiles(sizes, b, keys, [&](int number, int, const QueryTile& queries) {
+  for_query_tiles(sizes, whole, [&](int number, int, int, const QueryTile& queries) {
     const int stage = ring.take();
     const AttentionMask mask = queries.mask(sizes, b);
     float p[kTileRows / 2];
@@ -393,9 +410,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     if (row >= sizes.positions) continue;
     const int64_t token = b * sizes.positions + row;
     store_head(dk, half, static_cast<float>(sizes.scale), place, sizes.head_dim,
-               gradients.d_k + token * gradients.key_stride + head * sizes.head_dim);
+               gradients.d_k + token * gradients.key_stride + part * sizes.head_dim);
     store_head(dv, half, 1.0F, place, sizes.value_dim,
-               gradients.d_v + token * gradients.value_stride + head * sizes.value_dim);
+               gradients.d_v + token * gradients.value_stride + part * sizes.value_dim);
   }
 #else
   __trap();
@@ -433,12 +450,12 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// The gradients of a group's keys and values: sums over its query heads.
+// The gradients of a group's keys and values: sums over the parts of its query heads.
 template <class Out>
-__global__ void sum_heads_kernel(GradientScratch scratch, Out* d_k, Out* d_v, AttentionSizes sizes,
+__global__ void sum_parts_kernel(GradientScratch scratch, Out* d_k, Out* d_v, AttentionSizes sizes,
                                  int64_t rows) {
   constexpr int kElements = Pack<Bf16>::kElements;
-  const int heads = sizes.heads / sizes.groups;
+  const int parts = scratch.parts / sizes.groups;
   const int key_packs = sizes.groups * sizes.head_dim / kElements;
   const int packs = key_packs + sizes.groups * sizes.value_dim / kElements;
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
@@ -450,13 +467,13 @@ __global__ void sum_heads_kernel(GradientScratch scratch, Out* d_k, Out* d_v, At
     const int element = (is_key ? pack : pack - key_packs) * kElements;
     const int group = element / d;
     const Bf16* from = (is_key ? scratch.d_k : scratch.d_v) +
-                       (row * sizes.heads + group * heads) * d + element % d;
+                       (row * scratch.parts + group * parts) * d + element % d;
     float sums[kElements] = {};
 #pragma unroll 4
-    for (int head = 0; head < heads; ++head) {
-      const Pack<Bf16> part = load_pack(from + head * d);
+    for (int part = 0; part < parts; ++part) {
+      const Pack<Bf16> own = load_pack(from + part * d);
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) sums[j] += widen(part.values[j]);
+      for (int j = 0; j < kElements; ++j) sums[j] += widen(own.values[j]);
     }
     Out* to = (is_key ? d_k : d_v) + row * sizes.key_stride + element;
 #pragma unroll
@@ -465,11 +482,11 @@ __global__ void sum_heads_kernel(GradientScratch scratch, Out* d_k, Out* d_v, At
 }
 
 template <class Out>
-void sum_heads(const CudaKernelArguments& args, const AttentionCall& call,
+void sum_parts(const CudaKernelArguments& args, const AttentionCall& call,
                const GradientScratch& scratch) {
   const AttentionAttributes& a = call.shape.attributes;
   const int64_t rows = a.batch * call.shape.positions();
-  launch(args, {blocks_for(args, rows * a.key_value_row() / 8, 256), 256}, sum_heads_kernel<Out>,
+  launch(args, {blocks_for(args, rows * a.key_value_row() / 8, 256), 256}, sum_parts_kernel<Out>,
          scratch, static_cast<Out*>(call.d_k), static_cast<Out*>(call.d_v), AttentionSizes(call),
          rows);
 }
@@ -486,22 +503,24 @@ void run_gradients(const CudaKernelArguments& args, const AttentionCall& call,
   launch(args, {static_cast<unsigned>(ceil_divide(count, 8)), 256}, prepare_kernel,
          static_cast<const Bf16*>(call.d_out), static_cast<const Bf16*>(call.out),
          static_cast<const float*>(call.lse), scratch, count, sizes);
-  const bool by_heads = sm90_sums_heads(call.shape);
-  const HeadGradients gradients =
-      by_heads ? HeadGradients{scratch.d_k, scratch.d_v, a.query_row(), a.out_row()}
-               : HeadGradients{static_cast<Bf16*>(call.d_k), static_cast<Bf16*>(call.d_v),
+  const bool by_parts = sm90_sums_parts(call.shape);
+  const PartGradients gradients =
+      by_parts ? PartGradients{scratch.d_k, scratch.d_v, int64_t{scratch.parts} * a.head_dim,
+                               int64_t{scratch.parts} * a.value_size()}
+               : PartGradients{static_cast<Bf16*>(call.d_k), static_cast<Bf16*>(call.d_v),
                                call.key_stride, call.key_stride};
   const int64_t blocks = ceil_divide(call.shape.positions(), kBlockRows);
   allow_shared_bytes(gradients_kernel<Sizes>, Cut::kSharedBytes);
   launch(args,
-         {static_cast<unsigned>(blocks * a.heads * a.batch), kAttentionThreads, Cut::kSharedBytes},
+         {static_cast<unsigned>(blocks * scratch.parts * a.batch), kAttentionThreads,
+          Cut::kSharedBytes},
          gradients_kernel<Sizes>, maps.queries(kTileRows), maps.d_out(kTileRows),
          maps.keys(kBlockRows), maps.values(kBlockRows), scratch, gradients, sizes);
   launch(args, {static_cast<unsigned>(count / kTileRows * scratch.boxes), 256},
          round_query_gradients_kernel, scratch, static_cast<Bf16*>(call.d_q), sizes);
-  if (!by_heads) return;
-  if (call.shape.wide_key_gradients) return sum_heads<float>(args, call, scratch);
-  sum_heads<Bf16>(args, call, scratch);
+  if (!by_parts) return;
+  if (call.shape.wide_key_gradients) return sum_parts<float>(args, call, scratch);
+  sum_parts<Bf16>(args, call, scratch);
 }
 
 }  // namespace
