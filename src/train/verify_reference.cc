@@ -191,7 +191,8 @@ class ReferenceRank {
                                           .micro_batches = 1,
                                           .sequence = reference.sequence,
                                           .clip_grad = reference.clip,
-                                          .routing_trace = options.trace});
+                                          .routing_trace = options.trace,
+                                          .expert_rounds = true});
     logits_plan_ = session_.plan(*logits_step_.program, options.oracle);
     training_plan_ = session_.plan(*training_step_.program, options.oracle);
   }
