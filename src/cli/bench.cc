@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdio>
 #include <fmt/format.h>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/random.h"
@@ -18,6 +20,7 @@
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "options/run_spec.h"
+#include "plan/fallback_step.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
 #include "train/initialize.h"
@@ -126,6 +129,8 @@ class BenchRank {
     session_.declare(config, options.compute_dtype, /*trained=*/true, std::move(layout));
     step_ = build_training_step(config, session_.state(), step_options_);
     plan_ = session_.plan(*step_.program);
+    fallback_ = plan_fallback_step(config, session_.state(), step_options_, step_, plan_,
+                                   [&](const Program& program) { return session_.plan(program); });
   }
 
   // On all ranks at once. Rank 0 prints.
@@ -137,6 +142,9 @@ class BenchRank {
   bool on_gpu() const { return session_.device() == Device::cuda; }
   void prepare();
   void done_one() { progress_.show(++done_, kWarmUps + kRuns + (is_profiled() ? kRuns : 0)); }
+  void write_inputs(const TrainingStep& step, Interpreter& interpreter) const;
+  // The step, and its fallback where the experts' room does not suffice.
+  void run_step();
   // The time of one step, in s: the longest of all ranks, since all have met.
   double time_step();
   void profile_step();
@@ -151,11 +159,13 @@ class BenchRank {
   const TrainingStepOptions step_options_;
   TrainingStep step_;
   MemoryPlan plan_;
+  std::optional<FallbackStep> fallback_;
 
   WorkProgress progress_;
   uint64_t done_ = 0;     // steps
   ProfileLimits limits_;  // of a rank
   std::unique_ptr<Interpreter> interpreter_;
+  std::unique_ptr<Interpreter> fallback_interpreter_;  // once it is needed
   std::unique_ptr<StepProfile> profile_;
   std::vector<int32_t> profiled_;  // the ranks whose tables are shown
   std::vector<std::string> tables_;
@@ -170,6 +180,7 @@ class BenchRank {
 void BenchRank::prepare() {
   const Program& program = *step_.program;
   session_.check({{&program, &plan_}}, remedies_of_training(options_, session_.rank()));
+  if (fallback_) session_.check_collectives(*fallback_->step.program);
   limits_ = measure_limits_of_rank(session_, options_.compute_dtype);
   const int gpu = session_.gpu();
   if (session_.leads()) {
@@ -187,18 +198,12 @@ void BenchRank::prepare() {
   initialize_parameters(session_.state(), storage, static_cast<uint64_t>(options_.seed),
                         session_.pool());
   storage.to_device();
-  for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
-    write_random_batch(*interpreter_, step_.micro_batches[i],
-                       session_.part().global_micro_batch(static_cast<int32_t>(i)),
-                       config_.vocab_size);
-  }
-  *interpreter_->view(step_.update_number).as<int64_t>() = 1;
-  if (step_.step_number.valid()) *interpreter_->view(step_.step_number).as<int64_t>() = 0;
+  write_inputs(step_, *interpreter_);
 
   // The first run touches all memory; on GPUs one is traced, and one captured as a graph.
   for (int run = 0; run < kWarmUps; ++run) {
     session_.barrier();
-    interpreter_->run();
+    run_step();
     done_one();
   }
   if (session_.leads()) {
@@ -215,10 +220,40 @@ void BenchRank::prepare() {
       session_.exchange(has_gpu ? free_before - available_device_bytes(gpu) - allocated : 0));
 }
 
+void BenchRank::write_inputs(const TrainingStep& step, Interpreter& interpreter) const {
+  for (size_t i = 0; i < step.micro_batches.size(); ++i) {
+    write_random_batch(interpreter, step.micro_batches[i],
+                       session_.part().global_micro_batch(static_cast<int32_t>(i)),
+                       config_.vocab_size);
+  }
+  *interpreter.view(step.update_number).as<int64_t>() = 1;
+  if (step.step_number.valid()) *interpreter.view(step.step_number).as<int64_t>() = 0;
+}
+
+void BenchRank::run_step() {
+  interpreter_->run();
+  if (!fallback_ || *interpreter_->view(step_.rooms_lacked).as<double>() == 0) return;
+  if (fallback_interpreter_ == nullptr) {
+    fallback_interpreter_ = session_.interpreter(
+        *fallback_->step.program, fallback_->memory,
+        {.memory_of = interpreter_.get(), .capture = session_.spec().capture_graphs});
+    if (session_.leads()) {
+      fmt::print(stderr,
+                 "Note: the experts' room (--moe-expert-rank-capacity-factor {}) does not suffice: "
+                 "each step runs a second time, in rounds of tokens.\n",
+                 session_.part().run->expert_room);
+    }
+  }
+  // One memory, so each finds the other's bytes.
+  write_inputs(fallback_->step, *fallback_interpreter_);
+  fallback_interpreter_->run();
+  write_inputs(step_, *interpreter_);
+}
+
 double BenchRank::time_step() {
   session_.barrier();
   const auto start = Clock::now();
-  interpreter_->run();
+  run_step();
   const double own = std::chrono::duration<double>(Clock::now() - start).count();
   double longest = 0;
   for (const uint64_t bits : session_.exchange(std::bit_cast<uint64_t>(own))) {

@@ -53,15 +53,18 @@ class AllGatherDispatcher : public Dispatcher {
 class AllToAllDispatcher : public Dispatcher {
  public:
   AllToAllDispatcher(Builder& builder, const DispatchPlanAttributes& plan,
-                     const LocalExpertsAttributes& local)
-      : builder_(builder), plan_(plan), local_(local) {}
+                     const LocalExpertsAttributes& local, int64_t most_rows)
+      : builder_(builder), plan_(plan), local_(local), most_rows_(most_rows) {}
 
   DispatchedTokens dispatch(ValueId rows, ValueId probabilities, ValueId experts) override {
     const auto top_k = static_cast<int32_t>(builder_.value(experts).shape[1]);
-    exchange_ = exchange_counts(
-        builder_, dispatch_plan(builder_, experts, plan_, "dispatch"),
-        {.group = kDispatchGroup, .copies = std::min(plan_.ranks(), top_k * plan_.slices)},
-        "received");
+    // Each row that comes is one of an expert at least.
+    const int64_t all_tokens = plan_.ranks() * builder_.value(rows).shape[0];
+    exchange_ = exchange_counts(builder_, dispatch_plan(builder_, experts, plan_, "dispatch"),
+                                {.group = kDispatchGroup,
+                                 .copies = std::min(plan_.ranks(), top_k * plan_.slices),
+                                 .most_received = most_rows_ < all_tokens ? most_rows_ : 0},
+                                "received");
     DispatchedTokens tokens;
     tokens.rows = send_rows(builder_, rows, exchange_, "received_tokens");
     tokens.probabilities = send_rows(builder_, probabilities, exchange_, "received_router_weights");
@@ -77,6 +80,7 @@ class AllToAllDispatcher : public Dispatcher {
   Builder& builder_;
   const DispatchPlanAttributes plan_;
   const LocalExpertsAttributes local_;
+  const int64_t most_rows_;
   RowExchange exchange_;
 };
 
@@ -142,7 +146,8 @@ int32_t dispatch_ranks(const ModelPart& part) {
 }
 
 std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig& config,
-                                            const ModelPart& part, TokenDispatcher kind) {
+                                            const ModelPart& part, TokenDispatcher kind,
+                                            int64_t most_rows) {
   const int32_t ranks = dispatch_ranks(part);
   if (ranks == 1) return std::make_unique<NoDispatcher>();
   const int32_t count = config.num_experts / part.layout().ep();
@@ -151,7 +156,7 @@ std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig&
     case TokenDispatcher::allgather:
       return std::make_unique<AllGatherDispatcher>(builder, ranks, local);
     case TokenDispatcher::alltoall:
-      return std::make_unique<AllToAllDispatcher>(builder, plan_of(config, part), local);
+      return std::make_unique<AllToAllDispatcher>(builder, plan_of(config, part), local, most_rows);
     case TokenDispatcher::flex:
       return std::make_unique<FlexDispatcher>(builder, plan_of(config, part), local);
   }

@@ -50,8 +50,10 @@ class Dispatcher {
 // Ranks among which the tokens of an MoE block are exchanged.
 int32_t dispatch_ranks(const ModelPart& part);
 
-// Emits nothing at all where the group is one rank. Borrows the builder.
+// Emits nothing at all where the group is one rank. Borrows the builder. `most_rows`: how many
+// slots of the tokens of all ranks name an expert of this one at most.
 std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig& config,
-                                            const ModelPart& part, TokenDispatcher kind);
+                                            const ModelPart& part, TokenDispatcher kind,
+                                            int64_t most_rows);
 
 }  // namespace troupe

@@ -109,6 +109,11 @@ struct ForwardResult {
     ValueId counts;    // i32 [experts]: rows that each expert received, without padding
     ValueId entropy;   // [1]: mean entropy of softmax(logits), nats; a rank's part where valid
     ValueId valid;     // BatchValues::valid.count, or invalid
+    // Where experts may have too little room: i32 [1], whether they had, and the rows of the ranks'
+    // experts where they were most, of which `even` would be each rank's with an even load.
+    ValueId over;
+    ValueId fullest;
+    double even = 0;
   };
   std::vector<RouterReport> routers;
 };
@@ -122,6 +127,9 @@ struct ForwardOptions {
                             // not depend on who runs it
   // How tokens reach experts of other ranks.
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
+  // Where the experts of a rank may have too little room (RunLayout::expert_room): tokens reach
+  // them in rounds for which it always suffices.
+  bool expert_rounds = false;
   // How attention reaches the rows of each sequence that other ranks have.
   ContextExchange context_exchange = ContextExchange::p2p;
   // What random numbers of the pass are keyed by, with the place that draws them. `step` is an

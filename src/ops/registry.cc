@@ -27,6 +27,7 @@
 #include "ops/exchange_rows/exchange_rows.h"
 #include "ops/expert_bias_update/expert_bias_update.h"
 #include "ops/expert_capacity/expert_capacity.h"
+#include "ops/expert_rows/expert_rows.h"
 #include "ops/fill/fill.h"
 #include "ops/gated_delta_rule/gated_delta_rule.h"
 #include "ops/gated_norm/gated_norm.h"
@@ -111,6 +112,8 @@ constexpr std::array kOperations = {
     &kReturnRows,
     &kExpertBiasUpdate,
     &kExpertCapacity,
+    &kLimitExpertRows,
+    &kKeepTokens,
     &kFill,
     &kGatedDeltaRule,
     &kGatedDeltaRuleGradient,

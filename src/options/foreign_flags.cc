@@ -19,9 +19,8 @@ constexpr std::string_view kSavesMemory =
     "it saves memory in Megatron and changes no number; here activations and states stay where "
     "they are (`troupe plan` says what they take).";
 constexpr std::string_view kStash =
-    "experts' activations are planned for the most rows that can arrive; --recompute-modules "
-    "moe_act "
-    "or --fine-grained-activation-offloading keeps fewer of them.";
+    "memory of experts is planned for --moe-expert-rank-capacity-factor times an even load; a step "
+    "that needs more runs again in rounds of tokens (docs/memory.md).";
 constexpr std::string_view kTransport =
     "it chooses how Megatron moves tokens between ranks; here there is one way.";
 constexpr std::string_view kProcesses =
@@ -200,7 +199,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("moe-paged-stash-buffer-size-factor-cpu", "", kStash),
     refused("moe-enable-routing-replay", kRouting),
     refused("moe-apply-probs-on-input", kRouting),
-    refused("moe-expert-rank-capacity-factor", kRouting),
     refused("moe-router-topk-limited-devices",
             "use --moe-router-num-groups and --moe-router-group-topk."),
     refused("moe-token-dropping", "use --moe-expert-capacity-factor."),

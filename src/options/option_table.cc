@@ -1073,6 +1073,15 @@ constexpr OptionSpec kOptions[] = {
      .metavar = "NAME",
      .help = "How tokens reach the experts of other ranks (--expert-model-parallel-size).",
      .commands = kCompute},
+    {.name = "moe-expert-rank-capacity-factor",
+     .member = &Options::moe_expert_rank_capacity_factor,
+     .group = kMoe,
+     .metavar = "X",
+     .help = "Where ranks share the experts: memory for X times the rows that a rank's experts get "
+             "when all have the same load; 0: for the most that may come. No token is dropped: a "
+             "step that needs more runs again in rounds of tokens, with the same numbers.",
+     .range = at_least(0),
+     .commands = kCompute},
     {.name = "warn-load-imbalance",
      .member = &Options::warn_load_imbalance,
      .group = kMoe,

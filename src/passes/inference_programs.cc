@@ -50,6 +50,7 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
       stages.push_back(build_forward(builder, state, tables, step.batch,
                                      {.chunk = work.step.chunk,
                                       .input = stream,
+                                      .expert_rounds = true,
                                       .context_exchange = exchange,
                                       .loss_chunk_tokens = loss_chunk_tokens,
                                       .selected = step.selected}));

@@ -16,12 +16,18 @@ namespace {
 using Options = RecomputeOptions;
 
 // What is computed again together: in selective recompute the operations of one layer and module,
-// in full recompute those of a group of layers.
-using RegionKey = std::pair<int32_t, const ModuleSpec*>;
+// in full recompute those of a group of layers; and of a block in rounds those of one round.
+struct RegionKey {
+  int32_t layer;
+  const ModuleSpec* module;
+  int32_t round = 0;
+  auto operator<=>(const RegionKey&) const = default;
+};
 
 std::optional<RegionKey> region_key(const Place& place, int32_t first_layer,
                                     const Options& options) {
   if (place.layer < 0) return std::nullopt;
+  if (place.round > 0) return RegionKey{place.layer, nullptr, place.round};
   if (options.granularity == Options::Granularity::full) {
     const int32_t layer = place.layer - first_layer;
     if (options.method == Options::Method::uniform) return RegionKey{layer / options.layers, {}};
@@ -114,7 +120,7 @@ class Recomputation {
       const Op& op = program_.op(index);
       for_each_read(program_, op, [&](ValueId id) {
         int32_t& region = region_of_[id];
-        if (region < 0 || contains(region, index)) return;
+        if (region < 0 || op.place.round > 0 || contains(region, index)) return;
         const Op& made_by = program_.op(definer_[id]);
         const Place& place = made_by.place;
         if (gathers_layer_parameters(program_, made_by)) return;

@@ -18,6 +18,8 @@
 //   modules that discard their outputs (ModuleSpec): norms, activations
 //                 the outputs, too: kept are the inputs alone. Of norms with an addition these are
 //                 the stream and the branch; sums that other layers read are kept
+//   blocks that work in rounds (Place::round)
+//                 always, each round by itself; kept are the inputs of each
 //   parameters that are sharded (StateSharding::parameters)
 //                 always: a layer's are gathered again where gradients read them
 #pragma once

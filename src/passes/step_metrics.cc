@@ -68,10 +68,27 @@ void MetricSums::add(ValueId metric, ValueId value, double weight, ValueId facto
              factor);
 }
 
+void MetricSums::add_largest(ValueId metric, ValueId value, double weight) {
+  accumulate_largest(builder_, metric, value, weight,
+                     /*overwrite=*/written_.insert(metric.index).second);
+}
+
 void MetricSums::add_nothing(ValueId metric) {
   if (written_.contains(metric.index)) return;
   const Shape shape = builder_.value(metric).shape;
   add(metric, fill(builder_, 0, DType::f64, shape, "nothing"), 1);
+}
+
+void measure_rooms(Builder& builder, const ModelPart& part, const ForwardResult& forward,
+                   ValueId lacked, ValueId fullest, MetricSums& sums) {
+  const PlaceScope scope(builder);
+  for (const auto& router : forward.routers) {
+    if (!lacked.valid() || !router.over.valid()) continue;
+    builder.place.layer = static_cast<int16_t>(router.layer);
+    // The ranks that share the experts have the same answer.
+    sums.add(lacked, router.over, 1.0 / dispatch_ranks(part));
+    sums.add_largest(fullest, router.fullest, 1.0 / router.even);
+  }
 }
 
 void accumulate_metrics(Builder& builder, const ModelConfig& config, const ModelPart& part,

@@ -38,6 +38,9 @@ class MetricSums {
   // `factor`: [1], or absent.
   void add(ValueId metric, ValueId value, double weight, ValueId factor = {});
 
+  // The largest contribution instead of the sum.
+  void add_largest(ValueId metric, ValueId value, double weight);
+
   // For what other ranks contribute to and this one does not.
   void add_nothing(ValueId metric);
 
@@ -45,6 +48,11 @@ class MetricSums {
   Builder& builder_;
   std::set<int32_t> written_;
 };
+
+// Adds to `lacked` for how many MoE blocks of a micro-batch the experts had too little room, and
+// finds in `fullest` the most that they needed, times an even load; both where they are valid.
+void measure_rooms(Builder& builder, const ModelPart& part, const ForwardResult& forward,
+                   ValueId lacked, ValueId fullest, MetricSums& sums);
 
 // Adds what one stage of this rank measured of one micro-batch to the step's metrics, so that the
 // sum over all ranks counts everything once: the ranks of a tp group have the same loss, and of

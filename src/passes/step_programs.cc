@@ -29,7 +29,8 @@ namespace {
 void reduce_metrics(Builder& builder, const ModelState& state, const TrainingStep& step,
                     const std::vector<LossMetric>& losses, MetricSums& sums) {
   if (state.part.layout().world_size() == 1) return;
-  const std::vector<ValueId> metrics = metrics_of(losses, step.layers);
+  std::vector<ValueId> metrics = metrics_of(losses, step.layers);
+  if (step.rooms_lacked.valid()) metrics.push_back(step.rooms_lacked);
   for (const ValueId metric : metrics) sums.add_nothing(metric);
   sum_metrics_over_ranks(builder, state, metrics);
 }
@@ -206,6 +207,7 @@ class TrainingEmission {
                        .training = true,
                        .micro_batch = part_.global_micro_batch(item.micro_batch),
                        .dispatcher = options_.dispatcher,
+                       .expert_rounds = options_.expert_rounds,
                        .context_exchange = options_.context_exchange,
                        .seed = options_.seed,
                        .step = step_.step_number,
@@ -225,6 +227,7 @@ class TrainingEmission {
     accumulate_metrics(builder_, config_, part_, forward, loss_metrics_, step_.layers, sums_,
                        share_,
                        /*loss_share=*/1);
+    measure_rooms(builder_, part_, forward, step_.rooms_lacked, step_.fullest_room, sums_);
   }
 
   // The end of a forward pass.
@@ -325,11 +328,17 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   const std::vector<LossMetric> losses =
       declare_losses(builder, config, options.per_token_loss, step);
   step.layers = declare_layer_metrics(builder, config, /*training=*/true, options.ignore_padding);
+  if (config.num_experts > 0 && dispatch_ranks(state.part) > 1 && state.part.run->expert_room > 0 &&
+      !options.expert_rounds) {
+    step.rooms_lacked = builder.metric("rooms_lacked", DType::f64, {1});
+    step.fullest_room = builder.metric("fullest_room", DType::f64, {1});
+  }
 
   TrainingEmission emission(builder, config, state, options, losses, step);
   emission.emit_all();
   builder.place = Place{.phase = Phase::optimizer};
   sum_gradients_over_ranks(builder, state, options.gradient_bucket_elements);
+  if (step.fullest_room.valid()) emission.sums().add_nothing(step.fullest_room);
   reduce_metrics(builder, state, step, losses, emission.sums());
   for (const LossMetric& loss : losses) {
     if (loss.tokens.valid()) token_mean(builder, loss.sum, loss.tokens);
@@ -343,7 +352,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     passes.run(PassId::loss_chunks,
                [&](const Program& program) { return order_loss_chunks(program, segments); });
   }
-  if (options.recompute.any() || state.part.run->sharding == StateSharding::parameters) {
+  if (options.recompute.any() || options.expert_rounds ||
+      state.part.run->sharding == StateSharding::parameters) {
     passes.run(PassId::recompute, [&](Program& program) {
       return recompute_activations(program, segments, options.recompute);
     });

@@ -65,8 +65,11 @@ class Scheduler {
 
   // Takes the weight gradients out.
   void hold(const PipelineStep& step, std::vector<int32_t>& list) {
+    // Of a block that works in rounds each has its weight gradients at once, so that what they read
+    // is not kept for all of them.
     const auto of_data = [&](int32_t index) {
-      return program_.op(index).place.phase != Phase::weight_gradient;
+      const Place& place = program_.op(index).place;
+      return place.phase != Phase::weight_gradient || place.round > 0;
     };
     const auto first = std::stable_partition(list.begin(), list.end(), of_data);
     held_.push_back({step, {first, list.end()}});

@@ -21,9 +21,10 @@ ValueId measure(Builder& builder, const char* name, ValueId value) {
 
 void build_update(Builder& builder, const ModelConfig& config, const ModelState& state,
                   const TrainingStepOptions& options, TrainingStep& step) {
-  const ClipResult clip = clip_coefficient(
-      builder, squared_gradient_norm(builder, state),
-      {.max_norm = options.clip_grad, .skip_norm = options.skip_norm}, "grad_norm");
+  const ClipResult clip =
+      clip_coefficient(builder, squared_gradient_norm(builder, state),
+                       {.max_norm = options.clip_grad, .skip_norm = options.skip_norm}, "grad_norm",
+                       step.rooms_lacked);
   step.grad_norm = clip.norm;
   if (options.count_zero_gradients) {
     step.zero_gradients = measure(builder, "num_zeros", zero_gradients(builder, state));

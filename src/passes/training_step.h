@@ -38,6 +38,10 @@ struct TrainingStepOptions {
   uint64_t seed = 0;                     // of dropout, jitter and random routing
   RoutingTrace routing_trace = RoutingTrace::none;
   TokenDispatcher dispatcher = TokenDispatcher::allgather;
+  // The step for which the experts' room (RunLayout::expert_room) always suffices: tokens reach the
+  // experts in rounds, and the experts' part of each is computed again in the backward pass.
+  // Otherwise a step for which it did not suffice says so (TrainingStep::rooms_lacked).
+  bool expert_rounds = false;
   ContextExchange context_exchange = ContextExchange::p2p;
   // The loss is the mean over the tokens of the whole step, and not of the means of micro-batches.
   // An auxiliary loss of T tokens then has the weight T / tokens (docs/layouts.md, "Gradients").
@@ -99,6 +103,11 @@ struct TrainingStep {
   ValueId grad_norm;                // f64 [1], metric: before clipping
   ValueId skipped;  // i32 [1], metric: 1 when the norm was not finite, or above skip_norm, and
                     // nothing was updated
+  // f64 [1], metrics, where the experts' room may not suffice: for how many MoE blocks of the step
+  // it did not, in which case nothing was updated and nothing else that was measured counts; and
+  // the fullest rank's rows, times those of an even load, of the blocks that this rank has.
+  ValueId rooms_lacked;
+  ValueId fullest_room;
   // f64 [1], metrics, where they are measured: how many elements of the gradients are 0, and the
   // square of the norm of the weights after the step.
   ValueId zero_gradients;

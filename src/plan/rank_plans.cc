@@ -12,6 +12,7 @@
 #include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
 #include "passes/rank_sums.h"
+#include "plan/fallback_step.h"
 #include "program/op_spec.h"
 #include "program/verify.h"
 
@@ -49,6 +50,7 @@ std::vector<int64_t> class_key(const std::shared_ptr<const Model>& model, DType 
 struct BuiltClass {
   RankPlan plan;
   CollectiveTrace trace;
+  CollectiveTrace fallback;  // empty where there is none
   CollectiveTrace evaluation;
 };
 
@@ -69,11 +71,19 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   const ModelState state = declare_model_state(model, dtype, /*trained=*/true, part);
   const TrainingStep step = build_training_step(config, state, options);
   const Program& program = *step.program;
-  verify_program(program);
-  const MemoryPlan memory = plan_memory(program, threads, device, gpu);
-  verify_memory_plan(program, memory);
+  const auto plan_verified = [&](const Program& each) {
+    verify_program(each);
+    const MemoryPlan memory = plan_memory(each, threads, device, gpu);
+    verify_memory_plan(each, memory);
+    return memory;
+  };
+  MemoryPlan memory = plan_verified(program);
   BuiltClass built;
   built.trace = trace_collectives(program);
+  if (const std::optional<FallbackStep> fallback =
+          plan_fallback_step(config, state, options, step, memory, plan_verified)) {
+    built.fallback = trace_collectives(*fallback->step.program);
+  }
   built.evaluation = trace_evaluation(config, state, options);
   RankPlan& plan = built.plan;
   plan.first_rank = part.rank;
@@ -192,6 +202,7 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   const auto model = std::make_shared<const Model>(config);
   std::vector<RankPlan> plans(classes.first_rank.size());
   std::vector<CollectiveTrace> traces(plans.size());
+  std::vector<CollectiveTrace> fallbacks(plans.size());
   std::vector<CollectiveTrace> evaluations(plans.size());
   std::mutex mutex;
   uint64_t done = 0;
@@ -200,12 +211,14 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                    options, threads, device, gpu);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);
+    fallbacks[i] = std::move(built.fallback);
     evaluations[i] = std::move(built.evaluation);
     const std::lock_guard lock(mutex);
     if (report) report(++done, plans.size());
   });
   for (const int32_t number : classes.class_of_rank) ++plans[static_cast<size_t>(number)].ranks;
   verify_collectives(traces, classes.class_of_rank, run->layout);
+  verify_collectives(fallbacks, classes.class_of_rank, run->layout);
   verify_collectives(evaluations, classes.class_of_rank, run->layout);
   return plans;
 }

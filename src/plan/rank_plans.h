@@ -75,9 +75,10 @@ uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& stat
 
 // Of all classes, by first rank. Each program has passed verify_program() and its plan
 // verify_memory_plan(); the collectives and messages of all ranks fit together, or it is the
-// UserError of verify_collectives(). The same holds of their evaluation, whose memory is not
-// counted. `threads`: of one rank's pool; `gpu` as in plan_memory(). `workers` programs are in
-// memory at once. `report` counts classes.
+// UserError of verify_collectives(). The same holds of the fallbacks of the steps, for which their
+// memory has room, and of their evaluation, whose memory is not counted. `threads`: of one rank's
+// pool; `gpu` as in plan_memory(). `workers` programs are in memory at once. `report` counts
+// classes.
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,

@@ -72,6 +72,7 @@ struct Place {
   const ModuleSpec* module = nullptr;  // null: embedding, head, loss, and all outside the model
   int16_t layer = -1;                  // decoder layer; -1 outside the layers
   int16_t chunk = 0;                   // virtual pipeline stage
+  int16_t round = 0;                   // of a block that works in several, from 1 on; otherwise 0
   int32_t micro_batch = -1;            // -1 outside micro-batches
   int32_t recompute_of = -1;           // the operation of which this is a clone
 };

@@ -27,7 +27,12 @@ struct WorkSpan {
   double duration_s = 0;
 };
 
+class Interpreter;
+
 struct InterpreterOptions {
+  // Of the same device, whose plan has at least as much memory: works in that memory instead of
+  // memory of its own. One of the two runs at a time, and the other must outlive this one.
+  const Interpreter* memory_of = nullptr;
   // On a GPU: the second run is recorded as a CUDA graph, and the ones after it replay it, which
   // changes no bit.
   bool capture = false;

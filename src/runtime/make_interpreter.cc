@@ -11,7 +11,7 @@ namespace troupe {
 std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan plan,
                                               const StateStorage& state, ThreadPool& pool,
                                               const Communicators& communicators,
-                                              [[maybe_unused]] const InterpreterOptions& options) {
+                                              const InterpreterOptions& options) {
   TROUPE_CHECK(plan.device == state.device(), "plan and state are for different devices");
 #ifdef TROUPE_WITH_CUDA
   if (plan.device == Device::cuda) {
@@ -19,7 +19,8 @@ std::unique_ptr<Interpreter> make_interpreter(const Program& program, MemoryPlan
                                              options);
   }
 #endif
-  return std::make_unique<CpuInterpreter>(program, std::move(plan), state, pool, communicators);
+  return std::make_unique<CpuInterpreter>(program, std::move(plan), state, pool, communicators,
+                                          options);
 }
 
 }  // namespace troupe

@@ -200,6 +200,10 @@ void MetricsLog::training(const StepMetrics& metrics) {
     line[std::string(loss.name)] = loss.value;
   }
   if (metrics.skipped) line["skipped"] = true;
+  if (metrics.rooms_lacked > 0) {
+    line["expert_rooms_lacked"] = metrics.rooms_lacked;
+    line["expert_room_needed"] = metrics.room_needed;
+  }
   if (metrics.num_zeros) line["num_zeros"] = *metrics.num_zeros;
   if (metrics.params_norm) line["params_norm"] = *metrics.params_norm;
   for (const RouterMetrics& layer : metrics.layers) {

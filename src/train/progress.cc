@@ -82,6 +82,7 @@ std::string Progress::describe(const StepMetrics& metrics) {
   if (metrics.params_norm) {
     parts.push_back({fmt::format("params norm {:.3f}", *metrics.params_norm), 7});
   }
+  if (metrics.rooms_lacked > 0) parts.push_back({"in rounds", 1});
   if (metrics.skipped) {
     const bool is_finite = std::isfinite(metrics.grad_norm);
     parts.push_back(

@@ -1,11 +1,17 @@
 #include "train/routing_watch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
 
 namespace troupe {
 
 void RoutingWatch::add(const StepMetrics& metrics) {
+  ++steps_;
+  if (metrics.rooms_lacked > 0) {
+    ++steps_without_room_;
+    room_needed_ = std::max(room_needed_, metrics.room_needed);
+  }
   layers_.resize(metrics.layers.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
     const RouterMetrics& router = metrics.layers[i];
@@ -18,8 +24,18 @@ void RoutingWatch::add(const StepMetrics& metrics) {
   }
 }
 
+std::string RoutingWatch::look_at_rooms(int64_t step) {
+  if (100 * steps_without_room_ <= steps_ || room_needed_ <= room_reported_) return {};
+  room_reported_ = room_needed_;
+  return fmt::format(
+      "Warning: step {}: {} of {} steps ran a second time, in rounds, because experts had too "
+      "little room. --moe-expert-rank-capacity-factor {:.2f} would have sufficed for all.",
+      step, steps_without_room_, steps_, std::ceil(100 * room_needed_) / 100);
+}
+
 std::vector<std::string> RoutingWatch::look(int64_t step) {
   std::vector<std::string> lines;
+  if (const std::string line = look_at_rooms(step); !line.empty()) lines.push_back(line);
   const auto judge = [&](bool crossed, bool& reported, const std::string& finding,
                          const std::string& advice) {
     if (crossed && !reported) lines.push_back("Warning: " + finding + advice);

@@ -2,8 +2,8 @@
 //
 // A router that collapses does not show in the loss for a long time. The watch compares each
 // layer's imbalance, number of dead experts and entropy, averaged over the steps since the last
-// look, with thresholds, and reports a layer when it crosses one and when it has come back. Pure
-// bookkeeping; one thread.
+// look, with thresholds, and reports a layer when it crosses one and when it has come back. It also
+// counts the steps for which the experts' room did not suffice. Pure bookkeeping; one thread.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,16 @@ class RoutingWatch {
     bool dead = false;
     bool collapsed = false;
   };
+  // More than one step in a hundred lacked room; said once for each factor that would have
+  // sufficed.
+  std::string look_at_rooms(int64_t step);
+
   RoutingThresholds thresholds_;
   std::vector<Layer> layers_;
+  int64_t steps_ = 0;
+  int64_t steps_without_room_ = 0;
+  double room_needed_ = 0;  // the largest so far
+  double room_reported_ = 0;
 };
 
 }  // namespace troupe

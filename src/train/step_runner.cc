@@ -1,6 +1,7 @@
 #include "train/step_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <fmt/format.h>
@@ -47,6 +48,9 @@ void StepRunner::build(int32_t batch_size) {
       batch_size / (step_options_.micro_batch_size * session_.layout().dp());
   step_ = build_training_step(identity_.model, session_.state(), step_options_);
   plan_ = session_.plan(*step_.program, spec_.oracle);
+  fallback_ = plan_fallback_step(
+      identity_.model, session_.state(), step_options_, step_, plan_,
+      [&](const Program& program) { return session_.plan(program, spec_.oracle); });
   batch_size_ = batch_size;
 }
 
@@ -56,10 +60,12 @@ void StepRunner::prepare(int32_t batch_size) {
     log_.say(fmt::format("global batch size {} instead of {}", batch_size, batch_size_));
   }
   // The memory of one step is freed before that of the next is taken.
+  fallback_interpreter_.reset();
   interpreter_.reset();
   if (batch_size_ != batch_size) {
     build(batch_size);
     session_.check_collectives(*step_.program);
+    if (fallback_) session_.check_collectives(*fallback_->step.program);
   }
   interpreter_ = session_.interpreter(
       *step_.program, plan_,
@@ -79,6 +85,8 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   const auto start = std::chrono::steady_clock::now();
   StepMetrics metrics;
   metrics.batch_size = samples;
+  now_ = &step_;
+  running_ = interpreter_.get();
   write_batch(position);
   metrics.data_time_s = seconds_since(start);
   write_rates(position, metrics);
@@ -88,7 +96,10 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
     interpreter_->run();
   }
   warn_of_what_it_lacks();
-  metrics.skipped = *interpreter_->view(step_.skipped).as<int32_t>() != 0;
+  if (fallback_ && *running_->view(step_.rooms_lacked).as<double>() > 0) {
+    run_fallback(position, metrics);
+  }
+  metrics.skipped = *running_->view(now_->skipped).as<int32_t>() != 0;
   advance(position, metrics);
   read_metrics(metrics);
   read_layer_metrics(metrics);
@@ -103,10 +114,28 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   return metrics;
 }
 
+void StepRunner::run_fallback(const TrainingPosition& position, StepMetrics& metrics) {
+  metrics.rooms_lacked = std::llround(*running_->view(step_.rooms_lacked).as<double>());
+  const double here = *running_->view(step_.fullest_room).as<double>();
+  for (const uint64_t each : session_.exchange(std::bit_cast<uint64_t>(here))) {
+    metrics.room_needed = std::max(metrics.room_needed, std::bit_cast<double>(each));
+  }
+  if (fallback_interpreter_ == nullptr) {
+    fallback_interpreter_ = session_.interpreter(
+        *fallback_->step.program, fallback_->memory,
+        {.memory_of = interpreter_.get(), .capture = session_.spec().capture_graphs});
+  }
+  now_ = &fallback_->step;
+  running_ = fallback_interpreter_.get();
+  write_batch(position);
+  write_rates(position, metrics);
+  running_->run();
+}
+
 void StepRunner::write_batch(const TrainingPosition& position) {
-  for (size_t i = 0; i < step_.micro_batches.size(); ++i) {
+  for (size_t i = 0; i < now_->micro_batches.size(); ++i) {
     const int64_t number = session_.part().global_micro_batch(static_cast<int32_t>(i));
-    feed_.write(*interpreter_, step_.micro_batches[i],
+    feed_.write(*running_, now_->micro_batches[i],
                 position.consumed_samples + number * step_options_.micro_batch_size);
   }
 }
@@ -116,15 +145,15 @@ void StepRunner::write_rates(const TrainingPosition& position, StepMetrics& metr
   const Schedules& schedules = identity_.schedules;
   metrics.lr = schedules.learning_rate.at(samples);
   metrics.weight_decay = schedules.weight_decay.at(samples);
-  *interpreter_->view(step_.learning_rate).as<double>() = metrics.lr;
+  *running_->view(now_->learning_rate).as<double>() = metrics.lr;
   if (schedules.decoupled_learning_rate) {
-    *interpreter_->view(step_.decoupled_learning_rate).as<double>() =
+    *running_->view(now_->decoupled_learning_rate).as<double>() =
         schedules.decoupled_learning_rate->at(samples);
   }
-  *interpreter_->view(step_.weight_decay).as<double>() = metrics.weight_decay;
-  *interpreter_->view(step_.update_number).as<int64_t>() = position.updates + 1;
-  if (step_.step_number.valid()) {
-    *interpreter_->view(step_.step_number).as<int64_t>() = position.step;
+  *running_->view(now_->weight_decay).as<double>() = metrics.weight_decay;
+  *running_->view(now_->update_number).as<int64_t>() = position.updates + 1;
+  if (now_->step_number.valid()) {
+    *running_->view(now_->step_number).as<int64_t>() = position.step;
   }
 }
 
@@ -143,17 +172,16 @@ void StepRunner::advance(TrainingPosition& position, StepMetrics& metrics) const
 }
 
 void StepRunner::read_metrics(StepMetrics& metrics) const {
-  metrics.loss = *interpreter_->view(step_.loss).as<double>();
-  for (const ValueId loss : step_.mtp_losses) {
-    metrics.mtp_losses.push_back(*interpreter_->view(loss).as<double>());
+  metrics.loss = *running_->view(now_->loss).as<double>();
+  for (const ValueId loss : now_->mtp_losses) {
+    metrics.mtp_losses.push_back(*running_->view(loss).as<double>());
   }
-  metrics.grad_norm = *interpreter_->view(step_.grad_norm).as<double>();
-  if (step_.zero_gradients.valid()) {
-    metrics.num_zeros =
-        static_cast<int64_t>(*interpreter_->view(step_.zero_gradients).as<double>());
+  metrics.grad_norm = *running_->view(now_->grad_norm).as<double>();
+  if (now_->zero_gradients.valid()) {
+    metrics.num_zeros = static_cast<int64_t>(*running_->view(now_->zero_gradients).as<double>());
   }
-  if (step_.squared_parameter_norm.valid()) {
-    metrics.params_norm = std::sqrt(*interpreter_->view(step_.squared_parameter_norm).as<double>());
+  if (now_->squared_parameter_norm.valid()) {
+    metrics.params_norm = std::sqrt(*running_->view(now_->squared_parameter_norm).as<double>());
   }
 }
 
@@ -207,8 +235,8 @@ std::string StepRunner::non_finite_gradients() const {
 }
 
 void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
-  const auto read = [&](ValueId id) { return *interpreter_->view(id).as<double>(); };
-  for (const LayerMetrics& layer : step_.layers) {
+  const auto read = [&](ValueId id) { return *running_->view(id).as<double>(); };
+  for (const LayerMetrics& layer : now_->layers) {
     RouterMetrics router;
     for (const LayerMetrics::Loss& loss : layer.losses) {
       if (loss.kind == AuxiliaryLossKind::indexer) {
@@ -219,7 +247,7 @@ void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
     }
     if (!layer.counts.valid()) continue;
     router.layer = layer.layer;
-    const TensorView counts = interpreter_->view(layer.counts);
+    const TensorView counts = running_->view(layer.counts);
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
       router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
     }

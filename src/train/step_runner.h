@@ -1,7 +1,8 @@
 // Runs the steps of a training run, one by one: builds and plans the program, writes the batch into
 // it, and reads what it measured. Where the global batch grows in the course of the run, the
 // largest step is planned first, and another program is built when its size is due; all of them
-// work on the state of the session.
+// work on the state of the session. A step for which the experts' room did not suffice has changed
+// nothing, and runs again as its fallback.
 //
 // Borrows all arguments. One thread per rank; all ranks run the same step at once. Errors are
 // UserErrors.
@@ -9,10 +10,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "options/run_spec.h"
 #include "passes/step_programs.h"
+#include "plan/fallback_step.h"
 #include "runtime/interpreter.h"
 #include "train/batch_feed.h"
 #include "train/metrics_log.h"
@@ -36,6 +39,9 @@ class StepRunner {
   // Of the step that was built last.
   const Program& program() const { return *step_.program; }
   const MemoryPlan& plan() const { return plan_; }
+  const Program* fallback_program() const {
+    return fallback_ ? fallback_->step.program.get() : nullptr;
+  }
   int32_t batch_size() const { return batch_size_; }  // samples of all ranks
 
   // All ranks, before the session allocates memory, which the measurement needs, too: with
@@ -52,6 +58,8 @@ class StepRunner {
  private:
   // The program for this size is ready to run.
   void prepare(int32_t batch_size);
+  // What the step did is void: runs the one that takes its place.
+  void run_fallback(const TrainingPosition& position, StepMetrics& metrics);
   void write_batch(const TrainingPosition& position);
   // Learning rates, weight decay, and the numbers of update and step.
   void write_rates(const TrainingPosition& position, StepMetrics& metrics) const;
@@ -73,8 +81,13 @@ class StepRunner {
   TrainingStep step_;
   int32_t batch_size_ = 0;  // of step_
   MemoryPlan plan_;
+  std::optional<FallbackStep> fallback_;  // of step_
   std::unique_ptr<Interpreter> interpreter_;
   bool has_run_ = false;          // the interpreter
+  std::unique_ptr<Interpreter> fallback_interpreter_;  // once it is needed, in the other's memory
+  // The step that was run last, or is about to.
+  const TrainingStep* now_ = nullptr;
+  Interpreter* running_ = nullptr;
   ProfileLimits profile_limits_;  // with --profile, of a rank
 };
 

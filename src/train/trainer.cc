@@ -110,6 +110,9 @@ uint32_t Trainer::votes_of_all(uint32_t votes) const {
 void Trainer::check_with_others() const {
   start_.require_same_files();
   std::vector<PlannedProgram> programs = {{&runner_.program(), &runner_.plan()}};
+  if (const Program* fallback = runner_.fallback_program()) {
+    session_.check_collectives(*fallback);
+  }
   if (evaluation_plan_.step.program != nullptr) {
     programs.push_back({evaluation_plan_.step.program.get(), &evaluation_plan_.memory});
   }

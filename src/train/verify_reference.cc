@@ -192,6 +192,7 @@ class ReferenceRank {
                                           .sequence = reference.sequence,
                                           .clip_grad = reference.clip,
                                           .routing_trace = options.trace,
+                                          .expert_rounds = true,
                                           .context_exchange = options.ranks.context_exchange});
     logits_plan_ = session_.plan(*logits_step_.program, options.oracle);
     training_plan_ = session_.plan(*training_step_.program, options.oracle);

@@ -11,6 +11,7 @@
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
 #include "passes/step_programs.h"
+#include "plan/fallback_step.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "runtime/device_memory.h"
@@ -43,31 +44,34 @@ void verify_pass(const PassRecord&, const Program& program) {
   verify_program(program);
 }
 
+TrainingStepOptions step_options(const LayoutCase& wanted, const PassWatch& watch = verify_pass) {
+  return {
+      .micro_batch_size = wanted.micro_batch_size,
+      .micro_batches = wanted.micro_batches,
+      .sequence = wanted.sequence,
+      .decoupled_learning_rate = true,
+      .decay_qk_norms = true,
+      .count_zero_gradients = true,
+      .parameter_norm = true,
+      .seed = kSeed,
+      .dispatcher = wanted.dispatcher,
+      .context_exchange = wanted.context_exchange,
+      .per_token_loss = wanted.per_token_loss,
+      .ignore_padding = wanted.ignore_padding,
+      .reset_attention_mask = wanted.reset_attention_mask,
+      .gradient_bucket_elements = wanted.gradient_bucket_elements,
+      .overlap_gradient_sums = wanted.early_collectives,
+      .overlap_parameter_gathers = wanted.early_collectives,
+      .loss_chunk_tokens = wanted.loss_chunk_tokens,
+      .overlap = wanted.overlap,
+      .recompute = wanted.recompute,
+      .offload = wanted.offload,
+      .passes = {.skipped = wanted.skipped_passes, .added = wanted.added_passes, .watch = watch}};
+}
+
 TrainingStep build_step(const LayoutCase& wanted, const ModelState& state,
                         const PassWatch& watch = verify_pass) {
-  return build_training_step(
-      wanted.model, state,
-      {.micro_batch_size = wanted.micro_batch_size,
-       .micro_batches = wanted.micro_batches,
-       .sequence = wanted.sequence,
-       .decoupled_learning_rate = true,
-       .decay_qk_norms = true,
-       .count_zero_gradients = true,
-       .parameter_norm = true,
-       .seed = kSeed,
-       .dispatcher = wanted.dispatcher,
-       .context_exchange = wanted.context_exchange,
-       .per_token_loss = wanted.per_token_loss,
-       .ignore_padding = wanted.ignore_padding,
-       .reset_attention_mask = wanted.reset_attention_mask,
-       .gradient_bucket_elements = wanted.gradient_bucket_elements,
-       .overlap_gradient_sums = wanted.early_collectives,
-       .overlap_parameter_gathers = wanted.early_collectives,
-       .loss_chunk_tokens = wanted.loss_chunk_tokens,
-       .overlap = wanted.overlap,
-       .recompute = wanted.recompute,
-       .offload = wanted.offload,
-       .passes = {.skipped = wanted.skipped_passes, .added = wanted.added_passes, .watch = watch}});
+  return build_training_step(wanted.model, state, step_options(wanted, watch));
 }
 
 double read_element(const TensorView& view, int64_t i) {
@@ -111,10 +115,24 @@ class Rank {
                                    wanted.dtype, /*trained=*/true,
                                    {.run = std::move(run), .rank = rank})),
         step_(build_step(wanted, state_)),
-        storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0),
-        interpreter_(make_interpreter(*step_.program, plan(), storage_, pool_,
-                                      communicators_of(group, state_.part.layout(), rank),
-                                      {.capture = on.capture, .one_stream = !on.streams})) {
+        storage_(state_.table, on.device, on.device == Device::cuda ? rank % gpu_count() : 0) {
+    MemoryPlan memory = plan(*step_.program);
+    fallback_ = plan_fallback_step(wanted.model, state_, step_options(wanted), step_, memory,
+                                   [&](const Program& program) { return plan(program); });
+    const auto interpret = [&](const Program& program, MemoryPlan planned,
+                               const Interpreter* memory_of) {
+      return make_interpreter(
+          program, std::move(planned), storage_, pool_,
+          communicators_of(group, state_.part.layout(), rank),
+          {.memory_of = memory_of, .capture = on.capture, .one_stream = !on.streams});
+    };
+    interpreters_.push_back(interpret(*step_.program, std::move(memory), nullptr));
+    if (fallback_) {
+      interpreters_.push_back(
+          interpret(*fallback_->step.program, fallback_->memory, interpreters_[0].get()));
+    }
+    now_ = &step_;
+    interpreter_ = interpreters_[0].get();
     for (const Parameter& parameter : state_.parameters) {
       const auto start = [&](StateId id, const IndexRange& part) {
         if (!id.valid()) return;
@@ -127,30 +145,49 @@ class Rank {
       start(parameter.master, parameter.shard);
     }
     storage_.to_device();
-    *interpreter_->view(step_.learning_rate).as<double>() = 1e-3;
-    *interpreter_->view(step_.decoupled_learning_rate).as<double>() = 3e-3;
-    *interpreter_->view(step_.weight_decay).as<double>() = 0.1;
   }
 
   const Program& program() const { return *step_.program; }
+  const Program* fallback_program() const {
+    return fallback_ ? fallback_->step.program.get() : nullptr;
+  }
   const ModelState& state() const { return state_; }
 
   void run_step(int64_t number) {
+    now_ = &step_;
+    interpreter_ = interpreters_[0].get();
+    run_once(number);
+    if (fallback_ && *interpreter_->view(step_.rooms_lacked).as<double>() > 0) {
+      EXPECT_EQ(*interpreter_->view(step_.skipped).as<int32_t>(), 1);
+      ++fallbacks_;
+      now_ = &fallback_->step;
+      interpreter_ = interpreters_[1].get();
+      run_once(number);
+    }
+    storage_.to_host();
+    storage_.gradients_to_host();
+    measure(number);
+  }
+
+  // Of steps.
+  int64_t fallbacks() const { return fallbacks_; }
+
+  void run_once(int64_t number) {
+    *interpreter_->view(now_->learning_rate).as<double>() = 1e-3;
+    *interpreter_->view(now_->decoupled_learning_rate).as<double>() = 3e-3;
+    *interpreter_->view(now_->weight_decay).as<double>() = 0.1;
     const ModelPart& part = state_.part;
     const int64_t step_samples = int64_t{part.layout().dp()} * wanted_.micro_batches;
     for (int32_t i = 0; i < wanted_.micro_batches; ++i) {
       const int64_t micro_batch =
           number * step_samples + int64_t{i} * part.layout().dp() + part.dense().dp;
-      write_micro_batch(step_.micro_batches[static_cast<size_t>(i)], micro_batch);
+      write_micro_batch(now_->micro_batches[static_cast<size_t>(i)], micro_batch);
     }
-    *interpreter_->view(step_.update_number).as<int64_t>() = number;
-    if (step_.step_number.valid()) {
-      *interpreter_->view(step_.step_number).as<int64_t>() = number;
+    *interpreter_->view(now_->update_number).as<int64_t>() = number;
+    if (now_->step_number.valid()) {
+      *interpreter_->view(now_->step_number).as<int64_t>() = number;
     }
     run_program(number);
-    storage_.to_host();
-    storage_.gradients_to_host();
-    measure(number);
   }
 
   // Adds what this rank holds to the outcome of the run.
@@ -184,11 +221,11 @@ class Rank {
     std::vector<double> values;
   };
 
-  MemoryPlan plan() const {
-    verify_program(*step_.program);
-    MemoryPlan plan = on_.oracle ? plan_oracle(*step_.program, 1, on_.device)
-                                 : plan_memory(*step_.program, 1, on_.device);
-    verify_memory_plan(*step_.program, plan);
+  MemoryPlan plan(const Program& program) const {
+    verify_program(program);
+    MemoryPlan plan =
+        on_.oracle ? plan_oracle(program, 1, on_.device) : plan_memory(program, 1, on_.device);
+    verify_memory_plan(program, plan);
     return plan;
   }
 
@@ -198,10 +235,11 @@ class Rank {
       return;
     }
     auto& interpreter = dynamic_cast<CpuInterpreter&>(*interpreter_);
-    const std::vector<QueueEvent> events = find_queue_events(*step_.program, interpreter.plan());
-    verify_queue_events(*step_.program, interpreter.plan(), events);
+    const Program& program = *now_->program;
+    const std::vector<QueueEvent> events = find_queue_events(program, interpreter.plan());
+    verify_queue_events(program, interpreter.plan(), events);
     const auto seed = *on_.interleaving + 4 * static_cast<uint32_t>(16 * number + state_.part.rank);
-    for (const int32_t index : draw_interleaving(*step_.program, events, seed)) {
+    for (const int32_t index : draw_interleaving(program, events, seed)) {
       interpreter.run_op(index);
     }
   }
@@ -310,15 +348,15 @@ class Rank {
       const auto* data = view.as<double>();
       own_[step + name].assign(data, data + view.shape.elements());
     };
-    EXPECT_EQ(*interpreter_->view(step_.skipped).as<int32_t>(), 0);
-    metric("loss", step_.loss);
-    for (size_t i = 0; i < step_.mtp_losses.size(); ++i) {
-      metric("mtp loss " + std::to_string(i + 1), step_.mtp_losses[i]);
+    EXPECT_EQ(*interpreter_->view(now_->skipped).as<int32_t>(), 0);
+    metric("loss", now_->loss);
+    for (size_t i = 0; i < now_->mtp_losses.size(); ++i) {
+      metric("mtp loss " + std::to_string(i + 1), now_->mtp_losses[i]);
     }
-    metric("grad_norm", step_.grad_norm);
-    metric("zero gradients", step_.zero_gradients);
-    metric("squared norm of the weights", step_.squared_parameter_norm);
-    for (const LayerMetrics& layer : step_.layers) {
+    metric("grad_norm", now_->grad_norm);
+    metric("zero gradients", now_->zero_gradients);
+    metric("squared norm of the weights", now_->squared_parameter_norm);
+    for (const LayerMetrics& layer : now_->layers) {
       const std::string at = "layer " + std::to_string(layer.layer) + " ";
       if (layer.counts.valid()) metric(at + "expert counts", layer.counts);
       if (layer.entropy.valid()) metric(at + "entropy", layer.entropy);
@@ -370,7 +408,11 @@ class Rank {
   ModelState state_;
   TrainingStep step_;
   StateStorage storage_;
-  std::unique_ptr<Interpreter> interpreter_;
+  std::optional<FallbackStep> fallback_;
+  std::vector<std::unique_ptr<Interpreter>> interpreters_;  // of the step, and of its fallback
+  const TrainingStep* now_ = nullptr;                       // which of them
+  Interpreter* interpreter_ = nullptr;
+  int64_t fallbacks_ = 0;
   Outcome own_;  // measurements, the same on all ranks
   std::vector<Held> held_;
 };
@@ -404,7 +446,8 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
       .main_gradients = wanted.main_gradients,
       .optimizer = wanted.optimizer != nullptr ? wanted.optimizer
                                                : adamw_of(wanted.exp_avg, wanted.exp_avg_sq),
-      .optimizer_offload = wanted.optimizer_offload});
+      .optimizer_offload = wanted.optimizer_offload,
+      .expert_room = wanted.expert_room});
 }
 
 std::unique_ptr<const Program> program_of(const LayoutCase& layout, int32_t rank,
@@ -427,6 +470,11 @@ Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
   std::vector<const Program*> programs;
   for (const auto& rank : ranks) programs.push_back(&rank->program());
   verify_collectives(programs, run->layout);
+  if (ranks[0]->fallback_program() != nullptr) {
+    std::vector<const Program*> fallbacks;
+    for (const auto& rank : ranks) fallbacks.push_back(rank->fallback_program());
+    verify_collectives(fallbacks, run->layout);
+  }
   run_ranks(group, [&](int rank) {
     for (int64_t number = 1; number <= kSteps; ++number) {
       ranks[static_cast<size_t>(rank)]->run_step(number);
@@ -434,6 +482,7 @@ Outcome run_layout(const LayoutCase& layout, const RunOn& on) {
   });
   Outcome outcome;
   for (const auto& rank : ranks) rank->gather(outcome);
+  if (layout.fallbacks != nullptr) *layout.fallbacks = ranks[0]->fallbacks();
   return outcome;
 }
 
@@ -443,6 +492,7 @@ Outcome run_one_rank(const LayoutCase& layout) {
   single.layout = {};
   single.sharding = StateSharding::none;
   single.gradient_bucket_elements = 0;
+  single.expert_room = 0;
   single.early_collectives = false;
   single.merged = false;
   single.overlap = {};

@@ -48,6 +48,8 @@ struct LayoutCase {
   bool ignore_padding = false;        // some tokens of each sample are padding then
   bool reset_attention_mask = false;  // samples hold documents of some tokens then
   int64_t gradient_bucket_elements = 0;
+  double expert_room = 0;          // RunLayout::expert_room
+  int64_t* fallbacks = nullptr;    // gets the number of steps that needed their fallback
   bool early_collectives = false;  // of gradient sums and parameter gathers
   bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
@@ -85,7 +87,8 @@ struct RunOn {
   std::optional<uint32_t> interleaving = {};
 };
 
-// Runs three steps. Replicas of a slice that differ by a bit are a test failure.
+// Runs three steps, and where the experts' room does not suffice for one its fallback. Replicas of
+// a slice that differ by a bit are a test failure.
 Outcome run_layout(const LayoutCase& layout, const RunOn& on = {});
 
 // The program of a rank of such a run. `watch`: of its passes.

@@ -54,6 +54,30 @@ TEST(RoutingWatch, ComparesEntropyWithItsLargestValue) {
   EXPECT_EQ(watch.look(2).size(), 1U);
 }
 
+// One step in a hundred may lack room; a larger need is said again.
+TEST(RoutingWatch, ReportsTheRoomThatWouldHaveSufficed) {
+  RoutingWatch watch({});
+  const auto lack = [&](double needed) {
+    StepMetrics metrics = step_of({1, 1, 1, 1});
+    metrics.rooms_lacked = 3;
+    metrics.room_needed = needed;
+    watch.add(metrics);
+  };
+  for (int i = 0; i < 199; ++i) watch.add(step_of({1, 1, 1, 1}));
+  lack(1.501);
+  EXPECT_TRUE(watch.look(200).empty());  // one of 200
+  lack(1.25);
+  lack(1.3);
+  const std::vector<std::string> lines = watch.look(202);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("3 of 202 steps"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("--moe-expert-rank-capacity-factor 1.51"), std::string::npos) << lines[0];
+  lack(1.4);
+  EXPECT_TRUE(watch.look(203).empty());
+  lack(2);
+  EXPECT_EQ(watch.look(204).size(), 1U);
+}
+
 TEST(RouterMetrics, Numbers) {
   const RouterMetrics router{
       .layer = 0, .rows = {6, 0, 2, 0}, .slots = 10, .entropy = 0, .losses = {}};

@@ -1,6 +1,9 @@
 #include "model/blocks/moe.h"
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <utility>
 
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
@@ -12,6 +15,7 @@
 #include "ops/combine/combine.h"
 #include "ops/count_experts/count_experts.h"
 #include "ops/expert_capacity/expert_capacity.h"
+#include "ops/expert_rows/expert_rows.h"
 #include "ops/grouped_bias/grouped_bias.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/jitter/jitter.h"
@@ -50,24 +54,26 @@ class MoeForward {
   ValueId build() {
     const ValueId logits = build_logits();
     const RouterTopkResult chosen = choose(logits);
-    const ValueId kept = drop_over_capacity(chosen);
-    const std::unique_ptr<Dispatcher> dispatcher =
-        make_dispatcher(builder_, config_, part(), options_.dispatcher);
-    const DispatchedTokens tokens = dispatcher->dispatch(input_, chosen.probabilities, kept);
-    const Routing routing = route(builder_, tokens.experts,
-                                  {.experts = config_.num_experts / part().layout().ep(),
-                                   .row_multiple = config_.moe_expert_row_multiple,
-                                   .padded_capacity = static_cast<int32_t>(padded_capacity()),
-                                   .parts = part().layout().ep()},
-                                  "routing");
-    result_.routers.push_back(
-        {.layer = layer_,
-         .selected = chosen.indices,
-         .counts = count_rows(kept, routing),
-         .entropy = router_entropy(builder_, logits, "router_entropy", batch_.valid),
-         .valid = batch_.valid.count});
-    if (options_.training) add_losses(logits);
-    const ValueId routed = dispatcher->collect(build_experts(tokens, routing));
+    const ValueId wanted = drop_over_capacity(chosen);
+    const LimitedRows limited = limit_rows(wanted);
+    const int64_t step = tokens_of_round();
+    const bool in_rounds = step < tokens();
+    ValueId routed;
+    for (int64_t first = 0; first < tokens(); first += step) {
+      ValueId kept = limited.kept;
+      if (in_rounds) {
+        builder_.place.round = static_cast<int16_t>(first / step + 1);
+        kept = keep_tokens(builder_, kept, {.first = first, .count = step}, "kept_of_round");
+      }
+      const std::unique_ptr<Dispatcher> dispatcher =
+          make_dispatcher(builder_, config_, part(), options_.dispatcher, rows_with_room());
+      const DispatchedTokens tokens = dispatcher->dispatch(input_, chosen.probabilities, kept);
+      const Routing routing = plan_rows(tokens);
+      if (first == 0) report(chosen, wanted, limited, logits, routing);
+      const ValueId sum = dispatcher->collect(build_experts(tokens, routing));
+      builder_.place.round = 0;
+      routed = first == 0 ? sum : add(builder_, routed, sum, "moe_sum_so_far");
+    }
     if (!config_.has_shared_expert()) return routed;
     builder_.place.module = &kSharedExpertModule;
     const ValueId shared = build_shared_expert();
@@ -167,6 +173,80 @@ class MoeForward {
       attributes.first_token = row_origin(part(), batch_.sequence, tokens()).first_row;
     }
     return limit_to_capacity(builder_, chosen.probabilities, chosen.indices, attributes, "kept");
+  }
+
+  // What is routed to the experts of one rank by all ranks that share the experts.
+  int64_t tokens_of_group() const { return tokens() * dispatch_ranks(part()); }
+  int64_t experts_here() const { return config_.num_experts / part().layout().ep(); }
+  // An expert is chosen at most once by each token.
+  int64_t rows_of_a_token() const {
+    return std::min<int64_t>(config_.moe_router_topk, experts_here());
+  }
+  double even_rows() const {
+    return static_cast<double>(tokens_of_group() * config_.moe_router_topk) / part().layout().ep();
+  }
+  // The rows of this rank's experts: at most, and as many as there is room for.
+  int64_t most_rows() const {
+    const int64_t rows = tokens_of_group() * rows_of_a_token();
+    if (capacity() == 0) return rows;
+    return std::min(rows, experts_here() * capacity() * dispatch_ranks(part()));
+  }
+  int64_t rows_with_room() const {
+    const double factor = part().run->expert_room;
+    if (factor == 0 || dispatch_ranks(part()) == 1) return most_rows();
+    // At least those of one token of each rank.
+    const int64_t least = dispatch_ranks(part()) * rows_of_a_token();
+    const auto rows = static_cast<int64_t>(std::ceil(factor * even_rows()));
+    return std::min(most_rows(), std::max(rows, least));
+  }
+  bool may_lack_room() const { return padded_capacity() == 0 && rows_with_room() < most_rows(); }
+
+  // How many tokens of each rank go at a time.
+  int64_t tokens_of_round() const {
+    if (!options_.expert_rounds || !may_lack_room()) return tokens();
+    return std::min(tokens(), rows_with_room() / (dispatch_ranks(part()) * rows_of_a_token()));
+  }
+
+  // Where room may lack and tokens go all at once: whether it does.
+  LimitedRows limit_rows(ValueId wanted) {
+    if (options_.expert_rounds || !may_lack_room()) {
+      return {.kept = wanted, .over = {}, .fullest = {}};
+    }
+    const ValueId own =
+        count_experts(builder_, wanted, {}, {.experts = config_.num_experts}, "expert_rows_here");
+    const ValueId loads =
+        sum_over_ranks(builder_, own, {.group = RankGroup::etp_ep}, "expert_rows");
+    return limit_expert_rows(builder_, wanted, loads,
+                             {.parts = part().layout().ep(), .rows = rows_with_room()},
+                             "kept_with_room");
+  }
+
+  Routing plan_rows(const DispatchedTokens& tokens) {
+    RouteAttributes attributes{.experts = static_cast<int32_t>(experts_here()),
+                               .row_multiple = config_.moe_expert_row_multiple,
+                               .padded_capacity = static_cast<int32_t>(padded_capacity()),
+                               .parts = part().layout().ep()};
+    const int64_t slots = builder_.value(tokens.experts).shape.elements();
+    if (padded_capacity() == 0 && rows_with_room() < slots) {
+      attributes.most_slots = rows_with_room();
+    }
+    return route(builder_, tokens.experts, attributes, "routing");
+  }
+
+  void report(const RouterTopkResult& chosen, ValueId wanted, const LimitedRows& limited,
+              ValueId logits, const Routing& routing) {
+    const int16_t round = std::exchange(builder_.place.round, int16_t{0});
+    result_.routers.push_back(
+        {.layer = layer_,
+         .selected = chosen.indices,
+         .counts = count_rows(wanted, routing),
+         .entropy = router_entropy(builder_, logits, "router_entropy", batch_.valid),
+         .valid = batch_.valid.count,
+         .over = limited.over,
+         .fullest = limited.fullest,
+         .even = even_rows()});
+    if (options_.training) add_losses(logits);
+    builder_.place.round = round;
   }
 
   // How many rows each of the model's experts got from this rank's tokens, those of padding left

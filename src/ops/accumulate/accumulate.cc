@@ -42,7 +42,8 @@ Cost cost_accumulate(const OpView& op) {
 
 std::string print_accumulate(const Attributes& attributes) {
   const auto& values = attributes.as<AccumulateAttributes>();
-  return fmt::format("weight={} overwrite={}", values.weight, values.overwrite ? 1 : 0);
+  return fmt::format("weight={} overwrite={}{}", values.weight, values.overwrite ? 1 : 0,
+                     values.largest ? " largest=1" : "");
 }
 
 std::vector<OpSample> samples_accumulate() {
@@ -75,7 +76,17 @@ std::vector<OpSample> samples_accumulate() {
     accumulate(sample.builder(), target, source, 3.0, /*overwrite=*/false, factor);
     sample.result_without_gradient(target);
   };
+  const auto largest = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("peak", DType::f64, {4});
+    for (const std::vector<int32_t>& terms :
+         {std::vector<int32_t>{3, -1, 4, 1}, {2, 7, 4, -8}, {5, 5, -9, 2}}) {
+      const ValueId source = sample.integers("source", {4}, terms);
+      accumulate_largest(sample.builder(), target, source, 0.5, /*overwrite=*/terms[0] == 3);
+    }
+    sample.result_without_gradient(target);
+  };
   return {{"overwrite, then add", sums},
+          {"the largest", largest},
           {"scalar", scalar},
           {"several chunks", several_chunks},
           {"factor", with_factor}};
@@ -88,6 +99,13 @@ void accumulate(Builder& builder, ValueId target, ValueId source, double weight,
   const AccumulateAttributes attributes{.weight = weight, .overwrite = overwrite};
   const std::string name = builder.value(target).name;
   builder.emit(kAccumulate, Attributes(attributes), {target, source, factor}, name);
+}
+
+void accumulate_largest(Builder& builder, ValueId target, ValueId source, double weight,
+                        bool overwrite) {
+  const AccumulateAttributes attributes{.weight = weight, .overwrite = overwrite, .largest = true};
+  const std::string name = builder.value(target).name;
+  builder.emit(kAccumulate, Attributes(attributes), {target, source, ValueId{}}, name);
 }
 
 const OpSpec kAccumulate{.name = "accumulate",

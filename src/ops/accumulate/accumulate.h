@@ -1,6 +1,7 @@
 // Adds a small tensor to a metric or a piece of state, in place:
 //
 //   target[i] = weight * source[i] * factor            (overwrite)
+//   target[i] = max(target[i], the same)               (largest)
 //   target[i] += weight * source[i] * factor           (otherwise)
 //
 // Kinds
@@ -21,11 +22,15 @@ namespace troupe {
 struct AccumulateAttributes {
   double weight = 1;
   bool overwrite = false;
+  bool largest = false;  // of the terms so far, instead of their sum
 };
 
 // Emits target = or += weight * source * factor.
 void accumulate(Builder& builder, ValueId target, ValueId source, double weight, bool overwrite,
                 ValueId factor = {});
+// Emits target = weight * source, or the larger of both.
+void accumulate_largest(Builder& builder, ValueId target, ValueId source, double weight,
+                        bool overwrite);
 
 extern const OpSpec kAccumulate;
 

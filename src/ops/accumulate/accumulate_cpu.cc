@@ -18,21 +18,28 @@ void run_accumulate(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<AccumulateAttributes>();
   const double weight = attributes.weight;
   const bool overwrite = attributes.overwrite;
+  const bool largest = attributes.largest;
   const double factor = accumulate_factor(args);
   const Source* source = args.in<Source>(1);
   double* target = args.out<double>(0);
-  args.pool->parallel_ranges(args.input(1).shape.elements(), kAccumulateGrain,
-                             [=](int64_t begin, int64_t end, int) {
-                               if (overwrite) {
-                                 TROUPE_INDEPENDENT
-                                 for (int64_t i = begin; i < end; ++i)
-                                   target[i] = weight * static_cast<double>(source[i]) * factor;
-                               } else {
-                                 TROUPE_INDEPENDENT
-                                 for (int64_t i = begin; i < end; ++i)
-                                   target[i] += weight * static_cast<double>(source[i]) * factor;
-                               }
-                             });
+  args.pool->parallel_ranges(
+      args.input(1).shape.elements(), kAccumulateGrain, [=](int64_t begin, int64_t end, int) {
+        if (overwrite) {
+          TROUPE_INDEPENDENT
+          for (int64_t i = begin; i < end; ++i)
+            target[i] = weight * static_cast<double>(source[i]) * factor;
+        } else if (largest) {
+          TROUPE_INDEPENDENT
+          for (int64_t i = begin; i < end; ++i) {
+            const double term = weight * static_cast<double>(source[i]) * factor;
+            target[i] = target[i] < term ? term : target[i];
+          }
+        } else {
+          TROUPE_INDEPENDENT
+          for (int64_t i = begin; i < end; ++i)
+            target[i] += weight * static_cast<double>(source[i]) * factor;
+        }
+      });
 }
 
 }  // namespace

@@ -17,17 +17,23 @@ struct DeviceFactor {
 
 template <class Source>
 __global__ void accumulate_kernel(const Source* source, double* target, int64_t elements,
-                                  double weight, bool overwrite, DeviceFactor factor) {
+                                  AccumulateAttributes attributes, DeviceFactor factor) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= elements) return;
   // As on the CPU: the products are rounded before the sum.
-  const double term = __dmul_rn(__dmul_rn(weight, static_cast<double>(source[i])), factor.value());
-  target[i] = overwrite ? term : __dadd_rn(target[i], term);
+  const double term =
+      __dmul_rn(__dmul_rn(attributes.weight, static_cast<double>(source[i])), factor.value());
+  if (attributes.overwrite) {
+    target[i] = term;
+  } else if (attributes.largest) {
+    target[i] = target[i] < term ? term : target[i];
+  } else {
+    target[i] = __dadd_rn(target[i], term);
+  }
 }
 
 template <class Source>
 void run_accumulate(const CudaKernelArguments& args) {
-  const auto& attributes = args.attributes->as<AccumulateAttributes>();
   const int64_t elements = args.input(1).shape.elements();
   const CudaTensor& factor = args.input(2);
   DeviceFactor device_factor{nullptr, nullptr};
@@ -35,8 +41,8 @@ void run_accumulate(const CudaKernelArguments& args) {
   if (factor.data != nullptr && factor.dtype == DType::f32)
     device_factor.narrow = args.in<float>(2);
   launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, accumulate_kernel<Source>,
-         args.in<Source>(1), args.out<double>(0), elements, attributes.weight, attributes.overwrite,
-         device_factor);
+         args.in<Source>(1), args.out<double>(0), elements,
+         args.attributes->as<AccumulateAttributes>(), device_factor);
 }
 
 }  // namespace

@@ -19,6 +19,11 @@ CudaKernel return_rows_cuda_kernel(const OpView& op);
 
 namespace {
 
+// The rows of a tensor that receives those of `tokens` tokens of each rank.
+int64_t received_rows(const ExchangeRowsAttributes& attributes, int64_t ranks, int64_t tokens) {
+  return attributes.most_received == 0 ? ranks * tokens : attributes.most_received;
+}
+
 // slots, counts and offsets, as inputs 1 to 3. Returns the number of ranks.
 int64_t check_exchange(const InferContext& context, const std::string& kind) {
   TROUPE_CHECK(context.input_count() == 4, kind + " takes rows, slots, counts, offsets");
@@ -53,16 +58,18 @@ void infer_send_rows(InferContext& context) {
   TROUPE_CHECK(x.shape.rank() == 2 && x.shape[0] == context.input(1).shape[0] && !x.rows.valid(),
                "send_rows needs a row for each token: " + x.name);
   const DType dtype = x.dtype;
-  const Shape shape = {ranks * x.shape[0], x.shape[1]};
+  const auto& attributes = context.attributes<ExchangeRowsAttributes>();
+  const Shape shape = {received_rows(attributes, ranks, x.shape[0]), x.shape[1]};
   context.output("", dtype, shape, RowCount{context.input_id(3), static_cast<int32_t>(ranks)});
 }
 
 void infer_return_rows(InferContext& context) {
   const int64_t ranks = check_exchange(context, "return_rows");
   const Value& y = context.input(0);
-  TROUPE_CHECK(
-      is_float(y.dtype) && y.shape.rank() == 2 && y.shape[0] == ranks * context.input(1).shape[0],
-      "return_rows needs as many rows as can have been sent: " + y.name);
+  const auto& attributes = context.attributes<ExchangeRowsAttributes>();
+  TROUPE_CHECK(is_float(y.dtype) && y.shape.rank() == 2 &&
+                   y.shape[0] == received_rows(attributes, ranks, context.input(1).shape[0]),
+               "return_rows needs as many rows as can have been sent: " + y.name);
   const DType dtype = y.dtype;
   const Shape shape = {context.input(1).shape[0], y.shape[1]};
   context.output("", dtype, shape);
@@ -162,7 +169,9 @@ uint64_t return_rows_workspace_bytes(const OpView& op) {
 
 std::string print_exchanged_rows(const Attributes& attributes) {
   const auto& a = attributes.as<ExchangeRowsAttributes>();
-  return fmt::format("group={} copies={}", name_of(a.group), a.copies);
+  std::string text = fmt::format("group={} copies={}", name_of(a.group), a.copies);
+  if (a.most_received != 0) text += fmt::format(" most_received={}", a.most_received);
+  return text;
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 //   exchange_counts (counts i32 [n]) -> offsets i32 [n + 1]
 //       offsets[s] is the number of rows that the ranks before s send to this one; the last element
 //       counts all.
-//   send_rows (x [T, w], slots i32 [T, n], counts, offsets) -> y [n T, w], ragged with the last
+//   send_rows (x [T, w], slots i32 [T, n], counts, offsets) -> y [M, w], ragged with the last
 //   offset
 //       y[offsets[s] + i] = row i of those that rank s sends here, which is x_s[t] for its token t
 //       with slots_s[t, here] = i. So rows lie by source, and those of a source by token. Any
 //       dtype.
-//   return_rows (y [n T, w], slots, counts, offsets) -> x [T, w]
+//   return_rows (y [M, w], slots, counts, offsets) -> x [T, w]
 //       x[t] = sum over ranks r with slots[t, r] >= 0, in ascending order, of the row of y_r that
 //       lies where x[t] would have been sent; in the accumulation dtype, rounded once. A token that
 //       went nowhere gets zeros. Floating-point.
@@ -30,6 +30,9 @@ namespace troupe {
 struct ExchangeRowsAttributes {
   RankGroup group = RankGroup::etp_ep;
   int32_t copies = 1;  // a token goes to as many ranks at most
+  // M: how many rows come to a rank at most, which the planner of the exchange knows; n T where
+  // it is 0.
+  int64_t most_received = 0;
 };
 
 // What rows are exchanged by.

@@ -61,10 +61,13 @@ std::string print_squared_norm(const Attributes& attributes) {
 }
 
 void infer_clip_coefficient(InferContext& context) {
-  TROUPE_CHECK(context.input_count() == 1, "clip_coefficient takes the squared norm");
-  const Value& squares = context.input(0);
-  TROUPE_CHECK(squares.dtype == DType::f64 && squares.shape == Shape({1}),
-               "clip_coefficient needs the squared norm, f64 [1]: " + squares.name);
+  TROUPE_CHECK(context.input_count() == 1 || context.input_count() == 2,
+               "clip_coefficient takes the squared norm, and faults");
+  for (int i = 0; i < context.input_count(); ++i) {
+    const Value& number = context.input(i);
+    TROUPE_CHECK(number.dtype == DType::f64 && number.shape == Shape({1}),
+                 "clip_coefficient needs the squared norm and faults, f64 [1]: " + number.name);
+  }
   context.output("", DType::f64, {1}, {}, Role::metric);
   context.output("coefficient", DType::f64, {1});
   context.output("skip", DType::i32, {1}, {}, Role::metric);
@@ -143,12 +146,14 @@ std::vector<OpSample> samples_squared_norm() {
 }
 
 std::vector<OpSample> samples_clip_coefficient() {
-  const auto skipped = [](double skip_norm) {
+  const auto skipped = [](double skip_norm, std::vector<double> faults = {}) {
     return [=](SampleBuilder& sample) {
-      const ValueId squares =
-          sample.values("squares", {1}, {25}, {.differentiable = false, .dtype = DType::f64});
+      const SampleBuilder::Options number{.differentiable = false, .dtype = DType::f64};
+      const ValueId squares = sample.values("squares", {1}, {25}, number);
+      const ValueId void_if =
+          faults.empty() ? ValueId{} : sample.values("faults", {1}, faults, number);
       const ClipResult clip = clip_coefficient(
-          sample.builder(), squares, {.max_norm = 1, .skip_norm = skip_norm}, "grad_norm");
+          sample.builder(), squares, {.max_norm = 1, .skip_norm = skip_norm}, "grad_norm", void_if);
       for (const ValueId id : {clip.norm, clip.coefficient, clip.skip}) {
         sample.result_without_gradient(id);
       }
@@ -157,6 +162,8 @@ std::vector<OpSample> samples_clip_coefficient() {
   return {
       {"as large as may be", skipped(5)},
       {"too large", skipped(4.5)},
+      {"without faults", skipped(5, {0})},
+      {"with a fault", skipped(5, {0.25})},
       sample_gradient_norm("clipped", {{5, 7}}, 0.5),
       sample_gradient_norm("below the limit", {{5, 7}}, 1000),
       sample_gradient_norm("no limit", {{5, 7}}, 0),
@@ -171,8 +178,11 @@ ValueId squared_norm(Builder& builder, std::span<const ValueId> gradients,
 }
 
 ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
-                            const ClipAttributes& attributes, const std::string& name) {
-  const auto outputs = builder.emit(kClipCoefficient, Attributes(attributes), {squared_norm}, name);
+                            const ClipAttributes& attributes, const std::string& name,
+                            ValueId faults) {
+  std::vector<ValueId> inputs = {squared_norm};
+  if (faults.valid()) inputs.push_back(faults);
+  const auto outputs = builder.emit(kClipCoefficient, Attributes(attributes), inputs, name);
   return {.norm = outputs[0], .coefficient = outputs[1], .skip = outputs[2]};
 }
 

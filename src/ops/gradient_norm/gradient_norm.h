@@ -5,7 +5,8 @@
 //                      of their elements are 0;
 //   clip_coefficient   norm = sqrt(squared norm)
 //                      coefficient = min(1, max_norm / (norm + 1e-6))
-//                      skip = 1 when the norm is not finite, or above skip_norm.
+//                      skip = 1 when the norm is not finite, or above skip_norm, or where what
+//                      else makes the step void is not 0.
 // The optimizer multiplies gradients by the coefficient and does nothing when skip is set; both
 // stay on the device. Neither has a derivative. (Formula: torch.nn.utils.clip_grad_norm_, Megatron
 // Core.)
@@ -50,11 +51,13 @@ struct ClipResult {
   ValueId skip;         // i32 [1], a metric
 };
 
-// `squared_norm`: f64 [1]. Results are named `name`, name.coefficient and name.skip.
+// `squared_norm`: f64 [1]; `faults`: f64 [1], or invalid: not 0 where the gradients are void.
+// Results are named `name`, name.coefficient and name.skip.
 ClipResult clip_coefficient(Builder& builder, ValueId squared_norm,
-                            const ClipAttributes& attributes, const std::string& name);
+                            const ClipAttributes& attributes, const std::string& name,
+                            ValueId faults = {});
 
-// Input: squared norm. Outputs: norm, coefficient, skip.
+// Inputs: squared norm; where there may be any, faults, too. Outputs: norm, coefficient, skip.
 extern const OpSpec kClipCoefficient;
 
 }  // namespace troupe

@@ -66,7 +66,8 @@ void clip_coefficient_cpu(const KernelArguments& args) {
   const bool finite = std::isfinite(norm);
   args.out<double>(0)[0] = norm;
   args.out<double>(1)[0] = finite && max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-  args.out<int32_t>(2)[0] = finite && norm <= skip_norm ? 0 : 1;
+  const bool is_void = args.inputs.size() > 1 && *args.in<double>(1) != 0;
+  args.out<int32_t>(2)[0] = finite && norm <= skip_norm && !is_void ? 0 : 1;
 }
 
 }  // namespace troupe

@@ -24,9 +24,9 @@ void infer_route(InferContext& context) {
   TROUPE_CHECK(indices.dtype == DType::i32 && indices.shape.rank() == 2,
                "route needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1, "route needs at least one expert");
-  TROUPE_CHECK(
-      attributes.row_multiple >= 1 && attributes.padded_capacity >= 0 && attributes.parts >= 1,
-      "route: a multiple is at least 1, a capacity at least 0, and so are parts");
+  TROUPE_CHECK(attributes.row_multiple >= 1 && attributes.padded_capacity >= 0 &&
+                   attributes.parts >= 1 && attributes.most_slots >= 0,
+               "route: a multiple and parts are at least 1, capacity and slots at least 0");
   TROUPE_CHECK(attributes.padded_capacity == 0 || attributes.row_multiple == 1,
                "route pads rows to a multiple or to a capacity");
   const int64_t slots = indices.shape.elements();
@@ -38,7 +38,8 @@ void infer_route(InferContext& context) {
   const int32_t experts = attributes.experts;
   context.output("counts", DType::i32, {experts});
   context.output("offsets", DType::i32, {experts + 1});
-  const int64_t expected = attributes.padded_capacity == 0 ? slots / attributes.parts : rows;
+  const int64_t expected =
+      attributes.padded_capacity == 0 ? std::min(slots / attributes.parts, rows) : rows;
   context.output("row_slot", DType::i32, {rows}, RowCount{context.outputs()[1], experts, expected});
   context.output("slot_row", DType::i32, indices.shape);
 }
@@ -65,6 +66,7 @@ std::string print_route(const Attributes& attributes) {
   std::string text = fmt::format("experts={}", a.experts);
   if (a.row_multiple != 1) text += fmt::format(" row_multiple={}", a.row_multiple);
   if (a.padded_capacity != 0) text += fmt::format(" padded_capacity={}", a.padded_capacity);
+  if (a.most_slots != 0) text += fmt::format(" most_slots={}", a.most_slots);
   return text;
 }
 
@@ -120,6 +122,11 @@ std::vector<OpSample> samples_route() {
        [](SampleBuilder& sample) {
          sample_route(sample, 3, 1, {.experts = 2, .row_multiple = 16}, {-1, -1, -1});
        }},
+      {"few slots that name an expert",
+       [](SampleBuilder& sample) {
+         sample_route(sample, 5, 2, {.experts = 3, .most_slots = 4},
+                      {-1, 0, -1, -1, 2, 0, -1, -1, -1, 1});
+       }},
       {"rows padded to a capacity",
        [](SampleBuilder& sample) {
          sample_route(sample, 4, 2, {.experts = 4, .padded_capacity = 3},
@@ -138,9 +145,10 @@ int64_t route_row_bound(int64_t slots, const RouteAttributes& attributes) {
   if (attributes.padded_capacity != 0) {
     return int64_t{attributes.experts} * attributes.padded_capacity;
   }
+  const int64_t most = attributes.most_slots == 0 ? slots : std::min(slots, attributes.most_slots);
   const int64_t multiple = attributes.row_multiple;
-  const int64_t in_use = std::min<int64_t>(slots, attributes.experts);
-  return (slots + in_use * (multiple - 1)) / multiple * multiple;
+  const int64_t in_use = std::min<int64_t>(most, attributes.experts);
+  return (most + in_use * (multiple - 1)) / multiple * multiple;
 }
 
 Routing route(Builder& builder, ValueId indices, const RouteAttributes& attributes,

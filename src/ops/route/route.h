@@ -39,11 +39,12 @@ struct RouteAttributes {
   int32_t row_multiple = 1;     // A; 1: rows are not rounded up
   int32_t padded_capacity = 0;  // C; 0: rows are not padded to a capacity. Not with a row_multiple
   int32_t parts = 1;            // one in `parts` slots is expected to name one of the experts
+  int64_t most_slots = 0;       // L: how many slots name an expert at most; 0: all T*k
 };
 
-// The bound R of the rows of a plan for `slots` = T*k slots, with N = min(E, T*k) experts at most
-// that have rows: T*k + N*(A-1) rounded down to a multiple of A, which is reached when each of them
-// has one row more than a multiple; or E*C.
+// The bound R of the rows of a plan for `slots` = T*k slots, of which L at most name an expert,
+// with N = min(E, L) experts at most that have rows: L + N*(A-1) rounded down to a multiple of A,
+// which is reached when each of them has one row more than a multiple; or E*C.
 int64_t route_row_bound(int64_t slots, const RouteAttributes& attributes);
 
 // The plan, as values of the program. T tokens, k slots per token, R the bound of the rows.
@@ -57,9 +58,10 @@ struct Routing {
   int32_t experts = 0;
 };
 
-// `indices`: i32 [T, k], each in [0, E) or -1. T*k and R must be below 2^31. (A number outside that
-// range is treated as -1, so that a broken router cannot make the kernel write elsewhere.)
-// Results are named name.counts, name.offsets, name.row_slot and name.slot_row.
+// `indices`: i32 [T, k], each in [0, E) or -1. T*k and R must be below 2^31. So that nothing makes
+// the kernel write elsewhere, a number outside [0, E) is treated as -1, and rows beyond R are cut
+// off; that there are none is the caller's care (ops/expert_rows). Results are named name.counts,
+// name.offsets, name.row_slot and name.slot_row.
 Routing route(Builder& builder, ValueId indices, const RouteAttributes& attributes,
               const std::string& name);
 

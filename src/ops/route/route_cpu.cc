@@ -10,6 +10,7 @@ void route_cpu(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<RouteAttributes>();
   const int32_t experts = attributes.experts;
   const int64_t slots = args.input(0).shape.elements();
+  const int64_t bound = args.output(2).shape[0];
   const auto* indices = args.in<int32_t>(0);
   auto* counts = args.out<int32_t>(0);
   auto* offsets = args.out<int32_t>(1);
@@ -26,6 +27,7 @@ void route_cpu(const KernelArguments& args) {
       const int64_t multiple = attributes.row_multiple;
       rows = (counts[expert] + multiple - 1) / multiple * multiple;
     }
+    rows = std::min(rows, bound - row);
     if (counts[expert] > rows) counts[expert] = static_cast<int32_t>(rows);
     std::fill_n(row_slot + row + counts[expert], rows - counts[expert], -1);
     offsets[expert] = static_cast<int32_t>(row);

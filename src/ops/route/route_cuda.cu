@@ -60,7 +60,7 @@ __global__ void count_slots_kernel(const int32_t* indices, int64_t slots, int32_
 // One block. The histograms become the number of slots that each expert has in earlier chunks: a
 // warp goes through those of one expert, kScanChunks times 32 at a time.
 __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t* counts,
-                                    int32_t* offsets, int32_t* row_slot,
+                                    int32_t* offsets, int32_t* row_slot, int32_t bound,
                                     RouteAttributes attributes) {
   constexpr int kScanChunks = 8;
   const int32_t experts = attributes.experts;
@@ -100,12 +100,12 @@ __global__ void lay_out_rows_kernel(int32_t* histograms, int64_t chunks, int32_t
       }
       const int32_t through = warp_prefix_sum(rows);
       if (e < experts) {
-        offsets[e] = row + through - rows;
-        if (counts[e] > rows) counts[e] = rows;
+        offsets[e] = min(row + through - rows, bound);
+        counts[e] = min(counts[e], min(row + through, bound) - offsets[e]);
       }
       row += __shfl_sync(0xffffffffU, through, 31);
     }
-    if (lane == 0) offsets[experts] = row;
+    if (lane == 0) offsets[experts] = min(row, bound);
   }
   __syncthreads();
   for (int32_t e = warp; e < experts; e += warps) {
@@ -142,7 +142,8 @@ void run_route(const CudaKernelArguments& args) {
   launch(args, by_chunk, count_slots_kernel, args.in<int32_t>(0), slots, attributes.experts,
          histograms);
   launch(args, {1, 1024}, lay_out_rows_kernel, histograms, chunks, args.out<int32_t>(0),
-         args.out<int32_t>(1), args.out<int32_t>(2), attributes);
+         args.out<int32_t>(1), args.out<int32_t>(2), static_cast<int32_t>(args.output(2).shape[0]),
+         attributes);
   launch(args, {by_chunk.grid, by_chunk.block, 2 * table}, place_slots_kernel, args.in<int32_t>(0),
          slots, attributes.experts, histograms, args.out<int32_t>(0), args.out<int32_t>(1),
          args.out<int32_t>(2), args.out<int32_t>(3));

@@ -8,27 +8,37 @@
 namespace troupe {
 
 CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
-                               ThreadPool& pool, const Communicators& communicators)
+                               ThreadPool& pool, const Communicators& communicators,
+                               const InterpreterOptions& options)
     : program_(program),
       plan_(std::move(plan)),
       state_(state),
       pool_(pool),
-      communicators_(communicators),
-      arena_(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
-             "activations and workspace"),
-      host_(plan_.host_transient_bytes, "offloaded activations", Device::cpu) {
+      communicators_(communicators) {
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
   TROUPE_CHECK(plan_.device == Device::cpu, "planned for another device");
   TROUPE_CHECK(plan_.threads == pool.threads(), "planned for another number of threads");
+  const uint64_t bytes = plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes();
+  if (options.memory_of != nullptr) {
+    memory_ = static_cast<const CpuInterpreter*>(options.memory_of)->memory_;
+    TROUPE_CHECK(
+        memory_->arena.bytes() >= bytes && memory_->host.bytes() >= plan_.host_transient_bytes,
+        "memory that is lent is too small");
+  } else {
+    memory_ = std::make_shared<const Memory>(
+        Arena(bytes, "activations and workspace"),
+        HostMemory(plan_.host_transient_bytes, "offloaded activations", Device::cpu));
+  }
   bind();
 }
 
 TensorView CpuInterpreter::view(ValueId id) const {
   const Value& value = program_.value(id);
   if (is_state(value.role)) return state_.view(value.state);
-  std::byte* const transient =
-      is_on_host(value.role) ? host_.data() : arena_.data() + plan_.persistent_bytes;
-  std::byte* const base = is_persistent(value.role) ? arena_.data() : transient;
+  std::byte* const transient = is_on_host(value.role)
+                                   ? memory_->host.data()
+                                   : memory_->arena.data() + plan_.persistent_bytes;
+  std::byte* const base = is_persistent(value.role) ? memory_->arena.data() : transient;
   TensorView view{base + plan_.offset[static_cast<size_t>(id.index)], value.dtype, value.shape,
                   nullptr};
   if (value.rows.valid()) {
@@ -40,7 +50,7 @@ TensorView CpuInterpreter::view(ValueId id) const {
 void CpuInterpreter::bind() {
   operands_ = Operands<TensorView>(program_, [this](ValueId id) { return view(id); });
   ops_.reserve(static_cast<size_t>(program_.op_count()));
-  std::byte* const scratch = arena_.data() + plan_.persistent_bytes + plan_.transient_bytes;
+  std::byte* const scratch = memory_->arena.data() + plan_.persistent_bytes + plan_.transient_bytes;
 
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
@@ -65,8 +75,8 @@ void CpuInterpreter::bind() {
     ops_.push_back(bound);
   }
   if (!plan_.dead_after.empty()) {
-    std::memset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes);
-    if (host_.bytes() > 0) std::memset(host_.data(), 0xff, host_.bytes());
+    std::memset(memory_->arena.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes);
+    if (memory_->host.bytes() > 0) std::memset(memory_->host.data(), 0xff, memory_->host.bytes());
   }
 }
 

@@ -6,10 +6,10 @@
 // oracle plan (plan_oracle) it is the oracle: every value has memory of its own, and the memory of
 // dead values is filled with NaN.
 //
-// Owns its arena; borrows the program, the state, the pool and the communicators, which must
-// outlive it. One thread at a time. Where the program has collectives, every rank's interpreter
-// runs on a thread of its own, and a run throws what its communicator throws
-// (program/communicator.h); what the tensors hold is then unspecified.
+// Owns its arena, unless it is lent one (InterpreterOptions::memory_of); borrows the program, the
+// state, the pool and the communicators, which must outlive it. One thread at a time. Where the
+// program has collectives, every rank's interpreter runs on a thread of its own, and a run throws
+// what its communicator throws (program/communicator.h); what the tensors hold is then unspecified.
 #pragma once
 
 #include <functional>
@@ -30,7 +30,8 @@ namespace troupe {
 class CpuInterpreter final : public Interpreter {
  public:
   CpuInterpreter(const Program& program, MemoryPlan plan, const StateStorage& state,
-                 ThreadPool& pool, const Communicators& communicators = {});
+                 ThreadPool& pool, const Communicators& communicators = {},
+                 const InterpreterOptions& options = {});
 
   // The memory of any value; what is no input, metric or result holds what the plan left there.
   TensorView view(ValueId id) const override;
@@ -46,12 +47,18 @@ class CpuInterpreter final : public Interpreter {
   const MemoryPlan& plan() const override { return plan_; }
 
   // Equals persistent + transient + scratch bytes of the plan, and the transient ones of the host.
-  uint64_t allocated_bytes() const override { return arena_.bytes() + host_.bytes(); }
+  uint64_t allocated_bytes() const override {
+    return memory_->arena.bytes() + memory_->host.bytes();
+  }
 
  private:
   struct BoundOp {
     CpuKernel kernel = nullptr;
     KernelArguments arguments;
+  };
+  struct Memory {
+    Arena arena;
+    HostMemory host;
   };
   void bind();
   void poison(ValueId id);
@@ -61,8 +68,7 @@ class CpuInterpreter final : public Interpreter {
   const StateStorage& state_;
   ThreadPool& pool_;
   Communicators communicators_;
-  Arena arena_;
-  HostMemory host_;
+  std::shared_ptr<const Memory> memory_;
   Operands<TensorView> operands_;
   std::vector<BoundOp> ops_;
 };

@@ -44,10 +44,20 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
   TROUPE_CHECK(&program.state() == &state.table(), "program and storage have different states");
   TROUPE_CHECK(plan_.device == Device::cuda && state.device() == Device::cuda,
                "planned for another device");
-  arena_ = DeviceMemory(plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes(),
-                        "activations and scratch memory", state.gpu());
-  use_gpu(state.gpu());
-  offloaded_ = HostMemory(plan_.host_transient_bytes, "offloaded activations", Device::cuda);
+  const uint64_t bytes = plan_.persistent_bytes + plan_.transient_bytes + plan_.scratch_bytes();
+  if (options.memory_of != nullptr) {
+    memory_ = static_cast<const CudaInterpreter*>(options.memory_of)->memory_;
+    TROUPE_CHECK(
+        memory_->arena.bytes() >= bytes && memory_->offloaded.bytes() >= plan_.host_transient_bytes,
+        "memory that is lent is too small");
+    use_gpu(state.gpu());
+  } else {
+    DeviceMemory arena(bytes, "activations and scratch memory", state.gpu());
+    use_gpu(state.gpu());
+    memory_ = std::make_shared<const Memory>(
+        std::move(arena),
+        HostMemory(plan_.host_transient_bytes, "offloaded activations", Device::cuda));
+  }
   uint64_t host_bytes = plan_.persistent_bytes;
   result_offset_.resize(static_cast<size_t>(program.value_count()), kNoResult);
   for (const ValueId id : program.results()) {
@@ -64,7 +74,7 @@ CudaInterpreter::CudaInterpreter(const Program& program, MemoryPlan plan, const 
     const DeviceMemory& of_state = state.device_memory();
     peers_ = std::make_unique<PeerConnection>(
         program, communicators,
-        std::vector<PeerMemory>{{arena_.data(), arena_.bytes()},
+        std::vector<PeerMemory>{{memory_->arena.data(), memory_->arena.bytes()},
                                 {of_state.data(), of_state.bytes()}});
   }
 }
@@ -135,7 +145,7 @@ std::byte* CudaInterpreter::scratch_of(Queue queue) const {
   const auto& bytes = plan_.scratch_bytes_of_queue;
   const auto before = std::accumulate(bytes.begin(), bytes.begin() + static_cast<int>(queue),
                                       plan_.persistent_bytes + plan_.transient_bytes);
-  return arena_.data() + before;
+  return memory_->arena.data() + before;
 }
 
 void CudaInterpreter::fork() {
@@ -162,9 +172,10 @@ CudaTensor CudaInterpreter::tensor(ValueId id) const {
     tensor.data = state_.device_address(value.state);
     return tensor;
   }
-  std::byte* const transient =
-      is_on_host(value.role) ? offloaded_.data() : arena_.data() + plan_.persistent_bytes;
-  std::byte* const base = is_persistent(value.role) ? arena_.data() : transient;
+  std::byte* const transient = is_on_host(value.role)
+                                   ? memory_->offloaded.data()
+                                   : memory_->arena.data() + plan_.persistent_bytes;
+  std::byte* const base = is_persistent(value.role) ? memory_->arena.data() : transient;
   tensor.data = base + plan_.offset[static_cast<size_t>(id.index)];
   if (value.rows.valid()) {
     tensor.live_rows = this->tensor(value.rows.counter).as<int32_t>() + value.rows.element;
@@ -211,8 +222,9 @@ void CudaInterpreter::bind() {
     ops_.push_back(std::move(bound));
   }
   if (!plan_.dead_after.empty() && plan_.transient_bytes > 0) {
-    check_cuda(cudaMemset(arena_.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes),
-               "filling memory with NaN");
+    check_cuda(
+        cudaMemset(memory_->arena.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes),
+        "filling memory with NaN");
     check_cuda(cudaStreamSynchronize(nullptr), "filling memory with NaN");
   }
 }
@@ -237,14 +249,14 @@ std::string CudaInterpreter::describe(int32_t index) const {
 
 void CudaInterpreter::copy_inputs() {
   if (plan_.persistent_bytes == 0) return;
-  check_cuda(cudaMemcpyAsync(arena_.data(), host_->data, plan_.persistent_bytes,
+  check_cuda(cudaMemcpyAsync(memory_->arena.data(), host_->data, plan_.persistent_bytes,
                              cudaMemcpyHostToDevice, stream_),
              "copying the inputs to the GPU");
 }
 
 void CudaInterpreter::copy_results() {
   if (plan_.persistent_bytes > 0) {
-    check_cuda(cudaMemcpyAsync(host_->data, arena_.data(), plan_.persistent_bytes,
+    check_cuda(cudaMemcpyAsync(host_->data, memory_->arena.data(), plan_.persistent_bytes,
                                cudaMemcpyDeviceToHost, stream_),
                "copying metrics from the GPU");
   }

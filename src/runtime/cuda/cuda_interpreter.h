@@ -26,10 +26,10 @@
 //
 // With an oracle plan the memory of dead values is filled with NaN, as on the CPU.
 //
-// Owns its arena, its streams and events, and the context of its kernels; borrows program, state
-// and communicators. Runs on the GPU of the state. Construction may throw UserError: no GPU, too
-// little memory, or an operation that has no CUDA kernel. A run throws UserError when the GPU
-// fails, or another rank. One thread at a time.
+// Owns its arena, unless it is lent one (InterpreterOptions::memory_of), its streams and events,
+// and the context of its kernels; borrows program, state and communicators. Runs on the GPU of the
+// state. Construction may throw UserError: no GPU, too little memory, or an operation that has no
+// CUDA kernel. A run throws UserError when the GPU fails, or another rank. One thread at a time.
 #pragma once
 
 #include <array>
@@ -78,9 +78,13 @@ class CudaInterpreter final : public Interpreter {
     return {without_algorithm_.begin(), without_algorithm_.end()};
   }
   const MemoryPlan& plan() const override { return plan_; }
-  uint64_t allocated_bytes() const override { return arena_.bytes(); }
+  uint64_t allocated_bytes() const override { return memory_->arena.bytes(); }
 
  private:
+  struct Memory {
+    DeviceMemory arena;
+    HostMemory offloaded;
+  };
   struct BoundOp {
     CudaKernel kernel = nullptr;
     CudaKernelArguments arguments;
@@ -129,8 +133,7 @@ class CudaInterpreter final : public Interpreter {
   const StateStorage& state_;
   ThreadPool& pool_;
   InterpreterOptions options_;
-  DeviceMemory arena_;
-  HostMemory offloaded_;
+  std::shared_ptr<const Memory> memory_;
   std::vector<uint64_t> result_offset_;  // by ValueId, in host_; of results
   std::unique_ptr<PinnedMemory> host_;   // inputs and metrics as in the arena, then results
   CUstream_st* stream_ = nullptr;        // of the compute queue

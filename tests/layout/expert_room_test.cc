@@ -1,0 +1,106 @@
+// Experts with limited room compute what one rank computes: where the room suffices, and where it
+// does not and the step runs again in rounds of tokens. Whether it suffices changes nothing that a
+// run leaves behind but the order of sums; and the same run leaves the same bits.
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "model/blocks/moe.h"
+#include "passes/memory_plan.h"
+#include "support/layout_models.h"
+#include "support/layout_run.h"
+#include "support/random_layouts.h"
+
+namespace troupe::testing {
+namespace {
+
+// Rooms of which the first are too small for nearly every step, and the last for few.
+constexpr double kRooms[] = {0.01, 0.5, 0.9, 1.0, 1.15, 1.4};
+
+std::vector<LayoutCase> layouts_with_rooms() {
+  std::vector<LayoutCase> all;
+  for (LayoutCase& c : random_layouts(160)) {
+    if (c.model.num_experts == 0) continue;
+    const Layout layout(run_layout_of(c)->layout.options());
+    if (layout.ep() * layout.etp() == 1) continue;
+    c.expert_room = kRooms[all.size() % std::size(kRooms)];
+    all.push_back(c);
+  }
+  return all;
+}
+
+class ExpertRoom : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(ExpertRoom, ComputesWhatOneRankDoes) {
+  expect_same_outcome(run_one_rank(GetParam()), run_layout(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(RandomLayouts, ExpertRoom, ::testing::ValuesIn(layouts_with_rooms()),
+                         [](const auto& test) { return test.param.name; });
+
+LayoutCase four_ranks(TokenDispatcher dispatcher, double room) {
+  LayoutCase c;
+  c.model = auxiliary_loss_models(moe_model(3))[2].config;
+  c.model.num_experts = 8;
+  c.layout.world_size = 4;
+  c.layout.expert_parallel = 4;
+  c.layout.expert_tensor_parallel = 1;
+  c.dispatcher = dispatcher;
+  c.micro_batches = 2;
+  c.expert_room = room;
+  return c;
+}
+
+TEST(ExpertRoomOfFour, FallsBackWhereItMustAndOnlyThere) {
+  for (const TokenDispatcher dispatcher :
+       {TokenDispatcher::allgather, TokenDispatcher::alltoall, TokenDispatcher::flex}) {
+    SCOPED_TRACE(name_of(dispatcher));
+    const Outcome whole = run_layout(four_ranks(dispatcher, 0));
+    int64_t fallbacks = -1;
+    LayoutCase c = four_ranks(dispatcher, 4);
+    c.fallbacks = &fallbacks;
+    expect_same_bits(whole, run_layout(c));
+    EXPECT_EQ(fallbacks, 0);
+    c.expert_room = 0.5;  // the fullest rank has at least an even load
+    const Outcome in_rounds = run_layout(c);
+    EXPECT_EQ(fallbacks, 3);
+    expect_same_outcome(whole, in_rounds);
+    expect_same_bits(in_rounds, run_layout(c));
+    expect_same_bits(in_rounds, run_layout(c, {.oracle = true}));
+  }
+}
+
+TEST(ExpertRoomOfFour, GoesWithRecomputeOffloadAndOverlap) {
+  LayoutCase c = four_ranks(TokenDispatcher::alltoall, 0.75);
+  int64_t fallbacks = 0;
+  c.fallbacks = &fallbacks;
+  const Outcome kept = run_layout(c);
+  EXPECT_EQ(fallbacks, 3);
+  c.recompute = {.granularity = RecomputeOptions::Granularity::full, .layers = 2};
+  expect_same_bits(kept, run_layout(c));
+  c.recompute = {.granularity = RecomputeOptions::Granularity::selective,
+                 .modules = {&kMoeModule, &kExpertActivationModule}};
+  expect_same_bits(kept, run_layout(c));
+  c.recompute = {};
+  c.offload = {.modules = {&kExpertFc1Module, &kExpertActivationModule}, .fraction = 1};
+  expect_same_bits(kept, run_layout(c));
+  c.offload = {};
+  c.overlap = {.delay_weight_gradients = true};
+  c.merged = true;
+  expect_same_bits(kept, run_layout(c));
+}
+
+// Bytes of the transient memory of a rank's step, with room for its fallback.
+TEST(ExpertRoomOfFour, NeedsLessMemoryTheLessRoomThereIs) {
+  const auto bytes = [](double room) {
+    LayoutCase c = four_ranks(TokenDispatcher::alltoall, room);
+    c.sequence = 96;
+    return plan_memory(*program_of(c, 1), 1).transient_bytes;
+  };
+  EXPECT_LT(bytes(1.5), bytes(2));
+  EXPECT_LT(bytes(2), bytes(0));
+  EXPECT_EQ(bytes(100), bytes(0));
+}
+
+}  // namespace
+}  // namespace troupe::testing
