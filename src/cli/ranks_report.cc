@@ -99,6 +99,17 @@ Exposure exposure_of(const RanksReport& report) {
   return sum;
 }
 
+// Of the class whose experts have the least room.
+ExpertRows least_room(const RanksReport& report) {
+  ExpertRows least;
+  for (const RankPlan& plan : report.classes) {
+    const ExpertRows& rows = plan.expert_rows;
+    if (rows.even == 0) continue;
+    if (least.even == 0 || rows.planned * least.even < least.planned * rows.even) least = rows;
+  }
+  return least;
+}
+
 uint64_t sum_of_bytes(const RanksReport& report, uint64_t RankPlan::*member) {
   uint64_t sum = 0;
   for (const RankPlan& plan : report.classes) {
@@ -225,6 +236,9 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
     text += "  expert exchange: " + exchange + "\n";
   }
+  if (const std::string rows = text_of(least_room(report)); !rows.empty()) {
+    text += "  experts of a rank: " + rows + "\n";
+  }
   if (const std::string sent = text_of(report.classes.front().links); !sent.empty()) {
     text += "  rank 0 sends in a step: " + sent + "\n";
   }
@@ -282,6 +296,10 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
     ordered_json& entry = document["rank_classes"].back();
     entry["links"] = links_json(plan);
     if (!plan.kernels.empty()) entry["kernels"] = kernels_json(plan.kernels);
+    if (const ExpertRows& rows = plan.expert_rows; rows.planned != rows.even) {
+      entry["expert_rows"] = {
+          {"even", rows.even}, {"planned", rows.planned}, {"fallback", rows.has_fallback}};
+    }
     if (plan.bytes_without_recompute > 0) {
       entry["bytes_without_recompute"] = plan.bytes_without_recompute;
     }

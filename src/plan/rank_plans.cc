@@ -97,6 +97,7 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   if (device == Device::cuda) plan.kernels = kernel_variants(program, gpu);
   plan.links = link_traffic(program, part.layout(), part.rank);
   plan.expert_exchange = measure_exposure(program);
+  plan.expert_rows = expert_rows_of(program, step.rooms_lacked.valid());
   plan.bytes_without_recompute =
       bytes_without_recompute(config, state, options, threads, device, gpu);
   plan.bytes_without_offload = bytes_without_offload(config, state, options, threads, device, gpu);

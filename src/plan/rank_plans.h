@@ -20,6 +20,7 @@
 #include "model/model_config.h"
 #include "model/model_part.h"
 #include "passes/step_programs.h"
+#include "plan/expert_rows.h"
 #include "plan/exposure.h"
 #include "plan/kernel_variants.h"
 #include "plan/link_traffic.h"
@@ -51,6 +52,7 @@ struct RankPlan {
   std::vector<KernelVariant> kernels;    // on a GPU
   std::vector<GroupTraffic> links;       // plan/link_traffic.h
   Exposure expert_exchange;              // plan/exposure.h
+  ExpertRows expert_rows;                // plan/expert_rows.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
   uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded
 };

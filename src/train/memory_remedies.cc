@@ -12,6 +12,7 @@
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "plan/fallback_step.h"
 #include "runtime/device_memory.h"
 #include "train/planned_program.h"
 #include "train/terminal.h"
@@ -23,6 +24,8 @@ constexpr int32_t kMostRanks = 1024;
 // Each plans a whole step, and the other ranks wait meanwhile.
 constexpr int32_t kRankCountsTried = 4;
 constexpr double kLeastSaving = 0.05;
+// Of experts, times an even load: enough for routers that are balanced by a loss or a bias.
+constexpr double kUsualRoom = 1.5;
 constexpr size_t kFlagsColumn = 16;  // where the flags begin in a line
 
 using Flags = std::vector<std::pair<std::string, std::string>>;  // name and value
@@ -37,6 +40,11 @@ std::vector<Flags> candidates_of(const Options& options) {
     candidates.push_back({{"recompute-granularity", "full"},
                           {"recompute-method", "uniform"},
                           {"recompute-num-layers", "1"}});
+  }
+  if (options.expert_model_parallel_size > 1 &&
+      (options.moe_expert_rank_capacity_factor == 0 ||
+       options.moe_expert_rank_capacity_factor > kUsualRoom)) {
+    candidates.push_back({{"moe-expert-rank-capacity-factor", fmt::format("{}", kUsualRoom)}});
   }
   if (data_parallel_size_of(options) > 1 && !options.use_megatron_fsdp) {
     if (!options.use_distributed_optimizer)
@@ -77,10 +85,14 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
     const ModelState state = declare_model_state(
         config, options.compute_dtype, /*trained=*/true,
         {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
-    const TrainingStep step =
-        build_training_step(config, state, training_step_options(options, config));
-    const MemoryPlan plan = plan_program(*step.program, device_spec_of(options).threads_per_rank(),
-                                         options.device, planned_traits());
+    const TrainingStepOptions of_step = training_step_options(options, config);
+    const TrainingStep step = build_training_step(config, state, of_step);
+    const auto planned = [&](const Program& program) {
+      return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
+                          planned_traits());
+    };
+    MemoryPlan plan = planned(*step.program);
+    plan_fallback_step(config, state, of_step, step, plan, planned);
     return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
   } catch (const UserError&) {
     return std::nullopt;

@@ -222,10 +222,11 @@ class MoeForward {
   }
 
   Routing plan_rows(const DispatchedTokens& tokens) {
-    RouteAttributes attributes{.experts = static_cast<int32_t>(experts_here()),
-                               .row_multiple = config_.moe_expert_row_multiple,
-                               .padded_capacity = static_cast<int32_t>(padded_capacity()),
-                               .parts = part().layout().ep()};
+    RouteAttributes attributes{
+        .experts = static_cast<int32_t>(experts_here()),
+        .row_multiple = config_.moe_expert_row_multiple,
+        .padded_capacity = static_cast<int32_t>(padded_capacity()),
+        .expected_slots = static_cast<int64_t>(even_rows()) * tokens_of_round() / this->tokens()};
     const int64_t slots = builder_.value(tokens.experts).shape.elements();
     if (padded_capacity() == 0 && rows_with_room() < slots) {
       attributes.most_slots = rows_with_room();

@@ -25,7 +25,7 @@ void infer_route(InferContext& context) {
                "route needs i32 indices [T, k]: " + indices.name);
   TROUPE_CHECK(attributes.experts >= 1, "route needs at least one expert");
   TROUPE_CHECK(attributes.row_multiple >= 1 && attributes.padded_capacity >= 0 &&
-                   attributes.parts >= 1 && attributes.most_slots >= 0,
+                   attributes.most_slots >= 0 && attributes.expected_slots >= 0,
                "route: a multiple and parts are at least 1, capacity and slots at least 0");
   TROUPE_CHECK(attributes.padded_capacity == 0 || attributes.row_multiple == 1,
                "route pads rows to a multiple or to a capacity");
@@ -38,8 +38,9 @@ void infer_route(InferContext& context) {
   const int32_t experts = attributes.experts;
   context.output("counts", DType::i32, {experts});
   context.output("offsets", DType::i32, {experts + 1});
-  const int64_t expected =
-      attributes.padded_capacity == 0 ? std::min(slots / attributes.parts, rows) : rows;
+  const int64_t expected = attributes.padded_capacity == 0 && attributes.expected_slots > 0
+                               ? std::min(attributes.expected_slots, rows)
+                               : rows;
   context.output("row_slot", DType::i32, {rows}, RowCount{context.outputs()[1], experts, expected});
   context.output("slot_row", DType::i32, indices.shape);
 }

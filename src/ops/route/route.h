@@ -38,8 +38,8 @@ struct RouteAttributes {
   int32_t experts = 0;          // E: number of experts that the indices name
   int32_t row_multiple = 1;     // A; 1: rows are not rounded up
   int32_t padded_capacity = 0;  // C; 0: rows are not padded to a capacity. Not with a row_multiple
-  int32_t parts = 1;            // one in `parts` slots is expected to name one of the experts
   int64_t most_slots = 0;       // L: how many slots name an expert at most; 0: all T*k
+  int64_t expected_slots = 0;   // how many are expected to; 0: all T*k
 };
 
 // The bound R of the rows of a plan for `slots` = T*k slots, of which L at most name an expert,

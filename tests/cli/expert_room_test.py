@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Training with limited room for the experts of a rank (--moe-expert-rank-capacity-factor): some
+steps lack it and run again in rounds of tokens. The run is that without a limit up to rounding, has
+the same bits when it is repeated, and when it is stopped and goes on.
+
+Usage: expert_room_test.py TROUPE SOURCE
+"""
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(sys.argv[2]) / "tests" / "support"))
+from program_runs import HERE, main, metrics, run  # noqa: E402
+
+STEPS = 30
+MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4",
+         "--num-experts", "8", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu",
+         "--disable-bias-linear", "--normalization", "RMSNorm", "--vocab-size", "272",
+         "--seq-length", "64", "--micro-batch-size", "1", "--global-batch-size", "4", "--mock-data",
+         "--tokenizer-type", "NullTokenizer", "--max-position-embeddings", "64",
+         "--ranks", "4", "--expert-model-parallel-size", "4", "--moe-token-dispatcher-type",
+         "alltoall", "--lr", "1e-3", "--train-iters", str(STEPS), "--quiet"]
+
+
+class ExpertRoom(unittest.TestCase):
+    def train(self, name, *flags):
+        done = run("train", *MODEL, "--save", HERE.folder / name, *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def weights(self, name):
+        folder = HERE.folder / name / "checkpoints" / f"step_{STEPS:08d}"
+        return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+    def test_steps_that_lack_room_run_again_with_the_same_numbers(self):
+        self.train("whole")
+        whole = metrics(HERE.folder / "whole")
+        self.assertFalse(any("expert_rooms_lacked" in line for line in whole))
+        # Room that some steps lack: less than the most that any of them needed.
+        self.train("limited", "--moe-expert-rank-capacity-factor", "1.3")
+        limited = metrics(HERE.folder / "limited")
+        lacked = [line for line in limited if "expert_rooms_lacked" in line]
+        self.assertTrue(0 < len(lacked), "no step lacked room")
+        self.assertTrue(all(line["expert_room_needed"] > 1.3 for line in lacked))
+        self.assertEqual([line["step"] for line in limited], list(range(1, STEPS + 1)))
+        for one, other in zip(whole, limited):
+            # fp32: rounding in another order, which 30 updates carry on.
+            self.assertAlmostEqual(one["loss"], other["loss"], delta=1e-4, msg=one["step"])
+            self.assertEqual(one["tokens"], other["tokens"])
+        self.train("again", "--moe-expert-rank-capacity-factor", "1.3")
+        self.assertEqual(self.weights("limited"), self.weights("again"))
+        stopped = ["--moe-expert-rank-capacity-factor", "1.3", "--exit-after-step"]
+        self.train("resumed", *stopped, str(STEPS // 2))
+        self.train("resumed", *stopped, str(STEPS), "--load", HERE.folder / "resumed")
+        self.assertEqual(self.weights("limited"), self.weights("resumed"))
+
+    def test_says_which_room_would_have_sufficed(self):
+        flags = [flag for flag in MODEL if flag != "--quiet"]
+        done = run("train", *flags, "--no-save", "--moe-expert-rank-capacity-factor", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("ran a second time, in rounds", " ".join(done.stderr.split()))
+        self.assertIn("--moe-expert-rank-capacity-factor 1.", done.stderr)
+
+
+main()
