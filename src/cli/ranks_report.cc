@@ -296,7 +296,7 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
     ordered_json& entry = document["rank_classes"].back();
     entry["links"] = links_json(plan);
     if (!plan.kernels.empty()) entry["kernels"] = kernels_json(plan.kernels);
-    if (const ExpertRows& rows = plan.expert_rows; rows.planned != rows.even) {
+    if (const ExpertRows& rows = plan.expert_rows; rows.planned != rows.even || rows.has_fallback) {
       entry["expert_rows"] = {
           {"even", rows.even}, {"planned", rows.planned}, {"fallback", rows.has_fallback}};
     }

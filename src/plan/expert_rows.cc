@@ -22,7 +22,7 @@ ExpertRows expert_rows_of(const Program& program, bool has_fallback) {
 }
 
 std::string text_of(const ExpertRows& rows) {
-  if (rows.planned == rows.even) return {};
+  if (rows.planned == rows.even && !rows.has_fallback) return {};
   return fmt::format("room for {} rows, {:.2f} times an even load{}",
                      format_count(static_cast<double>(rows.planned)),
                      static_cast<double>(rows.planned) / static_cast<double>(rows.even),
