@@ -598,7 +598,8 @@ void write_deepseek_v32(const ModelConfig& config, ordered_json& document) {
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     document["mlp_layer_types"].push_back(config.is_moe_layer(layer) ? "sparse" : "dense");
   }
-  // Without an indexer its fields are left out, and are read as another model's: it has no such form.
+  // Without an indexer its fields are left out, and are read as another model's: it has no such
+  // form.
   if (!config.has_sparse_attention()) return;
   document["index_topk"] = config.dsa_indexer_topk;
   document["index_n_heads"] = config.dsa_indexer_n_heads;

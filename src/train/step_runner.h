@@ -83,7 +83,7 @@ class StepRunner {
   MemoryPlan plan_;
   std::optional<FallbackStep> fallback_;  // of step_
   std::unique_ptr<Interpreter> interpreter_;
-  bool has_run_ = false;          // the interpreter
+  bool has_run_ = false;                               // the interpreter
   std::unique_ptr<Interpreter> fallback_interpreter_;  // once it is needed, in the other's memory
   // The step that was run last, or is about to.
   const TrainingStep* now_ = nullptr;
