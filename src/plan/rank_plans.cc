@@ -73,7 +73,7 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   const Program& program = *step.program;
   const auto plan_verified = [&](const Program& each) {
     verify_program(each);
-    const MemoryPlan memory = plan_memory(each, threads, device, gpu);
+    MemoryPlan memory = plan_memory(each, threads, device, gpu);
     verify_memory_plan(each, memory);
     return memory;
   };

@@ -37,6 +37,9 @@ MASKS = [
     (r'("?(?:tokens_per_s|tflops_per_gpu|step_time_s|seconds|available_bytes)"?: ?)[\d.e+-]+',
      r"\1<measured>"),
     (r'(<measured>, "peak_bytes": ?)\d+', r"\1<measured>"),
+    # Of what a tensor has been trained to: other processors and other BLAS round otherwise.
+    (r'("tensor": "[^"]*", "offset": \[[^]]*\], "shape": \[[^]]*\], "xxh3": )"[0-9a-f]{16}"',
+     r'\1"<bits>"'),
     (r'("(?:commit|host)": ?)"[^"]*"', r'\1"<here>"'),
     (r"(?<=available) +[\d.]+ [KMGT]iB", " <memory>"),
     (r";\s+[\d.]+ [KMGT]iB\s+are\s+available\s+here:\s+as\s+threads\s+of\s+one\s+process\s+they\s+",

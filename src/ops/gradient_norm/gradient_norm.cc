@@ -146,7 +146,7 @@ std::vector<OpSample> samples_squared_norm() {
 }
 
 std::vector<OpSample> samples_clip_coefficient() {
-  const auto skipped = [](double skip_norm, std::vector<double> faults = {}) {
+  const auto skipped = [](double skip_norm, const std::vector<double>& faults = {}) {
     return [=](SampleBuilder& sample) {
       const SampleBuilder::Options number{.differentiable = false, .dtype = DType::f64};
       const ValueId squares = sample.values("squares", {1}, {25}, number);

@@ -26,8 +26,9 @@ CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const St
         "memory that is lent is too small");
   } else {
     memory_ = std::make_shared<const Memory>(
-        Arena(bytes, "activations and workspace"),
-        HostMemory(plan_.host_transient_bytes, "offloaded activations", Device::cpu));
+        Memory{.arena = Arena(bytes, "activations and workspace"),
+               .host = HostMemory(plan_.host_transient_bytes, "offloaded activations",
+                                  Device::cpu)});
   }
   bind();
 }
