@@ -23,6 +23,7 @@
 #include "plan/fallback_step.h"
 #include "plan/kernel_variants.h"
 #include "runtime/device_memory.h"
+#include "train/expert_room_choice.h"
 #include "train/initialize.h"
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
@@ -415,10 +416,13 @@ void BenchRank::run() {
 
 }  // namespace
 
-ExitStatus run_bench(const Options& options, ProcessGroup* processes) {
+ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
   end_at_once_when_interrupted(/*quiet=*/!leads(processes));
-  profile_spec_of(options);  // refuses ranks that there are not
-  const ModelConfig config = load_model_config(options);
+  profile_spec_of(asked);  // refuses ranks that there are not
+  const ModelConfig config = load_model_config(asked);
+  Options measured = asked;
+  measured.eval_iters = 0;
+  const Options options = with_expert_room(measured, config, usable_bytes_of_this_gpu(asked));
   const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));
   run_all_ranks(
       device_spec_of(options), processes,

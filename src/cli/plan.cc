@@ -19,6 +19,7 @@
 #include "plan/rank_plans.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
+#include "train/expert_room_choice.h"
 #include "train/interrupt.h"
 #include "train/memory_remedies.h"
 #include "train/rank_hardware.h"
@@ -191,9 +192,10 @@ void print_text(const std::string& text) {
 
 }  // namespace
 
-ExitStatus run_plan(const Options& options) {
+ExitStatus run_plan(const Options& asked) {
   end_at_once_when_interrupted(/*quiet=*/false);
-  const ModelConfig config = load_model_config(options);
+  const ModelConfig config = load_model_config(asked);
+  const Options options = with_expert_room(asked, config, usable_bytes_of_this_gpu(asked));
   const RunLayout run = run_layout_of(options, config);
   const Layout& layout = run.layout;
   const bool only_data_parallel =

@@ -12,6 +12,7 @@
 #include "options/device_options.h"
 #include "options/model_options.h"
 #include "runtime/device_memory.h"
+#include "train/expert_room_choice.h"
 #include "train/work_progress.h"
 
 namespace troupe {
@@ -205,6 +206,11 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
                                 spec.threads_per_rank(), spec.thread_count(), device,
                                 planned_traits(), progress.report());
   }
+  if (config.num_experts > 0 && run.layout.ep() > 1) {
+    const int32_t rank = report.fullest().first_rank;
+    report.bytes_of_even_load = step_bytes_with_room(options, config, rank, 1);
+    report.bytes_of_most_load = step_bytes_with_room(options, config, rank, 0);
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
   const uint64_t needed =
@@ -238,6 +244,11 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   }
   if (const std::string rows = text_of(least_room(report)); !rows.empty()) {
     text += "  experts of a rank: " + rows + "\n";
+    text += fmt::format(
+        "  fullest rank: {} with room for an even load, {} as planned, {} with room for the most "
+        "that may come\n",
+        format_bytes(report.bytes_of_even_load), format_bytes(report.fullest().total_bytes),
+        format_bytes(report.bytes_of_most_load));
   }
   if (const std::string sent = text_of(report.classes.front().links); !sent.empty()) {
     text += "  rank 0 sends in a step: " + sent + "\n";
@@ -306,6 +317,11 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
     if (plan.bytes_without_offload > 0) {
       entry["bytes_without_offload"] = plan.bytes_without_offload;
     }
+  }
+  if (report.bytes_of_even_load > 0) {
+    document["expert_room_bytes"] = {{"even", report.bytes_of_even_load},
+                                     {"planned", report.fullest().total_bytes},
+                                     {"most", report.bytes_of_most_load}};
   }
   document["check"] = {{"seconds", report.seconds}, {"peak_bytes", report.peak_bytes}};
 }

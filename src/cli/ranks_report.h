@@ -31,6 +31,10 @@ struct RanksReport {
   double seconds = 0;       // building and checking took so long
   uint64_t peak_bytes = 0;  // and the process has needed at most so much memory
   MemoryOffer memory;
+  // Of the fullest rank's step, with room for an even load of its experts and for the most that may
+  // come; 0 where ranks share no experts.
+  uint64_t bytes_of_even_load = 0;
+  uint64_t bytes_of_most_load = 0;
   uint64_t total_bytes() const;                // of all ranks
   const RankPlan& fullest() const;             // the class whose ranks need most
   std::vector<KernelVariant> kernels() const;  // of one rank of each class, together

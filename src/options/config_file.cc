@@ -138,7 +138,8 @@ std::string text_of(const OptionSpec& spec, const toml::node& node) {
   const bool wants_string = std::holds_alternative<std::string Options::*>(spec.member) ||
                             std::holds_alternative<ChoiceMember>(spec.member) || is_list(spec);
   if (const auto* text = node.as_string()) {
-    if (wants_string && spec.shorthand.empty()) return text->get();
+    const bool unsets = !spec.unset_word.empty() && text->get() == spec.unset_word;
+    if ((wants_string && spec.shorthand.empty()) || unsets) return text->get();
     throw_bad_request(fmt::format("{} takes no text in quotes.", spec.name));
   }
   std::string text;

@@ -221,7 +221,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
           .main_gradients = main_gradient_dtype(options),
           .optimizer = std::move(optimizer),
           .optimizer_offload = optimizer_offload_of(options),
-          .expert_room = options.moe_expert_rank_capacity_factor,
+          .expert_room = options.moe_expert_rank_capacity_factor.value_or(0),
           .is_staged = is_staged};
 }
 

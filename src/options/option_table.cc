@@ -1078,8 +1078,11 @@ constexpr OptionSpec kOptions[] = {
      .group = kMoe,
      .metavar = "X",
      .help = "Where ranks share the experts: memory for X times the rows that a rank's experts get "
-             "when all have the same load; 0: for the most that may come. No token is dropped: a "
-             "step that needs more runs again in rounds of tokens, with the same numbers.",
+             "when all have the same load; 0: for the most that may come; auto: for the most that "
+             "fits the GPU. No token is dropped: a step that needs more runs again in rounds of "
+             "tokens, with the same numbers.",
+     .unset = "auto; on a CPU, and where nothing is trained, as 0",
+     .unset_word = "auto",
      .range = at_least(0),
      .commands = kCompute},
     {.name = "warn-load-imbalance",

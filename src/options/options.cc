@@ -205,6 +205,7 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
     if (!parse_bool(spec, text)) refuse(spec, text, "no value");
     text = spec.shorthand;
   }
+  const bool unsets = !spec.unset_word.empty() && text == spec.unset_word;
   const std::span<const std::string_view> choices = choices_of(spec);
   if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
     refuse(spec, text, join_choices(choices));
@@ -221,6 +222,12 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
       member = text;
     } else if constexpr (std::is_same_v<Element, bool>) {
       member = parse_bool(spec, text);
+    } else if constexpr (!std::is_same_v<Value, Element>) {
+      if (unsets) {
+        member.reset();
+      } else {
+        member = parse_number<Element>(spec, text);
+      }
     } else {
       member = parse_number<Element>(spec, text);
     }

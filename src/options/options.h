@@ -226,7 +226,7 @@ struct Options {
   std::optional<double> moe_expert_capacity_factor;
   std::optional<DropPolicy> moe_token_drop_policy;
   bool moe_pad_expert_input_to_capacity = false;
-  double moe_expert_rank_capacity_factor = 0;
+  std::optional<double> moe_expert_rank_capacity_factor;
   bool moe_router_padding_for_quantization = false;
   bool moe_router_ignore_padding = false;
   std::optional<int32_t> moe_expert_row_multiple;
@@ -465,7 +465,8 @@ struct OptionSpec {
   std::string_view metavar =
       {};  // what stands for the value in the help: "N", "DIR"; empty: no value
   std::string_view help = {};
-  std::string_view unset = {};  // optional members and strings: what happens when unset
+  std::string_view unset = {};       // optional members and strings: what happens when unset
+  std::string_view unset_word = {};  // optional members: the value that leaves them unset
   OptionRange range = {};
   // Strings and lists of strings only; others have them in their ChoiceMember (choices_of()).
   std::span<const std::string_view> choices = {};

@@ -101,6 +101,14 @@ uint64_t available_device_bytes(int gpu) {
   return free;
 }
 
+uint64_t total_device_bytes(int gpu) {
+  use_gpu(gpu);
+  size_t free = 0;
+  size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "asking the GPU for its memory");
+  return total;
+}
+
 DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose, int gpu)
     : bytes_(bytes), gpu_(gpu) {
   require_gpu();
@@ -179,6 +187,10 @@ DeviceTraits device_traits(int) {
 }
 
 uint64_t available_device_bytes(int) {
+  TROUPE_CHECK(false, "this build has no CUDA");
+}
+
+uint64_t total_device_bytes(int) {
   TROUPE_CHECK(false, "this build has no CUDA");
 }
 

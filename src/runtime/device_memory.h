@@ -45,6 +45,8 @@ DeviceTraits planned_traits();
 
 // Bytes that are free on a GPU now.
 uint64_t available_device_bytes(int gpu = 0);
+// Bytes that a GPU has.
+uint64_t total_device_bytes(int gpu = 0);
 
 class DeviceMemory {
  public:

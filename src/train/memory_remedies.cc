@@ -42,8 +42,8 @@ std::vector<Flags> candidates_of(const Options& options) {
                           {"recompute-num-layers", "1"}});
   }
   if (options.expert_model_parallel_size > 1 &&
-      (options.moe_expert_rank_capacity_factor == 0 ||
-       options.moe_expert_rank_capacity_factor > kUsualRoom)) {
+      (options.moe_expert_rank_capacity_factor.value_or(0) == 0 ||
+       *options.moe_expert_rank_capacity_factor > kUsualRoom)) {
     candidates.push_back({{"moe-expert-rank-capacity-factor", fmt::format("{}", kUsualRoom)}});
   }
   if (data_parallel_size_of(options) > 1 && !options.use_megatron_fsdp) {

@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -11,6 +12,8 @@
 #include "base/text.h"
 #include "base/units.h"
 #include "io/hf_config.h"
+#include "options/model_options.h"
+#include "train/expert_room_choice.h"
 #include "train/interrupt.h"
 #include "train/matmul_limit.h"
 #include "train/memory_remedies.h"
@@ -328,12 +331,28 @@ bool Trainer::must_exit() const {
          (length.exit_minutes && seconds_since(begin_) > 60.0 * *length.exit_minutes);
 }
 
+namespace {
+
+// What every rank may take of its GPU; 0 on CPUs.
+uint64_t usable_bytes_of_all(const Options& options, ProcessGroup* processes) {
+  const uint64_t own = usable_bytes_of_this_gpu(options);
+  if (processes == nullptr) return own;
+  const std::vector<uint64_t> all = processes->exchange(processes->own_ranks().front(), own);
+  return *std::min_element(all.begin(), all.end());
+}
+
+}  // namespace
+
 ExitStatus train(const Options& options, ProcessGroup* processes) {
+  // With --use-checkpoint-args the model is the checkpoint's, and the room stays open.
+  const uint64_t usable = options.use_checkpoint_args ? 0 : usable_bytes_of_all(options, processes);
+  const Options chosen =
+      usable == 0 ? options : with_expert_room(options, load_model_config(options), usable);
   std::atomic<ExitStatus> status = ExitStatus::done;  // the same for all ranks
   run_all_ranks(
-      device_spec_of(options), processes,
+      device_spec_of(chosen), processes,
       [&](int32_t rank, ProcessGroup* group) {
-        return std::make_unique<Trainer>(options, rank, group);
+        return std::make_unique<Trainer>(chosen, rank, group);
       },
       [&](Trainer& trainer) { status = trainer.run(); });
   return status;

@@ -25,10 +25,9 @@ CpuInterpreter::CpuInterpreter(const Program& program, MemoryPlan plan, const St
         memory_->arena.bytes() >= bytes && memory_->host.bytes() >= plan_.host_transient_bytes,
         "memory that is lent is too small");
   } else {
-    memory_ = std::make_shared<const Memory>(
-        Memory{.arena = Arena(bytes, "activations and workspace"),
-               .host = HostMemory(plan_.host_transient_bytes, "offloaded activations",
-                                  Device::cpu)});
+    memory_ = std::make_shared<const Memory>(Memory{
+        .arena = Arena(bytes, "activations and workspace"),
+        .host = HostMemory(plan_.host_transient_bytes, "offloaded activations", Device::cpu)});
   }
   bind();
 }

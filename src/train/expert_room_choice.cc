@@ -1,0 +1,98 @@
+#include "train/expert_room_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "model/parameters.h"
+#include "options/device_options.h"
+#include "options/layout_options.h"
+#include "options/model_options.h"
+#include "passes/inference_programs.h"
+#include "passes/step_programs.h"
+#include "plan/rank_plans.h"
+#include "runtime/device_memory.h"
+#include "train/planned_program.h"
+
+namespace troupe {
+namespace {
+
+// Of a GPU's bytes, for its context, libraries and NCCL: 2.5 GiB of 80.
+constexpr uint64_t kReserve = 32;
+
+// Few, so that a run has the same on GPUs that differ by some megabytes.
+constexpr std::array kRooms = {32.0, 24.0, 16.0, 12.0, 8.0, 6.0, 4.0,
+                               3.0,  2.5,  2.0,  1.75, 1.5, 1.25};
+
+ModelState state_of(const Options& options, const ModelConfig& config, int32_t rank) {
+  const auto run = std::make_shared<const RunLayout>(run_layout_of(options, config));
+  return declare_model_state(config, options.compute_dtype, /*trained=*/true, {run, rank});
+}
+
+MemoryPlan planned(const Program& program, const Options& options) {
+  return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
+                      planned_traits());
+}
+
+// Beside the step, on the same state.
+uint64_t evaluation_bytes(const Options& options, const ModelConfig& config, int32_t rank) {
+  if (options.eval_iters == 0) return 0;
+  const TrainingStepOptions step = training_step_options(options, config);
+  const int32_t samples = options.eval_micro_batch_size.value_or(step.micro_batch_size);
+  const InferenceStep evaluation =
+      build_evaluation_step(config, state_of(options, config, rank), samples, step.sequence,
+                            step.loss_chunk_tokens, step.reset_attention_mask);
+  return planned(*evaluation.program, options).own_bytes();
+}
+
+}  // namespace
+
+uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_t rank,
+                              double room) {
+  options.moe_expert_rank_capacity_factor = room;
+  const TrainingStep step = build_training_step(config, state_of(options, config, rank),
+                                                training_step_options(options, config));
+  return planned(*step.program, options).total_bytes();
+}
+
+uint64_t usable_gpu_bytes(uint64_t gpu_bytes) {
+  return gpu_bytes - gpu_bytes / kReserve;
+}
+
+double choose_expert_room(const Options& options, const ModelConfig& config, uint64_t usable) {
+  const auto run = std::make_shared<const RunLayout>(run_layout_of(options, config));
+  const int32_t ep = run->layout.ep();
+  if (config.num_experts == 0 || ep == 1) return 0;
+  std::vector<double> rooms = {0};
+  std::copy_if(kRooms.begin(), kRooms.end(), std::back_inserter(rooms),
+               [&](double room) { return room < ep; });
+  const uint64_t of_rank = usable / static_cast<uint64_t>(options.ranks_per_gpu);
+  Options tried = options;
+  size_t chosen = 0;
+  // Less room never takes more bytes, so each class can only lower it.
+  for (const int32_t rank : classify_ranks(config, options.compute_dtype, run).first_rank) {
+    for (; chosen + 1 < rooms.size(); ++chosen) {
+      tried.moe_expert_rank_capacity_factor = rooms[chosen];
+      const uint64_t step = step_bytes_with_room(tried, config, rank, rooms[chosen]);
+      if (step + evaluation_bytes(tried, config, rank) <= of_rank) break;
+    }
+  }
+  return rooms[chosen];
+}
+
+Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable) {
+  if (usable == 0 || options.moe_expert_rank_capacity_factor) return options;
+  const double room = choose_expert_room(options, config, usable);
+  if (room > 0) options.moe_expert_rank_capacity_factor = room;
+  return options;
+}
+
+uint64_t usable_bytes_of_this_gpu(const Options& options) {
+  if (options.device != Device::cuda || !why_no_gpu().empty()) return 0;
+  return usable_gpu_bytes(total_device_bytes());
+}
+
+}  // namespace troupe

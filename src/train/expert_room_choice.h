@@ -1,0 +1,35 @@
+// The room for experts that a training run has without --moe-expert-rank-capacity-factor ("auto",
+// docs/memory.md "Room for experts"): the largest with which the step of every rank fits its GPU.
+//
+// A pure function of the options, the model and a number of bytes, so that all ranks choose alike.
+// It plans the step of one rank of each class, some of them several times. Any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "model/model_config.h"
+#include "options/options.h"
+
+namespace troupe {
+
+// What the training step of a rank takes with so much room, as --moe-expert-rank-capacity-factor
+// says it; without evaluation and without the step's fallback.
+uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_t rank,
+                              double room);
+
+// What a run may take of a GPU that has so many bytes: the rest is for CUDA and its libraries.
+uint64_t usable_gpu_bytes(uint64_t gpu_bytes);
+
+// Times an even load; 0: room for the most rows that may come, which fits. Where not even the least
+// room (1.25) fits, it is that. `usable`: bytes of a GPU, which --ranks-per-gpu ranks share. What
+// evaluation needs beside the step is counted. UserError where the options allow no layout.
+double choose_expert_room(const Options& options, const ModelConfig& config, uint64_t usable);
+
+// The options with the choice made where they leave it open and ranks share experts; otherwise as
+// they are. `usable` 0 (the run is on CPUs, or the GPU is not known) leaves it open, too.
+Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable);
+
+// Of this machine's first GPU, for runs with --device cuda; otherwise 0.
+uint64_t usable_bytes_of_this_gpu(const Options& options);
+
+}  // namespace troupe

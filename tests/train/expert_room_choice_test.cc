@@ -1,0 +1,80 @@
+#include "train/expert_room_choice.h"
+
+#include <gtest/gtest.h>
+
+#include "options/model_options.h"
+#include "options/options.h"
+
+namespace troupe {
+namespace {
+
+// Plans alone: nothing runs, so no GPU is needed.
+class ExpertRoomChoice : public ::testing::Test {
+ protected:
+  ExpertRoomChoice() {
+    options_.command = Command::plan;
+    options_.model = "quickstart";
+    options_.ranks = 8;
+    options_.expert_model_parallel_size = 8;
+    options_.device = Device::cuda;
+    options_.eval_iters = 0;
+    config_ = load_model_config(options_);
+  }
+  uint64_t bytes(double room) const { return step_bytes_with_room(options_, config_, 0, room); }
+  double chosen(uint64_t usable) const { return choose_expert_room(options_, config_, usable); }
+
+  Options options_;
+  ModelConfig config_;
+};
+
+TEST_F(ExpertRoomChoice, MoreRoomTakesMoreBytes) {
+  EXPECT_LT(bytes(1.25), bytes(2));
+  EXPECT_LT(bytes(2), bytes(4));
+  EXPECT_LT(bytes(4), bytes(0));
+}
+
+TEST_F(ExpertRoomChoice, IsTheLargestThatFits) {
+  EXPECT_EQ(chosen(bytes(0)), 0);
+  EXPECT_EQ(chosen(bytes(4)), 4);
+  EXPECT_EQ(chosen(bytes(4) - 1), 3);
+  EXPECT_EQ(chosen(bytes(1.25)), 1.25);
+}
+
+TEST_F(ExpertRoomChoice, IsTheLeastWhereNothingFits) {
+  EXPECT_EQ(chosen(1), 1.25);
+}
+
+TEST_F(ExpertRoomChoice, CountsEvaluationBesideTheStep) {
+  const uint64_t usable = bytes(4);
+  options_.eval_iters = 1;
+  EXPECT_LT(chosen(usable), 4);
+}
+
+TEST_F(ExpertRoomChoice, RanksShareTheGpu) {
+  options_.ranks_per_gpu = 2;
+  EXPECT_EQ(chosen(2 * bytes(4)), 4);
+  EXPECT_EQ(chosen(2 * bytes(4) - 2), 3);
+}
+
+TEST_F(ExpertRoomChoice, ConcernsSharedExpertsAlone) {
+  options_.expert_model_parallel_size = 1;
+  EXPECT_EQ(chosen(1), 0);
+}
+
+TEST_F(ExpertRoomChoice, IsMadeWhereOptionsLeaveItOpen) {
+  EXPECT_EQ(with_expert_room(options_, config_, bytes(2)).moe_expert_rank_capacity_factor, 2);
+  EXPECT_FALSE(with_expert_room(options_, config_, bytes(0)).moe_expert_rank_capacity_factor);
+  EXPECT_FALSE(with_expert_room(options_, config_, 0).moe_expert_rank_capacity_factor);
+  Options asked = options_;
+  asked.moe_expert_rank_capacity_factor = 0;
+  EXPECT_EQ(with_expert_room(asked, config_, bytes(2)).moe_expert_rank_capacity_factor, 0);
+  set_option(asked, *find_option("moe-expert-rank-capacity-factor"), "auto");
+  EXPECT_FALSE(asked.moe_expert_rank_capacity_factor);
+}
+
+TEST_F(ExpertRoomChoice, LeavesATwoAndThirtiethOfTheGpu) {
+  EXPECT_EQ(usable_gpu_bytes(3200), 3100U);
+}
+
+}  // namespace
+}  // namespace troupe
