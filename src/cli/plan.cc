@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
+#include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
 #include "passes/memory_plan.h"
@@ -84,8 +85,8 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                         static_cast<double>(micro_batches_of(planned));
   // Ranks differ in the numbers of their micro-batches alone.
   planned.sharing = ranks_that_share(spec, /*group=*/nullptr, options.device);
-  planned.offer = offer_memory(
-      options.device, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
+  planned.offer =
+      offer_memory(options, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
   return planned;
 }
 
@@ -179,8 +180,8 @@ std::string make_text(const Options& options, const Planned& planned) {
                                   planned.offer.available);
 }
 
-void warn_of_kernels(const std::vector<KernelVariant>& kernels) {
-  for (const std::string& line : warn_of_slow_kernels(kernels, planned_traits())) {
+void warn_of_kernels(const Options& options, const std::vector<KernelVariant>& kernels) {
+  for (const std::string& line : warn_of_slow_kernels(kernels, planned_traits_of(options))) {
     fmt::print(stderr, "{}\n", line);
   }
 }
@@ -204,7 +205,7 @@ ExitStatus run_plan(const Options& options) {
       report = check_ranks(options, config, run);
     }
     const RanksReport* shown = report ? &*report : nullptr;
-    if (shown != nullptr) warn_of_kernels(shown->kernels());
+    if (shown != nullptr) warn_of_kernels(options, shown->kernels());
     if (options.json) {
       fmt::print("{}", make_layout_json(options, run, shown));
     } else {
@@ -216,12 +217,12 @@ ExitStatus run_plan(const Options& options) {
       }
     }
     // This machine must have room for all ranks only where they are to run on it.
-    return report && !report->memory.fits() && !options.fake_process_group
-               ? ExitStatus::does_not_fit
-               : ExitStatus::done;
+    const bool is_verdict = !options.fake_process_group || !options.gpus.empty();
+    return report && !report->memory.fits() && is_verdict ? ExitStatus::does_not_fit
+                                                          : ExitStatus::done;
   }
   const Planned planned = make_plan(options, run);
-  warn_of_kernels(planned.kernels);
+  warn_of_kernels(options, planned.kernels);
   if (options.json) {
     fmt::print("{}", make_json(planned));
   } else {

@@ -8,7 +8,9 @@
 #include <sys/resource.h>
 
 #include "base/machine.h"
+#include "base/text.h"
 #include "base/units.h"
+#include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
 #include "runtime/device_memory.h"
@@ -75,6 +77,11 @@ std::string describe_offer(const MemoryOffer& offer) {
                         "Each GPU needs at most {}. This machine has none to compare with ({}).\n",
                         format_bytes(offer.needed), why_no_gpu())
                   : "This machine does not say how much memory is available.\n";
+  }
+  if (!offer.gpus.empty()) {
+    return fmt::format("Each GPU needs at most {}; a run can use {} of each of --gpus {}: {}.\n",
+                       format_bytes(offer.needed), format_bytes(offer.available),
+                       printable(offer.gpus), offer.fits() ? "it fits" : "it does not fit");
   }
   if (on_gpu) {
     return fmt::format("Each GPU needs at most {}; {} are available on the first one here: {}.\n",
@@ -150,14 +157,12 @@ ordered_json links_json(const RankPlan& plan) {
 
 }  // namespace
 
-MemoryOffer offer_memory(Device device, uint64_t needed) {
-  MemoryOffer offer{.device = device, .needed = needed};
-  if (device == Device::cpu) {
-    offer.available = available_memory_bytes();
-  } else if (why_no_gpu().empty()) {
-    offer.available = available_device_bytes();
-  }
-  return offer;
+MemoryOffer offer_memory(const Options& options, uint64_t needed) {
+  return {.device = options.device,
+          .gpus = options.gpus,
+          .needed = needed,
+          .available =
+              options.device == Device::cpu ? available_memory_bytes() : usable_gpu_bytes(options)};
 }
 
 uint64_t RanksReport::total_bytes() const {
@@ -203,7 +208,7 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
     WorkProgress progress(options.quiet, "planning", "programs");
     report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
                                 spec.threads_per_rank(), spec.thread_count(), device,
-                                planned_traits(), progress.report());
+                                planned_traits_of(options), progress.report());
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
@@ -212,7 +217,7 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
           ? report.total_bytes()
           : largest_gpu_bytes(report.classes, classify_ranks(config, dtype, layout).class_of_rank,
                               options.ranks_per_gpu);
-  report.memory = offer_memory(device, needed);
+  report.memory = offer_memory(options, needed);
   return report;
 }
 
