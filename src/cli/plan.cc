@@ -1,7 +1,7 @@
 // `troupe plan`: whether a training run fits this machine, before it starts.
 //
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
-// a step will take is not predicted: that needs a cost model of the machine. Beyond data
+// a step will take is said of the GPUs of --gpus (plan_verdict.h). Beyond data
 // parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks,
 // where these are few or --fake-process-group asks for it.
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
+#include "cli/plan_verdict.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
@@ -206,6 +207,9 @@ ExitStatus run_plan(const Options& options) {
     }
     const RanksReport* shown = report ? &*report : nullptr;
     if (shown != nullptr) warn_of_kernels(options, shown->kernels());
+    if (shown != nullptr && shown->cluster && !options.json) {
+      fmt::print("{}\n", verdict_text(verdict_of(options, config, run, *shown)));
+    }
     if (options.json) {
       fmt::print("{}", make_layout_json(options, run, shown));
     } else {

@@ -106,23 +106,22 @@ Exposure exposure_of(const RanksReport& report) {
   return sum;
 }
 
-// Of the class whose experts have the least room.
-ExpertRows least_room(const RanksReport& report) {
-  ExpertRows least;
-  for (const RankPlan& plan : report.classes) {
-    const ExpertRows& rows = plan.expert_rows;
-    if (rows.even == 0) continue;
-    if (least.even == 0 || rows.planned * least.even < least.planned * rows.even) least = rows;
-  }
-  return least;
-}
-
 uint64_t sum_of_bytes(const RanksReport& report, uint64_t RankPlan::*member) {
   uint64_t sum = 0;
   for (const RankPlan& plan : report.classes) {
     sum += plan.*member * static_cast<uint64_t>(plan.ranks);
   }
   return sum;
+}
+
+// Of the slowest class of each place in the pipeline.
+StepTime time_of_step(const RanksReport& report, const Layout& layout) {
+  std::vector<const TimedProgram*> slowest(static_cast<size_t>(layout.pp()), nullptr);
+  for (const RankPlan& plan : report.classes) {
+    const TimedProgram*& of_place = slowest[static_cast<size_t>(plan.timed.place)];
+    if (of_place == nullptr || of_place->seconds() < plan.timed.seconds()) of_place = &plan.timed;
+  }
+  return simulate_step(slowest, report.cluster->model.launch_seconds);
 }
 
 // What waits on the host: of all ranks.
@@ -175,6 +174,16 @@ const RankPlan& RanksReport::fullest() const {
       [](const RankPlan& a, const RankPlan& b) { return a.total_bytes < b.total_bytes; });
 }
 
+ExpertRows RanksReport::least_room() const {
+  ExpertRows least;
+  for (const RankPlan& plan : classes) {
+    const ExpertRows& rows = plan.expert_rows;
+    if (rows.even == 0) continue;
+    if (least.even == 0 || rows.planned * least.even < least.planned * rows.even) least = rows;
+  }
+  return least;
+}
+
 std::vector<KernelVariant> RanksReport::kernels() const {
   std::vector<KernelVariant> all;
   for (const RankPlan& plan : classes) add_variants(all, plan.kernels);
@@ -205,10 +214,12 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
   const DType dtype = options.compute_dtype;
   const auto layout = std::make_shared<const RunLayout>(run);
   {
+    report.cluster = gpu_cluster_of(options);
     WorkProgress progress(options.quiet, "planning", "programs");
-    report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
-                                spec.threads_per_rank(), spec.thread_count(), device,
-                                planned_traits_of(options), progress.report());
+    report.classes =
+        plan_ranks(config, dtype, layout, training_step_options(options, config),
+                   spec.threads_per_rank(), spec.thread_count(), device, planned_traits_of(options),
+                   progress.report(), report.cluster ? &*report.cluster : nullptr);
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();
@@ -217,6 +228,7 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
           ? report.total_bytes()
           : largest_gpu_bytes(report.classes, classify_ranks(config, dtype, layout).class_of_rank,
                               options.ranks_per_gpu);
+  if (report.cluster) report.time = time_of_step(report, run.layout);
   report.memory = offer_memory(options, needed);
   return report;
 }
@@ -241,7 +253,7 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
     text += "  expert exchange: " + exchange + "\n";
   }
-  if (const std::string rows = text_of(least_room(report)); !rows.empty()) {
+  if (const std::string rows = text_of(report.least_room()); !rows.empty()) {
     text += "  experts of a rank: " + rows + "\n";
   }
   if (const std::string sent = text_of(report.classes.front().links); !sent.empty()) {

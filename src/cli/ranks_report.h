@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,11 @@ struct RanksReport {
   double seconds = 0;       // building and checking took so long
   uint64_t peak_bytes = 0;  // and the process has needed at most so much memory
   MemoryOffer memory;
+  std::optional<GpuCluster> cluster;           // of --gpus
+  StepTime time;                               // on it
   uint64_t total_bytes() const;                // of all ranks
   const RankPlan& fullest() const;             // the class whose ranks need most
+  ExpertRows least_room() const;               // of the experts that have the least
   std::vector<KernelVariant> kernels() const;  // of one rank of each class, together
 };
 

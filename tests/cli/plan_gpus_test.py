@@ -69,6 +69,31 @@ class PlanGpus(unittest.TestCase):
         two = json.loads(self.with_file(apart, flags=layout).stdout)
         self.assertGreater(two["needed_bytes"], one["needed_bytes"])
 
+    def test_the_first_lines_are_the_verdict(self):
+        flags = ["--gpus", "4xh100", "--expert-model-parallel-size", 2, "--global-batch-size", 8,
+                 "--pipeline-model-parallel-size", 2]
+        lines = plan(*flags).stdout.splitlines()
+        document = json.loads(plan(*flags, "--json").stdout)
+        verdict, time = document["verdict"], document["time"]
+        self.assertRegex(lines[0], r"^fits: [\d.]+ of 78\.66 GiB on rank \d, [\d.]+ left")
+        self.assertIn(f"speed: {verdict['tokens_per_s_per_gpu']:.0f} tokens/s", lines[1])
+        self.assertTrue(lines[2].startswith(f"limit: {verdict['limit']}; "), lines[2])
+        self.assertLess(max(map(len, lines[:3])), 80)
+        self.assertAlmostEqual(sum(time["parts"].values()), time["seconds"],
+                               delta=1e-6 * time["seconds"])
+        self.assertIn("pipeline bubble", time["parts"])
+        tokens = 8 * 64 / time["seconds"] / 4
+        self.assertAlmostEqual(verdict["tokens_per_s_per_gpu"], tokens, delta=1e-6 * tokens)
+
+    def test_a_slower_network_makes_a_longer_step(self):
+        layout = ["--expert-model-parallel-size", 2, "--json"]
+        apart = re.sub(r"gpus_per_(node|nvlink) = 8", r"gpus_per_\1 = 1", h100())
+        slow = re.sub(r"network_gb_s = \d+", "network_gb_s = 0.1", apart)
+        seconds = [json.loads(self.with_file(text, flags=layout).stdout)["time"]["seconds"]
+                   for text in (h100(), apart, slow)]
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertGreater(seconds[2], 2 * seconds[1])
+
     def test_a_file_may_say_how_many(self):
         result = self.with_file("gpus = 4\n" + h100(), prefix="", flags=["--json"])
         self.assertEqual(json.loads(result.stdout)["ranks"], 4)
