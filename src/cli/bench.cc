@@ -422,7 +422,7 @@ ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
   const ModelConfig config = load_model_config(asked);
   Options measured = asked;
   measured.eval_iters = 0;
-  const Options options = with_expert_room(measured, config, usable_bytes_of_this_gpu(asked));
+  const Options options = with_expert_room(measured, config, usable_bytes_of_gpu(asked));
   const auto layout = std::make_shared<const RunLayout>(run_layout_of(options, config, processes));
   run_all_ranks(
       device_spec_of(options), processes,

@@ -1,7 +1,7 @@
 // `troupe plan`: whether a training run fits this machine, before it starts.
 //
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
-// a step will take is not predicted: that needs a cost model of the machine. Beyond data
+// a step will take is said of the GPUs of --gpus (plan_verdict.h). Beyond data
 // parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks,
 // where these are few or --fake-process-group asks for it.
 #include <fmt/format.h>
@@ -12,6 +12,8 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
+#include "cli/plan_verdict.h"
+#include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
 #include "passes/memory_plan.h"
@@ -85,8 +87,8 @@ Planned make_plan(const Options& options, const RunLayout& run) {
                         static_cast<double>(micro_batches_of(planned));
   // Ranks differ in the numbers of their micro-batches alone.
   planned.sharing = ranks_that_share(spec, /*group=*/nullptr, options.device);
-  planned.offer = offer_memory(
-      options.device, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
+  planned.offer =
+      offer_memory(options, static_cast<uint64_t>(planned.sharing) * planned.memory.total_bytes());
   return planned;
 }
 
@@ -180,8 +182,8 @@ std::string make_text(const Options& options, const Planned& planned) {
                                   planned.offer.available);
 }
 
-void warn_of_kernels(const std::vector<KernelVariant>& kernels) {
-  for (const std::string& line : warn_of_slow_kernels(kernels, planned_traits())) {
+void warn_of_kernels(const Options& options, const std::vector<KernelVariant>& kernels) {
+  for (const std::string& line : warn_of_slow_kernels(kernels, planned_traits_of(options))) {
     fmt::print(stderr, "{}\n", line);
   }
 }
@@ -195,7 +197,7 @@ void print_text(const std::string& text) {
 ExitStatus run_plan(const Options& asked) {
   end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(asked);
-  const Options options = with_expert_room(asked, config, usable_bytes_of_this_gpu(asked));
+  const Options options = with_expert_room(asked, config, usable_bytes_of_gpu(asked));
   const RunLayout run = run_layout_of(options, config);
   const Layout& layout = run.layout;
   const bool only_data_parallel =
@@ -206,7 +208,10 @@ ExitStatus run_plan(const Options& asked) {
       report = check_ranks(options, config, run);
     }
     const RanksReport* shown = report ? &*report : nullptr;
-    if (shown != nullptr) warn_of_kernels(shown->kernels());
+    if (shown != nullptr) warn_of_kernels(options, shown->kernels());
+    if (shown != nullptr && shown->cluster && !options.json) {
+      fmt::print("{}\n", verdict_text(verdict_of(options, config, run, *shown)));
+    }
     if (options.json) {
       fmt::print("{}", make_layout_json(options, run, shown));
     } else {
@@ -218,12 +223,12 @@ ExitStatus run_plan(const Options& asked) {
       }
     }
     // This machine must have room for all ranks only where they are to run on it.
-    return report && !report->memory.fits() && !options.fake_process_group
-               ? ExitStatus::does_not_fit
-               : ExitStatus::done;
+    const bool is_verdict = !options.fake_process_group || !options.gpus.empty();
+    return report && !report->memory.fits() && is_verdict ? ExitStatus::does_not_fit
+                                                          : ExitStatus::done;
   }
   const Planned planned = make_plan(options, run);
-  warn_of_kernels(planned.kernels);
+  warn_of_kernels(options, planned.kernels);
   if (options.json) {
     fmt::print("{}", make_json(planned));
   } else {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "cli/plan_verdict.h"
 #include "io/hf_config.h"
 #include "model/parameter_layout.h"
 #include "model/rank_parameters.h"
@@ -376,6 +377,9 @@ std::string make_layout_json(const Options& options, const RunLayout& run,
   const auto flops = stage_flops(*state.model, run.partition, sequence);
   document["pipeline"] = pipeline_json(run, run_pipeline(run, flops));
   if (report != nullptr) add_ranks_json(document, *report, run.layout);
+  if (report != nullptr && report->cluster) {
+    add_verdict_json(document, verdict_of(options, config, run, *report));
+  }
   return document.dump(2) + "\n";
 }
 

@@ -8,7 +8,9 @@
 #include <sys/resource.h>
 
 #include "base/machine.h"
+#include "base/text.h"
 #include "base/units.h"
+#include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
 #include "runtime/device_memory.h"
@@ -77,6 +79,11 @@ std::string describe_offer(const MemoryOffer& offer) {
                         format_bytes(offer.needed), why_no_gpu())
                   : "This machine does not say how much memory is available.\n";
   }
+  if (!offer.gpus.empty()) {
+    return fmt::format("Each GPU needs at most {}; a run can use {} of each of --gpus {}: {}.\n",
+                       format_bytes(offer.needed), format_bytes(offer.available),
+                       printable(offer.gpus), offer.fits() ? "it fits" : "it does not fit");
+  }
   if (on_gpu) {
     return fmt::format("Each GPU needs at most {}; {} are available on the first one here: {}.\n",
                        format_bytes(offer.needed), format_bytes(offer.available),
@@ -100,23 +107,22 @@ Exposure exposure_of(const RanksReport& report) {
   return sum;
 }
 
-// Of the class whose experts have the least room.
-ExpertRows least_room(const RanksReport& report) {
-  ExpertRows least;
-  for (const RankPlan& plan : report.classes) {
-    const ExpertRows& rows = plan.expert_rows;
-    if (rows.even == 0) continue;
-    if (least.even == 0 || rows.planned * least.even < least.planned * rows.even) least = rows;
-  }
-  return least;
-}
-
 uint64_t sum_of_bytes(const RanksReport& report, uint64_t RankPlan::*member) {
   uint64_t sum = 0;
   for (const RankPlan& plan : report.classes) {
     sum += plan.*member * static_cast<uint64_t>(plan.ranks);
   }
   return sum;
+}
+
+// Of the slowest class of each place in the pipeline.
+StepTime time_of_step(const RanksReport& report, const Layout& layout) {
+  std::vector<const TimedProgram*> slowest(static_cast<size_t>(layout.pp()), nullptr);
+  for (const RankPlan& plan : report.classes) {
+    const TimedProgram*& of_place = slowest[static_cast<size_t>(plan.timed.place)];
+    if (of_place == nullptr || of_place->seconds() < plan.timed.seconds()) of_place = &plan.timed;
+  }
+  return simulate_step(slowest, report.cluster->model.launch_seconds);
 }
 
 // What waits on the host: of all ranks.
@@ -151,14 +157,12 @@ ordered_json links_json(const RankPlan& plan) {
 
 }  // namespace
 
-MemoryOffer offer_memory(Device device, uint64_t needed) {
-  MemoryOffer offer{.device = device, .needed = needed};
-  if (device == Device::cpu) {
-    offer.available = available_memory_bytes();
-  } else if (why_no_gpu().empty()) {
-    offer.available = available_device_bytes();
-  }
-  return offer;
+MemoryOffer offer_memory(const Options& options, uint64_t needed) {
+  return {.device = options.device,
+          .gpus = options.gpus,
+          .needed = needed,
+          .available =
+              options.device == Device::cpu ? available_memory_bytes() : usable_gpu_bytes(options)};
 }
 
 uint64_t RanksReport::total_bytes() const {
@@ -169,6 +173,16 @@ const RankPlan& RanksReport::fullest() const {
   return *std::max_element(
       classes.begin(), classes.end(),
       [](const RankPlan& a, const RankPlan& b) { return a.total_bytes < b.total_bytes; });
+}
+
+ExpertRows RanksReport::least_room() const {
+  ExpertRows least;
+  for (const RankPlan& plan : classes) {
+    const ExpertRows& rows = plan.expert_rows;
+    if (rows.even == 0) continue;
+    if (least.even == 0 || rows.planned * least.even < least.planned * rows.even) least = rows;
+  }
+  return least;
 }
 
 std::vector<KernelVariant> RanksReport::kernels() const {
@@ -201,10 +215,12 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
   const DType dtype = options.compute_dtype;
   const auto layout = std::make_shared<const RunLayout>(run);
   {
+    report.cluster = gpu_cluster_of(options);
     WorkProgress progress(options.quiet, "planning", "programs");
-    report.classes = plan_ranks(config, dtype, layout, training_step_options(options, config),
-                                spec.threads_per_rank(), spec.thread_count(), device,
-                                planned_traits(), progress.report());
+    report.classes =
+        plan_ranks(config, dtype, layout, training_step_options(options, config),
+                   spec.threads_per_rank(), spec.thread_count(), device, planned_traits_of(options),
+                   progress.report(), report.cluster ? &*report.cluster : nullptr);
   }
   if (config.num_experts > 0 && run.layout.ep() > 1) {
     const int32_t rank = report.fullest().first_rank;
@@ -218,7 +234,8 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
           ? report.total_bytes()
           : largest_gpu_bytes(report.classes, classify_ranks(config, dtype, layout).class_of_rank,
                               options.ranks_per_gpu);
-  report.memory = offer_memory(device, needed);
+  if (report.cluster) report.time = time_of_step(report, run.layout);
+  report.memory = offer_memory(options, needed);
   return report;
 }
 
@@ -242,7 +259,7 @@ std::string make_ranks_text(const RanksReport& report, const Layout& layout) {
   if (const std::string exchange = text_of(exposure_of(report)); !exchange.empty()) {
     text += "  expert exchange: " + exchange + "\n";
   }
-  if (const std::string rows = text_of(least_room(report)); !rows.empty()) {
+  if (const std::string rows = text_of(report.least_room()); !rows.empty()) {
     text += "  experts of a rank: " + rows + "\n";
     text += fmt::format(
         "  fullest rank: {} with room for an even load, {} as planned, {} with room for the most "

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,11 +21,13 @@ namespace troupe {
 // What a run needs of a place where it may run, and what there is.
 struct MemoryOffer {
   Device device = Device::cpu;
+  std::string gpus;        // --gpus, where that says what there is
   uint64_t needed = 0;     // of this machine for all ranks, or of the GPU that takes most
-  uint64_t available = 0;  // of this machine, or of its first GPU; 0: not known
+  uint64_t available = 0;  // of this machine, of its first GPU, or of one of --gpus; 0: not known
   bool fits() const { return available == 0 || needed <= available; }
 };
-MemoryOffer offer_memory(Device device, uint64_t needed);
+// Of a GPU: what --gpus has, if it is given.
+MemoryOffer offer_memory(const Options& options, uint64_t needed);
 
 struct RanksReport {
   std::vector<RankPlan> classes;
@@ -35,8 +38,11 @@ struct RanksReport {
   // come; 0 where ranks share no experts.
   uint64_t bytes_of_even_load = 0;
   uint64_t bytes_of_most_load = 0;
+  std::optional<GpuCluster> cluster;           // of --gpus
+  StepTime time;                               // on it
   uint64_t total_bytes() const;                // of all ranks
   const RankPlan& fullest() const;             // the class whose ranks need most
+  ExpertRows least_room() const;               // of the experts that have the least
   std::vector<KernelVariant> kernels() const;  // of one rank of each class, together
 };
 

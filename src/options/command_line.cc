@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "options/check_options.h"
+#include "options/cluster_options.h"
 #include "options/config_file.h"
 #include "options/flag_model.h"
 #include "options/foreign_flags.h"
@@ -466,6 +467,7 @@ Options parse_options(Command command, const std::vector<std::string>& arguments
   for (const OptionSpec* spec : given) {
     if (takes(command, *spec)) options.given.push_back(spec->name);
   }
+  apply_gpus(options);
   if (processes > 1) check_processes(options, processes);
   check_options(options);
   for (std::string& note : notes_on_options(options, left_out)) notes.push_back(std::move(note));

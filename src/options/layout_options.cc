@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "model/parameter_layout.h"
+#include "options/cluster_options.h"
 #include "options/model_options.h"
 #include "options/offload_options.h"
 #include "options/optimizer_options.h"
@@ -173,6 +174,17 @@ PipelineShape shape_of(const Options& options, const ModelConfig& config, const 
   return shape;
 }
 
+// Of ranks that are planned here: the nodes of --gpus, or one machine.
+std::vector<int32_t> machines_of_ranks(const Options& options) {
+  std::vector<int32_t> machines(static_cast<size_t>(options.ranks), 0);
+  if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options)) {
+    for (int32_t rank = 0; rank < options.ranks; ++rank) {
+      machines[static_cast<size_t>(rank)] = cluster->node_of(rank);
+    }
+  }
+  return machines;
+}
+
 // The head's gradients would come between those of the embedding, which such schedules move.
 void refuse_loss_chunks(const Options& options, const ModelConfig& config,
                         const PipelinePartition& partition, const PipelineShape& shape) {
@@ -209,10 +221,10 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
   refuse_loss_chunks(options, config, partition, schedule);
   std::array<bool, kRankGroupCount> is_staged{};
   if (options.device == Device::cuda) {
-    const std::vector<int32_t> one_machine(static_cast<size_t>(options.ranks), 0);
-    is_staged = staged_groups_of(layout, options.gpu_exchange,
-                                 group == nullptr ? one_machine : group->machine_of_rank(),
-                                 options.ranks_per_gpu);
+    is_staged =
+        staged_groups_of(layout, options.gpu_exchange,
+                         group == nullptr ? machines_of_ranks(options) : group->machine_of_rank(),
+                         options.ranks_per_gpu);
   }
   return {.layout = std::move(layout),
           .partition = std::move(partition),

@@ -24,6 +24,7 @@
 #include "options/recompute_options.h"
 #include "options/refuse_without.h"
 #include "options/schedule_options.h"
+#include "options/shipped_files.h"
 #include "options/sparse_attention_options.h"
 #include "options/suggest.h"
 #include "options/tokenizer_options.h"
@@ -33,39 +34,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where shipped configurations may lie. The build says where its source tree is; a program that is
-// installed finds them beside itself.
-std::vector<fs::path> config_folders() {
-  std::vector<fs::path> folders;
-  std::error_code error;
-  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const fs::path above = executable.parent_path().parent_path();
-    folders.push_back(above / "share/troupe/configs");
-    folders.push_back(above / "configs");
-  }
-#ifdef TROUPE_CONFIG_DIR
-  folders.emplace_back(TROUPE_CONFIG_DIR);
-#endif
-  return folders;
-}
-
-// The shipped configurations; empty when no folder of them exists.
-std::vector<fs::path> find_configs() {
-  std::vector<fs::path> configs;
-  std::error_code error;
-  for (const fs::path& folder : config_folders()) {
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      if (entry.path().extension() == ".json") configs.push_back(entry.path());
-    }
-    if (!configs.empty()) break;
-  }
-  std::sort(configs.begin(), configs.end());
-  return configs;
-}
-
 std::string path_of_named_config(const std::string& name) {
-  const std::vector<fs::path> configs = find_configs();
+  const std::vector<fs::path> configs = shipped_files(".", ".json");
   std::vector<std::string> names;
   for (const fs::path& path : configs) {
     if (path.stem() == name) return path.string();

@@ -1323,6 +1323,15 @@ constexpr OptionSpec kOptions[] = {
      .help = "Short for --rank-order tp-cp-ep-pp-dp.",
      .commands = kCompute,
      .shorthand = "tp-cp-ep-pp-dp"},
+    {.name = "gpus",
+     .member = &Options::gpus,
+     .group = kLayout,
+     .metavar = "NxKIND",
+     .help = "The GPUs that the plan is for, however many this machine has: 64xh100, of a kind of "
+             "configs/gpus (h100, h200, b200, gb200, gb300, rtx) or a file like those. Implies "
+             "--device cuda, a rank for each GPU, and --fake-process-group; the verdict goes by "
+             "the memory of these GPUs.",
+     .commands = kPlan},
     {.name = "fake-process-group",
      .also = "fake-init-process-group",
      .member = &Options::fake_process_group,

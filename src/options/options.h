@@ -261,6 +261,7 @@ struct Options {
   bool moe_shared_expert_overlap = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
+  std::string gpus;  // see gpu_cluster_of()
   std::optional<int32_t> decoder_first_pipeline_num_layers;
   std::optional<int32_t> decoder_last_pipeline_num_layers;
   bool account_for_embedding_in_pipeline_split = false;

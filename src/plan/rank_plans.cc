@@ -66,7 +66,7 @@ CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& st
 
 BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
                        const ModelPart& part, const TrainingStepOptions& options, int threads,
-                       Device device, const DeviceTraits& gpu) {
+                       Device device, const DeviceTraits& gpu, const GpuCluster* cluster) {
   const ModelConfig& config = model->config();
   const ModelState state = declare_model_state(model, dtype, /*trained=*/true, part);
   const TrainingStep step = build_training_step(config, state, options);
@@ -95,6 +95,9 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   plan.operations = program.op_count();
   plan.operation_flops = count_flops(program);
   if (device == Device::cuda) plan.kernels = kernel_variants(program, gpu);
+  if (cluster != nullptr) {
+    plan.timed = time_program(program, memory, *cluster, part.layout(), part.rank);
+  }
   plan.links = link_traffic(program, part.layout(), part.rank);
   plan.expert_exchange = measure_exposure(program);
   plan.expert_rows = expert_rows_of(program, step.rooms_lacked.valid());
@@ -198,7 +201,8 @@ uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& stat
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,
-                                 Device device, const DeviceTraits& gpu, const WorkReport& report) {
+                                 Device device, const DeviceTraits& gpu, const WorkReport& report,
+                                 const GpuCluster* cluster) {
   const RankClasses classes = classify_ranks(config, dtype, run);
   const auto model = std::make_shared<const Model>(config);
   std::vector<RankPlan> plans(classes.first_rank.size());
@@ -209,7 +213,7 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   uint64_t done = 0;
   for_each(plans.size(), workers, [&](size_t i) {
     BuiltClass built = build_class(model, dtype, {.run = run, .rank = classes.first_rank[i]},
-                                   options, threads, device, gpu);
+                                   options, threads, device, gpu, cluster);
     plans[i] = std::move(built.plan);
     traces[i] = std::move(built.trace);
     fallbacks[i] = std::move(built.fallback);

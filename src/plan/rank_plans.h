@@ -24,6 +24,7 @@
 #include "plan/exposure.h"
 #include "plan/kernel_variants.h"
 #include "plan/link_traffic.h"
+#include "plan/step_time.h"
 
 namespace troupe {
 
@@ -55,6 +56,7 @@ struct RankPlan {
   ExpertRows expert_rows;                // plan/expert_rows.h
   uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
   uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded
+  TimedProgram timed;                    // where a cluster is given
 };
 
 // "operation 7 (attention, layer 2, micro-batch 0)"
@@ -80,12 +82,13 @@ uint64_t bytes_without_offload(const ModelConfig& config, const ModelState& stat
 // UserError of verify_collectives(). The same holds of the fallbacks of the steps, for which their
 // memory has room, and of their evaluation, whose memory is not counted. `threads`: of one rank's
 // pool; `gpu` as in plan_memory(). `workers` programs are in memory at once. `report` counts
-// classes.
+// classes. `cluster`: whose GPUs the ranks have; their programs are then timed.
 std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
                                  const std::shared_ptr<const RunLayout>& run,
                                  const TrainingStepOptions& options, int threads, int workers,
                                  Device device = Device::cpu, const DeviceTraits& gpu = {},
-                                 const WorkReport& report = {});
+                                 const WorkReport& report = {},
+                                 const GpuCluster* cluster = nullptr);
 
 // The most bytes that successive ranks take which share a GPU, `ranks_per_gpu` of them each.
 // plans[class_of_rank[r]] is that of rank r.

@@ -4,10 +4,12 @@
 #include <array>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "model/parameters.h"
+#include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
@@ -34,7 +36,7 @@ ModelState state_of(const Options& options, const ModelConfig& config, int32_t r
 
 MemoryPlan planned(const Program& program, const Options& options) {
   return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
-                      planned_traits());
+                      planned_traits_of(options));
 }
 
 // Beside the step, on the same state.
@@ -56,10 +58,6 @@ uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_
   const TrainingStep step = build_training_step(config, state_of(options, config, rank),
                                                 training_step_options(options, config));
   return planned(*step.program, options).total_bytes();
-}
-
-uint64_t usable_gpu_bytes(uint64_t gpu_bytes) {
-  return gpu_bytes - gpu_bytes / kReserve;
 }
 
 double choose_expert_room(const Options& options, const ModelConfig& config, uint64_t usable) {
@@ -90,9 +88,15 @@ Options with_expert_room(Options options, const ModelConfig& config, uint64_t us
   return options;
 }
 
-uint64_t usable_bytes_of_this_gpu(const Options& options) {
-  if (options.device != Device::cuda || !why_no_gpu().empty()) return 0;
-  return usable_gpu_bytes(total_device_bytes());
+uint64_t usable_bytes_of_gpu(const Options& options) {
+  if (options.device != Device::cuda) return 0;
+  uint64_t bytes = 0;
+  if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options)) {
+    bytes = usable_gpu_bytes(options);
+  } else if (why_no_gpu().empty()) {
+    bytes = total_device_bytes();
+  }
+  return bytes - bytes / kReserve;
 }
 
 }  // namespace troupe

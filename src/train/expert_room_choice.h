@@ -17,9 +17,6 @@ namespace troupe {
 uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_t rank,
                               double room);
 
-// What a run may take of a GPU that has so many bytes: the rest is for CUDA and its libraries.
-uint64_t usable_gpu_bytes(uint64_t gpu_bytes);
-
 // Times an even load; 0: room for the most rows that may come, which fits. Where not even the least
 // room (1.25) fits, it is that. `usable`: bytes of a GPU, which --ranks-per-gpu ranks share. What
 // evaluation needs beside the step is counted. UserError where the options allow no layout.
@@ -29,7 +26,8 @@ double choose_expert_room(const Options& options, const ModelConfig& config, uin
 // they are. `usable` 0 (the run is on CPUs, or the GPU is not known) leaves it open, too.
 Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable);
 
-// Of this machine's first GPU, for runs with --device cuda; otherwise 0.
-uint64_t usable_bytes_of_this_gpu(const Options& options);
+// What a run with --device cuda may take of a GPU of --gpus, or of this machine's first one: all
+// but 1/32, which is for CUDA and its libraries. 0 where there is none.
+uint64_t usable_bytes_of_gpu(const Options& options);
 
 }  // namespace troupe

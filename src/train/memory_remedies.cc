@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "options/check_options.h"
+#include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
@@ -28,7 +29,8 @@ constexpr double kLeastSaving = 0.05;
 constexpr double kUsualRoom = 1.5;
 constexpr size_t kFlagsColumn = 16;  // where the flags begin in a line
 
-using Flags = std::vector<std::pair<std::string, std::string>>;  // name and value
+using Flag = std::pair<std::string, std::string>;  // name and value
+using Flags = std::vector<Flag>;
 
 // What can be asked for beside these options.
 std::vector<Flags> candidates_of(const Options& options) {
@@ -89,7 +91,7 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
     const TrainingStep step = build_training_step(config, state, of_step);
     const auto planned = [&](const Program& program) {
       return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
-                          planned_traits());
+                          planned_traits_of(options));
     };
     MemoryPlan plan = planned(*step.program);
     plan_fallback_step(config, state, of_step, step, plan, planned);
@@ -113,7 +115,8 @@ std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank,
     if (more.global_batch_size && *more.global_batch_size < least_batch) {
       more.global_batch_size = least_batch;
     }
-    Flags flags = {{"ranks", std::to_string(ranks)}};
+    Flags flags = {options.gpus.empty() ? Flag("ranks", std::to_string(ranks))
+                                        : Flag("gpus", with_gpus(options.gpus, ranks))};
     if (!options.use_megatron_fsdp) flags.push_back({"use-megatron-fsdp", ""});
     std::optional<MemoryRemedy> remedy = try_flags(more, flags, rank);
     if (remedy && remedy->bytes <= available) return remedy;

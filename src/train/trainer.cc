@@ -335,7 +335,7 @@ namespace {
 
 // What every rank may take of its GPU; 0 on CPUs.
 uint64_t usable_bytes_of_all(const Options& options, ProcessGroup* processes) {
-  const uint64_t own = usable_bytes_of_this_gpu(options);
+  const uint64_t own = usable_bytes_of_gpu(options);
   if (processes == nullptr) return own;
   const std::vector<uint64_t> all = processes->exchange(processes->own_ranks().front(), own);
   return *std::min_element(all.begin(), all.end());

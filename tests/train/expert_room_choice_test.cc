@@ -72,8 +72,12 @@ TEST_F(ExpertRoomChoice, IsMadeWhereOptionsLeaveItOpen) {
   EXPECT_FALSE(asked.moe_expert_rank_capacity_factor);
 }
 
-TEST_F(ExpertRoomChoice, LeavesATwoAndThirtiethOfTheGpu) {
-  EXPECT_EQ(usable_gpu_bytes(3200), 3100U);
+TEST_F(ExpertRoomChoice, GoesByTheGpusThatAreNamed) {
+  options_.gpus = "8xh100";
+  const uint64_t of_h100 = usable_bytes_of_gpu(options_);
+  options_.gpus = "8xh200";
+  EXPECT_LT(of_h100, usable_bytes_of_gpu(options_));
+  EXPECT_EQ(of_h100 >> 30, 76U);
 }
 
 }  // namespace

@@ -1,0 +1,116 @@
+#include "cli/plan_verdict.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "base/units.h"
+#include "options/model_options.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::ordered_json;
+
+// docs/benchmarks/plan_time.md says where these come from.
+constexpr double kErrorInNode = 0.25;  // measured GPUs that NVLink joins
+constexpr double kErrorBeyond = 0.40;  // networks, and GPUs known by data sheets
+
+std::vector<std::pair<std::string, double>> parts_of(const StepTime& time) {
+  std::vector<std::pair<std::string, double>> parts;
+  for (size_t i = 0; i < time.compute.size(); ++i) {
+    parts.emplace_back(name_of(static_cast<TimePart>(i)), time.compute[i]);
+  }
+  for (size_t i = 0; i < time.exposed.size(); ++i) {
+    parts.emplace_back(fmt::format("exchange over {}", name_of(static_cast<RankGroup>(i))),
+                       time.exposed[i]);
+  }
+  parts.emplace_back("copies from the host", time.copies);
+  parts.emplace_back("pipeline bubble", time.bubble);
+  parts.emplace_back("between operations", time.idle);
+  std::erase_if(parts, [](const auto& part) { return part.second <= 0; });
+  return parts;
+}
+
+std::string limit_of(const StepTime& time, bool fits) {
+  if (!fits) return "memory";
+  const std::vector<std::pair<const char*, double>> limits = {
+      {"compute", time.products()},
+      {"memory bandwidth", time.memory()},
+      {"communication", time.exposed_seconds()},
+      {"pipeline", time.bubble},
+      {"host", time.copies + time.idle}};
+  return std::max_element(limits.begin(), limits.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+std::string experts_text(const ExpertRows& rows) {
+  if (rows.even == 0 || (rows.planned == rows.even && !rows.has_fallback)) return {};
+  if (!rows.has_fallback) return "; experts: any load";
+  return fmt::format("; experts up to {:.2f} x even",
+                     static_cast<double>(rows.planned) / static_cast<double>(rows.even));
+}
+
+}  // namespace
+
+Verdict verdict_of(const Options& options, const ModelConfig& config, const RunLayout& run,
+                   const RanksReport& report) {
+  const GpuCluster& cluster = *report.cluster;
+  Verdict verdict{.memory = report.memory,
+                  .fullest_rank = report.fullest().first_rank,
+                  .expert_rows = report.least_room(),
+                  .gpus = cluster.gpus,
+                  .time = report.time,
+                  .limit = limit_of(report.time, report.memory.fits())};
+  const int32_t sequence = sequence_length_of(options, config);
+  const double sequences =
+      static_cast<double>(run.schedule.micro_batches) * options.micro_batch_size * run.layout.dp();
+  const double of_gpu = report.time.seconds * cluster.gpus;
+  verdict.tokens_per_s = sequences * sequence / of_gpu;
+  verdict.flops_per_s = Model(config).training_flops(sequence) * sequences / of_gpu;
+  const bool in_node = cluster.gpus <= cluster.model.gpus_per_node;
+  verdict.error = cluster.model.measured && in_node ? kErrorInNode : kErrorBeyond;
+  return verdict;
+}
+
+std::string verdict_text(const Verdict& verdict) {
+  const MemoryOffer& memory = verdict.memory;
+  const auto gib = [](uint64_t bytes) { return static_cast<double>(bytes) / 0x1p30; };
+  const bool fits = memory.fits();
+  std::string text = fmt::format(
+      "{}: {:.2f} of {:.2f} GiB on rank {}, {:.2f} {}{}\n", fits ? "fits" : "does not fit",
+      gib(memory.needed), gib(memory.available), verdict.fullest_rank,
+      gib(fits ? memory.available - memory.needed : memory.needed - memory.available),
+      fits ? "left" : "missing", fits ? experts_text(verdict.expert_rows) : "");
+  text += fmt::format("speed: {:.0f} tokens/s and {:.0f} model TFLOP/s per GPU, +- {:.0f} %\n",
+                      verdict.tokens_per_s, verdict.flops_per_s / 1e12, 100 * verdict.error);
+  const StepTime& time = verdict.time;
+  const auto percent = [&](double seconds) { return 100 * seconds / time.seconds; };
+  text += fmt::format(
+      "limit: {}; compute {:.0f} %, memory {:.0f}, links {:.0f}, bubble {:.0f}, host {:.0f}\n",
+      verdict.limit, percent(time.products()), percent(time.memory()),
+      percent(time.exposed_seconds()), percent(time.bubble), percent(time.copies + time.idle));
+  text += fmt::format("\nTime of a step: {}\n", format_duration(time.seconds));
+  for (const auto& [name, seconds] : parts_of(time)) {
+    text += fmt::format("  {:<36} {:>9}  {:>5.1f} %\n", name, format_duration(seconds),
+                        percent(seconds));
+  }
+  return text;
+}
+
+void add_verdict_json(ordered_json& document, const Verdict& verdict) {
+  document["verdict"] = {{"fits", verdict.memory.fits()},
+                         {"fullest_rank", verdict.fullest_rank},
+                         {"tokens_per_s_per_gpu", verdict.tokens_per_s},
+                         {"model_flops_per_s_per_gpu", verdict.flops_per_s},
+                         {"error", verdict.error},
+                         {"limit", verdict.limit}};
+  ordered_json parts;
+  for (const auto& [name, seconds] : parts_of(verdict.time)) parts[name] = seconds;
+  document["time"] = {{"seconds", verdict.time.seconds}, {"parts", std::move(parts)}};
+}
+
+}  // namespace troupe

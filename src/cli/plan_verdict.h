@@ -1,0 +1,38 @@
+// What `troupe plan --gpus` says first: whether the run fits these GPUs and what is left, how fast
+// it will be, and what limits it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "cli/ranks_report.h"
+#include "model/model_config.h"
+#include "options/layout_options.h"
+
+namespace troupe {
+
+struct Verdict {
+  MemoryOffer memory;
+  int32_t fullest_rank = 0;
+  ExpertRows expert_rows;  // of the experts with the least room
+  int32_t gpus = 1;
+  double tokens_per_s = 0;  // of each GPU
+  double flops_per_s = 0;   // of the model, of each GPU
+  double error = 0;         // speeds may be off by this part, either way
+  StepTime time;
+  std::string
+      limit;  // "memory", "compute", "memory bandwidth", "communication", "pipeline", "host"
+};
+
+// Of a report with a cluster.
+Verdict verdict_of(const Options& options, const ModelConfig& config, const RunLayout& run,
+                   const RanksReport& report);
+
+// Three lines, and a table of where a step's time goes; under 80 columns.
+std::string verdict_text(const Verdict& verdict);
+
+// `verdict` and `time`: members of the document.
+void add_verdict_json(nlohmann::ordered_json& document, const Verdict& verdict);
+
+}  // namespace troupe

@@ -1,0 +1,299 @@
+#include "plan/step_time.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+// Of NVLink's bandwidth between two GPUs, in exchanges of all with all.
+constexpr double kNvlinkShare = 0.5;
+
+double seconds_of_links(const LinkTraffic& sent, const std::vector<int32_t>& members, int32_t rank,
+                        const GpuCluster& cluster) {
+  const auto others = static_cast<double>(members.size() - 1);
+  const auto near = static_cast<double>(std::count_if(
+                        members.begin(), members.end(),
+                        [&](int32_t other) { return cluster.shares_nvlink(rank, other); })) -
+                    1;
+  const GpuModel& gpu = cluster.model;
+  const double rounds = sent.messages / others;
+  const double by_nvlink = sent.bytes * near / others / (gpu.nvlink_bandwidth * kNvlinkShare);
+  const double by_network = sent.bytes * (others - near) / others / gpu.network_bandwidth;
+  return std::max(by_nvlink, by_network) +
+         rounds * (near < others ? gpu.network_latency : gpu.nvlink_latency);
+}
+
+double seconds_of_message(double bytes, int32_t rank, int32_t peer, const GpuCluster& cluster) {
+  const GpuModel& gpu = cluster.model;
+  return cluster.shares_nvlink(rank, peer) ? bytes / gpu.nvlink_bandwidth + gpu.nvlink_latency
+                                           : bytes / gpu.network_bandwidth + gpu.network_latency;
+}
+
+struct Interval {
+  double begin = 0;
+  double transfer = 0;  // until then it waits for other ranks
+  double end = 0;
+  Queue queue = Queue::communication;
+  RankGroup group = RankGroup::world;
+};
+
+// One rank that is carried out. Its operations are begun in the order of the program, which is that
+// of every queue and of all events.
+struct Rank {
+  const TimedProgram* program = nullptr;
+  size_t next = 0;
+  size_t next_event = 0;
+  std::vector<double> ended;
+  std::array<double, kQueueCount> free{};
+  std::map<RankGroup, size_t> collectives;  // that span the pipeline and were arrived at
+  std::vector<Interval> other_queues;
+};
+
+struct Gathering {
+  size_t arrived = 0;
+  double last = 0;
+};
+
+class Simulator {
+ public:
+  Simulator(std::span<const TimedProgram* const> programs, double launch_seconds)
+      : launch_(launch_seconds) {
+    for (const TimedProgram* program : programs) {
+      ranks_.emplace_back().program = program;
+      ranks_.back().ended.resize(program->operations.size());
+    }
+  }
+
+  StepTime run() {
+    bool all_done = false;
+    while (!all_done) {
+      all_done = true;
+      bool any = false;
+      for (size_t i = 0; i < ranks_.size(); ++i) {
+        while (ranks_[i].next < ranks_[i].ended.size() && try_next(i)) any = true;
+        all_done = all_done && ranks_[i].next == ranks_[i].ended.size();
+      }
+      TROUPE_CHECK(all_done || any, "a step without deadlock");
+    }
+    for (const Rank& rank : ranks_) {
+      for (const double free : rank.free) time_.seconds = std::max(time_.seconds, free);
+    }
+    for (const Rank& rank : ranks_) add_parts(rank);
+    const auto count = static_cast<double>(ranks_.size());
+    for (double& part : time_.compute) part /= count;
+    for (double& part : time_.exposed) part /= count;
+    time_.bubble /= count;
+    time_.copies /= count;
+    time_.idle /= count;
+    return time_;
+  }
+
+ private:
+  // When the queue and the events let the rank's next operation begin.
+  double earliest(Rank& rank) const {
+    const auto index = static_cast<int32_t>(rank.next);
+    double begin = rank.free[static_cast<size_t>(rank.program->operations[rank.next].queue)];
+    const std::vector<QueueEvent>& events = rank.program->events;
+    for (size_t e = rank.next_event; e < events.size() && events[e].after == index; ++e) {
+      begin = std::max(begin, rank.ended[static_cast<size_t>(events[e].before)]);
+    }
+    return begin;
+  }
+
+  // Carries the next operation out, unless other ranks must come first.
+  bool try_next(size_t i) {
+    Rank& rank = ranks_[i];
+    const TimedOperation& op = rank.program->operations[rank.next];
+    const double begin = earliest(rank);
+    double transfer = begin;
+    double end = begin + op.seconds;
+    if (op.peer >= 0) {
+      const auto place = rank.program->place;
+      if (op.action == MessageUse::Action::send) {
+        posted_[{place, op.peer}].push_back({begin, op.seconds});
+        end = begin;
+      } else if (op.action == MessageUse::Action::receive) {
+        auto& posted = posted_[{op.peer, place}];
+        if (posted.empty()) return false;
+        transfer = std::max(begin, posted.front().first);
+        end = transfer + posted.front().second;
+        posted.pop_front();
+        received_[{op.peer, place}].push_back(end);
+      } else {
+        auto& received = received_[{place, op.peer}];
+        if (received.empty()) return false;
+        transfer = end = std::max(begin, received.front());
+        received.pop_front();
+      }
+    } else if (op.spans_pipeline) {
+      const size_t number = rank.collectives[op.group];
+      Gathering& all = gatherings_[{op.group, number}];
+      if (!arrived_[{op.group, number}][i]) {
+        arrived_[{op.group, number}][i] = true;
+        ++all.arrived;
+        all.last = std::max(all.last, begin);
+      }
+      if (all.arrived < members(op.group)) return false;
+      ++rank.collectives[op.group];
+      transfer = std::max(begin, all.last);
+      end = transfer + op.seconds;
+    }
+    finish(rank, op, {begin, transfer, end, op.queue, op.group});
+    return true;
+  }
+
+  void finish(Rank& rank, const TimedOperation& op, const Interval& interval) {
+    rank.ended[rank.next] = interval.end;
+    rank.free[static_cast<size_t>(op.queue)] = interval.end + launch_;
+    const std::vector<QueueEvent>& events = rank.program->events;
+    while (rank.next_event < events.size() &&
+           events[rank.next_event].after == static_cast<int32_t>(rank.next)) {
+      ++rank.next_event;
+    }
+    ++rank.next;
+    if (op.queue != Queue::compute) rank.other_queues.push_back(interval);
+    begun_[&rank].push_back(interval.begin);
+  }
+
+  // Places whose programs have collectives of the group that span the pipeline.
+  size_t members(RankGroup group) {
+    const auto found = members_.find(group);
+    if (found != members_.end()) return found->second;
+    size_t count = 0;
+    for (const Rank& rank : ranks_) {
+      count += std::any_of(
+                   rank.program->operations.begin(), rank.program->operations.end(),
+                   [&](const TimedOperation& op) { return op.spans_pipeline && op.group == group; })
+                   ? 1
+                   : 0;
+    }
+    return members_[group] = count;
+  }
+
+  // What the compute queue does, and what there is in its gaps.
+  void add_parts(const Rank& rank) {
+    const std::vector<double>& begun = begun_[&rank];
+    std::vector<Interval> others = rank.other_queues;
+    std::sort(others.begin(), others.end(),
+              [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+    size_t first = 0;
+    double at = 0;
+    const auto gap = [&](double begin, double end) {
+      while (first < others.size() && others[first].end <= begin) ++first;
+      for (size_t i = first; i < others.size() && others[i].begin < end && begin < end; ++i) {
+        const Interval& other = others[i];
+        if (other.end <= begin) continue;
+        time_.idle += std::max(0.0, other.begin - begin);
+        begin = std::max(begin, other.begin);
+        const double waits = std::clamp(other.transfer, begin, end) - begin;
+        time_.bubble += waits;
+        begin += waits;
+        const double moves = std::clamp(other.end, begin, end) - begin;
+        if (other.queue == Queue::copy) {
+          time_.copies += moves;
+        } else {
+          time_.exposed[static_cast<size_t>(other.group)] += moves;
+        }
+        begin += moves;
+      }
+      time_.idle += std::max(0.0, end - begin);
+    };
+    for (size_t i = 0; i < begun.size(); ++i) {
+      const TimedOperation& op = rank.program->operations[i];
+      if (op.queue != Queue::compute) continue;
+      gap(at, begun[i]);
+      at = rank.ended[i];
+      time_.compute[static_cast<size_t>(op.part)] += at - begun[i];
+    }
+    gap(at, time_.seconds);
+  }
+
+  using Way = std::pair<int32_t, int32_t>;
+  using Number = std::pair<RankGroup, size_t>;
+
+  double launch_ = 0;
+  std::vector<Rank> ranks_;
+  std::map<const Rank*, std::vector<double>> begun_;
+  std::map<Way, std::deque<std::pair<double, double>>> posted_;  // when, and how long it travels
+  std::map<Way, std::deque<double>> received_;
+  std::map<Number, Gathering> gatherings_;
+  std::map<Number, std::map<size_t, bool>> arrived_;
+  std::map<RankGroup, size_t> members_;
+  StepTime time_;
+};
+
+}  // namespace
+
+double TimedProgram::seconds() const {
+  double sum = 0;
+  for (const TimedOperation& op : operations) {
+    if (op.queue == Queue::compute) sum += op.seconds;
+  }
+  return sum;
+}
+
+TimedProgram time_program(const Program& program, const MemoryPlan& memory,
+                          const GpuCluster& cluster, const Layout& layout, int32_t rank) {
+  TimedProgram timed;
+  timed.place = layout.dense_place(rank).pp;
+  timed.events = find_queue_events(program, memory);
+  const Program expected = program.with_expected_rows();
+  std::array<std::vector<int32_t>, kRankGroupCount> members;
+  for (size_t i = 0; i < members.size(); ++i) {
+    members[i] = layout.members(static_cast<RankGroup>(i), rank);
+  }
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = expected.op(index);
+    TimedOperation each{.queue = op.place.queue, .part = part_of(op)};
+    each.seconds = seconds_of(program, expected, index, cluster.model);
+    if (op.spec->group != nullptr) {
+      each.group = op.spec->group(op.attributes);
+      const std::vector<int32_t>& group = members[static_cast<size_t>(each.group)];
+      const auto ranks = static_cast<int32_t>(group.size());
+      const LinkTraffic sent = op.spec->links != nullptr && ranks > 1
+                                   ? op.spec->links(OpView{expected, op}, ranks)
+                                   : LinkTraffic();
+      if (const auto use = message_use(op)) {
+        const int32_t peer = group[static_cast<size_t>(use->peer)];
+        each.peer = layout.dense_place(peer).pp;
+        each.action = use->action;
+        each.seconds = seconds_of_message(sent.bytes, rank, peer, cluster);
+      } else if (ranks > 1) {
+        each.seconds = std::max(each.seconds, seconds_of_links(sent, group, rank, cluster));
+        each.spans_pipeline = std::any_of(group.begin(), group.end(), [&](int32_t other) {
+          return layout.dense_place(other).pp != timed.place;
+        });
+      }
+    }
+    timed.operations.push_back(each);
+  }
+  return timed;
+}
+
+double StepTime::exposed_seconds() const {
+  return std::accumulate(exposed.begin(), exposed.end(), 0.0) +
+         compute[static_cast<size_t>(TimePart::exchange)];
+}
+
+double StepTime::products() const {
+  return compute[static_cast<size_t>(TimePart::dense_products)] +
+         compute[static_cast<size_t>(TimePart::expert_products)] +
+         compute[static_cast<size_t>(TimePart::attention)];
+}
+
+double StepTime::memory() const {
+  return compute[static_cast<size_t>(TimePart::memory_bound)] +
+         compute[static_cast<size_t>(TimePart::update)];
+}
+
+StepTime simulate_step(std::span<const TimedProgram* const> programs, double launch_seconds) {
+  return Simulator(programs, launch_seconds).run();
+}
+
+}  // namespace troupe

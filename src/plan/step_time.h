@@ -1,0 +1,65 @@
+// How long a training step takes on a cluster: the programs of one rank of each place in the
+// pipeline, carried out on queues and links.
+//
+// An operation begins when its queue is free, the operations of other queues that it waits for
+// (passes/queue_events.h) have ended, and, of a message or of a collective that spans the pipeline,
+// the other ranks are there. It takes its own time (kernel_rates.h), of a collective at least that
+// of its link: bytes to ranks that NVLink joins over its bandwidth, all others over the network's,
+// whichever takes longer, and a latency for each round. Ranks that differ in nothing but their data
+// are taken to arrive together: loads of experts are even, and no rank is slower than another.
+// Queues do not slow each other down, nor do ranks share links.
+//
+// Pure functions; any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/layout.h"
+#include "passes/queue_events.h"
+#include "plan/gpu_cluster.h"
+#include "plan/kernel_rates.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+struct TimedOperation {
+  double seconds = 0;
+  Queue queue = Queue::compute;
+  TimePart part = TimePart::memory_bound;
+  RankGroup group = RankGroup::world;  // of an exchange
+  bool spans_pipeline = false;         // a collective of ranks at several places
+  int32_t peer = -1;                   // of a message: the other rank's place in the pipeline
+  MessageUse::Action action = MessageUse::Action::send;
+};
+
+// A rank's program with the time of each operation.
+struct TimedProgram {
+  int32_t place = 0;  // in the pipeline
+  std::vector<TimedOperation> operations;
+  std::vector<QueueEvent> events;
+  double seconds() const;  // of all operations of the compute queue
+};
+TimedProgram time_program(const Program& program, const MemoryPlan& memory,
+                          const GpuCluster& cluster, const Layout& layout, int32_t rank);
+
+// Where the time of a step goes, on average over the places of the pipeline. The parts add up.
+struct StepTime {
+  double seconds = 0;
+  std::array<double, kTimePartCount> compute{};   // of the compute queue, by what limits it
+  std::array<double, kRankGroupCount> exposed{};  // it waits for an exchange of the group
+  double bubble = 0;                              // it waits for other places of the pipeline
+  double copies = 0;                              // it waits for copies from or to the host
+  double idle = 0;                                // between operations
+
+  double exposed_seconds() const;
+  double products() const;  // compute in matrix products, attention included
+  double memory() const;    // compute bound by memory
+};
+
+// Of one rank of each place, in their order; each place is there once.
+StepTime simulate_step(std::span<const TimedProgram* const> programs, double launch_seconds);
+
+}  // namespace troupe

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""`troupe plan --gpus`: the verdict is by the memory of the GPUs that are named, whatever this machine
+has, and what cannot be is answered with the nearest that can.
+
+Usage: plan_gpus_test.py TROUPE SOURCE_FOLDER
+"""
+
+import json
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from program_runs import HERE, main, run
+
+MODEL = ["--model", "mixtral-tiny", "--seq-length", 64, "--bf16"]
+
+
+def plan(*flags):
+    return run("plan", *MODEL, *flags)
+
+
+def h100():
+    return (HERE.source / "configs/gpus/h100.toml").read_text()
+
+
+class PlanGpus(unittest.TestCase):
+    def with_file(self, text, prefix="2x", flags=()):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "mine.toml"
+            path.write_text(text)
+            return plan("--gpus", f"{prefix}{path}", *flags)
+
+    def refused(self, result, *words):
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+    def test_every_kind_can_be_planned_for(self):
+        for path in sorted((HERE.source / "configs/gpus").glob("*.toml")):
+            with self.subTest(path.stem):
+                result = plan("--gpus", f"8x{path.stem}", "--json")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                document = json.loads(result.stdout)
+                self.assertEqual(document["ranks"], 8)
+                gib = float(re.search(r"memory_gib = ([\d.]+)", path.read_text()).group(1))
+                self.assertEqual(document["available_bytes"], int(gib * 2**30))
+                self.assertTrue(document["fits"])
+
+    def test_the_verdict_is_by_the_memory_of_the_target(self):
+        needed = json.loads(plan("--gpus", "2xh100", "--json").stdout)["needed_bytes"]
+        for gib, status in ((needed / 2**30 + 1, 0), (1, 3)):
+            text = re.sub(r"memory_gib = [\d.]+", f"memory_gib = {gib}", h100())
+            result = self.with_file(text, flags=["--num-experts", 64, "--moe-ffn-hidden-size", 8192]
+                                    if status else [])
+            self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+            self.assertIn("it fits" if status == 0 else "it does not fit",
+                          re.sub(r"\s+", " ", result.stdout))
+        self.assertIn("What makes the", result.stdout)
+
+    def test_groups_of_several_nodes_have_room_for_what_is_sent(self):
+        # Nodes of one GPU exchange through NCCL, which needs memory to receive into.
+        layout = ["--expert-model-parallel-size", 2, "--moe-token-dispatcher-type", "flex",
+                  "--json"]
+        apart = re.sub(r"gpus_per_(node|nvlink) = 8", r"gpus_per_\1 = 1", h100())
+        one = json.loads(self.with_file(h100(), flags=layout).stdout)
+        two = json.loads(self.with_file(apart, flags=layout).stdout)
+        self.assertGreater(two["needed_bytes"], one["needed_bytes"])
+
+    def test_the_first_lines_are_the_verdict(self):
+        flags = ["--gpus", "4xh100", "--expert-model-parallel-size", 2, "--global-batch-size", 8,
+                 "--pipeline-model-parallel-size", 2]
+        lines = plan(*flags).stdout.splitlines()
+        document = json.loads(plan(*flags, "--json").stdout)
+        verdict, time = document["verdict"], document["time"]
+        self.assertRegex(lines[0], r"^fits: [\d.]+ of 78\.66 GiB on rank \d, [\d.]+ left")
+        self.assertIn(f"speed: {verdict['tokens_per_s_per_gpu']:.0f} tokens/s", lines[1])
+        self.assertTrue(lines[2].startswith(f"limit: {verdict['limit']}; "), lines[2])
+        self.assertLess(max(map(len, lines[:3])), 80)
+        self.assertAlmostEqual(sum(time["parts"].values()), time["seconds"],
+                               delta=1e-6 * time["seconds"])
+        self.assertIn("pipeline bubble", time["parts"])
+        tokens = 8 * 64 / time["seconds"] / 4
+        self.assertAlmostEqual(verdict["tokens_per_s_per_gpu"], tokens, delta=1e-6 * tokens)
+
+    def test_a_slower_network_makes_a_longer_step(self):
+        layout = ["--expert-model-parallel-size", 2, "--json"]
+        apart = re.sub(r"gpus_per_(node|nvlink) = 8", r"gpus_per_\1 = 1", h100())
+        slow = re.sub(r"network_gb_s = \d+", "network_gb_s = 0.1", apart)
+        seconds = [json.loads(self.with_file(text, flags=layout).stdout)["time"]["seconds"]
+                   for text in (h100(), apart, slow)]
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertGreater(seconds[2], 2 * seconds[1])
+
+    def test_a_file_may_say_how_many(self):
+        result = self.with_file("gpus = 4\n" + h100(), prefix="", flags=["--json"])
+        self.assertEqual(json.loads(result.stdout)["ranks"], 4)
+        self.refused(self.with_file(h100(), prefix=""), "how many", "--gpus 8x")
+
+    def test_clusters_that_cannot_be(self):
+        for gpus, words in {"0xh100": ("--gpus 1xh100",),
+                            "99999999999999999999xh100": ("--gpus 131072xh100",),
+                            "12xh100": ("--gpus 8xh100 or --gpus 16xh100",),
+                            "8xh10": ("Did you mean --gpus 8xh100?",),
+                            "8xnone.toml": ("configs/gpus/h100.toml",),
+                            "h200": ("--gpus 8xh200",)}.items():
+            with self.subTest(gpus):
+                self.refused(plan("--gpus", gpus), *words)
+
+    def test_layouts_that_the_gpus_do_not_divide_into(self):
+        self.refused(plan("--gpus", "4xh100", "--pipeline-model-parallel-size", 3),
+                     "a multiple of 3 GPUs", "--gpus 24xh100")
+        self.refused(plan("--gpus", "6xh100", "--tensor-model-parallel-size", 4),
+                     "a multiple of 4 GPUs", "--gpus 4xh100 or --gpus 8xh100")
+
+    def test_flags_that_contradict_it(self):
+        self.refused(plan("--gpus", "8xh100", "--ranks", 4), "Leave --ranks out")
+        self.refused(plan("--gpus", "8xh100", "--device", "cpu"), "Leave --device out")
+        self.refused(plan("--gpus", "8xh100", "--ranks-per-gpu", 2), "Leave --ranks-per-gpu out")
+
+    def test_files_that_are_wrong(self):
+        self.refused(self.with_file(h100()[:300]), "mine.toml")
+        self.refused(self.with_file(h100().replace("memory_gb_s", "memory_gbs")), "memory_gb_s",
+                     "memory_gbs")
+        self.refused(self.with_file(h100() + "noise = 1\n"), "noise")
+        self.refused(self.with_file(re.sub(r"memory_gib = [\d.]+", "memory_gib = nan", h100())),
+                     "memory_gib takes a number")
+        self.refused(self.with_file(h100().replace("gpus_per_nvlink = 8", "gpus_per_nvlink = 12")),
+                     "gpus_per_nvlink", ": 16.")
+
+
+if __name__ == "__main__":
+    main()

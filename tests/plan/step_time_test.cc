@@ -1,0 +1,87 @@
+// The simulation of a step, against times that can be added up by hand.
+#include "plan/step_time.h"
+
+#include <gtest/gtest.h>
+#include <vector>
+
+namespace troupe {
+namespace {
+
+TimedOperation compute(double seconds) {
+  return {.seconds = seconds, .queue = Queue::compute, .part = TimePart::dense_products};
+}
+
+TimedOperation exchange(double seconds) {
+  return {.seconds = seconds,
+          .queue = Queue::communication,
+          .part = TimePart::exchange,
+          .group = RankGroup::etp_ep};
+}
+
+TimedOperation message(MessageUse::Action action, int32_t peer, double seconds) {
+  return {.seconds = seconds,
+          .queue = Queue::communication,
+          .part = TimePart::exchange,
+          .group = RankGroup::pp,
+          .peer = peer,
+          .action = action};
+}
+
+StepTime simulate(const std::vector<TimedProgram>& programs) {
+  std::vector<const TimedProgram*> pointers;
+  for (const TimedProgram& program : programs) pointers.push_back(&program);
+  return simulate_step(pointers, /*launch_seconds=*/0);
+}
+
+double products_of(const StepTime& time) {
+  return time.compute[static_cast<size_t>(TimePart::dense_products)];
+}
+double exposed_of(const StepTime& time, RankGroup group) {
+  return time.exposed[static_cast<size_t>(group)];
+}
+
+TEST(StepTime, OfOneQueueIsTheSum) {
+  const StepTime time =
+      simulate({{.place = 0, .operations = {compute(1), compute(2)}, .events = {}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 3);
+  EXPECT_DOUBLE_EQ(products_of(time), 3);
+}
+
+TEST(StepTime, CountsOnlyWhatOfAnExchangeIsExposed) {
+  // The second product runs beside the exchange, the third one waits for it.
+  const StepTime time = simulate({{.place = 0,
+                                   .operations = {compute(1), exchange(3), compute(2), compute(1)},
+                                   .events = {{0, 1}, {1, 3}}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 5);
+  EXPECT_DOUBLE_EQ(products_of(time), 4);
+  EXPECT_DOUBLE_EQ(exposed_of(time, RankGroup::etp_ep), 1);
+  EXPECT_DOUBLE_EQ(time.idle, 0);
+}
+
+TEST(StepTime, ReceiverWaitsForSender) {
+  using Action = MessageUse::Action;
+  const StepTime time = simulate(
+      {{.place = 0, .operations = {compute(4), message(Action::send, 1, 1)}, .events = {{0, 1}}},
+       {.place = 1,
+        .operations = {message(Action::receive, 0, 0), compute(2)},
+        .events = {{0, 1}}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 7);
+  EXPECT_DOUBLE_EQ(products_of(time), 3) << "the mean of 4 and 2";
+  EXPECT_DOUBLE_EQ(exposed_of(time, RankGroup::pp), 0.5);
+  EXPECT_DOUBLE_EQ(time.bubble, 2) << "half of the receiver's wait for the sender";
+  EXPECT_DOUBLE_EQ(time.idle, 1.5) << "half of the sender's time after its work";
+}
+
+TEST(StepTime, CollectivesThatSpanThePipelineBeginTogether) {
+  TimedOperation sum = exchange(1);
+  sum.spans_pipeline = true;
+  const StepTime time =
+      simulate({{.place = 0, .operations = {compute(5), sum}, .events = {{0, 1}}},
+                {.place = 1, .operations = {compute(2), sum}, .events = {{0, 1}}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 6);
+  EXPECT_DOUBLE_EQ(time.bubble, 1.5);
+  EXPECT_DOUBLE_EQ(exposed_of(time, RankGroup::etp_ep), 1);
+}
+
+}  // namespace
+}  // namespace troupe
