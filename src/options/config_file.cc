@@ -170,20 +170,44 @@ void set_from_node(Options& options, const OptionSpec& spec, const toml::node& n
   for (const std::string& text : texts) set_option(options, spec, text);
 }
 
-}  // namespace
-
-void read_config_file(const std::string& path, Options& options, std::set<const OptionSpec*>& given,
-                      std::vector<std::string>& notes) {
-  const std::set<const OptionSpec*> from_command_line = given;
-  const std::string text = read_file(path, kMaxFileBytes);
+toml::table parse_table(const std::string& text, const std::string& path) {
   DepthCheck(text, path).run();
-  toml::table table;
   try {
-    table = toml::parse(text, path);
+    return toml::parse(text, path);
   } catch (const toml::parse_error& error) {
     throw_bad_request(fmt::format("{}:{}: {}.", path, error.source().begin.line,
                                   printable(error.description(), kLongestComplaint)));
   }
+}
+
+// A value of any kind.
+std::string text_of(const toml::node& node) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* number = node.as_integer()) return fmt::format("{}", number->get());
+  if (const auto* number = node.as_floating_point()) return fmt::format("{}", number->get());
+  if (const auto* flag = node.as_boolean()) return fmt::format("{}", flag->get());
+  std::vector<std::string> texts;
+  if (const auto* array = node.as_array()) {
+    for (const toml::node& item : *array) texts.push_back(text_of(item));
+  }
+  return fmt::format("{}", fmt::join(texts, " "));
+}
+
+}  // namespace
+
+std::map<std::string, std::string> option_texts(const std::string& text, const std::string& path) {
+  std::map<std::string, std::string> texts;
+  const toml::table table = parse_table(text, path);
+  for (auto&& [key, node] : table) {
+    texts.insert_or_assign(std::string(key.str()), text_of(node));
+  }
+  return texts;
+}
+
+void read_config_file(const std::string& path, Options& options, std::set<const OptionSpec*>& given,
+                      std::vector<std::string>& notes) {
+  const std::set<const OptionSpec*> from_command_line = given;
+  const toml::table table = parse_table(read_file(path, kMaxFileBytes), path);
   std::set<const OptionSpec*> from_file;
   const auto sets_member = [](const std::set<const OptionSpec*>& specs, const OptionSpec& spec) {
     return std::any_of(specs.begin(), specs.end(),
