@@ -68,6 +68,15 @@ troupe_need_library(pcre2-8 pcre2.h libpcre2-dev)
 troupe_need_library(utf8proc utf8proc.h libutf8proc-dev)
 troupe_need_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
 
+# Chart.js, which pages of reports carry in them (TroupeEmbed.cmake).
+find_file(TROUPE_CHART_JS NAMES chart.min.js Chart.min.js NO_DEFAULT_PATH
+          PATHS "${troupe_unpacked}/share/javascript/chart.js" /usr/share/javascript/chart.js
+                /usr/local/share/javascript/chart.js)
+mark_as_advanced(TROUPE_CHART_JS)
+if(NOT TROUPE_CHART_JS)
+  list(APPEND TROUPE_MISSING_PACKAGES libjs-chart.js)
+endif()
+
 troupe_need_package(fmt fmt::fmt libfmt-dev)
 if(TROUPE_TESTS)
   troupe_need_package(GTest GTest::gtest_main libgtest-dev)

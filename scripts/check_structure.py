@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 ROOMS = ["base", "program", "ops", "optimizer", "parallel", "model", "passes", "runtime", "plan",
-         "data", "io", "options", "train", "cli"]
+         "data", "io", "options", "train", "report", "cli"]
 BUDGET_FOLDERS = ["base", "program", "passes", "runtime/cpu"]
 BUDGET_LINES = 8000
 PASS_LINES = 400

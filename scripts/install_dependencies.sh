@@ -12,7 +12,7 @@
 # packages that it names, whether they are installed or not: the folder can then be copied to a
 # machine of the same distribution that reaches no network.
 # Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
-#   quickstart, cuda, readers
+#   browser, quickstart, cuda, readers
 #        scripts/install_dependencies.sh --unpack PACKAGE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ cd "$(dirname "$0")/.."
 build_packages=(
   g++:g++ cmake:cmake ninja-build:ninja make:make ccache:ccache python3:python3
   libopenblas-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libtomlplusplus-dev
-  libpcre2-dev libutf8proc-dev libsentencepiece-dev libopenmpi-dev openmpi-bin
+  libpcre2-dev libutf8proc-dev libsentencepiece-dev libjs-chart.js libopenmpi-dev openmpi-bin
   libgtest-dev libbenchmark-dev
 )
 lint_packages=(clang-format:clang-format clang-tidy:clang-tidy)
@@ -30,6 +30,7 @@ fuzz_packages=(clang:clang++)
 # Ubuntu 22.04.
 if ! grep -qs '^VERSION_ID="22.04"' /etc/os-release; then fuzz_packages+=(libclang-rt-dev); fi
 quickstart_packages=(bible-kjv:bible)
+browser_packages=(chromium:chromium)
 cuda_packages=(cmake:cmake python3:python3 python3-pip:pip3)
 
 # As a tree like /, beside the list of packages that were asked for.
@@ -83,6 +84,7 @@ for group in "$@"; do
     build) wanted+=("${build_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
+    browser) wanted+=("${browser_packages[@]}") ;;
     quickstart) wanted+=("${quickstart_packages[@]}") ;;
     cuda)
       wanted+=("${cuda_packages[@]}")
@@ -92,7 +94,7 @@ for group in "$@"; do
       with_readers=true
       ;;
     *)
-      echo "error: unknown group '$group'; the groups are build, lint, fuzz, quickstart, cuda and readers." >&2
+      echo "error: unknown group '$group'; the groups are build, lint, fuzz, browser, quickstart, cuda and readers." >&2
       exit 2
       ;;
   esac

@@ -21,6 +21,7 @@ ExitStatus run_verify(const Options& options, ProcessGroup* processes);
 ExitStatus run_inspect(const Options& options);
 ExitStatus run_plan(const Options& options);
 ExitStatus run_bench(const Options& options, ProcessGroup* processes);
+ExitStatus run_report(const Options& options);
 ExitStatus run_doctor(const Options& options);
 
 // Whether this process has rank 0, which alone speaks. `processes`: null where it is alone.

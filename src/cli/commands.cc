@@ -17,7 +17,7 @@ struct RanksEntry {
 constexpr Entry kEntries[] = {
     {Command::tokenize, run_tokenize}, {Command::convert, run_convert},
     {Command::inspect, run_inspect},   {Command::plan, run_plan},
-    {Command::doctor, run_doctor},
+    {Command::report, run_report},     {Command::doctor, run_doctor},
 };
 constexpr RanksEntry kRanksEntries[] = {
     {Command::train, run_train},   {Command::eval, run_eval},   {Command::generate, run_generate},

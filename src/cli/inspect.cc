@@ -1,4 +1,4 @@
-// `troupe inspect`: the program of a step, as text or as JSON.
+// `troupe inspect`: the program of a step, as text, as JSON or as a page.
 #include <array>
 #include <cstdio>
 #include <fmt/format.h>
@@ -22,6 +22,8 @@
 #include "plan/print.h"
 #include "program/op_spec.h"
 #include "program/verify.h"
+#include "report/page.h"
+#include "report/step_page.h"
 #include "runtime/device_memory.h"
 #include "train/interrupt.h"
 #include "train/terminal.h"
@@ -217,6 +219,30 @@ void print_json(const Options& options, const Inspected& inspected, const PrintO
   fmt::print("{}\n", document.dump());
 }
 
+// --html
+void write_step_page(const Options& options, const Inspected& inspected,
+                     const PrintOptions& filters) {
+  const std::string title = fmt::format(
+      "{}: {}{}", options.model.empty() ? "Model of flags" : options.model,
+      is_training(options) ? "training step" : "evaluation step",
+      options.ranks > 1 ? fmt::format(", rank {} of {}", options.rank, options.ranks) : "");
+  Options shown = options;
+  shown.html.clear();
+  shown.measured.clear();
+  ordered_json document =
+      step_json({.program = *inspected.program,
+                 .plan = inspected.plan,
+                 .oracle = options.oracle,
+                 .title = title,
+                 .command = fmt::format("troupe inspect {}", fmt::join(changed_flags(shown), " ")),
+                 .text = print_program(*inspected.program, filters)});
+  for (const std::string& path : options.measured) {
+    document["measured"].update(measured_json(*inspected.program, path, options.rank));
+  }
+  write_page(PageKind::step, options.html, "--html", make_page(PageKind::step, title, document));
+  fmt::print("The page: {}\n", options.html);
+}
+
 // --passes
 void print_passes(const Options& options, const ModelConfig& config) {
   PassTable table([&](const Program& program) { return plan_of(program, options).total_bytes(); });
@@ -256,6 +282,12 @@ ExitStatus run_inspect(const Options& options) {
   if ((options.passes || options.dump_after) && !is_training(options)) {
     throw_bad_request("--passes and --dump-after: only the program of a training step has passes.");
   }
+  if (!options.html.empty() && (options.json || options.passes)) {
+    throw_bad_request("--html writes a page: leave out --json and --passes.");
+  }
+  if (!options.measured.empty() && options.html.empty()) {
+    throw_bad_request("--measured is shown on a page: add --html FILE.");
+  }
   if (options.passes) {
     if (options.dump_after || filters.layer || filters.micro_batch || filters.phase) {
       throw_bad_request(
@@ -265,6 +297,7 @@ ExitStatus run_inspect(const Options& options) {
     print_passes(options, config);
     return ExitStatus::done;
   }
+  if (!options.html.empty()) check_page_path(PageKind::step, options.html, "--html");
   const Inspected inspected = build_up_to(options, config);
   if (options.json) {
     print_json(options, inspected, filters);
@@ -274,6 +307,10 @@ ExitStatus run_inspect(const Options& options) {
   filters.kernels = inspected.kernels;
   filters.bytes_by_role = inspected.plan.bytes_by_role;
   filters.host_bytes_by_role = inspected.plan.host_bytes_by_role;
+  if (!options.html.empty()) {
+    write_step_page(options, inspected, filters);
+    return ExitStatus::done;
+  }
   const int columns = terminal_columns(STDOUT_FILENO);
   std::string text = fit_lines(print_program(*inspected.program, filters), columns);
   if (!filters.layer && !filters.micro_batch && !filters.phase) {

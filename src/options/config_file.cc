@@ -86,7 +86,29 @@ void set_from_node(Options& options, const OptionSpec& spec, const toml::node& n
   for (const std::string& text : texts) set_option(options, spec, text);
 }
 
+// A value of any kind.
+std::string text_of(const toml::node& node) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* number = node.as_integer()) return fmt::format("{}", number->get());
+  if (const auto* number = node.as_floating_point()) return fmt::format("{}", number->get());
+  if (const auto* flag = node.as_boolean()) return fmt::format("{}", flag->get());
+  std::vector<std::string> texts;
+  if (const auto* array = node.as_array()) {
+    for (const toml::node& item : *array) texts.push_back(text_of(item));
+  }
+  return fmt::format("{}", fmt::join(texts, " "));
+}
+
 }  // namespace
+
+std::map<std::string, std::string> option_texts(const std::string& text, const std::string& path) {
+  std::map<std::string, std::string> texts;
+  const toml::table table = parse_toml(text, path);
+  for (auto&& [key, node] : table) {
+    texts.insert_or_assign(std::string(key.str()), text_of(node));
+  }
+  return texts;
+}
 
 void read_config_file(const std::string& path, Options& options, std::set<const OptionSpec*>& given,
                       std::vector<std::string>& notes) {

@@ -6,6 +6,7 @@
 // (with the nearest known one), a name given twice, a value that the flag would not take.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -20,5 +21,10 @@ namespace troupe {
 // (options/foreign_flags.h) to `notes`.
 void read_config_file(const std::string& path, Options& options, std::set<const OptionSpec*>& given,
                       std::vector<std::string>& notes);
+
+// What the text of such a file says, by name, each value as text, those of a list joined with
+// blanks. Names and values need not be known here: the file may be of another version. `path` is
+// for messages.
+std::map<std::string, std::string> option_texts(const std::string& text, const std::string& path);
 
 }  // namespace troupe

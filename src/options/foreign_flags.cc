@@ -50,6 +50,10 @@ constexpr std::string_view kStraggler =
     "each rank how long it waits for the others.";
 constexpr std::string_view kNoService =
     "runs report to files alone (metrics.jsonl, --tensorboard-dir).";
+constexpr std::string_view kImport =
+    "runs report to files alone; scripts/import_metrics.py sends a run's metrics.jsonl to Weights "
+    "& "
+    "Biases or MLflow (docs/reports.md), and troupe report draws it.";
 constexpr std::string_view kNoCollector = "there is no garbage collector here.";
 constexpr std::string_view kMtp =
     "each depth of multi-token prediction has a layer of its own, and all gradients reach the "
@@ -377,10 +381,10 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted("no-barrier-with-level-1-timing", kSeeBench),
     accepted_choice("timing-log-level", "0 1 2", kSeeBench),
     accepted_choice("timing-log-option", "max minmax all", kSeeBench),
-    accepted_value("wandb-project", "", kNoService),
-    accepted_value("wandb-entity", "", kNoService),
-    accepted_value("wandb-exp-name", "", kNoService),
-    accepted_value("wandb-save-dir", "", kNoService),
+    accepted_value("wandb-project", "", kImport),
+    accepted_value("wandb-entity", "", kImport),
+    accepted_value("wandb-exp-name", "", kImport),
+    accepted_value("wandb-save-dir", "", kImport),
     accepted_value("logging-level", "", kNoService),
     accepted("no-one-logger", kNoService),
     accepted("otel-enabled", kNoService),

@@ -14,10 +14,11 @@ constexpr CommandMask kVerify = mask_of(Command::verify);
 constexpr CommandMask kInspect = mask_of(Command::inspect);
 constexpr CommandMask kPlan = mask_of(Command::plan);
 constexpr CommandMask kBench = mask_of(Command::bench);
+constexpr CommandMask kReport = mask_of(Command::report);
 constexpr CommandMask kDoctor = mask_of(Command::doctor);
 constexpr CommandMask kHelp = mask_of(Command::help);
 constexpr CommandMask kAllButHelp = kTrain | kEval | kGenerate | kTokenize | kConvert | kVerify |
-                                    kInspect | kPlan | kBench | kDoctor;
+                                    kInspect | kPlan | kBench | kReport | kDoctor;
 // Commands that build a step program from a model's shape, and those that run a model at all.
 constexpr CommandMask kShape = kTrain | kInspect | kPlan | kBench;
 constexpr CommandMask kCompute = kShape | kEval | kGenerate | kVerify;
@@ -35,6 +36,7 @@ constexpr std::string_view kCheckpoints = "Checkpoints and evaluation";
 constexpr std::string_view kGeneration = "Generation";
 constexpr std::string_view kTokenizing = "Tokenizing";
 constexpr std::string_view kLooking = "Looking inside";
+constexpr std::string_view kReports = "Reports";
 constexpr std::string_view kHelpGroup = "Help";
 
 constexpr Choice<Device> kDevices[] = {{"cpu", Device::cpu}, {"cuda", Device::cuda}};
@@ -189,6 +191,8 @@ constexpr CommandInfo kCommands[] = {
      "troupe plan --model MODEL --seq-length 256 --micro-batch-size 4"},
     {Command::bench, "bench", "Measure the operations of a training step on this machine",
      "troupe bench --model MODEL --seq-length 256 --micro-batch-size 4"},
+    {Command::report, "report", "Show what runs did as a page of charts, and in short as text",
+     "troupe report runs/first runs/second"},
     {Command::doctor, "doctor", "Check this machine and this build", "troupe doctor"},
     {Command::help, "help", "Explain a command, or print all options as a page of documentation",
      "troupe help train"},
@@ -2415,6 +2419,24 @@ constexpr OptionSpec kOptions[] = {
      .help = "Print the program as it is after this pass.",
      .unset = "the last",
      .commands = kInspect},
+    {.name = "html",
+     .member = &Options::html,
+     .group = kLooking,
+     .metavar = "FILE",
+     .help = "Instead of text, write a page: memory over time and what its peak is made of, the "
+             "queues, the program with a search. One file of HTML that needs no network. An "
+             "earlier page of inspect is replaced, any other file is not.",
+     .unset = "text",
+     .commands = kInspect},
+    {.name = "measured",
+     .member = &Options::measured,
+     .group = kLooking,
+     .metavar = "FILE",
+     .help = "With --html: show beside the plan what was measured with the same flags: the output "
+             "of bench --json, or a timeline that --profile wrote. Repeat the flag for both.",
+     .unset = "none",
+     .commands = kInspect,
+     .collects = true},
     {.name = "skip-passes",
      .member = kChoiceMember<&Options::skip_passes, kSkippedPasses>,
      .group = kLooking,
@@ -2473,6 +2495,25 @@ constexpr OptionSpec kOptions[] = {
      .help = "Only operations whose name contains NAME.",
      .unset = "all",
      .commands = kBench},
+
+    // Reports.
+    {.name = "RUN",
+     .member = &Options::runs,
+     .group = kReports,
+     .metavar = "RUN...",
+     .help = "Folders of runs (--save), whose curves are drawn over each other.",
+     .commands = kReport,
+     .required = kReport,
+     .positional = true,
+     .collects = true},
+    {.name = "output",
+     .member = &Options::output,
+     .group = kReports,
+     .metavar = "FILE",
+     .help = "Where the page is written: one file of HTML that needs no network. An earlier report "
+             "is replaced, any other file is not.",
+     .unset = "report.html in the run's folder; of several runs, in the working directory",
+     .commands = kReport},
 
     // Help.
     {.name = "COMMAND",

@@ -52,6 +52,7 @@ enum class Command : uint32_t {
   inspect,
   plan,
   bench,
+  report,
   doctor,
   help,
 };
@@ -430,6 +431,12 @@ struct Options {
   std::optional<PassId> dump_after;
   std::vector<PassId> skip_passes;
   std::string op;
+  std::string html;
+  std::vector<std::string> measured;
+
+  // Reports.
+  std::vector<std::string> runs;  // positional of `report`
+  std::string output;
 
   // Help.
   std::string topic;  // positional of `help`

@@ -78,7 +78,10 @@ class DepthCheck {
 }  // namespace
 
 toml::table read_toml_file(const std::string& path) {
-  const std::string text = read_file(path, kMaxFileBytes);
+  return parse_toml(read_file(path, kMaxFileBytes), path);
+}
+
+toml::table parse_toml(const std::string& text, const std::string& path) {
   DepthCheck(text, path).run();
   try {
     return toml::parse(text, path);

@@ -32,5 +32,7 @@ namespace troupe {
 // A file of at most 1 MiB. What is no TOML, or stands in each other deeper than the library can
 // follow, is a UserError (bad request) that names file and line.
 toml::table read_toml_file(const std::string& path);
+// The text of one; `path` is for messages.
+toml::table parse_toml(const std::string& text, const std::string& path);
 
 }  // namespace troupe

@@ -172,6 +172,7 @@ void MetricsLog::header(const RunHeader& header) {
       {"active_parameters", header.active_parameters},
       {"data", header.data},
       {"options", header.options_file},
+      {"matmul_limit_tflops", header.matmul_limit_tflops},
   };
   // A path need not be valid UTF-8, JSON must be.
   append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");

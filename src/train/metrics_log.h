@@ -84,6 +84,7 @@ struct RunHeader {
   int64_t active_parameters = 0;       // of one token
   std::vector<std::string> data = {};  // the prefixes
   std::string options_file = {};
+  double matmul_limit_tflops = 0;  // that a rank reaches at best in matrix products
 };
 
 // Now, in UTC, as in 2026-11-22T21:40:12.345Z.

@@ -209,6 +209,7 @@ void Trainer::open_log() {
         spec.device == Device::cuda ? "the GPU" : fmt::format("{} threads", all_threads.threads());
     log_.say(fmt::format("Matrix products reach {}flop/s on {}: the limit.", format_count(limit),
                          where));
+    limit /= ranks_that_share(spec, session_.group(), spec.device);
   }
   log_.open(spec_.save.folder,
             {.step = position_.step,
@@ -217,12 +218,13 @@ void Trainer::open_log() {
              .model = options().model,
              .parameters = session_.state().model->parameter_count(),
              .active_parameters = session_.state().model->active_parameter_count(),
-             .data = start_.data_prefixes()},
+             .data = start_.data_prefixes(),
+             .matmul_limit_tflops = limit / 1e12},
             to_toml(options()),
             {.last_step = start_.last_step(),
              .last_token = start_.needed_samples() * run.sequence,
              .log_interval = spec_.report.log_interval,
-             .matmul_limit = limit / ranks_that_share(spec, session_.group(), spec.device),
+             .matmul_limit = limit,
              .byte_tokens = run.tokenizer.type == "byte",
              .quiet = log_.is_quiet()});
 }

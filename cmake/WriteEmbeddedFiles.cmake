@@ -1,0 +1,15 @@
+# Writes OUTPUT, a source with a constant for each of PAIRS ("NAME=FILE|NAME=FILE") as HEADER declares
+# it (TroupeEmbed.cmake).
+string(REPLACE "|" ";" pairs "${PAIRS}")
+set(source "// Written by cmake/WriteEmbeddedFiles.cmake.\n#include \"${HEADER}\"\n\nnamespace troupe {\n")
+foreach(pair IN LISTS pairs)
+  string(REGEX MATCH "^([^=]*)=(.*)$" matched "${pair}")
+  set(name "${CMAKE_MATCH_1}")
+  file(READ "${CMAKE_MATCH_2}" text)
+  string(FIND "${text}" ")TROUPE_FILE" end)
+  if(text STREQUAL "" OR NOT end EQUAL -1)
+    message(FATAL_ERROR "${CMAKE_MATCH_2} cannot be embedded: it is empty, or holds )TROUPE_FILE.")
+  endif()
+  string(APPEND source "\nconst std::string_view ${name} = R\"TROUPE_FILE(${text})TROUPE_FILE\";\n")
+endforeach()
+file(WRITE "${OUTPUT}" "${source}\n}  // namespace troupe\n")
