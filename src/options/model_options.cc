@@ -33,32 +33,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where shipped configurations may lie. The build says where its source tree is; a program that is
-// installed finds them beside itself.
-std::vector<fs::path> config_folders() {
-  std::vector<fs::path> folders;
-  std::error_code error;
-  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const fs::path above = executable.parent_path().parent_path();
-    folders.push_back(above / "share/troupe/configs");
-    folders.push_back(above / "configs");
-  }
-#ifdef TROUPE_CONFIG_DIR
-  folders.emplace_back(TROUPE_CONFIG_DIR);
-#endif
-  return folders;
-}
-
-// The shipped configurations; empty when no folder of them exists.
+// The shipped configurations; empty when none lie beside the program.
 std::vector<fs::path> find_configs() {
   std::vector<fs::path> configs;
   std::error_code error;
-  for (const fs::path& folder : config_folders()) {
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      if (entry.path().extension() == ".json") configs.push_back(entry.path());
-    }
-    if (!configs.empty()) break;
+  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
+  const fs::path folder = executable.parent_path().parent_path() / "share/troupe/configs";
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".json") configs.push_back(entry.path());
   }
   std::sort(configs.begin(), configs.end());
   return configs;
