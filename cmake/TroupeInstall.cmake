@@ -50,14 +50,13 @@ install(CODE [[
 ]])
 
 set(CPACK_GENERATOR DEB TGZ)
-set(CPACK_PACKAGE_CONTACT "https://github.com/troupe")
+set(CPACK_PACKAGE_CONTACT "Troupe maintainers")
 set(CPACK_PACKAGE_FILE_NAME "troupe-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}")
-set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES TRUE)
 set(CPACK_PACKAGE_DIRECTORY "${PROJECT_BINARY_DIR}/packages")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-# Which glibc and libstdc++ it needs is read from the program; the others it has with it.
+# What it needs of the system is read from the program and the libraries that it has with it.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS TRUE)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS
     "${troupe_unpacked}/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
