@@ -8,7 +8,7 @@
 namespace troupe {
 namespace {
 
-void say(const char* text) {
+void write_error(const char* text) {
   // There is nothing to write to when standard error is closed.
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text, strlen(text));
 }
@@ -19,9 +19,10 @@ __attribute__((constructor(101))) void check_processor() {
                                  sizeof(missing))) {
     return;
   }
-  say("troupe: this program was built for newer processors: this one lacks\n  ");
-  say(missing);
-  say(".\n  Build it on this machine (make install), or for an older processor\n"
+  write_error("troupe: this program was built for newer processors: this one lacks\n  ");
+  write_error(missing);
+  write_error(
+      ".\n  Build it on this machine (make install), or for an older processor\n"
       "  (make package ARCH=x86-64-v2).\n");
   _exit(2);
 }

@@ -22,7 +22,7 @@ std::vector<const OptionSpec*> flags_of(Command command) {
   return flags;
 }
 
-std::string command_names() {
+std::string all_command_names() {
   std::vector<std::string_view> names;
   for (const CommandInfo& info : command_table()) names.push_back(info.name);
   return fmt::format("{}", fmt::join(names, " "));
@@ -85,7 +85,7 @@ _troupe() {{
   fi
   case $command in
 )",
-      command_names());
+      all_command_names());
   for (const CommandInfo& info : command_table()) {
     std::vector<std::string> flags = {"--help"};
     for (const OptionSpec* spec : flags_of(info.command)) flags.push_back(flag_of(*spec));
@@ -136,7 +136,7 @@ std::string zsh() {
       out += fmt::format("        {} \\\n", quoted(line));
     }
     out += info.command == Command::help
-               ? fmt::format("        '1:command:({})'\n", command_names())
+               ? fmt::format("        '1:command:({})'\n", all_command_names())
                : "        '*:file:_files'\n";
     out += "      ;;\n";
   }
@@ -167,7 +167,7 @@ std::string fish() {
     out += '\n';
   }
   return out + fmt::format("complete -c troupe -n '__fish_seen_subcommand_from help' -f -a {}\n",
-                           quoted(command_names()));
+                           quoted(all_command_names()));
 }
 
 }  // namespace
