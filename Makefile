@@ -1,17 +1,20 @@
 # The usual tasks. Every target works from a clean clone: what is missing is installed first.
 # Variables: PRESET (a configure preset of CMakePresets.json), JOBS, ARGS (passed to ctest),
 # FUZZ_SECONDS (for each fuzz target), DEVICE (cpu or cuda, of quickstart; default: cuda where an
-# H100 or H200 and a CUDA toolkit are found).
+# H100 or H200 and a CUDA toolkit are found), PREFIX and DESTDIR (of install), ARCH (the processor
+# that packages are compiled for, as -march takes it).
 
 PRESET ?= release
 export JOBS ?= $(shell nproc)
 ARGS ?=
+PREFIX ?= /usr/local
+ARCH ?= x86-64-v3
 
 dependencies = build $(if $(filter cuda,$(PRESET)),cuda)
 build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart build test gpu-test bench fuzz format lint clean
+.PHONY: help quickstart build install package wheel test gpu-test bench fuzz format lint clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -24,6 +27,21 @@ quickstart:  ## Train a small model on this machine, from nothing, in minutes
 build:  ## Build the program: build/troupe
 	@bash scripts/install_dependencies.sh $(dependencies)
 	@bash scripts/build.sh $(PRESET) troupe
+
+install:  ## Build, and install below PREFIX (/usr/local): program, models, man page, completions
+	@bash scripts/install_dependencies.sh $(dependencies)
+	@bash scripts/build.sh $(PRESET) troupe
+	@cmake --install $(build_dir) --prefix "$(PREFIX)" | sed '/share\/troupe\/configs\//d'
+
+package:  ## Build for other machines (ARCH): a .deb and a .tar.gz in build-package/packages
+	@bash scripts/install_dependencies.sh build
+	@bash scripts/build.sh package troupe -DTROUPE_ARCH=$(ARCH)
+	@cd build-package && cpack
+
+wheel:  ## Build a Python wheel with the program in it: build-package/packages/*.whl
+	@bash scripts/install_dependencies.sh build
+	@bash scripts/build.sh package troupe -DTROUPE_ARCH=$(ARCH)
+	@bash scripts/make_wheel.sh
 
 test:  ## Build everything, then run every test that needs no GPU
 	@bash scripts/install_dependencies.sh $(dependencies) readers

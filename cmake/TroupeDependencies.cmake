@@ -11,8 +11,9 @@ set(troupe_unpacked "${CMAKE_SOURCE_DIR}/build-dependencies/debian/usr")
 if(EXISTS "${troupe_unpacked}")
   list(APPEND CMAKE_PREFIX_PATH "${troupe_unpacked}")
   set(folder "${troupe_unpacked}/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
+  list(APPEND CMAKE_BUILD_RPATH "${folder}")
   target_link_options(troupe_dependencies INTERFACE
-    -Wl,--disable-new-dtags "-Wl,-rpath,${folder}" "-Wl,-rpath-link,${folder}")
+    -Wl,--disable-new-dtags "-Wl,-rpath-link,${folder}")
 endif()
 
 # A header, searched in the usual places.

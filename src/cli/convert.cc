@@ -3,6 +3,7 @@
 // says another; so is a quantised one.
 #include <cstdio>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -71,8 +72,17 @@ ExitStatus run_convert(const Options& options) {
         wrap_text(fmt::format("{}: layers of multi-token prediction are left out.", options.load),
                   kDefaultColumns, 2));
   }
-  if (!options.quiet) {
-    const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
+  const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
+  if (options.json) {
+    const nlohmann::ordered_json document = {
+        {"save", options.save},
+        {"architecture", model.config.hf_architecture},
+        {"parameters", parameters},
+        {"dtype", what.quantization == HfQuantization::fp8_block ? "fp8-block"
+                  : what.quantization == HfQuantization::mxfp4   ? "mxfp4"
+                                                                 : name_of(*what.dtype)}};
+    fmt::print("{}\n", document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  } else if (!options.quiet) {
     const std::string form = what.quantization == HfQuantization::fp8_block
                                  ? "quantised as fp8-block"
                              : what.quantization == HfQuantization::mxfp4

@@ -9,6 +9,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "base/build_info.h"
+#include "base/commit.h"
 #include "base/machine.h"
 #include "base/units.h"
 #include "cli/command.h"
@@ -31,6 +33,20 @@ struct Finding {
 
 Finding find_version() {
   return {"version", std::string(kVersion), std::string(kVersion), {}};
+}
+
+Finding find_build() {
+  const std::string processor(build_processor().empty() ? "any" : build_processor());
+  nlohmann::ordered_json value = {{"commit", build_commit()},
+                                  {"compiler", build_compiler()},
+                                  {"processor", processor},
+                                  {"cuda_compiler", nullptr}};
+  if (!build_cuda().empty()) value["cuda_compiler"] = build_cuda();
+  return {
+      "build",
+      fmt::format("commit {}, {}, for processor {}", build_commit(), build_compiler(), processor),
+      value,
+      {}};
 }
 
 Finding find_cuda() {
@@ -176,10 +192,10 @@ void print_text(const std::vector<Finding>& findings, bool healthy) {
 }  // namespace
 
 ExitStatus run_doctor(const Options& options) {
-  std::vector<Finding> findings = {find_version(),    find_cuda(),       find_mpi(),
-                                   find_transports(), find_cores(),      find_memory(),
-                                   find_page_size(),  find_huge_pages(), find_blas()};
-  if (has_cuda()) findings.insert(findings.begin() + 2, find_cuda_libraries());
+  std::vector<Finding> findings = {find_version(),    find_build(), find_cuda(),   find_mpi(),
+                                   find_transports(), find_cores(), find_memory(), find_page_size(),
+                                   find_huge_pages(), find_blas()};
+  if (has_cuda()) findings.insert(findings.begin() + 3, find_cuda_libraries());
   bool healthy = true;
   for (const Finding& finding : findings) healthy = healthy && finding.problem.empty();
   if (options.json) {

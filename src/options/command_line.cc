@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/build_info.h"
+#include "base/commit.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "options/check_options.h"
@@ -15,6 +17,9 @@
 #include "options/config_file.h"
 #include "options/flag_model.h"
 #include "options/foreign_flags.h"
+#include "options/man_page.h"
+#include "options/option_text.h"
+#include "options/shell_completion.h"
 #include "options/suggest.h"
 #include "options/tokenizer_options.h"
 
@@ -25,19 +30,6 @@ constexpr size_t kTextWidth = 79;   // columns of the help
 constexpr size_t kHelpColumn = 28;  // where the explanations start
 
 constexpr OptionMember kMockData = &Options::mock_data;
-
-struct ExitStatusText {
-  ExitStatus status;
-  std::string_view text;
-};
-
-constexpr ExitStatusText kExitStatuses[] = {
-    {ExitStatus::done, "done"},
-    {ExitStatus::failed, "failed while running"},
-    {ExitStatus::bad_request, "the request is wrong: a flag, a file, a combination"},
-    {ExitStatus::does_not_fit, "it does not fit, or the plan is refused"},
-    {ExitStatus::interrupted, "interrupted, after saving"},
-};
 
 std::string_view name_without_value(std::string_view argument) {
   return argument.substr(0, argument.find('='));
@@ -516,25 +508,6 @@ void append_wrapped(std::string& out, std::string_view text, size_t indent, size
   out += '\n';
 }
 
-// The flag and what stands for its value: "--lr X".
-std::string usage_of(const OptionSpec& spec) {
-  if (spec.positional) return std::string(spec.name);
-  if (std::holds_alternative<std::optional<bool> Options::*>(spec.member)) {
-    return flag_of(spec) + "[=true|false]";
-  }
-  return needs_value(spec) ? fmt::format("{} {}", flag_of(spec), spec.metavar) : flag_of(spec);
-}
-
-// What holds without the flag. Empty for flags without a value.
-std::string default_text(const OptionSpec& spec) {
-  const std::string value = needs_value(spec) ? value_text(Options{}, spec) : std::string();
-  return value.empty() ? std::string(spec.unset) : value;
-}
-
-bool is_global(const OptionSpec& spec) {
-  return spec.group == option_table().front().group;
-}
-
 void append_option(std::string& out, const OptionSpec& spec, Command command) {
   const std::string usage = usage_of(spec);
   out += "  " + usage;
@@ -545,17 +518,7 @@ void append_option(std::string& out, const OptionSpec& spec, Command command) {
   }
   out.append(kHelpColumn - column, ' ');
 
-  std::vector<std::string> facts;
-  if (requires_option(command, spec)) {
-    facts.emplace_back("required");
-  } else if (const std::string text = default_text(spec); !text.empty()) {
-    facts.push_back("default: " + text);
-  }
-  if (const std::string range = range_text(spec); !range.empty() && choices_of(spec).size() != 1) {
-    facts.push_back(range);
-  }
-  std::string text(spec.help);
-  if (!facts.empty()) text += fmt::format(" [{}]", fmt::join(facts, "; "));
+  const std::string text = explanation_of(spec, command);
   append_wrapped(out, text, kHelpColumn, kHelpColumn);
 }
 
@@ -569,20 +532,6 @@ void append_options(std::string& out, Command command, bool global) {
     }
     append_option(out, spec, command);
   }
-}
-
-// "troupe verify HF_DIR [FLAGS]": what must be given, by name.
-std::string usage_line(Command command) {
-  std::string line = fmt::format("troupe {}", info_of(command).name);
-  for (const OptionSpec& spec : option_table()) {
-    if (!takes(command, spec)) continue;
-    if (requires_option(command, spec)) {
-      line += " " + usage_of(spec);
-    } else if (spec.positional) {
-      line += fmt::format(" [{}]", spec.name);
-    }
-  }
-  return line + " [FLAGS]";
 }
 
 // Text inside a table cell.
@@ -637,8 +586,7 @@ CommandLine parse_command_line(std::span<const std::string> arguments, int32_t p
     for (const std::string& argument : arguments) {
       if (argument == "-h" || argument == "--help")
         return {.options = {}, .notes = {}, .text = overview_help()};
-      if (argument == "--version")
-        return {.options = {}, .notes = {}, .text = fmt::format("troupe {}\n", kVersion)};
+      if (argument == "--version") return {.options = {}, .notes = {}, .text = version_text()};
     }
     throw_bad_request(fmt::format("Name a command: {}. `troupe --help` explains them.",
                                   fmt::join(command_names(), ", ")));
@@ -654,11 +602,26 @@ CommandLine parse_command_line(std::span<const std::string> arguments, int32_t p
     result.text = command_help(command);
   } else if (command == Command::help) {
     const std::string& topic = result.options.topic;
+    const std::optional<Shell>& shell = result.options.completion;
     result.text = result.options.markdown ? options_markdown()
+                  : result.options.man    ? man_page()
+                  : shell                 ? shell_completion(*shell)
                   : topic.empty()         ? overview_help()
                                           : command_help(find_command(topic));
   }
   return result;
+}
+
+std::string version_text() {
+  const std::string processor(build_processor());
+  return fmt::format(
+      "troupe {}\n"
+      "commit     {}\n"
+      "compiler   {}\n"
+      "processor  {}\n"
+      "cuda       {}\n",
+      kVersion, build_commit(), build_compiler(), processor.empty() ? "any" : processor,
+      build_cuda().empty() ? "not in this build" : build_cuda());
 }
 
 std::string overview_help() {
@@ -678,7 +641,7 @@ std::string overview_help() {
     if (is_global(spec)) append_option(out, spec, Command::train);
   }
   out += "\nExit status:\n";
-  for (const ExitStatusText& entry : kExitStatuses) {
+  for (const ExitStatusText& entry : exit_status_texts()) {
     out += fmt::format("  {:<10}  {}\n", static_cast<int>(entry.status), entry.text);
   }
   return out;
@@ -718,7 +681,7 @@ std::string options_markdown() {
       "\n"
       "| Exit status | Meaning |\n"
       "|---|---|\n";
-  for (const ExitStatusText& entry : kExitStatuses) {
+  for (const ExitStatusText& entry : exit_status_texts()) {
     out += fmt::format("| {} | {} |\n", static_cast<int>(entry.status), entry.text);
   }
   std::string_view group;

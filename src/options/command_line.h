@@ -32,6 +32,9 @@ struct CommandLine {
 // say, too, if it is given. Commands that do not run on ranks are then refused.
 CommandLine parse_command_line(std::span<const std::string> arguments, int32_t processes = 1);
 
+// `troupe --version`: the version in the first line, then a line each of what the build was.
+std::string version_text();
+
 // `troupe --help`: the commands, the global flags, the exit statuses.
 std::string overview_help();
 

@@ -15,8 +15,8 @@ namespace troupe {
 // validated.
 //
 // --model is, in this order: a config.json, a folder that holds one, or the name of a file in the
-// folder of shipped configurations without ".json". That folder is the first that exists of
-// ../share/troupe/configs and ../configs beside the executable's folder, and the source tree's.
+// folder of shipped configurations without ".json". That folder is ../share/troupe/configs from the
+// executable's folder; in a folder of a build it is a link to the sources'.
 //
 // Without --model the flags describe the model alone (options/flag_model.h).
 //

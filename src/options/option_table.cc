@@ -117,6 +117,8 @@ constexpr Choice<CudaGraphs> kCudaGraphs[] = {
     {"full_iteration", CudaGraphs::full_iteration},
     {"local", CudaGraphs::local},
     {"transformer_engine", CudaGraphs::transformer_engine}};
+constexpr Choice<Shell> kShells[] = {
+    {"bash", Shell::bash}, {"zsh", Shell::zsh}, {"fish", Shell::fish}};
 constexpr Choice<GpuExchange> kGpuExchanges[] = {
     {"auto", GpuExchange::automatic}, {"peer", GpuExchange::peer}, {"nccl", GpuExchange::nccl}};
 constexpr Choice<RecomputeOptions::Method> kRecomputeMethods[] = {
@@ -2528,6 +2530,18 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::markdown,
      .group = kHelpGroup,
      .help = "Print all commands and options as a page of documentation (docs/options.md).",
+     .commands = kHelp},
+    {.name = "man",
+     .member = &Options::man,
+     .group = kHelpGroup,
+     .help = "Print all commands and options as a page for man.",
+     .commands = kHelp},
+    {.name = "completion",
+     .member = kChoiceMember<&Options::completion, kShells>,
+     .group = kHelpGroup,
+     .metavar = "SHELL",
+     .help = "Print a script by which this shell completes commands, flags and values.",
+     .unset = "none",
      .commands = kHelp},
 };
 

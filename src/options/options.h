@@ -112,6 +112,9 @@ enum class MuonTpMode : uint8_t { duplicated, blockwise, distributed };
 // --program of `inspect`.
 enum class ProgramKind : uint8_t { train, eval };
 
+// --completion of `help`.
+enum class Shell : uint8_t { bash, zsh, fish };
+
 // A member that is `optional` is unset unless the flag was given (or the saved JSON had it); what
 // unset means is the spec's `unset` text. An empty string is unset, too.
 struct Options {
@@ -441,6 +444,8 @@ struct Options {
   // Help.
   std::string topic;  // positional of `help`
   bool markdown = false;
+  bool man = false;
+  std::optional<Shell> completion;
 
   // The names of the options that the command line or --config said. Not an option itself.
   std::vector<std::string_view> given;

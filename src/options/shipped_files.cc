@@ -7,19 +7,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> config_folders() {
-  std::vector<fs::path> folders;
+// Beside the program, in build trees as in installed ones.
+fs::path config_folder() {
   std::error_code error;
   const fs::path executable = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const fs::path above = executable.parent_path().parent_path();
-    folders.push_back(above / "share/troupe/configs");
-    folders.push_back(above / "configs");
-  }
-#ifdef TROUPE_CONFIG_DIR
-  folders.emplace_back(TROUPE_CONFIG_DIR);
-#endif
-  return folders;
+  return executable.parent_path().parent_path() / "share/troupe/configs";
 }
 
 }  // namespace
@@ -27,11 +19,8 @@ std::vector<fs::path> config_folders() {
 std::vector<fs::path> shipped_files(const std::string& folder, const std::string& extension) {
   std::vector<fs::path> files;
   std::error_code error;
-  for (const fs::path& configs : config_folders()) {
-    for (const auto& entry : fs::directory_iterator(configs / folder, error)) {
-      if (entry.path().extension() == extension) files.push_back(entry.path());
-    }
-    if (!files.empty()) break;
+  for (const auto& entry : fs::directory_iterator(config_folder() / folder, error)) {
+    if (entry.path().extension() == extension) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
   return files;

@@ -11,8 +11,7 @@
 namespace troupe {
 
 // The files with this extension in a folder below configs, sorted; empty when there is no such
-// folder. The build says where its source tree is; a program that is installed finds them beside
-// itself.
+// folder beside the program.
 std::vector<std::filesystem::path> shipped_files(const std::string& folder,
                                                  const std::string& extension);
 

@@ -103,7 +103,7 @@ done
 
 expect 0 --version
 version=$(sed -n 's/^project(Troupe VERSION \([0-9.]*\).*/\1/p' "$source_folder/CMakeLists.txt")
-[ "$(cat "$scratch/out")" = "troupe $version" ] || fail "$what: CMakeLists.txt says $version"
+[ "$(head -n 1 "$scratch/out")" = "troupe $version" ] || fail "$what: CMakeLists.txt says $version"
 
 expect 0 doctor
 silent_err

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "options/command_line.h"
+#include "options/man_page.h"
+#include "options/shell_completion.h"
 #include "options/suggest.h"
 #include "runtime/device_memory.h"
 #include "support/errors.h"
@@ -299,7 +301,10 @@ TEST(Help, IsShownWhereverItIsAskedFor) {
   EXPECT_EQ(text({"--help", "train"}), command_help(Command::train));
   EXPECT_EQ(text({"help", "train"}), command_help(Command::train));
   EXPECT_EQ(text({"help", "--markdown"}), options_markdown());
-  EXPECT_EQ(text({"--version"}), "troupe " + std::string(kVersion) + "\n");
+  EXPECT_EQ(text({"--version"}), version_text());
+  EXPECT_TRUE(version_text().starts_with("troupe " + std::string(kVersion) + "\ncommit "));
+  EXPECT_EQ(text({"help", "--man"}), man_page());
+  EXPECT_EQ(text({"help", "--completion", "fish"}), shell_completion(Shell::fish));
 }
 
 TEST(Help, IsCompleteAndFitsTheScreen) {

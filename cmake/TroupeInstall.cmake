@@ -1,0 +1,63 @@
+# make install, make package: the program, the model configurations, the man page and completions.
+#
+#   PREFIX/bin/troupe
+#   PREFIX/lib/troupe/             libraries that the program finds nowhere else; with TROUPE_BUNDLE
+#                                  all but those that every system with glibc has
+#   PREFIX/share/troupe/configs/   where the program looks for them, seen from bin
+#   PREFIX/share/...               man page, completions, license
+#
+# The tree may be moved: the program finds everything from where it lies.
+include_guard()
+include(GNUInstallDirs)
+
+set(troupe_libraries lib/troupe)
+set_target_properties(troupe PROPERTIES INSTALL_RPATH "$ORIGIN/../${troupe_libraries}")
+if(TROUPE_BUNDLE)
+  # Libraries need each other, which only the older of the two kinds of search paths serves.
+  target_link_options(troupe PRIVATE -Wl,--disable-new-dtags)
+else()
+  set_target_properties(troupe PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE)
+endif()
+
+install(TARGETS troupe RUNTIME_DEPENDENCY_SET troupe_needs RUNTIME DESTINATION bin)
+if(TROUPE_BUNDLE)
+  set(troupe_which PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so"
+                   DIRECTORIES "${troupe_unpacked}/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
+else()
+  set(troupe_which POST_INCLUDE_REGEXES "/build-dependencies/" POST_EXCLUDE_REGEXES ".*")
+endif()
+install(RUNTIME_DEPENDENCY_SET troupe_needs ${troupe_which}
+        LIBRARY DESTINATION ${troupe_libraries})
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/troupe)
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION share/doc/troupe RENAME copyright)
+
+# The installed program writes them: they follow from its table of options.
+install(CODE [[
+  function(write_help file)
+    set(path "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/share/${file}")
+    get_filename_component(folder "${path}" DIRECTORY)
+    file(MAKE_DIRECTORY "${folder}")
+    execute_process(COMMAND "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/bin/troupe" help ${ARGN}
+                    OUTPUT_FILE "${path}" COMMAND_ERROR_IS_FATAL ANY)
+    message(STATUS "Installing: ${path}")
+    list(APPEND CMAKE_INSTALL_MANIFEST_FILES "${CMAKE_INSTALL_PREFIX}/share/${file}")
+    set(CMAKE_INSTALL_MANIFEST_FILES "${CMAKE_INSTALL_MANIFEST_FILES}" PARENT_SCOPE)
+  endfunction()
+  write_help(man/man1/troupe.1 --man)
+  write_help(bash-completion/completions/troupe --completion bash)
+  write_help(zsh/site-functions/_troupe --completion zsh)
+  write_help(fish/vendor_completions.d/troupe.fish --completion fish)
+]])
+
+set(CPACK_GENERATOR DEB TGZ)
+set(CPACK_PACKAGE_CONTACT "Troupe maintainers")
+set(CPACK_PACKAGE_FILE_NAME "troupe-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}")
+set(CPACK_STRIP_FILES TRUE)
+set(CPACK_PACKAGE_DIRECTORY "${PROJECT_BINARY_DIR}/packages")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+# What it needs of the system is read from the program and the libraries that it has with it.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS TRUE)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS
+    "${troupe_unpacked}/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
+include(CPack)
