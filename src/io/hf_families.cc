@@ -400,6 +400,65 @@ void read_glm4_moe(const HfFields& fields, ModelConfig& config) {
   read_biased_router(fields, 1, 1, config);
 }
 
+// How much of each head turns, where the file gives its elements rather than the part.
+void read_rotary_elements(const HfFields& fields, ModelConfig& config) {
+  const json* elements = fields.find("rotary_dim");
+  if (elements == nullptr) return;
+  const int32_t turning = fields.to_integer(*elements, "rotary_dim");
+  const json* rope = fields.find({"rope_parameters", "rope_scaling"});
+  const bool has_part = fields.find("partial_rotary_factor") != nullptr ||
+                        (rope != nullptr && rope->contains("partial_rotary_factor"));
+  if (!has_part) {
+    config.rotary_percent = static_cast<double>(turning) / std::max(1, config.kv_channels);
+  } else if (config.rotary_dim() != turning) {
+    fields.refuse(
+        fmt::format("\"rotary_dim\" ({}) and \"partial_rotary_factor\", which makes {} "
+                    "elements of a head turn, contradict each other.",
+                    turning, config.rotary_dim()));
+  }
+}
+
+void read_minimax_m2(const HfFields& fields, ModelConfig& config) {
+  config.kv_channels = fields.integer({"head_dim"}, 128);
+  fields.expect_false("attention_bias");
+  read_rotary_elements(fields, config);
+  read_experts(fields, config);
+  config.moe_ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  config.qk_layernorm = true;
+  config.qk_norm_scope = QkNormScope::projection;
+  read_biased_router(fields, 1, 1, config);
+  for (const char* name : {"use_qk_norm", "use_routing_bias"}) {
+    if (!fields.boolean(name, true)) {
+      fields.add_unsupported(fmt::format("\"{}\": false is not supported here.", name));
+    }
+  }
+  if (fields.text("qk_norm_type", "per_layer") != "per_layer") {
+    fields.add_unsupported("\"qk_norm_type\" other than \"per_layer\" is not supported here.");
+  }
+  fields.expect_number("shared_intermediate_size", 0);
+  fields.expect_number("router_jitter_noise", 0);
+  for (const char* name : {"layernorm_full_attention_beta", "layernorm_mlp_beta"}) {
+    fields.expect_number(name, 1);
+  }
+  const json* types = fields.find("attn_type_list");
+  const auto is_attention = [](const json& type) { return type == 1; };
+  if (types != nullptr &&
+      !(types->is_array() && std::all_of(types->begin(), types->end(), is_attention))) {
+    fields.add_unsupported("\"attn_type_list\" with other entries than 1 is not supported.");
+  }
+}
+
+void write_minimax_m2(const ModelConfig& config, ordered_json& document) {
+  document["intermediate_size"] = config.moe_ffn_hidden_size;
+  document["qk_norm_type"] = "per_layer";
+  document["rotary_dim"] = config.rotary_dim();
+  document["router_jitter_noise"] = 0.0;
+  document["scoring_func"] = "sigmoid";
+  document["shared_intermediate_size"] = 0;
+  document["use_qk_norm"] = true;
+  document["use_routing_bias"] = true;
+}
+
 // Which layers have attention; without the field every fourth one does.
 void read_linear_attention(const HfFields& fields, ModelConfig& config) {
   const json* types = fields.find("layer_types");
@@ -629,6 +688,8 @@ constexpr HfFamily kFamilies[] = {
     {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
     {kQwen3NextArchitecture, "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
      write_qwen3_next, HfMtpNames::apart},
+    {kMiniMaxM2Architecture, "minimax_m2", true, 5e6, 1e-6, 8, 1, read_minimax_m2,
+     write_minimax_m2},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},
 };
@@ -640,7 +701,6 @@ struct ForeignArchitecture {
   std::string_view nearest;
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
-    {"MiniMaxM2ForCausalLM", "its names of fields and tensors", "Glm4MoeForCausalLM"},
     {"BailingMoeV2ForCausalLM", "its names of fields, and its tensors query_key_value",
      "Glm4MoeForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",

@@ -30,11 +30,14 @@ struct HfName {
 };
 using HfNames = std::vector<HfName>;
 
-// Of the embedding and the head, and a router's bias, within its layer. Whatever the weights are,
+// Of the embedding and the head, and a router's bias, within its router. Whatever the weights are,
 // it is f32: it is compared with scores that are close to each other.
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
-constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";
+constexpr std::string_view kRouterBias = "e_score_correction_bias";
+std::string_view router_of(std::string_view architecture) {
+  return architecture == kMiniMaxM2Architecture ? "block_sparse_moe." : "mlp.gate.";
+}
 
 // Outside the layers, and within "model.layers.N.".
 const HfNames& common_names() {
@@ -143,7 +146,9 @@ const HfNames& names_of(std::string_view architecture) {
   static const HfNames kNone;
   if (architecture == kQwen3NextArchitecture) return kQwen3Next;
   if (architecture == "GptOssForCausalLM") return kGptOss;
-  if (architecture == "MixtralForCausalLM") return kMixtral;
+  if (architecture == "MixtralForCausalLM" || architecture == kMiniMaxM2Architecture) {
+    return kMixtral;
+  }
   if (architecture == kDeepseekV32Architecture) return kDeepseekV32;
   if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
       architecture == "Glm4MoeForCausalLM") {
@@ -598,7 +603,8 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
   }
   if (mtp_names_of(config) == HfMtpNames::as_layers) add_mtp_copies(model, tensors);
   for (const RouterStateSpec& state : model.router_states()) {
-    tensors.push_back({.name = layer_prefix(state.layer, config) + std::string(kRouterBias),
+    tensors.push_back({.name = fmt::format("{}{}{}", layer_prefix(state.layer, config),
+                                           router_of(config.hf_architecture), kRouterBias),
                        .shape = state.shape,
                        .parameter = {},
                        .layer = state.layer});
