@@ -258,7 +258,7 @@ void read_deepseek_experts(const HfFields& fields, int32_t dense_layers, int32_t
   if (config.moe_layer_count() < config.num_layers) {
     config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
   }
-  const int32_t shared = fields.integer({"n_shared_experts"}, shared_experts);
+  const int32_t shared = fields.integer({"n_shared_experts", "num_shared_experts"}, shared_experts);
   const int64_t size = int64_t{shared} * config.moe_ffn_hidden_size;
   if (shared < 0 || size > std::numeric_limits<int32_t>::max()) {
     fields.refuse("\"n_shared_experts\" must not be negative, nor too large.");
@@ -457,6 +457,30 @@ void write_minimax_m2(const ModelConfig& config, ordered_json& document) {
   document["shared_intermediate_size"] = 0;
   document["use_qk_norm"] = true;
   document["use_routing_bias"] = true;
+}
+
+// The code that its makers publish takes for granted what is expected here.
+void read_ling2(const HfFields& fields, ModelConfig& config) {
+  if (fields.mentions("head_dim")) {
+    read_head_size(fields, config);
+  } else {
+    config.kv_channels = 128;
+  }
+  config.add_qkv_bias = fields.boolean("use_qkv_bias", false);
+  config.qk_layernorm = fields.boolean("use_qk_norm", true);
+  read_deepseek_experts(fields, 1, fields.mentions("num_shared_experts") ? 0 : 1, config);
+  read_biased_router(fields, 8, 4, config);
+  for (const char* name : {"norm_topk_prob", "moe_router_enable_expert_bias"}) {
+    if (!fields.boolean(name, true)) {
+      fields.add_unsupported(fmt::format("\"{}\": false is not supported here.", name));
+    }
+  }
+  if (fields.text("score_function", "sigmoid") != "sigmoid") {
+    fields.add_unsupported("\"score_function\" other than \"sigmoid\" is not supported here.");
+  }
+  fields.expect_false("use_bias");
+  fields.expect_number("embedding_dropout", 0);
+  fields.expect_number("output_dropout", 0);
 }
 
 // Which layers have attention; without the field every fourth one does.
@@ -672,6 +696,17 @@ void write_glm4_moe(const ModelConfig& config, ordered_json& document) {
   write_biased_router(config, document);
 }
 
+void write_ling2(const ModelConfig& config, ordered_json& document) {
+  write_deepseek_experts(config, document);
+  write_biased_router(config, document);
+  document["num_shared_experts"] = document["n_shared_experts"];
+  document["moe_router_enable_expert_bias"] = true;
+  document["score_function"] = "sigmoid";
+  document["use_bias"] = false;
+  document["use_qk_norm"] = config.qk_layernorm;
+  document["use_qkv_bias"] = config.add_qkv_bias;
+}
+
 constexpr HfFamily kFamilies[] = {
     {"MixtralForCausalLM", "mixtral", true, 1e6, 1e-5, 8, 0, read_mixtral, write_mixtral},
     {"Qwen3MoeForCausalLM", "qwen3_moe", true, 1e4, 1e-6, 4, 0, read_qwen3_moe, write_qwen3_moe},
@@ -690,6 +725,7 @@ constexpr HfFamily kFamilies[] = {
      write_qwen3_next, HfMtpNames::apart},
     {kMiniMaxM2Architecture, "minimax_m2", true, 5e6, 1e-6, 8, 1, read_minimax_m2,
      write_minimax_m2},
+    {kLing2Architecture, "bailing_moe", true, 6e5, 1e-6, 4, 1, read_ling2, write_ling2},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},
 };
@@ -701,8 +737,6 @@ struct ForeignArchitecture {
   std::string_view nearest;
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
-    {"BailingMoeV2ForCausalLM", "its names of fields, and its tensors query_key_value",
-     "Glm4MoeForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",
      "LlamaForCausalLM"},
     {"MistralForCausalLM", "its name only: without a sliding window it is the same model",

@@ -153,6 +153,31 @@ TEST(HfConfig, MiniMaxM2) {
   EXPECT_EQ(parse(document).rotary_dim(), 16) << "all of the head turns";
 }
 
+TEST(HfConfig, Ling2) {
+  json document = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/ling_v2/config.json"));
+  const ModelConfig config = parse(document);
+  EXPECT_EQ(config.rotary_dim(), 8);
+  EXPECT_EQ(config.qk_norm_scope, QkNormScope::head);
+  EXPECT_EQ(config.moe_layers, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(config.moe_router_num_groups, 4);
+  EXPECT_EQ(config.moe_router_group_topk, 2);
+  EXPECT_EQ(config.moe_router_topk_scaling_factor, 2.5);
+  EXPECT_EQ(config.moe_shared_expert_intermediate_size, 24);
+  document["num_shared_experts"] = nullptr;  // not the default of a field that is missing
+  EXPECT_FALSE(parse(document).has_shared_expert());
+  for (const char* name : {"head_dim", "num_shared_experts", "use_qk_norm", "n_group", "topk_group",
+                           "rope_theta", "first_k_dense_replace"}) {
+    document.erase(name);
+  }
+  document["num_experts"] = 16;
+  document["num_experts_per_tok"] = 4;
+  const ModelConfig published = parse(document);
+  EXPECT_EQ(published.kv_channels, 128);
+  EXPECT_TRUE(published.qk_layernorm);
+  EXPECT_EQ(published.moe_router_num_groups, 8);
+  EXPECT_EQ(published.rotary_base, 600000);
+}
+
 TEST(HfConfig, DenseModels) {
   const ModelConfig llama = parse(dense("LlamaForCausalLM"));
   EXPECT_EQ(llama.num_experts, 0);
@@ -477,8 +502,6 @@ TEST_F(HfRefusal, AllReasonsAtOnce) {
     }
   }
   expect_refused(config, "\"Qwen2ForCausalLM\" is not supported (missing: dense layers");
-  config["architectures"] = {"BailingMoeV2ForCausalLM"};
-  expect_refused(config, "names of fields");
   config = dense("Qwen3ForCausalLM");
   config["layer_types"] = {"full_attention", "sliding_attention"};
   expect_refused(config, "layer_types");
@@ -499,6 +522,16 @@ TEST_F(HfRefusal, OfMiniMaxM2) {
   expect_refused(config, "attn_type_list", json{1, 0});
   expect_refused(config, "attention_bias", true);
   expect_refused(config, "partial_rotary_factor", 0.25);  // rotary_dim says another part
+}
+
+TEST_F(HfRefusal, OfLing2) {
+  json config = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/ling_v2/config.json"));
+  expect_refused(config, "use_bias", true);
+  expect_refused(config, "norm_topk_prob", false);
+  expect_refused(config, "moe_router_enable_expert_bias", false);
+  expect_refused(config, "score_function", "softmax");
+  expect_refused(config, "embedding_dropout", 0.1);
+  expect_refused(config, "output_dropout", 0.1);
 }
 
 TEST_F(HfRefusal, RopeScaling) {
@@ -696,8 +729,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "qwen3_moe_first_dense", "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
                       "deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_v3_yarn",
                       "deepseek_v3_top1", "deepseek_v32", "glm4moe", "glm4_moe_biased", "gpt_oss",
-                      "gpt_oss_odd", "qwen3_next", "minimax_m2", "minimax_m2_odd", "qwen3_moe_yarn",
-                      "llama_llama3_rope", "llama_linear_rope"),
+                      "gpt_oss_odd", "qwen3_next", "minimax_m2", "minimax_m2_odd", "ling_v2",
+                      "ling_v2_odd", "qwen3_moe_yarn", "llama_llama3_rope", "llama_linear_rope"),
     [](const auto& info) { return std::string(info.param); });
 
 // What config.json announces, and no other tensor.
