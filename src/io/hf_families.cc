@@ -258,7 +258,7 @@ void read_deepseek_experts(const HfFields& fields, int32_t dense_layers, int32_t
   if (config.moe_layer_count() < config.num_layers) {
     config.ffn_hidden_size = fields.required_integer({"intermediate_size"});
   }
-  const int32_t shared = fields.integer({"n_shared_experts"}, shared_experts);
+  const int32_t shared = fields.integer({"n_shared_experts", "num_shared_experts"}, shared_experts);
   const int64_t size = int64_t{shared} * config.moe_ffn_hidden_size;
   if (shared < 0 || size > std::numeric_limits<int32_t>::max()) {
     fields.refuse("\"n_shared_experts\" must not be negative, nor too large.");
@@ -398,6 +398,89 @@ void read_glm4_moe(const HfFields& fields, ModelConfig& config) {
   config.qk_layernorm = fields.boolean("use_qk_norm", false);
   read_deepseek_experts(fields, 1, 1, config);
   read_biased_router(fields, 1, 1, config);
+}
+
+// How much of each head turns, where the file gives its elements rather than the part.
+void read_rotary_elements(const HfFields& fields, ModelConfig& config) {
+  const json* elements = fields.find("rotary_dim");
+  if (elements == nullptr) return;
+  const int32_t turning = fields.to_integer(*elements, "rotary_dim");
+  const json* rope = fields.find({"rope_parameters", "rope_scaling"});
+  const bool has_part = fields.find("partial_rotary_factor") != nullptr ||
+                        (rope != nullptr && rope->contains("partial_rotary_factor"));
+  if (!has_part) {
+    config.rotary_percent = static_cast<double>(turning) / std::max(1, config.kv_channels);
+  } else if (config.rotary_dim() != turning) {
+    fields.refuse(
+        fmt::format("\"rotary_dim\" ({}) and \"partial_rotary_factor\", which makes {} "
+                    "elements of a head turn, contradict each other.",
+                    turning, config.rotary_dim()));
+  }
+}
+
+void read_minimax_m2(const HfFields& fields, ModelConfig& config) {
+  config.kv_channels = fields.integer({"head_dim"}, 128);
+  fields.expect_false("attention_bias");
+  read_rotary_elements(fields, config);
+  read_experts(fields, config);
+  config.moe_ffn_hidden_size = fields.required_integer({"intermediate_size"});
+  config.qk_layernorm = true;
+  config.qk_norm_scope = QkNormScope::projection;
+  read_biased_router(fields, 1, 1, config);
+  for (const char* name : {"use_qk_norm", "use_routing_bias"}) {
+    if (!fields.boolean(name, true)) {
+      fields.add_unsupported(fmt::format("\"{}\": false is not supported here.", name));
+    }
+  }
+  if (fields.text("qk_norm_type", "per_layer") != "per_layer") {
+    fields.add_unsupported("\"qk_norm_type\" other than \"per_layer\" is not supported here.");
+  }
+  fields.expect_number("shared_intermediate_size", 0);
+  fields.expect_number("router_jitter_noise", 0);
+  for (const char* name : {"layernorm_full_attention_beta", "layernorm_mlp_beta"}) {
+    fields.expect_number(name, 1);
+  }
+  const json* types = fields.find("attn_type_list");
+  const auto is_attention = [](const json& type) { return type == 1; };
+  if (types != nullptr &&
+      !(types->is_array() && std::all_of(types->begin(), types->end(), is_attention))) {
+    fields.add_unsupported("\"attn_type_list\" with other entries than 1 is not supported.");
+  }
+}
+
+void write_minimax_m2(const ModelConfig& config, ordered_json& document) {
+  document["intermediate_size"] = config.moe_ffn_hidden_size;
+  document["qk_norm_type"] = "per_layer";
+  document["rotary_dim"] = config.rotary_dim();
+  document["router_jitter_noise"] = 0.0;
+  document["scoring_func"] = "sigmoid";
+  document["shared_intermediate_size"] = 0;
+  document["use_qk_norm"] = true;
+  document["use_routing_bias"] = true;
+}
+
+// The code that its makers publish takes for granted what is expected here.
+void read_ling2(const HfFields& fields, ModelConfig& config) {
+  if (fields.mentions("head_dim")) {
+    read_head_size(fields, config);
+  } else {
+    config.kv_channels = 128;
+  }
+  config.add_qkv_bias = fields.boolean("use_qkv_bias", false);
+  config.qk_layernorm = fields.boolean("use_qk_norm", true);
+  read_deepseek_experts(fields, 1, fields.mentions("num_shared_experts") ? 0 : 1, config);
+  read_biased_router(fields, 8, 4, config);
+  for (const char* name : {"norm_topk_prob", "moe_router_enable_expert_bias"}) {
+    if (!fields.boolean(name, true)) {
+      fields.add_unsupported(fmt::format("\"{}\": false is not supported here.", name));
+    }
+  }
+  if (fields.text("score_function", "sigmoid") != "sigmoid") {
+    fields.add_unsupported("\"score_function\" other than \"sigmoid\" is not supported here.");
+  }
+  fields.expect_false("use_bias");
+  fields.expect_number("embedding_dropout", 0);
+  fields.expect_number("output_dropout", 0);
 }
 
 // Which layers have attention; without the field every fourth one does.
@@ -613,6 +696,17 @@ void write_glm4_moe(const ModelConfig& config, ordered_json& document) {
   write_biased_router(config, document);
 }
 
+void write_ling2(const ModelConfig& config, ordered_json& document) {
+  write_deepseek_experts(config, document);
+  write_biased_router(config, document);
+  document["num_shared_experts"] = document["n_shared_experts"];
+  document["moe_router_enable_expert_bias"] = true;
+  document["score_function"] = "sigmoid";
+  document["use_bias"] = false;
+  document["use_qk_norm"] = config.qk_layernorm;
+  document["use_qkv_bias"] = config.add_qkv_bias;
+}
+
 constexpr HfFamily kFamilies[] = {
     {"MixtralForCausalLM", "mixtral", true, 1e6, 1e-5, 8, 0, read_mixtral, write_mixtral},
     {"Qwen3MoeForCausalLM", "qwen3_moe", true, 1e4, 1e-6, 4, 0, read_qwen3_moe, write_qwen3_moe},
@@ -629,6 +723,9 @@ constexpr HfFamily kFamilies[] = {
     {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
     {kQwen3NextArchitecture, "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
      write_qwen3_next, HfMtpNames::apart},
+    {kMiniMaxM2Architecture, "minimax_m2", true, 5e6, 1e-6, 8, 1, read_minimax_m2,
+     write_minimax_m2},
+    {kLing2Architecture, "bailing_moe", true, 6e5, 1e-6, 4, 1, read_ling2, write_ling2},
     {"LlamaForCausalLM", "llama", false, 1e4, 1e-6, 0, 0, read_llama, write_dense},
     {"Qwen3ForCausalLM", "qwen3", false, 1e4, 1e-6, 32, 0, read_qwen3, write_dense},
 };
@@ -640,9 +737,6 @@ struct ForeignArchitecture {
   std::string_view nearest;
 };
 constexpr ForeignArchitecture kForeignArchitectures[] = {
-    {"MiniMaxM2ForCausalLM", "its names of fields and tensors", "Glm4MoeForCausalLM"},
-    {"BailingMoeV2ForCausalLM", "its names of fields, and its tensors query_key_value",
-     "Glm4MoeForCausalLM"},
     {"Qwen2ForCausalLM", "dense layers with biases of queries, keys and values",
      "LlamaForCausalLM"},
     {"MistralForCausalLM", "its name only: without a sliding window it is the same model",

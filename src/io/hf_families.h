@@ -17,6 +17,8 @@ namespace troupe {
 
 inline constexpr std::string_view kQwen3NextArchitecture = "Qwen3NextForCausalLM";
 inline constexpr std::string_view kDeepseekV32Architecture = "DeepseekV32ForCausalLM";
+inline constexpr std::string_view kMiniMaxM2Architecture = "MiniMaxM2ForCausalLM";
+inline constexpr std::string_view kLing2Architecture = "BailingMoeV2ForCausalLM";
 
 // How the architecture names layers of multi-token prediction.
 enum class HfMtpNames : uint8_t {

@@ -35,6 +35,21 @@ using HfNames = std::vector<HfName>;
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";
+constexpr std::string_view kMiniMaxM2RouterBias = "block_sparse_moe.e_score_correction_bias";
+constexpr std::string_view kLing2RouterBias = "mlp.gate.expert_bias";
+constexpr const char* kLing2Embedding = "model.word_embeddings.weight";
+
+std::string_view router_bias_of(std::string_view architecture) {
+  if (architecture == kMiniMaxM2Architecture) return kMiniMaxM2RouterBias;
+  return architecture == kLing2Architecture ? kLing2RouterBias : kRouterBias;
+}
+bool is_router_bias(std::string_view tensor) {
+  return tensor.ends_with(kRouterBias) || tensor.ends_with(kMiniMaxM2RouterBias) ||
+         tensor.ends_with(kLing2RouterBias);
+}
+const char* embedding_of(std::string_view architecture) {
+  return architecture == kLing2Architecture ? kLing2Embedding : kEmbedding;
+}
 
 // Outside the layers, and within "model.layers.N.".
 const HfNames& common_names() {
@@ -140,10 +155,24 @@ const HfNames& names_of(std::string_view architecture) {
       {.parameter = "w_mtp", .tensors = {"fc.weight"}},
       {.parameter = "mtp_final_norm", .tensors = {"norm.weight"}},
   };
+  static const HfNames kLing2 = {
+      {.parameter = "embedding", .tensors = {kLing2Embedding}},
+      {.parameter = "w_qkv", .tensors = {"attention.query_key_value.weight"}},
+      {.parameter = "b_qkv", .tensors = {"attention.query_key_value.bias"}},
+      {.parameter = "q_norm", .tensors = {"attention.query_layernorm.weight"}},
+      {.parameter = "k_norm", .tensors = {"attention.key_layernorm.weight"}},
+      {.parameter = "w_attention_out", .tensors = {"attention.dense.weight"}},
+      {.parameter = "w_shared_gate_up",
+       .tensors = {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}},
+      {.parameter = "w_shared_down", .tensors = {"mlp.shared_experts.down_proj.weight"}},
+  };
   static const HfNames kNone;
+  if (architecture == kLing2Architecture) return kLing2;
   if (architecture == kQwen3NextArchitecture) return kQwen3Next;
   if (architecture == "GptOssForCausalLM") return kGptOss;
-  if (architecture == "MixtralForCausalLM") return kMixtral;
+  if (architecture == "MixtralForCausalLM" || architecture == kMiniMaxM2Architecture) {
+    return kMixtral;
+  }
   if (architecture == kDeepseekV32Architecture) return kDeepseekV32;
   if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
       architecture == "Glm4MoeForCausalLM") {
@@ -294,7 +323,7 @@ std::vector<std::byte> arranged(const HfTensor& tensor, std::span<const std::byt
 bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
                   const TensorEntry& entry, const ModelConfig& config) {
   if (!config.tie_embeddings || entry.name != kHead) return false;
-  const auto embedding = folder.find(kEmbedding);
+  const auto embedding = folder.find(embedding_of(config.hf_architecture));
   const auto bytes = file.bytes(entry);
   const bool same = embedding.entry != nullptr && embedding.entry->dtype == entry.dtype &&
                     embedding.entry->shape == entry.shape &&
@@ -598,7 +627,8 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
   }
   if (mtp_names_of(config) == HfMtpNames::as_layers) add_mtp_copies(model, tensors);
   for (const RouterStateSpec& state : model.router_states()) {
-    tensors.push_back({.name = layer_prefix(state.layer, config) + std::string(kRouterBias),
+    tensors.push_back({.name = layer_prefix(state.layer, config) +
+                               std::string(router_bias_of(config.hf_architecture)),
                        .shape = state.shape,
                        .parameter = {},
                        .layer = state.layer});
@@ -635,7 +665,7 @@ DType hf_folder_dtype(const std::string& folder) {
   DType widest = DType::bf16;
   for (const SafetensorsFile& file : open.files()) {
     for (const TensorEntry& entry : file.entries()) {
-      if (entry.name.ends_with(kRouterBias) || entry.name.ends_with(kFp8Scales)) continue;
+      if (is_router_bias(entry.name) || entry.name.ends_with(kFp8Scales)) continue;
       if (entry.dtype == FileDType::f64) return DType::f64;
       if (entry.dtype == FileDType::f32 || entry.dtype == FileDType::f16) widest = DType::f32;
     }

@@ -114,6 +114,70 @@ TEST(HfConfig, Mixtral) {
   EXPECT_EQ(config.moe_layers, (std::vector<bool>{true, true}));
 }
 
+// As the model is published: what turns of a head is a number of elements.
+json minimax_m2() {
+  return json::parse(R"({
+    "architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0, "attn_type_list": [1, 1],
+    "head_dim": 16, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,
+    "intermediate_size": 24, "layernorm_full_attention_beta": 1.0, "layernorm_mlp_beta": 1.0,
+    "max_position_embeddings": 128, "mlp_intermediate_size": 96, "model_type": "minimax_m2",
+    "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "num_local_experts": 8, "num_mtp_modules": 3,
+    "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 8,
+    "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0, "sliding_window": null, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "use_qk_norm": true, "use_routing_bias": true,
+    "vocab_size": 160})");
+}
+
+TEST(HfConfig, MiniMaxM2) {
+  json document = minimax_m2();
+  const ModelConfig config = parse(document);
+  EXPECT_EQ(config.rotary_percent, 0.5);
+  EXPECT_EQ(config.rotary_dim(), 8);
+  EXPECT_TRUE(config.qk_layernorm);
+  EXPECT_EQ(config.qk_norm_scope, QkNormScope::projection);
+  EXPECT_EQ(config.moe_ffn_hidden_size, 24);
+  EXPECT_EQ(config.moe_layers, (std::vector<bool>{true, true}));
+  EXPECT_EQ(config.moe_router_score_function, ScoreFunction::sigmoid);
+  EXPECT_TRUE(config.moe_router_enable_expert_bias);
+  EXPECT_TRUE(config.moe_router_normalize_scores);
+  EXPECT_EQ(config.moe_router_num_groups, 0);
+  EXPECT_FALSE(config.has_shared_expert());
+  // As transformers writes it, the part is in rope_parameters.
+  document.erase("rotary_dim");
+  document["rope_parameters"] = {
+      {"partial_rotary_factor", 0.5}, {"rope_theta", 5000000.0}, {"rope_type", "default"}};
+  EXPECT_EQ(parse(document), config);
+  document["rope_parameters"].erase("partial_rotary_factor");
+  EXPECT_EQ(parse(document).rotary_dim(), 16) << "all of the head turns";
+}
+
+TEST(HfConfig, Ling2) {
+  json document = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/ling_v2/config.json"));
+  const ModelConfig config = parse(document);
+  EXPECT_EQ(config.rotary_dim(), 8);
+  EXPECT_EQ(config.qk_norm_scope, QkNormScope::head);
+  EXPECT_EQ(config.moe_layers, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(config.moe_router_num_groups, 4);
+  EXPECT_EQ(config.moe_router_group_topk, 2);
+  EXPECT_EQ(config.moe_router_topk_scaling_factor, 2.5);
+  EXPECT_EQ(config.moe_shared_expert_intermediate_size, 24);
+  document["num_shared_experts"] = nullptr;  // not the default of a field that is missing
+  EXPECT_FALSE(parse(document).has_shared_expert());
+  for (const char* name : {"head_dim", "num_shared_experts", "use_qk_norm", "n_group", "topk_group",
+                           "rope_theta", "first_k_dense_replace"}) {
+    document.erase(name);
+  }
+  document["num_experts"] = 16;
+  document["num_experts_per_tok"] = 4;
+  const ModelConfig published = parse(document);
+  EXPECT_EQ(published.kv_channels, 128);
+  EXPECT_TRUE(published.qk_layernorm);
+  EXPECT_EQ(published.moe_router_num_groups, 8);
+  EXPECT_EQ(published.rotary_base, 600000);
+}
+
 TEST(HfConfig, DenseModels) {
   const ModelConfig llama = parse(dense("LlamaForCausalLM"));
   EXPECT_EQ(llama.num_experts, 0);
@@ -438,16 +502,36 @@ TEST_F(HfRefusal, AllReasonsAtOnce) {
     }
   }
   expect_refused(config, "\"Qwen2ForCausalLM\" is not supported (missing: dense layers");
-  for (const char* architecture : {"MiniMaxM2ForCausalLM", "BailingMoeV2ForCausalLM"}) {
-    config["architectures"] = {architecture};
-    expect_refused(config, "names of fields");
-  }
   config = dense("Qwen3ForCausalLM");
   config["layer_types"] = {"full_attention", "sliding_attention"};
   expect_refused(config, "layer_types");
   config = mixtral();
   config["partial_rotary_factor"] = 0.5;
   expect_refused(config, "partial_rotary_factor");
+}
+
+TEST_F(HfRefusal, OfMiniMaxM2) {
+  const json config = minimax_m2();
+  expect_refused(config, "use_qk_norm", false);
+  expect_refused(config, "use_routing_bias", false);
+  expect_refused(config, "qk_norm_type", "per_head");
+  expect_refused(config, "scoring_func", "softmax");
+  expect_refused(config, "shared_intermediate_size", 64);
+  expect_refused(config, "router_jitter_noise", 0.1);
+  expect_refused(config, "layernorm_mlp_beta", 3.5);
+  expect_refused(config, "attn_type_list", json{1, 0});
+  expect_refused(config, "attention_bias", true);
+  expect_refused(config, "partial_rotary_factor", 0.25);  // rotary_dim says another part
+}
+
+TEST_F(HfRefusal, OfLing2) {
+  json config = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/ling_v2/config.json"));
+  expect_refused(config, "use_bias", true);
+  expect_refused(config, "norm_topk_prob", false);
+  expect_refused(config, "moe_router_enable_expert_bias", false);
+  expect_refused(config, "score_function", "softmax");
+  expect_refused(config, "embedding_dropout", 0.1);
+  expect_refused(config, "output_dropout", 0.1);
 }
 
 TEST_F(HfRefusal, RopeScaling) {
@@ -639,16 +723,15 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, HfFolder,
-                         ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe",
-                                           "qwen3_moe_mixed_layers", "qwen3_moe_first_dense",
-                                           "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
-                                           "deepseek_v2", "deepseek_v2_groups", "deepseek_v3",
-                                           "deepseek_v3_yarn", "deepseek_v3_top1", "deepseek_v32",
-                                           "glm4moe", "glm4_moe_biased", "gpt_oss", "gpt_oss_odd",
-                                           "qwen3_next", "qwen3_moe_yarn", "llama_llama3_rope",
-                                           "llama_linear_rope"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Fixtures, HfFolder,
+    ::testing::Values("mixtral", "mixtral_window_tied", "qwen3_moe", "qwen3_moe_mixed_layers",
+                      "qwen3_moe_first_dense", "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
+                      "deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_v3_yarn",
+                      "deepseek_v3_top1", "deepseek_v32", "glm4moe", "glm4_moe_biased", "gpt_oss",
+                      "gpt_oss_odd", "qwen3_next", "minimax_m2", "minimax_m2_odd", "ling_v2",
+                      "ling_v2_odd", "qwen3_moe_yarn", "llama_llama3_rope", "llama_linear_rope"),
+    [](const auto& info) { return std::string(info.param); });
 
 // What config.json announces, and no other tensor.
 TEST(HfWeights, LayersOfMultiTokenPredictionAreLeftOut) {

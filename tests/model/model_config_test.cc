@@ -75,7 +75,8 @@ TEST(ParameterCount, Qwen3_30bA3b) {
 // (Mixtral 8x7B: 46.7 and 12.9 billion, 8x22B: 141 and 39; Qwen2-57B-A14B: 57.4 and 14.2;
 // Qwen3: 30.5 and 3.3, 235 and 22; Qwen3-Next: 80 and 3; OLMoE: 6.9 and 1.3; DeepSeek-V2: 236 and
 // 21, Lite 15.7 and 2.4, V3: 671 and 37; GPT-OSS: 20.9 and 3.6, 116.8 and 5.1; Kimi-K2: 1026 and
-// 32; Moonlight: 16 and 3).
+// 32; Moonlight: 16 and 3; MiniMax-M2: 230, which is rounded to tens, and 10;
+// Ling-mini-2.0: 16 and 1.4, Ling-flash-2.0: 100, which is rounded to tens, and 6.1).
 TEST(ParameterCount, ShippedConfigurations) {
   struct Published {
     const char* name;
@@ -98,6 +99,9 @@ TEST(ParameterCount, ShippedConfigurations) {
                                  Published{"deepseek-v3", 671, 37, 0.5, 0.5, 0, 1},
                                  Published{"gpt-oss-20b", 20.9, 3.6, 0.05, 0.05, 0, 1},
                                  Published{"gpt-oss-120b", 116.8, 5.1, 0.05, 0.06, 0, 1},
+                                 Published{"minimax-m2", 230, 10, 5, 0.5, 0, 1},
+                                 Published{"ling-mini-2.0", 16, 1.4, 0.5, 0.06, 0, 0},
+                                 Published{"ling-flash-2.0", 100, 6.1, 5, 0.1, 0, 0},
                                  Published{"kimi-k2", 1026, 32, 1, 0.5, 0, 1},
                                  Published{"moonlight-16b-a3b", 16, 3, 0.5, 0.5, 0, 1}}) {
     SCOPED_TRACE(model.name);
