@@ -302,6 +302,15 @@ std::vector<std::string> lost_fields(const ModelConfig& config) {
   return lost;
 }
 
+// Where the architecture's reader refuses what is written, which contradicts itself: all.
+size_t count_lost_fields(const ModelConfig& config) {
+  try {
+    return lost_fields(config).size();
+  } catch (const UserError&) {
+    return std::numeric_limits<size_t>::max();
+  }
+}
+
 // With the name of that architecture, among those with experts or those without, which says most of
 // the configuration.
 ModelConfig with_nearest_architecture(ModelConfig config) {
@@ -310,7 +319,7 @@ ModelConfig with_nearest_architecture(ModelConfig config) {
   for (const HfFamily& family : hf_families()) {
     if (family.has_experts != (config.num_experts > 0)) continue;
     config.hf_architecture = family.architecture;
-    const size_t lost = lost_fields(config).size();
+    const size_t lost = count_lost_fields(config);
     if (lost >= fewest) continue;
     fewest = lost;
     nearest = family.architecture;
@@ -386,7 +395,7 @@ std::string fitting_hf_architecture(const ModelConfig& config) {
   ModelConfig named = config;
   const auto fits = [&](std::string_view name) {
     named.hf_architecture = name;
-    return lost_fields(named).empty();
+    return count_lost_fields(named) == 0;
   };
   if (find_hf_family(config.hf_architecture) != nullptr && fits(config.hf_architecture)) {
     return config.hf_architecture;

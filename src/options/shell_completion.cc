@@ -29,7 +29,7 @@ std::string all_command_names() {
 }
 
 // In single quotes of any shell of the three.
-std::string quoted(std::string_view text) {
+std::string shell_quoted(std::string_view text) {
   std::string out = "'";
   for (const char c : text) {
     if (c == '\'') {
@@ -70,7 +70,8 @@ _troupe() {{
   for (const OptionSpec& spec : option_table()) {
     if (spec.positional || !has_choices(spec)) continue;
     out += fmt::format("      {}) COMPREPLY=($(compgen -W {} -- \"$word\")); return ;;\n",
-                       flag_of(spec), quoted(fmt::format("{}", fmt::join(choices_of(spec), " "))));
+                       flag_of(spec),
+                       shell_quoted(fmt::format("{}", fmt::join(choices_of(spec), " "))));
   }
   out += fmt::format(
       R"(    esac
@@ -115,7 +116,8 @@ std::string zsh() {
       "_troupe() {\n"
       "  local -a commands=(\n";
   for (const CommandInfo& info : command_table()) {
-    out += fmt::format("    {}\n", quoted(fmt::format("{}:{}", info.name, zsh_text(info.summary))));
+    out += fmt::format("    {}\n",
+                       shell_quoted(fmt::format("{}:{}", info.name, zsh_text(info.summary))));
   }
   out +=
       "  )\n"
@@ -133,7 +135,7 @@ std::string zsh() {
         line +=
             has_choices(*spec) ? fmt::format("({})", fmt::join(choices_of(*spec), " ")) : "_files";
       }
-      out += fmt::format("        {} \\\n", quoted(line));
+      out += fmt::format("        {} \\\n", shell_quoted(line));
     }
     out += info.command == Command::help
                ? fmt::format("        '1:command:({})'\n", all_command_names())
@@ -149,7 +151,7 @@ std::string fish() {
       "fish`.\n";
   for (const CommandInfo& info : command_table()) {
     out += fmt::format("complete -c troupe -n __fish_use_subcommand -f -a {} -d {}\n", info.name,
-                       quoted(info.summary));
+                       shell_quoted(info.summary));
   }
   for (const OptionSpec& spec : option_table()) {
     if (spec.positional) continue;
@@ -158,16 +160,17 @@ std::string fish() {
       if (takes(info.command, spec)) names.push_back(info.name);
     }
     out += fmt::format("complete -c troupe -n '__fish_seen_subcommand_from {}' -l {} -d {}",
-                       fmt::join(names, " "), spec.name, quoted(brief(spec)));
+                       fmt::join(names, " "), spec.name, shell_quoted(brief(spec)));
     if (has_choices(spec)) {
-      out += fmt::format(" -x -a {}", quoted(fmt::format("{}", fmt::join(choices_of(spec), " "))));
+      out += fmt::format(" -x -a {}",
+                         shell_quoted(fmt::format("{}", fmt::join(choices_of(spec), " "))));
     } else if (needs_value(spec)) {
       out += " -r";
     }
     out += '\n';
   }
   return out + fmt::format("complete -c troupe -n '__fish_seen_subcommand_from help' -f -a {}\n",
-                           quoted(all_command_names()));
+                           shell_quoted(all_command_names()));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ MASKS = [
     (r"[\d.]+ (?:[KMGT]i)?B/s", "<rate>"),
     (r"\d+% of (?=limit|the matmul)", "<part> of "),
     (rf"( ?) *{DURATION}(?: {DURATION})*", r"\1<duration>"),
-    (r'("?(?:tokens_per_s|tflops_per_gpu|step_time_s|seconds|available_bytes)"?: ?)[\d.e+-]+',
+    (r'("?(?:tokens_per_s|tflops_per_gpu|matmul_limit_tflops|step_time_s|seconds|available_bytes)"?: ?)[\d.e+-]+',
      r"\1<measured>"),
     (r'(<measured>, "peak_bytes": ?)\d+', r"\1<measured>"),
     # Of what a tensor has been trained to: other processors and other BLAS round otherwise.

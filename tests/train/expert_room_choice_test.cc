@@ -29,14 +29,14 @@ class ExpertRoomChoice : public ::testing::Test {
 
 TEST_F(ExpertRoomChoice, MoreRoomTakesMoreBytes) {
   EXPECT_LT(bytes(1.25), bytes(2));
-  EXPECT_LT(bytes(2), bytes(4));
-  EXPECT_LT(bytes(4), bytes(0));
+  EXPECT_LT(bytes(2), bytes(3));
+  EXPECT_LT(bytes(3), bytes(0));
 }
 
 TEST_F(ExpertRoomChoice, IsTheLargestThatFits) {
   EXPECT_EQ(chosen(bytes(0)), 0);
-  EXPECT_EQ(chosen(bytes(4)), 4);
-  EXPECT_EQ(chosen(bytes(4) - 1), 3);
+  EXPECT_EQ(chosen(bytes(3)), 3);
+  EXPECT_EQ(chosen(bytes(3) - 1), 2.5);
   EXPECT_EQ(chosen(bytes(1.25)), 1.25);
 }
 
@@ -45,15 +45,15 @@ TEST_F(ExpertRoomChoice, IsTheLeastWhereNothingFits) {
 }
 
 TEST_F(ExpertRoomChoice, CountsEvaluationBesideTheStep) {
-  const uint64_t usable = bytes(4);
+  const uint64_t usable = bytes(3);
   options_.eval_iters = 1;
-  EXPECT_LT(chosen(usable), 4);
+  EXPECT_LT(chosen(usable), 3);
 }
 
 TEST_F(ExpertRoomChoice, RanksShareTheGpu) {
   options_.ranks_per_gpu = 2;
-  EXPECT_EQ(chosen(2 * bytes(4)), 4);
-  EXPECT_EQ(chosen(2 * bytes(4) - 2), 3);
+  EXPECT_EQ(chosen(2 * bytes(3)), 3);
+  EXPECT_EQ(chosen(2 * bytes(3) - 2), 2.5);
 }
 
 TEST_F(ExpertRoomChoice, ConcernsSharedExpertsAlone) {
