@@ -268,6 +268,7 @@ std::string range_text(const OptionSpec& spec) {
   if (has_min) text = fmt::format("{} {}", range.above_min ? "above" : "at least", range.min);
   if (has_min && has_max) text += " and ";
   if (has_max) text += fmt::format("{} {}", range.below_max ? "below" : "at most", range.max);
+  if (!spec.unset_word.empty()) text += fmt::format(", or {}", spec.unset_word);
   return text;
 }
 
