@@ -182,7 +182,8 @@ TEST_F(MetricsLogFile, TheHeaderSaysWhatRunsWhere) {
                                .parameters = 46,
                                .active_parameters = 12,
                                .data = {"corpus", "caf\xe9"},
-                               .options_file = "runs/a/options.toml"});
+                               .options_file = "runs/a/options.toml",
+                               .matmul_limit_tflops = 0.5});
   EXPECT_TRUE(lines().at(0).starts_with(R"({"header":true,"step":0,)")) << lines().at(0);
   json line = timeless(lines().at(0));
   EXPECT_EQ(line.at("version"), kVersion);
@@ -190,7 +191,7 @@ TEST_F(MetricsLogFile, TheHeaderSaysWhatRunsWhere) {
   line.erase("version");
   line.erase("commit");
   EXPECT_EQ(line, json::parse(R"({"header": true, "step": 0, "host": "node1", "device": "cpu",
-      "ranks": 4, "model": "mixtral", "parameters": 46, "active_parameters": 12,
+      "ranks": 4, "matmul_limit_tflops": 0.5, "model": "mixtral", "parameters": 46, "active_parameters": 12,
       "data": ["corpus", "caf\ufffd"], "options": "runs/a/options.toml"})"));
 }
 
