@@ -225,7 +225,9 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
   if (config.num_experts > 0 && run.layout.ep() > 1) {
     const int32_t rank = report.fullest().first_rank;
     report.bytes_of_even_load = step_bytes_with_room(options, config, rank, 1);
-    report.bytes_of_most_load = step_bytes_with_room(options, config, rank, 0);
+    report.bytes_of_most_load = run.expert_room == 0
+                                    ? report.fullest().total_bytes
+                                    : step_bytes_with_room(options, config, rank, 0);
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_bytes = peak_process_bytes();

@@ -107,11 +107,8 @@ ModelConfig without_idle_fields(ModelConfig config) {
   return config;
 }
 
-enum class Unsupported { refuse, leave_out };
-
 // Reads the fields; whether they fit together is not checked.
-ModelConfig parse_fields(std::string_view json_text, const std::string& where,
-                         Unsupported unsupported_fields = Unsupported::refuse) {
+ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
   const json document = parse_json(json_text, where, kMaxConfigDepth);
   if (!document.is_object()) throw_bad_request(where + ": a model configuration is a JSON object.");
   std::vector<std::string> unsupported;
@@ -127,7 +124,7 @@ ModelConfig parse_fields(std::string_view json_text, const std::string& where,
   const HfFamily* family = find_hf_family(name);
   if (family == nullptr) refuse_hf_architecture(fields, name);
   read_hf_family(*family, fields, config);
-  if (unsupported_fields == Unsupported::refuse) fields.refuse_unsupported();
+  fields.refuse_unsupported();
   return config;
 }
 
@@ -277,8 +274,7 @@ void set_token_ids(ordered_json& document, const HfTokenIds& tokens) {
 
 // What a text says otherwise than the configuration, as "field = value" of the configuration.
 std::vector<std::string> lost_fields(const ModelConfig& config, const std::string& text) {
-  // An architecture may have no form for the model, which its own reader would refuse.
-  const ModelConfig read = parse_fields(text, "config.json", Unsupported::leave_out);
+  const ModelConfig read = parse_fields(text, "config.json");
   const json wanted = json::parse(write_model_config(without_idle_fields(config)));
   const json found = json::parse(write_model_config(without_idle_fields(read)));
   std::vector<std::string> lost;
@@ -302,7 +298,7 @@ std::vector<std::string> lost_fields(const ModelConfig& config) {
   return lost;
 }
 
-// Where the architecture's reader refuses what is written, which contradicts itself: all.
+// All where the architecture has no form for the model: its reader refuses what is written.
 size_t count_lost_fields(const ModelConfig& config) {
   try {
     return lost_fields(config).size();

@@ -48,6 +48,19 @@ std::string text_of(const ForeignFlag& flag, const toml::node& node) {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
+// A value of any kind.
+std::string text_of(const toml::node& node) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* number = node.as_integer()) return fmt::format("{}", number->get());
+  if (const auto* number = node.as_floating_point()) return fmt::format("{}", number->get());
+  if (const auto* flag = node.as_boolean()) return fmt::format("{}", flag->get());
+  std::vector<std::string> texts;
+  if (const auto* array = node.as_array()) {
+    for (const toml::node& item : *array) texts.push_back(text_of(item));
+  }
+  return fmt::format("{}", fmt::join(texts, " "));
+}
+
 // One value as the command line would have it.
 std::string text_of(const OptionSpec& spec, const toml::node& node) {
   const bool wants_string = std::holds_alternative<std::string Options::*>(spec.member) ||
@@ -57,10 +70,7 @@ std::string text_of(const OptionSpec& spec, const toml::node& node) {
     if ((wants_string && spec.shorthand.empty()) || unsets) return text->get();
     throw_bad_request(fmt::format("{} takes no text in quotes.", spec.name));
   }
-  std::string text;
-  if (const auto* number = node.as_integer()) text = fmt::format("{}", number->get());
-  if (const auto* number = node.as_floating_point()) text = fmt::format("{}", number->get());
-  if (const auto* flag = node.as_boolean()) text = fmt::format("{}", flag->get());
+  std::string text = node.is_value() ? text_of(node) : std::string();
   if (text.empty()) throw_bad_request(fmt::format("{} takes another kind of value.", spec.name));
   // Several values may be numbers.
   if (wants_string && spec.shorthand.empty() && spec.values == 1 && !is_list(spec)) {
@@ -84,19 +94,6 @@ void set_from_node(Options& options, const OptionSpec& spec, const toml::node& n
   // "bf16 = false" leaves the option as it is.
   if (!spec.shorthand.empty() && texts.front() == "false") return;
   for (const std::string& text : texts) set_option(options, spec, text);
-}
-
-// A value of any kind.
-std::string text_of(const toml::node& node) {
-  if (const auto* text = node.as_string()) return text->get();
-  if (const auto* number = node.as_integer()) return fmt::format("{}", number->get());
-  if (const auto* number = node.as_floating_point()) return fmt::format("{}", number->get());
-  if (const auto* flag = node.as_boolean()) return fmt::format("{}", flag->get());
-  std::vector<std::string> texts;
-  if (const auto* array = node.as_array()) {
-    for (const toml::node& item : *array) texts.push_back(text_of(item));
-  }
-  return fmt::format("{}", fmt::join(texts, " "));
 }
 
 }  // namespace

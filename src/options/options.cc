@@ -222,13 +222,10 @@ void set_option(Options& options, const OptionSpec& spec, std::string_view text)
       member = text;
     } else if constexpr (std::is_same_v<Element, bool>) {
       member = parse_bool(spec, text);
-    } else if constexpr (!std::is_same_v<Value, Element>) {
-      if (unsets) {
-        member.reset();
-      } else {
-        member = parse_number<Element>(spec, text);
-      }
     } else {
+      if constexpr (!std::is_same_v<Value, Element>) {
+        if (unsets) return member.reset();
+      }
       member = parse_number<Element>(spec, text);
     }
   });

@@ -49,6 +49,7 @@ struct Rank {
   const TimedProgram* program = nullptr;
   size_t next = 0;
   size_t next_event = 0;
+  std::vector<double> begun;
   std::vector<double> ended;
   std::array<double, kQueueCount> free{};
   std::map<RankGroup, size_t> collectives;  // that span the pipeline and were arrived at
@@ -158,7 +159,7 @@ class Simulator {
     }
     ++rank.next;
     if (op.queue != Queue::compute) rank.other_queues.push_back(interval);
-    begun_[&rank].push_back(interval.begin);
+    rank.begun.push_back(interval.begin);
   }
 
   // Places whose programs have collectives of the group that span the pipeline.
@@ -178,7 +179,7 @@ class Simulator {
 
   // What the compute queue does, and what there is in its gaps.
   void add_parts(const Rank& rank) {
-    const std::vector<double>& begun = begun_[&rank];
+    const std::vector<double>& begun = rank.begun;
     std::vector<Interval> others = rank.other_queues;
     std::sort(others.begin(), others.end(),
               [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
@@ -219,7 +220,6 @@ class Simulator {
 
   double launch_ = 0;
   std::vector<Rank> ranks_;
-  std::map<const Rank*, std::vector<double>> begun_;
   std::map<Way, std::deque<std::pair<double, double>>> posted_;  // when, and how long it travels
   std::map<Way, std::deque<double>> received_;
   std::map<Number, Gathering> gatherings_;

@@ -93,20 +93,28 @@ DeviceTraits device_traits(int gpu) {
           .multiprocessors = ask(cudaDevAttrMultiProcessorCount)};
 }
 
-uint64_t available_device_bytes(int gpu) {
-  use_gpu(gpu);
+namespace {
+
+struct GpuBytes {
   size_t free = 0;
   size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "asking the GPU for its free memory");
-  return free;
+};
+
+GpuBytes bytes_of(int gpu) {
+  use_gpu(gpu);
+  GpuBytes bytes;
+  check_cuda(cudaMemGetInfo(&bytes.free, &bytes.total), "asking the GPU for its memory");
+  return bytes;
+}
+
+}  // namespace
+
+uint64_t available_device_bytes(int gpu) {
+  return bytes_of(gpu).free;
 }
 
 uint64_t total_device_bytes(int gpu) {
-  use_gpu(gpu);
-  size_t free = 0;
-  size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "asking the GPU for its memory");
-  return total;
+  return bytes_of(gpu).total;
 }
 
 DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose, int gpu)

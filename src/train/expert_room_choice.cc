@@ -5,12 +5,10 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "model/parameters.h"
 #include "options/cluster_options.h"
-#include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "passes/inference_programs.h"
@@ -34,11 +32,6 @@ ModelState state_of(const Options& options, const ModelConfig& config, int32_t r
   return declare_model_state(config, options.compute_dtype, /*trained=*/true, {run, rank});
 }
 
-MemoryPlan planned(const Program& program, const Options& options) {
-  return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
-                      planned_traits_of(options));
-}
-
 // Beside the step, on the same state.
 uint64_t evaluation_bytes(const Options& options, const ModelConfig& config, int32_t rank) {
   if (options.eval_iters == 0) return 0;
@@ -47,7 +40,7 @@ uint64_t evaluation_bytes(const Options& options, const ModelConfig& config, int
   const InferenceStep evaluation =
       build_evaluation_step(config, state_of(options, config, rank), samples, step.sequence,
                             step.loss_chunk_tokens, step.reset_attention_mask);
-  return planned(*evaluation.program, options).own_bytes();
+  return plan_program(*evaluation.program, options).own_bytes();
 }
 
 }  // namespace
@@ -57,7 +50,7 @@ uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_
   options.moe_expert_rank_capacity_factor = room;
   const TrainingStep step = build_training_step(config, state_of(options, config, rank),
                                                 training_step_options(options, config));
-  return planned(*step.program, options).total_bytes();
+  return plan_program(*step.program, options).total_bytes();
 }
 
 double choose_expert_room(const Options& options, const ModelConfig& config, uint64_t usable) {
@@ -68,15 +61,17 @@ double choose_expert_room(const Options& options, const ModelConfig& config, uin
   std::copy_if(kRooms.begin(), kRooms.end(), std::back_inserter(rooms),
                [&](double room) { return room < ep; });
   const uint64_t of_rank = usable / static_cast<uint64_t>(options.ranks_per_gpu);
-  Options tried = options;
+  const auto fits = [&](int32_t rank, double room) {
+    const uint64_t step = step_bytes_with_room(options, config, rank, room);
+    if (step > of_rank) return false;
+    Options tried = options;
+    tried.moe_expert_rank_capacity_factor = room;
+    return step + evaluation_bytes(tried, config, rank) <= of_rank;
+  };
   size_t chosen = 0;
   // Less room never takes more bytes, so each class can only lower it.
   for (const int32_t rank : classify_ranks(config, options.compute_dtype, run).first_rank) {
-    for (; chosen + 1 < rooms.size(); ++chosen) {
-      tried.moe_expert_rank_capacity_factor = rooms[chosen];
-      const uint64_t step = step_bytes_with_room(tried, config, rank, rooms[chosen]);
-      if (step + evaluation_bytes(tried, config, rank) <= of_rank) break;
-    }
+    while (chosen + 1 < rooms.size() && !fits(rank, rooms[chosen])) ++chosen;
   }
   return rooms[chosen];
 }
@@ -92,7 +87,7 @@ uint64_t usable_bytes_of_gpu(const Options& options) {
   if (options.device != Device::cuda) return 0;
   uint64_t bytes = 0;
   if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options)) {
-    bytes = usable_gpu_bytes(options);
+    bytes = cluster->model.memory_bytes;
   } else if (why_no_gpu().empty()) {
     bytes = total_device_bytes();
   }

@@ -14,7 +14,6 @@
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "plan/fallback_step.h"
-#include "runtime/device_memory.h"
 #include "train/planned_program.h"
 #include "train/terminal.h"
 
@@ -89,10 +88,7 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
         {.run = std::make_shared<const RunLayout>(run_layout_of(options, config)), .rank = rank});
     const TrainingStepOptions of_step = training_step_options(options, config);
     const TrainingStep step = build_training_step(config, state, of_step);
-    const auto planned = [&](const Program& program) {
-      return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
-                          planned_traits_of(options));
-    };
+    const auto planned = [&](const Program& program) { return plan_program(program, options); };
     MemoryPlan plan = planned(*step.program);
     plan_fallback_step(config, state, of_step, step, plan, planned);
     return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};

@@ -4,6 +4,8 @@
 #include <string_view>
 
 #include "base/units.h"
+#include "options/cluster_options.h"
+#include "options/device_options.h"
 #include "program/verify.h"
 
 namespace troupe {
@@ -15,6 +17,11 @@ MemoryPlan plan_program(const Program& program, int threads, Device device, cons
                            : plan_memory(program, threads, device, gpu);
   verify_memory_plan(program, plan);
   return plan;
+}
+
+MemoryPlan plan_program(const Program& program, const Options& options) {
+  return plan_program(program, device_spec_of(options).threads_per_rank(), options.device,
+                      planned_traits_of(options));
 }
 
 std::string describe_memory(const MemoryPlan& plan, uint64_t evaluation_bytes,

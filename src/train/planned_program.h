@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/device.h"
+#include "options/options.h"
 #include "passes/memory_plan.h"
 #include "program/program.h"
 
@@ -23,6 +24,9 @@ struct PlannedProgram {
 // `oracle`: without any reuse.
 MemoryPlan plan_program(const Program& program, int threads, Device device, const DeviceTraits& gpu,
                         bool oracle = false);
+
+// The same by what options say: for their device, and on --gpus or this machine's first GPU.
+MemoryPlan plan_program(const Program& program, const Options& options);
 
 // The plan's bytes of one rank, one role a line ("  parameters   12.00 MiB"), then what evaluation
 // and other runs of the same rank need beside it, and the total, which has what lies in the host's
