@@ -24,6 +24,10 @@ target_include_directories(troupe_compiler INTERFACE "${PROJECT_SOURCE_DIR}/src"
 target_compile_options(troupe_compiler INTERFACE
   $<$<COMPILE_LANGUAGE:CXX,CUDA>:-std=c++20>
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -fno-math-errno -fno-trapping-math>)
+# Messages that name a source name it below the project's folder, wherever that lay.
+set(troupe_paths "-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=")
+target_compile_options(troupe_compiler INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:${troupe_paths}> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${troupe_paths}>)
 if(TROUPE_WERROR)
   target_compile_options(troupe_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
