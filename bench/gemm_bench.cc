@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "operation_run.h"
-#include "ops/grouped_linear/grouped_linear.h"
-#include "ops/linear/linear.h"
+#include "ops/experts/grouped_linear/grouped_linear.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 namespace {

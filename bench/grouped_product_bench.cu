@@ -21,7 +21,7 @@
 #include "base/random.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device.cuh"
-#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/experts/grouped_linear/grouped_linear.h"
 #include "program/builder.h"
 #include "runtime/device_memory.h"
 

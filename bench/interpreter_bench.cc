@@ -2,7 +2,7 @@
 // each, so that hardly anything but the interpreter is left. The bound is 2 us per operation.
 #include <benchmark/benchmark.h>
 
-#include "ops/add/add.h"
+#include "ops/elementwise/add/add.h"
 #include "passes/memory_plan.h"
 #include "program/builder.h"
 #include "runtime/cpu/cpu_interpreter.h"

@@ -7,14 +7,14 @@
 #include <string>
 
 #include "operation_run.h"
-#include "ops/activation/activation.h"
-#include "ops/add/add.h"
-#include "ops/combine/combine.h"
-#include "ops/cross_entropy/cross_entropy.h"
-#include "ops/permute/permute.h"
-#include "ops/rms_norm/rms_norm.h"
-#include "ops/rope/rope.h"
-#include "ops/route/route.h"
+#include "ops/attention/rope/rope.h"
+#include "ops/elementwise/activation/activation.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/experts/combine/combine.h"
+#include "ops/experts/permute/permute.h"
+#include "ops/losses/cross_entropy/cross_entropy.h"
+#include "ops/norms/rms_norm/rms_norm.h"
+#include "ops/routing/route/route.h"
 #include "runtime/copy_limit.h"
 
 namespace troupe {

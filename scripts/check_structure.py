@@ -29,10 +29,10 @@ NAMELESS_ROOMS = ["program", "passes", "runtime"]
 SPELLS_FLAGS = ("parallel/post/", "runtime/", "data/")
 
 # Operations each of which is the derivative of the other.
-MUTUAL = [{"ops/all_gather/all_gather", "ops/reduce_scatter/reduce_scatter"},
-          {"ops/combine/combine", "ops/permute/permute"}]
+MUTUAL = [{"ops/exchange/all_gather/all_gather", "ops/exchange/reduce_scatter/reduce_scatter"},
+          {"ops/experts/combine/combine", "ops/experts/permute/permute"}]
 KERNELS = re.compile(r"_(?:cpu|cuda)$")
-KERNEL_FOLDER = re.compile(r"^ops/(\w+)/cuda/.*")
+KERNEL_FOLDER = re.compile(r"^ops/(\w+)/(\w+)/cuda/.*")
 
 HEADERS = {".h", ".cuh"}
 SOURCES = {".cc", ".cu"} | HEADERS
@@ -158,7 +158,7 @@ class Checker:
 
         def unit_of(name):
             stem = KERNELS.sub("", str(Path(name).with_suffix("")))
-            return KERNEL_FOLDER.sub(r"ops/\1/\1", stem)
+            return KERNEL_FOLDER.sub(r"ops/\1/\2/\2", stem)
 
         known = {}  # unit -> unit that it includes -> where
         for name in self.codes:

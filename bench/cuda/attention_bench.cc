@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cuda/device_run.h"
-#include "ops/attention/document_starts.h"
-#include "ops/context_attention/context_attention.h"
+#include "ops/attention/attention/document_starts.h"
+#include "ops/attention/context_attention/context_attention.h"
 
 namespace troupe {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "cuda/device_run.h"
-#include "ops/delta_gates/delta_gates.h"
-#include "ops/gated_delta_rule/gated_delta_rule.h"
+#include "ops/attention/delta_gates/delta_gates.h"
+#include "ops/attention/gated_delta_rule/gated_delta_rule.h"
 
 namespace troupe {
 namespace {

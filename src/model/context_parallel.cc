@@ -1,11 +1,11 @@
 #include "model/context_parallel.h"
 
-#include "ops/all_gather/all_gather.h"
-#include "ops/context_attention/context_attention.h"
-#include "ops/exchange_heads/exchange_heads.h"
-#include "ops/split_columns/split_columns.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
-#include "ops/token_count/token_count.h"
+#include "ops/attention/context_attention/context_attention.h"
+#include "ops/elementwise/split_columns/split_columns.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/exchange_heads/exchange_heads.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/losses/token_count/token_count.h"
 
 namespace troupe {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "model/model_part.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/attention/attention.h"
 #include "program/builder.h"
 #include "program/row_origin.h"
 

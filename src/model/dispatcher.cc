@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/all_gather/all_gather.h"
-#include "ops/dispatch_plan/dispatch_plan.h"
-#include "ops/exchange_rows/exchange_rows.h"
-#include "ops/local_experts/local_experts.h"
-#include "ops/push_rows/push_rows.h"
-#include "ops/reduce_scatter/reduce_scatter.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/exchange_rows/exchange_rows.h"
+#include "ops/exchange/push_rows/push_rows.h"
+#include "ops/exchange/reduce_scatter/reduce_scatter.h"
+#include "ops/routing/dispatch_plan/dispatch_plan.h"
+#include "ops/routing/local_experts/local_experts.h"
 
 namespace troupe {
 namespace {

@@ -9,7 +9,7 @@
 #include "model/context_parallel.h"
 #include "model/dispatcher.h"
 #include "model/model_config.h"
-#include "ops/router_loss/router_loss.h"
+#include "ops/losses/router_loss/router_loss.h"
 #include "program/value.h"
 
 namespace troupe {

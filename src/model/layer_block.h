@@ -15,7 +15,7 @@
 #include "model/forward_pass.h"
 #include "model/parameter_spec.h"
 #include "model/random_place.h"
-#include "ops/rope/rope.h"
+#include "ops/attention/rope/rope.h"
 #include "program/builder.h"
 
 namespace troupe {

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "ops/causal_conv/causal_conv.h"
-#include "ops/rope/length_factor.h"
+#include "ops/attention/causal_conv/causal_conv.h"
+#include "ops/attention/rope/length_factor.h"
 
 namespace troupe {
 namespace {

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/activation/activation.h"
-#include "ops/expert_capacity/expert_capacity.h"
-#include "ops/qk_norm/qk_norm.h"
-#include "ops/rope/rope_frequencies.h"
-#include "ops/router_topk/router_topk.h"
+#include "ops/attention/rope/rope_frequencies.h"
+#include "ops/elementwise/activation/activation.h"
+#include "ops/norms/qk_norm/qk_norm.h"
+#include "ops/routing/expert_capacity/expert_capacity.h"
+#include "ops/routing/router_topk/router_topk.h"
 
 namespace troupe {
 
@@ -54,7 +54,7 @@ struct ModelConfig {
   int32_t linear_value_head_dim = 0;
 
   // Rotary positions. How they are stretched to contexts longer than the first one:
-  // ops/rope/rope_frequencies.h, which rope_scaling() makes of these fields.
+  // ops/attention/rope/rope_frequencies.h, which rope_scaling() makes of these fields.
   double rotary_base = 10000.0;
   double rotary_percent = 1.0;      // of each head: its first part turns
   bool rotary_interleaved = false;  // pairs are neighbours; of latent attention only

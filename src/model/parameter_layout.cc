@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "model/model.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 
 namespace troupe {
 namespace {

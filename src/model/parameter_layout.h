@@ -12,7 +12,7 @@
 #include "model/model_config.h"
 #include "model/parameter_slice.h"
 #include "model/parameter_spec.h"
-#include "ops/slices/slices.h"
+#include "ops/exchange/slices/slices.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_partition.h"
 #include "program/rank_group.h"
@@ -26,7 +26,7 @@ namespace troupe {
                                                   ContextExchange exchange = ContextExchange::p2p);
 
 // Refuses a layout that cuts the blocks in which moments in f8e4m3 share a scale
-// (ops/adamw/moment_blocks.h); `moments`: the setting that asks for these. A layout that
+// (ops/optimizer/adamw/moment_blocks.h); `moments`: the setting that asks for these. A layout that
 // check_layout() passes.
 [[nodiscard]] std::optional<Refusal> check_moment_blocks(const ModelConfig& config,
                                                          const Layout& layout, Setting moments);

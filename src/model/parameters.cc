@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "model/parameter_layout.h"
 #include "model/parameter_owners.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 
 namespace troupe {
 namespace {

@@ -1,6 +1,6 @@
 #include "model/read_parameter.h"
 
-#include "ops/gather_parameter/gather_parameter.h"
+#include "ops/exchange/gather_parameter/gather_parameter.h"
 
 namespace troupe {
 

@@ -1,11 +1,11 @@
 #include "model/tensor_parallel.h"
 
-#include "ops/add_bias/add_bias.h"
-#include "ops/all_gather/all_gather.h"
-#include "ops/copy_to_ranks/copy_to_ranks.h"
-#include "ops/linear/linear.h"
-#include "ops/reduce_scatter/reduce_scatter.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/elementwise/add_bias/add_bias.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
+#include "ops/exchange/reduce_scatter/reduce_scatter.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 

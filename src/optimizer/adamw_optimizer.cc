@@ -1,8 +1,8 @@
 #include "optimizer/adamw_optimizer.h"
 
 #include "base/error.h"
-#include "ops/adamw/adamw.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/adamw.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 
 namespace troupe {
 

@@ -10,8 +10,8 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   // Of the moments: f32, bf16, or f8e4m3, which is that of tensors of two dimensions and more
-  // (ops/adamw/moment_blocks.h), beside which others are so small that theirs stay f32. Those of
-  // f64 parameters are f64 all the same.
+  // (ops/optimizer/adamw/moment_blocks.h), beside which others are so small that theirs stay f32.
+  // Those of f64 parameters are f64 all the same.
   DType exp_avg = DType::f32;
   DType exp_avg_sq = DType::f32;
 };

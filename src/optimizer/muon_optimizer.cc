@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "ops/all_gather/all_gather.h"
-#include "ops/slices/slices.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/slices/slices.h"
 
 namespace troupe {
 

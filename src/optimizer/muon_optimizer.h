@@ -1,6 +1,6 @@
 // Muon (Jordan and others, 2024; the form of Megatron Core): hidden matrices move by their
-// momentum, orthogonalised (ops/newton_schulz, ops/muon); embedding, head, norms and biases by
-// AdamW. Each expert's matrix is one by itself.
+// momentum, orthogonalised (ops/optimizer/newton_schulz, ops/optimizer/muon); embedding, head,
+// norms and biases by AdamW. Each expert's matrix is one by itself.
 //
 // A matrix that is cut over ranks is gathered: each of them orthogonalises all of it, as one rank
 // does, and keeps its slice. With MuonOptions::is_blockwise each orthogonalises its slice by
@@ -8,8 +8,8 @@
 // matrices (model/parameter_owners.h).
 #pragma once
 
-#include "ops/muon/muon.h"
-#include "ops/newton_schulz/newton_schulz.h"
+#include "ops/optimizer/muon/muon.h"
+#include "ops/optimizer/newton_schulz/newton_schulz.h"
 #include "optimizer/adamw_optimizer.h"
 
 namespace troupe {

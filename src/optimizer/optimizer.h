@@ -13,7 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/shape.h"
-#include "ops/slices/slices.h"
+#include "ops/exchange/slices/slices.h"
 #include "program/builder.h"
 #include "program/rank_group.h"
 #include "program/value.h"
@@ -24,7 +24,7 @@ namespace troupe {
 struct OptimizerTensor {
   std::string name;  // "exp_avg"
   StateId values;    // of the shape of what the rank updates
-  StateId scales;    // only of f8e4m3: of its blocks (ops/adamw/moment_blocks.h)
+  StateId scales;    // only of f8e4m3: of its blocks (ops/optimizer/adamw/moment_blocks.h)
 };
 
 // A parameter as a rank updates it.
@@ -35,7 +35,7 @@ struct OptimizedParameter {
   bool is_hidden_matrix = false;      // of a layer, or one for each expert
   std::vector<int64_t> row_matrices;  // rows of what are several matrices; empty: it is one
   // Its matrices are cut over the ranks of a group, and this rank has their slice (all_gather, and
-  // ops/slices). With one rank they are whole.
+  // ops/exchange/slices). With one rank they are whole.
   RankGroup cut_group = RankGroup::tp;
   SliceCut cut;
 };
@@ -61,7 +61,7 @@ struct UpdateScalars {
   ValueId learning_rate;  // f64 [1]
   ValueId weight_decay;   // f64 [1]
   ValueId number;         // i64 [1]: of this update, from 1
-  ValueId coefficient;    // f64 [1]: of clipping (ops/gradient_norm)
+  ValueId coefficient;    // f64 [1]: of clipping (ops/optimizer/gradient_norm)
   ValueId skip;           // i32 [1]: not 0: nothing changes
 };
 

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "ops/rope/length_factor.h"
+#include "ops/attention/rope/length_factor.h"
 #include "options/moe_options.h"
 #include "options/refuse_without.h"
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ops/add/add.h"
+#include "ops/elementwise/add/add.h"
 #include "program/derivative.h"
 
 namespace troupe {

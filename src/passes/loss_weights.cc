@@ -1,9 +1,9 @@
 #include "passes/loss_weights.h"
 
-#include "ops/add/add.h"
-#include "ops/fill/fill.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
-#include "ops/token_count/token_count.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/losses/token_count/token_count.h"
 
 namespace troupe {
 

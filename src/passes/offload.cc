@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/offload/offload.h"
+#include "ops/exchange/offload/offload.h"
 #include "program/rewrite.h"
 
 namespace troupe {

@@ -1,6 +1,6 @@
 #include "passes/pipeline_messages.h"
 
-#include "ops/pipeline_message/pipeline_message.h"
+#include "ops/exchange/pipeline_message/pipeline_message.h"
 
 namespace troupe {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "ops/add/add.h"
-#include "ops/all_reduce/all_reduce.h"
-#include "ops/fill/fill.h"
-#include "ops/gradient_norm/gradient_norm.h"
-#include "ops/shards/shards.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/optimizer/gradient_norm/gradient_norm.h"
+#include "ops/optimizer/shards/shards.h"
 
 namespace troupe {
 namespace {

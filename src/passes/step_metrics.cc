@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
-#include "ops/accumulate/accumulate.h"
-#include "ops/fill/fill.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/optimizer/accumulate/accumulate.h"
 
 namespace troupe {
 

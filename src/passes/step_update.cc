@@ -2,9 +2,9 @@
 
 #include <span>
 
-#include "ops/accumulate/accumulate.h"
-#include "ops/expert_bias_update/expert_bias_update.h"
-#include "ops/gradient_norm/gradient_norm.h"
+#include "ops/optimizer/accumulate/accumulate.h"
+#include "ops/optimizer/gradient_norm/gradient_norm.h"
+#include "ops/routing/expert_bias_update/expert_bias_update.h"
 #include "passes/rank_sums.h"
 
 namespace troupe {

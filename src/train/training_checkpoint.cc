@@ -21,7 +21,7 @@
 #include "io/json.h"
 #include "io/model_config_json.h"
 #include "model/parameter_layout.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 #include "options/options.h"
 
 namespace troupe {

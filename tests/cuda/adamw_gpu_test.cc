@@ -11,8 +11,8 @@
 
 #include "base/random.h"
 #include "cuda/gpu.h"
-#include "ops/adamw/adamw.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/adamw.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 #include "passes/memory_plan.h"
 #include "runtime/make_interpreter.h"
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "cuda/gpu.h"
-#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/experts/grouped_linear/grouped_linear.h"
 #include "runtime/device_memory.h"
 
 namespace troupe::testing {

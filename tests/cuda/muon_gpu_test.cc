@@ -9,7 +9,7 @@
 
 #include "base/random.h"
 #include "cuda/gpu.h"
-#include "ops/muon/muon.h"
+#include "ops/optimizer/muon/muon.h"
 #include "passes/memory_plan.h"
 #include "runtime/make_interpreter.h"
 

@@ -7,8 +7,8 @@
 
 #include "model/model_state.h"
 #include "model/parameters.h"
-#include "ops/newton_schulz/newton_schulz.h"
-#include "ops/slices/slices.h"
+#include "ops/exchange/slices/slices.h"
+#include "ops/optimizer/newton_schulz/newton_schulz.h"
 #include "optimizer/muon_optimizer.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"

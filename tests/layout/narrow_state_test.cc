@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "model/parameter_layout.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 #include "options/refusals.h"
 #include "program/test_models.h"
 #include "support/adamw_state.h"

@@ -16,7 +16,7 @@
 #include "model/blocks/gqa_attention.h"
 #include "model/blocks/moe.h"
 #include "model/blocks/norm.h"
-#include "ops/offload/offload.h"
+#include "ops/exchange/offload/offload.h"
 #include "passes/memory_plan.h"
 #include "passes/step_programs.h"
 #include "plan/print.h"

@@ -9,9 +9,9 @@
 #include "model/model.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
-#include "ops/activation/activation.h"
-#include "ops/linear/linear.h"
-#include "ops/row_gate/row_gate.h"
+#include "ops/elementwise/activation/activation.h"
+#include "ops/elementwise/row_gate/row_gate.h"
+#include "ops/products/linear/linear.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"
 

@@ -2,7 +2,7 @@
 // elementwise operations. Its state is planned and updated in layouts as AdamW's is.
 #include <gtest/gtest.h>
 
-#include "ops/muon/muon.h"
+#include "ops/optimizer/muon/muon.h"
 #include "optimizer/optimizer.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "model/blocks/moe.h"
-#include "ops/activation/activation.h"
+#include "ops/elementwise/activation/activation.h"
 #include "program/rewrite.h"
 #include "support/layout_models.h"
 #include "support/layout_run.h"

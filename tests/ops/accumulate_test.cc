@@ -1,5 +1,5 @@
 // Accumulation: the factor's precision. (The generic tests have f64 itself as their measure.)
-#include "ops/accumulate/accumulate.h"
+#include "ops/optimizer/accumulate/accumulate.h"
 
 #include <gtest/gtest.h>
 #include <vector>

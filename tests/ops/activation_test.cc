@@ -1,5 +1,5 @@
 // Activations against a plain computation from their formulas in double.
-#include "ops/activation/activation.h"
+#include "ops/elementwise/activation/activation.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // AdamW against a naive computation in double over several steps, and its rules for skipping,
 // decay, bf16 parameters and gradients, and moments in fewer bits. (The generic tests cannot run
 // it: it changes state.)
-#include "ops/adamw/adamw.h"
+#include "ops/optimizer/adamw/adamw.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"
 

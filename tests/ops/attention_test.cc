@@ -1,14 +1,14 @@
 // Attention with dropout, documents and values of another size than keys, forward and backward,
 // against the formulas of its header computed plainly in double: the whole matrix of scores at
 // once, so that blocks have no part in it.
-#include "ops/attention/attention.h"
+#include "ops/attention/attention/attention.h"
 
 #include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <vector>
 
-#include "ops/attention/document_starts.h"
+#include "ops/attention/attention/document_starts.h"
 #include "ops/cpu/dropout_mask.h"
 #include "ops/value_test_support.h"
 

@@ -1,6 +1,6 @@
 // The sum of a token's rows: in ascending order of the rows, and so of the experts, whatever the
 // order of the slots.
-#include "ops/combine/combine.h"
+#include "ops/experts/combine/combine.h"
 
 #include <gtest/gtest.h>
 #include <vector>

@@ -1,5 +1,5 @@
 // Counts of experts against a naive count.
-#include "ops/count_experts/count_experts.h"
+#include "ops/routing/count_experts/count_experts.h"
 
 #include <gtest/gtest.h>
 #include <vector>

@@ -1,6 +1,6 @@
 // The plan of a dispatch against its definition, over as many tokens as make several chunks: a
 // token has the number of tokens before it that go to the same rank, wherever chunks begin.
-#include "ops/dispatch_plan/dispatch_plan.h"
+#include "ops/routing/dispatch_plan/dispatch_plan.h"
 
 #include <gtest/gtest.h>
 #include <vector>

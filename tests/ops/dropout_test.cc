@@ -1,7 +1,7 @@
 // Dropout: which elements are kept, and what becomes of them. The mask is compared with its
 // definition written out from base/random.h, element by element; its statistics with those of
 // independent draws. The random numbers are fixed, so a pass is a pass for good.
-#include "ops/dropout/dropout.h"
+#include "ops/elementwise/dropout/dropout.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The gradient of the embedding table against the plain sum over tokens, with a padding token,
 // which gets none: stored, and added to what is there.
-#include "ops/embedding/embedding.h"
+#include "ops/products/embedding/embedding.h"
 
 #include <gtest/gtest.h>
 

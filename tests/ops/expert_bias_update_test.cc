@@ -1,6 +1,6 @@
 // The update of the expert bias: direction, balance, the skip flag. (The generic tests cannot run
 // it: it changes state.)
-#include "ops/expert_bias_update/expert_bias_update.h"
+#include "ops/routing/expert_bias_update/expert_bias_update.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Expert capacity against naive selections, and the capacity of a batch.
-#include "ops/expert_capacity/expert_capacity.h"
+#include "ops/routing/expert_capacity/expert_capacity.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The values of the gradient norm and the clip coefficient.
-#include "ops/gradient_norm/gradient_norm.h"
+#include "ops/optimizer/gradient_norm/gradient_norm.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

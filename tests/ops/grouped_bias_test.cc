@@ -1,6 +1,6 @@
 // Expert biases against a plain computation, with experts without rows, filler rows, and a main
 // gradient that several uses of the bias add up in.
-#include "ops/grouped_bias/grouped_bias.h"
+#include "ops/experts/grouped_bias/grouped_bias.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

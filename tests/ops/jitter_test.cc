@@ -1,6 +1,6 @@
 // The distribution of jitter's factors, what they depend on, and that the gradient has the same
 // ones.
-#include "ops/jitter/jitter.h"
+#include "ops/routing/jitter/jitter.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cuda/sample_variants.h"
-#include "ops/attention/attention_cuda.h"
+#include "ops/attention/attention/attention_cuda.h"
 #include "ops/registry.h"
 #include "support/errors.h"
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <vector>
 
-#include "ops/linear/linear.h"
+#include "ops/products/linear/linear.h"
 #include "ops/value_test_support.h"
 
 namespace troupe::testing {

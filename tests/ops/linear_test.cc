@@ -1,6 +1,6 @@
 // The linear map's bias, against sums written out: one output column, and a main gradient that
 // several uses of the bias add up in. (The generic tests run without main gradients.)
-#include "ops/linear/linear.h"
+#include "ops/products/linear/linear.h"
 
 #include <gtest/gtest.h>
 #include <memory>

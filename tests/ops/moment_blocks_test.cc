@@ -1,6 +1,6 @@
 // The codes and scales of moments in 8 bits: each number becomes a code beside it, as often as its
 // expected value asks for, and what a code stands for is left alone.
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 
 #include <bit>
 #include <cmath>

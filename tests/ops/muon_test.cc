@@ -1,6 +1,6 @@
 // Muon's operations against formulas written out in double: newton_schulz by plain loops and by
 // the singular values of what it gives, momentum and update by a scalar computation over steps.
-#include "ops/muon/muon.h"
+#include "ops/optimizer/muon/muon.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/newton_schulz/newton_schulz.h"
+#include "ops/optimizer/newton_schulz/newton_schulz.h"
 #include "ops/value_test_support.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"

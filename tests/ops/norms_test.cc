@@ -6,10 +6,10 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/layer_norm/layer_norm.h"
-#include "ops/qk_norm/qk_norm.h"
-#include "ops/rms_norm/rms_norm.h"
-#include "ops/rope/rope.h"
+#include "ops/attention/rope/rope.h"
+#include "ops/norms/layer_norm/layer_norm.h"
+#include "ops/norms/qk_norm/qk_norm.h"
+#include "ops/norms/rms_norm/rms_norm.h"
 #include "ops/value_test_support.h"
 
 namespace troupe::testing {

@@ -1,13 +1,13 @@
 // The distribution of random_logits, what it depends on, the gradient that passes through, and that
 // a router given them spreads its tokens.
-#include "ops/random_logits/random_logits.h"
+#include "ops/routing/random_logits/random_logits.h"
 
 #include <cmath>
 #include <gtest/gtest.h>
 #include <vector>
 
 #include "base/random.h"
-#include "ops/router_topk/router_topk.h"
+#include "ops/routing/router_topk/router_topk.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {

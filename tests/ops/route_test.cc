@@ -1,6 +1,6 @@
 // Route, permute and combine against naive computations; and the experts of an MoE layer with
 // padded rows against those without.
-#include "ops/route/route.h"
+#include "ops/routing/route/route.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/activation/activation.h"
-#include "ops/combine/combine.h"
-#include "ops/grouped_linear/grouped_linear.h"
-#include "ops/permute/permute.h"
+#include "ops/elementwise/activation/activation.h"
+#include "ops/experts/combine/combine.h"
+#include "ops/experts/grouped_linear/grouped_linear.h"
+#include "ops/experts/permute/permute.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/count_experts/count_experts.h"
-#include "ops/load_balancing_loss/load_balancing_loss.h"
-#include "ops/router_entropy/router_entropy.h"
-#include "ops/router_z_loss/router_z_loss.h"
+#include "ops/losses/load_balancing_loss/load_balancing_loss.h"
+#include "ops/losses/router_entropy/router_entropy.h"
+#include "ops/losses/router_z_loss/router_z_loss.h"
+#include "ops/routing/count_experts/count_experts.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {

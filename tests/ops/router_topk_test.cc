@@ -1,6 +1,6 @@
 // The results of router_topk against a naive computation in double, and its rules for ties, NaN and
 // given experts.
-#include "ops/router_topk/router_topk.h"
+#include "ops/routing/router_topk/router_topk.h"
 
 #include <algorithm>
 #include <cmath>

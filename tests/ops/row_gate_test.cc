@@ -1,5 +1,5 @@
 // Gated rows against a plain computation in double.
-#include "ops/row_gate/row_gate.h"
+#include "ops/elementwise/row_gate/row_gate.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // sinkhorn_topk against a naive loop over the formulas, and what it is for: balance.
-#include "ops/sinkhorn/sinkhorn.h"
+#include "ops/routing/sinkhorn/sinkhorn.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Slices that are cut out of a whole tensor by plain loops, against what join_slices and take_slice
 // make of them.
-#include "ops/slices/slices.h"
+#include "ops/exchange/slices/slices.h"
 
 #include <gtest/gtest.h>
 #include <numeric>

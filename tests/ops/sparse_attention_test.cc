@@ -1,6 +1,6 @@
 // Sparse attention, its indexer and the indexer's loss against plain computations: scores of all
 // pairs in full matrices, a sort for the choice, dense attention under a mask.
-#include "ops/sparse_attention/sparse_attention.h"
+#include "ops/attention/sparse_attention/sparse_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention_target/attention_target.h"
-#include "ops/index_loss/index_loss.h"
-#include "ops/index_topk/index_topk.h"
+#include "ops/attention/attention_target/attention_target.h"
+#include "ops/attention/index_topk/index_topk.h"
+#include "ops/losses/index_loss/index_loss.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {

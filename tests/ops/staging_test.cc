@@ -9,16 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "ops/all_gather/all_gather.h"
-#include "ops/all_reduce/all_reduce.h"
-#include "ops/dispatch_plan/dispatch_plan.h"
-#include "ops/exchange_heads/exchange_heads.h"
-#include "ops/exchange_rows/exchange_rows.h"
-#include "ops/prefix_sum/prefix_sum.h"
-#include "ops/push_rows/push_rows.h"
-#include "ops/reduce_scatter/reduce_scatter.h"
-#include "ops/shards/shards.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/exchange_heads/exchange_heads.h"
+#include "ops/exchange/exchange_rows/exchange_rows.h"
+#include "ops/exchange/prefix_sum/prefix_sum.h"
+#include "ops/exchange/push_rows/push_rows.h"
+#include "ops/exchange/reduce_scatter/reduce_scatter.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/optimizer/shards/shards.h"
+#include "ops/routing/dispatch_plan/dispatch_plan.h"
 #include "passes/memory_plan.h"
 #include "program/op_spec.h"
 

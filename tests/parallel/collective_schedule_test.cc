@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/all_reduce/all_reduce.h"
-#include "ops/fill/fill.h"
-#include "ops/pipeline_message/pipeline_message.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/pipeline_message/pipeline_message.h"
 #include "program/op_spec.h"
 
 namespace troupe {

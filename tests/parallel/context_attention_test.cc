@@ -1,6 +1,6 @@
 // The forms of attention over several ranks, against attention on one: outputs and gradients of
 // every rank's rows, in every dtype.
-#include "ops/context_attention/context_attention.h"
+#include "ops/attention/context_attention/context_attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/exchange_rows/exchange_rows.h"
-#include "ops/push_rows/push_rows.h"
+#include "ops/exchange/exchange_rows/exchange_rows.h"
+#include "ops/exchange/push_rows/push_rows.h"
 #include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/all_reduce/all_reduce.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
 #include "program/shard.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "support/rank_program.h"

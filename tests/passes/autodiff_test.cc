@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/add/add.h"
-#include "ops/gather_parameter/gather_parameter.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "passes/inference_programs.h"
 #include "passes/step_programs.h"
 #include "program/test_models.h"

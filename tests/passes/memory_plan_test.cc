@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/offload/offload.h"
+#include "ops/exchange/offload/offload.h"
 #include "passes/step_programs.h"
 #include "program/test_models.h"
 #include "program/toy_operations.h"

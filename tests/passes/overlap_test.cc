@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "ops/accumulate/accumulate.h"
-#include "ops/add/add.h"
-#include "ops/dispatch_plan/dispatch_plan.h"
-#include "ops/fill/fill.h"
-#include "ops/pipeline_message/pipeline_message.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/exchange/pipeline_message/pipeline_message.h"
+#include "ops/optimizer/accumulate/accumulate.h"
+#include "ops/routing/dispatch_plan/dispatch_plan.h"
 #include "program/builder.h"
 
 namespace troupe {

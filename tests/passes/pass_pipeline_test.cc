@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/add/add.h"
-#include "ops/fill/fill.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
 #include "program/builder.h"
 
 namespace troupe {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "ops/all_reduce/all_reduce.h"
-#include "ops/fill/fill.h"
-#include "ops/pipeline_message/pipeline_message.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/pipeline_message/pipeline_message.h"
 #include "passes/memory_plan.h"
 #include "program/toy_operations.h"
 #include "program/verify.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 
-#include "ops/linear/linear.h"
+#include "ops/products/linear/linear.h"
 #include "program/builder.h"
 
 namespace troupe {

@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 #include <memory>
 
-#include "ops/all_gather/all_gather.h"
-#include "ops/all_reduce/all_reduce.h"
-#include "ops/linear/linear.h"
-#include "ops/pipeline_message/pipeline_message.h"
-#include "ops/reduce_scatter/reduce_scatter.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/pipeline_message/pipeline_message.h"
+#include "ops/exchange/reduce_scatter/reduce_scatter.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/products/linear/linear.h"
 #include "ops/registry.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
 #include "program/builder.h"
 
 namespace troupe {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/add/add.h"
-#include "ops/fill/fill.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
 
 namespace troupe {
 namespace {

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "ops/accumulate/accumulate.h"
-#include "ops/add/add.h"
-#include "ops/fill/fill.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/optimizer/accumulate/accumulate.h"
 #include "program/builder.h"
 #include "program/verify.h"
 #include "runtime/state_storage.h"

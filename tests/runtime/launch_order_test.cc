@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/fill/fill.h"
+#include "ops/elementwise/fill/fill.h"
 #include "program/builder.h"
 
 namespace troupe {

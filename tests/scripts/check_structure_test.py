@@ -82,10 +82,10 @@ class CheckStructure(unittest.TestCase):
                               "circle of units: train/a -> train/b -> train/a")
 
     def test_kernels_belong_to_their_operation(self):
-        result = self.check({"ops/x/x.h": "#pragma once\n",
-                             "ops/x/x.cc": '#include "ops/x/x_cpu.h"\n#include "ops/x/cuda/y.h"\n',
-                             "ops/x/x_cpu.h": '#pragma once\n#include "ops/x/x.h"\n',
-                             "ops/x/cuda/y.h": '#pragma once\n#include "ops/x/x.h"\n'})
+        result = self.check({"ops/g/x/x.h": "#pragma once\n",
+                             "ops/g/x/x.cc": '#include "ops/g/x/x_cpu.h"\n#include "ops/g/x/cuda/y.h"\n',
+                             "ops/g/x/x_cpu.h": '#pragma once\n#include "ops/g/x/x.h"\n',
+                             "ops/g/x/cuda/y.h": '#pragma once\n#include "ops/g/x/x.h"\n'})
         self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_core_over_budget(self):

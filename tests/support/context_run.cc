@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/random.h"
-#include "ops/attention/document_starts.h"
+#include "ops/attention/attention/document_starts.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"
 #include "passes/autodiff.h"

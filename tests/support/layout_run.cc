@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/random.h"
-#include "ops/adamw/moment_blocks.h"
+#include "ops/optimizer/adamw/moment_blocks.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
 #include "parallel/thread_group.h"

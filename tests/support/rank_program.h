@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "ops/all_reduce/all_reduce.h"
-#include "ops/prefix_sum/prefix_sum.h"
+#include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/prefix_sum/prefix_sum.h"
 #include "parallel/process_group.h"
 #include "program/builder.h"
 #include "program/verify.h"

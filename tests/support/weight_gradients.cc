@@ -3,10 +3,10 @@
 #include <memory>
 
 #include "base/random.h"
-#include "ops/embedding/embedding.h"
-#include "ops/grouped_bias/grouped_bias.h"
-#include "ops/grouped_linear/grouped_linear.h"
-#include "ops/linear/linear.h"
+#include "ops/experts/grouped_bias/grouped_bias.h"
+#include "ops/experts/grouped_linear/grouped_linear.h"
+#include "ops/products/embedding/embedding.h"
+#include "ops/products/linear/linear.h"
 #include "passes/memory_plan.h"
 #include "program/verify.h"
 #include "runtime/make_interpreter.h"

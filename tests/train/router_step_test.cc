@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/count_experts/count_experts.h"
-#include "ops/load_balancing_loss/load_balancing_loss.h"
-#include "ops/router_topk/router_topk.h"
+#include "ops/losses/load_balancing_loss/load_balancing_loss.h"
+#include "ops/routing/count_experts/count_experts.h"
+#include "ops/routing/router_topk/router_topk.h"
 #include "program/op_spec.h"
 #include "train/train_test_support.h"
 

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <memory>
 
-#include "ops/add/add.h"
-#include "ops/fill/fill.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
 #include "program/builder.h"
 
 namespace troupe {

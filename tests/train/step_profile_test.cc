@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "ops/add/add.h"
-#include "ops/fill/fill.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/elementwise/add/add.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "program/builder.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -2,7 +2,7 @@
 
 #include "model/layout_rules.h"
 #include "model/tensor_parallel.h"
-#include "ops/linear/linear.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 

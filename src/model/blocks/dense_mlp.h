@@ -7,7 +7,7 @@
 #pragma once
 
 #include "model/layer_block.h"
-#include "ops/activation/activation.h"
+#include "ops/elementwise/activation/activation.h"
 #include "program/module.h"
 
 namespace troupe {

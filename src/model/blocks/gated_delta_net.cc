@@ -10,14 +10,14 @@
 #include "model/layout_rules.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
-#include "ops/causal_conv/causal_conv.h"
-#include "ops/column_groups/column_groups.h"
-#include "ops/delta_gates/delta_gates.h"
-#include "ops/exchange_heads/exchange_heads.h"
-#include "ops/gated_delta_rule/gated_delta_rule.h"
-#include "ops/gated_norm/gated_norm.h"
-#include "ops/linear/linear.h"
-#include "ops/slices/slices.h"
+#include "ops/attention/causal_conv/causal_conv.h"
+#include "ops/attention/delta_gates/delta_gates.h"
+#include "ops/attention/gated_delta_rule/gated_delta_rule.h"
+#include "ops/elementwise/column_groups/column_groups.h"
+#include "ops/exchange/exchange_heads/exchange_heads.h"
+#include "ops/exchange/slices/slices.h"
+#include "ops/norms/gated_norm/gated_norm.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 

@@ -7,10 +7,10 @@
 //   rule(q, k, v, sigma(b), -exp(delta_decay) softplus(a + delta_bias)) branch     = (norm(o)
 //   silu(z)) w_delta_out^T, the norm that of each head
 //
-// (ops/causal_conv, ops/delta_gates, ops/gated_delta_rule, ops/gated_norm). Ranks of tp share the
-// key heads. Those of cp, which share the sequences, exchange rows for heads before the convolution
-// and back after the rule, whatever attention does: in between each has whole sequences of its
-// share of the heads that tp leaves.
+// (ops/attention/causal_conv, ops/attention/delta_gates, ops/attention/gated_delta_rule,
+// ops/norms/gated_norm). Ranks of tp share the key heads. Those of cp, which share the sequences,
+// exchange rows for heads before the convolution and back after the rule, whatever attention does:
+// in between each has whole sequences of its share of the heads that tp leaves.
 #pragma once
 
 #include "model/layer_block.h"

@@ -7,12 +7,12 @@
 #include "model/layout_rules.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
-#include "ops/attention/attention.h"
-#include "ops/column_groups/column_groups.h"
-#include "ops/fill/fill.h"
-#include "ops/linear/linear.h"
-#include "ops/qk_norm/qk_norm.h"
-#include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/attention/attention/attention.h"
+#include "ops/elementwise/column_groups/column_groups.h"
+#include "ops/elementwise/fill/fill.h"
+#include "ops/elementwise/sigmoid_gate/sigmoid_gate.h"
+#include "ops/norms/qk_norm/qk_norm.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 

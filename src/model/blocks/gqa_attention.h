@@ -9,10 +9,9 @@
 //   branch  = (attention(q, k, v) sigma(g)) w_attention_out^T
 //
 // Parameters: w_qkv [(heads + 2 groups) d, hidden], b_qkv, q_norm and k_norm ([d] or, over the
-// whole projection, [heads d] and [groups d]), sinks [heads] (ops/attention_sinks), w_attention_out
-// [hidden, heads d], b_attention_out.
-// Ranks of tp share the heads; key and value heads that are fewer than these ranks are held by
-// several.
+// whole projection, [heads d] and [groups d]), sinks [heads] (ops/attention/attention_sinks),
+// w_attention_out [hidden, heads d], b_attention_out. Ranks of tp share the heads; key and value
+// heads that are fewer than these ranks are held by several.
 #pragma once
 
 #include "model/layer_block.h"

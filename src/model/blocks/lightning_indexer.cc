@@ -3,13 +3,13 @@
 #include "model/context_parallel.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
-#include "ops/all_gather/all_gather.h"
-#include "ops/attention_target/attention_target.h"
-#include "ops/index_loss/index_loss.h"
-#include "ops/layer_norm/layer_norm.h"
-#include "ops/linear/linear.h"
-#include "ops/rope/rope.h"
-#include "ops/sum_over_ranks/sum_over_ranks.h"
+#include "ops/attention/attention_target/attention_target.h"
+#include "ops/attention/rope/rope.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
+#include "ops/losses/index_loss/index_loss.h"
+#include "ops/norms/layer_norm/layer_norm.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 

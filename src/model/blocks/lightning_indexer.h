@@ -1,5 +1,5 @@
 // The indexer of sparse attention (DeepSeek-V3.2, 2025, section 2.1), which chooses the keys of
-// each query by scores of its own (ops/index_topk/index_topk.h):
+// each query by scores of its own (ops/attention/index_topk/index_topk.h):
 //
 //   q = rope(c w_index_q^T)              heads of d elements, of the latent c of the queries
 //   k = rope(norm(x w_index_k^T))        one head; a layer norm with gain and shift
@@ -7,15 +7,16 @@
 // The first elements of a head turn, in pairs (i, i + r / 2).
 //
 // It reads the model's tokens and gives them no gradient. What it learns from is a loss of its own
-// (ops/index_loss/index_loss.h): the main attention's distribution over the keys is the target.
+// (ops/losses/index_loss/index_loss.h): the main attention's distribution over the keys is the
+// target.
 //
 // All of it is the same on all ranks of tp. With sequence parallelism each makes the keys and
 // weights of its rows, gathers those of the others, and counts the whole loss as its share of it.
 #pragma once
 
 #include "model/layer_block.h"
-#include "ops/index_topk/index_topk.h"
-#include "ops/sparse_attention/sparse_attention.h"
+#include "ops/attention/index_topk/index_topk.h"
+#include "ops/attention/sparse_attention/sparse_attention.h"
 #include "program/module.h"
 
 namespace troupe {

@@ -7,11 +7,11 @@
 #include "model/layout_rules.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
-#include "ops/attention/attention.h"
-#include "ops/linear/linear.h"
-#include "ops/mla_rows/mla_rows.h"
-#include "ops/rms_norm/rms_norm.h"
-#include "ops/split_columns/split_columns.h"
+#include "ops/attention/attention/attention.h"
+#include "ops/attention/mla_rows/mla_rows.h"
+#include "ops/elementwise/split_columns/split_columns.h"
+#include "ops/norms/rms_norm/rms_norm.h"
+#include "ops/products/linear/linear.h"
 
 namespace troupe {
 

@@ -1,8 +1,8 @@
 #include "model/blocks/norm.h"
 
 #include "model/layer_block.h"
-#include "ops/layer_norm/layer_norm.h"
-#include "ops/rms_norm/rms_norm.h"
+#include "ops/norms/layer_norm/layer_norm.h"
+#include "ops/norms/rms_norm/rms_norm.h"
 
 namespace troupe {
 

@@ -6,11 +6,11 @@
 #include "model/context_parallel.h"
 #include "model/model_state.h"
 #include "model/tensor_parallel.h"
-#include "ops/all_gather/all_gather.h"
-#include "ops/column_groups/column_groups.h"
-#include "ops/head_linear/head_linear.h"
-#include "ops/join_rotated/join_rotated.h"
-#include "ops/sparse_attention/sparse_attention.h"
+#include "ops/attention/join_rotated/join_rotated.h"
+#include "ops/attention/sparse_attention/sparse_attention.h"
+#include "ops/elementwise/column_groups/column_groups.h"
+#include "ops/exchange/all_gather/all_gather.h"
+#include "ops/products/head_linear/head_linear.h"
 
 namespace troupe {
 

@@ -1,7 +1,7 @@
 // Attention of a block of queries to a block of keys of one head: the arithmetic that all kernels
-// of causal attention share (ops/attention/attention.h has the formulas). A block is a stretch of
-// consecutive positions of a sequence; which keys a query sees depends on positions alone, so it
-// does not matter where the rows of a block come from.
+// of causal attention share (ops/attention/attention/attention.h has the formulas). A block is a
+// stretch of consecutive positions of a sequence; which keys a query sees depends on positions
+// alone, so it does not matter where the rows of a block come from.
 //
 // Everything is in the accumulation type A. Memory is the caller's; any number of threads at once.
 #pragma once
@@ -14,7 +14,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "ops/attention/attention_mask.h"
+#include "ops/attention/attention/attention_mask.h"
 #include "ops/cpu/dropout_mask.h"
 #include "ops/cpu/exponentials.h"
 #include "ops/cpu/gemm.h"

@@ -6,7 +6,7 @@
 
 #include "ops/cpu/exponentials.h"
 #include "ops/cpu/vector.h"
-#include "ops/router_topk/score_function.h"
+#include "ops/routing/router_topk/score_function.h"
 
 namespace troupe {
 

@@ -1,9 +1,9 @@
 // Loops over tokens of the kernels that read a router's logits [T, E], f32 or f64: a warp for each
-// token. The counterpart of ops/router_loss/router_loss_cpu.h and ops/cpu/router_scores.h.
+// token. The counterpart of ops/losses/router_loss/router_loss_cpu.h and ops/cpu/router_scores.h.
 #pragma once
 
 #include "ops/cuda/device.cuh"
-#include "ops/router_topk/score_function.h"
+#include "ops/routing/router_topk/score_function.h"
 #include "program/program.h"
 
 namespace troupe {
@@ -50,7 +50,7 @@ struct TokenLogits {
   }
 };
 
-// The tokens that count: TokenMask of ops/router_loss/router_loss_cpu.h.
+// The tokens that count: TokenMask of ops/losses/router_loss/router_loss_cpu.h.
 struct DeviceTokenMask {
   const int32_t* mask = nullptr;  // null: all count
   const int32_t* count = nullptr;

@@ -1,0 +1,310 @@
+#include "ops/cuda/raw_step.cuh"
+#include "ops/elementwise/activation/activation.h"
+
+namespace troupe {
+namespace {
+
+// The functions, as in activation_cpu.cc: phi(x), and its derivative.
+template <class A>
+struct ValueAndSlope {
+  A value;
+  A slope;
+};
+
+// With bf16 elements the exponential and the division are the GPU's own, which are off by 2^-21:
+// that is far less than the elements' rounding.
+template <class T, class A>
+__device__ __forceinline__ A sigmoid_for(A x) {
+  return sigmoid(x);
+}
+template <>
+__device__ __forceinline__ float sigmoid_for<Bf16>(float x) {
+  constexpr float kLog2E = 1.4426950408889634F;
+  float power;
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-kLog2E * x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0F + power));
+  return result;
+}
+
+template <ActivationFunction function, class T>
+__device__ __forceinline__ ValueAndSlope<accumulation_t<T>> evaluate(accumulation_t<T> x) {
+  using A = accumulation_t<T>;
+  if constexpr (function == ActivationFunction::silu) {
+    const A s = sigmoid_for<T>(x);
+    return {x * s, s * (A(1) + x * (A(1) - s))};
+  } else if constexpr (function == ActivationFunction::gelu) {
+    const A cumulative = A(0.5) * erfc(x * A(-0.70710678118654752440));
+    const A density = A(0.39894228040143267794) * exp(A(-0.5) * x * x);
+    return {x * cumulative, cumulative + x * density};
+  } else if constexpr (function == ActivationFunction::gelu_tanh) {
+    constexpr A kLinear = A(1.5957691216057308);  // 2 sqrt(2 / pi)
+    constexpr A kCubic = A(0.044715) * kLinear;
+    const A square = x * x;
+    const A s = sigmoid_for<T>(x * (kLinear + kCubic * square));
+    return {x * s, s * (A(1) + x * (A(1) - s) * (kLinear + A(3) * kCubic * square))};
+  } else if constexpr (function == ActivationFunction::quick_gelu) {
+    const A scaled = A(1.702) * x;
+    const A s = sigmoid_for<T>(scaled);
+    return {x * s, s * (A(1) + scaled * (A(1) - s))};
+  } else if constexpr (function == ActivationFunction::relu) {
+    return {x < A(0) ? A(0) : x, x > A(0) ? A(1) : A(0)};  // NaN stays NaN
+  } else {
+    const A positive = x < A(0) ? A(0) : x;
+    return {positive * positive, A(2) * positive};
+  }
+}
+
+// Clamp and offset of the halves of a gated row.
+template <class A>
+struct Halves {
+  A bound;
+  A offset;
+
+  explicit Halves(const ActivationAttributes& attributes)
+      : bound(attributes.clamp > 0 ? static_cast<A>(attributes.clamp) : static_cast<A>(INFINITY)),
+        offset(static_cast<A>(attributes.linear_offset)) {}
+  __device__ A gate(A g) const { return g > bound ? bound : g; }
+  __device__ bool clamps_gate(A g) const { return g > bound; }
+  __device__ A linear(A u) const {
+    const A below = u > bound ? bound : u;
+    return (below < -bound ? -bound : below) + offset;
+  }
+  __device__ bool clamps_linear(A u) const { return u > bound || u < -bound; }
+};
+
+// The router's weight of each row.
+template <class A>
+struct RowWeights {
+  const A* weights;  // nullptr: all are 1
+  const int32_t* row_slot;
+  int64_t slots;
+
+  // -1: none, so the row is a filler.
+  __device__ int64_t slot(int64_t row) const {
+    if (weights == nullptr) return 0;
+    const int32_t slot = row_slot[row];
+    return slot < slots ? slot : -1;
+  }
+  __device__ A of_slot(int64_t slot) const {
+    if (slot < 0) return A(0);
+    return weights != nullptr ? weights[slot] : A(1);
+  }
+};
+
+// A step of a row, as it lies in memory: an element without gate has it in place of the gate.
+template <class T, int kStep>
+struct ActivationStep {
+  RawStep<T, kStep> gate, up, d;
+};
+
+// Calls body(i, step) for the first elements i of this thread's steps of a row. Each step is on its
+// way while the one before is worked on, and the first one before `prepare()`.
+template <int kStep, class Load, class Prepare, class Body>
+__device__ __forceinline__ void for_loaded_steps(int64_t n, const Load& load,
+                                                 const Prepare& prepare, const Body& body) {
+  const int64_t stride = int64_t{blockDim.x} * kStep;
+  int64_t i = int64_t{threadIdx.x} * kStep;
+  auto step = load(i < n ? i : 0);
+  prepare();
+  while (i < n) {
+    auto next = step;
+    if (i + stride < n) next = load(i + stride);
+    body(i, step);
+    step = next;
+    i += stride;
+  }
+}
+
+// A block for each row that is expected; where more have come, blocks take further ones.
+template <class T, int kStep, ActivationFunction function>
+__global__ void activation_kernel(const T* x, RowWeights<accumulation_t<T>> weights, T* y,
+                                  LiveRows rows, int64_t f, bool gated,
+                                  Halves<accumulation_t<T>> halves) {
+  using A = accumulation_t<T>;
+  const int64_t count = rows.count();
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const T* in = x + row * (gated ? 2 * f : f);
+    T* out = y + row * f;
+    int64_t slot = 0;
+    A weight = 0;
+    for_loaded_steps<kStep>(
+        f,
+        [=](int64_t i) {
+          ActivationStep<T, kStep> step{};
+          step.gate = load_raw<T, kStep>(in + i);
+          if (gated) step.up = load_raw<T, kStep>(in + f + i);
+          return step;
+        },
+        [&] {
+          slot = weights.slot(row);
+          weight = weights.of_slot(slot);
+        },
+        [&](int64_t i, const ActivationStep<T, kStep>& step) {
+          const Pack<T> gate = unpack(step.gate);
+          const Pack<T> up = unpack(step.up);
+          Pack<T> result;
+#pragma unroll
+          for (int j = 0; j < kStep; ++j) {
+            const A g = widen(gate.values[j]);
+            const A value = gated ? evaluate<function, T>(halves.gate(g)).value *
+                                        halves.linear(widen(up.values[j]))
+                                  : evaluate<function, T>(g).value;
+            result.values[j] = round_to<T>(slot < 0 ? A(0) : value * weight);
+          }
+          store_step<T, kStep>(out + i, result);
+        });
+  }
+}
+
+// dx may be x: each element of a row is read before it is written, and by the same thread.
+template <class T, int kStep, ActivationFunction function>
+__global__ void activation_gradient_kernel(const T* x, const T* dy,
+                                           RowWeights<accumulation_t<T>> weights, T* dx,
+                                           accumulation_t<T>* d_weights, LiveRows rows, int64_t f,
+                                           bool gated, Halves<accumulation_t<T>> halves) {
+  using A = accumulation_t<T>;
+  __shared__ A shared[32];
+  const int64_t count = rows.count();
+  const int64_t width = gated ? 2 * f : f;
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const T* in = x + row * width;
+    const T* d_out = dy + row * f;
+    T* d_in = dx + row * width;
+    int64_t slot = 0;
+    A weight = 0;
+    A sum = 0;
+    for_loaded_steps<kStep>(
+        f,
+        [=](int64_t i) {
+          ActivationStep<T, kStep> step{};
+          step.gate = load_raw<T, kStep>(in + i);
+          if (gated) step.up = load_raw<T, kStep>(in + f + i);
+          step.d = load_raw<T, kStep>(d_out + i);
+          return step;
+        },
+        [&] {
+          slot = weights.slot(row);
+          weight = weights.of_slot(slot);
+        },
+        [&](int64_t i, const ActivationStep<T, kStep>& step) {
+          const Pack<T> gates = unpack(step.gate);
+          const Pack<T> ups = unpack(step.up);
+          const Pack<T> ds = unpack(step.d);
+          Pack<T> d_gate;
+          Pack<T> d_up;
+#pragma unroll
+          for (int j = 0; j < kStep; ++j) {
+            const A g = widen(gates.values[j]);
+            const A d = widen(ds.values[j]);
+            if (gated) {
+              const A u = widen(ups.values[j]);
+              const A linear = halves.linear(u);
+              const auto phi = evaluate<function, T>(halves.gate(g));
+              sum += phi.value * linear * d;
+              const bool none = slot < 0;
+              d_gate.values[j] = round_to<T>(
+                  none || halves.clamps_gate(g) ? A(0) : d * weight * linear * phi.slope);
+              d_up.values[j] =
+                  round_to<T>(none || halves.clamps_linear(u) ? A(0) : d * weight * phi.value);
+            } else {
+              const auto phi = evaluate<function, T>(g);
+              sum += phi.value * d;
+              d_gate.values[j] = round_to<T>(slot < 0 ? A(0) : d * weight * phi.slope);
+            }
+          }
+          store_step<T, kStep>(d_in + i, d_gate);
+          if (gated) store_step<T, kStep>(d_in + f + i, d_up);
+        });
+    if (d_weights == nullptr || slot < 0) continue;
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) d_weights[slot] = sum;
+    if (row + gridDim.x < count) __syncthreads();  // before `shared` is used again
+  }
+}
+
+template <class A>
+RowWeights<A> row_weights(const CudaKernelArguments& args, int i) {
+  const A* weights = args.in<A>(i);
+  return {weights, args.in<int32_t>(i + 1),
+          weights != nullptr ? args.input(i).shape.elements() : 0};
+}
+
+// Calls run with the function as a type's constant.
+template <class Run>
+void with_function(ActivationFunction function, const Run& run) {
+  const auto call = [&]<ActivationFunction constant> {
+    run(std::integral_constant<ActivationFunction, constant>());
+  };
+  switch (function) {
+    case ActivationFunction::silu:
+      return call.template operator()<ActivationFunction::silu>();
+    case ActivationFunction::gelu:
+      return call.template operator()<ActivationFunction::gelu>();
+    case ActivationFunction::gelu_tanh:
+      return call.template operator()<ActivationFunction::gelu_tanh>();
+    case ActivationFunction::quick_gelu:
+      return call.template operator()<ActivationFunction::quick_gelu>();
+    case ActivationFunction::relu:
+      return call.template operator()<ActivationFunction::relu>();
+    case ActivationFunction::squared_relu:
+      return call.template operator()<ActivationFunction::squared_relu>();
+  }
+}
+
+template <class T>
+struct ActivationCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto& attributes = args.attributes->as<ActivationAttributes>();
+    const Shape& y = args.output(0).shape;
+    constexpr int kPack = Pack<T>::kElements;
+    const bool packs = is_made_of_packs<T>(y[1]);
+    with_function(attributes.function, [&](auto function) {
+      constexpr ActivationFunction kFunction = decltype(function)::value;
+      const LiveRows rows(args.input(0));
+      launch(args, {static_cast<unsigned>(rows.expected), threads_for_row(y[1], packs ? kPack : 1)},
+             packs ? activation_kernel<T, kPack, kFunction> : activation_kernel<T, 1, kFunction>,
+             args.in<T>(0), row_weights<A>(args, 1), args.out<T>(0), rows, y[1], attributes.gated,
+             Halves<A>(attributes));
+    });
+  }
+};
+
+template <class T>
+struct ActivationGradientCuda {
+  static void run(const CudaKernelArguments& args) {
+    using A = accumulation_t<T>;
+    const auto& attributes = args.attributes->as<ActivationAttributes>();
+    const Shape& dy = args.input(1).shape;
+    constexpr int kPack = Pack<T>::kElements;
+    const bool packs = is_made_of_packs<T>(dy[1]);
+    A* d_weights = nullptr;
+    if (args.in<A>(2) != nullptr) {
+      d_weights = args.out<A>(1);  // slots without a row get 0
+      clear(args, d_weights, static_cast<size_t>(args.output(1).shape.elements()) * sizeof(A));
+    }
+    with_function(attributes.function, [&](auto function) {
+      constexpr ActivationFunction kFunction = decltype(function)::value;
+      const LiveRows rows(args.input(0));
+      launch(args,
+             {static_cast<unsigned>(rows.expected), threads_for_row(dy[1], packs ? kPack : 1)},
+             packs ? activation_gradient_kernel<T, kPack, kFunction>
+                   : activation_gradient_kernel<T, 1, kFunction>,
+             args.in<T>(0), args.in<T>(1), row_weights<A>(args, 2), args.out<T>(0), d_weights, rows,
+             dy[1], attributes.gated, Halves<A>(attributes));
+    });
+  }
+};
+
+}  // namespace
+
+CudaKernel activation_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<ActivationCuda>(op.output(0).dtype);
+}
+
+CudaKernel activation_gradient_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<ActivationGradientCuda>(op.output(0).dtype);
+}
+
+}  // namespace troupe

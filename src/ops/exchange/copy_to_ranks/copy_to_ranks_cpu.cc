@@ -1,0 +1,25 @@
+#include <cstddef>
+#include <cstring>
+
+#include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kCopyGrain = int64_t{1} << 18;  // bytes
+
+}  // namespace
+
+void copy_to_ranks_cpu(const KernelArguments& args) {
+  const TensorView& x = args.input(0);
+  auto* target = static_cast<std::byte*>(args.output(0).data);
+  const auto* source = static_cast<const std::byte*>(x.data);
+  if (target == source) return;
+  args.pool->parallel_ranges(x.shape.elements() * static_cast<int64_t>(size_of(x.dtype)),
+                             kCopyGrain, [=](int64_t begin, int64_t end, int) {
+                               std::memcpy(target + begin, source + begin,
+                                           static_cast<size_t>(end - begin));
+                             });
+}
+
+}  // namespace troupe
