@@ -14,7 +14,7 @@ dependencies = build $(if $(filter cuda,$(PRESET)),cuda)
 build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart build install package wheel test gpu-test bench fuzz format lint clean
+.PHONY: help quickstart build install package wheel test gpu-test bench fuzz docs format lint clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,12 @@ fuzz:  ## Run every fuzz target for FUZZ_SECONDS (60)
 	@bash scripts/install_dependencies.sh build fuzz
 	@bash scripts/build.sh fuzz troupe_fuzz
 	@bash fuzz/run.sh
+
+docs:  ## Render the documentation as a site, with its links checked: build-docs/site
+	@bash scripts/install_dependencies.sh docs
+	@PYTHONPATH=build-dependencies/docs NO_MKDOCS_2_WARNING=1 \
+	  python3 -m mkdocs build -f scripts/site/mkdocs.yml
+	@echo "To read it: python3 -m http.server --directory build-docs/site"
 
 format:  ## Format the sources in place
 	@bash scripts/install_dependencies.sh lint

@@ -5,14 +5,15 @@
 # with the libraries that no toolkit contains into the folder build-dependencies: those that are
 # found nowhere else (cmake/TroupeCudaLibraries.cmake). The group readers installs Hugging Face's
 # transformers 4 and 5, each into a folder of its own there, for tests/cli/hf_readers_test.py; where
-# PyPI cannot be reached it says so and goes on: that test is then skipped.
+# PyPI cannot be reached it says so and goes on: that test is then skipped. The group docs installs
+# MkDocs there.
 #
 # Without root and sudo, packages are unpacked into build-dependencies/debian instead, where the build
 # finds their libraries; a compiler, cmake and ninja must be there already. --unpack does so for the
 # packages that it names, whether they are installed or not: the folder can then be copied to a
 # machine of the same distribution that reaches no network.
 # Usage: scripts/install_dependencies.sh [GROUP...]    groups: build (default), lint, fuzz,
-#   browser, quickstart, cuda, readers
+#   browser, docs, quickstart, cuda, readers
 #        scripts/install_dependencies.sh --unpack PACKAGE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -79,6 +80,7 @@ if (($# == 0)); then set -- build; fi
 wanted=()
 with_cuda=false
 with_readers=false
+with_docs=false
 for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
@@ -93,8 +95,11 @@ for group in "$@"; do
     readers)
       with_readers=true
       ;;
+    docs)
+      with_docs=true
+      ;;
     *)
-      echo "error: unknown group '$group'; the groups are build, lint, fuzz, browser, quickstart, cuda and readers." >&2
+      echo "error: unknown group '$group'; the groups are build, lint, fuzz, browser, docs, quickstart, cuda and readers." >&2
       exit 2
       ;;
   esac
@@ -148,16 +153,35 @@ install_python_packages() {
   fi
 }
 
+# Installs pip where it is missing.
+require_pip() {
+  if command -v pip3 >/dev/null; then return; fi
+  (
+    wanted=(python3-pip:pip3)
+    install_debian_packages
+  )
+}
+
+install_docs() {
+  local target=build-dependencies/docs
+  if [[ -d $target/mkdocs ]]; then return; fi
+  require_pip
+  echo "Installing Python packages into $target: mkdocs-material"
+  rm -rf "$target.new"
+  if ! python3 -m pip install --disable-pip-version-check --target "$target.new" \
+    'mkdocs-material==9.*' >"$log" 2>&1; then
+    fail "pip could not install: mkdocs-material"
+  fi
+  mv "$target.new" "$target"
+}
+
 # Neither needs torch to read configurations and tokenizers. What fails here only skips a test.
 install_readers() {
   local version target
   for version in 4 5; do
     target=build-dependencies/transformers-$version
     if [[ -d $target/transformers ]]; then continue; fi
-    if ! command -v pip3 >/dev/null && ! (
-      wanted=(python3-pip:pip3)
-      install_debian_packages
-    ); then
+    if ! require_pip; then
       echo "There is no pip: the tests that need transformers will be skipped." >&2
       return
     fi
@@ -177,3 +201,4 @@ install_readers() {
 if command -v dpkg-query >/dev/null; then install_debian_packages; fi
 if [[ $with_cuda == true ]]; then install_python_packages; fi
 if [[ $with_readers == true ]]; then install_readers; fi
+if [[ $with_docs == true ]]; then install_docs; fi
