@@ -1,35 +1,144 @@
 #include "passes/arena_packing.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
 namespace troupe {
 namespace {
 
+// Addresses that are taken, as ranges in ascending order of which no two touch.
+class TakenAddresses {
+  struct Range {
+    uint64_t begin, end;
+  };
+
+ public:
+  bool empty() const { return ranges_.empty(); }
+
+  void add(uint64_t begin, uint64_t end) {
+    const auto first = std::partition_point(ranges_.begin(), ranges_.end(),
+                                            [&](const Range& range) { return range.end < begin; });
+    auto last = first;
+    for (; last != ranges_.end() && last->begin <= end; ++last) {
+      begin = std::min(begin, last->begin);
+      end = std::max(end, last->end);
+    }
+    if (first == last) {
+      ranges_.insert(first, {begin, end});
+    } else {
+      *first = {begin, end};
+      ranges_.erase(first + 1, last);
+    }
+  }
+
+  // A walk through the ranges, upwards.
+  class Walk {
+   public:
+    explicit Walk(const TakenAddresses& taken)
+        : next_(taken.ranges_.data()), end_(next_ + taken.ranges_.size()) {}
+
+    // The lowest address from `address` on that has `bytes` free bytes; no call may ask for a lower
+    // address than the one before.
+    uint64_t find_free(uint64_t address, uint64_t bytes) {
+      if (next_ != end_ && next_->end <= address) {
+        next_ = std::partition_point(next_ + 1, end_,
+                                     [&](const Range& taken) { return taken.end <= address; });
+      }
+      for (; next_ != end_ && next_->begin < address + bytes; ++next_) address = next_->end;
+      return address;
+    }
+
+   private:
+    const Range* next_;
+    const Range* end_;
+  };
+
+ private:
+  std::vector<Range> ranges_;
+};
+
+// Which addresses are taken when: a segment tree over time. A block is known to the few nodes that
+// together are its life, and to all nodes above them; so finding room looks at a few dozen lists
+// however many blocks there are.
+class TakenOverTime {
+ public:
+  explicit TakenOverTime(int32_t times)
+      : times_(std::bit_ceil(static_cast<uint32_t>(std::max(times, 1)))),
+        nodes_(2 * size_t{times_}) {}
+
+  // The lowest address at which the block is free of all that were added.
+  uint64_t find_free(const MemoryBlock& block) const {
+    std::vector<TakenAddresses::Walk> lists;
+    visit(block, [&](size_t node, bool within) {
+      const TakenAddresses& taken = within ? nodes_[node].part_of_the_time : nodes_[node].always;
+      if (!taken.empty()) lists.emplace_back(taken);
+    });
+    uint64_t address = 0;
+    for (uint64_t before = 1; before != address;) {
+      before = address;
+      for (TakenAddresses::Walk& list : lists) address = list.find_free(address, block.bytes);
+    }
+    return address;
+  }
+
+  void add(const MemoryBlock& block, uint64_t address) {
+    if (block.bytes == 0) return;
+    visit(block, [&](size_t node, bool within) {
+      nodes_[node].part_of_the_time.add(address, address + block.bytes);
+      if (within) nodes_[node].always.add(address, address + block.bytes);
+    });
+  }
+
+ private:
+  // What is taken during all of a node's time, by blocks that no node above it has there; and
+  // during any of it, by blocks of the node and those below it.
+  struct Node {
+    TakenAddresses always;
+    TakenAddresses part_of_the_time;
+  };
+
+  // Calls function(node, within) for the nodes that share time with the block, from the root to the
+  // first that lie `within` its life.
+  template <class Function>
+  void visit(const MemoryBlock& block, const Function& function) const {
+    struct Span {
+      size_t node;
+      int64_t first, last;
+    };
+    std::vector<Span> pending{{1, 0, int64_t{times_} - 1}};
+    while (!pending.empty()) {
+      const auto [node, first, last] = pending.back();
+      pending.pop_back();
+      if (last < block.first || block.last < first) continue;
+      const bool within = block.first <= first && last <= block.last;
+      function(node, within);
+      if (within) continue;
+      const int64_t middle = (first + last) / 2;
+      pending.push_back({2 * node, first, middle});
+      pending.push_back({2 * node + 1, middle + 1, last});
+    }
+  }
+
+  uint32_t times_;
+  std::vector<Node> nodes_;  // from 1; those below node i are 2 i and 2 i + 1
+};
+
 // Gives the blocks addresses in the given order, each the lowest address that is free during its
 // whole life. Returns the height of the arena.
 uint64_t assign_addresses(const std::vector<MemoryBlock>& blocks, const std::vector<int32_t>& order,
                           std::vector<uint64_t>& offsets) {
+  int32_t times = 0;
+  for (const MemoryBlock& block : blocks) times = std::max(times, block.last + 1);
+  TakenOverTime taken(times);
   uint64_t height = 0;
-  std::vector<int32_t> placed;  // by ascending address
-  placed.reserve(blocks.size());
   for (const int32_t candidate : order) {
     const MemoryBlock& block = blocks[static_cast<size_t>(candidate)];
-    uint64_t address = 0;
-    for (const int32_t other : placed) {
-      const MemoryBlock& neighbour = blocks[static_cast<size_t>(other)];
-      if (neighbour.last < block.first || block.last < neighbour.first) continue;
-      const uint64_t start = offsets[static_cast<size_t>(other)];
-      if (address + block.bytes <= start) break;
-      address = std::max(address, start + neighbour.bytes);
-    }
+    const uint64_t address = taken.find_free(block);
+    taken.add(block, address);
     offsets[static_cast<size_t>(candidate)] = address;
     height = std::max(height, address + block.bytes);
-    const auto position = std::upper_bound(
-        placed.begin(), placed.end(), address,
-        [&](uint64_t value, int32_t other) { return value < offsets[static_cast<size_t>(other)]; });
-    placed.insert(position, candidate);
   }
   return height;
 }
