@@ -20,9 +20,9 @@
 
 #include "base/random.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/device.cuh"
 #include "ops/experts/grouped_linear/grouped_linear.h"
 #include "program/builder.h"
+#include "program/cuda/device.cuh"
 #include "runtime/device_memory.h"
 
 namespace troupe {

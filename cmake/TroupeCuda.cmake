@@ -39,7 +39,7 @@ if(TROUPE_WERROR)
   target_compile_options(troupe_compiler INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Werror>)
 endif()
-set(TROUPE_CUDA_ROOMS ops runtime)
+set(TROUPE_CUDA_ROOMS comm ops runtime)
 
 function(troupe_use_cuda target)
   get_target_property(sources ${target} SOURCES)

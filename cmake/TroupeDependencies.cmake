@@ -98,7 +98,7 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 target_link_libraries(troupe_dependencies INTERFACE fmt::fmt Threads::Threads)
 
-# Ranks as processes, where MPI is installed. Only src/parallel/mpi knows it.
+# Ranks as processes, where MPI is installed. Only src/comm/mpi knows it.
 set(TROUPE_MPI_FOUND FALSE)
 if(TROUPE_MPI)
   set(MPI_CXX_SKIP_MPICXX TRUE)

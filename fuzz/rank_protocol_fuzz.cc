@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/bytes.h"
+#include "comm/post/acceptor.h"
+#include "comm/post/handshake.h"
+#include "comm/post/post_group.h"
+#include "comm/post/rendezvous.h"
+#include "comm/post/socket_post.h"
 #include "harness.h"
-#include "parallel/bytes.h"
-#include "parallel/post/acceptor.h"
-#include "parallel/post/handshake.h"
-#include "parallel/post/post_group.h"
-#include "parallel/post/rendezvous.h"
-#include "parallel/post/socket_post.h"
 
 namespace troupe::fuzz {
 namespace {

@@ -4,7 +4,8 @@
   floors      a file includes only its own room and the rooms below it (ROOMS, bottom first)
   circles     no file includes itself, directly or through others; nor does a unit, which is a header
               with its sources (of an operation also its kernels)
-  budget      the core stays small: BUDGET_LINES in all, PASS_LINES per file of src/passes
+  budget      the core without CUDA stays small: BUDGET_LINES in all, PASS_LINES per file of
+              src/passes
   pragma      every header says #pragma once
   environment only src/cli reads environment variables
   names       in program, passes and runtime no decision hangs on how a name is spelt
@@ -20,13 +21,13 @@ import re
 import sys
 from pathlib import Path
 
-ROOMS = ["base", "program", "ops", "optimizer", "parallel", "model", "passes", "runtime", "plan",
-         "data", "io", "options", "train", "report", "cli"]
+ROOMS = ["base", "program", "comm", "ops", "optimizer", "parallel", "model", "passes", "runtime",
+         "plan", "data", "io", "options", "train", "report", "cli"]
 BUDGET_FOLDERS = ["base", "program", "passes", "runtime/cpu"]
 BUDGET_LINES = 8000
 PASS_LINES = 400
 NAMELESS_ROOMS = ["program", "passes", "runtime"]
-SPELLS_FLAGS = ("parallel/post/", "runtime/", "data/")
+SPELLS_FLAGS = ("comm/post/", "comm/cuda/", "runtime/", "data/")
 
 # Operations each of which is the derivative of the other.
 MUTUAL = [{"ops/exchange/all_gather/all_gather", "ops/exchange/reduce_scatter/reduce_scatter"},
@@ -175,7 +176,8 @@ class Checker:
         lines = {name: len(text.splitlines()) for name, text in self.texts.items()
                  if not name.endswith((".cu", ".cuh"))}
         total = sum(count for name, count in lines.items()
-                    if any(name.startswith(folder + "/") for folder in BUDGET_FOLDERS))
+                    if any(name.startswith(folder + "/") for folder in BUDGET_FOLDERS)
+                    and "/cuda/" not in name)
         if total > BUDGET_LINES:
             folders = ", ".join("src/" + folder for folder in BUDGET_FOLDERS)
             self.violations.append(f"{folders}: {total} lines together, over the budget of "

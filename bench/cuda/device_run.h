@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "program/builder.h"
+#include "program/cuda/check.h"
 #include "runtime/device_memory.h"
 
 namespace troupe {

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "base/error.h"
+#include "comm/process_group.h"
 #include "options/options.h"
-#include "parallel/process_group.h"
 
 namespace troupe {
 

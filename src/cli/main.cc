@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "comm/join_processes.h"
+#include "comm/launch.h"
+#include "comm/post/secret.h"
 #include "options/command_line.h"
-#include "parallel/join_processes.h"
-#include "parallel/launch.h"
-#include "parallel/post/secret.h"
 #include "train/rank_run.h"
 #include "train/terminal.h"
 

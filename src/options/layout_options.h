@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/process_group.h"
 #include "model/model_config.h"
 #include "model/model_part.h"
 #include "options/options.h"
-#include "parallel/process_group.h"
 
 namespace troupe {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/text.h"
+#include "comm/bytes.h"
 #include "ops/registry.h"
-#include "parallel/bytes.h"
 #include "parallel/collective_schedule.h"
 #include "program/op_spec.h"
 

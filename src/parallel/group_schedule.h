@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "comm/process_group.h"
 #include "parallel/layout.h"
-#include "parallel/process_group.h"
 #include "program/program.h"
 
 namespace troupe {

@@ -1,8 +1,8 @@
 // The communicators of one rank of a layout, one for each group that it shares with others.
 #pragma once
 
+#include "comm/process_group.h"
 #include "parallel/layout.h"
-#include "parallel/process_group.h"
 
 namespace troupe {
 

@@ -33,7 +33,7 @@ struct CUstream_st;  // what cudaStream_t points to
 namespace troupe {
 
 class CudaContext;  // ops/cuda/context.h
-class CudaPeers;    // ops/cuda/peers.h
+class CudaPeers;    // comm/cuda/peers.h
 
 struct CudaTensor {
   void* data = nullptr;  // nullptr: an optional operand that is absent

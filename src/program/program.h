@@ -23,7 +23,10 @@ class Program {
   const StateTable& state() const { return *state_; }
 
   int32_t value_count() const { return static_cast<int32_t>(values_.size()); }
-  const Value& value(ValueId id) const { return values_[static_cast<size_t>(id.index)]; }
+  const Value& value(ValueId id) const {
+    TROUPE_CHECK(static_cast<size_t>(id.index) < values_.size(), "a value that is not there");
+    return values_[static_cast<size_t>(id.index)];
+  }
 
   int32_t op_count() const { return static_cast<int32_t>(ops_.size()); }
   const Op& op(int32_t index) const { return ops_[static_cast<size_t>(index)]; }
@@ -97,13 +100,9 @@ struct OpView {
   const T& attributes() const {
     return op.attributes.as<T>();
   }
-  bool has_input(int i) const { return program.inputs(op)[static_cast<size_t>(i)].valid(); }
-  const Value& input(int i) const {
-    return program.value(program.inputs(op)[static_cast<size_t>(i)]);
-  }
-  const Value& output(int i) const {
-    return program.value(program.outputs(op)[static_cast<size_t>(i)]);
-  }
+  bool has_input(int i) const { return operand_at(program.inputs(op), i).valid(); }
+  const Value& input(int i) const { return program.value(operand_at(program.inputs(op), i)); }
+  const Value& output(int i) const { return program.value(operand_at(program.outputs(op), i)); }
 };
 
 }  // namespace troupe

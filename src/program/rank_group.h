@@ -36,7 +36,7 @@ enum class RankGroup : uint8_t {
 inline constexpr int kRankGroupCount = static_cast<int>(RankGroup::optimizer_instance) + 1;
 
 // By RankGroup: how many ranks the group has, where its members' GPUs do not reach each other's
-// memory and what they exchange is sent and received (ops/cuda/peers.h); 0 where they do.
+// memory and what they exchange is sent and received (comm/cuda/peers.h); 0 where they do.
 using StagedGroups = std::array<int32_t, kRankGroupCount>;
 
 // "dp-cp"

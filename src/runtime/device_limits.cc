@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "program/cuda/check.h"
 #include "runtime/device_memory.h"
 
 namespace troupe {

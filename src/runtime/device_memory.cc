@@ -12,7 +12,7 @@
 #ifdef TROUPE_WITH_CUDA
 #include <cuda_runtime.h>
 
-#include "ops/cuda/check.h"
+#include "program/cuda/check.h"
 #endif
 
 namespace troupe {

@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "base/units.h"
-#include "ops/cuda/check.h"
+#include "program/cuda/check.h"
 #endif
 
 namespace troupe {

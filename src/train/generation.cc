@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "parallel/bytes.h"
+#include "comm/bytes.h"
 
 namespace troupe {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/process_group.h"
+#include "comm/process_group.h"
 
 namespace troupe {
 

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "base/device.h"
+#include "comm/process_group.h"
 #include "options/device_options.h"
-#include "parallel/process_group.h"
 
 namespace troupe {
 

@@ -8,10 +8,10 @@
 #include <optional>
 #include <type_traits>
 
+#include "comm/process_group.h"
+#include "comm/thread_group.h"
 #include "options/device_options.h"
 #include "options/options.h"
-#include "parallel/process_group.h"
-#include "parallel/thread_group.h"
 
 namespace troupe {
 

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "comm/process_group.h"
 #include "model/parameters.h"
 #include "options/device_options.h"
-#include "parallel/process_group.h"
 #include "runtime/interpreter.h"
 #include "runtime/state_storage.h"
 #include "train/planned_program.h"

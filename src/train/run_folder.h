@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "comm/process_group.h"
 #include "options/options.h"
-#include "parallel/process_group.h"
 
 namespace troupe {
 

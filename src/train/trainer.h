@@ -22,8 +22,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/process_group.h"
 #include "options/run_spec.h"
-#include "parallel/process_group.h"
 #include "train/evaluation.h"
 #include "train/rank_session.h"
 #include "train/run_log.h"

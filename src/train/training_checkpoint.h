@@ -12,9 +12,9 @@
 
 #include "base/error.h"
 #include "base/work_report.h"
+#include "comm/process_group.h"
 #include "io/checkpoint.h"
 #include "model/parameters.h"
-#include "parallel/process_group.h"
 #include "runtime/state_storage.h"
 #include "train/run_identity.h"
 

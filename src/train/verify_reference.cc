@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/bytes.h"
+#include "comm/thread_group.h"
 #include "io/convert_dtype.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
@@ -21,8 +23,6 @@
 #include "model/parameter_layout.h"
 #include "optimizer/adamw_optimizer.h"
 #include "options/refusals.h"
-#include "parallel/bytes.h"
-#include "parallel/thread_group.h"
 #include "passes/inference_programs.h"
 #include "passes/step_programs.h"
 #include "train/rank_session.h"

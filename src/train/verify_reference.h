@@ -12,10 +12,10 @@
 
 #include "base/dtype.h"
 #include "base/work_report.h"
+#include "comm/process_group.h"
 #include "model/context_parallel.h"
 #include "model/model_part.h"
 #include "options/device_options.h"
-#include "parallel/process_group.h"
 
 namespace troupe {
 

@@ -1,12 +1,12 @@
-// Sums over more ranks than any machine here has GPUs (ops/cuda/peers.h): terms are added in their
+// Sums over more ranks than any machine here has GPUs (comm/cuda/peers.h): terms are added in their
 // order, whatever their number, and rounded once.
 #include <cstdint>
 #include <gtest/gtest.h>
 #include <vector>
 
 #include "base/random.h"
+#include "comm/cuda/peers.h"
 #include "cuda/gpu.h"
-#include "ops/cuda/peers.h"
 #include "runtime/device_memory.h"
 
 namespace troupe::testing {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/thread_group.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
-#include "parallel/thread_group.h"
 #include "support/adamw_state.h"
 #include "train/train_test_support.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/thread_group.h"
 #include "parallel/rank_communicators.h"
-#include "parallel/thread_group.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "support/adamw_state.h"
 #include "support/slice_elements.h"

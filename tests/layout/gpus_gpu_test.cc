@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "comm/thread_group.h"
 #include "io/hf_config.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
@@ -30,7 +31,6 @@
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "ops/optimizer/shards/shards.h"
 #include "ops/routing/dispatch_plan/dispatch_plan.h"
-#include "parallel/thread_group.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"
 #include "runtime/make_interpreter.h"

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/thread_group.h"
 #include "model/parameter_layout.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
-#include "parallel/thread_group.h"
 #include "passes/inference_programs.h"
 #include "runtime/cpu/cpu_interpreter.h"
 #include "support/adamw_state.h"

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/random.h"
+#include "comm/thread_group.h"
 #include "io/disk_death.h"
 #include "io/hf_config.h"
 #include "io/hf_weights.h"
 #include "model/parameter_layout.h"
-#include "parallel/thread_group.h"
 #include "support/adamw_state.h"
 #include "train/initialize.h"
 #include "train/train_test_support.h"

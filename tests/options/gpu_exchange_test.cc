@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/thread_group.h"
 #include "model/model_part.h"
 #include "options/layout_options.h"
-#include "parallel/thread_group.h"
 
 namespace troupe {
 namespace {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/random.h"
+#include "comm/thread_group.h"
 #include "ops/exchange/exchange_rows/exchange_rows.h"
 #include "ops/exchange/push_rows/push_rows.h"
-#include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"

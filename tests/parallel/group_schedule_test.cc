@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "comm/thread_group.h"
 #include "parallel/layout.h"
-#include "parallel/thread_group.h"
 #include "support/errors.h"
 #include "support/rank_program.h"
 

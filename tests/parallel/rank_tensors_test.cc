@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "base/random.h"
+#include "comm/thread_group.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/exchange/reduce_scatter/reduce_scatter.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
-#include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"

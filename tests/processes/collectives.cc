@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "parallel/thread_group.h"
+#include "comm/thread_group.h"
 #include "processes/started_processes.h"
 #include "program/shard.h"
 

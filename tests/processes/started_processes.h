@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "parallel/join_processes.h"
-#include "parallel/launch.h"
+#include "comm/join_processes.h"
+#include "comm/launch.h"
 
 namespace troupe {
 

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "base/random.h"
+#include "comm/thread_group.h"
 #include "ops/attention/attention/document_starts.h"
 #include "parallel/rank_communicators.h"
-#include "parallel/thread_group.h"
 #include "passes/autodiff.h"
 #include "program/verify.h"
 #include "runtime/device_memory.h"

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/random.h"
+#include "comm/thread_group.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
 #include "parallel/collective_schedule.h"
 #include "parallel/rank_communicators.h"
-#include "parallel/thread_group.h"
 #include "passes/step_programs.h"
 #include "plan/fallback_step.h"
 #include "program/verify.h"

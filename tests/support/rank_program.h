@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "comm/process_group.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
 #include "ops/exchange/prefix_sum/prefix_sum.h"
-#include "parallel/process_group.h"
 #include "program/builder.h"
 #include "program/verify.h"
 #include "runtime/cpu/cpu_interpreter.h"

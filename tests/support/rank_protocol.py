@@ -1,4 +1,4 @@
-"""What ranks say to each other over TCP (src/parallel/post/handshake.h), for tests that play a rank,
+"""What ranks say to each other over TCP (src/comm/post/handshake.h), for tests that play a rank,
 or a stranger who knows how ranks speak."""
 
 import hashlib

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "parallel/thread_group.h"
+#include "comm/thread_group.h"
 
 namespace troupe {
 namespace {

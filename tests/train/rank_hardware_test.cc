@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "parallel/thread_group.h"
+#include "comm/thread_group.h"
 #include "runtime/device_memory.h"
 #include "support/errors.h"
 

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "ops/cuda/check.h"
+#include "program/cuda/check.h"
 
 namespace troupe {
 namespace {

@@ -3,7 +3,7 @@
 // from memory at once; only what follows them is read again.
 #pragma once
 
-#include "ops/cuda/raw_step.cuh"
+#include "program/cuda/raw_step.cuh"
 
 namespace troupe {
 

@@ -3,7 +3,7 @@
 // with ordinary arithmetic in the accumulation type, in a fixed order.
 #pragma once
 
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

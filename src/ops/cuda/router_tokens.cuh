@@ -2,8 +2,8 @@
 // token. The counterpart of ops/losses/router_loss/router_loss_cpu.h and ops/cpu/router_scores.h.
 #pragma once
 
-#include "ops/cuda/device.cuh"
 #include "ops/routing/router_topk/score_function.h"
+#include "program/cuda/device.cuh"
 #include "program/program.h"
 
 namespace troupe {

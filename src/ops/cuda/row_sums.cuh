@@ -8,8 +8,8 @@
 // to kStep numbers. Loads are apart so that several are on their way at once.
 #pragma once
 
-#include "ops/cuda/raw_step.cuh"
 #include "ops/row_sum_pieces.h"
+#include "program/cuda/raw_step.cuh"
 
 namespace troupe {
 

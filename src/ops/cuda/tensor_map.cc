@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "ops/cuda/check.h"
+#include "program/cuda/check.h"
 
 namespace troupe {
 namespace {

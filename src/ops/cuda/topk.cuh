@@ -2,7 +2,7 @@
 // choice in every case. NaN counts as -infinity.
 #pragma once
 
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

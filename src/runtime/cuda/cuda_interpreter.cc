@@ -7,8 +7,8 @@
 #include <nvtx3/nvToolsExt.h>
 #include <string>
 
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "program/cuda/check.h"
 #include "program/op_spec.h"
 
 namespace troupe {

@@ -40,13 +40,13 @@
 #include <string>
 #include <vector>
 
+#include "comm/cuda/peer_connection.h"
 #include "passes/memory_plan.h"
 #include "passes/queue_events.h"
 #include "program/communicator.h"
 #include "program/cuda_kernel.h"
 #include "program/program.h"
 #include "runtime/cuda/kernel_trace.h"
-#include "runtime/cuda/peer_connection.h"
 #include "runtime/device_memory.h"
 #include "runtime/host_memory.h"
 #include "runtime/interpreter.h"

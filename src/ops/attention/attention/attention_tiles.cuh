@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,6 +1,6 @@
 #include "ops/attention/attention_target/attention_target.h"
 #include "ops/attention/sparse_attention/key_dots.cuh"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

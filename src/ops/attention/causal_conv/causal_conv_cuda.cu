@@ -1,7 +1,7 @@
 #include "ops/attention/causal_conv/causal_conv.h"
 #include "ops/attention/causal_conv/causal_conv_pieces.h"
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/row_sums.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "comm/staging.h"
 #include "ops/attention/attention/attention_mask.h"
 #include "ops/attention/attention/document_starts.h"
 #include "ops/attention/attention_sinks/attention_sinks.h"
@@ -10,7 +11,6 @@
 #include "ops/attention/context_attention/context_attention_cuda.h"
 #include "ops/costs.h"
 #include "ops/products/linear/linear.h"
-#include "ops/staging.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 

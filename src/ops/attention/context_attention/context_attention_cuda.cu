@@ -1,11 +1,11 @@
 #include <array>
 #include <vector>
 
+#include "comm/cuda/peer_exchange.h"
 #include "ops/attention/attention/cuda/with_variant.h"
 #include "ops/attention/context_attention/context_attention.h"
 #include "ops/attention/context_attention/context_attention_cuda.h"
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/peer_exchange.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

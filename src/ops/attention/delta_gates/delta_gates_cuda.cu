@@ -1,5 +1,5 @@
 #include "ops/attention/delta_gates/delta_gates.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,6 +1,6 @@
 #include "ops/attention/gated_delta_rule/cuda/delta_sm90.h"
 #include "ops/attention/gated_delta_rule/gated_delta_rule.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/attention/index_topk/index_attributes.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

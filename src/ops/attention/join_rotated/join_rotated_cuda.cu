@@ -1,6 +1,6 @@
 #include "ops/attention/join_rotated/join_rotated.h"
 #include "ops/attention/rope/turning.cuh"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

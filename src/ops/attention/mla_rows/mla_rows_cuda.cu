@@ -2,7 +2,7 @@
 
 #include "ops/attention/mla_rows/mla_rows.h"
 #include "ops/attention/rope/turning.cuh"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ops/attention/rope/rope.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

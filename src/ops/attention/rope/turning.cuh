@@ -2,7 +2,7 @@
 // of latent attention together.
 #pragma once
 
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

@@ -1,7 +1,7 @@
 // Products of rows by one warp, for the plain kernels of sparse attention and of its indexer.
 #pragma once
 
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

@@ -1,6 +1,6 @@
 #include "ops/attention/sparse_attention/key_dots.cuh"
 #include "ops/attention/sparse_attention/sparse_attention.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

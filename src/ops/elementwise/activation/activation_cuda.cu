@@ -1,5 +1,5 @@
-#include "ops/cuda/raw_step.cuh"
 #include "ops/elementwise/activation/activation.h"
+#include "program/cuda/raw_step.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/elementwise/row_gate/row_gate.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

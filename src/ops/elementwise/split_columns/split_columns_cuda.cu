@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/elementwise/split_columns/split_columns.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

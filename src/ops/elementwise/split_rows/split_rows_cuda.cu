@@ -1,4 +1,4 @@
-#include "ops/cuda/peers.h"
+#include "comm/cuda/peers.h"
 #include "ops/elementwise/split_rows/split_rows.h"
 
 namespace troupe {

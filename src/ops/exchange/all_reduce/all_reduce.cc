@@ -1,9 +1,9 @@
 #include "ops/exchange/all_reduce/all_reduce.h"
 
+#include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/emit_collective.h"
-#include "ops/staging.h"
 
 namespace troupe {
 

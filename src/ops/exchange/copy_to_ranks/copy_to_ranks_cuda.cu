@@ -1,4 +1,4 @@
-#include "ops/cuda/peers.h"
+#include "comm/cuda/peers.h"
 #include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
 
 namespace troupe {

@@ -1,6 +1,6 @@
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/peer_exchange.h"
+#include "comm/cuda/peer_exchange.h"
 #include "ops/exchange/exchange_heads/exchange_heads.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/cuda/peer_exchange.h"
+#include "comm/cuda/peer_exchange.h"
 #include "ops/exchange/gather_parameter/gather_parameter.h"
 
 namespace troupe {

@@ -1,7 +1,7 @@
 #include <cuda_runtime.h>
 
-#include "ops/cuda/check.h"
 #include "ops/exchange/offload/offload.h"
+#include "program/cuda/check.h"
 
 namespace troupe {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/cuda/peers.h"
+#include "comm/cuda/peers.h"
 #include "ops/exchange/pipeline_message/pipeline_message.h"
 
 namespace troupe {

@@ -1,9 +1,9 @@
 #include "ops/exchange/prefix_sum/prefix_sum.h"
 
+#include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/emit_collective.h"
-#include "ops/staging.h"
 
 namespace troupe {
 

@@ -1,8 +1,8 @@
 #include <vector>
 
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/peer_exchange.h"
+#include "comm/cuda/peer_exchange.h"
 #include "ops/exchange/prefix_sum/prefix_sum.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,9 +1,9 @@
 #include "ops/exchange/push_rows/push_rows.h"
 
+#include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/emit_collective.h"
-#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {

@@ -1,7 +1,7 @@
 #include <vector>
 
-#include "ops/cuda/peer_exchange.h"
-#include "ops/cuda/peer_rows.cuh"
+#include "comm/cuda/peer_exchange.h"
+#include "comm/cuda/peer_rows.cuh"
 #include "ops/exchange/push_rows/push_rows.h"
 
 namespace troupe {

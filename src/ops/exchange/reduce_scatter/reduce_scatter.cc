@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 #include <vector>
 
+#include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/emit_collective.h"
 #include "ops/exchange/all_gather/all_gather.h"
-#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {

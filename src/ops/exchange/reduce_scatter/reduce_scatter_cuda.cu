@@ -1,4 +1,4 @@
-#include "ops/cuda/peer_exchange.h"
+#include "comm/cuda/peer_exchange.h"
 #include "ops/exchange/reduce_scatter/reduce_scatter.h"
 
 namespace troupe {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/exchange/slices/slices_cpu.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <array>
 
+#include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/emit_collective.h"
-#include "ops/staging.h"
 #include "program/derivative.h"
 
 namespace troupe {

@@ -1,4 +1,4 @@
-#include "ops/cuda/peer_exchange.h"
+#include "comm/cuda/peer_exchange.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "program/shard.h"
 

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/experts/expert_rows/expert_rows.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

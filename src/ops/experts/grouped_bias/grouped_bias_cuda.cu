@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/experts/grouped_bias/grouped_bias.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

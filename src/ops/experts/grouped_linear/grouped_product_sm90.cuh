@@ -28,9 +28,9 @@
 
 #include <type_traits>
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "program/cuda/device.cuh"
 
 // Hopper's TMA and wgmma exist for the architecture 90a alone. A GPU of compute
 // capability 9.0 also runs code for plain 90, where the kernel below would do nothing.

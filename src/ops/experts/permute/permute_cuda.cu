@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/experts/permute/permute.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/losses/cross_entropy/cross_entropy.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/losses/token_count/token_count.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,7 +1,7 @@
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/row_sums.cuh"
 #include "ops/norms/gated_norm/gated_norm.h"
 #include "ops/norms/gated_norm/gated_norm_pieces.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

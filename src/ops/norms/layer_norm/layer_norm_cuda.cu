@@ -1,7 +1,7 @@
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/held_row.cuh"
 #include "ops/cuda/row_sums.cuh"
 #include "ops/norms/layer_norm/layer_norm.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,9 +1,9 @@
 #include <type_traits>
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/random.cuh"
 #include "ops/optimizer/adamw/adamw.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

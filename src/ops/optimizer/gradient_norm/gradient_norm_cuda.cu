@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "ops/cuda/device.cuh"
 #include "ops/optimizer/gradient_norm/gradient_norm.h"
 #include "ops/optimizer/gradient_norm/gradient_norm_cpu.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

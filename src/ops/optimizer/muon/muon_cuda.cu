@@ -1,7 +1,7 @@
 #include <type_traits>
 
-#include "ops/cuda/device.cuh"
 #include "ops/optimizer/muon/muon.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

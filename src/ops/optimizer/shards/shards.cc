@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
 #include "ops/emit_collective.h"
-#include "ops/staging.h"
 
 namespace troupe {
 

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "ops/cuda/peer_exchange.h"
+#include "comm/cuda/peer_exchange.h"
 #include "ops/optimizer/shards/shards.h"
 #include "program/shard.h"
 

@@ -1,5 +1,5 @@
-#include "ops/cuda/raw_step.cuh"
 #include "ops/products/embedding/embedding.h"
+#include "program/cuda/raw_step.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/products/shift_ids/shift_ids.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

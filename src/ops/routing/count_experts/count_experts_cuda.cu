@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/routing/count_experts/count_experts.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/routing/dispatch_plan/dispatch_plan.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/routing/expert_bias_update/expert_bias_update.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/routing/expert_capacity/expert_capacity.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,6 +1,6 @@
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/random.cuh"
 #include "ops/routing/jitter/jitter.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

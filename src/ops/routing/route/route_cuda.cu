@@ -1,6 +1,6 @@
-#include "ops/cuda/device.cuh"
 #include "ops/routing/route/route.h"
 #include "ops/routing/route/route_cuda.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

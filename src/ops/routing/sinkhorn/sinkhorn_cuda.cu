@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/router_tokens.cuh"
 #include "ops/cuda/topk.cuh"
 #include "ops/routing/sinkhorn/sinkhorn.h"
 #include "ops/routing/sinkhorn/sinkhorn_cuda.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "ops/attention/attention/attention_mask.h"
 #include "ops/attention/attention/cuda/attention_call.h"
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/random.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

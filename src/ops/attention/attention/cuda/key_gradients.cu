@@ -1,5 +1,5 @@
 #include "ops/attention/attention/cuda/key_gradients.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/attention/gated_delta_rule/cuda/delta_sm90.h"
-#include "ops/cuda/device.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

@@ -7,8 +7,8 @@
 
 #include "ops/attention/sparse_attention/cuda/latent_tiles.h"
 #include "ops/attention/sparse_attention/sparse_attention.h"
-#include "ops/cuda/device.cuh"
 #include "ops/cuda/sm90.cuh"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 

@@ -2,10 +2,10 @@
 // step. Private to this folder.
 #pragma once
 
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/raw_step.cuh"
 #include "ops/norms/qk_norm/qk_norm.h"
 #include "ops/norms/qk_norm/qk_norm_cuda.h"
+#include "program/cuda/device.cuh"
+#include "program/cuda/raw_step.cuh"
 
 namespace troupe {
 

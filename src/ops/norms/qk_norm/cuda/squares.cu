@@ -1,5 +1,5 @@
-#include "ops/cuda/device.cuh"
 #include "ops/norms/qk_norm/qk_norm.h"
+#include "program/cuda/device.cuh"
 
 namespace troupe {
 namespace {

@@ -1,0 +1,184 @@
+// What the variables of launchers say of this process.
+#include "comm/launch.h"
+
+#include <gtest/gtest.h>
+#include <map>
+#include <set>
+#include <string>
+
+namespace troupe {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+std::optional<Launch> launch_of(const Environment& environment, bool has_mpi = true) {
+  return find_launch(
+      [&](const char* name) -> const char* {
+        const auto found = environment.find(name);
+        return found == environment.end() ? nullptr : found->second.c_str();
+      },
+      has_mpi);
+}
+
+const Environment kByHand = {{"RANK", "2"},
+                             {"WORLD_SIZE", "4"},
+                             {"LOCAL_RANK", "0"},
+                             {"MASTER_ADDR", "node7"},
+                             {"MASTER_PORT", "29500"}};
+const Environment kMpirun = {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}};
+const Environment kSrun = {{"SLURM_PROCID", "0"},
+                           {"SLURM_STEP_NUM_TASKS", "8"},
+                           {"SLURM_STEP_NODELIST", "gpu[04-05,9]"},
+                           {"SLURM_JOB_ID", "17"},
+                           {"SLURM_STEP_ID", "0"}};
+
+Environment with(Environment environment, const Environment& more) {
+  for (const auto& [name, value] : more) environment[name] = value;
+  return environment;
+}
+
+Environment torchrun(const Environment& more = {}) {
+  return with(with(kByHand, {{"TORCHELASTIC_RUN_ID", "a"},
+                             {"TORCHELASTIC_RESTART_COUNT", "0"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
+              more);
+}
+
+TEST(Launch, IsAloneWithoutALauncher) {
+  EXPECT_FALSE(launch_of({}));
+  EXPECT_FALSE(launch_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+  EXPECT_FALSE(launch_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}));
+  EXPECT_FALSE(launch_of({{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
+}
+
+TEST(Launch, MeetsAtThePortThatWasGivenByHand) {
+  const std::optional<Launch> launch = launch_of(kByHand);
+  ASSERT_TRUE(launch && launch->point);
+  EXPECT_EQ(launch->problem, "");
+  EXPECT_EQ(launch->point->rank, 2);
+  EXPECT_EQ(launch->point->size, 4);
+  EXPECT_EQ(launch->point->address, "node7");
+  EXPECT_EQ(launch->point->ports, std::vector<uint16_t>{29500});
+  EXPECT_FALSE(launch->point->may_serve);  // rank 0 is the server, wherever it is
+  EXPECT_TRUE(launch_of(with(kByHand, {{"RANK", "0"}}))->point->may_serve);
+}
+
+TEST(Launch, LeavesTorchrunItsPort) {
+  const std::optional<Launch> launch = launch_of(torchrun());
+  ASSERT_TRUE(launch && launch->point);
+  const std::vector<uint16_t>& ports = launch->point->ports;
+  EXPECT_EQ(std::set<uint16_t>(ports.begin(), ports.end()).size(), 16U);
+  for (const uint16_t port : ports) {
+    EXPECT_GE(port, 15'000);
+    EXPECT_LT(port, 29'000);
+  }
+  // The first rank of the machine that has the address.
+  EXPECT_TRUE(launch->point->may_serve);
+  EXPECT_TRUE(launch->point->serves_only_at_address);
+  EXPECT_FALSE(launch_of(torchrun({{"LOCAL_RANK", "1"}}))->point->may_serve);
+  // The same for all ranks, another one for another run. Hosts may count restarts differently.
+  EXPECT_EQ(launch_of(torchrun({{"RANK", "3"}, {"LOCAL_RANK", "1"}}))->point->ports, ports);
+  EXPECT_NE(launch_of(torchrun({{"TORCHELASTIC_RUN_ID", "b"}}))->point->run, launch->point->run);
+  EXPECT_EQ(launch_of(torchrun({{"TORCHELASTIC_RESTART_COUNT", "1"}}))->point->run,
+            launch->point->run);
+  // Without a service on it the port is free.
+  EXPECT_EQ(launch_of(torchrun({{"TORCHELASTIC_USE_AGENT_STORE", "False"}}))->point->ports,
+            std::vector<uint16_t>{29500});
+}
+
+TEST(Launch, MeetsOnTheFirstHostOfAStep) {
+  const std::optional<Launch> launch = launch_of(kSrun);
+  ASSERT_TRUE(launch && launch->point);
+  EXPECT_EQ(launch->point->rank, 0);
+  EXPECT_EQ(launch->point->size, 8);
+  EXPECT_EQ(launch->point->address, "gpu04");
+  EXPECT_TRUE(launch->point->may_serve);
+  EXPECT_NE(launch_of(with(kSrun, {{"SLURM_STEP_ID", "1"}}))->point->run, launch->point->run);
+}
+
+TEST(Launch, PrefersTheInnermostLauncher) {
+  EXPECT_TRUE(launch_of(kMpirun)->is_of_mpi());
+  EXPECT_TRUE(launch_of(with(kSrun, {{"PMIX_RANK", "0"}}))->is_of_mpi());
+  EXPECT_FALSE(launch_of(with(kSrun, {{"PMIX_RANK", "0"}}), /*has_mpi=*/false)->is_of_mpi());
+  EXPECT_TRUE(launch_of(with(kByHand, kMpirun))->is_of_mpi());
+  EXPECT_FALSE(launch_of(with(torchrun(), kMpirun))->is_of_mpi());
+  EXPECT_EQ(launch_of(with(torchrun(), kSrun))->point->address, "node7");
+  EXPECT_FALSE(launch_of(kMpirun, /*has_mpi=*/false));
+  // What mpirun starts in a step.
+  EXPECT_FALSE(launch_of(with(kSrun, {{"OMPI_COMM_WORLD_SIZE", "1"}})));
+}
+
+TEST(Launch, SaysWhatIsWrong) {
+  const auto problem_of = [](const Environment& environment) {
+    return launch_of(environment)->problem;
+  };
+  EXPECT_NE(
+      problem_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).find("not MASTER_ADDR and MASTER_PORT"),
+      std::string::npos);
+  EXPECT_NE(problem_of(with(kByHand, {{"MASTER_PORT", "70000"}})).find("MASTER_PORT"),
+            std::string::npos);
+  EXPECT_EQ(problem_of(with(kByHand, {{"RANK", "4"}})),
+            "RANK=4 is set in the environment: with WORLD_SIZE=4, a rank is a number from 0 to 3. "
+            "Without "
+            "these variables the process is a run of its own.");
+  EXPECT_NE(problem_of(with(kSrun, {{"SLURM_STEP_NODELIST", ""}})).find("SLURM_STEP_NODELIST"),
+            std::string::npos);
+}
+
+// Each process would be a run of its own otherwise, and all would write to one folder.
+TEST(Launch, RefusesNumbersThatAreNone) {
+  const auto problem_of = [](const Environment& environment) {
+    const std::optional<Launch> launch = launch_of(environment);
+    return launch ? launch->problem : "(alone)";
+  };
+  const std::string without = " Without these variables the process is a run of its own.";
+  EXPECT_EQ(problem_of(with(kByHand, {{"WORLD_SIZE", "two"}})),
+            "WORLD_SIZE=two is set in the environment: the number of ranks is a number from 1 to "
+            "65536." +
+                without);
+  for (const char* size : {"0", "-1", "2x", " 2", "", "1e3", "99999999999", "65537"}) {
+    EXPECT_NE(problem_of(with(kByHand, {{"WORLD_SIZE", size}})).find("WORLD_SIZE="),
+              std::string::npos)
+        << size;
+  }
+  for (const char* rank : {"one", "-1", "4", "0x1", "1.0", ""}) {
+    EXPECT_NE(problem_of(with(kByHand, {{"RANK", rank}})).find("RANK="), std::string::npos) << rank;
+  }
+  for (const char* port : {"http", "0", "-5", "65536", "29500 "}) {
+    EXPECT_NE(problem_of(with(kByHand, {{"MASTER_PORT", port}})).find("MASTER_PORT="),
+              std::string::npos)
+        << port;
+  }
+  EXPECT_NE(problem_of(with(kByHand, {{"LOCAL_RANK", "first"}})).find("LOCAL_RANK=first"),
+            std::string::npos);
+  EXPECT_NE(problem_of(with(kByHand, {{"LOCAL_WORLD_SIZE", "5"}})).find("LOCAL_WORLD_SIZE=5"),
+            std::string::npos);
+  EXPECT_NE(problem_of(with(kSrun, {{"SLURM_PROCID", "8"}})).find("SLURM_PROCID=8"),
+            std::string::npos);
+  EXPECT_EQ(problem_of({{"WORLD_SIZE", "2"}}),
+            "WORLD_SIZE=2 is set in the environment, but not RANK." + without);
+  EXPECT_EQ(problem_of({{"RANK", "1"}}),
+            "RANK=1 is set in the environment, but not WORLD_SIZE." + without);
+  EXPECT_EQ(problem_of({{"WORLD_SIZE", "1"}}), "(alone)");
+}
+
+TEST(Launch, KnowsWhenAllRanksAreOnOneMachine) {
+  EXPECT_FALSE(launch_of(kByHand)->point->is_on_one_machine);
+  EXPECT_TRUE(launch_of(with(kByHand, {{"LOCAL_WORLD_SIZE", "4"}}))->point->is_on_one_machine);
+  EXPECT_FALSE(launch_of(with(kByHand, {{"LOCAL_WORLD_SIZE", "2"}}))->point->is_on_one_machine);
+  EXPECT_TRUE(launch_of(with(kByHand, {{"MASTER_ADDR", "localhost"}}))->point->is_on_one_machine);
+  EXPECT_FALSE(launch_of(kSrun)->point->is_on_one_machine);
+  EXPECT_TRUE(launch_of(with(kSrun, {{"SLURM_STEP_NUM_NODES", "1"}}))->point->is_on_one_machine);
+}
+
+TEST(Launch, FindsTheFirstHost) {
+  EXPECT_EQ(first_host("node01"), "node01");
+  EXPECT_EQ(first_host("node3,node1"), "node3");
+  EXPECT_EQ(first_host("node[01-04,07],gpu3"), "node01");
+  EXPECT_EQ(first_host("node[7,9]"), "node7");
+  EXPECT_EQ(first_host("rack[2-3]node[10-12].example,other"), "rack2node10.example");
+  EXPECT_EQ(first_host(""), "");
+}
+
+}  // namespace
+}  // namespace troupe

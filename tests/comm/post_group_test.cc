@@ -1,0 +1,144 @@
+// A rank that gets, from another one, what no rank of this build announces. The other rank is the
+// end of a connection here.
+#include "comm/post/post_group.h"
+
+#include <array>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <string>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/bytes.h"
+#include "comm/post/socket_post.h"
+
+namespace troupe {
+namespace {
+
+using Kind = Announcement::Kind;
+
+// As PostGroup writes it.
+struct Fields {
+  Kind kind = Kind::exchange;
+  uint64_t number = 0;
+  int32_t channel = 1;
+  int32_t index = 0;
+  std::string text = {};
+  size_t tensors = 0;
+  std::vector<std::pair<DType, Shape>> tensor_types = {};
+  size_t waits_for = 0;
+  std::vector<int32_t> ranks = {};
+};
+
+std::string bytes_of(const Fields& fields) {
+  std::string bytes;
+  append_bytes(bytes, fields.kind);
+  append_bytes(bytes, uint64_t{0});
+  append_bytes(bytes, fields.number);
+  append_bytes(bytes, fields.channel);
+  append_bytes(bytes, fields.index);
+  append_bytes(bytes, int32_t{-1});
+  append_bytes(bytes, int32_t{-1});
+  append_bytes(bytes, std::string_view(fields.text));
+  append_bytes(bytes, fields.tensors);
+  for (const auto& [dtype, shape] : fields.tensor_types) {
+    append_bytes(bytes, dtype);
+    append_bytes(bytes, shape);
+  }
+  append_bytes(bytes, fields.waits_for);
+  for (const int32_t rank : fields.ranks) append_bytes(bytes, rank);
+  return bytes;
+}
+
+Shape shape_of_rank(int rank) {
+  Shape shape({1, 1, 1, 1});
+  std::string bytes;
+  append_bytes(bytes, shape);
+  std::memcpy(bytes.data() + 4 * sizeof(int64_t), &rank, sizeof(rank));
+  std::memcpy(&shape, bytes.data(), sizeof(shape));
+  return shape;
+}
+
+// With what rank 0 ends when rank 1 sends this message.
+UserError error_after(const std::string& bytes) {
+  std::array<int, 2> ends = {};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  const Socket wire(ends[1]);
+  Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
+  connections.sockets.resize(2);
+  connections.sockets[1] = Socket(ends[0]);
+  SocketPost post(0, std::move(connections));
+  std::string frame;
+  append_bytes(frame, uint64_t{0});  // a message
+  append_bytes(frame, bytes.size());
+  frame += bytes;
+  EXPECT_EQ(write(wire.descriptor(), frame.data(), frame.size()),
+            static_cast<ssize_t>(frame.size()));
+  PostGroup group(post, std::chrono::seconds(60), {});
+  try {
+    for (int i = 0; i < 2; ++i) group.exchange(0, 7);
+  } catch (const UserError& error) {
+    return error;
+  }
+  return {ExitStatus::done, "(nothing)"};
+}
+
+std::string message_after(const std::string& bytes) {
+  return error_after(bytes).what();
+}
+
+TEST(PostGroup, RefusesWhatNoRankAnnounces) {
+  const std::string whole = bytes_of({});
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_NE(message_after(whole.substr(0, size)).find("is cut short"), std::string::npos)
+        << size << " bytes";
+  }
+  const std::vector<std::string> announcements = {
+      whole + "x",
+      bytes_of({.kind = static_cast<Kind>(9)}),
+      bytes_of({.kind = static_cast<Kind>(255)}),
+      bytes_of({.channel = -1}),
+      bytes_of({.channel = Post::kChannels}),
+      bytes_of({.tensors = size_t{1} << 62}),
+      bytes_of({.tensors = 1, .tensor_types = {{static_cast<DType>(99), Shape({1})}}}),
+      bytes_of({.tensors = 1, .tensor_types = {{DType::f32, shape_of_rank(5)}}}),
+      bytes_of({.tensors = 1, .tensor_types = {{DType::f32, shape_of_rank(-1)}}}),
+      bytes_of({.tensors = 1, .tensor_types = {{DType::f32, Shape({int64_t{1} << 40, 1 << 30})}}}),
+      bytes_of({.kind = Kind::message}),  // of no tensor
+      bytes_of({.kind = Kind::failed, .index = 2}),
+      bytes_of({.waits_for = size_t{1} << 61}),
+      bytes_of({.kind = Kind::waits, .waits_for = 1, .ranks = {2}}),
+  };
+  for (size_t i = 0; i < announcements.size(); ++i) {
+    const std::string message = message_after(announcements[i]);
+    EXPECT_TRUE(message.find("is no announcement") != std::string::npos ||
+                message.find("is cut short") != std::string::npos)
+        << "announcement " << i << ": " << message;
+  }
+}
+
+// A failure is one whatever number comes with it.
+TEST(PostGroup, StatusOfAnotherRanksFailureIsOneOfAFailure) {
+  const auto status = [](uint64_t number) {
+    return error_after(bytes_of({.kind = Kind::failed, .number = number, .index = 1})).status();
+  };
+  for (const uint64_t number : {0U, 1U, 4U, 255U, 256U, 258U}) {
+    EXPECT_EQ(status(number), ExitStatus::failed) << number;
+  }
+  EXPECT_EQ(status((uint64_t{1} << 32) + 2), ExitStatus::failed);
+  for (const ExitStatus known :
+       {ExitStatus::bad_request, ExitStatus::does_not_fit, ExitStatus::interrupted}) {
+    EXPECT_EQ(status(static_cast<uint64_t>(known)), known);
+  }
+}
+
+TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {
+  const std::string message =
+      message_after(bytes_of({.kind = Kind::failed, .index = 1, .text = "a\x1b[2Jb\nc"}));
+  EXPECT_EQ(message, "a?[2Jb\nc");
+}
+
+}  // namespace
+}  // namespace troupe
