@@ -3,7 +3,17 @@
 #
 # Files under a folder named `cuda` and .cu files belong to CUDA builds only, those under `mpi` to
 # builds with MPI.
+#
+# Sources of a room are compiled eight at a time: a header is parsed once for eight, which takes a
+# quarter of the time. So they must not give two things one name. TROUPE_UNITY=OFF compiles them one
+# by one, for tools that ask how a single file is compiled.
 include_guard()
+option(TROUPE_UNITY "Compile several sources of a room at a time" ON)
+# A source that is included is taken for a header, whose classes should hold nothing of one source.
+if(TROUPE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(troupe_compiler INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 
 set(TROUPE_LIBRARIES "")
 
@@ -29,6 +39,8 @@ function(troupe_add_room room)
   add_library(troupe_${room} STATIC ${sources})
   target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_compiler
                                               troupe_dependencies)
+  set_target_properties(troupe_${room} PROPERTIES UNITY_BUILD ${TROUPE_UNITY}
+                                                  UNITY_BUILD_BATCH_SIZE 8)
   if(TROUPE_CUDA AND room IN_LIST TROUPE_CUDA_ROOMS)
     troupe_use_cuda(troupe_${room})
   endif()
@@ -43,7 +55,8 @@ function(troupe_add_program name room)
     return()
   endif()
   add_executable(${name} ${sources})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
+                        UNITY_BUILD ${TROUPE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   target_link_libraries(${name} PRIVATE ${TROUPE_LIBRARIES})
   add_custom_command(TARGET ${name} POST_BUILD VERBATIM
     COMMAND ${CMAKE_COMMAND} -E create_symlink bin/${name} "${PROJECT_BINARY_DIR}/${name}")

@@ -15,29 +15,29 @@ if [[ $mode != --tidy-only ]]; then
   python3 scripts/check_prose.py
 fi
 
-# All sources are checked eight at a time, as the sources of a unity build: a header is parsed once
-# for eight, which takes a fifth of the time. (So the sources of a room must not give two things one
-# name, not even in unnamed namespaces.) Single sources are checked by themselves. Configuring is
-# enough, nothing is built; sources that this configuration does not compile (CUDA) are left out.
+# All sources are checked as they are compiled, eight at a time (cmake/TroupeRooms.cmake), changed
+# ones by themselves. Configuring is enough, nothing is built; sources that this configuration does
+# not compile (CUDA) are left out.
+folder=build-tidy
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+configure() {
+  rm -rf "$folder"
+  if ! cmake --preset release -B "$folder" -DTROUPE_TESTS=OFF "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    exit 1
+  fi
+}
 case $mode in
   --all | --tidy-only)
-    folder=build-tidy
     # Unity builds include sources by design.
     options=(--checks=-bugprone-suspicious-include)
-    rm -rf "$folder"
-    log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
-    if ! cmake --preset release -B "$folder" -DTROUPE_TESTS=OFF -DCMAKE_UNITY_BUILD=ON \
-         -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 >"$log" 2>&1; then
-      cat "$log" >&2
-      exit 1
-    fi
+    configure
     candidates=.
     ;;
   --changed)
-    folder=build
     options=()
-    bash scripts/build.sh release configure
+    configure -DTROUPE_UNITY=OFF
     commit=${2:-HEAD}
     candidates=$({
       git diff --name-only --diff-filter=d "$commit" -- src
