@@ -49,6 +49,16 @@ install(CODE [[
   write_help(fish/vendor_completions.d/troupe.fish --completion fish)
 ]])
 
+# What is bundled is others' work.
+if(TROUPE_BUNDLE)
+  install(CODE "
+    set(TREE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}\")
+    set(UNPACKED \"${troupe_unpacked}\")
+    set(HEADERS libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev libjs-chart.js)
+    file(MAKE_DIRECTORY \"\${TREE}/share/doc/troupe/licenses\")
+    include(\"${PROJECT_SOURCE_DIR}/cmake/InstallLicenses.cmake\")")
+endif()
+
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_PACKAGE_CONTACT "Troupe maintainers")
 set(CPACK_PACKAGE_FILE_NAME "troupe-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}")
