@@ -1,6 +1,5 @@
 #include "cli/plan_verdict.h"
 
-#include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -34,19 +33,6 @@ std::vector<std::pair<std::string, double>> parts_of(const StepTime& time) {
   return parts;
 }
 
-std::string limit_of(const StepTime& time, bool fits) {
-  if (!fits) return "memory";
-  const std::vector<std::pair<const char*, double>> limits = {
-      {"compute", time.products()},
-      {"memory bandwidth", time.memory()},
-      {"communication", time.exposed_seconds()},
-      {"pipeline", time.bubble},
-      {"host", time.copies + time.idle}};
-  return std::max_element(limits.begin(), limits.end(),
-                          [](const auto& a, const auto& b) { return a.second < b.second; })
-      ->first;
-}
-
 std::string experts_text(const ExpertRows& rows) {
   if (rows.even == 0 || (rows.planned == rows.even && !rows.has_fallback)) return {};
   if (!rows.has_fallback) return "; experts: any load";
@@ -64,7 +50,7 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
                   .expert_rows = report.least_room(),
                   .gpus = cluster.gpus,
                   .time = report.time,
-                  .limit = limit_of(report.time, report.memory.fits())};
+                  .limit = report.memory.fits() ? std::string(limit_of(report.time)) : "memory"};
   const int32_t sequence = sequence_length_of(options, config);
   const double sequences =
       static_cast<double>(run.schedule.micro_batches) * options.micro_batch_size * run.layout.dp();
