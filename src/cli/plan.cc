@@ -1,9 +1,9 @@
 // `troupe plan`: whether a training run fits this machine, before it starts.
 //
 // It builds, verifies and plans the program that `train` would run and allocates nothing. How long
-// a step will take is said of the GPUs of --gpus (plan_verdict.h). Beyond data
-// parallelism it shows the layout (plan_layout.h) and builds a program of each class of ranks,
-// where these are few or --fake-process-group asks for it.
+// a step will take is said of the GPUs of --gpus (plan_verdict.h), for which --search looks for the
+// best layout (plan_search.h). Beyond data parallelism it shows the layout (plan_layout.h) and
+// builds a program of each class of ranks, where these are few or --fake-process-group asks for it.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/plan_layout.h"
+#include "cli/plan_search.h"
 #include "cli/plan_verdict.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
@@ -195,6 +196,7 @@ void print_text(const std::string& text) {
 }  // namespace
 
 ExitStatus run_plan(const Options& asked) {
+  if (asked.search) return run_plan_search(asked);
   end_at_once_when_interrupted(/*quiet=*/false);
   const ModelConfig config = load_model_config(asked);
   const Options options = with_expert_room(asked, config, usable_bytes_of_gpu(asked));

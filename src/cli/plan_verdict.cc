@@ -1,13 +1,15 @@
 #include "cli/plan_verdict.h"
 
-#include <algorithm>
 #include <fmt/format.h>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "base/units.h"
+#include "model/parameters.h"
 #include "options/model_options.h"
+#include "passes/memory_layout.h"
 
 namespace troupe {
 namespace {
@@ -34,24 +36,34 @@ std::vector<std::pair<std::string, double>> parts_of(const StepTime& time) {
   return parts;
 }
 
-std::string limit_of(const StepTime& time, bool fits) {
-  if (!fits) return "memory";
-  const std::vector<std::pair<const char*, double>> limits = {
-      {"compute", time.products()},
-      {"memory bandwidth", time.memory()},
-      {"communication", time.exposed_seconds()},
-      {"pipeline", time.bubble},
-      {"host", time.copies + time.idle}};
-  return std::max_element(limits.begin(), limits.end(),
-                          [](const auto& a, const auto& b) { return a.second < b.second; })
-      ->first;
-}
-
 std::string experts_text(const ExpertRows& rows) {
   if (rows.even == 0 || (rows.planned == rows.even && !rows.has_fallback)) return {};
   if (!rows.has_fallback) return "; experts: any load";
   return fmt::format("; experts up to {:.2f} x even",
                      static_cast<double>(rows.planned) / static_cast<double>(rows.even));
+}
+
+// What a checkpoint holds: weights, master weights and the optimizer's states, each once.
+uint64_t checkpoint_bytes_of(const Options& options, const ModelConfig& config,
+                             const RunLayout& run) {
+  RunLayout whole = layout_of_one_rank(config.num_layers, config.mtp_num_layers);
+  whole.optimizer = run.optimizer;
+  const ModelState state =
+      declare_model_state(config, options.compute_dtype, /*trained=*/true,
+                          {.run = std::make_shared<const RunLayout>(std::move(whole)), .rank = 0});
+  return StateLayout(*state.table).lasting_bytes;
+}
+
+// "1,000 steps: 2.31 days, 887 GPU-hours; a checkpoint has 12 GiB".
+std::string run_text(const Verdict& verdict) {
+  const std::string checkpoint =
+      fmt::format("a checkpoint has {}", format_bytes(verdict.checkpoint_bytes));
+  if (verdict.steps == 0) return "run: " + checkpoint + "\n";
+  const double hours = verdict.steps * verdict.time.seconds / 3600;
+  const std::string length =
+      hours < 48 ? fmt::format("{:.3g} hours", hours) : fmt::format("{:.3g} days", hours / 24);
+  return fmt::format("run: {} steps in {}, {} GPU-hours; {}\n", format_count(verdict.steps), length,
+                     format_count(hours * verdict.gpus), checkpoint);
 }
 
 }  // namespace
@@ -64,10 +76,16 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
                   .expert_rows = report.least_room(),
                   .gpus = cluster.gpus,
                   .time = report.time,
-                  .limit = limit_of(report.time, report.memory.fits())};
+                  .limit = report.memory.fits() ? std::string(limit_of(report.time)) : "memory"};
   const int32_t sequence = sequence_length_of(options, config);
   const double sequences =
       static_cast<double>(run.schedule.micro_batches) * options.micro_batch_size * run.layout.dp();
+  if (options.train_iters) {
+    verdict.steps = static_cast<double>(*options.train_iters);
+  } else if (options.train_samples) {
+    verdict.steps = static_cast<double>(*options.train_samples) / sequences;
+  }
+  verdict.checkpoint_bytes = checkpoint_bytes_of(options, config, run);
   const double of_gpu = report.time.seconds * cluster.gpus;
   verdict.tokens_per_s = sequences * sequence / of_gpu;
   verdict.flops_per_s = Model(config).training_flops(sequence) * sequences / of_gpu;
@@ -93,6 +111,7 @@ std::string verdict_text(const Verdict& verdict) {
       "limit: {}; compute {:.0f} %, memory {:.0f}, links {:.0f}, bubble {:.0f}, host {:.0f}\n",
       verdict.limit, percent(time.products()), percent(time.memory()),
       percent(time.exposed_seconds()), percent(time.bubble), percent(time.copies + time.idle));
+  text += run_text(verdict);
   text += fmt::format("\nTime of a step: {}\n", format_duration(time.seconds));
   for (const auto& [name, seconds] : parts_of(time)) {
     text += fmt::format("  {:<36} {:>9}  {:>5.1f} %\n", name, format_duration(seconds),
@@ -107,7 +126,14 @@ void add_verdict_json(ordered_json& document, const Verdict& verdict) {
                          {"tokens_per_s_per_gpu", verdict.tokens_per_s},
                          {"model_flops_per_s_per_gpu", verdict.flops_per_s},
                          {"error", verdict.error},
-                         {"limit", verdict.limit}};
+                         {"limit", verdict.limit},
+                         {"checkpoint_bytes", verdict.checkpoint_bytes}};
+  if (verdict.steps > 0) {
+    const double seconds = verdict.steps * verdict.time.seconds;
+    document["verdict"]["steps"] = verdict.steps;
+    document["verdict"]["seconds"] = seconds;
+    document["verdict"]["gpu_hours"] = seconds * verdict.gpus / 3600;
+  }
   ordered_json parts;
   for (const auto& [name, seconds] : parts_of(verdict.time)) parts[name] = seconds;
   document["time"] = {{"seconds", verdict.time.seconds}, {"parts", std::move(parts)}};

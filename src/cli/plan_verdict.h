@@ -20,6 +20,8 @@ struct Verdict {
   double tokens_per_s = 0;  // of each GPU
   double flops_per_s = 0;   // of the model, of each GPU
   double error = 0;         // speeds may be off by this part, either way
+  double steps = 0;         // of the run, where its length is given; otherwise 0
+  uint64_t checkpoint_bytes = 0;
   StepTime time;
   std::string
       limit;  // "memory", "compute", "memory bandwidth", "communication", "pipeline", "host"
@@ -29,7 +31,7 @@ struct Verdict {
 Verdict verdict_of(const Options& options, const ModelConfig& config, const RunLayout& run,
                    const RanksReport& report);
 
-// Three lines, and a table of where a step's time goes; under 80 columns.
+// Three lines, one of the whole run, and a table of where a step's time goes; under 80 columns.
 std::string verdict_text(const Verdict& verdict);
 
 // `verdict` and `time`: members of the document.

@@ -115,14 +115,10 @@ uint64_t sum_of_bytes(const RanksReport& report, uint64_t RankPlan::*member) {
   return sum;
 }
 
-// Of the slowest class of each place in the pipeline.
 StepTime time_of_step(const RanksReport& report, const Layout& layout) {
-  std::vector<const TimedProgram*> slowest(static_cast<size_t>(layout.pp()), nullptr);
-  for (const RankPlan& plan : report.classes) {
-    const TimedProgram*& of_place = slowest[static_cast<size_t>(plan.timed.place)];
-    if (of_place == nullptr || of_place->seconds() < plan.timed.seconds()) of_place = &plan.timed;
-  }
-  return simulate_step(slowest, report.cluster->model.launch_seconds);
+  std::vector<const TimedProgram*> programs;
+  for (const RankPlan& plan : report.classes) programs.push_back(&plan.timed);
+  return simulate_slowest(programs, layout.pp(), report.cluster->model.launch_seconds);
 }
 
 // What waits on the host: of all ranks.

@@ -1333,10 +1333,33 @@ constexpr OptionSpec kOptions[] = {
      .member = &Options::gpus,
      .group = kLayout,
      .metavar = "NxKIND",
-     .help = "The GPUs that the plan is for, however many this machine has: 64xh100, of a kind of "
-             "configs/gpus (h100, h200, b200, gb200, gb300, rtx) or a file like those. Implies "
-             "--device cuda, a rank for each GPU, and --fake-process-group; the verdict goes by "
-             "the memory of these GPUs.",
+     .help =
+         "The GPUs that the plan is for, however many this machine has: 64xh100, of a kind of "
+         "configs/gpus (a100, h100, h200, b200, gb200, gb300, rtx) or a file like those. Implies "
+         "--device cuda, a rank for each GPU, and --fake-process-group; the verdict goes by "
+         "the memory of these GPUs.",
+     .commands = kPlan},
+    {.name = "search",
+     .member = &Options::search,
+     .group = kLayout,
+     .help = "With --gpus and --global-batch-size: looks for the fastest layout, micro-batch size, "
+             "recompute, sharding, dispatcher, schedule and overlap that fit. What other flags say "
+             "stays as it is.",
+     .commands = kPlan},
+    {.name = "search-top",
+     .member = &Options::search_top,
+     .group = kLayout,
+     .metavar = "N",
+     .help = "How many of the best layouts --search shows.",
+     .range = {.min = 1, .max = 50},
+     .commands = kPlan},
+    {.name = "search-output",
+     .member = &Options::search_output,
+     .group = kLayout,
+     .metavar = "FILE.toml",
+     .help = "Where --search writes the best layout: flags for train and plan with --config. A "
+             "file that is there is replaced.",
+     .unset = "it is only shown",
      .commands = kPlan},
     {.name = "fake-process-group",
      .also = "fake-init-process-group",

@@ -333,6 +333,18 @@ std::string to_toml(const Options& options) {
   return text;
 }
 
+std::string given_to_toml(const Options& options) {
+  std::string text;
+  for (const OptionSpec& spec : option_table()) {
+    if (!was_given(options, spec.name) || spec.positional) continue;
+    const nlohmann::ordered_json value =
+        spec.shorthand.empty() ? json_of(options, spec) : nlohmann::ordered_json(true);
+    text += fmt::format("{} = {}\n", spec.name,
+                        value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  return text;
+}
+
 std::vector<OptionDifference> differences(const Options& before, const Options& after) {
   std::vector<OptionDifference> result;
   for (const OptionSpec& spec : option_table()) {

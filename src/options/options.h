@@ -266,6 +266,9 @@ struct Options {
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
   std::string gpus;  // see gpu_cluster_of()
+  bool search = false;
+  int32_t search_top = 5;
+  std::string search_output;
   std::optional<int32_t> decoder_first_pipeline_num_layers;
   std::optional<int32_t> decoder_last_pipeline_num_layers;
   bool account_for_embedding_in_pipeline_split = false;
@@ -551,6 +554,9 @@ void from_json(Options& options, std::string_view text, const std::string& path)
 // The options of options.command that are set, as a TOML file that --config reads; not --config
 // itself.
 std::string to_toml(const Options& options);
+
+// Those of Options::given alone, without a heading.
+std::string given_to_toml(const Options& options);
 
 // An option whose values differ.
 struct OptionDifference {

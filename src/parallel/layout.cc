@@ -296,7 +296,10 @@ int32_t Layout::instance_of(const Mesh& mesh, AxisMask mask, int32_t rank) const
 
 std::vector<int32_t> Layout::instance_part(const Mesh& mesh, AxisMask mask, int32_t rank,
                                            bool within) const {
-  const std::vector<int32_t> all = neighbours(mesh, mask, rank);
+  // Many ranks ask; most layouts have one instance.
+  if (options_.optimizer_instances == 1 && !within) return {rank};
+  std::vector<int32_t> all = neighbours(mesh, mask, rank);
+  if (options_.optimizer_instances == 1) return all;
   const size_t block = all.size() / static_cast<size_t>(options_.optimizer_instances);
   const auto place = static_cast<size_t>(std::find(all.begin(), all.end(), rank) - all.begin());
   std::vector<int32_t> part;

@@ -1,12 +1,10 @@
 #include "plan/rank_plans.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <map>
 #include <mutex>
-#include <thread>
 
+#include "base/for_each_item.h"
 #include "model/parameters.h"
 #include "parallel/collective_schedule.h"
 #include "passes/inference_programs.h"
@@ -114,30 +112,6 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   return built;
 }
 
-// Calls work(i) for all i below `count`, on several threads. The first exception ends all.
-template <class Work>
-void for_each(size_t count, int workers, const Work& work) {
-  std::atomic<size_t> next = 0;
-  std::exception_ptr failure;
-  std::mutex mutex;
-  const auto run = [&] {
-    try {
-      for (size_t i = next++; i < count; i = next++) work(i);
-    } catch (...) {
-      next = count;
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  for (size_t i = 1; i < std::min(count, static_cast<size_t>(workers)); ++i) {
-    threads.emplace_back(run);
-  }
-  run();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
-}
-
 }  // namespace
 
 RankClasses classify_ranks(const ModelConfig& config, DType dtype,
@@ -211,7 +185,7 @@ std::vector<RankPlan> plan_ranks(const ModelConfig& config, DType dtype,
   std::vector<CollectiveTrace> evaluations(plans.size());
   std::mutex mutex;
   uint64_t done = 0;
-  for_each(plans.size(), workers, [&](size_t i) {
+  for_each_item(plans.size(), workers, [&](size_t i) {
     BuiltClass built = build_class(model, dtype, {.run = run, .rank = classes.first_rank[i]},
                                    options, threads, device, gpu, cluster);
     plans[i] = std::move(built.plan);

@@ -14,14 +14,30 @@ namespace {
 // Of NVLink's bandwidth between two GPUs, in exchanges of all with all.
 constexpr double kNvlinkShare = 0.5;
 
-double seconds_of_links(const LinkTraffic& sent, const std::vector<int32_t>& members, int32_t rank,
-                        const GpuCluster& cluster) {
-  const auto others = static_cast<double>(members.size() - 1);
-  const auto near = static_cast<double>(std::count_if(
-                        members.begin(), members.end(),
-                        [&](int32_t other) { return cluster.shares_nvlink(rank, other); })) -
-                    1;
-  const GpuModel& gpu = cluster.model;
+// The ranks with which a rank exchanges.
+struct Members {
+  std::vector<int32_t> ranks;
+  double others = 0;
+  double near = 0;              // of these, those that NVLink joins with the rank
+  bool spans_pipeline = false;  // some are at other places of the pipeline
+};
+
+Members members_of(const Layout& layout, RankGroup kind, int32_t rank, const GpuCluster& cluster) {
+  Members members;
+  members.ranks = layout.members(kind, rank);
+  const int32_t place = layout.dense_place(rank).pp;
+  for (const int32_t other : members.ranks) {
+    if (layout.dense_place(other).pp != place) members.spans_pipeline = true;
+    if (other == rank) continue;
+    members.others += 1;
+    if (cluster.shares_nvlink(rank, other)) members.near += 1;
+  }
+  return members;
+}
+
+double seconds_of_links(const LinkTraffic& sent, const Members& members, const GpuModel& gpu) {
+  const double others = members.others;
+  const double near = members.near;
   const double rounds = sent.messages / others;
   const double by_nvlink = sent.bytes * near / others / (gpu.nvlink_bandwidth * kNvlinkShare);
   const double by_network = sent.bytes * (others - near) / others / gpu.network_bandwidth;
@@ -244,9 +260,9 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   timed.place = layout.dense_place(rank).pp;
   timed.events = find_queue_events(program, memory);
   const Program expected = program.with_expected_rows();
-  std::array<std::vector<int32_t>, kRankGroupCount> members;
+  std::array<Members, kRankGroupCount> members;
   for (size_t i = 0; i < members.size(); ++i) {
-    members[i] = layout.members(static_cast<RankGroup>(i), rank);
+    members[i] = members_of(layout, static_cast<RankGroup>(i), rank, cluster);
   }
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = expected.op(index);
@@ -254,21 +270,19 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
     each.seconds = seconds_of(program, expected, index, cluster.model);
     if (op.spec->group != nullptr) {
       each.group = op.spec->group(op.attributes);
-      const std::vector<int32_t>& group = members[static_cast<size_t>(each.group)];
-      const auto ranks = static_cast<int32_t>(group.size());
+      const Members& group = members[static_cast<size_t>(each.group)];
+      const auto ranks = static_cast<int32_t>(group.ranks.size());
       const LinkTraffic sent = op.spec->links != nullptr && ranks > 1
                                    ? op.spec->links(OpView{expected, op}, ranks)
                                    : LinkTraffic();
       if (const auto use = message_use(op)) {
-        const int32_t peer = group[static_cast<size_t>(use->peer)];
+        const int32_t peer = group.ranks[static_cast<size_t>(use->peer)];
         each.peer = layout.dense_place(peer).pp;
         each.action = use->action;
         each.seconds = seconds_of_message(sent.bytes, rank, peer, cluster);
       } else if (ranks > 1) {
-        each.seconds = std::max(each.seconds, seconds_of_links(sent, group, rank, cluster));
-        each.spans_pipeline = std::any_of(group.begin(), group.end(), [&](int32_t other) {
-          return layout.dense_place(other).pp != timed.place;
-        });
+        each.seconds = std::max(each.seconds, seconds_of_links(sent, group, cluster.model));
+        each.spans_pipeline = group.spans_pipeline;
       }
     }
     timed.operations.push_back(each);
@@ -292,8 +306,30 @@ double StepTime::memory() const {
          compute[static_cast<size_t>(TimePart::update)];
 }
 
+std::string_view limit_of(const StepTime& time) {
+  const std::array<std::pair<std::string_view, double>, 5> limits = {
+      {{"compute", time.products()},
+       {"memory bandwidth", time.memory()},
+       {"communication", time.exposed_seconds()},
+       {"pipeline", time.bubble},
+       {"host", time.copies + time.idle}}};
+  return std::max_element(limits.begin(), limits.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
 StepTime simulate_step(std::span<const TimedProgram* const> programs, double launch_seconds) {
   return Simulator(programs, launch_seconds).run();
+}
+
+StepTime simulate_slowest(std::span<const TimedProgram* const> programs, int32_t places,
+                          double launch_seconds) {
+  std::vector<const TimedProgram*> slowest(static_cast<size_t>(places), nullptr);
+  for (const TimedProgram* program : programs) {
+    const TimedProgram*& of_place = slowest[static_cast<size_t>(program->place)];
+    if (of_place == nullptr || of_place->seconds() < program->seconds()) of_place = program;
+  }
+  return simulate_step(slowest, launch_seconds);
 }
 
 }  // namespace troupe

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "parallel/layout.h"
@@ -59,7 +60,15 @@ struct StepTime {
   double memory() const;    // compute bound by memory
 };
 
+// What takes the largest part: "compute", "memory bandwidth", "communication", "pipeline" or
+// "host".
+std::string_view limit_of(const StepTime& time);
+
 // Of one rank of each place, in their order; each place is there once.
 StepTime simulate_step(std::span<const TimedProgram* const> programs, double launch_seconds);
+
+// The same of the slowest rank of each of N places; each place is there at least once.
+StepTime simulate_slowest(std::span<const TimedProgram* const> programs, int32_t places,
+                          double launch_seconds);
 
 }  // namespace troupe

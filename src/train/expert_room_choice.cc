@@ -16,6 +16,7 @@
 #include "plan/rank_plans.h"
 #include "runtime/device_memory.h"
 #include "train/planned_program.h"
+#include "train/short_step.h"
 
 namespace troupe {
 namespace {
@@ -48,6 +49,8 @@ uint64_t evaluation_bytes(const Options& options, const ModelConfig& config, int
 uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_t rank,
                               double room) {
   options.moe_expert_rank_capacity_factor = room;
+  options = with_few_micro_batches(options, training_step_options(options, config).micro_batches,
+                                   kFullRounds);
   const TrainingStep step = build_training_step(config, state_of(options, config, rank),
                                                 training_step_options(options, config));
   return plan_program(*step.program, options).total_bytes();
@@ -68,12 +71,22 @@ double choose_expert_room(const Options& options, const ModelConfig& config, uin
     tried.moe_expert_rank_capacity_factor = room;
     return step + evaluation_bytes(tried, config, rank) <= of_rank;
   };
-  size_t chosen = 0;
+  auto chosen = rooms.begin();
   // Less room never takes more bytes, so each class can only lower it.
   for (const int32_t rank : classify_ranks(config, options.compute_dtype, run).first_rank) {
-    while (chosen + 1 < rooms.size() && !fits(rank, rooms[chosen])) ++chosen;
+    if (fits(rank, *chosen)) continue;
+    chosen = std::partition_point(std::min(chosen + 1, rooms.end() - 1), rooms.end() - 1,
+                                  [&](double room) { return !fits(rank, room); });
   }
-  return rooms[chosen];
+  return *chosen;
+}
+
+Options with_least_expert_room(Options options, const ModelConfig& config) {
+  const bool is_open = !options.moe_expert_rank_capacity_factor && config.num_experts > 0;
+  if (is_open && options.expert_model_parallel_size > kRooms.back()) {
+    options.moe_expert_rank_capacity_factor = kRooms.back();
+  }
+  return options;
 }
 
 Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable) {

@@ -2,7 +2,8 @@
 // docs/memory.md "Room for experts"): the largest with which the step of every rank fits its GPU.
 //
 // A pure function of the options, the model and a number of bytes, so that all ranks choose alike.
-// It plans the step of one rank of each class, some of them several times. Any thread.
+// It plans the step of one rank of each class, some of them several times, with few micro-batches
+// (train/short_step.h). Any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 namespace troupe {
 
 // What the training step of a rank takes with so much room, as --moe-expert-rank-capacity-factor
-// says it; without evaluation and without the step's fallback.
+// says it; without evaluation and without the step's fallback. Planned with few micro-batches.
 uint64_t step_bytes_with_room(Options options, const ModelConfig& config, int32_t rank,
                               double room);
 
@@ -25,6 +26,9 @@ double choose_expert_room(const Options& options, const ModelConfig& config, uin
 // The options with the choice made where they leave it open and ranks share experts; otherwise as
 // they are. `usable` 0 (the run is on CPUs, or the GPU is not known) leaves it open, too.
 Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable);
+
+// The same with the least room that the choice can give.
+Options with_least_expert_room(Options options, const ModelConfig& config);
 
 // What a run with --device cuda may take of a GPU of --gpus, or of this machine's first one: all
 // but 1/32, which is for CUDA and its libraries. 0 where there is none.

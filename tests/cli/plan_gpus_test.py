@@ -85,6 +85,19 @@ class PlanGpus(unittest.TestCase):
         tokens = 8 * 64 / time["seconds"] / 4
         self.assertAlmostEqual(verdict["tokens_per_s_per_gpu"], tokens, delta=1e-6 * tokens)
 
+    def test_the_whole_run_by_its_length(self):
+        flags = ["--gpus", "4xh100", "--expert-model-parallel-size", 2, "--global-batch-size", 8]
+        steps = json.loads(plan(*flags, "--train-iters", 500, "--json").stdout)
+        samples = json.loads(plan(*flags, "--train-samples", 4000, "--json").stdout)
+        self.assertEqual(steps["verdict"], samples["verdict"])
+        verdict, seconds = steps["verdict"], steps["time"]["seconds"]
+        self.assertEqual(verdict["steps"], 500)
+        self.assertAlmostEqual(verdict["gpu_hours"], 500 * seconds * 4 / 3600)
+        # bf16 weights, and in fp32 master weights and two moments; norms have no master weights.
+        bytes_of_parameter = verdict["checkpoint_bytes"] / steps["parameters"]
+        self.assertAlmostEqual(bytes_of_parameter, 14, delta=0.3)
+        self.assertIn("run: 500 steps in ", plan(*flags, "--train-iters", 500).stdout)
+
     def test_a_slower_network_makes_a_longer_step(self):
         layout = ["--expert-model-parallel-size", 2, "--json"]
         apart = re.sub(r"gpus_per_(node|nvlink) = 8", r"gpus_per_\1 = 1", h100())

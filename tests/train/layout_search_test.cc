@@ -1,0 +1,121 @@
+// The search for layouts: that it keeps what is pinned, fits what it shows, and does not depend on
+// the number of threads. What its figures are: tests/cli/plan_search_test.py.
+#include "train/layout_search.h"
+
+#include <gtest/gtest.h>
+
+#include "options/cluster_options.h"
+#include "options/command_line.h"
+#include "options/model_options.h"
+#include "train/interrupt.h"
+#include "train/layout_estimate.h"
+
+namespace troupe {
+namespace {
+
+class LayoutSearchTest : public ::testing::Test {
+ protected:
+  void use(std::vector<std::string> more) {
+    std::vector<std::string> words = {
+        "plan", "--model",      "quickstart", "--gpus", "8xh100", "--global-batch-size",
+        "64",   "--seq-length", "128",        "--bf16"};
+    words.insert(words.end(), more.begin(), more.end());
+    options_ = parse_command_line(words).options;
+    config_ = load_model_config(options_);
+    cluster_ = *gpu_cluster_of(options_);
+  }
+  LayoutSearch search(int workers) const {
+    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    return search_layouts(space, config_, cluster_, /*top=*/3, workers, {});
+  }
+
+  Options options_;
+  ModelConfig config_;
+  GpuCluster cluster_;
+};
+
+TEST_F(LayoutSearchTest, DoesNotDependOnThreads) {
+  use({});
+  const LayoutSearch one = search(1);
+  const LayoutSearch three = search(3);
+  ASSERT_EQ(one.best.size(), 3U);
+  ASSERT_EQ(three.best.size(), 3U);
+  for (size_t i = 0; i < one.best.size(); ++i) {
+    EXPECT_EQ(one.best[i].choice, three.best[i].choice) << i;
+    EXPECT_EQ(one.best[i].trial.tokens_per_s, three.best[i].trial.tokens_per_s) << i;
+  }
+  EXPECT_EQ(one.planned, three.planned);
+}
+
+TEST_F(LayoutSearchTest, TheBestComeFirstAndFit) {
+  use({});
+  const LayoutSearch found = search(2);
+  for (size_t i = 0; i < found.best.size(); ++i) {
+    EXPECT_TRUE(found.best[i].trial.fits);
+    if (i > 0) {
+      EXPECT_LE(found.best[i].trial.tokens_per_s, found.best[i - 1].trial.tokens_per_s);
+    }
+  }
+  EXPECT_FALSE(found.alternatives.empty());
+}
+
+TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
+  use({"--tensor-model-parallel-size", "2", "--recompute-granularity", "selective",
+       "--micro-batch-size", "2"});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  bool has_pipelines = false;
+  for (const LayoutChoice& choice : space.enumerate()) {
+    EXPECT_EQ(choice.tp, 2);
+    EXPECT_EQ(choice.micro_batch, 2);
+    has_pipelines = has_pipelines || choice.pp > 1;
+    const Options applied = space.apply(choice);
+    EXPECT_EQ(applied.tensor_model_parallel_size, 2);
+    EXPECT_EQ(applied.recompute_granularity, options_.recompute_granularity);
+  }
+  EXPECT_TRUE(has_pipelines);
+}
+
+TEST_F(LayoutSearchTest, EndsEarlyWithWhatItHas) {
+  use({});
+  interrupt_requested() = true;
+  const LayoutSearch found = search(2);
+  interrupt_requested() = false;
+  EXPECT_TRUE(found.interrupted);
+  EXPECT_TRUE(found.best.empty());
+}
+
+TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
+  use({"--num-layers", "7"});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutEstimator estimator(space, config_, cluster_);
+  LayoutChoice choice;
+  choice.pp = 2;
+  UnitCosts costs;
+  costs.layer = 1;
+  costs.head = 1;
+  // 4 layers and 3 with the head, each of 8 micro-batches of 1 on 2 x 4 ranks: 16 per replica.
+  const double seconds = estimator.seconds(costs, choice);
+  EXPECT_EQ(choice.stages, "Et*4|t*3L");
+  EXPECT_DOUBLE_EQ(seconds, 16 * 4 + 4);
+  costs.head = 3;
+  estimator.seconds(costs, choice);
+  EXPECT_EQ(choice.stages, "Et*5|t*2L");
+}
+
+TEST_F(LayoutSearchTest, EstimatesCountAtLeastTheState) {
+  use({});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutEstimator estimator(space, config_, cluster_);
+  for (const LayoutChoice& choice : space.enumerate()) {
+    try {
+      const LayoutEstimator::Bytes bytes = estimator.bytes(UnitCosts{}, choice);
+      EXPECT_LE(estimator.least_state_bytes(choice), static_cast<double>(bytes.state))
+          << text_of_sizes(choice);
+    } catch (const UserError&) {
+      // Not a layout of this model.
+    }
+  }
+}
+
+}  // namespace
+}  // namespace troupe
