@@ -121,8 +121,10 @@ class PrecisionPass {
       own.phase = Phase::forward;
       own.micro_batch = -1;
     } else if (operand.kind == Operand::Kind::activation) {
-      before = first_product(value, index);
-      own = place_of_activation(value, before);
+      const int32_t product = first_product(value, index);
+      const int32_t made_by = maker_beside(value, product);
+      before = made_by >= 0 ? made_by + 1 : product;
+      own = program_.op(made_by >= 0 ? made_by : product).place;
     } else if (operand.kind == Operand::Kind::gradient) {
       own.phase = Phase::data_gradient;
     }
@@ -142,17 +144,17 @@ class PrecisionPass {
     return first_product_[value];
   }
 
-  // With what made the activation, in the same layer: who has that computed again has the codes
-  // computed again, too. Otherwise with the product.
-  Place place_of_activation(ValueId value, int32_t product) const {
-    const Place& own = program_.op(product).place;
+  // What made the activation, in the same layer: the quantisation stands right after it, and who
+  // moves it or has it computed again does the same with the codes. -1: it stands with the product.
+  int32_t maker_beside(ValueId value, int32_t product) const {
     const int32_t made_by = definer_.has(value) ? definer_[value] : -1;
-    if (made_by < 0) return own;
+    if (made_by < 0) return -1;
+    const Place& own = program_.op(product).place;
     const Place& place = program_.op(made_by).place;
     const bool fits = place.queue == own.queue && place.phase == own.phase &&
                       place.layer == own.layer && place.round == own.round &&
                       place.micro_batch == own.micro_batch;
-    return fits ? place : own;
+    return fits ? made_by : -1;
   }
 
   // Of a tensor with one scale of which this rank has a part: the largest elements of all parts,
