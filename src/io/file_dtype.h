@@ -68,6 +68,8 @@ constexpr FileDType to_file_dtype(DType dtype) {
       return FileDType::bf16;
     case DType::f8e4m3:
       return FileDType::f8e4m3;
+    case DType::f8e5m2:  // only of values within a step
+      break;
     case DType::i64:
       return FileDType::i64;
     case DType::i32:

@@ -25,17 +25,6 @@ uint32_t bits_of(float value) {
   return std::bit_cast<uint32_t>(value);
 }
 
-// The nearest code, ties to even; larger numbers become the largest.
-uint8_t to_fp8(float value) {
-  const auto sign = static_cast<uint8_t>(bits_of(value) >> 24 & 0x80U);
-  const float magnitude = std::min(std::fabs(value), kLargestFp8);
-  // Below 2^-6 the codes are multiples of 2^-9; the ninth is the least normal number.
-  if (magnitude < 0x1p-6F) return sign | static_cast<uint8_t>(std::lrint(magnitude * 0x1p9F));
-  const uint32_t bits = bits_of(magnitude);
-  const uint32_t rounded = bits + 0x7ffffU + (bits >> 20 & 1U);
-  return sign | static_cast<uint8_t>((rounded >> 20) - (120U << 3));
-}
-
 uint8_t to_fp4(float value) {
   const float magnitude = std::fabs(value);
   size_t code = 0;
@@ -88,7 +77,7 @@ struct WeightBlock {
 bool reproduces_fp8(const WeightBlock& block, float scale) {
   if (!(scale > 0) || !std::isfinite(scale)) return false;
   return block.all([&](float value) {
-    return bits_of(f8e4m3{to_fp8(value / scale)} * scale) == bits_of(value);
+    return bits_of(f8e4m3::nearest(value / scale) * scale) == bits_of(value);
   });
 }
 
@@ -191,7 +180,8 @@ void quantise_fp8(std::span<const float> values, int64_t columns, std::span<cons
       scales[number] = scale;
       for (int64_t row = 0; row < block.rows; ++row) {
         for (int64_t i = corner + row * columns; i < corner + row * columns + block.columns; ++i) {
-          codes[static_cast<size_t>(i)] = to_fp8(values[static_cast<size_t>(i)] / scale);
+          codes[static_cast<size_t>(i)] =
+              f8e4m3::nearest(values[static_cast<size_t>(i)] / scale).bits;
         }
       }
     }

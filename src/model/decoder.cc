@@ -223,7 +223,7 @@ LossResult build_loss(Builder& builder, const ModelState& state, const Head& hea
                       const Head::Chunk& chunk) {
   const TensorParallel tensor_parallel(builder, state.part);
   LossResult result;
-  result.logits = linear(builder, chunk.rows, head.weight, {}, "logits");
+  result.logits = linear(builder, chunk.rows, head.weight, {.quantizable = false}, "logits");
   if (!chunk.labels.valid()) return result;
   CrossEntropyInputs inputs{.logits = result.logits,
                             .labels = chunk.labels,

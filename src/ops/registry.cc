@@ -58,6 +58,9 @@
 #include "ops/optimizer/muon/muon.h"
 #include "ops/optimizer/newton_schulz/newton_schulz.h"
 #include "ops/optimizer/shards/shards.h"
+#include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
+#include "ops/precision/quantized_linear/quantized_linear.h"
 #include "ops/products/embedding/embedding.h"
 #include "ops/products/head_linear/head_linear.h"
 #include "ops/products/linear/linear.h"
@@ -163,6 +166,14 @@ constexpr std::array kOperations = {
     &kQkNormRopeWeightGradient,
     &kQkSquares,
     &kQkSquaresGradient,
+    &kQuantize,
+    &kBlockAmax,
+    &kQuantizedGroupedLinear,
+    &kQuantizedGroupedLinearDataGradient,
+    &kQuantizedGroupedLinearWeightGradient,
+    &kQuantizedLinear,
+    &kQuantizedLinearDataGradient,
+    &kQuantizedLinearWeightGradient,
     &kRandomLogits,
     &kReceive,
     &kReduceScatter,

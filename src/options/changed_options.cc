@@ -68,6 +68,11 @@ constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "exp-avg-dtype",
     "exp-avg-sq-dtype",
     "moe-router-ignore-padding",
+    "fp8-format",
+    "fp8-recipe",
+    "first-last-layers-bf16",
+    "num-layers-at-start-in-bf16",
+    "num-layers-at-end-in-bf16",
 });
 
 template <size_t N>

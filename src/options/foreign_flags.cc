@@ -32,7 +32,10 @@ constexpr std::string_view kRopeKind = "this kind of rotary embedding is not ava
 constexpr std::string_view kHalf =
     "half precision with loss scaling is not available. Use --bf16, or fp32.";
 constexpr std::string_view kOnlyHalf = "only half precision (fp16) scales the loss.";
-constexpr std::string_view kNarrow = "products in 8 or 4 bits are not available. Use --bf16.";
+constexpr std::string_view kNarrow =
+    "it belongs to a way of training in 8 or 4 bits that is not available. Leave it out; what "
+    "there "
+    "is: --fp8-format with --fp8-recipe.";
 constexpr std::string_view kFp32State = "master weights are kept in fp32.";
 constexpr std::string_view kNotFinite =
     "a step whose gradients are not finite is skipped; --max-skipped-steps says when to give up.";
@@ -215,8 +218,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("min-loss-scale", "", kOnlyHalf),
     accepted_value("loss-scale-window", "", kOnlyHalf),
     accepted_value("hysteresis", "", kOnlyHalf),
-    refused("fp8-format", kNarrow),
-    refused("fp8-recipe", kNarrow),
     refused("fp8-param-gather", kNarrow),
     refused("fp8-margin", kNarrow),
     refused("reuse-grad-buf-for-mxfp8-param-ag", kNarrow),
@@ -226,7 +227,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     refused("no-fp8-wgrad", kNarrow),
     refused("fp4-format", kNarrow),
     refused("fp4-recipe", kNarrow),
-    refused("first-last-layers-bf16", kNarrow),
     accepted("accumulate-allreduce-grads-in-fp32", "gradients are always summed in fp32."),
     refused("fp32-residual-connection",
             "the residual stream has the type of --compute-dtype. Use fp32 for all of it."),

@@ -21,6 +21,7 @@
 #include "options/moe_options.h"
 #include "options/offload_options.h"
 #include "options/position_options.h"
+#include "options/precision_options.h"
 #include "options/recompute_options.h"
 #include "options/refuse_without.h"
 #include "options/schedule_options.h"
@@ -286,6 +287,7 @@ TrainingStepOptions training_step_options(const Options& options, const ModelCon
           .loss_chunk_tokens = options.loss_chunk_tokens,
           .overlap = {.delay_weight_gradients = options.delay_wgrad_compute,
                       .shared_expert = options.moe_shared_expert_overlap},
+          .precision = precision_options_of(options, config),
           .recompute = recompute_options_of(options, config),
           .offload = offload_options_of(options, config),
           .passes = {.skipped = options.skip_passes, .added = {}, .watch = {}}};

@@ -146,11 +146,17 @@ constexpr Choice<MuonTpMode> kMuonTpModes[] = {{"duplicated", MuonTpMode::duplic
                                                {"distributed", MuonTpMode::distributed}};
 constexpr Choice<ProgramKind> kPrograms[] = {{"train", ProgramKind::train},
                                              {"eval", ProgramKind::eval}};
+constexpr Choice<Fp8Format> kFp8Formats[] = {{"e4m3", Fp8Format::e4m3},
+                                             {"hybrid", Fp8Format::hybrid}};
+constexpr Choice<Fp8Recipe> kFp8Recipes[] = {{"tensorwise", Fp8Recipe::tensorwise},
+                                             {"blockwise", Fp8Recipe::blockwise},
+                                             {"mxfp8", Fp8Recipe::mxfp8}};
 constexpr Choice<PassId> kDumpedPasses[] = {
-    {"emission", PassId::emission},           {"loss-chunks", PassId::loss_chunks},
-    {"recompute", PassId::recompute},         {"offload", PassId::offload},
-    {"schedule", PassId::schedule},           {"copies", PassId::copies},
-    {"gradient-sums", PassId::gradient_sums}, {"gathers", PassId::gathers}};
+    {"emission", PassId::emission},   {"loss-chunks", PassId::loss_chunks},
+    {"precision", PassId::precision}, {"recompute", PassId::recompute},
+    {"offload", PassId::offload},     {"schedule", PassId::schedule},
+    {"copies", PassId::copies},       {"gradient-sums", PassId::gradient_sums},
+    {"gathers", PassId::gathers}};
 constexpr Choice<PassId> kSkippedPasses[] = {
     {"loss-chunks", PassId::loss_chunks}, {"recompute", PassId::recompute},
     {"offload", PassId::offload},         {"schedule", PassId::schedule},
@@ -874,6 +880,43 @@ constexpr OptionSpec kOptions[] = {
      .help = "Short for --compute-dtype bf16.",
      .commands = kCompute,
      .shorthand = "bf16"},
+    {.name = "fp8-format",
+     .member = kChoiceMember<&Options::fp8_format, kFp8Formats>,
+     .group = kModel,
+     .metavar = "FORMAT",
+     .help = "Train with operands of products in 8 bits, as --fp8-recipe says: all in e4m3, or "
+             "gradients in e5m2 (hybrid). On the CPU so far. Evaluation keeps --compute-dtype.",
+     .unset = "none",
+     .commands = kShape},
+    {.name = "fp8-recipe",
+     .member = kChoiceMember<&Options::fp8_recipe, kFp8Recipes>,
+     .group = kModel,
+     .metavar = "RECIPE",
+     .help = "What shares a scale: a tensor (of each expert); 1 x 128 numbers along the sum, of "
+             "weights 128 x 128 (blockwise); or 1 x 32 (mxfp8).",
+     .unset = "none",
+     .commands = kShape},
+    {.name = "first-last-layers-bf16",
+     .member = &Options::first_last_layers_bf16,
+     .group = kModel,
+     .help = "With --fp8-format: products of the first and the last layers keep --compute-dtype.",
+     .commands = kShape},
+    {.name = "num-layers-at-start-in-bf16",
+     .member = &Options::num_layers_at_start_in_bf16,
+     .group = kModel,
+     .metavar = "N",
+     .help = "With --first-last-layers-bf16: how many of the first.",
+     .unset = "1",
+     .range = at_least(0),
+     .commands = kShape},
+    {.name = "num-layers-at-end-in-bf16",
+     .member = &Options::num_layers_at_end_in_bf16,
+     .group = kModel,
+     .metavar = "N",
+     .help = "With --first-last-layers-bf16: how many of the last.",
+     .unset = "1",
+     .range = at_least(0),
+     .commands = kShape},
 
     // Mixture of Experts.
     {.name = "num-experts",

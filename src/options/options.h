@@ -27,6 +27,7 @@
 #include "ops/elementwise/activation/activation.h"
 #include "ops/optimizer/muon/muon.h"
 #include "ops/optimizer/newton_schulz/newton_schulz.h"
+#include "ops/precision/recipe.h"
 #include "ops/routing/expert_capacity/expert_capacity.h"
 #include "ops/routing/router_topk/score_function.h"
 #include "options/choices.h"
@@ -273,6 +274,13 @@ struct Options {
   std::optional<int32_t> decoder_last_pipeline_num_layers;
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
+
+  // Low precision.
+  std::optional<Fp8Format> fp8_format;
+  std::optional<Fp8Recipe> fp8_recipe;
+  bool first_last_layers_bf16 = false;
+  std::optional<int32_t> num_layers_at_start_in_bf16;
+  std::optional<int32_t> num_layers_at_end_in_bf16;
 
   // Memory.
   std::optional<RecomputeOptions::Granularity> recompute_granularity;

@@ -7,6 +7,8 @@
 // leave out what nothing reads. So every value keeps its bits, and a step without the pass is as
 // right as one with it, but slower or larger. The pipeline holds passes to that: verify_order()
 // (passes/overlap.h) after each that adds nothing, in debug builds verify_program() after all.
+// One pass is another matter: `precision` puts other products in the place of those that are there,
+// because the user asked for their numbers.
 //
 // One pipeline belongs to one program and one thread.
 #pragma once
@@ -25,6 +27,7 @@ namespace troupe {
 enum class PassId : uint8_t {
   emission,       // not a pass: the program as it was emitted
   loss_chunks,    // passes/loss_chunks.h
+  precision,      // passes/precision.h
   recompute,      // passes/recompute.h
   offload,        // passes/offload.h
   schedule,       // passes/step_schedule.h

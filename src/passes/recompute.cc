@@ -26,7 +26,7 @@ struct RegionKey {
 
 std::optional<RegionKey> region_key(const Place& place, int32_t first_layer,
                                     const Options& options) {
-  if (place.layer < 0) return std::nullopt;
+  if (place.layer < 0 || place.micro_batch < 0) return std::nullopt;
   if (place.round > 0) return RegionKey{place.layer, nullptr, place.round};
   if (options.granularity == Options::Granularity::full) {
     const int32_t layer = place.layer - first_layer;
@@ -142,6 +142,12 @@ class Recomputation {
   void read_clones(int32_t index) {
     std::vector<ValueId> reads;
     for_each_read(program_, program_.op(index), [&](ValueId id) { reads.push_back(id); });
+    // Where the rows of what it reads are counted by a clone already, those of its results are,
+    // too.
+    for (const ValueId id : program_.outputs(program_.op(index))) {
+      const RowCount& rows = program_.value(id).rows;
+      if (rows.valid()) reads.push_back(rows.counter);
+    }
     for (const ValueId id : reads) {
       const int32_t region = region_of(id);
       if (region < 0) continue;

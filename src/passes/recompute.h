@@ -20,6 +20,8 @@
 //                 the stream and the branch; sums that other layers read are kept
 //   blocks that work in rounds (Place::round)
 //                 always, each round by itself; kept are the inputs of each
+//   what all micro-batches share (codes of weights)
+//                 never
 //   parameters that are sharded (StateSharding::parameters)
 //                 always: a layer's are gathered again where gradients read them
 #pragma once

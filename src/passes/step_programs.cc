@@ -352,6 +352,11 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
     passes.run(PassId::loss_chunks,
                [&](const Program& program) { return order_loss_chunks(program, segments); });
   }
+  if (options.precision.any()) {
+    passes.run(PassId::precision, [&](Program& program) {
+      return lower_precision(program, segments, state.part.layout(), options.precision);
+    });
+  }
   if (options.recompute.any() || options.expert_rounds ||
       state.part.run->sharding == StateSharding::parameters) {
     passes.run(PassId::recompute, [&](Program& program) {

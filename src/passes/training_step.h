@@ -15,6 +15,7 @@
 #include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/pass_pipeline.h"
+#include "passes/precision.h"
 #include "passes/recompute.h"
 #include "program/program.h"
 
@@ -62,6 +63,7 @@ struct TrainingStepOptions {
   // embeddings the rank must not move other gradients of that weight across it.
   int32_t loss_chunk_tokens = 0;
   OverlapOptions overlap = {};  // merged forwards and backwards: PipelineShape
+  PrecisionOptions precision = {};
   RecomputeOptions recompute = {};
   OffloadOptions offload = {};
   PassControls passes = {};

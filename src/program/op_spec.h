@@ -4,6 +4,7 @@
 // How to add an operation: see CONTRIBUTING.md.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -101,6 +102,30 @@ struct CpuSpec {
   uint64_t (*scratch)(const OpView&) = nullptr;    // of each thread
 };
 
+// Rows and columns of a block of elements that share a scale; 0: all that the matrix has.
+struct BlockShape {
+  int32_t rows = 0;
+  int32_t columns = 0;
+  bool operator==(const BlockShape&) const = default;
+};
+
+// Of a product: the kind that computes it from operands in 8 bits. Its inputs are the codes of
+// inputs 0 and 1, the scales of both, and then the product's other inputs; its attributes
+// QuantizedProductAttributes (ops/precision/quantized_product.h).
+struct QuantizedForm {
+  struct Operand {
+    enum class Kind : uint8_t { activation, weight, gradient };
+    Kind kind = Kind::activation;
+    bool sums_columns = true;  // the product sums over the operand's columns; false: over its rows
+  };
+  const OpSpec* kind = nullptr;
+  std::array<Operand, 2> operands;
+  int8_t offsets = -1;  // the input that says which rows are which expert's; -1: none
+  // nullptr: always; and never.
+  bool (*allowed)(const Attributes&) = nullptr;
+  bool (*accumulates)(const Attributes&) = nullptr;
+};
+
 struct OpSpec {
   const char* name = nullptr;
 
@@ -135,6 +160,9 @@ struct OpSpec {
 
   // "top_k=2 pre_softmax=0"; nullptr when there are no attributes.
   std::string (*print_attributes)(const Attributes&) = nullptr;
+
+  // nullptr: it is no product, or one that keeps its precision.
+  const QuantizedForm* quantized = nullptr;
 
   // Samples of this kind. A kind that occurs only in another kind's derivative is exercised by that
   // kind's samples and leaves this nullptr.

@@ -12,8 +12,12 @@ std::vector<int32_t> Rewrite::order() {
   const auto visit = [&](int32_t index) {
     const Op& op = program_.op(index);
     const auto outputs = program_.outputs(op);
-    stays[index] = index < old_count || std::any_of(outputs.begin(), outputs.end(),
-                                                    [&](ValueId id) { return is_read[id]; });
+    // What is changed in place is read by others than the program.
+    const auto is_needed = [&](ValueId id) {
+      return is_read[id] || is_mutable(program_.value(id).role);
+    };
+    stays[index] = index < old_count ? !removed_[index]
+                                     : std::any_of(outputs.begin(), outputs.end(), is_needed);
     if (stays[index]) for_each_read(program_, op, [&](ValueId id) { is_read[id] = true; });
   };
   for (int32_t index = 0; index < old_count; ++index) visit(index);
@@ -26,7 +30,7 @@ std::vector<int32_t> Rewrite::order() {
     for (const int32_t added : inserted_[index]) {
       if (stays[added]) order.push_back(added);
     }
-    order.push_back(index);
+    if (!removed_[index]) order.push_back(index);
   }
   new_begins_[old_count] = static_cast<int32_t>(order.size());
   return order;

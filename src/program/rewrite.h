@@ -1,5 +1,5 @@
-// Rewrite: changes to a finished program. Operations are inserted before others, and operations
-// read other values than before; what was there stays in its order.
+// Rewrite: changes to a finished program. Operations are inserted before others or taken out, and
+// operations read other values than before; what stays, stays in its order.
 //
 // New operations are appended to the program, where indexes and values of the old ones stay as they
 // are, until order() says where each belongs (Program::select_ops). One rewrite belongs to one
@@ -29,7 +29,10 @@ class Rewrite {
  public:
   // Borrows the program.
   explicit Rewrite(Program& program)
-      : program_(program), builder_(program), inserted_(program.op_count()) {}
+      : program_(program),
+        builder_(program),
+        inserted_(program.op_count()),
+        removed_(program.op_count(), false) {}
 
   // What `emit(builder)` emits, at `place`, comes before operation `index`, after what was inserted
   // there earlier. `index` is one of the operations that the program had at the beginning.
@@ -41,6 +44,9 @@ class Rewrite {
     for (int32_t i = first; i < program_.op_count(); ++i) inserted_[index].push_back(i);
     return result;
   }
+
+  // Takes out operation `index`, one of those that the program had; nothing may read its results.
+  void remove(int32_t index) { removed_[index] = true; }
 
   // All operations in their new order, without those inserted ones that nothing reads but others of
   // that kind.
@@ -54,6 +60,7 @@ class Rewrite {
   Program& program_;
   Builder builder_;
   OpVector<std::vector<int32_t>> inserted_;  // before the operation
+  OpVector<bool> removed_;
   OpVector<int32_t> new_begins_;
 };
 

@@ -1,4 +1,5 @@
-// Element types, the rounding of bfloat16, and what the codes of f8e4m3 stand for.
+// Element types, the rounding of bfloat16, what the codes of 8 bits stand for and which of them is
+// nearest to a number.
 #include "base/dtype.h"
 
 #include <bit>
@@ -102,6 +103,96 @@ TEST(F8e4m3, CodesStandForWhatTheFormatSays) {
       EXPECT_EQ(found, sign * mantissa * 0x1p-6) << code;
     } else {
       EXPECT_EQ(found, sign * (1 + mantissa) * std::ldexp(1.0, exponent - 7)) << code;
+    }
+  }
+}
+
+TEST(F8e5m2, CodesStandForWhatTheFormatSays) {
+  EXPECT_EQ(size_of(DType::f8e5m2), sizeof(f8e5m2));
+  EXPECT_FALSE(is_float(DType::f8e5m2)) << "nothing computes in it";
+  for (int code = 0; code < 256; ++code) {
+    const float found = f8e5m2{static_cast<uint8_t>(code)};
+    const double sign = code < 128 ? 1 : -1;
+    const int exponent = code / 4 % 32;
+    const double mantissa = code % 4 / 4.0;
+    EXPECT_EQ(std::signbit(found), code >= 128) << code;
+    if (exponent == 31 && code % 4 != 0) {
+      EXPECT_TRUE(std::isnan(found)) << code;
+    } else if (exponent == 31) {
+      EXPECT_TRUE(std::isinf(found)) << code;
+    } else if (exponent == 0) {
+      EXPECT_EQ(found, sign * mantissa * 0x1p-14) << code;
+    } else {
+      EXPECT_EQ(found, sign * (1 + mantissa) * std::ldexp(1.0, exponent - 15)) << code;
+    }
+  }
+}
+
+// The codes of finite numbers without a sign are 0 to `largest`, in the order of the numbers. Finds
+// the nearest by comparing distances, which are exact in double.
+template <class F8>
+int nearest_by_search(double magnitude, int largest) {
+  const auto number = [](int code) {
+    return static_cast<double>(static_cast<float>(F8{static_cast<uint8_t>(code)}));
+  };
+  if (magnitude >= number(largest)) return largest;
+  int below = 0;
+  for (int step = 64; step > 0; step /= 2) {
+    if (below + step <= largest && number(below + step) <= magnitude) below += step;
+  }
+  const double down = magnitude - number(below);
+  const double up = number(below + 1) - magnitude;
+  if (down != up) return down < up ? below : below + 1;
+  return below % 2 == 0 ? below : below + 1;
+}
+
+template <class F8>
+void expect_nearest(uint32_t bits, int largest) {
+  const float value = from_bits(bits);
+  const int sign = bits >> 31 != 0 ? 0x80 : 0;
+  const int expected =
+      std::isnan(value) ? 0x7f : nearest_by_search<F8>(std::fabs(double{value}), largest);
+  ASSERT_EQ(F8::nearest(value).bits, sign | expected) << value << " of bits " << bits;
+}
+
+template <class F8>
+void expect_nearest_everywhere(int largest) {
+  for (uint32_t high = 0; high <= 0xffff; ++high) {
+    expect_nearest<F8>(high << 16, largest);  // all numbers of bf16
+    // Beside them, where ties are just missed, and somewhere between.
+    for (const uint32_t low :
+         {0x0001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU, (high * 40503U) & 0xffffU}) {
+      expect_nearest<F8>(high << 16 | low, largest);
+    }
+  }
+}
+
+TEST(F8e4m3, RoundsToTheNearestAndSaturates) {
+  expect_nearest_everywhere<f8e4m3>(0x7e);
+  EXPECT_EQ(f8e4m3::nearest(1e30F), 448);
+  EXPECT_EQ(f8e4m3::nearest(-std::numeric_limits<float>::infinity()), -448);
+  EXPECT_EQ(f8e4m3::nearest(17), 16) << "a tie goes to the even code";
+  EXPECT_EQ(f8e4m3::nearest(19), 20);
+  EXPECT_EQ(f8e4m3::nearest(0x1p-10F).bits, 0);
+}
+
+TEST(F8e5m2, RoundsToTheNearestAndSaturates) {
+  expect_nearest_everywhere<f8e5m2>(0x7b);
+  EXPECT_EQ(f8e5m2::nearest(std::numeric_limits<float>::infinity()), 57344);
+  EXPECT_EQ(f8e5m2::nearest(9), 8) << "a tie goes to the even code";
+  EXPECT_EQ(f8e5m2::nearest(11), 12);
+}
+
+TEST(F8, EveryNumberComesBack) {
+  for (int code = 0; code < 256; ++code) {
+    const auto bits = static_cast<uint8_t>(code);
+    const float e4m3 = f8e4m3{bits};
+    if (!std::isnan(e4m3)) {
+      EXPECT_EQ(f8e4m3::nearest(e4m3).bits, bits);
+    }
+    const float e5m2 = f8e5m2{bits};
+    if (std::isfinite(e5m2)) {
+      EXPECT_EQ(f8e5m2::nearest(e5m2).bits, bits);
     }
   }
 }

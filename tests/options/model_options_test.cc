@@ -296,6 +296,18 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
       {"--overlap-param-gather --use-distributed-optimizer --overlap-grad-reduce",
        [](const Step& step) { return step.overlap_parameter_gathers; }},
       {"--loss-chunk-tokens 5", [](const Step& step) { return step.loss_chunk_tokens == 5; }},
+      {"--fp8-format hybrid --fp8-recipe tensorwise",
+       [](const Step& step) {
+         return step.precision == PrecisionOptions{.recipe = Fp8Recipe::tensorwise,
+                                                   .format = Fp8Format::hybrid,
+                                                   .layers = step.precision.layers};
+       }},
+      {"--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 "
+       "--num-layers-at-start-in-bf16 0",
+       [](const Step& step) {
+         return step.precision.first_layers == 0 && step.precision.last_layers == 1 &&
+                step.precision.layers > 0;
+       }},
   };
   const auto step_of = [&](const std::string& flags) {
     const Options parsed = parsed_flags(flags);

@@ -58,6 +58,18 @@ TEST_F(RewriteTest, InsertsInTheOrderOfTheCalls) {
   EXPECT_EQ(begins, (std::vector<int32_t>{0, 2, 3, 6}));
 }
 
+TEST_F(RewriteTest, TakesOutWhatIsReplaced) {
+  Rewrite rewrite(program);
+  const ValueId x = insert_fill(rewrite, 1, "x");
+  program.replace_read(2, b, x);
+  rewrite.remove(1);
+  program.select_ops(rewrite.order());
+  EXPECT_EQ(names(), (std::vector<std::string>{"a", "x", "c"}));
+  EXPECT_EQ(rewrite.new_begins()[1], 1);
+  EXPECT_EQ(rewrite.new_begins()[2], 2);
+  EXPECT_EQ(rewrite.new_begins()[3], 3);
+}
+
 TEST_F(RewriteTest, DropsWhatNothingReads) {
   Rewrite rewrite(program);
   const ValueId read = insert_fill(rewrite, 2, "read");

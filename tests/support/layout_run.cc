@@ -64,6 +64,7 @@ TrainingStepOptions step_options(const LayoutCase& wanted, const PassWatch& watc
       .overlap_parameter_gathers = wanted.early_collectives,
       .loss_chunk_tokens = wanted.loss_chunk_tokens,
       .overlap = wanted.overlap,
+      .precision = wanted.precision,
       .recompute = wanted.recompute,
       .offload = wanted.offload,
       .passes = {.skipped = wanted.skipped_passes, .added = wanted.added_passes, .watch = watch}};

@@ -21,6 +21,7 @@
 #include "passes/offload.h"
 #include "passes/overlap.h"
 #include "passes/pass_pipeline.h"
+#include "passes/precision.h"
 #include "passes/recompute.h"
 #include "program/program.h"
 
@@ -53,6 +54,7 @@ struct LayoutCase {
   bool early_collectives = false;  // of gradient sums and parameter gathers
   bool merged = false;             // forwards with backwards
   OverlapOptions overlap = {};
+  PrecisionOptions precision = {};
   RecomputeOptions recompute = {};
   int32_t loss_chunk_tokens = 0;
   OffloadOptions offload = {};

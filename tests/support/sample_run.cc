@@ -26,6 +26,8 @@ double load_element(const TensorView& view, int64_t i) {
       return static_cast<const bf16*>(view.data)[i];
     case DType::f8e4m3:
       return static_cast<const f8e4m3*>(view.data)[i];
+    case DType::f8e5m2:
+      return static_cast<const f8e5m2*>(view.data)[i];
     case DType::i64:
       return static_cast<double>(static_cast<const int64_t*>(view.data)[i]);
     case DType::i32:
@@ -45,6 +47,7 @@ void store_element(const TensorView& view, int64_t i, double value) {
     case DType::bf16:
       return store<bf16>(view.data, i, value);
     case DType::f8e4m3:
+    case DType::f8e5m2:
       break;  // no operation computes in it
     case DType::i64:
       return store<int64_t>(view.data, i, value);

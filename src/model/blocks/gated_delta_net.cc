@@ -135,7 +135,8 @@ ValueId GatedDeltaNet::build(const BlockContext& context, ValueId input) const {
   const ValueId rows = tensor_parallel.enter(input, "attention_in_all");
   builder.place.module = &kQkvModule;
   const ValueId projected = linear(builder, rows, context.parameter(w_in_), {}, "delta_in");
-  const ValueId gates = linear(builder, rows, context.parameter(w_gates_), {}, "delta_gates_in");
+  const ValueId gates =
+      linear(builder, rows, context.parameter(w_gates_), {.quantizable = false}, "delta_gates_in");
   builder.place.module = &kCoreAttentionModule;
   const ValueId core = build_core(context, projected, gates);
   builder.place.module = &kAttentionOutModule;

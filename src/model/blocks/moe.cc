@@ -386,8 +386,8 @@ class MoeForward {
     const ValueId out = leave_linear(builder_, tensor_parallel, activated,
                                      parameter(parameters_.w_shared_down), {}, "shared_out");
     if (!config_.moe_shared_expert_gate) return out;
-    const ValueId gate =
-        linear(builder_, input_, parameter(parameters_.w_shared_gate), {}, "shared_gate");
+    const ValueId gate = linear(builder_, input_, parameter(parameters_.w_shared_gate),
+                                {.quantizable = false}, "shared_gate");
     return row_gate(builder_, out, gate, "shared_out_gated");
   }
 

@@ -28,6 +28,7 @@ CpuKernel fill_cpu_kernel(const OpView& op) {
     case DType::bf16:
       return &run_fill<bf16>;
     case DType::f8e4m3:  // no number without its scale
+    case DType::f8e5m2:
       break;
     case DType::i64:
       return &run_fill<int64_t>;

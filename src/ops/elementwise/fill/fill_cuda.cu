@@ -31,6 +31,7 @@ CudaKernel fill_cuda_kernel(const OpView& op) {
     case DType::bf16:
       return &run_fill<Bf16>;
     case DType::f8e4m3:  // no number without its scale
+    case DType::f8e5m2:
       break;
     case DType::i64:
       return &run_fill<int64_t>;

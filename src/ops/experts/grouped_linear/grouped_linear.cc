@@ -5,8 +5,10 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
+#include "ops/cpu/grouped_gemm.h"
 #include "ops/experts/grouped_linear/grouped_linear_cpu.h"
 #include "ops/experts/grouped_linear/grouped_linear_cuda.h"
+#include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
@@ -101,22 +103,20 @@ Cost cost_grouped_linear_weight_gradient(const OpView& op) {
           (accumulate ? 2 : 1) * grouped_bytes(op.output(0)));
 }
 
-// The running number of row tiles of the experts.
 uint64_t workspace_grouped_linear(const OpView& op) {
-  return static_cast<uint64_t>(op.input(2).shape[0]) * sizeof(int64_t);
+  return grouped_rows_bytes(op.input(1).shape[0]);
 }
 
 uint64_t scratch_grouped_linear(const OpView& op) {
   const Shape& x = op.input(0).shape;
   const DType dtype = op.input(0).dtype;
-  return gemm_scratch_bytes(grouped_linear_tiles(x[0], op.output(0).shape[1], x[1]), dtype, dtype,
-                            dtype);
+  return gemm_scratch_bytes(grouped_tiles(x[0], op.output(0).shape[1], x[1]), dtype, dtype, dtype);
 }
 
 uint64_t scratch_grouped_linear_weight_gradient(const OpView& op) {
-  return gemm_scratch_bytes(grouped_linear_weight_gradient_tiles(
-                                op.input(0).shape, op.input(1).shape, op.output(0).shape[0]),
-                            op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
+  return gemm_scratch_bytes(
+      grouped_weight_gradient_tiles(op.input(0).shape, op.input(1).shape, op.output(0).shape[0]),
+      op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
 }
 
 // The kernel of grouped_product_sm90.cuh is for bf16 on Hopper, with rows that can be copied in
@@ -189,6 +189,29 @@ KernelChoice choose_grouped_linear_weight_gradient(const OpView& op, const Devic
   return choose_grouped(op, device, op.output(0).shape[1],
                         TROUPE_CUDA(grouped_linear_weight_gradient_cuda_kernel));
 }
+
+bool grouped_weight_gradient_accumulates(const Attributes& attributes) {
+  return attributes.as<GroupedLinearWeightGradientAttributes>().accumulate;
+}
+
+using Operand = QuantizedForm::Operand;
+
+const QuantizedForm kQuantizedForm{
+    .kind = &kQuantizedGroupedLinear,
+    .operands = {Operand{Operand::Kind::activation, true}, Operand{Operand::Kind::weight, true}},
+    .offsets = 2};
+
+const QuantizedForm kQuantizedDataGradientForm{
+    .kind = &kQuantizedGroupedLinearDataGradient,
+    .operands = {Operand{Operand::Kind::gradient, true}, Operand{Operand::Kind::weight, false}},
+    .offsets = 2};
+
+const QuantizedForm kQuantizedWeightGradientForm{
+    .kind = &kQuantizedGroupedLinearWeightGradient,
+    .operands = {Operand{Operand::Kind::gradient, false},
+                 Operand{Operand::Kind::activation, false}},
+    .offsets = 2,
+    .accumulates = grouped_weight_gradient_accumulates};
 
 std::string print_grouped_linear_weight_gradient(const Attributes& attributes) {
   return attributes.as<GroupedLinearWeightGradientAttributes>().accumulate ? "accumulate=1" : "";
@@ -263,6 +286,7 @@ const OpSpec kGroupedLinear{.name = "grouped_linear",
                                     .workspace = workspace_grouped_linear,
                                     .scratch = scratch_grouped_linear},
                             .cuda = choose_grouped_linear,
+                            .quantized = &kQuantizedForm,
                             .samples = samples_grouped_linear};
 
 const OpSpec kGroupedLinearDataGradient{.name = "grouped_linear_data_gradient",
@@ -271,7 +295,8 @@ const OpSpec kGroupedLinearDataGradient{.name = "grouped_linear_data_gradient",
                                         .cpu = {.kernel = grouped_linear_data_gradient_cpu_kernel,
                                                 .workspace = workspace_grouped_linear,
                                                 .scratch = scratch_grouped_linear},
-                                        .cuda = choose_grouped_linear_data_gradient};
+                                        .cuda = choose_grouped_linear_data_gradient,
+                                        .quantized = &kQuantizedDataGradientForm};
 
 const OpSpec kGroupedLinearWeightGradient{
     .name = "grouped_linear_weight_gradient",
@@ -280,6 +305,7 @@ const OpSpec kGroupedLinearWeightGradient{
     .cpu = {.kernel = grouped_linear_weight_gradient_cpu_kernel,
             .scratch = scratch_grouped_linear_weight_gradient},
     .cuda = choose_grouped_linear_weight_gradient,
-    .print_attributes = print_grouped_linear_weight_gradient};
+    .print_attributes = print_grouped_linear_weight_gradient,
+    .quantized = &kQuantizedWeightGradientForm};
 
 }  // namespace troupe

@@ -2,6 +2,7 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
+#include "ops/precision/quantized_linear/quantized_linear.h"
 #include "ops/products/linear/linear_cpu.h"
 #include "ops/products/linear/linear_cuda.h"
 #include "ops/row_sum_pieces.h"
@@ -84,13 +85,16 @@ void infer_linear_bias_gradient(InferContext& context) {
 void differentiate_linear(DerivativeContext& context) {
   Builder& builder = context.builder();
   const ValueId dy = context.output_gradient(0);
-  if (context.wants(0) && !context.attributes<LinearAttributes>().detached) {
-    context.add_gradient(0, builder.emit(kLinearDataGradient, Attributes(NoAttributes()),
-                                         {dy, context.input(1)}, "d_" + context.input_name(0))[0]);
+  const auto forward = context.attributes<LinearAttributes>();
+  if (context.wants(0) && !forward.detached) {
+    const Attributes attributes(LinearDataGradientAttributes{.quantizable = forward.quantizable});
+    context.add_gradient(0, builder.emit(kLinearDataGradient, attributes, {dy, context.input(1)},
+                                         "d_" + context.input_name(0))[0]);
   }
   if (context.wants(1)) {
     const auto target = context.weight_target(1);
-    const Attributes attributes(LinearWeightGradientAttributes{.accumulate = target.accumulate});
+    const Attributes attributes(LinearWeightGradientAttributes{.accumulate = target.accumulate,
+                                                               .quantizable = forward.quantizable});
     context.add_weight_gradient(
         1, builder.emit(kLinearWeightGradient, attributes, {dy, context.input(0), target.target},
                         "d_" + context.input_name(1))[0]);
@@ -226,6 +230,34 @@ uint64_t linear_bias_gradient_cuda_scratch_bytes(const OpView& op) {
   return row_sums_bytes(op.input(0).dtype, dy[0], dy[1]);
 }
 
+template <class T>
+bool is_quantizable(const Attributes& attributes) {
+  return attributes.as<T>().quantizable;
+}
+
+bool linear_weight_gradient_accumulates(const Attributes& attributes) {
+  return attributes.as<LinearWeightGradientAttributes>().accumulate;
+}
+
+using Operand = QuantizedForm::Operand;
+
+const QuantizedForm kQuantizedForm{
+    .kind = &kQuantizedLinear,
+    .operands = {Operand{Operand::Kind::activation, true}, Operand{Operand::Kind::weight, true}},
+    .allowed = is_quantizable<LinearAttributes>};
+
+const QuantizedForm kQuantizedDataGradientForm{
+    .kind = &kQuantizedLinearDataGradient,
+    .operands = {Operand{Operand::Kind::gradient, true}, Operand{Operand::Kind::weight, false}},
+    .allowed = is_quantizable<LinearDataGradientAttributes>};
+
+const QuantizedForm kQuantizedWeightGradientForm{
+    .kind = &kQuantizedLinearWeightGradient,
+    .operands = {Operand{Operand::Kind::gradient, false},
+                 Operand{Operand::Kind::activation, false}},
+    .allowed = is_quantizable<LinearWeightGradientAttributes>,
+    .accumulates = linear_weight_gradient_accumulates};
+
 std::string print_linear(const Attributes& attributes) {
   const auto& values = attributes.as<LinearAttributes>();
   std::string text;
@@ -328,7 +360,10 @@ void add_bias_gradient(DerivativeContext& context, int i, ValueId dy) {
 
 ValueId linear(Builder& builder, ValueId x, ValueId weight, const LinearOptions& options,
                const std::string& name) {
-  const LinearAttributes attributes{.output = options.output, .detached = options.detached};
+  const LinearAttributes attributes{.output = options.output,
+                                    .detached = options.detached,
+                                    .quantizable = options.quantizable && !options.detached &&
+                                                   options.output == LinearOutput::compute};
   return builder.emit(kLinear, Attributes(attributes), {x, weight, options.bias}, name)[0];
 }
 
@@ -339,6 +374,7 @@ const OpSpec kLinear{.name = "linear",
                      .cpu = {.kernel = linear_cpu_kernel, .scratch = scratch_linear},
                      .cuda = choose_linear,
                      .print_attributes = print_linear,
+                     .quantized = &kQuantizedForm,
                      .samples = samples_linear};
 
 const OpSpec kLinearDataGradient{
@@ -346,7 +382,8 @@ const OpSpec kLinearDataGradient{
     .infer = infer_linear_data_gradient,
     .cost = cost_linear_data_gradient,
     .cpu = {.kernel = linear_data_gradient_cpu_kernel, .scratch = scratch_linear_data_gradient},
-    .cuda = choose_linear_gradient<TROUPE_CUDA(linear_data_gradient_cuda_kernel)>};
+    .cuda = choose_linear_gradient<TROUPE_CUDA(linear_data_gradient_cuda_kernel)>,
+    .quantized = &kQuantizedDataGradientForm};
 
 const OpSpec kLinearWeightGradient{
     .name = "linear_weight_gradient",
@@ -356,7 +393,8 @@ const OpSpec kLinearWeightGradient{
             .workspace = workspace_linear_weight_gradient,
             .scratch = scratch_linear_weight_gradient},
     .cuda = choose_linear_gradient<TROUPE_CUDA(linear_weight_gradient_cuda_kernel)>,
-    .print_attributes = print_linear_weight_gradient};
+    .print_attributes = print_linear_weight_gradient,
+    .quantized = &kQuantizedWeightGradientForm};
 
 const OpSpec kLinearBiasGradient{
     .name = "linear_bias_gradient",

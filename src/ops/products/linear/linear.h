@@ -7,7 +7,9 @@
 // itself, its accumulation dtype, or f64 (router logits need one of the latter). With f64 the
 // operands are converted, and products and sums are in f64, in the gradients too; otherwise sums
 // are in the accumulation type. Each result is rounded once. No tensor of this room is ragged.
-// Where `detached`, x gets no gradient.
+// Where `detached`, x gets no gradient. Results in another dtype than the compute dtype, detached
+// products, and those that say so keep their precision where a pass lowers that of products
+// (`quantizable`); the attribute changes nothing of what is computed here.
 //
 // Kinds
 //   linear                 (x, W, b optional)       -> y [T, N]
@@ -31,10 +33,16 @@ enum class LinearOutput : uint8_t { compute, accumulation, f64 };
 struct LinearAttributes {
   LinearOutput output = LinearOutput::compute;
   bool detached = false;
+  bool quantizable = true;
+};
+
+struct LinearDataGradientAttributes {
+  bool quantizable = true;
 };
 
 struct LinearWeightGradientAttributes {
   bool accumulate = false;
+  bool quantizable = true;
 };
 
 struct LinearBiasGradientAttributes {
@@ -46,6 +54,7 @@ struct LinearOptions {
   ValueId bias = {};  // invalid: none
   LinearOutput output = LinearOutput::compute;
   bool detached = false;  // x gets no gradient
+  bool quantizable = true;
 };
 
 // Emits the map of `x` [T, K] by `weight` [N, K] and returns y [T, N].

@@ -1,0 +1,182 @@
+#include "ops/precision/quantize/quantize.h"
+
+#include "ops/choose_kernel.h"
+#include "ops/costs.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+
+CpuKernel quantize_cpu_kernel(const OpView& op);
+CpuKernel block_amax_cpu_kernel(const OpView& op);
+
+namespace {
+
+// Of x, input 0, with offsets or without, input 1; their number or 0.
+int64_t check_blocks(InferContext& context, BlockShape block, const std::string& kind) {
+  const Value& x = context.input(0);
+  TROUPE_CHECK(is_float(x.dtype) && (x.shape.rank() == 2 || x.shape.rank() == 3) &&
+                   block.rows >= 0 && block.columns >= 0,
+               kind + ": x " + x.shape.to_string() + " in blocks of " + to_string(block));
+  if (!context.has_input(1)) {
+    TROUPE_CHECK(!x.rows.valid() || block.rows == 1,
+                 kind + ": ragged rows without offsets share a scale: " + x.name);
+    return 0;
+  }
+  const Value& offsets = context.input(1);
+  TROUPE_CHECK(x.shape.rank() == 2 && offsets.dtype == DType::i32 && offsets.shape.rank() == 1,
+               kind + ": offsets " + offsets.shape.to_string());
+  return offsets.shape[0] - 1;
+}
+
+RowCount rows_of_scales(const Value& x, BlockShape block) {
+  return block.rows == 1 ? x.rows : RowCount{};
+}
+
+void infer_quantize(InferContext& context) {
+  const auto attributes = context.attributes<QuantizeAttributes>();
+  const int64_t experts = check_blocks(context, attributes.block, "quantize");
+  const Value x = context.input(0);
+  const Shape scales = scales_shape(x.shape, attributes.block, experts);
+  TROUPE_CHECK(is_f8(attributes.format) &&
+                   (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
+               "quantize: scales of powers of two are for f8e4m3");
+  if (context.has_input(2)) {
+    const Value& amax = context.input(2);
+    TROUPE_CHECK(amax.dtype == DType::f32 && amax.shape.rank() == scales.rank() &&
+                     amax.shape.elements() % scales.elements() == 0 && !amax.rows.valid() &&
+                     !rows_of_scales(x, attributes.block).valid(),
+                 "quantize: amax " + amax.shape.to_string() + " for scales " + scales.to_string());
+  }
+  context.output("", attributes.format, x.shape, x.rows);
+  context.output("scales", scale_dtype(attributes.rule), scales,
+                 rows_of_scales(x, attributes.block));
+}
+
+void infer_block_amax(InferContext& context) {
+  const BlockShape block = context.attributes<BlockAmaxAttributes>().block;
+  const int64_t experts = check_blocks(context, block, "block_amax");
+  const Value x = context.input(0);
+  context.output("", DType::f32, scales_shape(x.shape, block, experts), rows_of_scales(x, block));
+}
+
+Cost cost_quantize(const OpView& op) {
+  const double passes = op.has_input(2) ? 1 : 2;
+  return {.flops = passes * static_cast<double>(op.input(0).shape.elements()),
+          .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes() +
+                                       op.output(1).bytes())};
+}
+
+Cost cost_block_amax(const OpView& op) {
+  return {.flops = static_cast<double>(op.input(0).shape.elements()),
+          .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
+}
+
+// What x is multiplied by, of each block.
+uint64_t workspace_quantize(const OpView& op) {
+  return static_cast<uint64_t>(op.output(1).shape.elements()) * sizeof(float);
+}
+
+std::string name_of_rule(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::ratio:
+      return "ratio";
+    case ScaleRule::power_of_two:
+      return "power-of-two";
+    case ScaleRule::exponent:
+      return "e8m0";
+  }
+  return "?";
+}
+
+std::string print_quantize(const Attributes& attributes) {
+  const auto& values = attributes.as<QuantizeAttributes>();
+  return "format=" + std::string(name_of(values.format)) + " block=" + to_string(values.block) +
+         " scale=" + name_of_rule(values.rule);
+}
+
+std::string print_block_amax(const Attributes& attributes) {
+  return "block=" + to_string(attributes.as<BlockAmaxAttributes>().block);
+}
+
+std::vector<OpSample> samples_quantize() {
+  const auto dense = [](const Shape& shape, const QuantizeAttributes& attributes, bool given) {
+    return [=](SampleBuilder& sample) {
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      // The same numbers in all dtypes, so that all have the same codes.
+      constant.dtype = DType::bf16;
+      const ValueId x = sample.tensor("x", shape, constant);
+      ValueId amax;
+      if (given) {
+        amax = block_amax(sample.builder(), x, {}, {.block = attributes.block}, "amax");
+        sample.result_without_gradient(amax);
+      }
+      const Quantized quantized = quantize(sample.builder(), x, {}, amax, attributes, "q");
+      sample.result_without_gradient(quantized.scales);
+    };
+  };
+  const auto rows = [](const QuantizeAttributes& attributes, const std::vector<int32_t>& starts) {
+    return [=](SampleBuilder& sample) {
+      const auto experts = static_cast<int32_t>(starts.size()) - 1;
+      const ValueId offsets = sample.integers("offsets", {experts + 1}, starts);
+      SampleBuilder::Options options;
+      options.rows = offsets;
+      options.rows_element = experts;
+      options.differentiable = false;
+      options.dtype = DType::bf16;
+      const ValueId x = sample.tensor("x", {starts.back() + 3, 10}, options);
+      const Quantized quantized = quantize(sample.builder(), x, offsets, {}, attributes, "q");
+      sample.result_without_gradient(quantized.scales);
+    };
+  };
+  constexpr DType kE4 = DType::f8e4m3;
+  constexpr DType kE5 = DType::f8e5m2;
+  return {
+      {"tensor", dense({9, 17}, {kE4, ScaleRule::ratio, {}}, false)},
+      {"tensor_e5m2", dense({300, 200}, {kE5, ScaleRule::ratio, {}}, false)},
+      {"tensor_amax_given", dense({9, 17}, {kE4, ScaleRule::ratio, {}}, true)},
+      {"experts", dense({3, 5, 7}, {kE4, ScaleRule::ratio, {}}, false)},
+      {"row_blocks", dense({5, 300}, {kE4, ScaleRule::power_of_two, {1, 128}}, false)},
+      {"column_blocks", dense({300, 5}, {kE4, ScaleRule::power_of_two, {128, 1}}, false)},
+      {"square_blocks", dense({2, 130, 129}, {kE4, ScaleRule::power_of_two, {128, 128}}, false)},
+      {"exponents", dense({4, 70}, {kE4, ScaleRule::exponent, {1, 32}}, false)},
+      {"rows_of_experts", rows({kE4, ScaleRule::ratio, {}}, {0, 0, 6, 6, 17, 17})},
+      {"blocks_of_experts", rows({kE4, ScaleRule::exponent, {32, 1}}, {0, 0, 60, 60, 61, 97})},
+      {"ragged_rows", rows({kE4, ScaleRule::power_of_two, {1, 4}}, {0, 5, 9})},
+      {"no_rows", rows({kE4, ScaleRule::power_of_two, {32, 1}}, {0, 0, 0})}};
+}
+
+}  // namespace
+
+std::string to_string(BlockShape block) {
+  const auto extent = [](int32_t size) {
+    return size == 0 ? std::string("all") : std::to_string(size);
+  };
+  return extent(block.rows) + "x" + extent(block.columns);
+}
+
+Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
+                   const QuantizeAttributes& attributes, const std::string& name) {
+  const auto outputs = builder.emit(kQuantize, Attributes(attributes), {x, offsets, amax}, name);
+  return {outputs[0], outputs[1]};
+}
+
+ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
+                   const BlockAmaxAttributes& attributes, const std::string& name) {
+  return builder.emit(kBlockAmax, Attributes(attributes), {x, offsets}, name)[0];
+}
+
+const OpSpec kQuantize{.name = "quantize",
+                       .infer = infer_quantize,
+                       .cost = cost_quantize,
+                       .cpu = {.kernel = quantize_cpu_kernel, .workspace = workspace_quantize},
+                       .print_attributes = print_quantize,
+                       .samples = samples_quantize};
+
+const OpSpec kBlockAmax{.name = "block_amax",
+                        .infer = infer_block_amax,
+                        .cost = cost_block_amax,
+                        .cpu = {.kernel = block_amax_cpu_kernel},
+                        .print_attributes = print_block_amax};
+
+}  // namespace troupe

@@ -1,0 +1,65 @@
+// Quantisation: a tensor in 8 bits, as codes and the scales that belong to them.
+//
+//   amax_b = max over the block b of |x|
+//   codes  = nearest code of x / scale of its block, ties to even; what is too large saturates
+//
+// with the blocks of ops/precision/scale_blocks.h, and scales by the attribute's rule, L being the
+// largest number of the format:
+//
+//   ratio         f = L / amax in f32 (1 where amax is 0 or not finite; the largest float where f
+//   is
+//                 infinite); the scale is 1 / f, and x is multiplied by f
+//   power_of_two  2^ceil(log2(amax / 448)), 1 where amax is 0; exact: it is a power of two
+//   exponent      the same, as E8M0. Both are for e4m3
+//
+// x is rounded to f32 first, where it is wider. NaN becomes NaN.
+//
+// Kinds
+//   quantize  (x, offsets optional, amax optional) -> codes like x, scales
+//   block_amax (x, offsets optional)               -> amax, f32, shaped as scales
+// x is f64, f32 or bf16, [R, C] or [E, N, K]. Where it is ragged, blocks have one row or there are
+// offsets, whose last is the number of live rows. `amax` is what block_amax computes, of several
+// tensors one after the other (of all ranks, all_gather): of each block the largest counts. Without
+// it, the blocks' own count. Unused scales are 1.
+//
+// There is no derivative: precision is lowered after differentiation (passes/precision.h), so
+// gradients pass quantisation as if it were not there.
+#pragma once
+
+#include <string>
+
+#include "ops/precision/scale_blocks.h"
+#include "program/builder.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+struct QuantizeAttributes {
+  DType format = DType::f8e4m3;  // or f8e5m2
+  ScaleRule rule = ScaleRule::ratio;
+  BlockShape block;
+  bool operator==(const QuantizeAttributes&) const = default;
+};
+
+struct BlockAmaxAttributes {
+  BlockShape block;
+};
+
+// A tensor in 8 bits.
+struct Quantized {
+  ValueId codes;
+  ValueId scales;
+};
+
+Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
+                   const QuantizeAttributes& attributes, const std::string& name);
+ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
+                   const BlockAmaxAttributes& attributes, const std::string& name);
+
+// "f8e4m3 1x128"
+std::string to_string(BlockShape block);
+
+extern const OpSpec kQuantize;
+extern const OpSpec kBlockAmax;
+
+}  // namespace troupe

@@ -1,0 +1,159 @@
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "ops/cpu/vector.h"
+#include "ops/precision/quantize/quantize.h"
+#include "program/kernel.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kQuantizeGrain = 32768;  // elements
+
+ScaleGrid grid_of(const KernelArguments& args, BlockShape block) {
+  const TensorView& x = args.input(0);
+  const TensorView& offsets = args.input(1);
+  const int64_t rows = x.shape.rank() == 3 ? x.shape[0] * x.shape[1] : x.rows();
+  return {x.shape, rows, block, offsets.as<int32_t>(),
+          offsets.data == nullptr ? 0 : offsets.shape[0] - 1};
+}
+
+int64_t grain_of(const ScaleGrid& grid) {
+  return std::max<int64_t>(1, kQuantizeGrain / std::max<int64_t>(1, grid.columns()));
+}
+
+// The largest magnitude of each block, as its bits, which are ordered as the magnitudes are, NaN
+// above all. Threads meet in a block where their rows do; a maximum is the same in any order.
+template <class T>
+void find_maxima(const KernelArguments& args, const ScaleGrid& grid, uint32_t* maxima,
+                 int64_t count) {
+  std::fill(maxima, maxima + count, 0U);
+  const T* x = args.in<T>(0);
+  const int64_t width = grid.block_columns();
+  args.pool->parallel_ranges(grid.rows(), grain_of(grid), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = x + row * grid.columns();
+      uint32_t* to = maxima + grid.scale_row(row) * grid.scale_columns();
+      for (int64_t block = 0; block < grid.scale_columns(); ++block) {
+        const int64_t last = std::min(grid.columns(), (block + 1) * width);
+        uint32_t largest = 0;
+        for (int64_t i = block * width; i < last; ++i) {
+          const auto value = static_cast<float>(widen(from[i]));
+          largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffU);
+        }
+        const std::atomic_ref<uint32_t> shared(to[block]);
+        uint32_t before = shared.load(std::memory_order_relaxed);
+        while (before < largest &&
+               !shared.compare_exchange_weak(before, largest, std::memory_order_relaxed)) {
+        }
+      }
+    }
+  });
+}
+
+// Replaces the bits of each block's maximum by those of what its elements are multiplied by, and
+// stores the scale.
+void store_scales(ScaleRule rule, float largest_code, uint32_t* maxima, int64_t count,
+                  const TensorView& scales) {
+  for (int64_t i = 0; i < count; ++i) {
+    float factor = 1;
+    if (rule == ScaleRule::ratio) {
+      const auto amax = std::bit_cast<float>(maxima[i]);
+      if (amax > 0 && std::isfinite(amax)) {
+        factor = std::min(largest_code / amax, std::numeric_limits<float>::max());
+      }
+      scales.as<float>()[i] = 1 / factor;
+    } else {
+      const uint8_t s = scale_exponent(maxima[i]);
+      factor = 1 / exponent_scale(s);
+      if (rule == ScaleRule::exponent) {
+        scales.as<uint8_t>()[i] = s;
+      } else {
+        scales.as<float>()[i] = exponent_scale(s);
+      }
+    }
+    maxima[i] = std::bit_cast<uint32_t>(factor);
+  }
+}
+
+template <class T, class Code>
+void store_codes(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors) {
+  const T* x = args.in<T>(0);
+  Code* codes = args.out<Code>(0);
+  const int64_t width = grid.block_columns();
+  args.pool->parallel_ranges(grid.rows(), grain_of(grid), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t first = row * grid.columns();
+      const uint32_t* of_row = factors + grid.scale_row(row) * grid.scale_columns();
+      for (int64_t block = 0; block < grid.scale_columns(); ++block) {
+        const auto factor = std::bit_cast<float>(of_row[block]);
+        const int64_t last = std::min(grid.columns(), (block + 1) * width);
+        for (int64_t i = first + block * width; i < first + last; ++i) {
+          codes[i] = Code::nearest(static_cast<float>(widen(x[i])) * factor);
+        }
+      }
+    }
+  });
+}
+
+// Of each block, over the parts one after the other.
+void largest_of_parts(const TensorView& amax, uint32_t* maxima, int64_t count) {
+  const float* parts = amax.as<float>();
+  std::fill(maxima, maxima + count, 0U);
+  for (int64_t i = 0; i < amax.shape.elements(); ++i) {
+    maxima[i % count] = std::max(maxima[i % count], std::bit_cast<uint32_t>(parts[i]));
+  }
+}
+
+// Scales that are there: those of rows that are not live are not.
+int64_t scale_count(const TensorView& scales) {
+  return scales.live_rows != nullptr ? scales.rows() * scales.shape.row_elements()
+                                     : scales.shape.elements();
+}
+
+template <class T>
+struct QuantizeKernel {
+  static void run(const KernelArguments& args) {
+    const auto& attributes = args.attributes->as<QuantizeAttributes>();
+    const ScaleGrid grid = grid_of(args, attributes.block);
+    auto* maxima = reinterpret_cast<uint32_t*>(args.workspace);
+    const int64_t count = scale_count(args.output(1));
+    if (args.input(2).data != nullptr) {
+      largest_of_parts(args.input(2), maxima, count);
+    } else {
+      find_maxima<T>(args, grid, maxima, count);
+    }
+    const bool is_e4m3 = attributes.format == DType::f8e4m3;
+    store_scales(attributes.rule, is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest, maxima, count,
+                 args.output(1));
+    if (is_e4m3) {
+      store_codes<T, f8e4m3>(args, grid, maxima);
+    } else {
+      store_codes<T, f8e5m2>(args, grid, maxima);
+    }
+  }
+};
+
+template <class T>
+struct BlockAmaxKernel {
+  static void run(const KernelArguments& args) {
+    const BlockShape block = args.attributes->as<BlockAmaxAttributes>().block;
+    auto* maxima = reinterpret_cast<uint32_t*>(args.out<float>(0));
+    find_maxima<T>(args, grid_of(args, block), maxima, scale_count(args.output(0)));
+  }
+};
+
+}  // namespace
+
+CpuKernel quantize_cpu_kernel(const OpView& op) {
+  return select_float_kernel<QuantizeKernel>(op.input(0).dtype);
+}
+
+CpuKernel block_amax_cpu_kernel(const OpView& op) {
+  return select_float_kernel<BlockAmaxKernel>(op.input(0).dtype);
+}
+
+}  // namespace troupe

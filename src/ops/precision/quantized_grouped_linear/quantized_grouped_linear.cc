@@ -1,0 +1,206 @@
+#include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
+
+#include "ops/costs.h"
+#include "ops/cpu/grouped_gemm.h"
+#include "ops/precision/quantized_product.h"
+#include "ops/precision/wide_operands.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+namespace {
+
+using Form = QuantizedProductAttributes;
+
+constexpr int kOffsets = 4;
+
+void check_group_offsets(const InferContext& context, int64_t experts) {
+  const Value& offsets = context.input(kOffsets);
+  TROUPE_CHECK(offsets.dtype == DType::i32 && offsets.shape == Shape({experts + 1}),
+               "products of experts in 8 bits: offsets " + offsets.shape.to_string());
+}
+
+// Rows times weights; `rows` and `outputs` are the weight's dimensions that they have.
+void infer_rows_times_weights(InferContext& context, const char* kind, int rows, int outputs) {
+  check_quantized_operands(context, kind, kOffsets);
+  const Value x = context.input(0);
+  const Shape weight = context.input(1).shape;
+  TROUPE_CHECK(
+      x.shape.rank() == 2 && weight.rank() == 3 && x.shape[1] == weight[rows],
+      std::string(kind) + ": " + x.shape.to_string() + " and weight " + weight.to_string());
+  check_group_offsets(context, weight[0]);
+  context.output("", context.attributes<Form>().compute, {x.shape[0], weight[outputs]}, x.rows);
+}
+
+void infer_quantized_grouped_linear(InferContext& context) {
+  infer_rows_times_weights(context, "quantized_grouped_linear", 2, 1);
+}
+
+void infer_quantized_grouped_linear_data_gradient(InferContext& context) {
+  infer_rows_times_weights(context, "quantized_grouped_linear_data_gradient", 1, 2);
+}
+
+void infer_quantized_grouped_linear_weight_gradient(InferContext& context) {
+  check_quantized_operands(context, "quantized_grouped_linear_weight_gradient", kOffsets);
+  const Shape dy = context.input(0).shape;
+  const Shape x = context.input(1).shape;
+  TROUPE_CHECK(
+      dy.rank() == 2 && x.rank() == 2 && dy[0] == x[0],
+      "quantized_grouped_linear_weight_gradient: dy " + dy.to_string() + " and x " + x.to_string());
+  const int64_t experts = context.input(kOffsets).shape[0] - 1;
+  check_group_offsets(context, experts);
+  declare_weight_gradient(context, kOffsets + 1, "", context.attributes<Form>().compute,
+                          {experts, dy[1], x[1]});
+}
+
+// Each row meets the weight of one expert.
+Cost cost_quantized_grouped_linear(const OpView& op) {
+  const double rows = static_cast<double>(op.input(0).shape[0]);
+  const double products = rows * static_cast<double>(op.input(1).shape.row_elements());
+  return product_cost(2 * products, op.attributes<Form>().compute,
+                      quantized_operand_bytes(op) + static_cast<double>(op.output(0).bytes()));
+}
+
+Cost cost_quantized_grouped_linear_weight_gradient(const OpView& op) {
+  const auto& attributes = op.attributes<Form>();
+  const double rows = static_cast<double>(op.input(0).shape[0]);
+  const double products = rows * static_cast<double>(op.output(0).shape.row_elements());
+  const double stores = attributes.accumulate ? 2 : 1;
+  return product_cost(
+      2 * products, attributes.compute,
+      quantized_operand_bytes(op) + stores * static_cast<double>(op.output(0).bytes()));
+}
+
+DType wide_dtype(const OpView& op) {
+  return accumulation_dtype(op.attributes<Form>().compute);
+}
+
+uint64_t workspace_quantized_grouped_linear(const OpView& op) {
+  return wide_operands_bytes(op, grouped_rows_bytes(op.input(1).shape[0]));
+}
+
+uint64_t workspace_quantized_grouped_linear_weight_gradient(const OpView& op) {
+  return wide_operands_bytes(op, 0);
+}
+
+uint64_t scratch_quantized_grouped_linear(const OpView& op) {
+  const Shape& x = op.input(0).shape;
+  return gemm_scratch_bytes(grouped_tiles(x[0], op.output(0).shape[1], x[1]), wide_dtype(op),
+                            wide_dtype(op), op.output(0).dtype);
+}
+
+uint64_t scratch_quantized_grouped_linear_weight_gradient(const OpView& op) {
+  return gemm_scratch_bytes(
+      grouped_weight_gradient_tiles(op.input(0).shape, op.input(1).shape, op.output(0).shape[0]),
+      wide_dtype(op), wide_dtype(op), op.output(0).dtype);
+}
+
+template <class Wide, class Out>
+void multiply_wide_rows(const KernelArguments& args, bool transposed) {
+  const Shape& x = args.input(0).shape;
+  const Shape& weight = args.input(1).shape;
+  const int64_t outputs = args.output(0).shape[1];
+  const auto operands = widen_operands<Wide>(args, grouped_rows_bytes(weight[0]), kOffsets, -1);
+  multiply_grouped_rows<Wide, Out>(args, grouped_tiles(x[0], outputs, x[1]), operands.one, x[1],
+                                   operands.other, weight, transposed, args.in<int32_t>(kOffsets),
+                                   args.out<Out>(0), outputs);
+}
+
+template <class Wide, class Out>
+struct QuantizedGroupedLinearKernel {
+  static void run(const KernelArguments& args) { multiply_wide_rows<Wide, Out>(args, true); }
+};
+
+template <class Wide, class Out>
+struct QuantizedGroupedLinearDataGradientKernel {
+  static void run(const KernelArguments& args) { multiply_wide_rows<Wide, Out>(args, false); }
+};
+
+template <class Wide, class Out>
+struct QuantizedGroupedLinearWeightGradientKernel {
+  static void run(const KernelArguments& args) {
+    const auto operands = widen_operands<Wide>(args, 0, kOffsets, -1);
+    multiply_groups<Wide, Out>(args, operands.one, args.input(0).shape, operands.other,
+                               args.input(1).shape, args.in<int32_t>(kOffsets),
+                               args.output(0).shape[0], args.attributes->as<Form>().accumulate,
+                               args.out<Out>(0));
+  }
+};
+
+template <template <class, class> class Kernel>
+CpuKernel select_kernel(const OpView& op) {
+  return select_wide_kernel<Kernel>(op.output(0).dtype);
+}
+
+// Forward and both gradients of one product, as a pass makes them, with codes of constants.
+std::vector<OpSample> samples_quantized_grouped_linear() {
+  const auto products = [](int64_t rows, const std::vector<int32_t>& starts, bool blocks) {
+    return [=](SampleBuilder& sample) {
+      Builder& builder = sample.builder();
+      const auto experts = static_cast<int32_t>(starts.size()) - 1;
+      const ValueId offsets = sample.integers("offsets", {experts + 1}, starts);
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      constant.dtype = DType::bf16;  // the same codes in all dtypes
+      SampleBuilder::Options ragged = constant;
+      ragged.rows = offsets;
+      ragged.rows_element = experts;
+      const ValueId x = sample.tensor("x", {rows, 20}, ragged);
+      const ValueId weight = sample.tensor("weight", {experts, 18, 20}, constant);
+      const ValueId dy = sample.tensor("dy", {rows, 18}, ragged);
+      const ScaleRule rule = blocks ? ScaleRule::exponent : ScaleRule::ratio;
+      const BlockShape along_rows = blocks ? BlockShape{1, 8} : BlockShape{};
+      const BlockShape along_columns = blocks ? BlockShape{8, 1} : BlockShape{};
+      const auto narrow = [&](ValueId value, BlockShape block) {
+        const ValueId starts_of = value == weight ? ValueId{} : offsets;
+        return quantize(builder, value, starts_of, {}, {DType::f8e4m3, rule, block}, "q");
+      };
+      const auto emit = [&](const OpSpec& kind, ValueId one, BlockShape of_one, ValueId other,
+                            BlockShape of_other) {
+        const Form attributes{.compute = sample.dtype(), .blocks = {of_one, of_other}};
+        const Quantized a = narrow(one, of_one);
+        const Quantized b = narrow(other, of_other);
+        std::vector<ValueId> inputs = {a.codes, b.codes, a.scales, b.scales, offsets};
+        if (&kind == &kQuantizedGroupedLinearWeightGradient) inputs.emplace_back();
+        sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
+      };
+      emit(kQuantizedGroupedLinear, x, along_rows, weight, along_rows);
+      emit(kQuantizedGroupedLinearDataGradient, dy, along_rows, weight, along_columns);
+      emit(kQuantizedGroupedLinearWeightGradient, dy, along_columns, x, along_columns);
+    };
+  };
+  return {{"tensors", products(20, {0, 0, 6, 6, 17, 17}, false)},
+          {"blocks", products(30, {0, 0, 9, 9, 26, 27}, true)},
+          {"no_rows", products(4, {0, 0, 0}, true)}};
+}
+
+}  // namespace
+
+const OpSpec kQuantizedGroupedLinear{.name = "quantized_grouped_linear",
+                                     .infer = infer_quantized_grouped_linear,
+                                     .cost = cost_quantized_grouped_linear,
+                                     .cpu = {.kernel = select_kernel<QuantizedGroupedLinearKernel>,
+                                             .workspace = workspace_quantized_grouped_linear,
+                                             .scratch = scratch_quantized_grouped_linear},
+                                     .print_attributes = print_quantized_product,
+                                     .samples = samples_quantized_grouped_linear};
+
+const OpSpec kQuantizedGroupedLinearDataGradient{
+    .name = "quantized_grouped_linear_data_gradient",
+    .infer = infer_quantized_grouped_linear_data_gradient,
+    .cost = cost_quantized_grouped_linear,
+    .cpu = {.kernel = select_kernel<QuantizedGroupedLinearDataGradientKernel>,
+            .workspace = workspace_quantized_grouped_linear,
+            .scratch = scratch_quantized_grouped_linear},
+    .print_attributes = print_quantized_product};
+
+const OpSpec kQuantizedGroupedLinearWeightGradient{
+    .name = "quantized_grouped_linear_weight_gradient",
+    .infer = infer_quantized_grouped_linear_weight_gradient,
+    .cost = cost_quantized_grouped_linear_weight_gradient,
+    .cpu = {.kernel = select_kernel<QuantizedGroupedLinearWeightGradientKernel>,
+            .workspace = workspace_quantized_grouped_linear_weight_gradient,
+            .scratch = scratch_quantized_grouped_linear_weight_gradient},
+    .print_attributes = print_quantized_product};
+
+}  // namespace troupe

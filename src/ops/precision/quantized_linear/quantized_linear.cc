@@ -1,0 +1,231 @@
+#include "ops/precision/quantized_linear/quantized_linear.h"
+
+#include "ops/costs.h"
+#include "ops/cpu/gemm.h"
+#include "ops/precision/quantized_product.h"
+#include "ops/precision/wide_operands.h"
+#include "program/derivative.h"
+#include "program/op_sample.h"
+
+namespace troupe {
+namespace {
+
+using Form = QuantizedProductAttributes;
+
+bool are_matrices(const InferContext& context) {
+  return context.input(0).shape.rank() == 2 && context.input(1).shape.rank() == 2;
+}
+
+void infer_quantized_linear(InferContext& context) {
+  check_quantized_operands(context, "quantized_linear", -1);
+  const DType compute = context.attributes<Form>().compute;
+  const Shape x = context.input(0).shape;
+  const Shape weight = context.input(1).shape;
+  TROUPE_CHECK(are_matrices(context) && x[1] == weight[1],
+               "quantized_linear: x " + x.to_string() + " and weight " + weight.to_string());
+  if (context.has_input(4)) {
+    const Value& bias = context.input(4);
+    TROUPE_CHECK(bias.dtype == compute && bias.shape == Shape({weight[0]}),
+                 "quantized_linear: bias " + bias.shape.to_string());
+  }
+  context.output("", compute, {x[0], weight[0]});
+}
+
+void infer_quantized_linear_data_gradient(InferContext& context) {
+  check_quantized_operands(context, "quantized_linear_data_gradient", -1);
+  const Shape dy = context.input(0).shape;
+  const Shape weight = context.input(1).shape;
+  TROUPE_CHECK(
+      are_matrices(context) && dy[1] == weight[0],
+      "quantized_linear_data_gradient: dy " + dy.to_string() + " and weight " + weight.to_string());
+  context.output("", context.attributes<Form>().compute, {dy[0], weight[1]});
+}
+
+void infer_quantized_linear_weight_gradient(InferContext& context) {
+  check_quantized_operands(context, "quantized_linear_weight_gradient", -1);
+  const Shape dy = context.input(0).shape;
+  const Shape x = context.input(1).shape;
+  TROUPE_CHECK(
+      are_matrices(context) && dy[0] == x[0],
+      "quantized_linear_weight_gradient: dy " + dy.to_string() + " and x " + x.to_string());
+  declare_weight_gradient(context, 4, "", context.attributes<Form>().compute, {dy[1], x[1]});
+}
+
+// With `reduced` numbers in each sum.
+Cost cost_of(const OpView& op, int64_t reduced) {
+  const auto& attributes = op.attributes<Form>();
+  const double elements = static_cast<double>(op.output(0).shape.elements());
+  const double bytes = static_cast<double>(op.output(0).bytes()) * (attributes.accumulate ? 2 : 1);
+  return product_cost(2 * elements * static_cast<double>(reduced), attributes.compute,
+                      quantized_operand_bytes(op) + bytes);
+}
+
+Cost cost_quantized_linear(const OpView& op) {
+  return cost_of(op, op.input(0).shape[1]);
+}
+
+Cost cost_quantized_linear_weight_gradient(const OpView& op) {
+  return cost_of(op, op.input(0).shape[0]);
+}
+
+DType wide_dtype(const OpView& op) {
+  return accumulation_dtype(op.attributes<Form>().compute);
+}
+
+GemmTiles forward_tiles(const Shape& x, const Shape& weight) {
+  return gemm_tiles(x[0], weight[0], x[1]);
+}
+
+GemmTiles data_gradient_tiles(const Shape& dy, const Shape& weight) {
+  return gemm_tiles(dy[0], weight[1], dy[1]);
+}
+
+GemmTiles weight_gradient_tiles(const Shape& dy, const Shape& x) {
+  return gemm_tiles(dy[1], x[1], dy[0], 1, true);
+}
+
+uint64_t scratch_of(const OpView& op, const GemmTiles& tiles) {
+  return gemm_scratch_bytes(tiles, wide_dtype(op), wide_dtype(op), op.output(0).dtype);
+}
+
+uint64_t scratch_quantized_linear(const OpView& op) {
+  return scratch_of(op, forward_tiles(op.input(0).shape, op.input(1).shape));
+}
+
+uint64_t scratch_quantized_linear_data_gradient(const OpView& op) {
+  return scratch_of(op, data_gradient_tiles(op.input(0).shape, op.input(1).shape));
+}
+
+uint64_t scratch_quantized_linear_weight_gradient(const OpView& op) {
+  return scratch_of(op, weight_gradient_tiles(op.input(0).shape, op.input(1).shape));
+}
+
+uint64_t workspace_quantized_linear(const OpView& op) {
+  return wide_operands_bytes(op, 0);
+}
+
+uint64_t sums_bytes(const Shape& dy, const Shape& x, DType wide) {
+  return gemm_workspace_bytes(weight_gradient_tiles(dy, x), dy[1], x[1], wide);
+}
+
+uint64_t workspace_quantized_linear_weight_gradient(const OpView& op) {
+  return wide_operands_bytes(op, sums_bytes(op.input(0).shape, op.input(1).shape, wide_dtype(op)));
+}
+
+template <class Wide, class Out>
+struct QuantizedLinearKernel {
+  static void run(const KernelArguments& args) {
+    const Shape& x = args.input(0).shape;
+    const Shape& weight = args.input(1).shape;
+    const auto operands = widen_operands<Wide>(args, 0, -1, 4);
+    parallel_gemm<Wide, Wide, Out>(args, forward_tiles(x, weight), {operands.one, x[1], false},
+                                   {operands.other, x[1], true}, x[0], weight[0], x[1],
+                                   args.out<Out>(0), weight[0], false, operands.bias);
+  }
+};
+
+template <class Wide, class Out>
+struct QuantizedLinearDataGradientKernel {
+  static void run(const KernelArguments& args) {
+    const Shape& dy = args.input(0).shape;
+    const Shape& weight = args.input(1).shape;
+    const auto operands = widen_operands<Wide>(args, 0, -1, -1);
+    parallel_gemm<Wide, Wide, Out>(args, data_gradient_tiles(dy, weight),
+                                   {operands.one, dy[1], false}, {operands.other, weight[1], false},
+                                   dy[0], weight[1], dy[1], args.out<Out>(0), weight[1], false,
+                                   nullptr);
+  }
+};
+
+template <class Wide, class Out>
+struct QuantizedLinearWeightGradientKernel {
+  static void run(const KernelArguments& args) {
+    const Shape& dy = args.input(0).shape;
+    const Shape& x = args.input(1).shape;
+    const auto operands = widen_operands<Wide>(args, sums_bytes(dy, x, dtype_of<Wide>), -1, -1);
+    parallel_gemm<Wide, Wide, Out>(args, weight_gradient_tiles(dy, x), {operands.one, dy[1], true},
+                                   {operands.other, x[1], false}, dy[1], x[1], dy[0],
+                                   args.out<Out>(0), x[1], args.attributes->as<Form>().accumulate,
+                                   nullptr);
+  }
+};
+
+template <template <class, class> class Kernel>
+CpuKernel select_kernel(const OpView& op) {
+  return select_wide_kernel<Kernel>(op.output(0).dtype);
+}
+
+// Forward and both gradients of one product, as a pass makes them, with codes of constants.
+std::vector<OpSample> samples_quantized_linear() {
+  const auto products = [](int64_t rows, int64_t inputs, int64_t outputs, bool blocks, bool bias) {
+    return [=](SampleBuilder& sample) {
+      Builder& builder = sample.builder();
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      constant.dtype = DType::bf16;  // the same codes in all dtypes
+      const ValueId x = sample.tensor("x", {rows, inputs}, constant);
+      const ValueId weight = sample.tensor("weight", {outputs, inputs}, constant);
+      const ValueId dy = sample.tensor("dy", {rows, outputs}, constant);
+      SampleBuilder::Options plain;
+      plain.differentiable = false;
+      const ValueId b = bias ? sample.tensor("bias", {outputs}, plain) : ValueId{};
+      const ScaleRule rule = blocks ? ScaleRule::power_of_two : ScaleRule::ratio;
+      const DType of_gradient = blocks ? DType::f8e4m3 : DType::f8e5m2;
+      const BlockShape along_rows = blocks ? BlockShape{1, 16} : BlockShape{};
+      const BlockShape along_columns = blocks ? BlockShape{16, 1} : BlockShape{};
+      const BlockShape square = blocks ? BlockShape{16, 16} : BlockShape{};
+      const auto narrow = [&](ValueId value, DType format, BlockShape block) {
+        return quantize(builder, value, {}, {}, {format, rule, block}, "q");
+      };
+      const auto emit = [&](const OpSpec& kind, const Quantized& one, const Quantized& other,
+                            BlockShape of_one, BlockShape of_other, ValueId last) {
+        const Form attributes{.compute = sample.dtype(), .blocks = {of_one, of_other}};
+        std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
+        if (&kind != &kQuantizedLinearDataGradient) inputs.push_back(last);
+        sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
+      };
+      const Quantized w = narrow(weight, DType::f8e4m3, square);
+      emit(kQuantizedLinear, narrow(x, DType::f8e4m3, along_rows), w, along_rows, square, b);
+      emit(kQuantizedLinearDataGradient, narrow(dy, of_gradient, along_rows), w, along_rows, square,
+           {});
+      emit(kQuantizedLinearWeightGradient, narrow(dy, of_gradient, along_columns),
+           narrow(x, DType::f8e4m3, along_columns), along_columns, along_columns, {});
+    };
+  };
+  return {{"tensors", products(9, 17, 5, false, false)},
+          {"tensors_bias", products(6, 8, 19, false, true)},
+          {"blocks", products(37, 50, 33, true, true)},
+          {"one_by_one", products(1, 1, 1, true, false)},
+          {"many_rows", products(8200, 16, 16, true, false)}};
+}
+
+}  // namespace
+
+const OpSpec kQuantizedLinear{.name = "quantized_linear",
+                              .infer = infer_quantized_linear,
+                              .cost = cost_quantized_linear,
+                              .cpu = {.kernel = select_kernel<QuantizedLinearKernel>,
+                                      .workspace = workspace_quantized_linear,
+                                      .scratch = scratch_quantized_linear},
+                              .print_attributes = print_quantized_product,
+                              .samples = samples_quantized_linear};
+
+const OpSpec kQuantizedLinearDataGradient{
+    .name = "quantized_linear_data_gradient",
+    .infer = infer_quantized_linear_data_gradient,
+    .cost = cost_quantized_linear,
+    .cpu = {.kernel = select_kernel<QuantizedLinearDataGradientKernel>,
+            .workspace = workspace_quantized_linear,
+            .scratch = scratch_quantized_linear_data_gradient},
+    .print_attributes = print_quantized_product};
+
+const OpSpec kQuantizedLinearWeightGradient{
+    .name = "quantized_linear_weight_gradient",
+    .infer = infer_quantized_linear_weight_gradient,
+    .cost = cost_quantized_linear_weight_gradient,
+    .cpu = {.kernel = select_kernel<QuantizedLinearWeightGradientKernel>,
+            .workspace = workspace_quantized_linear_weight_gradient,
+            .scratch = scratch_quantized_linear_weight_gradient},
+    .print_attributes = print_quantized_product};
+
+}  // namespace troupe

@@ -1,0 +1,26 @@
+// Recipes: how the operands of a product become 8 bits (docs/low_precision.md).
+//
+// Pure function; any thread.
+#pragma once
+
+#include "ops/precision/quantize/quantize.h"
+#include "program/op_spec.h"
+
+namespace troupe {
+
+enum class Fp8Recipe : uint8_t {
+  none,
+  tensorwise,  // one scale for a tensor, for each expert of it; f32
+  blockwise,   // for 1 x 128 along the sum, weights 128 x 128; powers of two
+  mxfp8,       // for 1 x 32 along the sum; powers of two in 8 bits
+};
+enum class Fp8Format : uint8_t {
+  e4m3,    // of all codes
+  hybrid,  // e5m2 of gradients
+};
+
+// Of a recipe, not of `none`.
+QuantizeAttributes quantization_of(const QuantizedForm::Operand& operand, Fp8Recipe recipe,
+                                   Fp8Format format);
+
+}  // namespace troupe

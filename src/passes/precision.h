@@ -1,0 +1,49 @@
+// Precision: products of a step whose operands are in 8 bits (docs/low_precision.md).
+//
+// A pass (passes/pass_pipeline.h) that rewrites, and the only one that changes numbers. It runs on
+// the finished step, forward and backward, before recompute: what is computed again is quantised
+// again, to the same bits.
+//
+// Contract: each product that has a quantised form (OpSpec::quantized) and lies in a layer of those
+// that the recipe takes is replaced by it. Its operands are quantised from the values that it read:
+//   activations, gradients  once for each direction that has scales of its own, by all that read
+//                           them; activations right after they are made, so that only codes wait
+//                           for the backward pass
+//   weights                 once, at the beginning of the step, where they are state. Gathered ones
+//                           (sharded parameters) once in each pass through the layer, so that their
+//                           codes are not kept between
+// Gradients pass quantisation as if it were not there: the derivatives are those of the products
+// before, taken at the quantised operands.
+//
+// Where a scale belongs to a whole tensor and ranks have parts of it, its largest element is that
+// of all of them: of tp_cp, to which one micro-batch belongs; of experts that are spread over ep,
+// etp.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/precision/recipe.h"
+#include "parallel/layout.h"
+#include "passes/work_segment.h"
+#include "program/program.h"
+
+namespace troupe {
+
+struct PrecisionOptions {
+  Fp8Recipe recipe = Fp8Recipe::none;
+  Fp8Format format = Fp8Format::e4m3;
+  // Of the model's layers 0 to `layers`: how many of the first and the last keep their precision.
+  int32_t first_layers = 0;
+  int32_t last_layers = 0;
+  int32_t layers = 0;
+
+  bool any() const { return recipe != Fp8Recipe::none; }
+  bool operator==(const PrecisionOptions&) const = default;
+};
+
+// `segments` of the program; they are moved to the order that is returned.
+std::vector<int32_t> lower_precision(Program& program, std::vector<WorkSegment>& segments,
+                                     const Layout& layout, const PrecisionOptions& options);
+
+}  // namespace troupe

@@ -1,0 +1,240 @@
+// Products in 8 bits: in every layout that cuts no block the numbers are those of one rank; what is
+// computed again has the same bits; and the pass puts quantised products where others were, of the
+// same values, and nowhere else.
+#include "passes/precision.h"
+
+#include <array>
+#include <gtest/gtest.h>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "model/blocks/gqa_attention.h"
+#include "model/blocks/moe.h"
+#include "model/blocks/norm.h"
+#include "ops/precision/quantize/quantize.h"
+#include "program/op_spec.h"
+#include "support/layout_models.h"
+#include "support/layout_run.h"
+
+namespace troupe::testing {
+namespace {
+
+using Recipe = Fp8Recipe;
+using Format = Fp8Format;
+
+constexpr PrecisionOptions kTensorwise{
+    .recipe = Recipe::tensorwise, .format = Format::hybrid, .layers = 2};
+constexpr PrecisionOptions kBlockwise{.recipe = Recipe::blockwise, .layers = 2};
+constexpr PrecisionOptions kMxfp8{.recipe = Recipe::mxfp8, .layers = 2};
+
+// All that tensor parallelism cuts in two is cut at a multiple of 128.
+ModelConfig wide_model() {
+  ModelConfig model = auxiliary_loss_models(moe_model(2))[0].config;
+  model.hidden_size = 256;
+  model.num_attention_heads = 4;
+  model.num_query_groups = 4;
+  model.kv_channels = 64;
+  model.moe_ffn_hidden_size = 256;
+  model.moe_shared_expert_intermediate_size = 256;
+  return model;
+}
+
+std::vector<LayoutCase> precision_cases() {
+  std::vector<LayoutCase> all;
+  const auto add = [&](const std::string& name, int32_t ranks,
+                       const std::map<std::string, PrecisionOptions>& recipes,
+                       const auto& configure) {
+    for (const auto& [recipe, precision] : recipes) {
+      LayoutCase c;
+      c.name = name + "_" + recipe;
+      c.model = wide_model();
+      c.layout.world_size = ranks;
+      c.layout.expert_tensor_parallel = 1;
+      c.micro_batches = 2;
+      c.sequence = 16;
+      c.precision = precision;
+      configure(c);
+      all.push_back(c);
+    }
+  };
+  const std::map<std::string, PrecisionOptions> every = {
+      {"tensorwise", kTensorwise}, {"blockwise", kBlockwise}, {"mxfp8", kMxfp8}};
+  const std::map<std::string, PrecisionOptions> tensorwise = {{"tensorwise", kTensorwise}};
+  add("dp2_zero1", 2, every, [](LayoutCase& c) {
+    c.sharding = StateSharding::optimizer;
+    c.early_collectives = true;
+  });
+  add("dp2_fsdp", 2, every, [](LayoutCase& c) {
+    c.sharding = StateSharding::parameters;
+    c.early_collectives = true;
+  });
+  add("pp2", 2, every, [](LayoutCase& c) { c.layout.pipeline_parallel = 2; });
+  add("tp2_etp2", 2, every, [](LayoutCase& c) {
+    c.layout.tensor_parallel = 2;
+    c.layout.sequence_parallel = true;
+    c.layout.expert_tensor_parallel = 2;
+  });
+  // Both ranks' tokens come to the rank of their expert, in their order.
+  add("tp2_ep2", 2, every, [](LayoutCase& c) {
+    c.layout.tensor_parallel = 2;
+    c.layout.sequence_parallel = true;
+    c.layout.expert_parallel = 2;
+    c.dispatcher = TokenDispatcher::alltoall;
+  });
+  // Here ranks have some of an expert's rows each.
+  add("tp2_experts_twice", 2, tensorwise, [](LayoutCase& c) {
+    c.layout.tensor_parallel = 2;
+    c.layout.sequence_parallel = true;
+  });
+  add("cp2", 2, tensorwise, [](LayoutCase& c) { c.layout.context_parallel = 2; });
+  // Four chunks of 128 tokens, of which each rank has two.
+  add("cp2_dense", 2, every, [](LayoutCase& c) {
+    c.model = dense_model(2);
+    c.model.hidden_size = 128;
+    c.model.ffn_hidden_size = 128;
+    c.layout.context_parallel = 2;
+    c.layout.expert_tensor_parallel.reset();
+    c.sequence = 512;
+    c.micro_batches = 1;
+  });
+  return all;
+}
+
+class PrecisionLayouts : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(PrecisionLayouts, AgreeWithOneRank) {
+  expect_same_outcome(run_one_rank(GetParam()), run_layout(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, PrecisionLayouts, ::testing::ValuesIn(precision_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+LayoutCase one_rank(const PrecisionOptions& precision) {
+  LayoutCase c;
+  c.model = wide_model();
+  c.micro_batches = 2;
+  c.sequence = 16;
+  c.dtype = DType::bf16;
+  c.precision = precision;
+  return c;
+}
+
+TEST(Precision, RecomputeAndOffloadKeepTheBits) {
+  for (const PrecisionOptions& precision : {kTensorwise, kBlockwise, kMxfp8}) {
+    const LayoutCase plain = one_rank(precision);
+    const Outcome expected = run_layout(plain);
+    LayoutCase full = plain;
+    full.recompute = {.granularity = RecomputeOptions::Granularity::full};
+    expect_same_bits(expected, run_layout(full));
+    LayoutCase modules = plain;
+    modules.recompute = {
+        .granularity = RecomputeOptions::Granularity::selective,
+        .modules = {&kCoreAttentionModule, &kNormModule, &kExpertActivationModule, &kMoeModule}};
+    modules.offload = {.modules = {&kQkvModule, &kExpertFc1Module}, .least_elements = 1};
+    expect_same_bits(expected, run_layout(modules));
+  }
+}
+
+TEST(Precision, TheRecipesAreDifferentNumbers) {
+  std::set<Outcome> outcomes;
+  for (const PrecisionOptions& precision : {PrecisionOptions{}, kTensorwise, kBlockwise, kMxfp8}) {
+    outcomes.insert(run_layout(one_rank(precision)));
+  }
+  EXPECT_EQ(outcomes.size(), 4U);
+}
+
+struct Product {
+  std::string kind;
+  std::string result;
+  std::array<std::string, 2> operands;
+  int32_t layer;
+  bool operator==(const Product&) const = default;
+};
+
+// The products of a program that may be lowered, with the values that they multiply: those that
+// their codes are of. And how often each state is quantised.
+struct Products {
+  std::vector<Product> plain;
+  std::vector<Product> quantized;
+  std::map<int32_t, int> weights;  // by value
+};
+
+Products products_of(const LayoutCase& layout) {
+  const std::unique_ptr<const Program> program = program_of(layout, 0);
+  std::map<int32_t, ValueId> source;  // of codes
+  Products found;
+  for (int32_t index = 0; index < program->op_count(); ++index) {
+    const Op& op = program->op(index);
+    const auto inputs = program->inputs(op);
+    const auto name = [&](ValueId id) { return program->value(id).name; };
+    if (op.spec == &kQuantize) {
+      source[program->outputs(op)[0].index] = inputs[0];
+      if (is_state(program->value(inputs[0]).role)) ++found.weights[inputs[0].index];
+    }
+    const std::string kind = op.spec->name;
+    const bool is_quantized = kind.starts_with("quantized_");
+    if (!is_quantized && op.spec->quantized == nullptr) continue;
+    Product product{.kind = is_quantized ? kind.substr(10) : kind,
+                    .result = name(program->outputs(op)[0]),
+                    .operands = {},
+                    .layer = op.place.layer};
+    for (size_t i = 0; i < 2; ++i) {
+      product.operands[i] = name(is_quantized ? source.at(inputs[i].index) : inputs[i]);
+    }
+    (is_quantized ? found.quantized : found.plain).push_back(product);
+  }
+  return found;
+}
+
+TEST(Precision, ProductsOfLayersAreReplacedByThoseOfTheSameValues) {
+  const Products before = products_of(one_rank({}));
+  const Products after = products_of(one_rank(kMxfp8));
+  ASSERT_FALSE(after.quantized.empty());
+  // Every product is there once more, quantised or not, and in the same order.
+  std::vector<Product> expected;
+  for (const Product& product : before.plain) {
+    const auto& [one, other] = product.operands;
+    const bool keeps = product.layer < 0 || other.ends_with("w_router") ||
+                       other.ends_with("w_shared_gate") || one.starts_with("d_router_logits") ||
+                       product.result.ends_with("w_shared_gate");
+    if (!keeps) expected.push_back(product);
+  }
+  ASSERT_EQ(after.quantized.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(after.quantized[i].kind, expected[i].kind) << i;
+    EXPECT_EQ(after.quantized[i].result, expected[i].result) << i;
+    EXPECT_EQ(after.quantized[i].operands[0], expected[i].operands[0]) << expected[i].result;
+    EXPECT_EQ(after.quantized[i].operands[1], expected[i].operands[1]) << expected[i].result;
+  }
+  EXPECT_EQ(after.plain.size() + after.quantized.size(), before.plain.size());
+}
+
+TEST(Precision, WeightsAreQuantizedOnceAStep) {
+  for (const auto& [weight, count] : products_of(one_rank(kBlockwise)).weights) {
+    EXPECT_EQ(count, 1) << weight << " has the same squares in both directions";
+  }
+  const auto both = products_of(one_rank(kMxfp8)).weights;
+  EXPECT_FALSE(both.empty());
+  for (const auto& [weight, count] : both) {
+    EXPECT_EQ(count, 2) << weight << " has two directions, whatever the micro-batches";
+  }
+}
+
+TEST(Precision, FirstAndLastLayersMayKeepTheirs) {
+  PrecisionOptions precision = kBlockwise;
+  precision.first_layers = 1;
+  for (const Product& product : products_of(one_rank(precision)).quantized) {
+    EXPECT_EQ(product.layer, 1) << product.result;
+  }
+  precision.first_layers = 0;
+  precision.last_layers = 1;
+  const Products last = products_of(one_rank(precision));
+  EXPECT_FALSE(last.quantized.empty());
+  for (const Product& product : last.quantized) EXPECT_EQ(product.layer, 0) << product.result;
+}
+
+}  // namespace
+}  // namespace troupe::testing

@@ -1,0 +1,278 @@
+// Codes and scales against the formulas of the recipes, written out here, and products of operands
+// in 8 bits against plain sums of what the codes stand for.
+#include "ops/precision/quantize/quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
+#include "ops/precision/quantized_linear/quantized_linear.h"
+#include "ops/precision/quantized_product.h"
+#include "value_test_support.h"
+
+namespace troupe::testing {
+namespace {
+
+using Numbers = std::vector<double>;
+
+constexpr DType kE4 = DType::f8e4m3;
+constexpr DType kE5 = DType::f8e5m2;
+
+// The identity [n, n] in e4m3, by which a product shows what codes stand for.
+Quantized identity(SampleBuilder& sample, int64_t n) {
+  Numbers ones(static_cast<size_t>(n * n), 0);
+  for (int64_t i = 0; i < n; ++i) ones[static_cast<size_t>(i * n + i)] = 1;
+  SampleBuilder::Options constant;
+  constant.differentiable = false;
+  const ValueId one = sample.values("one", {n, n}, ones, constant);
+  return quantize(sample.builder(), one, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "one_q");
+}
+
+// What the codes of x [rows, columns] stand for, in f64. With `starts`, rows belong to experts.
+Numbers quantized_numbers(const Numbers& x, int64_t rows, int64_t columns,
+                          const QuantizeAttributes& attributes,
+                          const std::vector<int32_t>& starts = {}) {
+  return run_sample([&](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    const ValueId values = sample.values("x", {rows, columns}, x, constant);
+    const Quantized one = identity(sample, columns);
+    ValueId offsets;
+    if (!starts.empty()) {
+      offsets = sample.integers("offsets", {static_cast<int64_t>(starts.size())}, starts);
+    }
+    const Quantized q = quantize(sample.builder(), values, offsets, {}, attributes, "q");
+    QuantizedProductAttributes product{.compute = DType::f64};
+    product.blocks[0] = attributes.block;
+    if (starts.empty()) {
+      sample.result_without_gradient(
+          sample.builder().emit(kQuantizedLinear, Attributes(product),
+                                {q.codes, one.codes, q.scales, one.scales, ValueId{}}, "y")[0]);
+      return;
+    }
+    // The same of each expert.
+    const auto experts = static_cast<int64_t>(starts.size()) - 1;
+    Numbers ones(static_cast<size_t>(experts * columns * columns), 0);
+    for (int64_t i = 0; i < experts * columns; ++i) {
+      ones[static_cast<size_t>(i * columns + i % columns)] = 1;
+    }
+    const ValueId each = sample.values("each", {experts, columns, columns}, ones, constant);
+    const Quantized all =
+        quantize(sample.builder(), each, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "each_q");
+    sample.result_without_gradient(
+        sample.builder().emit(kQuantizedGroupedLinear, Attributes(product),
+                              {q.codes, all.codes, q.scales, all.scales, offsets}, "y")[0]);
+  })[0];
+}
+
+double e4m3(double value) {
+  return f8e4m3::nearest(static_cast<float>(value));
+}
+double e5m2(double value) {
+  return f8e5m2::nearest(static_cast<float>(value));
+}
+
+double largest_of(const Numbers& x) {
+  double largest = 0;
+  for (const double value : x) largest = std::max(largest, std::fabs(value));
+  return largest;
+}
+
+// Of the elements whose `block` has the same number.
+template <class Block>
+Numbers in_blocks(const Numbers& x, const Block& block, const auto& round) {
+  Numbers result(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    Numbers members;
+    for (size_t j = 0; j < x.size(); ++j) {
+      if (block(j) == block(i)) members.push_back(x[j]);
+    }
+    result[i] = round(x[i], largest_of(members));
+  }
+  return result;
+}
+
+// The least power of two with which the largest number is not above 448.
+double power_scale(double amax) {
+  if (amax == 0) return 1;
+  double scale = 0x1p-100;
+  while (amax / scale > 448) scale *= 2;
+  return scale;
+}
+double round_power(double value, double amax) {
+  return e4m3(value / power_scale(amax)) * power_scale(amax);
+}
+
+TEST(Quantize, OneScaleOfATensor) {
+  const Numbers x = normal_numbers(35, 1);
+  const float f = 448 / static_cast<float>(largest_of(x));
+  const float wide = 57344 / static_cast<float>(largest_of(x));
+  const Numbers found = quantized_numbers(x, 5, 7, {kE4, ScaleRule::ratio, {}});
+  const Numbers found_e5m2 = quantized_numbers(x, 5, 7, {kE5, ScaleRule::ratio, {}});
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto narrow = static_cast<float>(x[i]);
+    EXPECT_EQ(found[i], e4m3(narrow * f) * double{1 / f}) << i;
+    EXPECT_EQ(found_e5m2[i], e5m2(narrow * wide) * double{1 / wide}) << i;
+    EXPECT_NEAR(found[i], x[i], std::fabs(x[i]) * 0x1p-4 + largest_of(x) * 0x1p-18) << i;
+  }
+}
+
+TEST(Quantize, BlocksAlongRowsAndColumnsAndSquares) {
+  const int64_t columns = 13;
+  const Numbers x = normal_numbers(11 * columns, 2);
+  for (const BlockShape block : {BlockShape{1, 4}, BlockShape{4, 1}, BlockShape{4, 4}}) {
+    SCOPED_TRACE(to_string(block));
+    const auto of = [&](size_t i) {
+      const auto row = static_cast<int64_t>(i) / columns;
+      const auto column = static_cast<int64_t>(i) % columns;
+      return row / block.rows * 1000 + column / block.columns;
+    };
+    const Numbers expected = in_blocks(x, of, round_power);
+    EXPECT_EQ(quantized_numbers(x, 11, columns, {kE4, ScaleRule::power_of_two, block}), expected);
+    EXPECT_EQ(quantized_numbers(x, 11, columns, {kE4, ScaleRule::exponent, block}), expected);
+  }
+}
+
+// Blocks of rows begin with each expert's first row.
+TEST(Quantize, ExpertsShareNoScale) {
+  const int64_t columns = 3;
+  const std::vector<int32_t> starts = {0, 0, 7, 7, 8, 16};
+  Numbers x = normal_numbers(16 * columns, 3);
+  for (size_t i = 0; i < 21; ++i) x[i] *= 1000;  // of the first expert with rows
+  const auto expert = [&](size_t i) {
+    const auto row = static_cast<int32_t>(i / 3);
+    return std::upper_bound(starts.begin(), starts.end(), row) - starts.begin() - 1;
+  };
+  const auto of = [&](size_t i) {
+    const auto row = static_cast<int64_t>(i / 3);
+    const int64_t begin = starts[static_cast<size_t>(expert(i))];
+    return (expert(i) * 100 + (row - begin) / 4) * 10 + static_cast<int64_t>(i % 3);
+  };
+  EXPECT_EQ(quantized_numbers(x, 16, columns, {kE4, ScaleRule::power_of_two, {4, 1}}, starts),
+            in_blocks(x, of, round_power));
+  const Numbers whole = quantized_numbers(x, 16, columns, {kE4, ScaleRule::ratio, {}}, starts);
+  const Numbers expected = in_blocks(x, expert, [](double value, double amax) {
+    const float f = 448 / static_cast<float>(amax);
+    return e4m3(static_cast<float>(value) * f) * double{1 / f};
+  });
+  EXPECT_EQ(whole, expected);
+}
+
+// Wherever blocks are cut, a power of two leaves what the codes stand for alone, except elements
+// that are so small that their codes have no exponent: docs/low_precision.md.
+TEST(Quantize, OtherBlocksMoveOnlySmallNumbers) {
+  Numbers x = normal_numbers(64, 4);
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(1.0, -static_cast<int>(i % 24));
+  const double amax = largest_of(x);
+  const Numbers one = quantized_numbers(x, 1, 64, {kE4, ScaleRule::power_of_two, {1, 64}});
+  const Numbers other = quantized_numbers(x, 1, 64, {kE4, ScaleRule::power_of_two, {1, 24}});
+  bool differs = false;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::fabs(x[i]) > amax * 0x1p-13) {
+      EXPECT_EQ(one[i], other[i]) << i;
+    } else {
+      EXPECT_NEAR(one[i], other[i], amax * 0x1p-16) << i;
+      differs = differs || one[i] != other[i];
+    }
+  }
+  EXPECT_TRUE(differs) << "the case shows nothing";
+}
+
+TEST(Quantize, ZerosAndNumbersThatAreNone) {
+  const Numbers zeros(8, 0.0);
+  for (const ScaleRule rule : {ScaleRule::ratio, ScaleRule::power_of_two, ScaleRule::exponent}) {
+    EXPECT_EQ(quantized_numbers(zeros, 2, 4, {kE4, rule, {}}), zeros);
+  }
+  Numbers x = {1, 2, 3, std::nan("")};
+  const Numbers found = quantized_numbers(x, 2, 2, {kE4, ScaleRule::ratio, {}});
+  EXPECT_TRUE(std::isnan(found[3]));
+}
+
+// With the amax of other tensors beside one's own, the largest of all counts.
+TEST(Quantize, TheLargestOfAllPartsCounts) {
+  const Numbers x = normal_numbers(6, 5);
+  const auto scale_with = [&](double other) {
+    return run_sample([&](SampleBuilder& sample) {
+      SampleBuilder::Options constant;
+      constant.differentiable = false;
+      const ValueId values = sample.values("x", {2, 3}, x, constant);
+      SampleBuilder::Options narrow = constant;
+      narrow.dtype = DType::f32;
+      const ValueId amax = sample.values("amax", {2, 1}, {largest_of(x), other}, narrow);
+      sample.result_without_gradient(
+          quantize(sample.builder(), values, {}, amax, {kE4, ScaleRule::ratio, {}}, "q").scales);
+    })[0][0];
+  };
+  EXPECT_EQ(scale_with(0), 1 / (448 / static_cast<float>(largest_of(x))));
+  EXPECT_EQ(scale_with(44800), 1 / (448 / 44800.0F));
+}
+
+// All three products, of operands with scales of their own, against sums written out.
+TEST(QuantizedLinear, IsTheProductOfWhatCodesStandFor) {
+  const int64_t rows = 6, inputs = 10, outputs = 4;
+  const Numbers x = normal_numbers(rows * inputs, 6);
+  const Numbers w = normal_numbers(outputs * inputs, 7);
+  const Numbers dy = normal_numbers(rows * outputs, 8);
+  const QuantizeAttributes along{kE4, ScaleRule::power_of_two, {1, 4}};
+  const QuantizeAttributes across{kE4, ScaleRule::power_of_two, {4, 1}};
+  const QuantizeAttributes square{kE4, ScaleRule::power_of_two, {4, 4}};
+  const auto results = run_sample([&](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    Builder& builder = sample.builder();
+    const ValueId xs = sample.values("x", {rows, inputs}, x, constant);
+    const ValueId ws = sample.values("w", {outputs, inputs}, w, constant);
+    const ValueId dys = sample.values("dy", {rows, outputs}, dy, constant);
+    const auto product = [&](const OpSpec& kind, ValueId a, const QuantizeAttributes& of_a,
+                             ValueId b, const QuantizeAttributes& of_b, bool has_last) {
+      const Quantized one = quantize(builder, a, {}, {}, of_a, "a");
+      const Quantized other = quantize(builder, b, {}, {}, of_b, "b");
+      std::vector<ValueId> operands = {one.codes, other.codes, one.scales, other.scales};
+      if (has_last) operands.emplace_back();
+      const QuantizedProductAttributes attributes{.compute = DType::f64,
+                                                  .blocks = {of_a.block, of_b.block}};
+      sample.result_without_gradient(builder.emit(kind, Attributes(attributes), operands, "y")[0]);
+    };
+    product(kQuantizedLinear, xs, along, ws, square, true);
+    product(kQuantizedLinearDataGradient, dys, along, ws, square, false);
+    product(kQuantizedLinearWeightGradient, dys, across, xs, across, true);
+  });
+  const Numbers x_rows = quantized_numbers(x, rows, inputs, along);
+  const Numbers x_columns = quantized_numbers(x, rows, inputs, across);
+  const Numbers dy_rows = quantized_numbers(dy, rows, outputs, along);
+  const Numbers dy_columns = quantized_numbers(dy, rows, outputs, across);
+  const Numbers weight = quantized_numbers(w, outputs, inputs, square);
+  const auto at = [](const Numbers& values, int64_t row, int64_t columns, int64_t column) {
+    return values[static_cast<size_t>(row * columns + column)];
+  };
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t n = 0; n < outputs; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < inputs; ++k)
+        sum += at(x_rows, t, inputs, k) * at(weight, n, inputs, k);
+      EXPECT_NEAR(at(results[0], t, outputs, n), sum, 1e-13);
+    }
+    for (int64_t k = 0; k < inputs; ++k) {
+      double sum = 0;
+      for (int64_t n = 0; n < outputs; ++n) {
+        sum += at(dy_rows, t, outputs, n) * at(weight, n, inputs, k);
+      }
+      EXPECT_NEAR(at(results[1], t, inputs, k), sum, 1e-13);
+    }
+  }
+  for (int64_t n = 0; n < outputs; ++n) {
+    for (int64_t k = 0; k < inputs; ++k) {
+      double sum = 0;
+      for (int64_t t = 0; t < rows; ++t) {
+        sum += at(dy_columns, t, outputs, n) * at(x_columns, t, inputs, k);
+      }
+      EXPECT_NEAR(at(results[2], n, inputs, k), sum, 1e-13);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace troupe::testing
