@@ -4,13 +4,13 @@
 #include <map>
 #include <mutex>
 
-#include "base/for_each_item.h"
 #include "model/parameters.h"
 #include "parallel/collective_schedule.h"
 #include "passes/inference_programs.h"
 #include "passes/memory_plan.h"
 #include "passes/rank_sums.h"
 #include "plan/fallback_step.h"
+#include "plan/for_each_item.h"
 #include "program/op_spec.h"
 #include "program/verify.h"
 

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/for_each_item.h"
 #include "base/units.h"
 #include "options/model_options.h"
+#include "plan/for_each_item.h"
 #include "train/interrupt.h"
 #include "train/layout_estimate.h"
 
