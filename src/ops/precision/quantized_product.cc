@@ -34,4 +34,8 @@ double quantized_operand_bytes(const OpView& op) {
   return static_cast<double>(bytes);
 }
 
+DType quantized_sum_dtype(const OpView& op) {
+  return accumulation_dtype(op.attributes<QuantizedProductAttributes>().compute);
+}
+
 }  // namespace troupe

@@ -32,4 +32,7 @@ std::string print_quantized_product(const Attributes& attributes);
 
 double quantized_operand_bytes(const OpView& op);
 
+// The type of the sums.
+DType quantized_sum_dtype(const OpView& op);
+
 }  // namespace troupe

@@ -71,10 +71,6 @@ Cost cost_quantized_grouped_linear_weight_gradient(const OpView& op) {
       quantized_operand_bytes(op) + stores * static_cast<double>(op.output(0).bytes()));
 }
 
-DType wide_dtype(const OpView& op) {
-  return accumulation_dtype(op.attributes<Form>().compute);
-}
-
 uint64_t workspace_quantized_grouped_linear(const OpView& op) {
   return wide_operands_bytes(op, grouped_rows_bytes(op.input(1).shape[0]));
 }
@@ -85,14 +81,14 @@ uint64_t workspace_quantized_grouped_linear_weight_gradient(const OpView& op) {
 
 uint64_t scratch_quantized_grouped_linear(const OpView& op) {
   const Shape& x = op.input(0).shape;
-  return gemm_scratch_bytes(grouped_tiles(x[0], op.output(0).shape[1], x[1]), wide_dtype(op),
-                            wide_dtype(op), op.output(0).dtype);
+  return gemm_scratch_bytes(grouped_tiles(x[0], op.output(0).shape[1], x[1]),
+                            quantized_sum_dtype(op), quantized_sum_dtype(op), op.output(0).dtype);
 }
 
 uint64_t scratch_quantized_grouped_linear_weight_gradient(const OpView& op) {
   return gemm_scratch_bytes(
       grouped_weight_gradient_tiles(op.input(0).shape, op.input(1).shape, op.output(0).shape[0]),
-      wide_dtype(op), wide_dtype(op), op.output(0).dtype);
+      quantized_sum_dtype(op), quantized_sum_dtype(op), op.output(0).dtype);
 }
 
 template <class Wide, class Out>
@@ -128,7 +124,7 @@ struct QuantizedGroupedLinearWeightGradientKernel {
 };
 
 template <template <class, class> class Kernel>
-CpuKernel select_kernel(const OpView& op) {
+CpuKernel select_grouped_kernel(const OpView& op) {
   return select_wide_kernel<Kernel>(op.output(0).dtype);
 }
 
@@ -176,20 +172,21 @@ std::vector<OpSample> samples_quantized_grouped_linear() {
 
 }  // namespace
 
-const OpSpec kQuantizedGroupedLinear{.name = "quantized_grouped_linear",
-                                     .infer = infer_quantized_grouped_linear,
-                                     .cost = cost_quantized_grouped_linear,
-                                     .cpu = {.kernel = select_kernel<QuantizedGroupedLinearKernel>,
-                                             .workspace = workspace_quantized_grouped_linear,
-                                             .scratch = scratch_quantized_grouped_linear},
-                                     .print_attributes = print_quantized_product,
-                                     .samples = samples_quantized_grouped_linear};
+const OpSpec kQuantizedGroupedLinear{
+    .name = "quantized_grouped_linear",
+    .infer = infer_quantized_grouped_linear,
+    .cost = cost_quantized_grouped_linear,
+    .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearKernel>,
+            .workspace = workspace_quantized_grouped_linear,
+            .scratch = scratch_quantized_grouped_linear},
+    .print_attributes = print_quantized_product,
+    .samples = samples_quantized_grouped_linear};
 
 const OpSpec kQuantizedGroupedLinearDataGradient{
     .name = "quantized_grouped_linear_data_gradient",
     .infer = infer_quantized_grouped_linear_data_gradient,
     .cost = cost_quantized_grouped_linear,
-    .cpu = {.kernel = select_kernel<QuantizedGroupedLinearDataGradientKernel>,
+    .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearDataGradientKernel>,
             .workspace = workspace_quantized_grouped_linear,
             .scratch = scratch_quantized_grouped_linear},
     .print_attributes = print_quantized_product};
@@ -198,7 +195,7 @@ const OpSpec kQuantizedGroupedLinearWeightGradient{
     .name = "quantized_grouped_linear_weight_gradient",
     .infer = infer_quantized_grouped_linear_weight_gradient,
     .cost = cost_quantized_grouped_linear_weight_gradient,
-    .cpu = {.kernel = select_kernel<QuantizedGroupedLinearWeightGradientKernel>,
+    .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearWeightGradientKernel>,
             .workspace = workspace_quantized_grouped_linear_weight_gradient,
             .scratch = scratch_quantized_grouped_linear_weight_gradient},
     .print_attributes = print_quantized_product};

@@ -68,10 +68,6 @@ Cost cost_quantized_linear_weight_gradient(const OpView& op) {
   return cost_of(op, op.input(0).shape[0]);
 }
 
-DType wide_dtype(const OpView& op) {
-  return accumulation_dtype(op.attributes<Form>().compute);
-}
-
 GemmTiles forward_tiles(const Shape& x, const Shape& weight) {
   return gemm_tiles(x[0], weight[0], x[1]);
 }
@@ -85,7 +81,8 @@ GemmTiles weight_gradient_tiles(const Shape& dy, const Shape& x) {
 }
 
 uint64_t scratch_of(const OpView& op, const GemmTiles& tiles) {
-  return gemm_scratch_bytes(tiles, wide_dtype(op), wide_dtype(op), op.output(0).dtype);
+  return gemm_scratch_bytes(tiles, quantized_sum_dtype(op), quantized_sum_dtype(op),
+                            op.output(0).dtype);
 }
 
 uint64_t scratch_quantized_linear(const OpView& op) {
@@ -109,7 +106,8 @@ uint64_t sums_bytes(const Shape& dy, const Shape& x, DType wide) {
 }
 
 uint64_t workspace_quantized_linear_weight_gradient(const OpView& op) {
-  return wide_operands_bytes(op, sums_bytes(op.input(0).shape, op.input(1).shape, wide_dtype(op)));
+  return wide_operands_bytes(
+      op, sums_bytes(op.input(0).shape, op.input(1).shape, quantized_sum_dtype(op)));
 }
 
 template <class Wide, class Out>
