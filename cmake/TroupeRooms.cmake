@@ -6,9 +6,14 @@
 #
 # Sources of a room are compiled eight at a time: a header is parsed once for eight, which takes a
 # quarter of the time. So they must not give two things one name. TROUPE_UNITY=OFF compiles them one
-# by one, for tools that ask how a single file is compiled.
+# by one, for tools that ask how a single file is compiled. So do builds with CUDA, most of whose
+# sources have options of their own.
 include_guard()
-option(TROUPE_UNITY "Compile several sources of a room at a time" ON)
+set(troupe_unity ON)
+if(TROUPE_CUDA)
+  set(troupe_unity OFF)
+endif()
+option(TROUPE_UNITY "Compile several sources of a room at a time" ${troupe_unity})
 # A source that is included is taken for a header, whose classes should hold nothing of one source.
 if(TROUPE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(troupe_compiler INTERFACE

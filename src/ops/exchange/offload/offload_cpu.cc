@@ -6,7 +6,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kCopyGrain = int64_t{1} << 18;  // bytes
+constexpr int64_t kOffloadGrain = int64_t{1} << 18;  // bytes
 
 }  // namespace
 
@@ -16,7 +16,7 @@ void copy_live_rows_cpu(const KernelArguments& args) {
   const auto* source = static_cast<const std::byte*>(x.data);
   const int64_t elements =
       x.live_rows != nullptr ? x.rows() * x.shape.row_elements() : x.shape.elements();
-  args.pool->parallel_ranges(elements * static_cast<int64_t>(size_of(x.dtype)), kCopyGrain,
+  args.pool->parallel_ranges(elements * static_cast<int64_t>(size_of(x.dtype)), kOffloadGrain,
                              [=](int64_t begin, int64_t end, int) {
                                std::memcpy(target + begin, source + begin,
                                            static_cast<size_t>(end - begin));
