@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -54,7 +55,7 @@ struct RunRecord {
   std::string last_time;             // of the last line
   // Every number of the lines of steps, by its name in them; and of the experts of all layers:
   // dead_experts (sum), dropped and router_entropy (means); limit_share of 1.
-  std::map<std::string, RunCurve> curves;
+  std::map<std::string, RunCurve, std::less<>> curves;
   std::map<std::string, RunCurve> evaluations;  // by "val_loss" or "val_loss/NAME"
   std::vector<int64_t> skipped;                 // steps
   std::vector<RoomOverflow> overflows;

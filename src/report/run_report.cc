@@ -88,7 +88,7 @@ ordered_json json_of(const std::optional<Extreme>& extreme) {
   return {{"step", extreme->step}, {"value", extreme->value}};
 }
 
-const RunCurve& curve_of(const RunRecord& run, const std::string& name) {
+const RunCurve& curve_of(const RunRecord& run, std::string_view name) {
   static const RunCurve kNone;
   const auto found = run.curves.find(name);
   return found == run.curves.end() ? kNone : found->second;

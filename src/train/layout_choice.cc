@@ -65,7 +65,8 @@ bool LayoutSpace::stages_are_free() const {
 }
 
 std::vector<std::string> LayoutSpace::cheap_modules() const {
-  std::vector<std::string> modules = {"layernorm"};
+  std::vector<std::string> modules;
+  modules.emplace_back("layernorm");
   if (config_.num_experts > 0) modules.emplace_back("moe_act");
   if (config_.multi_latent_attention) modules.emplace_back("mla_up_proj");
   return modules;
