@@ -21,7 +21,7 @@ namespace {
 using namespace testing;
 
 uint64_t aligned(uint64_t bytes) {
-  return (bytes + 63) / 64 * 64;
+  return (bytes + 255) / 256 * 256;
 }
 
 bool is_transient(const Program& program, ValueId id) {
@@ -266,7 +266,7 @@ TEST_F(InPlace, AChainTakesOneBuffer) {
   const MemoryPlan plan = plan_memory(program, 1);
   EXPECT_EQ(offset(plan, a), offset(plan, b));
   EXPECT_EQ(offset(plan, a), offset(plan, c));
-  EXPECT_EQ(plan.transient_bytes, builder.value(a).bytes());
+  EXPECT_EQ(plan.transient_bytes, aligned(builder.value(a).bytes()));
 }
 
 TEST_F(InPlace, NotOverAnOperandThatIsUsedLater) {
@@ -290,8 +290,9 @@ TEST_F(InPlace, NotOverAnInputOrState) {
   const ValueId c = toy_halve(builder, builder.state(state.parameters[0]), "c");
   toy_halve(builder, b, "keep");
   const MemoryPlan plan = plan_memory(program, 1);
-  EXPECT_EQ(plan.live_bytes[0], builder.value(b).bytes());
-  EXPECT_EQ(plan.live_bytes[1], builder.value(b).bytes() + aligned(builder.value(c).bytes()));
+  EXPECT_EQ(plan.live_bytes[0], aligned(builder.value(b).bytes()));
+  EXPECT_EQ(plan.live_bytes[1],
+            aligned(builder.value(b).bytes()) + aligned(builder.value(c).bytes()));
 }
 
 TEST_F(InPlace, NotOverAValueWhoseMemoryIsStillWantedThroughAnotherName) {
@@ -381,11 +382,11 @@ TEST(StateLayout, TensorsOnTheHostLieApart) {
   add(Role::optimizer, false);
   add(Role::optimizer, true);
   const StateLayout layout(table);
-  EXPECT_EQ(layout.offset, (std::vector<uint64_t>{0, 0, 128, 128}));
-  EXPECT_EQ(layout.bytes, 256U);
-  EXPECT_EQ(layout.host_bytes, 256U);
-  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::optimizer)], 128U);
-  EXPECT_EQ(layout.host_bytes_by_role[static_cast<size_t>(Role::optimizer)], 256U);
+  EXPECT_EQ(layout.offset, (std::vector<uint64_t>{0, 0, 256, 256}));
+  EXPECT_EQ(layout.bytes, 512U);
+  EXPECT_EQ(layout.host_bytes, 512U);
+  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::optimizer)], 256U);
+  EXPECT_EQ(layout.host_bytes_by_role[static_cast<size_t>(Role::optimizer)], 512U);
 }
 
 TEST(StateLayout, TensorsLieOneAfterTheOther) {
@@ -399,12 +400,12 @@ TEST(StateLayout, TensorsLieOneAfterTheOther) {
     for (int32_t i = 0; i < state.table->size(); ++i) {
       if (((*state.table)[StateId{i}].role == Role::gradient) != gradients) continue;
       EXPECT_EQ(layout.offset[static_cast<size_t>(i)], next);
-      next += 64;
+      next += 256;
     }
   }
-  EXPECT_EQ(layout.bytes, 64U * static_cast<uint64_t>(state.table->size()));
-  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::parameter)], 4 * 64U);
-  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::gradient)], 3 * 64U);
+  EXPECT_EQ(layout.bytes, 256U * static_cast<uint64_t>(state.table->size()));
+  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::parameter)], 4 * 256U);
+  EXPECT_EQ(layout.bytes_by_role[static_cast<size_t>(Role::gradient)], 3 * 256U);
 }
 
 struct ModelCase {
