@@ -168,9 +168,10 @@ inline unsigned blocks_for(const CudaKernelArguments& args, int64_t items, int64
 }
 
 // Threads for rows of `elements`, each thread taking `step` at a time.
+inline constexpr int kMostRowThreads = 256;
 inline unsigned threads_for_row(int64_t elements, int64_t step) {
   return static_cast<unsigned>(
-      std::clamp<int64_t>(ceil_divide(ceil_divide(elements, step), 32) * 32, 32, 256));
+      std::clamp<int64_t>(ceil_divide(ceil_divide(elements, step), 32) * 32, 32, kMostRowThreads));
 }
 
 struct Launch {

@@ -116,11 +116,12 @@ __device__ __forceinline__ void for_loaded_steps(int64_t n, const Load& load,
   }
 }
 
-// A block for each row that is expected; where more have come, blocks take further ones.
+// A block for each row that is expected; where more have come, blocks take further ones. The bounds
+// are those of registers (32 and 64): with more, too few loads are under way to keep memory busy.
 template <class T, int kStep, ActivationFunction function>
-__global__ void activation_kernel(const T* x, RowWeights<accumulation_t<T>> weights, T* y,
-                                  LiveRows rows, int64_t f, bool gated,
-                                  Halves<accumulation_t<T>> halves) {
+__global__ void __launch_bounds__(kMostRowThreads, 8)
+    activation_kernel(const T* x, RowWeights<accumulation_t<T>> weights, T* y, LiveRows rows,
+                      int64_t f, bool gated, Halves<accumulation_t<T>> halves) {
   using A = accumulation_t<T>;
   const int64_t count = rows.count();
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
@@ -159,10 +160,10 @@ __global__ void activation_kernel(const T* x, RowWeights<accumulation_t<T>> weig
 
 // dx may be x: each element of a row is read before it is written, and by the same thread.
 template <class T, int kStep, ActivationFunction function>
-__global__ void activation_gradient_kernel(const T* x, const T* dy,
-                                           RowWeights<accumulation_t<T>> weights, T* dx,
-                                           accumulation_t<T>* d_weights, LiveRows rows, int64_t f,
-                                           bool gated, Halves<accumulation_t<T>> halves) {
+__global__ void __launch_bounds__(kMostRowThreads, 4)
+    activation_gradient_kernel(const T* x, const T* dy, RowWeights<accumulation_t<T>> weights,
+                               T* dx, accumulation_t<T>* d_weights, LiveRows rows, int64_t f,
+                               bool gated, Halves<accumulation_t<T>> halves) {
   using A = accumulation_t<T>;
   __shared__ A shared[32];
   const int64_t count = rows.count();
