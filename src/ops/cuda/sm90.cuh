@@ -411,6 +411,36 @@ __device__ __forceinline__ void multiply_add(float (&sums)[kColumns / 2], const 
   }
 }
 
+// wgmma.mma_async of codes: sums [64, 128] = (add ? sums : 0) + left [64, 32] right [32, 128], both
+// with the depth within their rows of 128 bytes; right is e4m3, left e5m2 or e4m3. The sums are
+// spread over threads as above.
+template <bool kLeftE5m2>
+__device__ __forceinline__ void multiply_add_codes(float (&sums)[64], uint64_t left, uint64_t right,
+                                                   int add) {
+#define TROUPE_MULTIPLY_CODES(types)                                                \
+  asm volatile(                                                                     \
+      "{\n"                                                                         \
+      ".reg .pred add;\n"                                                           \
+      "setp.ne.b32 add, %66, 0;\n"                                                  \
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32." types                          \
+      " {"                                                                          \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+      "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+      "%62, %63"                                                                    \
+      "}, %64, %65, add, 1, 1;\n"                                                   \
+      "}\n"                                                                         \
+      : TROUPE_SUMS(0), TROUPE_SUMS(16), TROUPE_SUMS(32), TROUPE_SUMS(48)           \
+      : "l"(left), "l"(right), "r"(add))
+  if constexpr (kLeftE5m2) {
+    TROUPE_MULTIPLY_CODES("e5m2.e4m3");
+  } else {
+    TROUPE_MULTIPLY_CODES("e4m3.e4m3");
+  }
+#undef TROUPE_MULTIPLY_CODES
+}
+
 #undef TROUPE_SUMS
 
 // Sums of 16 columns (multiply_add) in bf16, as the left operand of a product 16 deep.

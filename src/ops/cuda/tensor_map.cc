@@ -29,8 +29,17 @@ EncodeTiled find_encode_tiled() {
 }
 
 CUtensorMapDataType data_type(DType dtype) {
-  TROUPE_CHECK(dtype == DType::bf16 || dtype == DType::f32, "no tiles of this dtype");
-  return dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  switch (dtype) {
+    case DType::bf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::f32:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DType::u8:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    default:
+      break;
+  }
+  TROUPE_CHECK(false, "no tiles of this dtype");
 }
 
 // `strides` in bytes, of all dimensions but the innermost.

@@ -7,7 +7,7 @@
 #include "ops/costs.h"
 #include "ops/cpu/grouped_gemm.h"
 #include "ops/experts/grouped_linear/grouped_linear_cpu.h"
-#include "ops/experts/grouped_linear/grouped_linear_cuda.h"
+#include "ops/experts/grouped_linear/grouped_variant.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
@@ -135,20 +135,6 @@ SlowKernel slow_grouped_product(const OpView& op, const DeviceTraits& device) {
   return SlowKernel::no;
 }
 
-// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
-// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
-// (docs/benchmarks/cuda.md; measure in whole steps: by themselves, the variants of this kernel rank
-// otherwise.)
-constexpr int64_t kPairRows = 1024;
-
-// Rows of a group, on average, of those that are expected: with experts on several ranks the buffer
-// has room for many times as many.
-int64_t expected_rows_of_group(const OpView& op) {
-  const Value& rows = op.input(0);
-  const int64_t expected = rows.rows.expected > 0 ? rows.rows.expected : rows.shape[0];
-  return std::min(expected, rows.shape[0]) / op.input(1).shape[0];
-}
-
 const char* name_of_grouped(GroupedVariant variant) {
   switch (variant) {
     case GroupedVariant::plain:
@@ -167,7 +153,7 @@ KernelChoice choose_grouped(const OpView& op, const DeviceTraits& device, int64_
   const SlowKernel slow = slow_grouped_product(op, device);
   GroupedVariant variant = GroupedVariant::plain;
   if (slow == SlowKernel::no) {
-    variant = rows >= kPairRows ? GroupedVariant::sm90_pair : GroupedVariant::sm90;
+    variant = tiled_variant(rows);
   }
   KernelChoice choice = make_choice(op, device, name_of_grouped(variant), nullptr);
   if (select != nullptr) choice.function = select(op, variant);
@@ -176,12 +162,12 @@ KernelChoice choose_grouped(const OpView& op, const DeviceTraits& device, int64_
 }
 
 KernelChoice choose_grouped_linear(const OpView& op, const DeviceTraits& device) {
-  return choose_grouped(op, device, expected_rows_of_group(op),
+  return choose_grouped(op, device, expected_rows_of_group(op.input(0), op.input(1).shape[0]),
                         TROUPE_CUDA(grouped_linear_cuda_kernel));
 }
 
 KernelChoice choose_grouped_linear_data_gradient(const OpView& op, const DeviceTraits& device) {
-  return choose_grouped(op, device, expected_rows_of_group(op),
+  return choose_grouped(op, device, expected_rows_of_group(op.input(0), op.input(1).shape[0]),
                         TROUPE_CUDA(grouped_linear_data_gradient_cuda_kernel));
 }
 

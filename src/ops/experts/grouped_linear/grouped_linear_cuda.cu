@@ -3,8 +3,8 @@
 #include <string>
 
 #include "ops/cuda/product.cuh"
+#include "ops/experts/grouped_linear/grouped_kernels.h"
 #include "ops/experts/grouped_linear/grouped_linear.h"
-#include "ops/experts/grouped_linear/grouped_linear_cuda.h"
 #include "ops/experts/grouped_linear/grouped_product_sm90.cuh"
 #include "program/op_spec.h"
 
@@ -15,9 +15,9 @@ namespace {
 // (slow_grouped_product in grouped_linear.cc). The grid has as many tiles of rows as there can be,
 // each with its `column_tiles` tiles of columns side by side; blocks find their rows from the
 // offsets, and those beyond the last tile end.
-template <class T>
+template <class T, class Out>
 __global__ void __launch_bounds__(kTileThreads)
-    rows_kernel(const T* x, const T* weight, const int32_t* offsets, T* out, int experts,
+    rows_kernel(const T* x, const T* weight, const int32_t* offsets, Out* out, int experts,
                 int64_t inputs, int64_t outputs, int64_t weight_columns, bool transposed,
                 unsigned column_tiles) {
   using A = accumulation_t<T>;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const TileOperand<T> right{weight + tile.group * inputs * outputs, weight_columns, transposed};
   multiply_tile<A>(left, right, tile.end, outputs, inputs, tile.first,
                    int64_t{blockIdx.x % column_tiles} * kTile,
-                   [=](int64_t i, int64_t j, A sum) { out[i * outputs + j] = round_to<T>(sum); });
+                   [=](int64_t i, int64_t j, A sum) { out[i * outputs + j] = round_to<Out>(sum); });
 }
 
 template <class T, class Out>
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 // y (kForward) or dx, of rows x [R, inputs].
-template <class T, bool kForward>
+template <class T, class Out, bool kForward>
 void multiply_rows(const CudaKernelArguments& args) {
   const Shape& x = args.input(0).shape;
   const Shape& weight = args.input(1).shape;
@@ -66,19 +66,19 @@ void multiply_rows(const CudaKernelArguments& args) {
   Launch shape;
   shape.grid = dim3(static_cast<unsigned>(blocks));
   shape.block = kTileThreads;
-  launch(args, shape, rows_kernel<T>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
-         args.out<T>(0), static_cast<int>(weight[0]), x[1], outputs, weight[2], kForward,
+  launch(args, shape, rows_kernel<T, Out>, args.in<T>(0), args.in<T>(1), args.in<int32_t>(2),
+         args.out<Out>(0), static_cast<int>(weight[0]), x[1], outputs, weight[2], kForward,
          static_cast<unsigned>(column_tiles));
 }
 
 template <class T>
 struct GroupedLinearCuda {
-  static void run(const CudaKernelArguments& args) { multiply_rows<T, true>(args); }
+  static void run(const CudaKernelArguments& args) { multiply_rows<T, T, true>(args); }
 };
 
 template <class T>
 struct GroupedDataGradientCuda {
-  static void run(const CudaKernelArguments& args) { multiply_rows<T, false>(args); }
+  static void run(const CudaKernelArguments& args) { multiply_rows<T, T, false>(args); }
 };
 
 bool accumulates(const CudaKernelArguments& args) {
@@ -142,26 +142,51 @@ CudaKernel select_tiled(GroupedVariant variant) {
 
 }  // namespace
 
-CudaKernel grouped_linear_cuda_kernel(const OpView& op, GroupedVariant variant) {
+CudaKernel grouped_linear_cuda_kernel_of(DType operands, DType out, GroupedVariant variant) {
   if (variant != GroupedVariant::plain) return select_tiled<GroupedProduct::forward, Bf16>(variant);
-  return select_cuda_kernel<GroupedLinearCuda>(op.input(0).dtype);
+  if (operands == DType::f32 && out == DType::bf16) return &multiply_rows<float, Bf16, true>;
+  return select_cuda_kernel<GroupedLinearCuda>(operands);
 }
 
-CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op, GroupedVariant variant) {
+CudaKernel grouped_linear_data_gradient_cuda_kernel_of(DType operands, DType out,
+                                                       GroupedVariant variant) {
   if (variant != GroupedVariant::plain) {
     return select_tiled<GroupedProduct::data_gradient, Bf16>(variant);
   }
-  return select_cuda_kernel<GroupedDataGradientCuda>(op.input(0).dtype);
+  if (operands == DType::f32 && out == DType::bf16) return &multiply_rows<float, Bf16, false>;
+  return select_cuda_kernel<GroupedDataGradientCuda>(operands);
 }
 
-CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op, GroupedVariant variant) {
-  const bool narrow = op.output(0).dtype == DType::bf16;
+CudaKernel grouped_linear_weight_gradient_cuda_kernel_of(DType operands, DType out,
+                                                         GroupedVariant variant) {
+  const bool narrow = out == DType::bf16;
   if (variant != GroupedVariant::plain) {
     return narrow ? select_tiled<GroupedProduct::weight_gradient, Bf16>(variant)
                   : select_tiled<GroupedProduct::weight_gradient, float>(variant);
   }
-  if (narrow) return &run_weight_gradient<Bf16, Bf16>;
-  return select_cuda_kernel<GroupedWeightGradientCuda>(op.input(0).dtype);
+  if (narrow) {
+    return operands == DType::f32 ? &run_weight_gradient<float, Bf16>
+                                  : &run_weight_gradient<Bf16, Bf16>;
+  }
+  return select_cuda_kernel<GroupedWeightGradientCuda>(operands);
+}
+
+Attributes grouped_weight_gradient_attributes(bool accumulate) {
+  return Attributes(GroupedLinearWeightGradientAttributes{.accumulate = accumulate});
+}
+
+CudaKernel grouped_linear_cuda_kernel(const OpView& op, GroupedVariant variant) {
+  return grouped_linear_cuda_kernel_of(op.input(0).dtype, op.output(0).dtype, variant);
+}
+
+CudaKernel grouped_linear_data_gradient_cuda_kernel(const OpView& op, GroupedVariant variant) {
+  return grouped_linear_data_gradient_cuda_kernel_of(op.input(0).dtype, op.output(0).dtype,
+                                                     variant);
+}
+
+CudaKernel grouped_linear_weight_gradient_cuda_kernel(const OpView& op, GroupedVariant variant) {
+  return grouped_linear_weight_gradient_cuda_kernel_of(op.input(0).dtype, op.output(0).dtype,
+                                                       variant);
 }
 
 }  // namespace troupe

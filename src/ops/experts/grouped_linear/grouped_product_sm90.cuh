@@ -1,9 +1,9 @@
-// The products of experts on Hopper, in bf16 with tensor cores (wgmma) fed by TMA.
-// See GroupedProduct for the products and grouped_linear.h for what they are.
+// The products of experts on Hopper, in bf16 or of codes in 8 bits, with tensor cores (wgmma) fed
+// by TMA. See GroupedProduct for the products and grouped_linear.h for what they are.
 //
 // The kernel is persistent: a block takes every gridDim.x-th tile of the result. One warp finds
 // the tiles from the offsets, tells the others in notes (tile descriptors: GroupedNote), and keeps
-// a ring of stages in shared memory filled with operands, 64 elements deep each; two warpgroups
+// a ring of stages in shared memory filled with operands, 128 bytes deep each; two warpgroups
 // multiply them and pass on the results. Every element of the result is computed by one warpgroup
 // in a fixed order, so the same operands give the same bits. A box is what one TMA copy moves.
 //
@@ -24,6 +24,11 @@
 // Tiles do not cross groups, but boxes of rows that are copied do. Where rows are the product's
 // rows, the strangers among them only reach rows of the result that are not stored. Where they are
 // the depth, they are set to zero in shared memory before they are multiplied: they may be NaN.
+//
+// Codes are multiplied only with the depth within the rows of both operands, so transposed ones are
+// given where a product has it elsewhere (ops/precision/cuda/transpose_codes.h). Tensor cores sum
+// codes in fewer than 24 bits; so what a stage gives, 128 products a sum, is added to sums in fp32
+// beside it. Therefore tiles are half as wide. Each group's sums are multiplied by its two scales.
 #pragma once
 
 #include <type_traits>
@@ -46,28 +51,48 @@ enum class GroupedProduct {
   weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
 };
 
+// Codes in 8 bits (f8e4m3, f8e5m2), as operands of a product.
+struct E4m3 {
+  uint8_t code;
+};
+struct E5m2 {
+  uint8_t code;
+};
+
 // How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2, and Out the type of
-// the result: Bf16, or float for weight gradients.
-template <GroupedProduct kProduct_, int kPair_, class Out_>
+// the result: Bf16, or float for weight gradients. Left and Right: of the operands, Bf16 both or
+// codes both. Of codes a data gradient is a forward product with the weights transposed, and a
+// weight gradient is that of dy^T [M, P] and x^T [N, P], in which the group's columns begin at
+// padded_begin and are followed by zeros up to a multiple of kCodePadding.
+template <GroupedProduct kProduct_, int kPair_, class Out_, class Left_ = Bf16, class Right_ = Bf16>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
   static constexpr int kPair = kPair_;
-  static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
-  static constexpr bool kLeftRowsFirst = kDepthGrouped;
-  static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward;
   using Out = Out_;
+  using Left = Left_;
+  using Right = Right_;
+  static constexpr bool kCodes = sizeof(Left) == 1;
+  static constexpr bool kDepthGrouped = kProduct == GroupedProduct::weight_gradient;
+  static constexpr bool kLeftRowsFirst = kDepthGrouped && !kCodes;
+  static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward && !kCodes;
   static_assert(kDepthGrouped || std::is_same_v<Out, Bf16>);
+  static_assert(sizeof(Left) == sizeof(Right));
+  static_assert(!kCodes || kProduct != GroupedProduct::data_gradient);
 
   static constexpr int kTileRows = 128;
-  static constexpr int kTileColumns = 256;
-  static constexpr int kStages = kDepthGrouped ? 3 : 4;
-  static constexpr int kDepth = 64;       // of a stage
-  static constexpr int kBoxBytes = 8192;  // 64 x 64 elements of bf16
-  static constexpr int kLeftBytes = kTileRows * kDepth * 2;
-  static constexpr int kRightBytes = kTileColumns * kDepth * 2;
+  static constexpr int kTileColumns = kCodes ? 128 : 256;
+  static constexpr int kStages = kCodes ? (kDepthGrouped ? 4 : 6) : (kDepthGrouped ? 3 : 4);
+  static constexpr int kDepthBytes = 128;  // of a stage
+  static constexpr int kDepth = kDepthBytes / static_cast<int>(sizeof(Left));
+  static constexpr int kBoxBytes = 64 * kDepthBytes;
+  static constexpr int kLeftBytes = kTileRows * kDepthBytes;
+  static constexpr int kRightBytes = kTileColumns * kDepthBytes;
   static constexpr int kStageBytes = kLeftBytes + kRightBytes;
 
   static constexpr int kWarpgroups = 2;
+  // Of a stage by a warpgroup. With codes nothing lies between a stage's last product and its
+  // release, so each warp gives back what it has read.
+  static constexpr int kReleases = kCodes ? 4 : 1;
   static constexpr int kThreads = (1 + kWarpgroups) * 128;
   // What setmaxnreg makes of the 168 registers that each thread begins with.
   static constexpr int kLoaderRegisters = 56;
@@ -89,6 +114,16 @@ struct GroupedCut {
   static_assert(kSharedBytes <= 232448 && kNotesAt % 16 == 0);
 };
 
+// Transposed codes of groups' rows: where the columns of a group begin whose rows begin at `begin`,
+// and all columns of `rows` rows.
+inline constexpr int32_t kCodePadding = 128;
+__host__ __device__ constexpr int32_t padded_begin(int32_t begin, int32_t group) {
+  return (begin / kCodePadding + group) * kCodePadding;
+}
+constexpr int64_t padded_columns(int64_t rows, int64_t groups) {
+  return (rows / kCodePadding + groups) * kCodePadding;
+}
+
 struct GroupedSizes {
   const int32_t* offsets = nullptr;  // [groups + 1]
   int32_t groups = 0;
@@ -98,6 +133,9 @@ struct GroupedSizes {
   int32_t panel = 0;        // about as many tiles of rows are swept together over all columns
   bool accumulate = false;  // the weight gradient is added to what is there
   void* out = nullptr;
+  const float* left_scales = nullptr;   // of codes: [groups]
+  const float* right_scales = nullptr;  // [groups]
+  const Bf16* bias = nullptr;           // of codes: [columns], added to each row; nullptr: none
 };
 
 // What the multiplying warpgroups are told of a tile.
@@ -162,7 +200,9 @@ class GroupedTiles {
       note.rows = min(rows - row, Cut::kTileRows);
       note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
     }
-    if constexpr (Cut::kDepthGrouped) {
+    if constexpr (Cut::kDepthGrouped && Cut::kCodes) {
+      set_depth(note, padded_begin(begin, note.group), ceil_of(count, kCodePadding) * kCodePadding);
+    } else if constexpr (Cut::kDepthGrouped) {
       set_depth(note, begin, count);
     } else {
       set_depth(note, 0, sizes_.depth);
@@ -415,7 +455,7 @@ class GroupedMath {
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   __device__ __forceinline__ void run() {
-    float sums[Cut::kTileColumns / 2];
+    Sums sums;
 #pragma unroll
     for (float& sum : sums) sum = 0;
     for (uint32_t number = 0;; ++number) {
@@ -434,6 +474,9 @@ class GroupedMath {
         pass(depth.x, depth.y);
       } else {
         multiply(sums, depth.x, depth.y);
+        if constexpr (Cut::kCodes) {
+          finish_codes(sums, place.x, place.w);
+        }
       }
       if (rows <= 0) continue;
       if (Cut::kDepthGrouped && depth.y == 0) {
@@ -450,15 +493,17 @@ class GroupedMath {
   }
 
  private:
+  using Sums = float[Cut::kTileColumns / 2];
   static constexpr int kOwnBarrier = 1;   // and the next: of a warpgroup
   static constexpr int kBothBarrier = 3;  // of both
 
   // Gives a stage back to the loader that fills it.
   __device__ __forceinline__ void release(int stage) {
+    const int of_release = thread_ % (128 / Cut::kReleases);
     if constexpr (Cut::kPair == 2) {
-      if (thread_ < 2) sm90::barrier_arrive_at(shared_.empty(stage), thread_);
+      if (of_release < 2) sm90::barrier_arrive_at(shared_.empty(stage), of_release);
     } else {
-      if (thread_ == 0) sm90::barrier_arrive(shared_.empty(stage));
+      if (of_release == 0) sm90::barrier_arrive(shared_.empty(stage));
     }
   }
 
@@ -481,7 +526,7 @@ class GroupedMath {
   __device__ __forceinline__ void pass(int32_t blocks, int32_t last_depth) {
     for (int32_t i = 0; i < blocks; ++i) {
       sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
-      if (Cut::kDepthGrouped && i == blocks - 1 && last_depth % 16 != 0) {
+      if (Cut::kLeftRowsFirst && i == blocks - 1 && last_depth % 16 != 0) {
         clear_beyond(ring_.stage, last_depth);
       }
       // A warp that came late might otherwise wait for a phase that is long over.
@@ -493,8 +538,7 @@ class GroupedMath {
 
   // Adds products of `steps` times 16 elements of depth.
   template <bool kWhole>
-  __device__ __forceinline__ void multiply_stage(float (&sums)[Cut::kTileColumns / 2], int steps,
-                                                 int& add) {
+  __device__ __forceinline__ void multiply_stage(Sums& sums, int steps, int& add) {
     constexpr uint32_t kLeftStep = (Cut::kLeftRowsFirst ? 2048 : 32) >> 4;
     constexpr uint32_t kRightStep = (Cut::kRightColumnsFirst ? 2048 : 32) >> 4;
     const uint32_t left_at = shared_.left(ring_.stage) + warpgroup_ * Cut::kBoxBytes;
@@ -516,8 +560,57 @@ class GroupedMath {
     sm90::commit_products();
   }
 
-  __device__ __forceinline__ void multiply(float (&sums)[Cut::kTileColumns / 2], int32_t blocks,
-                                           int32_t last_depth) {
+  // The stages of codes: each is multiplied by itself, and added.
+  __device__ __forceinline__ void multiply_codes(Sums& sums, int32_t blocks) {
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+    Sums of_stage;
+#pragma unroll
+    for (float& sum : of_stage) sum = 0;
+    for (int32_t i = 0; i < blocks; ++i) {
+      sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
+      const uint64_t left =
+          sm90::matrix_descriptor(shared_.left(ring_.stage) + warpgroup_ * Cut::kBoxBytes, 16);
+      const uint64_t right = sm90::matrix_descriptor(shared_.right(ring_.stage), 16);
+      sm90::order_sums(of_stage);
+      sm90::fence_products();
+#pragma unroll
+      for (int step = 0; step < Cut::kDepthBytes / 32; ++step) {
+        sm90::multiply_add_codes<std::is_same_v<typename Cut::Left, E5m2>>(
+            of_stage, left + step * 2, right + step * 2, step > 0 ? 1 : 0);
+      }
+      sm90::commit_products();
+      sm90::wait_products<0>();
+      sm90::order_sums(of_stage);
+      release(ring_.stage);
+      ring_.advance();
+#pragma unroll
+      for (int j = 0; j < Cut::kTileColumns / 2; ++j) sums[j] += of_stage[j];
+    }
+  }
+
+  // Scales, and a bias, of the tile that begins at `column`.
+  __device__ __forceinline__ void finish_codes(Sums& sums, int32_t group, int32_t column) {
+    const float scale = sizes_.left_scales[group] * sizes_.right_scales[group];
+#pragma unroll
+    for (float& sum : sums) sum *= scale;
+    if (sizes_.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < Cut::kTileColumns / 2; ++i) {
+      const int32_t at = column + i / 4 * 8 + thread_ % 4 * 2 + i % 2;
+      if (at < sizes_.columns) sums[i] += __bfloat162float(sizes_.bias[at]);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(Sums& sums, int32_t blocks, int32_t last_depth) {
+    if constexpr (Cut::kCodes) {
+      multiply_codes(sums, blocks);
+    } else {
+      multiply_numbers(sums, blocks, last_depth);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_numbers(Sums& sums, int32_t blocks, int32_t last_depth) {
     int add = 0;
     int last_stage = -1;
     // A stage is given back when the next one's products have been handed to the tensor cores.
@@ -546,8 +639,7 @@ class GroupedMath {
   }
 
   // Hands the sums of a weight gradient over, box by box as they open.
-  __device__ __forceinline__ void fill_boxes(const float (&sums)[Cut::kTileColumns / 2],
-                                             int32_t column) {
+  __device__ __forceinline__ void fill_boxes(const Sums& sums, int32_t column) {
     constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
 #pragma unroll
     for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
@@ -567,8 +659,8 @@ class GroupedMath {
   }
 
   // The sums of 64 rows from `row` on, of which `rows` are stored, leave box by box.
-  __device__ __forceinline__ void store(const float (&sums)[Cut::kTileColumns / 2], int32_t row,
-                                        int32_t rows, int32_t column) {
+  __device__ __forceinline__ void store(const Sums& sums, int32_t row, int32_t rows,
+                                        int32_t column) {
     constexpr int kSums = Cut::kBoxColumns / 2;  // of a thread, in a box
 #pragma unroll
     for (int i = 0; i < Cut::kTileColumns / Cut::kBoxColumns; ++i) {
@@ -707,7 +799,7 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
     sm90::prefetch_map(out_map);
     for (int i = 0; i < Cut::kStages; ++i) {
       sm90::barrier_init(shared.full(i), 1);
-      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups * Cut::kPair);
+      sm90::barrier_init(shared.empty(i), Cut::kWarpgroups * Cut::kReleases * Cut::kPair);
     }
     for (int i = 0; i < Cut::kNotes; ++i) {
       sm90::barrier_init(shared.note_full(i), 1);
@@ -750,17 +842,18 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
 
 // Launches the product of left and right, which are the operands as GroupedProduct names them.
 template <class Cut>
-void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, const Bf16* right,
+void launch_grouped_product(const CudaKernelArguments& args, const void* left, const void* right,
                             int64_t buffer_rows, const GroupedSizes& sizes, int multiprocessors) {
   const int64_t columns = sizes.columns;
+  constexpr DType kOperand = Cut::kCodes ? DType::u8 : DType::bf16;
   TiledTensor left_tensor{.data = left,
-                          .dtype = DType::bf16,
+                          .dtype = kOperand,
                           .sizes = {sizes.depth, buffer_rows, 1},
-                          .tile = {64, Cut::kTileRows}};
+                          .tile = {Cut::kDepth, Cut::kTileRows}};
   TiledTensor right_tensor{.data = right,
-                           .dtype = DType::bf16,
+                           .dtype = kOperand,
                            .sizes = {sizes.depth, columns, sizes.groups},
-                           .tile = {64, Cut::kTileColumns / Cut::kPair}};
+                           .tile = {Cut::kDepth, Cut::kTileColumns / Cut::kPair}};
   TiledTensor out_tensor{.data = sizes.out,
                          .dtype = dtype_of<typename Cut::Out>,
                          .sizes = {columns, buffer_rows, 1},
@@ -769,11 +862,15 @@ void launch_grouped_product(const CudaKernelArguments& args, const Bf16* left, c
     right_tensor.sizes = {columns, sizes.depth, sizes.groups};
     right_tensor.tile = {64, 64};
   }
-  if constexpr (Cut::kDepthGrouped) {
+  if constexpr (Cut::kDepthGrouped) out_tensor.sizes = {columns, sizes.rows, sizes.groups};
+  if constexpr (Cut::kDepthGrouped && Cut::kCodes) {
+    const int64_t depth = padded_columns(buffer_rows, sizes.groups);
+    left_tensor.sizes = {depth, sizes.rows, 1};
+    right_tensor.sizes = {depth, columns, 1};
+  } else if constexpr (Cut::kDepthGrouped) {
     left_tensor.sizes = {sizes.rows, buffer_rows, 1};
     left_tensor.tile = {64, 64};
     right_tensor.sizes = {columns, buffer_rows, 1};
-    out_tensor.sizes = {columns, sizes.rows, sizes.groups};
   }
   Launch shape;
   shape.grid = dim3(static_cast<unsigned>(multiprocessors / Cut::kPair * Cut::kPair));

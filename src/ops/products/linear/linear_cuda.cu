@@ -5,6 +5,7 @@
 #include "ops/cuda/row_sums.cuh"
 #include "ops/products/linear/linear.h"
 #include "ops/products/linear/linear_cuda.h"
+#include "ops/products/linear/linear_kernels.h"
 
 namespace troupe {
 namespace {
@@ -93,11 +94,19 @@ Bf16* split(const CudaKernelArguments& args, const SplitScratch& scratch) {
   return scratch.parts<Bf16>(args.scratch);
 }
 
-template <class T, class Dy>
-void run_linear_data_gradient(const CudaKernelArguments& args) {
+template <class Dy, class T, class Dx>
+void multiply_data_gradient(const CudaKernelArguments& args) {
   const Shape& dy = args.input(0).shape;
   const Shape& weight = args.input(1).shape;
+  multiply<Dy, T, Dx>(args, {args.in<Dy>(0), dy[1], false}, {args.in<T>(1), weight[1], false},
+                      dy[0], weight[1], dy[1], nullptr, args.out<Dx>(0), false);
+}
+
+template <class T, class Dy>
+void run_linear_data_gradient(const CudaKernelArguments& args) {
   if constexpr (std::is_same_v<Dy, float> && std::is_same_v<T, Bf16>) {
+    const Shape& dy = args.input(0).shape;
+    const Shape& weight = args.input(1).shape;
     const SplitScratch scratch(dy[0], dy[1], weight[1]);
     const Bf16* parts = split(args, scratch);
     Bf16* weights = scratch.second<Bf16>(args.scratch);
@@ -111,8 +120,7 @@ void run_linear_data_gradient(const CudaKernelArguments& args) {
     multiply<Bf16, Bf16, Bf16>(args, {parts, depth, false}, {weights, weight[1], false}, dy[0],
                                weight[1], depth, nullptr, args.out<Bf16>(0), false);
   } else {
-    multiply<Dy, T, T>(args, {args.in<Dy>(0), dy[1], false}, {args.in<T>(1), weight[1], false},
-                       dy[0], weight[1], dy[1], nullptr, args.out<T>(0), false);
+    multiply_data_gradient<Dy, T, T>(args);
   }
 }
 
@@ -208,6 +216,32 @@ struct LinearBiasGradientCuda {
 };
 
 }  // namespace
+
+CudaKernel linear_cuda_kernel_of(DType operands, DType out) {
+  if (operands == DType::f32 && out == DType::bf16) return &run_linear<float, Bf16>;
+  return select_linear_kernel<LinearCuda, LinearAccumulationCuda, LinearDoubleCuda>(operands, out);
+}
+
+CudaKernel linear_data_gradient_cuda_kernel_of(DType operands, DType out) {
+  if (operands == DType::f32 && out == DType::bf16) {
+    return &multiply_data_gradient<float, float, Bf16>;
+  }
+  TROUPE_CHECK(operands == out, "a data gradient of another dtype");
+  return select_cuda_kernel<DataGradientCuda>(operands);
+}
+
+CudaKernel linear_weight_gradient_cuda_kernel_of(DType operands, DType out) {
+  if (out == DType::bf16) {
+    return operands == DType::f32 ? &run_linear_weight_gradient<float, float, Bf16>
+                                  : &run_linear_weight_gradient<Bf16, Bf16, Bf16>;
+  }
+  TROUPE_CHECK(out == accumulation_dtype(operands), "a weight gradient of another dtype");
+  return select_cuda_kernel<WeightGradientCuda>(operands);
+}
+
+Attributes linear_weight_gradient_attributes(bool accumulate) {
+  return Attributes(LinearWeightGradientAttributes{.accumulate = accumulate});
+}
 
 CudaKernel linear_cuda_kernel(const OpView& op) {
   return select_linear_kernel<LinearCuda, LinearAccumulationCuda, LinearDoubleCuda>(

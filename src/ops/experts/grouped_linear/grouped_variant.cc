@@ -1,0 +1,26 @@
+#include "ops/experts/grouped_linear/grouped_variant.h"
+
+#include <algorithm>
+
+namespace troupe {
+namespace {
+
+// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
+// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
+// (docs/benchmarks/cuda.md; measure in whole steps: by themselves, the variants of this kernel rank
+// otherwise.)
+constexpr int64_t kPairRows = 1024;
+
+}  // namespace
+
+GroupedVariant tiled_variant(int64_t rows_of_group) {
+  return rows_of_group >= kPairRows ? GroupedVariant::sm90_pair : GroupedVariant::sm90;
+}
+
+// With experts on several ranks the buffer has room for many times as many rows as are expected.
+int64_t expected_rows_of_group(const Value& rows, int64_t experts) {
+  const int64_t expected = rows.rows.expected > 0 ? rows.rows.expected : rows.shape[0];
+  return std::min(expected, rows.shape[0]) / experts;
+}
+
+}  // namespace troupe
