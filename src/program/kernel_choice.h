@@ -29,6 +29,8 @@ enum class SlowKernel : uint8_t {
   documents,           // attention within documents
   one_query,           // chunks of a single query
   row_bytes,           // rows that are no multiple of 16 bytes
+  row_codes,           // rows in 8 bits that are no multiple of 16 codes
+  block_scales,        // codes with scales of blocks: multiplied as wide numbers
   compute_capability,  // another GPU than the fast kernel is for
 };
 

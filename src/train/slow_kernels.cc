@@ -44,6 +44,12 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
       return {"tensor cores are fed with rows of a multiple of 16 bytes",
               "Choose multiples of 8 for --hidden-size, and for --moe-ffn-hidden-size over "
               "--expert-tensor-parallel-size"};
+    case SlowKernel::row_codes:
+      return {"tensor cores are fed with rows of a multiple of 16 codes",
+              "Choose multiples of 16 for --hidden-size and for the other sizes of products"};
+    case SlowKernel::block_scales:
+      return {"this GPU multiplies codes with one scale for each tensor alone",
+              "Use --fp8-recipe tensorwise"};
     case SlowKernel::compute_capability:
       return {fmt::format("the fast kernel is for compute capability 9.0, and this GPU has {}.{}",
                           gpu.compute_capability / 10, gpu.compute_capability % 10),
@@ -64,9 +70,11 @@ std::vector<std::string> warn_of_slow_kernels(std::span<const KernelVariant> var
   std::vector<std::string> warnings;
   for (const auto& [key, names] : kinds) {
     const Advice advice = advice_on(key.first, gpu);
-    warnings.push_back(fmt::format(
-        "Warning: slow kernels without tensor cores ({}) for {}: {}. {} to get fast ones.",
-        key.second, fmt::join(names, ", "), advice.why, advice.change));
+    const char* const kernels = key.first == SlowKernel::block_scales
+                                    ? "kernels no faster than those of bf16"
+                                    : "slow kernels without tensor cores";
+    warnings.push_back(fmt::format("Warning: {} ({}) for {}: {}. {} to get fast ones.", kernels,
+                                   key.second, fmt::join(names, ", "), advice.why, advice.change));
   }
   return warnings;
 }

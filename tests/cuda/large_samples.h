@@ -22,6 +22,10 @@
 #include "ops/norms/qk_norm/qk_norm.h"
 #include "ops/norms/rms_norm/rms_norm.h"
 #include "ops/optimizer/newton_schulz/newton_schulz.h"
+#include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
+#include "ops/precision/quantized_linear/quantized_linear.h"
+#include "ops/precision/quantized_product.h"
 #include "ops/products/embedding/embedding.h"
 #include "ops/products/linear/linear.h"
 #include "ops/routing/count_experts/count_experts.h"
@@ -94,6 +98,72 @@ inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>&
       offsets, bound, [](Builder& builder, ValueId x, ValueId w, ValueId rows) {
         return grouped_linear(builder, x, w, rows, "y");
       });
+}
+
+// A product of operands in 8 bits and both its gradients, dense or, with `offsets`, of experts.
+// Codes are those of bf16 numbers, in all dtypes. `blocks`: with a scale for each 128 along the sum
+// (of weights 128 x 128), powers of two; otherwise with one scale for each operand.
+inline OpSample codes_sample(int64_t rows, int64_t n, int64_t k,
+                             const std::vector<int32_t>& offsets, bool blocks,
+                             DType of_gradient = DType::f8e4m3) {
+  const std::string name = (offsets.empty() ? "codes " : "codes of experts ") +
+                           std::to_string(rows) + "x" + std::to_string(n) + "x" +
+                           std::to_string(k) + (blocks ? " blocks " : " ") +
+                           std::string(name_of(of_gradient));
+  return {name, [=](SampleBuilder& sample) {
+            Builder& builder = sample.builder();
+            const bool grouped = !offsets.empty();
+            const auto experts = static_cast<int32_t>(offsets.size()) - 1;
+            const ValueId begins =
+                grouped ? sample.integers("offsets", {experts + 1}, offsets) : ValueId{};
+            SampleBuilder::Options constant;
+            constant.differentiable = false;
+            constant.dtype = DType::bf16;
+            SampleBuilder::Options of_rows = constant;
+            if (grouped) {
+              of_rows.rows = begins;
+              of_rows.rows_element = experts;
+            }
+            const ValueId x = sample.tensor("x", {rows, k}, of_rows);
+            const ValueId dy = sample.tensor("dy", {rows, n}, of_rows);
+            const ValueId w =
+                sample.tensor("w", grouped ? Shape{experts, n, k} : Shape{n, k}, constant);
+            SampleBuilder::Options plain;
+            plain.differentiable = false;
+            const ValueId bias = grouped ? ValueId{} : sample.tensor("bias", {n}, plain);
+            const BlockShape along_rows = blocks ? BlockShape{1, 128} : BlockShape{};
+            const BlockShape along_columns = blocks ? BlockShape{128, 1} : BlockShape{};
+            const BlockShape square = blocks ? BlockShape{128, 128} : BlockShape{};
+            const ScaleRule rule = blocks ? ScaleRule::power_of_two : ScaleRule::ratio;
+            const auto narrow = [&](ValueId value, DType format, BlockShape block) {
+              const bool needs_begins = value != w && block.rows != 1;
+              return quantize(builder, value, needs_begins ? begins : ValueId{}, {},
+                              {format, rule, block}, "q");
+            };
+            const auto emit = [&](const OpSpec& dense, const OpSpec& of_experts,
+                                  const Quantized& one, const Quantized& other, BlockShape of_one,
+                                  BlockShape of_other, ValueId last) {
+              const QuantizedProductAttributes attributes{.compute = sample.dtype(),
+                                                          .blocks = {of_one, of_other}};
+              std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
+              if (grouped) {
+                inputs.push_back(begins);
+              } else if (&dense == &kQuantizedLinear) {
+                inputs.push_back(last);
+              }
+              if (&dense == &kQuantizedLinearWeightGradient) inputs.push_back(ValueId{});
+              sample.result_without_gradient(builder.emit(grouped ? of_experts : dense,
+                                                          Attributes(attributes), inputs, "y")[0]);
+            };
+            const Quantized weight = narrow(w, DType::f8e4m3, square);
+            emit(kQuantizedLinear, kQuantizedGroupedLinear, narrow(x, DType::f8e4m3, along_rows),
+                 weight, along_rows, square, bias);
+            emit(kQuantizedLinearDataGradient, kQuantizedGroupedLinearDataGradient,
+                 narrow(dy, of_gradient, along_rows), weight, along_rows, square, {});
+            emit(kQuantizedLinearWeightGradient, kQuantizedGroupedLinearWeightGradient,
+                 narrow(dy, of_gradient, along_columns), narrow(x, DType::f8e4m3, along_columns),
+                 along_columns, along_columns, {});
+          }};
 }
 
 // Two products with one weight: the gradient of the second use is added to that of the first.
@@ -327,6 +397,15 @@ inline std::vector<LargeSample> large_samples() {
   const auto add = [&](const OpSpec& spec, OpSample sample) {
     all.push_back({&spec, std::move(sample)});
   };
+  add(kQuantizedLinear, codes_sample(300, 528, 272, {}, false));
+  add(kQuantizedLinear, codes_sample(1100, 1040, 144, {}, false, DType::f8e5m2));
+  add(kQuantizedLinear, codes_sample(300, 528, 272, {}, true));
+  add(kQuantizedLinear, codes_sample(130, 136, 264, {}, false));
+  const std::vector<int32_t> uneven = {0, 130, 130, 517, 518, 901};
+  add(kQuantizedGroupedLinear, codes_sample(1000, 272, 144, uneven, false));
+  add(kQuantizedGroupedLinear, codes_sample(2600, 1040, 400, {0, 900, 2500}, false, DType::f8e5m2));
+  add(kQuantizedGroupedLinear, codes_sample(1000, 272, 144, uneven, true));
+  add(kQuantizedGroupedLinear, codes_sample(500, 136, 264, {0, 100, 420}, false));
   add(kLinear, linear_sample(300, 520, 264, false, LinearOutput::compute));
   add(kLinear, linear_sample(129, 257, 131, false, LinearOutput::compute));
   add(kLinear, linear_sample(256, 192, 128, true, LinearOutput::compute));

@@ -8,7 +8,6 @@
 #include "cuda/sample_variants.h"
 #include "ops/attention/attention/attention_cuda.h"
 #include "ops/registry.h"
-#include "support/cpu_kinds.h"
 #include "support/errors.h"
 
 namespace troupe::testing {
@@ -236,9 +235,45 @@ TEST(KernelChoice, OfGradientsOfRouterLogits) {
   EXPECT_EQ(choice.needs.scratch, (uint64_t{32} << 20) + 3 * 32 * 16 * 2 + 3 * 16 * 64 * 4);
 }
 
+// y [rows, n] = x [rows, k] W^T of codes, with one scale each or scales of blocks.
+KernelChoice choose_codes(const DeviceTraits& device, DType compute, int64_t rows, int64_t n,
+                          int64_t k, BlockShape of_x, BlockShape of_weight) {
+  return choose(device, [&](Builder& builder) {
+    const auto scales = [&](const char* name, const Shape& shape, BlockShape block) {
+      return builder.input(name, DType::f32, scales_shape(shape, block, 0));
+    };
+    const Shape x{rows, k};
+    const Shape weight{n, k};
+    const std::vector<ValueId> inputs = {
+        builder.input("x", DType::f8e4m3, x), builder.input("weight", DType::f8e4m3, weight),
+        scales("x_scales", x, of_x), scales("weight_scales", weight, of_weight), ValueId{}};
+    const QuantizedProductAttributes attributes{.compute = compute, .blocks = {of_x, of_weight}};
+    builder.emit(kQuantizedLinear, Attributes(attributes), inputs, "y");
+  });
+}
+
+TEST(KernelChoice, OfCodes) {
+  const BlockShape all;
+  const auto expect = [&](const KernelChoice& choice, const char* variant, SlowKernel slow) {
+    EXPECT_STREQ(choice.variant, variant);
+    EXPECT_EQ(choice.slow, slow) << variant;
+  };
+  const DType bf16 = DType::bf16;
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, all, all), "sm90 codes", SlowKernel::no);
+  expect(choose_codes(kHopper, bf16, 2048, 64, 32, all, all), "sm90 codes pair", SlowKernel::no);
+  expect(choose_codes(kHopper, bf16, 256, 64, 40, all, all), "widened", SlowKernel::row_codes);
+  expect(choose_codes(kHopper, DType::f32, 256, 64, 32, all, all), "widened", SlowKernel::dtype);
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 16}, {16, 16}), "widened",
+         SlowKernel::block_scales);
+  expect(choose_codes(kAmpere, bf16, 256, 64, 32, all, all), "widened",
+         SlowKernel::compute_capability);
+  // Both operands in f32, a bias, and what cuBLASLt needs.
+  EXPECT_EQ(choose_codes(kHopper, DType::f32, 256, 64, 32, all, all).needs.scratch,
+            (uint64_t{32} << 20) + 4 * (256 * 32 + 64 * 32) + 256);
+}
+
 TEST(KernelChoice, IsThereForEveryKind) {
   for (const OpSpec* spec : all_operations()) {
-    if (is_for_cpus_alone(*spec)) continue;
     EXPECT_NE(spec->cuda, nullptr) << spec->name;
   }
 }

@@ -6,8 +6,8 @@
 //   code * scale, in the accumulation type of the compute dtype
 //
 // which is exact in f64, and in f32 where scales are powers of two. Sums are in the accumulation
-// type over the whole reduction, and rounded once. (Tensor cores sum codes in fewer bits, and add
-// what they have to sums in f32 after every 128; here there is nothing to add to.)
+// type over the whole reduction, and rounded once. Tensor cores multiply codes and sum 128 products
+// in fewer bits; those sums are added in f32, and multiplied by the scales at the end.
 #pragma once
 
 #include <array>

@@ -16,7 +16,7 @@
 // With blocks of one row the scales have the rows of the tensor, are ragged with it, and the
 // experts make no difference.
 //
-// Pure functions; any thread, and kernels on a GPU.
+// Pure functions; any thread, and kernels on a GPU (a ScaleGrid as their parameter).
 #pragma once
 
 #include <bit>
@@ -66,29 +66,31 @@ class ScaleGrid {
         columns_(shape.back()),
         scale_columns_(block.columns == 0 ? 1 : (columns_ + block.columns - 1) / block.columns) {}
 
-  int64_t rows() const { return rows_; }
-  int64_t columns() const { return columns_; }
-  int64_t scale_columns() const { return scale_columns_; }
+  constexpr int64_t rows() const { return rows_; }
+  constexpr int64_t columns() const { return columns_; }
+  constexpr int64_t scale_columns() const { return scale_columns_; }
   // Elements of a row that share a scale, but at its end.
-  int64_t block_columns() const { return block_.columns == 0 ? columns_ : block_.columns; }
+  constexpr int64_t block_columns() const {
+    return block_.columns == 0 ? columns_ : block_.columns;
+  }
 
   // The row of scales that a row of the tensor, in all matrices, belongs to.
-  int64_t scale_row(int64_t row) const {
+  constexpr int64_t scale_row(int64_t row) const {
     const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
     if (block_.rows == 0) return matrix;
     return first_of(matrix) + (row - begin_of(matrix)) / block_.rows;
   }
 
  private:
-  int64_t begin_of(int64_t matrix) const {
+  constexpr int64_t begin_of(int64_t matrix) const {
     return offsets_ == nullptr ? matrix * matrix_rows_ : offsets_[matrix];
   }
-  int64_t first_of(int64_t matrix) const {
+  constexpr int64_t first_of(int64_t matrix) const {
     if (offsets_ != nullptr) return offsets_[matrix] / block_.rows + matrix;
     return matrix * ((matrix_rows_ + block_.rows - 1) / block_.rows);
   }
   // The last whose rows begin at `row` or before it: those after it without rows begin later.
-  int64_t expert_of(int64_t row) const {
+  constexpr int64_t expert_of(int64_t row) const {
     int64_t low = 0;
     int64_t high = matrices_;
     while (high - low > 1) {

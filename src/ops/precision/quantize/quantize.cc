@@ -8,6 +8,8 @@ namespace troupe {
 
 CpuKernel quantize_cpu_kernel(const OpView& op);
 CpuKernel block_amax_cpu_kernel(const OpView& op);
+CudaKernel quantize_cuda_kernel(const OpView& op);
+CudaKernel block_amax_cuda_kernel(const OpView& op);
 
 namespace {
 
@@ -71,7 +73,7 @@ Cost cost_block_amax(const OpView& op) {
           .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
 }
 
-// What x is multiplied by, of each block.
+// What x is multiplied by, of each block; on a GPU scratch memory.
 uint64_t workspace_quantize(const OpView& op) {
   return static_cast<uint64_t>(op.output(1).shape.elements()) * sizeof(float);
 }
@@ -166,17 +168,22 @@ ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
   return builder.emit(kBlockAmax, Attributes(attributes), {x, offsets}, name)[0];
 }
 
-const OpSpec kQuantize{.name = "quantize",
-                       .infer = infer_quantize,
-                       .cost = cost_quantize,
-                       .cpu = {.kernel = quantize_cpu_kernel, .workspace = workspace_quantize},
-                       .print_attributes = print_quantize,
-                       .samples = samples_quantize};
+const OpSpec kQuantize{
+    .name = "quantize",
+    .infer = infer_quantize,
+    .cost = cost_quantize,
+    .cpu = {.kernel = quantize_cpu_kernel, .workspace = workspace_quantize},
+    .cuda =
+        packs_kernel<TROUPE_CUDA(quantize_cuda_kernel), row_elements_of_input, workspace_quantize>,
+    .print_attributes = print_quantize,
+    .samples = samples_quantize};
 
-const OpSpec kBlockAmax{.name = "block_amax",
-                        .infer = infer_block_amax,
-                        .cost = cost_block_amax,
-                        .cpu = {.kernel = block_amax_cpu_kernel},
-                        .print_attributes = print_block_amax};
+const OpSpec kBlockAmax{
+    .name = "block_amax",
+    .infer = infer_block_amax,
+    .cost = cost_block_amax,
+    .cpu = {.kernel = block_amax_cpu_kernel},
+    .cuda = packs_kernel<TROUPE_CUDA(block_amax_cuda_kernel), row_elements_of_input>,
+    .print_attributes = print_block_amax};
 
 }  // namespace troupe

@@ -2,12 +2,20 @@
 
 #include "ops/costs.h"
 #include "ops/cpu/grouped_gemm.h"
+#include "ops/precision/quantized_kernels.h"
 #include "ops/precision/quantized_product.h"
 #include "ops/precision/wide_operands.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel quantized_grouped_linear_cuda_kernel(const OpView& op, GroupedVariant variant);
+CudaKernel quantized_grouped_linear_data_gradient_cuda_kernel(const OpView& op,
+                                                              GroupedVariant variant);
+CudaKernel quantized_grouped_linear_weight_gradient_cuda_kernel(const OpView& op,
+                                                                GroupedVariant variant);
+
 namespace {
 
 using Form = QuantizedProductAttributes;
@@ -128,6 +136,24 @@ CpuKernel select_grouped_kernel(const OpView& op) {
   return select_wide_kernel<Kernel>(op.output(0).dtype);
 }
 
+KernelChoice choose_quantized_grouped_linear(const OpView& op, const DeviceTraits& device) {
+  return choose_quantized_product(op, device, CodesProduct::forward, true,
+                                  TROUPE_CUDA(quantized_grouped_linear_cuda_kernel));
+}
+
+KernelChoice choose_quantized_grouped_linear_data_gradient(const OpView& op,
+                                                           const DeviceTraits& device) {
+  return choose_quantized_product(op, device, CodesProduct::data_gradient, true,
+                                  TROUPE_CUDA(quantized_grouped_linear_data_gradient_cuda_kernel));
+}
+
+KernelChoice choose_quantized_grouped_linear_weight_gradient(const OpView& op,
+                                                             const DeviceTraits& device) {
+  return choose_quantized_product(
+      op, device, CodesProduct::weight_gradient, true,
+      TROUPE_CUDA(quantized_grouped_linear_weight_gradient_cuda_kernel));
+}
+
 // Forward and both gradients of one product, as a pass makes them, with codes of constants.
 std::vector<OpSample> samples_quantized_grouped_linear() {
   const auto products = [](int64_t rows, const std::vector<int32_t>& starts, bool blocks) {
@@ -179,6 +205,7 @@ const OpSpec kQuantizedGroupedLinear{
     .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearKernel>,
             .workspace = workspace_quantized_grouped_linear,
             .scratch = scratch_quantized_grouped_linear},
+    .cuda = choose_quantized_grouped_linear,
     .print_attributes = print_quantized_product,
     .samples = samples_quantized_grouped_linear};
 
@@ -189,6 +216,7 @@ const OpSpec kQuantizedGroupedLinearDataGradient{
     .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearDataGradientKernel>,
             .workspace = workspace_quantized_grouped_linear,
             .scratch = scratch_quantized_grouped_linear},
+    .cuda = choose_quantized_grouped_linear_data_gradient,
     .print_attributes = print_quantized_product};
 
 const OpSpec kQuantizedGroupedLinearWeightGradient{
@@ -198,6 +226,7 @@ const OpSpec kQuantizedGroupedLinearWeightGradient{
     .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearWeightGradientKernel>,
             .workspace = workspace_quantized_grouped_linear_weight_gradient,
             .scratch = scratch_quantized_grouped_linear_weight_gradient},
+    .cuda = choose_quantized_grouped_linear_weight_gradient,
     .print_attributes = print_quantized_product};
 
 }  // namespace troupe

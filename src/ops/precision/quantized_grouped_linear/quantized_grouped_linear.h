@@ -8,7 +8,8 @@
 //                                                                           -> dW [E, N, K]
 // with codes x [R, K], W [E, N, K], dy [R, N], and results of the compute dtype; the last as of
 // grouped_linear_weight_gradient. Rows of an expert share no scale with those of another. Passes
-// make them of those products; they have no derivative. On the CPU alone so far.
+// make them of those products; they have no derivative. Kernels on GPUs:
+// ops/precision/quantized_kernels.h.
 #pragma once
 
 #include "program/op_spec.h"

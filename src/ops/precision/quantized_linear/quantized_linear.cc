@@ -2,12 +2,18 @@
 
 #include "ops/costs.h"
 #include "ops/cpu/gemm.h"
+#include "ops/precision/quantized_kernels.h"
 #include "ops/precision/quantized_product.h"
 #include "ops/precision/wide_operands.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
 namespace troupe {
+
+CudaKernel quantized_linear_cuda_kernel(const OpView& op, GroupedVariant variant);
+CudaKernel quantized_linear_data_gradient_cuda_kernel(const OpView& op, GroupedVariant variant);
+CudaKernel quantized_linear_weight_gradient_cuda_kernel(const OpView& op, GroupedVariant variant);
+
 namespace {
 
 using Form = QuantizedProductAttributes;
@@ -153,6 +159,21 @@ CpuKernel select_kernel(const OpView& op) {
   return select_wide_kernel<Kernel>(op.output(0).dtype);
 }
 
+KernelChoice choose_quantized_linear(const OpView& op, const DeviceTraits& device) {
+  return choose_quantized_product(op, device, CodesProduct::forward, false,
+                                  TROUPE_CUDA(quantized_linear_cuda_kernel));
+}
+
+KernelChoice choose_quantized_linear_data_gradient(const OpView& op, const DeviceTraits& device) {
+  return choose_quantized_product(op, device, CodesProduct::data_gradient, false,
+                                  TROUPE_CUDA(quantized_linear_data_gradient_cuda_kernel));
+}
+
+KernelChoice choose_quantized_linear_weight_gradient(const OpView& op, const DeviceTraits& device) {
+  return choose_quantized_product(op, device, CodesProduct::weight_gradient, false,
+                                  TROUPE_CUDA(quantized_linear_weight_gradient_cuda_kernel));
+}
+
 // Forward and both gradients of one product, as a pass makes them, with codes of constants.
 std::vector<OpSample> samples_quantized_linear() {
   const auto products = [](int64_t rows, int64_t inputs, int64_t outputs, bool blocks, bool bias) {
@@ -205,6 +226,7 @@ const OpSpec kQuantizedLinear{.name = "quantized_linear",
                               .cpu = {.kernel = select_kernel<QuantizedLinearKernel>,
                                       .workspace = workspace_quantized_linear,
                                       .scratch = scratch_quantized_linear},
+                              .cuda = choose_quantized_linear,
                               .print_attributes = print_quantized_product,
                               .samples = samples_quantized_linear};
 
@@ -215,6 +237,7 @@ const OpSpec kQuantizedLinearDataGradient{
     .cpu = {.kernel = select_kernel<QuantizedLinearDataGradientKernel>,
             .workspace = workspace_quantized_linear,
             .scratch = scratch_quantized_linear_data_gradient},
+    .cuda = choose_quantized_linear_data_gradient,
     .print_attributes = print_quantized_product};
 
 const OpSpec kQuantizedLinearWeightGradient{
@@ -224,6 +247,7 @@ const OpSpec kQuantizedLinearWeightGradient{
     .cpu = {.kernel = select_kernel<QuantizedLinearWeightGradientKernel>,
             .workspace = workspace_quantized_linear_weight_gradient,
             .scratch = scratch_quantized_linear_weight_gradient},
+    .cuda = choose_quantized_linear_weight_gradient,
     .print_attributes = print_quantized_product};
 
 }  // namespace troupe

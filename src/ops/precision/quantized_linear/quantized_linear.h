@@ -5,8 +5,8 @@
 //   quantized_linear_data_gradient   (dy, W, their scales)                  -> dx [T, K]
 //   quantized_linear_weight_gradient (dy, x, their scales, target optional) -> dW [N, K]
 // with codes x [T, K], W [N, K], dy [T, N], and results and b of the compute dtype; the last as of
-// linear_weight_gradient. Passes make them of those products; they have no derivative. On the CPU
-// alone so far.
+// linear_weight_gradient. Passes make them of those products; they have no derivative. Kernels
+// on GPUs: ops/precision/quantized_kernels.h.
 #pragma once
 
 #include "program/op_spec.h"

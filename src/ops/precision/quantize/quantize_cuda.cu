@@ -1,0 +1,243 @@
+#include <cuda_fp8.h>
+#include <type_traits>
+
+#include "ops/precision/cuda/row_strips.cuh"
+#include "ops/precision/quantize/quantize.h"
+#include "program/cuda/device.cuh"
+
+namespace troupe {
+namespace {
+
+// Whether the lanes of a warp that share a block are a power of two side by side, each with all of
+// its columns in it.
+__device__ __forceinline__ bool is_shared_by_lanes(int64_t width, int step) {
+  return width % step == 0 && (width & (width - 1)) == 0;
+}
+
+// Adds what a lane holds of its columns to the maxima of their blocks, in one row of scales.
+template <int kStep>
+__device__ __forceinline__ void add_maxima(uint32_t* to, const ScaleGrid& grid, int64_t column,
+                                           const uint32_t (&held)[kStep]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int j = 0; j < kStep; ++j) largest = max(largest, held[j]);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (grid.scale_columns() == 1) {
+    largest = __reduce_max_sync(0xffffffffU, largest);
+    if (lane == 0 && largest > 0) atomicMax(to, largest);
+    return;
+  }
+  const int64_t width = grid.block_columns();
+  if (is_shared_by_lanes(width, kStep)) {
+    const int lanes = static_cast<int>(min(width / kStep, int64_t{32}));
+    for (int other = lanes / 2; other > 0; other /= 2) {
+      largest = max(largest, __shfl_xor_sync(0xffffffffU, largest, other));
+    }
+    if (lane % lanes == 0 && column < grid.columns() && largest > 0) {
+      atomicMax(to + column / width, largest);
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kStep; ++j) {
+    if (column + j < grid.columns() && held[j] > 0) atomicMax(to + (column + j) / width, held[j]);
+  }
+}
+
+// The largest magnitude of each block, as its bits, which are ordered as the magnitudes are, NaN
+// above all. `maxima` are zeros before. A maximum is the same in any order.
+template <class T, int kStep>
+__global__ void __launch_bounds__(kStripThreads)
+    block_maxima_kernel(const T* x, LiveRows rows, ScaleGrid grid, uint32_t* maxima) {
+  const RowStrip strip(grid, rows.count(), kStep);
+  if (strip.rows() <= 0) return;
+  const int64_t own_scale_row = strip.scale_row_of_lane(grid);
+  const int64_t column = strip.column();
+  const bool reads = column < grid.columns();
+  uint32_t held[kStep] = {};
+  int64_t current = __shfl_sync(0xffffffffU, own_scale_row, 0);
+  constexpr int kAhead = 4;
+  for (int first = 0; first < strip.rows(); first += kAhead) {
+    Pack<T> packs[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (reads && first + i < strip.rows()) {
+        packs[i] = load_step<T, kStep>(x + (strip.row() + first + i) * grid.columns() + column);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= strip.rows()) break;
+      const int64_t scale_row = __shfl_sync(0xffffffffU, own_scale_row, first + i);
+      if (scale_row != current) {
+        add_maxima<kStep>(maxima + current * grid.scale_columns(), grid, column, held);
+        current = scale_row;
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) held[j] = 0;
+      }
+      if (!reads) continue;
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        const auto value = static_cast<float>(widen(packs[i].values[j]));
+        held[j] = max(held[j], __float_as_uint(value) & 0x7fffffffU);
+      }
+    }
+  }
+  add_maxima<kStep>(maxima + current * grid.scale_columns(), grid, column, held);
+}
+
+// Of each block, over `parts` tensors of maxima one after the other.
+__global__ void largest_of_parts_kernel(const uint32_t* amax, int64_t parts, int64_t count,
+                                        uint32_t* maxima) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  uint32_t largest = 0;
+  for (int64_t part = 0; part < parts; ++part) largest = max(largest, amax[part * count + i]);
+  maxima[i] = largest;
+}
+
+// What the elements of a block are multiplied by; its scale is stored.
+template <class Scale>
+__device__ __forceinline__ float store_scale(ScaleRule rule, float largest_code, uint32_t largest,
+                                             Scale* scale) {
+  if constexpr (std::is_same_v<Scale, uint8_t>) {
+    *scale = scale_exponent(largest);
+    return 1 / exponent_scale(*scale);
+  } else {
+    if (rule == ScaleRule::power_of_two) {
+      *scale = exponent_scale(scale_exponent(largest));
+      return 1 / *scale;
+    }
+    float factor = 1;
+    if (largest > 0 && largest < 0x7f800000U) {
+      factor = fminf(largest_code / __uint_as_float(largest), 3.402823466e+38F);
+    }
+    *scale = 1 / factor;
+    return factor;
+  }
+}
+
+// Replaces the bits of each maximum by those of the factor.
+template <class Scale>
+__global__ void scales_kernel(ScaleRule rule, float largest_code, uint32_t* maxima, int64_t count,
+                              Scale* scales) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  maxima[i] = __float_as_uint(store_scale(rule, largest_code, maxima[i], scales + i));
+}
+
+template <__nv_fp8_interpretation_t kFormat, class T, int kStep>
+__global__ void __launch_bounds__(kStripThreads)
+    codes_kernel(const T* x, LiveRows rows, ScaleGrid grid, const float* factors, uint8_t* codes) {
+  const RowStrip strip(grid, rows.count(), kStep);
+  if (strip.rows() <= 0) return;
+  const int64_t own_scale_row = strip.scale_row_of_lane(grid);
+  const int64_t column = strip.column();
+  const int64_t width = grid.block_columns();
+  int64_t current = -1;
+  float factor[kStep] = {};
+  for (int i = 0; i < strip.rows(); ++i) {
+    const int64_t scale_row = __shfl_sync(0xffffffffU, own_scale_row, i);
+    if (column >= grid.columns()) continue;
+    const int64_t at = (strip.row() + i) * grid.columns() + column;
+    const Pack<T> pack = load_step<T, kStep>(x + at);
+    if (scale_row != current) {
+      current = scale_row;
+      const float* of_row = factors + scale_row * grid.scale_columns();
+#pragma unroll
+      for (int j = 0; j < kStep; ++j) {
+        factor[j] = of_row[grid.scale_columns() == 1 ? 0 : (column + j) / width];
+      }
+    }
+    CodePack<kStep> result;
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) {
+      result.codes[j] = __nv_cvt_float_to_fp8(static_cast<float>(widen(pack.values[j])) * factor[j],
+                                              __NV_SATFINITE, kFormat);
+    }
+    *reinterpret_cast<CodePack<kStep>*>(codes + at) = result;
+  }
+}
+
+// The live rows of all matrices.
+LiveRows rows_of(const CudaTensor& x, const ScaleGrid& grid) {
+  LiveRows rows(x);
+  rows.bound = grid.rows();
+  return rows;
+}
+
+template <class T>
+void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, uint32_t* maxima,
+                 int64_t count) {
+  check_cuda(cudaMemsetAsync(maxima, 0, static_cast<size_t>(count) * sizeof(uint32_t), args.stream),
+             "clearing maxima");
+  const bool packs = is_made_of_packs<T>(grid.columns());
+  constexpr int kPack = Pack<T>::kElements;
+  launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
+         packs ? block_maxima_kernel<T, kPack> : block_maxima_kernel<T, 1>, args.in<T>(0),
+         rows_of(args.input(0), grid), grid, maxima);
+}
+
+template <class T, __nv_fp8_interpretation_t kFormat>
+void store_codes(const CudaKernelArguments& args, const ScaleGrid& grid, const float* factors) {
+  const bool packs = is_made_of_packs<T>(grid.columns());
+  constexpr int kPack = Pack<T>::kElements;
+  launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
+         packs ? codes_kernel<kFormat, T, kPack> : codes_kernel<kFormat, T, 1>, args.in<T>(0),
+         rows_of(args.input(0), grid), grid, factors, static_cast<uint8_t*>(args.output(0).data));
+}
+
+template <class T>
+struct QuantizeCuda {
+  static void run(const CudaKernelArguments& args) {
+    const auto& attributes = args.attributes->as<QuantizeAttributes>();
+    const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.block, args.input(1));
+    auto* maxima = reinterpret_cast<uint32_t*>(args.scratch);
+    const CudaTensor& scales = args.output(1);
+    const int64_t count = scales.shape.elements();
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+    if (args.input(2).data != nullptr) {
+      launch(args, {blocks, 256}, largest_of_parts_kernel,
+             static_cast<const uint32_t*>(args.input(2).data),
+             args.input(2).shape.elements() / count, count, maxima);
+    } else {
+      find_maxima<T>(args, grid, maxima, count);
+    }
+    const bool is_e4m3 = attributes.format == DType::f8e4m3;
+    const float largest = is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest;
+    if (attributes.rule == ScaleRule::exponent) {
+      launch(args, {blocks, 256}, scales_kernel<uint8_t>, attributes.rule, largest, maxima, count,
+             static_cast<uint8_t*>(scales.data));
+    } else {
+      launch(args, {blocks, 256}, scales_kernel<float>, attributes.rule, largest, maxima, count,
+             static_cast<float*>(scales.data));
+    }
+    const auto* factors = reinterpret_cast<const float*>(maxima);
+    if (is_e4m3) {
+      store_codes<T, __NV_E4M3>(args, grid, factors);
+    } else {
+      store_codes<T, __NV_E5M2>(args, grid, factors);
+    }
+  }
+};
+
+template <class T>
+struct BlockAmaxCuda {
+  static void run(const CudaKernelArguments& args) {
+    const BlockShape block = args.attributes->as<BlockAmaxAttributes>().block;
+    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1)),
+                   static_cast<uint32_t*>(args.output(0).data), args.output(0).shape.elements());
+  }
+};
+
+}  // namespace
+
+CudaKernel quantize_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<QuantizeCuda>(op.input(0).dtype);
+}
+
+CudaKernel block_amax_cuda_kernel(const OpView& op) {
+  return select_cuda_kernel<BlockAmaxCuda>(op.input(0).dtype);
+}
+
+}  // namespace troupe
