@@ -885,7 +885,7 @@ constexpr OptionSpec kOptions[] = {
      .group = kModel,
      .metavar = "FORMAT",
      .help = "Train with operands of products in 8 bits, as --fp8-recipe says: all in e4m3, or "
-             "gradients in e5m2 (hybrid). On the CPU so far. Evaluation keeps --compute-dtype.",
+             "gradients in e5m2 (hybrid). Evaluation keeps --compute-dtype.",
      .unset = "none",
      .commands = kShape},
     {.name = "fp8-recipe",

@@ -23,11 +23,6 @@ void check_recipe(const Options& options) {
         "--fp8-format hybrid: scales of blocks are for e4m3. Use --fp8-format e4m3, or "
         "--fp8-recipe tensorwise.");
   }
-  if (options.device == Device::cuda) {
-    throw_bad_request(
-        "--fp8-format: products in 8 bits run on the CPU alone so far, and are planned for no GPU. "
-        "Leave --fp8-format and what belongs to it out, or use --device cpu.");
-  }
 }
 
 }  // namespace

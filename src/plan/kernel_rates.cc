@@ -20,6 +20,7 @@ constexpr double kSmallHeads = 0.68;  // of these, with smaller heads
 constexpr double kDeltaRule = 0.10;
 constexpr double kNewtonSchulz = 0.80;
 constexpr double kPlainTiles = 0.06;  // kernels without tensor cores
+constexpr double kCodes = 1.4;        // of the shares above, for operands in 8 bits
 // Of the bandwidth of a copy.
 constexpr double kMemoryBound = 0.85;
 constexpr double kUpdate = 0.95;
@@ -45,9 +46,8 @@ double rows_of_expert(const OpView& op) {
   return rows / experts;
 }
 
-double share_of_products(const OpView& op, bool is_slow) {
+double share_of_products(const OpView& op) {
   const std::string_view kind = op.op.spec->name;
-  if (is_slow) return kPlainTiles;
   if (has(kind, "grouped_linear")) {
     const double rows = rows_of_expert(op);
     const double most = has(kind, "weight") ? kExpertsWeightGradient : kExperts;
@@ -64,6 +64,15 @@ double share_of_products(const OpView& op, bool is_slow) {
   if (has(kind, "delta_rule")) return kDeltaRule;
   if (has(kind, "newton_schulz")) return kNewtonSchulz;
   return has(kind, "weight") ? kDenseWeightGradient : kDense;
+}
+
+// The same for the kernel that the operation gets. Codes with scales of blocks are multiplied as
+// bf16.
+double share_of_kernel(const OpView& op, const KernelChoice& choice) {
+  const bool is_slow = choice.slow != SlowKernel::no && choice.slow != SlowKernel::block_scales;
+  if (is_slow) return kPlainTiles;
+  const bool multiplies_codes = choice.variant != nullptr && has(choice.variant, "codes");
+  return share_of_products(op) * (multiplies_codes ? kCodes : 1);
 }
 
 // Of optimizer state that stays on the host, which is read and written.
@@ -118,11 +127,9 @@ double seconds_of(const Program& program, const Program& expected, int32_t index
   const Cost cost = op.spec->cost != nullptr ? op.spec->cost(view) : Cost();
   double seconds = 0;
   if (cost.product_flops > 0) {
-    const bool is_slow =
-        op.spec->cuda != nullptr &&
-        op.spec->cuda(OpView{program, program.op(index)}, gpu.traits).slow != SlowKernel::no;
+    const KernelChoice choice = op.spec->cuda(OpView{program, program.op(index)}, gpu.traits);
     seconds = cost.product_flops /
-              (gpu.product_flops(cost.product_dtype) * share_of_products(view, is_slow));
+              (gpu.product_flops(cost.product_dtype) * share_of_kernel(view, choice));
   }
   const double share = part_of(op) == TimePart::update ? kUpdate : kMemoryBound;
   seconds = std::max(seconds, cost.bytes / (gpu.memory_bandwidth * share));

@@ -81,10 +81,14 @@ class LowPrecision(unittest.TestCase):
                      *RECIPES["mxfp8"], "--first-last-layers-bf16", "--num-layers-at-end-in-bf16",
                      2)
 
-    def test_gpus_are_refused_before_anything_starts(self):
-        text = "--fp8-format: products in 8 bits run on the CPU alone so far"
-        self.refused(text, *RECIPES["blockwise"], "--device", "cuda")
-        self.refused(text, *RECIPES["blockwise"], "--gpus", "8xh100")
+    def test_gpus_multiply_codes_or_say_that_they_do_not(self):
+        for recipe, kernel in (("tensorwise", "sm90 codes"), ("blockwise", "widened")):
+            done = run("plan", "--model", "olmoe-1b-7b", "--num-layers", 1, "--bf16",
+                       "--seq-length", 512, *RECIPES[recipe], "--gpus", "1xh100")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, f"quantized_grouped_linear +{kernel} 2")
+            self.assertEqual("Use --fp8-recipe tensorwise" in " ".join(done.stderr.split()),
+                             recipe == "blockwise", done.stderr)
 
     def test_inspect_shows_codes_and_scales(self):
         done = run("inspect", "--model", HERE.folder / "config.json", *RECIPES["blockwise"])
