@@ -66,7 +66,7 @@ ExitStatus run_convert(const Options& options) {
                 static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
                 progress.report());
   progress.clear();
-  if (from_hf && hf_folder_prediction_layers(options.load) > model.config.mtp_num_layers) {
+  if (from_hf && hf_folder_prediction_layers(options.load) > model.config.own_mtp_layers()) {
     fmt::print(
         stderr, "{}\n",
         wrap_text(fmt::format("{}: layers of multi-token prediction are left out.", options.load),

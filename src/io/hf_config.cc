@@ -66,6 +66,7 @@ ModelConfig without_idle_fields(ModelConfig config) {
   const ModelConfig unset;
   config.mtp_num_layers = 0;
   config.mtp_loss_scaling_factor = unset.mtp_loss_scaling_factor;
+  config.mtp_use_repeated_layer = false;
   config.hidden_dropout = 0;
   config.attention_dropout = 0;
   config.moe_seq_aux_loss_coeff = 0;
@@ -292,7 +293,7 @@ std::vector<std::string> lost_fields(const ModelConfig& config) {
   std::vector<std::string> lost = lost_fields(config, text_of(render(config)));
   const HfMtpNames names = family_of(config).mtp;
   const int32_t most = names == HfMtpNames::none ? 0 : names == HfMtpNames::apart ? 1 : 100;
-  if (config.mtp_num_layers > most) {
+  if (config.own_mtp_layers() > most) {
     lost.push_back(fmt::format("mtp_num_layers = {}", config.mtp_num_layers));
   }
   return lost;

@@ -636,7 +636,7 @@ void write_deepseek_experts(const ModelConfig& config, ordered_json& document) {
           ? config.moe_shared_expert_intermediate_size / config.moe_ffn_hidden_size
           : 0;
   document["routed_scaling_factor"] = config.moe_router_topk_scaling_factor;
-  document["num_nextn_predict_layers"] = config.mtp_num_layers;
+  document["num_nextn_predict_layers"] = config.own_mtp_layers();
 }
 
 void write_biased_router(const ModelConfig& config, ordered_json& document) {

@@ -256,7 +256,8 @@ void add_tensors(const ParameterSpec& parameter, const ModelConfig& config,
 // Of embedding and head, in each layer of multi-token prediction.
 void add_mtp_copies(const Model& model, std::vector<HfTensor>& tensors) {
   const ModelConfig& config = model.config();
-  for (int32_t layer = config.num_layers; layer < config.all_layers(); ++layer) {
+  const int32_t end = config.num_layers + config.own_mtp_layers();
+  for (int32_t layer = config.num_layers; layer < end; ++layer) {
     const auto add = [&](const char* name, ParameterId id, const char* copy_of) {
       tensors.push_back({.name = layer_prefix(layer, config) + name,
                          .shape = {config.vocab_size, config.hidden_size},
@@ -347,7 +348,8 @@ bool is_of_left_out_layer(const TensorEntry& entry, const ModelConfig& config, i
   int64_t layer = -1;
   const char* end = entry.name.data() + entry.name.size();
   std::from_chars(entry.name.data() + kPrefix.size(), end, layer);
-  return layer >= config.all_layers() && layer < int64_t{config.num_layers} + layers;
+  return layer >= int64_t{config.num_layers} + config.own_mtp_layers() &&
+         layer < int64_t{config.num_layers} + layers;
 }
 
 constexpr std::string_view kFp8Scales = "_scale_inv";
@@ -679,10 +681,10 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   const std::string config_path = join_path(folder, "config.json");
   named.hf_architecture = read_hf_config(config_path).hf_architecture;
   const int32_t prediction_layers = hf_prediction_layers(config_path);
-  if (config.mtp_num_layers > prediction_layers) {
+  if (config.own_mtp_layers() > prediction_layers) {
     throw_bad_request(
         fmt::format("{}: the folder has {} layers of multi-token prediction, the model {}.", folder,
-                    prediction_layers, config.mtp_num_layers));
+                    prediction_layers, config.own_mtp_layers()));
   }
   std::unordered_map<int32_t, Target> targets;
   for (const Parameter& parameter : state.parameters) {

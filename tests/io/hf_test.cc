@@ -946,6 +946,41 @@ TEST(HfMtp, Fp8LeavesTheProjectionAlone) {
   load_hf_weights(folder / "model", config, state, storage);
 }
 
+// A layer that serves several depths is one outside, whatever it is used for.
+TEST(HfMtp, ARepeatedLayerIsOne) {
+  for (const char* family : {"deepseek_v3", "qwen3_next"}) {
+    SCOPED_TRACE(family);
+    const TempFolder folder;
+    ModelConfig config = read_hf_config(fixture(family) + "/config.json");
+    config.mtp_num_layers = 1;
+    const std::vector<HfTensor> of_one = hf_tensors(config);
+    config.mtp_num_layers = 3;
+    config.mtp_use_repeated_layer = true;
+    EXPECT_EQ(why_no_hf_form(config), "");
+    const std::vector<HfTensor> of_three = hf_tensors(config);
+    ASSERT_EQ(of_three.size(), of_one.size());
+    for (size_t i = 0; i < of_one.size(); ++i) EXPECT_EQ(of_three[i].name, of_one[i].name);
+
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    float value = 1;
+    for (int32_t id = 0; id < state.table->size(); ++id) {
+      const TensorView view = storage.view(StateId{id});
+      for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
+    }
+    save_hf_model(folder / "model", config, state, storage, kOneFile);
+    EXPECT_EQ(hf_folder_prediction_layers(folder / "model"), 1);
+    const StateStorage again(state.table);
+    load_hf_weights(folder / "model", config, state, again);
+    for (int32_t id = 0; id < state.table->size(); ++id) {
+      const TensorView a = storage.view(StateId{id});
+      const TensorView b = again.view(StateId{id});
+      EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.shape.elements()) * 4), 0)
+          << (*state.table)[StateId{id}].name;
+    }
+  }
+}
+
 // A family that has none cannot say that a model does.
 TEST(HfMtp, OnlySomeFamiliesHaveThem) {
   ModelConfig config = read_hf_config(fixture("qwen3_moe") + "/config.json");

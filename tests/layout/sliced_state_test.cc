@@ -484,6 +484,7 @@ TEST(SlicedCheckpoint, OfAnyLayoutLoadsInAnyLayout) {
   for (uint64_t number = 0; number < 24; ++number) {
     ModelConfig config = model(number % 2 == 0, number % 4 >= 2);
     config.mtp_num_layers = static_cast<int32_t>(number % 3);
+    config.mtp_use_repeated_layer = number % 6 >= 3;
     const DType dtype = number % 3 == 0 ? DType::bf16 : DType::f32;
     const auto saved = random_layout(config, 100 + number);
     const auto loaded = random_layout(config, 200 + number);
