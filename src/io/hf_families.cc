@@ -56,9 +56,7 @@ void read_rope(const HfFields& fields, const HfFamily& family, ModelConfig& conf
     const HfFields inner = fields.within(*rope);
     read_rope_scaling(inner, config);
     config.rotary_base = inner.number("rope_theta", config.rotary_base);
-    if (fields.find("partial_rotary_factor") == nullptr) {
-      part = inner.number("partial_rotary_factor", part);
-    }
+    part = inner.number("partial_rotary_factor", part);
   }
   if (is_partial) {
     config.rotary_percent = part;

@@ -153,6 +153,16 @@ TEST(HfConfig, MiniMaxM2) {
   EXPECT_EQ(parse(document).rotary_dim(), 16) << "all of the head turns";
 }
 
+// As transformers takes it: where both places say which part of a head turns, rope_parameters.
+TEST(HfConfig, RopeParametersSayWhatTurns) {
+  json document = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/glm4moe/config.json"));
+  document["partial_rotary_factor"] = 0.5;
+  document["rope_parameters"]["partial_rotary_factor"] = 0.25;
+  EXPECT_EQ(parse(document).rotary_percent, 0.25);
+  document["rope_parameters"].erase("partial_rotary_factor");
+  EXPECT_EQ(parse(document).rotary_percent, 0.5);
+}
+
 TEST(HfConfig, Ling2) {
   json document = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/ling_v2/config.json"));
   const ModelConfig config = parse(document);
