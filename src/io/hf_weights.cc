@@ -750,8 +750,8 @@ bool is_quantised(const HfTensor& tensor, HfQuantization quantization) {
     case HfQuantization::none:
       return false;
     case HfQuantization::fp8_block:
-      return tensor.shape.rank() == 2 && tensor.name.starts_with("model.layers.") &&
-             tensor.name.ends_with(".weight") && !tensor.name.ends_with("gate.weight") &&
+      return tensor.shape.rank() == 2 && !tensor.arrangement.has_unit_dimension &&
+             tensor.name.starts_with("model.layers.") && tensor.name.ends_with(".weight") && !tensor.name.ends_with("gate.weight") &&
              !tensor.name.ends_with("eh_proj.weight") && !tensor.is_copy();
     case HfQuantization::mxfp4:
       return tensor.arrangement.transposed;

@@ -956,6 +956,24 @@ TEST(HfMtp, Fp8LeavesTheProjectionAlone) {
   load_hf_weights(folder / "model", config, state, storage);
 }
 
+// Of convolutions the last dimension but one is 1, and no block of a scale.
+TEST(HfWeights, Fp8LeavesConvolutionsAlone) {
+  const TempFolder folder;
+  const Loaded model(fixture("qwen3_next"), DType::f32);
+  save_hf_model(folder / "fp8", model.config, model.state, model.storage, kOneFile,
+                {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
+  const SafetensorsFolder written = SafetensorsFolder::open(folder / "fp8");
+  const std::string prefix = "model.layers.0.linear_attn.";
+  const TensorEntry* convolution = written.find(prefix + "conv1d.weight").entry;
+  EXPECT_EQ(convolution->dtype, FileDType::bf16);
+  EXPECT_EQ(convolution->shape.size(), 3U);
+  EXPECT_EQ(written.find(prefix + "out_proj.weight").entry->dtype, FileDType::f8e4m3);
+  const auto kept = json::parse(hf_quantization_config(model.config, HfQuantization::fp8_block))
+                        .at("modules_to_not_convert")
+                        .get<std::vector<std::string>>();
+  EXPECT_NE(std::find(kept.begin(), kept.end(), prefix + "conv1d"), kept.end());
+}
+
 // A layer that serves several depths is one outside, whatever it is used for.
 TEST(HfMtp, ARepeatedLayerIsOne) {
   for (const char* family : {"deepseek_v3", "qwen3_next"}) {
