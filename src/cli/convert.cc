@@ -72,6 +72,9 @@ ExitStatus run_convert(const Options& options) {
         wrap_text(fmt::format("{}: layers of multi-token prediction are left out.", options.load),
                   kDefaultColumns, 2));
   }
+  if (from_hf && hf_also_sees(join_path(options.load, "config.json"))) {
+    fmt::print(stderr, "{}: the part of the model that takes images is left out.\n", options.load);
+  }
   const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
   if (options.json) {
     const nlohmann::ordered_json document = {

@@ -314,6 +314,9 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
     load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
                     progress.report());
     log_.say("Weights from " + pretrained + ".");
+    if (hf_also_sees(join_path(pretrained, "config.json"))) {
+      log_.say("The part of the model that takes images is left out.");
+    }
     const int32_t held = hf_folder_prediction_layers(pretrained);
     const int32_t trained = identity_.model.own_mtp_layers();
     if (held > trained) {

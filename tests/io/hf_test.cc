@@ -723,9 +723,11 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
       EXPECT_EQ(tensor.shape, Shape({config.num_experts}));
       continue;
     }
-    for (int64_t i = 0; i < tensor.shape.elements(); ++i) {
-      ++written[static_cast<size_t>(tensor.parameter.index)].at(
-          static_cast<size_t>(tensor.offset + i));
+    for (const HfPiece& piece : tensor.pieces()) {
+      for (int64_t i = 0; i < piece.elements; ++i) {
+        ++written[static_cast<size_t>(tensor.parameter.index)].at(
+            static_cast<size_t>(piece.offset + i));
+      }
     }
   }
   for (const std::vector<int>& counts : written) {
@@ -739,8 +741,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "qwen3_moe_first_dense", "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
                       "deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_v3_yarn",
                       "deepseek_v3_top1", "deepseek_v32", "glm4moe", "glm4_moe_biased", "gpt_oss",
-                      "gpt_oss_odd", "qwen3_next", "minimax_m2", "minimax_m2_odd", "ling_v2",
-                      "ling_v2_odd", "qwen3_moe_yarn", "llama_llama3_rope", "llama_linear_rope"),
+                      "gpt_oss_odd", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_odd", "minimax_m2",
+                      "minimax_m2_odd", "ling_v2", "ling_v2_odd", "qwen3_moe_yarn",
+                      "llama_llama3_rope", "llama_linear_rope"),
     [](const auto& info) { return std::string(info.param); });
 
 // What config.json announces, and no other tensor.
@@ -900,7 +903,11 @@ INSTANTIATE_TEST_SUITE_P(
                    "mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.self_attn.q_norm.weight",
                    "mtp.layers.0.post_attention_layernorm.weight", "mtp.layers.0.mlp.gate.weight",
                    "mtp.layers.0.mlp.experts.0.gate_proj.weight",
-                   "mtp.layers.0.mlp.shared_expert_gate.weight"}}),
+                   "mtp.layers.0.mlp.shared_expert_gate.weight"}},
+        MtpFolder{"qwen3_5_moe",
+                  {"mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight",
+                   "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.self_attn.q_proj.weight",
+                   "mtp.layers.0.mlp.gate.weight", "mtp.layers.0.mlp.experts.0.gate_proj.weight"}}),
     [](const auto& info) { return std::string(info.param.fixture); });
 
 // Embedding and head are shared: a copy that is another tensor cannot be read.

@@ -376,7 +376,8 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, SlicedHfWeights,
                          ::testing::Values("mixtral_window_tied", "qwen3_moe_mixed_layers",
                                            "qwen2_moe", "olmoe", "llama_dense", "deepseek_v2",
                                            "deepseek_v3", "deepseek_v32", "glm4_moe_biased",
-                                           "gpt_oss", "minimax_m2", "ling_v2", "qwen3_next"),
+                                           "gpt_oss", "minimax_m2", "ling_v2", "qwen3_next",
+                                           "qwen3_5_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
 // ---- Checkpoints ----
