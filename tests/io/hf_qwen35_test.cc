@@ -132,11 +132,16 @@ Tensors35 in_language_model(const Tensors35& tensors) {
 json seeing(const json& text) {
   json inner = text;
   inner.erase("architectures");
-  return {{"architectures", {"Qwen3_5MoeForConditionalGeneration"}},
-          {"model_type", "qwen3_5_moe"},
-          {"text_config", inner},
-          {"tie_word_embeddings", false},
-          {"vision_config", {{"depth", 1}, {"model_type", "qwen3_5_moe_vision"}}}};
+  json whole = {{"architectures", {"Qwen3_5MoeForConditionalGeneration"}},
+                {"model_type", "qwen3_5_moe"},
+                {"tie_word_embeddings", false},
+                {"vision_config", {{"depth", 1}, {"model_type", "qwen3_5_moe_vision"}}}};
+  if (inner.contains("quantization_config")) {
+    whole["quantization_config"] = inner["quantization_config"];
+    inner.erase("quantization_config");
+  }
+  whole["text_config"] = inner;
+  return whole;
 }
 
 class Qwen35 : public ::testing::TestWithParam<const char*> {
@@ -224,6 +229,32 @@ TEST_P(Qwen35, EveryFormOfAFolderLoads) {
     EXPECT_EQ(again.config, own.config);
     expect_same_weights(again, own);
   }
+}
+
+// Codes and scales come back from there, too.
+TEST_P(Qwen35, EightBitsComeBackFromEveryForm) {
+  const Model35 own(reference(GetParam()));
+  const auto export_of = [&](const HfConfigSource& source, const std::string& scales) {
+    HfConfigSource from = source;
+    from.quantization_config = hf_quantization_config(own.config, HfQuantization::fp8_block);
+    return HfExport{.config_json = write_hf_config(own.config, from),
+                    .dtype = FileDType::bf16,
+                    .quantization = HfQuantization::fp8_block,
+                    .scales_from = scales};
+  };
+  save_hf_model(folder / "text", own.config, own.state, own.storage, kWholeFile, export_of({}, ""));
+  const Tensors35 tensors = read_tensors(folder / "text");
+  const json text = json::parse(get_file(folder / "text/config.json"));
+  const std::string path = folder_of("seeing", seeing(text), in_language_model(tensors));
+  EXPECT_EQ(hf_folder_quantization(path), HfQuantization::fp8_block);
+  const Model35 read(path);
+  expect_same_weights(read, Model35(folder / "text"));
+  const HfConfigSource source{
+      .text = get_file(path + "/config.json"), .where = "config.json", .has_weights = true};
+  save_hf_model(folder / "again", read.config, read.state, read.storage, kWholeFile,
+                export_of(source, path));
+  EXPECT_EQ(get_file(folder / "again/model.safetensors"),
+            get_file(folder / "text/model.safetensors"));
 }
 
 // Layers of multi-token prediction have names of their own in every form.
