@@ -66,11 +66,14 @@ ExitStatus run_convert(const Options& options) {
                 static_cast<uint64_t>(options.max_shard_megabytes) * kMegabyte, what,
                 progress.report());
   progress.clear();
-  if (from_hf && hf_folder_prediction_layers(options.load) > model.config.mtp_num_layers) {
+  if (from_hf && hf_folder_prediction_layers(options.load) > model.config.own_mtp_layers()) {
     fmt::print(
         stderr, "{}\n",
         wrap_text(fmt::format("{}: layers of multi-token prediction are left out.", options.load),
                   kDefaultColumns, 2));
+  }
+  if (from_hf && hf_also_sees(join_path(options.load, "config.json"))) {
+    fmt::print(stderr, "{}: the part of the model that takes images is left out.\n", options.load);
   }
   const auto parameters = static_cast<uint64_t>(state.model->parameter_count());
   if (options.json) {

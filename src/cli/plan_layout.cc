@@ -313,8 +313,11 @@ std::string describe_model(const Options& options, const ModelConfig& config) {
                         config.num_experts, config.moe_router_topk);
   }
   if (config.mtp_num_layers > 0) {
-    text += fmt::format(", {} {} of multi-token prediction", config.mtp_num_layers,
-                        config.mtp_num_layers == 1 ? "layer" : "layers");
+    text += fmt::format(", {} {} of multi-token prediction", config.own_mtp_layers(),
+                        config.own_mtp_layers() == 1 ? "layer" : "layers");
+    if (config.mtp_num_layers > config.own_mtp_layers()) {
+      text += fmt::format(" used {} times", config.mtp_num_layers);
+    }
   }
   text += fmt::format(", {}\n", value_text(options, "compute-dtype"));
   const std::string reason = why_no_hf_form(config);

@@ -66,6 +66,7 @@ ModelConfig without_idle_fields(ModelConfig config) {
   const ModelConfig unset;
   config.mtp_num_layers = 0;
   config.mtp_loss_scaling_factor = unset.mtp_loss_scaling_factor;
+  config.mtp_use_repeated_layer = false;
   config.hidden_dropout = 0;
   config.attention_dropout = 0;
   config.moe_seq_aux_loss_coeff = 0;
@@ -107,10 +108,47 @@ ModelConfig without_idle_fields(ModelConfig config) {
   return config;
 }
 
-// Reads the fields; whether they fit together is not checked.
-ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
+// Models that also see: what they are called, and their text models.
+constexpr std::pair<std::string_view, std::string_view> kSeeingArchitectures[] = {
+    {"Qwen3_5MoeForConditionalGeneration", kQwen35MoeArchitecture}};
+
+// Of a configuration: the text model's architecture; empty where it is of nothing else.
+template <class Json>
+std::string_view text_architecture_of(const Json& document) {
+  const auto names = document.find("architectures");
+  if (names == document.end() || !names->is_array() || names->size() != 1) return "";
+  for (const auto& [whole, text] : kSeeingArchitectures) {
+    if ((*names)[0] == whole) return text;
+  }
+  return "";
+}
+
+// The text model's configuration as it is written where it stands alone.
+template <class Json>
+Json text_model_of(const Json& document, const std::string& where) {
+  const std::string_view architecture = text_architecture_of(document);
+  if (architecture.empty()) return document;
+  const auto text = document.find("text_config");
+  if (text == document.end() || !text->is_object()) {
+    throw_bad_request(where + ": the field \"text_config\" must be an object.");
+  }
+  Json model = *text;
+  model["architectures"] = Json::array({architecture});
+  for (const char* name : {"dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"}) {
+    if (document.contains(name)) model[name] = document[name];
+  }
+  return model;
+}
+
+json parse_text_model(std::string_view json_text, const std::string& where) {
   const json document = parse_json(json_text, where, kMaxConfigDepth);
   if (!document.is_object()) throw_bad_request(where + ": a model configuration is a JSON object.");
+  return text_model_of(document, where);
+}
+
+// Reads the fields; whether they fit together is not checked.
+ModelConfig parse_fields(std::string_view json_text, const std::string& where) {
+  const json document = parse_text_model(json_text, where);
   std::vector<std::string> unsupported;
   const HfFields fields(document, where, unsupported);
 
@@ -146,20 +184,30 @@ ModelConfig read_hf_config(const std::string& path) {
 
 namespace {
 
-int32_t announced_prediction_layers(const std::string& text, const std::string& where) {
-  const json document = parse_json(text, where, kMaxConfigDepth);
+// `otherwise`: where the text says nothing.
+int32_t stated_prediction_layers(const std::string& text, const std::string& where,
+                                 int32_t otherwise) {
+  const json document = parse_text_model(text, where);
   std::vector<std::string> unsupported;
   const HfFields fields(document, where, unsupported);
-  const HfFamily* family = find_hf_family(parse_fields(text, where).hf_architecture);
-  // Folders with names of their own for it hold one, of which config.json says nothing.
-  const bool is_silent = family != nullptr && family->mtp == HfMtpNames::apart;
-  return std::max(0, fields.integer({"num_nextn_predict_layers"}, is_silent ? 1 : 0));
+  return std::max(0,
+                  fields.integer({"num_nextn_predict_layers", "mtp_num_hidden_layers"}, otherwise));
 }
 
 }  // namespace
 
 int32_t hf_prediction_layers(const std::string& config_path) {
-  return announced_prediction_layers(read_file(config_path, kMaxHfConfigBytes), config_path);
+  const std::string text = read_file(config_path, kMaxHfConfigBytes);
+  const HfFamily* family = find_hf_family(parse_fields(text, config_path).hf_architecture);
+  // Folders with names of their own for it hold one, of which config.json may say nothing.
+  const bool is_silent = family != nullptr && family->mtp == HfMtpNames::apart;
+  return stated_prediction_layers(text, config_path, is_silent ? 1 : 0);
+}
+
+bool hf_also_sees(const std::string& config_path) {
+  const json document =
+      parse_json(read_file(config_path, kMaxHfConfigBytes), config_path, kMaxConfigDepth);
+  return document.is_object() && !text_architecture_of(document).empty();
 }
 
 namespace {
@@ -292,7 +340,7 @@ std::vector<std::string> lost_fields(const ModelConfig& config) {
   std::vector<std::string> lost = lost_fields(config, text_of(render(config)));
   const HfMtpNames names = family_of(config).mtp;
   const int32_t most = names == HfMtpNames::none ? 0 : names == HfMtpNames::apart ? 1 : 100;
-  if (config.mtp_num_layers > most) {
+  if (config.own_mtp_layers() > most) {
     lost.push_back(fmt::format("mtp_num_layers = {}", config.mtp_num_layers));
   }
   return lost;
@@ -354,13 +402,15 @@ ordered_json changed_source(const ordered_json& original, const ModelConfig& bef
 std::string write_hf_config(const ModelConfig& config, const HfConfigSource& source) {
   const std::string problem = why_no_hf_form(config);
   if (!problem.empty()) throw_bad_request(problem);
-  ordered_json original = ordered_json::object();
+  ordered_json whole = ordered_json::object();     // of the source
+  ordered_json original = ordered_json::object();  // its text model
   ordered_json document = render(config);
   bool is_own = true;
   if (!source.text.empty()) {
     ModelConfig before = parse_fields(source.text, source.where);
-    before.mtp_num_layers = announced_prediction_layers(source.text, source.where);
-    original = ordered_json::parse(source.text);
+    before.mtp_num_layers = stated_prediction_layers(source.text, source.where, 0);
+    whole = ordered_json::parse(source.text);
+    original = text_model_of(whole, source.where);
     if (before.hf_architecture == config.hf_architecture) {
       is_own = !source.has_weights;
       document = is_own ? overlay(original, config) : changed_source(original, before, config);
@@ -382,7 +432,7 @@ std::string write_hf_config(const ModelConfig& config, const HfConfigSource& sou
       document["quantization_config"] = ordered_json::parse(*source.quantization_config);
     }
   }
-  std::string text = document == original ? source.text : text_of(document);
+  std::string text = document == whole ? source.text : text_of(document);
   TROUPE_CHECK(lost_fields(config, text).empty(), "a config.json says what its model is");
   return text;
 }

@@ -28,6 +28,10 @@ ModelConfig read_hf_config(const std::string& path);
 // What is read of it has none all the same: whether they are trained is the run's choice.
 int32_t hf_prediction_layers(const std::string& config_path);
 
+// Is it the configuration of a model that also sees? Then what is read of it is its text model, and
+// what sees is left out.
+bool hf_also_sees(const std::string& config_path);
+
 // Ids of tokens that a config.json names; unset ones are written as null.
 struct HfTokenIds {
   std::optional<int32_t> bos = {};

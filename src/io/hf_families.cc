@@ -56,9 +56,7 @@ void read_rope(const HfFields& fields, const HfFamily& family, ModelConfig& conf
     const HfFields inner = fields.within(*rope);
     read_rope_scaling(inner, config);
     config.rotary_base = inner.number("rope_theta", config.rotary_base);
-    if (fields.find("partial_rotary_factor") == nullptr) {
-      part = inner.number("partial_rotary_factor", part);
-    }
+    part = inner.number("partial_rotary_factor", part);
   }
   if (is_partial) {
     config.rotary_percent = part;
@@ -511,10 +509,9 @@ void read_linear_attention(const HfFields& fields, ModelConfig& config) {
   config.linear_value_head_dim = fields.integer({"linear_value_head_dim"}, 128);
 }
 
-void read_qwen3_next(const HfFields& fields, ModelConfig& config) {
-  read_qwen_moe(fields, config);
+// What Qwen3-Next and Qwen3.5 have in common.
+void read_delta_net_model(const HfFields& fields, ModelConfig& config) {
   config.kv_channels = fields.integer({"head_dim"}, 256);
-  config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", true);
   config.moe_shared_expert_intermediate_size =
       fields.integer({"shared_expert_intermediate_size"}, 512);
   config.moe_shared_expert_gate = true;
@@ -524,8 +521,22 @@ void read_qwen3_next(const HfFields& fields, ModelConfig& config) {
   read_linear_attention(fields, config);
 }
 
-void write_qwen3_next(const ModelConfig& config, ordered_json& document) {
-  write_qwen_moe(config, document);
+void read_qwen3_next(const HfFields& fields, ModelConfig& config) {
+  read_qwen_moe(fields, config);
+  config.moe_router_pre_softmax = !fields.boolean("norm_topk_prob", true);
+  read_delta_net_model(fields, config);
+}
+
+// Experts in all layers, whose weights add up to 1. Positions in text are the same in all three
+// sections of rope_parameters ("mrope_section"), so these have no effect.
+void read_qwen3_5_moe(const HfFields& fields, ModelConfig& config) {
+  fields.expect_false("attention_bias");
+  read_experts(fields, config);
+  config.moe_ffn_hidden_size = fields.required_integer({"moe_intermediate_size"});
+  read_delta_net_model(fields, config);
+}
+
+void write_delta_net_model(const ModelConfig& config, ordered_json& document) {
   document["shared_expert_intermediate_size"] = config.moe_shared_expert_intermediate_size;
   document["layer_types"] = json::array();
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
@@ -538,6 +549,17 @@ void write_qwen3_next(const ModelConfig& config, ordered_json& document) {
   document["linear_num_value_heads"] = config.linear_num_value_heads;
   document["linear_key_head_dim"] = config.linear_key_head_dim;
   document["linear_value_head_dim"] = config.linear_value_head_dim;
+}
+
+void write_qwen3_next(const ModelConfig& config, ordered_json& document) {
+  write_qwen_moe(config, document);
+  write_delta_net_model(config, document);
+}
+
+void write_qwen3_5_moe(const ModelConfig& config, ordered_json& document) {
+  document["moe_intermediate_size"] = config.moe_ffn_hidden_size;
+  document["mtp_num_hidden_layers"] = config.own_mtp_layers();
+  write_delta_net_model(config, document);
 }
 
 // Layers with the window and layers without; without the field they alternate.
@@ -636,7 +658,7 @@ void write_deepseek_experts(const ModelConfig& config, ordered_json& document) {
           ? config.moe_shared_expert_intermediate_size / config.moe_ffn_hidden_size
           : 0;
   document["routed_scaling_factor"] = config.moe_router_topk_scaling_factor;
-  document["num_nextn_predict_layers"] = config.mtp_num_layers;
+  document["num_nextn_predict_layers"] = config.own_mtp_layers();
 }
 
 void write_biased_router(const ModelConfig& config, ordered_json& document) {
@@ -723,6 +745,8 @@ constexpr HfFamily kFamilies[] = {
     {"GptOssForCausalLM", "gpt_oss", true, 150000, 1e-5, 8, 0, read_gpt_oss, write_gpt_oss},
     {kQwen3NextArchitecture, "qwen3_next", true, 1e4, 1e-6, 2, 0.25, read_qwen3_next,
      write_qwen3_next, HfMtpNames::apart},
+    {kQwen35MoeArchitecture, "qwen3_5_moe_text", true, 1e4, 1e-6, 2, 0.25, read_qwen3_5_moe,
+     write_qwen3_5_moe, HfMtpNames::apart},
     {kMiniMaxM2Architecture, "minimax_m2", true, 5e6, 1e-6, 8, 1, read_minimax_m2,
      write_minimax_m2},
     {kLing2Architecture, "bailing_moe", true, 6e5, 1e-6, 4, 1, read_ling2, write_ling2},

@@ -16,6 +16,7 @@
 namespace troupe {
 
 inline constexpr std::string_view kQwen3NextArchitecture = "Qwen3NextForCausalLM";
+inline constexpr std::string_view kQwen35MoeArchitecture = "Qwen3_5MoeForCausalLM";
 inline constexpr std::string_view kDeepseekV32Architecture = "DeepseekV32ForCausalLM";
 inline constexpr std::string_view kMiniMaxM2Architecture = "MiniMaxM2ForCausalLM";
 inline constexpr std::string_view kLing2Architecture = "BailingMoeV2ForCausalLM";

@@ -13,261 +13,10 @@
 #include "io/convert_dtype.h"
 #include "io/file.h"
 #include "io/hf_config.h"
-#include "io/hf_families.h"
 #include "io/safetensors.h"
 
 namespace troupe {
 namespace {
-
-// What a parameter is called: a tensor for each section of the cut of its rows, or one for all of
-// it. Of experts each has tensors of its own, with its number for the braces; names without braces
-// are of all experts together.
-struct HfName {
-  std::string_view parameter;  // within its layer (ParameterSpec::name)
-  bool of_experts = false;
-  std::vector<std::string_view> tensors = {};
-  HfArrangement arrangement = {};
-};
-using HfNames = std::vector<HfName>;
-
-// Of the embedding and the head, and a router's bias, within its layer. Whatever the weights are,
-// it is f32: it is compared with scores that are close to each other.
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kHead = "lm_head.weight";
-constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";
-constexpr std::string_view kMiniMaxM2RouterBias = "block_sparse_moe.e_score_correction_bias";
-constexpr std::string_view kLing2RouterBias = "mlp.gate.expert_bias";
-constexpr const char* kLing2Embedding = "model.word_embeddings.weight";
-
-std::string_view router_bias_of(std::string_view architecture) {
-  if (architecture == kMiniMaxM2Architecture) return kMiniMaxM2RouterBias;
-  return architecture == kLing2Architecture ? kLing2RouterBias : kRouterBias;
-}
-bool is_router_bias(std::string_view tensor) {
-  return tensor.ends_with(kRouterBias) || tensor.ends_with(kMiniMaxM2RouterBias) ||
-         tensor.ends_with(kLing2RouterBias);
-}
-const char* embedding_of(std::string_view architecture) {
-  return architecture == kLing2Architecture ? kLing2Embedding : kEmbedding;
-}
-
-// Outside the layers, and within "model.layers.N.".
-const HfNames& common_names() {
-  static const HfNames kNames = {
-      {.parameter = "embedding", .tensors = {kEmbedding}},
-      {.parameter = "final_norm", .tensors = {"model.norm.weight"}},
-      {.parameter = "head", .tensors = {kHead}},
-      {.parameter = "input_norm", .tensors = {"input_layernorm.weight"}},
-      {.parameter = "w_qkv",
-       .tensors = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                   "self_attn.v_proj.weight"}},
-      {.parameter = "b_qkv",
-       .tensors = {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}},
-      {.parameter = "q_norm", .tensors = {"self_attn.q_norm.weight"}},
-      {.parameter = "k_norm", .tensors = {"self_attn.k_norm.weight"}},
-      {.parameter = "w_q", .tensors = {"self_attn.q_proj.weight"}},
-      {.parameter = "w_q_down", .tensors = {"self_attn.q_a_proj.weight"}},
-      {.parameter = "q_latent_norm", .tensors = {"self_attn.q_a_layernorm.weight"}},
-      {.parameter = "w_q_up", .tensors = {"self_attn.q_b_proj.weight"}},
-      {.parameter = "w_kv_down", .tensors = {"self_attn.kv_a_proj_with_mqa.weight"}},
-      {.parameter = "kv_latent_norm", .tensors = {"self_attn.kv_a_layernorm.weight"}},
-      {.parameter = "w_kv_up", .tensors = {"self_attn.kv_b_proj.weight"}},
-      {.parameter = "w_attention_out", .tensors = {"self_attn.o_proj.weight"}},
-      {.parameter = "post_attention_norm", .tensors = {"post_attention_layernorm.weight"}},
-      {.parameter = "w_gate_up", .tensors = {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
-      {.parameter = "w_down", .tensors = {"mlp.down_proj.weight"}},
-      {.parameter = "w_router", .tensors = {"mlp.gate.weight"}},
-      {.parameter = "w_gate_up",
-       .of_experts = true,
-       .tensors = {"mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"}},
-      {.parameter = "w_down", .of_experts = true, .tensors = {"mlp.experts.{}.down_proj.weight"}},
-      {.parameter = "w_shared_gate_up",
-       .tensors = {"mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"}},
-      {.parameter = "w_shared_down", .tensors = {"mlp.shared_expert.down_proj.weight"}},
-      {.parameter = "w_shared_gate", .tensors = {"mlp.shared_expert_gate.weight"}},
-  };
-  return kNames;
-}
-
-// Where an architecture has other names.
-const HfNames& names_of(std::string_view architecture) {
-  static const HfNames kMixtral = {
-      {.parameter = "w_router", .tensors = {"block_sparse_moe.gate.weight"}},
-      {.parameter = "w_gate_up",
-       .of_experts = true,
-       .tensors = {"block_sparse_moe.experts.{}.w1.weight",
-                   "block_sparse_moe.experts.{}.w3.weight"}},
-      {.parameter = "w_down",
-       .of_experts = true,
-       .tensors = {"block_sparse_moe.experts.{}.w2.weight"}},
-  };
-  static const HfNames kDeepseek = {
-      {.parameter = "w_shared_gate_up",
-       .tensors = {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}},
-      {.parameter = "w_shared_down", .tensors = {"mlp.shared_experts.down_proj.weight"}},
-      {.parameter = "mtp_embedding_norm", .tensors = {"enorm.weight"}},
-      {.parameter = "mtp_hidden_norm", .tensors = {"hnorm.weight"}},
-      {.parameter = "w_mtp", .tensors = {"eh_proj.weight"}},
-      {.parameter = "mtp_final_norm", .tensors = {"shared_head.norm.weight"}},
-  };
-  static const HfNames kDeepseekV32 = [] {
-    HfNames names = kDeepseek;
-    names.insert(
-        names.end(),
-        {{.parameter = "w_index_q", .tensors = {"self_attn.indexer.wq_b.weight"}},
-         {.parameter = "w_index_k", .tensors = {"self_attn.indexer.wk.weight"}},
-         {.parameter = "index_k_norm", .tensors = {"self_attn.indexer.k_norm.weight"}},
-         {.parameter = "index_k_norm_bias", .tensors = {"self_attn.indexer.k_norm.bias"}},
-         {.parameter = "w_index_weights", .tensors = {"self_attn.indexer.weights_proj.weight"}}});
-    return names;
-  }();
-  static const HfNames kGptOss = {
-      {.parameter = "sinks", .tensors = {"self_attn.sinks"}},
-      {.parameter = "b_attention_out", .tensors = {"self_attn.o_proj.bias"}},
-      {.parameter = "w_router", .tensors = {"mlp.router.weight"}},
-      {.parameter = "b_router", .tensors = {"mlp.router.bias"}},
-      {.parameter = "w_gate_up",
-       .of_experts = true,
-       .tensors = {"mlp.experts.gate_up_proj"},
-       .arrangement = {.transposed = true, .interleaved = true}},
-      {.parameter = "b_gate_up",
-       .of_experts = true,
-       .tensors = {"mlp.experts.gate_up_proj_bias"},
-       .arrangement = {.interleaved = true}},
-      {.parameter = "w_down",
-       .of_experts = true,
-       .tensors = {"mlp.experts.down_proj"},
-       .arrangement = {.transposed = true}},
-      {.parameter = "b_down", .of_experts = true, .tensors = {"mlp.experts.down_proj_bias"}},
-  };
-  static const HfNames kQwen3Next = {
-      {.parameter = "w_delta_in", .tensors = {"linear_attn.in_proj_qkvz.weight"}},
-      {.parameter = "w_delta_gates", .tensors = {"linear_attn.in_proj_ba.weight"}},
-      {.parameter = "delta_conv",
-       .tensors = {"linear_attn.conv1d.weight"},
-       .arrangement = {.has_unit_dimension = true}},
-      {.parameter = "delta_decay", .tensors = {"linear_attn.A_log"}},
-      {.parameter = "delta_bias", .tensors = {"linear_attn.dt_bias"}},
-      {.parameter = "delta_norm", .tensors = {"linear_attn.norm.weight"}},
-      {.parameter = "w_delta_out", .tensors = {"linear_attn.out_proj.weight"}},
-      {.parameter = "mtp_embedding_norm", .tensors = {"pre_fc_norm_embedding.weight"}},
-      {.parameter = "mtp_hidden_norm", .tensors = {"pre_fc_norm_hidden.weight"}},
-      {.parameter = "w_mtp", .tensors = {"fc.weight"}},
-      {.parameter = "mtp_final_norm", .tensors = {"norm.weight"}},
-  };
-  static const HfNames kLing2 = {
-      {.parameter = "embedding", .tensors = {kLing2Embedding}},
-      {.parameter = "w_qkv", .tensors = {"attention.query_key_value.weight"}},
-      {.parameter = "b_qkv", .tensors = {"attention.query_key_value.bias"}},
-      {.parameter = "q_norm", .tensors = {"attention.query_layernorm.weight"}},
-      {.parameter = "k_norm", .tensors = {"attention.key_layernorm.weight"}},
-      {.parameter = "w_attention_out", .tensors = {"attention.dense.weight"}},
-      {.parameter = "w_shared_gate_up",
-       .tensors = {"mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"}},
-      {.parameter = "w_shared_down", .tensors = {"mlp.shared_experts.down_proj.weight"}},
-  };
-  static const HfNames kNone;
-  if (architecture == kLing2Architecture) return kLing2;
-  if (architecture == kQwen3NextArchitecture) return kQwen3Next;
-  if (architecture == "GptOssForCausalLM") return kGptOss;
-  if (architecture == "MixtralForCausalLM" || architecture == kMiniMaxM2Architecture) {
-    return kMixtral;
-  }
-  if (architecture == kDeepseekV32Architecture) return kDeepseekV32;
-  if (architecture == "DeepseekV2ForCausalLM" || architecture == "DeepseekV3ForCausalLM" ||
-      architecture == "Glm4MoeForCausalLM") {
-    return kDeepseek;
-  }
-  return kNone;
-}
-
-HfMtpNames mtp_names_of(const ModelConfig& config) {
-  const HfFamily* family = find_hf_family(config.hf_architecture);
-  return family == nullptr ? HfMtpNames::none : family->mtp;
-}
-
-std::string layer_prefix(int32_t layer, const ModelConfig& config) {
-  if (layer < 0) return "";
-  const bool apart = layer >= config.num_layers && mtp_names_of(config) == HfMtpNames::apart;
-  return apart ? fmt::format("mtp.layers.{}.", layer - config.num_layers)
-               : fmt::format("model.layers.{}.", layer);
-}
-
-// Of a parameter's tensors. What a layer of multi-token prediction has beside a layer of the
-// model's kind stands outside of that layer where the names are apart.
-std::string prefix_of(const ParameterSpec& parameter, const ModelConfig& config) {
-  const bool beside = parameter.is_of_mtp && mtp_names_of(config) == HfMtpNames::apart;
-  return beside ? "mtp." : layer_prefix(parameter.layer, config);
-}
-
-// Appends the tensors of one parameter.
-void add_tensors(const ParameterSpec& parameter, const ModelConfig& config,
-                 std::vector<HfTensor>& tensors) {
-  const HfNames& own = names_of(config.hf_architecture);
-  const bool of_experts = parameter.gradient_class == GradientClass::expert;
-  const auto is_name = [&](const HfName& name) {
-    return name.parameter == parameter.name && name.of_experts == of_experts;
-  };
-  auto name = std::find_if(own.begin(), own.end(), is_name);
-  if (name == own.end()) {
-    name = std::find_if(common_names().begin(), common_names().end(), is_name);
-    if (name == common_names().end()) {
-      throw_bad_request(fmt::format(
-          "The parameter {} has no name in Hugging Face's architectures that Troupe writes.",
-          parameter.full_name()));
-    }
-  }
-  // The shape of one expert's, or of all.
-  const Shape& whole = parameter.whole_shape;
-  const std::string prefix = prefix_of(parameter, config);
-  if (of_experts && name->tensors.front().find('{') == std::string_view::npos) {
-    tensors.push_back({.name = prefix + std::string(name->tensors.front()),
-                       .shape = whole,
-                       .arrangement = name->arrangement,
-                       .parameter = parameter.id});
-    return;
-  }
-  const int rows = of_experts ? 1 : 0;
-  std::vector<int64_t> extents;
-  for (int i = rows; i < whole.rank(); ++i) extents.push_back(whole[i]);
-  std::vector<int64_t> sections = {whole[rows]};
-  for (const Cut& cut : parameter.cuts) {
-    if (cut.dimension != rows || name->tensors.size() == 1) continue;
-    sections.clear();
-    for (const CutSection& section : cut.sections) sections.push_back(section.size);
-  }
-  TROUPE_CHECK(sections.size() == name->tensors.size(),
-               "a tensor for each section of " + parameter.full_name());
-  int64_t offset = 0;
-  for (int64_t expert = 0; expert < (of_experts ? whole[0] : 1); ++expert) {
-    for (size_t i = 0; i < sections.size(); ++i) {
-      extents.front() = sections[i];
-      const Shape shape(extents);
-      tensors.push_back({.name = prefix + fmt::format(fmt::runtime(name->tensors[i]), expert),
-                         .shape = shape,
-                         .arrangement = name->arrangement,
-                         .parameter = parameter.id,
-                         .offset = offset});
-      offset += shape.elements();
-    }
-  }
-}
-
-// Of embedding and head, in each layer of multi-token prediction.
-void add_mtp_copies(const Model& model, std::vector<HfTensor>& tensors) {
-  const ModelConfig& config = model.config();
-  for (int32_t layer = config.num_layers; layer < config.all_layers(); ++layer) {
-    const auto add = [&](const char* name, ParameterId id, const char* copy_of) {
-      tensors.push_back({.name = layer_prefix(layer, config) + name,
-                         .shape = {config.vocab_size, config.hidden_size},
-                         .parameter = id,
-                         .copy_of = copy_of});
-    };
-    const bool tied = config.tie_embeddings;
-    add("embed_tokens.weight", model.embedding(), kEmbedding);
-    add("shared_head.head.weight", model.head(), tied ? kEmbedding : kHead);
-  }
-}
 
 std::vector<int64_t> file_shape_of(const HfTensor& tensor) {
   std::vector<int64_t> extents;
@@ -322,8 +71,9 @@ std::vector<std::byte> arranged(const HfTensor& tensor, std::span<const std::byt
 // tensor under the head's name is refused: its values would be lost.
 bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
                   const TensorEntry& entry, const ModelConfig& config) {
-  if (!config.tie_embeddings || entry.name != kHead) return false;
-  const auto embedding = folder.find(embedding_of(config.hf_architecture));
+  if (!config.tie_embeddings || entry.name != kHfHead) return false;
+  const auto embedding =
+      folder.find(hf_name_in(folder, config, hf_embedding_of(config.hf_architecture)));
   const auto bytes = file.bytes(entry);
   const bool same = embedding.entry != nullptr && embedding.entry->dtype == entry.dtype &&
                     embedding.entry->shape == entry.shape &&
@@ -340,14 +90,15 @@ bool is_tied_copy(const SafetensorsFolder& folder, const SafetensorsFile& file,
 // Layers of multi-token prediction that the configuration has not.
 bool is_of_left_out_layer(const TensorEntry& entry, const ModelConfig& config, int32_t layers) {
   constexpr std::string_view kPrefix = "model.layers.";
-  if (mtp_names_of(config) == HfMtpNames::apart && layers > 0) {
+  if (hf_mtp_names_of(config) == HfMtpNames::apart && layers > 0) {
     return config.mtp_num_layers == 0 && entry.name.starts_with("mtp.");
   }
   if (!entry.name.starts_with(kPrefix)) return false;
   int64_t layer = -1;
   const char* end = entry.name.data() + entry.name.size();
   std::from_chars(entry.name.data() + kPrefix.size(), end, layer);
-  return layer >= config.all_layers() && layer < int64_t{config.num_layers} + layers;
+  return layer >= int64_t{config.num_layers} + config.own_mtp_layers() &&
+         layer < int64_t{config.num_layers} + layers;
 }
 
 constexpr std::string_view kFp8Scales = "_scale_inv";
@@ -396,6 +147,7 @@ void refuse_unused(const SafetensorsFolder& folder, const std::vector<HfTensor>&
       if (is_of_quantised(folder, tensors, entry.name, quantization)) continue;
       if (is_tied_copy(folder, file, entry, config)) continue;
       if (is_of_left_out_layer(entry, config, prediction_layers)) continue;
+      if (is_of_hf_vision(folder, config, entry.name)) continue;
       throw_bad_request(fmt::format("{}: the tensor {} has no place in a {} of this configuration.",
                                     file.path(), printable(entry.name), config.hf_architecture));
     }
@@ -510,7 +262,7 @@ void visit_folder(const std::string& path, const ModelConfig& config, FolderCont
                   const std::function<void(const HfTensor&, const StoredTensor&)>& visit,
                   const WorkReport& report = {}) {
   const SafetensorsFolder folder = SafetensorsFolder::open(path);
-  const std::vector<HfTensor> tensors = hf_tensors(config);
+  const std::vector<HfTensor> tensors = hf_tensors(config, &folder);
   refuse_unused(folder, tensors, config, prediction_layers, quantization);
   uint64_t done = 0;
   uint64_t total = 0;
@@ -591,18 +343,20 @@ void load_piece(const std::string& folder, const HfTensor& tensor, const StoredT
 void load_tensor(const std::string& folder, const HfTensor& tensor, const StoredTensor& stored,
                  Target& target, const StateStorage& storage) {
   constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are decoded at once
-  const int64_t end = tensor.offset + tensor.shape.elements();
   std::vector<float> buffer;
-  auto run = std::lower_bound(
-      target.runs.begin(), target.runs.end(), tensor.offset,
-      [](const SliceRun& other, int64_t first) { return other.whole + other.elements <= first; });
-  for (; run != target.runs.end() && run->whole < end; ++run) {
-    const int64_t last = std::min(run->whole + run->elements, end);
-    for (int64_t begin = std::max(run->whole, tensor.offset); begin < last; begin += kPiece) {
-      const int64_t elements = std::min(kPiece, last - begin);
-      load_piece(folder, tensor, stored, begin - tensor.offset, elements,
-                 run->own + begin - run->whole, *target.parameter, storage, buffer);
-      target.written += elements;
+  for (const HfPiece& piece : tensor.pieces()) {
+    const int64_t end = piece.offset + piece.elements;
+    auto run = std::lower_bound(
+        target.runs.begin(), target.runs.end(), piece.offset,
+        [](const SliceRun& other, int64_t first) { return other.whole + other.elements <= first; });
+    for (; run != target.runs.end() && run->whole < end; ++run) {
+      const int64_t last = std::min(run->whole + run->elements, end);
+      for (int64_t begin = std::max(run->whole, piece.offset); begin < last; begin += kPiece) {
+        const int64_t elements = std::min(kPiece, last - begin);
+        load_piece(folder, tensor, stored, begin - piece.offset + piece.first, elements,
+                   run->own + begin - run->whole, *target.parameter, storage, buffer);
+        target.written += elements;
+      }
     }
   }
 }
@@ -619,25 +373,6 @@ void load_bias(const std::string& folder, const HfTensor& tensor, const StoredTe
 
 }  // namespace
 
-std::vector<HfTensor> hf_tensors(const ModelConfig& config) {
-  const Model model(config);
-  std::vector<HfTensor> tensors;
-  for (const ParameterSpec& parameter : model.parameters()) {
-    add_tensors(parameter, config, tensors);
-  }
-  if (mtp_names_of(config) == HfMtpNames::as_layers) add_mtp_copies(model, tensors);
-  for (const RouterStateSpec& state : model.router_states()) {
-    tensors.push_back({.name = layer_prefix(state.layer, config) +
-                               std::string(router_bias_of(config.hf_architecture)),
-                       .shape = state.shape,
-                       .parameter = {},
-                       .layer = state.layer});
-  }
-  std::sort(tensors.begin(), tensors.end(),
-            [](const HfTensor& a, const HfTensor& b) { return a.name < b.name; });
-  return tensors;
-}
-
 int32_t hf_folder_prediction_layers(const std::string& folder) {
   const std::string path = join_path(folder, "config.json");
   const int32_t announced = hf_prediction_layers(path);
@@ -648,9 +383,7 @@ int32_t hf_folder_prediction_layers(const std::string& folder) {
   const Model model(config);
   for (const ParameterSpec& parameter : model.parameters()) {
     if (!parameter.is_of_mtp) continue;
-    std::vector<HfTensor> tensors;
-    add_tensors(parameter, config, tensors);
-    if (open.find(tensors.front().name).entry == nullptr) return 0;
+    if (open.find(hf_tensors_of(parameter, config, &open).front().name).entry == nullptr) return 0;
   }
   return announced;
 }
@@ -665,7 +398,7 @@ DType hf_folder_dtype(const std::string& folder) {
   DType widest = DType::bf16;
   for (const SafetensorsFile& file : open.files()) {
     for (const TensorEntry& entry : file.entries()) {
-      if (is_router_bias(entry.name) || entry.name.ends_with(kFp8Scales)) continue;
+      if (is_hf_router_bias(entry.name) || entry.name.ends_with(kFp8Scales)) continue;
       if (entry.dtype == FileDType::f64) return DType::f64;
       if (entry.dtype == FileDType::f32 || entry.dtype == FileDType::f16) widest = DType::f32;
     }
@@ -679,10 +412,10 @@ void load_hf_weights(const std::string& folder, const ModelConfig& config, const
   const std::string config_path = join_path(folder, "config.json");
   named.hf_architecture = read_hf_config(config_path).hf_architecture;
   const int32_t prediction_layers = hf_prediction_layers(config_path);
-  if (config.mtp_num_layers > prediction_layers) {
+  if (config.own_mtp_layers() > prediction_layers) {
     throw_bad_request(
         fmt::format("{}: the folder has {} layers of multi-token prediction, the model {}.", folder,
-                    prediction_layers, config.mtp_num_layers));
+                    prediction_layers, config.own_mtp_layers()));
   }
   std::unordered_map<int32_t, Target> targets;
   for (const Parameter& parameter : state.parameters) {
@@ -720,14 +453,35 @@ void read_hf_gradients(
 
 namespace {
 
-// The bytes of a tensor in the file's dtype, in `rounded` where they are not those of memory.
+// Room for a tensor that is not written as it lies in memory.
+struct WriteBuffers {
+  std::vector<std::byte> gathered;
+  std::vector<std::byte> rounded;
+};
+
+// The elements of a tensor in its order and in the dtype of memory.
+const std::byte* elements_of(const HfTensor& tensor, const TensorView& view,
+                             std::vector<std::byte>& gathered) {
+  const auto* data = static_cast<const std::byte*>(view.data);
+  const size_t size = size_of(view.dtype);
+  if (tensor.scattered.empty()) return data + static_cast<size_t>(tensor.offset) * size;
+  gathered.resize(static_cast<size_t>(tensor.shape.elements()) * size);
+  for (const HfPiece& piece : tensor.scattered) {
+    std::memcpy(gathered.data() + static_cast<size_t>(piece.first) * size,
+                data + static_cast<size_t>(piece.offset) * size,
+                static_cast<size_t>(piece.elements) * size);
+  }
+  return gathered.data();
+}
+
+// The bytes of a tensor in the file's dtype.
 std::span<const std::byte> bytes_as(FileDType dtype, const HfTensor& tensor, const TensorView& view,
-                                    std::vector<std::byte>& rounded) {
-  const auto* data = static_cast<const std::byte*>(view.data) +
-                     static_cast<size_t>(tensor.offset) * size_of(view.dtype);
+                                    WriteBuffers& buffers) {
+  const std::byte* data = elements_of(tensor, view, buffers.gathered);
   const int64_t elements = tensor.shape.elements();
   const size_t bytes = static_cast<size_t>(elements) * size_of(dtype);
   if (to_file_dtype(view.dtype) == dtype) return {data, bytes};
+  std::vector<std::byte>& rounded = buffers.rounded;
   rounded.resize(bytes);
   convert_elements(to_file_dtype(view.dtype), data, dtype, rounded.data(), elements);
   const int64_t at = first_not_finite(dtype, rounded.data(), elements);
@@ -748,9 +502,10 @@ bool is_quantised(const HfTensor& tensor, HfQuantization quantization) {
     case HfQuantization::none:
       return false;
     case HfQuantization::fp8_block:
-      return tensor.shape.rank() == 2 && tensor.name.starts_with("model.layers.") &&
-             tensor.name.ends_with(".weight") && !tensor.name.ends_with("gate.weight") &&
-             !tensor.name.ends_with("eh_proj.weight") && !tensor.is_copy();
+      return tensor.shape.rank() == 2 && !tensor.arrangement.has_unit_dimension &&
+             tensor.name.starts_with("model.layers.") && tensor.name.ends_with(".weight") &&
+             !tensor.name.ends_with("gate.weight") && !tensor.name.ends_with("eh_proj.weight") &&
+             !tensor.is_copy();
     case HfQuantization::mxfp4:
       return tensor.arrangement.transposed;
   }
@@ -775,6 +530,7 @@ struct QuantisedTensor {
   std::vector<std::byte> scales;
 };
 
+// `tensor` has the name that it has in the folder of the scales.
 QuantisedTensor quantised(const HfTensor& tensor, HfQuantization quantization,
                           std::span<const std::byte> f32_values,
                           const std::optional<SafetensorsFolder>& source) {
@@ -852,8 +608,12 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   const FileDType dtype = what.dtype.value_or(to_file_dtype(state.dtype));
   std::optional<SafetensorsFolder> source;
   if (!what.scales_from.empty()) source = SafetensorsFolder::open(what.scales_from);
+  const auto as_in_source = [&](HfTensor tensor) {
+    if (source) tensor.name = hf_name_in(*source, config, tensor.name);
+    return tensor;
+  };
   const auto quantization_in_file = [&](const HfTensor& tensor) {
-    if (source) return quantization_of(*source, tensor, what.quantization);
+    if (source) return quantization_of(*source, as_in_source(tensor), what.quantization);
     return is_quantised(tensor, what.quantization) ? what.quantization : HfQuantization::none;
   };
   std::vector<TensorSpec> specs;
@@ -869,7 +629,7 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
   }
   uint64_t total = 0;
   for (const TensorSpec& spec : specs) total += bytes_of(spec);
-  std::vector<std::byte> rounded;
+  WriteBuffers buffers;
   const Disk disk;
   SafetensorsFolderWriter writer(disk, folder, specs, max_shard_bytes);
   uint64_t done = 0;
@@ -889,13 +649,13 @@ void save_hf_model(const std::string& folder, const ModelConfig& config, const M
                                  : state.expert_biases[static_cast<size_t>(tensor.layer)]);
     const HfQuantization quantization = quantization_in_file(tensor);
     if (quantization != HfQuantization::none) {
-      const auto values = bytes_as(FileDType::f32, tensor, view, rounded);
-      const QuantisedTensor written = quantised(tensor, quantization, values, source);
+      const auto values = bytes_as(FileDType::f32, tensor, view, buffers);
+      const QuantisedTensor written = quantised(as_in_source(tensor), quantization, values, source);
       append(next++, std::as_bytes(std::span(written.codes)));
       append(next++, written.scales);
       continue;
     }
-    const std::span<const std::byte> bytes = bytes_as(specs[next].dtype, tensor, view, rounded);
+    const std::span<const std::byte> bytes = bytes_as(specs[next].dtype, tensor, view, buffers);
     if (tensor.arrangement.is_plain()) {
       append(next++, bytes);
     } else {

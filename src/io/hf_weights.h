@@ -18,46 +18,15 @@
 #include <string>
 #include <vector>
 
-#include "base/shape.h"
 #include "base/work_report.h"
 #include "io/file_dtype.h"
 #include "io/hf_files.h"
+#include "io/hf_names.h"
 #include "io/hf_quantization.h"
 #include "model/parameters.h"
 #include "runtime/state_storage.h"
 
 namespace troupe {
-
-// How a tensor lies in a file whose last two dimensions are not those of the parameter.
-struct HfArrangement {
-  bool transposed = false;  // the last two dimensions are swapped
-  bool interleaved =
-      false;  // rows of the first half of the parameter's and of the second alternate
-
-  bool has_unit_dimension = false;  // the file has a dimension of 1 before the last one
-
-  bool is_plain() const { return !transposed && !interleaved; }
-};
-
-// One Hugging Face tensor: `shape` elements of a parameter, beginning at element `offset` of the
-// whole parameter, however it is sliced; or the bias of a router; or a second copy of a parameter.
-struct HfTensor {
-  std::string name;
-  Shape shape;  // of the parameter
-  HfArrangement arrangement = {};
-  ParameterId parameter;  // invalid: it is the bias of the router of
-  int32_t layer = -1;     // this layer
-  int64_t offset = 0;
-  // As layers of multi-token prediction have of embedding and head, which they share. May be
-  // missing; what is there must be the same bytes.
-  std::string copy_of = {};
-
-  bool is_copy() const { return !copy_of.empty(); }
-};
-
-// All tensors of the whole model, sorted by name. Without copies they tile all parameters and
-// biases.
-std::vector<HfTensor> hf_tensors(const ModelConfig& config);
 
 // Layers of multi-token prediction that the folder holds: as many as its config.json announces, or
 // none where it has not the first of their tensors.

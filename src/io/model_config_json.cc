@@ -116,6 +116,7 @@ void for_each_later_field(Config& config, const Visit& visit) {
   visit("init_method_xavier_uniform", config.init_method_xavier_uniform);
   visit("mtp_num_layers", config.mtp_num_layers);
   visit("mtp_loss_scaling_factor", config.mtp_loss_scaling_factor);
+  visit("mtp_use_repeated_layer", config.mtp_use_repeated_layer);
 }
 
 // Enumerations are written by name.

@@ -23,13 +23,14 @@ double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config, int32_t
     return config.has_sparse_attention() ? config.dsa_indexer_loss_coeff : 0;
   }
   if (!config.is_moe_layer(layer)) return 0;
+  const int32_t uses = config.uses_of(config.owner_of(layer));
   switch (kind) {
     case AuxiliaryLossKind::load_balancing:
-      return config.moe_aux_loss_coeff;
+      return config.moe_aux_loss_coeff / uses;
     case AuxiliaryLossKind::seq_load_balancing:
-      return config.moe_seq_aux_loss_coeff;
+      return config.moe_seq_aux_loss_coeff / uses;
     case AuxiliaryLossKind::global_load_balancing:
-      return config.moe_global_aux_loss_coeff;
+      return config.moe_global_aux_loss_coeff / uses;
     case AuxiliaryLossKind::z:
       return config.moe_z_loss_coeff;
     case AuxiliaryLossKind::indexer:

@@ -65,7 +65,8 @@ enum class AuxiliaryLossKind : uint8_t {
 };
 // The name in metrics: "load_balancing_loss", "z_loss", ...
 std::string_view name_of(AuxiliaryLossKind kind);
-// Its coefficient in a layer of this model; 0 when it is not used there.
+// Its coefficient in a layer of this model; 0 when it is not used there. Layers that share a router
+// share the weight of its load-balancing losses, not that of other losses, as in Megatron.
 double coefficient_of(AuxiliaryLossKind kind, const ModelConfig& config, int32_t layer);
 inline constexpr AuxiliaryLossKind kAuxiliaryLossKinds[] = {
     AuxiliaryLossKind::load_balancing, AuxiliaryLossKind::seq_load_balancing,
@@ -102,7 +103,7 @@ struct ForwardResult {
   };
   std::vector<AuxiliaryLoss> auxiliary_losses;
 
-  // What the router of one layer did.
+  // What the router of one layer did, in that layer.
   struct RouterReport {
     int32_t layer;
     ValueId selected;  // i32 [tokens, top-k]: the chosen experts, before any were dropped

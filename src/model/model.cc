@@ -65,7 +65,8 @@ Model::Model(const ModelConfig& config, const BlockMakers& makers)
   }
   // Last, so that the model's own parameters start as they do without these layers.
   for (int32_t layer = config_.num_layers; layer < config_.all_layers(); ++layer) {
-    list_.layer = layer;
+    list_.layer = config_.owner_of(layer);
+    list_.repeats = !config_.is_owner(layer);
     const auto first = list_.parameters().size();
     mtp_layers_.emplace_back(list_, config_);
     for (size_t i = first; i < list_.parameters().size(); ++i) {
@@ -76,7 +77,7 @@ Model::Model(const ModelConfig& config, const BlockMakers& makers)
 }
 
 void Model::add_layer(int32_t layer, const BlockMakers& makers) {
-  list_.layer = layer;
+  list_.layer = config_.owner_of(layer);
   DecoderLayer blocks;
   blocks.input_norm = Norm(list_, config_, "input_norm");
   blocks.mixer = makers.mixer(list_, config_, layer);

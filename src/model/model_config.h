@@ -27,9 +27,10 @@ struct ModelConfig {
   int32_t hidden_size = 0;
   int32_t num_layers = 0;
   // Layers of multi-token prediction (model/mtp_layer.h), of the kind of the last layer and
-  // numbered after it, and the weight of their losses together.
+  // numbered after it, one for each depth, and the weight of their losses together.
   int32_t mtp_num_layers = 0;
   double mtp_loss_scaling_factor = 0.1;
+  bool mtp_use_repeated_layer = false;  // all have the parameters and the router of the first
 
   int32_t num_attention_heads = 0;
   int32_t num_query_groups = 0;  // key-value heads
@@ -155,6 +156,19 @@ struct ModelConfig {
   std::string hf_architecture;  // "MixtralForCausalLM": how the weights are named outside
 
   int32_t all_layers() const { return num_layers + mtp_num_layers; }
+  // The layer that has the parameters and the router of this one: itself, unless they are shared.
+  int32_t owner_of(int32_t layer) const {
+    return mtp_use_repeated_layer && layer > num_layers ? num_layers : layer;
+  }
+  bool is_owner(int32_t layer) const { return owner_of(layer) == layer; }
+  // How many layers have those of this one.
+  int32_t uses_of(int32_t owner) const {
+    return mtp_use_repeated_layer && owner == num_layers ? mtp_num_layers : 1;
+  }
+  // Layers of multi-token prediction with parameters of their own.
+  int32_t own_mtp_layers() const {
+    return mtp_use_repeated_layer && mtp_num_layers > 1 ? 1 : mtp_num_layers;
+  }
   bool is_moe_layer(int32_t layer) const { return num_experts > 0 && moe_layers[kind_of(layer)]; }
   bool has_window(int32_t layer) const {
     return window_layers.empty() || window_layers[kind_of(layer)];

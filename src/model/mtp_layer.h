@@ -4,7 +4,8 @@
 //
 //   x_t = W [norm_e(E(token_{t+d})) ; norm_h(h_t)]     then one layer of the decoder, and a norm
 //
-// Embedding and head are the model's. A layer stands once in the model for each depth.
+// Embedding and head are the model's. A layer stands in the model for each depth; all may have the
+// parameters of the first (ModelConfig::mtp_use_repeated_layer).
 #pragma once
 
 #include <cstdint>

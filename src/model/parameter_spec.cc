@@ -1,7 +1,10 @@
 #include "model/parameter_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
+
+#include "base/error.h"
 
 namespace troupe {
 
@@ -16,6 +19,14 @@ std::string name_in_layer(std::string_view name, int32_t layer) {
 
 ParameterSpec& ParameterList::add(std::string_view name, const Shape& shape,
                                   const Options& options) {
+  if (repeats) {
+    const auto found = std::find_if(
+        parameters_.begin(), parameters_.end(),
+        [&](const ParameterSpec& each) { return each.layer == layer && each.name == name; });
+    TROUPE_CHECK(found != parameters_.end() && found->whole_shape == shape,
+                 "a repeated layer declares what the first has");
+    return *found;
+  }
   ParameterSpec spec;
   spec.name = name;
   spec.layer = layer;
@@ -84,6 +95,7 @@ ParameterId ParameterList::shift(std::string_view name, int64_t size, const Opti
 }
 
 void ParameterList::router_state(std::string_view name, const Shape& shape) {
+  if (repeats) return;
   router_states_.push_back({.name = std::string(name),
                             .layer = layer,
                             .shape = shape,

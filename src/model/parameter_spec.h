@@ -95,6 +95,8 @@ class ParameterList {
 
   // Of what is declared from now on.
   int32_t layer = -1;
+  // The layer has declared it all before: what is declared is found by its name.
+  bool repeats = false;
 
   struct Options {
     std::vector<Cut> cuts = {};
@@ -127,6 +129,7 @@ class ParameterList {
   const std::vector<RouterStateSpec>& router_states() const { return router_states_; }
 
  private:
+  // With `repeats` the parameter that is there already.
   ParameterSpec& add(std::string_view name, const Shape& shape, const Options& options);
   ParameterId add_constant(std::string_view name, const Shape& shape, const Options& options,
                            double value);

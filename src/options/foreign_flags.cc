@@ -59,7 +59,7 @@ constexpr std::string_view kImport =
     "Biases or MLflow (docs/reports.md), and troupe report draws it.";
 constexpr std::string_view kNoCollector = "there is no garbage collector here.";
 constexpr std::string_view kMtp =
-    "each depth of multi-token prediction has a layer of its own, and all gradients reach the "
+    "each depth of multi-token prediction goes on from the one before, and all gradients reach the "
     "model.";
 constexpr std::string_view kAttention = "this kind of attention is not available in this version.";
 constexpr std::string_view kRotation =
@@ -125,7 +125,6 @@ constexpr ForeignFlag kForeignFlags[] = {
             "--rotary-scaling-factor 32 --yarn-original-max-position-embeddings 131072 "
             "--no-yarn-correction-range-round-to-int, or --model with a config.json."),
     refused("moe-latent-size", kShapeOf),
-    refused("mtp-use-repeated-layer", kMtp),
     refused("mtp-detach-heads", kMtp),
     refused("mtp-hsm", kMtp),
     refused("softmax-scale", kAttention),

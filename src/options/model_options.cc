@@ -159,6 +159,10 @@ ModelConfig load_model_config(const Options& options, const ModelConfig* base) {
   if (options.num_layers) override_depth(*options.num_layers, config);
   override_with(options.mtp_num_layers, config.mtp_num_layers);
   override_with(options.mtp_loss_scaling_factor, config.mtp_loss_scaling_factor);
+  if (options.mtp_use_repeated_layer) {
+    refuse_without(config.mtp_num_layers == 0, "mtp-use-repeated-layer", "mtp-num-layers");
+    config.mtp_use_repeated_layer = true;
+  }
   if (options.num_experts) {
     const bool was_moe = config.num_experts > 0;
     config.num_experts = *options.num_experts;

@@ -346,6 +346,12 @@ constexpr OptionSpec kOptions[] = {
      .unset = "0.1",
      .range = at_least(0),
      .commands = kShape},
+    {.name = "mtp-use-repeated-layer",
+     .member = &Options::mtp_use_repeated_layer,
+     .group = kModel,
+     .help = "One layer of multi-token prediction, whose parameters and router serve all depths of "
+             "--mtp-num-layers.",
+     .commands = kShape},
     {.name = "hidden-size",
      .member = &Options::hidden_size,
      .group = kModel,

@@ -141,6 +141,7 @@ struct Options {
   std::optional<int32_t> num_layers;
   std::optional<int32_t> mtp_num_layers;
   std::optional<double> mtp_loss_scaling_factor;
+  bool mtp_use_repeated_layer = false;
   std::optional<int32_t> hidden_size;
   std::optional<int32_t> ffn_hidden_size;
   std::optional<int32_t> num_attention_heads;

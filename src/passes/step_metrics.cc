@@ -13,6 +13,7 @@ std::vector<LayerMetrics> declare_layer_metrics(Builder& builder, const ModelCon
   std::vector<LayerMetrics> layers;
   const int32_t count = training ? config.all_layers() : config.num_layers;
   for (int32_t layer = 0; layer < count; ++layer) {
+    if (!config.is_owner(layer)) continue;
     LayerMetrics metrics;
     metrics.layer = layer;
     if (config.is_moe_layer(layer)) {
@@ -111,22 +112,24 @@ void accumulate_metrics(Builder& builder, const ModelConfig& config, const Model
   }
   const PlaceScope scope(builder);
   for (const LayerMetrics& metrics : layers) {
-    builder.place.layer = static_cast<int16_t>(metrics.layer);
+    const int32_t uses = config.uses_of(metrics.layer);
     for (const auto& router : forward.routers) {
-      if (router.layer != metrics.layer) continue;
+      if (config.owner_of(router.layer) != metrics.layer) continue;
+      builder.place.layer = static_cast<int16_t>(router.layer);
       sums.add(metrics.counts, router.counts, 1.0);
       const bool masked = router.valid.valid();
-      sums.add(metrics.entropy, router.entropy, masked ? share : token_share);
+      sums.add(metrics.entropy, router.entropy, (masked ? share : token_share) / uses);
       if (!masked) continue;
       // The ranks of tp and cp have the same count.
       sums.add(metrics.tokens, router.valid, part.dense().tp == 0 && part.dense().cp == 0 ? 1 : 0);
     }
     for (const auto& auxiliary : forward.auxiliary_losses) {
-      if (auxiliary.layer != metrics.layer) continue;
+      if (config.owner_of(auxiliary.layer) != metrics.layer) continue;
+      builder.place.layer = static_cast<int16_t>(auxiliary.layer);
       for (const LayerMetrics::Loss& target : metrics.losses) {
         if (target.kind != auxiliary.kind) continue;
         sums.add(target.value, auxiliary.value,
-                 share / coefficient_of(auxiliary.kind, config, auxiliary.layer));
+                 share / (uses * coefficient_of(auxiliary.kind, config, auxiliary.layer)));
       }
     }
   }

@@ -77,7 +77,7 @@ inline double loss_gradient(const TrainingStepOptions& options, const Layout& la
 }
 
 // Metrics of a layer over the micro-batches of the step: of a router, where there is one, and
-// losses.
+// losses. Of layers that share their parameters there is one, of all of them together.
 struct LayerMetrics {
   int32_t layer = 0;
   ValueId counts;   // f64 [experts], sum: rows that each expert received

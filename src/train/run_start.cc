@@ -314,15 +314,19 @@ void RunStart::load_weights(RankSession& session, RunSaver& saver) const {
     load_hf_weights(pretrained, identity_.model, session.state(), session.storage(),
                     progress.report());
     log_.say("Weights from " + pretrained + ".");
+    if (hf_also_sees(join_path(pretrained, "config.json"))) {
+      log_.say("The part of the model that takes images is left out.");
+    }
     const int32_t held = hf_folder_prediction_layers(pretrained);
-    if (held > identity_.model.mtp_num_layers) {
+    const int32_t trained = identity_.model.own_mtp_layers();
+    if (held > trained) {
       log_.say(
           fmt::format("The folder has {} for multi-token prediction; {} trained "
                       "(--mtp-num-layers).",
                       held == 1 ? "a layer" : fmt::format("{} layers", held),
-                      identity_.model.mtp_num_layers == 0
-                          ? "none is"
-                          : fmt::format("{} of them are", identity_.model.mtp_num_layers)));
+                      trained == 0   ? "none is"
+                      : trained == 1 ? "one of them is"
+                                     : fmt::format("{} of them are", trained)));
     }
     const bool by_bytes =
         identity_.tokenizer.type == "byte" && !was_given(options_, "tokenizer-type");

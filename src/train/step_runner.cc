@@ -251,8 +251,9 @@ void StepRunner::read_layer_metrics(StepMetrics& metrics) const {
     for (int64_t i = 0; i < counts.shape.elements(); ++i) {
       router.rows.push_back(static_cast<int64_t>(counts.as<double>()[i]));
     }
+    const int32_t uses = identity_.model.uses_of(layer.layer);
     const int64_t tokens = layer.tokens.valid() ? static_cast<int64_t>(read(layer.tokens))
-                                                : int64_t{batch_size_} * identity_.sequence;
+                                                : uses * int64_t{batch_size_} * identity_.sequence;
     router.slots = tokens * identity_.model.moe_router_topk;
     router.entropy = read(layer.entropy);
     metrics.layers.push_back(std::move(router));

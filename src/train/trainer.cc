@@ -154,7 +154,10 @@ void Trainer::print_start() const {
                       format_count(static_cast<double>(parameters.active_parameter_count())),
                       model.num_layers);
   if (model.mtp_num_layers > 0) {
-    text += fmt::format(" and {} of multi-token prediction", model.mtp_num_layers);
+    text += fmt::format(" and {} of multi-token prediction", model.own_mtp_layers());
+    if (model.mtp_num_layers > model.own_mtp_layers()) {
+      text += fmt::format(" used {} times", model.mtp_num_layers);
+    }
   }
   if (model.num_experts > 0) {
     text += fmt::format(", {} experts, top-{}", model.num_experts, model.moe_router_topk);

@@ -483,15 +483,17 @@ struct GradientSlice {
   std::vector<double> values;
 };
 
-// Writes the differences from `expected`, elements `first` on of the whole gradient, of what the
-// slice holds of them. Of several slices that hold an element the worst one counts.
-void add_differences(const GradientSlice& slice, int64_t first, const std::vector<double>& expected,
-                     std::vector<double>& difference, std::vector<bool>& seen) {
-  const int64_t end = first + static_cast<int64_t>(expected.size());
+// Writes the differences from `expected`, a tensor of which this is a piece of the whole gradient,
+// of what the slice holds of the piece. Of several slices that hold an element the worst one
+// counts.
+void add_differences(const GradientSlice& slice, const HfPiece& piece,
+                     const std::vector<double>& expected, std::vector<double>& difference,
+                     std::vector<bool>& seen) {
+  const int64_t end = piece.offset + piece.elements;
   for (const SliceRun& run : slice.runs) {
     const int64_t stop = std::min(run.whole + run.elements, end);
-    for (int64_t i = std::max(run.whole, first); i < stop; ++i) {
-      const auto at = static_cast<size_t>(i - first);
+    for (int64_t i = std::max(run.whole, piece.offset); i < stop; ++i) {
+      const auto at = static_cast<size_t>(i - piece.offset + piece.first);
       const double own =
           slice.values[static_cast<size_t>(run.own - slice.first + i - run.whole)] - expected[at];
       if (!seen[at] || is_worse(own, difference[at])) difference[at] = own;
@@ -529,7 +531,9 @@ void compare_gradients(const std::string& folder, const ModelConfig& config,
                       std::vector<double> difference(expected.size());
                       std::vector<bool> seen(expected.size());
                       for (const GradientSlice& slice : gradients[tensor.parameter.index]) {
-                        add_differences(slice, tensor.offset, expected, difference, seen);
+                        for (const HfPiece& piece : tensor.pieces()) {
+                          add_differences(slice, piece, expected, difference, seen);
+                        }
                       }
                       TROUPE_CHECK(std::find(seen.begin(), seen.end(), false) == seen.end(),
                                    "a part of the gradient of " + tensor.name + " is on no rank");

@@ -153,6 +153,16 @@ TEST(HfConfig, MiniMaxM2) {
   EXPECT_EQ(parse(document).rotary_dim(), 16) << "all of the head turns";
 }
 
+// As transformers takes it: where both places say which part of a head turns, rope_parameters.
+TEST(HfConfig, RopeParametersSayWhatTurns) {
+  json document = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/glm4moe/config.json"));
+  document["partial_rotary_factor"] = 0.5;
+  document["rope_parameters"]["partial_rotary_factor"] = 0.25;
+  EXPECT_EQ(parse(document).rotary_percent, 0.25);
+  document["rope_parameters"].erase("partial_rotary_factor");
+  EXPECT_EQ(parse(document).rotary_percent, 0.5);
+}
+
 TEST(HfConfig, Ling2) {
   json document = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/ling_v2/config.json"));
   const ModelConfig config = parse(document);
@@ -713,9 +723,11 @@ TEST_P(HfFolder, TensorsTileTheParameters) {
       EXPECT_EQ(tensor.shape, Shape({config.num_experts}));
       continue;
     }
-    for (int64_t i = 0; i < tensor.shape.elements(); ++i) {
-      ++written[static_cast<size_t>(tensor.parameter.index)].at(
-          static_cast<size_t>(tensor.offset + i));
+    for (const HfPiece& piece : tensor.pieces()) {
+      for (int64_t i = 0; i < piece.elements; ++i) {
+        ++written[static_cast<size_t>(tensor.parameter.index)].at(
+            static_cast<size_t>(piece.offset + i));
+      }
     }
   }
   for (const std::vector<int>& counts : written) {
@@ -729,8 +741,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "qwen3_moe_first_dense", "qwen2_moe", "olmoe", "llama_dense", "qwen3_dense",
                       "deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_v3_yarn",
                       "deepseek_v3_top1", "deepseek_v32", "glm4moe", "glm4_moe_biased", "gpt_oss",
-                      "gpt_oss_odd", "qwen3_next", "minimax_m2", "minimax_m2_odd", "ling_v2",
-                      "ling_v2_odd", "qwen3_moe_yarn", "llama_llama3_rope", "llama_linear_rope"),
+                      "gpt_oss_odd", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_odd", "minimax_m2",
+                      "minimax_m2_odd", "ling_v2", "ling_v2_odd", "qwen3_moe_yarn",
+                      "llama_llama3_rope", "llama_linear_rope"),
     [](const auto& info) { return std::string(info.param); });
 
 // What config.json announces, and no other tensor.
@@ -890,7 +903,11 @@ INSTANTIATE_TEST_SUITE_P(
                    "mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.self_attn.q_norm.weight",
                    "mtp.layers.0.post_attention_layernorm.weight", "mtp.layers.0.mlp.gate.weight",
                    "mtp.layers.0.mlp.experts.0.gate_proj.weight",
-                   "mtp.layers.0.mlp.shared_expert_gate.weight"}}),
+                   "mtp.layers.0.mlp.shared_expert_gate.weight"}},
+        MtpFolder{"qwen3_5_moe",
+                  {"mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight",
+                   "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.self_attn.q_proj.weight",
+                   "mtp.layers.0.mlp.gate.weight", "mtp.layers.0.mlp.experts.0.gate_proj.weight"}}),
     [](const auto& info) { return std::string(info.param.fixture); });
 
 // Embedding and head are shared: a copy that is another tensor cannot be read.
@@ -944,6 +961,59 @@ TEST(HfMtp, Fp8LeavesTheProjectionAlone) {
       json::parse(hf_quantization_config(config, HfQuantization::fp8_block));
   put_file(folder / "model/config.json", with_codes.dump());
   load_hf_weights(folder / "model", config, state, storage);
+}
+
+// Of convolutions the last dimension but one is 1, and no block of a scale.
+TEST(HfWeights, Fp8LeavesConvolutionsAlone) {
+  const TempFolder folder;
+  const Loaded model(fixture("qwen3_next"), DType::f32);
+  save_hf_model(folder / "fp8", model.config, model.state, model.storage, kOneFile,
+                {.dtype = FileDType::bf16, .quantization = HfQuantization::fp8_block});
+  const SafetensorsFolder written = SafetensorsFolder::open(folder / "fp8");
+  const std::string prefix = "model.layers.0.linear_attn.";
+  const TensorEntry* convolution = written.find(prefix + "conv1d.weight").entry;
+  EXPECT_EQ(convolution->dtype, FileDType::bf16);
+  EXPECT_EQ(convolution->shape.size(), 3U);
+  EXPECT_EQ(written.find(prefix + "out_proj.weight").entry->dtype, FileDType::f8e4m3);
+  const auto kept = json::parse(hf_quantization_config(model.config, HfQuantization::fp8_block))
+                        .at("modules_to_not_convert")
+                        .get<std::vector<std::string>>();
+  EXPECT_NE(std::find(kept.begin(), kept.end(), prefix + "conv1d"), kept.end());
+}
+
+// A layer that serves several depths is one outside, whatever it is used for.
+TEST(HfMtp, ARepeatedLayerIsOne) {
+  for (const char* family : {"deepseek_v3", "qwen3_next"}) {
+    SCOPED_TRACE(family);
+    const TempFolder folder;
+    ModelConfig config = read_hf_config(fixture(family) + "/config.json");
+    config.mtp_num_layers = 1;
+    const std::vector<HfTensor> of_one = hf_tensors(config);
+    config.mtp_num_layers = 3;
+    config.mtp_use_repeated_layer = true;
+    EXPECT_EQ(why_no_hf_form(config), "");
+    const std::vector<HfTensor> of_three = hf_tensors(config);
+    ASSERT_EQ(of_three.size(), of_one.size());
+    for (size_t i = 0; i < of_one.size(); ++i) EXPECT_EQ(of_three[i].name, of_one[i].name);
+
+    const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
+    const StateStorage storage(state.table);
+    float value = 1;
+    for (int32_t id = 0; id < state.table->size(); ++id) {
+      const TensorView view = storage.view(StateId{id});
+      for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
+    }
+    save_hf_model(folder / "model", config, state, storage, kOneFile);
+    EXPECT_EQ(hf_folder_prediction_layers(folder / "model"), 1);
+    const StateStorage again(state.table);
+    load_hf_weights(folder / "model", config, state, again);
+    for (int32_t id = 0; id < state.table->size(); ++id) {
+      const TensorView a = storage.view(StateId{id});
+      const TensorView b = again.view(StateId{id});
+      EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.shape.elements()) * 4), 0)
+          << (*state.table)[StateId{id}].name;
+    }
+  }
 }
 
 // A family that has none cannot say that a model does.

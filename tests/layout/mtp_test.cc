@@ -20,8 +20,14 @@ ModelConfig with_mtp(ModelConfig config, int32_t layers) {
   return config;
 }
 
+ModelConfig with_repeated_mtp(ModelConfig config, int32_t depths) {
+  config = with_mtp(std::move(config), depths);
+  config.mtp_use_repeated_layer = true;
+  return config;
+}
+
 // Dense ones with one table for embedding and head, or two; experts with losses of their own, and
-// with a bias that their loads move.
+// with a bias that their loads move; and layers that serve several depths.
 std::vector<NamedModel> models() {
   ModelConfig tied = dense_model(4);
   ModelConfig dropout = dense_model(4);
@@ -34,7 +40,10 @@ std::vector<NamedModel> models() {
   return {{"tied", with_mtp(tied, 2)},
           {"dropout", with_mtp(dropout, 1)},
           {"experts", with_mtp(experts, 1)},
-          {"biased", with_mtp(biased, 2)}};
+          {"biased", with_mtp(biased, 2)},
+          {"repeated_dropout", with_repeated_mtp(dropout, 2)},
+          {"repeated_experts", with_repeated_mtp(experts, 2)},
+          {"repeated_biased", with_repeated_mtp(biased, 3)}};
 }
 
 std::vector<LayoutCase> cases() {
@@ -156,18 +165,31 @@ TEST(Mtp, DocumentsAndWeightsMatter) {
   EXPECT_NE(run_one_rank(c).at("step 1 mtp loss 2"), plain.at("step 1 mtp loss 2"));
 }
 
-// Also that of the last layer, after which nothing is declared.
+// Also that of the last layer, after which nothing is declared. A layer that serves all depths has
+// one, which goes by the loads of all.
 TEST(Mtp, LoadsMoveTheBiasOfEachExpert) {
-  const std::vector<LayoutCase> all = cases();
-  const auto biased = std::find_if(all.begin(), all.end(), [](const LayoutCase& each) {
-    return each.model.moe_router_enable_expert_bias;
-  });
-  ASSERT_NE(biased, all.end());
-  const Outcome outcome = run_one_rank(*biased);
-  for (int32_t layer = 0; layer < biased->model.all_layers(); ++layer) {
-    const auto bias = outcome.find("after it layers." + std::to_string(layer) + ".expert_bias");
-    ASSERT_NE(bias, outcome.end()) << layer;
-    EXPECT_NE(bias->second, std::vector<double>(bias->second.size())) << layer;
+  for (const char* name : {"biased_dp2", "repeated_biased_dp2"}) {
+    SCOPED_TRACE(name);
+    const std::vector<LayoutCase> all = cases();
+    const auto biased = std::find_if(all.begin(), all.end(),
+                                     [&](const LayoutCase& each) { return each.name == name; });
+    ASSERT_NE(biased, all.end());
+    const ModelConfig& model = biased->model;
+    const Outcome outcome = run_one_rank(*biased);
+    for (int32_t layer = 0; layer < model.all_layers(); ++layer) {
+      const std::string at = "layers." + std::to_string(layer) + ".";
+      const auto bias = outcome.find("after it " + at + "expert_bias");
+      ASSERT_EQ(bias != outcome.end(), model.is_owner(layer)) << layer;
+      if (!model.is_owner(layer)) continue;
+      EXPECT_NE(bias->second, std::vector<double>(bias->second.size())) << layer;
+      double rows = 0;
+      const std::string counts = "step 1 layer " + std::to_string(layer) + " expert counts";
+      for (const double count : outcome.at(counts)) rows += count;
+      const int64_t tokens = int64_t{biased->micro_batch_size} * biased->micro_batches *
+                             biased->layout.world_size * biased->sequence;
+      EXPECT_EQ(rows, static_cast<double>(model.uses_of(layer) * tokens * model.moe_router_topk))
+          << layer;
+    }
   }
 }
 

@@ -376,7 +376,8 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, SlicedHfWeights,
                          ::testing::Values("mixtral_window_tied", "qwen3_moe_mixed_layers",
                                            "qwen2_moe", "olmoe", "llama_dense", "deepseek_v2",
                                            "deepseek_v3", "deepseek_v32", "glm4_moe_biased",
-                                           "gpt_oss", "minimax_m2", "ling_v2", "qwen3_next"),
+                                           "gpt_oss", "minimax_m2", "ling_v2", "qwen3_next",
+                                           "qwen3_5_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
 // ---- Checkpoints ----
@@ -484,6 +485,7 @@ TEST(SlicedCheckpoint, OfAnyLayoutLoadsInAnyLayout) {
   for (uint64_t number = 0; number < 24; ++number) {
     ModelConfig config = model(number % 2 == 0, number % 4 >= 2);
     config.mtp_num_layers = static_cast<int32_t>(number % 3);
+    config.mtp_use_repeated_layer = number % 6 >= 3;
     const DType dtype = number % 3 == 0 ? DType::bf16 : DType::f32;
     const auto saved = random_layout(config, 100 + number);
     const auto loaded = random_layout(config, 200 + number);

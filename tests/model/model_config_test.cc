@@ -73,9 +73,9 @@ TEST(ParameterCount, Qwen3_30bA3b) {
 // The shipped configurations against what their makers have published: the exact number of weights
 // where the hub's index of the checkpoint states it, and the rounded figures of the announcements
 // (Mixtral 8x7B: 46.7 and 12.9 billion, 8x22B: 141 and 39; Qwen2-57B-A14B: 57.4 and 14.2;
-// Qwen3: 30.5 and 3.3, 235 and 22; Qwen3-Next: 80 and 3; OLMoE: 6.9 and 1.3; DeepSeek-V2: 236 and
-// 21, Lite 15.7 and 2.4, V3: 671 and 37; GPT-OSS: 20.9 and 3.6, 116.8 and 5.1; Kimi-K2: 1026 and
-// 32; Moonlight: 16 and 3; MiniMax-M2: 230, which is rounded to tens, and 10;
+// Qwen3: 30.5 and 3.3, 235 and 22; Qwen3-Next: 80 and 3; Qwen3.5: 35 and 3; OLMoE: 6.9 and 1.3;
+// DeepSeek-V2: 236 and 21, Lite 15.7 and 2.4, V3: 671 and 37; GPT-OSS: 20.9 and 3.6, 116.8 and 5.1;
+// Kimi-K2: 1026 and 32; Moonlight: 16 and 3; MiniMax-M2: 230, which is rounded to tens, and 10;
 // Ling-mini-2.0: 16 and 1.4, Ling-flash-2.0: 100, which is rounded to tens, and 6.1).
 TEST(ParameterCount, ShippedConfigurations) {
   struct Published {
@@ -93,6 +93,7 @@ TEST(ParameterCount, ShippedConfigurations) {
                                  Published{"qwen3-30b-a3b", 30.5, 3.3, 0.05, 0.06, 30'532'122'624},
                                  Published{"qwen3-235b-a22b", 235, 22, 0.5, 0.5, 235'093'634'560},
                                  Published{"qwen3-next-80b-a3b", 80, 3, 0.5, 0.5, 0, 2},
+                                 Published{"qwen3.5-35b-a3b", 35, 3, 0.5, 0.5, 0, 1},
                                  Published{"olmoe-1b-7b", 6.9, 1.3, 0.05, 0.05, 6'919'161'856},
                                  Published{"deepseek-v2-lite", 15.7, 2.4, 0.05, 0.06, 0, 1},
                                  Published{"deepseek-v2", 236, 21, 0.5, 0.5, 0, 1},

@@ -111,6 +111,8 @@ TEST_F(ModelOptions, FlagsChangeTheirFieldsAndNoOthers) {
       {"--norm-epsilon 0.25", R"({"norm_epsilon":0.25})"},
       {"--mtp-num-layers 2", R"({"mtp_num_layers":2})"},
       {"--mtp-loss-scaling-factor 0.5", R"({"mtp_loss_scaling_factor":0.5})"},
+      {"--mtp-num-layers 2 --mtp-use-repeated-layer",
+       R"({"mtp_num_layers":2,"mtp_use_repeated_layer":true})"},
       {"--init-method-std 0.5", R"({"init_method_std":0.5})"},
       {"--embedding-init-method-std 0.5", R"({"embedding_init_method_std":0.5})"},
       {"--init-method-xavier-uniform", R"({"init_method_xavier_uniform":true})"},

@@ -163,6 +163,7 @@ std::string text_of(const LayoutCase& c, const std::string& model) {
   if (c.loss_chunk_tokens > 0) text += "_loss_chunks";
   if (c.reset_attention_mask) text += "_documents";
   if (c.model.mtp_num_layers > 0) text += "_mtp" + std::to_string(c.model.mtp_num_layers);
+  if (c.model.mtp_use_repeated_layer) text += "_repeated";
   return text;
 }
 
@@ -194,6 +195,7 @@ void draw_order(Draw& draw, LayoutCase& c) {
 void draw_mtp(Draw& draw, LayoutCase& c) {
   c.model.mtp_num_layers = draw.of(std::array{0, 0, 1, 2});
   if (c.model.mtp_num_layers == 0) return;
+  c.model.mtp_use_repeated_layer = draw.of(std::array{false, true});
   const bool moved = c.merged || c.schedule != PipelineSchedule::one_f_one_b;
   if (c.model.tie_embeddings && moved) c.loss_chunk_tokens = 0;
   if (!c.stages.empty()) {

@@ -2,8 +2,10 @@
 // second time, token by token, and what they change of a step.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <gtest/gtest.h>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,7 +34,7 @@ class PlainModel {
     Rows state = norm(stream, "final_norm");
     std::vector<double> result = {loss(state, labels, mask, 0)};
     for (int32_t depth = 1; depth <= config_.mtp_num_layers; ++depth) {
-      const int32_t layer = config_.num_layers + depth - 1;
+      const int32_t layer = config_.owner_of(config_.num_layers + depth - 1);
       const std::string at = "layers." + std::to_string(layer) + ".";
       const Rows further = norm(embed(tokens, depth), at + "mtp_embedding_norm");
       const Rows before = norm(state, at + "mtp_hidden_norm");
@@ -172,16 +174,19 @@ class PlainModel {
   std::map<std::string, std::vector<double>> weights_;
 };
 
-ModelConfig plain_model(int32_t depths) {
+ModelConfig plain_model(int32_t depths, bool repeated = false) {
   ModelConfig config = dense_model(2);
   config.tie_embeddings = false;
   config.qk_layernorm = false;
   config.mtp_num_layers = depths;
+  config.mtp_use_repeated_layer = repeated;
   return config;
 }
 
-TEST(MtpStep, LossesAreThoseOfAPlainComputation) {
-  StepRun run(plain_model(2), {});
+class MtpStepLosses : public ::testing::TestWithParam<bool> {};
+
+TEST_P(MtpStepLosses, AreThoseOfAPlainComputation) {
+  StepRun run(plain_model(2, GetParam()), {});
   const BatchValues& batch = run.step.micro_batches.front();
   const auto integers = [&](ValueId id) {
     const TensorView view = run.interpreter.view(id);
@@ -196,6 +201,127 @@ TEST(MtpStep, LossesAreThoseOfAPlainComputation) {
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_NEAR(*run.interpreter.view(run.step.mtp_losses[i]).as<double>(), expected[i + 1], 1e-12)
         << "depth " << i + 1;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Repeated, MtpStepLosses, ::testing::Bool());
+
+// Gives the layers of all depths the weights of the first one.
+void repeat_weights(StepRun& run) {
+  std::map<std::string, const Parameter*> first;
+  for (const Parameter& parameter : run.state.parameters) {
+    if (parameter.layer < run.config.num_layers) continue;
+    const auto [found, is_first] = first.emplace(parameter.name, &parameter);
+    if (is_first) continue;
+    const TensorView from = run.storage.view(found->second->value);
+    std::memcpy(run.storage.view(parameter.value).data, from.data,
+                static_cast<size_t>(from.shape.elements()) * size_of(from.dtype));
+  }
+}
+
+// The gradients of the layers of multi-token prediction, by name, summed over the layers.
+std::map<std::string, Row> sums_over_depths(const StepRun& run) {
+  std::map<std::string, Row> sums;
+  for (const Parameter& parameter : run.state.parameters) {
+    if (parameter.layer < run.config.num_layers) continue;
+    const Row own = elements(run.storage.view(parameter.gradient));
+    Row& sum = sums[parameter.name];
+    sum.resize(own.size());
+    for (size_t i = 0; i < own.size(); ++i) sum[i] += own[i];
+  }
+  return sums;
+}
+
+// Steps of two models of the same weights: layers for all depths, and one that serves all.
+struct Twins {
+  explicit Twins(ModelConfig config) : apart(config, kOptions) {
+    repeat_weights(apart);
+    apart.update();
+    config.mtp_use_repeated_layer = true;
+    // Shared by the depths: so each weighs as it does alone.
+    config.moe_aux_loss_coeff *= config.mtp_num_layers;
+    shared.emplace(config, kOptions);
+    shared->update();
+  }
+  static inline const StepRunOptions kOptions{.micro_batch_size = 2, .micro_batches = 2};
+  StepRun apart;
+  std::optional<StepRun> shared;
+};
+
+ModelConfig latent_model() {
+  ModelConfig config = moe_model(2);
+  config.multi_latent_attention = true;
+  config.num_query_groups = config.num_attention_heads;
+  config.q_lora_rank = 20;
+  config.kv_lora_rank = 14;
+  config.qk_head_dim = 4;
+  config.qk_pos_emb_head_dim = 6;
+  config.kv_channels = 10;
+  config.v_head_dim = 8;
+  config.init_method_std = 0.15;  // gradients reach through two products
+  return config;
+}
+
+// Losses and the layer's gradient; f64, in sums of some hundred terms.
+TEST(MtpStep, ARepeatedLayerHasTheGradientsOfAllDepths) {
+  const std::map<std::string, ModelConfig> models = {
+      {"dense", plain_model(3)}, {"experts", moe_model(2)}, {"latent", latent_model()}};
+  for (const auto& [name, model] : models) {
+    SCOPED_TRACE(name);
+    ModelConfig config = model;
+    config.mtp_num_layers = 3;
+    config.mtp_loss_scaling_factor = 0.7;
+    const Twins twins(config);
+    const StepRun& shared = *twins.shared;
+    EXPECT_LT(shared.state.parameters.size(), twins.apart.state.parameters.size());
+    EXPECT_EQ(shared.loss(), twins.apart.loss());
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(*shared.interpreter.view(shared.step.mtp_losses[i]).as<double>(),
+                *twins.apart.interpreter.view(twins.apart.step.mtp_losses[i]).as<double>());
+    }
+    const std::map<std::string, Row> expected = sums_over_depths(twins.apart);
+    const std::map<std::string, Row> found = sums_over_depths(shared);
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [parameter, gradient] : expected) {
+      double largest = 0;
+      for (const double value : gradient) largest = std::max(largest, std::abs(value));
+      ASSERT_GT(largest, 1e-6) << parameter;
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        ASSERT_NEAR(found.at(parameter)[i], gradient[i], 1e-12 * std::max(1.0, largest))
+            << parameter << " element " << i;
+      }
+    }
+  }
+}
+
+// One line for the router that all depths have: rows of all of them, and means of the rest.
+TEST(MtpStep, ARepeatedLayerIsMeasuredAsOne) {
+  ModelConfig config = moe_model(2);
+  config.mtp_num_layers = 3;
+  const Twins twins(config);
+  const auto read = [](const StepRun& run, ValueId id) {
+    return elements(run.interpreter.view(id));
+  };
+  const std::vector<LayerMetrics>& apart = twins.apart.step.layers;
+  const std::vector<LayerMetrics>& shared = twins.shared->step.layers;
+  ASSERT_EQ(apart.size(), 5U);
+  ASSERT_EQ(shared.size(), 3U);
+  Row counts(4);
+  double entropy = 0;
+  Row losses(2);
+  for (size_t i = 2; i < 5; ++i) {
+    const Row own = read(twins.apart, apart[i].counts);
+    for (size_t e = 0; e < 4; ++e) counts[e] += own[e];
+    entropy += read(twins.apart, apart[i].entropy)[0] / 3;
+    for (size_t k = 0; k < 2; ++k) losses[k] += read(twins.apart, apart[i].losses[k].value)[0] / 3;
+  }
+  EXPECT_EQ(shared.back().layer, 2);
+  EXPECT_EQ(read(*twins.shared, shared.back().counts), counts);
+  // f64, in sums of some hundred terms.
+  EXPECT_NEAR(read(*twins.shared, shared.back().entropy)[0], entropy, 1e-13);
+  ASSERT_EQ(shared.back().losses.size(), 2U);
+  for (size_t k = 0; k < 2; ++k) {
+    EXPECT_NEAR(read(*twins.shared, shared.back().losses[k].value)[0], losses[k], 1e-12);
   }
 }
 
@@ -234,9 +360,10 @@ TEST(MtpStep, WithoutWeightTrainsTheModelAlone) {
 }
 
 // Recompute and reuse of memory leave every bit as it is.
-TEST(MtpStep, BitsDoNotDependOnMemory) {
+TEST_P(MtpStepLosses, DoNotDependOnMemory) {
   ModelConfig config = moe_model(2);
   config.mtp_num_layers = 2;
+  config.mtp_use_repeated_layer = GetParam();
   config.hidden_dropout = 0.1;
   const auto options = [](const RecomputeOptions& recompute, bool oracle) {
     return StepRunOptions{.oracle = oracle, .micro_batches = 2, .recompute = recompute};

@@ -184,7 +184,7 @@ class StepRun {
     }
     for (const LayerMetrics& layer : step.layers) {
       for (const LayerMetrics::Loss& auxiliary : layer.losses) {
-        sum += coefficient_of(auxiliary.kind, config, layer.layer) *
+        sum += config.uses_of(layer.layer) * coefficient_of(auxiliary.kind, config, layer.layer) *
                *interpreter.view(auxiliary.value).as<double>();
       }
     }

@@ -278,6 +278,7 @@ TEST_F(StoredRunTest, TheModelComesBack) {
   identity.model.init_method_xavier_uniform = true;
   identity.model.mtp_num_layers = 2;
   identity.model.mtp_loss_scaling_factor = 0.5;
+  identity.model.mtp_use_repeated_layer = true;
   EXPECT_EQ(round_trip(identity).identity.model, identity.model);
   identity.model.qk_layernorm = false;
   identity.model.qk_l2_norm = true;
@@ -394,12 +395,12 @@ TEST_F(StoredRunTest, AnotherRunIsRefused) {
 template <class Visit>
 void visit_model_fields(ModelConfig& config, const Visit& visit) {
   auto& [vocab_size, padding_token, hidden_size, num_layers, mtp_num_layers,
-         mtp_loss_scaling_factor, num_attention_heads, num_query_groups, kv_channels, qk_layernorm,
-         qk_norm_scope, qk_l2_norm, add_qkv_bias, sliding_window, window_layers, attention_sinks,
-         zero_attention_sinks, attention_output_gate, max_position_embeddings,
-         linear_attention_layers, linear_conv_kernel_dim, linear_num_key_heads,
-         linear_num_value_heads, linear_key_head_dim, linear_value_head_dim, rotary_base,
-         rotary_percent, rotary_interleaved, rope_scaling_type, rope_scaling_factor,
+         mtp_loss_scaling_factor, mtp_use_repeated_layer, num_attention_heads, num_query_groups,
+         kv_channels, qk_layernorm, qk_norm_scope, qk_l2_norm, add_qkv_bias, sliding_window,
+         window_layers, attention_sinks, zero_attention_sinks, attention_output_gate,
+         max_position_embeddings, linear_attention_layers, linear_conv_kernel_dim,
+         linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim,
+         rotary_base, rotary_percent, rotary_interleaved, rope_scaling_type, rope_scaling_factor,
          rope_original_positions, rope_scaling_fast, rope_scaling_slow, rope_round_range,
          rope_mscale, rope_mscale_all_dim, rope_attention_factor, multi_latent_attention,
          q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim,
@@ -420,29 +421,29 @@ void visit_model_fields(ModelConfig& config, const Visit& visit) {
          init_method_xavier_uniform, hf_architecture] = config;
   const auto each = [&](auto&... field) { (visit(field), ...); };
   each(vocab_size, padding_token, hidden_size, num_layers, mtp_num_layers, mtp_loss_scaling_factor,
-       num_attention_heads, num_query_groups, kv_channels, qk_layernorm, qk_norm_scope, qk_l2_norm,
-       add_qkv_bias, sliding_window, window_layers, attention_sinks, zero_attention_sinks,
-       attention_output_gate, max_position_embeddings, linear_attention_layers,
-       linear_conv_kernel_dim, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
-       linear_value_head_dim, rotary_base, rotary_percent, rotary_interleaved, rope_scaling_type,
-       rope_scaling_factor, rope_original_positions, rope_scaling_fast, rope_scaling_slow,
-       rope_round_range, rope_mscale, rope_mscale_all_dim, rope_attention_factor,
-       multi_latent_attention, q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim,
-       v_head_dim, latent_norm_epsilon, dsa_indexer_topk, dsa_indexer_n_heads, dsa_indexer_head_dim,
-       dsa_indexer_k_norm_epsilon, dsa_indexer_loss_coeff, dsa_indexer_use_sparse_loss,
-       normalization, zero_centered_gamma, norm_epsilon, ffn_hidden_size, activation,
-       gated_linear_unit, activation_clamp, glu_linear_offset, add_bias_linear, tie_embeddings,
-       hidden_dropout, attention_dropout, num_experts, moe_router_topk, moe_ffn_hidden_size,
-       moe_layers, moe_shared_expert_intermediate_size, moe_shared_expert_gate,
-       moe_router_score_function, moe_router_pre_softmax, moe_router_topk_scaling_factor,
-       moe_router_num_groups, moe_router_group_topk, moe_router_group_scores,
-       moe_router_normalize_scores, moe_router_sinkhorn, moe_router_enable_expert_bias,
-       moe_router_bias_update_rate, moe_router_fp64, moe_input_jitter_eps,
-       moe_router_force_load_balancing, moe_router_force_biased, moe_aux_loss_coeff,
-       moe_seq_aux_loss_coeff, moe_global_aux_loss_coeff, moe_z_loss_coeff,
-       moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity,
-       moe_expert_row_multiple, init_method_std, embedding_init_method_std,
-       init_method_xavier_uniform, hf_architecture);
+       mtp_use_repeated_layer, num_attention_heads, num_query_groups, kv_channels, qk_layernorm,
+       qk_norm_scope, qk_l2_norm, add_qkv_bias, sliding_window, window_layers, attention_sinks,
+       zero_attention_sinks, attention_output_gate, max_position_embeddings,
+       linear_attention_layers, linear_conv_kernel_dim, linear_num_key_heads,
+       linear_num_value_heads, linear_key_head_dim, linear_value_head_dim, rotary_base,
+       rotary_percent, rotary_interleaved, rope_scaling_type, rope_scaling_factor,
+       rope_original_positions, rope_scaling_fast, rope_scaling_slow, rope_round_range, rope_mscale,
+       rope_mscale_all_dim, rope_attention_factor, multi_latent_attention, q_lora_rank,
+       kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim, latent_norm_epsilon,
+       dsa_indexer_topk, dsa_indexer_n_heads, dsa_indexer_head_dim, dsa_indexer_k_norm_epsilon,
+       dsa_indexer_loss_coeff, dsa_indexer_use_sparse_loss, normalization, zero_centered_gamma,
+       norm_epsilon, ffn_hidden_size, activation, gated_linear_unit, activation_clamp,
+       glu_linear_offset, add_bias_linear, tie_embeddings, hidden_dropout, attention_dropout,
+       num_experts, moe_router_topk, moe_ffn_hidden_size, moe_layers,
+       moe_shared_expert_intermediate_size, moe_shared_expert_gate, moe_router_score_function,
+       moe_router_pre_softmax, moe_router_topk_scaling_factor, moe_router_num_groups,
+       moe_router_group_topk, moe_router_group_scores, moe_router_normalize_scores,
+       moe_router_sinkhorn, moe_router_enable_expert_bias, moe_router_bias_update_rate,
+       moe_router_fp64, moe_input_jitter_eps, moe_router_force_load_balancing,
+       moe_router_force_biased, moe_aux_loss_coeff, moe_seq_aux_loss_coeff,
+       moe_global_aux_loss_coeff, moe_z_loss_coeff, moe_expert_capacity_factor,
+       moe_token_drop_policy, moe_pad_expert_input_to_capacity, moe_expert_row_multiple,
+       init_method_std, embedding_init_method_std, init_method_xavier_uniform, hf_architecture);
 }
 
 template <class T>

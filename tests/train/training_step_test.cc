@@ -387,6 +387,12 @@ std::vector<DerivativeCase> derivative_cases() {
   ModelConfig mtp_experts = trained_model();
   mtp_experts.mtp_num_layers = 1;
   mtp_experts.mtp_loss_scaling_factor = 0.6;
+  ModelConfig mtp_repeated = gated_shared;  // with the global loss
+  mtp_repeated.mtp_num_layers = 3;
+  mtp_repeated.mtp_use_repeated_layer = true;
+  ModelConfig mtp_repeated_aux = mtp_experts;
+  mtp_repeated_aux.mtp_num_layers = 2;
+  mtp_repeated_aux.mtp_use_repeated_layer = true;
   return {{"post_softmax", post_softmax},
           {"pre_softmax_mixed_tied", pre_softmax},
           {"l2_norm", l2_norm},
@@ -399,7 +405,9 @@ std::vector<DerivativeCase> derivative_cases() {
           {"dropout_jitter_padding", random},
           {"sinkhorn", sinkhorn},
           {"mtp_tied", mtp},
-          {"mtp_experts", mtp_experts}};
+          {"mtp_experts", mtp_experts},
+          {"mtp_repeated_global_loss", mtp_repeated},
+          {"mtp_repeated_experts", mtp_repeated_aux}};
 }
 
 // What the indexers minimise, and what all others do.

@@ -113,7 +113,7 @@ class MoeForward {
                           .substream = substream(RandomPlace::router_logits),
                           .origin = row_origin(part(), batch_.sequence, tokens()),
                           .bias = bias,
-                          .bias_substream = static_cast<uint32_t>(layer_)},
+                          .bias_substream = static_cast<uint32_t>(config_.owner_of(layer_))},
                          "random_logits");
   }
 
@@ -139,8 +139,8 @@ class MoeForward {
             sinkhorn_topk(builder_, logits, {.top_k = config_.moe_router_topk}, "sinkhorn");
       }
     }
-    if (const StateId expert_bias = context_.state.expert_biases[static_cast<size_t>(layer_)];
-        expert_bias.valid()) {
+    const auto owner = static_cast<size_t>(config_.owner_of(layer_));
+    if (const StateId expert_bias = context_.state.expert_biases[owner]; expert_bias.valid()) {
       inputs.expert_bias = builder_.state(expert_bias);
     }
     if (!options_.selected.empty()) {
