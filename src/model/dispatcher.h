@@ -50,10 +50,19 @@ class Dispatcher {
 // Ranks among which the tokens of an MoE block are exchanged.
 int32_t dispatch_ranks(const ModelPart& part);
 
-// Emits nothing at all where the group is one rank. Borrows the builder. `most_rows`: how many
-// slots of the tokens of all ranks name an expert of this one at most.
+// To how many ranks a token goes that does not go to all, where loads are even (token_copies.h).
+double expected_copies(const ModelConfig& config, int32_t ep, int32_t etp);
+
+// What a dispatcher has to carry.
+struct DispatchLoad {
+  int64_t tokens = 0;  // of each rank that have experts
+  int64_t most_rows =
+      0;  // slots of the tokens of all ranks that name an expert of this one at most
+};
+
+// Emits nothing at all where the group is one rank. Borrows the builder.
 std::unique_ptr<Dispatcher> make_dispatcher(Builder& builder, const ModelConfig& config,
                                             const ModelPart& part, TokenDispatcher kind,
-                                            int64_t most_rows);
+                                            const DispatchLoad& load);
 
 }  // namespace troupe

@@ -247,7 +247,7 @@ std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout, GpuExch
   if (is_one && exchange != GpuExchange::nccl) return is_staged;
   bool any = false;
   for (size_t i = 0; i < kRankGroupCount; ++i) {
-    for (const std::vector<int32_t>& ranks : layout.groups(static_cast<RankGroup>(i))) {
+    is_staged[i] = layout.any_group(static_cast<RankGroup>(i), [&](const auto& ranks) {
       const bool spans = std::any_of(ranks.begin(), ranks.end(), [&](int32_t rank) {
         return machine(rank) != machine(ranks.front());
       });
@@ -256,8 +256,8 @@ std::array<bool, kRankGroupCount> staged_groups_of(const Layout& layout, GpuExch
             "--gpu-exchange peer: the ranks lie on several machines, whose GPUs do not reach each "
             "other's memory. Leave the flag out, or use --gpu-exchange nccl.");
       }
-      if (ranks.size() > 1 && (spans || exchange == GpuExchange::nccl)) is_staged[i] = true;
-    }
+      return ranks.size() > 1 && (spans || exchange == GpuExchange::nccl);
+    });
     any |= is_staged[i];
   }
   if (any && ranks_per_gpu > 1) {

@@ -346,14 +346,23 @@ std::vector<int32_t> Layout::members(RankGroup kind, int32_t rank) const {
 
 std::vector<std::vector<int32_t>> Layout::groups(RankGroup kind) const {
   std::vector<std::vector<int32_t>> groups;
+  any_group(kind, [&](const std::vector<int32_t>& ranks) {
+    groups.push_back(ranks);
+    return false;
+  });
+  return groups;
+}
+
+bool Layout::any_group(RankGroup kind,
+                       const std::function<bool(const std::vector<int32_t>&)>& is_true) const {
   std::vector<bool> seen(static_cast<size_t>(world_size()));
   for (int32_t rank = 0; rank < world_size(); ++rank) {
     if (seen[static_cast<size_t>(rank)]) continue;
-    std::vector<int32_t> ranks = members(kind, rank);
+    const std::vector<int32_t> ranks = members(kind, rank);
     for (const int32_t member : ranks) seen[static_cast<size_t>(member)] = true;
-    if (!ranks.empty()) groups.push_back(std::move(ranks));
+    if (!ranks.empty() && is_true(ranks)) return true;
   }
-  return groups;
+  return false;
 }
 
 GradientReduction Layout::reduction_of(GradientClass kind) const {

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -105,6 +106,9 @@ class Layout {
   std::vector<int32_t> members(RankGroup kind, int32_t rank) const;
   // All groups of that kind, by their first member.
   std::vector<std::vector<int32_t>> groups(RankGroup kind) const;
+  // Is it true of one of them? Looks at no more than it takes.
+  bool any_group(RankGroup kind,
+                 const std::function<bool(const std::vector<int32_t>&)>& is_true) const;
 
   // Experts are summed over edp, which may be smaller than dp x cp: the tokens of all ranks of an
   // expert's replica have come to it already.

@@ -1,8 +1,11 @@
 #include "passes/arena_packing.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace troupe {
@@ -107,17 +110,18 @@ class TakenOverTime {
       size_t node;
       int64_t first, last;
     };
-    std::vector<Span> pending{{1, 0, int64_t{times_} - 1}};
-    while (!pending.empty()) {
-      const auto [node, first, last] = pending.back();
-      pending.pop_back();
+    std::array<Span, 2 * 32> pending;  // two of each level below the root at most
+    size_t count = 0;
+    pending[count++] = {1, 0, int64_t{times_} - 1};
+    while (count > 0) {
+      const auto [node, first, last] = pending[--count];
       if (last < block.first || block.last < first) continue;
       const bool within = block.first <= first && last <= block.last;
       function(node, within);
       if (within) continue;
       const int64_t middle = (first + last) / 2;
-      pending.push_back({2 * node, first, middle});
-      pending.push_back({2 * node + 1, middle + 1, last});
+      pending[count++] = {2 * node, first, middle};
+      pending[count++] = {2 * node + 1, middle + 1, last};
     }
   }
 
@@ -125,22 +129,40 @@ class TakenOverTime {
   std::vector<Node> nodes_;  // from 1; those below node i are 2 i and 2 i + 1
 };
 
-// Gives the blocks addresses in the given order, each the lowest address that is free during its
-// whole life. Returns the height of the arena.
-uint64_t assign_addresses(const std::vector<MemoryBlock>& blocks, const std::vector<int32_t>& order,
-                          std::vector<uint64_t>& offsets) {
+int32_t times_of(const std::vector<MemoryBlock>& blocks) {
   int32_t times = 0;
   for (const MemoryBlock& block : blocks) times = std::max(times, block.last + 1);
-  TakenOverTime taken(times);
-  uint64_t height = 0;
+  return times;
+}
+
+// The most that is needed at one time: no arena is lower.
+uint64_t least_height(const std::vector<MemoryBlock>& blocks) {
+  std::vector<uint64_t> change(static_cast<size_t>(times_of(blocks)) + 1);  // modulo 2^64
+  for (const MemoryBlock& block : blocks) {
+    change[static_cast<size_t>(block.first)] += block.bytes;
+    change[static_cast<size_t>(block.last) + 1] -= block.bytes;
+  }
+  uint64_t most = 0;
+  uint64_t needed = 0;
+  for (const uint64_t each : change) most = std::max(most, needed += each);
+  return most;
+}
+
+// Gives the blocks addresses in the given order, each the lowest address that is free during its
+// whole life. Gives up where the arena would not stay below `limit`.
+std::optional<Placement> assign_addresses(const std::vector<MemoryBlock>& blocks,
+                                          const std::vector<int32_t>& order, uint64_t limit) {
+  Placement placement{std::vector<uint64_t>(blocks.size()), 0};
+  TakenOverTime taken(times_of(blocks));
   for (const int32_t candidate : order) {
     const MemoryBlock& block = blocks[static_cast<size_t>(candidate)];
     const uint64_t address = taken.find_free(block);
+    placement.height = std::max(placement.height, address + block.bytes);
+    if (placement.height >= limit) return std::nullopt;
     taken.add(block, address);
-    offsets[static_cast<size_t>(candidate)] = address;
-    height = std::max(height, address + block.bytes);
+    placement.offsets[static_cast<size_t>(candidate)] = address;
   }
-  return height;
+  return placement;
 }
 
 }  // namespace
@@ -151,12 +173,12 @@ Placement place_blocks(const std::vector<MemoryBlock>& blocks) {
   const auto at = [&](int32_t i) -> const MemoryBlock& { return blocks[static_cast<size_t>(i)]; };
   const auto length = [&](int32_t i) { return at(i).last - at(i).first; };
 
-  Placement best;
+  Placement best{{}, std::numeric_limits<uint64_t>::max()};
+  const uint64_t least = least_height(blocks);
   const auto attempt = [&](const auto& before) {
+    if (best.height == least) return;
     std::stable_sort(order.begin(), order.end(), before);
-    Placement placement{std::vector<uint64_t>(blocks.size()), 0};
-    placement.height = assign_addresses(blocks, order, placement.offsets);
-    if (best.offsets.empty() || placement.height < best.height) best = std::move(placement);
+    if (auto lower = assign_addresses(blocks, order, best.height)) best = std::move(*lower);
   };
   attempt([&](int32_t a, int32_t b) { return at(a).bytes > at(b).bytes; });
   attempt([&](int32_t a, int32_t b) { return length(a) > length(b); });

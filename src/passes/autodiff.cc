@@ -8,22 +8,23 @@
 namespace troupe {
 namespace {
 
-// Marks every value of the stretch that depends on something whose gradient is needed.
+bool has_main_gradient(const Program& program, const Value& value) {
+  return value.role == Role::parameter && program.state()[value.state].gradient.valid();
+}
+
+// Marks every value that the stretch uses and that depends on something whose gradient is needed.
 IdVector<ValueId, bool> find_wanted(const Program& program, int32_t first, int32_t last,
                                     std::span<const ValueId> differentiable_inputs) {
   IdVector<ValueId, bool> wanted(program.value_count(), false);
-  for (int32_t i = 0; i < program.value_count(); ++i) {
-    const Value& value = program.value(ValueId{i});
-    wanted[ValueId{i}] =
-        value.role == Role::parameter && program.state()[value.state].gradient.valid();
-  }
   for (const ValueId id : differentiable_inputs) wanted[id] = true;
   for (int32_t index = first; index < last; ++index) {
     const Op& op = program.op(index);
     if (op.spec->differentiate == nullptr) continue;
     bool any = false;
     for (const ValueId input : program.inputs(op)) {
-      any = any || (input.valid() && wanted[input]);
+      if (!input.valid()) continue;
+      if (has_main_gradient(program, program.value(input))) wanted[input] = true;
+      any = any || wanted[input];
     }
     if (!any) continue;
     for (const ValueId output : program.outputs(op)) {

@@ -38,8 +38,6 @@ struct Bytes {
   uint64_t begin = 0;
   uint64_t end = 0;
 };
-// The way to the other ranks, as if it was memory that is written.
-constexpr Bytes kOtherRanks = {~uint64_t{0} - 1, ~uint64_t{0}};
 
 IdVector<ValueId, Bytes> bytes_of_values(const Program& program, const MemoryPlan& plan) {
   const StateLayout state(program.state());
@@ -62,51 +60,53 @@ IdVector<ValueId, Bytes> bytes_of_values(const Program& program, const MemoryPla
   return bytes;
 }
 
-// As if no memory was used again.
-IdVector<ValueId, Bytes> bytes_of_values_apart(const Program& program) {
-  IdVector<ValueId, Bytes> bytes(program.value_count());
-  uint64_t begin = 0;
-  for (int32_t i = 0; i < program.value_count(); ++i) {
-    const uint64_t end = begin + program.value(ValueId{i}).bytes();
-    bytes[ValueId{i}] = {begin, end};
-    begin = end;
-  }
-  return bytes;
-}
+// That an operation reads or writes something.
+struct Use {
+  int32_t index;
+  size_t queue;
+  bool writes;
+};
 
-// The last uses of every byte.
-class LastUses {
- public:
-  // Calls earlier(operation) for what a read of these bytes has to wait for, and notes the read.
+// The last uses of something.
+struct LastUses {
+  int32_t written = -1;
+  Latest read = kNone;  // since then
+
+  // Calls earlier(operation) for what the use has to wait for, and notes it. A write has waited for
+  // all uses so far: what waits for it waits for them.
   template <class Earlier>
-  void read(Bytes bytes, int32_t index, size_t queue, const Earlier& earlier) {
-    if (bytes.begin == bytes.end) return;
-    const auto end = cut(bytes.end);
-    for (auto piece = cut(bytes.begin); piece != end; ++piece) {
-      earlier(piece->second.written);
-      piece->second.read[queue] = index;
+  void add(const Use& use, const Earlier& earlier) {
+    earlier(written);
+    if (use.writes) {
+      for (const int32_t reader : read) earlier(reader);
+      *this = {.written = use.index, .read = kNone};
+    } else {
+      read[use.queue] = use.index;
     }
   }
-  // The same for a write. It has waited for all uses so far: what waits for it waits for them.
+};
+
+// Of every byte that the values have.
+class LastUsesOfBytes {
+ public:
+  explicit LastUsesOfBytes(IdVector<ValueId, Bytes> bytes) : bytes_(std::move(bytes)) {}
+
   template <class Earlier>
-  void write(Bytes bytes, int32_t index, const Earlier& earlier) {
-    if (bytes.begin == bytes.end) return;
-    const auto end = cut(bytes.end);
-    const auto begin = cut(bytes.begin);
-    for (auto piece = begin; piece != end; ++piece) {
-      earlier(piece->second.written);
-      for (const int32_t reader : piece->second.read) earlier(reader);
-    }
-    begin->second = {.written = index, .read = kNone};
-    pieces_.erase(std::next(begin), end);
+  void add(ValueId id, const Use& use, const Earlier& earlier) {
+    add(bytes_[id], use, earlier);
   }
 
  private:
-  struct Uses {
-    int32_t written = -1;
-    Latest read = kNone;  // since then
-  };
-  using Pieces = std::map<uint64_t, Uses>;  // by first byte; each ends where the next begins
+  using Pieces = std::map<uint64_t, LastUses>;  // by first byte; each ends where the next begins
+
+  template <class Earlier>
+  void add(Bytes bytes, const Use& use, const Earlier& earlier) {
+    if (bytes.begin == bytes.end) return;
+    const auto end = cut(bytes.end);
+    const auto begin = cut(bytes.begin);
+    for (auto piece = begin; piece != end; ++piece) piece->second.add(use, earlier);
+    if (use.writes) pieces_.erase(std::next(begin), end);
+  }
 
   // The piece that begins here.
   Pieces::iterator cut(uint64_t at) {
@@ -115,7 +115,24 @@ class LastUses {
     return piece->first == at ? piece : pieces_.emplace_hint(behind, at, piece->second);
   }
 
+  IdVector<ValueId, Bytes> bytes_;
   Pieces pieces_{{0, {}}};
+};
+
+// The same as if no memory was used again.
+class LastUsesOfValues {
+ public:
+  explicit LastUsesOfValues(const Program& program)
+      : program_(program), uses_(program.value_count()) {}
+
+  template <class Earlier>
+  void add(ValueId id, const Use& use, const Earlier& earlier) {
+    if (program_.value(id).bytes() > 0) uses_[id].add(use, earlier);
+  }
+
+ private:
+  const Program& program_;
+  IdVector<ValueId, LastUses> uses_;
 };
 
 // Calls visit(value, writes) for all that an operation touches; what it only reads comes first.
@@ -141,10 +158,11 @@ struct Order {
   OpVector<Latest> ended;
 };
 
-Order order_queues(const Program& program, const IdVector<ValueId, Bytes>& bytes, Device device) {
+template <class Uses>
+Order order_queues(const Program& program, Uses uses, Device device) {
   Order order;
   order.ended.resize(program.op_count(), kNone);
-  LastUses uses;
+  LastUses other_ranks;                   // the way there, as if it was memory that is written
   std::array<Latest, kQueueCount> known;  // by queue: what has ended when its next operation begins
   known.fill(kNone);
   for (int32_t index = 0; index < program.op_count(); ++index) {
@@ -159,14 +177,9 @@ Order order_queues(const Program& program, const IdVector<ValueId, Bytes>& bytes
       latest = std::max(latest, earlier);
     };
     for_each_operand(program, op, device, [&](ValueId id, bool writes) {
-      const Bytes of_value = bytes[id];
-      if (writes) {
-        uses.write(of_value, index, want);
-      } else {
-        uses.read(of_value, index, queue, want);
-      }
+      uses.add(id, Use{index, queue, writes}, want);
     });
-    if (op.spec->group != nullptr) uses.write(kOtherRanks, index, want);
+    if (op.spec->group != nullptr) other_ranks.add({index, queue, /*writes=*/true}, want);
 
     // What one wait implies needs no other.
     const auto is_implied = [&](size_t of) {
@@ -333,7 +346,7 @@ class FaultFinder {
 
 std::vector<QueueEvent> find_queue_events(const Program& program, const MemoryPlan& plan) {
   if (has_one_queue(program)) return {};
-  return order_queues(program, bytes_of_values(program, plan), plan.device).events;
+  return order_queues(program, LastUsesOfBytes(bytes_of_values(program, plan)), plan.device).events;
 }
 
 std::optional<std::string> find_queue_fault(const Program& program, const MemoryPlan& plan,
@@ -351,7 +364,7 @@ void verify_queue_events(const Program& program, const MemoryPlan& plan,
 IdVector<ValueId, int32_t> find_queue_reservations(const Program& program) {
   IdVector<ValueId, int32_t> until(program.value_count(), -1);
   if (has_one_queue(program)) return until;
-  const Order order = order_queues(program, bytes_of_values_apart(program), Device::cpu);
+  const Order order = order_queues(program, LastUsesOfValues(program), Device::cpu);
   // By operation of another queue: the first of the compute queue that waits for it.
   OpVector<int32_t> awaited_by(program.op_count(), program.op_count());
   std::array<std::deque<int32_t>, kQueueCount> unawaited;

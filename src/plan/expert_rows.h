@@ -11,7 +11,8 @@
 
 namespace troupe {
 
-// Of the values whose rows depend on the routing (RowCount::expected) those with the least room.
+// Of the experts' rows in all layers and micro-batches (ops/routing/route) those with the least
+// room.
 struct ExpertRows {
   int64_t even = 0;           // rows with an even load; 0: there are none
   int64_t planned = 0;        // that there is room for

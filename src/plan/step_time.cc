@@ -332,4 +332,13 @@ StepTime simulate_slowest(std::span<const TimedProgram* const> programs, int32_t
   return simulate_step(slowest, launch_seconds);
 }
 
+double seconds_alone(TimedProgram program, double launch_seconds) {
+  for (TimedOperation& op : program.operations) {
+    op.peer = -1;
+    op.spans_pipeline = false;
+  }
+  const TimedProgram* const alone = &program;
+  return simulate_step({&alone, 1}, launch_seconds).seconds;
+}
+
 }  // namespace troupe

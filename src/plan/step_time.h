@@ -71,4 +71,8 @@ StepTime simulate_step(std::span<const TimedProgram* const> programs, double lau
 StepTime simulate_slowest(std::span<const TimedProgram* const> programs, int32_t places,
                           double launch_seconds);
 
+// Of one rank as if it never waited for other places of the pipeline: to compare programs that do
+// the same work.
+double seconds_alone(TimedProgram program, double launch_seconds);
+
 }  // namespace troupe

@@ -16,6 +16,9 @@ constexpr int32_t kMostVirtualStages = 8;     // of a rank
 constexpr int32_t kMostMicroBatch = 4;        // sequences
 constexpr int64_t kMostTokens = 16384;        // of a rank's micro-batch of several sequences
 constexpr int32_t kLeastTokensOfRank = 4096;  // of a sequence, before CP is worth its exchange
+// Of the ranks that share the experts: where a token goes to more of them, it goes to all, because
+// less would hardly be sent, and rows would have to be counted and packed.
+constexpr double kNearlyAll = 0.9;
 constexpr std::string_view kOnlyOfPlans[] = {"gpus", "search", "search-top",        "search-output",
                                              "json", "config", "fake-process-group"};
 
@@ -99,8 +102,8 @@ std::vector<LayoutChoice> LayoutSpace::enumerate() const {
   std::vector<LayoutChoice> choices;
   LayoutChoice choice;
   const auto add_with_details = [&](int32_t replicas) {
-    // A token goes to all ranks, or to at most as many as it has experts.
-    const bool goes_to_all = choice.ep * choice.etp <= config_.moe_router_topk;
+    const double copies = has_experts ? expected_copies(config_, choice.ep, choice.etp) : 1;
+    const bool goes_to_all = copies > kNearlyAll * choice.ep * choice.etp;
     choice.dispatcher = !dispatcher_is_free ? options_.moe_token_dispatcher_type
                         : goes_to_all       ? TokenDispatcher::allgather
                                             : TokenDispatcher::alltoall;

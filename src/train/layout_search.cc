@@ -63,9 +63,8 @@ class Search {
       plan_the_fastest();
       if (!result_.best.empty()) {
         refine();
-        FoundLayout& first = result_.best.front();
-        choose_room(space_.apply(first.choice), config_, cluster_, first.trial);
-        compare();
+        list_alternatives();
+        finish();
       }
     } catch (const UserError& error) {
       if (error.status() != ExitStatus::interrupted) throw;
@@ -304,7 +303,7 @@ class Search {
   }
 
   // What one would have thought of instead of the best.
-  void compare() {
+  void list_alternatives() {
     const LayoutChoice& winner = result_.best.front().choice;
     const int32_t joined = cluster_.model.gpus_per_nvlink;
     const bool ep_is_free = space_.is_free("expert-model-parallel-size");
@@ -352,8 +351,18 @@ class Search {
                                                                         : TokenDispatcher::alltoall;
       add_alternative(fmt::format("dispatcher {}", name_of(other.dispatcher)), other);
     }
-    for_each_item(result_.alternatives.size(), workers_,
-                  [&](size_t i) { judge(result_.alternatives[i]); });
+  }
+
+  // The best one's room for experts, and the alternatives to it.
+  void finish() {
+    FoundLayout& first = result_.best.front();
+    for_each_item(1 + result_.alternatives.size(), workers_, [&](size_t i) {
+      if (i == 0) {
+        choose_room(space_.apply(first.choice), config_, cluster_, first.trial);
+      } else {
+        judge(result_.alternatives[i - 1]);
+      }
+    });
   }
 
   void judge(Alternative& alternative) {

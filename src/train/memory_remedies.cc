@@ -1,6 +1,7 @@
 #include "train/memory_remedies.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "options/layout_options.h"
 #include "options/model_options.h"
 #include "plan/fallback_step.h"
+#include "plan/step_time.h"
 #include "train/planned_program.h"
 #include "train/terminal.h"
 
@@ -75,8 +77,14 @@ std::string text_of(const Flags& flags) {
   return text;
 }
 
+// A step with some flags beside the others.
+struct Tried {
+  MemoryRemedy remedy;
+  std::optional<double> seconds;  // of a sample
+};
+
 // Nothing where the flags do not go with the others.
-std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32_t rank) {
+std::optional<Tried> try_flags(Options options, const Flags& flags, int32_t rank) {
   try {
     for (const auto& [name, value] : flags) {
       set_option(options, *find_option(name), value.empty() ? "true" : value);
@@ -90,8 +98,16 @@ std::optional<MemoryRemedy> try_flags(Options options, const Flags& flags, int32
     const TrainingStep step = build_training_step(config, state, of_step);
     const auto planned = [&](const Program& program) { return plan_program(program, options); };
     MemoryPlan plan = planned(*step.program);
+    Tried tried;
+    if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options)) {
+      const Layout& layout = state.part.run->layout;
+      tried.seconds = seconds_alone(time_program(*step.program, plan, *cluster, layout, rank),
+                                    cluster->model.launch_seconds) /
+                      (of_step.micro_batches * of_step.micro_batch_size * layout.dp());
+    }
     plan_fallback_step(config, state, of_step, step, plan, planned);
-    return MemoryRemedy{text_of(flags), plan.total_bytes(), plan.host_bytes()};
+    tried.remedy = {text_of(flags), plan.total_bytes(), plan.host_bytes(), std::nullopt};
+    return tried;
   } catch (const UserError&) {
     return std::nullopt;
   }
@@ -114,8 +130,8 @@ std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank,
     Flags flags = {options.gpus.empty() ? Flag("ranks", std::to_string(ranks))
                                         : Flag("gpus", with_gpus(options.gpus, ranks))};
     if (!options.use_megatron_fsdp) flags.push_back({"use-megatron-fsdp", ""});
-    std::optional<MemoryRemedy> remedy = try_flags(more, flags, rank);
-    if (remedy && remedy->bytes <= available) return remedy;
+    std::optional<Tried> step = try_flags(more, flags, rank);
+    if (step && step->remedy.bytes <= available) return std::move(step->remedy);
   }
   return std::nullopt;
 }
@@ -124,14 +140,20 @@ std::optional<MemoryRemedy> try_more_ranks(const Options& options, int32_t rank,
 
 std::vector<MemoryRemedy> find_remedies(const Options& options, int32_t rank, uint64_t bytes,
                                         uint64_t available) {
+  const std::optional<Tried> without =
+      options.gpus.empty() ? std::nullopt : try_flags(options, {}, rank);
+  const auto enough = static_cast<uint64_t>((1 - kLeastSaving) * static_cast<double>(bytes));
   std::vector<MemoryRemedy> remedies;
   for (const Flags& flags : candidates_of(options)) {
-    std::optional<MemoryRemedy> remedy = try_flags(options, flags, rank);
-    const auto enough = static_cast<uint64_t>((1 - kLeastSaving) * static_cast<double>(bytes));
-    if (remedy && remedy->bytes <= enough) remedies.push_back(std::move(*remedy));
+    std::optional<Tried> tried = try_flags(options, flags, rank);
+    if (!tried || tried->remedy.bytes > enough) continue;
+    if (without && tried->seconds) tried->remedy.slowdown = *tried->seconds / *without->seconds - 1;
+    remedies.push_back(std::move(tried->remedy));
   }
   std::stable_sort(remedies.begin(), remedies.end(),
-                   [](const MemoryRemedy& a, const MemoryRemedy& b) { return a.bytes < b.bytes; });
+                   [](const MemoryRemedy& a, const MemoryRemedy& b) {
+                     return std::pair(a.slowdown, a.bytes) < std::pair(b.slowdown, b.bytes);
+                   });
   if (auto remedy = try_more_ranks(options, rank, bytes, available)) {
     remedy->flags += options.device == Device::cuda ? " (each with a GPU of its own)"
                                                     : " (on as many machines of this size)";
@@ -147,12 +169,19 @@ std::string describe_remedies(const Options& options, int32_t rank, uint64_t byt
     return "Use a shorter --seq-length, a smaller model, or more ranks that share it "
            "(docs/layouts.md).\n";
   }
-  std::string text =
-      fmt::format("What makes {} smaller, one by one (docs/memory.md):\n",
+  std::string text = wrap_text(
+      fmt::format("What makes {} smaller, one by one{} (docs/memory.md):",
                   options.ranks > 1 ? fmt::format("the {} of rank {}", format_bytes(bytes), rank)
-                                    : fmt::format("the {}", format_bytes(bytes)));
+                                    : fmt::format("the {}", format_bytes(bytes)),
+                  remedies.front().slowdown ? ", what costs least time first" : ""),
+      kDefaultColumns, 2);
+  text += "\n";
   for (const MemoryRemedy& remedy : remedies) {
     std::string line = fmt::format("  {:>12}  {}", format_bytes(remedy.bytes), remedy.flags);
+    if (remedy.slowdown) {
+      const double percent = std::round(100 * *remedy.slowdown) + 0.0;  // without -0
+      line += fmt::format(" ({:+.0f} % time)", percent);
+    }
     if (remedy.host_bytes > 0) {
       line += fmt::format(" ({} on the host)", format_bytes(remedy.host_bytes));
     }

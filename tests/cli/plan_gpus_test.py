@@ -60,6 +60,22 @@ class PlanGpus(unittest.TestCase):
                           re.sub(r"\s+", " ", result.stdout))
         self.assertIn("What makes the", result.stdout)
 
+    def test_what_makes_it_fit_comes_by_what_it_costs_in_time(self):
+        result = self.with_file(re.sub(r"memory_gib = [\d.]+", "memory_gib = 1", h100()),
+                                flags=["--num-experts", 64, "--moe-ffn-hidden-size", 8192,
+                                       "--seq-length", 512, "--micro-batch-size", 4])
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        text = re.sub(r"\s+", " ", result.stdout)
+        self.assertIn("one by one, what costs least time first (docs/memory.md):", text)
+        remedies = re.findall(r"[\d.]+ [GM]iB (--[^()]*) \(([+-]\d+) % time\)", text)
+        self.assertGreaterEqual(len(remedies), 3, text)
+        costs = {flags.split()[0]: int(percent) for flags, percent in remedies}
+        self.assertEqual(list(costs.values()), sorted(costs.values()))
+        # Copies between GPU and host take longer than what they replace.
+        self.assertGreater(costs["--optimizer-cpu-offload"], 0)
+        self.assertGreater(costs["--optimizer-cpu-offload"],
+                           costs["--use-precision-aware-optimizer"])
+
     def test_groups_of_several_nodes_have_room_for_what_is_sent(self):
         # Nodes of one GPU exchange through NCCL, which needs memory to receive into.
         layout = ["--expert-model-parallel-size", 2, "--moe-token-dispatcher-type", "flex",

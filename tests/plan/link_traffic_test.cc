@@ -1,16 +1,20 @@
 // What ranks send each other, by group: against plain counts of a step in known layouts.
 #include "plan/link_traffic.h"
 
+#include <array>
 #include <gtest/gtest.h>
 #include <memory>
 
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
+#include "ops/exchange/exchange_rows/exchange_rows.h"
 #include "ops/exchange/pipeline_message/pipeline_message.h"
+#include "ops/exchange/push_rows/push_rows.h"
 #include "ops/exchange/reduce_scatter/reduce_scatter.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "ops/products/linear/linear.h"
 #include "ops/registry.h"
+#include "ops/routing/dispatch_plan/dispatch_plan.h"
 #include "program/builder.h"
 
 namespace troupe {
@@ -54,6 +58,28 @@ TEST_F(SentBytes, OfMessagesAreTheSenders) {
   expect(sent(2), 128, 1);
   finish_send(builder, y, {.group = RankGroup::pp, .peer = 1});
   expect(sent(2), 0, 0);
+}
+
+// Rows are 16 bytes; 25 of them is what a rank expects of 16 tokens with at most 2 copies each.
+TEST_F(SentBytes, OfTokensAreThoseThatAreExpected) {
+  const ValueId chosen = builder.input("chosen", DType::i32, {16, 2});
+  const DispatchPlan plan = dispatch_plan(builder, chosen, {.experts = 8, .parts = 4}, "plan");
+  const RowExchange most = exchange_counts(builder, plan, {.copies = 2}, "received");
+  send_rows(builder, x, most, "rows");
+  expect(sent(4), 32 * 16 * 3.0 / 4, 3);
+  const RowExchange expected =
+      exchange_counts(builder, plan, {.copies = 2, .expected_received = 25}, "received_rows");
+  const ValueId rows = send_rows(builder, x, expected, "expected_rows");
+  expect(sent(4), 25 * 16 * 3.0 / 4, 3);
+  EXPECT_EQ(program.value(rows).shape[0], 4 * 16) << "the worst case has room";
+  EXPECT_EQ(program.with_expected_rows().value(rows).shape[0], 25);
+  return_rows(builder, rows, expected, "back");
+  expect(sent(4), 25 * 16 * 3.0 / 4, 3);
+  const PushedRows pushed =
+      push_rows(builder, std::array{x}, plan, {.expected_received = 25}, "pushed");
+  expect(sent(4), (25 * 16 + 4 * 4) * 3.0 / 4, 3);  // and how many there are, for each rank
+  push_rows_back(builder, pushed.rows[0], plan, pushed.received, {.expected_received = 25}, "home");
+  expect(sent(4), 25 * 16 * 3.0 / 4, 3);
 }
 
 TEST_F(SentBytes, OfOperationsOfOneRankAreNone) {

@@ -83,5 +83,15 @@ TEST(StepTime, CollectivesThatSpanThePipelineBeginTogether) {
   EXPECT_DOUBLE_EQ(exposed_of(time, RankGroup::etp_ep), 1);
 }
 
+TEST(StepTime, OfARankAloneHasNoWaits) {
+  TimedOperation sum = exchange(1);
+  sum.spans_pipeline = true;
+  const TimedProgram program = {
+      .place = 1,
+      .operations = {message(MessageUse::Action::receive, 0, 0.5), compute(2), sum},
+      .events = {{0, 1}, {1, 2}}};
+  EXPECT_DOUBLE_EQ(seconds_alone(program, /*launch_seconds=*/0), 3.5);
+}
+
 }  // namespace
 }  // namespace troupe

@@ -47,6 +47,20 @@ TEST_F(LayoutSearchTest, DoesNotDependOnThreads) {
   EXPECT_EQ(one.planned, three.planned);
 }
 
+// Of 8 experts of 128, 7.3 of 8 ranks have one with ETP 2 and EP 4, 5.3 with EP 8.
+TEST_F(LayoutSearchTest, TokensGoToAllRanksWhereNearlyAllHaveTheirExperts) {
+  use({"--model", "qwen3-30b-a3b"});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  size_t spread = 0;
+  for (const LayoutChoice& choice : space.enumerate()) {
+    if (choice.ep * choice.etp == 1) continue;
+    const bool goes_to_all = choice.dispatcher == TokenDispatcher::allgather;
+    EXPECT_EQ(goes_to_all, choice.ep < 8) << text_of_sizes(choice);
+    ++spread;
+  }
+  EXPECT_GT(spread, 0U);
+}
+
 TEST_F(LayoutSearchTest, TheBestComeFirstAndFit) {
   use({});
   const LayoutSearch found = search(2);

@@ -66,7 +66,8 @@ class MoeForward {
         kept = keep_tokens(builder_, kept, {.first = first, .count = step}, "kept_of_round");
       }
       const std::unique_ptr<Dispatcher> dispatcher =
-          make_dispatcher(builder_, config_, part(), options_.dispatcher, rows_with_room());
+          make_dispatcher(builder_, config_, part(), options_.dispatcher,
+                          {.tokens = step, .most_rows = rows_with_room()});
       const DispatchedTokens tokens = dispatcher->dispatch(input_, chosen.probabilities, kept);
       const Routing routing = plan_rows(tokens);
       if (first == 0) report(chosen, wanted, limited, logits, routing);

@@ -1,5 +1,6 @@
 #include "ops/exchange/exchange_rows/exchange_rows.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "comm/staging.h"
@@ -59,8 +60,10 @@ void infer_send_rows(InferContext& context) {
                "send_rows needs a row for each token: " + x.name);
   const DType dtype = x.dtype;
   const auto& attributes = context.attributes<ExchangeRowsAttributes>();
-  const Shape shape = {received_rows(attributes, ranks, x.shape[0]), x.shape[1]};
-  context.output("", dtype, shape, RowCount{context.input_id(3), static_cast<int32_t>(ranks)});
+  const int64_t rows = received_rows(attributes, ranks, x.shape[0]);
+  const int64_t expected = std::min(attributes.expected_received, rows);
+  context.output("", dtype, {rows, x.shape[1]},
+                 RowCount{context.input_id(3), static_cast<int32_t>(ranks), expected});
 }
 
 void infer_return_rows(InferContext& context) {
@@ -96,9 +99,14 @@ Cost cost_exchange_counts(const OpView& op) {
   return {.flops = 0, .bytes = static_cast<double>(2 * op.input(0).bytes())};
 }
 
+// As many rows as are received.
 double sent_bytes(const OpView& op, const Value& rows_of_tokens) {
-  return static_cast<double>(op.attributes<ExchangeRowsAttributes>().copies) *
-         static_cast<double>(rows_of_tokens.bytes());
+  const auto& attributes = op.attributes<ExchangeRowsAttributes>();
+  const int64_t rows = attributes.expected_received > 0
+                           ? attributes.expected_received
+                           : attributes.copies * rows_of_tokens.shape[0];
+  return static_cast<double>(rows * rows_of_tokens.shape[1]) *
+         static_cast<double>(size_of(rows_of_tokens.dtype));
 }
 
 // Rows are packed, sent, and stored.
@@ -170,6 +178,7 @@ uint64_t return_rows_workspace_bytes(const OpView& op) {
 std::string print_exchanged_rows(const Attributes& attributes) {
   const auto& a = attributes.as<ExchangeRowsAttributes>();
   std::string text = fmt::format("group={} copies={}", name_of(a.group), a.copies);
+  if (a.expected_received != 0) text += fmt::format(" expected_received={}", a.expected_received);
   if (a.most_received != 0) text += fmt::format(" most_received={}", a.most_received);
   return text;
 }

@@ -29,7 +29,9 @@ namespace troupe {
 
 struct ExchangeRowsAttributes {
   RankGroup group = RankGroup::etp_ep;
-  int32_t copies = 1;  // a token goes to as many ranks at most
+  int32_t copies = 1;  // a token goes to as many ranks at most: for what needs room
+  // How many rows come to a rank and leave it on average, which costs count; 0: T times the copies.
+  int64_t expected_received = 0;
   // M: how many rows come to a rank at most, which the planner of the exchange knows; n T where
   // it is 0.
   int64_t most_received = 0;

@@ -1,5 +1,7 @@
 #include "ops/exchange/push_rows/push_rows.h"
 
+#include <fmt/format.h>
+
 #include "comm/staging.h"
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
@@ -88,20 +90,29 @@ void differentiate_push_rows_back(DerivativeContext& context) {
   for (size_t j = 0; j < tensors.size(); ++j) context.add_gradient(tensors[j], outputs[j + 1]);
 }
 
-// At most every row goes to every rank.
+// Of a tensor with room for a row of each token of each rank: those that are expected.
+double expected_share(const OpView& op, const Value& rows_of_ranks) {
+  const int64_t expected = op.attributes<PushRowsAttributes>().expected_received;
+  const int64_t most = rows_of_ranks.shape[0];
+  return expected == 0 ? 1 : static_cast<double>(expected) / static_cast<double>(most);
+}
+
+double expected_bytes(const OpView& op, const Value& rows_of_ranks) {
+  return static_cast<double>(rows_of_ranks.bytes()) * expected_share(op, rows_of_ranks);
+}
+
 Cost cost_push_rows(const OpView& op) {
   Cost cost;
-  for (int i = 1; i < op.op.output_count; ++i) {
-    cost.bytes += 2 * static_cast<double>(op.output(i).bytes());
-  }
+  for (int i = 1; i < op.op.output_count; ++i) cost.bytes += 2 * expected_bytes(op, op.output(i));
   return cost;
 }
 
 Cost cost_push_rows_back(const OpView& op) {
   Cost cost;
   for (int i = kPlanInputsBack; i < op.op.input_count; ++i) {
-    cost.flops += static_cast<double>(op.input(i).shape.elements());
-    cost.bytes += 3 * static_cast<double>(op.input(i).bytes());
+    const Value& rows = op.input(i);
+    cost.flops += static_cast<double>(rows.shape.elements()) * expected_share(op, rows);
+    cost.bytes += 3 * expected_bytes(op, rows);
   }
   return cost;
 }
@@ -123,15 +134,15 @@ uint64_t push_rows_back_staging_bytes(const OpView& op, int32_t ranks) {
 }
 
 LinkTraffic links_of_push_rows(const OpView& op, int32_t ranks) {
-  double bytes = 0;
-  for (int i = 0; i < op.op.output_count; ++i) bytes += static_cast<double>(op.output(i).bytes());
+  auto bytes = static_cast<double>(op.output(0).bytes());
+  for (int i = 1; i < op.op.output_count; ++i) bytes += expected_bytes(op, op.output(i));
   return spread_traffic(bytes, ranks);
 }
 
 LinkTraffic links_of_push_rows_back(const OpView& op, int32_t ranks) {
   double bytes = 0;
   for (int i = kPlanInputsBack; i < op.op.input_count; ++i) {
-    bytes += static_cast<double>(op.input(i).bytes());
+    bytes += expected_bytes(op, op.input(i));
   }
   return spread_traffic(bytes, ranks);
 }
@@ -160,7 +171,10 @@ uint64_t push_rows_back_workspace_bytes(const OpView& op) {
 }
 
 std::string print_push(const Attributes& attributes) {
-  return "group=" + std::string(name_of(attributes.as<PushRowsAttributes>().group));
+  const auto& a = attributes.as<PushRowsAttributes>();
+  std::string text = fmt::format("group={}", name_of(a.group));
+  if (a.expected_received != 0) text += fmt::format(" expected_received={}", a.expected_received);
+  return text;
 }
 
 }  // namespace

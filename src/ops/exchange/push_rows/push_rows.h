@@ -30,6 +30,8 @@ namespace troupe {
 
 struct PushRowsAttributes {
   RankGroup group = RankGroup::etp_ep;
+  // How many rows come to a rank and leave it on average, which costs count; 0: all n T.
+  int64_t expected_received = 0;
 };
 
 struct PushedRows {
