@@ -1,5 +1,6 @@
 #include "cli/plan_verdict.h"
 
+#include <cmath>
 #include <fmt/format.h>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -54,10 +55,13 @@ uint64_t checkpoint_bytes_of(const Options& options, const ModelConfig& config,
   return StateLayout(*state.table).lasting_bytes;
 }
 
-// "1,000 steps: 2.31 days, 887 GPU-hours; a checkpoint has 12 GiB".
+// "run: 1 k steps in 2.31 days, 887 GPU-hours; a checkpoint has 12 GiB, saved in 3 s".
 std::string run_text(const Verdict& verdict) {
-  const std::string checkpoint =
+  std::string checkpoint =
       fmt::format("a checkpoint has {}", format_bytes(verdict.checkpoint_bytes));
+  if (verdict.save_seconds > 0) {
+    checkpoint += fmt::format(", saved in {}", format_duration(verdict.save_seconds));
+  }
   if (verdict.steps == 0) return "run: " + checkpoint + "\n";
   const double hours = verdict.steps * verdict.time.seconds / 3600;
   const std::string length =
@@ -84,8 +88,14 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
     verdict.steps = static_cast<double>(*options.train_iters);
   } else if (options.train_samples) {
     verdict.steps = static_cast<double>(*options.train_samples) / sequences;
+  } else if (options.train_tokens) {
+    verdict.steps = std::ceil(*options.train_tokens / (sequences * sequence));
   }
   verdict.checkpoint_bytes = checkpoint_bytes_of(options, config, run);
+  if (cluster.model.storage_bandwidth > 0) {
+    verdict.save_seconds =
+        static_cast<double>(verdict.checkpoint_bytes) / cluster.model.storage_bandwidth;
+  }
   const double of_gpu = report.time.seconds * cluster.gpus;
   verdict.tokens_per_s = sequences * sequence / of_gpu;
   verdict.flops_per_s = Model(config).training_flops(sequence) * sequences / of_gpu;
@@ -128,6 +138,7 @@ void add_verdict_json(ordered_json& document, const Verdict& verdict) {
                          {"error", verdict.error},
                          {"limit", verdict.limit},
                          {"checkpoint_bytes", verdict.checkpoint_bytes}};
+  if (verdict.save_seconds > 0) document["verdict"]["save_seconds"] = verdict.save_seconds;
   if (verdict.steps > 0) {
     const double seconds = verdict.steps * verdict.time.seconds;
     document["verdict"]["steps"] = verdict.steps;

@@ -22,6 +22,7 @@ struct Verdict {
   double error = 0;         // speeds may be off by this part, either way
   double steps = 0;         // of the run, where its length is given; otherwise 0
   uint64_t checkpoint_bytes = 0;
+  double save_seconds = 0;  // of it; 0: how fast the cluster writes is not known
   StepTime time;
   std::string
       limit;  // "memory", "compute", "memory bandwidth", "communication", "pipeline", "host"

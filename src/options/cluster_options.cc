@@ -90,6 +90,11 @@ class GpuFile {
         fmt::format("{}:{}: {} takes {}.", path_, node->source().begin.line, key, what));
   }
 
+  std::optional<double> optional_number(const char* key, double least, double most) {
+    if (!table_.contains(key)) return std::nullopt;
+    return number(key, least, most);
+  }
+
   std::optional<int32_t> optional_count(const char* key, int32_t most) {
     if (!table_.contains(key)) return std::nullopt;
     return count(key, most);
@@ -152,6 +157,7 @@ GpuCluster read_cluster(const std::string& path) {
   model.network_bandwidth = scaled("network_gb_s", 0.01, 1e6, 1e9);
   model.network_latency = scaled("network_latency_us", 0, 1e6, 1e-6);
   model.launch_seconds = scaled("launch_us", 0, 1e6, 1e-6);
+  model.storage_bandwidth = file.optional_number("storage_gb_s", 1e-3, 1e6).value_or(0) * 1e9;
   file.refuse_others();
   if (model.gpus_per_nvlink % model.gpus_per_node != 0) {
     throw_bad_request(fmt::format(

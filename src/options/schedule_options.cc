@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "options/refuse_without.h"
 
 namespace troupe {
 namespace {
@@ -141,6 +142,11 @@ bool has_batch_size_schedule(const Options& options) {
 void check_lengths(const Options& options) {
   if (options.train_iters && options.train_samples) {
     throw_bad_request("--train-iters and --train-samples exclude each other; give one of them.");
+  }
+  refuse_without(options.train_tokens && options.gpus.empty(), "train-tokens", "gpus");
+  if (options.train_tokens && (options.train_iters || options.train_samples)) {
+    throw_bad_request(fmt::format("--train-tokens and {} exclude each other; give one of them.",
+                                  options.train_iters ? "--train-iters" : "--train-samples"));
   }
   const int64_t batch = global_batch_size_of(options);
   for (const auto& [flag, iters] :

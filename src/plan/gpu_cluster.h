@@ -29,6 +29,7 @@ struct GpuModel {
   double network_bandwidth = 0;  // bytes per second that a GPU sends
   double network_latency = 0;    // seconds
   double launch_seconds = 0;     // between one operation of a queue and the next
+  double storage_bandwidth = 0;  // bytes per second that all nodes write together; 0: not known
 
   double product_flops(DType dtype) const {
     if (dtype == DType::bf16) return bf16_flops;

@@ -106,6 +106,8 @@ class PlanGpus(unittest.TestCase):
         steps = json.loads(plan(*flags, "--train-iters", 500, "--json").stdout)
         samples = json.loads(plan(*flags, "--train-samples", 4000, "--json").stdout)
         self.assertEqual(steps["verdict"], samples["verdict"])
+        tokens = json.loads(plan(*flags, "--train-tokens", 500 * 8 * 64, "--json").stdout)
+        self.assertEqual(steps["verdict"], tokens["verdict"])
         verdict, seconds = steps["verdict"], steps["time"]["seconds"]
         self.assertEqual(verdict["steps"], 500)
         self.assertAlmostEqual(verdict["gpu_hours"], 500 * seconds * 4 / 3600)
@@ -113,6 +115,18 @@ class PlanGpus(unittest.TestCase):
         bytes_of_parameter = verdict["checkpoint_bytes"] / steps["parameters"]
         self.assertAlmostEqual(bytes_of_parameter, 14, delta=0.3)
         self.assertIn("run: 500 steps in ", plan(*flags, "--train-iters", 500).stdout)
+        self.refused(plan(*flags, "--train-iters", 500, "--train-tokens", 1e9),
+                     "--train-tokens and --train-iters exclude each other")
+        self.refused(plan("--train-tokens", 1e9), "--train-tokens: it belongs to --gpus")
+
+    def test_a_checkpoint_takes_the_time_that_storage_needs(self):
+        stored = json.loads(self.with_file("storage_gb_s = 0.5\n" + h100(), flags=["--json"]).stdout)
+        verdict = stored["verdict"]
+        self.assertAlmostEqual(verdict["save_seconds"], verdict["checkpoint_bytes"] / 0.5e9)
+        text = self.with_file("storage_gb_s = 0.5\n" + h100()).stdout
+        self.assertRegex(text, r"run: a checkpoint has .*, saved in ")
+        unknown = json.loads(plan("--gpus", "2xh100", "--json").stdout)
+        self.assertNotIn("save_seconds", unknown["verdict"])
 
     def test_a_slower_network_makes_a_longer_step(self):
         layout = ["--expert-model-parallel-size", 2, "--json"]

@@ -210,7 +210,7 @@ TEST(QueueOrders, LeaveRoom) {
         draw_interleaving(*program, find_queue_events(*program, plan), kAsLateAsPossible);
     if (std::is_sorted(order.begin(), order.end())) without_room.push_back(c.name);
   }
-  const std::vector<std::string> named = {"dense_ranks8_acc2_buckets_shared_overlap_mtp1"};
+  const std::vector<std::string> named = {"dense_ranks8_acc2_buckets_shared_overlap_mtp1_repeated"};
   EXPECT_EQ(without_room, named);
 }
 
