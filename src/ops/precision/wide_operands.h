@@ -26,10 +26,10 @@ template <class Wide>
 WideOperands<Wide> widen_operands(const KernelArguments& args, uint64_t own_bytes, int offsets,
                                   int bias);
 
-// Kernel<Wide, Out>::run for a result, or a gradient, of dtype `out`.
+// Kernel<Wide, Out>::run for the dtype of the operation's result, or gradient.
 template <template <class, class> class Kernel>
-CpuKernel select_wide_kernel(DType out) {
-  switch (out) {
+CpuKernel select_wide_kernel(const OpView& op) {
+  switch (op.output(0).dtype) {
     case DType::f64:
       return &Kernel<double, double>::run;
     case DType::f32:

@@ -131,11 +131,6 @@ struct QuantizedGroupedLinearWeightGradientKernel {
   }
 };
 
-template <template <class, class> class Kernel>
-CpuKernel select_grouped_kernel(const OpView& op) {
-  return select_wide_kernel<Kernel>(op.output(0).dtype);
-}
-
 KernelChoice choose_quantized_grouped_linear(const OpView& op, const DeviceTraits& device) {
   return choose_quantized_product(op, device, CodesProduct::forward, true,
                                   TROUPE_CUDA(quantized_grouped_linear_cuda_kernel));
@@ -202,7 +197,7 @@ const OpSpec kQuantizedGroupedLinear{
     .name = "quantized_grouped_linear",
     .infer = infer_quantized_grouped_linear,
     .cost = cost_quantized_grouped_linear,
-    .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearKernel>,
+    .cpu = {.kernel = select_wide_kernel<QuantizedGroupedLinearKernel>,
             .workspace = workspace_quantized_grouped_linear,
             .scratch = scratch_quantized_grouped_linear},
     .cuda = choose_quantized_grouped_linear,
@@ -213,7 +208,7 @@ const OpSpec kQuantizedGroupedLinearDataGradient{
     .name = "quantized_grouped_linear_data_gradient",
     .infer = infer_quantized_grouped_linear_data_gradient,
     .cost = cost_quantized_grouped_linear,
-    .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearDataGradientKernel>,
+    .cpu = {.kernel = select_wide_kernel<QuantizedGroupedLinearDataGradientKernel>,
             .workspace = workspace_quantized_grouped_linear,
             .scratch = scratch_quantized_grouped_linear},
     .cuda = choose_quantized_grouped_linear_data_gradient,
@@ -223,7 +218,7 @@ const OpSpec kQuantizedGroupedLinearWeightGradient{
     .name = "quantized_grouped_linear_weight_gradient",
     .infer = infer_quantized_grouped_linear_weight_gradient,
     .cost = cost_quantized_grouped_linear_weight_gradient,
-    .cpu = {.kernel = select_grouped_kernel<QuantizedGroupedLinearWeightGradientKernel>,
+    .cpu = {.kernel = select_wide_kernel<QuantizedGroupedLinearWeightGradientKernel>,
             .workspace = workspace_quantized_grouped_linear_weight_gradient,
             .scratch = scratch_quantized_grouped_linear_weight_gradient},
     .cuda = choose_quantized_grouped_linear_weight_gradient,

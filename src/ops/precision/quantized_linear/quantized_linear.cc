@@ -154,11 +154,6 @@ struct QuantizedLinearWeightGradientKernel {
   }
 };
 
-template <template <class, class> class Kernel>
-CpuKernel select_kernel(const OpView& op) {
-  return select_wide_kernel<Kernel>(op.output(0).dtype);
-}
-
 KernelChoice choose_quantized_linear(const OpView& op, const DeviceTraits& device) {
   return choose_quantized_product(op, device, CodesProduct::forward, false,
                                   TROUPE_CUDA(quantized_linear_cuda_kernel));
@@ -223,7 +218,7 @@ std::vector<OpSample> samples_quantized_linear() {
 const OpSpec kQuantizedLinear{.name = "quantized_linear",
                               .infer = infer_quantized_linear,
                               .cost = cost_quantized_linear,
-                              .cpu = {.kernel = select_kernel<QuantizedLinearKernel>,
+                              .cpu = {.kernel = select_wide_kernel<QuantizedLinearKernel>,
                                       .workspace = workspace_quantized_linear,
                                       .scratch = scratch_quantized_linear},
                               .cuda = choose_quantized_linear,
@@ -234,7 +229,7 @@ const OpSpec kQuantizedLinearDataGradient{
     .name = "quantized_linear_data_gradient",
     .infer = infer_quantized_linear_data_gradient,
     .cost = cost_quantized_linear,
-    .cpu = {.kernel = select_kernel<QuantizedLinearDataGradientKernel>,
+    .cpu = {.kernel = select_wide_kernel<QuantizedLinearDataGradientKernel>,
             .workspace = workspace_quantized_linear,
             .scratch = scratch_quantized_linear_data_gradient},
     .cuda = choose_quantized_linear_data_gradient,
@@ -244,7 +239,7 @@ const OpSpec kQuantizedLinearWeightGradient{
     .name = "quantized_linear_weight_gradient",
     .infer = infer_quantized_linear_weight_gradient,
     .cost = cost_quantized_linear_weight_gradient,
-    .cpu = {.kernel = select_kernel<QuantizedLinearWeightGradientKernel>,
+    .cpu = {.kernel = select_wide_kernel<QuantizedLinearWeightGradientKernel>,
             .workspace = workspace_quantized_linear_weight_gradient,
             .scratch = scratch_quantized_linear_weight_gradient},
     .cuda = choose_quantized_linear_weight_gradient,
