@@ -2,8 +2,8 @@
 """Every command that the pages print works: those of README.md, CONTRIBUTING.md and docs.
 
 A fenced block says what it is: `sh` is a shell's commands, `console` a session of which `$ ` begins
-the commands; `text` and languages of programming are neither, and other blocks are refused. The
-commands of a page run one after the other in a folder of its own, which looks like a source folder
+the commands, `python` a program; `text` and other languages are none, and other blocks are refused.
+The commands of a page run one after the other in a folder of its own, which looks like a source folder
 with a built program, a text and two short runs in it. What takes minutes is made shorter first
 (SHORTER), `...` becomes the flags of a small run, and launchers start threads of one process
 (LAUNCHER). A command that cannot run here stands in NOT_RUN, with the reason. Each command of make
@@ -28,7 +28,7 @@ from program_runs import HERE, main, run, write_config, write_corpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-OTHER_LANGUAGES = {"text", "cpp", "json", "python"}
+OTHER_LANGUAGES = {"text", "cpp", "json"}
 # How a line of a shell begins. One like that in a block of text would be a command untried.
 SHELL_LINE = re.compile(r"(?:\$ |\./|scripts/|build\S*/)|"
                         r"(?:troupe|make|python3|pip|mpirun|torchrun|srun|apt|export) ")
@@ -45,6 +45,7 @@ NOT_RUN = {
     ("docs/cuda.md", "build-cuda/tests/cuda_gpu_tests"): "needs a GPU; the build makes the file",
     ("docs/cuda.md", "python3 tests/cuda/two_hosts_gpu_test.py"): "needs two GPUs and root",
     ("docs/python.md", "pip install"): "installs a wheel that make wheel builds, in minutes",
+    ("docs/python.md", "python3 -c 'checkpoint"): "needs torch; notebook_test.py reads tensors",
     ("docs/reports.md", "pip install"): "downloads a package of PyPI",
     ("docs/reports.md", "WANDB_MODE=offline"): "needs the package wandb",
     ("docs/reports.md", "wandb sync"): "needs the package wandb and its service",
@@ -77,6 +78,8 @@ SHORTER = [
      "--seq-length 64 --micro-batch-size 1"),
     ("docs/benchmarks/tokenizers.md", "64_000_000", "64_000"),
     ("docs/benchmarks/tokenizers.md", "/tmp/", ""),
+    ("docs/python.md", "runs/corpus", "runs/quickstart/data"),
+    ("docs/python.md", "micro_batch_size=8, train_iters=450", "micro_batch_size=1, train_iters=2"),
     ("docs/ranks.md", "node1 MASTER_PORT=29500", "127.0.0.1 MASTER_PORT=FREE_PORT"),
     ("docs/ranks.md", "SECRET=...", "SECRET=0123456789abcdef0123456789abcdef"),
     ("docs/ranks.md", "torchrun ... troupe", "torchrun troupe"),
@@ -144,6 +147,8 @@ def is_unfinished(command):
 def commands(page):
     """Line numbers and commands of the page's blocks, in order."""
     for language, begin, lines in blocks(page):
+        if language == "python":
+            yield begin, f"python3 -c {shlex.quote(chr(10).join(lines))}"
         if language not in ("sh", "console"):
             continue
         command, start = "", 0
@@ -287,7 +292,7 @@ class Text(unittest.TestCase):
         for page in PAGES:
             for language, number, lines in blocks(page):
                 with self.subTest(block=f"{name_of(page)}:{number}"):
-                    self.assertIn(language, {"sh", "console", *OTHER_LANGUAGES})
+                    self.assertIn(language, {"sh", "console", "python", *OTHER_LANGUAGES})
                     if language == "console":
                         self.assertTrue(any(line.startswith("$ ") for line in lines),
                                         "a session without commands")
