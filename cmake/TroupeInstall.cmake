@@ -21,7 +21,9 @@ endif()
 
 install(TARGETS troupe RUNTIME_DEPENDENCY_SET troupe_needs RUNTIME DESTINATION bin)
 if(TROUPE_BUNDLE)
-  set(troupe_which PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so"
+  # All but the dynamic linker, glibc, gcc's libraries, and the driver of the GPU.
+  set(troupe_which PRE_EXCLUDE_REGEXES "^ld-linux"
+                                       "^lib(cuda|c|m|dl|rt|util|pthread|gcc_s|stdc\\+\\+)\\.so"
                    DIRECTORIES "${troupe_unpacked}/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
 else()
   set(troupe_which POST_INCLUDE_REGEXES "/build-dependencies/" POST_EXCLUDE_REGEXES ".*")
