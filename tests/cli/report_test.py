@@ -251,6 +251,14 @@ class Report(unittest.TestCase):
         self.assertEqual(data["measured"]["bench"]["allocated_bytes"], data["plan"]["total_bytes"])
         self.assertEqual({span[0] for span in data["measured"]["spans"]},
                          set(range(len(data["operations"]["kind"]))))
+        # One operation more than there are.
+        trace = json.loads(timeline.read_text())
+        last = [event for event in trace["traceEvents"] if "operation" in event.get("args", {})][-1]
+        last["args"]["operation"] = len(data["operations"]["kind"])
+        longer = HERE.folder / "longer.json"
+        longer.write_text(json.dumps(trace))
+        self.assert_refused(["inspect", *flags, "--html", path, "--measured", longer],
+                            "another program")
         other = ["inspect", "--model", "mixtral-tiny", "--seq-length", 16, "--html", path, "--measured"]
         self.assert_refused([*other, bench], "another program")
         (HERE.folder / "list.json").write_text("[1]")
