@@ -137,8 +137,7 @@ TEST(GemmTile, OverwritesWithoutReading) {
   }
 }
 
-// Runs one operation of a program over the given memory, one per value.
-// Memory of a kernel, and behind it some that is not the kernel's.
+// Memory of a kernel, and after it some that is not the kernel's.
 class GuardedMemory {
  public:
   explicit GuardedMemory(uint64_t bytes)
@@ -157,6 +156,7 @@ class GuardedMemory {
   std::vector<uint64_t> words_;
 };
 
+// Runs one operation of a program over the given memory, one per value.
 void run_op(const Program& program, const std::vector<void*>& memory, int threads) {
   const Op& op = program.op(0);
   const OpView view{program, op};
