@@ -125,7 +125,8 @@ class Report(unittest.TestCase):
     def test_several_runs_and_what_went_wrong_in_them(self):
         first = self.write_run("one", [
             HEADER, *map(step_line, range(1, 4)), step_line(4, skipped=True, grad_norm=None),
-            step_line(5, expert_rooms_lacked=3, expert_room_needed=1.31)])
+            step_line(5, expert_rooms_lacked=3, expert_room_needed=1.31),
+            step_line(6, expert_rooms_lacked=1, expert_room_needed=1.25)])
         other = self.write_run("two", [HEADER, step_line(1), step_line(2)],
                                'lr = 0.002\nnew-option = ["a", "b"]\n')
         output = HERE.folder / "both.html"
@@ -136,13 +137,15 @@ class Report(unittest.TestCase):
         self.assertIn("Options that differ lr 0.001 | 0.002 new-option not given | a b", text)
         one = document["runs"][0]
         self.assertEqual(one["skipped"], [4])
-        self.assertEqual(one["overflows"], [{"step": 5, "rooms_lacked": 3.0, "room_needed": 1.31}])
+        self.assertEqual(one["overflows"], [{"step": 5, "rooms_lacked": 3.0, "room_needed": 1.31},
+                                            {"step": 6, "rooms_lacked": 1.0, "room_needed": 1.25}])
         self.assertIn("--moe-expert-rank-capacity-factor 1.31 would do", text)
-        self.assertEqual(one["curves"]["grad_norm"]["steps"], [1, 2, 3, 5])
-        self.assertEqual(one["curves"]["dead_experts"]["values"], [2.0] * 5)
+        self.assertEqual(one["curves"]["grad_norm"]["steps"], [1, 2, 3, 5, 6])
+        self.assertEqual(one["curves"]["dead_experts"]["values"], [2.0] * 6)
         self.assertEqual(one["loads"]["layers"][0]["percent_of_mean"][0], [300, 100, 0, 0])
         self.assertEqual(one["summary"]["limit_share"], 0.25)
-        self.assertEqual(one["axes"]["seconds"], [1.0, 2.0, 3.0, 4.0, 5.0])
+        self.assertEqual(one["summary"]["room_needed"], 1.31)
+        self.assertEqual(one["axes"]["seconds"], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
     def test_lines_that_are_no_metrics_are_counted(self):
         cut = json.dumps(step_line(9))[:40]
@@ -251,6 +254,14 @@ class Report(unittest.TestCase):
         self.assertEqual(data["measured"]["bench"]["allocated_bytes"], data["plan"]["total_bytes"])
         self.assertEqual({span[0] for span in data["measured"]["spans"]},
                          set(range(len(data["operations"]["kind"]))))
+        # One operation more than there are.
+        trace = json.loads(timeline.read_text())
+        last = [event for event in trace["traceEvents"] if "operation" in event.get("args", {})][-1]
+        last["args"]["operation"] = len(data["operations"]["kind"])
+        longer = HERE.folder / "longer.json"
+        longer.write_text(json.dumps(trace))
+        self.assert_refused(["inspect", *flags, "--html", path, "--measured", longer],
+                            "another program")
         other = ["inspect", "--model", "mixtral-tiny", "--seq-length", 16, "--html", path, "--measured"]
         self.assert_refused([*other, bench], "another program")
         (HERE.folder / "list.json").write_text("[1]")

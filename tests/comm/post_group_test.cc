@@ -5,8 +5,10 @@
 #include <array>
 #include <cstring>
 #include <gtest/gtest.h>
+#include <latch>
 #include <string>
 #include <sys/socket.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -132,6 +134,37 @@ TEST(PostGroup, StatusOfAnotherRanksFailureIsOneOfAFailure) {
        {ExitStatus::bad_request, ExitStatus::does_not_fit, ExitStatus::interrupted}) {
     EXPECT_EQ(status(static_cast<uint64_t>(known)), known);
   }
+}
+
+// The other rank's window is larger than this one's, and it fills its section.
+TEST(PostGroup, RefusesMoreThanASectionOfAWindow) {
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  std::array<std::string, 2> messages;
+  std::latch done(2);
+  const auto run = [&](int rank, int64_t bytes) {
+    Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
+    connections.sockets.resize(2);
+    connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[static_cast<size_t>(rank)]);
+    SocketPost post(rank, std::move(connections));
+    PostGroup group(post, std::chrono::seconds(60), {});
+    std::array<std::byte, 64> window = {};
+    std::array<std::byte, 64> sent = {};
+    const Block block{window.data(), bytes};
+    try {
+      Communicator& both = group.member(rank);
+      both.open({}, {&block, 1});
+      both.put(1 - rank, 0, 0, {sent.data(), bytes / 2});
+      both.close();
+    } catch (const UserError& error) {
+      messages[static_cast<size_t>(rank)] = error.what();
+    }
+    done.arrive_and_wait();  // until then neither is gone
+  };
+  std::thread other([&] { run(1, 64); });
+  run(0, 16);
+  other.join();
+  EXPECT_EQ(messages[0], "Rank 1 writes 32 bytes to a section of 8. All ranks end.");
 }
 
 TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {

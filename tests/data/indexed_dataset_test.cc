@@ -1,12 +1,27 @@
 #include "data/indexed_dataset.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
+#include <numeric>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "data/data_test_support.h"
+
+namespace {
+
+std::atomic<size_t> most_bytes_written{SIZE_MAX};
+
+}  // namespace
+
+// Stands for that of the system in this program, which may always write less than it is given.
+extern "C" ssize_t write(int file, const void* data, size_t size) {
+  return ::syscall(SYS_write, file, data, std::min(size, most_bytes_written.load()));
+}
 
 namespace troupe {
 namespace {
@@ -306,6 +321,31 @@ TEST(IndexedDatasetWriter, UnfinishedOutputDisappears) {
     EXPECT_FALSE(std::filesystem::exists(dir / "set.idx"));
   }
   EXPECT_TRUE(dir.files().empty());
+}
+
+TEST(IndexedDatasetWriter, WritesOfAPartGoOnBehindIt) {
+  const TempFolder dir;
+  std::vector<int32_t> tokens(5000);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  most_bytes_written = 999;
+  write_dataset(dir / "set", {tokens});
+  most_bytes_written = SIZE_MAX;
+  EXPECT_EQ(sequence_of(IndexedDataset(dir / "set"), 0), tokens);
+}
+
+// The old index goes before the new tokens come: what a killed run leaves is no data set.
+TEST(IndexedDatasetWriter, AnOldIndexNeverStandsBesideNewTokens) {
+  const TempFolder dir;
+  write_dataset(dir / "set", {{1, 2}});
+  std::filesystem::remove(dir / "set.bin");
+  std::filesystem::create_directories(dir / "set.bin/in_the_way");  // of the new tokens
+  IndexedDatasetWriter writer(dir / "set", TokenType::u16, true);
+  writer.append(std::vector<int32_t>{9});
+  writer.end_sequence();
+  writer.end_document();
+  const std::string message = message_of(ExitStatus::failed, [&] { writer.finish(); });
+  EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
+  EXPECT_FALSE(std::filesystem::exists(dir / "set.idx"));
 }
 
 TEST(IndexedDatasetWriter, LeftoversOfAKilledRunAreReplaced) {

@@ -61,6 +61,30 @@ TEST(Checkpoint, RoundTripsEverythingThatWasSaved) {
   load_and_compare(info.path, small_model(), 1);
 }
 
+// What is saved can be read: the training state stands one level deep in the index.
+TEST(Checkpoint, ATrainingStateIsNestedNoDeeperThanItIsRead) {
+  const auto nested = [](int depth) {
+    return "{\"a\":" + std::string(static_cast<size_t>(depth - 1), '[') +
+           std::string(static_cast<size_t>(depth - 1), ']') + "}";
+  };
+  const Slices slices = slices_of(small_model(), 1, true);
+  int most = 1;
+  for (int depth = 2; depth < 100; ++depth) {
+    const TempFolder dir;
+    try {
+      const CheckpointInfo info =
+          save_checkpoint(dir / "run", {1, "0.1.0", nested(depth), slices.to_save});
+      most = depth;
+      EXPECT_EQ(Checkpoint::open(info.path).training(), nested(depth));
+    } catch (const UserError&) {
+      EXPECT_EQ(most, depth - 1) << "refused, though deeper ones are not";
+      EXPECT_TRUE(list_checkpoints(dir / "run").empty());
+      break;
+    }
+  }
+  EXPECT_EQ(most, 63);
+}
+
 TEST(Checkpoint, AMovedCheckpointLoads) {
   const TempFolder dir;
   std::filesystem::rename(save(dir.path(), 3, small_model(), 1).path, dir / "elsewhere");

@@ -283,6 +283,28 @@ TEST(HfConfig, ASourceIsChangedOnlyWhereTheModelIs) {
   }
 }
 
+// A model that goes on without the prediction layers of its source does not state them.
+TEST(HfConfig, ASourcesPredictionLayersAreStatedWhereTheModelHasThem) {
+  json config = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/deepseek_v3/config.json"));
+  config["num_nextn_predict_layers"] = 1;
+  const HfConfigSource source{.text = config.dump(), .has_weights = true};
+  ModelConfig model = parse(config);
+  model.mtp_num_layers = 0;
+  EXPECT_EQ(json::parse(write_hf_config(model, source))["num_nextn_predict_layers"], 0);
+  model.mtp_num_layers = 1;
+  EXPECT_EQ(write_hf_config(model, source), source.text);
+}
+
+// DeepSeek's indexer norms its keys with 1e-6, whatever "rms_norm_eps" is.
+TEST(HfConfig, TheIndexersNormHasAnEpsilonOfItsOwn) {
+  json config = json::parse(get_file(TROUPE_FIXTURE_DIR "/hf/deepseek_v32/config.json"));
+  ASSERT_EQ(config["rms_norm_eps"], 1e-6);
+  EXPECT_EQ(parse(config).dsa_indexer_k_norm_epsilon, 0) << "0: that of the other norms";
+  config["rms_norm_eps"] = 1e-5;
+  EXPECT_EQ(parse(config).norm_epsilon, 1e-5);
+  EXPECT_EQ(parse(config).dsa_indexer_k_norm_epsilon, 1e-6);
+}
+
 // A field that is left out may follow from one that has changed.
 TEST(HfConfig, AChangeThatASourceImpliesOtherwiseIsWritten) {
   json config = mixtral();

@@ -336,6 +336,23 @@ TEST_F(Refusals, SizesThatDoNotFitTogether) {
   expect_refused("sliding_window");
 }
 
+TEST_F(Refusals, MoreExpertsThanTheChosenGroupsHave) {
+  const auto grouped = [&](int32_t top_k) {
+    config.num_experts = 8;
+    config.moe_router_num_groups = 4;
+    config.moe_router_group_topk = 2;
+    config.moe_router_topk = top_k;
+  };
+  grouped(4);
+  EXPECT_NO_THROW(config.validate());
+  grouped(5);
+  expect_refused(
+      "moe_router_topk (5) must be at least moe_router_group_topk (2) and at most the 4");
+  grouped(1);
+  expect_refused(
+      "moe_router_topk (1) must be at least moe_router_group_topk (2) and at most the 4");
+}
+
 // A possible shape, in which flags beside it may make the router learn.
 TEST_F(Refusals, ARouterThatCannotLearnIsJudgedApart) {
   config = moe_model(2);

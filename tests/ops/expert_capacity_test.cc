@@ -1,4 +1,5 @@
-// Expert capacity against naive selections, and the capacity of a batch.
+// Expert capacity against naive selections, the capacity of a batch, and the room of ranks'
+// experts.
 #include "ops/routing/expert_capacity/expert_capacity.h"
 
 #include <algorithm>
@@ -7,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/experts/expert_rows/expert_rows.h"
+#include "ops/value_test_support.h"
 #include "support/sample_run.h"
 
 namespace troupe::testing {
@@ -130,6 +133,32 @@ TEST(ExpertCapacity, IsTheShareTimesTheFactorRoundedUp) {
   EXPECT_EQ(expert_capacity(4096, 2, 8, 1.25), 1280);
   EXPECT_EQ(expert_capacity(10, 2, 8, 1.0), 3);  // 2.5
   EXPECT_EQ(expert_capacity(1, 1, 64, 1.0), 1);
+}
+
+// A part may be full; one row more, in any part, and nothing is sent.
+TEST(LimitExpertRows, FullPartsHaveRoom) {
+  const std::vector<int32_t> indices = {0, 3, 2, -1, 3, 1};
+  const auto limited_by = [&](int64_t rows) {
+    return run_sample([&](SampleBuilder& sample) {
+      const ValueId chosen = sample.integers("indices", {3, 2}, indices);
+      const ValueId loads = sample.integers("loads", {4}, {3, 1, 2, 5});
+      const LimitedRows limited =
+          limit_expert_rows(sample.builder(), chosen, loads, {.parts = 2, .rows = rows}, "kept");
+      sample.result_without_gradient(limited.kept);
+      sample.result_without_gradient(limited.over);
+      sample.result_without_gradient(limited.fullest);
+    });
+  };
+  for (const int64_t rows : {7, 8}) {
+    const auto full = limited_by(rows);
+    EXPECT_EQ(full[0], std::vector<double>(indices.begin(), indices.end())) << rows;
+    EXPECT_EQ(full[1], (std::vector<double>{0})) << rows;
+    EXPECT_EQ(full[2], (std::vector<double>{7})) << rows;
+  }
+  const auto over = limited_by(6);
+  EXPECT_EQ(over[0], std::vector<double>(6, -1));
+  EXPECT_EQ(over[1], (std::vector<double>{1}));
+  EXPECT_EQ(over[2], (std::vector<double>{7}));
 }
 
 }  // namespace

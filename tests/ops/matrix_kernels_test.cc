@@ -1,5 +1,6 @@
 // Matrix products beyond the size of samples: several tiles, panels and pieces of a reduction,
 // accumulation into a target, bias, every dtype; against plain loops in double.
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
@@ -136,6 +137,25 @@ TEST(GemmTile, OverwritesWithoutReading) {
   }
 }
 
+// Memory of a kernel, and after it some that is not the kernel's.
+class GuardedMemory {
+ public:
+  explicit GuardedMemory(uint64_t bytes)
+      : own_((bytes + 7) / 8), words_(own_ + kGuard, kUntouched) {}
+  std::byte* data() { return reinterpret_cast<std::byte*>(words_.data()); }
+  bool is_guard_intact() const {
+    return std::all_of(words_.begin() + static_cast<std::ptrdiff_t>(own_), words_.end(),
+                       [](uint64_t word) { return word == kUntouched; });
+  }
+
+ private:
+  static constexpr size_t kGuard = 1 << 16;
+  static constexpr uint64_t kUntouched = 0x5ca1ab1e5ca1ab1eU;
+
+  size_t own_;
+  std::vector<uint64_t> words_;
+};
+
 // Runs one operation of a program over the given memory, one per value.
 void run_op(const Program& program, const std::vector<void*>& memory, int threads) {
   const Op& op = program.op(0);
@@ -162,18 +182,18 @@ void run_op(const Program& program, const std::vector<void*>& memory, int thread
   args.inputs = inputs;
   args.outputs = outputs;
   args.pool = &pool;
-  std::vector<double> workspace;
-  std::vector<double> scratch;
-  if (op.spec->cpu.workspace != nullptr) {
-    workspace.resize(op.spec->cpu.workspace(view) / 8 + 8);
-    args.workspace = reinterpret_cast<std::byte*>(workspace.data());
-  }
+  const uint64_t workspace_bytes =
+      op.spec->cpu.workspace == nullptr ? 0 : op.spec->cpu.workspace(view);
+  GuardedMemory workspace(workspace_bytes);
+  args.workspace = workspace.data();
   if (op.spec->cpu.scratch != nullptr) {
     args.scratch_bytes_per_thread = (op.spec->cpu.scratch(view) + 63) / 64 * 64;
-    scratch.resize(args.scratch_bytes_per_thread / 8 * static_cast<size_t>(threads) + 8);
-    args.scratch = reinterpret_cast<std::byte*>(scratch.data());
   }
+  GuardedMemory scratch(args.scratch_bytes_per_thread * static_cast<uint64_t>(threads));
+  args.scratch = scratch.data();
   op.spec->cpu.kernel(view)(args);
+  EXPECT_TRUE(workspace.is_guard_intact()) << op.spec->name << " writes beyond its workspace";
+  EXPECT_TRUE(scratch.is_guard_intact()) << op.spec->name << " writes beyond its scratch";
 }
 
 TEST(GroupedLinear, WeightGradientOverwritesOrAccumulates) {
@@ -218,6 +238,28 @@ TEST(GroupedLinear, WeightGradientOverwritesOrAccumulates) {
       }
     }
   }
+}
+
+// The sum over tokens is split where there are few tiles: each part needs all of the gradient,
+// which here has more rows than there are tokens.
+TEST(Linear, WeightGradientOfFewTokensKeepsToItsWorkspace) {
+  constexpr int64_t kTokens = 1024, kOutputs = 2048, kInputs = 16;
+  auto dy = exact_values<float>(kTokens * kOutputs, 9);
+  auto x = exact_values<float>(kTokens * kInputs, 10);
+  auto table = std::make_shared<StateTable>();
+  const StateId state = table->add(
+      {.name = "g", .dtype = DType::f32, .shape = {kOutputs, kInputs}, .role = Role::gradient});
+  Program program(table);
+  Builder builder(program);
+  const ValueId dy_id = builder.input("dy", DType::f32, {kTokens, kOutputs});
+  const ValueId x_id = builder.input("x", DType::f32, {kTokens, kInputs});
+  builder.emit(kLinearWeightGradient, Attributes(LinearWeightGradientAttributes{}),
+               {dy_id, x_id, builder.state(state)}, "dw");
+  const OpView view{program, program.op(0)};
+  const uint64_t target_bytes = kOutputs * kInputs * sizeof(float);
+  ASSERT_GE(kLinearWeightGradient.cpu.workspace(view), 2 * target_bytes) << "the sum is not split";
+  std::vector<float> target(kOutputs * kInputs);
+  run_op(program, {dy.data(), x.data(), target.data()}, 2);
 }
 
 TEST(Linear, BiasGradientOverwritesOrAccumulates) {

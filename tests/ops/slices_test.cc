@@ -88,5 +88,15 @@ TEST(Slices, JoinAndTakeAreThoseOfPlainLoops) {
   }
 }
 
+TEST(SlicesDeathTest, JoinRefusesSlicesOfAnotherExtent) {
+  Program program(std::make_shared<const StateTable>());
+  Builder builder(program);
+  const SliceCut cut{.sections = {{{8}}}, .dimension = 2, .ranks = 2};
+  const ValueId wider = builder.input("wider", DType::f32, {2, 3, 5});
+  EXPECT_DEATH(join_slices(builder, wider, cut, "whole"), "not the slices of the cut: wider");
+  const ValueId fewer = builder.input("fewer", DType::f32, {3, 3, 4});
+  EXPECT_DEATH(join_slices(builder, fewer, cut, "whole"), "not as many slices: fewer");
+}
+
 }  // namespace
 }  // namespace troupe::testing

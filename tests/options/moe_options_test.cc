@@ -55,6 +55,8 @@ TEST(MoeLayerFreq, RefusesWhatItCannotMean) {
     const std::string message = refusal([&] { parse_moe_layer_freq(pattern, 4); });
     EXPECT_NE(message.find("--moe-layer-freq"), std::string::npos) << pattern << ": " << message;
   }
+  EXPECT_NE(refusal([] { parse_moe_layer_freq("[0]*10000+[1]", 4); }).find("too many layers"),
+            std::string::npos);
   const std::string deep = std::string(50000, '(') + "[1]";
   refusal([&] { parse_moe_layer_freq(deep, 4); });
 }

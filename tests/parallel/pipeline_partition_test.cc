@@ -107,6 +107,7 @@ TEST(PipelinePartition, RefusesTextsThatMeanNothing) {
   expect_refused("*3", 2, 2, "at character 1: '*' means nothing here");
   expect_refused("Et*99999999999L", 2, 1, "the number is too large");
   expect_refused("E((t*1000)*1000)*1000L", 2, 1, "more than 100000 symbols");
+  expect_refused("E(t*1000)*60(t*1000)*60L", 2, 1, "more than 100000 symbols");
   expect_refused(std::string(100, '('), 2, 1, "too many '('");
   expect_refused("", 2, 1, "E (embedding) must stand once");
 }

@@ -133,24 +133,37 @@ class Endings(ProcessesTest):
             f'exec "{HERE.troupe}" "$@"\n')
         return HERE.launcher.run(2, "sh", script, *arguments)
 
+    def large_corpus(self):
+        """Data whose bytes are not all sampled at the start; the place of a token that is not."""
+        (HERE.folder / "large.jsonl").write_text((HERE.folder / "corpus.jsonl").read_text() * 20)
+        done = run("tokenize", "--input", HERE.folder / "large.jsonl", "--output-prefix",
+                   HERE.folder / "large")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # Sampled are 256 blocks of 4 KiB, the first and the last of the file among them.
+        size = (HERE.folder / "large.bin").stat().st_size
+        distance = (size - 4096) // 255
+        self.assertGreater(distance, 4096 + 4)
+        return distance // 2 * 2 - 2
+
     def test_ranks_with_stale_copies_are_refused(self):
-        for name in ("fresh", "stale"):
-            folder = HERE.folder / name
-            folder.mkdir()
-            for extension in ("bin", "idx"):
-                shutil.copy(HERE.folder / f"corpus.{extension}", folder)
-        corpus = HERE.folder / "stale" / "corpus.bin"
-        changed = bytearray(corpus.read_bytes())
-        changed[3000] ^= 1
-        corpus.write_bytes(bytes(changed))
-        arguments = train_arguments(HERE.folder / "copies", "--train-iters", 1)
-        arguments[arguments.index("--data-path") + 1] = "corpus"
-        result = self.start_in_copies(*arguments)
-        self.assertEqual(result.returncode, 2, result.stderr_text)
-        self.assertIn("Rank 1 was not started as rank 0 was. On rank 1: the data set corpus is one of",
-                      result.stderr_text)
+        for folder in ("fresh", "stale"):
+            (HERE.folder / folder).mkdir()
+        for name, place in (("corpus", 3000), ("large", self.large_corpus())):
+            for folder in ("fresh", "stale"):
+                for extension in ("bin", "idx"):
+                    shutil.copy(HERE.folder / f"{name}.{extension}", HERE.folder / folder)
+            copy = HERE.folder / "stale" / f"{name}.bin"
+            changed = bytearray(copy.read_bytes())
+            changed[place] ^= 1
+            copy.write_bytes(bytes(changed))
+            arguments = train_arguments(HERE.folder / f"{name}_copies", "--train-iters", 1)
+            arguments[arguments.index("--data-path") + 1] = name
+            result = self.start_in_copies(*arguments)
+            self.assertEqual(result.returncode, 2, result.stderr_text)
+            self.assertIn(f"Rank 1 was not started as rank 0 was. On rank 1: the data set {name} is "
+                          "one of", result.stderr_text)
         # The same data, and other weights of the same step.
-        shutil.copy(HERE.folder / "fresh" / "corpus.bin", corpus)
+        shutil.copy(HERE.folder / "fresh" / "corpus.bin", HERE.folder / "stale")
         for name, seed in (("fresh", 1), ("stale", 2)):
             done = run(*train_arguments(HERE.folder / name / "run", "--train-iters", 1, "--seed", seed))
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -116,6 +116,21 @@ TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
   EXPECT_EQ(choice.stages, "Et*5|t*2L");
 }
 
+// Of two ranks, the first has begun 2 forwards of its 4 layers before its first backward; with two
+// stages of a rank, 2 (P - 1) + (V - 1) P + 1 = 5 of 2 layers each.
+TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
+  use({"--num-layers", "8"});
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutEstimator estimator(space, config_, cluster_);
+  UnitCosts costs;
+  costs.layer_bytes = 1e12;  // beside which the state is nothing: less than 1e9 bytes
+  LayoutChoice choice;
+  choice.pp = 2;
+  EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), 8e12, 1e9);
+  choice.vpp = 2;
+  EXPECT_NEAR(static_cast<double>(estimator.bytes(costs, choice).all), 10e12, 1e9);
+}
+
 TEST_F(LayoutSearchTest, EstimatesCountAtLeastTheState) {
   use({});
   const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);

@@ -540,6 +540,29 @@ TEST_F(TrainerRun, ASkippedStepLeavesTheScheduleAndTheStepNumberWhereTheyWere) {
   EXPECT_EQ(training(save + "_with").at("position").at("updates"), 2);
 }
 
+// But not the random numbers: those of a skipped step are not drawn again.
+TEST_F(TrainerRun, StepsAfterASkippedOneDrawOtherRandomNumbers) {
+  IndexedDatasetWriter writer(*folder / "alike", TokenType::u16, true);
+  for (int document = 0; document < 40; ++document) {
+    writer.append(std::vector<int32_t>(60, 'a'));
+    writer.end_sequence();
+    writer.end_document();
+  }
+  writer.finish();
+  const auto losses = [&](const std::string& run, const char* dropout) {
+    EXPECT_EQ(train({"--train-iters", "3", "--grad-norm-skip-threshold", "1e-9", "--data-path",
+                     *folder / "alike", "--hidden-dropout", dropout, "--save", run}),
+              ExitStatus::done);
+    EXPECT_EQ(training(run).at("position").at("updates"), 0);
+    return logged(run, "loss");
+  };
+  const std::vector<double> alike = losses(save + "_whole", "0");
+  ASSERT_EQ(alike[0], alike[1]) << "the steps differ in more than their random numbers";
+  const std::vector<double> drawn = losses(save + "_dropped", "0.5");
+  EXPECT_NE(drawn[0], drawn[1]);
+  EXPECT_NE(drawn[1], drawn[2]);
+}
+
 // A fresh optimizer has no moments, whatever the checkpoint has.
 TEST_F(TrainerRun, FinetuningForgetsTheMoments) {
   const Arguments run = {"--train-iters", "4"};
