@@ -1,5 +1,5 @@
 # CUDA, only with -DTROUPE_CUDA=ON. Kernels (.cu) lie beside the rooms' other sources. Code that
-# exists only in these builds asks for TROUPE_WITH_CUDA, which only those sources know that name
+# exists only in these builds asks for TROUPE_WITH_CUDA, which is known in the rooms that have
 # kernels or talk to the GPU; all others are compiled as in a build without CUDA.
 include_guard()
 
@@ -42,9 +42,7 @@ endif()
 set(TROUPE_CUDA_ROOMS comm ops runtime)
 
 function(troupe_use_cuda target)
-  get_target_property(sources ${target} SOURCES)
-  list(FILTER sources EXCLUDE REGEX "_cpu\\.cc$|/cpu/")
-  set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_DEFINITIONS TROUPE_WITH_CUDA)
+  target_compile_definitions(${target} PRIVATE TROUPE_WITH_CUDA)
   target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt CUDA::cupti CUDA::nvrtc
                                           troupe_cuda_libraries)
 endfunction()

@@ -6,8 +6,7 @@
 #
 # Sources of a room are compiled eight at a time: a header is parsed once for eight, which takes a
 # quarter of the time. So they must not give two things one name. TROUPE_UNITY=OFF compiles them one
-# by one, for tools that ask how a single file is compiled. Builds with CUDA do so in the rooms that
-# have CUDA sources, where most others have options of their own, too.
+# by one, for tools that ask how a single file is compiled.
 include_guard()
 option(TROUPE_UNITY "Compile several sources of a room at a time" ON)
 # A source that is included is taken for a header, whose classes should hold nothing of one source.
@@ -44,7 +43,6 @@ function(troupe_add_room room)
                                                   UNITY_BUILD_BATCH_SIZE 8)
   if(TROUPE_CUDA AND room IN_LIST TROUPE_CUDA_ROOMS)
     troupe_use_cuda(troupe_${room})
-    set_target_properties(troupe_${room} PROPERTIES UNITY_BUILD OFF)
   endif()
   set(TROUPE_LIBRARIES troupe_${room} ${TROUPE_LIBRARIES} PARENT_SCOPE)
 endfunction()

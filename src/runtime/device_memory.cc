@@ -51,8 +51,8 @@ DeviceTraits planned_traits() {
 
 namespace {
 
-std::atomic<uint64_t> allocated{0};
-std::atomic<uint64_t> peak{0};
+std::atomic<uint64_t> gpu_allocated{0};
+std::atomic<uint64_t> gpu_peak{0};
 
 }  // namespace
 
@@ -136,21 +136,21 @@ DeviceMemory::DeviceMemory(uint64_t bytes, const std::string& purpose, int gpu)
   check_cuda(cudaMemset(data_, 0, bytes), "clearing memory");
   // Not all of the GPU: another rank's step may run there, and wait for this one.
   check_cuda(cudaStreamSynchronize(nullptr), "clearing memory");
-  const uint64_t now = allocated.fetch_add(bytes) + bytes;
-  uint64_t seen = peak.load();
-  while (now > seen && !peak.compare_exchange_weak(seen, now)) {
+  const uint64_t now = gpu_allocated.fetch_add(bytes) + bytes;
+  uint64_t seen = gpu_peak.load();
+  while (now > seen && !gpu_peak.compare_exchange_weak(seen, now)) {
   }
 }
 
 uint64_t DeviceMemory::peak_allocated_bytes() {
-  return peak.load();
+  return gpu_peak.load();
 }
 
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   cudaSetDevice(gpu_);
   cudaFree(data_);  // after a fault of the GPU this fails, too, and there is nothing left to do
-  allocated.fetch_sub(bytes_);
+  gpu_allocated.fetch_sub(bytes_);
 }
 
 void DeviceMemory::copy_in(const std::byte* host, uint64_t begin, uint64_t bytes) const {

@@ -14,47 +14,49 @@ CudaKernel attention_sink_gradient_cuda_kernel(const OpView& op);
 
 namespace {
 
-enum Input : uint8_t { kDOut, kOut, kLse, kSinks, kTarget };
+enum SinkInput : uint8_t { kDOutInput, kOutInput, kLseInput, kSinksInput, kTargetInput };
 
 void infer_attention_sink_gradient(InferContext& context) {
   TROUPE_CHECK(context.input_count() == 5,
                "attention_sink_gradient: takes d_out, out, lse, sinks and target");
   const auto& attributes = context.attributes<AttentionSinkGradientAttributes>();
-  const Value& out = context.input(kOut);
+  const Value& out = context.input(kOutInput);
   const int64_t rows = out.shape[0];
   TROUPE_CHECK(is_float(out.dtype) && attributes.heads >= 1 && attributes.value_dim >= 1 &&
                    out.shape == Shape({rows, int64_t{attributes.heads} * attributes.value_dim}) &&
-                   context.input(kDOut).dtype == out.dtype &&
-                   context.input(kDOut).shape == out.shape &&
-                   context.input(kLse).dtype == accumulation_dtype(out.dtype) &&
-                   context.input(kLse).shape == Shape({rows, attributes.heads}),
+                   context.input(kDOutInput).dtype == out.dtype &&
+                   context.input(kDOutInput).shape == out.shape &&
+                   context.input(kLseInput).dtype == accumulation_dtype(out.dtype) &&
+                   context.input(kLseInput).shape == Shape({rows, attributes.heads}),
                "attention_sink_gradient: operands of " + out.name);
-  check_attention_sinks(context, kSinks, attributes.heads, attributes.first_sink);
-  declare_weight_gradient(context, kTarget, "", accumulation_dtype(out.dtype),
-                          context.input(kSinks).shape);
+  check_attention_sinks(context, kSinksInput, attributes.heads, attributes.first_sink);
+  declare_weight_gradient(context, kTargetInput, "", accumulation_dtype(out.dtype),
+                          context.input(kSinksInput).shape);
 }
 
 // A product of d_out and out for each element, and a sum for each head.
 Cost cost_attention_sink_gradient(const OpView& op) {
   const double passes = op.attributes<AttentionSinkGradientAttributes>().accumulate ? 2 : 1;
-  return {.flops = 2 * static_cast<double>(op.input(kOut).shape.elements()) +
-                   3 * static_cast<double>(op.input(kLse).shape.elements()),
-          .bytes = static_cast<double>(2 * op.input(kOut).bytes() + op.input(kLse).bytes() +
-                                       op.input(kSinks).bytes()) +
-                   passes * static_cast<double>(op.output(0).bytes())};
+  return {
+      .flops = 2 * static_cast<double>(op.input(kOutInput).shape.elements()) +
+               3 * static_cast<double>(op.input(kLseInput).shape.elements()),
+      .bytes = static_cast<double>(2 * op.input(kOutInput).bytes() + op.input(kLseInput).bytes() +
+                                   op.input(kSinksInput).bytes()) +
+               passes * static_cast<double>(op.output(0).bytes())};
 }
 
 uint64_t workspace_attention_sink_gradient(const OpView& op) {
-  const Shape& shape = op.input(kOut).shape;
+  const Shape& shape = op.input(kOutInput).shape;
   return static_cast<uint64_t>(row_pieces(shape[0], shape[1]).count) *
-         static_cast<uint64_t>(op.input(kSinks).shape[0]) *
-         size_of(accumulation_dtype(op.input(kOut).dtype));
+         static_cast<uint64_t>(op.input(kSinksInput).shape[0]) *
+         size_of(accumulation_dtype(op.input(kOutInput).dtype));
 }
 
 uint64_t cuda_scratch_attention_sink_gradient(const OpView& op) {
   // The pieces of the sums, and what each row of a head adds to them.
-  return row_sums_bytes(op.input(kOut).dtype, op.input(kOut).shape[0], op.input(kSinks).shape[0]) +
-         op.input(kLse).bytes();
+  return row_sums_bytes(op.input(kOutInput).dtype, op.input(kOutInput).shape[0],
+                        op.input(kSinksInput).shape[0]) +
+         op.input(kLseInput).bytes();
 }
 
 std::string print_attention_sink_gradient(const Attributes& attributes) {
