@@ -1,7 +1,5 @@
 #include "ops/precision/quantized_kernels.h"
 
-#include <limits>
-
 #include "ops/choose_kernel.h"
 #include "ops/precision/cuda/widen_codes.h"
 #include "ops/product_scratch.h"
@@ -15,18 +13,6 @@ bool has_one_scale_each(const Form& attributes) {
   return attributes.blocks[0] == BlockShape{} && attributes.blocks[1] == BlockShape{};
 }
 
-// Whether the rows of operands and result, of `dtype`, can be copied in tiles and counted in 32
-// bits.
-bool are_tiled(const OpView& op, DType dtype) {
-  for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
-    if (!is_made_of_packs(shape.back(), dtype)) return false;
-    for (int i = 0; i < shape.rank(); ++i) {
-      if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) return false;
-    }
-  }
-  return true;
-}
-
 // Of the product of wide operands: why it is no faster than that of bf16 ones, or slower.
 SlowKernel why_widened(const OpView& op, const DeviceTraits& device) {
   const auto& attributes = op.attributes<Form>();
@@ -37,7 +23,7 @@ SlowKernel why_widened(const OpView& op, const DeviceTraits& device) {
 }
 
 uint64_t widened_scratch_bytes(const OpView& op, DType wide, uint64_t own_scratch) {
-  uint64_t bytes = widened_bytes(static_cast<int64_t>(own_scratch), 1);
+  uint64_t bytes = align_scratch(own_scratch);
   for (int i = 0; i < 2; ++i) {
     bytes += widened_bytes(op.input(i).shape.elements(), size_of(wide));
   }
@@ -74,11 +60,11 @@ DType widened_dtype(const Form& attributes) {
 
 KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& device,
                                       CodesProduct product, bool grouped,
-                                      CudaKernel (*widened)(const OpView&, GroupedVariant)) {
+                                      CudaKernel (*widened)(GroupedVariant)) {
   const auto& attributes = op.attributes<Form>();
   const GroupedVariant tiled = tiled_variant(rows_of_group(op, product, grouped));
   const bool on_hopper = attributes.compute == DType::bf16 && device.major() == 9;
-  if (on_hopper && has_one_scale_each(attributes) && are_tiled(op, op.input(0).dtype)) {
+  if (on_hopper && has_one_scale_each(attributes) && has_tiled_operands(op, op.input(0).dtype)) {
     const bool pair = tiled == GroupedVariant::sm90_pair;
     KernelChoice choice = make_choice(op, device, pair ? "sm90 codes pair" : "sm90 codes", nullptr);
     choice.function =
@@ -87,10 +73,10 @@ KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& devi
     return choice;
   }
   const DType wide = widened_dtype(attributes);
-  const bool on_tiles = on_hopper && wide == DType::bf16 && are_tiled(op, wide);
+  const bool on_tiles = on_hopper && wide == DType::bf16 && has_tiled_operands(op, wide);
   KernelChoice choice = make_choice(op, device, "widened", nullptr);
   if (widened != nullptr) {
-    choice.function = widened(op, on_tiles ? tiled : GroupedVariant::plain);
+    choice.function = widened(on_tiles ? tiled : GroupedVariant::plain);
   }
   choice.slow = why_widened(op, device);
   choice.needs.scratch = widened_scratch_bytes(op, wide, grouped ? 0 : kProductScratchBytes);

@@ -23,6 +23,6 @@ DType widened_dtype(const QuantizedProductAttributes& attributes);
 // without CUDA.
 KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& device,
                                       CodesProduct product, bool grouped,
-                                      CudaKernel (*widened)(const OpView&, GroupedVariant));
+                                      CudaKernel (*widened)(GroupedVariant));
 
 }  // namespace troupe

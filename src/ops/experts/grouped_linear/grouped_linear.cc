@@ -1,7 +1,6 @@
 #include "ops/experts/grouped_linear/grouped_linear.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
@@ -119,20 +118,11 @@ uint64_t scratch_grouped_linear_weight_gradient(const OpView& op) {
       op.input(0).dtype, op.input(1).dtype, op.output(0).dtype);
 }
 
-// The kernel of grouped_product_sm90.cuh is for bf16 on Hopper, with rows that can be copied in
-// tiles (has_tiled_rows), all counted in 32 bits.
+// The kernel of grouped_product_sm90.cuh is for bf16 on Hopper.
 SlowKernel slow_grouped_product(const OpView& op, const DeviceTraits& device) {
   if (op.input(0).dtype != DType::bf16) return SlowKernel::dtype;
   if (device.major() != 9) return SlowKernel::compute_capability;
-  for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
-    if (!is_made_of_packs(shape.back(), DType::bf16)) return SlowKernel::row_bytes;
-    for (int i = 0; i < shape.rank(); ++i) {
-      if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) {
-        return SlowKernel::row_bytes;
-      }
-    }
-  }
-  return SlowKernel::no;
+  return has_tiled_operands(op, DType::bf16) ? SlowKernel::no : SlowKernel::row_bytes;
 }
 
 const char* name_of_grouped(GroupedVariant variant) {

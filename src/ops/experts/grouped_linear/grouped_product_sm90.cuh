@@ -35,6 +35,7 @@
 
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/precision/cuda/codes_scratch.h"
 #include "program/cuda/device.cuh"
 
 // Hopper's TMA and wgmma exist for the architecture 90a alone. A GPU of compute
@@ -113,16 +114,6 @@ struct GroupedCut {
   static constexpr int kSharedBytes = kPlacesAt + kWarpgroups * kBoxes * 16 + 1024;  // to align it
   static_assert(kSharedBytes <= 232448 && kNotesAt % 16 == 0);
 };
-
-// Transposed codes of groups' rows: where the columns of a group begin whose rows begin at `begin`,
-// and all columns of `rows` rows.
-inline constexpr int32_t kCodePadding = 128;
-__host__ __device__ constexpr int32_t padded_begin(int32_t begin, int32_t group) {
-  return (begin / kCodePadding + group) * kCodePadding;
-}
-constexpr int64_t padded_columns(int64_t rows, int64_t groups) {
-  return (rows / kCodePadding + groups) * kCodePadding;
-}
 
 struct GroupedSizes {
   const int32_t* offsets = nullptr;  // [groups + 1]

@@ -1,6 +1,9 @@
 #include "ops/experts/grouped_linear/grouped_variant.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "program/cuda_kernel.h"
 
 namespace troupe {
 namespace {
@@ -15,6 +18,16 @@ constexpr int64_t kPairRows = 1024;
 
 GroupedVariant tiled_variant(int64_t rows_of_group) {
   return rows_of_group >= kPairRows ? GroupedVariant::sm90_pair : GroupedVariant::sm90;
+}
+
+bool has_tiled_operands(const OpView& op, DType dtype) {
+  for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
+    if (!is_made_of_packs(shape.back(), dtype)) return false;
+    for (int i = 0; i < shape.rank(); ++i) {
+      if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) return false;
+    }
+  }
+  return true;
 }
 
 // With experts on several ranks the buffer has room for many times as many rows as are expected.

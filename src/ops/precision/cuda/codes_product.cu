@@ -6,8 +6,6 @@
 namespace troupe {
 namespace {
 
-static_assert(CodesScratch::kPadding == kCodePadding);
-
 // As for products in bf16: tiles of rows that are computed for all columns before the next ones.
 constexpr int32_t kCodesPanel = 16;
 

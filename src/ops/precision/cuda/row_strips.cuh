@@ -26,6 +26,13 @@ inline ScaleGrid cuda_grid_of(const CudaTensor& x, BlockShape block, const CudaT
           offsets.data == nullptr ? 0 : offsets.shape[0] - 1};
 }
 
+// The live rows of all matrices.
+inline LiveRows live_rows_of(const CudaTensor& x, const ScaleGrid& grid) {
+  LiveRows rows(x);
+  rows.bound = grid.rows();
+  return rows;
+}
+
 // Blocks of kStripThreads; each lane reads `step` elements of a row.
 inline unsigned strip_blocks(const ScaleGrid& grid, int step) {
   const int64_t strips =

@@ -52,14 +52,12 @@ __global__ void __launch_bounds__(kStripThreads)
 template <class Wide, __nv_fp8_interpretation_t kFormat, class Scale>
 void launch_widen(const CudaKernelArguments& args, int input, const ScaleGrid& grid, void* out) {
   const CudaTensor& codes = args.input(input);
-  LiveRows rows(codes);
-  rows.bound = grid.rows();
   const bool packs = grid.columns() % kCodesStep == 0;
   launch(args, {strip_blocks(grid, packs ? kCodesStep : 1), kStripThreads},
          packs ? widen_kernel<kFormat, Scale, Wide, kCodesStep>
                : widen_kernel<kFormat, Scale, Wide, 1>,
          static_cast<const uint8_t*>(codes.data),
-         static_cast<const Scale*>(args.input(input + 2).data), rows, grid,
+         static_cast<const Scale*>(args.input(input + 2).data), live_rows_of(codes, grid), grid,
          static_cast<Wide*>(out));
 }
 
@@ -100,7 +98,7 @@ void run_widened(const CudaKernelArguments& args, const WidenedProduct& product)
   const CudaTensor none;
   const CudaTensor& offsets = product.offsets < 0 ? none : args.input(product.offsets);
   std::array<CudaTensor, 3> inputs;
-  std::byte* scratch = args.scratch + widened_bytes(static_cast<int64_t>(product.own_scratch), 1);
+  std::byte* scratch = args.scratch + align_scratch(product.own_scratch);
   for (int i = 0; i < 2; ++i) {
     CudaTensor& input = inputs[static_cast<size_t>(i)];
     input = wide_tensor(args.input(i), product.wide, scratch);

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ops/precision/quantized_product.h"
+#include "ops/product_scratch.h"
 #include "program/cuda_kernel.h"
 
 namespace troupe {
@@ -26,7 +27,7 @@ void run_widened(const CudaKernelArguments& args, const WidenedProduct& product)
 // Scratch memory is booked in multiples of 256 bytes: first the kernel's own, then both operands,
 // then a bias in f32.
 constexpr uint64_t widened_bytes(int64_t elements, size_t size) {
-  return (static_cast<uint64_t>(elements) * size + 255) / 256 * 256;
+  return align_scratch(static_cast<uint64_t>(elements) * size);
 }
 
 }  // namespace troupe

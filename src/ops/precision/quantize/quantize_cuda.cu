@@ -159,13 +159,6 @@ __global__ void __launch_bounds__(kStripThreads)
   }
 }
 
-// The live rows of all matrices.
-LiveRows rows_of(const CudaTensor& x, const ScaleGrid& grid) {
-  LiveRows rows(x);
-  rows.bound = grid.rows();
-  return rows;
-}
-
 template <class T>
 void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, uint32_t* maxima,
                  int64_t count) {
@@ -175,7 +168,7 @@ void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, uint32_
   constexpr int kPack = Pack<T>::kElements;
   launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
          packs ? block_maxima_kernel<T, kPack> : block_maxima_kernel<T, 1>, args.in<T>(0),
-         rows_of(args.input(0), grid), grid, maxima);
+         live_rows_of(args.input(0), grid), grid, maxima);
 }
 
 template <class T, __nv_fp8_interpretation_t kFormat>
@@ -184,7 +177,8 @@ void store_codes(const CudaKernelArguments& args, const ScaleGrid& grid, const f
   constexpr int kPack = Pack<T>::kElements;
   launch(args, {strip_blocks(grid, packs ? kPack : 1), kStripThreads},
          packs ? codes_kernel<kFormat, T, kPack> : codes_kernel<kFormat, T, 1>, args.in<T>(0),
-         rows_of(args.input(0), grid), grid, factors, static_cast<uint8_t*>(args.output(0).data));
+         live_rows_of(args.input(0), grid), grid, factors,
+         static_cast<uint8_t*>(args.output(0).data));
 }
 
 template <class T>

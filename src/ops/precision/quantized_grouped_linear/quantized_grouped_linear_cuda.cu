@@ -35,17 +35,15 @@ CudaKernel select_widened_grouped(GroupedVariant variant) {
 
 }  // namespace
 
-CudaKernel quantized_grouped_linear_cuda_kernel(const OpView&, GroupedVariant variant) {
+CudaKernel quantized_grouped_linear_cuda_kernel(GroupedVariant variant) {
   return select_widened_grouped<&grouped_linear_cuda_kernel_of>(variant);
 }
 
-CudaKernel quantized_grouped_linear_data_gradient_cuda_kernel(const OpView&,
-                                                              GroupedVariant variant) {
+CudaKernel quantized_grouped_linear_data_gradient_cuda_kernel(GroupedVariant variant) {
   return select_widened_grouped<&grouped_linear_data_gradient_cuda_kernel_of>(variant);
 }
 
-CudaKernel quantized_grouped_linear_weight_gradient_cuda_kernel(const OpView&,
-                                                                GroupedVariant variant) {
+CudaKernel quantized_grouped_linear_weight_gradient_cuda_kernel(GroupedVariant variant) {
   return select_widened_grouped<&grouped_linear_weight_gradient_cuda_kernel_of>(variant);
 }
 

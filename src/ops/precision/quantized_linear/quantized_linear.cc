@@ -10,9 +10,9 @@
 
 namespace troupe {
 
-CudaKernel quantized_linear_cuda_kernel(const OpView& op, GroupedVariant variant);
-CudaKernel quantized_linear_data_gradient_cuda_kernel(const OpView& op, GroupedVariant variant);
-CudaKernel quantized_linear_weight_gradient_cuda_kernel(const OpView& op, GroupedVariant variant);
+CudaKernel quantized_linear_cuda_kernel(GroupedVariant variant);
+CudaKernel quantized_linear_data_gradient_cuda_kernel(GroupedVariant variant);
+CudaKernel quantized_linear_weight_gradient_cuda_kernel(GroupedVariant variant);
 
 namespace {
 

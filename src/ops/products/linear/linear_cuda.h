@@ -28,7 +28,9 @@ struct SplitScratch {
   SplitScratch(int64_t rows, int64_t outputs, int64_t inputs)
       : second_offset(align(rows * kSplitParts * outputs * int64_t{sizeof(bf16)})),
         bytes(second_offset + align(kSplitParts * outputs * inputs * int64_t{sizeof(float)})) {}
-  static int64_t align(int64_t size) { return (size + 255) / 256 * 256; }
+  static int64_t align(int64_t size) {
+    return static_cast<int64_t>(align_scratch(static_cast<uint64_t>(size)));
+  }
 
   // Type: of the parts, a bf16.
   template <class Type>
