@@ -263,11 +263,7 @@ TEST_P(Qwen35, LayersOfMultiTokenPredictionLoadInEveryForm) {
   wanted.mtp_num_layers = 1;
   const ModelState state = declare_model_state(wanted, DType::f32, /*trained=*/false);
   const StateStorage storage(state.table);
-  float value = 1;
-  for (int32_t id = 0; id < state.table->size(); ++id) {
-    const TensorView view = storage.view(StateId{id});
-    for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
-  }
+  number_elements(state, storage);
   save_hf_model(folder / "mtp", wanted, state, storage, kWholeFile);
   const json text = json::parse(get_file(folder / "mtp/config.json"));
   EXPECT_EQ(text.at("mtp_num_hidden_layers"), 1);

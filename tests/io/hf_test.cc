@@ -849,11 +849,7 @@ class HfMtpFolder : public ::testing::TestWithParam<MtpFolder> {
   std::string write(const HfExport& what = {}) const {
     const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
     const StateStorage storage(state.table);
-    float value = 1;
-    for (int32_t id = 0; id < state.table->size(); ++id) {
-      const TensorView view = storage.view(StateId{id});
-      for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
-    }
+    number_elements(state, storage);
     save_hf_model(folder / "model", config, state, storage, kOneFile, what);
     return folder / "model";
   }
@@ -1020,11 +1016,7 @@ TEST(HfMtp, ARepeatedLayerIsOne) {
 
     const ModelState state = declare_model_state(config, DType::f32, /*trained=*/false);
     const StateStorage storage(state.table);
-    float value = 1;
-    for (int32_t id = 0; id < state.table->size(); ++id) {
-      const TensorView view = storage.view(StateId{id});
-      for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
-    }
+    number_elements(state, storage);
     save_hf_model(folder / "model", config, state, storage, kOneFile);
     EXPECT_EQ(hf_folder_prediction_layers(folder / "model"), 1);
     const StateStorage again(state.table);

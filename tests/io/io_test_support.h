@@ -1,10 +1,12 @@
 // What the tests of the io room share: folders in memory that clean up after themselves, whole
-// files, and the message of an expected error.
+// files, the message of an expected error, and states of which no two elements are alike.
 #pragma once
 
 #include <filesystem>
 #include <unistd.h>
 
+#include "model/parameters.h"
+#include "runtime/state_storage.h"
 #include "support/errors.h"
 #include "support/files.h"
 
@@ -27,5 +29,14 @@ class TempFolder : public testing::TempFolder {
     return ::access(memory.c_str(), W_OK) == 0 ? memory : std::filesystem::temp_directory_path();
   }
 };
+
+// Gives every element of a state in f32 its own number, counted from 1.
+inline void number_elements(const ModelState& state, const StateStorage& storage) {
+  float value = 1;
+  for (int32_t id = 0; id < state.table->size(); ++id) {
+    const TensorView view = storage.view(StateId{id});
+    for (int64_t i = 0; i < view.shape.elements(); ++i) view.as<float>()[i] = value++;
+  }
+}
 
 }  // namespace troupe::io_test

@@ -244,14 +244,7 @@ TEST_F(Refusals, GoodShapesPass) {
 TEST_F(Refusals, SparseAttentionThatCannotBe) {
   const auto sparse = [&] {
     config = moe_model(2);
-    config.multi_latent_attention = true;
-    config.num_query_groups = config.num_attention_heads;
-    config.q_lora_rank = 20;
-    config.kv_lora_rank = 14;
-    config.qk_head_dim = 4;
-    config.qk_pos_emb_head_dim = 6;
-    config.kv_channels = 10;
-    config.v_head_dim = 8;
+    set_latent_attention(config);
     config.dsa_indexer_topk = 4;
     config.dsa_indexer_n_heads = 2;
     config.dsa_indexer_head_dim = 8;

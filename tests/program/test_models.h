@@ -20,6 +20,18 @@ inline ModelConfig dense_model(int32_t layers) {
   return config;
 }
 
+// Multi-latent attention of sizes of which no two are the same.
+inline void set_latent_attention(ModelConfig& config) {
+  config.multi_latent_attention = true;
+  config.num_query_groups = config.num_attention_heads;
+  config.q_lora_rank = 20;
+  config.kv_lora_rank = 14;
+  config.qk_head_dim = 4;
+  config.qk_pos_emb_head_dim = 6;
+  config.kv_channels = 10;
+  config.v_head_dim = 8;
+}
+
 inline ModelConfig moe_model(int32_t layers) {
   ModelConfig config = dense_model(layers);
   config.ffn_hidden_size = 0;

@@ -13,6 +13,7 @@
 #include "model/blocks/moe.h"
 #include "model/blocks/norm.h"
 #include "model/parameter_layout.h"
+#include "program/test_models.h"
 #include "support/layout_models.h"
 
 namespace troupe::testing {
@@ -59,15 +60,8 @@ std::vector<NamedModel> models() {
 
   // As DeepSeek-V3 has it, with stretched positions; its groups go by their best expert.
   ModelConfig latent = shared;
-  latent.multi_latent_attention = true;
-  latent.num_query_groups = latent.num_attention_heads;
+  set_latent_attention(latent);
   latent.qk_layernorm = true;
-  latent.q_lora_rank = 20;
-  latent.kv_lora_rank = 14;
-  latent.qk_head_dim = 4;
-  latent.qk_pos_emb_head_dim = 6;
-  latent.kv_channels = 10;
-  latent.v_head_dim = 8;
   latent.rotary_interleaved = true;
   latent.rope_scaling_type = RopeScalingKind::yarn;
   latent.rope_scaling_factor = 4;

@@ -250,14 +250,7 @@ struct Twins {
 
 ModelConfig latent_model() {
   ModelConfig config = moe_model(2);
-  config.multi_latent_attention = true;
-  config.num_query_groups = config.num_attention_heads;
-  config.q_lora_rank = 20;
-  config.kv_lora_rank = 14;
-  config.qk_head_dim = 4;
-  config.qk_pos_emb_head_dim = 6;
-  config.kv_channels = 10;
-  config.v_head_dim = 8;
+  set_latent_attention(config);
   config.init_method_std = 0.15;  // gradients reach through two products
   return config;
 }

@@ -435,14 +435,7 @@ TEST(SparseAttentionStep, IndexersAndTheModelLearnApart) {
     config.init_method_std = 0.15;
     config.moe_layers[0] = false;
     config.ffn_hidden_size = 40;
-    config.multi_latent_attention = true;
-    config.num_query_groups = config.num_attention_heads;
-    config.q_lora_rank = 20;
-    config.kv_lora_rank = 14;
-    config.qk_head_dim = 4;
-    config.qk_pos_emb_head_dim = 6;
-    config.kv_channels = 10;
-    config.v_head_dim = 8;
+    set_latent_attention(config);
     config.dsa_indexer_topk = 4;
     config.dsa_indexer_n_heads = 3;
     config.dsa_indexer_head_dim = 8;
