@@ -3,10 +3,12 @@ that slows down slows all of them down. Prints a table in Markdown: for each mod
 each build, medians over the rounds of what `troupe bench` measures, their ratio to the first build's,
 and the operations whose time differs most.
 
-Usage: python3 bench/compare_steps.py [--rounds N] [--rows FILE] PROGRAM[:FLAGS] [PROGRAM[:FLAGS] ...]
+Usage: python3 bench/compare_steps.py [--rounds N] [--rows FILE] [--reports FOLDER]
+         PROGRAM[:FLAGS] [PROGRAM[:FLAGS] ...]
   PROGRAM  a troupe; FLAGS, separated by spaces, are added to its command lines
   FILE     flags of `troupe bench`, a line for each model; without it the four rows of
            docs/benchmarks/gpu_training_step.md
+  FOLDER   gets what each `troupe bench` reported: ROW-BUILD-ROUND.json, counted from 0
 
   python3 bench/compare_steps.py old/build-cuda/troupe build-cuda/troupe
   python3 bench/compare_steps.py build-cuda/troupe \\
@@ -15,6 +17,7 @@ Usage: python3 bench/compare_steps.py [--rounds N] [--rows FILE] PROGRAM[:FLAGS]
 
 import argparse
 import json
+import pathlib
 import shlex
 import statistics
 import subprocess
@@ -60,6 +63,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rows", help="file with flags, a line for each model")
+    parser.add_argument("--reports", type=pathlib.Path, help="folder for all reports")
     parser.add_argument("programs", nargs="+")
     options = parser.parse_args()
     rows = GPU_ROWS
@@ -70,14 +74,19 @@ def main():
     print("| `bench` | build | step, ms | of the first | TFLOP/s | limit | what differs most, ms |")
     print("|---|---|---|---|---|---|---|", flush=True)
     failed = False
-    for row in rows:
+    for row_index, row in enumerate(rows):
         reports = [[] for _ in builds]
-        for _ in range(options.rounds):
-            for build, of_build in zip(builds, reports):
+        for round_index in range(options.rounds):
+            for i, (build, of_build) in enumerate(zip(builds, reports)):
                 report = measure(*build, row)
                 failed = failed or report is None
-                if report is not None:
-                    of_build.append(report)
+                if report is None:
+                    continue
+                of_build.append(report)
+                if options.reports:
+                    options.reports.mkdir(parents=True, exist_ok=True)
+                    path = options.reports / f"{row_index}-{i}-{round_index}.json"
+                    path.write_text(json.dumps(report, indent=1))
         times = [statistics.median([1e3 * r["step_time_s"] for r in of_build] or [float("nan")])
                  for of_build in reports]
         for i, of_build in enumerate(reports):

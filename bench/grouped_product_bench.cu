@@ -1,19 +1,26 @@
-// The products of experts on a GPU, in bf16, through the operations' own kernels: forward, gradient
-// of the data, gradient of the weights, of both matrices of the expert blocks of known models.
+// The products of experts on a GPU, in bf16 or 8 bits, through the operations' own kernels:
+// forward, gradient of the data, gradient of the weights, of both matrices of the expert blocks of
+// known models.
 //
-// Usage: grouped_product_bench [MODEL]     (one of kModels; otherwise all)
+// Usage: grouped_product_bench bf16|RECIPE [MODEL]
+//   RECIPE  of --fp8-recipe, with e4m3 codes: tensorwise, blockwise or mxfp8
+//   MODEL   one of kModels; otherwise all
 //
 // For each product a line: rows of an expert, on average; median time of seven runs after two; the
 // rate; its share of what cuBLASLt reaches on 8192 x 8192 x 8192 in the same minute; and for
-// weight gradients the rate when they are added to what is there. "skewed": the largest expert has
+// weight gradients the rate when they are added to what is there. In 8 bits also the time that
+// quantising each operand takes, which is not in the rate. "skewed": the largest expert has
 // some four times the rows of the average. Operands are random: zeros run faster. Before it is
 // timed, every product is compared with plain sums at 65,536 places; exit status 1 if one is off.
+// For 8 bits operands are numbers that quantisation leaves as they are.
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <cuda_fp8.h>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +28,10 @@
 #include "base/random.h"
 #include "ops/cuda/context.h"
 #include "ops/experts/grouped_linear/grouped_linear.h"
+#include "ops/precision/quantize/quantize.h"
+#include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
+#include "ops/precision/quantized_product.h"
+#include "ops/precision/recipe.h"
 #include "program/builder.h"
 #include "program/cuda/device.cuh"
 #include "runtime/device_memory.h"
@@ -75,13 +86,20 @@ __device__ uint32_t mix(uint64_t x) {
   return static_cast<uint32_t>(x >> 32);
 }
 
-// Sums of two uniform numbers, between -scale and scale.
-__global__ void fill_kernel(Bf16* data, int64_t elements, uint32_t seed, float scale) {
+// Sums of two uniform numbers, between -scale and scale. `codes`: such that quantisation leaves
+// them as they are, codes of e4m3 over 512, of which the largest is in every expert's rows. `scale`
+// is a power of two.
+__global__ void fill_kernel(Bf16* data, int64_t elements, uint32_t seed, float scale, bool codes) {
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += threads) {
     const uint32_t bits = mix(static_cast<uint64_t>(i) * 2654435761ULL + seed);
     const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16));
-    data[i] = __float2bfloat16_rn((sum / 65535.0F - 1.0F) * scale);
+    float number = sum / 65535.0F - 1.0F;
+    if (codes) {
+      const float code = i % 4093 == 0 ? 448.0F : number * 448.0F;
+      number = static_cast<float>(__nv_fp8_e4m3(code)) / 512.0F;
+    }
+    data[i] = __float2bfloat16_rn(number * scale);
   }
 }
 
@@ -138,6 +156,8 @@ __global__ void check_kernel(const Bf16* left, const Bf16* right, const int32_t*
 
 // What sums of some thousand terms in fp32 may be off, as a share of their magnitudes.
 constexpr float kTolerance = 1e-5F;
+// Of codes, tensor cores drop what lies 13 bits below the largest number that they add.
+constexpr float kCodesTolerance = 0x1p-13F;
 
 double median_ms(const std::function<void()>& run) {
   cudaEvent_t begin = nullptr;
@@ -160,8 +180,8 @@ double median_ms(const std::function<void()>& run) {
   return times[kRuns / 2];
 }
 
-void fill(const DeviceArray& array, int64_t elements, uint32_t seed, float scale) {
-  fill_kernel<<<1024, 256>>>(array.as<Bf16>(), elements, seed, scale);
+void fill(const DeviceArray& array, int64_t elements, uint32_t seed, float scale, bool codes) {
+  fill_kernel<<<1024, 256>>>(array.as<Bf16>(), elements, seed, scale, codes);
   check_cuda(cudaGetLastError(), "filling memory");
 }
 
@@ -172,8 +192,8 @@ double measure_limit() {
   const DeviceArray right(kSide * kSide * 2);
   const DeviceArray out(kSide * kSide * 2);
   const DeviceArray scratch(static_cast<int64_t>(kProductScratchBytes));
-  fill(left, kSide * kSide, 1, 1);
-  fill(right, kSide * kSide, 2, 1);
+  fill(left, kSide * kSide, 1, 1, false);
+  fill(right, kSide * kSide, 2, 1, false);
   CudaContext context;
   DenseProduct product{.m = kSide,
                        .n = kSide,
@@ -223,74 +243,150 @@ const char* name_of(Product product) {
   }
 }
 
-// A program of the one operation, with its kernel bound.
-class Operation {
+const OpSpec& kind_of(Product product) {
+  switch (product) {
+    case Product::forward:
+      return kGroupedLinear;
+    case Product::data_gradient:
+      return kGroupedLinearDataGradient;
+    default:
+      return kGroupedLinearWeightGradient;
+  }
+}
+
+// A product in bf16, or both its operands' quantisations and the product of their codes.
+class Operations {
  public:
-  Operation(Product product, int64_t experts, int64_t rows, int64_t outputs, int64_t inputs) {
+  Operations(Product product, int64_t experts, int64_t rows, int64_t outputs, int64_t inputs,
+             Fp8Recipe recipe) {
     Builder builder(program_);
-    const ValueId offsets = builder.input("offsets", DType::i32, {experts + 1});
-    const auto rows_of = [&](const char* name, int64_t width) {
-      return builder.input(name, DType::bf16, {rows, width});
-    };
-    const auto weight = [&] { return builder.input("w", DType::bf16, {experts, outputs, inputs}); };
-    const Attributes none{NoAttributes()};
-    if (product == Product::forward) {
-      builder.emit(kGroupedLinear, none, {rows_of("x", inputs), weight(), offsets}, "out");
-    } else if (product == Product::data_gradient) {
-      builder.emit(kGroupedLinearDataGradient, none, {rows_of("dy", outputs), weight(), offsets},
-                   "out");
-    } else {
-      builder.emit(kGroupedLinearWeightGradient,
-                   Attributes(GroupedLinearWeightGradientAttributes()),
-                   {rows_of("dy", outputs), rows_of("x", inputs), offsets, ValueId{}}, "out");
+    const bool weights = product == Product::weight_gradient;
+    const int64_t depth = product == Product::forward ? inputs : outputs;
+    left = builder.input("left", DType::bf16, {rows, depth});
+    right = builder.input("right", DType::bf16,
+                          weights ? Shape{rows, inputs} : Shape{experts, outputs, inputs});
+    offsets = builder.input("offsets", DType::i32, {experts + 1});
+    const OpSpec& kind = kind_of(product);
+    if (recipe == Fp8Recipe::none) {
+      std::vector<ValueId> operands = {left, right, offsets};
+      if (weights) operands.emplace_back();
+      builder.emit(kind, attributes_of(weights), operands, "out");
+      return;
     }
+    const QuantizedForm& form = *kind.quantized;
+    QuantizedProductAttributes attributes;
+    std::array<Quantized, 2> codes;
+    for (size_t i = 0; i < 2; ++i) {
+      const QuantizeAttributes own = quantization_of(form.operands[i], recipe, Fp8Format::e4m3);
+      const bool by_expert = (i == 0 || weights) && own.block.rows != 1;
+      attributes.blocks[i] = own.block;
+      codes[i] = quantize(builder, i == 0 ? left : right, by_expert ? offsets : ValueId{}, {}, own,
+                          "codes");
+    }
+    std::vector<ValueId> operands = {codes[0].codes, codes[1].codes, codes[0].scales,
+                                     codes[1].scales, offsets};
+    if (weights) operands.emplace_back();
+    builder.emit(*form.kind, Attributes(attributes), operands, "out");
   }
 
-  OpView view() const { return {program_, program_.op(0)}; }
-  KernelChoice kernel() const { return view().op.spec->cuda(view(), device_traits(0)); }
+  const Program& program() const { return program_; }
+  int32_t product() const { return program_.op_count() - 1; }
+
+  ValueId left;
+  ValueId right;
+  ValueId offsets;
 
  private:
+  static Attributes attributes_of(bool weights) {
+    if (weights) return Attributes(GroupedLinearWeightGradientAttributes());
+    return Attributes(NoAttributes());
+  }
+
   Program program_{std::make_shared<const StateTable>()};
 };
 
-bool measure(const Model& model, Product product, bool second, bool skewed, double limit) {
+// Memory for all values of a program, and its operations' kernels.
+class Device {
+ public:
+  explicit Device(const Program& program) : program_(program) {
+    for (int32_t i = 0; i < program.value_count(); ++i) {
+      values_.push_back(
+          std::make_unique<DeviceArray>(static_cast<int64_t>(program.value(ValueId{i}).bytes())));
+    }
+    uint64_t scratch = 1;
+    for (int32_t i = 0; i < program.op_count(); ++i) {
+      kernels_.push_back(
+          program.op(i).spec->cuda(OpView{program, program.op(i)}, device_traits(0)));
+      scratch = std::max(scratch, kernels_.back().needs.scratch);
+    }
+    scratch_ = std::make_unique<DeviceArray>(static_cast<int64_t>(scratch));
+  }
+
+  const DeviceArray& of(ValueId id) const { return *values_[static_cast<size_t>(id.index)]; }
+
+  void run(int32_t index, const Attributes& attributes) const {
+    const Op& op = program_.op(index);
+    const auto tensor = [&](ValueId id) {
+      if (!id.valid()) return CudaTensor{};
+      return CudaTensor{of(id).as<void>(), program_.value(id).dtype, program_.value(id).shape};
+    };
+    std::vector<CudaTensor> inputs;
+    std::vector<CudaTensor> outputs;
+    for (const ValueId id : program_.inputs(op)) inputs.push_back(tensor(id));
+    for (const ValueId id : program_.outputs(op)) outputs.push_back(tensor(id));
+    const KernelChoice& kernel = kernels_[static_cast<size_t>(index)];
+    CudaKernelArguments args;
+    args.inputs = inputs;
+    args.outputs = outputs;
+    args.attributes = &attributes;
+    args.multiprocessors = kernel.multiprocessors;
+    args.scratch = scratch_->as<std::byte>();
+    kernel.function(args);
+  }
+  void run(int32_t index) const { run(index, program_.op(index).attributes); }
+
+ private:
+  const Program& program_;
+  std::vector<std::unique_ptr<DeviceArray>> values_;
+  std::vector<KernelChoice> kernels_;
+  std::unique_ptr<DeviceArray> scratch_;
+};
+
+// The product's attributes with its result added to what is there.
+Attributes adding(const Program& program, int32_t product, Fp8Recipe recipe) {
+  if (recipe == Fp8Recipe::none) {
+    return Attributes(GroupedLinearWeightGradientAttributes{.accumulate = true});
+  }
+  auto attributes = program.op(product).attributes.as<QuantizedProductAttributes>();
+  attributes.accumulate = true;
+  return Attributes(attributes);
+}
+
+bool measure(const Model& model, Product product, bool second, bool skewed, Fp8Recipe recipe,
+             double limit) {
   const int64_t outputs = second ? model.hidden : 2 * model.inner;
   const int64_t inputs = second ? model.inner : model.hidden;
-  const Operation operation(product, model.experts, model.rows, outputs, inputs);
-  const OpView op = operation.view();
+  const Operations operations(product, model.experts, model.rows, outputs, inputs, recipe);
+  const Program& program = operations.program();
+  const int32_t last = operations.product();
   const bool weights = product == Product::weight_gradient;
+  const bool codes = recipe != Fp8Recipe::none;
 
-  const DeviceArray left(static_cast<int64_t>(op.input(0).bytes()));
-  const DeviceArray right(static_cast<int64_t>(op.input(1).bytes()));
-  const DeviceArray offsets(static_cast<int64_t>(op.input(2).bytes()));
-  const DeviceArray out(static_cast<int64_t>(op.output(0).bytes()));
+  const Device device(program);
+  const DeviceArray& left = device.of(operations.left);
+  const DeviceArray& right = device.of(operations.right);
+  const DeviceArray& offsets = device.of(operations.offsets);
+  const DeviceArray& out = device.of(program.outputs(program.op(last))[0]);
   const DeviceArray worst(sizeof(float));
-  fill(left, op.input(0).shape.elements(), 1, 1.0F);
-  fill(right, op.input(1).shape.elements(), 2, weights ? 1.0F : 0.05F);
+  fill(left, program.value(operations.left).shape.elements(), 1, 1.0F, codes);
+  fill(right, program.value(operations.right).shape.elements(), 2, weights ? 1.0F : 0.0625F, codes);
   const std::vector<int32_t> drawn = draw_offsets(model.experts, model.rows, skewed);
   check_cuda(cudaMemcpy(offsets.as<void>(), drawn.data(), drawn.size() * sizeof(int32_t),
                         cudaMemcpyHostToDevice),
              "copying to the GPU");
   check_cuda(cudaMemset(worst.as<void>(), 0, sizeof(float)), "clearing memory");
 
-  const std::array<CudaTensor, 4> operands = {
-      CudaTensor{left.as<void>(), DType::bf16, op.input(0).shape},
-      CudaTensor{right.as<void>(), DType::bf16, op.input(1).shape},
-      CudaTensor{offsets.as<void>(), DType::i32, op.input(2).shape}, CudaTensor{}};
-  const std::array<CudaTensor, 1> results = {
-      CudaTensor{out.as<void>(), op.output(0).dtype, op.output(0).shape}};
-  CudaKernelArguments args;
-  args.inputs = operands;
-  args.outputs = results;
-  const KernelChoice kernel = operation.kernel();
-  args.multiprocessors = kernel.multiprocessors;
-  const auto run = [&](bool accumulate) {
-    const Attributes attributes(GroupedLinearWeightGradientAttributes{.accumulate = accumulate});
-    args.attributes = &attributes;
-    kernel.function(args);
-  };
-
-  run(false);
+  for (int32_t i = 0; i <= last; ++i) device.run(i);
   Strides strides{inputs, 1, outputs * inputs, inputs, 1};
   int64_t rows = model.rows;
   int64_t columns = outputs;
@@ -313,21 +409,26 @@ bool measure(const Model& model, Product product, bool second, bool skewed, doub
 
   const double flops = 2.0 * static_cast<double>(model.rows) * static_cast<double>(outputs) *
                        static_cast<double>(inputs);
-  const double ms = median_ms([&] { run(false); });
+  const double ms = median_ms([&] { device.run(last); });
   std::printf("%-16s %-15s %d %-7s %6lld %8.3f ms %6.0f TFLOP/s %4.0f %%", model.name,
               name_of(product), second ? 2 : 1, skewed ? "skewed" : "even",
               static_cast<long long>(model.rows / model.experts), ms, flops / ms / 1e9,
               100 * flops / ms / 1e9 / limit);
   if (weights) {
-    std::printf(", added %6.0f TFLOP/s", flops / median_ms([&] { run(true); }) / 1e9);
+    const Attributes attributes = adding(program, last, recipe);
+    std::printf(", added %6.0f TFLOP/s",
+                flops / median_ms([&] { device.run(last, attributes); }) / 1e9);
   }
-  const bool right_sums = off <= kTolerance;
-  std::printf("%s\n", right_sums ? "" : " WRONG");
+  for (int32_t i = 0; i < last; ++i) {
+    std::printf("%s %.3f", i == 0 ? ", quantised in" : " +", median_ms([&] { device.run(i); }));
+  }
+  const bool right_sums = off <= (codes ? kCodesTolerance : kTolerance);
+  std::printf("%s%s\n", codes ? " ms" : "", right_sums ? "" : " WRONG");
   std::fflush(stdout);
   return right_sums;
 }
 
-int run_all(const char* only) {
+int run_all(Fp8Recipe recipe, const char* only) {
   const double limit = measure_limit();
   std::printf("cuBLASLt: %.0f TFLOP/s\n", limit);
   bool correct = true;
@@ -337,7 +438,7 @@ int run_all(const char* only) {
       for (const Product product :
            {Product::forward, Product::data_gradient, Product::weight_gradient}) {
         for (const bool second : {false, true}) {
-          correct = measure(model, product, second, skewed, limit) && correct;
+          correct = measure(model, product, second, skewed, recipe, limit) && correct;
         }
       }
     }
@@ -349,8 +450,18 @@ int run_all(const char* only) {
 }  // namespace troupe
 
 int main(int argc, char** argv) {
+  using troupe::Fp8Recipe;
+  const std::map<std::string, Fp8Recipe> recipes = {{"bf16", Fp8Recipe::none},
+                                                    {"tensorwise", Fp8Recipe::tensorwise},
+                                                    {"blockwise", Fp8Recipe::blockwise},
+                                                    {"mxfp8", Fp8Recipe::mxfp8}};
+  const auto recipe = recipes.find(argc > 1 ? argv[1] : "");
+  if (recipe == recipes.end()) {
+    std::fprintf(stderr, "usage: grouped_product_bench bf16|tensorwise|blockwise|mxfp8 [MODEL]\n");
+    return 1;
+  }
   try {
-    return troupe::run_all(argc > 1 ? argv[1] : nullptr);
+    return troupe::run_all(recipe->second, argc > 2 ? argv[2] : nullptr);
   } catch (const troupe::UserError& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
