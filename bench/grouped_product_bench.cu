@@ -275,13 +275,19 @@ class Operations {
     }
     const QuantizedForm& form = *kind.quantized;
     QuantizedProductAttributes attributes;
-    std::array<Quantized, 2> codes;
+    std::array<Codes, 2> codes;
     for (size_t i = 0; i < 2; ++i) {
       const QuantizeAttributes own = quantization_of(form.operands[i], recipe, Fp8Format::e4m3);
-      const bool by_expert = (i == 0 || weights) && own.block.rows != 1;
-      attributes.blocks[i] = own.block;
-      codes[i] = quantize(builder, i == 0 ? left : right, by_expert ? offsets : ValueId{}, {}, own,
-                          "codes");
+      const ValueId value = i == 0 ? left : right;
+      const bool by_expert = (i == 0 || weights) && (own.has_transposed() || own.block.rows != 1);
+      const Quantized quantized =
+          quantize(builder, value, by_expert ? offsets : ValueId{}, {}, own, "codes");
+      codes[i] = own.has_transposed() ? quantized.transposed : quantized.rows;
+      attributes.operands[i] = {own.block};
+      if (own.has_transposed()) {
+        attributes.operands[i] = QuantizedProductAttributes::transposed(own.transposed_block,
+                                                                        builder.value(value).shape);
+      }
     }
     std::vector<ValueId> operands = {codes[0].codes, codes[1].codes, codes[0].scales,
                                      codes[1].scales, offsets};

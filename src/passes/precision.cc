@@ -23,10 +23,14 @@ class PrecisionPass {
         rewrite_(program),
         stand_in_(program.value_count()),
         definer_(program.value_count(), -1),
-        first_product_(program.value_count(), -1) {}
+        first_product_(program.value_count(), -1),
+        replaced_(program.value_count()) {}
 
   std::vector<int32_t> run(std::vector<WorkSegment>& segments) {
     const int32_t count = program_.op_count();
+    for (int32_t index = 0; index < count; ++index) {
+      if (is_lowered(program_.op(index))) note_needs(index);
+    }
     for (int32_t index = 0; index < count; ++index) {
       read_stand_ins(index);
       for (const ValueId id : program_.outputs(program_.op(index))) definer_[id] = index;
@@ -38,15 +42,17 @@ class PrecisionPass {
   }
 
  private:
-  // One quantisation for all who read the value so.
+  // One quantisation for all who read the value.
   struct Key {
-    int32_t value;
+    int32_t value;  // of the program as it was
     int32_t offsets;
     DType format;
-    int32_t block_rows;
-    int32_t block_columns;
     bool of_backward;  // of gathered weights
     auto operator<=>(const Key&) const = default;
+  };
+  struct Quantization {
+    QuantizeAttributes attributes;  // what all products need
+    Quantized codes;                // invalid as long as none of them has been reached
   };
 
   bool is_lowered(const Op& op) const {
@@ -68,6 +74,33 @@ class PrecisionPass {
     }
   }
 
+  // What an operand's product reads is one of the value's two orders.
+  void note_needs(int32_t index) {
+    const QuantizedForm& form = *program_.op(index).spec->quantized;
+    for (size_t i = 0; i < 2; ++i) {
+      const QuantizeAttributes own =
+          quantization_of(form.operands[i], options_.recipe, options_.format);
+      const auto [found, is_new] =
+          quantizations_.try_emplace(key_of(index, i, own), Quantization{own, {}});
+      if (!is_new) found->second.attributes = in_both_orders(found->second.attributes, own);
+    }
+  }
+
+  ValueId offsets_of(int32_t index) const {
+    const Op& op = program_.op(index);
+    const int8_t input = op.spec->quantized->offsets;
+    return input < 0 ? ValueId{} : program_.inputs(op)[static_cast<size_t>(input)];
+  }
+
+  Key key_of(int32_t index, size_t operand, const QuantizeAttributes& attributes) const {
+    const Op& op = program_.op(index);
+    const ValueId read = program_.inputs(op)[operand];
+    const ValueId value = replaced_.has(read) && replaced_[read].valid() ? replaced_[read] : read;
+    const bool is_weight = op.spec->quantized->operands[operand].kind == Operand::Kind::weight;
+    return {value.index, is_weight ? -1 : offsets_of(index).index, attributes.format,
+            is_weight && !is_state(program_.value(read).role) && op.place.phase != Phase::forward};
+  }
+
   void replace(int32_t index) {
     const Op op = program_.op(index);
     const QuantizedForm& form = *op.spec->quantized;
@@ -75,13 +108,17 @@ class PrecisionPass {
     QuantizedProductAttributes attributes{
         .compute = program_.value(reads[1]).dtype,
         .accumulate = form.accumulates != nullptr && form.accumulates(op.attributes)};
-    std::array<Quantized, 2> operands;
+    std::array<Codes, 2> operands;
     for (size_t i = 0; i < 2; ++i) {
-      attributes.blocks[i] =
-          quantization_of(form.operands[i], options_.recipe, options_.format).block;
-      operands[i] =
-          quantized(index, form.operands[i], reads[i],
-                    form.offsets < 0 ? ValueId{} : reads[static_cast<size_t>(form.offsets)]);
+      const QuantizeAttributes own =
+          quantization_of(form.operands[i], options_.recipe, options_.format);
+      const bool transposed = own.has_transposed();
+      attributes.operands[i] = transposed
+                                   ? QuantizedProductAttributes::transposed(
+                                         own.transposed_block, program_.value(reads[i]).shape)
+                                   : QuantizedProductAttributes::Operand{own.block};
+      const Quantized& codes = quantized(index, i, own);
+      operands[i] = transposed ? codes.transposed : codes.rows;
     }
     std::vector<ValueId> inputs = {operands[0].codes, operands[1].codes, operands[0].scales,
                                    operands[1].scales};
@@ -94,46 +131,43 @@ class PrecisionPass {
     rewrite_.remove(index);
     if (stand_in == result) return;  // changed in place
     stand_in_[result] = stand_in;
+    set(replaced_, stand_in, result);
     set(definer_, stand_in, index);
   }
 
-  Quantized quantized(int32_t index, const Operand& operand, ValueId value, ValueId offsets) {
-    const QuantizeAttributes attributes =
-        quantization_of(operand, options_.recipe, options_.format);
-    const bool is_weight = operand.kind == Operand::Kind::weight;
-    const bool of_experts = offsets.valid();
-    if (is_weight || attributes.block.rows == 1) offsets = {};
+  const Quantized& quantized(int32_t index, size_t operand, const QuantizeAttributes& own) {
+    Quantization& quantization = quantizations_.at(key_of(index, operand, own));
+    if (quantization.codes.rows.codes.valid() || quantization.codes.transposed.codes.valid()) {
+      return quantization.codes;
+    }
     const Place place = program_.op(index).place;
-    const bool is_state_weight = is_weight && is_state(program_.value(value).role);
-    const Key key{value.index,
-                  offsets.index,
-                  attributes.format,
-                  attributes.block.rows,
-                  attributes.block.columns,
-                  is_weight && !is_state_weight && place.phase != Phase::forward};
-    const auto [found, is_new] = quantized_.try_emplace(key);
-    if (!is_new) return found->second;
-
+    const ValueId value = program_.inputs(program_.op(index))[operand];
+    const auto kind = program_.op(index).spec->quantized->operands[operand].kind;
     int32_t before = index;
-    Place own = place;
-    if (is_state_weight) {
+    Place at = place;
+    if (kind == Operand::Kind::weight && is_state(program_.value(value).role)) {
       before = 0;
-      own.phase = Phase::forward;
-      own.micro_batch = -1;
-    } else if (operand.kind == Operand::Kind::activation) {
+      at.phase = Phase::forward;
+      at.micro_batch = -1;
+    } else if (kind == Operand::Kind::activation) {
       const int32_t product = first_product(value, index);
       const int32_t made_by = maker_beside(value, product);
       before = made_by >= 0 ? made_by + 1 : product;
-      own = program_.op(made_by >= 0 ? made_by : product).place;
-    } else if (operand.kind == Operand::Kind::gradient) {
-      own.phase = Phase::data_gradient;
+      at = program_.op(made_by >= 0 ? made_by : product).place;
+    } else if (kind == Operand::Kind::gradient) {
+      at.phase = Phase::data_gradient;
     }
+    const ValueId of_experts = offsets_of(index);
+    const QuantizeAttributes& attributes = quantization.attributes;
+    const bool needs_offsets = kind != Operand::Kind::weight &&
+                               (attributes.has_transposed() || attributes.block.rows != 1);
+    const ValueId offsets = needs_offsets ? of_experts : ValueId{};
     const std::string name = program_.value(value).name + "_q";
-    found->second = rewrite_.insert_before(before, own, [&](Builder& builder) {
-      const ValueId amax = whole_amax(builder, value, offsets, attributes.block, of_experts, name);
+    quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
+      const ValueId amax = whole_amax(builder, value, offsets, of_experts.valid(), name);
       return quantize(builder, value, offsets, amax, attributes, name);
     });
-    return found->second;
+    return quantization.codes;
   }
 
   // The first product that reads the value, which the forward pass has before the backward pass.
@@ -159,20 +193,20 @@ class PrecisionPass {
 
   // Of a tensor with one scale of which this rank has a part: the largest elements of all parts,
   // one rank's after the other's. Invalid where the rank's own are enough.
-  ValueId whole_amax(Builder& builder, ValueId value, ValueId offsets, BlockShape block,
-                     bool of_experts, const std::string& name) const {
+  ValueId whole_amax(Builder& builder, ValueId value, ValueId offsets, bool of_experts,
+                     const std::string& name) const {
     if (options_.recipe != Fp8Recipe::tensorwise) return {};
     const bool spread = of_experts && layout_.ep() > 1;
     const AllGatherAttributes all{.group = spread ? RankGroup::etp : RankGroup::tp_cp,
                                   .ranks = spread ? layout_.etp() : layout_.tp() * layout_.cp()};
     if (all.ranks == 1) return {};
-    const ValueId own = block_amax(builder, value, offsets, {.block = block}, name + "_amax");
+    const ValueId own = block_amax(builder, value, offsets, {}, name + "_amax");
     return all_gather(builder, own, all, name + "_amax_all");
   }
 
   template <class T>
   static void set(IdVector<ValueId, T>& table, ValueId id, T value) {
-    if (!table.has(id)) table.resize(id.index + 1, T(-1));
+    if (!table.has(id)) table.resize(id.index + 1, T{-1});
     table[id] = value;
   }
 
@@ -183,7 +217,8 @@ class PrecisionPass {
   IdVector<ValueId, ValueId> stand_in_;       // of results of products
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
   IdVector<ValueId, int32_t> first_product_;  // that reads it
-  std::map<Key, Quantized> quantized_;
+  IdVector<ValueId, ValueId> replaced_;       // of stand-ins: what they stand for
+  std::map<Key, Quantization> quantizations_;
 };
 
 }  // namespace

@@ -20,7 +20,9 @@ constexpr double kSmallHeads = 0.68;  // of these, with smaller heads
 constexpr double kDeltaRule = 0.10;
 constexpr double kNewtonSchulz = 0.80;
 constexpr double kPlainTiles = 0.06;  // kernels without tensor cores
-constexpr double kCodes = 1.4;        // of the shares above, for operands in 8 bits
+// Of the shares above, for operands in 8 bits with one scale each, or with scales of blocks.
+constexpr double kCodes = 1.6;
+constexpr double kCodeBlocks = 1.4;
 // Of the bandwidth of a copy.
 constexpr double kMemoryBound = 0.85;
 constexpr double kUpdate = 0.95;
@@ -66,13 +68,16 @@ double share_of_products(const OpView& op) {
   return has(kind, "weight") ? kDenseWeightGradient : kDense;
 }
 
-// The same for the kernel that the operation gets. Codes with scales of blocks are multiplied as
-// bf16.
+// The same for the kernel that the operation gets. Codes with other scales of blocks are multiplied
+// as bf16.
 double share_of_kernel(const OpView& op, const KernelChoice& choice) {
   const bool is_slow = choice.slow != SlowKernel::no && choice.slow != SlowKernel::block_scales;
   if (is_slow) return kPlainTiles;
-  const bool multiplies_codes = choice.variant != nullptr && has(choice.variant, "codes");
-  return share_of_products(op) * (multiplies_codes ? kCodes : 1);
+  const std::string_view variant = choice.variant == nullptr ? "" : choice.variant;
+  const double of_codes = has(variant, "codes")         ? kCodes
+                          : has(variant, "code blocks") ? kCodeBlocks
+                                                        : 1;
+  return share_of_products(op) * of_codes;
 }
 
 // Of optimizer state that stays on the host, which is read and written.

@@ -48,8 +48,8 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
       return {"tensor cores are fed with rows of a multiple of 16 codes",
               "Choose multiples of 16 for --hidden-size and for the other sizes of products"};
     case SlowKernel::block_scales:
-      return {"this GPU multiplies codes with one scale for each tensor alone",
-              "Use --fp8-recipe tensorwise"};
+      return {"this GPU multiplies codes with one scale for each tensor or for each 128 numbers",
+              "Use --fp8-recipe tensorwise or blockwise"};
     case SlowKernel::compute_capability:
       return {fmt::format("the fast kernel is for compute capability 9.0, and this GPU has {}.{}",
                           gpu.compute_capability / 10, gpu.compute_capability % 10),

@@ -82,13 +82,14 @@ class LowPrecision(unittest.TestCase):
                      2)
 
     def test_gpus_multiply_codes_or_say_that_they_do_not(self):
-        for recipe, kernel in (("tensorwise", "sm90 codes"), ("blockwise", "widened")):
+        for recipe, kernel in (("tensorwise", "sm90 codes"), ("blockwise", "sm90 code blocks"),
+                               ("mxfp8", "widened")):
             done = run("plan", "--model", "olmoe-1b-7b", "--num-layers", 1, "--bf16",
                        "--seq-length", 512, *RECIPES[recipe], "--gpus", "1xh100")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, f"quantized_grouped_linear +{kernel} 2")
             self.assertEqual("Use --fp8-recipe tensorwise" in " ".join(done.stderr.split()),
-                             recipe == "blockwise", done.stderr)
+                             recipe == "mxfp8", done.stderr)
 
     def test_inspect_shows_codes_and_scales(self):
         done = run("inspect", "--model", HERE.folder / "config.json", *RECIPES["blockwise"])

@@ -135,16 +135,21 @@ inline OpSample codes_sample(int64_t rows, int64_t n, int64_t k,
             const BlockShape along_columns = blocks ? BlockShape{128, 1} : BlockShape{};
             const BlockShape square = blocks ? BlockShape{128, 128} : BlockShape{};
             const ScaleRule rule = blocks ? ScaleRule::power_of_two : ScaleRule::ratio;
-            const auto narrow = [&](ValueId value, DType format, BlockShape block) {
-              const bool needs_begins = value != w && block.rows != 1;
+            const auto narrow = [&](ValueId value, DType format, CodesOrder order, BlockShape block,
+                                    BlockShape columns) {
+              const bool needs_begins =
+                  value != w && (order != CodesOrder::rows || block.rows != 1);
               return quantize(builder, value, needs_begins ? begins : ValueId{}, {},
-                              {format, rule, block}, "q");
+                              {format, rule, block, order, columns}, "q");
             };
-            const auto emit = [&](const OpSpec& dense, const OpSpec& of_experts,
-                                  const Quantized& one, const Quantized& other, BlockShape of_one,
-                                  BlockShape of_other, ValueId last) {
-              const QuantizedProductAttributes attributes{.compute = sample.dtype(),
-                                                          .blocks = {of_one, of_other}};
+            using Form = QuantizedProductAttributes;
+            const auto transposed = [&](ValueId value, BlockShape block) {
+              return Form::transposed(block, builder.value(value).shape);
+            };
+            const auto emit = [&](const OpSpec& dense, const OpSpec& of_experts, Codes one,
+                                  const Form::Operand& of_one, Codes other,
+                                  const Form::Operand& of_other, ValueId last) {
+              const Form attributes{.compute = sample.dtype(), .operands = {of_one, of_other}};
               std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
               if (grouped) {
                 inputs.push_back(begins);
@@ -155,14 +160,19 @@ inline OpSample codes_sample(int64_t rows, int64_t n, int64_t k,
               sample.result_without_gradient(builder.emit(grouped ? of_experts : dense,
                                                           Attributes(attributes), inputs, "y")[0]);
             };
-            const Quantized weight = narrow(w, DType::f8e4m3, square);
-            emit(kQuantizedLinear, kQuantizedGroupedLinear, narrow(x, DType::f8e4m3, along_rows),
-                 weight, along_rows, square, bias);
-            emit(kQuantizedLinearDataGradient, kQuantizedGroupedLinearDataGradient,
-                 narrow(dy, of_gradient, along_rows), weight, along_rows, square, {});
+            const Quantized of_w = narrow(w, DType::f8e4m3, CodesOrder::both, square, square);
+            const Quantized of_dy =
+                narrow(dy, of_gradient, CodesOrder::both, along_rows, along_columns);
+            const Codes x_rows = narrow(x, DType::f8e4m3, CodesOrder::rows, along_rows, {}).rows;
+            const Codes x_columns =
+                narrow(x, DType::f8e4m3, CodesOrder::transposed, {}, along_columns).transposed;
+            emit(kQuantizedLinear, kQuantizedGroupedLinear, x_rows, {along_rows}, of_w.rows,
+                 {square}, bias);
+            emit(kQuantizedLinearDataGradient, kQuantizedGroupedLinearDataGradient, of_dy.rows,
+                 {along_rows}, of_w.transposed, transposed(w, square), {});
             emit(kQuantizedLinearWeightGradient, kQuantizedGroupedLinearWeightGradient,
-                 narrow(dy, of_gradient, along_columns), narrow(x, DType::f8e4m3, along_columns),
-                 along_columns, along_columns, {});
+                 of_dy.transposed, transposed(dy, along_columns), x_columns,
+                 transposed(x, along_columns), {});
           }};
 }
 
@@ -400,12 +410,16 @@ inline std::vector<LargeSample> large_samples() {
   add(kQuantizedLinear, codes_sample(300, 528, 272, {}, false));
   add(kQuantizedLinear, codes_sample(1100, 1040, 144, {}, false, DType::f8e5m2));
   add(kQuantizedLinear, codes_sample(300, 528, 272, {}, true));
+  add(kQuantizedLinear, codes_sample(1100, 1040, 144, {}, true));
   add(kQuantizedLinear, codes_sample(130, 136, 264, {}, false));
+  add(kQuantizedLinear, codes_sample(130, 136, 264, {}, true));
   const std::vector<int32_t> uneven = {0, 130, 130, 517, 518, 901};
   add(kQuantizedGroupedLinear, codes_sample(1000, 272, 144, uneven, false));
   add(kQuantizedGroupedLinear, codes_sample(2600, 1040, 400, {0, 900, 2500}, false, DType::f8e5m2));
   add(kQuantizedGroupedLinear, codes_sample(1000, 272, 144, uneven, true));
+  add(kQuantizedGroupedLinear, codes_sample(2600, 1040, 400, {0, 900, 2500}, true));
   add(kQuantizedGroupedLinear, codes_sample(500, 136, 264, {0, 100, 420}, false));
+  add(kQuantizedGroupedLinear, codes_sample(500, 135, 263, {0, 100, 420}, true));
   add(kLinear, linear_sample(300, 520, 264, false, LinearOutput::compute));
   add(kLinear, linear_sample(129, 257, 131, false, LinearOutput::compute));
   add(kLinear, linear_sample(256, 192, 128, true, LinearOutput::compute));

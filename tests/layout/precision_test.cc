@@ -171,7 +171,7 @@ Products products_of(const LayoutCase& layout) {
     const auto inputs = program->inputs(op);
     const auto name = [&](ValueId id) { return program->value(id).name; };
     if (op.spec == &kQuantize) {
-      source[program->outputs(op)[0].index] = inputs[0];
+      for (const ValueId output : program->outputs(op)) source[output.index] = inputs[0];
       if (is_state(program->value(inputs[0]).role)) ++found.weights[inputs[0].index];
     }
     const std::string kind = op.spec->name;
@@ -212,14 +212,12 @@ TEST(Precision, ProductsOfLayersAreReplacedByThoseOfTheSameValues) {
   EXPECT_EQ(after.plain.size() + after.quantized.size(), before.plain.size());
 }
 
+// In one operation for both directions, whether these share scales or not.
 TEST(Precision, WeightsAreQuantizedOnceAStep) {
-  for (const auto& [weight, count] : products_of(one_rank(kBlockwise)).weights) {
-    EXPECT_EQ(count, 1) << weight << " has the same squares in both directions";
-  }
-  const auto both = products_of(one_rank(kMxfp8)).weights;
-  EXPECT_FALSE(both.empty());
-  for (const auto& [weight, count] : both) {
-    EXPECT_EQ(count, 2) << weight << " has two directions, whatever the micro-batches";
+  for (const PrecisionOptions& precision : {kBlockwise, kMxfp8}) {
+    const auto weights = products_of(one_rank(precision)).weights;
+    EXPECT_FALSE(weights.empty());
+    for (const auto& [weight, count] : weights) EXPECT_EQ(count, 1) << weight;
   }
 }
 

@@ -247,7 +247,8 @@ KernelChoice choose_codes(const DeviceTraits& device, DType compute, int64_t row
     const std::vector<ValueId> inputs = {
         builder.input("x", DType::f8e4m3, x), builder.input("weight", DType::f8e4m3, weight),
         scales("x_scales", x, of_x), scales("weight_scales", weight, of_weight), ValueId{}};
-    const QuantizedProductAttributes attributes{.compute = compute, .blocks = {of_x, of_weight}};
+    const QuantizedProductAttributes attributes{
+        .compute = compute, .operands = {{{of_x}, {of_weight}}}};
     builder.emit(kQuantizedLinear, Attributes(attributes), inputs, "y");
   });
 }
@@ -263,6 +264,10 @@ TEST(KernelChoice, OfCodes) {
   expect(choose_codes(kHopper, bf16, 2048, 64, 32, all, all), "sm90 codes pair", SlowKernel::no);
   expect(choose_codes(kHopper, bf16, 256, 64, 40, all, all), "widened", SlowKernel::row_codes);
   expect(choose_codes(kHopper, DType::f32, 256, 64, 32, all, all), "widened", SlowKernel::dtype);
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks",
+         SlowKernel::no);
+  expect(choose_codes(kHopper, bf16, 2048, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks pair",
+         SlowKernel::no);
   expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 16}, {16, 16}), "widened",
          SlowKernel::block_scales);
   expect(choose_codes(kAmpere, bf16, 256, 64, 32, all, all), "widened",

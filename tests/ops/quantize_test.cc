@@ -22,13 +22,13 @@ constexpr DType kE4 = DType::f8e4m3;
 constexpr DType kE5 = DType::f8e5m2;
 
 // The identity [n, n] in e4m3, by which a product shows what codes stand for.
-Quantized identity(SampleBuilder& sample, int64_t n) {
+Codes identity(SampleBuilder& sample, int64_t n) {
   Numbers ones(static_cast<size_t>(n * n), 0);
   for (int64_t i = 0; i < n; ++i) ones[static_cast<size_t>(i * n + i)] = 1;
   SampleBuilder::Options constant;
   constant.differentiable = false;
   const ValueId one = sample.values("one", {n, n}, ones, constant);
-  return quantize(sample.builder(), one, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "one_q");
+  return quantize(sample.builder(), one, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "one_q").rows;
 }
 
 // What the codes of x [rows, columns] stand for, in f64. With `starts`, rows belong to experts.
@@ -39,14 +39,14 @@ Numbers quantized_numbers(const Numbers& x, int64_t rows, int64_t columns,
     SampleBuilder::Options constant;
     constant.differentiable = false;
     const ValueId values = sample.values("x", {rows, columns}, x, constant);
-    const Quantized one = identity(sample, columns);
+    const Codes one = identity(sample, columns);
     ValueId offsets;
     if (!starts.empty()) {
       offsets = sample.integers("offsets", {static_cast<int64_t>(starts.size())}, starts);
     }
-    const Quantized q = quantize(sample.builder(), values, offsets, {}, attributes, "q");
+    const Codes q = quantize(sample.builder(), values, offsets, {}, attributes, "q").rows;
     QuantizedProductAttributes product{.compute = DType::f64};
-    product.blocks[0] = attributes.block;
+    product.operands[0].block = attributes.block;
     if (starts.empty()) {
       sample.result_without_gradient(
           sample.builder().emit(kQuantizedLinear, Attributes(product),
@@ -60,8 +60,8 @@ Numbers quantized_numbers(const Numbers& x, int64_t rows, int64_t columns,
       ones[static_cast<size_t>(i * columns + i % columns)] = 1;
     }
     const ValueId each = sample.values("each", {experts, columns, columns}, ones, constant);
-    const Quantized all =
-        quantize(sample.builder(), each, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "each_q");
+    const Codes all =
+        quantize(sample.builder(), each, {}, {}, {kE4, ScaleRule::power_of_two, {}}, "each_q").rows;
     sample.result_without_gradient(
         sample.builder().emit(kQuantizedGroupedLinear, Attributes(product),
                               {q.codes, all.codes, q.scales, all.scales, offsets}, "y")[0]);
@@ -161,6 +161,56 @@ TEST(Quantize, ExpertsShareNoScale) {
   EXPECT_EQ(whole, expected);
 }
 
+// A weight gradient of transposed codes is the sum over each expert's own rows: experts with 0, 1,
+// 128, 129 and 2 rows, so that blocks of 128 rows are empty, full, and begun anew.
+TEST(Quantize, TransposedCodesBeginAtEachExpertsFirstRow) {
+  const std::vector<int32_t> starts = {0, 0, 1, 129, 258, 260};
+  const int64_t rows = 265, outputs = 3, inputs = 5;
+  const QuantizeAttributes across{
+      kE4, ScaleRule::power_of_two, {}, CodesOrder::transposed, {128, 1}};
+  const Numbers x = normal_numbers(rows * inputs, 12);
+  const Numbers dy = normal_numbers(rows * outputs, 13);
+  const auto found = run_sample([&](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    Builder& builder = sample.builder();
+    const ValueId offsets = sample.integers("offsets", {6}, starts);
+    constant.rows = offsets;
+    constant.rows_element = 5;
+    const ValueId xs = sample.values("x", {rows, inputs}, x, constant);
+    const ValueId dys = sample.values("dy", {rows, outputs}, dy, constant);
+    const Codes of_x = quantize(builder, xs, offsets, {}, across, "x_q").transposed;
+    const Codes of_dy = quantize(builder, dys, offsets, {}, across, "dy_q").transposed;
+    EXPECT_EQ(builder.value(of_x.codes).shape, Shape({265 / 128 + 5, inputs, 128}));
+    const auto form = [&](ValueId value) {
+      return QuantizedProductAttributes::transposed({128, 1}, builder.value(value).shape);
+    };
+    const QuantizedProductAttributes attributes{.compute = DType::f64,
+                                                .operands = {form(dys), form(xs)}};
+    sample.result_without_gradient(builder.emit(
+        kQuantizedGroupedLinearWeightGradient, Attributes(attributes),
+        {of_dy.codes, of_x.codes, of_dy.scales, of_x.scales, offsets, ValueId{}}, "dw")[0]);
+  })[0];
+  const QuantizeAttributes in_rows{kE4, ScaleRule::power_of_two, {128, 1}};
+  const Numbers x_codes = quantized_numbers(x, rows, inputs, in_rows, starts);
+  const Numbers dy_codes = quantized_numbers(dy, rows, outputs, in_rows, starts);
+  for (size_t e = 0; e < 5; ++e) {
+    for (int64_t n = 0; n < outputs; ++n) {
+      for (int64_t k = 0; k < inputs; ++k) {
+        double sum = 0;
+        for (int64_t row = starts[e]; row < starts[e + 1]; ++row) {
+          sum += dy_codes[static_cast<size_t>(row * outputs + n)] *
+                 x_codes[static_cast<size_t>(row * inputs + k)];
+        }
+        // Sums of 129 products below 16.
+        EXPECT_NEAR(found[(e * 3 + static_cast<size_t>(n)) * 5 + static_cast<size_t>(k)], sum,
+                    1e-12)
+            << e << " " << n << " " << k;
+      }
+    }
+  }
+}
+
 // Wherever blocks are cut, a power of two leaves what the codes stand for alone, except elements
 // that are so small that their codes have no exponent: docs/low_precision.md.
 TEST(Quantize, OtherBlocksMoveOnlySmallNumbers) {
@@ -203,7 +253,8 @@ TEST(Quantize, TheLargestOfAllPartsCounts) {
       narrow.dtype = DType::f32;
       const ValueId amax = sample.values("amax", {2, 1}, {largest_of(x), other}, narrow);
       sample.result_without_gradient(
-          quantize(sample.builder(), values, {}, amax, {kE4, ScaleRule::ratio, {}}, "q").scales);
+          quantize(sample.builder(), values, {}, amax, {kE4, ScaleRule::ratio, {}}, "q")
+              .rows.scales);
     })[0][0];
   };
   EXPECT_EQ(scale_with(0), 1 / (448 / static_cast<float>(largest_of(x))));
@@ -226,19 +277,30 @@ TEST(QuantizedLinear, IsTheProductOfWhatCodesStandFor) {
     const ValueId xs = sample.values("x", {rows, inputs}, x, constant);
     const ValueId ws = sample.values("w", {outputs, inputs}, w, constant);
     const ValueId dys = sample.values("dy", {rows, outputs}, dy, constant);
-    const auto product = [&](const OpSpec& kind, ValueId a, const QuantizeAttributes& of_a,
-                             ValueId b, const QuantizeAttributes& of_b, bool has_last) {
-      const Quantized one = quantize(builder, a, {}, {}, of_a, "a");
-      const Quantized other = quantize(builder, b, {}, {}, of_b, "b");
+    using Form = QuantizedProductAttributes;
+    const auto in_both = [&](ValueId value, QuantizeAttributes in_rows, BlockShape columns) {
+      in_rows.order = CodesOrder::both;
+      in_rows.transposed_block = columns;
+      return quantize(builder, value, {}, {}, in_rows, "q");
+    };
+    const auto product = [&](const OpSpec& kind, Codes one, const Form::Operand& of_one,
+                             Codes other, const Form::Operand& of_other, bool has_last) {
       std::vector<ValueId> operands = {one.codes, other.codes, one.scales, other.scales};
       if (has_last) operands.emplace_back();
-      const QuantizedProductAttributes attributes{.compute = DType::f64,
-                                                  .blocks = {of_a.block, of_b.block}};
+      const Form attributes{.compute = DType::f64, .operands = {of_one, of_other}};
       sample.result_without_gradient(builder.emit(kind, Attributes(attributes), operands, "y")[0]);
     };
-    product(kQuantizedLinear, xs, along, ws, square, true);
-    product(kQuantizedLinearDataGradient, dys, along, ws, square, false);
-    product(kQuantizedLinearWeightGradient, dys, across, xs, across, true);
+    const Quantized of_x = in_both(xs, along, across.block);
+    const Quantized of_w = in_both(ws, square, square.block);
+    const Quantized of_dy = in_both(dys, along, across.block);
+    const auto transposed = [&](ValueId value, BlockShape block) {
+      return Form::transposed(block, builder.value(value).shape);
+    };
+    product(kQuantizedLinear, of_x.rows, {along.block}, of_w.rows, {square.block}, true);
+    product(kQuantizedLinearDataGradient, of_dy.rows, {along.block}, of_w.transposed,
+            transposed(ws, square.block), false);
+    product(kQuantizedLinearWeightGradient, of_dy.transposed, transposed(dys, across.block),
+            of_x.transposed, transposed(xs, across.block), true);
   });
   const Numbers x_rows = quantized_numbers(x, rows, inputs, along);
   const Numbers x_columns = quantized_numbers(x, rows, inputs, across);

@@ -1,5 +1,7 @@
 #include "ops/precision/quantized_kernels.h"
 
+#include <limits>
+
 #include "ops/choose_kernel.h"
 #include "ops/precision/cuda/widen_codes.h"
 #include "ops/product_scratch.h"
@@ -7,48 +9,62 @@
 namespace troupe {
 namespace {
 
+// `select`: codes_product_kernel; nullptr without CUDA.
+CudaKernel select_codes(CudaKernel (*select)(const CodesKernel&), const CodesKernel& kernel) {
+  return select == nullptr ? nullptr : select(kernel);
+}
+
 using Form = QuantizedProductAttributes;
 
 bool has_one_scale_each(const Form& attributes) {
-  return attributes.blocks[0] == BlockShape{} && attributes.blocks[1] == BlockShape{};
+  return attributes.operands[0].block == BlockShape{} &&
+         attributes.operands[1].block == BlockShape{};
+}
+
+// The blocks in which tensor cores' sums are scaled: 128 of depth, and as wide as is said.
+bool has_blocks_of_stages(const Form& attributes, CodesProduct product) {
+  constexpr int32_t kSide = kTransposedRows;
+  const BlockShape across{kSide, 1};
+  const BlockShape along{1, kSide};
+  if (product == CodesProduct::weight_gradient) {
+    return attributes.operands[0].block == across && attributes.operands[1].block == across;
+  }
+  return attributes.operands[0].block == along &&
+         attributes.operands[1].block == BlockShape{kSide, kSide};
 }
 
 // Of the product of wide operands: why it is no faster than that of bf16 ones, or slower.
-SlowKernel why_widened(const OpView& op, const DeviceTraits& device) {
+SlowKernel why_widened(const OpView& op, const DeviceTraits& device, bool scales_fit) {
   const auto& attributes = op.attributes<Form>();
   if (attributes.compute != DType::bf16) return SlowKernel::dtype;
   if (device.major() != 9) return SlowKernel::compute_capability;
-  if (has_one_scale_each(attributes)) return SlowKernel::row_codes;
-  return SlowKernel::block_scales;
+  return scales_fit ? SlowKernel::row_codes : SlowKernel::block_scales;
 }
 
 uint64_t widened_scratch_bytes(const OpView& op, DType wide, uint64_t own_scratch) {
   uint64_t bytes = align_scratch(own_scratch);
   for (int i = 0; i < 2; ++i) {
-    bytes += widened_bytes(op.input(i).shape.elements(), size_of(wide));
+    bytes += widened_bytes(quantized_shape(op, i).elements(), size_of(wide));
   }
   return bytes + widened_bytes(op.output(0).shape.back(), sizeof(float));
 }
 
-uint64_t codes_scratch_bytes(const OpView& op, CodesProduct product, bool grouped) {
-  const Shape& left = op.input(0).shape;
-  const Shape& right = op.input(1).shape;
-  const bool is_weight = product == CodesProduct::weight_gradient;
-  const int64_t groups = !grouped ? 1 : is_weight ? op.output(0).shape[0] : right[0];
-  return CodesScratch(left, right, groups, product).bytes;
-}
-
-// `select`: codes_product_kernel; nullptr without CUDA.
-CudaKernel select_codes_product(CudaKernel (*select)(CodesProduct, DType, DType, bool, bool),
-                                const OpView& op, CodesProduct product, bool grouped, bool pair) {
-  if (select == nullptr) return nullptr;
-  return select(product, op.input(0).dtype, op.output(0).dtype, grouped, pair);
+// Whether tiles of both operands and the result can be copied.
+bool has_rows_of_packs(const OpView& op, DType codes, DType out) {
+  for (int i = 0; i < 2; ++i) {
+    const Shape shape = quantized_shape(op, i);
+    if (!is_made_of_packs(shape.back(), codes)) return false;
+    for (int j = 0; j < shape.rank(); ++j) {
+      if (shape[j] < 1 || shape[j] > std::numeric_limits<int32_t>::max()) return false;
+    }
+  }
+  return is_made_of_packs(op.output(0).shape.back(), out);
 }
 
 int64_t rows_of_group(const OpView& op, CodesProduct product, bool grouped) {
   const Shape& out = op.output(0).shape;
   if (product == CodesProduct::weight_gradient) return out[out.rank() - 2];
-  return grouped ? expected_rows_of_group(op.input(0), op.input(1).shape[0]) : out[0];
+  return grouped ? expected_rows_of_group(op.input(0), quantized_shape(op, 1)[0]) : out[0];
 }
 
 }  // namespace
@@ -64,21 +80,31 @@ KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& devi
   const auto& attributes = op.attributes<Form>();
   const GroupedVariant tiled = tiled_variant(rows_of_group(op, product, grouped));
   const bool on_hopper = attributes.compute == DType::bf16 && device.major() == 9;
-  if (on_hopper && has_one_scale_each(attributes) && has_tiled_operands(op, op.input(0).dtype)) {
+  const bool one_scale_each = has_one_scale_each(attributes);
+  const bool scales_fit = one_scale_each || (has_blocks_of_stages(attributes, product) &&
+                                             op.input(2).dtype == DType::f32);
+  if (on_hopper && scales_fit && has_rows_of_packs(op, DType::f8e4m3, DType::bf16)) {
     const bool pair = tiled == GroupedVariant::sm90_pair;
-    KernelChoice choice = make_choice(op, device, pair ? "sm90 codes pair" : "sm90 codes", nullptr);
-    choice.function =
-        select_codes_product(TROUPE_CUDA(codes_product_kernel), op, product, grouped, pair);
-    choice.needs.scratch = codes_scratch_bytes(op, product, grouped);
+    const char* variant = one_scale_each ? (pair ? "sm90 codes pair" : "sm90 codes")
+                                         : (pair ? "sm90 code blocks pair" : "sm90 code blocks");
+    KernelChoice choice = make_choice(op, device, variant, nullptr);
+    choice.function = select_codes(TROUPE_CUDA(codes_product_kernel), {.product = product,
+                                                                       .left = op.input(0).dtype,
+                                                                       .out = op.output(0).dtype,
+                                                                       .grouped = grouped,
+                                                                       .pair = pair,
+                                                                       .blocks = !one_scale_each});
+    choice.needs.scratch = kCodesScratchBytes;
     return choice;
   }
   const DType wide = widened_dtype(attributes);
-  const bool on_tiles = on_hopper && wide == DType::bf16 && has_tiled_operands(op, wide);
+  const bool on_tiles =
+      on_hopper && wide == DType::bf16 && has_rows_of_packs(op, DType::bf16, DType::bf16);
   KernelChoice choice = make_choice(op, device, "widened", nullptr);
   if (widened != nullptr) {
     choice.function = widened(on_tiles ? tiled : GroupedVariant::plain);
   }
-  choice.slow = why_widened(op, device);
+  choice.slow = why_widened(op, device, scales_fit);
   choice.needs.scratch = widened_scratch_bytes(op, wide, grouped ? 0 : kProductScratchBytes);
   return choice;
 }

@@ -18,17 +18,42 @@
 namespace troupe {
 
 struct QuantizedProductAttributes {
-  DType compute = DType::bf16;            // of the result; of weight gradients that of the weight
-  bool accumulate = false;                // weight gradients: add to the target
-  std::array<BlockShape, 2> blocks = {};  // of inputs 0 and 1
+  struct Operand {
+    BlockShape block = {};  // of elements that share a scale
+    // Where its codes are transposed (ops/precision/scale_blocks.h): the rows of a matrix, and the
+    // number of matrices of [E, N, K]. Otherwise 0.
+    int64_t rows = 0;
+    int64_t matrices = 0;
+
+    bool is_transposed() const { return rows > 0; }
+    // Its shape before it was quantised, by that of its codes.
+    Shape shape(const Shape& codes) const {
+      if (!is_transposed()) return codes;
+      return matrices > 0 ? Shape{matrices, rows, codes[1]} : Shape{rows, codes[1]};
+    }
+  };
+  // Of transposed codes of a tensor of that shape.
+  static Operand transposed(BlockShape block, const Shape& shape) {
+    const bool matrices = shape.rank() == 3;
+    return {block, shape[matrices ? 1 : 0], matrices ? shape[0] : 0};
+  }
+
+  DType compute = DType::bf16;  // of the result; of weight gradients that of the weight
+  bool accumulate = false;      // weight gradients: add to the target
+  std::array<Operand, 2> operands = {};
 };
 
-// For shape rules: checks codes and scales of both operands. `offsets`: the input with the experts'
-// first rows; -1: none.
-void check_quantized_operands(InferContext& context, const char* kind, int offsets);
+// For shape rules: checks codes and scales of both operands, and whether they are transposed as
+// the product needs them. `offsets`: the input with the experts' first
+// rows; -1: none.
+void check_quantized_operands(InferContext& context, const char* kind,
+                              std::array<bool, 2> transposed, int offsets);
 
 // "compute=bf16 blocks=1x128,128x128"
 std::string print_quantized_product(const Attributes& attributes);
+
+// The shape of an operand before it was quantised.
+Shape quantized_shape(const OpView& op, int operand);
 
 double quantized_operand_bytes(const OpView& op);
 

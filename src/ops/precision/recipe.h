@@ -1,6 +1,6 @@
 // Recipes: how the operands of a product become 8 bits (docs/low_precision.md).
 //
-// Pure function; any thread.
+// Pure functions; any thread.
 #pragma once
 
 #include "ops/precision/quantize/quantize.h"
@@ -19,8 +19,11 @@ enum class Fp8Format : uint8_t {
   hybrid,  // e5m2 of gradients
 };
 
-// Of a recipe, not of `none`.
+// In the order in which the operand's product reads it. Of a recipe, not of `none`.
 QuantizeAttributes quantization_of(const QuantizedForm::Operand& operand, Fp8Recipe recipe,
                                    Fp8Format format);
+
+// One quantisation in place of two of the same tensor.
+QuantizeAttributes in_both_orders(const QuantizeAttributes& one, const QuantizeAttributes& other);
 
 }  // namespace troupe

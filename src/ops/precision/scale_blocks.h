@@ -16,6 +16,15 @@
 // With blocks of one row the scales have the rows of the tensor, are ragged with it, and the
 // experts make no difference.
 //
+// Products that sum over rows read transposed codes: each matrix in blocks of kTransposedRows rows,
+// the last filled up with zeros, and of each block its transpose. So they are
+//
+//   [blocks, C, kTransposedRows]
+//
+// with blocks numbered as those of scales of 128 rows: matrix e of [E, N, K] has
+// ceil(N / kTransposedRows) of them, expert e's rows begin with block
+// offsets[e] / kTransposedRows + e. Blocks between them are zeros.
+//
 // Pure functions; any thread, and kernels on a GPU (a ScaleGrid as their parameter).
 #pragma once
 
@@ -51,6 +60,15 @@ inline Shape scales_shape(const Shape& shape, BlockShape block, int64_t experts)
   return {block.rows == 0 ? experts : shape[0] / block.rows + experts, columns};
 }
 
+inline constexpr int32_t kTransposedRows = 128;
+
+// Of the transposed codes of a tensor whose rows belong to `experts`; 0: there are no offsets.
+inline Shape transposed_shape(const Shape& shape, int64_t experts) {
+  const Shape blocks = scales_shape(shape, {kTransposedRows, 1}, experts);
+  const int64_t count = blocks.elements() / shape.back();
+  return {count, shape.back(), kTransposedRows};
+}
+
 class ScaleGrid {
  public:
   // `rows`: live ones, of all matrices. `offsets` [experts + 1] of rows of experts, or null.
@@ -79,6 +97,12 @@ class ScaleGrid {
     const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
     if (block_.rows == 0) return matrix;
     return first_of(matrix) + (row - begin_of(matrix)) / block_.rows;
+  }
+
+  // Where the row lies in its block of that many rows; blocks have some.
+  constexpr int64_t row_in_block(int64_t row) const {
+    const int64_t matrix = offsets_ == nullptr ? row / matrix_rows_ : expert_of(row);
+    return (row - begin_of(matrix)) % block_.rows;
   }
 
  private:

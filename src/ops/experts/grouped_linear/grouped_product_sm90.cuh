@@ -26,16 +26,19 @@
 // the depth, they are set to zero in shared memory before they are multiplied: they may be NaN.
 //
 // Codes are multiplied only with the depth within the rows of both operands, so transposed ones are
-// given where a product has it elsewhere (ops/precision/cuda/transpose_codes.h). Tensor cores sum
-// codes in fewer than 24 bits; so what a stage gives, 128 products a sum, is added to sums in fp32
-// beside it. Therefore tiles are half as wide. Each group's sums are multiplied by its two scales.
+// given where a product has it elsewhere (ops/precision/scale_blocks.h): a block of them is a
+// stage. Tensor cores sum codes in fewer than 24 bits; so what a stage gives, 128 products a sum,
+// is added to sums in fp32 beside it. Therefore tiles are half as wide. Scales are either one of
+// each operand and group, by which sums are multiplied in the end, or those of blocks as deep as a
+// stage, by which what a stage gives is multiplied: of the left operand one for each row, of the
+// right one for 128 columns, or for each column of a weight gradient.
 #pragma once
 
 #include <type_traits>
 
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/precision/cuda/codes_scratch.h"
+#include "ops/precision/scale_blocks.h"
 #include "program/cuda/device.cuh"
 
 // Hopper's TMA and wgmma exist for the architecture 90a alone. A GPU of compute
@@ -62,10 +65,10 @@ struct E5m2 {
 
 // How the kernel is cut. kPair is the number of blocks in a cluster, 1 or 2, and Out the type of
 // the result: Bf16, or float for weight gradients. Left and Right: of the operands, Bf16 both or
-// codes both. Of codes a data gradient is a forward product with the weights transposed, and a
-// weight gradient is that of dy^T [M, P] and x^T [N, P], in which the group's columns begin at
-// padded_begin and are followed by zeros up to a multiple of kCodePadding.
-template <GroupedProduct kProduct_, int kPair_, class Out_, class Left_ = Bf16, class Right_ = Bf16>
+// codes both. Of codes the right operand of both gradients is transposed, and the left one of the
+// weight gradient. kBlockScales: of codes, as above.
+template <GroupedProduct kProduct_, int kPair_, class Out_, class Left_ = Bf16, class Right_ = Bf16,
+          bool kBlockScales_ = false>
 struct GroupedCut {
   static constexpr GroupedProduct kProduct = kProduct_;
   static constexpr int kPair = kPair_;
@@ -78,7 +81,10 @@ struct GroupedCut {
   static constexpr bool kRightColumnsFirst = kProduct != GroupedProduct::forward && !kCodes;
   static_assert(kDepthGrouped || std::is_same_v<Out, Bf16>);
   static_assert(sizeof(Left) == sizeof(Right));
-  static_assert(!kCodes || kProduct != GroupedProduct::data_gradient);
+  static constexpr bool kLeftTransposed = kDepthGrouped && kCodes;
+  static constexpr bool kRightTransposed = kProduct != GroupedProduct::forward && kCodes;
+  static constexpr bool kBlockScales = kBlockScales_;
+  static_assert(!kBlockScales || kCodes);
 
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = kCodes ? 128 : 256;
@@ -103,11 +109,16 @@ struct GroupedCut {
   static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(Out));
   static constexpr int kBoxes = kDepthGrouped ? 5 : 2;
 
-  // Shared memory: stages, boxes of results, barriers, notes, places of boxes.
+  // Scales of a stage of a weight gradient, for each row and each column of the tile.
+  static constexpr bool kLoadsScales = kBlockScales && kDepthGrouped;
+  static constexpr int kScaleBytes = kLoadsScales ? (kTileRows + kTileColumns) * 4 : 0;
+
+  // Shared memory: stages, boxes of results, scales, barriers, notes, places of boxes.
   static constexpr int kNotes = 4;
   static constexpr int kNoteBytes = 32;
   static constexpr int kBoxesAt = kStages * kStageBytes;
-  static constexpr int kBarriersAt = kBoxesAt + kWarpgroups * kBoxes * kBoxBytes;
+  static constexpr int kScalesAt = kBoxesAt + kWarpgroups * kBoxes * kBoxBytes;
+  static constexpr int kBarriersAt = kScalesAt + kStages * kScaleBytes;
   static constexpr int kBarriers = 2 * (kStages + kNotes + kWarpgroups * kBoxes);
   static constexpr int kNotesAt = kBarriersAt + 8 * kBarriers;
   static constexpr int kPlacesAt = kNotesAt + kNotes * kNoteBytes;
@@ -124,9 +135,11 @@ struct GroupedSizes {
   int32_t panel = 0;        // about as many tiles of rows are swept together over all columns
   bool accumulate = false;  // the weight gradient is added to what is there
   void* out = nullptr;
-  const float* left_scales = nullptr;   // of codes: [groups]
-  const float* right_scales = nullptr;  // [groups]
-  const Bf16* bias = nullptr;           // of codes: [columns], added to each row; nullptr: none
+  // Of codes: one of each group, or of blocks [rows or blocks, depth blocks or columns].
+  const float* left_scales = nullptr;
+  const float* right_scales = nullptr;
+  int32_t left_rows = 0;       // of the left operand, in all groups
+  const Bf16* bias = nullptr;  // of codes: [columns], added to each row; nullptr: none
 };
 
 // What the multiplying warpgroups are told of a tile.
@@ -191,8 +204,9 @@ class GroupedTiles {
       note.rows = min(rows - row, Cut::kTileRows);
       note.shared_right = Cut::kPair == 2 && (rank == 0 ? in_column + 1 < height : in_column > 0);
     }
-    if constexpr (Cut::kDepthGrouped && Cut::kCodes) {
-      set_depth(note, padded_begin(begin, note.group), ceil_of(count, kCodePadding) * kCodePadding);
+    if constexpr (Cut::kLeftTransposed) {
+      constexpr int32_t kRows = kTransposedRows;
+      set_depth(note, (begin / kRows + note.group) * kRows, ceil_of(count, kRows) * kRows);
     } else if constexpr (Cut::kDepthGrouped) {
       set_depth(note, begin, count);
     } else {
@@ -254,6 +268,12 @@ struct GroupedShared {
   __device__ uint32_t box(int warpgroup, int i) const {
     return base + Cut::kBoxesAt + (warpgroup * Cut::kBoxes + i) * Cut::kBoxBytes;
   }
+  __device__ uint32_t left_scales(int stage) const {
+    return base + Cut::kScalesAt + stage * Cut::kScaleBytes;
+  }
+  __device__ uint32_t right_scales(int stage) const {
+    return left_scales(stage) + Cut::kTileRows * 4;
+  }
   __device__ uint32_t full(int stage) const { return base + Cut::kBarriersAt + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return full(Cut::kStages + stage); }
   __device__ uint32_t note_full(int i) const { return full(2 * Cut::kStages + i); }
@@ -269,6 +289,31 @@ struct GroupedShared {
     return base + Cut::kPlacesAt + (warpgroup * Cut::kBoxes + i) * 16;
   }
 };
+
+// Of the transposed right operand, the block that holds this depth.
+template <class Cut>
+__device__ __forceinline__ int32_t right_block(const GroupedNote& note, const GroupedSizes& sizes,
+                                               int32_t depth) {
+  const int32_t block = depth / kTransposedRows;
+  if constexpr (Cut::kDepthGrouped) return block;
+  return note.group * ((sizes.depth + kTransposedRows - 1) / kTransposedRows) + block;
+}
+
+// Announces a stage of a weight gradient, and loads its scales.
+template <class Cut>
+__device__ __forceinline__ void load_stage_scales(const GroupedNote& note,
+                                                  const GroupedSizes& sizes,
+                                                  const GroupedShared<Cut>& shared, int stage,
+                                                  int32_t block) {
+  const uint32_t full = shared.full(stage);
+  const auto left = static_cast<uint32_t>(min(sizes.rows - note.row, Cut::kTileRows)) * 4;
+  const auto right = static_cast<uint32_t>(min(sizes.columns - note.column, Cut::kTileColumns)) * 4;
+  sm90::barrier_arrive_expecting(full, Cut::kStageBytes + left + right);
+  sm90::load_bytes(full, shared.left_scales(stage),
+                   sizes.left_scales + int64_t{block} * sizes.rows + note.row, left);
+  sm90::load_bytes(full, shared.right_scales(stage),
+                   sizes.right_scales + int64_t{block} * sizes.columns + note.column, right);
+}
 
 // The loading warp.
 template <class Cut>
@@ -306,9 +351,15 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
           sm90::barrier_arrive(full);
           continue;
         }
-        sm90::barrier_arrive_expecting(full, Cut::kStageBytes);
         const int32_t depth = note.depth_begin + i * Cut::kDepth;
-        if constexpr (Cut::kLeftRowsFirst) {
+        if constexpr (Cut::kLoadsScales) {
+          load_stage_scales(note, sizes, shared, stage, depth / kTransposedRows);
+        } else {
+          sm90::barrier_arrive_expecting(full, Cut::kStageBytes);
+        }
+        if constexpr (Cut::kLeftTransposed) {
+          sm90::load_tile(left_map, full, shared.left(stage), 0, note.row, depth / kTransposedRows);
+        } else if constexpr (Cut::kLeftRowsFirst) {
 #pragma unroll
           for (int box = 0; box < Cut::kTileRows / 64; ++box) {
             sm90::load_tile(left_map, full, shared.left(stage) + box * Cut::kBoxBytes,
@@ -319,7 +370,9 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
         }
         // A right operand that the pair shares comes in two halves, of which each block loads one
         // for both.
-        const int32_t matrix = Cut::kDepthGrouped ? 0 : note.group;
+        const int32_t matrix = Cut::kRightTransposed ? right_block<Cut>(note, sizes, depth)
+                               : Cut::kDepthGrouped  ? 0
+                                                     : note.group;
         const auto load_right = [&](uint32_t to, int32_t x, int32_t y) {
           if (Cut::kPair == 2 && note.shared_right) {
             sm90::load_tile_to(3, right_map, full, to, x, y, matrix);
@@ -339,7 +392,7 @@ __device__ __forceinline__ void load_grouped_tiles(const CUtensorMap& left_map,
               load_right(to + box * Cut::kBoxBytes, column + box * 64, depth);
             }
           } else {
-            load_right(to, depth, column);
+            load_right(to, Cut::kRightTransposed ? 0 : depth, column);
           }
         }
       }
@@ -433,6 +486,16 @@ class GroupedBoxes {
   int32_t columns_end_ = 0;  // of the tile; none are left when column_ is there
 };
 
+// What a multiplying warpgroup computes: 64 rows from `row` on of a group's result. Depth as in
+// GroupedNote.
+struct GroupedTile {
+  int32_t group;
+  int32_t row;
+  int32_t column;
+  int32_t blocks;
+  int32_t last_depth;
+};
+
 // A multiplying warpgroup.
 template <class Cut>
 class GroupedMath {
@@ -464,10 +527,7 @@ class GroupedMath {
       if (rows <= 0 || depth.y == 0) {
         pass(depth.x, depth.y);
       } else {
-        multiply(sums, depth.x, depth.y);
-        if constexpr (Cut::kCodes) {
-          finish_codes(sums, place.x, place.w);
-        }
+        multiply(sums, {place.x, row, place.w, depth.x, depth.y});
       }
       if (rows <= 0) continue;
       if (Cut::kDepthGrouped && depth.y == 0) {
@@ -551,53 +611,131 @@ class GroupedMath {
     sm90::commit_products();
   }
 
-  // The stages of codes: each is multiplied by itself, and added.
-  __device__ __forceinline__ void multiply_codes(Sums& sums, int32_t blocks) {
+  // Begins the products of a stage of codes.
+  __device__ __forceinline__ void begin_codes(Sums& of_stage) {
+    const uint64_t left =
+        sm90::matrix_descriptor(shared_.left(ring_.stage) + warpgroup_ * Cut::kBoxBytes, 16);
+    const uint64_t right = sm90::matrix_descriptor(shared_.right(ring_.stage), 16);
+    sm90::order_sums(of_stage);
+    sm90::fence_products();
+#pragma unroll
+    for (int step = 0; step < Cut::kDepthBytes / 32; ++step) {
+      sm90::multiply_add_codes<std::is_same_v<typename Cut::Left, E5m2>>(
+          of_stage, left + step * 2, right + step * 2, step > 0 ? 1 : 0);
+    }
+    sm90::commit_products();
+  }
+
+  __device__ __forceinline__ void finish_stage(Sums& of_stage) {
+    sm90::wait_products<0>();
+    sm90::order_sums(of_stage);
+    release(ring_.stage);
+    ring_.advance();
+  }
+
+  // The stages of codes: each is multiplied by itself, and added, with its scales where it has
+  // some.
+  __device__ __forceinline__ void multiply_codes(Sums& sums, const GroupedTile& tile) {
 #pragma unroll
     for (float& sum : sums) sum = 0;
     Sums of_stage;
 #pragma unroll
     for (float& sum : of_stage) sum = 0;
-    for (int32_t i = 0; i < blocks; ++i) {
-      sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
-      const uint64_t left =
-          sm90::matrix_descriptor(shared_.left(ring_.stage) + warpgroup_ * Cut::kBoxBytes, 16);
-      const uint64_t right = sm90::matrix_descriptor(shared_.right(ring_.stage), 16);
-      sm90::order_sums(of_stage);
-      sm90::fence_products();
+    if constexpr (Cut::kLoadsScales) {
+      add_column_scaled(sums, of_stage, tile.blocks);
+    } else if constexpr (Cut::kBlockScales) {
+      add_row_scaled(sums, of_stage, tile);
+    } else {
+      for (int32_t i = 0; i < tile.blocks; ++i) {
+        sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
+        begin_codes(of_stage);
+        finish_stage(of_stage);
 #pragma unroll
-      for (int step = 0; step < Cut::kDepthBytes / 32; ++step) {
-        sm90::multiply_add_codes<std::is_same_v<typename Cut::Left, E5m2>>(
-            of_stage, left + step * 2, right + step * 2, step > 0 ? 1 : 0);
+        for (int j = 0; j < Cut::kTileColumns / 2; ++j) sums[j] += of_stage[j];
       }
-      sm90::commit_products();
-      sm90::wait_products<0>();
-      sm90::order_sums(of_stage);
-      release(ring_.stage);
-      ring_.advance();
-#pragma unroll
-      for (int j = 0; j < Cut::kTileColumns / 2; ++j) sums[j] += of_stage[j];
     }
   }
 
-  // Scales, and a bias, of the tile that begins at `column`.
-  __device__ __forceinline__ void finish_codes(Sums& sums, int32_t group, int32_t column) {
-    const float scale = sizes_.left_scales[group] * sizes_.right_scales[group];
+  // Of each stage a scale for each row, and one for the columns; both are read a stage ahead.
+  __device__ __forceinline__ void add_row_scaled(Sums& sums, Sums& of_stage,
+                                                 const GroupedTile& tile) {
+    const int32_t stages = tile.blocks;
+    const int32_t row = tile.row + thread_ / 32 * 16 + thread_ % 32 / 4;
+    const int32_t last = sizes_.left_rows - 1;
+    const float* const upper = sizes_.left_scales + int64_t{min(row, last)} * stages;
+    const float* const lower = sizes_.left_scales + int64_t{min(row + 8, last)} * stages;
+    // Of a weight [N, K] in squares; the depth is K of a forward product, and N of a gradient.
+    const int32_t squares = (sizes_.columns + kTransposedRows - 1) / kTransposedRows;
+    const int32_t square = tile.column / kTransposedRows;
+    const float* right = sizes_.right_scales + int64_t{tile.group} * squares * stages;
+    const int32_t step = Cut::kRightTransposed ? squares : 1;
+    right += Cut::kRightTransposed ? square : square * stages;
+    float next_upper = upper[0];
+    float next_lower = lower[0];
+    float next_right = right[0];
+    for (int32_t i = 0; i < stages; ++i) {
+      const float scale_upper = next_upper * next_right;
+      const float scale_lower = next_lower * next_right;
+      sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
+      begin_codes(of_stage);
+      const int32_t next = min(i + 1, stages - 1);
+      next_upper = upper[next];
+      next_lower = lower[next];
+      next_right = right[next * step];
+      finish_stage(of_stage);
 #pragma unroll
-    for (float& sum : sums) sum *= scale;
+      for (int j = 0; j < Cut::kTileColumns / 2; ++j) {
+        sums[j] += of_stage[j] * (j % 4 < 2 ? scale_upper : scale_lower);
+      }
+    }
+  }
+
+  // Of each stage a scale for each row and each column.
+  __device__ __forceinline__ void add_column_scaled(Sums& sums, Sums& of_stage, int32_t stages) {
+    const int lane = thread_ % 32;
+    const int row = warpgroup_ * 64 + thread_ / 32 * 16 + lane / 4;
+    for (int32_t i = 0; i < stages; ++i) {
+      sm90::barrier_wait(shared_.full(ring_.stage), ring_.parity);
+      begin_codes(of_stage);
+      const uint32_t left = shared_.left_scales(ring_.stage);
+      const uint32_t right = shared_.right_scales(ring_.stage) + lane % 4 * 8;
+      const float upper = __uint_as_float(sm90::load_shared_word(left + row * 4));
+      const float lower = __uint_as_float(sm90::load_shared_word(left + row * 4 + 32));
+      float2 of_columns[Cut::kTileColumns / 8];
+#pragma unroll
+      for (int j = 0; j < Cut::kTileColumns / 8; ++j) {
+        of_columns[j] = sm90::load_shared_pair(right + j * 32);
+      }
+      finish_stage(of_stage);
+#pragma unroll
+      for (int j = 0; j < Cut::kTileColumns / 2; ++j) {
+        const float2 pair = of_columns[j / 4];
+        sums[j] += of_stage[j] * ((j % 4 < 2 ? upper : lower) * (j % 2 == 0 ? pair.x : pair.y));
+      }
+    }
+  }
+
+  // The scales of a group, where it has one of each operand, and a bias.
+  __device__ __forceinline__ void finish_codes(Sums& sums, const GroupedTile& tile) {
+    if constexpr (!Cut::kBlockScales) {
+      const float scale = sizes_.left_scales[tile.group] * sizes_.right_scales[tile.group];
+#pragma unroll
+      for (float& sum : sums) sum *= scale;
+    }
     if (sizes_.bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < Cut::kTileColumns / 2; ++i) {
-      const int32_t at = column + i / 4 * 8 + thread_ % 4 * 2 + i % 2;
+      const int32_t at = tile.column + i / 4 * 8 + thread_ % 4 * 2 + i % 2;
       if (at < sizes_.columns) sums[i] += __bfloat162float(sizes_.bias[at]);
     }
   }
 
-  __device__ __forceinline__ void multiply(Sums& sums, int32_t blocks, int32_t last_depth) {
+  __device__ __forceinline__ void multiply(Sums& sums, const GroupedTile& tile) {
     if constexpr (Cut::kCodes) {
-      multiply_codes(sums, blocks);
+      multiply_codes(sums, tile);
+      finish_codes(sums, tile);
     } else {
-      multiply_numbers(sums, blocks, last_depth);
+      multiply_numbers(sums, tile.blocks, tile.last_depth);
     }
   }
 
@@ -832,14 +970,15 @@ __global__ void __cluster_dims__(Cut::kPair, 1, 1) __launch_bounds__(Cut::kThrea
 }
 
 // Launches the product of left and right, which are the operands as GroupedProduct names them.
+// `left_extent`: rows of the left operand in all groups; of a transposed one, its blocks.
 template <class Cut>
 void launch_grouped_product(const CudaKernelArguments& args, const void* left, const void* right,
-                            int64_t buffer_rows, const GroupedSizes& sizes, int multiprocessors) {
+                            int64_t left_extent, const GroupedSizes& sizes, int multiprocessors) {
   const int64_t columns = sizes.columns;
   constexpr DType kOperand = Cut::kCodes ? DType::u8 : DType::bf16;
   TiledTensor left_tensor{.data = left,
                           .dtype = kOperand,
-                          .sizes = {sizes.depth, buffer_rows, 1},
+                          .sizes = {sizes.depth, left_extent, 1},
                           .tile = {Cut::kDepth, Cut::kTileRows}};
   TiledTensor right_tensor{.data = right,
                            .dtype = kOperand,
@@ -847,21 +986,23 @@ void launch_grouped_product(const CudaKernelArguments& args, const void* left, c
                            .tile = {Cut::kDepth, Cut::kTileColumns / Cut::kPair}};
   TiledTensor out_tensor{.data = sizes.out,
                          .dtype = dtype_of<typename Cut::Out>,
-                         .sizes = {columns, buffer_rows, 1},
+                         .sizes = {columns, left_extent, 1},
                          .tile = {Cut::kBoxColumns, 64}};
   if constexpr (Cut::kRightColumnsFirst) {
     right_tensor.sizes = {columns, sizes.depth, sizes.groups};
     right_tensor.tile = {64, 64};
   }
   if constexpr (Cut::kDepthGrouped) out_tensor.sizes = {columns, sizes.rows, sizes.groups};
-  if constexpr (Cut::kDepthGrouped && Cut::kCodes) {
-    const int64_t depth = padded_columns(buffer_rows, sizes.groups);
-    left_tensor.sizes = {depth, sizes.rows, 1};
-    right_tensor.sizes = {depth, columns, 1};
+  if constexpr (Cut::kLeftTransposed) {
+    left_tensor.sizes = {kTransposedRows, sizes.rows, left_extent};
+    right_tensor.sizes = {kTransposedRows, columns, left_extent};
+  } else if constexpr (Cut::kRightTransposed) {
+    right_tensor.sizes = {kTransposedRows, columns,
+                          sizes.groups * ceil_divide(sizes.depth, kTransposedRows)};
   } else if constexpr (Cut::kDepthGrouped) {
-    left_tensor.sizes = {sizes.rows, buffer_rows, 1};
+    left_tensor.sizes = {sizes.rows, left_extent, 1};
     left_tensor.tile = {64, 64};
-    right_tensor.sizes = {columns, buffer_rows, 1};
+    right_tensor.sizes = {columns, left_extent, 1};
   }
   Launch shape;
   shape.grid = dim3(static_cast<unsigned>(multiprocessors / Cut::kPair * Cut::kPair));

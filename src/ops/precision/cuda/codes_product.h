@@ -1,21 +1,32 @@
-// Products of operands in 8 bits on Hopper's tensor cores, dense and of experts, with one scale for
-// each operand (of experts: for each one's weight, and each one's rows): the recipe `tensorwise`.
-// By grouped_product_sm90.cuh, for which operands are transposed in scratch memory where a product
-// sums over their rows. Any thread.
+// Products of operands in 8 bits on Hopper's tensor cores, dense and of experts: the recipes
+// `tensorwise`, with one scale for each operand (of experts: for each one's weight, and each one's
+// rows), and `blockwise`, with scales of 128 numbers along the sum. By grouped_product_sm90.cuh.
+// Any thread.
 #pragma once
 
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "ops/precision/cuda/codes_scratch.h"
 #include "program/cuda_kernel.h"
 
 namespace troupe {
 
-// The kernel for an operation of quantized_linear, or quantized_grouped_linear (`grouped`), with a
-// left operand of dtype `left` and a result of dtype `out`, bf16 but of weight gradients. In pairs
-// of blocks that share tiles, or not. Only in builds with CUDA.
-CudaKernel codes_product_kernel(CodesProduct product, DType left, DType out, bool grouped,
-                                bool pair);
+enum class CodesProduct : uint8_t { forward, data_gradient, weight_gradient };
+
+// Which kernel of an operation of quantized_linear, or quantized_grouped_linear (`grouped`).
+struct CodesKernel {
+  CodesProduct product = CodesProduct::forward;
+  DType left = DType::f8e4m3;  // of the codes; the other operand's are f8e4m3
+  DType out = DType::bf16;     // bf16, or f32 for weight gradients
+  bool grouped = false;
+  bool pair = false;    // pairs of blocks that share tiles
+  bool blocks = false;  // scales of blocks; only of f8e4m3
+};
+
+// Only in builds with CUDA.
+CudaKernel codes_product_kernel(const CodesKernel& kernel);
+
+// Scratch memory: the offsets of dense products, which are of one group.
+inline constexpr uint64_t kCodesScratchBytes = 256;
 
 }  // namespace troupe

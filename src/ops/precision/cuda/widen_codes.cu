@@ -2,6 +2,7 @@
 #include <cuda_fp8.h>
 
 #include "ops/precision/cuda/row_strips.cuh"
+#include "ops/precision/cuda/transposed_rows.cuh"
 #include "ops/precision/cuda/widen_codes.h"
 #include "program/cuda/device.cuh"
 
@@ -49,33 +50,62 @@ __global__ void __launch_bounds__(kStripThreads)
   }
 }
 
+// Of transposed codes, a thread for each.
+template <__nv_fp8_interpretation_t kFormat, class Scale, class Wide>
+__global__ void widen_transposed_kernel(const uint8_t* codes, const Scale* scales,
+                                        TransposedGrid blocks, ScaleGrid grid, int64_t count,
+                                        Wide* out) {
+  using Number = accumulation_t<Wide>;
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  const int64_t column = at / kTransposedRows % grid.columns();
+  const TransposedRows rows = blocks.rows_of(at / kTransposedRows / grid.columns());
+  const auto within = static_cast<int>(at % kTransposedRows);
+  if (within >= rows.count) return;
+  const int64_t row = rows.first + within;
+  const int64_t of_columns = grid.scale_columns() == 1 ? 0 : column / grid.block_columns();
+  const float scale = scale_value(scales[grid.scale_row(row) * grid.scale_columns() + of_columns]);
+  out[row * grid.columns() + column] = round_to<Wide>(
+      static_cast<Number>(code_value<kFormat>(codes[at])) * static_cast<Number>(scale));
+}
+
+// What an operand is read by.
+struct NarrowOperand {
+  int input;
+  CudaTensor whole;    // of the shape before it was quantised, without data
+  CudaTensor offsets = {};  // none where it is a weight
+  const QuantizedProductAttributes::Operand* form = nullptr;
+};
+
 template <class Wide, __nv_fp8_interpretation_t kFormat, class Scale>
-void launch_widen(const CudaKernelArguments& args, int input, const ScaleGrid& grid, void* out) {
-  const CudaTensor& codes = args.input(input);
+void launch_widen(const CudaKernelArguments& args, const NarrowOperand& operand, void* out) {
+  const CudaTensor& tensor = args.input(operand.input);
+  const auto* codes = static_cast<const uint8_t*>(tensor.data);
+  const auto* scales = static_cast<const Scale*>(args.input(operand.input + 2).data);
+  const ScaleGrid grid = cuda_grid_of(operand.whole, operand.form->block, operand.offsets);
+  if (operand.form->is_transposed()) {
+    const int64_t count = tensor.shape.elements();
+    launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256},
+           widen_transposed_kernel<kFormat, Scale, Wide>, codes, scales,
+           TransposedGrid(operand.whole.shape, LiveRows(operand.whole), operand.offsets), grid,
+           count, static_cast<Wide*>(out));
+    return;
+  }
   const bool packs = grid.columns() % kCodesStep == 0;
   launch(args, {strip_blocks(grid, packs ? kCodesStep : 1), kStripThreads},
          packs ? widen_kernel<kFormat, Scale, Wide, kCodesStep>
                : widen_kernel<kFormat, Scale, Wide, 1>,
-         static_cast<const uint8_t*>(codes.data),
-         static_cast<const Scale*>(args.input(input + 2).data), live_rows_of(codes, grid), grid,
-         static_cast<Wide*>(out));
+         codes, scales, live_rows_of(tensor, grid), grid, static_cast<Wide*>(out));
 }
 
 template <class Wide>
-void widen_operand(const CudaKernelArguments& args, int input, const CudaTensor& offsets,
-                   void* out) {
-  const auto& attributes = args.attributes->as<QuantizedProductAttributes>();
-  const CudaTensor& codes = args.input(input);
-  const CudaTensor none;
-  const ScaleGrid grid = cuda_grid_of(codes, attributes.blocks[static_cast<size_t>(input)],
-                                      codes.shape.rank() == 3 ? none : offsets);
-  const bool is_e4m3 = codes.dtype == DType::f8e4m3;
-  if (args.input(input + 2).dtype == DType::u8) {
-    launch_widen<Wide, __NV_E4M3, uint8_t>(args, input, grid, out);
-  } else if (is_e4m3) {
-    launch_widen<Wide, __NV_E4M3, float>(args, input, grid, out);
+void widen_operand(const CudaKernelArguments& args, const NarrowOperand& operand, void* out) {
+  if (args.input(operand.input + 2).dtype == DType::u8) {
+    launch_widen<Wide, __NV_E4M3, uint8_t>(args, operand, out);
+  } else if (args.input(operand.input).dtype == DType::f8e4m3) {
+    launch_widen<Wide, __NV_E4M3, float>(args, operand, out);
   } else {
-    launch_widen<Wide, __NV_E5M2, float>(args, input, grid, out);
+    launch_widen<Wide, __NV_E5M2, float>(args, operand, out);
   }
 }
 
@@ -84,9 +114,9 @@ __global__ void widen_bias_kernel(const Bf16* bias, float* out, int64_t elements
   if (i < elements) out[i] = widen(bias[i]);
 }
 
-// The wide form of a tensor of codes, at `data`.
-CudaTensor wide_tensor(const CudaTensor& codes, DType wide, std::byte* data) {
-  CudaTensor tensor = codes;
+// The wide form of a tensor, at `data`.
+CudaTensor wide_tensor(const CudaTensor& narrow, DType wide, std::byte* data) {
+  CudaTensor tensor = narrow;
   tensor.dtype = wide;
   tensor.data = data;
   return tensor;
@@ -101,17 +131,22 @@ void run_widened(const CudaKernelArguments& args, const WidenedProduct& product)
   std::byte* scratch = args.scratch + align_scratch(product.own_scratch);
   for (int i = 0; i < 2; ++i) {
     CudaTensor& input = inputs[static_cast<size_t>(i)];
-    input = wide_tensor(args.input(i), product.wide, scratch);
+    NarrowOperand operand{.input = i, .whole = args.input(i)};
+    operand.form =
+        &args.attributes->as<QuantizedProductAttributes>().operands[static_cast<size_t>(i)];
+    operand.whole.shape = operand.form->shape(operand.whole.shape);
+    if (operand.whole.shape.rank() == 2) operand.offsets = offsets;
+    input = wide_tensor(operand.whole, product.wide, scratch);
     scratch += widened_bytes(input.shape.elements(), size_of(product.wide));
     switch (product.wide) {
       case DType::f64:
-        widen_operand<double>(args, i, offsets, input.data);
+        widen_operand<double>(args, operand, input.data);
         break;
       case DType::f32:
-        widen_operand<float>(args, i, offsets, input.data);
+        widen_operand<float>(args, operand, input.data);
         break;
       default:
-        widen_operand<Bf16>(args, i, offsets, input.data);
+        widen_operand<Bf16>(args, operand, input.data);
     }
   }
   inputs[2] = offsets;

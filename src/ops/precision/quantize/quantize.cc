@@ -2,6 +2,7 @@
 
 #include "ops/choose_kernel.h"
 #include "ops/costs.h"
+#include "ops/precision/cuda/quantize_tiles.h"
 #include "program/op_sample.h"
 
 namespace troupe {
@@ -34,24 +35,43 @@ RowCount rows_of_scales(const Value& x, BlockShape block) {
   return block.rows == 1 ? x.rows : RowCount{};
 }
 
+// Transposed codes with scales of their own, where there are any.
+void declare_transposed(InferContext& context, const QuantizeAttributes& attributes,
+                        int64_t experts) {
+  const Value x = context.input(0);
+  TROUPE_CHECK(attributes.transposed_block.rows != 1,
+               "quantize: transposed codes in blocks of one row: " + x.name);
+  context.output("transposed", attributes.format, transposed_shape(x.shape, experts));
+  if (attributes.shares_scales()) return;
+  context.output("transposed_scales", scale_dtype(attributes.rule),
+                 scales_shape(x.shape, attributes.transposed_block, experts));
+}
+
 void infer_quantize(InferContext& context) {
   const auto attributes = context.attributes<QuantizeAttributes>();
-  const int64_t experts = check_blocks(context, attributes.block, "quantize");
+  const BlockShape block =
+      attributes.has_transposed() ? attributes.transposed_block : attributes.block;
+  const int64_t experts = check_blocks(context, block, "quantize");
   const Value x = context.input(0);
-  const Shape scales = scales_shape(x.shape, attributes.block, experts);
   TROUPE_CHECK(is_f8(attributes.format) &&
                    (attributes.rule == ScaleRule::ratio || attributes.format == DType::f8e4m3),
                "quantize: scales of powers of two are for f8e4m3");
   if (context.has_input(2)) {
     const Value& amax = context.input(2);
+    const Shape scales = scales_shape(x.shape, block, experts);
     TROUPE_CHECK(amax.dtype == DType::f32 && amax.shape.rank() == scales.rank() &&
                      amax.shape.elements() % scales.elements() == 0 && !amax.rows.valid() &&
-                     !rows_of_scales(x, attributes.block).valid(),
+                     !rows_of_scales(x, block).valid() &&
+                     (attributes.order != CodesOrder::both || attributes.shares_scales()),
                  "quantize: amax " + amax.shape.to_string() + " for scales " + scales.to_string());
   }
-  context.output("", attributes.format, x.shape, x.rows);
-  context.output("scales", scale_dtype(attributes.rule), scales,
-                 rows_of_scales(x, attributes.block));
+  if (attributes.has_rows()) {
+    context.output("", attributes.format, x.shape, x.rows);
+    context.output("scales", scale_dtype(attributes.rule),
+                   scales_shape(x.shape, attributes.block, experts),
+                   rows_of_scales(x, attributes.block));
+  }
+  if (attributes.has_transposed()) declare_transposed(context, attributes, experts);
 }
 
 void infer_block_amax(InferContext& context) {
@@ -61,11 +81,20 @@ void infer_block_amax(InferContext& context) {
   context.output("", DType::f32, scales_shape(x.shape, block, experts), rows_of_scales(x, block));
 }
 
+int output_count(const QuantizeAttributes& attributes) {
+  return attributes.order == CodesOrder::both && !attributes.shares_scales() ? 4
+         : attributes.order == CodesOrder::both                              ? 3
+                                                                             : 2;
+}
+
 Cost cost_quantize(const OpView& op) {
   const double passes = op.has_input(2) ? 1 : 2;
+  uint64_t bytes = op.input(0).bytes();
+  for (int i = 0; i < output_count(op.attributes<QuantizeAttributes>()); ++i) {
+    bytes += op.output(i).bytes();
+  }
   return {.flops = passes * static_cast<double>(op.input(0).shape.elements()),
-          .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes() +
-                                       op.output(1).bytes())};
+          .bytes = static_cast<double>(bytes)};
 }
 
 Cost cost_block_amax(const OpView& op) {
@@ -73,9 +102,22 @@ Cost cost_block_amax(const OpView& op) {
           .bytes = static_cast<double>(op.input(0).bytes() + op.output(0).bytes())};
 }
 
-// What x is multiplied by, of each block; on a GPU scratch memory.
+// What x is multiplied by, of each block of one order after the other.
 uint64_t workspace_quantize(const OpView& op) {
-  return static_cast<uint64_t>(op.output(1).shape.elements()) * sizeof(float);
+  const auto& attributes = op.attributes<QuantizeAttributes>();
+  int64_t blocks = 0;
+  if (attributes.has_rows()) blocks += op.output(1).shape.elements();
+  if (attributes.has_transposed() && !attributes.shares_scales()) {
+    blocks += op.output(attributes.transposed_scales_output()).shape.elements();
+  }
+  return static_cast<uint64_t>(blocks) * sizeof(float);
+}
+
+KernelChoice choose_quantize(const OpView& op, const DeviceTraits& device) {
+  const bool packs = is_made_of_packs(row_elements_of_input(op), op.input(0).dtype);
+  const char* variant = packs ? "packs" : "elements";
+  if (quantizes_tiles(op)) variant = "tiles";
+  return make_choice(op, device, variant, TROUPE_CUDA(quantize_cuda_kernel), workspace_quantize);
 }
 
 std::string name_of_rule(ScaleRule rule) {
@@ -92,12 +134,22 @@ std::string name_of_rule(ScaleRule rule) {
 
 std::string print_quantize(const Attributes& attributes) {
   const auto& values = attributes.as<QuantizeAttributes>();
-  return "format=" + std::string(name_of(values.format)) + " block=" + to_string(values.block) +
-         " scale=" + name_of_rule(values.rule);
+  std::string text = "format=" + std::string(name_of(values.format));
+  if (values.has_rows()) text += " block=" + to_string(values.block);
+  if (values.has_transposed()) text += " transposed=" + to_string(values.transposed_block);
+  return text + " scale=" + name_of_rule(values.rule);
 }
 
 std::string print_block_amax(const Attributes& attributes) {
   return "block=" + to_string(attributes.as<BlockAmaxAttributes>().block);
+}
+
+// Codes are no results: products of other samples compare them.
+void declare_results(SampleBuilder& sample, const Quantized& quantized) {
+  if (quantized.rows.scales.valid()) sample.result_without_gradient(quantized.rows.scales);
+  if (quantized.transposed.scales.valid() && quantized.transposed.scales != quantized.rows.scales) {
+    sample.result_without_gradient(quantized.transposed.scales);
+  }
 }
 
 std::vector<OpSample> samples_quantize() {
@@ -114,7 +166,7 @@ std::vector<OpSample> samples_quantize() {
         sample.result_without_gradient(amax);
       }
       const Quantized quantized = quantize(sample.builder(), x, {}, amax, attributes, "q");
-      sample.result_without_gradient(quantized.scales);
+      declare_results(sample, quantized);
     };
   };
   const auto rows = [](const QuantizeAttributes& attributes, const std::vector<int32_t>& starts) {
@@ -128,7 +180,7 @@ std::vector<OpSample> samples_quantize() {
       options.dtype = DType::bf16;
       const ValueId x = sample.tensor("x", {starts.back() + 3, 10}, options);
       const Quantized quantized = quantize(sample.builder(), x, offsets, {}, attributes, "q");
-      sample.result_without_gradient(quantized.scales);
+      declare_results(sample, quantized);
     };
   };
   constexpr DType kE4 = DType::f8e4m3;
@@ -160,7 +212,14 @@ std::string to_string(BlockShape block) {
 Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
                    const QuantizeAttributes& attributes, const std::string& name) {
   const auto outputs = builder.emit(kQuantize, Attributes(attributes), {x, offsets, amax}, name);
-  return {outputs[0], outputs[1]};
+  const auto output = [&](int i) { return outputs[static_cast<size_t>(i)]; };
+  Quantized quantized;
+  if (attributes.has_rows()) quantized.rows = {output(0), output(1)};
+  if (attributes.has_transposed()) {
+    quantized.transposed = {output(attributes.transposed_output()),
+                            output(attributes.transposed_scales_output())};
+  }
+  return quantized;
 }
 
 ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
@@ -168,15 +227,13 @@ ValueId block_amax(Builder& builder, ValueId x, ValueId offsets,
   return builder.emit(kBlockAmax, Attributes(attributes), {x, offsets}, name)[0];
 }
 
-const OpSpec kQuantize{
-    .name = "quantize",
-    .infer = infer_quantize,
-    .cost = cost_quantize,
-    .cpu = {.kernel = quantize_cpu_kernel, .workspace = workspace_quantize},
-    .cuda =
-        packs_kernel<TROUPE_CUDA(quantize_cuda_kernel), row_elements_of_input, workspace_quantize>,
-    .print_attributes = print_quantize,
-    .samples = samples_quantize};
+const OpSpec kQuantize{.name = "quantize",
+                       .infer = infer_quantize,
+                       .cost = cost_quantize,
+                       .cpu = {.kernel = quantize_cpu_kernel, .workspace = workspace_quantize},
+                       .cuda = choose_quantize,
+                       .print_attributes = print_quantize,
+                       .samples = samples_quantize};
 
 const OpSpec kBlockAmax{
     .name = "block_amax",

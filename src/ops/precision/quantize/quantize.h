@@ -15,12 +15,16 @@
 // x is rounded to f32 first, where it is wider. NaN becomes NaN.
 //
 // Kinds
-//   quantize  (x, offsets optional, amax optional) -> codes like x, scales
-//   block_amax (x, offsets optional)               -> amax, f32, shaped as scales
-// x is f64, f32 or bf16, [R, C] or [E, N, K]. Where it is ragged, blocks have one row or there are
-// offsets, whose last is the number of live rows. `amax` is what block_amax computes, of several
-// tensors one after the other (of all ranks, all_gather): of each block the largest counts. Without
-// it, the blocks' own count. Unused scales are 1.
+//   quantize   (x, offsets optional, amax optional) -> codes and scales, by their order:
+//                rows        codes like x, scales
+//                transposed  transposed codes, scales
+//                both        codes like x, scales, transposed codes; where these have other blocks
+//                            than the codes, their scales
+//   block_amax (x, offsets optional)                -> amax, f32, shaped as scales
+// x is f64, f32 or bf16, [R, C] or [E, N, K]. Where it is ragged, there are offsets, whose last is
+// the number of live rows, or codes in rows only with blocks of one row. `amax` is what block_amax
+// computes, of several tensors one after the other (of all ranks, all_gather): of each block the
+// largest counts. Without it, the blocks' own count. Unused scales are 1.
 //
 // There is no derivative: precision is lowered after differentiation (passes/precision.h), so
 // gradients pass quantisation as if it were not there.
@@ -28,27 +32,24 @@
 
 #include <string>
 
-#include "ops/precision/scale_blocks.h"
+#include "ops/precision/quantization.h"
 #include "program/builder.h"
 #include "program/op_spec.h"
 
 namespace troupe {
 
-struct QuantizeAttributes {
-  DType format = DType::f8e4m3;  // or f8e5m2
-  ScaleRule rule = ScaleRule::ratio;
-  BlockShape block;
-  bool operator==(const QuantizeAttributes&) const = default;
-};
-
 struct BlockAmaxAttributes {
-  BlockShape block;
+  BlockShape block = {};
 };
 
-// A tensor in 8 bits.
-struct Quantized {
+// A tensor in 8 bits, in the order in which a product reads it.
+struct Codes {
   ValueId codes;
   ValueId scales;
+};
+struct Quantized {
+  Codes rows;
+  Codes transposed;
 };
 
 Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,

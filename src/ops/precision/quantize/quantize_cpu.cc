@@ -79,22 +79,47 @@ void store_scales(ScaleRule rule, float largest_code, uint32_t* maxima, int64_t 
   }
 }
 
+// Calls store(row, first, last, factor) for the elements [first, last) of each row in one block.
+template <class Store>
+void for_each_block(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors,
+                    const Store& store) {
+  const int64_t width = grid.block_columns();
+  args.pool->parallel_ranges(grid.rows(), grain_of(grid), [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const uint32_t* of_row = factors + grid.scale_row(row) * grid.scale_columns();
+      for (int64_t block = 0; block < grid.scale_columns(); ++block) {
+        store(row, block * width, std::min(grid.columns(), (block + 1) * width),
+              std::bit_cast<float>(of_row[block]));
+      }
+    }
+  });
+}
+
 template <class T, class Code>
 void store_codes(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors) {
   const T* x = args.in<T>(0);
   Code* codes = args.out<Code>(0);
-  const int64_t width = grid.block_columns();
-  args.pool->parallel_ranges(grid.rows(), grain_of(grid), [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t first = row * grid.columns();
-      const uint32_t* of_row = factors + grid.scale_row(row) * grid.scale_columns();
-      for (int64_t block = 0; block < grid.scale_columns(); ++block) {
-        const auto factor = std::bit_cast<float>(of_row[block]);
-        const int64_t last = std::min(grid.columns(), (block + 1) * width);
-        for (int64_t i = first + block * width; i < first + last; ++i) {
-          codes[i] = Code::nearest(static_cast<float>(widen(x[i])) * factor);
-        }
-      }
+  for_each_block(args, grid, factors, [&](int64_t row, int64_t first, int64_t last, float factor) {
+    const int64_t begin = row * grid.columns();
+    for (int64_t i = begin + first; i < begin + last; ++i) {
+      codes[i] = Code::nearest(static_cast<float>(widen(x[i])) * factor);
+    }
+  });
+}
+
+template <class T, class Code>
+void store_transposed(const KernelArguments& args, const ScaleGrid& grid, const uint32_t* factors,
+                      int output) {
+  const T* x = args.in<T>(0);
+  Code* codes = args.out<Code>(output);
+  std::fill(codes, codes + args.output(output).shape.elements(), Code{});
+  const ScaleGrid blocks = grid_of(args, {kTransposedRows, 1});
+  for_each_block(args, grid, factors, [&](int64_t row, int64_t first, int64_t last, float factor) {
+    const int64_t block = blocks.scale_row(row) * grid.columns();
+    const int64_t place = blocks.row_in_block(row);
+    for (int64_t column = first; column < last; ++column) {
+      codes[(block + column) * kTransposedRows + place] =
+          Code::nearest(static_cast<float>(widen(x[row * grid.columns() + column])) * factor);
     }
   });
 }
@@ -114,25 +139,46 @@ int64_t scale_count(const TensorView& scales) {
                                      : scales.shape.elements();
 }
 
+// Scales of blocks, to that output, and in place of the maxima what elements are multiplied by.
+template <class T>
+void find_scales(const KernelArguments& args, const ScaleGrid& grid, int output, uint32_t* maxima) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const int64_t count = scale_count(args.output(output));
+  if (args.input(2).data != nullptr) {
+    largest_of_parts(args.input(2), maxima, count);
+  } else {
+    find_maxima<T>(args, grid, maxima, count);
+  }
+  const bool is_e4m3 = attributes.format == DType::f8e4m3;
+  store_scales(attributes.rule, is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest, maxima, count,
+               args.output(output));
+}
+
+template <class T, class Code>
+void quantize_as(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  auto* factors = reinterpret_cast<uint32_t*>(args.workspace);
+  if (attributes.has_rows()) {
+    const ScaleGrid grid = grid_of(args, attributes.block);
+    find_scales<T>(args, grid, 1, factors);
+    store_codes<T, Code>(args, grid, factors);
+  }
+  if (!attributes.has_transposed()) return;
+  const ScaleGrid grid = grid_of(args, attributes.transposed_block);
+  if (!attributes.shares_scales()) {
+    if (attributes.has_rows()) factors += args.output(1).shape.elements();
+    find_scales<T>(args, grid, attributes.transposed_scales_output(), factors);
+  }
+  store_transposed<T, Code>(args, grid, factors, attributes.transposed_output());
+}
+
 template <class T>
 struct QuantizeKernel {
   static void run(const KernelArguments& args) {
-    const auto& attributes = args.attributes->as<QuantizeAttributes>();
-    const ScaleGrid grid = grid_of(args, attributes.block);
-    auto* maxima = reinterpret_cast<uint32_t*>(args.workspace);
-    const int64_t count = scale_count(args.output(1));
-    if (args.input(2).data != nullptr) {
-      largest_of_parts(args.input(2), maxima, count);
+    if (args.attributes->as<QuantizeAttributes>().format == DType::f8e4m3) {
+      quantize_as<T, f8e4m3>(args);
     } else {
-      find_maxima<T>(args, grid, maxima, count);
-    }
-    const bool is_e4m3 = attributes.format == DType::f8e4m3;
-    store_scales(attributes.rule, is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest, maxima, count,
-                 args.output(1));
-    if (is_e4m3) {
-      store_codes<T, f8e4m3>(args, grid, maxima);
-    } else {
-      store_codes<T, f8e5m2>(args, grid, maxima);
+      quantize_as<T, f8e5m2>(args);
     }
   }
 };

@@ -1,7 +1,10 @@
 #include <cuda_fp8.h>
 #include <type_traits>
 
+#include "ops/precision/cuda/block_scale.cuh"
+#include "ops/precision/cuda/quantize_tiles.h"
 #include "ops/precision/cuda/row_strips.cuh"
+#include "ops/precision/cuda/transposed_rows.cuh"
 #include "ops/precision/quantize/quantize.h"
 #include "program/cuda/device.cuh"
 
@@ -104,16 +107,9 @@ __device__ __forceinline__ float store_scale(ScaleRule rule, float largest_code,
     *scale = scale_exponent(largest);
     return 1 / exponent_scale(*scale);
   } else {
-    if (rule == ScaleRule::power_of_two) {
-      *scale = exponent_scale(scale_exponent(largest));
-      return 1 / *scale;
-    }
-    float factor = 1;
-    if (largest > 0 && largest < 0x7f800000U) {
-      factor = fminf(largest_code / __uint_as_float(largest), 3.402823466e+38F);
-    }
-    *scale = 1 / factor;
-    return factor;
+    const BlockScale found = block_scale(rule, largest_code, largest);
+    *scale = found.scale;
+    return found.factor;
   }
 }
 
@@ -159,6 +155,26 @@ __global__ void __launch_bounds__(kStripThreads)
   }
 }
 
+// A thread for each code, also of unused blocks: correct for any blocks, and slow.
+template <__nv_fp8_interpretation_t kFormat, class T>
+__global__ void transposed_codes_kernel(const T* x, TransposedGrid blocks, ScaleGrid grid,
+                                        const float* factors, int64_t count, uint8_t* codes) {
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  const int64_t column = at / kTransposedRows % grid.columns();
+  const TransposedRows rows = blocks.rows_of(at / kTransposedRows / grid.columns());
+  const auto within = static_cast<int>(at % kTransposedRows);
+  uint8_t code = 0;
+  if (within < rows.count) {
+    const int64_t row = rows.first + within;
+    const float factor = factors[grid.scale_row(row) * grid.scale_columns() +
+                                 (grid.scale_columns() == 1 ? 0 : column / grid.block_columns())];
+    const auto value = static_cast<float>(widen(x[row * grid.columns() + column]));
+    code = __nv_cvt_float_to_fp8(value * factor, __NV_SATFINITE, kFormat);
+  }
+  codes[at] = code;
+}
+
 template <class T>
 void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, uint32_t* maxima,
                  int64_t count) {
@@ -171,6 +187,33 @@ void find_maxima(const CudaKernelArguments& args, const ScaleGrid& grid, uint32_
          live_rows_of(args.input(0), grid), grid, maxima);
 }
 
+// Scales of blocks, to that output, and what elements are multiplied by.
+template <class T>
+void find_scales(const CudaKernelArguments& args, const ScaleGrid& grid, int output,
+                 float* factors) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const CudaTensor& scales = args.output(output);
+  const int64_t count = scales.shape.elements();
+  const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+  auto* const maxima = reinterpret_cast<uint32_t*>(factors);
+  if (args.input(2).data != nullptr) {
+    launch(args, {blocks, 256}, largest_of_parts_kernel,
+           static_cast<const uint32_t*>(args.input(2).data), args.input(2).shape.elements() / count,
+           count, maxima);
+  } else {
+    find_maxima<T>(args, grid, maxima, count);
+  }
+  const bool is_e4m3 = attributes.format == DType::f8e4m3;
+  const float largest = is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest;
+  if (attributes.rule == ScaleRule::exponent) {
+    launch(args, {blocks, 256}, scales_kernel<uint8_t>, attributes.rule, largest, maxima, count,
+           static_cast<uint8_t*>(scales.data));
+  } else {
+    launch(args, {blocks, 256}, scales_kernel<float>, attributes.rule, largest, maxima, count,
+           static_cast<float*>(scales.data));
+  }
+}
+
 template <class T, __nv_fp8_interpretation_t kFormat>
 void store_codes(const CudaKernelArguments& args, const ScaleGrid& grid, const float* factors) {
   const bool packs = is_made_of_packs<T>(grid.columns());
@@ -181,39 +224,55 @@ void store_codes(const CudaKernelArguments& args, const ScaleGrid& grid, const f
          static_cast<uint8_t*>(args.output(0).data));
 }
 
+template <class T, __nv_fp8_interpretation_t kFormat>
+void store_transposed(const CudaKernelArguments& args, const ScaleGrid& grid,
+                      const float* factors) {
+  const CudaTensor& x = args.input(0);
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const CudaTensor& codes = args.output(attributes.transposed_output());
+  const int64_t count = codes.shape.elements();
+  launch(args, {static_cast<unsigned>(ceil_divide(count, 256)), 256},
+         transposed_codes_kernel<kFormat, T>, args.in<T>(0),
+         TransposedGrid(x.shape, LiveRows(x), args.input(1)), grid, factors, count,
+         static_cast<uint8_t*>(codes.data));
+}
+
+template <class T, __nv_fp8_interpretation_t kFormat>
+void quantize_any(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  auto* factors = reinterpret_cast<float*>(args.scratch);
+  if (attributes.has_rows()) {
+    const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.block, args.input(1));
+    find_scales<T>(args, grid, 1, factors);
+    store_codes<T, kFormat>(args, grid, factors);
+  }
+  if (!attributes.has_transposed()) return;
+  const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.transposed_block, args.input(1));
+  if (!attributes.shares_scales()) {
+    if (attributes.has_rows()) factors += args.output(1).shape.elements();
+    find_scales<T>(args, grid, attributes.transposed_scales_output(), factors);
+  }
+  store_transposed<T, kFormat>(args, grid, factors);
+}
+
 template <class T>
 struct QuantizeCuda {
   static void run(const CudaKernelArguments& args) {
-    const auto& attributes = args.attributes->as<QuantizeAttributes>();
-    const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.block, args.input(1));
-    auto* maxima = reinterpret_cast<uint32_t*>(args.scratch);
-    const CudaTensor& scales = args.output(1);
-    const int64_t count = scales.shape.elements();
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    if (args.input(2).data != nullptr) {
-      launch(args, {blocks, 256}, largest_of_parts_kernel,
-             static_cast<const uint32_t*>(args.input(2).data),
-             args.input(2).shape.elements() / count, count, maxima);
+    if (args.attributes->as<QuantizeAttributes>().format == DType::f8e4m3) {
+      quantize_any<T, __NV_E4M3>(args);
     } else {
-      find_maxima<T>(args, grid, maxima, count);
-    }
-    const bool is_e4m3 = attributes.format == DType::f8e4m3;
-    const float largest = is_e4m3 ? f8e4m3::kLargest : f8e5m2::kLargest;
-    if (attributes.rule == ScaleRule::exponent) {
-      launch(args, {blocks, 256}, scales_kernel<uint8_t>, attributes.rule, largest, maxima, count,
-             static_cast<uint8_t*>(scales.data));
-    } else {
-      launch(args, {blocks, 256}, scales_kernel<float>, attributes.rule, largest, maxima, count,
-             static_cast<float*>(scales.data));
-    }
-    const auto* factors = reinterpret_cast<const float*>(maxima);
-    if (is_e4m3) {
-      store_codes<T, __NV_E4M3>(args, grid, factors);
-    } else {
-      store_codes<T, __NV_E5M2>(args, grid, factors);
+      quantize_any<T, __NV_E5M2>(args);
     }
   }
 };
+
+void quantize_in_tiles(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  auto* const factors = reinterpret_cast<float*>(args.scratch);
+  if (tile_scales(attributes) != TileScales::whole) return quantize_tiles(args, nullptr);
+  find_scales<Bf16>(args, cuda_grid_of(args.input(0), {}, args.input(1)), 1, factors);
+  quantize_tiles(args, factors);
+}
 
 template <class T>
 struct BlockAmaxCuda {
@@ -227,6 +286,7 @@ struct BlockAmaxCuda {
 }  // namespace
 
 CudaKernel quantize_cuda_kernel(const OpView& op) {
+  if (quantizes_tiles(op)) return &quantize_in_tiles;
   return select_cuda_kernel<QuantizeCuda>(op.input(0).dtype);
 }
 

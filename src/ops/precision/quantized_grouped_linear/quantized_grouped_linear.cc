@@ -27,10 +27,11 @@ void check_group_offsets(const InferContext& context, int64_t experts) {
 }
 
 // Rows times weights; `rows` and `outputs` are the weight's dimensions that they have.
-void infer_rows_times_weights(InferContext& context, const char* kind, int rows, int outputs) {
-  check_quantized_operands(context, kind, kOffsets);
+void infer_rows_times_weights(InferContext& context, const char* kind, bool transposed, int rows,
+                              int outputs) {
+  check_quantized_operands(context, kind, {false, transposed}, kOffsets);
   const Value x = context.input(0);
-  const Shape weight = context.input(1).shape;
+  const Shape weight = context.attributes<Form>().operands[1].shape(context.input(1).shape);
   TROUPE_CHECK(
       x.shape.rank() == 2 && weight.rank() == 3 && x.shape[1] == weight[rows],
       std::string(kind) + ": " + x.shape.to_string() + " and weight " + weight.to_string());
@@ -39,37 +40,38 @@ void infer_rows_times_weights(InferContext& context, const char* kind, int rows,
 }
 
 void infer_quantized_grouped_linear(InferContext& context) {
-  infer_rows_times_weights(context, "quantized_grouped_linear", 2, 1);
+  infer_rows_times_weights(context, "quantized_grouped_linear", false, 2, 1);
 }
 
 void infer_quantized_grouped_linear_data_gradient(InferContext& context) {
-  infer_rows_times_weights(context, "quantized_grouped_linear_data_gradient", 1, 2);
+  infer_rows_times_weights(context, "quantized_grouped_linear_data_gradient", true, 1, 2);
 }
 
 void infer_quantized_grouped_linear_weight_gradient(InferContext& context) {
-  check_quantized_operands(context, "quantized_grouped_linear_weight_gradient", kOffsets);
-  const Shape dy = context.input(0).shape;
-  const Shape x = context.input(1).shape;
+  check_quantized_operands(context, "quantized_grouped_linear_weight_gradient", {true, true},
+                           kOffsets);
+  const Form form = context.attributes<Form>();
+  const Shape dy = form.operands[0].shape(context.input(0).shape);
+  const Shape x = form.operands[1].shape(context.input(1).shape);
   TROUPE_CHECK(
       dy.rank() == 2 && x.rank() == 2 && dy[0] == x[0],
       "quantized_grouped_linear_weight_gradient: dy " + dy.to_string() + " and x " + x.to_string());
   const int64_t experts = context.input(kOffsets).shape[0] - 1;
   check_group_offsets(context, experts);
-  declare_weight_gradient(context, kOffsets + 1, "", context.attributes<Form>().compute,
-                          {experts, dy[1], x[1]});
+  declare_weight_gradient(context, kOffsets + 1, "", form.compute, {experts, dy[1], x[1]});
 }
 
 // Each row meets the weight of one expert.
 Cost cost_quantized_grouped_linear(const OpView& op) {
   const double rows = static_cast<double>(op.input(0).shape[0]);
-  const double products = rows * static_cast<double>(op.input(1).shape.row_elements());
+  const double products = rows * static_cast<double>(quantized_shape(op, 1).row_elements());
   return product_cost(2 * products, op.attributes<Form>().compute,
                       quantized_operand_bytes(op) + static_cast<double>(op.output(0).bytes()));
 }
 
 Cost cost_quantized_grouped_linear_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<Form>();
-  const double rows = static_cast<double>(op.input(0).shape[0]);
+  const double rows = static_cast<double>(quantized_shape(op, 0)[0]);
   const double products = rows * static_cast<double>(op.output(0).shape.row_elements());
   const double stores = attributes.accumulate ? 2 : 1;
   return product_cost(
@@ -78,7 +80,7 @@ Cost cost_quantized_grouped_linear_weight_gradient(const OpView& op) {
 }
 
 uint64_t workspace_quantized_grouped_linear(const OpView& op) {
-  return wide_operands_bytes(op, grouped_rows_bytes(op.input(1).shape[0]));
+  return wide_operands_bytes(op, grouped_rows_bytes(quantized_shape(op, 1)[0]));
 }
 
 uint64_t workspace_quantized_grouped_linear_weight_gradient(const OpView& op) {
@@ -93,14 +95,15 @@ uint64_t scratch_quantized_grouped_linear(const OpView& op) {
 
 uint64_t scratch_quantized_grouped_linear_weight_gradient(const OpView& op) {
   return gemm_scratch_bytes(
-      grouped_weight_gradient_tiles(op.input(0).shape, op.input(1).shape, op.output(0).shape[0]),
+      grouped_weight_gradient_tiles(quantized_shape(op, 0), quantized_shape(op, 1),
+                                    op.output(0).shape[0]),
       quantized_sum_dtype(op), quantized_sum_dtype(op), op.output(0).dtype);
 }
 
 template <class Wide, class Out>
 void multiply_wide_rows(const KernelArguments& args, bool transposed) {
   const Shape& x = args.input(0).shape;
-  const Shape& weight = args.input(1).shape;
+  const Shape weight = args.attributes->as<Form>().operands[1].shape(args.input(1).shape);
   const int64_t outputs = args.output(0).shape[1];
   const auto operands = widen_operands<Wide>(args, grouped_rows_bytes(weight[0]), kOffsets, -1);
   multiply_grouped_rows<Wide, Out>(args, grouped_tiles(x[0], outputs, x[1]), operands.one, x[1],
@@ -122,9 +125,10 @@ template <class Wide, class Out>
 struct QuantizedGroupedLinearWeightGradientKernel {
   static void run(const KernelArguments& args) {
     const auto operands = widen_operands<Wide>(args, 0, kOffsets, -1);
-    multiply_groups<Wide, Out>(args, operands.one, args.input(0).shape, operands.other,
-                               args.input(1).shape, args.in<int32_t>(kOffsets),
-                               args.output(0).shape[0], args.attributes->as<Form>().accumulate,
+    const Form& form = args.attributes->as<Form>();
+    multiply_groups<Wide, Out>(args, operands.one, form.operands[0].shape(args.input(0).shape),
+                               operands.other, form.operands[1].shape(args.input(1).shape),
+                               args.in<int32_t>(kOffsets), args.output(0).shape[0], form.accumulate,
                                args.out<Out>(0));
   }
 };
@@ -166,22 +170,32 @@ std::vector<OpSample> samples_quantized_grouped_linear() {
       const ScaleRule rule = blocks ? ScaleRule::exponent : ScaleRule::ratio;
       const BlockShape along_rows = blocks ? BlockShape{1, 8} : BlockShape{};
       const BlockShape along_columns = blocks ? BlockShape{8, 1} : BlockShape{};
-      const auto narrow = [&](ValueId value, BlockShape block) {
+      const auto narrow = [&](ValueId value, BlockShape block, CodesOrder order,
+                              BlockShape columns) {
         const ValueId starts_of = value == weight ? ValueId{} : offsets;
-        return quantize(builder, value, starts_of, {}, {DType::f8e4m3, rule, block}, "q");
+        return quantize(builder, value, starts_of, {}, {DType::f8e4m3, rule, block, order, columns},
+                        "q");
       };
-      const auto emit = [&](const OpSpec& kind, ValueId one, BlockShape of_one, ValueId other,
-                            BlockShape of_other) {
-        const Form attributes{.compute = sample.dtype(), .blocks = {of_one, of_other}};
-        const Quantized a = narrow(one, of_one);
-        const Quantized b = narrow(other, of_other);
-        std::vector<ValueId> inputs = {a.codes, b.codes, a.scales, b.scales, offsets};
+      const auto transposed = [&](ValueId value, BlockShape block) {
+        return Form::transposed(block, builder.value(value).shape);
+      };
+      const auto emit = [&](const OpSpec& kind, Codes one, Codes other, const Form::Operand& of_one,
+                            const Form::Operand& of_other) {
+        const Form attributes{.compute = sample.dtype(), .operands = {of_one, of_other}};
+        std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales, offsets};
         if (&kind == &kQuantizedGroupedLinearWeightGradient) inputs.emplace_back();
         sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
       };
-      emit(kQuantizedGroupedLinear, x, along_rows, weight, along_rows);
-      emit(kQuantizedGroupedLinearDataGradient, dy, along_rows, weight, along_columns);
-      emit(kQuantizedGroupedLinearWeightGradient, dy, along_columns, x, along_columns);
+      const Quantized of_x = narrow(x, along_rows, CodesOrder::both, along_columns);
+      const Quantized of_dy = narrow(dy, along_rows, CodesOrder::both, along_columns);
+      const Quantized in_rows = narrow(weight, along_rows, CodesOrder::rows, {});
+      const Quantized in_columns = narrow(weight, {}, CodesOrder::transposed, along_columns);
+      emit(kQuantizedGroupedLinear, of_x.rows, in_rows.rows, Form::Operand{along_rows},
+           Form::Operand{along_rows});
+      emit(kQuantizedGroupedLinearDataGradient, of_dy.rows, in_columns.transposed,
+           Form::Operand{along_rows}, transposed(weight, along_columns));
+      emit(kQuantizedGroupedLinearWeightGradient, of_dy.transposed, of_x.transposed,
+           transposed(dy, along_columns), transposed(x, along_columns));
     };
   };
   return {{"tensors", products(20, {0, 0, 6, 6, 17, 17}, false)},

@@ -18,16 +18,22 @@ namespace {
 
 using Form = QuantizedProductAttributes;
 
-bool are_matrices(const InferContext& context) {
-  return context.input(0).shape.rank() == 2 && context.input(1).shape.rank() == 2;
+// The shapes of both operands, which are matrices.
+std::array<Shape, 2> check_matrices(InferContext& context, const char* kind,
+                                    std::array<bool, 2> transposed) {
+  check_quantized_operands(context, kind, transposed, -1);
+  const auto operands = context.attributes<Form>().operands;
+  const std::array<Shape, 2> shapes = {operands[0].shape(context.input(0).shape),
+                                       operands[1].shape(context.input(1).shape)};
+  TROUPE_CHECK(shapes[0].rank() == 2 && shapes[1].rank() == 2,
+               std::string(kind) + ": operands that are no matrices");
+  return shapes;
 }
 
 void infer_quantized_linear(InferContext& context) {
-  check_quantized_operands(context, "quantized_linear", -1);
+  const auto [x, weight] = check_matrices(context, "quantized_linear", {false, false});
   const DType compute = context.attributes<Form>().compute;
-  const Shape x = context.input(0).shape;
-  const Shape weight = context.input(1).shape;
-  TROUPE_CHECK(are_matrices(context) && x[1] == weight[1],
+  TROUPE_CHECK(x[1] == weight[1],
                "quantized_linear: x " + x.to_string() + " and weight " + weight.to_string());
   if (context.has_input(4)) {
     const Value& bias = context.input(4);
@@ -38,22 +44,17 @@ void infer_quantized_linear(InferContext& context) {
 }
 
 void infer_quantized_linear_data_gradient(InferContext& context) {
-  check_quantized_operands(context, "quantized_linear_data_gradient", -1);
-  const Shape dy = context.input(0).shape;
-  const Shape weight = context.input(1).shape;
-  TROUPE_CHECK(
-      are_matrices(context) && dy[1] == weight[0],
-      "quantized_linear_data_gradient: dy " + dy.to_string() + " and weight " + weight.to_string());
+  const auto [dy, weight] =
+      check_matrices(context, "quantized_linear_data_gradient", {false, true});
+  TROUPE_CHECK(dy[1] == weight[0], "quantized_linear_data_gradient: dy " + dy.to_string() +
+                                       " and weight " + weight.to_string());
   context.output("", context.attributes<Form>().compute, {dy[0], weight[1]});
 }
 
 void infer_quantized_linear_weight_gradient(InferContext& context) {
-  check_quantized_operands(context, "quantized_linear_weight_gradient", -1);
-  const Shape dy = context.input(0).shape;
-  const Shape x = context.input(1).shape;
-  TROUPE_CHECK(
-      are_matrices(context) && dy[0] == x[0],
-      "quantized_linear_weight_gradient: dy " + dy.to_string() + " and x " + x.to_string());
+  const auto [dy, x] = check_matrices(context, "quantized_linear_weight_gradient", {true, true});
+  TROUPE_CHECK(dy[0] == x[0], "quantized_linear_weight_gradient: dy " + dy.to_string() + " and x " +
+                                  x.to_string());
   declare_weight_gradient(context, 4, "", context.attributes<Form>().compute, {dy[1], x[1]});
 }
 
@@ -67,11 +68,11 @@ Cost cost_of(const OpView& op, int64_t reduced) {
 }
 
 Cost cost_quantized_linear(const OpView& op) {
-  return cost_of(op, op.input(0).shape[1]);
+  return cost_of(op, quantized_shape(op, 0)[1]);
 }
 
 Cost cost_quantized_linear_weight_gradient(const OpView& op) {
-  return cost_of(op, op.input(0).shape[0]);
+  return cost_of(op, quantized_shape(op, 0)[0]);
 }
 
 GemmTiles forward_tiles(const Shape& x, const Shape& weight) {
@@ -92,15 +93,15 @@ uint64_t scratch_of(const OpView& op, const GemmTiles& tiles) {
 }
 
 uint64_t scratch_quantized_linear(const OpView& op) {
-  return scratch_of(op, forward_tiles(op.input(0).shape, op.input(1).shape));
+  return scratch_of(op, forward_tiles(quantized_shape(op, 0), quantized_shape(op, 1)));
 }
 
 uint64_t scratch_quantized_linear_data_gradient(const OpView& op) {
-  return scratch_of(op, data_gradient_tiles(op.input(0).shape, op.input(1).shape));
+  return scratch_of(op, data_gradient_tiles(quantized_shape(op, 0), quantized_shape(op, 1)));
 }
 
 uint64_t scratch_quantized_linear_weight_gradient(const OpView& op) {
-  return scratch_of(op, weight_gradient_tiles(op.input(0).shape, op.input(1).shape));
+  return scratch_of(op, weight_gradient_tiles(quantized_shape(op, 0), quantized_shape(op, 1)));
 }
 
 uint64_t workspace_quantized_linear(const OpView& op) {
@@ -113,14 +114,18 @@ uint64_t sums_bytes(const Shape& dy, const Shape& x, DType wide) {
 
 uint64_t workspace_quantized_linear_weight_gradient(const OpView& op) {
   return wide_operands_bytes(
-      op, sums_bytes(op.input(0).shape, op.input(1).shape, quantized_sum_dtype(op)));
+      op, sums_bytes(quantized_shape(op, 0), quantized_shape(op, 1), quantized_sum_dtype(op)));
+}
+
+std::array<Shape, 2> shapes_of(const KernelArguments& args) {
+  const auto& operands = args.attributes->as<Form>().operands;
+  return {operands[0].shape(args.input(0).shape), operands[1].shape(args.input(1).shape)};
 }
 
 template <class Wide, class Out>
 struct QuantizedLinearKernel {
   static void run(const KernelArguments& args) {
-    const Shape& x = args.input(0).shape;
-    const Shape& weight = args.input(1).shape;
+    const auto [x, weight] = shapes_of(args);
     const auto operands = widen_operands<Wide>(args, 0, -1, 4);
     parallel_gemm<Wide, Wide, Out>(args, forward_tiles(x, weight), {operands.one, x[1], false},
                                    {operands.other, x[1], true}, x[0], weight[0], x[1],
@@ -131,8 +136,7 @@ struct QuantizedLinearKernel {
 template <class Wide, class Out>
 struct QuantizedLinearDataGradientKernel {
   static void run(const KernelArguments& args) {
-    const Shape& dy = args.input(0).shape;
-    const Shape& weight = args.input(1).shape;
+    const auto [dy, weight] = shapes_of(args);
     const auto operands = widen_operands<Wide>(args, 0, -1, -1);
     parallel_gemm<Wide, Wide, Out>(args, data_gradient_tiles(dy, weight),
                                    {operands.one, dy[1], false}, {operands.other, weight[1], false},
@@ -144,8 +148,7 @@ struct QuantizedLinearDataGradientKernel {
 template <class Wide, class Out>
 struct QuantizedLinearWeightGradientKernel {
   static void run(const KernelArguments& args) {
-    const Shape& dy = args.input(0).shape;
-    const Shape& x = args.input(1).shape;
+    const auto [dy, x] = shapes_of(args);
     const auto operands = widen_operands<Wide>(args, sums_bytes(dy, x, dtype_of<Wide>), -1, -1);
     parallel_gemm<Wide, Wide, Out>(args, weight_gradient_tiles(dy, x), {operands.one, dy[1], true},
                                    {operands.other, x[1], false}, dy[1], x[1], dy[0],
@@ -188,22 +191,29 @@ std::vector<OpSample> samples_quantized_linear() {
       const BlockShape along_rows = blocks ? BlockShape{1, 16} : BlockShape{};
       const BlockShape along_columns = blocks ? BlockShape{16, 1} : BlockShape{};
       const BlockShape square = blocks ? BlockShape{16, 16} : BlockShape{};
-      const auto narrow = [&](ValueId value, DType format, BlockShape block) {
-        return quantize(builder, value, {}, {}, {format, rule, block}, "q");
+      const auto narrow = [&](ValueId value, DType format, BlockShape block, CodesOrder order,
+                              BlockShape columns) {
+        return quantize(builder, value, {}, {}, {format, rule, block, order, columns}, "q");
       };
-      const auto emit = [&](const OpSpec& kind, const Quantized& one, const Quantized& other,
-                            BlockShape of_one, BlockShape of_other, ValueId last) {
-        const Form attributes{.compute = sample.dtype(), .blocks = {of_one, of_other}};
+      const auto transposed = [&](ValueId value, BlockShape block) {
+        return Form::transposed(block, builder.value(value).shape);
+      };
+      const auto emit = [&](const OpSpec& kind, Codes one, Codes other, const Form::Operand& of_one,
+                            const Form::Operand& of_other, ValueId last) {
+        const Form attributes{.compute = sample.dtype(), .operands = {of_one, of_other}};
         std::vector<ValueId> inputs = {one.codes, other.codes, one.scales, other.scales};
         if (&kind != &kQuantizedLinearDataGradient) inputs.push_back(last);
         sample.result_without_gradient(builder.emit(kind, Attributes(attributes), inputs, "y")[0]);
       };
-      const Quantized w = narrow(weight, DType::f8e4m3, square);
-      emit(kQuantizedLinear, narrow(x, DType::f8e4m3, along_rows), w, along_rows, square, b);
-      emit(kQuantizedLinearDataGradient, narrow(dy, of_gradient, along_rows), w, along_rows, square,
-           {});
-      emit(kQuantizedLinearWeightGradient, narrow(dy, of_gradient, along_columns),
-           narrow(x, DType::f8e4m3, along_columns), along_columns, along_columns, {});
+      const Quantized w = narrow(weight, DType::f8e4m3, square, CodesOrder::both, square);
+      const Quantized of_dy = narrow(dy, of_gradient, along_rows, CodesOrder::both, along_columns);
+      emit(kQuantizedLinear, narrow(x, DType::f8e4m3, along_rows, CodesOrder::rows, {}).rows,
+           w.rows, Form::Operand{along_rows}, Form::Operand{square}, b);
+      emit(kQuantizedLinearDataGradient, of_dy.rows, w.transposed, Form::Operand{along_rows},
+           transposed(weight, square), {});
+      emit(kQuantizedLinearWeightGradient, of_dy.transposed,
+           narrow(x, DType::f8e4m3, {}, CodesOrder::transposed, along_columns).transposed,
+           transposed(dy, along_columns), transposed(x, along_columns), {});
     };
   };
   return {{"tensors", products(9, 17, 5, false, false)},

@@ -1,0 +1,295 @@
+#include <cuda_fp8.h>
+
+#include "ops/precision/cuda/block_scale.cuh"
+#include "ops/precision/cuda/quantize_tiles.h"
+#include "ops/precision/cuda/transposed_rows.cuh"
+#include "program/cuda/device.cuh"
+
+namespace troupe {
+namespace {
+
+constexpr int kTile = kTransposedRows;  // rows and columns
+constexpr int kTileThreads = 512;
+constexpr int kTileBlocks = 2;  // of threads on a multiprocessor, at least
+constexpr int kPackElements = Pack<Bf16>::kElements;
+constexpr int kPacks = kTile / kPackElements;       // of a row
+constexpr int kRowsAtOnce = kTileThreads / kPacks;  // of which each thread has a pack
+constexpr int kOwnRows = kTile / kRowsAtOnce;       // of a thread
+constexpr int kChunk = 16;                          // codes that are stored at once
+constexpr int kChunks = kTile / kChunk;             // of a column
+constexpr int kPitch = kTile + kChunk;              // of rows in shared memory
+static_assert(kPackElements == 8);
+
+struct TileOutputs {
+  uint8_t* codes = nullptr;  // in rows; null: they are not stored
+  float* scales = nullptr;
+  uint8_t* transposed = nullptr;  // null: they are not stored
+  float* transposed_scales = nullptr;
+  const float* factors = nullptr;  // of whole matrices
+  int64_t scale_columns = 0;       // of codes in rows, and of squares
+  ScaleRule rule = ScaleRule::ratio;
+};
+
+struct TileMemory {
+  uint8_t rows[kTile * kPitch];
+  union {
+    uint8_t columns[kTile * kTile];
+    uint32_t maxima[kRowsAtOnce][kTile];  // of columns; later in the first row their factors
+    uint32_t of_warps[kTileThreads / 32];
+  };
+};
+
+__device__ __forceinline__ uint32_t magnitude(Bf16 value) {
+  return __float_as_uint(widen(value)) & 0x7fffffffU;
+}
+
+// Eight codes.
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __forceinline__ uint2 codes_of(const Pack<Bf16>& pack,
+                                          const float (&factors)[kPackElements]) {
+  uint32_t words[2];
+#pragma unroll
+  for (int word = 0; word < 2; ++word) {
+    uint32_t pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = word * 4 + i * 2;
+      const float2 numbers = make_float2(widen(pack.values[at]) * factors[at],
+                                         widen(pack.values[at + 1]) * factors[at + 1]);
+      pairs[i] = __nv_cvt_float2_to_fp8x2(numbers, __NV_SATFINITE, kFormat);
+    }
+    words[word] = pairs[0] | pairs[1] << 16;
+  }
+  return make_uint2(words[0], words[1]);
+}
+
+// Rows of 4 codes become columns.
+__device__ __forceinline__ void transpose_words(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
+  const uint32_t low = __byte_perm(rows[0], rows[1], 0x5140);
+  const uint32_t low_after = __byte_perm(rows[2], rows[3], 0x5140);
+  const uint32_t high = __byte_perm(rows[0], rows[1], 0x7362);
+  const uint32_t high_after = __byte_perm(rows[2], rows[3], 0x7362);
+  columns[0] = __byte_perm(low, low_after, 0x5410);
+  columns[1] = __byte_perm(low, low_after, 0x7632);
+  columns[2] = __byte_perm(high, high_after, 0x5410);
+  columns[3] = __byte_perm(high, high_after, 0x7632);
+}
+
+// Stores the codes in memory.rows as columns of a tile; `columns` are there.
+__device__ __forceinline__ void store_columns(TileMemory& memory, int columns, uint8_t* out) {
+  const int thread = static_cast<int>(threadIdx.x);
+  // Each thread: four columns of eight rows, half a chunk. Chunks lie swizzled, so that few lanes
+  // meet in a bank.
+  const int quad = thread % 32;
+  const int half = thread / 32;
+  static_assert(kTileThreads / 32 == 2 * kChunks);
+  uint32_t result[4][2];
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    uint32_t words[4];
+    uint32_t turned[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = half * kChunk / 2 + part * 4 + i;
+      words[i] = *reinterpret_cast<const uint32_t*>(memory.rows + row * kPitch + quad * 4);
+    }
+    transpose_words(words, turned);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) result[i][part] = turned[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint2*>(memory.columns + (quad * 4 + i) * kTile +
+                              (half / 2 ^ quad % kChunks) * kChunk + half % 2 * 8) =
+        make_uint2(result[i][0], result[i][1]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kTile * kChunks / kTileThreads; ++i) {
+    const int column = (thread + i * kTileThreads) / kChunks;
+    const int at = thread % kChunks;
+    if (column >= columns) continue;
+    *reinterpret_cast<uint4*>(out + column * kTile + at * kChunk) = *reinterpret_cast<const uint4*>(
+        memory.columns + column * kTile + (at ^ column / 4 % kChunks) * kChunk);
+  }
+}
+
+// The largest magnitude of a tile, in all threads.
+__device__ __forceinline__ uint32_t largest_of_tile(TileMemory& memory, uint32_t largest) {
+  largest = __reduce_max_sync(0xffffffffU, largest);
+  if (threadIdx.x % 32 == 0) memory.of_warps[threadIdx.x / 32] = largest;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kTileThreads / 32; ++warp) {
+    largest = max(largest, memory.of_warps[warp]);
+  }
+  __syncthreads();  // the memory is used again
+  return largest;
+}
+
+// The factors of this thread's columns; `store(column, scale)` keeps their scales.
+template <class Store>
+__device__ __forceinline__ void column_factors(TileMemory& memory, ScaleRule rule,
+                                               float largest_code,
+                                               const uint32_t (&largest)[kPackElements],
+                                               const Store& store,
+                                               float (&factors)[kPackElements]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  uint32_t* const own = memory.maxima[thread / kPacks] + thread % kPacks * kPackElements;
+#pragma unroll
+  for (int j = 0; j < kPackElements; ++j) own[j] = largest[j];
+  __syncthreads();
+  if (thread < kTile) {
+    uint32_t of_column = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) of_column = max(of_column, memory.maxima[i][thread]);
+    const BlockScale scale = block_scale(rule, largest_code, of_column);
+    store(thread, scale.scale);
+    memory.maxima[0][thread] = __float_as_uint(scale.factor);
+  }
+  __syncthreads();
+  const uint32_t* const found = memory.maxima[0] + thread % kPacks * kPackElements;
+#pragma unroll
+  for (int j = 0; j < kPackElements; ++j) factors[j] = __uint_as_float(found[j]);
+}
+
+template <__nv_fp8_interpretation_t kFormat, TileScales kScales>
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    quantize_tiles_kernel(const Bf16* x, TransposedGrid grid, TileOutputs out) {
+  constexpr float kLargestCode = kFormat == __NV_E4M3 ? f8e4m3::kLargest : f8e5m2::kLargest;
+  __shared__ __align__(16) TileMemory memory;
+  const int64_t block = blockIdx.x;
+  const TransposedRows tile = grid.rows_of(block);
+  if (tile.count == 0 && out.transposed == nullptr) return;
+  const int64_t columns = grid.columns();
+  const int64_t first_column = int64_t{blockIdx.y} * kTile;
+  const int pack = static_cast<int>(threadIdx.x) % kPacks;
+  const int own_row = static_cast<int>(threadIdx.x) / kPacks;
+  const int64_t column = first_column + pack * kPackElements;
+
+  Pack<Bf16> packs[kOwnRows];
+#pragma unroll
+  for (int i = 0; i < kOwnRows; ++i) {
+    const int row = own_row + i * kRowsAtOnce;
+    if (row < tile.count && column < columns) {
+      packs[i] = load_pack(x + (tile.first + row) * columns + column);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPackElements; ++j) packs[i].values[j] = Bf16(0.0F);
+    }
+  }
+
+  float factors[kPackElements];
+  uint32_t of_rows[kOwnRows] = {};
+  uint32_t of_columns[kPackElements] = {};
+  if constexpr (kScales == TileScales::whole) {
+    const float factor = out.factors[tile.matrix];
+#pragma unroll
+    for (float& each : factors) each = factor;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPackElements; ++j) {
+        const uint32_t of_element = magnitude(packs[i].values[j]);
+        of_rows[i] = max(of_rows[i], of_element);
+        of_columns[j] = max(of_columns[j], of_element);
+      }
+    }
+  }
+  if constexpr (kScales == TileScales::squares) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (const uint32_t of_row : of_rows) largest = max(largest, of_row);
+    const BlockScale scale = block_scale(out.rule, kLargestCode, largest_of_tile(memory, largest));
+    float* const scales = out.scales != nullptr ? out.scales : out.transposed_scales;
+    if (threadIdx.x == 0) scales[block * out.scale_columns + blockIdx.y] = scale.scale;
+#pragma unroll
+    for (float& each : factors) each = scale.factor;
+  }
+
+  if (out.codes != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      const int row = own_row + i * kRowsAtOnce;
+      if constexpr (kScales == TileScales::lines) {
+        uint32_t largest = of_rows[i];
+#pragma unroll
+        for (int width = kPacks / 2; width > 0; width /= 2) {
+          largest = max(largest, __shfl_xor_sync(0xffffffffU, largest, width));
+        }
+        const BlockScale scale = block_scale(out.rule, kLargestCode, largest);
+        if (pack == 0 && row < tile.count) {
+          out.scales[(tile.first + row) * out.scale_columns + blockIdx.y] = scale.scale;
+        }
+#pragma unroll
+        for (float& each : factors) each = scale.factor;
+      }
+      if (row < tile.count && column < columns) {
+        *reinterpret_cast<uint2*>(out.codes + (tile.first + row) * columns + column) =
+            codes_of<kFormat>(packs[i], factors);
+      }
+    }
+  }
+  if (out.transposed == nullptr) return;
+  if constexpr (kScales == TileScales::lines) {
+    column_factors(
+        memory, out.rule, kLargestCode, of_columns,
+        [&](int at, float scale) {
+          if (first_column + at < columns) {
+            out.transposed_scales[block * columns + first_column + at] = scale;
+          }
+        },
+        factors);
+  }
+#pragma unroll
+  for (int i = 0; i < kOwnRows; ++i) {
+    *reinterpret_cast<uint2*>(memory.rows + (own_row + i * kRowsAtOnce) * kPitch +
+                              pack * kPackElements) = codes_of<kFormat>(packs[i], factors);
+  }
+  __syncthreads();
+  store_columns(memory, static_cast<int>(min(columns - first_column, int64_t{kTile})),
+                out.transposed + (block * columns + first_column) * kTile);
+}
+
+template <__nv_fp8_interpretation_t kFormat>
+auto* select_tiles(TileScales scales) {
+  switch (scales) {
+    case TileScales::lines:
+      return &quantize_tiles_kernel<kFormat, TileScales::lines>;
+    case TileScales::squares:
+      return &quantize_tiles_kernel<kFormat, TileScales::squares>;
+    default:
+      return &quantize_tiles_kernel<kFormat, TileScales::whole>;
+  }
+}
+
+}  // namespace
+
+void quantize_tiles(const CudaKernelArguments& args, const float* factors) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  const CudaTensor& x = args.input(0);
+  const TransposedGrid grid(x.shape, LiveRows(x), args.input(1));
+  TileOutputs out;
+  out.factors = factors;
+  out.rule = attributes.rule;
+  out.scale_columns = ceil_divide(x.shape.back(), kTile);
+  if (attributes.has_rows()) {
+    out.codes = static_cast<uint8_t*>(args.output(0).data);
+    out.scales = static_cast<float*>(args.output(1).data);
+  }
+  if (attributes.has_transposed()) {
+    out.transposed = static_cast<uint8_t*>(args.output(attributes.transposed_output()).data);
+    out.transposed_scales =
+        static_cast<float*>(args.output(attributes.transposed_scales_output()).data);
+  }
+  const dim3 tiles(static_cast<unsigned>(std::max<int64_t>(grid.blocks(), 1)),
+                   static_cast<unsigned>(out.scale_columns));
+  const TileScales scales = tile_scales(attributes);
+  launch(args, {tiles, kTileThreads},
+         attributes.format == DType::f8e4m3 ? select_tiles<__NV_E4M3>(scales)
+                                            : select_tiles<__NV_E5M2>(scales),
+         static_cast<const Bf16*>(x.data), grid, out);
+}
+
+}  // namespace troupe
