@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/experts/grouped_linear/grouped_product_sm90.cuh"
 #include "ops/precision/cuda/codes_product.h"
 #include "ops/precision/quantized_product.h"
@@ -5,8 +7,18 @@
 namespace troupe {
 namespace {
 
-// As for products in bf16: tiles of rows that are computed for all columns before the next ones.
-constexpr int32_t kCodesPanel = 16;
+// Tiles of rows that are computed for all columns before the next ones: as for products in bf16,
+// but of a long depth as many as stay in the L2 cache beside what streams past them. (With 16 of
+// 32,768 codes, Mixtral-8x22B's gradient of the first product ran at 841 instead of 975 TFLOP/s.)
+constexpr int32_t kMostPanel = 16;
+constexpr int32_t kLeastPanel = 4;
+constexpr int64_t kPanelBytes = int64_t{16} << 20;
+
+int32_t panel_of(int64_t depth) {
+  constexpr int64_t kTileRows = 128;
+  const int64_t tiles = kPanelBytes / (kTileRows * std::max<int64_t>(depth, 1));
+  return static_cast<int32_t>(std::clamp<int64_t>(tiles, kLeastPanel, kMostPanel));
+}
 
 __global__ void one_group_kernel(int32_t rows, int32_t* offsets) {
   offsets[threadIdx.x] = static_cast<int32_t>(threadIdx.x) * rows;
@@ -44,7 +56,6 @@ void multiply_codes(const CudaKernelArguments& args) {
     if (kProduct == CodesProduct::forward) sizes.bias = args.in<Bf16>(4);
   }
   sizes.columns = static_cast<int32_t>(out.back());
-  sizes.panel = kCodesPanel;
   sizes.out = args.output(0).data;
   sizes.left_scales = args.in<float>(2);
   sizes.right_scales = args.in<float>(3);
@@ -55,6 +66,7 @@ void multiply_codes(const CudaKernelArguments& args) {
   } else {
     sizes.depth = static_cast<int32_t>(left_shape[1]);
   }
+  sizes.panel = panel_of(sizes.depth);
   launch_grouped_product<Cut>(args, left.data, right.data, left.shape[0], sizes,
                               args.multiprocessors);
 }

@@ -72,7 +72,7 @@ __global__ void widen_transposed_kernel(const uint8_t* codes, const Scale* scale
 // What an operand is read by.
 struct NarrowOperand {
   int input;
-  CudaTensor whole;    // of the shape before it was quantised, without data
+  CudaTensor whole;         // of the shape before it was quantised, without data
   CudaTensor offsets = {};  // none where it is a weight
   const QuantizedProductAttributes::Operand* form = nullptr;
 };
