@@ -3,6 +3,7 @@
 #include "model/model_config.h"
 
 #include <gtest/gtest.h>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -360,7 +361,51 @@ TEST_F(Refusals, ARouterThatCannotLearnIsJudgedApart) {
   config.require_learning_router();
 }
 
+TEST_F(Refusals, PartsThatDoNotGoTogether) {
+  config.moe_shared_expert_gate = true;
+  expect_refused("moe_shared_expert_gate needs moe_shared_expert_intermediate_size");
+  config.attention_output_gate = config.add_qkv_bias = true;
+  expect_refused("attention_output_gate has no biases");
+  config.init_method_xavier_uniform = config.add_bias_linear = true;
+  expect_refused("init_method_xavier_uniform has no rule for the bias of a router");
+  config.attention_sinks = config.zero_attention_sinks = true;
+  expect_refused("attention_sinks are learned, or zero");
+  config.qk_l2_norm = config.qk_layernorm = true;
+  expect_refused("qk_l2_norm and qk_layernorm are two kinds");
+  config.window_layers = {true, false};
+  expect_refused("window_layers needs sliding_window");
+  config.gated_linear_unit = false;
+  config.activation_clamp = 7;
+  expect_refused("activation_clamp and glu_linear_offset belong to gated linear units");
+  config.gated_linear_unit = false;
+  config.glu_linear_offset = 1;
+  expect_refused("activation_clamp and glu_linear_offset belong to gated linear units");
+}
+
 TEST_F(Refusals, NumbersThatMakeNoSense) {
+  for (const int32_t depths : {-1, 101}) {
+    config.mtp_num_layers = depths;
+    expect_refused("mtp_num_layers must be between 0 and 100");
+  }
+  config.num_layers = 2001;
+  expect_refused("num_layers is 2001, more than 2000");
+  for (const int32_t token : {-2, config.vocab_size}) {
+    config.padding_token = token;
+    expect_refused("padding_token");
+  }
+  config.embedding_init_method_std = std::numeric_limits<double>::infinity();
+  expect_refused("embedding_init_method_std");
+  config.mtp_loss_scaling_factor = -0.1;
+  expect_refused("mtp_loss_scaling_factor");
+  config.activation_clamp = -1;
+  expect_refused("activation_clamp");
+  for (const double probability : {-0.1, 1.0}) {
+    config.hidden_dropout = probability;
+    expect_refused("hidden_dropout");
+    config.attention_dropout = probability;
+    expect_refused("attention_dropout");
+  }
+
   config.norm_epsilon = 0;
   expect_refused("norm_epsilon");
   config.norm_epsilon = -1e-6;
