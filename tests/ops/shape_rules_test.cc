@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "ops/attention/attention/attention.h"
+#include "ops/attention/join_rotated/join_rotated.h"
+#include "ops/elementwise/activation/activation.h"
 #include "ops/exchange/all_gather/all_gather.h"
 #include "ops/exchange/all_reduce/all_reduce.h"
 #include "ops/exchange/copy_to_ranks/copy_to_ranks.h"
@@ -12,6 +14,7 @@
 #include "ops/exchange/reduce_scatter/reduce_scatter.h"
 #include "ops/exchange/sum_over_ranks/sum_over_ranks.h"
 #include "ops/losses/load_balancing_loss/load_balancing_loss.h"
+#include "ops/losses/router_z_loss/router_z_loss.h"
 #include "ops/routing/count_experts/count_experts.h"
 #include "program/builder.h"
 
@@ -79,6 +82,36 @@ TEST_F(ShapeRulesDeathTest, TokensLieWithinTheirSequences) {
   for (const auto& [first_token, sequence_tokens] : {std::pair(3, 3), {-1, 3}, {1, 0}}) {
     EXPECT_DEATH(loss(first_token, sequence_tokens), "sequences of equal length");
     EXPECT_DEATH(count(first_token, sequence_tokens), "sequences of equal length");
+  }
+}
+
+// Kernels read what belongs to a token or a row by its number.
+TEST_F(ShapeRulesDeathTest, OperandsOfTokensAreThereForEach) {
+  const ValueId logits = builder.input("logits", DType::f32, {4, 3});
+  const ValueId count = builder.input("count", DType::i32, {1});
+  const ValueId fewer = builder.input("fewer", DType::i32, {3});
+  const auto loss = [&](const ValidTokens& valid) {
+    router_z_loss(builder, logits, {.coefficient = 1}, "loss", valid);
+  };
+  EXPECT_DEATH(loss({.mask = fewer, .count = count}), "needs an i32 mask \\[T\\]: fewer");
+  EXPECT_DEATH(loss({.mask = builder.input("mask", DType::i32, {4}), .count = fewer}),
+               "needs an i32 count \\[1\\]: fewer");
+
+  const ValueId x = builder.input("x", DType::f32, {4, 6});
+  const ValueId weights = builder.input("weights", DType::f32, {2, 2});
+  EXPECT_DEATH(activation(builder, x, weights, {}, {}, "y"), "weights and row_slot come together");
+  EXPECT_DEATH(activation(builder, x, {}, fewer, {}, "y"), "weights and row_slot come together");
+  EXPECT_DEATH(activation(builder, x, weights, fewer, {}, "y"), "row_slot");
+
+  const JoinRotatedAttributes rotated{.heads = 1, .plain_dim = 2, .rotary_dim = 4, .sequence = 4};
+  const ValueId plain = builder.input("plain", DType::f32, {4, 2});
+  const ValueId turning = builder.input("turning", DType::f32, {4, 4});
+  join_rotated(builder, plain, turning, builder.input("table", DType::f32, {4, 2, 2}), rotated,
+               "y");
+  for (const Shape& shape : {Shape{3, 2, 2}, Shape{4, 1, 2}, Shape{4, 2, 1}}) {
+    const ValueId table = builder.input("short", DType::f32, shape);
+    EXPECT_DEATH(join_rotated(builder, plain, turning, table, rotated, "y"),
+                 "table does not fit: short");
   }
 }
 
