@@ -233,11 +233,13 @@ void apply_gpus(Options& options) {
   if (cluster->gpus % replica != 0) {
     const int64_t node = cluster->model.gpus_per_node;
     const int64_t unit = replica < node && node % replica == 0 ? replica : std::lcm(replica, node);
+    const std::optional<int32_t>& etp = options.expert_tensor_parallel_size;
+    const std::string expert_slices = etp ? fmt::format("ETP {} x ", *etp) : "";
     throw_bad_request(fmt::format(
-        "--gpus {}: the layout needs a multiple of {} GPUs (TP {} x CP {} x PP {}; experts EP {} x "
-        "PP {}). The nearest: {}.",
+        "--gpus {}: the layout needs a multiple of {} GPUs (TP {} x CP {} x PP {}; experts {}EP {} "
+        "x PP {}). The nearest: {}.",
         printable(options.gpus), replica, options.tensor_model_parallel_size,
-        options.context_parallel_size, options.pipeline_model_parallel_size,
+        options.context_parallel_size, options.pipeline_model_parallel_size, expert_slices,
         options.expert_model_parallel_size, options.pipeline_model_parallel_size,
         nearest_multiples(cluster->gpus, unit, printable(split_count(options.gpus).kind))));
   }

@@ -172,9 +172,14 @@ class Muon(unittest.TestCase):
             run = troupe("plan", *MODEL, *optimizer, *flags)
             self.assertEqual(run.returncode, 2, run.stderr)
             self.assertIn(part, run.stderr)
-        run = troupe("plan", *MODEL, "--muon-momentum", "0.95")
-        self.assertEqual(run.returncode, 2)
-        self.assertIn("--muon-momentum: it belongs to --optimizer muon", run.stderr)
+        for flag in ("--muon-momentum 0.8", "--muon-nesterov", "--muon-scale-mode unit_rms_norm",
+                     "--muon-extra-scale-factor 0.2", "--muon-coefficient-type simple",
+                     "--muon-num-ns-steps 3", "--muon-fp32-matmul-prec high", "--muon-no-split-qkv",
+                     "--muon-tp-mode blockwise"):
+            with self.subTest(flag):
+                run = troupe("plan", *MODEL, *flag.split())
+                self.assertEqual(run.returncode, 2, run.stderr)
+                self.assertIn(f"{flag.split()[0]}: it belongs to --optimizer muon", run.stderr)
 
 
 if __name__ == "__main__":

@@ -157,6 +157,14 @@ class PlanGpus(unittest.TestCase):
                      "a multiple of 3 GPUs", "--gpus 24xh100")
         self.refused(plan("--gpus", "6xh100", "--tensor-model-parallel-size", 4),
                      "a multiple of 4 GPUs", "--gpus 4xh100 or --gpus 8xh100")
+        # Each factor of both meshes counts, and is named.
+        for flag, name in (("--context-parallel-size", "CP 5"),
+                           ("--expert-model-parallel-size", "EP 5"),
+                           ("--expert-tensor-parallel-size", "ETP 5"),
+                           ("--tensor-model-parallel-size", "TP 5"),
+                           ("--pipeline-model-parallel-size", "PP 5")):
+            with self.subTest(flag):
+                self.refused(plan("--gpus", "8xh100", flag, 5), "a multiple of 5 GPUs", name)
 
     def test_flags_that_contradict_it(self):
         self.refused(plan("--gpus", "8xh100", "--ranks", 4), "Leave --ranks out")

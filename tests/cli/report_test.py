@@ -240,6 +240,35 @@ class Report(unittest.TestCase):
         for line in data["lines"]:
             self.assertIn(line, text)
 
+    def test_step_page_says_how_long_the_largest_values_live(self):
+        # With two micro-batches in flight, the values of the first die before those of the second.
+        flags = ["--ranks", 2, "--pipeline-model-parallel-size", 2, "--num-layers", 2,
+                 "--global-batch-size", 4]
+        path = HERE.folder / "stages.html"
+        result = run(*INSPECT, *flags, "--html", path)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        peak = Page(path).data["peak"]
+        whole = json.loads(run(*INSPECT, *flags, "--json").stdout)
+        uses = {}
+        for op in whole["operations"]:
+            for value in op["inputs"] + op["outputs"]:
+                uses.setdefault(value, []).append(op["index"])
+        named = {}
+        for value in whole["values"]:
+            used = uses.get(value["id"], [])
+            if used and used[0] <= peak["operation"] <= used[-1]:
+                named.setdefault((value["name"], value["role"]), []).append(used)
+        checked = 0
+        for value in peak["values"]:
+            used = named.get((value["name"], value["role"]), [])
+            # Other values may be stored over one of them; then it seems to live longer.
+            if len(used) < 2 or len(used) != value["count"]:
+                continue
+            checked += 1
+            self.assertEqual(value["first"], min(each[0] for each in used), value)
+            self.assertGreaterEqual(value["last"], max(each[-1] for each in used), value)
+        self.assertGreater(checked, 0)
+
     def test_step_page_beside_measurements(self):
         flags = ["--model", "mixtral-tiny", "--num-layers", 1, "--seq-length", 16]
         bench = HERE.folder / "bench.json"

@@ -130,6 +130,16 @@ class TerminalTest(unittest.TestCase):
                 self.assertEqual(terminal.status, 130, terminal.screen.text())
                 self.expect_no_wraps(terminal)
 
+    def test_a_search_counts_upwards(self):
+        # Layouts that take some ten seconds; the first are shown after a second at most.
+        terminal = Terminal("plan", "--model", "qwen3-30b-a3b", "--gpus", "16xh100",
+                            "--global-batch-size", 1024, "--search", "--search-top", 20,
+                            interrupt_at=r"planning (\d+)/(\d+) layouts")
+        self.assertTrue(terminal.interrupted, terminal.screen.text())
+        self.assertLess(int(terminal.seen[1]), int(terminal.seen[2]) / 2)
+        self.assertEqual(terminal.status, 130, terminal.screen.text())
+        self.expect_no_wraps(terminal)
+
     def test_ctrl_c_ends_what_shows_no_progress(self):
         # Layers that take half a minute.
         for name in ("inspect", "plan"):

@@ -2,6 +2,7 @@
 // end of a connection here.
 #include "comm/post/post_group.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <gtest/gtest.h>
@@ -165,6 +166,42 @@ TEST(PostGroup, RefusesMoreThanASectionOfAWindow) {
   run(0, 16);
   other.join();
   EXPECT_EQ(messages[0], "Rank 1 writes 32 bytes to a section of 8. All ranks end.");
+}
+
+// More than a connection holds: what is counted next must not overwrite what another rank, which is
+// slow, has yet to read.
+TEST(PostGroup, CountsMayChangeOnceTheirSumIsThere) {
+  constexpr int64_t kCounts = int64_t{1} << 22;
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  std::array<int64_t, 2> wrong = {};
+  std::latch done(2);
+  const auto run = [&](int rank) {
+    Connections connections{.sockets = {}, .machine_of_rank = {0, 0}};
+    connections.sockets.resize(2);
+    connections.sockets[static_cast<size_t>(1 - rank)] = Socket(ends[static_cast<size_t>(rank)]);
+    SocketPost post(rank, std::move(connections));
+    PostGroup group(post, std::chrono::seconds(60), {});
+    std::vector<int32_t> own(kCounts);
+    std::vector<int32_t> running(kCounts);
+    std::vector<int32_t> total(kCounts);
+    const auto view = [&](std::vector<int32_t>& data) {
+      return TensorView{data.data(), DType::i32, {kCounts}, nullptr};
+    };
+    for (int32_t step = 1; step <= 4; ++step) {
+      std::fill(own.begin(), own.end(), step);
+      group.member(rank).prefix_sum({}, view(own), view(running), view(total));
+      std::fill(own.begin(), own.end(), -1);
+      wrong[static_cast<size_t>(rank)] +=
+          kCounts - std::count(total.begin(), total.end(), 2 * step);
+    }
+    done.arrive_and_wait();
+  };
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+  EXPECT_EQ(wrong[0], 0);
+  EXPECT_EQ(wrong[1], 0);
 }
 
 TEST(PostGroup, PrintsNoControlCharactersOfAnotherRank) {

@@ -238,6 +238,21 @@ TEST(FaultDrill, DelayedRank) {
       << message;
 }
 
+// Of a group of some ranks messages name those of the run.
+TEST(FaultDrill, RankOfASmallerGroupThatEnds) {
+  ThreadGroup group(4, kThreadLimit);
+  const std::string message = failure_of([&] {
+    run_ranks(group, [&](int rank) {
+      if (rank != 1) return;
+      std::array<int32_t, 1> counts = {};
+      const TensorView view{counts.data(), DType::i32, {1}, nullptr};
+      group.member(rank, {1, 3}).prefix_sum({}, view, view, view);
+    });
+  });
+  EXPECT_NE(message.find("Rank 1 cannot go on"), std::string::npos) << message;
+  EXPECT_NE(message.find("rank 3 (has ended"), std::string::npos) << message;
+}
+
 TEST(FaultDrill, RankThatThrows) {
   const RankProgram program({7});
   ThreadGroup group(4, kThreadLimit);

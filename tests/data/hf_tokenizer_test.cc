@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "data/byte_tokenizer_json.h"
 #include "data/data_test_support.h"
 #include "data/hf_tokenizer_file.h"
 #include "data/make_tokenizer.h"
@@ -64,6 +65,15 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
 }
 
 using Ids = std::vector<int32_t>;
+
+// The byte tokenizer as a file for others means the bytes themselves.
+TEST(HfTokenizer, FileOfTheByteTokenizer) {
+  const auto tokenizer = make(json::parse(byte_tokenizer_json()), "<|endoftext|>");
+  for (int byte = 0; byte < 256; ++byte) {
+    EXPECT_EQ(tokenizer->decode(Ids{byte}), std::string(1, static_cast<char>(byte))) << byte;
+  }
+  EXPECT_EQ(encode(*tokenizer, "a \n\u00ad"), (Ids{'a', ' ', '\n', 0xc2, 0xad}));
+}
 
 TEST(HfTokenizer, SmallestFile) {
   const auto tokenizer = make(small_file());

@@ -9,6 +9,7 @@
 #include "io/hash.h"
 #include "io/io_test_support.h"
 #include "io/json.h"
+#include "support/interrupted_pipe.h"
 
 namespace troupe {
 namespace {
@@ -76,6 +77,19 @@ TEST(File, AFullDiskIsReportedWithItsReason) {
       message_of(ExitStatus::failed, [&] { disk.write_file("/dev/full", "x"); });
   expect_phrase(message, "/dev/full");
   expect_phrase(message, "No space left on device");
+}
+
+// A signal, as of a window that changes its size, ends a write() early or before its first byte.
+TEST(File, SignalsInterruptNoWriting) {
+  const TempFolder folder;
+  testing::InterruptedPipe pipe(folder / "pipe");
+  const std::string contents = pipe.too_much();
+  {
+    const Disk disk;
+    OutputFile file(disk, folder / "pipe");
+    file.write(contents.data(), contents.size());
+  }
+  EXPECT_TRUE(pipe.end() == contents) << pipe.end().size() << " of " << contents.size();
 }
 
 TEST(File, DirectoriesAreMadeWithParentsAndRemovedWithContents) {

@@ -3,6 +3,7 @@
 #include "model/model_config.h"
 
 #include <gtest/gtest.h>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -258,10 +259,13 @@ TEST_F(Refusals, SparseAttentionThatCannotBe) {
   expect_refused("dsa_indexer_head_dim");
   sparse();
   config.q_lora_rank = 0;
-  expect_refused("q_lora_rank");
+  expect_refused("needs multi_latent_attention and q_lora_rank");
   sparse();
   config.attention_dropout = 0.1;
-  expect_refused("attention_dropout");
+  expect_refused("sparse attention has no attention_dropout");
+  sparse();
+  config.dsa_indexer_n_heads = config.dsa_indexer_head_dim = 1 << 20;
+  expect_refused("make a projection that is too large");
   config.dsa_indexer_topk = 4;
   config.dsa_indexer_n_heads = 2;
   config.dsa_indexer_head_dim = 8;
@@ -360,7 +364,105 @@ TEST_F(Refusals, ARouterThatCannotLearnIsJudgedApart) {
   config.require_learning_router();
 }
 
+TEST_F(Refusals, PartsThatDoNotGoTogether) {
+  config.moe_shared_expert_gate = true;
+  expect_refused("moe_shared_expert_gate needs moe_shared_expert_intermediate_size");
+  config.attention_output_gate = config.add_qkv_bias = true;
+  expect_refused("attention_output_gate has no biases");
+  config.init_method_xavier_uniform = config.add_bias_linear = true;
+  expect_refused("init_method_xavier_uniform has no rule for the bias of a router");
+  config.attention_sinks = config.zero_attention_sinks = true;
+  expect_refused("attention_sinks are learned, or zero");
+  config.qk_l2_norm = config.qk_layernorm = true;
+  expect_refused("qk_l2_norm and qk_layernorm are two kinds");
+  config.window_layers = {true, false};
+  expect_refused("window_layers needs sliding_window");
+  config.gated_linear_unit = false;
+  config.activation_clamp = 7;
+  expect_refused("activation_clamp and glu_linear_offset belong to gated linear units");
+  config.gated_linear_unit = false;
+  config.glu_linear_offset = 1;
+  expect_refused("activation_clamp and glu_linear_offset belong to gated linear units");
+}
+
+TEST_F(Refusals, RoutersThatCannotBe) {
+  config.moe_router_group_scores = 1;
+  expect_refused("moe_router_group_scores needs moe_router_num_groups");
+  for (double ModelConfig::*loss :
+       {&ModelConfig::moe_aux_loss_coeff, &ModelConfig::moe_seq_aux_loss_coeff,
+        &ModelConfig::moe_global_aux_loss_coeff}) {
+    config.moe_aux_loss_coeff = 0;
+    config.moe_router_sinkhorn = true;
+    config.*loss = 0.1;
+    expect_refused("sinkhorn routing balances by itself");
+  }
+  config.moe_router_force_biased = std::numeric_limits<double>::infinity();
+  expect_refused("moe_router_force_biased must be finite");
+  for (const int32_t multiple : {0, 4097}) {
+    config.moe_expert_row_multiple = multiple;
+    expect_refused("moe_expert_row_multiple must be between 1 and 4096");
+  }
+  config.moe_expert_row_multiple = 2;
+  config.moe_pad_expert_input_to_capacity = true;
+  config.moe_expert_capacity_factor = 1;
+  expect_refused("rows are padded either to the capacity or to a multiple");
+}
+
+TEST_F(Refusals, LatentAttentionThatCannotBe) {
+  config.rotary_interleaved = true;
+  expect_refused("rotary_interleaved is made for multi_latent_attention only");
+  const auto latent = [&] {
+    config = moe_model(2);
+    set_latent_attention(config);
+  };
+  latent();
+  config.rotary_percent = 0.5;
+  expect_refused("multi_latent_attention has no rotary_percent");
+  for (bool ModelConfig::*part :
+       {&ModelConfig::qk_l2_norm, &ModelConfig::attention_sinks, &ModelConfig::zero_attention_sinks,
+        &ModelConfig::attention_output_gate, &ModelConfig::add_qkv_bias,
+        &ModelConfig::add_bias_linear}) {
+    latent();
+    config.*part = true;
+    // Queries and keys of such models may have norms, which exclude qk_l2_norm by themselves.
+    config.qk_layernorm = config.qk_layernorm && !config.qk_l2_norm;
+    expect_refused("multi_latent_attention has no qk_l2_norm");
+  }
+  latent();
+  config.sliding_window = 4;
+  expect_refused("multi_latent_attention has no qk_l2_norm");
+  latent();
+  config.kv_channels += 2;
+  expect_refused("kv_channels");
+  latent();
+  config.num_query_groups = 1;
+  expect_refused("multi_latent_attention has no groups of queries");
+}
+
 TEST_F(Refusals, NumbersThatMakeNoSense) {
+  for (const int32_t depths : {-1, 101}) {
+    config.mtp_num_layers = depths;
+    expect_refused("mtp_num_layers must be between 0 and 100");
+  }
+  config.num_layers = 2001;
+  expect_refused("num_layers is 2001, more than 2000");
+  for (const int32_t token : {-2, config.vocab_size}) {
+    config.padding_token = token;
+    expect_refused("padding_token");
+  }
+  config.embedding_init_method_std = std::numeric_limits<double>::infinity();
+  expect_refused("embedding_init_method_std");
+  config.mtp_loss_scaling_factor = -0.1;
+  expect_refused("mtp_loss_scaling_factor");
+  config.activation_clamp = -1;
+  expect_refused("activation_clamp");
+  for (const double probability : {-0.1, 1.0}) {
+    config.hidden_dropout = probability;
+    expect_refused("hidden_dropout");
+    config.attention_dropout = probability;
+    expect_refused("attention_dropout");
+  }
+
   config.norm_epsilon = 0;
   expect_refused("norm_epsilon");
   config.norm_epsilon = -1e-6;

@@ -95,6 +95,21 @@ TEST_P(Conformance, DerivativeAgreesWithFiniteDifferences) {
   EXPECT_TRUE(checked) << "the sample has no differentiable input";
 }
 
+// Frozen inputs and first layers need no gradient: the others' must not hang on them.
+TEST_P(Conformance, EachGradientAloneIsThatAmongAll) {
+  if (GetParam().spec->differentiate == nullptr) return;
+  SampleRun all(GetParam().sample, {.dtype = DType::f64});
+  all.run();
+  const auto gradients = all.gradients();
+  for (size_t i = 0; i < all.inputs().size(); ++i) {
+    if (!all.inputs()[i].differentiable) continue;
+    SampleRun alone(GetParam().sample, {.dtype = DType::f64, .only_gradient = i});
+    alone.run();
+    EXPECT_EQ(alone.gradients()[i], gradients[i])
+        << "of " << all.program().value(all.inputs()[i].id).name;
+  }
+}
+
 TEST_P(Conformance, PaddingNeverMatters) {
   SampleRun poisoned(GetParam().sample, {.dtype = DType::f32, .poison_padding = true});
   SampleRun clean(GetParam().sample, {.dtype = DType::f32, .poison_padding = false});

@@ -7,6 +7,7 @@
 
 #include "cuda/sample_variants.h"
 #include "ops/attention/attention/attention_cuda.h"
+#include "ops/attention/context_attention/context_attention.h"
 #include "ops/registry.h"
 #include "support/errors.h"
 
@@ -136,6 +137,42 @@ TEST(KernelChoice, OfAttention) {
   a.sequence = 64;
   a.head_dim = 264;
   EXPECT_THROW(choose_attention_of(a, DType::bf16, false), UserError);
+}
+
+// Of a rank's chunks of the sequences, and of their gradient: cuDNN knows no documents.
+TEST(KernelChoice, OfContextAttention) {
+  ContextAttentionAttributes a{
+      .attention = {.batch = 1, .sequence = 64, .heads = 4, .groups = 2, .head_dim = 64},
+      .chunks = {.ranks = 2, .rank = 1}};
+  const auto variant = [&](bool ring, bool gradient, bool documents) {
+    return std::string(
+        choose(kHopper, [&](Builder& builder) {
+          const DType dtype = DType::bf16;
+          const ValueId q = builder.input("q", dtype, {64, 4 * 64});
+          const ValueId kv = builder.input("kv", dtype, {ring ? 64 : 128, 2 * 128});
+          const bool drops = a.attention.probability > 0;
+          const ValueId step = drops ? builder.input("step", DType::i64, {1}) : ValueId{};
+          const ValueId starts = documents ? builder.input("starts", DType::i32, {64}) : ValueId{};
+          if (!gradient) {
+            (ring ? ring_attention : context_attention)(builder, q, kv, step, starts, {}, a, "out");
+            return;
+          }
+          const ValueId out = builder.input("out", dtype, {64, 4 * 64});
+          const ValueId lse = builder.input("lse", DType::f32, {64, 4});
+          builder.emit(ring ? kRingAttentionGradient : kContextAttentionGradient, Attributes(a),
+                       {out, q, kv, out, lse, step, starts}, "d");
+        }).variant);
+  };
+  for (const bool ring : {false, true}) {
+    for (const bool gradient : {false, true}) {
+      SCOPED_TRACE(fmt::format("ring {} gradient {}", ring, gradient));
+      a.attention.probability = 0;
+      EXPECT_EQ(variant(ring, gradient, false), "cudnn");
+      EXPECT_EQ(variant(ring, gradient, true), "sm90");
+      a.attention.probability = 0.1;
+      EXPECT_EQ(variant(ring, gradient, false), "plain tiles");
+    }
+  }
 }
 
 // cuDNN's gradients of scores take memory that grows with the square of the sequence.

@@ -150,6 +150,7 @@ TEST(Parse, Commands) {
 
 TEST(Parse, MissingValues) {
   EXPECT_EQ(refusal({"train", "--lr"}), "--lr needs a value.");
+  EXPECT_EQ(refusal({"train", "--bf16", "--seed", "3", "--lr"}), "--lr needs a value.");
   EXPECT_EQ(refusal({"train", "--lr=", "3"}), "--lr needs a value.");
   EXPECT_EQ(refusal({"train", "--save", "--lr", "3"}),
             "--save needs a value, but --lr follows (to mean that text: --save=--lr).");

@@ -484,6 +484,7 @@ TEST(Schedules, SurviveAFileAndNameWhatDiffers) {
   Options options = sampled_options();
   options.lr = 0.1 + 0.2;
   options.lr_decay_style = LrDecayStyle::wsd;
+  options.lr_wsd_decay_style = WsdDecayStyle::cosine;
   options.lr_wsd_decay_samples = 30;
   options.lr_warmup_fraction = 0.01;
   options.start_weight_decay = 0.1;

@@ -63,5 +63,26 @@ TEST(GroupSchedule, OfAnotherSizeIsRefused) {
   expect_phrase(message, "metric f64 [8]");
 }
 
+// An operand that is not there is none on the other ranks, either.
+TEST(GroupSchedule, ShowsWhichOperandsThereAre) {
+  const auto program_of = [](int64_t rows) {
+    auto program = std::make_unique<Program>(std::make_shared<const StateTable>());
+    Builder builder(*program);
+    const ValueId counts = builder.input("counts", DType::i32, {rows});
+    program->add_result(prefix_sum(builder, counts, {}, {}, "sums").total);
+    return program;
+  };
+  const auto program = program_of(5);
+  const auto other = program_of(6);
+  const std::string message = message_of(ExitStatus::does_not_fit, [&] {
+    ThreadGroup group(2, kScheduleLimit);
+    run_ranks(group, [&](int rank) {
+      verify_collectives(group, rank, rank == 1 ? *other : *program, data_parallel(2));
+    });
+  });
+  expect_phrase(message, "(prefix_sum, group dp) of counts i32 [5]");
+  EXPECT_EQ(message.find("f32"), std::string::npos) << message;
+}
+
 }  // namespace
 }  // namespace troupe

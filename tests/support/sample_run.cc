@@ -87,9 +87,12 @@ SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
                                                   .rows = value.rows});
     seeds.push_back({results[i].id, cotangent_ids_[i]});
   }
+  const auto is_wanted = [&](size_t i) {
+    return sample_.inputs()[i].differentiable && options.only_gradient.value_or(i) == i;
+  };
   std::vector<ValueId> differentiable;
-  for (const auto& input : sample_.inputs()) {
-    if (input.differentiable) differentiable.push_back(input.id);
+  for (size_t i = 0; i < sample_.inputs().size(); ++i) {
+    if (is_wanted(i)) differentiable.push_back(sample_.inputs()[i].id);
   }
   gradient_ids_.resize(sample_.inputs().size());
   if (options.backward && !seeds.empty() && !differentiable.empty()) {
@@ -97,9 +100,7 @@ SampleRun::SampleRun(const OpSample& sample, const SampleRunOptions& options)
     const auto gradient =
         append_backward(builder_, 0, forward_ops, seeds, differentiable, main_gradients);
     for (size_t i = 0; i < gradient_ids_.size(); ++i) {
-      if (sample_.inputs()[i].differentiable) {
-        gradient_ids_[i] = gradient[sample_.inputs()[i].id];
-      }
+      if (is_wanted(i)) gradient_ids_[i] = gradient[sample_.inputs()[i].id];
     }
   }
   verify_program(*program_);

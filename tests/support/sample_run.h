@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,9 @@ struct SampleRunOptions {
   int threads = 1;
   bool oracle = false;
   bool backward = true;
-  bool poison_padding = true;  // rows beyond the live count hold NaN, otherwise zero
-  bool round_to_bf16 = false;  // inputs are rounded to bf16 first, whatever the dtype
+  bool poison_padding = true;                // rows beyond the live count hold NaN, otherwise zero
+  bool round_to_bf16 = false;                // inputs are rounded to bf16 first, whatever the dtype
+  std::optional<size_t> only_gradient = {};  // of this input; unset: of all that are differentiable
   Device device = Device::cpu;
 };
 

@@ -80,11 +80,11 @@ class Screen:
 
 class Terminal:
     """Runs troupe on a terminal to its end. `interrupt_at`: Ctrl-C is typed once the screen holds a
-    match of this pattern. `status` is what a shell would have in $?."""
+    match of this pattern, which is `seen`. `status` is what a shell would have in $?."""
 
     def __init__(self, *arguments, columns=80, interrupt_at=None, limit_s=100):
         self.screen = Screen(columns)
-        self.interrupted = False
+        self.seen = None
         child, master = pty.fork()
         if child == 0:
             line = command(*arguments)
@@ -94,6 +94,10 @@ class Terminal:
         _, wait_status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(wait_status)
         self.status = code if code >= 0 else 128 - code
+
+    @property
+    def interrupted(self):
+        return self.seen is not None
 
     def read(self, master, interrupt_at, end):
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -111,10 +115,10 @@ class Terminal:
             whole = BEGUN_ESCAPE.sub("", pending)
             self.screen.feed(whole)
             pending = pending[len(whole):]
-            if interrupt_at and not self.interrupted and re.search(interrupt_at, self.screen.text(),
-                                                                   re.MULTILINE):
-                os.write(master, b"\x03")
-                self.interrupted = True
+            if interrupt_at and not self.seen:
+                self.seen = re.search(interrupt_at, self.screen.text(), re.MULTILINE)
+                if self.seen:
+                    os.write(master, b"\x03")
         else:
             raise AssertionError(f"still running:\n{self.screen.text()}")
         os.close(master)

@@ -84,6 +84,30 @@ TEST(ExpertBias, ChoosesWhatTheScoresDoNot) {
   }
 }
 
+// What changes a layer's state in the step's end says so: times and texts go by layers.
+TEST(ExpertBias, UpdatesStandInTheirLayers) {
+  ModelConfig config = sigmoid_model();
+  config.moe_router_enable_expert_bias = true;
+  const StepRun run(config, {});
+  IdVector<StateId, int32_t> layers(run.state.table->size(), -2);
+  for (size_t layer = 0; layer < run.state.expert_biases.size(); ++layer) {
+    layers[run.state.expert_biases[layer]] = static_cast<int32_t>(layer);
+  }
+  for (const Parameter& parameter : run.state.parameters) layers[parameter.value] = parameter.layer;
+  const Program& program = *run.step.program;
+  int updates = 0;
+  for (int32_t index = 0; index < program.op_count(); ++index) {
+    const Op& op = program.op(index);
+    for (const ValueId id : program.outputs(op)) {
+      const Value& value = program.value(id);
+      if (value.role != Role::parameter && value.role != Role::router_state) continue;
+      EXPECT_EQ(op.place.layer, layers[value.state]) << value.name;
+      ++updates;
+    }
+  }
+  EXPECT_EQ(updates, static_cast<int>(run.state.parameters.size()) + config.num_layers);
+}
+
 // A global loss compares a micro-batch with the mean of those up to it. Of micro-batches that are
 // all alike that mean is each of them.
 TEST(RouterLosses, OfTheStepAreOverTheMeanOfItsMicroBatches) {

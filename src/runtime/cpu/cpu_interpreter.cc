@@ -50,8 +50,6 @@ TensorView CpuInterpreter::view(ValueId id) const {
 void CpuInterpreter::bind() {
   operands_ = Operands<TensorView>(program_, [this](ValueId id) { return view(id); });
   ops_.reserve(static_cast<size_t>(program_.op_count()));
-  std::byte* const scratch = memory_->arena.data() + plan_.persistent_bytes + plan_.transient_bytes;
-
   for (int32_t index = 0; index < program_.op_count(); ++index) {
     const Op& op = program_.op(index);
     BoundOp bound;
@@ -62,7 +60,7 @@ void CpuInterpreter::bind() {
     bound.arguments.outputs = operands_.outputs(index, op);
     if (op.workspace.valid())
       bound.arguments.workspace = static_cast<std::byte*>(view(op.workspace).data);
-    bound.arguments.scratch = scratch;
+    bound.arguments.scratch = scratch();
     bound.arguments.scratch_bytes_per_thread = plan_.scratch_bytes_per_thread;
     bound.arguments.pool = &pool_;
     if (op.spec->group != nullptr) {
@@ -77,6 +75,7 @@ void CpuInterpreter::bind() {
   if (!plan_.dead_after.empty()) {
     std::memset(memory_->arena.data() + plan_.persistent_bytes, 0xff, plan_.transient_bytes);
     if (memory_->host.bytes() > 0) std::memset(memory_->host.data(), 0xff, memory_->host.bytes());
+    poison_scratch();
   }
 }
 
@@ -99,6 +98,7 @@ void CpuInterpreter::run_observed(const std::function<void(int32_t)>& after) {
     after(static_cast<int32_t>(index));
     if (plan_.dead_after.empty()) continue;
     for (const ValueId id : plan_.dead_after[index]) poison(id);
+    poison_scratch();
   }
 }
 
@@ -128,6 +128,14 @@ void CpuInterpreter::write(ValueId id, const void* bytes) {
 void CpuInterpreter::poison(ValueId id) {
   // All bits set is NaN in every float type and -1 in the integers.
   std::memset(view(id).data, 0xff, program_.value(id).bytes());
+}
+
+std::byte* CpuInterpreter::scratch() const {
+  return memory_->arena.data() + plan_.persistent_bytes + plan_.transient_bytes;
+}
+
+void CpuInterpreter::poison_scratch() {
+  if (plan_.scratch_bytes() > 0) std::memset(scratch(), 0xff, plan_.scratch_bytes());
 }
 
 }  // namespace troupe

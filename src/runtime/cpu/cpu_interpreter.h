@@ -4,7 +4,7 @@
 // Everything is decided before the first run: one arena as the memory plan says, for each operation
 // a function pointer and a block of arguments. A run allocates nothing and reads no data. With an
 // oracle plan (plan_oracle) it is the oracle: every value has memory of its own, and the memory of
-// dead values is filled with NaN.
+// dead values, as scratch memory before each operation, is filled with NaN.
 //
 // Owns its arena, unless it is lent one (InterpreterOptions::memory_of); borrows the program, the
 // state, the pool and the communicators, which must outlive it. One thread at a time. Where the
@@ -62,6 +62,8 @@ class CpuInterpreter final : public Interpreter {
   };
   void bind();
   void poison(ValueId id);
+  void poison_scratch();
+  std::byte* scratch() const;
 
   const Program& program_;
   MemoryPlan plan_;
