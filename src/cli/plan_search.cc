@@ -252,7 +252,7 @@ ExitStatus run_plan_search(const Options& options) {
   check_output(options.search_output);
   install_interrupt_handlers(/*quiet=*/true);
   const ModelConfig config = load_model_config(options);
-  const GpuCluster cluster = *gpu_cluster_of(options);
+  const GpuCluster cluster = *gpu_cluster_of(options, config);
   const LayoutSpace space(options, config, cluster.model.gpus_per_nvlink);
   LayoutSearch search;
   {

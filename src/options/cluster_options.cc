@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "options/expert_load_options.h"
 #include "options/shipped_files.h"
 #include "options/suggest.h"
 #include "options/toml_file.h"
@@ -211,6 +212,12 @@ std::optional<GpuCluster> gpu_cluster_of(const Options& options) {
                     gpus, kind, node, nearest_multiples(gpus, node, kind)));
   }
   cluster.gpus = static_cast<int32_t>(gpus);
+  return cluster;
+}
+
+std::optional<GpuCluster> gpu_cluster_of(const Options& options, const ModelConfig& config) {
+  std::optional<GpuCluster> cluster = gpu_cluster_of(options);
+  if (cluster) cluster->expert_load = expert_load_of(options, config);
   return cluster;
 }
 

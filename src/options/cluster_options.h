@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/device.h"
+#include "model/model_config.h"
 #include "options/options.h"
 #include "plan/gpu_cluster.h"
 
@@ -17,6 +18,9 @@ namespace troupe {
 // What --gpus says: "64xh100", "64xFILE.toml", or "FILE.toml", which then says how many in `gpus`.
 // Nothing where it is not given.
 std::optional<GpuCluster> gpu_cluster_of(const Options& options);
+
+// The same with the loads that --expert-load says.
+std::optional<GpuCluster> gpu_cluster_of(const Options& options, const ModelConfig& config);
 
 // Makes what --gpus implies of the other options: the device, as many ranks as GPUs, and that
 // nothing runs. Refuses flags that contradict it, and numbers of GPUs that the layout cannot use.

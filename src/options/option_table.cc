@@ -1388,6 +1388,15 @@ constexpr OptionSpec kOptions[] = {
          "--device cuda, a rank for each GPU, and --fake-process-group; the verdict goes by "
          "the memory of these GPUs.",
      .commands = kPlan},
+    {.name = "expert-load",
+     .member = &Options::expert_load,
+     .group = kLayout,
+     .metavar = "LOAD",
+     .help = "With --gpus: how the router spreads tokens over the experts, as far as the time of a "
+             "step goes: even; dirichlet:ALPHA, shares drawn from a Dirichlet distribution, less "
+             "even the smaller ALPHA is; or the folder of a run, or its metrics.jsonl: as in the "
+             "last 100 steps that it logged.",
+     .commands = kPlan},
     {.name = "search",
      .member = &Options::search,
      .group = kLayout,

@@ -267,7 +267,8 @@ struct Options {
   bool moe_shared_expert_overlap = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
-  std::string gpus;  // see gpu_cluster_of()
+  std::string gpus;                  // see gpu_cluster_of()
+  std::string expert_load = "even";  // see expert_load_of()
   bool search = false;
   int32_t search_top = 5;
   std::string search_output;

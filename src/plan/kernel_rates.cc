@@ -121,7 +121,7 @@ TimePart part_of(const Op& op) {
 }
 
 double seconds_of(const Program& program, const Program& expected, int32_t index,
-                  const GpuModel& gpu) {
+                  const GpuModel& gpu, double traffic) {
   const Op& op = expected.op(index);
   const OpView view{expected, op};
   const Cost cost = op.spec->cost != nullptr ? op.spec->cost(view) : Cost();
@@ -132,7 +132,7 @@ double seconds_of(const Program& program, const Program& expected, int32_t index
               (gpu.product_flops(cost.product_dtype) * share_of_kernel(view, choice));
   }
   const double share = part_of(op) == TimePart::update ? kUpdate : kMemoryBound;
-  seconds = std::max(seconds, cost.bytes / (gpu.memory_bandwidth * share));
+  seconds = std::max(seconds, traffic * cost.bytes / (gpu.memory_bandwidth * share));
   seconds = std::max(seconds, bytes_on_host(program, op) / gpu.host_bandwidth);
   return seconds + kRampSeconds;
 }
