@@ -23,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostGpus = 131'072;
+constexpr double kLeastShare = 0.9;  // of a GPU's memory, that a run can use
 
 struct Asked {
   std::optional<int64_t> count;
@@ -39,24 +40,23 @@ Asked split_count(const std::string& text) {
   return {.count = error == std::errc() ? count : kMostGpus + 1, .kind = std::string(end + 1)};
 }
 
-std::string path_of_kind(const Asked& asked) {
+// `before_kind`: how a value of the flag begins.
+std::string path_of_kind(const std::string& kind, std::string_view flag,
+                         const std::string& before_kind) {
   std::error_code error;
-  if (asked.kind.ends_with(".toml") && fs::exists(asked.kind, error)) return asked.kind;
+  if (kind.ends_with(".toml") && fs::exists(kind, error)) return kind;
   std::vector<std::string> names;
   for (const fs::path& path : shipped_files("gpus", ".toml")) {
-    if (path.stem() == asked.kind) return path.string();
+    if (path.stem() == kind) return path.string();
     names.push_back(path.stem().string());
   }
   const std::vector<std::string_view> views(names.begin(), names.end());
-  const std::string_view guess = closest(asked.kind, views);
+  const std::string_view guess = closest(kind, views);
   throw_bad_request(fmt::format(
-      "--gpus: there is no kind of GPU {}, nor a file of that name.{} Kinds: {}; or a file like "
+      "{}: there is no kind of GPU {}, nor a file of that name.{} Kinds: {}; or a file like "
       "configs/gpus/h100.toml.",
-      quote_name(asked.kind),
-      guess.empty()
-          ? ""
-          : fmt::format(" Did you mean --gpus {}x{}?",
-                        std::clamp<int64_t>(asked.count.value_or(8), 1, kMostGpus), guess),
+      flag, quote_name(kind),
+      guess.empty() ? "" : fmt::format(" Did you mean {} {}{}?", flag, before_kind, guess),
       names.empty() ? "none are installed beside this program"
                     : fmt::format("{}", fmt::join(names, ", "))));
 }
@@ -192,7 +192,8 @@ int64_t gpus_of_replica(const Options& options) {
 std::optional<GpuCluster> gpu_cluster_of(const Options& options) {
   if (options.gpus.empty()) return std::nullopt;
   const Asked asked = split_count(options.gpus);
-  GpuCluster cluster = read_cluster(path_of_kind(asked));
+  const int64_t about = std::clamp<int64_t>(asked.count.value_or(8), 1, kMostGpus);
+  GpuCluster cluster = read_cluster(path_of_kind(asked.kind, "--gpus", fmt::format("{}x", about)));
   if (!asked.count && cluster.gpus == 0) {
     throw_bad_request(
         fmt::format("--gpus {}: it does not say how many. For one node: --gpus {}x{}.",
@@ -255,6 +256,19 @@ void apply_gpus(Options& options) {
 
 std::string with_gpus(const std::string& gpus, int64_t count) {
   return fmt::format("{}x{}", count, split_count(gpus).kind);
+}
+
+GpuModel hardware_of(const std::string& name) {
+  return read_cluster(path_of_kind(name, "--hardware", "")).model;
+}
+
+std::optional<GpuModel> hardware_like(const DeviceTraits& traits, uint64_t bytes) {
+  for (const fs::path& path : shipped_files("gpus", ".toml")) {
+    const GpuModel model = read_cluster(path.string()).model;
+    const double share = static_cast<double>(model.memory_bytes) / static_cast<double>(bytes);
+    if (model.traits == traits && share > kLeastShare && share <= 1) return model;
+  }
+  return std::nullopt;
 }
 
 DeviceTraits planned_traits_of(const Options& options) {

@@ -269,6 +269,7 @@ struct Options {
   bool fake_process_group = false;
   std::string gpus;                  // see gpu_cluster_of()
   std::string expert_load = "even";  // see expert_load_of()
+  std::string hardware;              // see hardware_of()
   bool search = false;
   int32_t search_top = 5;
   std::string search_output;
