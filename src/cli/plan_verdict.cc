@@ -19,7 +19,7 @@ using nlohmann::ordered_json;
 
 // docs/benchmarks/plan_time.md says where these come from.
 constexpr double kErrorInNode = 0.25;  // measured GPUs that NVLink joins
-constexpr double kErrorBeyond = 0.40;  // networks, and GPUs known by data sheets
+constexpr double kErrorBeyond = 0.40;  // networks, CPUs, and GPUs known by data sheets
 
 std::vector<std::pair<std::string, double>> parts_of(const StepTime& time) {
   std::vector<std::pair<std::string, double>> parts;
@@ -127,7 +127,8 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
   verdict.tokens_per_s = sequences * sequence / of_gpu;
   verdict.flops_per_s = Model(config).training_flops(sequence) * sequences / of_gpu;
   const bool in_node = cluster.gpus <= cluster.model.gpus_per_node;
-  verdict.error = cluster.model.measured && in_node ? kErrorInNode : kErrorBeyond;
+  const bool is_gpu = cluster.model.traits.compute_capability != kNoGpu;
+  verdict.error = cluster.model.measured && in_node && is_gpu ? kErrorInNode : kErrorBeyond;
   return verdict;
 }
 

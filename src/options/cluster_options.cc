@@ -76,8 +76,8 @@ class GpuFile {
     return *value;
   }
 
-  int32_t count(const char* key, int32_t most) {
-    const double value = number(key, 1, most);
+  int32_t count(const char* key, int32_t most, int32_t least = 1) {
+    const double value = number(key, least, most);
     if (value == static_cast<int32_t>(value)) return static_cast<int32_t>(value);
     throw_bad_request(fmt::format("{}:{}: {} takes a whole number.", path_,
                                   table_.get(key)->source().begin.line, key));
@@ -140,15 +140,15 @@ GpuCluster read_cluster(const std::string& path) {
   GpuModel& model = cluster.model;
   model.name = printable(file.value<std::string>("name", "text in quotes"));
   model.measured = file.value<bool>("measured", "true or false");
-  model.traits.compute_capability = file.count("compute_capability", 999);
+  model.traits.compute_capability = file.count("compute_capability", 999, kNoGpu);
   model.traits.multiprocessors = file.count("multiprocessors", 10'000);
   const auto scaled = [&](const char* key, double least, double most, double unit) {
     return file.number(key, least, most) * unit;
   };
   model.memory_bytes = static_cast<uint64_t>(scaled("memory_gib", 1, 1e5, 0x1p30));
-  model.bf16_flops = scaled("bf16_tflops", 0.1, 1e6, 1e12);
-  model.f32_flops = scaled("fp32_tflops", 0.1, 1e6, 1e12);
-  model.f64_flops = scaled("fp64_tflops", 0.01, 1e6, 1e12);
+  model.bf16_flops = scaled("bf16_tflops", 1e-3, 1e6, 1e12);
+  model.f32_flops = scaled("fp32_tflops", 1e-3, 1e6, 1e12);
+  model.f64_flops = scaled("fp64_tflops", 1e-3, 1e6, 1e12);
   model.memory_bandwidth = scaled("memory_gb_s", 1, 1e6, 1e9);
   model.host_bandwidth = scaled("host_gb_s", 0.1, 1e6, 1e9);
   model.gpus_per_node = file.count("gpus_per_node", 1024);

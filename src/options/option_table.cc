@@ -2588,6 +2588,15 @@ constexpr OptionSpec kOptions[] = {
      .help = "Folder for timelines: rank<R>_step<N>.json, and of several ranks together "
              "ranks_step<N>.json.",
      .commands = kTrain | kBench},
+    {.name = "calibrate",
+     .member = &Options::calibrate,
+     .group = kLooking,
+     .metavar = "FILE.toml",
+     .help = "Measure no step but what this machine reaches in products, copies and small "
+             "operations, and write it as a file for plan --gpus and train --hardware. An earlier "
+             "result is replaced.",
+     .unset = "a step is measured",
+     .commands = kBench},
     {.name = "op",
      .member = &Options::op,
      .group = kLooking,

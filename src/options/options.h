@@ -273,6 +273,7 @@ struct Options {
   bool search = false;
   int32_t search_top = 5;
   std::string search_output;
+  std::string calibrate;               // the file that bench writes
   std::optional<double> train_tokens;  // of the run that is planned
   std::optional<int32_t> decoder_first_pipeline_num_layers;
   std::optional<int32_t> decoder_last_pipeline_num_layers;

@@ -14,6 +14,9 @@
 
 namespace troupe {
 
+// The compute capability of a CPU, whose operations have no kernels to choose from.
+inline constexpr int32_t kNoGpu = 0;
+
 struct GpuModel {
   std::string name;      // "NVIDIA H100 SXM 80 GB"
   bool measured = true;  // false: estimated from data sheets

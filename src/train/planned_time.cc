@@ -12,6 +12,7 @@
 #include "options/cluster_options.h"
 #include "plan/step_time.h"
 #include "runtime/device_memory.h"
+#include "train/rank_hardware.h"
 #include "train/rank_profile.h"
 
 namespace troupe {
@@ -54,6 +55,13 @@ TimedProgram from_bytes(std::string_view bytes) {
 
 GpuCluster cluster_of(const RankSession& session, const GpuModel& hardware) {
   GpuCluster cluster{.model = hardware, .gpus = session.spec().ranks};
+  const auto sharing =
+      static_cast<double>(ranks_that_share(session.spec(), session.group(), session.device()));
+  for (double* const rate :
+       {&cluster.model.bf16_flops, &cluster.model.f32_flops, &cluster.model.f64_flops,
+        &cluster.model.memory_bandwidth, &cluster.model.host_bandwidth}) {
+    *rate /= sharing;
+  }
   const bool spans_nodes = hardware.gpus_per_nvlink > hardware.gpus_per_node;
   cluster.model.gpus_per_node =
       session.group() == nullptr ? 1

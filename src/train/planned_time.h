@@ -25,7 +25,8 @@ struct PlannedTime {
 // shipped for it. Nothing where none are known or wanted.
 std::optional<GpuModel> hardware_of_run(const std::string& name, const RankSession& session);
 
-// All ranks, each with its program. Ranks of a machine are a node. Nothing on other ranks than 0,
+// All ranks, each with its program. Ranks of a machine are a node; those that share a CPU or a GPU
+// have equal parts of what it reaches. Nothing on other ranks than 0,
 // and where one of the ranks has no figures. Takes as long as a look at each operation.
 std::optional<PlannedTime> plan_time(const RankSession& session, const Program& program,
                                      const MemoryPlan& memory,

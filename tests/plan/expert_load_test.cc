@@ -80,7 +80,7 @@ TEST(ExpertLoad, MeasuredIsTheMeanOfTheStepsFullestRanks) {
 // limits.
 class LoadedStep : public ::testing::Test {
  protected:
-  static constexpr double kRamp = 5e-6;  // of each kernel (docs/benchmarks/plan_time.md)
+  double ramp_ = 5e-6;  // of each kernel (docs/benchmarks/plan_time.md)
 
   void use(const std::string& dispatcher) {
     const std::string flags =
@@ -118,8 +118,8 @@ class LoadedStep : public ::testing::Test {
     for (int32_t i = 0; i < program_->op_count(); ++i) {
       if (program_->op(i).spec->name != kind) continue;
       const bool computes = even.operations[static_cast<size_t>(i)].part != TimePart::exchange;
-      before += even.operations[static_cast<size_t>(i)].seconds - (computes ? kRamp : 0);
-      after += uneven.operations[static_cast<size_t>(i)].seconds - (computes ? kRamp : 0);
+      before += even.operations[static_cast<size_t>(i)].seconds - (computes ? ramp_ : 0);
+      after += uneven.operations[static_cast<size_t>(i)].seconds - (computes ? ramp_ : 0);
     }
     EXPECT_GT(before, 0) << kind;
     return after / before;
@@ -149,6 +149,14 @@ TEST_F(LoadedStep, ProductsOfExpertsHaveTheRowsOfTheFullestRank) {
   EXPECT_NEAR(ratio("linear", with_load(1.5)), 1, kTolerance);
   // With this dispatcher all tokens go to all ranks.
   EXPECT_NEAR(ratio("all_gather", with_load(1.5)), 1, kTolerance);
+}
+
+TEST_F(LoadedStep, AProcessorIsFastWithFewRows) {
+  use("allgather");
+  cluster_.model.traits.compute_capability = kNoGpu;
+  ramp_ = 1e-5;
+  // There r rows reach r / (r + 12) of the best rate.
+  EXPECT_NEAR(ratio("grouped_linear", with_load(1.5)), (1.5 * 256 + 12) / (256 + 12), 1e-6);
 }
 
 TEST_F(LoadedStep, RowsPaddedToACapacityAreTheSameForAnyLoad) {
