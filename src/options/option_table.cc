@@ -1388,14 +1388,6 @@ constexpr OptionSpec kOptions[] = {
          "--device cuda, a rank for each GPU, and --fake-process-group; the verdict goes by "
          "the memory of these GPUs.",
      .commands = kPlan},
-    {.name = "hardware",
-     .member = &Options::hardware,
-     .group = kLayout,
-     .metavar = "KIND",
-     .help = "Whose figures the planned time of a step goes by, with which measured steps are "
-             "compared: a kind of configs/gpus or a file like those; or none.",
-     .unset = "those of the GPU, if they are known",
-     .commands = kTrain},
     {.name = "expert-load",
      .member = &Options::expert_load,
      .group = kLayout,
@@ -2588,6 +2580,14 @@ constexpr OptionSpec kOptions[] = {
      .help = "Folder for timelines: rank<R>_step<N>.json, and of several ranks together "
              "ranks_step<N>.json.",
      .commands = kTrain | kBench},
+    {.name = "hardware",
+     .member = &Options::hardware,
+     .group = kLooking,
+     .metavar = "KIND",
+     .help = "Whose figures the planned time of a step goes by, with which measured steps are "
+             "compared: a kind of configs/gpus or a file like those; or none.",
+     .unset = "those of the GPU, if they are known",
+     .commands = kTrain},
     {.name = "calibrate",
      .member = &Options::calibrate,
      .group = kLooking,

@@ -85,6 +85,14 @@ class PlannedTime(unittest.TestCase):
             self.assertNotIn("planned time", error)
             self.assertNotIn("planned_step_time_s", steps[-1])
 
+    def test_figures_may_change_when_a_run_goes_on(self):
+        self.train("going_on", "--exit-interval", 1)
+        error, steps = self.train("going_on", "--load", HERE.folder / "going_on", "--hardware",
+                                  "h100")
+        self.assertNotIn("changed since", error)
+        self.assertNotIn("planned_step_time_s", steps[0])
+        self.assertIn("planned_step_time_s", steps[1])
+
     def test_figures_that_are_not_there(self):
         for value, words in (("h10", ("Did you mean --hardware h100?",)),
                              ("none.toml", ("configs/gpus/h100.toml",))):
