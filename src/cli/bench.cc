@@ -15,6 +15,7 @@
 
 #include "base/random.h"
 #include "base/units.h"
+#include "cli/calibrate.h"
 #include "cli/command.h"
 #include "options/device_options.h"
 #include "options/layout_options.h"
@@ -417,6 +418,7 @@ void BenchRank::run() {
 }  // namespace
 
 ExitStatus run_bench(const Options& asked, ProcessGroup* processes) {
+  if (!asked.calibrate.empty()) return run_calibration(asked, processes);
   end_at_once_when_interrupted(/*quiet=*/!leads(processes));
   profile_spec_of(asked);  // refuses ranks that there are not
   const ModelConfig config = load_model_config(asked);

@@ -1,9 +1,7 @@
 #include "cli/plan_search.h"
 
-#include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,7 +9,7 @@
 
 #include "base/text.h"
 #include "base/units.h"
-#include "io/file.h"
+#include "cli/result_file.h"
 #include "options/cluster_options.h"
 #include "options/device_options.h"
 #include "options/model_options.h"
@@ -24,11 +22,11 @@
 namespace troupe {
 namespace {
 
-namespace fs = std::filesystem;
-
 using nlohmann::ordered_json;
 
-constexpr std::string_view kFileHeading = "# Found by `troupe plan --search`";
+constexpr ResultKind kFound = {.flag = "--search-output",
+                               .heading = "# Found by `troupe plan --search`",
+                               .name = "result of a search"};
 
 // What a search must be told, which no layout may change.
 void require_enough(const Options& options) {
@@ -43,31 +41,6 @@ void require_enough(const Options& options) {
                     "--global-batch-size N: {}, for example.",
                     8 * options.ranks));
   }
-}
-
-// Before the search, not after it: an earlier result is replaced, any other file is not.
-void check_output(const std::string& path) {
-  if (path.empty()) return;
-  const auto refuse = [&](std::string_view why) {
-    throw_bad_request(fmt::format("--search-output {}: {}", printable(path), why));
-  };
-  if (!path.ends_with(".toml")) refuse("a file of options ends with .toml.");
-  const fs::path folder = fs::path(path).parent_path();
-  std::error_code error;
-  if (!folder.empty() && !fs::is_directory(folder, error)) refuse("there is no such folder.");
-  if (!fs::exists(path, error)) return;
-  std::string begin(kFileHeading.size(), '\0');
-  std::ifstream(path).read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  if (begin != kFileHeading) {
-    refuse("the file is there, and no result of a search. Choose another name.");
-  }
-}
-
-void write_output(const std::string& path, const std::string& text) {
-  const Disk disk;
-  const std::string temporary = path + ".tmp";
-  disk.write_file(temporary, text);
-  disk.rename(temporary, path);
 }
 
 std::string text_of(RecomputeChoice recompute) {
@@ -249,10 +222,10 @@ std::string make_json(const LayoutSearch& search, const LayoutSpace& space,
 
 ExitStatus run_plan_search(const Options& options) {
   require_enough(options);
-  check_output(options.search_output);
+  check_result_file(kFound, options.search_output);
   install_interrupt_handlers(/*quiet=*/true);
   const ModelConfig config = load_model_config(options);
-  const GpuCluster cluster = *gpu_cluster_of(options);
+  const GpuCluster cluster = *gpu_cluster_of(options, config);
   const LayoutSpace space(options, config, cluster.model.gpus_per_nvlink);
   LayoutSearch search;
   {
@@ -270,9 +243,9 @@ ExitStatus run_plan_search(const Options& options) {
   }
   if (!options.search_output.empty() && !search.best.empty()) {
     const FoundLayout& winner = search.best.front();
-    write_output(
+    write_result_file(
         options.search_output,
-        fmt::format("{} for --gpus {}: {} ranks.\n{}", kFileHeading, printable(options.gpus),
+        fmt::format("{} for --gpus {}: {} ranks.\n{}", kFound.heading, printable(options.gpus),
                     options.ranks, space.to_file(winner.choice, winner.trial.expert_room)));
   }
   if (options.json) {

@@ -19,7 +19,7 @@ using nlohmann::ordered_json;
 
 // docs/benchmarks/plan_time.md says where these come from.
 constexpr double kErrorInNode = 0.25;  // measured GPUs that NVLink joins
-constexpr double kErrorBeyond = 0.40;  // networks, and GPUs known by data sheets
+constexpr double kErrorBeyond = 0.40;  // networks, CPUs, and GPUs known by data sheets
 
 std::vector<std::pair<std::string, double>> parts_of(const StepTime& time) {
   std::vector<std::pair<std::string, double>> parts;
@@ -37,11 +37,37 @@ std::vector<std::pair<std::string, double>> parts_of(const StepTime& time) {
   return parts;
 }
 
+// Times an even load; 0: any load.
+double room_of(const ExpertRows& rows) {
+  if (rows.even == 0 || !rows.has_fallback) return 0;
+  return static_cast<double>(rows.planned) / static_cast<double>(rows.even);
+}
+
 std::string experts_text(const ExpertRows& rows) {
   if (rows.even == 0 || (rows.planned == rows.even && !rows.has_fallback)) return {};
   if (!rows.has_fallback) return "; experts: any load";
-  return fmt::format("; experts up to {:.2f} x even",
-                     static_cast<double>(rows.planned) / static_cast<double>(rows.even));
+  return fmt::format("; experts up to {:.2f} x even", room_of(rows));
+}
+
+std::optional<Verdict::Load> load_of(const ExpertLoad& load, int32_t ranks) {
+  if (load.is_even()) return std::nullopt;
+  return Verdict::Load{.ranks = ranks, .mean = load.mean(ranks), .largest = load.largest(ranks)};
+}
+
+// "load: 1.31 x even on the fullest rank, 1.62 in the worst layer; room for 1.50".
+std::string load_text(const Verdict& verdict) {
+  if (!verdict.load) return {};
+  const auto& [ranks, mean, largest] = *verdict.load;
+  if (ranks == 1) return "load: each rank has all experts, so it makes no difference\n";
+  std::string text = fmt::format("load: {:.2f} x even on the fullest rank", mean);
+  if (largest > mean) text += fmt::format(", {:.2f} in the worst layer", largest);
+  const double room = room_of(verdict.expert_rows);
+  if (room > 0) text += fmt::format("; room for {:.2f}", room);
+  text += "\n";
+  if (room > 0 && largest > room) {
+    text += "      that is too much: steps run again in rounds, which is not counted here\n";
+  }
+  return text;
 }
 
 // What a checkpoint holds: weights, master weights and the optimizer's states, each once.
@@ -78,6 +104,7 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
   Verdict verdict{.memory = report.memory,
                   .fullest_rank = report.fullest().first_rank,
                   .expert_rows = report.least_room(),
+                  .load = load_of(cluster.expert_load, run.layout.ep()),
                   .gpus = cluster.gpus,
                   .time = report.time,
                   .limit = report.memory.fits() ? std::string(limit_of(report.time)) : "memory"};
@@ -100,7 +127,8 @@ Verdict verdict_of(const Options& options, const ModelConfig& config, const RunL
   verdict.tokens_per_s = sequences * sequence / of_gpu;
   verdict.flops_per_s = Model(config).training_flops(sequence) * sequences / of_gpu;
   const bool in_node = cluster.gpus <= cluster.model.gpus_per_node;
-  verdict.error = cluster.model.measured && in_node ? kErrorInNode : kErrorBeyond;
+  const bool is_gpu = cluster.model.traits.compute_capability != kNoGpu;
+  verdict.error = cluster.model.measured && in_node && is_gpu ? kErrorInNode : kErrorBeyond;
   return verdict;
 }
 
@@ -121,6 +149,7 @@ std::string verdict_text(const Verdict& verdict) {
       "limit: {}; compute {:.0f} %, memory {:.0f}, links {:.0f}, bubble {:.0f}, host {:.0f}\n",
       verdict.limit, percent(time.products()), percent(time.memory()),
       percent(time.exposed_seconds()), percent(time.bubble), percent(time.copies + time.idle));
+  text += load_text(verdict);
   text += run_text(verdict);
   text += fmt::format("\nTime of a step: {}\n", format_duration(time.seconds));
   for (const auto& [name, seconds] : parts_of(time)) {
@@ -138,6 +167,12 @@ void add_verdict_json(ordered_json& document, const Verdict& verdict) {
                          {"error", verdict.error},
                          {"limit", verdict.limit},
                          {"checkpoint_bytes", verdict.checkpoint_bytes}};
+  if (verdict.load) {
+    ordered_json load = {{"mean", verdict.load->mean}, {"largest", verdict.load->largest}};
+    const double room = room_of(verdict.expert_rows);
+    load["room"] = room > 0 ? ordered_json(room) : ordered_json();
+    document["verdict"]["expert_load"] = std::move(load);
+  }
   if (verdict.save_seconds > 0) document["verdict"]["save_seconds"] = verdict.save_seconds;
   if (verdict.steps > 0) {
     const double seconds = verdict.steps * verdict.time.seconds;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "cli/ranks_report.h"
@@ -16,6 +17,13 @@ struct Verdict {
   MemoryOffer memory;
   int32_t fullest_rank = 0;
   ExpertRows expert_rows;  // of the experts with the least room
+  // Of --expert-load, on the fullest of the ranks that share the experts: 1 is even.
+  struct Load {
+    int32_t ranks = 1;   // that share them
+    double mean = 1;     // of the layers
+    double largest = 1;  // of the worst layer
+  };
+  std::optional<Load> load;  // unset: it is even
   int32_t gpus = 1;
   double tokens_per_s = 0;  // of each GPU
   double flops_per_s = 0;   // of the model, of each GPU
@@ -32,7 +40,8 @@ struct Verdict {
 Verdict verdict_of(const Options& options, const ModelConfig& config, const RunLayout& run,
                    const RanksReport& report);
 
-// Three lines, one of the whole run, and a table of where a step's time goes; under 80 columns.
+// Three lines, one of the load if it is not even and one of the whole run, and a table of where a
+// step's time goes; under 80 columns.
 std::string verdict_text(const Verdict& verdict);
 
 // `verdict` and `time`: members of the document.

@@ -211,7 +211,7 @@ RanksReport check_ranks(const Options& options, const ModelConfig& config, const
   const DType dtype = options.compute_dtype;
   const auto layout = std::make_shared<const RunLayout>(run);
   {
-    report.cluster = gpu_cluster_of(options);
+    report.cluster = gpu_cluster_of(options, config);
     WorkProgress progress(options.quiet, "planning", "programs");
     report.classes =
         plan_ranks(config, dtype, layout, training_step_options(options, config),

@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "options/cluster_options.h"
+#include "options/expert_load_options.h"
 #include "options/layout_options.h"
 #include "options/schedule_options.h"
 #include "runtime/device_memory.h"
@@ -46,6 +48,8 @@ void check_options(const Options& options) {
   }
   if (!has_ranks) check_runnable_layout(options);
   check_schedules(options);
+  check_expert_load(options);
+  if (!options.hardware.empty() && options.hardware != kNoHardware) hardware_of(options.hardware);
   if (options.finetune && options.load.empty()) {
     throw_bad_request(
         "--finetune takes its weights from --load, which is missing. Give --load DIR, or "

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "options/expert_load_options.h"
 #include "options/shipped_files.h"
 #include "options/suggest.h"
 #include "options/toml_file.h"
@@ -22,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostGpus = 131'072;
+constexpr double kLeastShare = 0.9;  // of a GPU's memory, that a run can use
 
 struct Asked {
   std::optional<int64_t> count;
@@ -38,24 +40,23 @@ Asked split_count(const std::string& text) {
   return {.count = error == std::errc() ? count : kMostGpus + 1, .kind = std::string(end + 1)};
 }
 
-std::string path_of_kind(const Asked& asked) {
+// `before_kind`: how a value of the flag begins.
+std::string path_of_kind(const std::string& kind, std::string_view flag,
+                         const std::string& before_kind) {
   std::error_code error;
-  if (asked.kind.ends_with(".toml") && fs::exists(asked.kind, error)) return asked.kind;
+  if (kind.ends_with(".toml") && fs::exists(kind, error)) return kind;
   std::vector<std::string> names;
   for (const fs::path& path : shipped_files("gpus", ".toml")) {
-    if (path.stem() == asked.kind) return path.string();
+    if (path.stem() == kind) return path.string();
     names.push_back(path.stem().string());
   }
   const std::vector<std::string_view> views(names.begin(), names.end());
-  const std::string_view guess = closest(asked.kind, views);
+  const std::string_view guess = closest(kind, views);
   throw_bad_request(fmt::format(
-      "--gpus: there is no kind of GPU {}, nor a file of that name.{} Kinds: {}; or a file like "
+      "{}: there is no kind of GPU {}, nor a file of that name.{} Kinds: {}; or a file like "
       "configs/gpus/h100.toml.",
-      quote_name(asked.kind),
-      guess.empty()
-          ? ""
-          : fmt::format(" Did you mean --gpus {}x{}?",
-                        std::clamp<int64_t>(asked.count.value_or(8), 1, kMostGpus), guess),
+      flag, quote_name(kind),
+      guess.empty() ? "" : fmt::format(" Did you mean {} {}{}?", flag, before_kind, guess),
       names.empty() ? "none are installed beside this program"
                     : fmt::format("{}", fmt::join(names, ", "))));
 }
@@ -75,8 +76,8 @@ class GpuFile {
     return *value;
   }
 
-  int32_t count(const char* key, int32_t most) {
-    const double value = number(key, 1, most);
+  int32_t count(const char* key, int32_t most, int32_t least = 1) {
+    const double value = number(key, least, most);
     if (value == static_cast<int32_t>(value)) return static_cast<int32_t>(value);
     throw_bad_request(fmt::format("{}:{}: {} takes a whole number.", path_,
                                   table_.get(key)->source().begin.line, key));
@@ -139,15 +140,15 @@ GpuCluster read_cluster(const std::string& path) {
   GpuModel& model = cluster.model;
   model.name = printable(file.value<std::string>("name", "text in quotes"));
   model.measured = file.value<bool>("measured", "true or false");
-  model.traits.compute_capability = file.count("compute_capability", 999);
+  model.traits.compute_capability = file.count("compute_capability", 999, kNoGpu);
   model.traits.multiprocessors = file.count("multiprocessors", 10'000);
   const auto scaled = [&](const char* key, double least, double most, double unit) {
     return file.number(key, least, most) * unit;
   };
   model.memory_bytes = static_cast<uint64_t>(scaled("memory_gib", 1, 1e5, 0x1p30));
-  model.bf16_flops = scaled("bf16_tflops", 0.1, 1e6, 1e12);
-  model.f32_flops = scaled("fp32_tflops", 0.1, 1e6, 1e12);
-  model.f64_flops = scaled("fp64_tflops", 0.01, 1e6, 1e12);
+  model.bf16_flops = scaled("bf16_tflops", 1e-3, 1e6, 1e12);
+  model.f32_flops = scaled("fp32_tflops", 1e-3, 1e6, 1e12);
+  model.f64_flops = scaled("fp64_tflops", 1e-3, 1e6, 1e12);
   model.memory_bandwidth = scaled("memory_gb_s", 1, 1e6, 1e9);
   model.host_bandwidth = scaled("host_gb_s", 0.1, 1e6, 1e9);
   model.gpus_per_node = file.count("gpus_per_node", 1024);
@@ -191,7 +192,8 @@ int64_t gpus_of_replica(const Options& options) {
 std::optional<GpuCluster> gpu_cluster_of(const Options& options) {
   if (options.gpus.empty()) return std::nullopt;
   const Asked asked = split_count(options.gpus);
-  GpuCluster cluster = read_cluster(path_of_kind(asked));
+  const int64_t about = std::clamp<int64_t>(asked.count.value_or(8), 1, kMostGpus);
+  GpuCluster cluster = read_cluster(path_of_kind(asked.kind, "--gpus", fmt::format("{}x", about)));
   if (!asked.count && cluster.gpus == 0) {
     throw_bad_request(
         fmt::format("--gpus {}: it does not say how many. For one node: --gpus {}x{}.",
@@ -211,6 +213,12 @@ std::optional<GpuCluster> gpu_cluster_of(const Options& options) {
                     gpus, kind, node, nearest_multiples(gpus, node, kind)));
   }
   cluster.gpus = static_cast<int32_t>(gpus);
+  return cluster;
+}
+
+std::optional<GpuCluster> gpu_cluster_of(const Options& options, const ModelConfig& config) {
+  std::optional<GpuCluster> cluster = gpu_cluster_of(options);
+  if (cluster) cluster->expert_load = expert_load_of(options, config);
   return cluster;
 }
 
@@ -250,6 +258,19 @@ void apply_gpus(Options& options) {
 
 std::string with_gpus(const std::string& gpus, int64_t count) {
   return fmt::format("{}x{}", count, split_count(gpus).kind);
+}
+
+GpuModel hardware_of(const std::string& name) {
+  return read_cluster(path_of_kind(name, "--hardware", "")).model;
+}
+
+std::optional<GpuModel> hardware_like(const DeviceTraits& traits, uint64_t bytes) {
+  for (const fs::path& path : shipped_files("gpus", ".toml")) {
+    const GpuModel model = read_cluster(path.string()).model;
+    const double share = static_cast<double>(model.memory_bytes) / static_cast<double>(bytes);
+    if (model.traits == traits && share > kLeastShare && share <= 1) return model;
+  }
+  return std::nullopt;
 }
 
 DeviceTraits planned_traits_of(const Options& options) {

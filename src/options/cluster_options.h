@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/device.h"
+#include "model/model_config.h"
 #include "options/options.h"
 #include "plan/gpu_cluster.h"
 
@@ -18,12 +20,22 @@ namespace troupe {
 // Nothing where it is not given.
 std::optional<GpuCluster> gpu_cluster_of(const Options& options);
 
+// The same with the loads that --expert-load says.
+std::optional<GpuCluster> gpu_cluster_of(const Options& options, const ModelConfig& config);
+
 // Makes what --gpus implies of the other options: the device, as many ranks as GPUs, and that
 // nothing runs. Refuses flags that contradict it, and numbers of GPUs that the layout cannot use.
 void apply_gpus(Options& options);
 
 // The value of --gpus with another number of GPUs.
 std::string with_gpus(const std::string& gpus, int64_t count);
+
+// The value of --hardware that turns the planned time off.
+inline constexpr std::string_view kNoHardware = "none";
+// The figures of one GPU: a kind of configs/gpus, or a file like those (--hardware).
+GpuModel hardware_of(const std::string& name);
+// Those of the shipped kind that has these traits and a little less than so much memory, if any.
+std::optional<GpuModel> hardware_like(const DeviceTraits& traits, uint64_t bytes);
 
 // What kernels are chosen by in plans: those of --gpus, of the first GPU here, or the default ones.
 DeviceTraits planned_traits_of(const Options& options);

@@ -1388,6 +1388,15 @@ constexpr OptionSpec kOptions[] = {
          "--device cuda, a rank for each GPU, and --fake-process-group; the verdict goes by "
          "the memory of these GPUs.",
      .commands = kPlan},
+    {.name = "expert-load",
+     .member = &Options::expert_load,
+     .group = kLayout,
+     .metavar = "LOAD",
+     .help = "With --gpus: how the router spreads tokens over the experts, as far as the time of a "
+             "step goes: even; dirichlet:ALPHA, shares drawn from a Dirichlet distribution, less "
+             "even the smaller ALPHA is; or the folder of a run, or its metrics.jsonl: as in the "
+             "last 100 steps that it logged.",
+     .commands = kPlan},
     {.name = "search",
      .member = &Options::search,
      .group = kLayout,
@@ -2571,6 +2580,23 @@ constexpr OptionSpec kOptions[] = {
      .help = "Folder for timelines: rank<R>_step<N>.json, and of several ranks together "
              "ranks_step<N>.json.",
      .commands = kTrain | kBench},
+    {.name = "hardware",
+     .member = &Options::hardware,
+     .group = kLooking,
+     .metavar = "KIND",
+     .help = "Whose figures the planned time of a step goes by, with which measured steps are "
+             "compared: a kind of configs/gpus or a file like those; or none.",
+     .unset = "those of the GPU, if they are known",
+     .commands = kTrain},
+    {.name = "calibrate",
+     .member = &Options::calibrate,
+     .group = kLooking,
+     .metavar = "FILE.toml",
+     .help = "Measure no step but what this machine reaches in products, copies and small "
+             "operations, and write it as a file for plan --gpus and train --hardware. An earlier "
+             "result is replaced.",
+     .unset = "a step is measured",
+     .commands = kBench},
     {.name = "op",
      .member = &Options::op,
      .group = kLooking,

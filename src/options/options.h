@@ -267,10 +267,13 @@ struct Options {
   bool moe_shared_expert_overlap = false;
   std::string rank_order = "tp-cp-ep-dp-pp";
   bool fake_process_group = false;
-  std::string gpus;  // see gpu_cluster_of()
+  std::string gpus;                  // see gpu_cluster_of()
+  std::string expert_load = "even";  // see expert_load_of()
+  std::string hardware;              // see hardware_of()
   bool search = false;
   int32_t search_top = 5;
   std::string search_output;
+  std::string calibrate;               // the file that bench writes
   std::optional<double> train_tokens;  // of the run that is planned
   std::optional<int32_t> decoder_first_pipeline_num_layers;
   std::optional<int32_t> decoder_last_pipeline_num_layers;

@@ -115,7 +115,8 @@ RunSpec run_spec_of(const Options& options) {
                      .routing = {.load_imbalance = options.warn_load_imbalance,
                                  .dead_experts = options.warn_dead_experts,
                                  .router_entropy = options.warn_router_entropy}},
-          .oracle = options.oracle};
+          .oracle = options.oracle,
+          .hardware = options.hardware};
 }
 
 }  // namespace troupe

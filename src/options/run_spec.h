@@ -116,7 +116,8 @@ struct RunSpec {
   EvaluationSpec evaluation;
   ProfileSpec profile;
   ReportSpec report;
-  bool oracle = false;  // no memory is reused
+  bool oracle = false;   // no memory is reused
+  std::string hardware;  // of the planned time; empty: that of the GPU
 };
 
 RunSpec run_spec_of(const Options& options);

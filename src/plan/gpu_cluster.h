@@ -1,5 +1,6 @@
-// The GPUs that a plan is for: what one of them can do, what its links carry, and how many there
-// are. Rates are those that large pieces of work reach, not those of data sheets.
+// What the time of a plan is for: what one GPU can do, what its links carry, how many there are,
+// and how unevenly the router loads them. Rates are those that large pieces of work reach, not
+// those of data sheets.
 //
 // Plain values; any thread.
 #pragma once
@@ -9,8 +10,12 @@
 
 #include "base/device.h"
 #include "base/dtype.h"
+#include "plan/expert_load.h"
 
 namespace troupe {
+
+// The compute capability of a CPU, whose operations have no kernels to choose from.
+inline constexpr int32_t kNoGpu = 0;
 
 struct GpuModel {
   std::string name;      // "NVIDIA H100 SXM 80 GB"
@@ -41,6 +46,7 @@ struct GpuModel {
 struct GpuCluster {
   GpuModel model;
   int32_t gpus = 1;
+  ExpertLoad expert_load = {};
 
   int32_t node_of(int32_t rank) const { return rank / model.gpus_per_node; }
   bool shares_nvlink(int32_t rank, int32_t other) const {

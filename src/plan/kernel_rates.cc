@@ -3,31 +3,61 @@
 #include <algorithm>
 #include <string_view>
 
+#include "ops/precision/scale_blocks.h"
 #include "program/op_spec.h"
 
 namespace troupe {
 namespace {
 
-// Of the rate of large products.
-constexpr double kDense = 0.88;
-constexpr double kDenseWeightGradient = 0.85;
-constexpr double kExperts = 0.97;  // with many rows for each expert
-constexpr double kExpertsWeightGradient = 0.85;
-constexpr double kHalfRateRows = 330;  // rows of an expert with which its products reach half
-constexpr double kAttention = 0.72;    // heads of 128 elements and more
-constexpr double kAttentionGradient = 0.49;
-constexpr double kSmallHeads = 0.68;  // of these, with smaller heads
+struct Shares {
+  // Of the rate of large products.
+  double dense = 0;
+  double dense_weight_gradient = 0;
+  double experts = 0;  // with many rows for each expert
+  double experts_weight_gradient = 0;
+  double half_rate_rows = 0;  // rows of an expert with which its products reach half
+  double attention = 0;       // heads of 128 elements and more
+  double attention_gradient = 0;
+  double small_heads = 0;  // of these, with smaller heads
+  // Of the bandwidth of a copy.
+  double memory_bound = 0;
+  double update = 0;
+  // Of each kernel, until all multiprocessors or threads work.
+  double ramp_seconds = 0;
+};
+constexpr Shares kOfGpu = {.dense = 0.88,
+                           .dense_weight_gradient = 0.85,
+                           .experts = 0.97,
+                           .experts_weight_gradient = 0.85,
+                           .half_rate_rows = 330,
+                           .attention = 0.72,
+                           .attention_gradient = 0.49,
+                           .small_heads = 0.68,
+                           .memory_bound = 0.85,
+                           .update = 0.95,
+                           .ramp_seconds = 5e-6};
+constexpr Shares kOfCpu = {.dense = 0.87,
+                           .dense_weight_gradient = 0.79,
+                           .experts = 0.95,
+                           .experts_weight_gradient = 0.95,
+                           .half_rate_rows = 12,
+                           .attention = 0.39,
+                           .attention_gradient = 0.50,
+                           .small_heads = 1,
+                           .memory_bound = 0.45,
+                           .update = 1,
+                           .ramp_seconds = 1e-5};
+
+const Shares& shares_on(const DeviceTraits& traits) {
+  return traits.compute_capability == kNoGpu ? kOfCpu : kOfGpu;
+}
+
 constexpr double kDeltaRule = 0.10;
 constexpr double kNewtonSchulz = 0.80;
 constexpr double kPlainTiles = 0.06;  // kernels without tensor cores
 // Of the shares above, for operands in 8 bits with one scale each, or with scales of blocks.
 constexpr double kCodes = 1.6;
 constexpr double kCodeBlocks = 1.4;
-// Of the bandwidth of a copy.
-constexpr double kMemoryBound = 0.85;
-constexpr double kUpdate = 0.95;
-// Of each kernel, until all multiprocessors work.
-constexpr double kRampSeconds = 5e-6;
 
 bool has(std::string_view name, std::string_view word) {
   return name.find(word) != std::string_view::npos;
@@ -37,7 +67,12 @@ bool has(std::string_view name, std::string_view word) {
 double rows_of_expert(const OpView& op) {
   double rows = 0;
   double experts = 1;
+  const bool has_transposed_rows = has(op.op.spec->name, "weight_gradient");
   const auto look = [&](const Value& value) {
+    if (is_f8(value.dtype) && has_transposed_rows) {
+      rows = static_cast<double>(value.shape[0] * kTransposedRows);
+      return;
+    }
     if (value.shape.rank() == 3) experts = static_cast<double>(value.shape[0]);
     if (value.shape.rank() == 2) rows = std::max(rows, static_cast<double>(value.shape[0]));
   };
@@ -48,36 +83,39 @@ double rows_of_expert(const OpView& op) {
   return rows / experts;
 }
 
-double share_of_products(const OpView& op) {
+double share_of_products(const OpView& op, const Shares& shares) {
   const std::string_view kind = op.op.spec->name;
   if (has(kind, "grouped_linear")) {
     const double rows = rows_of_expert(op);
-    const double most = has(kind, "weight") ? kExpertsWeightGradient : kExperts;
-    return most * rows / (rows + kHalfRateRows);
+    const double most = has(kind, "weight") ? shares.experts_weight_gradient : shares.experts;
+    return most * rows / (rows + shares.half_rate_rows);
   }
   if (has(kind, "attention")) {
     const Value& statistics = op.output(op.op.output_count - 1);
     const double heads = static_cast<double>(statistics.shape[statistics.shape.rank() - 1]);
     const Value& result = op.output(0);
     const double size = static_cast<double>(result.shape[result.shape.rank() - 1]) / heads;
-    const double share = has(kind, "gradient") ? kAttentionGradient : kAttention;
-    return !has(kind, "gradient") && size < 128 ? share * kSmallHeads : share;
+    const double share = has(kind, "gradient") ? shares.attention_gradient : shares.attention;
+    return !has(kind, "gradient") && size < 128 ? share * shares.small_heads : share;
   }
   if (has(kind, "delta_rule")) return kDeltaRule;
   if (has(kind, "newton_schulz")) return kNewtonSchulz;
-  return has(kind, "weight") ? kDenseWeightGradient : kDense;
+  return has(kind, "weight") ? shares.dense_weight_gradient : shares.dense;
 }
 
-// The same for the kernel that the operation gets. Codes with other scales of blocks are multiplied
-// as bf16.
-double share_of_kernel(const OpView& op, const KernelChoice& choice) {
+// The same for the kernel that the operation gets on a GPU. Codes with other scales of blocks are
+// multiplied as bf16.
+double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTraits& traits) {
+  const double share = share_of_products(expected, shares_on(traits));
+  if (traits.compute_capability == kNoGpu) return share;
+  const KernelChoice choice = op.op.spec->cuda(op, traits);
   const bool is_slow = choice.slow != SlowKernel::no && choice.slow != SlowKernel::block_scales;
   if (is_slow) return kPlainTiles;
   const std::string_view variant = choice.variant == nullptr ? "" : choice.variant;
   const double of_codes = has(variant, "codes")         ? kCodes
                           : has(variant, "code blocks") ? kCodeBlocks
                                                         : 1;
-  return share_of_products(op) * of_codes;
+  return share * of_codes;
 }
 
 // Of optimizer state that stays on the host, which is read and written.
@@ -126,20 +164,20 @@ TimePart part_of(const Op& op) {
 }
 
 double seconds_of(const Program& program, const Program& expected, int32_t index,
-                  const GpuModel& gpu) {
+                  const GpuModel& gpu, double traffic) {
   const Op& op = expected.op(index);
   const OpView view{expected, op};
   const Cost cost = op.spec->cost != nullptr ? op.spec->cost(view) : Cost();
   double seconds = 0;
   if (cost.product_flops > 0) {
-    const KernelChoice choice = op.spec->cuda(OpView{program, program.op(index)}, gpu.traits);
-    seconds = cost.product_flops /
-              (gpu.product_flops(cost.product_dtype) * share_of_kernel(view, choice));
+    const double share = share_of_kernel({program, program.op(index)}, view, gpu.traits);
+    seconds = cost.product_flops / (gpu.product_flops(cost.product_dtype) * share);
   }
-  const double share = part_of(op) == TimePart::update ? kUpdate : kMemoryBound;
-  seconds = std::max(seconds, cost.bytes / (gpu.memory_bandwidth * share));
+  const Shares& shares = shares_on(gpu.traits);
+  const double share = part_of(op) == TimePart::update ? shares.update : shares.memory_bound;
+  seconds = std::max(seconds, traffic * cost.bytes / (gpu.memory_bandwidth * share));
   seconds = std::max(seconds, bytes_on_host(program, op) / gpu.host_bandwidth);
-  return seconds + kRampSeconds;
+  return seconds + shares.ramp_seconds;
 }
 
 }  // namespace troupe

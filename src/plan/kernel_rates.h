@@ -33,8 +33,9 @@ std::string_view name_of(TimePart part);
 TimePart part_of(const Op& op);
 
 // Seconds of the operation at `index` on this rank alone; what it sends counts in step_time.h.
-// `expected` is `program` with expected rows.
+// `expected` is `program` with expected rows. `traffic`: what it sends,
+// over what is expected.
 double seconds_of(const Program& program, const Program& expected, int32_t index,
-                  const GpuModel& gpu);
+                  const GpuModel& gpu, double traffic = 1);
 
 }  // namespace troupe

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/link_traffic.h"
 
 namespace troupe {
 namespace {
@@ -49,6 +50,12 @@ double seconds_of_message(double bytes, int32_t rank, int32_t peer, const GpuClu
   const GpuModel& gpu = cluster.model;
   return cluster.shares_nvlink(rank, peer) ? bytes / gpu.nvlink_bandwidth + gpu.nvlink_latency
                                            : bytes / gpu.network_bandwidth + gpu.network_latency;
+}
+
+// How many times as much is sent where the fullest rank gets `load` times the mean.
+double traffic_of(const LinkTraffic& sent, double load) {
+  if (sent.most_bytes <= sent.bytes) return 1;
+  return std::min(load, sent.most_bytes / sent.bytes);
 }
 
 struct Interval {
@@ -259,7 +266,8 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   TimedProgram timed;
   timed.place = layout.dense_place(rank).pp;
   timed.events = find_queue_events(program, memory);
-  const Program expected = program.with_expected_rows();
+  const auto load = [&](int32_t layer) { return cluster.expert_load.of(layer, layout.ep()); };
+  const Program expected = program.with_expected_rows(load);
   std::array<Members, kRankGroupCount> members;
   for (size_t i = 0; i < members.size(); ++i) {
     members[i] = members_of(layout, static_cast<RankGroup>(i), rank, cluster);
@@ -267,14 +275,16 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = expected.op(index);
     TimedOperation each{.queue = op.place.queue, .part = part_of(op)};
-    each.seconds = seconds_of(program, expected, index, cluster.model);
-    if (op.spec->group != nullptr) {
+    if (op.spec->group == nullptr) {
+      each.seconds = seconds_of(program, expected, index, cluster.model);
+    } else {
       each.group = op.spec->group(op.attributes);
       const Members& group = members[static_cast<size_t>(each.group)];
       const auto ranks = static_cast<int32_t>(group.ranks.size());
-      const LinkTraffic sent = op.spec->links != nullptr && ranks > 1
-                                   ? op.spec->links(OpView{expected, op}, ranks)
-                                   : LinkTraffic();
+      LinkTraffic sent = link_traffic(OpView{expected, op}, ranks);
+      const double traffic = traffic_of(sent, load(op.place.layer));
+      sent.bytes *= traffic;
+      each.seconds = seconds_of(program, expected, index, cluster.model, traffic);
       if (const auto use = message_use(op)) {
         const int32_t peer = group.ranks[static_cast<size_t>(use->peer)];
         each.peer = layout.dense_place(peer).pp;

@@ -6,8 +6,13 @@
 // the other ranks are there. It takes its own time (kernel_rates.h), of a collective at least that
 // of its link: bytes to ranks that NVLink joins over its bandwidth, all others over the network's,
 // whichever takes longer, and a latency for each round. Ranks that differ in nothing but their data
-// are taken to arrive together: loads of experts are even, and no rank is slower than another.
-// Queues do not slow each other down, nor do ranks share links.
+// are taken to arrive together, and no rank is slower than another. Queues do not slow each other
+// down, nor do ranks share links.
+//
+// Where the loads of experts are not even (GpuCluster::expert_load), each layer's rows are those of
+// its fullest rank, for which the others wait at the exchanges before and after the experts: its
+// load times the expected ones, up to as many as there is room for. What the rank receives grows by
+// as much, which is too much where a token has several of its experts: it goes there once.
 //
 // Pure functions; any thread.
 #pragma once

@@ -38,7 +38,8 @@ struct Cost {
 // decides who gets what, all get the same.
 struct LinkTraffic {
   double bytes = 0;
-  double messages = 0;  // to one rank each
+  double messages = 0;    // to one rank each
+  double most_bytes = 0;  // where the router decides: if as much as possible comes; otherwise 0
 };
 
 // What an operation between two ranks of a group does with a message.

@@ -1,6 +1,7 @@
 #include "program/program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "program/communicator.h"
@@ -123,14 +124,20 @@ void Program::add_op(Op op, std::span<const ValueId> inputs, std::span<const Val
   ops_.push_back(op);
 }
 
-Program Program::with_expected_rows() const {
+Program Program::with_expected_rows(const LoadOfLayer& load) const {
   Program expected = *this;
-  for (Value& value : expected.values_) {
-    const int64_t rows = value.rows.expected;
-    if (rows == 0 || rows >= value.shape[0]) continue;
-    std::vector<int64_t> extents{rows};
-    for (int i = 1; i < value.shape.rank(); ++i) extents.push_back(value.shape[i]);
-    value.shape = Shape(extents);
+  for (const Op& op : ops_) {
+    for (const ValueId id : outputs(op)) {
+      Value& value = expected.values_[static_cast<size_t>(id.index)];
+      int64_t rows = value.rows.expected;
+      if (load && rows > 0) {
+        rows = std::llround(static_cast<double>(rows) * load(op.place.layer));
+      }
+      if (rows == 0 || rows >= value.shape[0]) continue;
+      std::vector<int64_t> extents{rows};
+      for (int i = 1; i < value.shape.rank(); ++i) extents.push_back(value.shape[i]);
+      value.shape = Shape(extents);
+    }
   }
   return expected;
 }

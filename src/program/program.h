@@ -5,6 +5,7 @@
 // being built; a finished program may be read from any thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -73,9 +74,10 @@ class Program {
   // an operand, and as the counter of its outputs' rows.
   void replace_read(int32_t index, ValueId from, ValueId to);
 
-  // The same program with as many rows in ragged tensors as are expected: what an operation's cost
-  // is asked of. It cannot be run.
-  Program with_expected_rows() const;
+  // The same program with as many rows in ragged tensors as are expected, or `load(layer)` times as
+  // many, up to their bound: what an operation's cost is asked of. It cannot be run.
+  using LoadOfLayer = std::function<double(int32_t layer)>;
+  Program with_expected_rows(const LoadOfLayer& load = nullptr) const;
 
   // Replaces the list of operations by a selection of its elements in a new order (for passes that
   // reorder or remove). Values are untouched.

@@ -81,10 +81,16 @@ double choose_expert_room(const Options& options, const ModelConfig& config, uin
   return *chosen;
 }
 
-Options with_least_expert_room(Options options, const ModelConfig& config) {
+Options with_least_expert_room(Options options, const ModelConfig& config, const ExpertLoad& load) {
   const bool is_open = !options.moe_expert_rank_capacity_factor && config.num_experts > 0;
-  if (is_open && options.expert_model_parallel_size > kRooms.back()) {
-    options.moe_expert_rank_capacity_factor = kRooms.back();
+  const int32_t ep = options.expert_model_parallel_size;
+  // What does not divide into ranks is refused elsewhere.
+  if (!is_open || config.num_experts % ep != 0) return options;
+  const double needed = load.largest(ep);
+  const auto least =
+      std::find_if(kRooms.rbegin(), kRooms.rend(), [&](double room) { return room >= needed; });
+  if (least != kRooms.rend() && ep > *least) {
+    options.moe_expert_rank_capacity_factor = *least;
   }
   return options;
 }

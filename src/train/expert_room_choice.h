@@ -10,6 +10,7 @@
 
 #include "model/model_config.h"
 #include "options/options.h"
+#include "plan/expert_load.h"
 
 namespace troupe {
 
@@ -27,8 +28,8 @@ double choose_expert_room(const Options& options, const ModelConfig& config, uin
 // they are. `usable` 0 (the run is on CPUs, or the GPU is not known) leaves it open, too.
 Options with_expert_room(Options options, const ModelConfig& config, uint64_t usable);
 
-// The same with the least room that the choice can give.
-Options with_least_expert_room(Options options, const ModelConfig& config);
+// The same with the least room that the choice can give and that suffices for the load.
+Options with_least_expert_room(Options options, const ModelConfig& config, const ExpertLoad& load);
 
 // What a run with --device cuda may take of a GPU of --gpus, or of this machine's first one: all
 // but 1/32, which is for CUDA and its libraries. 0 where there is none.

@@ -169,6 +169,7 @@ LayoutEstimator::LayoutEstimator(const LayoutSpace& space, const ModelConfig& co
     ++dense_layers_;
   }
   period_ = period_of(config, dense_layers_);
+  cluster_.expert_load = cluster.expert_load.averaged();
   if (config.num_experts > 0) {
     const double matrices = config.gated_linear_unit ? 3 : 2;
     expert_parameters_ = static_cast<double>(config.moe_layer_count()) * config.num_experts *
@@ -201,7 +202,7 @@ UnitCosts LayoutEstimator::measure(const LayoutChoice& choice) const {
   unit.pp = 1;
   unit.vpp = 1;
   unit.stages.clear();
-  Options options = with_least_expert_room(space_.apply(unit), config_);
+  Options options = with_least_expert_room(space_.apply(unit), config_, cluster_.expert_load);
   options.pipeline_model_parallel_size = 1;
   options.num_virtual_stages_per_pipeline_rank.reset();
   options.num_layers_per_virtual_pipeline_stage.reset();
@@ -299,7 +300,8 @@ double LayoutEstimator::seconds(const UnitCosts& costs, LayoutChoice& choice) co
 
 LayoutEstimator::Bytes LayoutEstimator::bytes(const UnitCosts& costs,
                                               const LayoutChoice& choice) const {
-  const Options options = with_least_expert_room(space_.apply(choice), config_);
+  const Options options =
+      with_least_expert_room(space_.apply(choice), config_, cluster_.expert_load);
   const auto run = std::make_shared<const RunLayout>(run_layout_of(options, config_));
   Bytes most;
   const int32_t pp = run->layout.pp();

@@ -62,7 +62,7 @@ class LayoutEstimator {
 
   const LayoutSpace& space_;
   const ModelConfig& config_;
-  const GpuCluster& cluster_;
+  GpuCluster cluster_;  // with the same load in all layers, as those of short models stand for all
   std::shared_ptr<const Model> model_;
   double expert_parameters_ = 0;
   double other_parameters_ = 0;

@@ -134,7 +134,7 @@ void set_speed(const Options& options, const Model& model, const RunLayout& run,
 }  // namespace
 
 LayoutTrial try_out(const Options& asked, const ModelConfig& config, const GpuCluster& cluster) {
-  const Options options = with_least_expert_room(asked, config);
+  const Options options = with_least_expert_room(asked, config, cluster.expert_load);
   const auto model = std::make_shared<const Model>(config);
   const int32_t micro_batches = micro_batches_of(options, config);
   const ShortStep two(options, model, cluster, micro_batches, kFullRounds);

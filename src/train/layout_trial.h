@@ -26,7 +26,8 @@ struct LayoutTrial {
   StepTime time;            // where it fits
 };
 
-// With --moe-expert-rank-capacity-factor auto the experts have the least room that auto gives.
+// With --moe-expert-rank-capacity-factor auto the experts have the least room that auto gives and
+// that suffices for their load.
 LayoutTrial try_out(const Options& options, const ModelConfig& config, const GpuCluster& cluster);
 
 // The bytes of the fullest rank with the room that auto gives; the trial gets both.

@@ -99,7 +99,7 @@ std::optional<Tried> try_flags(Options options, const Flags& flags, int32_t rank
     const auto planned = [&](const Program& program) { return plan_program(program, options); };
     MemoryPlan plan = planned(*step.program);
     Tried tried;
-    if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options)) {
+    if (const std::optional<GpuCluster> cluster = gpu_cluster_of(options, config)) {
       const Layout& layout = state.part.run->layout;
       tried.seconds = seconds_alone(time_program(*step.program, plan, *cluster, layout, rank),
                                     cluster->model.launch_seconds) /

@@ -194,6 +194,7 @@ void MetricsLog::training(const StepMetrics& metrics) {
       {"peak_bytes", metrics.peak_bytes},
       {"load_imbalance", metrics.load_imbalance()},
   };
+  if (metrics.planned_step_time_s > 0) line["planned_step_time_s"] = metrics.planned_step_time_s;
   for (size_t i = 0; i < metrics.mtp_losses.size(); ++i) {
     line[fmt::format("mtp_{}_loss", i + 1)] = metrics.mtp_losses[i];
   }

@@ -60,7 +60,8 @@ struct StepMetrics {
   double tokens_per_s = 0;
   double tflops_per_gpu = 0;
   double step_time_s = 0;
-  double data_time_s = 0;  // of the step's time, that of reading samples
+  double planned_step_time_s = 0;  // 0: not known (planned_time.h)
+  double data_time_s = 0;          // of the step's time, that of reading samples
   uint64_t peak_bytes = 0;
   std::vector<RouterMetrics> layers;  // MoE layers
   struct IndexerLoss {

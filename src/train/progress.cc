@@ -78,6 +78,11 @@ std::string Progress::describe(const StepMetrics& metrics) {
   }
   parts.push_back({fmt::format("{} tokens/s", format_count(metrics.tokens_per_s)), 1});
   parts.push_back({fmt::format("{:.0f}% of limit", 100.0 * flops / best_flops_), 2});
+  if (metrics.planned_step_time_s > 0 && metrics.rooms_lacked == 0) {
+    parts.push_back(
+        {fmt::format("{:.2f}x planned time", metrics.step_time_s / metrics.planned_step_time_s),
+         3});
+  }
   if (metrics.num_zeros) parts.push_back({fmt::format("zeros {}", *metrics.num_zeros), 7});
   if (metrics.params_norm) {
     parts.push_back({fmt::format("params norm {:.3f}", *metrics.params_norm), 7});

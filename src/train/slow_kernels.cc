@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/gpu_cluster.h"
 #include "program/op_spec.h"
 #include "runtime/device_memory.h"
 
@@ -62,6 +63,7 @@ Advice advice_on(SlowKernel slow, const DeviceTraits& gpu) {
 
 std::vector<std::string> warn_of_slow_kernels(std::span<const KernelVariant> variants,
                                               const DeviceTraits& gpu) {
+  if (gpu.compute_capability == kNoGpu) return {};
   std::map<std::pair<SlowKernel, std::string>, std::vector<std::string>> kinds;
   for (const KernelVariant& variant : variants) {
     if (variant.slow == SlowKernel::no) continue;

@@ -35,7 +35,9 @@ StepRunner::StepRunner(const RunSpec& spec, const RunIdentity& identity,
       session_(session),
       log_(log),
       feed_(data),
-      step_options_(step) {}
+      step_options_(step) {
+  if (!spec.oracle) hardware_ = hardware_of_run(spec.hardware, session);
+}
 
 void StepRunner::measure_limits() {
   if (spec_.profile.enabled) {
@@ -71,6 +73,7 @@ void StepRunner::prepare(int32_t batch_size) {
       *step_.program, plan_,
       {.capture = session_.spec().capture_graphs, .profile = spec_.profile.enabled});
   has_run_ = false;
+  planned_time_ = plan_time(session_, *step_.program, plan_, hardware_);
 }
 
 void StepRunner::warn_of_what_it_lacks() {
@@ -80,7 +83,7 @@ void StepRunner::warn_of_what_it_lacks() {
   if (!warning.empty()) log_.warn(warning);
 }
 
-StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
+StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples, bool looks) {
   prepare(samples);
   const auto start = std::chrono::steady_clock::now();
   StepMetrics metrics;
@@ -92,6 +95,8 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   write_rates(position, metrics);
   if (spec_.profile.covers(position.step + 1)) {
     profile(position.step + 1);
+  } else if (looks) {
+    look();
   } else {
     interpreter_->run();
   }
@@ -104,6 +109,7 @@ StepMetrics StepRunner::run(TrainingPosition& position, int32_t samples) {
   read_metrics(metrics);
   read_layer_metrics(metrics);
   metrics.step_time_s = seconds_since(start);
+  if (planned_time_) metrics.planned_step_time_s = planned_time_->seconds;
   metrics.tokens_per_s =
       static_cast<double>(int64_t{samples} * identity_.sequence) / metrics.step_time_s;
   metrics.tflops_per_gpu = session_.state().model->training_flops(identity_.sequence) *
@@ -205,6 +211,14 @@ void StepRunner::profile(int64_t step) {
     log_.warn(fmt::format("Warning: the timeline of step {} could not be written: {}", step,
                           written.fault));
   }
+}
+
+void StepRunner::look() {
+  // On a GPU only an interpreter that was made for it tells operations apart.
+  if (session_.device() == Device::cuda && !spec_.profile.enabled) return interpreter_->run();
+  StepProfile profile(*step_.program);
+  add_profiled_run(*interpreter_, session_, profile);
+  seen_ = {.kinds = profile.kinds(), .times = profile.times()};
 }
 
 std::string StepRunner::non_finite_gradients() const {

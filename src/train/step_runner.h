@@ -19,10 +19,12 @@
 #include "runtime/interpreter.h"
 #include "train/batch_feed.h"
 #include "train/metrics_log.h"
+#include "train/planned_time.h"
 #include "train/rank_session.h"
 #include "train/run_identity.h"
 #include "train/run_log.h"
 #include "train/step_profile.h"
+#include "train/step_time_watch.h"
 
 namespace troupe {
 
@@ -48,8 +50,14 @@ class StepRunner {
   // --profile what a rank can do at best.
   void measure_limits();
 
-  // Runs the next step, of `samples` samples, and moves `position` on.
-  StepMetrics run(TrainingPosition& position, int32_t samples);
+  // Runs the next step, of `samples` samples, and moves `position` on. `looks`: it is seen where
+  // its time goes, where that can be told without --profile or with it; all ranks or none.
+  StepMetrics run(TrainingPosition& position, int32_t samples, bool looks = false);
+
+  // Of the step that was run last: the time that is planned, on rank 0 where it is known, and what
+  // was seen of it.
+  const std::optional<PlannedTime>& planned_time() const { return planned_time_; }
+  const std::optional<SeenStep>& seen() const { return seen_; }
 
   // The parameters whose gradients are not all finite after a step, on any rank, for a person: the
   // first ones by name. All ranks must ask.
@@ -68,6 +76,8 @@ class StepRunner {
   // In place of the interpreter's run(), on all ranks: those of --profile-ranks write the timeline
   // of step number `step`, and it is printed where their time went.
   void profile(int64_t step);
+  // The same for a look.
+  void look();
   // After the first run of an interpreter.
   void warn_of_what_it_lacks();
   void read_layer_metrics(StepMetrics& metrics) const;
@@ -83,7 +93,10 @@ class StepRunner {
   MemoryPlan plan_;
   std::optional<FallbackStep> fallback_;  // of step_
   std::unique_ptr<Interpreter> interpreter_;
-  bool has_run_ = false;                               // the interpreter
+  bool has_run_ = false;  // the interpreter
+  std::optional<GpuModel> hardware_;
+  std::optional<PlannedTime> planned_time_;  // of step_
+  std::optional<SeenStep> seen_;
   std::unique_ptr<Interpreter> fallback_interpreter_;  // once it is needed, in the other's memory
   // The step that was run last, or is about to.
   const TrainingStep* now_ = nullptr;

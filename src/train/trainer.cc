@@ -67,11 +67,13 @@ ExitStatus Trainer::run() {
   constexpr uint32_t kInterrupt = 2;
   constexpr uint32_t kSave = 4;
   constexpr uint32_t kHashing = 8;
+  constexpr uint32_t kLook = 16;
   uint32_t votes = 0;
   while (true) {
     if (interrupt_requested()) votes |= kInterrupt;
     if (leads() && position_.step > 0 && saver_.is_due()) votes |= kSave;
     if (start_.is_hashing()) votes |= kHashing;
+    if (time_watch_.is_slow()) votes |= kLook;
     votes = votes_of_all(votes);
     if ((votes & kHashing) == 0) start_.finish_hashing();
     if ((votes & (kStop | kInterrupt)) != 0 || position_.step >= start_.last_step()) break;
@@ -79,7 +81,7 @@ ExitStatus Trainer::run() {
     if (spec_.length.left_out.contains(position_.step + 1)) {
       leave_step_out();
     } else {
-      do_step();
+      do_step((votes & kLook) != 0);
     }
     votes = must_exit() ? kStop : 0;
   }
@@ -232,15 +234,26 @@ void Trainer::open_log() {
              .quiet = log_.is_quiet()});
 }
 
-void Trainer::do_step() {
-  metrics_ = runner_.run(position_, start_.batch_sizes().at(position_.consumed_samples));
+void Trainer::do_step(bool looks) {
+  metrics_ = runner_.run(position_, start_.batch_sizes().at(position_.consumed_samples), looks);
   const bool is_last = position_.step == start_.last_step();
   log_.step(metrics_, is_last || position_.step % spec_.report.log_interval == 0);
   if (metrics_.skipped) note_skipped_step();
+  if (looks && leads()) warn_of_slow_steps();
+  time_watch_.add(metrics_);
   log_.watch_gradients(metrics_);
   stop_if_hopeless();
   if (is_last || due(spec_.evaluation.interval)) evaluate();
   if (due(spec_.save.interval)) save(SaveReason::asked);
+}
+
+void Trainer::warn_of_slow_steps() {
+  const std::optional<PlannedTime>& planned = runner_.planned_time();
+  // Unless this step is of another size than those that were slow.
+  if (!planned || planned->seconds != time_watch_.planned() || !time_watch_.is_slow()) return;
+  log_.warn(
+      describe_slow_steps(position_.step - 1, time_watch_.seconds(), *planned, runner_.seen()));
+  time_watch_.say_no_more();
 }
 
 void Trainer::leave_step_out() {

@@ -30,6 +30,7 @@
 #include "train/run_saver.h"
 #include "train/run_start.h"
 #include "train/step_runner.h"
+#include "train/step_time_watch.h"
 
 namespace troupe {
 
@@ -58,8 +59,9 @@ class Trainer {
   void open_log();
   // In place of a step: its samples count as consumed, and nothing else happens.
   void leave_step_out();
-  // One step, and what is due after it.
-  void do_step();
+  // One step, and what is due after it. `looks`: earlier ones were slow, and it is seen why.
+  void do_step(bool looks);
+  void warn_of_slow_steps();
   // Ends the run (`failed`) when its first loss is not finite, or the gradients of too many steps.
   void stop_if_hopeless() const;
   void note_skipped_step() const;
@@ -77,7 +79,8 @@ class Trainer {
   RunSaver saver_;
   StepRunner runner_;
   TrainingPosition position_;
-  StepMetrics metrics_;             // of the last step
+  StepMetrics metrics_;  // of the last step
+  StepTimeWatch time_watch_;
   EvaluationPlan evaluation_plan_;  // until run(); empty in a run that does not evaluate
   uint64_t evaluation_bytes_ = 0;
   std::optional<Evaluation> evaluation_;

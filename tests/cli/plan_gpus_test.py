@@ -137,6 +137,101 @@ class PlanGpus(unittest.TestCase):
         self.assertEqual(seconds, sorted(seconds))
         self.assertGreater(seconds[2], 2 * seconds[1])
 
+    EXPERTS = ["--gpus", "4xh100", "--expert-model-parallel-size", 4, "--seq-length", 256,
+               "--moe-token-dispatcher-type", "alltoall"]
+
+    def with_load(self, load, *flags):
+        document = json.loads(plan(*self.EXPERTS, *flags, "--expert-load", load, "--json").stdout)
+        document.pop("check")  # how long it took
+        return document
+
+    def write_metrics(self, folder, *steps):
+        lines = [{"header": True, "step": 0}]
+        for number, rows in enumerate(steps, 1):
+            lines.append({"step": number, "loss": 5.0, "experts": [
+                {"layer": layer, "imbalance": 1.0, "rows": rows} for layer in range(4)]})
+        lines.append({"step": len(steps), "val_loss": 5.0})
+        path = pathlib.Path(folder) / "metrics.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "lo')
+        return path
+
+    def test_the_time_is_that_of_the_fullest_rank(self):
+        even = self.with_load("even")
+        default = json.loads(plan(*self.EXPERTS, "--json").stdout)
+        default.pop("check")
+        self.assertEqual(even, default)
+        drawn = [self.with_load(f"dirichlet:{alpha}") for alpha in (100, 2, 0.5)]
+        self.assertEqual(drawn[1], self.with_load("dirichlet:2"))
+        loads = [each["verdict"]["expert_load"]["mean"] for each in drawn]
+        self.assertEqual(loads, sorted(loads))
+        # Shares of two experts each, of the parameter 1: 1 + 1/2 + 1/3 + 1/4.
+        self.assertAlmostEqual(loads[2], 25 / 12, delta=1e-6)
+        seconds = [each["time"]["seconds"] for each in [even] + drawn]
+        self.assertEqual(seconds, sorted(set(seconds)))
+        for each in drawn:  # nothing but the time depends on it
+            del each["verdict"], each["time"]
+        del even["verdict"], even["time"]
+        self.assertEqual(drawn, [even] * 3)
+
+    def test_loads_as_a_run_had_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # Of 16 rows, ranks with two experts each got 8 and 4 at most: twice and once the mean.
+            path = self.write_metrics(folder, [5, 3, 2, 2, 1, 1, 1, 1], [2] * 8)
+            run = self.with_load(folder)
+            self.assertEqual(run["verdict"]["expert_load"],
+                             {"mean": 1.5, "largest": 1.5, "room": None})
+            self.assertEqual(run, self.with_load(path))
+            # The last 100 steps count.
+            self.write_metrics(folder, [16] + [0] * 7, *[[2] * 8] * 100)
+            self.assertEqual(self.with_load(folder)["verdict"]["expert_load"]["mean"], 1)
+
+    def test_a_load_is_compared_with_the_room(self):
+        room = ["--moe-expert-rank-capacity-factor", 1.5]
+        fits = plan(*self.EXPERTS, *room, "--expert-load", "dirichlet:20").stdout.splitlines()
+        self.assertRegex(fits[3], r"^load: 1\.\d\d x even on the fullest rank; room for 1\.50$")
+        self.assertTrue(fits[4].startswith("run: "), fits[4])
+        lacks = plan(*self.EXPERTS, *room, "--expert-load", "dirichlet:1").stdout.splitlines()
+        self.assertIn("that is too much: steps run again in rounds", lacks[4])
+        self.assertLess(max(map(len, lacks[:6])), 80)
+        whole = plan("--gpus", "4xh100", "--expert-load", "dirichlet:1").stdout.splitlines()
+        self.assertEqual(whole[3], "load: each rank has all experts, so it makes no difference")
+
+    def test_a_search_makes_room_for_the_load(self):
+        flags = ["--gpus", "4xh100", "--global-batch-size", 16, "--expert-model-parallel-size", 4,
+                 "--search", "--json"]
+        for load, room in (("even", 1.25), ("dirichlet:0.5", 2.5)):
+            document = json.loads(plan(*flags, "--expert-load", load).stdout)
+            # The load is 25/12. The first has more room than it needs: what fits.
+            second = document["best"][1]
+            self.assertEqual(second["expert_room"], room)
+
+    def test_loads_that_cannot_be(self):
+        for load, words in {"dirichlet:0": ("0.001", "dirichlet:1"), "dirichlet:nan": ("number",),
+                            "dirichlet:1x": ("number",), "uneven": ("no such run", "even"),
+                            "": ("no such run",), ".": ("no metrics.jsonl",)}.items():
+            with self.subTest(load):
+                self.refused(plan("--gpus", "2xh100", "--expert-load", load), "--expert-load",
+                             *words)
+        self.refused(plan("--expert-load", "dirichlet:1"), "--gpus")
+        dense = ["--num-layers", 1, "--hidden-size", 32, "--num-attention-heads", 4,
+                 "--ffn-hidden-size", 48, "--vocab-size", 64, "--seq-length", 16,
+                 "--max-position-embeddings", 16]
+        self.refused(run("plan", *dense, "--gpus", "2xh100", "--expert-load", "dirichlet:1"),
+                     "the model has no experts")
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.write_metrics(folder, [1, 2, 3, 4])
+            self.refused(plan("--gpus", "2xh100", "--expert-load", folder), "4 experts", "has 8")
+            path.write_text('{"step": 1, "loss": 5.0}\n')
+            self.refused(plan("--gpus", "2xh100", "--expert-load", folder), "no line of a step")
+            for rows in ("[1, -1, 0, 0, 0, 0, 0, 0]", '"many"', "[1e300]"):
+                path.write_text('{"step": 1, "loss": 5.0, "experts": [{"layer": 0, "rows": %s}]}\n'
+                                % rows)
+                self.refused(plan("--gpus", "2xh100", "--expert-load", folder), "line 1")
+            path.write_text('{"step": 1, "experts": [}\n')
+            result = plan("--gpus", "2xh100", "--expert-load", folder)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("metrics.jsonl:1", result.stderr)
+
     def test_a_file_may_say_how_many(self):
         result = self.with_file("gpus = 4\n" + h100(), prefix="", flags=["--json"])
         self.assertEqual(json.loads(result.stdout)["ranks"], 4)

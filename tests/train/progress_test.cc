@@ -57,6 +57,23 @@ TEST(Progress, NeverShowsMoreThanTheLimit) {
   EXPECT_NE(lines[2].find("| 50% of limit |"), std::string::npos) << lines[2];
 }
 
+TEST(Progress, ComparesWithThePlannedTimeWhereThereIsOne) {
+  ::testing::internal::CaptureStderr();
+  Progress progress({.last_step = 3, .last_token = 300, .matmul_limit = 1e12});
+  StepMetrics metrics = metrics_of(1, 0.5);
+  metrics.step_time_s = 3;
+  progress.step(metrics, /*logged=*/true);
+  metrics.planned_step_time_s = 2;
+  progress.step(metrics, /*logged=*/true);
+  metrics.rooms_lacked = 1;
+  progress.step(metrics, /*logged=*/true);
+  const std::vector<std::string> lines = lines_of(::testing::internal::GetCapturedStderr());
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[0].find("planned"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("| 1.50x planned time |"), std::string::npos) << lines[1];
+  EXPECT_EQ(lines[2].find("planned"), std::string::npos) << "in rounds: " << lines[2];
+}
+
 TEST(Progress, LinesHaveTheTimeWhereThereIsNoTerminal) {
   ::testing::internal::CaptureStderr();
   Progress progress({.last_step = 20, .last_token = 2000, .log_interval = 10, .matmul_limit = 1});

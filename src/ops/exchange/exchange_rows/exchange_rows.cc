@@ -134,12 +134,21 @@ LinkTraffic links_of_exchange_counts(const OpView& op, int32_t ranks) {
   return spread_traffic(static_cast<double>(op.input(0).bytes()), ranks);
 }
 
+LinkTraffic links_of_rows(const OpView& op, const Value& rows_of_tokens, int32_t ranks) {
+  const int64_t most =
+      received_rows(op.attributes<ExchangeRowsAttributes>(), ranks, rows_of_tokens.shape[0]);
+  return routed_traffic(sent_bytes(op, rows_of_tokens),
+                        static_cast<double>(most * rows_of_tokens.shape[1]) *
+                            static_cast<double>(size_of(rows_of_tokens.dtype)),
+                        ranks);
+}
+
 LinkTraffic links_of_send_rows(const OpView& op, int32_t ranks) {
-  return spread_traffic(sent_bytes(op, op.input(0)), ranks);
+  return links_of_rows(op, op.input(0), ranks);
 }
 
 LinkTraffic links_of_return_rows(const OpView& op, int32_t ranks) {
-  return spread_traffic(sent_bytes(op, op.output(0)), ranks);
+  return links_of_rows(op, op.output(0), ranks);
 }
 
 RankGroup group_of_exchanged_rows(const Attributes& attributes) {

@@ -135,16 +135,22 @@ uint64_t push_rows_back_staging_bytes(const OpView& op, int32_t ranks) {
 
 LinkTraffic links_of_push_rows(const OpView& op, int32_t ranks) {
   auto bytes = static_cast<double>(op.output(0).bytes());
-  for (int i = 1; i < op.op.output_count; ++i) bytes += expected_bytes(op, op.output(i));
-  return spread_traffic(bytes, ranks);
+  double most = bytes;
+  for (int i = 1; i < op.op.output_count; ++i) {
+    bytes += expected_bytes(op, op.output(i));
+    most += static_cast<double>(op.output(i).bytes());
+  }
+  return routed_traffic(bytes, most, ranks);
 }
 
 LinkTraffic links_of_push_rows_back(const OpView& op, int32_t ranks) {
   double bytes = 0;
+  double most = 0;
   for (int i = kPlanInputsBack; i < op.op.input_count; ++i) {
     bytes += expected_bytes(op, op.input(i));
+    most += static_cast<double>(op.input(i).bytes());
   }
-  return spread_traffic(bytes, ranks);
+  return routed_traffic(bytes, most, ranks);
 }
 
 RankGroup group_of_push(const Attributes& attributes) {

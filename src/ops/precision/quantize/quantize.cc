@@ -41,7 +41,9 @@ void declare_transposed(InferContext& context, const QuantizeAttributes& attribu
   const Value x = context.input(0);
   TROUPE_CHECK(attributes.transposed_block.rows != 1,
                "quantize: transposed codes in blocks of one row: " + x.name);
-  context.output("transposed", attributes.format, transposed_shape(x.shape, experts));
+  RowCount blocks;  // all are written; expected are those of the rows that are
+  if (x.rows.expected > 0) blocks.expected = x.rows.expected / kTransposedRows + experts;
+  context.output("transposed", attributes.format, transposed_shape(x.shape, experts), blocks);
   if (attributes.shares_scales()) return;
   context.output("transposed_scales", scale_dtype(attributes.rule),
                  scales_shape(x.shape, attributes.transposed_block, experts));

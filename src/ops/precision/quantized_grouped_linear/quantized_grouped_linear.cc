@@ -1,5 +1,7 @@
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 
+#include <algorithm>
+
 #include "ops/costs.h"
 #include "ops/cpu/grouped_gemm.h"
 #include "ops/precision/quantized_kernels.h"
@@ -71,7 +73,9 @@ Cost cost_quantized_grouped_linear(const OpView& op) {
 
 Cost cost_quantized_grouped_linear_weight_gradient(const OpView& op) {
   const auto& attributes = op.attributes<Form>();
-  const double rows = static_cast<double>(quantized_shape(op, 0)[0]);
+  // Of fewer blocks of rows where fewer rows are expected.
+  const int64_t in_blocks = op.input(0).shape[0] * kTransposedRows;
+  const double rows = static_cast<double>(std::min(quantized_shape(op, 0)[0], in_blocks));
   const double products = rows * static_cast<double>(op.output(0).shape.row_elements());
   const double stores = attributes.accumulate ? 2 : 1;
   return product_cost(
