@@ -90,9 +90,13 @@ int output_count(const QuantizeAttributes& attributes) {
 }
 
 Cost cost_quantize(const OpView& op) {
+  const auto& attributes = op.attributes<QuantizeAttributes>();
   const double passes = op.has_input(2) ? 1 : 2;
-  uint64_t bytes = op.input(0).bytes();
-  for (int i = 0; i < output_count(op.attributes<QuantizeAttributes>()); ++i) {
+  // One scale for a whole matrix has to be found before.
+  const bool is_whole =
+      (attributes.has_rows() ? attributes.block : attributes.transposed_block) == BlockShape{};
+  uint64_t bytes = op.input(0).bytes() * (is_whole && !op.has_input(2) ? 2 : 1);
+  for (int i = 0; i < output_count(attributes); ++i) {
     bytes += op.output(i).bytes();
   }
   return {.flops = passes * static_cast<double>(op.input(0).shape.elements()),
