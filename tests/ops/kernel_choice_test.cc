@@ -284,8 +284,8 @@ KernelChoice choose_codes(const DeviceTraits& device, DType compute, int64_t row
     const std::vector<ValueId> inputs = {
         builder.input("x", DType::f8e4m3, x), builder.input("weight", DType::f8e4m3, weight),
         scales("x_scales", x, of_x), scales("weight_scales", weight, of_weight), ValueId{}};
-    const QuantizedProductAttributes attributes{
-        .compute = compute, .operands = {{{of_x}, {of_weight}}}};
+    const QuantizedProductAttributes attributes{.compute = compute,
+                                                .operands = {{{of_x}, {of_weight}}}};
     builder.emit(kQuantizedLinear, Attributes(attributes), inputs, "y");
   });
 }
