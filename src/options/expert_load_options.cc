@@ -55,7 +55,7 @@ std::string metrics_path_of(const Options& options) {
   std::error_code error;
   const std::string& path = options.expert_load;
   if (fs::is_regular_file(path, error)) return path;
-  const std::string metrics = join_path(path, "metrics.jsonl");
+  std::string metrics = join_path(path, "metrics.jsonl");
   if (fs::is_regular_file(metrics, error)) return metrics;
   refuse(options, fmt::format("{}. It takes even, dirichlet:ALPHA, or the folder of a run, or its "
                               "metrics.jsonl.",
