@@ -6,6 +6,7 @@ Usage: low_precision_test.py TROUPE SOURCE_FOLDER
 """
 
 import pathlib
+import re
 import sys
 import unittest
 
@@ -90,6 +91,18 @@ class LowPrecision(unittest.TestCase):
             self.assertRegex(done.stdout, f"quantized_grouped_linear +{kernel} 2")
             self.assertEqual("Use --fp8-recipe tensorwise" in " ".join(done.stderr.split()),
                              recipe == "mxfp8", done.stderr)
+
+    # Transposed codes are counted by the rows that are expected, not by those that there is room for.
+    def test_room_for_experts_takes_no_time(self):
+        seconds = []
+        for room in (1.5, 6):
+            done = run("plan", "--model", "qwen3-30b-a3b", "--num-layers", 1, "--bf16",
+                       "--seq-length", 1024, "--global-batch-size", 8,
+                       "--expert-model-parallel-size", 8, "--moe-expert-rank-capacity-factor", room,
+                       *RECIPES["blockwise"], "--gpus", "8xh100")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            seconds.append(re.search(r"expert products +(.*?) +[0-9.]+ %", done.stdout)[1])
+        self.assertEqual(seconds[0], seconds[1])
 
     def test_inspect_shows_codes_and_scales(self):
         done = run("inspect", "--model", HERE.folder / "config.json", *RECIPES["blockwise"])

@@ -41,12 +41,18 @@ void declare_transposed(InferContext& context, const QuantizeAttributes& attribu
   const Value x = context.input(0);
   TROUPE_CHECK(attributes.transposed_block.rows != 1,
                "quantize: transposed codes in blocks of one row: " + x.name);
-  RowCount blocks;  // all are written; expected are those of the rows that are
-  if (x.rows.expected > 0) blocks.expected = x.rows.expected / kTransposedRows + experts;
-  context.output("transposed", attributes.format, transposed_shape(x.shape, experts), blocks);
+  // All blocks are written, and fewer expected where fewer rows are.
+  const auto blocks_of = [&](int32_t rows) {
+    RowCount blocks;
+    if (x.rows.expected > 0 && rows > 0) blocks.expected = x.rows.expected / rows + experts;
+    return blocks;
+  };
+  context.output("transposed", attributes.format, transposed_shape(x.shape, experts),
+                 blocks_of(kTransposedRows));
   if (attributes.shares_scales()) return;
+  const BlockShape block = attributes.transposed_block;
   context.output("transposed_scales", scale_dtype(attributes.rule),
-                 scales_shape(x.shape, attributes.transposed_block, experts));
+                 scales_shape(x.shape, block, experts), blocks_of(block.rows));
 }
 
 void infer_quantize(InferContext& context) {
