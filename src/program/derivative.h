@@ -35,8 +35,9 @@ class DerivativeContext {
 
   Builder& builder() { return builder_; }
   OpView op() const { return {builder_.program(), builder_.program().op(op_)}; }
+  // By value: what a rule emits may move the program's operations.
   template <class T>
-  const T& attributes() const {
+  T attributes() const {
     return op().attributes<T>();
   }
 
