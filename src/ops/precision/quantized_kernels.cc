@@ -1,7 +1,5 @@
 #include "ops/precision/quantized_kernels.h"
 
-#include <limits>
-
 #include "ops/choose_kernel.h"
 #include "ops/precision/cuda/widen_codes.h"
 #include "ops/product_scratch.h"
@@ -22,11 +20,11 @@ bool has_one_scale_each(const Form& attributes) {
 }
 
 // The blocks in which tensor cores' sums are scaled: 128 of depth, and as wide as is said.
-bool has_blocks_of_stages(const Form& attributes, CodesProduct product) {
+bool has_blocks_of_stages(const Form& attributes, GroupedProduct product) {
   constexpr int32_t kSide = kTransposedRows;
   const BlockShape across{kSide, 1};
   const BlockShape along{1, kSide};
-  if (product == CodesProduct::weight_gradient) {
+  if (product == GroupedProduct::weight_gradient) {
     return attributes.operands[0].block == across && attributes.operands[1].block == across;
   }
   return attributes.operands[0].block == along &&
@@ -49,21 +47,16 @@ uint64_t widened_scratch_bytes(const OpView& op, DType wide, uint64_t own_scratc
   return bytes + widened_bytes(op.output(0).shape.back(), sizeof(float));
 }
 
-// Whether tiles of both operands and the result can be copied.
-bool has_rows_of_packs(const OpView& op, DType codes, DType out) {
-  for (int i = 0; i < 2; ++i) {
-    const Shape shape = quantized_shape(op, i);
-    if (!is_made_of_packs(shape.back(), codes)) return false;
-    for (int j = 0; j < shape.rank(); ++j) {
-      if (shape[j] < 1 || shape[j] > std::numeric_limits<int32_t>::max()) return false;
-    }
-  }
-  return is_made_of_packs(op.output(0).shape.back(), out);
+// As has_tiled_operands, of operands as they were before they were quantised.
+bool has_tiled_codes(const OpView& op, DType operands) {
+  return has_tiled_rows(quantized_shape(op, 0), operands) &&
+         has_tiled_rows(quantized_shape(op, 1), operands) &&
+         has_tiled_rows(op.output(0).shape, DType::bf16);
 }
 
-int64_t rows_of_group(const OpView& op, CodesProduct product, bool grouped) {
+int64_t rows_of_group(const OpView& op, GroupedProduct product, bool grouped) {
   const Shape& out = op.output(0).shape;
-  if (product == CodesProduct::weight_gradient) return out[out.rank() - 2];
+  if (product == GroupedProduct::weight_gradient) return out[out.rank() - 2];
   return grouped ? expected_rows_of_group(op.input(0), quantized_shape(op, 1)[0]) : out[0];
 }
 
@@ -75,7 +68,7 @@ DType widened_dtype(const Form& attributes) {
 }
 
 KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& device,
-                                      CodesProduct product, bool grouped,
+                                      GroupedProduct product, bool grouped,
                                       CudaKernel (*widened)(GroupedVariant)) {
   const auto& attributes = op.attributes<Form>();
   const GroupedVariant tiled = tiled_variant(rows_of_group(op, product, grouped));
@@ -83,7 +76,7 @@ KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& devi
   const bool one_scale_each = has_one_scale_each(attributes);
   const bool scales_fit = one_scale_each || (has_blocks_of_stages(attributes, product) &&
                                              op.input(2).dtype == DType::f32);
-  if (on_hopper && scales_fit && has_rows_of_packs(op, DType::f8e4m3, DType::bf16)) {
+  if (on_hopper && scales_fit && has_tiled_codes(op, DType::f8e4m3)) {
     const bool pair = tiled == GroupedVariant::sm90_pair;
     const char* variant = one_scale_each ? (pair ? "sm90 codes pair" : "sm90 codes")
                                          : (pair ? "sm90 code blocks pair" : "sm90 code blocks");
@@ -98,8 +91,7 @@ KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& devi
     return choice;
   }
   const DType wide = widened_dtype(attributes);
-  const bool on_tiles =
-      on_hopper && wide == DType::bf16 && has_rows_of_packs(op, DType::bf16, DType::bf16);
+  const bool on_tiles = on_hopper && wide == DType::bf16 && has_tiled_codes(op, DType::bf16);
   KernelChoice choice = make_choice(op, device, "widened", nullptr);
   if (widened != nullptr) {
     choice.function = widened(on_tiles ? tiled : GroupedVariant::plain);

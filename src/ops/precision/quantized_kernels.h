@@ -22,7 +22,7 @@ DType widened_dtype(const QuantizedProductAttributes& attributes);
 // `widened`: the function for that variant, by the kernel of wide operands that it calls; nullptr
 // without CUDA.
 KernelChoice choose_quantized_product(const OpView& op, const DeviceTraits& device,
-                                      CodesProduct product, bool grouped,
+                                      GroupedProduct product, bool grouped,
                                       CudaKernel (*widened)(GroupedVariant));
 
 }  // namespace troupe

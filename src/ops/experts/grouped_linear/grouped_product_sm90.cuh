@@ -38,6 +38,7 @@
 
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/experts/grouped_linear/grouped_variant.h"
 #include "ops/precision/scale_blocks.h"
 #include "program/cuda/device.cuh"
 
@@ -48,12 +49,6 @@
 #endif
 
 namespace troupe {
-
-enum class GroupedProduct {
-  forward,          // y [R, N] = x [R, K] W^T, W [E, N, K]
-  data_gradient,    // dx [R, N] = dy [R, K] W, W [E, K, N]
-  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
-};
 
 // Codes in 8 bits (f8e4m3, f8e5m2), as operands of a product.
 struct E4m3 {

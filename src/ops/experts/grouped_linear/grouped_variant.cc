@@ -20,14 +20,16 @@ GroupedVariant tiled_variant(int64_t rows_of_group) {
   return rows_of_group >= kPairRows ? GroupedVariant::sm90_pair : GroupedVariant::sm90;
 }
 
-bool has_tiled_operands(const OpView& op, DType dtype) {
-  for (const Shape& shape : {op.input(0).shape, op.input(1).shape, op.output(0).shape}) {
-    if (!is_made_of_packs(shape.back(), dtype)) return false;
-    for (int i = 0; i < shape.rank(); ++i) {
-      if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) return false;
-    }
+bool has_tiled_rows(const Shape& shape, DType dtype) {
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] < 1 || shape[i] > std::numeric_limits<int32_t>::max()) return false;
   }
-  return true;
+  return is_made_of_packs(shape.back(), dtype);
+}
+
+bool has_tiled_operands(const OpView& op, DType dtype) {
+  return has_tiled_rows(op.input(0).shape, dtype) && has_tiled_rows(op.input(1).shape, dtype) &&
+         has_tiled_rows(op.output(0).shape, dtype);
 }
 
 // With experts on several ranks the buffer has room for many times as many rows as are expected.

@@ -9,6 +9,12 @@
 
 namespace troupe {
 
+enum class GroupedProduct : uint8_t {
+  forward,          // y [R, N] = x [R, K] W^T, W [E, N, K]
+  data_gradient,    // dx [R, N] = dy [R, K] W, W [E, K, N]
+  weight_gradient,  // dW [E, M, N] = dy^T x, dy [R, M], x [R, N]
+};
+
 enum class GroupedVariant : uint8_t {
   plain,      // the tiles of product.cuh, for any dtype
   sm90,       // grouped_product_sm90.cuh
@@ -18,8 +24,10 @@ enum class GroupedVariant : uint8_t {
 // sm90 or sm90_pair, for groups whose results have that many rows on average.
 GroupedVariant tiled_variant(int64_t rows_of_group);
 
-// Whether the rows of both operands and the result, of `dtype`, can be copied in tiles and counted
-// in 32 bits: what grouped_product_sm90.cuh takes.
+// Whether the rows of a tensor of `dtype` can be copied in tiles and counted in 32 bits.
+bool has_tiled_rows(const Shape& shape, DType dtype);
+// Whether those of both operands and the result can, all of that dtype: what
+// grouped_product_sm90.cuh takes.
 bool has_tiled_operands(const OpView& op, DType dtype);
 
 // Of rows that belong to experts: those of a group on average, as far as is known.

@@ -24,21 +24,9 @@ __global__ void one_group_kernel(int32_t rows, int32_t* offsets) {
   offsets[threadIdx.x] = static_cast<int32_t>(threadIdx.x) * rows;
 }
 
-constexpr GroupedProduct grouped_product(CodesProduct product) {
-  switch (product) {
-    case CodesProduct::forward:
-      return GroupedProduct::forward;
-    case CodesProduct::data_gradient:
-      return GroupedProduct::data_gradient;
-    case CodesProduct::weight_gradient:
-      break;
-  }
-  return GroupedProduct::weight_gradient;
-}
-
-template <CodesProduct kProduct, class Left, class Out, bool kBlocks, bool kGrouped, int kPair>
+template <GroupedProduct kProduct, class Left, class Out, bool kBlocks, bool kGrouped, int kPair>
 void multiply_codes(const CudaKernelArguments& args) {
-  using Cut = GroupedCut<grouped_product(kProduct), kPair, Out, Left, E4m3, kBlocks>;
+  using Cut = GroupedCut<kProduct, kPair, Out, Left, E4m3, kBlocks>;
   const auto& attributes = args.attributes->as<QuantizedProductAttributes>();
   const CudaTensor& left = args.input(0);
   const CudaTensor& right = args.input(1);
@@ -53,14 +41,14 @@ void multiply_codes(const CudaKernelArguments& args) {
     launch(args, {1, 2}, one_group_kernel, static_cast<int32_t>(left_shape[0]), offsets);
     sizes.offsets = offsets;
     sizes.groups = 1;
-    if (kProduct == CodesProduct::forward) sizes.bias = args.in<Bf16>(4);
+    if (kProduct == GroupedProduct::forward) sizes.bias = args.in<Bf16>(4);
   }
   sizes.columns = static_cast<int32_t>(out.back());
   sizes.out = args.output(0).data;
   sizes.left_scales = args.in<float>(2);
   sizes.right_scales = args.in<float>(3);
   sizes.left_rows = static_cast<int32_t>(left_shape[0]);
-  if constexpr (kProduct == CodesProduct::weight_gradient) {
+  if constexpr (kProduct == GroupedProduct::weight_gradient) {
     sizes.rows = static_cast<int32_t>(left_shape[1]);
     sizes.accumulate = attributes.accumulate;
   } else {
@@ -71,7 +59,7 @@ void multiply_codes(const CudaKernelArguments& args) {
                               args.multiprocessors);
 }
 
-template <CodesProduct kProduct, class Left, class Out, bool kBlocks>
+template <GroupedProduct kProduct, class Left, class Out, bool kBlocks>
 CudaKernel select_codes(bool grouped, bool pair) {
   if (grouped) {
     return pair ? &multiply_codes<kProduct, Left, Out, kBlocks, true, 2>
@@ -84,15 +72,16 @@ CudaKernel select_codes(bool grouped, bool pair) {
 template <class Left, bool kBlocks>
 CudaKernel select_codes_of(const CodesKernel& kernel) {
   switch (kernel.product) {
-    case CodesProduct::forward:
-      return select_codes<CodesProduct::forward, Left, Bf16, kBlocks>(kernel.grouped, kernel.pair);
-    case CodesProduct::data_gradient:
-      return select_codes<CodesProduct::data_gradient, Left, Bf16, kBlocks>(kernel.grouped,
-                                                                            kernel.pair);
-    case CodesProduct::weight_gradient:
+    case GroupedProduct::forward:
+      return select_codes<GroupedProduct::forward, Left, Bf16, kBlocks>(kernel.grouped,
+                                                                        kernel.pair);
+    case GroupedProduct::data_gradient:
+      return select_codes<GroupedProduct::data_gradient, Left, Bf16, kBlocks>(kernel.grouped,
+                                                                              kernel.pair);
+    case GroupedProduct::weight_gradient:
       break;
   }
-  constexpr CodesProduct kWeights = CodesProduct::weight_gradient;
+  constexpr GroupedProduct kWeights = GroupedProduct::weight_gradient;
   return kernel.out == DType::bf16
              ? select_codes<kWeights, Left, Bf16, kBlocks>(kernel.grouped, kernel.pair)
              : select_codes<kWeights, Left, float, kBlocks>(kernel.grouped, kernel.pair);

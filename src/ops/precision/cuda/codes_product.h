@@ -7,15 +7,14 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "ops/experts/grouped_linear/grouped_variant.h"
 #include "program/cuda_kernel.h"
 
 namespace troupe {
 
-enum class CodesProduct : uint8_t { forward, data_gradient, weight_gradient };
-
 // Which kernel of an operation of quantized_linear, or quantized_grouped_linear (`grouped`).
 struct CodesKernel {
-  CodesProduct product = CodesProduct::forward;
+  GroupedProduct product = GroupedProduct::forward;
   DType left = DType::f8e4m3;  // of the codes; the other operand's are f8e4m3
   DType out = DType::bf16;     // bf16, or f32 for weight gradients
   bool grouped = false;

@@ -89,12 +89,6 @@ void infer_block_amax(InferContext& context) {
   context.output("", DType::f32, scales_shape(x.shape, block, experts), rows_of_scales(x, block));
 }
 
-int output_count(const QuantizeAttributes& attributes) {
-  return attributes.order == CodesOrder::both && !attributes.shares_scales() ? 4
-         : attributes.order == CodesOrder::both                              ? 3
-                                                                             : 2;
-}
-
 Cost cost_quantize(const OpView& op) {
   const auto& attributes = op.attributes<QuantizeAttributes>();
   const double passes = op.has_input(2) ? 1 : 2;
@@ -102,9 +96,7 @@ Cost cost_quantize(const OpView& op) {
   const bool is_whole =
       (attributes.has_rows() ? attributes.block : attributes.transposed_block) == BlockShape{};
   uint64_t bytes = op.input(0).bytes() * (is_whole && !op.has_input(2) ? 2 : 1);
-  for (int i = 0; i < output_count(attributes); ++i) {
-    bytes += op.output(i).bytes();
-  }
+  for (int i = 0; i < op.op.output_count; ++i) bytes += op.output(i).bytes();
   return {.flops = passes * static_cast<double>(op.input(0).shape.elements()),
           .bytes = static_cast<double>(bytes)};
 }

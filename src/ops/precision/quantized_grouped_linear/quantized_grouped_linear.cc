@@ -138,20 +138,20 @@ struct QuantizedGroupedLinearWeightGradientKernel {
 };
 
 KernelChoice choose_quantized_grouped_linear(const OpView& op, const DeviceTraits& device) {
-  return choose_quantized_product(op, device, CodesProduct::forward, true,
+  return choose_quantized_product(op, device, GroupedProduct::forward, true,
                                   TROUPE_CUDA(quantized_grouped_linear_cuda_kernel));
 }
 
 KernelChoice choose_quantized_grouped_linear_data_gradient(const OpView& op,
                                                            const DeviceTraits& device) {
-  return choose_quantized_product(op, device, CodesProduct::data_gradient, true,
+  return choose_quantized_product(op, device, GroupedProduct::data_gradient, true,
                                   TROUPE_CUDA(quantized_grouped_linear_data_gradient_cuda_kernel));
 }
 
 KernelChoice choose_quantized_grouped_linear_weight_gradient(const OpView& op,
                                                              const DeviceTraits& device) {
   return choose_quantized_product(
-      op, device, CodesProduct::weight_gradient, true,
+      op, device, GroupedProduct::weight_gradient, true,
       TROUPE_CUDA(quantized_grouped_linear_weight_gradient_cuda_kernel));
 }
 

@@ -158,17 +158,17 @@ struct QuantizedLinearWeightGradientKernel {
 };
 
 KernelChoice choose_quantized_linear(const OpView& op, const DeviceTraits& device) {
-  return choose_quantized_product(op, device, CodesProduct::forward, false,
+  return choose_quantized_product(op, device, GroupedProduct::forward, false,
                                   TROUPE_CUDA(quantized_linear_cuda_kernel));
 }
 
 KernelChoice choose_quantized_linear_data_gradient(const OpView& op, const DeviceTraits& device) {
-  return choose_quantized_product(op, device, CodesProduct::data_gradient, false,
+  return choose_quantized_product(op, device, GroupedProduct::data_gradient, false,
                                   TROUPE_CUDA(quantized_linear_data_gradient_cuda_kernel));
 }
 
 KernelChoice choose_quantized_linear_weight_gradient(const OpView& op, const DeviceTraits& device) {
-  return choose_quantized_product(op, device, CodesProduct::weight_gradient, false,
+  return choose_quantized_product(op, device, GroupedProduct::weight_gradient, false,
                                   TROUPE_CUDA(quantized_linear_weight_gradient_cuda_kernel));
 }
 
