@@ -123,13 +123,17 @@ std::vector<OpSample> samples_embedding() {
     const ValueId weight = sample.tensor("weight", {8, 37});
     sample.result(embedding(sample.builder(), tokens, weight, {}, "y"));
   };
+  // More tokens than a tile of the CUDA kernel has, and more ids than one of its blocks.
+  std::vector<int32_t> several_tiles;
+  for (int32_t t = 0; t < 5000; ++t) several_tiles.push_back(t % 3 == 0 ? 230 + t % 67 : t * t % 7);
   return {{"repeated and unused ids", lookup(11, 19, {3, 0, 3, 10, 3, 7, 0})},
           {"one token", lookup(5, 4, {2})},
           {"one by one", lookup(1, 1, {0, 0})},
           {"ids outside the table", lookup(6, 3, {-1, 5, 6, 2147483647, 0, -2147483647})},
           {"padding token that does not occur", padded},
           {"shared table", shared},
-          {"several chunks", several_chunks}};
+          {"several chunks", several_chunks},
+          {"several tiles", lookup(300, 8, several_tiles)}};
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "ops/products/embedding/embedding.h"
 #include "program/cuda/raw_step.cuh"
+#include "program/cuda/warp_scan.cuh"
 
 namespace troupe {
 namespace {
@@ -37,33 +38,62 @@ struct EmbeddingCuda {
 };
 
 // The weight gradient needs, of each row of the table, the tokens that looked it up, in ascending
-// order. These are chained: for each token the next one with the same id, and for each id its first
-// token. Each row is then summed by one block that follows the chain.
+// order: `listed` has all tokens, those of each id together, and `ends` where each id's end. Each
+// row is then summed by one block. A list tells which rows to load long before they are summed,
+// which counts where one id has many tokens: a vocabulary of bytes, the commonest words.
 //
-// A block has kChainIds ids. It goes through all tokens, backwards in tiles: picks out its own ids'
-// in order, finds the next one of each among these, or else the first one in the tiles that it has
-// been through.
-constexpr int kChainIds = 256;
-constexpr int kChainThreads = 1024;
+// A block has kListedIds ids. It counts its own tokens and those of smaller ids, which come first.
+// Then it goes through all tokens in tiles and picks out its own, in order; of these a warp finds
+// the places, 32 tokens at a time.
+constexpr int kListedIds = 256;
+constexpr int kListThreads = 1024;
 constexpr int kTokensOfThread = 4;
-constexpr int kTile = kChainThreads * kTokensOfThread;
+constexpr int kTile = kListThreads * kTokensOfThread;
 
-__global__ void __launch_bounds__(kChainThreads)
-    chain_tokens_kernel(const int32_t* tokens, int32_t* next, int32_t* first, int64_t count,
-                        int64_t vocabulary, int32_t padding) {
-  constexpr int32_t kNone = INT32_MAX;
-  __shared__ int32_t first_of[kChainIds];
+__global__ void __launch_bounds__(kListThreads)
+    list_tokens_kernel(const int32_t* tokens, int32_t* listed, int32_t* ends, int64_t count,
+                       int64_t vocabulary, int32_t padding) {
+  constexpr int kIdsOfLane = kListedIds / 32;
+  __shared__ int32_t places[kListedIds];  // tokens of each id; then where the next one goes
+  __shared__ int32_t smaller;
   __shared__ int32_t found_ids[kTile];
   __shared__ int32_t found_tokens[kTile];
-  __shared__ int found_by_warp[kChainThreads / 32];
+  __shared__ int found_by_warp[kListThreads / 32];
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   const int lane = thread % 32;
-  const int64_t first_id = int64_t{blockIdx.x} * kChainIds;
+  const int64_t first_id = int64_t{blockIdx.x} * kListedIds;
   const int64_t left = vocabulary - first_id;
-  const int64_t ids = left < kChainIds ? left : kChainIds;
-  if (thread < kChainIds) first_of[thread] = kNone;
-  for (int64_t tile = (count - 1) / kTile; tile >= 0; --tile) {
+  const int64_t ids = left < kListedIds ? left : kListedIds;
+  if (thread < kListedIds) places[thread] = 0;
+  if (thread == 0) smaller = 0;
+  __syncthreads();
+  int32_t smaller_of_thread = 0;
+  for (int64_t i = thread; i < count; i += kListThreads) {
+    const int32_t id = tokens[i];
+    if (id < 0 || id == padding || id >= first_id + ids) continue;
+    if (id < first_id) {
+      ++smaller_of_thread;
+    } else {
+      atomicAdd(&places[id - first_id], 1);  // of integers: order does not matter
+    }
+  }
+  smaller_of_thread = warp_sum(smaller_of_thread);
+  if (lane == 0) atomicAdd(&smaller, smaller_of_thread);
+  __syncthreads();
+  if (warp == 0) {
+    int32_t of_lane = 0;
+    for (int j = 0; j < kIdsOfLane; ++j) of_lane += places[lane * kIdsOfLane + j];
+    int32_t place = smaller + warp_prefix_sum(of_lane) - of_lane;
+    for (int j = 0; j < kIdsOfLane; ++j) {
+      const int id = lane * kIdsOfLane + j;
+      const int32_t tokens_of_id = places[id];
+      places[id] = place;
+      place += tokens_of_id;
+      if (id < ids) ends[first_id + id] = place;
+    }
+  }
+  for (int64_t tile = 0; tile * kTile < count; ++tile) {
     const int64_t begin = tile * kTile + thread * kTokensOfThread;
     int64_t own[kTokensOfThread];
     int found = 0;
@@ -73,56 +103,50 @@ __global__ void __launch_bounds__(kChainThreads)
       own[j] = id >= first_id && id < first_id + ids && id != padding ? id - first_id : -1;
       found += own[j] >= 0 ? 1 : 0;
     }
-    int up_to_here = found;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int before = __shfl_up_sync(0xffffffffU, up_to_here, distance);
-      if (lane >= distance) up_to_here += before;
-    }
-    __syncthreads();  // the tile before has been read
+    const int up_to_here = warp_prefix_sum(found);
+    __syncthreads();  // the tile before has been listed
     if (lane == 31) found_by_warp[warp] = up_to_here;
     __syncthreads();
     const int total = warp_sum(found_by_warp[lane]);
-    int place = warp_sum(lane < warp ? found_by_warp[lane] : 0) + up_to_here - found;
+    int index = warp_sum(lane < warp ? found_by_warp[lane] : 0) + up_to_here - found;
 #pragma unroll
     for (int j = 0; j < kTokensOfThread; ++j) {
       if (own[j] < 0) continue;
-      found_ids[place] = static_cast<int32_t>(own[j]);
-      found_tokens[place] = static_cast<int32_t>(begin + j);
-      ++place;
+      found_ids[index] = static_cast<int32_t>(own[j]);
+      found_tokens[index] = static_cast<int32_t>(begin + j);
+      ++index;
     }
     __syncthreads();
-    for (int i = thread; i < total; i += kChainThreads) {
-      const int32_t id = found_ids[i];
-      int32_t later = first_of[id];
-      for (int k = i + 1; k < total; ++k) {
-        if (found_ids[k] != id) continue;
-        later = found_tokens[k];
-        break;
-      }
-      next[found_tokens[i]] = later == kNone ? -1 : later;
-    }
-    __syncthreads();
-    for (int i = thread; i < total; i += kChainThreads) {
-      atomicMin(&first_of[found_ids[i]], found_tokens[i]);  // of integers: order does not matter
+    if (warp != 0) continue;
+    for (int i = lane; i - lane < total; i += 32) {
+      const bool is_token = i < total;
+      const int32_t id = is_token ? found_ids[i] : -1;
+      const unsigned same = __match_any_sync(0xffffffffU, id);
+      const int before = __popc(same & ((1U << lane) - 1));
+      if (is_token) listed[places[id] + before] = found_tokens[i];
+      __syncwarp();
+      if (is_token && before == 0) places[id] += __popc(same);
+      __syncwarp();
     }
   }
-  __syncthreads();
-  if (thread < ids) first[first_id + thread] = first_of[thread] == kNone ? -1 : first_of[thread];
 }
 
 // A block for each row of the table. When sums are added to what the table has: for each token, of
 // which only the first one of its id has something to do. Out is the type of the gradient.
+constexpr int kRowsAhead = 8;  // that are on their way at once
+
 template <class T, class Out, int kStep>
-__global__ void sum_tokens_kernel(const T* dy, const int32_t* tokens, const int32_t* next,
-                                  const int32_t* first, Out* d_weight, int64_t hidden,
+__global__ void sum_tokens_kernel(const T* dy, const int32_t* tokens, const int32_t* listed,
+                                  const int32_t* ends, Out* d_weight, int64_t hidden,
                                   int64_t vocabulary, bool accumulate) {
   using A = accumulation_t<T>;
   const int64_t row = accumulate ? tokens[blockIdx.x] : int64_t{blockIdx.x};
   if (row < 0 || row >= vocabulary) return;
-  const int32_t begin = first[row];
-  if (accumulate && begin != static_cast<int32_t>(blockIdx.x)) return;
-  if (begin < 0) {  // as most are; side by side, unlike the steps below where Out is wider than T
+  const int32_t begin = row == 0 ? 0 : ends[row - 1];
+  const int32_t end = ends[row];
+  if (accumulate && (begin == end || listed[begin] != static_cast<int32_t>(blockIdx.x))) return;
+  if (begin ==
+      end) {  // as most are; side by side, unlike the steps below where Out is wider than T
     constexpr int kZeros = kStep == 1 ? 1 : Pack<Out>::kElements;
     Pack<Out> zeros;
     for (Out& zero : zeros.values) zero = round_to<Out>(0.0F);
@@ -139,10 +163,19 @@ __global__ void sum_tokens_kernel(const T* dy, const int32_t* tokens, const int3
 #pragma unroll
       for (int j = 0; j < kStep; ++j) sum[j] = widen(earlier[j]);
     }
-    for (int32_t t = begin; t >= 0; t = next[t]) {
-      const Pack<T> pack = load_step<T, kStep>(dy + t * hidden + i);
+    for (int32_t first = begin; first < end; first += kRowsAhead) {
+      RawStep<T, kStep> steps[kRowsAhead];
 #pragma unroll
-      for (int j = 0; j < kStep; ++j) sum[j] += widen(pack.values[j]);
+      for (int k = 0; k < kRowsAhead; ++k) {
+        if (first + k < end) steps[k] = load_raw<T, kStep>(dy + listed[first + k] * hidden + i);
+      }
+#pragma unroll
+      for (int k = 0; k < kRowsAhead; ++k) {
+        if (first + k >= end) break;
+        const Pack<T> pack = unpack<T, kStep>(steps[k]);
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) sum[j] += widen(pack.values[j]);
+      }
     }
     Out rounded[kStep];
 #pragma unroll
@@ -158,17 +191,17 @@ void run_weight_gradient(const CudaKernelArguments& args) {
   const int64_t vocabulary = attributes.vocabulary;
   const int64_t count = args.input(1).shape[0];
   const int64_t hidden = args.input(0).shape[1];
-  auto* first = reinterpret_cast<int32_t*>(args.scratch);
-  int32_t* next = first + vocabulary;
-  launch(args, {static_cast<unsigned>(ceil_divide(vocabulary, kChainIds)), kChainThreads},
-         chain_tokens_kernel, args.in<int32_t>(1), next, first, count, vocabulary,
+  auto* ends = reinterpret_cast<int32_t*>(args.scratch);
+  int32_t* listed = ends + vocabulary;
+  launch(args, {static_cast<unsigned>(ceil_divide(vocabulary, kListedIds)), kListThreads},
+         list_tokens_kernel, args.in<int32_t>(1), listed, ends, count, vocabulary,
          attributes.padding_token);
   const bool packs = is_made_of_packs<T>(hidden);
   launch(args,
          {static_cast<unsigned>(attributes.accumulate ? count : vocabulary),
           threads_for_row(hidden, packs ? Pack<T>::kElements : 1)},
          packs ? sum_tokens_kernel<T, Out, Pack<T>::kElements> : sum_tokens_kernel<T, Out, 1>,
-         args.in<T>(0), args.in<int32_t>(1), next, first, args.out<Out>(0), hidden, vocabulary,
+         args.in<T>(0), args.in<int32_t>(1), listed, ends, args.out<Out>(0), hidden, vocabulary,
          attributes.accumulate);
 }
 

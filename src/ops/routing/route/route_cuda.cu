@@ -1,23 +1,13 @@
 #include "ops/routing/route/route.h"
 #include "ops/routing/route/route_cuda.h"
 #include "program/cuda/device.cuh"
+#include "program/cuda/warp_scan.cuh"
 
 namespace troupe {
 namespace {
 
 // A counting sort in three launches: each chunk of slots counts its slots per expert; one block
 // lays out the experts' rows; each chunk places its slots.
-
-// The sum over this lane and those before it.
-__device__ __forceinline__ int32_t warp_prefix_sum(int32_t value) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (unsigned width = 1; width < 32; width *= 2) {
-    const int32_t other = __shfl_up_sync(0xffffffffU, value, width);
-    if (lane >= static_cast<int>(width)) value += other;
-  }
-  return value;
-}
 
 // Calls each(slot, expert, rank) for the slots of this warp's chunk that have an expert, where
 // `rank` counts the slots of the same expert before, from next[expert] on; next[] is moved on. An
