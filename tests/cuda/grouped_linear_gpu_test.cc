@@ -26,18 +26,18 @@ KernelChoice kernel_for(const OpSpec& spec, int64_t bound, int64_t expected) {
 }
 
 // Experts on eight ranks: a buffer has room for the tokens of all of them, an eighth of which come.
-// Blocks work in pairs where an expert has 1024 rows and more.
+// Blocks work in pairs where an expert has 256 rows and more.
 TEST(GroupedLinearKernels, AreChosenByTheRowsThatAreExpected) {
   TROUPE_NEED_GPU();
   if (device_traits(0).major() != 9) GTEST_SKIP() << "the kernels are Hopper's";
   for (const OpSpec* spec : {&kGroupedLinear, &kGroupedLinearDataGradient}) {
     SCOPED_TRACE(spec->name);
-    const KernelChoice few = kernel_for(*spec, 8 * 512, 8 * 512);
+    const KernelChoice few = kernel_for(*spec, 8 * 128, 8 * 128);
     const KernelChoice many = kernel_for(*spec, 8 * 2048, 8 * 2048);
     EXPECT_STREQ(few.variant, "sm90");
     EXPECT_STREQ(many.variant, "sm90 pair");
     ASSERT_NE(few.function, many.function);
-    EXPECT_EQ(kernel_for(*spec, 8 * 4096, 8 * 512).function, few.function);
+    EXPECT_EQ(kernel_for(*spec, 8 * 4096, 8 * 128).function, few.function);
     EXPECT_EQ(kernel_for(*spec, 8 * 4096, 8 * 2048).function, many.function);
     EXPECT_EQ(kernel_for(*spec, 8 * 4096, 0).function, many.function)
         << "all rows of the buffer are expected";

@@ -8,11 +8,11 @@
 namespace troupe {
 namespace {
 
-// Rows of a group's result, on average, from which blocks work in pairs. Of fewer, with an odd
-// number of tiles, too many tiles have no neighbour to share with but wait for one all the same.
-// (docs/benchmarks/cuda.md; measure in whole steps: by themselves, the variants of this kernel rank
-// otherwise.)
-constexpr int64_t kPairRows = 1024;
+// Rows of a group's result, on average, from which blocks work in pairs. Of an odd number of tiles
+// one has no neighbour to share with but waits for it all the same, which counts for more the fewer
+// there are; fewer rows were not tried. (docs/benchmarks/cuda.md; measure in whole steps: by
+// themselves, the variants of this kernel rank otherwise.)
+constexpr int64_t kPairRows = 256;
 
 }  // namespace
 
