@@ -321,6 +321,7 @@ void add_ranks_json(ordered_json& document, const RanksReport& report, const Lay
                                         {"expert_exchange", std::move(exchange)}});
     ordered_json& entry = document["rank_classes"].back();
     entry["links"] = links_json(plan);
+    if (!plan.of_kinds.empty()) entry["operation_seconds"] = plan.of_kinds;
     if (!plan.kernels.empty()) entry["kernels"] = kernels_json(plan.kernels);
     if (const ExpertRows& rows = plan.expert_rows; rows.planned != rows.even || rows.has_fallback) {
       entry["expert_rows"] = {

@@ -95,6 +95,7 @@ BuiltClass build_class(const std::shared_ptr<const Model>& model, DType dtype,
   if (device == Device::cuda) plan.kernels = kernel_variants(program, gpu);
   if (cluster != nullptr) {
     plan.timed = time_program(program, memory, *cluster, part.layout(), part.rank);
+    plan.of_kinds = seconds_of_kinds(program, plan.timed);
   }
   plan.links = link_traffic(program, part.layout(), part.rank);
   plan.expert_exchange = measure_exposure(program);

@@ -300,6 +300,14 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   return timed;
 }
 
+std::map<std::string, double> seconds_of_kinds(const Program& program, const TimedProgram& timed) {
+  std::map<std::string, double> seconds;
+  for (int32_t i = 0; i < program.op_count(); ++i) {
+    seconds[program.op(i).spec->name] += timed.operations[static_cast<size_t>(i)].seconds;
+  }
+  return seconds;
+}
+
 double StepTime::exposed_seconds() const {
   return std::accumulate(exposed.begin(), exposed.end(), 0.0) +
          compute[static_cast<size_t>(TimePart::exchange)];

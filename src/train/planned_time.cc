@@ -102,13 +102,9 @@ std::optional<PlannedTime> plan_time(const RankSession& session, const Program& 
   if (!session.leads()) return std::nullopt;
   std::vector<const TimedProgram*> places;
   for (const TimedProgram& each : programs) places.push_back(&each);
-  PlannedTime planned{.seconds = simulate_step(places, hardware->launch_seconds).seconds,
-                      .hardware = hardware->name,
-                      .of_kinds = {}};
-  for (int32_t i = 0; i < program.op_count(); ++i) {
-    planned.of_kinds[program.op(i).spec->name] += own.operations[static_cast<size_t>(i)].seconds;
-  }
-  return planned;
+  return PlannedTime{.seconds = simulate_step(places, hardware->launch_seconds).seconds,
+                     .hardware = hardware->name,
+                     .of_kinds = seconds_of_kinds(program, own)};
 }
 
 }  // namespace troupe
