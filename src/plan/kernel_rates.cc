@@ -1,49 +1,67 @@
 #include "plan/kernel_rates.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "ops/precision/scale_blocks.h"
+#include "plan/memory_shares.h"
 #include "program/op_spec.h"
 
 namespace troupe {
 namespace {
 
+// Of the rate of large products: what a product with `n` rows or keys reaches, most * n / (n +
+// half).
+struct Share {
+  double most = 1;
+  double half = 0;  // rows or keys with which it is half of the most
+  double of(double n) const { return n > 0 ? most * n / (n + half) : most; }
+};
+
 struct Shares {
   // Of the rate of large products.
   double dense = 0;
   double dense_weight_gradient = 0;
-  double experts = 0;  // with many rows for each expert
-  double experts_weight_gradient = 0;
-  double half_rate_rows = 0;  // rows of an expert with which its products reach half
-  double attention = 0;       // heads of 128 elements and more
-  double attention_gradient = 0;
-  double small_heads = 0;  // of these, with smaller heads
+  Share experts;  // by the rows of an expert
+  Share experts_in_pairs;
+  Share experts_weight_gradient;
+  Share attention;  // by the keys of a query, with heads of 128 elements
+  Share attention_gradient;
+  bool has_slow_heads = false;  // of other sizes
+  bool experts_have_tiles = false;
+  // A weight gradient of experts adds its sums to main gradients once they are complete, so its
+  // bytes take time beside its products: this part of it, added as in a right triangle.
+  double bytes_beside_products = 0;
   // Of the bandwidth of a copy.
   double memory_bound = 0;
   double update = 0;
   // Of each kernel, until all multiprocessors or threads work.
   double ramp_seconds = 0;
 };
-constexpr Shares kOfGpu = {.dense = 0.88,
-                           .dense_weight_gradient = 0.85,
-                           .experts = 0.97,
-                           .experts_weight_gradient = 0.85,
-                           .half_rate_rows = 330,
-                           .attention = 0.72,
-                           .attention_gradient = 0.49,
-                           .small_heads = 0.68,
-                           .memory_bound = 0.85,
+constexpr Shares kOfGpu = {.dense = 0.92,
+                           .dense_weight_gradient = 0.90,
+                           .experts = {.most = 0.85, .half = 160},
+                           .experts_in_pairs = {.most = 0.97, .half = 85},
+                           .experts_weight_gradient = {.most = 0.86, .half = 110},
+                           .attention = {.most = 0.76, .half = 430},
+                           .attention_gradient = {.most = 0.52, .half = 380},
+                           .has_slow_heads = true,
+                           .experts_have_tiles = true,
+                           .bytes_beside_products = 1.15,
+                           .memory_bound = 0.97,
                            .update = 0.95,
-                           .ramp_seconds = 5e-6};
+                           .ramp_seconds = 1.5e-6};
 constexpr Shares kOfCpu = {.dense = 0.87,
                            .dense_weight_gradient = 0.79,
-                           .experts = 0.95,
-                           .experts_weight_gradient = 0.95,
-                           .half_rate_rows = 12,
-                           .attention = 0.39,
-                           .attention_gradient = 0.50,
-                           .small_heads = 1,
+                           .experts = {.most = 0.95, .half = 12},
+                           .experts_in_pairs = {.most = 0.95, .half = 12},
+                           .experts_weight_gradient = {.most = 0.95, .half = 12},
+                           .attention = {.most = 0.39},
+                           .attention_gradient = {.most = 0.50},
                            .memory_bound = 0.45,
                            .update = 1,
                            .ramp_seconds = 1e-5};
@@ -52,12 +70,17 @@ const Shares& shares_on(const DeviceTraits& traits) {
   return traits.compute_capability == kNoGpu ? kOfCpu : kOfGpu;
 }
 
-constexpr double kDeltaRule = 0.10;
-constexpr double kNewtonSchulz = 0.80;
+constexpr double kNewtonSchulz = 0.70;
 constexpr double kPlainTiles = 0.06;  // kernels without tensor cores
-// Of the shares above, for operands in 8 bits with one scale each, or with scales of blocks.
-constexpr double kCodes = 1.6;
-constexpr double kCodeBlocks = 1.4;
+
+// Operands in 8 bits: how many times the shares above, and the rows of an expert that it takes.
+struct OfCodes {
+  double dense = 1;
+  double experts = 1;
+  double rows = 1;
+};
+constexpr OfCodes kCodes = {.dense = 1.6, .experts = 1.85, .rows = 3};
+constexpr OfCodes kCodeBlocks = {.dense = 1.3, .experts = 1.4, .rows = 1.5};
 
 bool has(std::string_view name, std::string_view word) {
   return name.find(word) != std::string_view::npos;
@@ -83,39 +106,97 @@ double rows_of_expert(const OpView& op) {
   return rows / experts;
 }
 
-double share_of_products(const OpView& op, const Shares& shares) {
+// Attention's kernels are made for heads of 128 elements. With smaller ones there are fewer
+// products for each exponential; larger ones leave the gradient fewer registers.
+double share_of_heads(double size, bool is_gradient) {
+  if (size < 128) return std::sqrt(size / 128);
+  return size > 128 && is_gradient ? 0.72 : 1;
+}
+
+// The softmax's sums have a number for each head: of all tensors of numbers the shortest rows.
+double heads_of(const OpView& op) {
+  int64_t heads = std::numeric_limits<int64_t>::max();
+  const auto look = [&](const Value& value) {
+    if (is_float(value.dtype) && value.shape.rank() > 1) {
+      heads = std::min(heads, value.shape.back());
+    }
+  };
+  for (int i = 0; i < op.op.input_count; ++i) {
+    if (op.has_input(i)) look(op.input(i));
+  }
+  for (int i = 0; i < op.op.output_count; ++i) look(op.output(i));
+  return static_cast<double>(heads);
+}
+
+double share_of_attention(const OpView& op, const Shares& shares, double flops) {
+  const bool is_gradient = has(op.op.spec->name, "gradient");
+  const Share& share = is_gradient ? shares.attention_gradient : shares.attention;
+  if (!shares.has_slow_heads) return share.most;
+  const Value& result = is_gradient ? op.input(0) : op.output(0);
+  const double size = static_cast<double>(result.shape.back()) / heads_of(op);
+  // Two products with each key forwards, five in the gradient.
+  const double of_key = 2 * (is_gradient ? 5 : 2) * static_cast<double>(result.shape.elements());
+  return share.of(flops / of_key) * share_of_heads(size, is_gradient);
+}
+
+// Codes that no kernel multiplies are made bf16 numbers again.
+OfCodes of_codes(std::string_view variant) {
+  return has(variant, "codes") ? kCodes : has(variant, "code blocks") ? kCodeBlocks : OfCodes();
+}
+
+// Of tiles of that many rows or columns.
+double filled(int64_t extent, int64_t tile) {
+  const int64_t tiles = (extent + tile - 1) / tile;
+  return static_cast<double>(extent) / static_cast<double>(tiles * tile);
+}
+
+double share_of_experts(const OpView& op, const Shares& shares, std::string_view variant) {
+  const OfCodes codes = of_codes(variant);
+  const bool is_weight_gradient = has(op.op.spec->name, "weight");
+  Share share = is_weight_gradient     ? shares.experts_weight_gradient
+                : has(variant, "pair") ? shares.experts_in_pairs
+                                       : shares.experts;
+  share.half *= codes.rows;
+  const double of_rows = codes.experts * share.of(rows_of_expert(op));
+  if (!shares.experts_have_tiles) return of_rows;
+  const Shape& result = op.output(0).shape;
+  if (is_weight_gradient) return of_rows * filled(result[1], 128) * filled(result.back(), 256);
+  constexpr double kDepthOfHalf = 140;  // that is summed over
+  const auto depth = static_cast<double>(op.input(0).shape.back());
+  return of_rows * filled(result.back(), 256) * depth / (depth + kDepthOfHalf);
+}
+
+// `variant`: of the kernel, empty on a CPU.
+double share_of_products(const OpView& op, const Shares& shares, double flops,
+                         std::string_view variant) {
   const std::string_view kind = op.op.spec->name;
-  if (has(kind, "grouped_linear")) {
-    const double rows = rows_of_expert(op);
-    const double most = has(kind, "weight") ? shares.experts_weight_gradient : shares.experts;
-    return most * rows / (rows + shares.half_rate_rows);
-  }
-  if (has(kind, "attention")) {
-    const Value& statistics = op.output(op.op.output_count - 1);
-    const double heads = static_cast<double>(statistics.shape[statistics.shape.rank() - 1]);
-    const Value& result = op.output(0);
-    const double size = static_cast<double>(result.shape[result.shape.rank() - 1]) / heads;
-    const double share = has(kind, "gradient") ? shares.attention_gradient : shares.attention;
-    return !has(kind, "gradient") && size < 128 ? share * shares.small_heads : share;
-  }
-  if (has(kind, "delta_rule")) return kDeltaRule;
+  if (has(kind, "grouped_linear")) return share_of_experts(op, shares, variant);
+  if (has(kind, "attention")) return share_of_attention(op, shares, flops);
   if (has(kind, "newton_schulz")) return kNewtonSchulz;
-  return has(kind, "weight") ? shares.dense_weight_gradient : shares.dense;
+  return of_codes(variant).dense *
+         (has(kind, "weight") ? shares.dense_weight_gradient : shares.dense);
 }
 
 // The same for the kernel that the operation gets on a GPU. Codes with other scales of blocks are
 // multiplied as bf16.
-double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTraits& traits) {
-  const double share = share_of_products(expected, shares_on(traits));
-  if (traits.compute_capability == kNoGpu) return share;
+double share_of_kernel(const OpView& op, const OpView& expected, const DeviceTraits& traits,
+                       double flops) {
+  if (traits.compute_capability == kNoGpu) return share_of_products(expected, kOfCpu, flops, "");
   const KernelChoice choice = op.op.spec->cuda(op, traits);
   const bool is_slow = choice.slow != SlowKernel::no && choice.slow != SlowKernel::block_scales;
   if (is_slow) return kPlainTiles;
-  const std::string_view variant = choice.variant == nullptr ? "" : choice.variant;
-  const double of_codes = has(variant, "codes")         ? kCodes
-                          : has(variant, "code blocks") ? kCodeBlocks
-                                                        : 1;
-  return share * of_codes;
+  return share_of_products(expected, kOfGpu, flops,
+                           choice.variant == nullptr ? "" : choice.variant);
+}
+
+double share_of_copy(const Op& op, const DeviceTraits& traits) {
+  const Shares& shares = shares_on(traits);
+  if (traits.compute_capability != kNoGpu) {
+    for (const KernelShare& kernel : kMemoryShares) {
+      if (kernel.kind == op.spec->name) return kernel.share;
+    }
+  }
+  return part_of(op) == TimePart::update ? shares.update : shares.memory_bound;
 }
 
 // Of optimizer state that stays on the host, which is read and written.
@@ -168,14 +249,18 @@ double seconds_of(const Program& program, const Program& expected, int32_t index
   const Op& op = expected.op(index);
   const OpView view{expected, op};
   const Cost cost = op.spec->cost != nullptr ? op.spec->cost(view) : Cost();
-  double seconds = 0;
-  if (cost.product_flops > 0) {
-    const double share = share_of_kernel({program, program.op(index)}, view, gpu.traits);
-    seconds = cost.product_flops / (gpu.product_flops(cost.product_dtype) * share);
-  }
   const Shares& shares = shares_on(gpu.traits);
-  const double share = part_of(op) == TimePart::update ? shares.update : shares.memory_bound;
-  seconds = std::max(seconds, traffic * cost.bytes / (gpu.memory_bandwidth * share));
+  const double bytes =
+      traffic * cost.bytes / (gpu.memory_bandwidth * share_of_copy(op, gpu.traits));
+  double seconds = bytes;
+  if (cost.product_flops > 0) {
+    const double share =
+        share_of_kernel({program, program.op(index)}, view, gpu.traits, cost.product_flops);
+    const double products = cost.product_flops / (gpu.product_flops(cost.product_dtype) * share);
+    const bool adds = has(op.spec->name, "grouped_linear_weight_gradient");
+    seconds = std::max(
+        seconds, adds ? std::hypot(products, shares.bytes_beside_products * bytes) : products);
+  }
   seconds = std::max(seconds, bytes_on_host(program, op) / gpu.host_bandwidth);
   return seconds + shares.ramp_seconds;
 }

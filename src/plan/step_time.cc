@@ -12,8 +12,14 @@
 namespace troupe {
 namespace {
 
-// Of NVLink's bandwidth between two GPUs, in exchanges of all with all.
-constexpr double kNvlinkShare = 0.5;
+// Of NVLink's bandwidth between two GPUs: exchanges of rows with the ranks of their experts, and
+// all others.
+constexpr double kShareOfRows = 0.5;
+constexpr double kShareOfOthers = 0.72;
+
+// How much of the time that an exchange over NVLink runs beside the compute queue is added to that:
+// its kernels take multiprocessors and bandwidth.
+constexpr double kContention = 1;
 
 // The ranks with which a rank exchanges.
 struct Members {
@@ -36,11 +42,17 @@ Members members_of(const Layout& layout, RankGroup kind, int32_t rank, const Gpu
   return members;
 }
 
-double seconds_of_links(const LinkTraffic& sent, const Members& members, const GpuModel& gpu) {
+bool sends_rows(const Op& op) {
+  const std::string_view kind = op.spec->name;
+  return kind.find("_rows") != std::string_view::npos;
+}
+
+double seconds_of_links(const LinkTraffic& sent, const Members& members, const GpuModel& gpu,
+                        double nvlink_share) {
   const double others = members.others;
   const double near = members.near;
   const double rounds = sent.messages / others;
-  const double by_nvlink = sent.bytes * near / others / (gpu.nvlink_bandwidth * kNvlinkShare);
+  const double by_nvlink = sent.bytes * near / others / (gpu.nvlink_bandwidth * nvlink_share);
   const double by_network = sent.bytes * (others - near) / others / gpu.network_bandwidth;
   return std::max(by_nvlink, by_network) +
          rounds * (near < others ? gpu.network_latency : gpu.nvlink_latency);
@@ -66,6 +78,20 @@ struct Interval {
   RankGroup group = RankGroup::world;
 };
 
+struct Span {
+  double begin = 0;
+  double end = 0;
+};
+
+// Seconds of `span` in which one of `others` runs too.
+double seconds_beside(const Span& span, const std::vector<Span>& others) {
+  double seconds = 0;
+  for (auto other = others.rbegin(); other != others.rend() && other->end > span.begin; ++other) {
+    seconds += std::max(0.0, std::min(span.end, other->end) - std::max(span.begin, other->begin));
+  }
+  return seconds;
+}
+
 // One rank that is carried out. Its operations are begun in the order of the program, which is that
 // of every queue and of all events.
 struct Rank {
@@ -77,6 +103,11 @@ struct Rank {
   std::array<double, kQueueCount> free{};
   std::map<RankGroup, size_t> collectives;  // that span the pipeline and were arrived at
   std::vector<Interval> other_queues;
+  // Of operations that slow each other down: of the compute queue, and exchanges over NVLink. In
+  // the order of their queues, which is that of time.
+  std::vector<Span> computing;
+  std::vector<Span> contending;
+  size_t last_computed = 0;  // the operation that gave the last one of `computing`
 };
 
 struct Gathering {
@@ -172,7 +203,24 @@ class Simulator {
     return true;
   }
 
-  void finish(Rank& rank, const TimedOperation& op, const Interval& interval) {
+  // Of two operations that slow each other down, the one that is looked at later delays the compute
+  // queue.
+  double delay_of(Rank& rank, const TimedOperation& op, const Span& span) {
+    if (op.queue != Queue::compute && !op.contends) return 0;
+    const bool computes = op.queue == Queue::compute;
+    (computes ? rank.computing : rank.contending).push_back(span);
+    return kContention * seconds_beside(span, computes ? rank.contending : rank.computing);
+  }
+
+  void finish(Rank& rank, const TimedOperation& op, Interval interval) {
+    const double delay = delay_of(rank, op, {interval.transfer, interval.end});
+    if (op.queue == Queue::compute) {
+      interval.end += delay;
+      rank.last_computed = rank.next;
+    } else if (delay > 0) {
+      rank.ended[rank.last_computed] += delay;
+      rank.free[static_cast<size_t>(Queue::compute)] += delay;
+    }
     rank.ended[rank.next] = interval.end;
     rank.free[static_cast<size_t>(op.queue)] = interval.end + launch_;
     const std::vector<QueueEvent>& events = rank.program->events;
@@ -272,6 +320,7 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   for (size_t i = 0; i < members.size(); ++i) {
     members[i] = members_of(layout, static_cast<RankGroup>(i), rank, cluster);
   }
+  const bool is_gpu = cluster.model.traits.compute_capability != kNoGpu;
   for (int32_t index = 0; index < program.op_count(); ++index) {
     const Op& op = expected.op(index);
     TimedOperation each{.queue = op.place.queue, .part = part_of(op)};
@@ -291,8 +340,10 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
         each.action = use->action;
         each.seconds = seconds_of_message(sent.bytes, rank, peer, cluster);
       } else if (ranks > 1) {
-        each.seconds = std::max(each.seconds, seconds_of_links(sent, group, cluster.model));
+        const double share = sends_rows(op) ? kShareOfRows : kShareOfOthers;
+        each.seconds = std::max(each.seconds, seconds_of_links(sent, group, cluster.model, share));
         each.spans_pipeline = group.spans_pipeline;
+        each.contends = is_gpu && op.place.queue != Queue::compute && group.near == group.others;
       }
     }
     timed.operations.push_back(each);

@@ -6,7 +6,8 @@
 // the other ranks are there. It takes its own time (kernel_rates.h), of a collective at least that
 // of its link: bytes to ranks that NVLink joins over its bandwidth, all others over the network's,
 // whichever takes longer, and a latency for each round. Ranks that differ in nothing but their data
-// are taken to arrive together, and no rank is slower than another. Queues do not slow each other
+// are taken to arrive together, and no rank is slower than another. An exchange over NVLink takes
+// as much time from the compute queue as it runs beside it; other queues do not slow each other
 // down, nor do ranks share links.
 //
 // Where the loads of experts are not even (GpuCluster::expert_load), each layer's rows are those of
@@ -39,6 +40,7 @@ struct TimedOperation {
   TimePart part = TimePart::memory_bound;
   RankGroup group = RankGroup::world;  // of an exchange
   bool spans_pipeline = false;         // a collective of ranks at several places
+  bool contends = false;               // slows the compute queue down while it runs beside it
   int32_t peer = -1;                   // of a message: the other rank's place in the pipeline
   MessageUse::Action action = MessageUse::Action::send;
 };

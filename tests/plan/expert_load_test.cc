@@ -80,7 +80,7 @@ TEST(ExpertLoad, MeasuredIsTheMeanOfTheStepsFullestRanks) {
 // limits.
 class LoadedStep : public ::testing::Test {
  protected:
-  double ramp_ = 5e-6;  // of each kernel (docs/benchmarks/plan_time.md)
+  double ramp_ = 1.5e-6;  // of each kernel (docs/benchmarks/plan_time.md)
 
   void use(const std::string& dispatcher) {
     const std::string flags =
@@ -143,9 +143,9 @@ TEST_F(LoadedStep, OfEvenLoadsIsThatWithoutAny) {
 TEST_F(LoadedStep, ProductsOfExpertsHaveTheRowsOfTheFullestRank) {
   use("allgather");
   // 1,024 tokens choose two of eight experts each: 256 rows of an expert. The rate of r rows is
-  // r / (r + 330) of the best, so r rows take as long as r + 330 would at that.
+  // r / (r + 85) of the best, so r rows take as long as r + 85 would at that.
   constexpr double kTolerance = 1e-6;  // of sums of doubles, and of the ramp that is subtracted
-  EXPECT_NEAR(ratio("grouped_linear", with_load(1.5)), (1.5 * 256 + 330) / (256 + 330), kTolerance);
+  EXPECT_NEAR(ratio("grouped_linear", with_load(1.5)), (1.5 * 256 + 85) / (256 + 85), kTolerance);
   EXPECT_NEAR(ratio("linear", with_load(1.5)), 1, kTolerance);
   // With this dispatcher all tokens go to all ranks.
   EXPECT_NEAR(ratio("all_gather", with_load(1.5)), 1, kTolerance);

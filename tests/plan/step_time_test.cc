@@ -58,6 +58,25 @@ TEST(StepTime, CountsOnlyWhatOfAnExchangeIsExposed) {
   EXPECT_DOUBLE_EQ(time.idle, 0);
 }
 
+TEST(StepTime, AnExchangeOverNvlinkTakesTheTimeThatItRunsBesideFromTheProducts) {
+  TimedOperation over_nvlink = exchange(3);
+  over_nvlink.contends = true;
+  // The second product is looked at after the exchange, and takes 2 seconds more.
+  StepTime time = simulate({{.place = 0,
+                             .operations = {compute(1), over_nvlink, compute(2), compute(1)},
+                             .events = {{0, 1}, {1, 3}}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 1 + 4 + 1);
+  EXPECT_DOUBLE_EQ(products_of(time), 6);
+  EXPECT_DOUBLE_EQ(exposed_of(time, RankGroup::etp_ep), 0);
+  // It is looked at before, and ends 2 seconds later than was thought.
+  time = simulate({{.place = 0,
+                    .operations = {compute(1), compute(2), over_nvlink, compute(1)},
+                    .events = {{0, 2}}}});
+  EXPECT_DOUBLE_EQ(time.seconds, 1 + 2 + 2 + 1);
+  EXPECT_DOUBLE_EQ(products_of(time), 4 + 2);
+  EXPECT_DOUBLE_EQ(time.idle, 0);
+}
+
 TEST(StepTime, ReceiverWaitsForSender) {
   using Action = MessageUse::Action;
   const StepTime time = simulate(

@@ -1,0 +1,49 @@
+// What kernels reach of the bandwidth of a copy, on a GPU, where it is far from what others do
+// (kernel_rates.h). Measured in the steps of docs/benchmarks/plan_time.md on an H100: medians over
+// operations of 20 MB and more, or of what there is.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace troupe {
+
+struct KernelShare {
+  std::string_view kind;  // of the operation
+  double share = 1;
+};
+
+// Above 1: part of what is read is still in the cache, or nothing is written.
+inline constexpr std::array kMemoryShares = {
+    KernelShare{"add", 1.1},
+    KernelShare{"attention_sink_gradient", 0.68},
+    KernelShare{"causal_conv", 0.38},
+    KernelShare{"causal_conv_gradient", 0.25},
+    KernelShare{"causal_conv_weight_gradient", 0.23},
+    KernelShare{"embedding", 0.87},
+    KernelShare{"gated_delta_rule", 0.12},
+    KernelShare{"gated_delta_rule_gradient", 0.066},
+    KernelShare{"gated_norm", 0.53},
+    KernelShare{"gated_norm_gradient", 0.42},
+    KernelShare{"gated_norm_weight_gradient", 0.33},
+    KernelShare{"grouped_bias", 0.40},
+    KernelShare{"grouped_bias_probability_gradient", 0.28},
+    KernelShare{"grouped_bias_weight_gradient", 0.55},
+    KernelShare{"join_column_groups", 0.67},
+    KernelShare{"linear_bias_gradient", 0.70},
+    KernelShare{"load_balancing_loss", 0.12},
+    KernelShare{"mla_rows", 0.80},
+    KernelShare{"mla_rows_gradient", 0.82},
+    KernelShare{"qk_norm_rope_weight_gradient", 0.70},
+    KernelShare{"quantize", 0.83},
+    KernelShare{"rms_norm_weight_gradient", 0.71},
+    KernelShare{"route", 0.03},
+    KernelShare{"router_entropy", 0.05},
+    KernelShare{"router_topk", 0.04},
+    KernelShare{"row_gate", 0.57},
+    KernelShare{"row_gate_gradient", 0.57},
+    KernelShare{"split_column_groups", 0.67},
+    KernelShare{"squared_norm", 1.04},
+};
+
+}  // namespace troupe
