@@ -148,7 +148,10 @@ constexpr Choice<ProgramKind> kPrograms[] = {{"train", ProgramKind::train},
                                              {"eval", ProgramKind::eval}};
 constexpr Choice<Fp8Format> kFp8Formats[] = {{"e4m3", Fp8Format::e4m3},
                                              {"hybrid", Fp8Format::hybrid}};
-constexpr Choice<Fp8Recipe> kFp8Recipes[] = {{"tensorwise", Fp8Recipe::tensorwise},
+constexpr Choice<AmaxChoice> kAmaxChoices[] = {{"most_recent", AmaxChoice::most_recent},
+                                               {"max", AmaxChoice::max}};
+constexpr Choice<Fp8Recipe> kFp8Recipes[] = {{"delayed", Fp8Recipe::delayed},
+                                             {"tensorwise", Fp8Recipe::tensorwise},
                                              {"blockwise", Fp8Recipe::blockwise},
                                              {"mxfp8", Fp8Recipe::mxfp8}};
 constexpr Choice<PassId> kDumpedPasses[] = {
@@ -898,9 +901,35 @@ constexpr OptionSpec kOptions[] = {
      .member = kChoiceMember<&Options::fp8_recipe, kFp8Recipes>,
      .group = kModel,
      .metavar = "RECIPE",
-     .help = "What shares a scale: a tensor (of each expert); 1 x 128 numbers along the sum, of "
-             "weights 128 x 128 (blockwise); or 1 x 32 (mxfp8).",
-     .unset = "none",
+     .help = "What shares a scale: a tensor (of each expert), by what was largest in the steps "
+             "before (delayed) or is now (tensorwise); 1 x 128 numbers along the sum, of weights "
+             "128 x 128 (blockwise); or 1 x 32 (mxfp8).",
+     .unset = "delayed, with --fp8-format",
+     .commands = kShape},
+    {.name = "fp8-amax-history-len",
+     .member = &Options::fp8_amax_history_len,
+     .group = kModel,
+     .metavar = "N",
+     .help = "With --fp8-recipe delayed: of how many steps the largest elements are kept.",
+     .unset = "1",
+     .range = between(1, 65536),
+     .commands = kShape},
+    {.name = "fp8-amax-compute-algo",
+     .member = kChoiceMember<&Options::fp8_amax_compute_algo, kAmaxChoices>,
+     .group = kModel,
+     .metavar = "WHICH",
+     .help = "With --fp8-recipe delayed: scales are by the last step's largest elements, or by the "
+             "largest that are kept.",
+     .unset = "most_recent",
+     .commands = kShape},
+    {.name = "fp8-margin",
+     .member = &Options::fp8_margin,
+     .group = kModel,
+     .metavar = "N",
+     .help = "With --fp8-recipe delayed: scales leave room for elements that are 2^N times as "
+             "large.",
+     .unset = "0",
+     .range = between(0, 8),
      .commands = kShape},
     {.name = "first-last-layers-bf16",
      .member = &Options::first_last_layers_bf16,
