@@ -210,7 +210,7 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
       }
     }
   }
-  if (with_optimizer) add_histories(state, holders != nullptr, add);
+  if (with_optimizer && state.trained) add_histories(state, holders != nullptr, add);
   if (holders != nullptr && !holders->values.is_lowest_of_place()) return slices;
   for (const StateId id : state.expert_biases) {
     if (!id.valid()) continue;
@@ -733,6 +733,11 @@ class WeightsLoader {
     return found != stored_.end() && found->second->dtype == dtype;
   }
 
+  bool is_stored_as(const std::string& name, const Shape& shape) const {
+    const auto found = stored_.find(name);
+    return found != stored_.end() && found->second->shape == shape;
+  }
+
   // The boxes `pieces` of `target` are to come from the tensor `name`, of this role and whole
   // shape.
   void add(const std::string& name, CheckpointRole role, const Shape& whole, StateId target,
@@ -872,6 +877,12 @@ void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
     const StateTensor& bias = (*state.table)[id];
     loader.add(bias.name, CheckpointRole::state, bias.shape, id, {{.shape = bias.shape}});
   }
+  add_histories(state, /*to_save=*/false,
+                [&](StateId id, const Shape& all, const SlicePiece& piece) {
+                  const std::string& name = (*state.table)[id].name;
+                  if (!loader.is_stored_as(name, all)) return;
+                  loader.add(name, CheckpointRole::optimizer, all, id, {piece});
+                });
   std::vector<std::string> others = names_of_files(checkpoint);
   for (int32_t i = 0; i < whole.table->size(); ++i) {
     others.push_back((*whole.table)[StateId{i}].name);

@@ -63,6 +63,24 @@ class LowPrecision(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("--fp8-recipe", done.stdout + done.stderr)
 
+    # As the training step has them, and with the same histories when the run is over.
+    def test_evaluation_multiplies_codes(self):
+        def evaluated(name, *flags):
+            done = run("eval", "--load", HERE.folder / name, "--data-path", HERE.folder / "corpus",
+                       *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return re.search(r"validation loss ([0-9.]+)", done.stdout)[1]
+
+        for recipe, flags in RECIPES.items():
+            name = f"{recipe}_evaluated"
+            self.losses(name, *flags, "--split", "90,10,0", "--eval-iters", 2, "--eval-interval", 6)
+            found = [line["val_loss"] for line in metrics(HERE.folder / name)
+                     if "val_loss" in line]
+            self.assertEqual(evaluated(name), f"{found[-1]:.4f}", recipe)
+        # Another recipe is asked for.
+        every = {evaluated("tensorwise_evaluated", *flags) for flags in RECIPES.values()}
+        self.assertGreater(len(every), 1, every)
+
     # Histories that a checkpoint does not have, or has for other numbers of steps, begin anew.
     def test_histories_come_and_go(self):
         for before, after in ((("--fp8-amax-history-len", 3), ("--fp8-amax-history-len", 2)),

@@ -148,6 +148,35 @@ TEST_P(PrecisionLayouts, AgreeWithOneRank) {
 INSTANTIATE_TEST_SUITE_P(Layouts, PrecisionLayouts, ::testing::ValuesIn(precision_cases()),
                          [](const auto& info) { return info.param.name; });
 
+// A step in which the experts had too little room is void, and leaves the histories to the one that
+// takes its place.
+TEST(Precision, HistoriesMoveOnceWhereAStepRunsAgain) {
+  LayoutCase c;
+  c.model = wide_model();
+  c.layout.world_size = 2;
+  c.layout.expert_parallel = 2;
+  c.dispatcher = TokenDispatcher::alltoall;
+  c.sequence = 16;
+  c.precision = kDelayed;
+  c.amax_history = 4;
+  const Outcome expected = run_layout(c);
+  int64_t fallbacks = 0;
+  c.expert_room = 0.5;
+  c.fallbacks = &fallbacks;
+  const Outcome found = run_layout(c);
+  EXPECT_EQ(fallbacks, 3);
+  int histories = 0;
+  for (const auto& [name, values] : expected) {
+    if (name.find("amax_history") == std::string::npos) continue;
+    ++histories;
+    for (size_t i = 0; i < values.size(); ++i) {
+      // Rounds sum gradients of inputs in another order.
+      EXPECT_NEAR(found.at(name)[i], values[i], 1e-6 * values[i]) << name << " element " << i;
+    }
+  }
+  EXPECT_GT(histories, 0);
+}
+
 LayoutCase one_rank(const PrecisionOptions& precision) {
   LayoutCase c;
   c.model = wide_model();
