@@ -73,6 +73,7 @@ constexpr std::array kDecideNumbers = std::to_array<std::string_view>({
     "fp8-amax-history-len",
     "fp8-amax-compute-algo",
     "fp8-margin",
+    "no-fp8-wgrad",
     "first-last-layers-bf16",
     "num-layers-at-start-in-bf16",
     "num-layers-at-end-in-bf16",

@@ -222,7 +222,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     accepted_value("fp8-interval", "", "scales follow every step (in Megatron, too)."),
     accepted("tp-only-amax-red",
              "largest elements are those of all ranks that share a tensor, exchanged once a step."),
-    refused("no-fp8-wgrad", kNarrow),
     refused("fp4-format", kNarrow),
     refused("fp4-recipe", kNarrow),
     accepted("accumulate-allreduce-grads-in-fp32", "gradients are always summed in fp32."),

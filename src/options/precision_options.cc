@@ -43,6 +43,7 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
   PrecisionOptions chosen;
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
+    refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");
     refuse_without(options.first_last_layers_bf16, "first-last-layers-bf16", "fp8-format");
   }
   if (!options.first_last_layers_bf16) {
@@ -59,6 +60,7 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
                     .margin = options.fp8_margin.value_or(0)};
   chosen.format = *options.fp8_format;
   chosen.layers = config.num_layers;
+  chosen.weight_gradients = !options.no_fp8_wgrad;
   if (!options.first_last_layers_bf16) return chosen;
   chosen.first_layers = options.num_layers_at_start_in_bf16.value_or(1);
   chosen.last_layers = options.num_layers_at_end_in_bf16.value_or(1);

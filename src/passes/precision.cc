@@ -70,6 +70,7 @@ class PrecisionPass {
     const QuantizedForm* form = op.spec->quantized;
     if (form == nullptr || op.place.layer < 0) return false;
     if (form->allowed != nullptr && !form->allowed(op.attributes)) return false;
+    if (!options_.weight_gradients && is_weight_gradient(*form)) return false;
     const int32_t layer = op.place.layer;
     return layer >= options_.first_layers &&
            (layer >= options_.layers || layer < options_.layers - options_.last_layers);
@@ -150,6 +151,12 @@ class PrecisionPass {
       }
     }
     return places;
+  }
+
+  static bool is_weight_gradient(const QuantizedForm& form) {
+    return std::none_of(form.operands.begin(), form.operands.end(), [](const Operand& operand) {
+      return operand.kind == Operand::Kind::weight;
+    });
   }
 
   void read_stand_ins(int32_t index) {

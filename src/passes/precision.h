@@ -39,7 +39,8 @@ struct PrecisionOptions {
   int32_t first_layers = 0;
   int32_t last_layers = 0;
   int32_t layers = 0;
-  DelayedScaling delayed = {};  // of that recipe
+  bool weight_gradients = true;  // else their products keep their precision
+  DelayedScaling delayed = {};   // of that recipe
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;

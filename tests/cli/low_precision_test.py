@@ -116,6 +116,7 @@ class LowPrecision(unittest.TestCase):
                      "--fp8-format", "e4m3", "--fp8-recipe", "custom")
         self.refused("--fp8-margin: it belongs to --fp8-recipe delayed", *RECIPES["mxfp8"],
                      "--fp8-margin", 1)
+        self.refused("--no-fp8-wgrad: it belongs to --fp8-format", "--no-fp8-wgrad")
         self.refused("--fp8-amax-history-len: it belongs to --fp8-recipe delayed",
                      "--fp8-amax-history-len", 16)
         self.refused("--fp8-format hybrid: scales of blocks are for e4m3", "--fp8-format",

@@ -111,6 +111,12 @@ std::vector<LayoutCase> precision_cases() {
     c.dispatcher = TokenDispatcher::alltoall;
     c.sharding = StateSharding::optimizer;
   });
+  add("pp2_zero_bubble", 2, delayed, [](LayoutCase& c) {
+    c.layout.pipeline_parallel = 2;
+    c.chunks = 1;
+    c.micro_batches = 3;
+    c.schedule = PipelineSchedule::zb_h1;
+  });
   add("pp2_merged", 2, delayed, [](LayoutCase& c) {
     c.layout.pipeline_parallel = 2;
     c.micro_batches = 4;
@@ -147,6 +153,26 @@ TEST_P(PrecisionLayouts, AgreeWithOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, PrecisionLayouts, ::testing::ValuesIn(precision_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// Recording and moving histories wait for nothing but what they read and write.
+TEST(Precision, HistoriesAreTheSameInAnyOrderThatQueuesAllow) {
+  LayoutCase c;
+  c.model = wide_model();
+  c.layout.world_size = 2;
+  c.layout.tensor_parallel = 2;
+  c.layout.sequence_parallel = true;
+  c.layout.expert_parallel = 2;
+  c.layout.expert_tensor_parallel = 1;
+  c.dispatcher = TokenDispatcher::alltoall;
+  c.micro_batches = 2;
+  c.sequence = 16;
+  c.precision = kDelayed;
+  c.amax_history = 2;
+  const Outcome expected = run_layout(c);
+  for (const uint32_t seed : {1U, 2U, 3U}) {
+    expect_same_bits(expected, run_layout(c, {.interleaving = seed}));
+  }
+}
 
 // A step in which the experts had too little room is void, and leaves the histories to the one that
 // takes its place.
@@ -286,6 +312,20 @@ TEST(Precision, WeightsAreQuantizedOnceAStep) {
     EXPECT_FALSE(weights.empty());
     for (const auto& [weight, count] : weights) EXPECT_EQ(count, 1) << weight;
   }
+}
+
+TEST(Precision, GradientsOfWeightsMayKeepTheirs) {
+  PrecisionOptions precision = kDelayed;
+  const Products all = products_of(one_rank(precision));
+  precision.weight_gradients = false;
+  const Products others = products_of(one_rank(precision));
+  EXPECT_FALSE(others.quantized.empty());
+  std::vector<Product> expected;
+  for (const Product& product : all.quantized) {
+    if (!product.kind.ends_with("weight_gradient")) expected.push_back(product);
+  }
+  EXPECT_EQ(others.quantized, expected);
+  EXPECT_EQ(others.plain.size() + others.quantized.size(), all.plain.size() + all.quantized.size());
 }
 
 TEST(Precision, FirstAndLastLayersMayKeepTheirs) {
