@@ -13,6 +13,7 @@
 #include "options/device_options.h"
 #include "options/layout_options.h"
 #include "options/model_options.h"
+#include "options/precision_options.h"
 #include "train/data_sets.h"
 #include "train/evaluation.h"
 #include "train/interrupt.h"
@@ -43,7 +44,8 @@ class EvalRank {
     const SavedModel& model = evaluated.model;
     session_.declare(model.config, model.compute_dtype, /*trained=*/false, evaluated.layout);
     plan_ = plan_evaluation(model.config, session_, evaluated.sets, options.micro_batch_size,
-                            evaluated.samples, options.loss_chunk_tokens);
+                            evaluated.samples, options.loss_chunk_tokens,
+                            precision_options_of(options, model.config));
   }
 
   // On all ranks at once. Rank 0 prints.

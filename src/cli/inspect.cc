@@ -67,11 +67,11 @@ Inspected build(const Options& options, const ModelConfig& config,
   TrainingStepOptions step = training_step_options(options, config);
   step.passes.watch = watch;
   Inspected inspected;
-  inspected.program =
-      training ? build_training_step(config, state, step).program
-               : build_evaluation_step(config, state, step.micro_batch_size, step.sequence,
-                                       step.loss_chunk_tokens, step.reset_attention_mask)
-                     .program;
+  inspected.program = training ? build_training_step(config, state, step).program
+                               : build_evaluation_step(config, state, step.micro_batch_size,
+                                                       step.sequence, step.loss_chunk_tokens,
+                                                       step.reset_attention_mask, step.precision)
+                                     .program;
   verify_program(*inspected.program);
   inspected.plan = plan_of(*inspected.program, options);
   verify_memory_plan(*inspected.program, inspected.plan);

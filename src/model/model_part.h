@@ -36,6 +36,9 @@ struct RunLayout {
   // The optimizer's tensors and master weights of a rank's first parameters, up to this part of all
   // that it updates, are kept on the host (StateTensor::on_host).
   double optimizer_offload = 0;
+  // Of how many steps the largest elements of what products read are kept (docs/low_precision.md,
+  // `delayed`); 0: of none.
+  int32_t amax_history = 0;
   // How many rows a rank's experts have room for where ranks share the experts, times those of an
   // even load; 0: as many as may come (docs/memory.md, "Room for experts").
   double expert_room = 0;

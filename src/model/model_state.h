@@ -40,6 +40,10 @@ struct Parameter : ParameterSpec {
   std::vector<OptimizerTensor> optimizer;
   OptimizedParameter optimized;  // as the optimizer sees it
   StateId master;                // only when `value` is bf16
+  // f32 [experts of this rank, or 1; 3; steps], where the run keeps histories of largest elements
+  // and the parameter is a matrix of a layer; of the products in 8 bits alone it becomes more than
+  // zeros.
+  StateId amax_history;
 
   // Does this rank update some of it?
   bool is_updated() const { return gradient.valid() && shard.end > shard.begin; }

@@ -12,6 +12,7 @@
 #include "model/parameter_layout.h"
 #include "model/parameter_owners.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "ops/precision/amax_history/amax_history.h"
 
 namespace troupe {
 namespace {
@@ -92,6 +93,13 @@ class Declaration {
       parameter.gradient = add_state("grad.", gradient, held, Role::gradient);
       table_->at(parameter.value).gradient = parameter.gradient;
       if (kept.elements() > 0) add_optimizer_state(parameter, dtype, kept, add_state);
+    }
+    if (part_.run->amax_history > 0 && spec.is_matrix && !spec.is_outer && spec.layer >= 0) {
+      const int64_t matrices = spec.gradient_class == GradientClass::expert ? shape[0] : 1;
+      parameter.amax_history =
+          add_state(std::string(kAmaxHistoryPrefix), DType::f32,
+                    {matrices, kHistoryKinds, part_.run->amax_history}, Role::optimizer);
+      table_->at(parameter.value).amax_history = parameter.amax_history;
     }
     parameters_.push_back(std::move(parameter));
   }

@@ -58,6 +58,7 @@
 #include "ops/optimizer/muon/muon.h"
 #include "ops/optimizer/newton_schulz/newton_schulz.h"
 #include "ops/optimizer/shards/shards.h"
+#include "ops/precision/amax_history/amax_history.h"
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_grouped_linear/quantized_grouped_linear.h"
 #include "ops/precision/quantized_linear/quantized_linear.h"
@@ -167,6 +168,8 @@ constexpr std::array kOperations = {
     &kQkSquares,
     &kQkSquaresGradient,
     &kQuantize,
+    &kDelayedAmax,
+    &kAmaxHistoryUpdate,
     &kBlockAmax,
     &kQuantizedGroupedLinear,
     &kQuantizedGroupedLinearDataGradient,

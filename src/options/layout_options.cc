@@ -10,6 +10,7 @@
 #include "options/model_options.h"
 #include "options/offload_options.h"
 #include "options/optimizer_options.h"
+#include "options/precision_options.h"
 #include "options/refusals.h"
 #include "options/schedule_options.h"
 
@@ -233,6 +234,7 @@ RunLayout run_layout_of(const Options& options, const ModelConfig& config,
           .main_gradients = main_gradient_dtype(options),
           .optimizer = std::move(optimizer),
           .optimizer_offload = optimizer_offload_of(options),
+          .amax_history = amax_history_of(options),
           .expert_room = options.moe_expert_rank_capacity_factor.value_or(0),
           .is_staged = is_staged};
 }

@@ -283,6 +283,10 @@ struct Options {
   // Low precision.
   std::optional<Fp8Format> fp8_format;
   std::optional<Fp8Recipe> fp8_recipe;
+  std::optional<int32_t> fp8_amax_history_len;
+  std::optional<AmaxChoice> fp8_amax_compute_algo;
+  std::optional<int32_t> fp8_margin;
+  bool no_fp8_wgrad = false;
   bool first_last_layers_bf16 = false;
   std::optional<int32_t> num_layers_at_start_in_bf16;
   std::optional<int32_t> num_layers_at_end_in_bf16;

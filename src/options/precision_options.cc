@@ -12,25 +12,38 @@ namespace {
 using Recipe = Fp8Recipe;
 using Format = Fp8Format;
 
+Recipe recipe_of(const Options& options) {
+  if (!options.fp8_format) return Recipe::none;
+  return options.fp8_recipe.value_or(Recipe::delayed);
+}
+
 void check_recipe(const Options& options) {
-  if (!options.fp8_recipe) {
-    throw_bad_request(
-        "--fp8-format: say what shares a scale: --fp8-recipe tensorwise, blockwise or mxfp8. "
-        "(Megatron's default, delayed, is not available.)");
-  }
-  if (options.fp8_format == Format::hybrid && options.fp8_recipe != Recipe::tensorwise) {
+  const Recipe recipe = recipe_of(options);
+  if (options.fp8_format == Format::hybrid && recipe != Recipe::tensorwise &&
+      recipe != Recipe::delayed) {
     throw_bad_request(
         "--fp8-format hybrid: scales of blocks are for e4m3. Use --fp8-format e4m3, or "
         "--fp8-recipe tensorwise.");
+  }
+  if (recipe != Recipe::delayed) {
+    constexpr std::string_view kNeeded = "fp8-recipe delayed";
+    refuse_without(options.fp8_amax_history_len.has_value(), "fp8-amax-history-len", kNeeded);
+    refuse_without(options.fp8_amax_compute_algo.has_value(), "fp8-amax-compute-algo", kNeeded);
+    refuse_without(options.fp8_margin.has_value(), "fp8-margin", kNeeded);
   }
 }
 
 }  // namespace
 
+int32_t amax_history_of(const Options& options) {
+  return recipe_of(options) == Recipe::delayed ? options.fp8_amax_history_len.value_or(1) : 0;
+}
+
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config) {
   PrecisionOptions chosen;
   if (!options.fp8_format) {
     refuse_without(options.fp8_recipe.has_value(), "fp8-recipe", "fp8-format");
+    refuse_without(options.no_fp8_wgrad, "no-fp8-wgrad", "fp8-format");
     refuse_without(options.first_last_layers_bf16, "first-last-layers-bf16", "fp8-format");
   }
   if (!options.first_last_layers_bf16) {
@@ -40,11 +53,14 @@ PrecisionOptions precision_options_of(const Options& options, const ModelConfig&
     refuse_without(options.num_layers_at_end_in_bf16.has_value(), "num-layers-at-end-in-bf16",
                    kNeeded);
   }
-  if (!options.fp8_format) return chosen;
   check_recipe(options);
-  chosen.recipe = *options.fp8_recipe;
+  if (!options.fp8_format) return chosen;
+  chosen.recipe = recipe_of(options);
+  chosen.delayed = {.amax = options.fp8_amax_compute_algo.value_or(AmaxChoice::most_recent),
+                    .margin = options.fp8_margin.value_or(0)};
   chosen.format = *options.fp8_format;
   chosen.layers = config.num_layers;
+  chosen.weight_gradients = !options.no_fp8_wgrad;
   if (!options.first_last_layers_bf16) return chosen;
   chosen.first_layers = options.num_layers_at_start_in_bf16.value_or(1);
   chosen.last_layers = options.num_layers_at_end_in_bf16.value_or(1);

@@ -10,6 +10,9 @@
 
 namespace troupe {
 
+// RunLayout::amax_history.
+int32_t amax_history_of(const Options& options);
+
 PrecisionOptions precision_options_of(const Options& options, const ModelConfig& config);
 
 }  // namespace troupe

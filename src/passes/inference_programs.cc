@@ -84,9 +84,16 @@ InferenceStep build_inference(const ModelConfig& config, const ModelState& state
 
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
                                     int32_t batch, int32_t sequence, int32_t loss_chunk_tokens,
-                                    bool reset_attention_mask) {
-  return build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
-                         RoutingTrace::none, loss_chunk_tokens, reset_attention_mask);
+                                    bool reset_attention_mask, const PrecisionOptions& precision) {
+  InferenceStep step =
+      build_inference(config, state, batch, sequence, /*with_loss=*/true, /*keep_logits=*/false,
+                      RoutingTrace::none, loss_chunk_tokens, reset_attention_mask);
+  if (precision.any()) {
+    std::vector<WorkSegment> segments;  // nothing is differentiated
+    step.program->select_ops(lower_precision(*step.program, segments, state.part.layout(),
+                                             precision, /*skip=*/ValueId{}));
+  }
+  return step;
 }
 
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,

@@ -28,11 +28,13 @@ struct InferenceStep {
 
 // Forward pass with loss, without auxiliary losses and without keeping the logits, which are there
 // for `loss_chunk_tokens` tokens at a time (0: for all), and with attention within documents where
-// it is asked for. What the rank measures is what it adds to the batch: over the ranks of one dp
-// coordinate it adds up to the mean loss, and 0 where the rank adds nothing.
+// it is asked for, and with the products in 8 bits of a training step. What the rank measures is
+// what it adds to the batch: over the ranks of one dp coordinate it adds up to the mean loss, and 0
+// where the rank adds nothing.
 InferenceStep build_evaluation_step(const ModelConfig& config, const ModelState& state,
                                     int32_t batch, int32_t sequence, int32_t loss_chunk_tokens = 0,
-                                    bool reset_attention_mask = false);
+                                    bool reset_attention_mask = false,
+                                    const PrecisionOptions& precision = {});
 
 // Forward pass to the logits; with_loss adds labels and the loss.
 InferenceStep build_logits_step(const ModelConfig& config, const ModelState& state, int32_t batch,

@@ -1,11 +1,13 @@
 #include "passes/precision.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "ops/exchange/all_gather/all_gather.h"
+#include "ops/exchange/gather_parameter/gather_parameter.h"
 #include "ops/precision/quantize/quantize.h"
 #include "ops/precision/quantized_product.h"
 #include "program/rewrite.h"
@@ -16,11 +18,13 @@ namespace {
 using Operand = QuantizedForm::Operand;
 class PrecisionPass {
  public:
-  PrecisionPass(Program& program, const Layout& layout, const PrecisionOptions& options)
+  PrecisionPass(Program& program, const Layout& layout, const PrecisionOptions& options,
+                ValueId skip)
       : program_(program),
         layout_(layout),
         options_(options),
         rewrite_(program),
+        histories_(program, rewrite_, layout, options.delayed, skip),
         stand_in_(program.value_count()),
         definer_(program.value_count(), -1),
         first_product_(program.value_count(), -1),
@@ -31,11 +35,17 @@ class PrecisionPass {
     for (int32_t index = 0; index < count; ++index) {
       if (is_lowered(program_.op(index))) note_needs(index);
     }
+    if (is_delayed()) find_histories(count);
+    const std::map<int32_t, int32_t> records = places_of_records(segments);
     for (int32_t index = 0; index < count; ++index) {
+      if (const auto found = records.find(index); found != records.end()) {
+        histories_.record_before(found->second);
+      }
       read_stand_ins(index);
       for (const ValueId id : program_.outputs(program_.op(index))) definer_[id] = index;
       if (is_lowered(program_.op(index))) replace(index);
     }
+    if (is_delayed() && histories_.records()) histories_.update();
     std::vector<int32_t> order = rewrite_.order();
     move_segments(segments, rewrite_.new_begins());
     return order;
@@ -53,15 +63,100 @@ class PrecisionPass {
   struct Quantization {
     QuantizeAttributes attributes;  // what all products need
     Quantized codes;                // invalid as long as none of them has been reached
+    std::vector<AmaxSlot> slots;    // with delayed scaling, of all products
   };
 
   bool is_lowered(const Op& op) const {
     const QuantizedForm* form = op.spec->quantized;
     if (form == nullptr || op.place.layer < 0) return false;
     if (form->allowed != nullptr && !form->allowed(op.attributes)) return false;
+    if (!options_.weight_gradients && is_weight_gradient(*form)) return false;
     const int32_t layer = op.place.layer;
     return layer >= options_.first_layers &&
            (layer >= options_.layers || layer < options_.layers - options_.last_layers);
+  }
+
+  bool is_delayed() const { return options_.recipe == Fp8Recipe::delayed; }
+
+  // The history of the parameter that a product reads; invalid where it reads none.
+  StateId history_of(const Op& op) const {
+    const QuantizedForm& form = *op.spec->quantized;
+    for (size_t i = 0; i < 2; ++i) {
+      if (form.operands[i].kind != Operand::Kind::weight) continue;
+      ValueId weight = program_.inputs(op)[i];
+      if (gathered_from_.has(weight) && gathered_from_[weight].valid()) {
+        weight = gathered_from_[weight];
+      }
+      const Value& value = program_.value(weight);
+      TROUPE_CHECK(is_state(value.role), "a product in 8 bits of no parameter: " + value.name);
+      return program_.state()[value.state].amax_history;
+    }
+    return {};
+  }
+
+  // Each operand belongs to the map whose weight is multiplied with it: forward, or by its data
+  // gradient.
+  void find_histories(int32_t count) {
+    gathered_from_ = IdVector<ValueId, ValueId>(program_.value_count());
+    for (int32_t index = 0; index < count; ++index) {
+      const Op& op = program_.op(index);
+      for (const ValueId input : program_.inputs(op)) {
+        if (op.spec == &kGatherParameter) gathered_from_[program_.outputs(op)[0]] = input;
+      }
+      if (!is_lowered(op)) continue;
+      const StateId history = history_of(op);
+      if (!history.valid()) continue;
+      for (size_t i = 0; i < 2; ++i) add_slot(quantization_of_operand(index, i), index, i, history);
+    }
+    // Where there is no data gradient.
+    for (int32_t index = 0; index < count; ++index) {
+      if (!is_lowered(program_.op(index)) || history_of(program_.op(index)).valid()) continue;
+      for (size_t i = 0; i < 2; ++i) {
+        if (!quantization_of_operand(index, i).slots.empty()) continue;
+        const std::vector<AmaxSlot>& others = quantization_of_operand(index, 1 - i).slots;
+        TROUPE_CHECK(!others.empty(), "a product in 8 bits without a history");
+        add_slot(quantization_of_operand(index, i), index, i, others.front().history);
+      }
+    }
+  }
+
+  Quantization& quantization_of_operand(int32_t index, size_t operand) {
+    const auto& form = *program_.op(index).spec->quantized;
+    return quantizations_.at(key_of(
+        index, operand,
+        ::troupe::quantization_of(form.operands[operand], options_.recipe, options_.format)));
+  }
+
+  void add_slot(Quantization& quantization, int32_t index, size_t operand, StateId history) {
+    const Op& op = program_.op(index);
+    const AmaxSlot slot{.history = history,
+                        .kind = static_cast<int32_t>(op.spec->quantized->operands[operand].kind),
+                        .experts = op.spec->quantized->offsets >= 0};
+    std::vector<AmaxSlot>& slots = quantization.slots;
+    if (std::find(slots.begin(), slots.end(), slot) == slots.end()) slots.push_back(slot);
+    histories_.add(slot);
+  }
+
+  // Before which operation what was quantised up to another one, the key, is recorded: after what a
+  // backward differentiates, which recompute takes, and at the end of a backward.
+  std::map<int32_t, int32_t> places_of_records(const std::vector<WorkSegment>& segments) const {
+    std::map<int32_t, int32_t> places;
+    if (!is_delayed() || !histories_.records()) return places;
+    for (const WorkSegment& segment : segments) {
+      if (segment.begin == segment.end) continue;
+      if (segment.step.action == PipelineAction::forward) {
+        places[segment.differentiated_end] = segment.differentiated_end;
+      } else {
+        places[segment.end] = segment.end - 1;
+      }
+    }
+    return places;
+  }
+
+  static bool is_weight_gradient(const QuantizedForm& form) {
+    return std::none_of(form.operands.begin(), form.operands.end(), [](const Operand& operand) {
+      return operand.kind == Operand::Kind::weight;
+    });
   }
 
   void read_stand_ins(int32_t index) {
@@ -81,7 +176,7 @@ class PrecisionPass {
       const QuantizeAttributes own =
           quantization_of(form.operands[i], options_.recipe, options_.format);
       const auto [found, is_new] =
-          quantizations_.try_emplace(key_of(index, i, own), Quantization{own, {}});
+          quantizations_.try_emplace(key_of(index, i, own), Quantization{own, {}, {}});
       if (!is_new) found->second.attributes = in_both_orders(found->second.attributes, own);
     }
   }
@@ -158,16 +253,25 @@ class PrecisionPass {
       at.phase = Phase::data_gradient;
     }
     const ValueId of_experts = offsets_of(index);
-    const QuantizeAttributes& attributes = quantization.attributes;
+    QuantizeAttributes attributes = quantization.attributes;
+    attributes.measures = is_delayed() && histories_.records() && !is_measured_before(index, kind);
     const bool needs_offsets = kind != Operand::Kind::weight &&
                                (attributes.has_transposed() || attributes.block.rows != 1);
     const ValueId offsets = needs_offsets ? of_experts : ValueId{};
     const std::string name = program_.value(value).name + "_q";
+    const ValueId delayed = is_delayed() ? histories_.amax(quantization.slots.front()) : ValueId{};
     quantization.codes = rewrite_.insert_before(before, at, [&](Builder& builder) {
-      const ValueId amax = whole_amax(builder, value, offsets, of_experts.valid(), name);
+      const ValueId amax =
+          is_delayed() ? delayed : whole_amax(builder, value, offsets, of_experts.valid(), name);
       return quantize(builder, value, offsets, amax, attributes, name);
     });
+    if (attributes.measures) histories_.note(quantization.slots, quantization.codes.amax);
     return quantization.codes;
+  }
+
+  // A gathered weight is measured in forwards alone.
+  bool is_measured_before(int32_t index, Operand::Kind kind) const {
+    return kind == Operand::Kind::weight && program_.op(index).place.phase != Phase::forward;
   }
 
   // The first product that reads the value, which the forward pass has before the backward pass.
@@ -214,6 +318,8 @@ class PrecisionPass {
   const Layout& layout_;
   const PrecisionOptions& options_;
   Rewrite rewrite_;
+  AmaxHistories histories_;
+  IdVector<ValueId, ValueId> gathered_from_;  // the shards of parameters
   IdVector<ValueId, ValueId> stand_in_;       // of results of products
   IdVector<ValueId, int32_t> definer_;        // the operation, or the one that it replaces
   IdVector<ValueId, int32_t> first_product_;  // that reads it
@@ -224,8 +330,9 @@ class PrecisionPass {
 }  // namespace
 
 std::vector<int32_t> lower_precision(Program& program, std::vector<WorkSegment>& segments,
-                                     const Layout& layout, const PrecisionOptions& options) {
-  return PrecisionPass(program, layout, options).run(segments);
+                                     const Layout& layout, const PrecisionOptions& options,
+                                     ValueId skip) {
+  return PrecisionPass(program, layout, options, skip).run(segments);
 }
 
 }  // namespace troupe

@@ -17,7 +17,8 @@
 //
 // Where a scale belongs to a whole tensor and ranks have parts of it, its largest element is that
 // of all of them: of tp_cp, to which one micro-batch belongs; of experts that are spread over ep,
-// etp.
+// etp. With delayed scaling it comes from histories (passes/amax_histories.h), which the state has
+// for parameters (StateTensor::amax_history).
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@
 
 #include "ops/precision/recipe.h"
 #include "parallel/layout.h"
+#include "passes/amax_histories.h"
 #include "passes/work_segment.h"
 #include "program/program.h"
 
@@ -37,13 +39,18 @@ struct PrecisionOptions {
   int32_t first_layers = 0;
   int32_t last_layers = 0;
   int32_t layers = 0;
+  bool weight_gradients = true;  // else their products keep their precision
+  DelayedScaling delayed = {};   // of that recipe
 
   bool any() const { return recipe != Fp8Recipe::none; }
   bool operator==(const PrecisionOptions&) const = default;
 };
 
-// `segments` of the program; they are moved to the order that is returned.
+// `segments` of the program; they are moved to the order that is returned. `skip`: says whether the
+// step is void (TrainingStep::skipped); invalid: the histories of delayed scaling are read, and do
+// not go on.
 std::vector<int32_t> lower_precision(Program& program, std::vector<WorkSegment>& segments,
-                                     const Layout& layout, const PrecisionOptions& options);
+                                     const Layout& layout, const PrecisionOptions& options,
+                                     ValueId skip);
 
 }  // namespace troupe

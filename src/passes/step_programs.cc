@@ -354,7 +354,8 @@ TrainingStep build_training_step(const ModelConfig& config, const ModelState& st
   }
   if (options.precision.any()) {
     passes.run(PassId::precision, [&](Program& program) {
-      return lower_precision(program, segments, state.part.layout(), options.precision);
+      return lower_precision(program, segments, state.part.layout(), options.precision,
+                             step.skipped);
     });
   }
   if (options.recompute.any() || options.expert_rounds ||

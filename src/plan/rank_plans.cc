@@ -55,9 +55,9 @@ struct BuiltClass {
 // Of an evaluation, which runs between steps.
 CollectiveTrace trace_evaluation(const ModelConfig& config, const ModelState& state,
                                  const TrainingStepOptions& options) {
-  const InferenceStep step =
-      build_evaluation_step(config, state, options.micro_batch_size, options.sequence,
-                            options.loss_chunk_tokens, options.reset_attention_mask);
+  const InferenceStep step = build_evaluation_step(config, state, options.micro_batch_size,
+                                                   options.sequence, options.loss_chunk_tokens,
+                                                   options.reset_attention_mask, options.precision);
   verify_program(*step.program);
   return trace_collectives(*step.program);
 }

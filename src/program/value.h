@@ -68,7 +68,10 @@ struct StateTensor {
   Shape shape;
   Role role = Role::parameter;
   StateId gradient = {};  // of a parameter: its main gradient; invalid where none is needed
-  bool on_host = false;   // programs on a GPU read and write it in the host's memory
+  // Of a parameter: the largest elements of what its products read in steps before
+  // (ops/precision/amax_history/amax_history.h); invalid where none are kept.
+  StateId amax_history = {};
+  bool on_host = false;  // programs on a GPU read and write it in the host's memory
 };
 
 // The state of one rank. Filled while the model is declared, constant afterwards; programs hold it

@@ -36,14 +36,14 @@ std::vector<EvaluationSet> open_evaluation_sets(const ValidationSpec& spec, Samp
 
 EvaluationPlan plan_evaluation(const ModelConfig& config, const RankSession& session,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int32_t loss_chunk_tokens) {
+                               int32_t loss_chunk_tokens, const PrecisionOptions& precision) {
   int64_t rows = batch;
   for (const EvaluationSet& set : sets) rows = std::min(rows, set.source->num_samples());
   EvaluationPlan plan;
   const SampleOptions& data = sets.front().source->options();
   plan.step = build_evaluation_step(config, session.state(), static_cast<int32_t>(rows),
                                     static_cast<int32_t>(data.sequence_length), loss_chunk_tokens,
-                                    data.reset_attention_mask);
+                                    data.reset_attention_mask, precision);
   plan.memory = session.plan(*plan.step.program);
   for (const EvaluationSet& set : sets) {
     const int64_t available = set.source->num_samples();

@@ -58,7 +58,7 @@ struct EvaluationPlan {
 // its sequences are of one length.
 EvaluationPlan plan_evaluation(const ModelConfig& config, const RankSession& session,
                                std::span<const EvaluationSet> sets, int32_t batch, int64_t samples,
-                               int32_t loss_chunk_tokens);
+                               int32_t loss_chunk_tokens, const PrecisionOptions& precision);
 
 // Owns its program and memory; shares the weights. Borrows session and sets. One thread per rank.
 class Evaluation {

@@ -40,7 +40,7 @@ uint64_t evaluation_bytes(const Options& options, const ModelConfig& config, int
   const int32_t samples = options.eval_micro_batch_size.value_or(step.micro_batch_size);
   const InferenceStep evaluation =
       build_evaluation_step(config, state_of(options, config, rank), samples, step.sequence,
-                            step.loss_chunk_tokens, step.reset_attention_mask);
+                            step.loss_chunk_tokens, step.reset_attention_mask, step.precision);
   return plan_program(*evaluation.program, options).own_bytes();
 }
 

@@ -46,9 +46,9 @@ Trainer::Trainer(const Options& options, int32_t rank, ProcessGroup* group)
   runner_.build(largest);
   if (start_.evaluation_sets().empty()) return;
   const EvaluationSpec& evaluation = spec_.evaluation;
-  evaluation_plan_ =
-      plan_evaluation(run.model, session_, start_.evaluation_sets(), evaluation.micro_batch_size,
-                      evaluation.samples(largest), evaluation.loss_chunk_tokens);
+  evaluation_plan_ = plan_evaluation(run.model, session_, start_.evaluation_sets(),
+                                     evaluation.micro_batch_size, evaluation.samples(largest),
+                                     evaluation.loss_chunk_tokens, start_.largest_step().precision);
   evaluation_bytes_ = evaluation_plan_.own_bytes();
 }
 

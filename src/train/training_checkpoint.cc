@@ -22,6 +22,7 @@
 #include "io/model_config_json.h"
 #include "model/parameter_layout.h"
 #include "ops/optimizer/adamw/moment_blocks.h"
+#include "ops/precision/amax_history/amax_history.h"
 #include "options/options.h"
 
 namespace troupe {
@@ -153,6 +154,29 @@ struct Holders {
   LowestHolder optimizer;
 };
 
+// Calls add(state, whole shape, piece) for the histories of largest elements; to save, where the
+// rank is the first that has them.
+template <class Add>
+void add_histories(const ModelState& state, bool to_save, const Add& add) {
+  const DensePlace dense = state.part.dense();
+  const ExpertPlace expert = state.part.expert();
+  for (const Parameter& parameter : state.parameters) {
+    if (!parameter.amax_history.valid()) continue;
+    const bool experts = parameter.gradient_class == GradientClass::expert;
+    const bool is_first = experts ? expert.etp == 0 && expert.edp == 0
+                                  : dense.tp == 0 && dense.cp == 0 && dense.dp == 0;
+    if (to_save && !is_first) continue;
+    const Shape& own = (*state.table)[parameter.amax_history].shape;
+    Shape whole = own;
+    SlicePiece piece{.shape = own};
+    if (experts) {
+      whole = {parameter.whole_shape[0], own[1], own[2]};
+      piece.offset[0] = parameter.slice.ranges[0][0].begin;
+    }
+    add(parameter.amax_history, whole, piece);
+  }
+}
+
 // The boxes of this rank, in its memory: all of them, or those that it saves.
 template <class Slice>
 std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storage,
@@ -186,6 +210,7 @@ std::vector<Slice> slices_of(const ModelState& state, const StateStorage& storag
       }
     }
   }
+  if (with_optimizer && state.trained) add_histories(state, holders != nullptr, add);
   if (holders != nullptr && !holders->values.is_lowest_of_place()) return slices;
   for (const StateId id : state.expert_biases) {
     if (!id.valid()) continue;
@@ -651,17 +676,36 @@ std::string passed_over(const std::string& path, const std::string& chosen,
       path, *newest, step, incomplete.back());
 }
 
+namespace {
+
+// Histories of largest elements that the run did not have, or had for other numbers of steps, begin
+// anew.
+void leave_out_new_histories(const Checkpoint& checkpoint, std::vector<SliceToLoad>& slices) {
+  std::erase_if(slices, [&](const SliceToLoad& slice) {
+    if (!slice.name.starts_with(kAmaxHistoryPrefix)) return false;
+    const auto is_stored = [&](const StoredTensor& tensor) {
+      return tensor.name == slice.name && tensor.shape == slice.global_shape;
+    };
+    return std::none_of(checkpoint.tensors().begin(), checkpoint.tensors().end(), is_stored);
+  });
+}
+
+}  // namespace
+
 void load_training_state(const Checkpoint& checkpoint, const ModelConfig& config,
                          const ModelState& state, const StateStorage& storage,
                          const WorkReport& report, bool with_optimizer) {
   TROUPE_CHECK(state.table.get() == &storage.table(), "state and storage belong together");
-  const std::vector<SliceToLoad> slices =
-      slices_of<SliceToLoad>(state, storage, nullptr, with_optimizer);
+  std::vector<SliceToLoad> slices = slices_of<SliceToLoad>(state, storage, nullptr, with_optimizer);
+  leave_out_new_histories(checkpoint, slices);
   std::vector<CheckpointRole> roles = {CheckpointRole::parameter, CheckpointRole::state};
   if (state.trained && with_optimizer) roles.push_back(CheckpointRole::optimizer);
   // What else the checkpoint may hold: what other ranks load of the same model, and the files,
   // which belong to the facts.
   std::vector<std::string> elsewhere = names_of_files(checkpoint);
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name.starts_with(kAmaxHistoryPrefix)) elsewhere.push_back(tensor.name);
+  }
   RunLayout one = layout_of_one_rank(config.num_layers, config.mtp_num_layers);
   one.optimizer = state.part.run->optimizer;
   const ModelState whole =
@@ -687,6 +731,11 @@ class WeightsLoader {
   bool is_stored_as(const std::string& name, DType dtype) const {
     const auto found = stored_.find(name);
     return found != stored_.end() && found->second->dtype == dtype;
+  }
+
+  bool is_stored_as(const std::string& name, const Shape& shape) const {
+    const auto found = stored_.find(name);
+    return found != stored_.end() && found->second->shape == shape;
   }
 
   // The boxes `pieces` of `target` are to come from the tensor `name`, of this role and whole
@@ -828,6 +877,12 @@ void load_checkpoint_weights(const Checkpoint& checkpoint, DType stored_dtype,
     const StateTensor& bias = (*state.table)[id];
     loader.add(bias.name, CheckpointRole::state, bias.shape, id, {{.shape = bias.shape}});
   }
+  add_histories(state, /*to_save=*/false,
+                [&](StateId id, const Shape& all, const SlicePiece& piece) {
+                  const std::string& name = (*state.table)[id].name;
+                  if (!loader.is_stored_as(name, all)) return;
+                  loader.add(name, CheckpointRole::optimizer, all, id, {piece});
+                });
   std::vector<std::string> others = names_of_files(checkpoint);
   for (int32_t i = 0; i < whole.table->size(); ++i) {
     others.push_back((*whole.table)[StateId{i}].name);

@@ -14,7 +14,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from program_runs import HERE, main, metrics, run
 from rank_runs import make_corpus
 
-RECIPES = {"tensorwise": ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"),
+RECIPES = {"delayed": ("--fp8-format", "hybrid", "--fp8-amax-history-len", 2,
+                       "--fp8-amax-compute-algo", "max"),
+           "tensorwise": ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"),
            "blockwise": ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise"),
            "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8")}
 
@@ -61,17 +63,62 @@ class LowPrecision(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("--fp8-recipe", done.stdout + done.stderr)
 
+    # As the training step has them, and with the same histories when the run is over.
+    def test_evaluation_multiplies_codes(self):
+        def evaluated(name, *flags):
+            done = run("eval", "--load", HERE.folder / name, "--data-path", HERE.folder / "corpus",
+                       *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return re.search(r"validation loss ([0-9.]+)", done.stdout)[1]
+
+        for recipe, flags in RECIPES.items():
+            name = f"{recipe}_evaluated"
+            self.losses(name, *flags, "--split", "90,10,0", "--eval-iters", 2, "--eval-interval", 6)
+            found = [line["val_loss"] for line in metrics(HERE.folder / name)
+                     if "val_loss" in line]
+            self.assertEqual(evaluated(name), f"{found[-1]:.4f}", recipe)
+        # Another recipe is asked for.
+        every = {evaluated("tensorwise_evaluated", *flags) for flags in RECIPES.values()}
+        self.assertGreater(len(every), 1, every)
+
+    # Histories that a checkpoint does not have, or has for other numbers of steps, begin anew.
+    def test_histories_come_and_go(self):
+        for before, after in ((("--fp8-amax-history-len", 3), ("--fp8-amax-history-len", 2)),
+                              (("--fp8-recipe", "tensorwise"), ()),
+                              ((), ("--fp8-recipe", "tensorwise"))):
+            name = "_".join(map(str, ("histories", *before, "then", *after)))
+            self.losses(name, "--fp8-format", "hybrid", *before, steps=3)
+            losses = self.losses(name, "--fp8-format", "hybrid", *after, "--load",
+                                 HERE.folder / name)
+            self.assertLess(losses[-1], losses[0], name)
+
+    # The scales are the same, so the losses part by their rounding alone, as in bf16.
+    def test_histories_are_the_same_in_other_layouts(self):
+        self.losses("one_rank", *RECIPES["delayed"], steps=3)
+        one = self.losses("one_rank", *RECIPES["delayed"], "--load", HERE.folder / "one_rank")
+        for layout in (("--expert-model-parallel-size", 2, "--moe-token-dispatcher-type",
+                        "alltoall"), ("--tensor-model-parallel-size", 2),
+                       ("--use-distributed-optimizer",)):
+            name = "_".join(map(str, ("ranks", *layout)))
+            self.losses(name, *RECIPES["delayed"], "--ranks", 2, *layout, steps=3)
+            losses = self.losses(name, *RECIPES["delayed"], "--load", HERE.folder / name)
+            for other, own in zip(losses[-3:], one[-3:], strict=True):
+                self.assertLess(abs(other - own), 0.01 * own, name)
+
     def refused(self, text, *flags, command="plan"):
         done = run(command, "--model", HERE.folder / "config.json", *flags)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn(text, " ".join(done.stderr.split()))
 
     def test_what_does_not_go_together_is_refused(self):
-        self.refused("--fp8-format: say what shares a scale: --fp8-recipe tensorwise",
-                     "--fp8-format", "e4m3")
         self.refused("--fp8-recipe: it belongs to --fp8-format", "--fp8-recipe", "blockwise")
-        self.refused("--fp8-recipe takes tensorwise, blockwise or mxfp8, not 'delayed'",
-                     "--fp8-format", "e4m3", "--fp8-recipe", "delayed")
+        self.refused("--fp8-recipe takes delayed, tensorwise, blockwise or mxfp8, not 'custom'",
+                     "--fp8-format", "e4m3", "--fp8-recipe", "custom")
+        self.refused("--fp8-margin: it belongs to --fp8-recipe delayed", *RECIPES["mxfp8"],
+                     "--fp8-margin", 1)
+        self.refused("--no-fp8-wgrad: it belongs to --fp8-format", "--no-fp8-wgrad")
+        self.refused("--fp8-amax-history-len: it belongs to --fp8-recipe delayed",
+                     "--fp8-amax-history-len", 16)
         self.refused("--fp8-format hybrid: scales of blocks are for e4m3", "--fp8-format",
                      "hybrid", "--fp8-recipe", "mxfp8")
         self.refused("--first-last-layers-bf16: it belongs to --fp8-format",

@@ -100,6 +100,39 @@ inline OpSample grouped_sample(int64_t n, int64_t k, const std::vector<int32_t>&
       });
 }
 
+// Codes by scales that are given, in rows and transposed, and the largest elements found beside.
+inline OpSample measured_sample(int64_t rows, int64_t columns, const std::vector<int32_t>& offsets,
+                                DType format) {
+  return {"measured " + std::to_string(rows) + "x" + std::to_string(columns) + " " +
+              std::string(name_of(format)),
+          [=](SampleBuilder& sample) {
+            const bool grouped = !offsets.empty();
+            const auto experts = static_cast<int32_t>(offsets.size()) - 1;
+            SampleBuilder::Options constant;
+            constant.differentiable = false;
+            constant.dtype = DType::bf16;
+            ValueId begins;
+            if (grouped) {
+              begins = sample.integers("offsets", {experts + 1}, offsets);
+              constant.rows = begins;
+              constant.rows_element = experts;
+            }
+            const ValueId x = sample.tensor("x", {rows, columns}, constant);
+            SampleBuilder::Options before;
+            before.differentiable = false;
+            before.dtype = DType::f32;
+            const int64_t matrices = grouped ? experts : 1;
+            const ValueId amax =
+                sample.values("before", {matrices, 1},
+                              std::vector<double>(static_cast<size_t>(matrices), 1.5), before);
+            const Quantized q =
+                quantize(sample.builder(), x, begins, amax,
+                         {.format = format, .order = CodesOrder::both, .measures = true}, "q");
+            sample.result_without_gradient(q.amax);
+            sample.result_without_gradient(q.rows.scales);
+          }};
+}
+
 // A product of operands in 8 bits and both its gradients, dense or, with `offsets`, of experts.
 // Codes are those of bf16 numbers, in all dtypes. `blocks`: with a scale for each 128 along the sum
 // (of weights 128 x 128), powers of two; otherwise with one scale for each operand.
@@ -407,6 +440,8 @@ inline std::vector<LargeSample> large_samples() {
   const auto add = [&](const OpSpec& spec, OpSample sample) {
     all.push_back({&spec, std::move(sample)});
   };
+  add(kQuantize, measured_sample(300, 528, {}, DType::f8e4m3));
+  add(kQuantize, measured_sample(1000, 272, {0, 0, 130, 130, 900}, DType::f8e5m2));
   add(kQuantizedLinear, codes_sample(300, 528, 272, {}, false));
   add(kQuantizedLinear, codes_sample(1100, 1040, 144, {}, false, DType::f8e5m2));
   add(kQuantizedLinear, codes_sample(300, 528, 272, {}, true));

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -81,8 +82,9 @@ std::shared_ptr<const RunLayout> make_layout(const ModelConfig& config, const Si
                   .sequence_parallel = true,
                   .embedding_places = partition.value().embedding_ranks(config.tie_embeddings)});
   if (layout.refusal() != nullptr || check_layout(config, layout.value(), 64)) return nullptr;
-  return std::make_shared<const RunLayout>(
-      RunLayout{std::move(layout.value()), std::move(partition.value()), {}, sizes.sharding});
+  RunLayout run{std::move(layout.value()), std::move(partition.value()), {}, sizes.sharding};
+  run.amax_history = 2;
+  return std::make_shared<const RunLayout>(std::move(run));
 }
 
 std::string name_of(const RunLayout& run) {
@@ -403,6 +405,13 @@ void for_each_element(const RankState& rank, const Visit& visit) {
   };
   for (const Parameter& parameter : rank.state.parameters) {
     for (const StateId id : kept(parameter)) tensor(id, elements_held(parameter, id));
+    if (!parameter.amax_history.valid()) continue;
+    const Shape& history = (*rank.state.table)[parameter.amax_history].shape;
+    const bool experts = parameter.gradient_class == GradientClass::expert;
+    std::vector<int64_t> numbers(static_cast<size_t>(history.elements()));
+    std::iota(numbers.begin(), numbers.end(),
+              experts ? parameter.slice.ranges[0][0].begin * history.row_elements() : 0);
+    tensor(parameter.amax_history, numbers);
   }
   for (const StateId id : rank.state.expert_biases) {
     if (!id.valid()) continue;

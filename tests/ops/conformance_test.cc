@@ -170,6 +170,7 @@ TEST(Registry, EveryKindIsExercised) {
   }
   // Neither state nor other ranks can be declared by a sample; these have tests of their own.
   const std::set<std::string> own_tests = {"adamw",
+                                           "amax_history_update",
                                            "all_gather",
                                            "all_reduce",
                                            "copy_to_ranks",

@@ -16,7 +16,7 @@ using Numbers = std::vector<double>;
 // The reduction of the weight gradient is long enough to be cut into pieces, that of the map itself
 // into panels.
 constexpr int64_t kTokens = 2100;
-constexpr int64_t kHidden = 600;
+constexpr int64_t kInner = 600;
 constexpr int64_t kMatrices = 9;
 
 double rounded(double value, DType dtype) {
@@ -44,13 +44,13 @@ void expect_rounded(const Numbers& actual, const Numbers& expected, int bits, co
 TEST(Linear, InDoubleIsExact) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     SCOPED_TRACE(name_of(dtype));
-    const Numbers x = operand(kTokens * kHidden, 0, dtype);
-    const Numbers weight = operand(kMatrices * kHidden, 1, dtype);
+    const Numbers x = operand(kTokens * kInner, 0, dtype);
+    const Numbers weight = operand(kMatrices * kInner, 1, dtype);
     const Numbers bias = operand(kMatrices, 2, dtype);
     const auto build = [&](SampleBuilder& sample) {
       Builder& builder = sample.builder();
-      const ValueId in = sample.values("x", {kTokens, kHidden}, x, {});
-      const ValueId w = sample.values("weight", {kMatrices, kHidden}, weight, {});
+      const ValueId in = sample.values("x", {kTokens, kInner}, x, {});
+      const ValueId w = sample.values("weight", {kMatrices, kInner}, weight, {});
       const ValueId b = sample.values("bias", {kMatrices}, bias, {});
       sample.result(linear(builder, in, w, {.bias = b, .output = LinearOutput::f64}, "logits"));
     };
@@ -70,9 +70,9 @@ TEST(Linear, InDoubleIsExact) {
         const double g = random_normal(2, RandomStream::test, 0, at);
         y[at] = bias[static_cast<size_t>(e)];
         db[static_cast<size_t>(e)] += g;
-        for (int64_t k = 0; k < kHidden; ++k) {
-          const auto xi = static_cast<size_t>(t * kHidden + k);
-          const auto wi = static_cast<size_t>(e * kHidden + k);
+        for (int64_t k = 0; k < kInner; ++k) {
+          const auto xi = static_cast<size_t>(t * kInner + k);
+          const auto wi = static_cast<size_t>(e * kInner + k);
           y[at] += x[xi] * weight[wi];
           dx[xi] += g * weight[wi];
           dw[wi] += g * x[xi];

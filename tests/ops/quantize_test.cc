@@ -120,6 +120,30 @@ TEST(Quantize, OneScaleOfATensor) {
   }
 }
 
+// With a scale from elsewhere: what is too large saturates, and is what is measured.
+TEST(Quantize, ByALargestElementOfBefore) {
+  const Numbers x = {0.25, -3, 0.5, 1, 7, -0.001};
+  const auto found = run_sample([&](SampleBuilder& sample) {
+    SampleBuilder::Options constant;
+    constant.differentiable = false;
+    const ValueId values = sample.values("x", {2, 3}, x, constant);
+    constant.dtype = DType::f32;
+    const ValueId before = sample.values("before", {1, 1}, {1}, constant);
+    const Quantized q = quantize(sample.builder(), values, {}, before, {.measures = true}, "q");
+    const Codes one = identity(sample, 3);
+    sample.result_without_gradient(q.amax);
+    sample.result_without_gradient(sample.builder().emit(
+        kQuantizedLinear, Attributes(QuantizedProductAttributes{.compute = DType::f64}),
+        {q.rows.codes, one.codes, q.rows.scales, one.scales, ValueId{}}, "y")[0]);
+  });
+  EXPECT_EQ(found[0], Numbers{7});
+  const double scale = 1 / 448.0F;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double inside = std::clamp(x[i], -1.0, 1.0);
+    EXPECT_EQ(found[1][i], e4m3(inside * 448) * scale) << x[i];
+  }
+}
+
 TEST(Quantize, BlocksAlongRowsAndColumnsAndSquares) {
   const int64_t columns = 13;
   const Numbers x = normal_numbers(11 * columns, 2);

@@ -304,6 +304,13 @@ TEST_F(ModelOptions, FlagsChangeTheStep) {
                                                    .format = Fp8Format::hybrid,
                                                    .layers = step.precision.layers};
        }},
+      {"--fp8-format hybrid --fp8-amax-compute-algo max --fp8-margin 2",
+       [](const Step& step) {
+         return step.precision == PrecisionOptions{.recipe = Fp8Recipe::delayed,
+                                                   .format = Fp8Format::hybrid,
+                                                   .layers = step.precision.layers,
+                                                   .delayed = {AmaxChoice::max, 2}};
+       }},
       {"--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 "
        "--num-layers-at-start-in-bf16 0",
        [](const Step& step) {

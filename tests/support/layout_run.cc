@@ -378,11 +378,26 @@ class Rank {
       }
     }
     if (number < kSteps) return;
+    for (const Parameter& parameter : state_.parameters) measure_history(parameter);
     for (const StateId id : state_.expert_biases) {
       if (!id.valid()) continue;
       const TensorView view = storage_.view(id);
       const auto* data = view.as<float>();
       own_["after it " + (*state_.table)[id].name].assign(data, data + view.shape.elements());
+    }
+  }
+
+  // By expert, as ranks have others.
+  void measure_history(const Parameter& parameter) {
+    if (!parameter.amax_history.valid()) return;
+    const TensorView view = storage_.view(parameter.amax_history);
+    const bool experts = parameter.gradient_class == GradientClass::expert;
+    const int64_t first = experts ? parameter.slice.ranges[0][0].begin : 0;
+    for (int64_t i = 0; i < view.shape[0]; ++i) {
+      const auto* data = view.as<float>() + i * view.shape.row_elements();
+      own_["after it " + (*state_.table)[parameter.amax_history].name + " " +
+           std::to_string(first + i)]
+          .assign(data, data + view.shape.row_elements());
     }
   }
 
@@ -448,6 +463,7 @@ std::shared_ptr<const RunLayout> run_layout_of(const LayoutCase& wanted) {
       .optimizer = wanted.optimizer != nullptr ? wanted.optimizer
                                                : adamw_of(wanted.exp_avg, wanted.exp_avg_sq),
       .optimizer_offload = wanted.optimizer_offload,
+      .amax_history = wanted.amax_history,
       .expert_room = wanted.expert_room});
 }
 

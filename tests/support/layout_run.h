@@ -61,6 +61,7 @@ struct LayoutCase {
   std::vector<PassId> skipped_passes = {};
   std::vector<AddedPass> added_passes = {};
   double optimizer_offload = 0;  // RunLayout::optimizer_offload
+  int32_t amax_history = 0;      // RunLayout::amax_history
   DType dtype = DType::f64;
   // See RunLayout.
   DType main_gradients = DType::f32;

@@ -14,6 +14,7 @@ struct QuantizeAttributes {
   BlockShape block = {};  // of codes in rows
   CodesOrder order = CodesOrder::rows;
   BlockShape transposed_block = {};  // of transposed codes, not of one row
+  bool measures = false;             // gives the largest elements of x, too: the last output
 
   bool has_rows() const { return order != CodesOrder::transposed; }
   bool has_transposed() const { return order != CodesOrder::rows; }
@@ -21,6 +22,8 @@ struct QuantizeAttributes {
   // Where in the outputs they are.
   int transposed_output() const { return has_rows() ? 2 : 0; }
   int transposed_scales_output() const { return shares_scales() ? 1 : transposed_output() + 1; }
+  // Where there are scales of one kind alone.
+  int measured_output() const { return order == CodesOrder::both ? 3 : 2; }
   bool operator==(const QuantizeAttributes&) const = default;
 };
 

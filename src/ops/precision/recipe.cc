@@ -13,6 +13,7 @@ BlockShape block_of(const QuantizedForm::Operand& operand, Fp8Recipe recipe) {
     case Fp8Recipe::none:
       break;
     case Fp8Recipe::tensorwise:
+    case Fp8Recipe::delayed:
       return {};
     case Fp8Recipe::blockwise:
       if (operand.kind == QuantizedForm::Operand::Kind::weight) return {128, 128};

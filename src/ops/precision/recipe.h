@@ -11,9 +11,12 @@ namespace troupe {
 enum class Fp8Recipe : uint8_t {
   none,
   tensorwise,  // one scale for a tensor, for each expert of it; f32
+  delayed,     // the same, by what was largest in the steps before
   blockwise,   // for 1 x 128 along the sum, weights 128 x 128; powers of two
   mxfp8,       // for 1 x 32 along the sum; powers of two in 8 bits
 };
+// What of a history `delayed` takes.
+enum class AmaxChoice : uint8_t { most_recent, max };
 enum class Fp8Format : uint8_t {
   e4m3,    // of all codes
   hybrid,  // e5m2 of gradients

@@ -20,10 +20,13 @@ void infer_accumulate(InferContext& context) {
   TROUPE_CHECK(
       source.dtype == DType::f64 || source.dtype == DType::f32 || source.dtype == DType::i32,
       "accumulate: source is not f64, f32 or i32: " + source.name);
-  TROUPE_CHECK(!target.rows.valid() && !source.rows.valid() &&
-                   target.shape.elements() == source.shape.elements(),
-               "accumulate: " + target.name + " " + target.shape.to_string() + " and " +
-                   source.name + " " + source.shape.to_string());
+  const auto& attributes = context.attributes<AccumulateAttributes>();
+  const int64_t room = target.shape.elements() - attributes.first;
+  TROUPE_CHECK(
+      !target.rows.valid() && !source.rows.valid() && attributes.first >= 0 &&
+          (attributes.in_part ? source.shape.elements() <= room : source.shape.elements() == room),
+      "accumulate: " + target.name + " " + target.shape.to_string() + " and " + source.name + " " +
+          source.shape.to_string());
   if (context.has_input(2)) {
     const Value& factor = context.input(2);
     TROUPE_CHECK(
@@ -42,8 +45,9 @@ Cost cost_accumulate(const OpView& op) {
 
 std::string print_accumulate(const Attributes& attributes) {
   const auto& values = attributes.as<AccumulateAttributes>();
-  return fmt::format("weight={} overwrite={}{}", values.weight, values.overwrite ? 1 : 0,
-                     values.largest ? " largest=1" : "");
+  return fmt::format("weight={} overwrite={}{}{}", values.weight, values.overwrite ? 1 : 0,
+                     values.largest ? " largest=1" : "",
+                     values.in_part ? fmt::format(" first={}", values.first) : "");
 }
 
 std::vector<OpSample> samples_accumulate() {
@@ -85,11 +89,20 @@ std::vector<OpSample> samples_accumulate() {
     }
     sample.result_without_gradient(target);
   };
-  return {{"overwrite, then add", sums},
-          {"the largest", largest},
-          {"scalar", scalar},
-          {"several chunks", several_chunks},
-          {"factor", with_factor}};
+  const auto in_part = [](SampleBuilder& sample) {
+    const ValueId target = sample.builder().metric("peaks", DType::f64, {1, 5});
+    for (const std::vector<int32_t>& terms : {std::vector<int32_t>{3, 1}, {2, 7}}) {
+      const ValueId source = sample.integers("source", {2}, terms);
+      accumulate_largest_at(sample.builder(), target, source, 2, /*overwrite=*/terms[0] == 3);
+      accumulate_largest_at(sample.builder(), target, source, 0, /*overwrite=*/terms[0] == 3);
+    }
+    const ValueId last = sample.tensor("last", {1}, {.accumulation = true});
+    accumulate_largest_at(sample.builder(), target, last, 4, /*overwrite=*/true);
+    sample.result_without_gradient(target);
+  };
+  return {{"overwrite, then add", sums},      {"the largest", largest},
+          {"the largest in a part", in_part}, {"scalar", scalar},
+          {"several chunks", several_chunks}, {"factor", with_factor}};
 }
 
 }  // namespace
@@ -104,6 +117,14 @@ void accumulate(Builder& builder, ValueId target, ValueId source, double weight,
 void accumulate_largest(Builder& builder, ValueId target, ValueId source, double weight,
                         bool overwrite) {
   const AccumulateAttributes attributes{.weight = weight, .overwrite = overwrite, .largest = true};
+  const std::string name = builder.value(target).name;
+  builder.emit(kAccumulate, Attributes(attributes), {target, source, ValueId{}}, name);
+}
+
+void accumulate_largest_at(Builder& builder, ValueId target, ValueId source, int64_t first,
+                           bool overwrite) {
+  const AccumulateAttributes attributes{
+      .overwrite = overwrite, .largest = true, .in_part = true, .first = first};
   const std::string name = builder.value(target).name;
   builder.emit(kAccumulate, Attributes(attributes), {target, source, ValueId{}}, name);
 }

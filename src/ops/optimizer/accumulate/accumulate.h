@@ -7,7 +7,8 @@
 // Kinds
 //   accumulate (target, source, factor?) -> target
 // `target` is f64 and a metric or state; `source` is f64, f32 or i32, not ragged, of any shape with
-// the same number of elements; `factor` is [1], f64 or f32, and 1 when absent. Arithmetic is in
+// the same number of elements, or, with `in_part`, with some that belong to the target's elements
+// from `first` on; `factor` is [1], f64 or f32, and 1 when absent. Arithmetic is in
 // f64. When overwriting, the old contents of the target are not read. There is no derivative: what
 // is counted here does not influence the loss.
 #pragma once
@@ -23,6 +24,8 @@ struct AccumulateAttributes {
   double weight = 1;
   bool overwrite = false;
   bool largest = false;  // of the terms so far, instead of their sum
+  bool in_part = false;  // the source has fewer elements than the target,
+  int64_t first = 0;     // of which this is the first
 };
 
 // Emits target = or += weight * source * factor.
@@ -31,6 +34,9 @@ void accumulate(Builder& builder, ValueId target, ValueId source, double weight,
 // Emits target = weight * source, or the larger of both.
 void accumulate_largest(Builder& builder, ValueId target, ValueId source, double weight,
                         bool overwrite);
+// The same of the target's elements from `first` on, unweighted.
+void accumulate_largest_at(Builder& builder, ValueId target, ValueId source, int64_t first,
+                           bool overwrite);
 
 extern const OpSpec kAccumulate;
 

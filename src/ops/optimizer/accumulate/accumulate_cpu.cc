@@ -21,7 +21,7 @@ void run_accumulate(const KernelArguments& args) {
   const bool largest = attributes.largest;
   const double factor = accumulate_factor(args);
   const Source* source = args.in<Source>(1);
-  double* target = args.out<double>(0);
+  double* target = args.out<double>(0) + attributes.first;
   args.pool->parallel_ranges(
       args.input(1).shape.elements(), kAccumulateGrain, [=](int64_t begin, int64_t end, int) {
         if (overwrite) {

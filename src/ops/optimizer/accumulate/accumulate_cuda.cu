@@ -34,6 +34,7 @@ __global__ void accumulate_kernel(const Source* source, double* target, int64_t 
 
 template <class Source>
 void run_accumulate(const CudaKernelArguments& args) {
+  const auto& attributes = args.attributes->as<AccumulateAttributes>();
   const int64_t elements = args.input(1).shape.elements();
   const CudaTensor& factor = args.input(2);
   DeviceFactor device_factor{nullptr, nullptr};
@@ -41,8 +42,8 @@ void run_accumulate(const CudaKernelArguments& args) {
   if (factor.data != nullptr && factor.dtype == DType::f32)
     device_factor.narrow = args.in<float>(2);
   launch(args, {static_cast<unsigned>(ceil_divide(elements, 256)), 256}, accumulate_kernel<Source>,
-         args.in<Source>(1), args.out<double>(0), elements,
-         args.attributes->as<AccumulateAttributes>(), device_factor);
+         args.in<Source>(1), args.out<double>(0) + attributes.first, elements, attributes,
+         device_factor);
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ struct TileOutputs {
   uint8_t* transposed = nullptr;  // null: they are not stored
   float* transposed_scales = nullptr;
   const float* factors = nullptr;  // of whole matrices
+  uint32_t* maxima = nullptr;      // of whole matrices: zeros before; null: they are not measured
   int64_t scale_columns = 0;       // of codes in rows, and of squares
   ScaleRule rule = ScaleRule::ratio;
 };
@@ -186,6 +187,16 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     const float factor = out.factors[tile.matrix];
 #pragma unroll
     for (float& each : factors) each = factor;
+    if (out.maxima != nullptr) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (const Pack<Bf16>& own : packs) {
+#pragma unroll
+        for (const Bf16& value : own.values) largest = max(largest, magnitude(value));
+      }
+      largest = largest_of_tile(memory, largest);
+      if (threadIdx.x == 0 && largest > 0) atomicMax(out.maxima + tile.matrix, largest);
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
@@ -282,6 +293,14 @@ void quantize_tiles(const CudaKernelArguments& args, const float* factors) {
     out.transposed = static_cast<uint8_t*>(args.output(attributes.transposed_output()).data);
     out.transposed_scales =
         static_cast<float*>(args.output(attributes.transposed_scales_output()).data);
+  }
+  if (attributes.measures) {
+    const CudaTensor& amax = args.output(attributes.measured_output());
+    out.maxima = static_cast<uint32_t*>(amax.data);
+    check_cuda(
+        cudaMemsetAsync(out.maxima, 0,
+                        static_cast<size_t>(amax.shape.elements()) * sizeof(uint32_t), args.stream),
+        "clearing maxima");
   }
   const dim3 tiles(static_cast<unsigned>(std::max<int64_t>(grid.blocks(), 1)),
                    static_cast<unsigned>(out.scale_columns));

@@ -80,6 +80,9 @@ void infer_quantize(InferContext& context) {
                    rows_of_scales(x, attributes.block));
   }
   if (attributes.has_transposed()) declare_transposed(context, attributes, experts);
+  if (!attributes.measures) return;
+  TROUPE_CHECK(context.has_input(2), "quantize: measured is what is not known before");
+  context.output("amax", DType::f32, scales_shape(x.shape, block, experts));
 }
 
 void infer_block_amax(InferContext& context) {
@@ -141,7 +144,7 @@ std::string print_quantize(const Attributes& attributes) {
   std::string text = "format=" + std::string(name_of(values.format));
   if (values.has_rows()) text += " block=" + to_string(values.block);
   if (values.has_transposed()) text += " transposed=" + to_string(values.transposed_block);
-  return text + " scale=" + name_of_rule(values.rule);
+  return text + " scale=" + name_of_rule(values.rule) + (values.measures ? " measures=1" : "");
 }
 
 std::string print_block_amax(const Attributes& attributes) {
@@ -154,6 +157,7 @@ void declare_results(SampleBuilder& sample, const Quantized& quantized) {
   if (quantized.transposed.scales.valid() && quantized.transposed.scales != quantized.rows.scales) {
     sample.result_without_gradient(quantized.transposed.scales);
   }
+  if (quantized.amax.valid()) sample.result_without_gradient(quantized.amax);
 }
 
 std::vector<OpSample> samples_quantize() {
@@ -173,7 +177,9 @@ std::vector<OpSample> samples_quantize() {
       declare_results(sample, quantized);
     };
   };
-  const auto rows = [](const QuantizeAttributes& attributes, const std::vector<int32_t>& starts) {
+  // With `given`, scales are those of other numbers, and the rows' own largest elements measured.
+  const auto rows = [](const QuantizeAttributes& attributes, const std::vector<int32_t>& starts,
+                       bool given = false) {
     return [=](SampleBuilder& sample) {
       const auto experts = static_cast<int32_t>(starts.size()) - 1;
       const ValueId offsets = sample.integers("offsets", {experts + 1}, starts);
@@ -183,7 +189,15 @@ std::vector<OpSample> samples_quantize() {
       options.differentiable = false;
       options.dtype = DType::bf16;
       const ValueId x = sample.tensor("x", {starts.back() + 3, 10}, options);
-      const Quantized quantized = quantize(sample.builder(), x, offsets, {}, attributes, "q");
+      ValueId amax;
+      if (given) {
+        SampleBuilder::Options constant;
+        constant.differentiable = false;
+        constant.dtype = DType::f32;
+        amax = sample.values("amax", {experts, 1},
+                             std::vector<double>(static_cast<size_t>(experts), 2), constant);
+      }
+      const Quantized quantized = quantize(sample.builder(), x, offsets, amax, attributes, "q");
       declare_results(sample, quantized);
     };
   };
@@ -193,6 +207,10 @@ std::vector<OpSample> samples_quantize() {
       {"tensor", dense({9, 17}, {kE4, ScaleRule::ratio, {}}, false)},
       {"tensor_e5m2", dense({300, 200}, {kE5, ScaleRule::ratio, {}}, false)},
       {"tensor_amax_given", dense({9, 17}, {kE4, ScaleRule::ratio, {}}, true)},
+      {"tensor_measured",
+       dense({9, 17}, {.format = kE5, .order = CodesOrder::transposed, .measures = true}, true)},
+      {"rows_of_experts_measured",
+       rows({.order = CodesOrder::both, .measures = true}, {0, 0, 6, 6, 17, 17}, true)},
       {"experts", dense({3, 5, 7}, {kE4, ScaleRule::ratio, {}}, false)},
       {"row_blocks", dense({5, 300}, {kE4, ScaleRule::power_of_two, {1, 128}}, false)},
       {"column_blocks", dense({300, 5}, {kE4, ScaleRule::power_of_two, {128, 1}}, false)},
@@ -223,6 +241,7 @@ Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,
     quantized.transposed = {output(attributes.transposed_output()),
                             output(attributes.transposed_scales_output())};
   }
+  if (attributes.measures) quantized.amax = output(attributes.measured_output());
   return quantized;
 }
 

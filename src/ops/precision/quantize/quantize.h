@@ -20,11 +20,12 @@
 //                transposed  transposed codes, scales
 //                both        codes like x, scales, transposed codes; where these have other blocks
 //                            than the codes, their scales
+//              with `measures`, amax of the blocks' own, f32, shaped as scales
 //   block_amax (x, offsets optional)                -> amax, f32, shaped as scales
 // x is f64, f32 or bf16, [R, C] or [E, N, K]. Where it is ragged, there are offsets, whose last is
 // the number of live rows, or codes in rows only with blocks of one row. `amax` is what block_amax
 // computes, of several tensors one after the other (of all ranks, all_gather): of each block the
-// largest counts. Without it, the blocks' own count. Unused scales are 1.
+// largest counts. Without it, the blocks' own count. `measures` needs it. Unused scales are 1.
 //
 // There is no derivative: precision is lowered after differentiation (passes/precision.h), so
 // gradients pass quantisation as if it were not there.
@@ -50,6 +51,7 @@ struct Codes {
 struct Quantized {
   Codes rows;
   Codes transposed;
+  ValueId amax;  // where it is measured
 };
 
 Quantized quantize(Builder& builder, ValueId x, ValueId offsets, ValueId amax,

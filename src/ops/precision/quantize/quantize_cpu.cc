@@ -154,9 +154,20 @@ void find_scales(const KernelArguments& args, const ScaleGrid& grid, int output,
                args.output(output));
 }
 
+template <class T>
+void measure(const KernelArguments& args) {
+  const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  if (!attributes.measures) return;
+  const TensorView& amax = args.output(attributes.measured_output());
+  const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
+  find_maxima<T>(args, grid_of(args, block), reinterpret_cast<uint32_t*>(amax.as<float>()),
+                 scale_count(amax));
+}
+
 template <class T, class Code>
 void quantize_as(const KernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  measure<T>(args);
   auto* factors = reinterpret_cast<uint32_t*>(args.workspace);
   if (attributes.has_rows()) {
     const ScaleGrid grid = grid_of(args, attributes.block);

@@ -240,6 +240,12 @@ void store_transposed(const CudaKernelArguments& args, const ScaleGrid& grid,
 template <class T, __nv_fp8_interpretation_t kFormat>
 void quantize_any(const CudaKernelArguments& args) {
   const auto& attributes = args.attributes->as<QuantizeAttributes>();
+  if (attributes.measures) {
+    const CudaTensor& amax = args.output(attributes.measured_output());
+    const BlockShape block = attributes.has_rows() ? attributes.block : attributes.transposed_block;
+    find_maxima<T>(args, cuda_grid_of(args.input(0), block, args.input(1)),
+                   static_cast<uint32_t*>(amax.data), amax.shape.elements());
+  }
   auto* factors = reinterpret_cast<float*>(args.scratch);
   if (attributes.has_rows()) {
     const ScaleGrid grid = cuda_grid_of(args.input(0), attributes.block, args.input(1));
