@@ -292,6 +292,24 @@ TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
   }
 }
 
+// A pattern that matches no character cuts where it matches, and the next match is looked for one
+// character on.
+TEST(HfTokenizer, AnEmptyMatchCuts) {
+  const auto with = [](const std::string& expression) {
+    json file = small_file();
+    const json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", "Isolated"}};
+    const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+    file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
+    return make(file);
+  };
+  const Ids letters{'a' - '!', 'b' - '!', 'c' - '!'};
+  EXPECT_EQ(encode(*with("(?=z)"), "abcab"), (Ids{257, 256}));
+  EXPECT_EQ(encode(*with("(?=b)"), "abc"), letters);
+  EXPECT_EQ(encode(*with("(?=c)"), "abcab"), (Ids{256, letters[2], 256}));
+  EXPECT_EQ(encode(*with("(?=c)|$"), "abcab"), (Ids{256, letters[2], 256}));
+}
+
 TEST(HfTokenizer, SplitsThatAreNotSupportedAreNamed) {
   const auto message = [](const json& split) {
     json file = small_file();
