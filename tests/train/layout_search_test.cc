@@ -7,6 +7,7 @@
 #include "options/cluster_options.h"
 #include "options/command_line.h"
 #include "options/model_options.h"
+#include "support/files.h"
 #include "train/interrupt.h"
 #include "train/layout_estimate.h"
 
@@ -87,6 +88,31 @@ TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
     EXPECT_EQ(applied.recompute_granularity, options_.recompute_granularity);
   }
   EXPECT_TRUE(has_pipelines);
+}
+
+// What the search writes is what it found, for the program that reads it.
+TEST_F(LayoutSearchTest, TheFileOfAChoiceIsTheChoice) {
+  use({});
+  const testing::TempFolder folder;
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutChoice choice = space.enumerate().back();
+  const auto read = [&](const std::string& text) {
+    testing::put_file(folder / "layout.toml", text);
+    return parse_command_line(std::vector<std::string>{"plan", "--config", folder / "layout.toml"})
+        .options;
+  };
+  const Options found = read(space.to_file(choice, 1.25));
+  EXPECT_EQ(found.tensor_model_parallel_size, choice.tp);
+  EXPECT_EQ(found.context_parallel_size, choice.cp);
+  EXPECT_EQ(found.pipeline_model_parallel_size, choice.pp);
+  EXPECT_EQ(found.expert_model_parallel_size, choice.ep);
+  EXPECT_EQ(found.global_batch_size, 64);
+  EXPECT_EQ(found.moe_expert_rank_capacity_factor, 1.25);
+  EXPECT_TRUE(found.gpus.empty()) << "of plans alone";
+  EXPECT_EQ(read(space.to_file(choice, 0)).moe_expert_rank_capacity_factor, std::nullopt);
+  use({"--moe-expert-rank-capacity-factor", "2"});
+  const LayoutSpace given(options_, config_, cluster_.model.gpus_per_nvlink);
+  EXPECT_EQ(read(given.to_file(choice, 1.25)).moe_expert_rank_capacity_factor, 2) << "as was asked";
 }
 
 TEST_F(LayoutSearchTest, EndsEarlyWithWhatItHas) {
