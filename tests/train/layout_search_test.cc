@@ -142,6 +142,30 @@ TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
   EXPECT_EQ(choice.stages, "Et*5|t*2L");
 }
 
+// Layers without experts have a time of their own, and those of multi-token prediction are one
+// part, with a head each: they stay with the loss.
+TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
+  const auto stages = [&](std::vector<std::string> flags, double seconds) {
+    use(std::move(flags));
+    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    const LayoutEstimator estimator(space, config_, cluster_);
+    LayoutChoice choice;
+    choice.pp = 2;
+    UnitCosts costs;
+    costs.layer = costs.head = 1;
+    costs.dense_layer = 3;
+    EXPECT_DOUBLE_EQ(estimator.seconds(costs, choice), seconds);
+    return choice.stages;
+  };
+  // 5 layers, and 2 with the prediction's layer and head and the model's head.
+  EXPECT_EQ(stages({"--num-layers", "7", "--mtp-num-layers", "1"}, 16 * 5 + 5), "Et*5|t*2mL");
+  // 2 layers of 3, and 5 of 1 with the head.
+  EXPECT_EQ(
+      stages({"--num-layers", "7", "--moe-layer-freq", "[0]*2+[1]*5", "--ffn-hidden-size", "64"},
+             16 * 6 + 6),
+      "Et*2|t*5L");
+}
+
 // Of two ranks, the first has begun 2 forwards of its 4 layers before its first backward; with two
 // stages of a rank, 2 (P - 1) + (V - 1) P + 1 = 5 of 2 layers each.
 TEST_F(LayoutSearchTest, KeepsWhatIsInFlightOnTheFirstRank) {
