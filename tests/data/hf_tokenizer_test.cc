@@ -75,6 +75,29 @@ TEST(HfTokenizer, FileOfTheByteTokenizer) {
   EXPECT_EQ(encode(*tokenizer, "a \n\u00ad"), (Ids{'a', ' ', '\n', 0xc2, 0xad}));
 }
 
+// What other libraries read in it beside the ids: nothing is normalised, joined, filled or added.
+TEST(HfTokenizer, FieldsOfTheByteTokenizer) {
+  json file = json::parse(byte_tokenizer_json());
+  EXPECT_EQ(file["model"]["vocab"].size(), 257U);
+  EXPECT_EQ(file["model"]["vocab"]["<|endoftext|>"], 256);
+  file["model"].erase("vocab");
+  EXPECT_EQ(file, json::parse(R"({
+    "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+    "post_processor": null,
+    "added_tokens": [{"id": 256, "content": "<|endoftext|>", "single_word": false,
+                      "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                      "use_regex": true},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                "use_regex": true},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null,
+              "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+              "byte_fallback": false, "ignore_merges": false, "merges": []}})"));
+  EXPECT_EQ(json::parse(byte_tokenizer_config_json()), json::parse(R"({
+    "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+    "eos_token": "<|endoftext|>"})"));
+}
+
 TEST(HfTokenizer, SmallestFile) {
   const auto tokenizer = make(small_file());
   EXPECT_EQ(tokenizer->name(), "HuggingFaceTokenizer");
