@@ -3,6 +3,7 @@
 #include "train/layout_search.h"
 
 #include <gtest/gtest.h>
+#include <set>
 
 #include "options/cluster_options.h"
 #include "options/command_line.h"
@@ -79,7 +80,9 @@ TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
        "--micro-batch-size", "2"});
   const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
   bool has_pipelines = false;
+  std::set<int32_t> slices_of_experts;
   for (const LayoutChoice& choice : space.enumerate()) {
+    slices_of_experts.insert(choice.etp);
     EXPECT_EQ(choice.tp, 2);
     EXPECT_EQ(choice.micro_batch, 2);
     has_pipelines = has_pipelines || choice.pp > 1;
@@ -88,6 +91,7 @@ TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
     EXPECT_EQ(applied.recompute_granularity, options_.recompute_granularity);
   }
   EXPECT_TRUE(has_pipelines);
+  EXPECT_EQ(slices_of_experts, (std::set<int32_t>{1, 2})) << "experts whole, or cut as attention";
 }
 
 // What the search writes is what it found, for the program that reads it.
