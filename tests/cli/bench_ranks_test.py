@@ -62,6 +62,15 @@ class BenchRanks(unittest.TestCase):
                 self.assertAlmostEqual(found["communication_s"], found["exposed_communication_s"])
                 self.assertIn("adamw", [kind["kind"] for kind in found["kinds"]])
 
+    def test_bench_runs_again_where_the_experts_lack_room(self):
+        flags = ["--ranks", 2, "--expert-model-parallel-size", 2]
+        note = "does not suffice: each step runs a second time, in rounds of tokens."
+        result = self.bench(*flags, "--moe-expert-rank-capacity-factor", 1)
+        self.assertEqual(" ".join(result.stderr.split()).count(note), 1, result.stderr)
+        self.assertIn("--moe-expert-rank-capacity-factor 1)", result.stderr)
+        result = self.bench(*flags, "--moe-expert-rank-capacity-factor", 2)
+        self.assertNotIn(note, " ".join(result.stderr.split()))
+
     def test_bench_counts_the_tokens_of_all_replicas(self):
         flags = ["--ranks", 4, "--tensor-model-parallel-size", 2, "--micro-batch-size", 3,
                  "--global-batch-size", 12, "--json"]

@@ -173,6 +173,13 @@ class LoadedModels(unittest.TestCase):
         done = self.done(run("convert", "--load", runs, "--ckpt-step", 1, "--save", self.out / "hf"))
         self.assertNotIn("is damaged", done.stderr)
 
+    def test_a_checkpoint_keeps_its_prediction_layers(self):
+        convert = ["convert", "--load", HERE.folder / "base", "--mtp-num-layers"]
+        self.refused(run(*convert, 1, "--save", self.out / "more"), 2,
+                     "--mtp-num-layers 1: the checkpoint has 0, which are kept. Leave the flag out.")
+        self.assertFalse((self.out / "more").exists())
+        self.done(run(*convert, 0, "--save", self.out / "same"))
+
     def test_an_older_damaged_checkpoint_does_not_matter(self):
         runs = self.damaged()
         shutil.rmtree(runs)

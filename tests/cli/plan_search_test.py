@@ -68,8 +68,13 @@ class PlanSearch(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "small.toml"
             path.write_text(re.sub(r"memory_gib = [\d.]+", "memory_gib = 1", h100))
-            result = search(*BATCH, "--num-experts", 64, "--moe-ffn-hidden-size", 16384,
-                            gpus=f"8x{path}")
+            large = [*BATCH, "--num-experts", 64, "--moe-ffn-hidden-size", 16384]
+            result = search(*large, gpus=f"8x{path}")
+            as_json = search(*large, "--json", gpus=f"8x{path}")
+        self.assertEqual(as_json.returncode, 3, as_json.stderr)
+        found = json.loads(as_json.stdout)
+        self.assertGreater(found["nearest"]["bytes"], 1 << 30)
+        self.assertTrue(found["nearest"]["flags"])
         self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
         for words in ("Nothing fits. The nearest, ", "What makes the"):
             self.assertIn(words, re.sub(r"\s+", " ", result.stdout))

@@ -38,6 +38,17 @@ class Ranks(unittest.TestCase):
                 # The order of sums differs: rounding of f64, over four steps.
                 self.assertAlmostEqual(one, several, delta=1e-10)
 
+    def test_a_loss_that_megatron_divides_by_its_replicas_is_noted(self):
+        for ranks, loss, notes in ((2, "global_aux_loss", 1), (1, "global_aux_loss", 0),
+                                   (2, "aux_loss", 0)):
+            result = run(*train_arguments(HERE.folder / f"{loss}_{ranks}", "--ranks", ranks,
+                                          "--train-iters", 1, "--moe-aux-loss-coeff", 0.01,
+                                          "--moe-router-load-balancing-type", loss))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            text = " ".join(result.stderr.split())
+            self.assertEqual(text.count("In Megatron it is about 1/2 of this with 2 of them: for its "
+                                        "strength divide --moe-aux-loss-coeff by 2."), notes, text)
+
     def test_interrupted_ranks_save_and_end(self):
         save = HERE.folder / "interrupted"
         arguments = train_arguments(save, "--ranks", 2, "--train-iters", 1000000)

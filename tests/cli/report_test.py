@@ -293,6 +293,16 @@ class Report(unittest.TestCase):
                             "another program")
         other = ["inspect", "--model", "mixtral-tiny", "--seq-length", 16, "--html", path, "--measured"]
         self.assert_refused([*other, bench], "another program")
+        # Of other ranks alone, and an operation without its time.
+        for change, phrase in (({"pid": 3}, "the timeline has no operations of rank 0."),
+                               ({"dur": None}, "dur")):
+            trace = json.loads(timeline.read_text())
+            for event in trace["traceEvents"]:
+                event.update(change)
+                if change.get("dur", 0) is None:
+                    event.pop("dur")
+            longer.write_text(json.dumps(trace))
+            self.assert_refused(["inspect", *flags, "--html", path, "--measured", longer], phrase)
         (HERE.folder / "list.json").write_text("[1]")
         self.assert_refused([*other, HERE.folder / "list.json"], "neither")
 

@@ -75,6 +75,29 @@ TEST(HfTokenizer, FileOfTheByteTokenizer) {
   EXPECT_EQ(encode(*tokenizer, "a \n\u00ad"), (Ids{'a', ' ', '\n', 0xc2, 0xad}));
 }
 
+// What other libraries read in it beside the ids: nothing is normalised, joined, filled or added.
+TEST(HfTokenizer, FieldsOfTheByteTokenizer) {
+  json file = json::parse(byte_tokenizer_json());
+  EXPECT_EQ(file["model"]["vocab"].size(), 257U);
+  EXPECT_EQ(file["model"]["vocab"]["<|endoftext|>"], 256);
+  file["model"].erase("vocab");
+  EXPECT_EQ(file, json::parse(R"({
+    "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+    "post_processor": null,
+    "added_tokens": [{"id": 256, "content": "<|endoftext|>", "single_word": false,
+                      "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                      "use_regex": true},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                "use_regex": true},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null,
+              "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+              "byte_fallback": false, "ignore_merges": false, "merges": []}})"));
+  EXPECT_EQ(json::parse(byte_tokenizer_config_json()), json::parse(R"({
+    "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+    "eos_token": "<|endoftext|>"})"));
+}
+
 TEST(HfTokenizer, SmallestFile) {
   const auto tokenizer = make(small_file());
   EXPECT_EQ(tokenizer->name(), "HuggingFaceTokenizer");
@@ -290,6 +313,24 @@ TEST(HfTokenizer, WhatIsWrongOrNotSupportedIsNamedWithItsPlace) {
     EXPECT_TRUE(contains(message, wrong.message)) << message << "\n  lacks: " << wrong.message;
     EXPECT_TRUE(message.starts_with("some/tokenizer.json: ")) << message;
   }
+}
+
+// A pattern that matches no character cuts where it matches, and the next match is looked for one
+// character on.
+TEST(HfTokenizer, AnEmptyMatchCuts) {
+  const auto with = [](const std::string& expression) {
+    json file = small_file();
+    const json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", "Isolated"}};
+    const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+    file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
+    return make(file);
+  };
+  const Ids letters{'a' - '!', 'b' - '!', 'c' - '!'};
+  EXPECT_EQ(encode(*with("(?=z)"), "abcab"), (Ids{257, 256}));
+  EXPECT_EQ(encode(*with("(?=b)"), "abc"), letters);
+  EXPECT_EQ(encode(*with("(?=c)"), "abcab"), (Ids{256, letters[2], 256}));
+  EXPECT_EQ(encode(*with("(?=c)|$"), "abcab"), (Ids{256, letters[2], 256}));
 }
 
 TEST(HfTokenizer, SplitsThatAreNotSupportedAreNamed) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <climits>
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
@@ -15,12 +17,27 @@
 namespace {
 
 std::atomic<size_t> most_bytes_written{SIZE_MAX};
+std::atomic<int> writes_before_full_disk{INT_MAX};
+std::atomic<int> syncs_before_error{INT_MAX};
 
 }  // namespace
 
-// Stands for that of the system in this program, which may always write less than it is given.
+// Stand for those of the system in this program. It may always write less than it is given, the
+// disk may be full, and what was written may be lost.
 extern "C" ssize_t write(int file, const void* data, size_t size) {
+  if (writes_before_full_disk != INT_MAX && writes_before_full_disk-- <= 0) {
+    errno = ENOSPC;
+    return -1;
+  }
   return ::syscall(SYS_write, file, data, std::min(size, most_bytes_written.load()));
+}
+
+extern "C" int fsync(int file) {
+  if (syncs_before_error != INT_MAX && syncs_before_error-- <= 0) {
+    errno = EIO;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, file));
 }
 
 namespace troupe {
@@ -346,6 +363,38 @@ TEST(IndexedDatasetWriter, AnOldIndexNeverStandsBesideNewTokens) {
   const std::string message = message_of(ExitStatus::failed, [&] { writer.finish(); });
   EXPECT_TRUE(contains(message, dir / "set.bin")) << message;
   EXPECT_FALSE(std::filesystem::exists(dir / "set.idx"));
+}
+
+// Tokens and index are made durable before they get their names, and no data set is replaced by one
+// that is not complete.
+TEST(IndexedDatasetWriter, AnErrorOfTheDiskLeavesTheOldDataSet) {
+  struct Case {
+    std::atomic<int>& left;
+    int good;
+    const char* message;
+    const char* file;
+  };
+  const Case cases[] = {
+      {writes_before_full_disk, 0, "cannot write ", "set.bin.partial: No space left on device"},
+      {writes_before_full_disk, 1, "cannot write ", "set.idx.partial: No space left on device"},
+      {syncs_before_error, 0, "cannot sync ", "set.bin.partial: Input/output error"},
+      {syncs_before_error, 1, "cannot sync ", "set.idx.partial: Input/output error"}};
+  for (const Case& each : cases) {
+    const TempFolder dir;
+    write_dataset(dir / "set", {{1, 2}});
+    {
+      IndexedDatasetWriter writer(dir / "set", TokenType::u16, true);
+      writer.append(std::vector<int32_t>{9});
+      writer.end_sequence();
+      writer.end_document();
+      each.left = each.good;
+      const std::string message = message_of(ExitStatus::failed, [&] { writer.finish(); });
+      each.left = INT_MAX;
+      EXPECT_EQ(message, each.message + (dir / each.file));
+    }
+    EXPECT_EQ(sequence_of(IndexedDataset(dir / "set"), 0), (std::vector<int32_t>{1, 2}));
+    EXPECT_EQ(dir.files().size(), 2U) << each.file;
+  }
 }
 
 TEST(IndexedDatasetWriter, LeftoversOfAKilledRunAreReplaced) {

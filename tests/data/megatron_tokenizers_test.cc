@@ -99,6 +99,45 @@ TEST(TikTokenizer, WrongFilesAndSizesAreRefused) {
             0U);
 }
 
+// A text in the list that is also the name of a special token would have two ids.
+TEST(TikTokenizer, ASpecialTokenInTheListIsRefused) {
+  const TempFolder folder;
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string lines;
+  for (size_t byte = 0; byte < 256; ++byte) {
+    lines += {kDigits[byte >> 2], kDigits[(byte & 3) << 4], '=', '='};
+    lines += " " + std::to_string(byte) + "\n";
+  }
+  const TokenizerDetails details{.vocab_size = 264, .tiktoken_num_special_tokens = 7};
+  const std::string path = folder / "list";
+  const auto refused = [&] {
+    return message_of(ExitStatus::failed,
+                      [&] { read_tokenizer_model("TikTokenizer", path, details); });
+  };
+  put_file(path, lines + "PHM+ 256\n");
+  EXPECT_EQ(refused(), path + ": it holds <s>, which is a special token");
+  put_file(path, lines + "QQ== 256\n");
+  EXPECT_NE(refused().find("entry 256: its bytes stand there before"), std::string::npos);
+  put_file(path, lines + "QUI= 256\n");
+  const auto tokenizer = make_tokenizer(read_tokenizer_model("TikTokenizer", path, details));
+  EXPECT_EQ(ids_of(*tokenizer, "ABA"), (std::vector<int32_t>{7 + 256, 7 + 'A'}));
+}
+
+TEST(Gpt2BpeTokenizer, AVocabularyWithoutTheEndOfTextIsRefused) {
+  const TempFolder folder;
+  put_file(folder / "merges.txt", "a b\n");
+  for (const char* vocabulary :
+       {"[]", R"({"a": 0})", R"({"a": 0, "<|endoftext|>": "1"})", R"({"<|endoftext|>": 1.5})"}) {
+    put_file(folder / "vocab.json", vocabulary);
+    EXPECT_EQ(message_of(ExitStatus::failed,
+                         [&] { read_tokenizer_model("GPT2BPETokenizer", folder.path()); }),
+              (folder / "vocab.json") +
+                  ": not a vocabulary of GPT-2's kind: a JSON object of tokens and ids, "
+                  "<|endoftext|> among them");
+  }
+}
+
 TEST(Gpt2BpeTokenizer, TwoFilesMeanTheSameAsTheTokenizerJson) {
   const TempFolder folder;
   const json whole = json::parse(get_file(kTokenizers + "gpt2/tokenizer.json"));

@@ -235,6 +235,14 @@ TEST(DataPath, RefusesWrongWeights) {
   EXPECT_TRUE(contains(refusal({"1e308", "a", "1e308", "b"}), "too large"));
 }
 
+TEST(DataPath, HasALargestNumberOfDataSets) {
+  std::vector<std::string> words(32767, "a");
+  EXPECT_EQ(parse_data_path(words, "--data-path").prefixes.size(), 32767U);
+  words.emplace_back("a");
+  EXPECT_EQ(message_of(ExitStatus::bad_request, [&] { parse_data_path(words, "--data-path"); }),
+            "--data-path: 32768 data sets are more than 32767");
+}
+
 TEST(DataPath, ComesFromAFile) {
   const TempFolder dir;
   put_file(dir / "args", "0.7 a\n\t0.3   b\n");

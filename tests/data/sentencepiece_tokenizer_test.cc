@@ -96,6 +96,43 @@ TEST(SentencePieceModel, DamagedFiles) {
                  "unknown kind of model 5");
 }
 
+TEST(SentencePieceModel, WithoutAnEndOfDocuments) {
+  const std::string model = sentencepiece("<unk>", 0, kUnknownPiece) + sentencepiece("a");
+  expect_refused(ExitStatus::bad_request, model, "the model has no eos piece");
+  expect_refused(ExitStatus::failed, trainer_specification(kBpe), "it has no pieces");
+}
+
+// Fields of numbers that no known model has are passed over, of whatever kind.
+TEST(SentencePieceModel, UnknownFieldsAreLeftOut) {
+  const std::string fixed64 = std::string("\x31") + "12345678";  // field 6
+  const std::string fixed32 = std::string("\x3d") + "1234";      // field 7
+  EXPECT_EQ(ids_of(pieces() + fixed64 + fixed32 + varint_field(8, 1) + bytes_field(9, "x"), "fif"),
+            (std::vector<int32_t>{2, 5, 3}));
+  expect_refused(ExitStatus::failed, pieces() + fixed64.substr(0, 8), "is no field of a model");
+}
+
+TEST(SentencePieceModel, TheSpaceMayFollowItsWord) {
+  const std::string suffix = bytes_field(2, varint_field(24, 1) + varint_field(3, kUnigram));
+  EXPECT_EQ(ids_of(pieces() + suffix, "fi f"), (std::vector<int32_t>{5, 2, 3, 2}));
+  EXPECT_EQ(ids_of(pieces(), "fi f"), (std::vector<int32_t>{2, 5, 2, 3}));
+  // With words as pieces, a control piece that looks like a word of the text is found there.
+  const auto words = [](int space_is_last) {
+    return pieces() + bytes_field(2, varint_field(24, static_cast<uint64_t>(space_is_last)) +
+                                         varint_field(3, kWord));
+  };
+  const std::string last = sentencepiece("x\xe2\x96\x81", 0, kControlPiece);
+  expect_refused(ExitStatus::bad_request, words(1) + last, "may occur in a text");
+}
+
+TEST(SentencePieceModel, ATableHasALargestSize) {
+  expect_refused(ExitStatus::bad_request,
+                 pieces() + normalizer_specification(std::string((1U << 24) + 1, 'x')),
+                 "has 16777217 bytes; at most 16777216 are supported");
+  expect_refused(ExitStatus::failed,
+                 pieces() + normalizer_specification(std::string(1U << 24, 'x')),
+                 "holds no complete trie");
+}
+
 TEST(SentencePieceModel, WrongPieces) {
   const auto wrong = [](const std::string& contents, const std::string& part) {
     expect_refused(ExitStatus::failed, contents, part);

@@ -336,6 +336,24 @@ TEST(QuantisedRefusal, NamesTheMethod) {
   expect_refused(other, {"quantization_config", "gptq", "fp8", "mxfp4"});
 }
 
+// A model of another form than its architecture has, or whose rows no group of a scale divides.
+TEST(QuantisedRefusal, NamesTheFormThatTheModelHas) {
+  const auto refusal = [](const std::string& name, HfQuantization quantization) {
+    const std::string path = std::string(TROUPE_FIXTURE_DIR "/hf/") + name + "/config.json";
+    const ModelConfig config = parse_hf_config(get_file(path), path);
+    return message_of(ExitStatus::bad_request,
+                      [&] { hf_quantization_config(config, quantization); });
+  };
+  EXPECT_EQ(refusal("gpt_oss", HfQuantization::fp8_block),
+            "The weights of GptOssForCausalLM are not written as fp8-block. Choose mxfp4, the form "
+            "in which they are published, or bf16.");
+  EXPECT_EQ(
+      refusal("mixtral", HfQuantization::mxfp4),
+      "The weights of MixtralForCausalLM are not written as mxfp4. Choose fp8-block or bf16.");
+  expect_phrase(refusal("gpt_oss", HfQuantization::mxfp4),
+                "has rows of 24 elements; mxfp4 needs a multiple of 32.");
+}
+
 // Weights that no scale reproduces: DeepSeek's scale, and the nearest of all 256 codes.
 TEST(Quantise, RoundsToTheNearestFp8) {
   Draws draws;

@@ -554,6 +554,12 @@ TEST_F(HfRefusal, OfMiniMaxM2) {
   expect_refused(config, "attn_type_list", json{1, 0});
   expect_refused(config, "attention_bias", true);
   expect_refused(config, "partial_rotary_factor", 0.25);  // rotary_dim says another part
+  json parts = config;
+  parts["rope_parameters"] = {
+      {"rope_theta", 5e6}, {"rope_type", "default"}, {"partial_rotary_factor", 0.25}};
+  expect_refused(parts, "\"rotary_dim\" (8) and \"partial_rotary_factor\", which makes 4 elements");
+  parts["rope_parameters"]["partial_rotary_factor"] = 0.5;
+  EXPECT_EQ(parse(parts).rotary_dim(), 8);
 }
 
 TEST_F(HfRefusal, OfLing2) {
@@ -564,6 +570,64 @@ TEST_F(HfRefusal, OfLing2) {
   expect_refused(config, "score_function", "softmax");
   expect_refused(config, "embedding_dropout", 0.1);
   expect_refused(config, "output_dropout", 0.1);
+}
+
+// The configuration of a folder among the fixtures.
+json fixture_config(const std::string& name) {
+  return json::parse(get_file(std::string(TROUPE_FIXTURE_DIR "/hf/") + name + "/config.json"));
+}
+
+TEST_F(HfRefusal, OfDeepSeeks) {
+  for (const char* name : {"deepseek_v2", "deepseek_v3", "deepseek_v32"}) {
+    SCOPED_TRACE(name);
+    const json config = fixture_config(name);
+    expect_refused(config, "n_shared_experts", -1);
+    expect_refused(config, "n_shared_experts", std::numeric_limits<int32_t>::max());
+    expect_refused(config, "first_k_dense_replace", -1);
+    expect_refused(config, "moe_layer_freq", 0);
+    expect_refused(config, "scoring_func", "tanh");
+    expect_refused(config, "topk_method", "random");
+    expect_refused(config, "qk_nope_head_dim", (1 << 24) + 1);
+    expect_refused(config, "qk_rope_head_dim", (1 << 24) + 2);
+  }
+  expect_refused(fixture_config("deepseek_v2"), "scoring_func", "sigmoid");
+  expect_refused(fixture_config("deepseek_v2"), "norm_topk_prob", true);
+  expect_refused(fixture_config("deepseek_v3"), "scoring_func", "softmax");
+  json without_groups = fixture_config("deepseek_v2");
+  without_groups["topk_method"] = "group_limited_greedy";
+  without_groups.erase("topk_group");
+  expect_refused(without_groups, "topk_group");
+}
+
+TEST_F(HfRefusal, OfTheDeepSeekWithAnIndexer) {
+  const json config = fixture_config("deepseek_v32");
+  expect_refused(config, "q_lora_rank", nullptr);
+  expect_refused(config, "index_topk", 0);
+  expect_refused(config, "layer_types", {"deepseek_sparse_attention", "full_attention"});
+  expect_refused(config, "layer_types", "deepseek_sparse_attention");
+  expect_refused(config, "mlp_layer_types", json::array({"dense"}));
+  expect_refused(config, "mlp_layer_types", "dense");
+  expect_refused(config, "mlp_layer_types", {"dense", "mixed"});
+  json smallest = config;
+  smallest["index_topk"] = 1;
+  EXPECT_EQ(parse(smallest).dsa_indexer_topk, 1);
+  // A layer that only the list calls dense needs its size, too.
+  json by_list = config;
+  by_list["first_k_dense_replace"] = 0;
+  by_list["mlp_layer_types"] = {"sparse", "dense"};
+  EXPECT_EQ(parse(by_list).moe_layers, (std::vector<bool>{true, false}));
+  EXPECT_EQ(parse(by_list).ffn_hidden_size, 72);
+  by_list.erase("intermediate_size");
+  expect_refused(by_list, "intermediate_size");
+}
+
+TEST_F(HfRefusal, OfGptOss) {
+  const json config = fixture_config("gpt_oss");
+  expect_refused(config, "attention_bias", false);
+  expect_refused(config, "layer_types", "full_attention");
+  expect_refused(config, "layer_types", json::array({"full_attention"}));
+  expect_refused(config, "layer_types", {"full_attention", "chunked_attention"});
+  expect_refused(config, "swiglu_alpha", 1.5);
 }
 
 TEST_F(HfRefusal, RopeScaling) {
@@ -979,6 +1043,27 @@ TEST(HfMtp, Fp8LeavesTheProjectionAlone) {
       json::parse(hf_quantization_config(config, HfQuantization::fp8_block));
   put_file(folder / "model/config.json", with_codes.dump());
   load_hf_weights(folder / "model", config, state, storage);
+}
+
+// A type that does not hold a weight would make it infinite, silently.
+TEST(HfWeights, AValueThatTheTypeDoesNotHoldIsRefused) {
+  const TempFolder folder;
+  const Loaded model(fixture("mixtral"), DType::f32);
+  const Parameter& embedding = model.state.parameters.front();
+  const TensorView values = model.storage.view(embedding.value);
+  const auto save = [&](FileDType dtype) {
+    save_hf_model(folder / "out", model.config, model.state, model.storage, kOneFile,
+                  {.dtype = dtype});
+  };
+  values.as<float>()[5] = 65519;  // rounds to the largest number of f16
+  save(FileDType::f16);
+  std::filesystem::remove_all(folder / "out");
+  values.as<float>()[5] = 65520;
+  const std::string message = message_of(ExitStatus::failed, [&] { save(FileDType::f16); });
+  expect_phrase(message,
+                "The tensor model.embed_tokens.weight is not finite as F16, at element 5 of ");
+  EXPECT_FALSE(std::filesystem::exists(folder / "out/config.json"));
+  save(FileDType::bf16);
 }
 
 // Of convolutions the last dimension but one is 1, and no block of a scale.

@@ -21,7 +21,9 @@ std::vector<NamedModel> dense_models() {
   ModelConfig l2_norm = tied;
   l2_norm.qk_layernorm = false;
   l2_norm.qk_l2_norm = true;
-  return {{"tied", tied}, {"biased", biased}, {"l2_norm", l2_norm}};
+  ModelConfig sinks = tied;  // one of each query head, however few groups there are
+  sinks.attention_sinks = true;
+  return {{"tied", tied}, {"biased", biased}, {"l2_norm", l2_norm}, {"sinks", sinks}};
 }
 
 std::vector<NamedModel> moe_models() {

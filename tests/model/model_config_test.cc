@@ -408,6 +408,78 @@ TEST_F(Refusals, RoutersThatCannotBe) {
   expect_refused("rows are padded either to the capacity or to a multiple");
 }
 
+TEST_F(Refusals, GroupsOfExpertsThatCannotBe) {
+  const auto grouped = [&](int32_t groups, int32_t chosen, int32_t scores) {
+    config.num_experts = 8;
+    config.moe_router_topk = 2;
+    config.moe_router_num_groups = groups;
+    config.moe_router_group_topk = chosen;
+    config.moe_router_group_scores = scores;
+  };
+  grouped(4, 2, 2);
+  EXPECT_NO_THROW(config.validate());
+  const std::string together = "moe_router_num_groups and moe_router_group_topk go together";
+  for (const auto& [groups, chosen] : {std::pair(0, 1), {4, 0}, {-1, 1}, {4, -1}, {-1, -1}}) {
+    grouped(groups, chosen, 0);
+    expect_refused(together);
+  }
+  grouped(3, 1, 1);
+  expect_refused("num_experts (8) must be a multiple of moe_router_num_groups (3)");
+  grouped(2, 3, 1);
+  expect_refused("moe_router_group_topk (3) is larger than moe_router_num_groups (2)");
+  for (const int32_t scores : {-1, 3}) {
+    grouped(4, 2, scores);
+    expect_refused("must be at most the 2 experts of a group");
+  }
+}
+
+TEST_F(Refusals, RoutersWhoseScoresDoNotFit) {
+  for (const double factor : {0.0, -1.0, std::numeric_limits<double>::infinity(),
+                              std::numeric_limits<double>::quiet_NaN()}) {
+    config.moe_router_topk_scaling_factor = factor;
+    expect_refused("moe_router_topk_scaling_factor must be positive, it is ");
+  }
+  config.moe_router_enable_expert_bias = true;
+  expect_refused("moe_router_enable_expert_bias needs the score function sigmoid");
+  config.moe_router_enable_expert_bias = true;
+  config.moe_router_score_function = ScoreFunction::sigmoid;
+  EXPECT_NO_THROW(config.validate());
+  config.moe_router_sinkhorn = true;
+  config.moe_router_enable_expert_bias = false;
+  expect_refused("sinkhorn routing has no groups, no expert bias and no other score function");
+  config.moe_aux_loss_coeff = 0;
+  config.moe_router_sinkhorn = true;
+  EXPECT_NO_THROW(config.validate());
+  config.moe_expert_capacity_factor = 1;
+  expect_refused("sinkhorn routing does not go together with moe_expert_capacity_factor");
+  config.moe_pad_expert_input_to_capacity = true;
+  expect_refused("moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor");
+}
+
+TEST_F(Refusals, DeltaNetsThatCannotBe) {
+  const auto linear = [&] {
+    config = moe_model(2);
+    config.linear_attention_layers = {true, false};
+    config.linear_conv_kernel_dim = 4;
+    config.linear_num_key_heads = 2;
+    config.linear_num_value_heads = 4;
+    config.linear_key_head_dim = config.linear_value_head_dim = 8;
+  };
+  linear();
+  EXPECT_NO_THROW(config.validate());
+  config.linear_conv_kernel_dim = 1 << 10;
+  expect_refused("linear_conv_kernel_dim (1024) must be at most ");
+  linear();
+  config.linear_num_value_heads = 3;
+  expect_refused("linear_num_value_heads (3) must be a multiple of linear_num_key_heads (2)");
+  linear();
+  set_latent_attention(config);
+  config.dsa_indexer_topk = 4;
+  config.dsa_indexer_n_heads = 2;
+  config.dsa_indexer_head_dim = 8;
+  expect_refused("sparse attention and linear_attention_layers do not go together");
+}
+
 TEST_F(Refusals, LatentAttentionThatCannotBe) {
   config.rotary_interleaved = true;
   expect_refused("rotary_interleaved is made for multi_latent_attention only");

@@ -260,6 +260,17 @@ TEST(Linear, WeightGradientOfFewTokensKeepsToItsWorkspace) {
   ASSERT_GE(kLinearWeightGradient.cpu.workspace(view), 2 * target_bytes) << "the sum is not split";
   std::vector<float> target(kOutputs * kInputs);
   run_op(program, {dy.data(), x.data(), target.data()}, 2);
+  for (int64_t n = 0; n < kOutputs; n += 67) {
+    for (int64_t k = 0; k < kInputs; ++k) {
+      double sum = 0;
+      for (int64_t t = 0; t < kTokens; ++t) {
+        sum += static_cast<double>(dy[static_cast<size_t>(t * kOutputs + n)]) *
+               static_cast<double>(x[static_cast<size_t>(t * kInputs + k)]);
+      }
+      ASSERT_EQ(static_cast<double>(target[static_cast<size_t>(n * kInputs + k)]), sum)
+          << n << ", " << k;
+    }
+  }
 }
 
 TEST(Linear, BiasGradientOverwritesOrAccumulates) {

@@ -48,6 +48,24 @@ TEST(DataSpec, ReadsTheFileOfAllSplits) {
                 ": no \"valid\" in it; it is an object of \"train\", \"valid\" and \"test\".");
 }
 
+TEST(DataSpec, ASplitOfNothingIsRefused) {
+  const testing::TempFolder folder;
+  const std::string path = folder / "splits.json";
+  Options options;
+  options.per_split_data_args_path = path;
+  for (const char* empty : {"[]", "\" \"", "{}", "3", "null"}) {
+    std::ofstream(path) << R"({"train": )" << empty << "}";
+    EXPECT_EQ(
+        message_of(ExitStatus::bad_request, [&] { data_spec_of(options); }),
+        "--per-split-data-args-path " + path + ": \"train\" is no list of data sets (and weights).")
+        << empty;
+  }
+  std::ofstream(path) << "[]";
+  EXPECT_NE(message_of(ExitStatus::bad_request, [&] { data_spec_of(options); })
+                .find("no \"train\" in it"),
+            std::string::npos);
+}
+
 TEST(ValidationSpec, IsAShareAMixtureOrSetsByName) {
   Options options;
   options.data_path = {"a"};

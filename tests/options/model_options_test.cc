@@ -235,6 +235,58 @@ TEST_F(ModelOptions, MoreLayersOfAMixedModelAreNotGuessed) {
   EXPECT_EQ(load_model_config(options).moe_layers, (std::vector<bool>{false, true}));
 }
 
+TEST_F(ModelOptions, MoreLayersOfAMixtureOfAttentionsAreNotGuessed) {
+  const auto use = [&](const char* name) {
+    options.model = std::string(TROUPE_FIXTURE_DIR "/hf/") + name;
+    options.num_layers.reset();
+    return load_model_config(options);
+  };
+  const ModelConfig windows = use("gpt_oss");
+  options.num_layers = windows.num_layers + 1;
+  expect_part(refused_model(), "has layers with a window and layers without, 2 in all");
+  options.num_layers = 1;
+  EXPECT_EQ(load_model_config(options).window_layers, (std::vector<bool>{true}));
+  const ModelConfig linear = use("qwen3_next");
+  options.num_layers = linear.num_layers + 1;
+  expect_part(refused_model(), "--num-layers " + std::to_string(linear.num_layers + 1) +
+                                   ": this model has layers with attention and layers with gated "
+                                   "delta nets, " +
+                                   std::to_string(linear.num_layers) + " in all");
+  options.num_layers = linear.num_layers - 1;
+  std::vector<bool> fewer = linear.linear_attention_layers;
+  fewer.pop_back();
+  EXPECT_EQ(load_model_config(options).linear_attention_layers, fewer);
+}
+
+TEST_F(ModelOptions, BiasesHaveOneFlag) {
+  options.disable_bias_linear = true;
+  EXPECT_FALSE(load_model_config(options).add_bias_linear);
+  options.disable_bias_linear = false;
+  EXPECT_TRUE(load_model_config(options).add_bias_linear);
+  options.add_bias_linear = true;
+  EXPECT_EQ(refused_model(), "--add-bias-linear and --disable-bias-linear contradict each other.");
+}
+
+TEST_F(ModelOptions, APaddingMaskNeedsRouters) {
+  options.moe_router_ignore_padding = true;
+  EXPECT_NO_THROW(load_model_config(options));
+  options.num_experts = 0;
+  options.ffn_hidden_size = 64;
+  expect_part(refused_model(), "--moe-router-ignore-padding: this model has no experts");
+  options.moe_router_ignore_padding = false;
+  options.moe_layer_freq = "1";
+  expect_part(refused_model(), "--moe-layer-freq: this model has no experts");
+}
+
+// Two levels make no difference where there is one rank.
+TEST_F(ModelOptions, AnExchangeInTwoLevelsNeedsRanks) {
+  options.cp_comm_type = CpCommType::a2a_p2p;
+  EXPECT_EQ(context_exchange_of(options), ContextExchange::p2p);
+  options.context_parallel_size = 2;
+  expect_part(refusal([&] { context_exchange_of(options); }),
+              "--cp-comm-type a2a+p2p: this version has no exchange in two levels.");
+}
+
 TEST_F(ModelOptions, ADenseModelAndBack) {
   options.num_experts = 0;
   expect_part(refused_model(), "ffn_hidden_size");

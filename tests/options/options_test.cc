@@ -397,6 +397,17 @@ TEST(CheckOptions, RefusesContradictions) {
         o.save = "run";
       },
       "--eval-interval N");
+  refused([](Options& o) { o.moe_upcycling_granularity = 2; },
+          "--moe-upcycling-granularity needs --moe-use-upcycling");
+  refused([](Options& o) { o.moe_use_upcycling = true; },
+          "--moe-use-upcycling starts from a dense model, which is missing");
+  refused([](Options& o) { o.hardware = "abacus"; }, "abacus");
+  refused(
+      [](Options& o) {
+        o.command = Command::convert;
+        o.tensor_model_parallel_size = 2;
+      },
+      "--tensor-model-parallel-size 2: troupe convert works with one rank");
   refused([](Options& o) { o.ckpt_step = 5; }, "--ckpt-step needs --load");
   refused([](Options& o) { o.no_load_optim = true; }, "--no-load-optim needs --load");
   refused([](Options& o) { o.no_load_rng = true; }, "--no-load-rng needs --load");

@@ -308,6 +308,48 @@ TEST(Help, IsShownWhereverItIsAskedFor) {
   EXPECT_EQ(text({"help", "--completion", "fish"}), shell_completion(Shell::fish));
 }
 
+// How each shell is told of a value among choices, of another, of none, and of a quote.
+TEST(Help, ShellsAreToldWhatFollowsAFlag) {
+  struct Case {
+    Shell shell;
+    const char* line;
+  };
+  const Case cases[] = {
+      {Shell::bash,
+       "      --lr-decay-style) COMPREPLY=($(compgen -W 'constant linear cosine "
+       "inverse-square-root WSD' -- \"$word\")); return ;;"},
+      {Shell::zsh, "    'verify:Compare a Hugging Face model'\\''s numbers with its reference'"},
+      {Shell::zsh, "        '*--quiet[Print results, warnings and errors only.]' \\"},
+      {Shell::zsh,
+       "        '*--lr[Largest learning rate, reached at the end of the warm-up.]:X:_files' \\"},
+      {Shell::zsh,
+       "        '*--lr-decay-style[How the learning rate falls after the warm-up]:STYLE:(constant "
+       "linear cosine inverse-square-root WSD)' \\"},
+      {Shell::zsh,
+       "        '*--config[Read options from this TOML file\\: the flags'\\'' names without "
+       "dashes, "
+       "and their values]:FILE:_files' \\"},
+      {Shell::fish, "complete -c troupe -n __fish_use_subcommand -f -a train -d 'Train a model'"},
+      {Shell::fish,
+       "complete -c troupe -n '__fish_seen_subcommand_from train inspect plan bench' -l lr -d "
+       "'Largest learning rate, reached at the end of the warm-up.' -r"},
+      {Shell::fish,
+       "complete -c troupe -n '__fish_seen_subcommand_from train inspect plan bench' -l "
+       "lr-decay-style -d 'How the learning rate falls after the warm-up' -x -a 'constant linear "
+       "cosine inverse-square-root WSD'"}};
+  for (const Case& each : cases) {
+    const std::string text = "\n" + shell_completion(each.shell);
+    EXPECT_NE(text.find(std::string("\n") + each.line + "\n"), std::string::npos) << each.line;
+  }
+  for (const Shell shell : {Shell::bash, Shell::zsh, Shell::fish}) {
+    const std::string text = shell_completion(shell);
+    for (const OptionSpec& spec : option_table()) {
+      if (spec.positional) continue;
+      EXPECT_NE(text.find(spec.name), std::string::npos) << spec.name;
+    }
+  }
+}
+
 TEST(Help, IsCompleteAndFitsTheScreen) {
   for (const CommandInfo& info : command_table()) {
     EXPECT_NE(overview_help().find(info.summary), std::string::npos) << info.name;

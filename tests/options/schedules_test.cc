@@ -349,6 +349,28 @@ TEST(Schedules, ContradictionsAreRefused) {
            o.lr_warmup_fraction = 0.1;
          }),
          "--lr-warmup-fraction and --lr-warmup-samples");
+  expect(refusal_after([](Options& o) {
+           o.train_samples.reset();
+           o.train_iters = 5;
+           o.lr_wsd_decay_samples = 2;
+         }),
+         "--lr-wsd-decay-samples does not go with --train-iters. Use --lr-wsd-decay-iters");
+  expect(refusal_after([](Options& o) { o.lr_wsd_decay_iters = 2; }),
+         "--lr-wsd-decay-iters does not go with --train-samples. Use --lr-wsd-decay-samples");
+  expect(refusal_after([](Options& o) { o.train_tokens = 1e9; }),
+         "--train-tokens: it belongs to --gpus.");
+  expect(refusal_after([](Options& o) {
+           o.train_tokens = 1e9;
+           o.gpus = "8xh100";
+         }),
+         "--train-tokens and --train-samples exclude each other");
+  expect(refusal_after([](Options& o) {
+           o.train_samples.reset();
+           o.train_iters = 5;
+           o.train_tokens = 1e9;
+           o.gpus = "8xh100";
+         }),
+         "--train-tokens and --train-iters exclude each other");
   expect(refusal_after([](Options& o) { o.lr_warmup_init = 1; }), "--lr-warmup-init 1");
   expect(refusal_after([](Options& o) { o.decoupled_min_lr = 1; }), "needs --decoupled-lr");
   expect(refusal_after([](Options& o) {

@@ -376,6 +376,10 @@ TEST(Layout, RefusalsNameTheRuleAndWhatWouldDo) {
   o.expert_parallel = 2;
   o.order = "tp-cp-ep-pp-dp";
   expect_refused(o, {"unless pp comes last", "DP is 4 and EDP is 2"});
+  o.world_size = 16;
+  o.tensor_parallel = o.context_parallel = 2;
+  o.expert_parallel = 1;
+  expect_refused(o, {"unless pp comes last", "or ETP x EP equal to TP x CP = 4."});
   o = {};
   o.world_size = 8;
   o.expert_parallel = 4;

@@ -1,8 +1,12 @@
 // The simulation of a step, against times that can be added up by hand.
 #include "plan/step_time.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <vector>
+
+#include "plan/link_traffic.h"
+#include "plan/plan_test_support.h"
 
 namespace troupe {
 namespace {
@@ -38,6 +42,49 @@ double products_of(const StepTime& time) {
 }
 double exposed_of(const StepTime& time, RankGroup group) {
   return time.exposed[static_cast<size_t>(group)];
+}
+
+// Of the bytes to each of the others, those over NVLink take half its bandwidth and the rest the
+// network's, at the same time; every round has the latency of the slower.
+TEST(TimeProgram, ExchangesTakeTheSlowerOfTwoLinks) {
+  const auto program = testing::program_of(
+      "--model mixtral-tiny --num-layers 1 --seq-length 16 --ranks 4 --expert-model-parallel-size "
+      "4 "
+      "--moe-token-dispatcher-type alltoall");
+  const Program expected = program->with_expected_rows();
+  const MemoryPlan memory = plan_memory(*program, 1);
+  const Layout layout(LayoutOptions{.world_size = 4, .expert_parallel = 4});
+  for (const int32_t near : {1, 3}) {
+    for (const double network : {1e2, 1e6}) {
+      GpuCluster cluster;
+      cluster.gpus = 4;
+      GpuModel& gpu = cluster.model;
+      gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
+      gpu.bf16_flops = gpu.f32_flops = gpu.f64_flops = 1e30;
+      gpu.memory_bandwidth = gpu.host_bandwidth = 1e30;
+      gpu.gpus_per_node = gpu.gpus_per_nvlink = near + 1;
+      gpu.nvlink_bandwidth = 1e3;
+      gpu.nvlink_latency = 7;
+      gpu.network_bandwidth = network;
+      gpu.network_latency = 11;
+      const TimedProgram timed = time_program(*program, memory, cluster, layout, /*rank=*/0);
+      int exchanges = 0;
+      for (int32_t index = 0; index < program->op_count(); ++index) {
+        const Op& op = expected.op(index);
+        if (op.spec->group == nullptr) continue;
+        const LinkTraffic sent = link_traffic(OpView{expected, op}, 4);
+        if (sent.bytes == 0) continue;
+        ++exchanges;
+        const double to_each = sent.bytes / 3;
+        const double seconds = std::max(to_each * near / 500, to_each * (3 - near) / network) +
+                               sent.messages / 3 * (near < 3 ? 11 : 7);
+        // Sums of a few numbers: some roundings.
+        EXPECT_NEAR(timed.operations[static_cast<size_t>(index)].seconds, seconds, 1e-9 * seconds)
+            << op.spec->name << ", " << near << " near, " << network;
+      }
+      EXPECT_GT(exchanges, 4);
+    }
+  }
 }
 
 TEST(StepTime, OfOneQueueIsTheSum) {

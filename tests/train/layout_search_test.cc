@@ -3,10 +3,12 @@
 #include "train/layout_search.h"
 
 #include <gtest/gtest.h>
+#include <set>
 
 #include "options/cluster_options.h"
 #include "options/command_line.h"
 #include "options/model_options.h"
+#include "support/files.h"
 #include "train/interrupt.h"
 #include "train/layout_estimate.h"
 
@@ -78,7 +80,9 @@ TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
        "--micro-batch-size", "2"});
   const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
   bool has_pipelines = false;
+  std::set<int32_t> slices_of_experts;
   for (const LayoutChoice& choice : space.enumerate()) {
+    slices_of_experts.insert(choice.etp);
     EXPECT_EQ(choice.tp, 2);
     EXPECT_EQ(choice.micro_batch, 2);
     has_pipelines = has_pipelines || choice.pp > 1;
@@ -87,6 +91,32 @@ TEST_F(LayoutSearchTest, EnumeratesAllThatFlagsLeaveOpen) {
     EXPECT_EQ(applied.recompute_granularity, options_.recompute_granularity);
   }
   EXPECT_TRUE(has_pipelines);
+  EXPECT_EQ(slices_of_experts, (std::set<int32_t>{1, 2})) << "experts whole, or cut as attention";
+}
+
+// What the search writes is what it found, for the program that reads it.
+TEST_F(LayoutSearchTest, TheFileOfAChoiceIsTheChoice) {
+  use({});
+  const testing::TempFolder folder;
+  const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+  const LayoutChoice choice = space.enumerate().back();
+  const auto read = [&](const std::string& text) {
+    testing::put_file(folder / "layout.toml", text);
+    return parse_command_line(std::vector<std::string>{"plan", "--config", folder / "layout.toml"})
+        .options;
+  };
+  const Options found = read(space.to_file(choice, 1.25));
+  EXPECT_EQ(found.tensor_model_parallel_size, choice.tp);
+  EXPECT_EQ(found.context_parallel_size, choice.cp);
+  EXPECT_EQ(found.pipeline_model_parallel_size, choice.pp);
+  EXPECT_EQ(found.expert_model_parallel_size, choice.ep);
+  EXPECT_EQ(found.global_batch_size, 64);
+  EXPECT_EQ(found.moe_expert_rank_capacity_factor, 1.25);
+  EXPECT_TRUE(found.gpus.empty()) << "of plans alone";
+  EXPECT_EQ(read(space.to_file(choice, 0)).moe_expert_rank_capacity_factor, std::nullopt);
+  use({"--moe-expert-rank-capacity-factor", "2"});
+  const LayoutSpace given(options_, config_, cluster_.model.gpus_per_nvlink);
+  EXPECT_EQ(read(given.to_file(choice, 1.25)).moe_expert_rank_capacity_factor, 2) << "as was asked";
 }
 
 TEST_F(LayoutSearchTest, EndsEarlyWithWhatItHas) {
@@ -114,6 +144,30 @@ TEST_F(LayoutSearchTest, StagesAreBalancedByTime) {
   costs.head = 3;
   estimator.seconds(costs, choice);
   EXPECT_EQ(choice.stages, "Et*5|t*2L");
+}
+
+// Layers without experts have a time of their own, and those of multi-token prediction are one
+// part, with a head each: they stay with the loss.
+TEST_F(LayoutSearchTest, StagesCountLayersOfOtherKinds) {
+  const auto stages = [&](std::vector<std::string> flags, double seconds) {
+    use(std::move(flags));
+    const LayoutSpace space(options_, config_, cluster_.model.gpus_per_nvlink);
+    const LayoutEstimator estimator(space, config_, cluster_);
+    LayoutChoice choice;
+    choice.pp = 2;
+    UnitCosts costs;
+    costs.layer = costs.head = 1;
+    costs.dense_layer = 3;
+    EXPECT_DOUBLE_EQ(estimator.seconds(costs, choice), seconds);
+    return choice.stages;
+  };
+  // 5 layers, and 2 with the prediction's layer and head and the model's head.
+  EXPECT_EQ(stages({"--num-layers", "7", "--mtp-num-layers", "1"}, 16 * 5 + 5), "Et*5|t*2mL");
+  // 2 layers of 3, and 5 of 1 with the head.
+  EXPECT_EQ(
+      stages({"--num-layers", "7", "--moe-layer-freq", "[0]*2+[1]*5", "--ffn-hidden-size", "64"},
+             16 * 6 + 6),
+      "Et*2|t*5L");
 }
 
 // Of two ranks, the first has begun 2 forwards of its 4 layers before its first backward; with two

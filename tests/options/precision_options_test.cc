@@ -1,0 +1,80 @@
+// --fp8-format and what goes with it.
+#include "options/precision_options.h"
+
+#include <functional>
+#include <gtest/gtest.h>
+#include <string>
+
+#include "options/options.h"
+#include "program/test_models.h"
+#include "support/errors.h"
+
+namespace troupe::testing {
+namespace {
+
+PrecisionOptions chosen_with(const std::function<void(Options&)>& change) {
+  Options options;
+  change(options);
+  return precision_options_of(options, moe_model(4));
+}
+
+std::string refusal_with(const std::function<void(Options&)>& change) {
+  return message_of(ExitStatus::bad_request, [&] { chosen_with(change); });
+}
+
+TEST(PrecisionOptionsOf, KeepsTheLayersAtTheEnds) {
+  EXPECT_FALSE(chosen_with([](Options&) {}).any());
+  const PrecisionOptions all = chosen_with([](Options& o) {
+    o.fp8_format = Fp8Format::hybrid;
+    o.fp8_recipe = Fp8Recipe::tensorwise;
+  });
+  EXPECT_EQ(all, (PrecisionOptions{
+                     .recipe = Fp8Recipe::tensorwise, .format = Fp8Format::hybrid, .layers = 4}));
+  const auto ends = [](int32_t first, int32_t last) {
+    return [=](Options& o) {
+      o.fp8_format = Fp8Format::e4m3;
+      o.fp8_recipe = Fp8Recipe::blockwise;
+      o.first_last_layers_bf16 = true;
+      if (first >= 0) o.num_layers_at_start_in_bf16 = first;
+      if (last >= 0) o.num_layers_at_end_in_bf16 = last;
+    };
+  };
+  EXPECT_EQ(chosen_with(ends(-1, -1)).first_layers, 1);
+  EXPECT_EQ(chosen_with(ends(-1, -1)).last_layers, 1);
+  EXPECT_EQ(chosen_with(ends(3, 1)).first_layers, 3);
+  EXPECT_EQ(chosen_with(ends(0, 4)).last_layers, 4);
+  EXPECT_EQ(refusal_with(ends(3, 2)),
+            "--first-last-layers-bf16: 3 layers at the start and 2 at the end are more than the 4 "
+            "that the model has. Give fewer with --num-layers-at-start-in-bf16 and "
+            "--num-layers-at-end-in-bf16.");
+}
+
+TEST(PrecisionOptionsOf, FlagsThatGoTogether) {
+  expect_phrase(refusal_with([](Options& o) { o.fp8_format = Fp8Format::e4m3; }),
+                "--fp8-format: say what shares a scale: --fp8-recipe");
+  expect_phrase(refusal_with([](Options& o) { o.fp8_recipe = Fp8Recipe::mxfp8; }),
+                "--fp8-recipe: it belongs to --fp8-format.");
+  expect_phrase(refusal_with([](Options& o) { o.first_last_layers_bf16 = true; }),
+                "--first-last-layers-bf16: it belongs to --fp8-format.");
+  for (const Fp8Recipe recipe : {Fp8Recipe::blockwise, Fp8Recipe::mxfp8}) {
+    expect_phrase(refusal_with([=](Options& o) {
+                    o.fp8_format = Fp8Format::hybrid;
+                    o.fp8_recipe = recipe;
+                  }),
+                  "--fp8-format hybrid: scales of blocks are for e4m3");
+  }
+  const auto with_layers = [](std::optional<int32_t> Options::*layers) {
+    return [=](Options& o) {
+      o.fp8_format = Fp8Format::e4m3;
+      o.fp8_recipe = Fp8Recipe::tensorwise;
+      o.*layers = 1;
+    };
+  };
+  expect_phrase(refusal_with(with_layers(&Options::num_layers_at_start_in_bf16)),
+                "--num-layers-at-start-in-bf16: it belongs to --first-last-layers-bf16.");
+  expect_phrase(refusal_with(with_layers(&Options::num_layers_at_end_in_bf16)),
+                "--num-layers-at-end-in-bf16: it belongs to --first-last-layers-bf16.");
+}
+
+}  // namespace
+}  // namespace troupe::testing
