@@ -1,6 +1,7 @@
 #include "ops/precision/amax_history/amax_history.h"
 
 #include <fmt/format.h>
+#include <vector>
 
 #include "ops/choose_kernel.h"
 #include "program/op_sample.h"
@@ -83,7 +84,13 @@ std::vector<OpSample> samples_delayed_amax() {
       SampleBuilder::Options constant;
       constant.differentiable = false;
       constant.dtype = DType::f32;
-      const ValueId x = sample.tensor("history", {matrices, kHistoryKinds, 5}, constant);
+      // Magnitudes, as all largest elements are.
+      std::vector<double> magnitudes;
+      for (int64_t i = 0; i < matrices * kHistoryKinds * 5; ++i) {
+        magnitudes.push_back(static_cast<double>(i * 7 % 11) / 4);
+      }
+      const ValueId x =
+          sample.values("history", {matrices, kHistoryKinds, 5}, magnitudes, constant);
       for (const ValueId amax : delayed_amax(sample.builder(), x, attributes)) {
         sample.result_without_gradient(amax);
       }
