@@ -158,14 +158,16 @@ struct Holders {
 // rank is the first that has them.
 template <class Add>
 void add_histories(const ModelState& state, bool to_save, const Add& add) {
-  const DensePlace dense = state.part.dense();
-  const ExpertPlace expert = state.part.expert();
+  const auto is_first = [&](bool experts) {
+    const DensePlace dense = state.part.dense();
+    const ExpertPlace expert = state.part.expert();
+    return experts ? expert.etp == 0 && expert.edp == 0
+                   : dense.tp == 0 && dense.cp == 0 && dense.dp == 0;
+  };
   for (const Parameter& parameter : state.parameters) {
     if (!parameter.amax_history.valid()) continue;
     const bool experts = parameter.gradient_class == GradientClass::expert;
-    const bool is_first = experts ? expert.etp == 0 && expert.edp == 0
-                                  : dense.tp == 0 && dense.cp == 0 && dense.dp == 0;
-    if (to_save && !is_first) continue;
+    if (to_save && !is_first(experts)) continue;
     const Shape& own = (*state.table)[parameter.amax_history].shape;
     Shape whole = own;
     SlicePiece piece{.shape = own};

@@ -405,7 +405,7 @@ void for_each_element(const RankState& rank, const Visit& visit) {
   };
   for (const Parameter& parameter : rank.state.parameters) {
     for (const StateId id : kept(parameter)) tensor(id, elements_held(parameter, id));
-    if (!parameter.amax_history.valid()) continue;
+    if (!rank.state.trained || !parameter.amax_history.valid()) continue;
     const Shape& history = (*rank.state.table)[parameter.amax_history].shape;
     const bool experts = parameter.gradient_class == GradientClass::expert;
     std::vector<int64_t> numbers(static_cast<size_t>(history.elements()));

@@ -50,8 +50,6 @@ TEST(PrecisionOptionsOf, KeepsTheLayersAtTheEnds) {
 }
 
 TEST(PrecisionOptionsOf, FlagsThatGoTogether) {
-  expect_phrase(refusal_with([](Options& o) { o.fp8_format = Fp8Format::e4m3; }),
-                "--fp8-format: say what shares a scale: --fp8-recipe");
   expect_phrase(refusal_with([](Options& o) { o.fp8_recipe = Fp8Recipe::mxfp8; }),
                 "--fp8-recipe: it belongs to --fp8-format.");
   expect_phrase(refusal_with([](Options& o) { o.first_last_layers_bf16 = true; }),
