@@ -58,9 +58,9 @@ TEST(KernelChoice, OfProductsOfExperts) {
     SlowKernel slow;
   };
   const Case cases[] = {
-      {kHopper, {}, "sm90", SlowKernel::no},
-      {kHopper, {.bound = 8 * 1024}, "sm90 pair", SlowKernel::no},
-      {kHopper, {.bound = 8 * 4096, .expected = 8 * 512}, "sm90", SlowKernel::no},
+      {kHopper, {.bound = 8 * 255}, "sm90", SlowKernel::no},
+      {kHopper, {.bound = 8 * 256}, "sm90 pair", SlowKernel::no},
+      {kHopper, {.bound = 8 * 4096, .expected = 8 * 128}, "sm90", SlowKernel::no},
       {kHopper, {.bound = 8 * 4096, .expected = 8 * 2048}, "sm90 pair", SlowKernel::no},
       {kHopper, {.inputs = 132}, "plain tiles", SlowKernel::row_bytes},
       {kHopper, {.outputs = 75}, "plain tiles", SlowKernel::row_bytes},
@@ -297,13 +297,13 @@ TEST(KernelChoice, OfCodes) {
     EXPECT_EQ(choice.slow, slow) << variant;
   };
   const DType bf16 = DType::bf16;
-  expect(choose_codes(kHopper, bf16, 256, 64, 32, all, all), "sm90 codes", SlowKernel::no);
-  expect(choose_codes(kHopper, bf16, 2048, 64, 32, all, all), "sm90 codes pair", SlowKernel::no);
+  expect(choose_codes(kHopper, bf16, 255, 64, 32, all, all), "sm90 codes", SlowKernel::no);
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, all, all), "sm90 codes pair", SlowKernel::no);
   expect(choose_codes(kHopper, bf16, 256, 64, 40, all, all), "widened", SlowKernel::row_codes);
   expect(choose_codes(kHopper, DType::f32, 256, 64, 32, all, all), "widened", SlowKernel::dtype);
-  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks",
+  expect(choose_codes(kHopper, bf16, 255, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks",
          SlowKernel::no);
-  expect(choose_codes(kHopper, bf16, 2048, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks pair",
+  expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 128}, {128, 128}), "sm90 code blocks pair",
          SlowKernel::no);
   expect(choose_codes(kHopper, bf16, 256, 64, 32, {1, 16}, {16, 16}), "widened",
          SlowKernel::block_scales);
