@@ -39,6 +39,8 @@ struct Shares {
   // Of the bandwidth of a copy.
   double memory_bound = 0;
   double update = 0;
+  // Of copies from or to the host, by an update that reads and writes its state there.
+  double state_on_host = 1;
   // Of each kernel, until all multiprocessors or threads work.
   double ramp_seconds = 0;
 };
@@ -54,6 +56,7 @@ constexpr Shares kOfGpu = {.dense = 0.92,
                            .bytes_beside_products = 1.15,
                            .memory_bound = 0.97,
                            .update = 0.95,
+                           .state_on_host = 0.77,
                            .ramp_seconds = 1.5e-6};
 constexpr Shares kOfCpu = {.dense = 0.87,
                            .dense_weight_gradient = 0.79,
@@ -261,7 +264,8 @@ double seconds_of(const Program& program, const Program& expected, int32_t index
     seconds = std::max(
         seconds, adds ? std::hypot(products, shares.bytes_beside_products * bytes) : products);
   }
-  seconds = std::max(seconds, bytes_on_host(program, op) / gpu.host_bandwidth);
+  const double host_share = part_of(op) == TimePart::copies ? 1 : shares.state_on_host;
+  seconds = std::max(seconds, bytes_on_host(program, op) / (gpu.host_bandwidth * host_share));
   return seconds + shares.ramp_seconds;
 }
 

@@ -2,7 +2,7 @@
 //
 //   time = max(products / (rate of large products x share of its kernel),
 //              bytes / (bandwidth of a copy x share of its kernel),
-//              bytes of optimizer state on the host / bandwidth of the host's link)
+//              bytes of optimizer state on the host / (bandwidth of the host's link x its share))
 //
 // Shares are properties of the kernels and few: docs/benchmarks/plan_time.md lists them, says what
 // they were fitted to, and how far the times of whole steps are off.

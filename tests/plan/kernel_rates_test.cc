@@ -74,6 +74,39 @@ TEST(KernelRates, OfAttentionAreThoseOfTheSizeOfItsHeads) {
   EXPECT_NEAR(ratio("attention_gradient", "256"), 2 / 0.72, kTolerance);
 }
 
+// A GPU that only its link to the host limits.
+double seconds_of_host(const std::string& flags, std::string_view kind, double bandwidth) {
+  const std::unique_ptr<Program> program =
+      testing::program_of("--model mixtral-tiny --seq-length 64 --bf16 --gpus 1xh100 " + flags);
+  GpuModel gpu;
+  gpu.traits = {.compute_capability = 90, .multiprocessors = 132};
+  gpu.bf16_flops = gpu.f32_flops = gpu.memory_bandwidth = 1e18;
+  gpu.host_bandwidth = bandwidth;
+  double seconds = 0;
+  double bytes = 0;
+  for (int32_t i = 0; i < program->op_count(); ++i) {
+    const Op& op = program->op(i);
+    if (op.spec->name != kind) continue;
+    seconds += seconds_of(*program, *program, i, gpu);
+    for (const ValueId id : program->outputs(op)) {
+      const Value& value = program->value(id);
+      const bool is_there = value.role == Role::offloaded ||
+                            (value.state.valid() && program->state()[value.state].on_host);
+      if (is_there) bytes += static_cast<double>(value.bytes());
+    }
+  }
+  EXPECT_GT(bytes, 0) << kind;
+  return seconds / (bytes / bandwidth);
+}
+
+TEST(KernelRates, OfUpdatesOnTheHostAreLessThanThoseOfCopies) {
+  EXPECT_NEAR(seconds_of_host("--optimizer-cpu-offload", "adamw", 1e3), 1 / 0.77, kTolerance);
+  EXPECT_NEAR(seconds_of_host("--fine-grained-activation-offloading --offload-modules expert_fc1 "
+                              "--min-offloaded-tensor-size 1",
+                              "offload", 1e3),
+              1, kTolerance);
+}
+
 TEST(KernelRates, OfExpertsDependOnTheirTiles) {
   // 256 and more rows of an expert. Of results of 192 columns a tile of 256 is three quarters full;
   // a sum over d products reaches d / (d + 140) of the rate.
