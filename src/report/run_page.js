@@ -85,6 +85,11 @@ function overview() {
       [name, run => at(run.summary.evaluations[name]?.last)]),
     ["gradient norm, median", run => plain(run.summary.grad_norm.median)],
     ["gradient norm, highest", run => at(run.summary.grad_norm.highest)],
+    ["step, median", run => duration(run.summary.step_time_s)],
+    ...(RUNS.some(run => run.summary.planned_step_time_s) ? [["step, planned", run => {
+      const planned = run.summary.planned_step_time_s?.value;
+      return planned ? `${duration(planned)}, measured ${plain(run.summary.step_time_s / planned)} times that` : "–";
+    }]] : []),
     ["tokens/s, median", run => count(run.summary.tokens_per_s)],
     ["TFLOP/s of a rank, median", run => plain(run.summary.tflops_per_gpu)],
     ["share of the limit, median", run => run.summary.limit_share === null ? "–" : `${Math.round(100 * run.summary.limit_share)}\u00a0%`],

@@ -27,9 +27,9 @@ constexpr size_t kMostListed = 100;  // steps that are named one by one
 constexpr size_t kLongestValue = 400;
 
 // Lines of metrics that stand in an axis, in a table or nowhere.
-constexpr auto kNotDrawn =
-    std::to_array<std::string_view>({"tokens", "batch_size", "weight_decay", "step_time_s",
-                                     "expert_rooms_lacked", "expert_room_needed"});
+constexpr auto kNotDrawn = std::to_array<std::string_view>(
+    {"tokens", "batch_size", "weight_decay", "step_time_s", "planned_step_time_s",
+     "expert_rooms_lacked", "expert_room_needed"});
 
 // Options that say where a run is, not what it is.
 constexpr auto kPlaces = std::to_array<std::string_view>({"save", "profile-dir"});
@@ -167,6 +167,8 @@ ordered_json summary_json(const RunRecord& run) {
           {"grad_norm",
            {{"median", optional_json(median(curve_of(run, "grad_norm")))},
             {"highest", json_of(highest(curve_of(run, "grad_norm")))}}},
+          {"step_time_s", optional_json(median(curve_of(run, "step_time_s")))},
+          {"planned_step_time_s", json_of(last(curve_of(run, "planned_step_time_s")))},
           {"tokens_per_s", optional_json(median(curve_of(run, "tokens_per_s")))},
           {"tflops_per_gpu", optional_json(median(curve_of(run, "tflops_per_gpu")))},
           {"limit_share", optional_json(median(curve_of(run, "limit_share")))},
@@ -283,6 +285,16 @@ void describe_speed(const RunRecord& run, std::string& text) {
   }
 }
 
+// Beside the time of the plan, where the run knew what its hardware reaches.
+void describe_step_time(const RunRecord& run, std::string& text) {
+  const auto seconds = median(curve_of(run, "step_time_s"));
+  const auto planned = last(curve_of(run, "planned_step_time_s"));
+  if (!seconds || !planned || !(planned->value > 0)) return;
+  add_line(text, "step",
+           fmt::format("{} (median), {} planned: {:.2f} times as long", format_duration(*seconds),
+                       format_duration(planned->value), *seconds / planned->value));
+}
+
 void describe_experts(const RunRecord& run, std::string& text) {
   const RunCurve& imbalance = curve_of(run, "load_imbalance");
   if (run.loads.empty()) return;
@@ -355,6 +367,7 @@ std::string describe_run(const RunRecord& run) {
   }
   describe_loss(run, text);
   describe_speed(run, text);
+  describe_step_time(run, text);
   describe_experts(run, text);
   describe_events(run, text);
   return text;

@@ -167,6 +167,19 @@ class Report(unittest.TestCase):
             "left out."])
         self.assertIn("options.toml:1", notes[4])
 
+    def test_steps_stand_beside_their_plan(self):
+        times = (0.5, 0.375, 0.25, 0.5, 0.75)
+        text, document, _ = self.report(self.write_run("planned", [HEADER, *(
+            step_line(step, step_time_s=seconds, planned_step_time_s=0.4)
+            for step, seconds in enumerate(times, 1))]))
+        self.assertIn("step 500.0 ms (median), 400.0 ms planned: 1.25 times as long", text)
+        summary = document["runs"][0]["summary"]
+        self.assertEqual(summary["step_time_s"], 0.5)
+        self.assertEqual(summary["planned_step_time_s"]["value"], 0.4)
+        text, document, _ = self.report(self.write_run("without", [HEADER, step_line(1, step_time_s=0.5)]))
+        self.assertNotIn("planned", text)
+        self.assertIsNone(document["runs"][0]["summary"]["planned_step_time_s"])
+
     def test_a_run_without_steps(self):
         text, document, _ = self.report(self.write_run("fresh", [HEADER]))
         self.assertIn("No step has been logged.", text)
