@@ -14,8 +14,7 @@
 namespace troupe {
 namespace {
 
-// Of the rate of large products: what a product with `n` rows or keys reaches, most * n / (n +
-// half).
+// Of the rate of large products, with `n` rows or keys: most * n / (n + half).
 struct Share {
   double most = 1;
   double half = 0;  // rows or keys with which it is half of the most
@@ -31,8 +30,9 @@ struct Shares {
   Share experts_weight_gradient;
   Share attention;  // by the keys of a query, with heads of 128 elements
   Share attention_gradient;
-  bool has_slow_heads = false;  // of other sizes
-  bool experts_have_tiles = false;
+  // Whether shares of attention depend on keys and the size of heads, those of experts on depths
+  // and tiles: as those of tensor cores do.
+  bool by_shapes = false;
   // A weight gradient of experts adds its sums to main gradients once they are complete, so its
   // bytes take time beside its products: this part of it, added as in a right triangle.
   double bytes_beside_products = 0;
@@ -51,8 +51,7 @@ constexpr Shares kOfGpu = {.dense = 0.92,
                            .experts_weight_gradient = {.most = 0.86, .half = 110},
                            .attention = {.most = 0.76, .half = 430},
                            .attention_gradient = {.most = 0.52, .half = 380},
-                           .has_slow_heads = true,
-                           .experts_have_tiles = true,
+                           .by_shapes = true,
                            .bytes_beside_products = 1.15,
                            .memory_bound = 0.97,
                            .update = 0.95,
@@ -134,7 +133,7 @@ double heads_of(const OpView& op) {
 double share_of_attention(const OpView& op, const Shares& shares, double flops) {
   const bool is_gradient = has(op.op.spec->name, "gradient");
   const Share& share = is_gradient ? shares.attention_gradient : shares.attention;
-  if (!shares.has_slow_heads) return share.most;
+  if (!shares.by_shapes) return share.most;
   const Value& result = is_gradient ? op.input(0) : op.output(0);
   const double size = static_cast<double>(result.shape.back()) / heads_of(op);
   // Two products with each key forwards, five in the gradient.
@@ -161,7 +160,7 @@ double share_of_experts(const OpView& op, const Shares& shares, std::string_view
                                        : shares.experts;
   share.half *= codes.rows;
   const double of_rows = codes.experts * share.of(rows_of_expert(op));
-  if (!shares.experts_have_tiles) return of_rows;
+  if (!shares.by_shapes) return of_rows;
   const Shape& result = op.output(0).shape;
   if (is_weight_gradient) return of_rows * filled(result[1], 128) * filled(result.back(), 256);
   constexpr double kDepthOfHalf = 140;  // that is summed over
