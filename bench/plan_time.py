@@ -25,6 +25,8 @@ import statistics
 import subprocess
 import sys
 
+import compare_steps
+
 
 def rows_of(path):
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
@@ -36,15 +38,12 @@ def measure(program, rows, reports):
     reports.mkdir(parents=True, exist_ok=True)
     failed = False
     for number, flags in rows_of(rows):
-        done = subprocess.run([program, "bench", "--json", "--quiet", "--device", "cuda", "--bf16",
-                               *flags], capture_output=True, text=True)
-        if done.returncode != 0:
-            print(f"{number}: ended with {done.returncode}: {done.stderr.strip()[-300:]}",
-                  file=sys.stderr)
+        report = compare_steps.measure(program, "--device cuda --bf16", shlex.join(flags))
+        if report is None:
             failed = True
             continue
-        (reports / f"{number}.json").write_text(done.stdout)
-        print(f"{number}: {1e3 * json.loads(done.stdout)['step_time_s']:.1f} ms", flush=True)
+        (reports / f"{number}.json").write_text(json.dumps(report))
+        print(f"{number}: {1e3 * report['step_time_s']:.1f} ms", flush=True)
     return failed
 
 

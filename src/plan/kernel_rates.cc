@@ -88,23 +88,28 @@ bool has(std::string_view name, std::string_view word) {
   return name.find(word) != std::string_view::npos;
 }
 
+// Calls look(value) for all that the operation reads and writes.
+template <class Look>
+void for_each_operand(const OpView& op, const Look& look) {
+  for (int i = 0; i < op.op.input_count; ++i) {
+    if (op.has_input(i)) look(op.input(i));
+  }
+  for (int i = 0; i < op.op.output_count; ++i) look(op.output(i));
+}
+
 // Rows of an expert, on average: those of the operand that is ragged, over the matrices.
 double rows_of_expert(const OpView& op) {
   double rows = 0;
   double experts = 1;
   const bool has_transposed_rows = has(op.op.spec->name, "weight_gradient");
-  const auto look = [&](const Value& value) {
+  for_each_operand(op, [&](const Value& value) {
     if (is_f8(value.dtype) && has_transposed_rows) {
       rows = static_cast<double>(value.shape[0] * kTransposedRows);
       return;
     }
     if (value.shape.rank() == 3) experts = static_cast<double>(value.shape[0]);
     if (value.shape.rank() == 2) rows = std::max(rows, static_cast<double>(value.shape[0]));
-  };
-  for (int i = 0; i < op.op.input_count; ++i) {
-    if (op.has_input(i)) look(op.input(i));
-  }
-  for (int i = 0; i < op.op.output_count; ++i) look(op.output(i));
+  });
   return rows / experts;
 }
 
@@ -118,15 +123,11 @@ double share_of_heads(double size, bool is_gradient) {
 // The softmax's sums have a number for each head: of all tensors of numbers the shortest rows.
 double heads_of(const OpView& op) {
   int64_t heads = std::numeric_limits<int64_t>::max();
-  const auto look = [&](const Value& value) {
+  for_each_operand(op, [&](const Value& value) {
     if (is_float(value.dtype) && value.shape.rank() > 1) {
       heads = std::min(heads, value.shape.back());
     }
-  };
-  for (int i = 0; i < op.op.input_count; ++i) {
-    if (op.has_input(i)) look(op.input(i));
-  }
-  for (int i = 0; i < op.op.output_count; ++i) look(op.output(i));
+  });
   return static_cast<double>(heads);
 }
 

@@ -51,14 +51,14 @@ struct RankPlan {
   int64_t collectives = 0;
   int64_t messages = 0;  // sent or received
   double operation_flops = 0;
-  std::vector<KernelVariant> kernels;      // on a GPU
-  std::vector<GroupTraffic> links;         // plan/link_traffic.h
-  Exposure expert_exchange;                // plan/exposure.h
-  ExpertRows expert_rows;                  // plan/expert_rows.h
-  uint64_t bytes_without_recompute = 0;    // total_bytes of the same step; 0: nothing is recomputed
-  uint64_t bytes_without_offload = 0;      // of the same step; 0: no activations are offloaded
-  TimedProgram timed;                      // where a cluster is given
-  std::map<std::string, double> of_kinds;  // the same: seconds_of_kinds()
+  std::vector<KernelVariant> kernels;    // on a GPU
+  std::vector<GroupTraffic> links;       // plan/link_traffic.h
+  Exposure expert_exchange;              // plan/exposure.h
+  ExpertRows expert_rows;                // plan/expert_rows.h
+  uint64_t bytes_without_recompute = 0;  // total_bytes of the same step; 0: nothing is recomputed
+  uint64_t bytes_without_offload = 0;    // of the same step; 0: no activations are offloaded
+  TimedProgram timed;                    // where a cluster is given
+  std::map<std::string_view, double> of_kinds;  // the same: seconds_of_kinds()
 };
 
 // "operation 7 (attention, layer 2, micro-batch 0)"

@@ -351,8 +351,9 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
   return timed;
 }
 
-std::map<std::string, double> seconds_of_kinds(const Program& program, const TimedProgram& timed) {
-  std::map<std::string, double> seconds;
+std::map<std::string_view, double> seconds_of_kinds(const Program& program,
+                                                    const TimedProgram& timed) {
+  std::map<std::string_view, double> seconds;
   for (int32_t i = 0; i < program.op_count(); ++i) {
     seconds[program.op(i).spec->name] += timed.operations[static_cast<size_t>(i)].seconds;
   }

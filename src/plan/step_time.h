@@ -56,7 +56,8 @@ TimedProgram time_program(const Program& program, const MemoryPlan& memory,
                           const GpuCluster& cluster, const Layout& layout, int32_t rank);
 
 // Of all operations of each kind, whatever they wait for and run beside.
-std::map<std::string, double> seconds_of_kinds(const Program& program, const TimedProgram& timed);
+std::map<std::string_view, double> seconds_of_kinds(const Program& program,
+                                                    const TimedProgram& timed);
 
 // Where the time of a step goes, on average over the places of the pipeline. The parts add up.
 struct StepTime {

@@ -16,9 +16,9 @@
 namespace troupe {
 
 struct PlannedTime {
-  double seconds = 0;                      // of a step
-  std::string hardware;                    // whose figures it goes by
-  std::map<std::string, double> of_kinds;  // of rank 0: seconds of the operations of each kind
+  double seconds = 0;                           // of a step
+  std::string hardware;                         // whose figures it goes by
+  std::map<std::string_view, double> of_kinds;  // of rank 0: seconds of the operations of each kind
 };
 
 // `name`: as --hardware, empty where it is not given: then those of the rank's GPU, if a file is

@@ -6,6 +6,7 @@
 #include <exception>
 #include <fmt/format.h>
 #include <limits>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -683,12 +684,14 @@ namespace {
 // Histories of largest elements that the run did not have, or had for other numbers of steps, begin
 // anew.
 void leave_out_new_histories(const Checkpoint& checkpoint, std::vector<SliceToLoad>& slices) {
+  std::map<std::string_view, Shape> stored;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name.starts_with(kAmaxHistoryPrefix)) stored[tensor.name] = tensor.shape;
+  }
   std::erase_if(slices, [&](const SliceToLoad& slice) {
     if (!slice.name.starts_with(kAmaxHistoryPrefix)) return false;
-    const auto is_stored = [&](const StoredTensor& tensor) {
-      return tensor.name == slice.name && tensor.shape == slice.global_shape;
-    };
-    return std::none_of(checkpoint.tensors().begin(), checkpoint.tensors().end(), is_stored);
+    const auto found = stored.find(slice.name);
+    return found == stored.end() || found->second != slice.global_shape;
   });
 }
 
