@@ -36,11 +36,9 @@ void use_one_blas_thread() {
   static_cast<void>(done);
 }
 
-}  // namespace
-
 template <class T>
-void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, T alpha, const T* a,
-               int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+void multiply_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, T alpha, const T* a,
+                   int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
   if (m == 0 || n == 0) return;
   if (k == 0) {
     for (int64_t i = 0; i < m; ++i) {
@@ -61,10 +59,21 @@ void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, T al
   }
 }
 
-template void gemm_tile<float>(bool, bool, int64_t, int64_t, int64_t, float, const float*, int64_t,
-                               const float*, int64_t, float, float*, int64_t);
-template void gemm_tile<double>(bool, bool, int64_t, int64_t, int64_t, double, const double*,
-                                int64_t, const double*, int64_t, double, double*, int64_t);
+}  // namespace
+
+template <>
+void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+               const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+               int64_t ldc) {
+  multiply_tile(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+template <>
+void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double alpha,
+               const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
+               int64_t ldc) {
+  multiply_tile(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
 
 GemmTiles gemm_tiles(int64_t m, int64_t n, int64_t k, int64_t batch, bool split_reduction) {
   int64_t pieces_m = ceiling(m, kMaximumTile);

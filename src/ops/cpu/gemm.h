@@ -30,6 +30,14 @@ namespace troupe {
 template <class T>
 void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, T alpha, const T* a,
                int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc);
+template <>
+void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+               const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+               int64_t ldc);
+template <>
+void gemm_tile(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double alpha,
+               const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
+               int64_t ldc);
 
 // A factor of a product. Element (i, j) of the factor is data[i * stride + j], or
 // data[j * stride + i] when the factor is the transpose of what is stored.

@@ -28,7 +28,7 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-CUtensorMapDataType data_type(DType dtype) {
+CUtensorMapDataType tensor_data_type(DType dtype) {
   switch (dtype) {
     case DType::bf16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -51,10 +51,10 @@ CUtensorMap encode_map(const void* data, DType dtype, const std::array<cuuint64_
   std::array<cuuint32_t, kRank> steps{};
   steps.fill(1);
   CUtensorMap map;
-  const CUresult result =
-      encode(&map, data_type(dtype), kRank, const_cast<void*>(data), sizes.data(), strides.data(),
-             tile.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &map, tensor_data_type(dtype), kRank, const_cast<void*>(data), sizes.data(), strides.data(),
+      tile.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw_failed("CUDA: describing a tensor for copies in tiles failed: error " +
                  std::to_string(static_cast<int>(result)) + ".");

@@ -3,15 +3,20 @@
 #include <algorithm>
 
 #include "ops/costs.h"
-#include "ops/cpu/grouped_gemm.h"
 #include "ops/precision/quantized_kernels.h"
 #include "ops/precision/quantized_product.h"
-#include "ops/precision/wide_operands.h"
 #include "program/derivative.h"
 #include "program/op_sample.h"
 
 namespace troupe {
 
+CpuKernel quantized_grouped_linear_cpu_kernel(const OpView& op);
+CpuKernel quantized_grouped_linear_data_gradient_cpu_kernel(const OpView& op);
+CpuKernel quantized_grouped_linear_weight_gradient_cpu_kernel(const OpView& op);
+uint64_t scratch_quantized_grouped_linear(const OpView& op);
+uint64_t scratch_quantized_grouped_linear_weight_gradient(const OpView& op);
+uint64_t workspace_quantized_grouped_linear(const OpView& op);
+uint64_t workspace_quantized_grouped_linear_weight_gradient(const OpView& op);
 CudaKernel quantized_grouped_linear_cuda_kernel(GroupedVariant variant);
 CudaKernel quantized_grouped_linear_data_gradient_cuda_kernel(GroupedVariant variant);
 CudaKernel quantized_grouped_linear_weight_gradient_cuda_kernel(GroupedVariant variant);
@@ -20,10 +25,8 @@ namespace {
 
 using Form = QuantizedProductAttributes;
 
-constexpr int kOffsets = 4;
-
 void check_group_offsets(const InferContext& context, int64_t experts) {
-  const Value& offsets = context.input(kOffsets);
+  const Value& offsets = context.input(kQuantizedOffsets);
   TROUPE_CHECK(offsets.dtype == DType::i32 && offsets.shape == Shape({experts + 1}),
                "products of experts in 8 bits: offsets " + offsets.shape.to_string());
 }
@@ -31,7 +34,7 @@ void check_group_offsets(const InferContext& context, int64_t experts) {
 // Rows times weights; `rows` and `outputs` are the weight's dimensions that they have.
 void infer_rows_times_weights(InferContext& context, const char* kind, bool transposed, int rows,
                               int outputs) {
-  check_quantized_operands(context, kind, {false, transposed}, kOffsets);
+  check_quantized_operands(context, kind, {false, transposed}, kQuantizedOffsets);
   const Value x = context.input(0);
   const Shape weight = context.attributes<Form>().operands[1].shape(context.input(1).shape);
   TROUPE_CHECK(
@@ -51,16 +54,16 @@ void infer_quantized_grouped_linear_data_gradient(InferContext& context) {
 
 void infer_quantized_grouped_linear_weight_gradient(InferContext& context) {
   check_quantized_operands(context, "quantized_grouped_linear_weight_gradient", {true, true},
-                           kOffsets);
+                           kQuantizedOffsets);
   const Form form = context.attributes<Form>();
   const Shape dy = form.operands[0].shape(context.input(0).shape);
   const Shape x = form.operands[1].shape(context.input(1).shape);
   TROUPE_CHECK(
       dy.rank() == 2 && x.rank() == 2 && dy[0] == x[0],
       "quantized_grouped_linear_weight_gradient: dy " + dy.to_string() + " and x " + x.to_string());
-  const int64_t experts = context.input(kOffsets).shape[0] - 1;
+  const int64_t experts = context.input(kQuantizedOffsets).shape[0] - 1;
   check_group_offsets(context, experts);
-  declare_weight_gradient(context, kOffsets + 1, "", form.compute, {experts, dy[1], x[1]});
+  declare_weight_gradient(context, kQuantizedOffsets + 1, "", form.compute, {experts, dy[1], x[1]});
 }
 
 // Each row meets the weight of one expert.
@@ -82,60 +85,6 @@ Cost cost_quantized_grouped_linear_weight_gradient(const OpView& op) {
       2 * products, attributes.compute,
       quantized_operand_bytes(op) + stores * static_cast<double>(op.output(0).bytes()));
 }
-
-uint64_t workspace_quantized_grouped_linear(const OpView& op) {
-  return wide_operands_bytes(op, grouped_rows_bytes(quantized_shape(op, 1)[0]));
-}
-
-uint64_t workspace_quantized_grouped_linear_weight_gradient(const OpView& op) {
-  return wide_operands_bytes(op, 0);
-}
-
-uint64_t scratch_quantized_grouped_linear(const OpView& op) {
-  const Shape& x = op.input(0).shape;
-  return gemm_scratch_bytes(grouped_tiles(x[0], op.output(0).shape[1], x[1]),
-                            quantized_sum_dtype(op), quantized_sum_dtype(op), op.output(0).dtype);
-}
-
-uint64_t scratch_quantized_grouped_linear_weight_gradient(const OpView& op) {
-  return gemm_scratch_bytes(
-      grouped_weight_gradient_tiles(quantized_shape(op, 0), quantized_shape(op, 1),
-                                    op.output(0).shape[0]),
-      quantized_sum_dtype(op), quantized_sum_dtype(op), op.output(0).dtype);
-}
-
-template <class Wide, class Out>
-void multiply_wide_rows(const KernelArguments& args, bool transposed) {
-  const Shape& x = args.input(0).shape;
-  const Shape weight = args.attributes->as<Form>().operands[1].shape(args.input(1).shape);
-  const int64_t outputs = args.output(0).shape[1];
-  const auto operands = widen_operands<Wide>(args, grouped_rows_bytes(weight[0]), kOffsets, -1);
-  multiply_grouped_rows<Wide, Out>(args, grouped_tiles(x[0], outputs, x[1]), operands.one, x[1],
-                                   operands.other, weight, transposed, args.in<int32_t>(kOffsets),
-                                   args.out<Out>(0), outputs);
-}
-
-template <class Wide, class Out>
-struct QuantizedGroupedLinearKernel {
-  static void run(const KernelArguments& args) { multiply_wide_rows<Wide, Out>(args, true); }
-};
-
-template <class Wide, class Out>
-struct QuantizedGroupedLinearDataGradientKernel {
-  static void run(const KernelArguments& args) { multiply_wide_rows<Wide, Out>(args, false); }
-};
-
-template <class Wide, class Out>
-struct QuantizedGroupedLinearWeightGradientKernel {
-  static void run(const KernelArguments& args) {
-    const auto operands = widen_operands<Wide>(args, 0, kOffsets, -1);
-    const Form& form = args.attributes->as<Form>();
-    multiply_groups<Wide, Out>(args, operands.one, form.operands[0].shape(args.input(0).shape),
-                               operands.other, form.operands[1].shape(args.input(1).shape),
-                               args.in<int32_t>(kOffsets), args.output(0).shape[0], form.accumulate,
-                               args.out<Out>(0));
-  }
-};
 
 KernelChoice choose_quantized_grouped_linear(const OpView& op, const DeviceTraits& device) {
   return choose_quantized_product(op, device, GroupedProduct::forward, true,
@@ -209,22 +158,21 @@ std::vector<OpSample> samples_quantized_grouped_linear() {
 
 }  // namespace
 
-const OpSpec kQuantizedGroupedLinear{
-    .name = "quantized_grouped_linear",
-    .infer = infer_quantized_grouped_linear,
-    .cost = cost_quantized_grouped_linear,
-    .cpu = {.kernel = select_wide_kernel<QuantizedGroupedLinearKernel>,
-            .workspace = workspace_quantized_grouped_linear,
-            .scratch = scratch_quantized_grouped_linear},
-    .cuda = choose_quantized_grouped_linear,
-    .print_attributes = print_quantized_product,
-    .samples = samples_quantized_grouped_linear};
+const OpSpec kQuantizedGroupedLinear{.name = "quantized_grouped_linear",
+                                     .infer = infer_quantized_grouped_linear,
+                                     .cost = cost_quantized_grouped_linear,
+                                     .cpu = {.kernel = quantized_grouped_linear_cpu_kernel,
+                                             .workspace = workspace_quantized_grouped_linear,
+                                             .scratch = scratch_quantized_grouped_linear},
+                                     .cuda = choose_quantized_grouped_linear,
+                                     .print_attributes = print_quantized_product,
+                                     .samples = samples_quantized_grouped_linear};
 
 const OpSpec kQuantizedGroupedLinearDataGradient{
     .name = "quantized_grouped_linear_data_gradient",
     .infer = infer_quantized_grouped_linear_data_gradient,
     .cost = cost_quantized_grouped_linear,
-    .cpu = {.kernel = select_wide_kernel<QuantizedGroupedLinearDataGradientKernel>,
+    .cpu = {.kernel = quantized_grouped_linear_data_gradient_cpu_kernel,
             .workspace = workspace_quantized_grouped_linear,
             .scratch = scratch_quantized_grouped_linear},
     .cuda = choose_quantized_grouped_linear_data_gradient,
@@ -234,7 +182,7 @@ const OpSpec kQuantizedGroupedLinearWeightGradient{
     .name = "quantized_grouped_linear_weight_gradient",
     .infer = infer_quantized_grouped_linear_weight_gradient,
     .cost = cost_quantized_grouped_linear_weight_gradient,
-    .cpu = {.kernel = select_wide_kernel<QuantizedGroupedLinearWeightGradientKernel>,
+    .cpu = {.kernel = quantized_grouped_linear_weight_gradient_cpu_kernel,
             .workspace = workspace_quantized_grouped_linear_weight_gradient,
             .scratch = scratch_quantized_grouped_linear_weight_gradient},
     .cuda = choose_quantized_grouped_linear_weight_gradient,

@@ -16,6 +16,8 @@
 
 namespace troupe {
 
+inline constexpr int kQuantizedOffsets = 4;  // which input has the offsets
+
 extern const OpSpec kQuantizedGroupedLinear;
 extern const OpSpec kQuantizedGroupedLinearDataGradient;
 extern const OpSpec kQuantizedGroupedLinearWeightGradient;

@@ -1,10 +1,9 @@
-#include "ops/precision/wide_operands.h"
-
 #include <algorithm>
 #include <array>
 
 #include "ops/cpu/vector.h"
 #include "ops/precision/quantized_product.h"
+#include "ops/precision/wide_operands.h"
 
 namespace troupe {
 namespace {
