@@ -35,8 +35,13 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(troupe_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
-if(TROUPE_ARCH)
-  target_compile_options(troupe_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=${TROUPE_ARCH}>)
+# The first is for all code but the CPU kernels, which are compiled for each (TroupeRooms.cmake).
+string(REPLACE "," ";" troupe_levels "${TROUPE_ARCH}")
+if(troupe_levels)
+  list(GET troupe_levels 0 lowest)
+  set(level $<TARGET_PROPERTY:TROUPE_LEVEL>)
+  target_compile_options(troupe_compiler INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-march=$<IF:$<BOOL:${level}>,${level},${lowest}>>)
 endif()
 
 if(TROUPE_SANITIZE)

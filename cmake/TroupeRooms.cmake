@@ -7,6 +7,9 @@
 # Sources of a room are compiled eight at a time: a header is parsed once for eight, which takes a
 # quarter of the time. So they must not give two things one name. TROUPE_UNITY=OFF compiles them one
 # by one, for tools that ask how a single file is compiled.
+#
+# Where TROUPE_ARCH names several levels of processors, CPU kernels (*_cpu.cc and ops/cpu/) are
+# compiled for each of them, and one is chosen at start (src/ops/kernel_level.h).
 include_guard()
 option(TROUPE_UNITY "Compile several sources of a room at a time" ON)
 # A source that is included is taken for a header, whose classes should hold nothing of one source.
@@ -31,10 +34,43 @@ function(troupe_glob_sources room result)
   set(${result} "${sources}" PARENT_SCOPE)
 endfunction()
 
+# <result>: an object file with the sources compiled for every level.
+function(troupe_add_kernel_levels sources result)
+  set(arguments "")
+  foreach(level IN LISTS troupe_levels)
+    set(name troupe_kernels_${level})
+    add_library(${name} OBJECT ${sources})
+    target_link_libraries(${name} PRIVATE ${TROUPE_LIBRARIES} troupe_compiler troupe_dependencies)
+    set_target_properties(${name} PROPERTIES TROUPE_LEVEL ${level} UNITY_BUILD ${TROUPE_UNITY}
+                                             UNITY_BUILD_BATCH_SIZE 8)
+    list(APPEND arguments --level ${level} $<TARGET_OBJECTS:${name}>)
+    list(APPEND objects $<TARGET_OBJECTS:${name}>)
+  endforeach()
+  set(script "${PROJECT_SOURCE_DIR}/cmake/link_kernel_levels.sh")
+  set(object "${PROJECT_BINARY_DIR}/generated/kernels.o")
+  add_custom_command(OUTPUT "${object}" VERBATIM COMMAND_EXPAND_LISTS
+    DEPENDS "${script}" ${objects}
+    COMMAND ${CMAKE_COMMAND} -E env "CXX=${CMAKE_CXX_COMPILER}" "NM=${CMAKE_NM}"
+            "OBJCOPY=${CMAKE_OBJCOPY}" "OBJDUMP=${CMAKE_OBJDUMP}" bash "${script}" "${object}" ${arguments})
+  set_source_files_properties("${object}" PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  set(${result} "${object}" PARENT_SCOPE)
+endfunction()
+
 function(troupe_add_room room)
   troupe_glob_sources(${room} sources)
   if(NOT sources)
     return()
+  endif()
+  list(LENGTH troupe_levels levels)
+  if(room STREQUAL "ops" AND levels GREATER 1)
+    set(kernels ${sources})
+    list(FILTER kernels INCLUDE REGEX "_cpu[.]cc$|/ops/cpu/[^/]*[.]cc$")
+    list(REMOVE_ITEM sources ${kernels})
+    troupe_add_kernel_levels("${kernels}" object)
+    list(APPEND sources "${object}")
+    list(JOIN troupe_levels "\",\"" names)
+    set_source_files_properties(src/ops/kernel_level.cc PROPERTIES
+      COMPILE_DEFINITIONS "TROUPE_KERNEL_LEVELS=\"${names}\"" SKIP_UNITY_BUILD_INCLUSION TRUE)
   endif()
   add_library(troupe_${room} STATIC ${sources})
   target_link_libraries(troupe_${room} PUBLIC ${TROUPE_LIBRARIES} troupe_compiler

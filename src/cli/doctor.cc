@@ -1,21 +1,24 @@
 // troupe doctor: what this machine offers, and whether the numbers it computes are right.
 #include <cmath>
 #include <cstdio>
-#include <dlfcn.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "base/build_info.h"
 #include "base/commit.h"
 #include "base/machine.h"
 #include "base/units.h"
+#include "cli/blas.h"
 #include "cli/command.h"
 #include "comm/join_processes.h"
 #include "ops/cpu/gemm.h"
+#include "ops/kernel_level.h"
 #include "runtime/cuda_libraries.h"
 #include "runtime/device_memory.h"
 #include "train/terminal.h"
@@ -36,17 +39,27 @@ Finding find_version() {
 }
 
 Finding find_build() {
-  const std::string processor(build_processor().empty() ? "any" : build_processor());
   nlohmann::ordered_json value = {{"commit", build_commit()},
                                   {"compiler", build_compiler()},
-                                  {"processor", processor},
+                                  {"processor", kernel_levels().front()},
                                   {"cuda_compiler", nullptr}};
   if (!build_cuda().empty()) value["cuda_compiler"] = build_cuda();
-  return {
-      "build",
-      fmt::format("commit {}, {}, for processor {}", build_commit(), build_compiler(), processor),
-      value,
-      {}};
+  return {"build",
+          fmt::format("commit {}, {}, for processor {}", build_commit(), build_compiler(),
+                      kernel_levels().front()),
+          value,
+          {}};
+}
+
+Finding find_cpu_kernels() {
+  std::vector<std::string_view> usable;
+  for (const std::string_view level : kernel_levels()) {
+    if (processor_has(level)) usable.push_back(level);
+  }
+  return {"cpu_kernels",
+          fmt::format("{} (of {} in this build)", kernel_level(), fmt::join(kernel_levels(), ", ")),
+          {{"used", kernel_level()}, {"usable", usable}, {"built", kernel_levels()}},
+          {}};
 }
 
 Finding find_cuda() {
@@ -60,6 +73,10 @@ Finding find_cuda() {
 
 Finding find_cuda_libraries() {
   Finding finding{"cuda_libraries", {}, nlohmann::ordered_json::object(), cuda_library_problem()};
+  // Who has no GPU needs none of them.
+  if (!finding.problem.empty() && !why_no_gpu().empty()) {
+    finding.text = std::exchange(finding.problem, {});
+  }
   for (const auto& [name, version] : cuda_library_versions()) {
     finding.text += (finding.text.empty() ? "" : ", ") + fmt::format("{} {}", name, version);
     finding.value[name] = version;
@@ -111,18 +128,9 @@ bool product_is_right() {
   return true;
 }
 
-// What OpenBLAS says of itself; other libraries say nothing.
-std::string ask_openblas(const char* function) {
-  void* address = dlsym(RTLD_DEFAULT, function);
-  if (address == nullptr) return {};
-  const char* answer = reinterpret_cast<char* (*)()>(address)();
-  return answer != nullptr ? answer : std::string();
-}
-
 Finding find_blas() {
-  const std::string config = ask_openblas("openblas_get_config");
-  const std::string core = ask_openblas("openblas_get_corename");
-  const std::string library = config.empty() ? "unnamed" : config.substr(0, config.find("  "));
+  const std::string library = blas_library().empty() ? "unnamed" : blas_library();
+  const std::string core = blas_processor();
   Finding finding{"blas", library, nlohmann::ordered_json::object(), {}};
   finding.value["library"] = library;
   finding.value["core"] = nullptr;
@@ -192,9 +200,10 @@ void print_text(const std::vector<Finding>& findings, bool healthy) {
 }  // namespace
 
 ExitStatus run_doctor(const Options& options) {
-  std::vector<Finding> findings = {find_version(),    find_build(), find_cuda(),   find_mpi(),
-                                   find_transports(), find_cores(), find_memory(), find_page_size(),
-                                   find_huge_pages(), find_blas()};
+  std::vector<Finding> findings = {find_version(),     find_build(),      find_cuda(),
+                                   find_mpi(),         find_transports(), find_cores(),
+                                   find_cpu_kernels(), find_memory(),     find_page_size(),
+                                   find_huge_pages(),  find_blas()};
   if (has_cuda()) findings.insert(findings.begin() + 3, find_cuda_libraries());
   bool healthy = true;
   for (const Finding& finding : findings) healthy = healthy && finding.problem.empty();

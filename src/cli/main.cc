@@ -1,5 +1,6 @@
 // The program: reads the command line, runs the command, and turns errors into one line and an exit
 // status.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -13,11 +14,14 @@
 #include <unistd.h>
 #include <vector>
 
+#include "cli/blas.h"
 #include "cli/command.h"
 #include "comm/join_processes.h"
 #include "comm/launch.h"
 #include "comm/post/secret.h"
+#include "ops/kernel_level.h"
 #include "options/command_line.h"
+#include "train/rank_agreement.h"
 #include "train/rank_run.h"
 #include "train/terminal.h"
 
@@ -143,6 +147,24 @@ ExitStatus flush_output(ExitStatus status) {
   throw_failed("standard output cannot be written (is the disk full?).");
 }
 
+// Processes on several hosts compute with the same instructions, so that what each of them computes
+// for itself has the same bits.
+void choose_cpu_kernels(const Options& options, ProcessGroup* group, int32_t rank) {
+  choose_kernel_level(options.cpu_kernels);
+  if (group == nullptr || options.device != Device::cpu) return;
+  if (options.cpu_kernels.empty()) {
+    const auto levels = kernel_levels();
+    const auto level = std::find(levels.begin(), levels.end(), kernel_level()) - levels.begin();
+    const std::vector<uint64_t> all = group->exchange(rank, static_cast<uint64_t>(level));
+    choose_kernel_level(levels[*std::min_element(all.begin(), all.end())]);
+  }
+  require_same_facts(group, rank,
+                     {{"the processor of its CPU kernels", std::string(kernel_level())},
+                      {"the processor of OpenBLAS's kernels (OPENBLAS_CORETYPE in the environment "
+                       "sets it)",
+                       blas_processor()}});
+}
+
 ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) {
   const bool leads = processes == nullptr || processes->rank() == 0;
   CommandLine command_line =
@@ -168,6 +190,7 @@ ExitStatus run(const std::vector<std::string>& arguments, Processes* processes) 
       processes == nullptr ? nullptr
                            : &processes->group(std::chrono::seconds(options.collective_timeout_s));
   if (group != nullptr) require_same_options(options, *group, processes->rank());
+  choose_cpu_kernels(options, group, leads ? 0 : processes->rank());
   return flush_output(run_command(options, group));
 }
 

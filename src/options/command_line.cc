@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/commit.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "ops/kernel_level.h"
 #include "options/check_options.h"
 #include "options/cluster_options.h"
 #include "options/config_file.h"
@@ -613,14 +615,13 @@ CommandLine parse_command_line(std::span<const std::string> arguments, int32_t p
 }
 
 std::string version_text() {
-  const std::string processor(build_processor());
   return fmt::format(
       "troupe {}\n"
       "commit     {}\n"
       "compiler   {}\n"
       "processor  {}\n"
       "cuda       {}\n",
-      kVersion, build_commit(), build_compiler(), processor.empty() ? "any" : processor,
+      kVersion, build_commit(), build_compiler(), fmt::join(kernel_levels(), ", "),
       build_cuda().empty() ? "not in this build" : build_cuda());
 }
 

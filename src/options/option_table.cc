@@ -297,6 +297,16 @@ constexpr OptionSpec kOptions[] = {
              "computed do not depend on it.",
      .range = between(0, 4096),
      .commands = kAllButHelp},
+    {.name = "cpu-kernels",
+     .member = &Options::cpu_kernels,
+     .group = kGlobal,
+     .metavar = "LEVEL",
+     .help = "In programs with CPU kernels for several processor levels, as packages are: those of "
+             "x86-64-v2, x86-64-v3 or x86-64-v4. Numbers differ between levels in their last bits, "
+             "so this gives the same bits on processors that differ. troupe doctor names the "
+             "levels.",
+     .unset = "the highest that the processors of all ranks have",
+     .commands = kAllButHelp},
     {.name = "json",
      .member = &Options::json,
      .group = kGlobal,

@@ -131,7 +131,8 @@ struct Options {
   int32_t collective_timeout_s = 10;
   int32_t rendezvous_timeout_s = 60;
   std::string rendezvous_secret_file;
-  int32_t threads = 0;  // 0: see DeviceSpec
+  int32_t threads = 0;      // 0: see DeviceSpec
+  std::string cpu_kernels;  // a level of ops/kernel_level.h
   bool json = false;
   bool quiet = false;
   bool verbose = false;

@@ -511,6 +511,7 @@ class BadInput(unittest.TestCase):
                 (["--weight-decay", "nan"], "--weight-decay"), (["--clip-grad", "inf"], "--clip-grad"),
                 (["--adam-beta1", 1], "--adam-beta1"), (["--split", "a,b"], "--split"),
                 (["--split", "0,0,0"], "--split"), (["--threads", -1], "--threads"),
+                (["--cpu-kernels", "x86-64-v9"], "There are no CPU kernels for x86-64-v9"),
                 (["--ranks", 0], "--ranks"), (["--num-experts", 1], "moe_router_topk"),
                 (["--hidden-size", 2**31 - 1], "hidden_size"),
                 (["--vocab-size", 10**20], "--vocab-size"),
