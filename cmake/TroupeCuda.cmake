@@ -41,8 +41,23 @@ if(TROUPE_WERROR)
 endif()
 set(TROUPE_CUDA_ROOMS comm ops runtime)
 
+# CUDA's runtime is part of the program. NVIDIA's other libraries are loaded when a GPU is first used
+# (src/base/cuda/nvidia_libraries.h): programs look for them in these folders, too.
 function(troupe_use_cuda target)
   target_compile_definitions(${target} PRIVATE TROUPE_WITH_CUDA)
-  target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt CUDA::cupti CUDA::nvrtc
-                                          troupe_cuda_libraries)
+  target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS}
+                                                      ${CUDAToolkit_CUPTI_INCLUDE_DIR})
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static troupe_cuda_headers)
 endfunction()
+foreach(library CUDA::cublasLt CUDA::nvrtc CUDA::cupti)
+  get_target_property(location ${library} IMPORTED_LOCATION)
+  list(APPEND TROUPE_CUDA_LIBRARIES "${location}")
+endforeach()
+list(APPEND TROUPE_CUDA_LIBRARIES "${TROUPE_CUDNN_LIBRARY}" "${TROUPE_NCCL_LIBRARY}")
+set(TROUPE_CUDA_LIBRARY_FOLDERS "")
+foreach(library IN LISTS TROUPE_CUDA_LIBRARIES)
+  get_filename_component(folder "${library}" DIRECTORY)
+  list(APPEND TROUPE_CUDA_LIBRARY_FOLDERS "${folder}")
+endforeach()
+list(REMOVE_DUPLICATES TROUPE_CUDA_LIBRARY_FOLDERS)
+set(CMAKE_BUILD_RPATH ${TROUPE_CUDA_LIBRARY_FOLDERS})

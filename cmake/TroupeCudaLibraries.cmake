@@ -3,8 +3,9 @@
 # Python packages that carry it, wherever python3 looks for packages, in
 # <source folder>/build-dependencies, or in TROUPE_PYTHON_PACKAGES.
 #
-# Defines the target troupe_cuda_libraries. As a script (cmake -P) it prints the Python packages of
-# those that are missing, for scripts/install_dependencies.sh.
+# Defines the target troupe_cuda_headers, and TROUPE_CUDNN_LIBRARY and TROUPE_NCCL_LIBRARY. As a
+# script (cmake -P) it prints the Python packages of those that are missing, for
+# scripts/install_dependencies.sh.
 include_guard()
 
 set(TROUPE_PYTHON_PACKAGES "" CACHE PATH "Folder of Python packages with cuDNN and NCCL")
@@ -116,15 +117,9 @@ if(troupe_missing)
     "${troupe_found_old}")
 endif()
 
-# As imported libraries, so that programs find them at run time where they were found now. Kernels
-# (.cu) use none of them.
-add_library(troupe_cuda_libraries INTERFACE)
-foreach(name CUDNN NCCL)
-  add_library(troupe_${name} SHARED IMPORTED)
-  set_target_properties(troupe_${name} PROPERTIES IMPORTED_LOCATION "${TROUPE_${name}_LIBRARY}")
-  target_link_libraries(troupe_cuda_libraries INTERFACE troupe_${name})
-endforeach()
+# Kernels (.cu) use none of them.
+add_library(troupe_cuda_headers INTERFACE)
 foreach(name CUDNN CUDNN_FRONTEND NCCL)
-  target_include_directories(troupe_cuda_libraries SYSTEM INTERFACE
+  target_include_directories(troupe_cuda_headers SYSTEM INTERFACE
                              "$<$<COMPILE_LANGUAGE:CXX>:${TROUPE_${name}_INCLUDE}>")
 endforeach()

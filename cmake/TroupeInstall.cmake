@@ -11,7 +11,16 @@ include_guard()
 include(GNUInstallDirs)
 
 set(troupe_libraries lib/troupe)
-set_target_properties(troupe PROPERTIES INSTALL_RPATH "$ORIGIN/../${troupe_libraries}")
+set(troupe_folders "$ORIGIN/../${troupe_libraries}")
+if(TROUPE_CUDA AND TROUPE_BUNDLE)
+  # Where pip puts NVIDIA's libraries, seen from the program in a wheel.
+  foreach(package cu13 cudnn nccl)
+    list(APPEND troupe_folders "$ORIGIN/../../../nvidia/${package}/lib")
+  endforeach()
+elseif(TROUPE_CUDA)
+  list(APPEND troupe_folders ${TROUPE_CUDA_LIBRARY_FOLDERS})
+endif()
+set_target_properties(troupe PROPERTIES INSTALL_RPATH "${troupe_folders}")
 if(TROUPE_BUNDLE)
   # Libraries need each other, which only the older of the two kinds of search paths serves.
   target_link_options(troupe PRIVATE -Wl,--disable-new-dtags)
@@ -32,6 +41,28 @@ install(RUNTIME_DEPENDENCY_SET troupe_needs ${troupe_which}
         LIBRARY DESTINATION ${troupe_libraries})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/troupe)
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION share/doc/troupe RENAME copyright)
+
+# NVIDIA's libraries, for a tree that has everything with it: cmake --install ... --component nvidia.
+# cuDNN and NVRTC load others by name, which lie beside them.
+if(TROUPE_CUDA)
+  install(CODE "set(libraries ${TROUPE_CUDA_LIBRARIES})" COMPONENT nvidia EXCLUDE_FROM_ALL)
+  install(CODE "set(destination \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${troupe_libraries}\")"
+          COMPONENT nvidia EXCLUDE_FROM_ALL)
+  install(CODE [[
+    file(MAKE_DIRECTORY "${destination}")
+    foreach(library IN LISTS libraries)
+      file(REAL_PATH "${library}" file)
+      get_filename_component(folder "${file}" DIRECTORY)
+      string(REGEX MATCH "lib[a-zA-Z]+" name "${library}")
+      file(GLOB found "${folder}/${name}*.so.[0-9]" "${folder}/${name}*.so.[0-9][0-9]"
+                      "${folder}/${name}*.so.[0-9][0-9].[0-9]")
+      foreach(path IN LISTS found)
+        get_filename_component(name "${path}" NAME)
+        message(STATUS "Installing: ${destination}/${name}")
+        file(COPY_FILE "${path}" "${destination}/${name}")
+      endforeach()
+    endforeach()]] COMPONENT nvidia EXCLUDE_FROM_ALL)
+endif()
 
 # The installed program writes them: they follow from its table of options.
 install(CODE [[

@@ -6,6 +6,8 @@
 #include <cudnn.h>
 #include <nccl.h>
 #include <nvrtc.h>
+
+#include "base/cuda/nvidia_libraries.h"
 #endif
 
 namespace troupe {
@@ -37,6 +39,7 @@ std::string cudnn_problem(size_t version) {
 #ifdef TROUPE_WITH_CUDA
 
 std::vector<std::pair<std::string, std::string>> cuda_library_versions() {
+  if (!load_nvidia_libraries().empty()) return {};
   int runtime = 0;
   int nccl = 0;
   int nvrtc_major = 0;
@@ -52,7 +55,8 @@ std::vector<std::pair<std::string, std::string>> cuda_library_versions() {
 }
 
 std::string cuda_library_problem() {
-  return cudnn_problem(cudnnGetVersion());
+  const std::string& problem = load_nvidia_libraries();
+  return problem.empty() ? cudnn_problem(cudnnGetVersion()) : problem;
 }
 
 #else

@@ -1,5 +1,5 @@
-// The libraries that the program uses on a GPU, with the versions that were found when it started.
-// Needs no GPU. May be called from any thread.
+// The libraries that the program uses on a GPU, with the versions that were found: the first call
+// loads them (base/cuda/nvidia_libraries.h). Needs no GPU. May be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@
 
 namespace troupe {
 
-// Name and version of each, e.g. {"cudnn", "9.19.0"}; empty in builds without CUDA.
+// Name and version of each, e.g. {"cudnn", "9.19.0"}; empty in builds without CUDA,
+// and where one is missing.
 std::vector<std::pair<std::string, std::string>> cuda_library_versions();
 
 // Why one of them must not be used, and what to do; empty if all can be, and in builds without
