@@ -1,15 +1,18 @@
 # The usual tasks. Every target works from a clean clone: what is missing is installed first.
 # Variables: PRESET (a configure preset of CMakePresets.json), JOBS, ARGS (passed to ctest),
 # FUZZ_SECONDS (for each fuzz target), DEVICE (cpu or cuda, of quickstart; default: cuda where an
-# H100 or H200 and a CUDA toolkit are found), PREFIX and DESTDIR (of install), ARCH (the processor
-# that packages are compiled for, as -march takes it).
+# H100 or H200 and a CUDA toolkit are found), PREFIX and DESTDIR (of install), ARCH (the processors
+# that packages are compiled for, as TROUPE_ARCH in CMakeLists.txt).
 
 PRESET ?= release
 export JOBS ?= $(shell nproc)
 ARGS ?=
 PREFIX ?= /usr/local
-ARCH ?= x86-64-v3
-
+comma := ,
+ARCH ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v2$(comma)x86-64-v3$(comma)x86-64-v4)
+# Packages are for GPUs, too, where they can be built for them.
+nvcc = $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+package_options = -DTROUPE_ARCH=$(ARCH) -DTROUPE_CUDA=$(if $(nvcc),ON,OFF)
 dependencies = build $(if $(filter cuda,$(PRESET)),cuda)
 build_dir = $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
@@ -33,14 +36,14 @@ install:  ## Build, and install below PREFIX (/usr/local): program, models, man 
 	@bash scripts/build.sh $(PRESET) troupe
 	@cmake --install $(build_dir) --prefix "$(PREFIX)" | sed '/share\/troupe\/configs\//d'
 
-package:  ## Build for other machines (ARCH): a .deb and a .tar.gz in build-package/packages
-	@bash scripts/install_dependencies.sh build
-	@bash scripts/build.sh package troupe -DTROUPE_ARCH=$(ARCH)
+package:  ## Build for other machines: a .deb and a .tar.gz in build-package/packages
+	@bash scripts/install_dependencies.sh build $(if $(nvcc),cuda)
+	@bash scripts/build.sh package troupe $(package_options)
 	@cd build-package && cpack
 
 wheel:  ## Build a Python wheel with the program in it: build-package/packages/*.whl
-	@bash scripts/install_dependencies.sh build
-	@bash scripts/build.sh package troupe -DTROUPE_ARCH=$(ARCH)
+	@bash scripts/install_dependencies.sh build $(if $(nvcc),cuda)
+	@bash scripts/build.sh package troupe $(package_options)
 	@bash scripts/make_wheel.sh
 
 test:  ## Build everything, then run every test that needs no GPU

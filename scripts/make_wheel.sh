@@ -48,8 +48,20 @@ Provides-Extra: checkpoints
 Requires-Dist: numpy; extra == "checkpoints"
 Requires-Dist: xxhash; extra == "checkpoints"
 Description-Content-Type: text/markdown
-
 TEXT
+# For GPUs: what the program loads (src/base/cuda/nvidia_libraries.cc), of the CUDA that it was built
+# with where the driver must know it.
+cuda=$("$tree/troupe/program/bin/troupe" --version | sed -n 's/^cuda  *\([0-9]*[.][0-9]*\).*/\1/p')
+if [[ -n $cuda ]]; then
+  {
+    echo 'Provides-Extra: cuda'
+    for package in "nvidia-cublas~=13.0" "nvidia-cudnn-cu13>=9.15.1,<10" "nvidia-nccl-cu13~=2.27" \
+      "nvidia-cuda-nvrtc==$cuda.*" "nvidia-cuda-cupti==$cuda.*"; do
+      echo "Requires-Dist: $package; extra == \"cuda\""
+    done
+  } >>"$tree/troupe-$version.dist-info/METADATA"
+fi
+echo >>"$tree/troupe-$version.dist-info/METADATA"
 cat docs/python.md >>"$tree/troupe-$version.dist-info/METADATA"
 cat >"$tree/troupe-$version.dist-info/WHEEL" <<TEXT
 Wheel-Version: 1.0

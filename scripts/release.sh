@@ -20,6 +20,8 @@ grep -q "^## \[$version\] - " CHANGELOG.md || complain "CHANGELOG.md has no sect
 
 .ci/run
 make package wheel docs
+cmake --install build-package --strip --prefix build-package/tried >/dev/null
+bash packaging/try_program.sh build-package/tried/bin/troupe
 
 rm -rf build-release
 mkdir build-release
