@@ -24,7 +24,7 @@ step() {
 train() {
   local iterations=$1 level=$2
   shift 2
-  step "$@" train --cpu-kernels "$level" --model mixtral-tiny --mock-data --seq-length 64 --micro-batch-size 1 \
+  step "$@" train --cpu-kernels "$level" --model quickstart --num-layers 1 --mock-data --seq-length 32 --micro-batch-size 1 \
     --global-batch-size 4 --train-iters "$iterations" --lr 1e-3 --lr-decay-style constant \
     --save run --load run
 }
@@ -34,6 +34,11 @@ levels=$(python3 -c 'import json; print(*json.load(open("output.log"))["cpu_kern
 step "$program" verify "$source/tests/fixtures/hf/mixtral"
 iterations=0
 for level in $levels; do
+  step "$program" doctor --json --cpu-kernels "$level"
+  grep -qE '"core": "(Nehalem|Haswell|SkylakeX)"' output.log || {
+    echo "error: OpenBLAS did not follow --cpu-kernels $level." >&2
+    exit 1
+  }
   iterations=$((iterations + 5))
   train "$iterations" "$level" "$program"
 done

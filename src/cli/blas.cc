@@ -19,6 +19,13 @@ std::string blas_library() {
   return config.substr(0, config.find("  "));
 }
 
+std::string blas_processor_for(std::string_view level) {
+  if (level == "x86-64-v2") return "Nehalem";
+  if (level == "x86-64-v3") return "Haswell";
+  if (level == "x86-64-v4") return "SkylakeX";
+  return {};
+}
+
 std::string blas_processor() {
   return ask_openblas("openblas_get_corename");
 }

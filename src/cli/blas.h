@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace troupe {
 
@@ -11,5 +12,9 @@ std::string blas_library();
 
 // The processor that its kernels are for: "SkylakeX".
 std::string blas_processor();
+
+// The processor of OpenBLAS's kernels for a level of CPU kernels (ops/kernel_level.h); empty: none
+// is chosen for it.
+std::string blas_processor_for(std::string_view level);
 
 }  // namespace troupe

@@ -147,6 +147,25 @@ ExitStatus flush_output(ExitStatus status) {
   throw_failed("standard output cannot be written (is the disk full?).");
 }
 
+// OpenBLAS reads OPENBLAS_CORETYPE when it is loaded, before main(). The program begins once more
+// with it where a level of CPU kernels was asked for, which BLAS then follows, and where OpenBLAS
+// does not know the processor: it takes kernels for one without AVX then.
+void restart_with_blas_kernels(const std::optional<CommandLine>& line, char** argv) {
+  constexpr const char* kVariable = "OPENBLAS_CORETYPE";
+  if (variable(kVariable) != nullptr) return;
+  std::string level = line ? line->options.cpu_kernels : std::string();
+  if (level.empty() && blas_processor() == "Prescott") {
+    for (const std::string_view each : {"x86-64-v3", "x86-64-v4"}) {
+      if (processor_has(each)) level = each;
+    }
+  }
+  const std::string wanted = blas_processor_for(level);
+  if (wanted.empty() || blas_processor().empty() || wanted == blas_processor()) return;
+  if (!processor_has(level)) return;
+  setenv(kVariable, wanted.c_str(), /*overwrite=*/0);
+  execv("/proc/self/exe", argv);  // where that fails, the program goes on as it is
+}
+
 // Processes on several hosts compute with the same instructions, so that what each of them computes
 // for itself has the same bits.
 void choose_cpu_kernels(const Options& options, ProcessGroup* group, int32_t rank) {
@@ -216,5 +235,9 @@ ExitStatus run_and_report(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   troupe::install_file_signal_handlers();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  const std::optional<troupe::Launch> launch = troupe::find_launch(std::getenv, troupe::has_mpi());
+  troupe::restart_with_blas_kernels(
+      troupe::early_command_line(arguments, launch && launch->point ? launch->point->size : 1),
+      argv);
   return static_cast<int>(troupe::run_and_report(arguments));
 }

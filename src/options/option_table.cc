@@ -302,9 +302,9 @@ constexpr OptionSpec kOptions[] = {
      .group = kGlobal,
      .metavar = "LEVEL",
      .help = "In programs with CPU kernels for several processor levels, as packages are: those of "
-             "x86-64-v2, x86-64-v3 or x86-64-v4. Numbers differ between levels in their last bits, "
-             "so this gives the same bits on processors that differ. troupe doctor names the "
-             "levels.",
+             "x86-64-v2, x86-64-v3 or x86-64-v4, and OpenBLAS's for Nehalem, Haswell or SkylakeX. "
+             "Numbers differ between levels in their last bits, so this gives the same bits on "
+             "processors that differ. troupe doctor names the levels.",
      .unset = "the highest that the processors of all ranks have",
      .commands = kAllButHelp},
     {.name = "json",

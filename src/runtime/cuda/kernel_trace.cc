@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "runtime/device_memory.h"
 
 namespace troupe {
 namespace {
@@ -115,6 +116,7 @@ void stop_recording() {
 }  // namespace
 
 KernelTrace::KernelTrace() {
+  require_gpu();
   const std::lock_guard guard(traces().mutex);
   if (traces().count > 0) {
     ++traces().count;
