@@ -198,6 +198,7 @@ ordered_json kernels_json(const std::vector<KernelVariant>& kernels) {
                     {"variant", kernel.variant},
                     {"slow", kernel.slow != SlowKernel::no},
                     {"operations", kernel.operations}});
+    if (kernel.multiprocessors > 0) list.back()["multiprocessors"] = kernel.multiprocessors;
   }
   return list;
 }
